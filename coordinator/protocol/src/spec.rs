@@ -1,0 +1,181 @@
+//! What a job asks for: a source of samples and the operators that prepare one.
+//!
+//! A [`PipelineSpec`] is plain data. Two jobs whose specs have the same [`PipelineSpec::fingerprint`]
+//! prepare the same tensors and can share a stream. The crate `coprep-pipeline` turns a spec into
+//! something that runs.
+
+use rkyv::{Archive, Deserialize, Serialize};
+
+/// Where the samples come from. Ids are positions in this source, `0..len`.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub enum Source {
+    /// A folder with one subfolder per class, as in `torchvision.datasets.ImageFolder`: classes in
+    /// lexicographic order, samples in the order of (class, path).
+    ImageFolder {
+        /// Absolute path of the root folder.
+        root: String,
+    },
+    /// An explicit list of image files with integer labels.
+    Files(FileList),
+}
+
+/// Image files by path, with one label each.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Default)]
+pub struct FileList {
+    /// Absolute paths; the position is the sample id.
+    pub paths: Vec<String>,
+    /// One label per path, or empty (then every label is 0).
+    pub labels: Vec<i64>,
+}
+
+/// How pixels are interpolated. Downscaling is always antialiased, as in Pillow.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interpolation {
+    /// Nearest neighbour.
+    Nearest,
+    /// Triangle filter (Pillow's `BILINEAR`).
+    Bilinear,
+    /// Catmull-Rom (Pillow's `BICUBIC`, a = -0.5).
+    Bicubic,
+}
+
+/// The target of a resize.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ResizeTo {
+    /// The shorter side gets this many pixels, the aspect ratio stays.
+    Shorter(u32),
+    /// Exactly `height` x `width` pixels.
+    Exact {
+        /// Pixels.
+        height: u32,
+        /// Pixels.
+        width: u32,
+    },
+}
+
+/// One step of preparation, in the order of application.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub enum Op {
+    /// Decode the file to 8-bit RGB. Must be the first operator.
+    Decode {
+        /// Turn the image as its EXIF tag says. Off by default, as in torchvision.
+        apply_exif_orientation: bool,
+        /// Files of more pixels than this are refused (a decompression bomb).
+        max_pixels: u64,
+        /// Let the JPEG decoder scale by 1/2, 1/4 or 1/8 where the sample will be made smaller anyway.
+        /// Faster; pixels differ slightly from decoding in full and resizing.
+        scaled: bool,
+    },
+    /// Resize. Deterministic.
+    Resize {
+        /// Target size.
+        to: ResizeTo,
+        /// Filter.
+        interpolation: Interpolation,
+    },
+    /// Cut the centre, padding with zeros where the image is smaller. Deterministic.
+    CenterCrop {
+        /// Pixels.
+        height: u32,
+        /// Pixels.
+        width: u32,
+    },
+    /// Crop a random area and aspect ratio, then resize (`torchvision.transforms.RandomResizedCrop`).
+    RandomResizedCrop {
+        /// Pixels.
+        height: u32,
+        /// Pixels.
+        width: u32,
+        /// Lower and upper bound of the area's share of the image.
+        scale: (f32, f32),
+        /// Lower and upper bound of width / height.
+        ratio: (f32, f32),
+        /// Filter.
+        interpolation: Interpolation,
+    },
+    /// Mirror left to right with probability `p`.
+    RandomHorizontalFlip {
+        /// Probability in 0..=1.
+        p: f32,
+    },
+    /// `(x / 255 - mean) / std` per channel; the output becomes float32. Must be the last operator.
+    Normalize {
+        /// Per channel, in units of 0..1.
+        mean: [f32; 3],
+        /// Per channel, in units of 0..1.
+        std: [f32; 3],
+    },
+}
+
+impl Op {
+    /// Whether the operator draws random numbers. Everything before the first random operator may be
+    /// cached as the *decoded* form.
+    #[must_use]
+    pub fn is_random(&self) -> bool {
+        matches!(self, Op::RandomResizedCrop { .. } | Op::RandomHorizontalFlip { .. })
+    }
+}
+
+/// A source and its operators.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct PipelineSpec {
+    /// Where samples come from.
+    pub source: Source,
+    /// Operators in order; the first is [`Op::Decode`].
+    pub ops: Vec<Op>,
+}
+
+/// Default of [`Op::Decode::max_pixels`]: Pillow's decompression-bomb limit (2 x 89,478,485).
+pub const DEFAULT_MAX_PIXELS: u64 = 178_956_970;
+
+/// Element type of a field.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dtype {
+    /// Unsigned 8-bit integer.
+    U8,
+    /// 32-bit float.
+    F32,
+    /// Signed 64-bit integer.
+    I64,
+}
+
+impl Dtype {
+    /// Bytes per element.
+    #[must_use]
+    pub const fn size(self) -> usize {
+        match self {
+            Dtype::U8 => 1,
+            Dtype::F32 => 4,
+            Dtype::I64 => 8,
+        }
+    }
+
+    /// The name NumPy gives it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Dtype::U8 => "uint8",
+            Dtype::F32 => "float32",
+            Dtype::I64 => "int64",
+        }
+    }
+}
+
+/// One tensor of a minibatch: what a single sample contributes to it.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Field {
+    /// `image`, `label` or `index`.
+    pub name: String,
+    /// Element type.
+    pub dtype: Dtype,
+    /// Shape of one sample, without the batch dimension; empty for a scalar.
+    pub shape: Vec<u32>,
+}
+
+impl Field {
+    /// Bytes of one sample.
+    #[must_use]
+    pub fn sample_bytes(&self) -> usize {
+        self.shape.iter().map(|&d| d as usize).product::<usize>() * self.dtype.size()
+    }
+}
