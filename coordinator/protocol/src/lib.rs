@@ -1,5 +1,24 @@
 //! What clients and the coordinator say to each other.
-#![warn(missing_docs)]
-#![forbid(unsafe_code)]
+//!
+//! The control plane is a Unix socket. It carries attach, detach, errors and statistics; the bulk of
+//! the data and its hand-over live in shared memory and never pass here.
+//!
+//! * [`spec`]: what a job wants prepared, as plain data.
+//! * [`message`]: requests and replies.
+//! * [`frame`]: how a message lies on the wire: a fixed header with magic, version and length, then the
+//!   message as a *validated* rkyv archive, then, for some replies, file descriptors.
+//! * [`place`]: where the socket lies, and who may own it.
+//!
+//! **Invariant.** Nothing received is trusted: the length is bounded before a byte is allocated, the
+//! archive is validated before it is read, and a frame that fails either ends that connection only.
+#![deny(unsafe_code)]
 
+pub mod frame;
+#[expect(missing_docs, reason = "rkyv derives undocumented archived types")]
+pub mod message;
+pub mod place;
+#[expect(missing_docs, reason = "rkyv derives undocumented archived types")]
 pub mod spec;
+
+/// Version of the messages. Client and coordinator must have the same.
+pub const PROTOCOL_VERSION: u16 = 1;

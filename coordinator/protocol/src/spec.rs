@@ -179,3 +179,32 @@ impl Field {
         self.shape.iter().map(|&d| d as usize).product::<usize>() * self.dtype.size()
     }
 }
+
+impl PipelineSpec {
+    /// Identity of what this spec prepares: equal specs have equal fingerprints.
+    #[must_use]
+    pub fn fingerprint(&self) -> u128 {
+        fingerprint(self)
+    }
+
+    /// Identity of what the decoded form holds: the source and the operators before the first random one.
+    #[must_use]
+    pub fn decoded_fingerprint(&self) -> u128 {
+        let ops = self.ops.iter().take_while(|op| !op.is_random()).cloned();
+        PipelineSpec { source: self.source.clone(), ops: ops.collect() }.fingerprint()
+    }
+}
+
+impl Source {
+    /// Identity of the samples.
+    #[must_use]
+    pub fn fingerprint(&self) -> u128 {
+        PipelineSpec { source: self.clone(), ops: Vec::new() }.fingerprint()
+    }
+}
+
+fn fingerprint(spec: &PipelineSpec) -> u128 {
+    // Serialising plain data into memory has no way to fail but memory running out.
+    let bytes = rkyv::to_bytes::<rkyv::rancor::Error>(spec).unwrap_or_default();
+    xxhash_rust::xxh3::xxh3_128(&bytes)
+}

@@ -1,0 +1,239 @@
+//! A message on the wire.
+//!
+//! ```text
+//! magic "CPRP" | version u16 | descriptors u16 | length u32 | reserved u32 | length bytes of rkyv archive
+//! ```
+//!
+//! Little endian. Descriptors travel with the header (`SCM_RIGHTS`). The version is checked before the
+//! length, so that a client of another version is told so instead of "malformed".
+
+use std::io::{IoSlice, IoSliceMut, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+
+use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use rkyv::util::AlignedVec;
+
+use crate::PROTOCOL_VERSION;
+use crate::message::{Reply, Request};
+
+const MAGIC: [u8; 4] = *b"CPRP";
+const HEADER: usize = 16;
+/// Longest message: an explicit list of a few million files.
+pub const MAX_LENGTH: usize = 512 << 20;
+/// Most descriptors that travel with one message.
+pub const MAX_DESCRIPTORS: usize = 8;
+/// A message is read in steps of this size, so that a length alone makes nobody allocate.
+const STEP: usize = 1 << 20;
+
+/// Why a message could not be sent or received.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FrameError {
+    /// The other side closed the connection between two messages.
+    #[error("the connection was closed")]
+    Closed,
+    /// The socket failed, or was closed in the middle of a message.
+    #[error("the connection failed: {0}")]
+    Io(#[from] std::io::Error),
+    /// The other side is not coprep.
+    #[error("not a coprep message")]
+    Magic,
+    /// The other side is another version of coprep.
+    #[error(
+        "the other side speaks version {theirs} of the protocol, this side version {PROTOCOL_VERSION}: \
+         run `coprep stop`, and install the same version of coprep for all jobs"
+    )]
+    Version {
+        /// What it speaks.
+        theirs: u16,
+    },
+    /// Longer than [`MAX_LENGTH`] or more descriptors than [`MAX_DESCRIPTORS`].
+    #[error("a message of {0} bytes is longer than the {MAX_LENGTH} allowed")]
+    TooLong(usize),
+    /// The archive did not validate.
+    #[error("malformed message: {0}")]
+    Malformed(String),
+}
+
+/// Result of this module.
+pub type Result<T> = std::result::Result<T, FrameError>;
+
+/// Something that travels in a frame.
+pub trait Message: Sized {
+    /// As an archive.
+    ///
+    /// # Errors
+    /// Only when memory is short.
+    fn encode(&self) -> Result<AlignedVec>;
+    /// From an archive, validated.
+    ///
+    /// # Errors
+    /// [`FrameError::Malformed`].
+    fn decode(bytes: &AlignedVec) -> Result<Self>;
+}
+
+macro_rules! message {
+    ($type:ty) => {
+        impl Message for $type {
+            fn encode(&self) -> Result<AlignedVec> {
+                rkyv::to_bytes::<rkyv::rancor::Error>(self).map_err(malformed)
+            }
+            fn decode(bytes: &AlignedVec) -> Result<Self> {
+                rkyv::from_bytes::<$type, rkyv::rancor::Error>(bytes).map_err(malformed)
+            }
+        }
+    };
+}
+message!(Request);
+message!(Reply);
+
+fn malformed(e: rkyv::rancor::Error) -> FrameError {
+    FrameError::Malformed(e.to_string())
+}
+
+/// Sends a message, with descriptors if there are any.
+///
+/// # Errors
+/// [`FrameError::Io`] when the other side is gone; [`FrameError::TooLong`].
+pub fn send<M: Message>(socket: &UnixStream, message: &M, descriptors: &[RawFd]) -> Result<()> {
+    let body = message.encode()?;
+    if body.len() > MAX_LENGTH {
+        return Err(FrameError::TooLong(body.len()));
+    }
+    let header = header(body.len(), descriptors.len());
+    send_with_descriptors(socket, &header, descriptors)?;
+    (&mut &*socket).write_all(&body)?;
+    Ok(())
+}
+
+fn header(length: usize, descriptors: usize) -> [u8; HEADER] {
+    let mut h = [0; HEADER];
+    h[..4].copy_from_slice(&MAGIC);
+    h[4..6].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
+    h[6..8].copy_from_slice(&(descriptors as u16).to_le_bytes());
+    h[8..12].copy_from_slice(&(length as u32).to_le_bytes());
+    h
+}
+
+fn send_with_descriptors(socket: &UnixStream, header: &[u8], descriptors: &[RawFd]) -> Result<()> {
+    let rights = [ControlMessage::ScmRights(descriptors)];
+    let control: &[_] = if descriptors.is_empty() { &[] } else { &rights };
+    loop {
+        let iov = [IoSlice::new(header)];
+        match sendmsg::<()>(socket.as_raw_fd(), &iov, control, MsgFlags::MSG_NOSIGNAL, None) {
+            // A header is shorter than any socket buffer: it is sent whole or, rarely, in two parts.
+            Ok(n) => return Ok((&mut &*socket).write_all(&header[n..])?),
+            Err(nix::errno::Errno::EINTR) => {}
+            Err(e) => return Err(std::io::Error::from(e).into()),
+        }
+    }
+}
+
+/// Receives one message with its descriptors. Blocks; respects the socket's read timeout.
+///
+/// # Errors
+/// [`FrameError::Closed`] at the end of the connection, and whatever is wrong with the frame.
+pub fn receive<M: Message>(socket: &UnixStream) -> Result<(M, Vec<OwnedFd>)> {
+    let mut header = [0u8; HEADER];
+    let mut descriptors = Vec::new();
+    receive_header(socket, &mut header, &mut descriptors)?;
+    let length = check(&header, descriptors.len())?;
+    let body = receive_body(socket, length)?;
+    Ok((M::decode(&body)?, descriptors))
+}
+
+fn receive_header(socket: &UnixStream, header: &mut [u8; HEADER], fds: &mut Vec<OwnedFd>) -> Result<()> {
+    let mut have = 0;
+    while have < HEADER {
+        match receive_part(socket, &mut header[have..], fds) {
+            Ok(0) if have == 0 => return Err(FrameError::Closed),
+            Ok(0) => return Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof).into()),
+            Ok(n) => have += n,
+            // Interrupted by a signal in the midst of a header: go on; at its start: let the caller look.
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted && have > 0 => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Ok(())
+}
+
+fn receive_part(socket: &UnixStream, part: &mut [u8], fds: &mut Vec<OwnedFd>) -> std::io::Result<usize> {
+    let mut space = nix::cmsg_space!([RawFd; MAX_DESCRIPTORS]);
+    let mut iov = [IoSliceMut::new(part)];
+    let flags = MsgFlags::MSG_CMSG_CLOEXEC;
+    let message = recvmsg::<()>(socket.as_raw_fd(), &mut iov, Some(&mut space), flags)?;
+    for control in message.cmsgs()? {
+        if let ControlMessageOwned::ScmRights(received) = control {
+            fds.extend(received.into_iter().map(own));
+        }
+    }
+    Ok(message.bytes)
+}
+
+#[expect(unsafe_code, reason = "the kernel hands over descriptors as numbers")]
+fn own(fd: RawFd) -> OwnedFd {
+    // SAFETY: `recvmsg` has just created this descriptor for this process and nobody else knows it.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+/// Checks a header and gives the length of the body.
+fn check(header: &[u8; HEADER], descriptors: usize) -> Result<usize> {
+    let u16_at = |i: usize| u16::from_le_bytes([header[i], header[i + 1]]);
+    if header[..4] != MAGIC {
+        return Err(FrameError::Magic);
+    }
+    if u16_at(4) != PROTOCOL_VERSION {
+        return Err(FrameError::Version { theirs: u16_at(4) });
+    }
+    let length = u32::from_le_bytes([header[8], header[9], header[10], header[11]]) as usize;
+    if length > MAX_LENGTH {
+        return Err(FrameError::TooLong(length));
+    }
+    if usize::from(u16_at(6)) != descriptors {
+        return Err(FrameError::Malformed(format!("{} descriptors announced, {descriptors} came", u16_at(6))));
+    }
+    Ok(length)
+}
+
+fn receive_body(mut socket: &UnixStream, length: usize) -> Result<AlignedVec> {
+    let mut body = AlignedVec::with_capacity(length.min(STEP));
+    while body.len() < length {
+        let have = body.len();
+        body.resize(length.min(have + STEP), 0);
+        socket.read_exact(&mut body[have..])?;
+    }
+    Ok(body)
+}
+
+/// What a stranger's bytes do: the whole path of a received message but the socket. For fuzzing.
+///
+/// # Errors
+/// As [`receive`].
+pub fn parse<M: Message>(bytes: &[u8]) -> Result<M> {
+    let header = bytes.first_chunk::<HEADER>().ok_or(FrameError::Closed)?;
+    let length = check(header, 0)?;
+    let rest = bytes[HEADER..].get(..length).ok_or(FrameError::Closed)?;
+    let mut body = AlignedVec::with_capacity(length);
+    body.extend_from_slice(rest);
+    M::decode(&body)
+}
+
+/// The bytes of a message as [`parse`] takes them.
+///
+/// # Errors
+/// As [`send`].
+pub fn to_bytes<M: Message>(message: &M) -> Result<Vec<u8>> {
+    let body = message.encode()?;
+    let mut bytes = header(body.len(), 0).to_vec();
+    bytes.extend_from_slice(&body);
+    Ok(bytes)
+}
+
+/// User id of whoever is at the other end.
+///
+/// # Errors
+/// When the kernel does not tell.
+pub fn peer_uid(socket: &impl AsFd) -> std::io::Result<u32> {
+    Ok(nix::sys::socket::getsockopt(socket, nix::sys::socket::sockopt::PeerCredentials)?.uid())
+}

@@ -1,0 +1,397 @@
+//! Requests, replies and the parts they are made of.
+
+use rkyv::{Archive, Deserialize, Serialize};
+
+use crate::spec::{Field, PipelineSpec};
+
+/// From a client to the coordinator.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub enum Request {
+    /// First on every connection.
+    Hello {
+        /// What the client is, for `status`: the script's name or the command.
+        name: String,
+        /// Process id, for `status`.
+        pid: u32,
+    },
+    /// Become a consumer: one rank of a job. Answered by [`Reply::Attached`] with four descriptors:
+    /// staging, deliver, reply and doorbell.
+    Attach(Box<Attach>),
+    /// One way: the consumer has begun to iterate this epoch.
+    EpochStarted {
+        /// Counted from 0.
+        epoch: u64,
+    },
+    /// The user left the epoch early and starts the next. Answered by [`Reply::Restarted`].
+    RestartEpoch,
+    /// The job's state once every rank has been given `batches` batches of its current epoch.
+    /// Answered by [`Reply::State`].
+    State {
+        /// Epoch the caller is in.
+        epoch: u64,
+        /// Batches this rank has been given in that epoch.
+        batches: u64,
+    },
+    /// What is this consumer waiting for? Answered by [`Reply::Explanation`].
+    Explain,
+    /// Length and classes of a source, and the output of the pipeline. Answered by [`Reply::Described`].
+    Describe(Box<PipelineSpec>),
+    /// Fill the cache. Answered by [`Reply::Progress`] until [`Reply::Warmed`]; closing the connection
+    /// stops it and keeps what is cached.
+    Warm(Box<Warm>),
+    /// Answered by [`Reply::Status`].
+    Status,
+    /// Drop the caches of datasets no job uses; with a name, the named segment. Answered by [`Reply::Dropped`].
+    Drop {
+        /// Only the dataset whose source has this root folder or name.
+        name: Option<String>,
+    },
+    /// Finish: jobs lose their connection, memory is freed. Answered by [`Reply::Stopping`].
+    Stop,
+}
+
+/// In which form samples are cached.
+#[derive(
+    Archive, Serialize, Deserialize, serde::Serialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum CacheForm {
+    /// Nothing is cached.
+    Off,
+    /// As fetched.
+    Encoded,
+    /// After decode and the deterministic operators.
+    Decoded,
+}
+
+/// What to cache, and within how many bytes.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct CacheRequest {
+    /// None: the coordinator's own setting.
+    pub form: Option<CacheForm>,
+    /// None: as much as the dataset needs, within the coordinator's budget.
+    pub bytes: Option<u64>,
+    /// Evict the least recently used sample instead of never evicting: the baseline, for comparison.
+    pub lru: bool,
+}
+
+/// A job's wish to be given minibatches.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct Attach {
+    /// What to prepare.
+    pub pipeline: PipelineSpec,
+    /// Explicit seed; None takes the stream's.
+    pub seed: Option<u64>,
+    /// Seed for a new stream when `seed` is None: what the job had before its coordinator died.
+    pub seed_hint: Option<u64>,
+    /// Random order; false: ascending ids.
+    pub shuffle: bool,
+    /// Caching.
+    pub cache: CacheRequest,
+    /// Samples of one batch of this job (of one rank).
+    pub batch_size: u32,
+    /// Leave out the last, short batch.
+    pub drop_last: bool,
+    /// This consumer's rank.
+    pub rank: u32,
+    /// Consumers of the job.
+    pub world_size: u32,
+    /// What the ranks of one job have in common and no other job has. Ignored for one rank.
+    pub group: String,
+    /// Ids of this job's samples, a serialised Roaring bitmap; None: all.
+    pub subset: Option<Vec<u8>>,
+    /// Where to go on; None: at the beginning.
+    pub resume: Option<Resume>,
+    /// Jobs that start together and get one reproducible sequence.
+    pub cohort: Option<Cohort>,
+    /// A sample that fails is counted and replaced instead of raised.
+    pub skip_errors: bool,
+}
+
+/// A point within a job's epoch.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Resume {
+    /// Counted from 0.
+    pub epoch: u64,
+    /// Samples already given in it, a serialised Roaring bitmap.
+    pub delivered: Vec<u8>,
+}
+
+/// See [`Attach::cohort`].
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Cohort {
+    /// Common to its members.
+    pub name: String,
+    /// How many members to wait for.
+    pub size: u32,
+}
+
+/// See [`Request::Warm`].
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct Warm {
+    /// What the jobs will prepare.
+    pub pipeline: PipelineSpec,
+    /// Caching.
+    pub cache: CacheRequest,
+}
+
+/// From the coordinator to a client.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub enum Reply {
+    /// Answer to [`Request::Hello`].
+    Welcome {
+        /// Process id of the coordinator.
+        pid: u32,
+        /// Its version.
+        version: String,
+    },
+    /// Answer to [`Request::Attach`].
+    Attached(Box<Attached>),
+    /// A sample failed: sent before the error's item is published in the consumer's queue.
+    SampleError(SampleError),
+    /// Answer to [`Request::RestartEpoch`].
+    Restarted {
+        /// The epoch that begins.
+        epoch: u64,
+        /// Items before this sequence number belong to the epoch that was left.
+        first_seq: u64,
+    },
+    /// Answer to [`Request::State`].
+    State(Resume),
+    /// Answer to [`Request::Explain`].
+    Explanation(String),
+    /// Answer to [`Request::Describe`].
+    Described {
+        /// Number of samples.
+        samples: u32,
+        /// Class names, by label.
+        classes: Vec<String>,
+        /// Tensors of a batch.
+        fields: Vec<Field>,
+    },
+    /// How far a warm-up has come.
+    Progress(WarmProgress),
+    /// A warm-up is over.
+    Warmed(WarmProgress),
+    /// Answer to [`Request::Status`].
+    Status(Box<Status>),
+    /// Answer to [`Request::Drop`].
+    Dropped {
+        /// What was freed.
+        bytes: u64,
+    },
+    /// Answer to [`Request::Stop`].
+    Stopping,
+    /// The request was refused or failed.
+    Refused(Refusal),
+}
+
+/// Why a request was refused.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// Which error the client raises.
+    pub kind: RefusalKind,
+    /// What, where, remedy.
+    pub message: String,
+}
+
+/// Classes of refusal.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RefusalKind {
+    /// An argument is wrong.
+    Invalid,
+    /// A file or folder is missing or unreadable.
+    NotFound,
+    /// Memory is short.
+    Memory,
+    /// Anything else.
+    Internal,
+}
+
+/// What a new consumer needs to know.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct Attached {
+    /// Stream the job takes part in.
+    pub stream: u64,
+    /// The job's number.
+    pub job: u64,
+    /// Seed in force.
+    pub seed: u64,
+    /// Samples of the dataset.
+    pub dataset_samples: u32,
+    /// Samples of this job's epoch.
+    pub job_samples: u32,
+    /// Class names, by label.
+    pub classes: Vec<String>,
+    /// Tensors of a batch, in the order of the staging layout.
+    pub fields: Vec<Field>,
+    /// Samples of one staging buffer.
+    pub slots: u32,
+    /// Staging buffers.
+    pub buffers: u32,
+    /// Epoch the job is in.
+    pub epoch: u64,
+    /// Sets this staging area apart from another stream's or an earlier coordinator's.
+    pub pool: u32,
+}
+
+/// A sample that could not be prepared.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct SampleError {
+    /// Matches the `tag` of the error's item.
+    pub tag: u64,
+    /// Sample id.
+    pub id: u32,
+    /// Its file.
+    pub path: String,
+    /// `fetch`, `decode` or `prepare`.
+    pub stage: String,
+    /// What went wrong, with the remedy.
+    pub message: String,
+}
+
+/// Counts of a warm-up.
+#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Default)]
+pub struct WarmProgress {
+    /// Samples looked at.
+    pub done: u64,
+    /// Samples of the dataset.
+    pub total: u64,
+    /// Samples cached in all.
+    pub cached: u64,
+    /// Bytes cached in the encoded form.
+    pub encoded_bytes: u64,
+    /// Bytes cached in the decoded form.
+    pub decoded_bytes: u64,
+    /// Bytes the cache may hold.
+    pub capacity: u64,
+    /// Bytes read from storage by this warm-up.
+    pub fetched_bytes: u64,
+    /// Samples that failed.
+    pub failed: u64,
+    /// The first failure.
+    pub first_failure: Option<String>,
+    /// The cache is full: the rest will be prepared as it is needed.
+    pub full: bool,
+}
+
+/// Everything `coprep status` shows.
+#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Default)]
+pub struct Status {
+    /// Process id.
+    pub pid: u32,
+    /// Version.
+    pub version: String,
+    /// Seconds since the start.
+    pub uptime_s: f64,
+    /// Worker threads.
+    pub workers: u32,
+    /// Proportional share of the coordinator's own memory, bytes.
+    pub pss_bytes: u64,
+    /// Bytes all caches may take together.
+    pub cache_budget: u64,
+    /// Caches.
+    pub caches: Vec<CacheStatus>,
+    /// Streams.
+    pub streams: Vec<StreamStatus>,
+}
+
+/// One dataset's cache.
+#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq)]
+pub struct CacheStatus {
+    /// The dataset.
+    pub dataset: String,
+    /// Form of its samples.
+    pub form: CacheForm,
+    /// `no-eviction` or `lru`.
+    pub policy: String,
+    /// Bytes reserved.
+    pub capacity: u64,
+    /// Bytes used.
+    pub used: u64,
+    /// Samples cached.
+    pub entries: u64,
+    /// Lookups that found their sample.
+    pub hits: u64,
+    /// Lookups that did not.
+    pub misses: u64,
+    /// Streams that use it now.
+    pub users: u32,
+}
+
+/// One stream.
+#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq)]
+pub struct StreamStatus {
+    /// Number.
+    pub id: u64,
+    /// The dataset.
+    pub dataset: String,
+    /// Its samples.
+    pub samples: u32,
+    /// Operators, readable.
+    pub pipeline: String,
+    /// Seed.
+    pub seed: u64,
+    /// Form of the cache.
+    pub cache: CacheForm,
+    /// Samples of one staging buffer.
+    pub slots: u32,
+    /// Staging buffers.
+    pub buffers: u32,
+    /// Of these, free.
+    pub buffers_free: u32,
+    /// Bytes of the staging area.
+    pub staging_bytes: u64,
+    /// Totals since the stream was opened.
+    pub totals: Totals,
+    /// Jobs taking part.
+    pub jobs: Vec<JobStatus>,
+}
+
+/// Counts since a stream was opened.
+#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Default)]
+pub struct Totals {
+    /// Samples prepared.
+    pub prepared: u64,
+    /// Samples handed to jobs.
+    pub delivered: u64,
+    /// Bytes read from storage.
+    pub fetched_bytes: u64,
+    /// Files read from storage.
+    pub fetched: u64,
+    /// Samples that failed.
+    pub failed: u64,
+    /// Worker seconds spent in fetching.
+    pub fetch_s: f64,
+    /// Worker seconds spent in decoding and operators.
+    pub prep_s: f64,
+}
+
+/// One job of a stream.
+#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq)]
+pub struct JobStatus {
+    /// Number.
+    pub id: u64,
+    /// What it called itself.
+    pub name: String,
+    /// Process ids, by rank.
+    pub pids: Vec<u32>,
+    /// Samples of a batch.
+    pub batch_size: u32,
+    /// Epoch it is in.
+    pub epoch: u64,
+    /// Samples of its epoch not yet drawn.
+    pub need: u32,
+    /// Samples of its epoch.
+    pub samples: u32,
+    /// Samples handed to it.
+    pub delivered: u64,
+    /// Minibatches in its queues.
+    pub queued: u32,
+    /// Staging buffers it holds.
+    pub held: u32,
+    /// Samples skipped for it.
+    pub skipped: u64,
+    /// Seconds since it last took a batch.
+    pub idle_s: f64,
+}
