@@ -1,1 +1,38 @@
-fn main() {}
+//! The `coprep` command.
+//!
+//! Exit codes: 0 done, 1 failed, 2 wrong usage.
+#![deny(unsafe_code)]
+
+mod args;
+mod doctor;
+mod serve;
+mod show;
+mod size;
+mod status;
+mod warm;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::args::{Args, Command};
+
+/// What a command comes to: an error is printed as one line.
+pub(crate) type Outcome = Result<ExitCode, Box<dyn std::error::Error>>;
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let place = args.place();
+    let outcome = match args.command {
+        Command::Serve(serve) => serve::run(place, &serve),
+        Command::Warm(warm) => warm::run(&place, &warm),
+        Command::Status(status) => status::run(&place, &status),
+        Command::Stop => status::stop(&place),
+        Command::Drop { dataset } => status::drop_caches(&place, dataset),
+        Command::Doctor(doctor) => doctor::run(&place, &doctor),
+    };
+    outcome.unwrap_or_else(|e| {
+        eprintln!("coprep: {e}");
+        ExitCode::from(1)
+    })
+}

@@ -114,6 +114,14 @@ impl Op {
     pub fn is_random(&self) -> bool {
         matches!(self, Op::RandomResizedCrop { .. } | Op::RandomHorizontalFlip { .. })
     }
+
+    fn unscaled(&self) -> Op {
+        let mut op = self.clone();
+        if let Op::Decode { scaled, .. } = &mut op {
+            *scaled = false;
+        }
+        op
+    }
 }
 
 /// A source and its operators.
@@ -187,10 +195,13 @@ impl PipelineSpec {
         fingerprint(self)
     }
 
-    /// Identity of what the decoded form holds: the source and the operators before the first random one.
+    /// Identity of what the decoded form holds: the source and the operators before the first one that
+    /// is random or leaves 8-bit pixels. Whether the decoder may scale makes no difference to it: the
+    /// decoded form is always decoded in full.
     #[must_use]
     pub fn decoded_fingerprint(&self) -> u128 {
-        let ops = self.ops.iter().take_while(|op| !op.is_random()).cloned();
+        let cached = |op: &&Op| !op.is_random() && !matches!(op, Op::Normalize { .. });
+        let ops = self.ops.iter().take_while(cached).map(Op::unscaled);
         PipelineSpec { source: self.source.clone(), ops: ops.collect() }.fingerprint()
     }
 }

@@ -1,0 +1,149 @@
+//! Caches of datasets, within one budget for the node.
+//!
+//! A cache belongs to a dataset and a form, and for the decoded form to the deterministic operators, so
+//! that streams which differ only in their random operators share it. Its memory is reserved when it is
+//! opened: as much as the dataset needs, or as the budget leaves.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use coprep_cache::sample_cache::{Lru, NoEviction, SampleCache};
+use coprep_pipeline::{Dataset, Pipeline};
+use coprep_protocol::message::{CacheForm, CacheStatus};
+
+use crate::{Error, Result};
+
+/// What tells one cache from another.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct CacheKey {
+    /// The samples, and for the decoded form what was done to them.
+    pub(crate) content: u128,
+    pub(crate) form: CacheForm,
+    pub(crate) lru: bool,
+}
+
+/// The cache of one dataset in one form.
+pub(crate) struct Cache {
+    pub(crate) key: CacheKey,
+    pub(crate) form: CacheForm,
+    pub(crate) store: Box<dyn SampleCache>,
+    dataset: String,
+    hits: AtomicU64,
+    misses: AtomicU64,
+}
+
+/// What a new cache is made for.
+pub(crate) struct Opening<'a> {
+    pub(crate) key: CacheKey,
+    pub(crate) dataset: &'a Dataset,
+    pub(crate) dataset_name: &'a str,
+    pub(crate) pipeline: &'a Pipeline,
+    /// What the job asked for.
+    pub(crate) bytes: Option<u64>,
+    /// What the node has left for caches.
+    pub(crate) budget_left: u64,
+    /// Prefix of a named segment.
+    pub(crate) segment: Option<&'a str>,
+}
+
+/// Bytes beyond its payload that a sample takes in an arena, at most: alignment.
+const PER_SAMPLE: u64 = 64;
+/// How many samples are looked at to know what a dataset needs.
+const PROBES: u32 = 4096;
+
+impl Cache {
+    pub(crate) fn open(opening: &Opening<'_>) -> Result<Cache> {
+        let capacity = opening.capacity();
+        let store: Box<dyn SampleCache> = match (opening.key.lru, opening.segment) {
+            (true, _) => Box::new(Lru::new(capacity)),
+            (false, None) => Box::new(NoEviction::anonymous(capacity, opening.dataset.len())?),
+            (false, Some(prefix)) => Box::new(opening.named(prefix, capacity)?),
+        };
+        Ok(Cache {
+            key: opening.key,
+            form: opening.key.form,
+            store,
+            dataset: opening.dataset_name.to_owned(),
+            hits: AtomicU64::new(0),
+            misses: AtomicU64::new(0),
+        })
+    }
+
+    pub(crate) fn count_hit(&self) {
+        self.hits.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_miss(&self) {
+        self.misses.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn capacity(&self) -> u64 {
+        self.store.usage().capacity
+    }
+
+    pub(crate) fn belongs_to(&self, name: &str) -> bool {
+        self.dataset == name
+    }
+
+    pub(crate) fn status(&self, users: u32) -> CacheStatus {
+        let usage = self.store.usage();
+        CacheStatus {
+            dataset: self.dataset.clone(),
+            form: self.form,
+            policy: if self.key.lru { "lru" } else { "no-eviction" }.into(),
+            capacity: usage.capacity,
+            used: usage.used,
+            entries: usage.entries(),
+            hits: self.hits.load(Ordering::Relaxed),
+            misses: self.misses.load(Ordering::Relaxed),
+            users,
+        }
+    }
+}
+
+impl Opening<'_> {
+    fn capacity(&self) -> u64 {
+        // An explicit size is taken as it is: too large is an error of the reservation, not of taste.
+        let wanted = || wanted(self.dataset, self.pipeline, self.key.form);
+        match self.bytes {
+            Some(bytes) => bytes.min(wanted()),
+            None => wanted().min(self.budget_left).min(coprep_cache::memory::available().unwrap_or(u64::MAX) / 2),
+        }
+    }
+
+    fn named(&self, prefix: &str, capacity: u64) -> Result<NoEviction> {
+        let fingerprint = self.key.content ^ self.key.form as u128;
+        let name = format!("{prefix}.{:016x}", fingerprint as u64);
+        let (cache, found) = NoEviction::named(&name, capacity, self.dataset.len(), fingerprint)?;
+        tracing::info!(name, entries = found.entries, bytes = found.bytes, dropped = found.dropped, "cache segment opened");
+        Ok(cache)
+    }
+}
+
+/// Bytes that all samples take in a form; an estimate from every so manieth of a large dataset.
+fn wanted(dataset: &Dataset, pipeline: &Pipeline, form: CacheForm) -> u64 {
+    let step = dataset.len().div_ceil(PROBES).max(1);
+    let mut file = Vec::new();
+    let size = |id| match form {
+        CacheForm::Encoded => dataset.file_len(id).unwrap_or(0),
+        _ => decoded_bytes(dataset, pipeline, id, &mut file),
+    };
+    let probed: u64 = (0..dataset.len()).step_by(step as usize).map(size).map(|bytes| bytes + PER_SAMPLE).sum();
+    let margin = if step > 1 { probed / 20 } else { 0 };
+    (probed + margin).saturating_mul(u64::from(step)).max(1 << 20)
+}
+
+fn decoded_bytes(dataset: &Dataset, pipeline: &Pipeline, id: u32, head: &mut Vec<u8>) -> u64 {
+    // A sample that cannot be read is reported when a job asks for it.
+    let shape = dataset.fetch_head(id, head).and_then(|()| pipeline.decoded_size(head));
+    shape.map_or(0, |s| s.bytes() as u64)
+}
+
+/// Refuses a form that the pipeline does not have.
+pub(crate) fn check_form(form: CacheForm, bytes: Option<u64>) -> Result<()> {
+    match (form, bytes) {
+        (CacheForm::Off, Some(_)) => Err(Error::Invalid(
+            "cache_bytes was given with cache=\"off\": leave it out, or choose \"encoded\" or \"decoded\"".into(),
+        )),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,50 @@
+//! What can go wrong for a client, and how it is told.
+
+use coprep_protocol::message::{Refusal, RefusalKind};
+
+/// An error of the coordinator.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The client asked for something that makes no sense.
+    #[error("{0}")]
+    Invalid(String),
+    /// A dataset or a pipeline is not usable.
+    #[error(transparent)]
+    Pipeline(#[from] coprep_pipeline::Error),
+    /// Shared memory is short or not to be had.
+    #[error(transparent)]
+    Memory(#[from] coprep_cache::Error),
+    /// The job does not fit its stream.
+    #[error(transparent)]
+    Attach(#[from] coprep_scheduler::AttachError),
+    /// The socket, a lock or a thread.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried.
+        what: String,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+}
+
+/// Result of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    pub(crate) fn io(what: impl Into<String>, source: impl Into<std::io::Error>) -> Self {
+        Error::Io { what: what.into(), source: source.into() }
+    }
+
+    /// As the client is told.
+    pub(crate) fn refusal(&self) -> Refusal {
+        let kind = match self {
+            Error::Invalid(_) | Error::Attach(_) => RefusalKind::Invalid,
+            Error::Pipeline(e) if e.is_not_found() => RefusalKind::NotFound,
+            Error::Pipeline(_) => RefusalKind::Invalid,
+            Error::Memory(_) => RefusalKind::Memory,
+            Error::Io { .. } => RefusalKind::Internal,
+        };
+        Refusal { kind, message: self.to_string() }
+    }
+}

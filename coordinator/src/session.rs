@@ -1,0 +1,145 @@
+//! One connection: reads requests, answers them, and when it ends, however, lets go of everything.
+
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use coprep_pipeline::{Dataset, Pipeline};
+use coprep_protocol::frame::{self, FrameError};
+use coprep_protocol::message::{Attach, Reply, Request};
+use coprep_protocol::spec::PipelineSpec;
+
+use crate::outbox::Outbox;
+use crate::registry::Registry;
+use crate::stream::{Client, Seat, Stream};
+use crate::{Error, Result, server::Shutdown, status, warm};
+
+/// A connection's state.
+struct Session<'a> {
+    registry: &'a Arc<Registry>,
+    shutdown: &'a Shutdown,
+    client: Client,
+    place: Option<(Arc<Stream>, Seat)>,
+}
+
+/// Serves one connection until it ends.
+pub(crate) fn serve(registry: &Arc<Registry>, shutdown: &Shutdown, socket: &UnixStream) {
+    match greet(socket) {
+        Ok(client) => {
+            let mut session = Session { registry, shutdown, client, place: None };
+            if let Err(e) = session.run(socket) {
+                tracing::warn!(pid = session.client.pid, "connection ended: {e}");
+            }
+        }
+        Err(FrameError::Closed) => {}
+        Err(e) => tracing::warn!("connection refused: {e}"),
+    }
+    let _ = socket.shutdown(std::net::Shutdown::Both);
+}
+
+/// The first message must be a greeting, and come soon.
+fn greet(socket: &UnixStream) -> std::result::Result<Client, FrameError> {
+    socket.set_read_timeout(Some(std::time::Duration::from_secs(10)))?;
+    let (request, _) = frame::receive::<Request>(socket)?;
+    socket.set_read_timeout(None)?;
+    let Request::Hello { name, pid } = request else {
+        return Err(FrameError::Malformed("the first message is not a greeting".into()));
+    };
+    let outbox = Arc::new(Outbox::new(socket)?);
+    outbox.send(&Reply::Welcome { pid: std::process::id(), version: env!("CARGO_PKG_VERSION").into() })?;
+    Ok(Client { name, pid, outbox })
+}
+
+impl Session<'_> {
+    fn run(&mut self, socket: &UnixStream) -> std::result::Result<(), FrameError> {
+        loop {
+            match frame::receive::<Request>(socket) {
+                Ok((request, _)) => self.answer(socket, request)?,
+                Err(FrameError::Closed) => return Ok(()),
+                Err(FrameError::Io(e)) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(FrameError::Io(e)) if e.kind() == std::io::ErrorKind::ConnectionReset => return Ok(()),
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    fn answer(&mut self, socket: &UnixStream, request: Request) -> std::result::Result<(), FrameError> {
+        match self.handle(socket, request) {
+            Ok(Some(reply)) => self.client.outbox.send(&reply),
+            Ok(None) => Ok(()),
+            Err(e) => self.client.outbox.send(&Reply::Refused(e.refusal())),
+        }
+    }
+
+    fn handle(&mut self, socket: &UnixStream, request: Request) -> Result<Option<Reply>> {
+        match request {
+            Request::Hello { .. } => Err(Error::Invalid("greeted twice".into())),
+            Request::Attach(attach) => self.attach(&attach).map(|()| None),
+            Request::EpochStarted { epoch } => {
+                let (stream, seat) = self.place()?;
+                stream.epoch_started(*seat, epoch);
+                Ok(None)
+            }
+            Request::RestartEpoch => {
+                let (stream, seat) = self.place()?;
+                stream.restart_epoch(*seat);
+                Ok(None)
+            }
+            Request::State { epoch, batches } => {
+                let (stream, seat) = self.place()?;
+                Ok(Some(Reply::State(stream.state(*seat, epoch, batches)?)))
+            }
+            Request::Explain => {
+                let (stream, seat) = self.place()?;
+                Ok(Some(Reply::Explanation(stream.explain(*seat))))
+            }
+            Request::Describe(spec) => describe(&spec).map(Some),
+            Request::Warm(request) => {
+                warm::warm(self.registry, &request, socket, &self.client.outbox).map(|p| Some(Reply::Warmed(p)))
+            }
+            Request::Status => Ok(Some(Reply::Status(Box::new(status::status(self.registry))))),
+            Request::Drop { name } => {
+                Ok(Some(Reply::Dropped { bytes: self.registry.drop_caches(name.as_deref()) }))
+            }
+            Request::Stop => {
+                self.shutdown.request();
+                Ok(Some(Reply::Stopping))
+            }
+        }
+    }
+
+    fn place(&self) -> Result<&(Arc<Stream>, Seat)> {
+        self.place.as_ref().ok_or_else(|| Error::Invalid("this connection is not attached to a stream".into()))
+    }
+
+    fn attach(&mut self, request: &Attach) -> Result<()> {
+        if self.place.is_some() {
+            return Err(Error::Invalid("this connection is attached already".into()));
+        }
+        let (stream, admission) = self.registry.attach(request, &self.client)?;
+        self.place = Some((stream.clone(), admission.seat));
+        let descriptors = admission.descriptors.each_ref().map(|fd| fd.as_raw_fd());
+        let attached = Reply::Attached(Box::new(admission.attached));
+        let sent = self.client.outbox.send_with(&attached, &descriptors);
+        sent.map_err(|e| Error::Invalid(format!("the client went away while attaching: {e}")))?;
+        stream.begin();
+        Ok(())
+    }
+}
+
+impl Drop for Session<'_> {
+    fn drop(&mut self) {
+        if let Some((stream, seat)) = self.place.take() {
+            self.registry.detach(&stream, seat);
+        }
+    }
+}
+
+fn describe(spec: &PipelineSpec) -> Result<Reply> {
+    let dataset = Dataset::open(&spec.source)?;
+    let fields = match spec.ops.is_empty() {
+        true => Vec::new(),
+        false => vec![Pipeline::compile(&spec.ops)?.output()],
+    };
+    Ok(Reply::Described { samples: dataset.len(), classes: dataset.classes().to_vec(), fields })
+}

@@ -1,0 +1,38 @@
+//! What the operator of a coordinator chooses.
+
+use std::time::Duration;
+
+use coprep_protocol::message::CacheForm;
+
+/// Settings of one coordinator.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Threads that run pipelines.
+    pub workers: usize,
+    /// Bytes that all caches may take together.
+    pub cache_budget: u64,
+    /// Form of the samples in a cache whose job does not say.
+    pub cache_form: CacheForm,
+    /// Named segments instead of anonymous memory: a restarted coordinator takes them over warm.
+    pub cache_name: Option<String>,
+    /// Bytes of one stream's staging area, within the bounds that correctness asks for.
+    pub staging_bytes: u64,
+    /// Without a connection for this long, the coordinator ends; None: never.
+    pub idle: Option<Duration>,
+    /// The same, while it holds a warmed cache.
+    pub idle_warm: Option<Duration>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            workers: std::thread::available_parallelism().map_or(1, usize::from),
+            cache_budget: coprep_cache::memory::available().unwrap_or(0) / 4,
+            cache_form: CacheForm::Decoded,
+            cache_name: None,
+            staging_bytes: 256 << 20,
+            idle: None,
+            idle_warm: None,
+        }
+    }
+}

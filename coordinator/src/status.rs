@@ -1,0 +1,29 @@
+//! Everything `coprep status` shows.
+
+use std::sync::Arc;
+
+use coprep_protocol::message::Status;
+
+use crate::registry::Registry;
+
+pub(crate) fn status(registry: &Arc<Registry>) -> Status {
+    let caches = registry.caches();
+    Status {
+        pid: std::process::id(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        uptime_s: registry.started.elapsed().as_secs_f64(),
+        workers: registry.workers.count() as u32,
+        pss_bytes: pss_bytes(),
+        cache_budget: registry.settings.cache_budget,
+        caches: caches.iter().map(|c| c.status(registry.users(c))).collect(),
+        streams: registry.streams().iter().map(|s| s.status()).collect(),
+    }
+}
+
+/// This process's proportional share of its memory; 0 where the kernel does not tell.
+fn pss_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
+    let line = text.lines().find_map(|l| l.strip_prefix("Pss:"));
+    let kib = line.and_then(|l| l.trim().strip_suffix("kB")).and_then(|n| n.trim().parse::<u64>().ok());
+    kib.unwrap_or(0) * 1024
+}

@@ -1,0 +1,126 @@
+//! A minibatch while it is prepared.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::Instant;
+
+use coprep_cache::staging::{Lease, Unfinished};
+use coprep_scheduler::Target;
+
+use crate::prepare::Cost;
+
+/// A minibatch, from its draw until its last slot is written.
+pub(crate) struct Batch {
+    /// For whom it was drawn: a sample that fails is replaced by one that all of them need.
+    pub(crate) targets: Vec<Target>,
+    /// Staging buffer it is written to.
+    pub(crate) buffer: u32,
+    pub(crate) drawn: Instant,
+    /// Slots not yet written.
+    remaining: AtomicU32,
+    /// Deliveries that somebody still waits for.
+    wanted: AtomicU32,
+    fetch_ns: AtomicU64,
+    prep_ns: AtomicU64,
+    /// Slots whose sample failed and was not replaced.
+    bad: Mutex<Vec<u32>>,
+    unfinished: Mutex<Option<Unfinished>>,
+    done: OnceLock<Done>,
+}
+
+/// A minibatch that may be handed over.
+pub(crate) struct Done {
+    pub(crate) lease: Lease,
+    /// Slots that were taken out, ascending.
+    bad: Vec<u32>,
+    /// Share of fetching in the cost, 0..=255.
+    pub(crate) fetch_share: u32,
+}
+
+impl Batch {
+    pub(crate) fn new(targets: Vec<Target>, slots: u32, deliveries: u32, unfinished: Unfinished) -> Self {
+        Batch {
+            targets,
+            buffer: unfinished.buffer(),
+            drawn: Instant::now(),
+            remaining: AtomicU32::new(slots),
+            wanted: AtomicU32::new(deliveries),
+            fetch_ns: AtomicU64::new(0),
+            prep_ns: AtomicU64::new(0),
+            bad: Mutex::default(),
+            unfinished: Mutex::new(Some(unfinished)),
+            done: OnceLock::new(),
+        }
+    }
+
+    pub(crate) fn done(&self) -> Option<&Done> {
+        self.done.get()
+    }
+
+    pub(crate) fn slots_remaining(&self) -> u32 {
+        self.remaining.load(Ordering::Relaxed)
+    }
+
+    /// False when everybody it was for has left: its samples need not be prepared.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.wanted.load(Ordering::Relaxed) > 0
+    }
+
+    pub(crate) fn one_delivery_less(&self) {
+        self.wanted.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn add_cost(&self, cost: &Cost) {
+        self.fetch_ns.fetch_add(cost.fetch.as_nanos() as u64, Ordering::Relaxed);
+        self.prep_ns.fetch_add(cost.prep.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn mark_bad(&self, slot: u32) {
+        self.bad.lock().unwrap_or_else(PoisonError::into_inner).push(slot);
+    }
+
+    /// Counts a slot as written; true for the last one.
+    ///
+    /// Release: what this worker wrote; acquire: what all others wrote before.
+    pub(crate) fn slot_written(&self) -> bool {
+        self.remaining.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    /// Closes the gaps that failed samples left, and makes the minibatch ready. Once, by whoever wrote
+    /// the last slot.
+    pub(crate) fn finish(&self) {
+        let unfinished = self.unfinished.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(mut unfinished) = unfinished else { return };
+        let mut bad = std::mem::take(&mut *self.bad.lock().unwrap_or_else(PoisonError::into_inner));
+        bad.sort_unstable();
+        close_gaps(&mut unfinished, &bad);
+        let _ = self.done.set(Done { lease: unfinished.finish(), bad, fetch_share: self.fetch_share() });
+    }
+
+    fn fetch_share(&self) -> u32 {
+        let (fetch, prep) = (self.fetch_ns.load(Ordering::Relaxed), self.prep_ns.load(Ordering::Relaxed));
+        (fetch * 255).checked_div(fetch + prep).unwrap_or(0) as u32
+    }
+}
+
+fn close_gaps(buffer: &mut Unfinished, bad: &[u32]) {
+    let mut to = match bad.first() {
+        Some(&first) => first,
+        None => return,
+    };
+    for from in to..buffer.slots() {
+        if bad.binary_search(&from).is_err() {
+            buffer.copy_slot(from, to);
+            to += 1;
+        }
+    }
+}
+
+impl Done {
+    /// Where slots `start..start + len` lie now that failed samples are gone: (start, len).
+    pub(crate) fn place(&self, start: u32, len: u32) -> (u32, u32) {
+        let before = |slot: u32| self.bad.partition_point(|&b| b < slot) as u32;
+        let (from, to) = (start - before(start), start + len - before(start + len));
+        (from, to - from)
+    }
+}

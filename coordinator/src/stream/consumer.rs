@@ -1,0 +1,193 @@
+//! One rank of a job, as its stream sees it: what waits to be published, what is published and not yet
+//! released.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use coprep_cache::handover::{Item, ItemKind, Sender};
+use coprep_cache::staging::Lease;
+use coprep_protocol::message::{Reply, SampleError};
+use coprep_scheduler::Delivery;
+
+use crate::outbox::Outbox;
+use crate::stream::batch::Batch;
+
+/// Something a consumer will be told, in this order.
+pub(crate) enum Pending {
+    /// A slice of a minibatch, once it is prepared.
+    Part { batch: Arc<Batch>, delivery: Delivery },
+    /// The consumer has been given its epoch.
+    EpochEnd { epoch: u64 },
+    /// A sample failed.
+    Error(SampleError),
+}
+
+/// A published item that the consumer has not released.
+struct Published {
+    lease: Option<Lease>,
+    /// A delivery of the scheduler's, still valid: taking it is reported.
+    counts: bool,
+}
+
+/// One rank.
+pub(crate) struct Consumer {
+    pub(crate) pid: u32,
+    pub(crate) outbox: Arc<Outbox>,
+    pub(crate) sender: Sender,
+    pub(crate) pending: VecDeque<Pending>,
+    pub(crate) last_taken: Instant,
+    /// It asked to leave its epoch, and waits for the other ranks to ask.
+    pub(crate) wants_restart: bool,
+    published: BTreeMap<u64, Published>,
+    next_taken: u64,
+    next_seq: u64,
+}
+
+/// What a consumer did since the last look.
+#[derive(Default)]
+pub(crate) struct Progress {
+    /// Deliveries it took.
+    pub(crate) deliveries: u32,
+    /// Anything at all.
+    pub(crate) any: bool,
+}
+
+/// The consumer wrote nonsense into its page, or does not read its socket: its session ends.
+pub(crate) struct Misbehaved(pub(crate) String);
+
+const ENDS_BATCH: u32 = 1;
+const ENDS_EPOCH: u32 = 2;
+
+impl Consumer {
+    pub(crate) fn new(pid: u32, outbox: Arc<Outbox>, sender: Sender) -> Self {
+        Consumer {
+            pid,
+            outbox,
+            sender,
+            pending: VecDeque::new(),
+            last_taken: Instant::now(),
+            wants_restart: false,
+            published: BTreeMap::new(),
+            next_taken: 0,
+            next_seq: 0,
+        }
+    }
+
+    /// Sequence number of the next item that will be published.
+    pub(crate) fn next_seq(&self) -> u64 {
+        self.next_seq
+    }
+
+    /// Staging buffers that it keeps from being used again.
+    pub(crate) fn buffers_held(&self) -> u32 {
+        let leases = self.published.values().filter_map(|p| p.lease.as_ref());
+        let buffers: std::collections::BTreeSet<u32> = leases.map(Lease::buffer).collect();
+        buffers.len() as u32
+    }
+
+    /// Reads the consumer's page: what it took and released.
+    pub(crate) fn poll(&mut self) -> Result<Progress, Misbehaved> {
+        let taken = self.sender.taken().map_err(|e| Misbehaved(e.to_string()))?;
+        let mut progress = Progress::default();
+        for seq in self.next_taken..taken {
+            let counts = self.published.get(&seq).is_some_and(|p| p.counts);
+            progress.deliveries += u32::from(counts);
+            progress.any = true;
+        }
+        if progress.any {
+            self.next_taken = taken;
+            self.last_taken = Instant::now();
+        }
+        let published = &mut self.published;
+        let released = self.sender.poll_released(|seq| {
+            published.remove(&seq);
+            progress.any = true;
+        });
+        released.map_err(|e| Misbehaved(e.to_string()))?;
+        Ok(progress)
+    }
+
+    /// Publishes what is ready, in order; gives the number of samples handed over.
+    pub(crate) fn flush(&mut self) -> Result<u64, Misbehaved> {
+        let mut samples = 0;
+        while let Some(next) = self.pending.front() {
+            let Some((item, lease)) = ready(next) else { break };
+            if self.sender.is_full() {
+                break;
+            }
+            self.announce()?;
+            let seq = self.sender.publish(item).map_err(|e| Misbehaved(e.to_string()))?;
+            self.next_seq = seq + 1;
+            self.published.insert(seq, Published { counts: lease.is_some(), lease });
+            samples += if item.kind == ItemKind::Part as u32 { u64::from(item.len) } else { 0 };
+            self.pending.pop_front();
+        }
+        Ok(samples)
+    }
+
+    /// An error's text goes over the socket before its item is published.
+    fn announce(&self) -> Result<(), Misbehaved> {
+        let Some(Pending::Error(error)) = self.pending.front() else { return Ok(()) };
+        let sent = self.outbox.send(&Reply::SampleError(error.clone()));
+        sent.map_err(|e| Misbehaved(format!("cannot be told of an error: {e}")))
+    }
+
+    /// Puts an error before the part of `batch` that holds `slot`. False: this consumer has none.
+    pub(crate) fn insert_error(&mut self, batch: &Arc<Batch>, slot: u32, error: &SampleError) -> bool {
+        let holds = |p: &Pending| match p {
+            Pending::Part { batch: b, delivery: d } => {
+                Arc::ptr_eq(b, batch) && (d.start..d.start + d.len).contains(&slot)
+            }
+            _ => false,
+        };
+        let Some(at) = self.pending.iter().position(holds) else { return false };
+        self.pending.insert(at, Pending::Error(error.clone()));
+        true
+    }
+
+    /// Forgets everything that is not yet published; what is published and not taken counts no more.
+    pub(crate) fn void(&mut self) {
+        for pending in self.pending.drain(..) {
+            if let Pending::Part { batch, .. } = pending {
+                batch.one_delivery_less();
+            }
+        }
+        self.published.values_mut().for_each(|p| p.counts = false);
+    }
+}
+
+impl Drop for Consumer {
+    fn drop(&mut self) {
+        self.void();
+    }
+}
+
+fn ready(pending: &Pending) -> Option<(Item, Option<Lease>)> {
+    match pending {
+        Pending::Part { batch, delivery } => {
+            let done = batch.done()?;
+            let (start, len) = done.place(delivery.start, delivery.len);
+            let flags = u32::from(delivery.ends_batch) * ENDS_BATCH
+                + u32::from(delivery.ends_epoch) * ENDS_EPOCH
+                + (done.fetch_share << 8);
+            let item = Item {
+                kind: ItemKind::Part as u32,
+                buffer: batch.buffer,
+                start,
+                len,
+                flags,
+                pool: 0,
+                epoch: delivery.epoch,
+                tag: 0,
+            };
+            Some((item, Some(done.lease.clone())))
+        }
+        Pending::EpochEnd { epoch } => Some((notice(ItemKind::EpochEnd, *epoch, 0), None)),
+        Pending::Error(error) => Some((notice(ItemKind::Error, 0, error.tag), None)),
+    }
+}
+
+fn notice(kind: ItemKind, epoch: u64, tag: u64) -> Item {
+    Item { kind: kind as u32, buffer: 0, start: 0, len: 0, flags: 0, pool: 0, epoch, tag }
+}

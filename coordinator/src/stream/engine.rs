@@ -1,0 +1,405 @@
+//! The state that decides: which jobs there are, what each still needs, what is on its way to whom.
+//!
+//! No thread waits while it holds this state, and nothing in it outlives its owner: dropping a consumer
+//! releases its buffers.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Instant;
+
+use coprep_protocol::message::{Attach, JobStatus, Reply, Resume, SampleError};
+use coprep_scheduler::{self as scheduler, Delivery, Draw, JobId, JobSpec, Scheduler};
+use roaring::RoaringBitmap;
+
+use crate::prepare::Failure;
+use crate::stream::Seat;
+use crate::stream::batch::Batch;
+use crate::stream::consumer::{Consumer, Misbehaved, Pending};
+use crate::{Error, Result};
+
+/// See the module.
+pub(crate) struct Engine {
+    pub(crate) scheduler: Scheduler,
+    pub(crate) jobs: BTreeMap<u64, Job>,
+    /// Minibatches in preparation or waiting to be published, for explanations.
+    pub(crate) in_preparation: Vec<Arc<Batch>>,
+    next_job: u64,
+    next_tag: u64,
+    /// Samples whose failure has been logged.
+    logged: BTreeSet<u32>,
+}
+
+/// A training run.
+pub(crate) struct Job {
+    pub(crate) name: String,
+    /// What its ranks have in common.
+    group: String,
+    pub(crate) batch_size: u32,
+    pub(crate) skip_errors: bool,
+    /// By rank; None: not yet here, or gone.
+    pub(crate) ranks: Vec<Option<Consumer>>,
+    /// What the scheduler will be told when all ranks are here.
+    pub(crate) forming: Option<JobSpec>,
+    delivered: u64,
+    skipped: u64,
+}
+
+impl Engine {
+    pub(crate) fn new(scheduler: Scheduler) -> Self {
+        Engine {
+            scheduler,
+            jobs: BTreeMap::new(),
+            in_preparation: Vec::new(),
+            next_job: 1,
+            next_tag: 1,
+            logged: BTreeSet::new(),
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.jobs.is_empty()
+    }
+
+    // Coming and going.
+
+    pub(crate) fn attach(&mut self, request: &Attach, name: &str, consumer: Consumer) -> Result<Seat> {
+        check(request)?;
+        let spec = job_spec(request)?;
+        let id = match self.forming_job(request) {
+            Some(id) => self.join_ranks(id, &spec),
+            None => self.new_job(request, name, spec),
+        };
+        let Some(job) = self.jobs.get_mut(&id) else {
+            return Err(Error::Invalid("the job has just left".into()));
+        };
+        job.ranks[request.rank as usize] = Some(consumer);
+        self.start_if_complete(id)?;
+        Ok(Seat { job: id, rank: request.rank })
+    }
+
+    /// A job of the same group that still waits for this rank.
+    fn forming_job(&self, request: &Attach) -> Option<u64> {
+        let fits = |job: &Job| {
+            job.forming.is_some()
+                && job.group == request.group
+                && job.ranks.len() == request.world_size as usize
+                && job.ranks[request.rank as usize].is_none()
+        };
+        self.jobs.iter().find(|(_, job)| fits(job)).map(|(&id, _)| id)
+    }
+
+    /// What any of its ranks was given, the job was given.
+    fn join_ranks(&mut self, id: u64, spec: &JobSpec) -> u64 {
+        let forming = self.jobs.get_mut(&id).and_then(|job| job.forming.as_mut());
+        if let (Some(forming), Some(resume)) = (forming, &spec.resume) {
+            match &mut forming.resume {
+                Some(known) if known.epoch == resume.epoch => known.delivered |= &resume.delivered,
+                Some(known) if known.epoch > resume.epoch => {}
+                other => *other = Some(resume.clone()),
+            }
+        }
+        id
+    }
+
+    fn new_job(&mut self, request: &Attach, name: &str, spec: JobSpec) -> u64 {
+        let id = self.next_job;
+        self.next_job += 1;
+        let job = Job {
+            name: name.to_owned(),
+            group: request.group.clone(),
+            batch_size: request.batch_size,
+            skip_errors: request.skip_errors,
+            ranks: (0..request.world_size).map(|_| None).collect(),
+            forming: Some(spec),
+            delivered: 0,
+            skipped: 0,
+        };
+        self.jobs.insert(id, job);
+        id
+    }
+
+    fn start_if_complete(&mut self, id: u64) -> Result<()> {
+        let Some(job) = self.jobs.get_mut(&id) else { return Ok(()) };
+        if job.ranks.iter().any(Option::is_none) {
+            return Ok(());
+        }
+        let Some(spec) = job.forming.take() else { return Ok(()) };
+        if let Err(refused) = self.scheduler.attach(JobId(id), spec) {
+            self.jobs.remove(&id);
+            return Err(refused.into());
+        }
+        Ok(())
+    }
+
+    /// Removes one rank; the job ends with its last rank, or if it had not begun.
+    pub(crate) fn detach(&mut self, seat: Seat) {
+        let Some(job) = self.jobs.get_mut(&seat.job) else { return };
+        if let Some(rank) = job.ranks.get_mut(seat.rank as usize) {
+            *rank = None;
+        }
+        if job.ranks.iter().any(Option::is_some) {
+            return self.absorb(seat);
+        }
+        let begun = job.forming.is_none();
+        self.jobs.remove(&seat.job);
+        if begun {
+            self.scheduler.detach(JobId(seat.job));
+        }
+    }
+
+    /// What is dealt to a rank that has left is taken at once, so that it holds nobody up.
+    fn absorb(&mut self, seat: Seat) {
+        if let Some(view) = self.scheduler.job(JobId(seat.job)) {
+            let queued = view.queued(seat.rank);
+            self.scheduler.taken(JobId(seat.job), seat.rank, queued);
+        }
+    }
+
+    /// Every consumer may hold its share of the buffers; beyond it, it is to copy.
+    ///
+    /// A job that waits for a batch while it holds one needs two, and the rest of the pool must be able
+    /// to go round.
+    pub(crate) fn share_buffers(&mut self, buffers: u32) {
+        let consumers = self.consumers().count() as u32;
+        let share = match consumers {
+            0 => return,
+            n if buffers >= 2 * n + 2 => ((buffers - n - 2) / n).clamp(2, 8),
+            n if buffers >= n + 2 => 1,
+            _ => 0,
+        };
+        self.consumers().for_each(|c| c.sender.set_share(share));
+    }
+
+    fn consumers(&mut self) -> impl Iterator<Item = &mut Consumer> {
+        self.jobs.values_mut().flat_map(|job| job.ranks.iter_mut().flatten())
+    }
+
+    fn consumer(&mut self, seat: Seat) -> Option<&mut Consumer> {
+        self.jobs.get_mut(&seat.job)?.ranks.get_mut(seat.rank as usize)?.as_mut()
+    }
+
+    // The round: what consumers did, what they are given.
+
+    /// Reads what every consumer took and released. True: something changed.
+    pub(crate) fn poll(&mut self) -> bool {
+        let mut progress = false;
+        let scheduler = &mut self.scheduler;
+        for (&id, job) in &mut self.jobs {
+            for (rank, consumer) in job.ranks.iter_mut().enumerate() {
+                let Some(c) = consumer else { continue };
+                match c.poll() {
+                    Ok(p) => {
+                        progress |= p.any;
+                        scheduler.taken(JobId(id), rank as u32, p.deliveries);
+                    }
+                    Err(misbehaved) => end(c, &misbehaved),
+                }
+            }
+        }
+        progress
+    }
+
+    /// Hands over what is ready; gives the number of samples.
+    pub(crate) fn publish(&mut self) -> u64 {
+        let mut delivered = 0;
+        for job in self.jobs.values_mut() {
+            for consumer in job.ranks.iter_mut().flatten() {
+                match consumer.flush() {
+                    Ok(samples) => {
+                        job.delivered += samples;
+                        delivered += samples;
+                    }
+                    Err(misbehaved) => end(consumer, &misbehaved),
+                }
+            }
+        }
+        self.in_preparation.retain(|batch| batch.done().is_none());
+        delivered
+    }
+
+    /// Notes to whom a minibatch will go.
+    pub(crate) fn expect(&mut self, batch: &Arc<Batch>, deliveries: Vec<Delivery>) {
+        self.in_preparation.push(batch.clone());
+        for delivery in deliveries {
+            let seat = Seat { job: delivery.job.0, rank: delivery.rank };
+            let (epoch, ends_epoch) = (delivery.epoch, delivery.ends_epoch);
+            let Some(consumer) = self.consumer(seat) else {
+                batch.one_delivery_less();
+                self.scheduler.taken(JobId(seat.job), seat.rank, 1);
+                continue;
+            };
+            consumer.pending.push_back(Pending::Part { batch: batch.clone(), delivery });
+            if ends_epoch {
+                consumer.pending.push_back(Pending::EpochEnd { epoch });
+            }
+        }
+    }
+
+    pub(crate) fn arm(&mut self) {
+        self.consumers().for_each(|c| c.sender.arm());
+    }
+
+    pub(crate) fn disarm(&mut self) {
+        self.consumers().for_each(|c| c.sender.disarm());
+    }
+
+    // Bad samples.
+
+    /// A sample could not be prepared: tells the jobs that want to know, and gives another in its place,
+    /// if there is one that all of the minibatch's jobs still need.
+    pub(crate) fn sample_failed(
+        &mut self,
+        batch: &Arc<Batch>,
+        slot: u32,
+        draw: Draw,
+        path: String,
+        failure: Failure,
+    ) -> Option<Draw> {
+        if self.logged.insert(draw.id) {
+            tracing::warn!(id = draw.id, path, stage = failure.stage, "{}", failure.message);
+        }
+        let error = SampleError {
+            tag: self.next_tag,
+            id: draw.id,
+            path,
+            stage: failure.stage.into(),
+            message: failure.message,
+        };
+        self.next_tag += 1;
+        self.tell(batch, slot, &error);
+        self.scheduler.mark_bad(draw.id);
+        self.scheduler.replace(&batch.targets, draw.id)
+    }
+
+    fn tell(&mut self, batch: &Arc<Batch>, slot: u32, error: &SampleError) {
+        for target in &batch.targets {
+            let Some(job) = self.jobs.get_mut(&target.job.0) else { continue };
+            if job.skip_errors {
+                job.skipped += 1;
+                continue;
+            }
+            for consumer in job.ranks.iter_mut().flatten() {
+                if consumer.insert_error(batch, slot, error) {
+                    break;
+                }
+            }
+        }
+    }
+
+    // Epochs.
+
+    /// Epoch of a consumer's job and the samples in one of its epochs.
+    pub(crate) fn position(&self, seat: Seat) -> Option<(u64, u32)> {
+        if let Some(view) = self.scheduler.job(JobId(seat.job)) {
+            return Some((view.epoch, view.samples));
+        }
+        let forming = self.jobs.get(&seat.job)?.forming.as_ref()?;
+        let samples = forming.subset.as_ref().map_or(self.scheduler.samples(), |s| s.len() as u32);
+        Some((forming.resume.as_ref().map_or(0, |r| r.epoch), samples))
+    }
+
+    pub(crate) fn epoch_started(&mut self, seat: Seat, epoch: u64) {
+        self.scheduler.epoch_started(JobId(seat.job), seat.rank, epoch);
+    }
+
+    pub(crate) fn restart_epoch(&mut self, seat: Seat) {
+        if let Some(consumer) = self.consumer(seat) {
+            consumer.wants_restart = true;
+        }
+        let Some(job) = self.jobs.get_mut(&seat.job) else { return };
+        if job.forming.is_some() || job.ranks.iter().flatten().any(|c| !c.wants_restart) {
+            return;
+        }
+        self.scheduler.restart_epoch(JobId(seat.job));
+        let epoch = self.scheduler.job(JobId(seat.job)).map_or(0, |view| view.epoch);
+        for consumer in job.ranks.iter_mut().flatten() {
+            consumer.void();
+            consumer.wants_restart = false;
+            let restarted = Reply::Restarted { epoch, first_seq: consumer.next_seq() };
+            if consumer.outbox.send(&restarted).is_err() {
+                consumer.outbox.hang_up();
+            }
+        }
+    }
+
+    /// The job's state once every rank has been given `batches` batches of `epoch`.
+    pub(crate) fn state(&self, seat: Seat, epoch: u64, batches: u64) -> Result<Resume> {
+        let state = self.scheduler.state(JobId(seat.job), epoch, batches);
+        let state = state.ok_or_else(|| {
+            Error::Invalid(format!(
+                "the state after {batches} batches of epoch {epoch} is not known any more: \
+                 ask for it on every rank at the same step"
+            ))
+        })?;
+        Ok(Resume { epoch: state.epoch, delivered: serialise(&state.delivered) })
+    }
+
+    pub(crate) fn status(&self) -> Vec<JobStatus> {
+        self.jobs.iter().map(|(&id, job)| self.job_status(id, job)).collect()
+    }
+
+    fn job_status(&self, id: u64, job: &Job) -> JobStatus {
+        let view = self.scheduler.job(JobId(id));
+        let consumers = || job.ranks.iter().flatten();
+        let idle = consumers().map(|c| c.last_taken).max().unwrap_or_else(Instant::now).elapsed();
+        JobStatus {
+            id,
+            name: job.name.clone(),
+            pids: consumers().map(|c| c.pid).collect(),
+            batch_size: job.batch_size,
+            epoch: view.as_ref().map_or(0, |v| v.epoch),
+            need: view.as_ref().map_or(0, |v| v.need),
+            samples: view.as_ref().map_or(0, |v| v.samples),
+            delivered: job.delivered,
+            queued: (0..job.ranks.len() as u32).map(|r| view.as_ref().map_or(0, |v| v.queued(r))).sum(),
+            held: consumers().map(Consumer::buffers_held).sum(),
+            skipped: job.skipped,
+            idle_s: idle.as_secs_f64(),
+        }
+    }
+}
+
+fn end(consumer: &Consumer, why: &Misbehaved) {
+    tracing::warn!(pid = consumer.pid, "a consumer's connection is ended: {}", why.0);
+    consumer.outbox.hang_up();
+}
+
+fn check(request: &Attach) -> Result<()> {
+    if request.world_size == 0 || request.rank >= request.world_size {
+        return Err(Error::Invalid(format!(
+            "rank {} of world_size {}: ranks count from 0 to world_size - 1",
+            request.rank, request.world_size
+        )));
+    }
+    if request.world_size > 4096 {
+        return Err(Error::Invalid(format!("world_size {} is more than 4096", request.world_size)));
+    }
+    Ok(())
+}
+
+fn job_spec(request: &Attach) -> Result<JobSpec> {
+    let resume = request.resume.as_ref().map(|r| {
+        Ok::<_, Error>(scheduler::Resume { epoch: r.epoch, delivered: bitmap(&r.delivered, "delivered")? })
+    });
+    Ok(JobSpec {
+        batch_size: request.batch_size,
+        world_size: request.world_size,
+        drop_last: request.drop_last,
+        subset: request.subset.as_ref().map(|s| bitmap(s, "subset")).transpose()?,
+        resume: resume.transpose()?,
+        cohort: request.cohort.as_ref().map(|c| scheduler::Cohort { name: c.name.clone(), size: c.size }),
+        skip_bad: request.skip_errors,
+    })
+}
+
+/// Roaring's own format, checked as it is read.
+fn bitmap(bytes: &[u8], what: &str) -> Result<RoaringBitmap> {
+    RoaringBitmap::deserialize_from(bytes).map_err(|e| Error::Invalid(format!("malformed {what}: {e}")))
+}
+
+fn serialise(bitmap: &RoaringBitmap) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(bitmap.serialized_size());
+    // Writing to memory does not fail.
+    let _ = bitmap.serialize_into(&mut bytes);
+    bytes
+}

@@ -1,0 +1,394 @@
+//! A stream: the jobs that share one pipeline, their scheduler and their staging area.
+//!
+//! One mutex guards the [`engine`], the state that decides; whoever holds it never waits. Three kinds of
+//! thread take it: sessions (a job comes or goes), workers (a minibatch is done) and the stream's own
+//! driver, which sleeps on the doorbell and is rung when a consumer takes or releases something.
+//! Samples are prepared outside it.
+
+mod batch;
+mod consumer;
+mod engine;
+mod explain;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use coprep_cache::handover::{Doorbell, Sender};
+use coprep_cache::staging::{Layout, SlotMut, StagingPool};
+use coprep_pipeline::SampleKey;
+use coprep_protocol::message::{Attach, Attached, CacheForm, Resume, StreamStatus, Totals};
+use coprep_protocol::spec::{Dtype, Field};
+use coprep_scheduler::{Config, Draw, Minibatch, Scheduler};
+
+use crate::outbox::Outbox;
+use crate::prepare::{Cost, Recipe, Tools};
+use crate::stream::batch::Batch;
+use crate::stream::consumer::Consumer;
+use crate::stream::engine::Engine;
+use crate::workers::{Work, Workers};
+use crate::{Error, Result};
+
+/// Minibatches a job's queue holds at most (DESIGN, section 3).
+const QUEUE_DEPTH: u32 = 8;
+/// Minibatches under which a job is about to starve.
+const LOW_WATER: u32 = 2;
+/// The driver looks around this often even if nobody rings.
+const NAP: Duration = Duration::from_millis(500);
+/// Fewest and most staging buffers of a stream.
+const BUFFERS: std::ops::RangeInclusive<u64> = 12..=64;
+
+/// What tells streams apart.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct StreamKey {
+    pub(crate) pipeline: u128,
+    pub(crate) shuffle: bool,
+    pub(crate) cache: CacheForm,
+    pub(crate) lru: bool,
+}
+
+/// What a stream is made of.
+pub(crate) struct Blueprint {
+    pub(crate) id: u64,
+    pub(crate) key: StreamKey,
+    pub(crate) seed: u64,
+    pub(crate) recipe: Recipe,
+    pub(crate) dataset_name: String,
+    pub(crate) pipeline_text: String,
+    pub(crate) slots: u32,
+    pub(crate) staging_bytes: u64,
+}
+
+/// Who attaches.
+#[derive(Clone)]
+pub(crate) struct Client {
+    pub(crate) name: String,
+    pub(crate) pid: u32,
+    pub(crate) outbox: Arc<Outbox>,
+}
+
+/// A consumer's place in its stream.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Seat {
+    pub(crate) job: u64,
+    pub(crate) rank: u32,
+}
+
+/// What a new consumer is given.
+pub(crate) struct Admission {
+    pub(crate) seat: Seat,
+    pub(crate) attached: Attached,
+    pub(crate) descriptors: [std::os::fd::OwnedFd; 4],
+}
+
+/// Jobs that share a pipeline.
+pub(crate) struct Stream {
+    pub(crate) blueprint: Blueprint,
+    fields: Vec<Field>,
+    pool: StagingPool,
+    doorbell: Doorbell,
+    workers: Arc<Workers>,
+    engine: Mutex<Engine>,
+    counters: Counters,
+    closed: AtomicBool,
+}
+
+#[derive(Default)]
+struct Counters {
+    prepared: AtomicU64,
+    delivered: AtomicU64,
+    fetched: AtomicU64,
+    fetched_bytes: AtomicU64,
+    failed: AtomicU64,
+    fetch_ns: AtomicU64,
+    prep_ns: AtomicU64,
+}
+
+impl Stream {
+    /// Reserves the staging area and starts the driver.
+    pub(crate) fn open(blueprint: Blueprint, workers: Arc<Workers>) -> Result<Arc<Stream>> {
+        let fields = fields(blueprint.recipe.pipeline.output());
+        let layout = layout(&fields, &blueprint)?;
+        let config = Config {
+            samples: blueprint.recipe.dataset.len(),
+            slots: blueprint.slots,
+            depth: QUEUE_DEPTH,
+            low_water: LOW_WATER,
+            seed: blueprint.seed,
+            shuffle: blueprint.key.shuffle,
+        };
+        let stream = Arc::new(Stream {
+            fields,
+            pool: StagingPool::create(layout)?,
+            doorbell: Doorbell::create()?,
+            workers,
+            engine: Mutex::new(Engine::new(Scheduler::new(config))),
+            counters: Counters::default(),
+            closed: AtomicBool::new(false),
+            blueprint,
+        });
+        stream.start_driver()?;
+        Ok(stream)
+    }
+
+    fn start_driver(self: &Arc<Self>) -> Result<()> {
+        let stream = Arc::downgrade(self);
+        let builder = std::thread::Builder::new().name(format!("stream-{}", self.blueprint.id));
+        builder.spawn(move || drive(&stream)).map_err(|e| Error::io("cannot start a thread", e))?;
+        Ok(())
+    }
+
+    fn engine(&self) -> MutexGuard<'_, Engine> {
+        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a consumer. A job of several ranks begins when its last rank is here.
+    pub(crate) fn attach(self: &Arc<Self>, request: &Attach, client: &Client) -> Result<Admission> {
+        let sender = Sender::create(self.ring_capacity(request.batch_size))?;
+        let (deliver, reply) = sender.fds()?;
+        let descriptors = [self.pool.reader_fd()?, deliver, reply, self.doorbell.fd()?];
+        let consumer = Consumer::new(client.pid, client.outbox.clone(), sender);
+        let mut engine = self.engine();
+        let seat = engine.attach(request, &client.name, consumer)?;
+        engine.share_buffers(self.pool.layout().buffers);
+        let attached = self.attached(&engine, seat);
+        Ok(Admission { seat, attached, descriptors })
+    }
+
+    /// Begins to serve a consumer that has been told of its admission.
+    pub(crate) fn begin(self: &Arc<Self>) {
+        self.pump(&mut self.engine());
+    }
+
+    fn attached(&self, engine: &Engine, seat: Seat) -> Attached {
+        let dataset = &self.blueprint.recipe.dataset;
+        let (epoch, job_samples) = engine.position(seat).unwrap_or((0, dataset.len()));
+        Attached {
+            stream: self.blueprint.id,
+            job: seat.job,
+            seed: self.blueprint.seed,
+            dataset_samples: dataset.len(),
+            job_samples,
+            classes: dataset.classes().to_vec(),
+            fields: self.fields.clone(),
+            slots: self.pool.layout().slots,
+            buffers: self.pool.layout().buffers,
+            epoch,
+            pool: 0,
+        }
+    }
+
+    /// Room for every part of a full queue and of all buffers that can be held.
+    fn ring_capacity(&self, batch_size: u32) -> u32 {
+        let parts = self.blueprint.slots / batch_size.max(1) + 2;
+        ((QUEUE_DEPTH + self.pool.layout().buffers) * parts + 64).next_power_of_two()
+    }
+
+    /// Removes a consumer, however it left. True: nobody is left.
+    pub(crate) fn detach(self: &Arc<Self>, seat: Seat) -> bool {
+        let mut engine = self.engine();
+        engine.detach(seat);
+        engine.share_buffers(self.pool.layout().buffers);
+        self.pump(&mut engine);
+        engine.is_empty()
+    }
+
+    /// Ends the driver. Buffers and queues are freed when the last consumer lets go.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.doorbell.ring();
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.engine().is_empty()
+    }
+
+    pub(crate) fn epoch_started(self: &Arc<Self>, seat: Seat, epoch: u64) {
+        let mut engine = self.engine();
+        engine.epoch_started(seat, epoch);
+        self.pump(&mut engine);
+    }
+
+    /// The consumer leaves its epoch; answered when every rank of its job has asked.
+    pub(crate) fn restart_epoch(self: &Arc<Self>, seat: Seat) {
+        let mut engine = self.engine();
+        engine.restart_epoch(seat);
+        self.pump(&mut engine);
+    }
+
+    pub(crate) fn state(&self, seat: Seat, epoch: u64, batches: u64) -> Result<Resume> {
+        self.engine().state(seat, epoch, batches)
+    }
+
+    pub(crate) fn explain(&self, seat: Seat) -> String {
+        explain::explain(&self.engine(), seat, self.pool.free(), &self.blueprint)
+    }
+
+    pub(crate) fn status(&self) -> StreamStatus {
+        let layout = self.pool.layout();
+        StreamStatus {
+            id: self.blueprint.id,
+            dataset: self.blueprint.dataset_name.clone(),
+            samples: self.blueprint.recipe.dataset.len(),
+            pipeline: self.blueprint.pipeline_text.clone(),
+            seed: self.blueprint.seed,
+            cache: self.blueprint.key.cache,
+            slots: layout.slots,
+            buffers: layout.buffers,
+            buffers_free: self.pool.free(),
+            staging_bytes: layout.total_bytes() as u64,
+            totals: self.counters.totals(),
+            jobs: self.engine().status(),
+        }
+    }
+
+    /// Looks at every consumer, decides, starts and publishes. True: something happened.
+    fn pump(self: &Arc<Self>, engine: &mut Engine) -> bool {
+        let mut progress = engine.poll();
+        self.publish(engine);
+        while let Some(minibatch) = engine.scheduler.next(self.pool.free()) {
+            progress = true;
+            self.start(engine, minibatch);
+        }
+        self.publish(engine);
+        progress
+    }
+
+    fn publish(&self, engine: &mut Engine) {
+        let delivered = engine.publish();
+        self.counters.delivered.fetch_add(delivered, Ordering::Relaxed);
+    }
+
+    /// Gives a minibatch its buffer and its samples to the workers.
+    fn start(self: &Arc<Self>, engine: &mut Engine, minibatch: Minibatch) {
+        let Some(filling) = self.pool.allocate() else {
+            // The scheduler was told of a free buffer, and only this thread allocates under the lock.
+            tracing::error!("no staging buffer for a minibatch that was drawn");
+            return;
+        };
+        let samples = minibatch.samples;
+        let (slots, unfinished) = filling.split(samples.len() as u32);
+        let deliveries = minibatch.deliveries.len() as u32;
+        let batch = Arc::new(Batch::new(minibatch.targets, samples.len() as u32, deliveries, unfinished));
+        engine.expect(&batch, minibatch.deliveries);
+        for (place, (slot, draw)) in slots.into_iter().zip(samples).enumerate() {
+            let work = SampleWork { stream: self.clone(), batch: batch.clone(), slot, place: place as u32, draw };
+            self.workers.submit(Box::new(work));
+        }
+    }
+
+    fn minibatch_done(self: &Arc<Self>, batch: &Batch) {
+        batch.finish();
+        self.pump(&mut self.engine());
+    }
+}
+
+/// One sample of a minibatch, for a worker.
+struct SampleWork {
+    stream: Arc<Stream>,
+    batch: Arc<Batch>,
+    slot: SlotMut,
+    place: u32,
+    draw: Draw,
+}
+
+impl Work for SampleWork {
+    fn run(mut self: Box<Self>, tools: &mut Tools) {
+        if self.batch.is_wanted() {
+            self.fill(tools);
+        }
+        let SampleWork { stream, batch, slot, .. } = *self;
+        drop(slot);
+        if batch.slot_written() {
+            stream.minibatch_done(&batch);
+        }
+    }
+}
+
+impl SampleWork {
+    /// Prepares the sample, or the one that replaces it, or leaves a gap.
+    fn fill(&mut self, tools: &mut Tools) {
+        let recipe = &self.stream.blueprint.recipe;
+        loop {
+            let key = SampleKey { seed: self.stream.blueprint.seed, id: self.draw.id, visit: self.draw.visit };
+            match recipe.prepare(key, tools, self.slot.field_mut(0)) {
+                Ok(cost) => return self.prepared(&cost),
+                Err(failure) => {
+                    self.stream.counters.failed.fetch_add(1, Ordering::Relaxed);
+                    let path = recipe.dataset.path(self.draw.id).display().to_string();
+                    let mut engine = self.stream.engine();
+                    match engine.sample_failed(&self.batch, self.place, self.draw, path, failure) {
+                        Some(other) => self.draw = other,
+                        None => return self.batch.mark_bad(self.place),
+                    }
+                }
+            }
+        }
+    }
+
+    fn prepared(&mut self, cost: &Cost) {
+        let label = self.stream.blueprint.recipe.dataset.label(self.draw.id);
+        self.slot.field_mut(1).copy_from_slice(&label.to_ne_bytes());
+        self.slot.field_mut(2).copy_from_slice(&i64::from(self.draw.id).to_ne_bytes());
+        self.batch.add_cost(cost);
+        self.stream.counters.add(cost);
+    }
+}
+
+impl Counters {
+    fn add(&self, cost: &Cost) {
+        self.prepared.fetch_add(1, Ordering::Relaxed);
+        self.fetched.fetch_add(u64::from(cost.fetched_bytes > 0), Ordering::Relaxed);
+        self.fetched_bytes.fetch_add(cost.fetched_bytes, Ordering::Relaxed);
+        self.fetch_ns.fetch_add(cost.fetch.as_nanos() as u64, Ordering::Relaxed);
+        self.prep_ns.fetch_add(cost.prep.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    fn totals(&self) -> Totals {
+        let seconds = |ns: &AtomicU64| ns.load(Ordering::Relaxed) as f64 / 1e9;
+        Totals {
+            prepared: self.prepared.load(Ordering::Relaxed),
+            delivered: self.delivered.load(Ordering::Relaxed),
+            fetched_bytes: self.fetched_bytes.load(Ordering::Relaxed),
+            fetched: self.fetched.load(Ordering::Relaxed),
+            failed: self.failed.load(Ordering::Relaxed),
+            fetch_s: seconds(&self.fetch_ns),
+            prep_s: seconds(&self.prep_ns),
+        }
+    }
+}
+
+/// The driver: looks around whenever a consumer rings.
+fn drive(stream: &Weak<Stream>) {
+    while let Some(stream) = stream.upgrade() {
+        if stream.closed.load(Ordering::Acquire) {
+            return;
+        }
+        stream.pump_until_quiet();
+        stream.doorbell.wait(NAP);
+        stream.engine().disarm();
+    }
+}
+
+impl Stream {
+    /// Leaves every consumer armed: it rings from now on. What it did before is seen here.
+    fn pump_until_quiet(self: &Arc<Self>) {
+        let mut engine = self.engine();
+        while self.pump(&mut engine) {}
+        engine.arm();
+        while self.pump(&mut engine) {}
+    }
+}
+
+fn fields(image: Field) -> Vec<Field> {
+    let scalar = |name: &str| Field { name: name.into(), dtype: Dtype::I64, shape: Vec::new() };
+    vec![image, scalar("label"), scalar("index")]
+}
+
+fn layout(fields: &[Field], blueprint: &Blueprint) -> Result<Layout> {
+    let sizes: Vec<usize> = fields.iter().map(Field::sample_bytes).collect();
+    let one = Layout::new(&sizes, blueprint.slots, 1)?;
+    let fitting = blueprint.staging_bytes / one.stride().max(1) as u64;
+    let buffers = fitting.clamp(*BUFFERS.start(), *BUFFERS.end());
+    Ok(Layout::new(&sizes, blueprint.slots, buffers as u32)?)
+}

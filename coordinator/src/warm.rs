@@ -1,0 +1,151 @@
+//! Filling a cache before the jobs come.
+//!
+//! Samples are admitted in ascending order by the common workers, behind any job's minibatches, a
+//! bounded number at a time. It ends when all have been looked at, when the cache is full, or when the
+//! client goes away; what is cached by then stays, so that a warm-up begun again goes on where it was.
+
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use coprep_protocol::message::{CacheForm, Reply, Warm, WarmProgress};
+use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded};
+
+use crate::caches::Cache;
+use crate::outbox::Outbox;
+use crate::prepare::{Failure, Recipe, Tools};
+use crate::registry::Registry;
+use crate::workers::Work;
+use crate::{Error, Result};
+
+/// How often the client hears of it.
+const REPORT_EVERY: Duration = Duration::from_millis(200);
+/// Samples under way, per worker.
+const AHEAD: usize = 4;
+
+struct Admit {
+    recipe: Recipe,
+    id: u32,
+    done: Sender<Admitted>,
+}
+
+struct Admitted {
+    id: u32,
+    result: std::result::Result<u64, Failure>,
+}
+
+impl Work for Admit {
+    fn run(self: Box<Self>, tools: &mut Tools) {
+        let result = self.recipe.admit(self.id, tools).map(|cost| cost.fetched_bytes);
+        // Nobody listens any more when the client has gone.
+        let _ = self.done.send(Admitted { id: self.id, result });
+    }
+}
+
+/// Serves [`coprep_protocol::message::Request::Warm`].
+pub(crate) fn warm(registry: &Arc<Registry>, request: &Warm, socket: &UnixStream, outbox: &Outbox) -> Result<WarmProgress> {
+    let recipe = registry.recipe_for_warming(&request.pipeline, &request.cache)?;
+    let Some(cache) = recipe.cache.clone() else {
+        return Err(Error::Invalid(
+            "nothing to warm: the cache is off (choose the form \"encoded\" or \"decoded\", and serve with --cache)".into(),
+        ));
+    };
+    registry.keep_warm();
+    let window = registry.workers.count() * AHEAD;
+    let (done, results) = bounded(window);
+    let mut run = Run { registry, recipe: &recipe, cache: &cache, done, progress: WarmProgress::default() };
+    run.progress.total = u64::from(recipe.dataset.len());
+    run.all(&results, window, socket, outbox)?;
+    Ok(run.report())
+}
+
+struct Run<'a> {
+    registry: &'a Arc<Registry>,
+    recipe: &'a Recipe,
+    cache: &'a Cache,
+    done: Sender<Admitted>,
+    progress: WarmProgress,
+}
+
+impl Run<'_> {
+    fn all(&mut self, results: &Receiver<Admitted>, window: usize, socket: &UnixStream, outbox: &Outbox) -> Result<()> {
+        let (mut next, mut under_way, mut reported) = (0, 0, Instant::now());
+        loop {
+            while under_way < window && next < self.recipe.dataset.len() && !self.is_full() {
+                self.submit(next);
+                (next, under_way) = (next + 1, under_way + 1);
+            }
+            if under_way == 0 {
+                return Ok(());
+            }
+            match results.recv_timeout(REPORT_EVERY) {
+                Ok(admitted) => {
+                    under_way -= 1;
+                    self.count(admitted);
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return Ok(()),
+            }
+            if reported.elapsed() >= REPORT_EVERY {
+                reported = Instant::now();
+                self.tell(socket, outbox)?;
+            }
+        }
+    }
+
+    fn submit(&self, id: u32) {
+        let work = Admit { recipe: self.recipe.clone(), id, done: self.done.clone() };
+        self.registry.workers.submit_background(Box::new(work));
+    }
+
+    /// No sample of the smallest size seen would find room: the last one that was refused.
+    fn is_full(&self) -> bool {
+        let usage = self.cache.store.usage();
+        usage.used >= usage.capacity || self.progress.full
+    }
+
+    fn count(&mut self, admitted: Admitted) {
+        self.progress.done += 1;
+        match admitted.result {
+            Ok(bytes) => {
+                self.progress.fetched_bytes += bytes;
+                // Looked at and not there: there was no room for it.
+                self.progress.full |= self.cache.store.get(admitted.id).is_none();
+            }
+            Err(failure) => {
+                self.progress.failed += 1;
+                let path = self.recipe.dataset.path(admitted.id);
+                let text = || format!("sample {} ({}): {}", admitted.id, path.display(), failure.message);
+                self.progress.first_failure.get_or_insert_with(text);
+            }
+        }
+    }
+
+    fn tell(&mut self, socket: &UnixStream, outbox: &Outbox) -> Result<()> {
+        let gone = || Error::Invalid("the client that asked for the warm-up has gone".into());
+        if hung_up(socket) {
+            return Err(gone());
+        }
+        outbox.send(&Reply::Progress(self.report())).map_err(|_| gone())
+    }
+
+    fn report(&self) -> WarmProgress {
+        let usage = self.cache.store.usage();
+        let mut progress = self.progress.clone();
+        progress.cached = usage.entries();
+        progress.capacity = usage.capacity;
+        match self.cache.form {
+            CacheForm::Encoded => progress.encoded_bytes = usage.used,
+            _ => progress.decoded_bytes = usage.used,
+        }
+        progress
+    }
+}
+
+fn hung_up(socket: &UnixStream) -> bool {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    let mut fds = [PollFd::new(socket.as_fd(), PollFlags::POLLRDHUP)];
+    let gone = PollFlags::POLLRDHUP | PollFlags::POLLHUP | PollFlags::POLLERR;
+    poll(&mut fds, PollTimeout::ZERO).is_ok() && fds[0].revents().is_some_and(|r| r.intersects(gone))
+}

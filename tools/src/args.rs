@@ -1,0 +1,135 @@
+//! What the command line may say.
+
+use std::path::PathBuf;
+
+use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use coprep_protocol::message::CacheForm;
+use coprep_protocol::place::Place;
+
+use crate::size;
+
+/// Coordinated data preparation: concurrent training jobs share one preparation of their data.
+#[derive(Parser)]
+#[command(name = "coprep", version, arg_required_else_help = true)]
+pub(crate) struct Args {
+    /// Socket of the coordinator.
+    #[arg(long, global = true, env = "COPREP_SOCKET", value_name = "PATH")]
+    socket: Option<PathBuf>,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+impl Args {
+    pub(crate) fn place(&self) -> Place {
+        self.socket.clone().map_or_else(Place::from_env, Place::at)
+    }
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Run a coordinator in the foreground (jobs start one by themselves if there is none).
+    Serve(Serve),
+    /// Fill the cache of a dataset before the jobs come. Interrupted, it goes on where it was.
+    Warm(Warm),
+    /// Show streams, jobs and caches.
+    Status(Status),
+    /// End the coordinator; its caches are freed.
+    Stop,
+    /// Free caches that no job uses.
+    Drop {
+        /// Only of this dataset (its root folder, as `coprep status` shows it).
+        dataset: Option<String>,
+    },
+    /// Say what on this machine would go wrong, and what to do about it.
+    Doctor(Doctor),
+}
+
+#[derive(ClapArgs)]
+pub(crate) struct Serve {
+    /// Bytes all caches may take together, such as 8G; 0: no cache [default: a quarter of the free memory].
+    #[arg(long, env = "COPREP_CACHE", value_parser = size::parse, value_name = "SIZE")]
+    pub(crate) cache: Option<u64>,
+    /// Form of cached samples, where a job does not say.
+    #[arg(long, env = "COPREP_CACHE_FORM", value_enum, default_value_t = Form::Decoded)]
+    pub(crate) cache_form: Form,
+    /// Keep caches in named segments, which a restarted coordinator takes over warm.
+    #[arg(long, env = "COPREP_CACHE_NAME", value_name = "NAME")]
+    pub(crate) cache_name: Option<String>,
+    /// Bytes of one stream's staging area.
+    #[arg(long, env = "COPREP_STAGING", value_parser = size::parse, default_value = "256M", value_name = "SIZE")]
+    pub(crate) staging: u64,
+    /// Threads that fetch, decode and augment [default: all processors].
+    #[arg(long, env = "COPREP_WORKERS", value_parser = clap::value_parser!(u16).range(1..=1024), value_name = "N")]
+    pub(crate) workers: Option<u16>,
+    /// End after this many seconds without a connection; 0: never [default: 0, or 60 if a job started it].
+    #[arg(long, env = "COPREP_IDLE", value_name = "SECONDS")]
+    pub(crate) idle: Option<u64>,
+    /// The same while a warmed cache is held [default: 3600].
+    #[arg(long, env = "COPREP_IDLE_WARM", value_name = "SECONDS")]
+    pub(crate) idle_warm: Option<u64>,
+    /// Started by a job: end when idle.
+    #[arg(long, hide = true)]
+    pub(crate) auto: bool,
+    /// Descriptor on which to say that the coordinator is ready, or why not.
+    #[arg(long, hide = true, value_name = "FD")]
+    pub(crate) ready_fd: Option<i32>,
+}
+
+#[derive(ClapArgs)]
+pub(crate) struct Warm {
+    /// Folder with one subfolder per class.
+    pub(crate) folder: PathBuf,
+    /// Form of the cached samples [default: the coordinator's].
+    #[arg(long, value_enum)]
+    pub(crate) form: Option<Form>,
+    /// Bytes to cache at most [default: what the dataset needs, within the coordinator's budget].
+    #[arg(long, value_parser = size::parse, value_name = "SIZE")]
+    pub(crate) bytes: Option<u64>,
+    /// The jobs' pipeline has `.resize(N)` before its first random operator.
+    #[arg(long, value_name = "N")]
+    pub(crate) resize: Option<u32>,
+    /// The jobs' pipeline has `.center_crop(N)` before its first random operator.
+    #[arg(long, value_name = "N")]
+    pub(crate) center_crop: Option<u32>,
+    /// The jobs' pipeline decodes with `apply_exif_orientation=True`.
+    #[arg(long)]
+    pub(crate) exif: bool,
+    /// Print JSON lines instead of a progress bar.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(ClapArgs)]
+pub(crate) struct Status {
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(ClapArgs)]
+pub(crate) struct Doctor {
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// A cache's form, on the command line.
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum Form {
+    /// Nothing is cached.
+    Off,
+    /// As read from storage.
+    Encoded,
+    /// After decode and the deterministic operators.
+    Decoded,
+}
+
+impl From<Form> for CacheForm {
+    fn from(form: Form) -> Self {
+        match form {
+            Form::Off => CacheForm::Off,
+            Form::Encoded => CacheForm::Encoded,
+            Form::Decoded => CacheForm::Decoded,
+        }
+    }
+}

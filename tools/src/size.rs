@@ -1,0 +1,66 @@
+//! Sizes in bytes as people write and read them.
+
+/// Parses `512M`, `8GiB`, `1.5g` or a plain number. Units are powers of 1024.
+///
+/// # Errors
+/// A sentence that says what is allowed.
+pub(crate) fn parse(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let number: f64 = text[..split].parse().map_err(|_| usage(text))?;
+    let unit = text[split..].trim().to_ascii_lowercase();
+    let shift = match unit.trim_end_matches('b').trim_end_matches('i') {
+        "" => 0,
+        "k" => 10,
+        "m" => 20,
+        "g" => 30,
+        "t" => 40,
+        _ => return Err(usage(text)),
+    };
+    Ok((number * (1u64 << shift) as f64) as u64)
+}
+
+fn usage(text: &str) -> String {
+    format!("\"{text}\" is not a size: write bytes, or a number with K, M, G or T, such as 8G")
+}
+
+/// For a person: `2.9 GiB`.
+pub(crate) fn human(bytes: u64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < units.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", units[unit]) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_as_people_write_them() {
+        let read = |t| parse(t).unwrap();
+        assert_eq!([read("0"), read("512M"), read("8GiB"), read("1.5g"), read("2 kb")], [
+            0,
+            512 << 20,
+            8 << 30,
+            3 << 29,
+            2048
+        ]);
+    }
+
+    #[test]
+    fn nonsense_is_refused_with_an_example() {
+        for text in ["", "G", "8X", "-1", "ten"] {
+            assert!(parse(text).unwrap_err().contains("8G"), "{text}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_shown_in_the_largest_fitting_unit() {
+        assert_eq!([human(17), human(2048), human(3 << 29)], ["17 B", "2.0 KiB", "1.5 GiB"]);
+    }
+}
