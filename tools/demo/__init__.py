@@ -1,0 +1,1 @@
+"""The demonstration: several jobs train on real photographs and share one preparation."""
