@@ -365,6 +365,9 @@ pub struct Totals {
     pub fetch_s: f64,
     /// Worker seconds spent in decoding and operators.
     pub prep_s: f64,
+    /// Bytes read from storage for each sample's first preparation, its second, and so on: for a job
+    /// alone, by epoch. The first 256.
+    pub fetched_by_visit: Vec<u64>,
 }
 
 /// One job of a stream.

@@ -102,7 +102,11 @@ struct Counters {
     failed: AtomicU64,
     fetch_ns: AtomicU64,
     prep_ns: AtomicU64,
+    fetched_by_visit: Mutex<Vec<u64>>,
 }
+
+/// See [`Totals::fetched_by_visit`].
+const VISITS_COUNTED: u64 = 256;
 
 impl Stream {
     /// Reserves the staging area and starts the driver.
@@ -331,17 +335,32 @@ impl SampleWork {
         self.slot.field_mut(1).copy_from_slice(&label.to_ne_bytes());
         self.slot.field_mut(2).copy_from_slice(&i64::from(self.draw.id).to_ne_bytes());
         self.batch.add_cost(cost);
-        self.stream.counters.add(cost);
+        self.stream.counters.add(cost, self.draw.visit);
     }
 }
 
 impl Counters {
-    fn add(&self, cost: &Cost) {
+    fn add(&self, cost: &Cost, visit: u64) {
         self.prepared.fetch_add(1, Ordering::Relaxed);
         self.fetched.fetch_add(u64::from(cost.fetched_bytes > 0), Ordering::Relaxed);
         self.fetched_bytes.fetch_add(cost.fetched_bytes, Ordering::Relaxed);
         self.fetch_ns.fetch_add(cost.fetch.as_nanos() as u64, Ordering::Relaxed);
         self.prep_ns.fetch_add(cost.prep.as_nanos() as u64, Ordering::Relaxed);
+        if visit < VISITS_COUNTED {
+            self.count_visit(visit as usize, cost.fetched_bytes);
+        }
+    }
+
+    fn visits(&self) -> MutexGuard<'_, Vec<u64>> {
+        self.fetched_by_visit.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn count_visit(&self, visit: usize, bytes: u64) {
+        let mut visits = self.visits();
+        if visits.len() <= visit {
+            visits.resize(visit + 1, 0);
+        }
+        visits[visit] += bytes;
     }
 
     fn totals(&self) -> Totals {
@@ -354,6 +373,7 @@ impl Counters {
             failed: self.failed.load(Ordering::Relaxed),
             fetch_s: seconds(&self.fetch_ns),
             prep_s: seconds(&self.prep_ns),
+            fetched_by_visit: self.visits().clone(),
         }
     }
 }

@@ -1,0 +1,266 @@
+"""Bad days: jobs and coordinators die, strangers call, users press Ctrl-C. Nothing is lost, nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket as sockets
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import WAIT, ids, shm, until
+from test_sharing import N, TRAIN, epochs
+
+import coprep
+
+HOLD = """
+import sys, time, coprep
+data = coprep.ImageFolder(sys.argv[1]).decode().random_resized_crop(32).random_horizontal_flip()
+train = coprep.DataLoader(data, batch_size=16, shuffle=True, framework="numpy")
+batches = iter(train)
+held = [next(batches) for _ in range(3)]
+print("holding", flush=True)
+time.sleep(600)
+"""
+
+
+def coordinator_pid() -> int:
+    return coprep.status()["pid"]
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    # A zombie whose parent has not looked yet is gone as well.
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+
+
+def test_two_jobs_that_start_the_coordinator_at_once_share_one(pipeline: coprep.Pipeline, start) -> None:
+    jobs = [start(TRAIN, pipeline.root, 16, 2, 0.02) for _ in range(6)]
+    for job in jobs:
+        assert all(sorted(e) == list(range(N)) for e in epochs(job))
+    (place,) = [Path(os.environ["COPREP_SOCKET"])]
+    running = subprocess.run(["pgrep", "-f", f"serve.*{place}"], capture_output=True, text=True).stdout.split()
+    assert len(running) == 1
+
+
+def test_a_killed_job_releases_its_batches(pipeline: coprep.Pipeline, start) -> None:
+    with coprep.DataLoader(pipeline, batch_size=16, shuffle=True, framework="numpy", with_index=True) as train:
+        batches = iter(train)
+        next(batches)
+        victim = start(HOLD, pipeline.root)
+        assert victim.line() == "holding"
+        assert len(coprep.status()["streams"][0]["jobs"]) == 2
+        victim.kill()
+        until(lambda: len(coprep.status()["streams"][0]["jobs"]) == 1, "the dead job is forgotten")
+        for _ in range(3):
+            assert sorted(ids(train)) == list(range(N))
+
+
+def test_a_killed_job_alone_frees_everything(pipeline: coprep.Pipeline, start) -> None:
+    victim = start(HOLD, pipeline.root)
+    assert victim.line() == "holding"
+    victim.kill()
+    until(lambda: coprep.status()["streams"] == [], "the stream is closed")
+
+
+def test_a_killed_coordinator_loses_and_repeats_nothing(pipeline: coprep.Pipeline, start) -> None:
+    jobs = [start(TRAIN, pipeline.root, 16, 3, 0.05) for _ in range(3)]
+    for job in jobs:
+        assert job.line() == "ready"
+    until(lambda: sum(s["totals"]["delivered"] for s in coprep.status()["streams"]) > 150, "jobs are in mid-epoch")
+    first = coordinator_pid()
+    os.kill(first, signal.SIGKILL)
+    for job in jobs:
+        assert all(sorted(e) == list(range(N)) for e in epochs(job))
+    assert coordinator_pid() != first
+
+
+def test_ranks_survive_a_killed_coordinator(pipeline: coprep.Pipeline, start) -> None:
+    code = TRAIN.replace('with_index=True)', 'with_index=True, rank=int(sys.argv[5]), world_size=2, group="g")')
+    jobs = [start(code, pipeline.root, 10, 3, 0.1, rank) for rank in range(2)]
+    for job in jobs:
+        assert job.line() == "ready"
+    until(lambda: sum(s["totals"]["delivered"] for s in coprep.status()["streams"]) > 60, "ranks are in mid-epoch")
+    os.kill(coordinator_pid(), signal.SIGKILL)
+    both = [epochs(job) for job in jobs]
+    for epoch in range(3):
+        assert sorted(both[0][epoch] + both[1][epoch]) == list(range(N))
+
+
+def test_ctrl_c_in_a_job_ends_it_and_nothing_else(pipeline: coprep.Pipeline, start) -> None:
+    other = start(TRAIN, pipeline.root, 16, 20, 0.01)
+    assert other.line() == "ready"
+    job = start(TRAIN, pipeline.root, 16, 1000, 0.01)
+    assert job.line() == "ready"
+    time.sleep(0.5)
+    job.process.send_signal(signal.SIGINT)
+    code, error = job.ended()
+    assert code != 0 and "KeyboardInterrupt" in error
+    assert all(sorted(e) == list(range(N)) for e in epochs(other))
+
+
+def test_ctrl_c_wakes_a_job_that_waits(pipeline: coprep.Pipeline, start) -> None:
+    # A cohort of two of which one never comes.
+    code = HOLD.replace("shuffle=True", 'shuffle=True, cohort="c", cohort_size=2').replace(
+        "batches = iter", 'print("waiting", flush=True)\nbatches = iter'
+    )
+    job = start(code, pipeline.root)
+    assert job.line() == "waiting"
+    time.sleep(1)
+    job.process.send_signal(signal.SIGINT)
+    code, error = job.ended()
+    assert code != 0 and "KeyboardInterrupt" in error
+
+
+def test_a_wait_that_lasts_too_long_says_who_is_awaited(pipeline: coprep.Pipeline) -> None:
+    with coprep.DataLoader(pipeline, batch_size=16, framework="numpy", cohort="c", cohort_size=3, timeout=1) as train:
+        with pytest.raises(TimeoutError, match="cohort"):
+            next(iter(train))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_serve_and_leaves_nothing(place: Path, number: signal.Signals) -> None:
+    server = serve(place)
+    server.send_signal(number)
+    assert server.wait(WAIT) == 0
+    assert list(place.parent.iterdir()) == []
+
+
+def serve(place: Path, *arguments: str, **kwargs) -> subprocess.Popen:
+    command = ["coprep", "serve", "--socket", str(place), *arguments]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **kwargs)
+    until(lambda: place.exists() or server.poll() is not None, "the coordinator listens")
+    assert server.poll() is None, server.stderr.read()
+    return server
+
+
+def test_a_second_coordinator_on_one_socket_is_refused(place: Path) -> None:
+    server = serve(place)
+    second = subprocess.run(["coprep", "serve", "--socket", str(place)], capture_output=True, text=True, timeout=WAIT)
+    assert second.returncode == 1 and "another coordinator" in second.stderr
+    assert coprep.status()["pid"] == server.pid
+
+
+def test_an_idle_coordinator_ends_by_itself(place: Path) -> None:
+    server = serve(place, "--idle", "1")
+    assert server.wait(WAIT) == 0
+    assert list(place.parent.iterdir()) == []
+
+
+def test_a_strangers_bytes_end_that_connection_only(pipeline: coprep.Pipeline, place: Path) -> None:
+    with coprep.DataLoader(pipeline, batch_size=16, framework="numpy", with_index=True) as train:
+        batches = iter(train)
+        next(batches)
+        for nonsense in (b"GET / HTTP/1.1\r\n\r\n", b"CPRP" + b"\xff" * 60, os.urandom(4096), b"CPRP\x01\x00\x00\x00\x40"):
+            with sockets.socket(sockets.AF_UNIX) as stranger:
+                stranger.settimeout(WAIT)
+                stranger.connect(str(place))
+                stranger.sendall(nonsense)
+                stranger.shutdown(sockets.SHUT_WR)
+                assert stranger.recv(100) == b""
+        assert sorted(ids(train)) == list(range(N))
+
+
+def test_ctrl_c_in_warm_keeps_what_is_cached(folder: Path, place: Path) -> None:
+    server = serve(place, "--workers", "1")
+    command = ["coprep", "--socket", str(place), "warm", str(folder), "--json"]
+    warm = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    time.sleep(0.1)
+    warm.send_signal(signal.SIGINT)
+    warm.wait(WAIT)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT, check=True)
+    last = json.loads(done.stdout.splitlines()[-1])
+    assert last["cached"] == last["done"] == last["total"] == N
+    assert server.poll() is None
+
+
+def test_a_warmed_cache_serves_the_jobs(folder: Path, place: Path) -> None:
+    serve(place)
+    subprocess.run(["coprep", "--socket", str(place), "warm", str(folder)], check=True, timeout=WAIT, capture_output=True)
+    data = coprep.ImageFolder(folder).decode().random_resized_crop(32)
+    with coprep.DataLoader(data, batch_size=16, shuffle=True, framework="numpy", with_index=True) as train:
+        assert sorted(ids(train)) == list(range(N))
+        assert coprep.status()["streams"][0]["totals"]["fetched_bytes"] == 0
+
+
+def test_a_named_cache_is_taken_over_warm(folder: Path, place: Path) -> None:
+    name = f"coprep-test-{os.getpid()}"
+    data = coprep.ImageFolder(folder).decode().random_resized_crop(32)
+    try:
+        first = serve(place, "--cache-name", name)
+        subprocess.run(["coprep", "--socket", str(place), "warm", str(folder)], check=True, timeout=WAIT, capture_output=True)
+        first.kill()
+        first.wait()
+        place.unlink(missing_ok=True)
+        serve(place, "--cache-name", name)
+        with coprep.DataLoader(data, batch_size=16, shuffle=True, framework="numpy", with_index=True) as train:
+            assert sorted(ids(train)) == list(range(N))
+            assert coprep.status()["streams"][0]["totals"]["fetched_bytes"] == 0
+    finally:
+        coprep.stop()
+        for left in Path("/dev/shm").glob(f"{name}*"):
+            left.unlink()
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs a mount namespace")
+def test_a_small_dev_shm_is_enough(pipeline: coprep.Pipeline, place: Path) -> None:
+    script = "mount -t tmpfs -o size=64m tmpfs /dev/shm && exec \"$@\""
+    command = ["unshare", "--mount", "sh", "-c", script, "sh", sys.executable, "-c", TRAIN, str(pipeline.root), "16", "2", "0"]
+    env = {**os.environ, "COPREP_STAGING": "256M", "COPREP_CACHE": "256M"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT * 2, env=env)
+    assert done.returncode == 0, done.stderr
+    seen = [json.loads(line)["seen"] for line in done.stdout.splitlines() if line != "ready"]
+    assert all(sorted(e) == list(range(N)) for e in seen)
+
+
+def test_nothing_is_left_when_all_is_over(pipeline: coprep.Pipeline, place: Path) -> None:
+    before = shm()
+    with coprep.DataLoader(pipeline, batch_size=16, framework="numpy") as train:
+        for _ in train:
+            pass
+        pid = coordinator_pid()
+    coprep.stop()
+    until(lambda: gone(pid), "the coordinator ends")
+    assert list(place.parent.iterdir()) == []
+    assert shm() == before
+
+
+def test_a_forked_child_is_told_that_a_loader_does_not_follow(pipeline: coprep.Pipeline) -> None:
+    with coprep.DataLoader(pipeline, batch_size=16, framework="numpy", with_index=True) as train:
+        batches = iter(train)
+        next(batches)
+        child = os.fork()
+        if child == 0:
+            try:
+                next(batches)
+            except RuntimeError:
+                os._exit(7)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert len(next(batches)[-1]) == 16
+
+
+def test_doctor_finds_this_machine_fit(place: Path) -> None:
+    done = subprocess.run(["coprep", "doctor", "--json"], capture_output=True, text=True, timeout=WAIT)
+    findings = json.loads(done.stdout)
+    assert done.returncode == 0, findings
+    assert {"shared memory", "memory", "kernel", "socket"} <= {f["check"] for f in findings}
+
+
+def test_wrong_usage_is_told_from_failure(place: Path) -> None:
+    def code(*arguments: str) -> int:
+        return subprocess.run(["coprep", *arguments], capture_output=True, timeout=WAIT).returncode
+
+    assert code("frobnicate") == 2
+    assert code("serve", "--cache", "plenty") == 2
+    assert code("status") == 1
+    assert code("warm", "/nonexistent") == 1

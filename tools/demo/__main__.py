@@ -1,0 +1,209 @@
+"""Four training jobs on one dataset: first sharing one preparation, then with one loader each.
+
+usage: python -m tools.demo DATA   (an image folder: one sub-folder per class)
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tools.demo import screen
+from tools.demo.children import Child, ChildFailed, Children, end_on_terminate, messages
+
+LEARNING_RATES = (0.003, 0.01, 0.03, 0.1)
+STARTS_S = (0.0, 2.0, 4.0, 6.0)
+SAMPLES_PER_JOB = 3_000
+LARGEST_EPOCH = 6_000
+"""A larger dataset is thinned out evenly, so that the demonstration stays short."""
+PATIENCE_S = 600.0
+QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+SUFFIXES = {".jpg", ".jpeg", ".png", ".webp"}
+
+
+@dataclass(frozen=True)
+class Work:
+    """What each job does."""
+
+    data: Path
+    samples: int
+    classes: int
+    stride: int
+    epochs: int
+
+    def arguments(self, learning_rate: float, loader_seed: int | None) -> list[str]:
+        words = ["--data", self.data, "--samples", self.samples, "--classes", self.classes, "--stride", self.stride]
+        words += ["--epochs", self.epochs, "--learning-rate", learning_rate]
+        if loader_seed is not None:
+            words += ["--loader-seed", loader_seed]
+        return [str(word) for word in words]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One round of jobs: what each said at its end, and all of them together."""
+
+    jobs: list[dict[str, Any]]
+    seconds: float
+
+    @property
+    def delivered(self) -> int:
+        return sum(job["samples"] for job in self.jobs)
+
+    @property
+    def prepared(self) -> int:
+        """By stream: the count only grows, so the last job to look saw the most."""
+        latest: dict[int, int] = {}
+        for stream in (stream for job in self.jobs for stream in job["streams"]):
+            count = stream["totals"]["prepared"]
+            latest[stream["id"]] = max(count, latest.get(stream["id"], 0))
+        return sum(latest.values())
+
+    @property
+    def rate(self) -> float:
+        return self.delivered / self.seconds
+
+
+def plan(data: Path) -> Work:
+    classes = [folder for folder in data.iterdir() if folder.is_dir()]
+    samples = sum(path.suffix.lower() in SUFFIXES for folder in classes for path in folder.rglob("*"))
+    if not samples:
+        raise SystemExit(f"no images in {data}: it should have one sub-folder of images per class")
+    stride = -(-samples // LARGEST_EPOCH)
+    epochs = max(2, round(SAMPLES_PER_JOB / (samples / stride)))
+    return Work(data, samples, len(classes), stride, epochs)
+
+
+def run_round(work: Work, loader_seeds: Sequence[int | None]) -> Outcome:
+    """Start the jobs, each at its time, and follow them to their ends."""
+    with Children() as children:
+        _, env = children.coordinator()
+        lines = [screen.JobLine(f"job {n} (learning rate {rate})", work.epochs) for n, rate in enumerate(LEARNING_RATES, 1)]
+        progress = screen.Progress(lines)
+        results: dict[str, dict[str, Any]] = {}
+        jobs: list[Child] = []
+        began = time.monotonic()
+        while len(results) < len(lines):
+            start_due(children, jobs, work, loader_seeds, env, time.monotonic() - began)
+            for child, message in messages([job for job in jobs if job.name not in results], 0.1):
+                hear(lines[int(child.name[-1]) - 1], child, message, results)
+            check(jobs, results, time.monotonic() - began)
+            progress.show()
+        progress.show(now=True)
+        return Outcome([results[job.name] for job in jobs], time.monotonic() - began)
+
+
+def start_due(
+    children: Children,
+    jobs: list[Child],
+    work: Work,
+    loader_seeds: Sequence[int | None],
+    env: dict[str, str],
+    elapsed: float,
+) -> None:
+    number = len(jobs)
+    if number < len(STARTS_S) and elapsed >= STARTS_S[number]:
+        arguments = work.arguments(LEARNING_RATES[number], loader_seeds[number])
+        jobs.append(children.module(f"job {number + 1}", "tools.demo.job", arguments, {**env, **QUIET}))
+
+
+def hear(line: screen.JobLine, child: Child, message: dict[str, Any], results: dict[str, dict[str, Any]]) -> None:
+    match message["event"]:
+        case "ready":
+            line.state = ""
+        case "progress":
+            line.epoch, line.loss, line.accuracy = message["epoch"], message["loss"], message["accuracy"]
+            line.samples = message["samples"]
+        case "done":
+            line.epoch, line.loss, line.accuracy = line.epochs, message["loss_last"], message["accuracy"]
+            line.samples, line.state = message["samples"], "done"
+            results[child.name] = message
+
+
+def check(jobs: Sequence[Child], results: dict[str, dict[str, Any]], elapsed: float) -> None:
+    for job in jobs:
+        if job.name not in results and not job.running():
+            raise job.failure()
+    if elapsed > PATIENCE_S:
+        late = [job.name for job in jobs if job.name not in results]
+        raise ChildFailed(f"{', '.join(late)} did not finish within {PATIENCE_S:.0f} s")
+
+
+def show_jobs(shared: Outcome, alone: Outcome, epochs: int) -> None:
+    header = ["job", "learning rate", "started", "epochs", "loss first", "last", "accuracy", "stalled", "with its own loader"]
+    rows = [
+        [
+            str(number),
+            f"{rate}",
+            f"{start:.0f} s",
+            str(epochs),
+            f"{ours['loss_first']:.2f}",
+            f"{ours['loss_last']:.2f}",
+            f"{ours['accuracy']:.0%}",
+            stall(ours),
+            stall(theirs),
+        ]
+        for number, (rate, start, ours, theirs) in enumerate(
+            zip(LEARNING_RATES, STARTS_S, shared.jobs, alone.jobs, strict=True), 1
+        )
+    ]
+    screen.table(header, rows)
+
+
+def stall(job: dict[str, Any]) -> str:
+    return f"{job['wait_s']:.1f} s ({job['wait_s'] / job['seconds']:.0%})"
+
+
+def show_totals(shared: Outcome, alone: Outcome) -> None:
+    rounds = (shared, alone)
+    rows = [
+        ["samples delivered", *(f"{one.delivered:,}" for one in rounds)],
+        ["samples prepared", *(f"{one.prepared:,}" for one in rounds)],
+        ["share factor (delivered / prepared)", *(f"{one.delivered / one.prepared:.2f}" for one in rounds)],
+        ["images per second, all jobs", *(f"{one.rate:,.0f}" for one in rounds)],
+        ["seconds, first start to last end", *(f"{one.seconds:.1f}" for one in rounds)],
+    ]
+    screen.table(["", "shared", "one loader per job"], rows)
+    print(f"\nSharing delivered {shared.rate / alone.rate:.2f} times as many images per second to the same jobs.")
+
+
+def demonstrate(data: Path) -> None:
+    work = plan(data)
+    thinned = "" if work.stride == 1 else f", of which each job takes {work.samples // work.stride:,}"
+    print(f"{work.samples:,} images in {data}{thinned}; 4 jobs, started 2 s apart, {work.epochs} epochs each, no cache")
+    screen.heading("1. The jobs share: each sample is prepared once for all of them")
+    shared = run_round(work, [None] * len(LEARNING_RATES))
+    screen.heading("2. One loader per job: the same coordinator and workers, but a seed of its own each, so nothing is shared")
+    alone = run_round(work, range(1, len(LEARNING_RATES) + 1))
+    screen.heading("The jobs")
+    show_jobs(shared, alone, work.epochs)
+    screen.heading("All together")
+    show_totals(shared, alone)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make demo", description="four training jobs that share one preparation")
+    parser.add_argument("data", type=Path, help="an image folder: one sub-folder per class")
+    args = parser.parse_args()
+    if not args.data.is_dir():
+        print(f"{args.data} is not a folder", file=sys.stderr)
+        return 2
+    end_on_terminate()
+    try:
+        demonstrate(args.data.resolve())
+    except ChildFailed as error:
+        print(f"\n{error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,187 @@
+"""Child processes that never outlive us.
+
+Each runs in a session of its own (so that Ctrl-C reaches only us), is killed by the kernel when we die, and is
+ended by its id, with everything it started, on every other way out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+PR_SET_PDEATHSIG = 1
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class ChildFailed(Exception):
+    """A child ended when it should not have; the message carries the end of its log."""
+
+
+class Child:
+    """One running process, its messages (JSON, a line each, on its standard output) and its log."""
+
+    def __init__(self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
+        self.name = name
+        self.log = log
+        self.started = time.monotonic()
+        with log.open("wb") as errors:
+            self.process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env={**os.environ, **env},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        self._partial = b""
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def exit_code(self) -> int | None:
+        """None while it runs. The process is not reaped before `end`, so that its id stays its own."""
+        status = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if status is None:
+            return None
+        return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
+
+    def running(self) -> bool:
+        return self.exit_code() is None
+
+    def tell(self, line: str) -> None:
+        """Write a line to its standard input. A child that has just ended is found out by whoever reads it."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(line.encode() + b"\n")
+            self.process.stdin.flush()
+
+    def fileno(self) -> int:
+        assert self.process.stdout is not None
+        return self.process.stdout.fileno()
+
+    def read(self) -> tuple[list[dict[str, Any]], bool]:
+        """The messages that have arrived, and whether more may come. Blocks unless there is something."""
+        data = os.read(self.fileno(), 1 << 16)
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        return [json.loads(line) for line in lines], bool(data)
+
+    def failure(self) -> ChildFailed:
+        tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
+        return ChildFailed(f"{self.name} ended with code {self.exit_code()}:\n{tail}")
+
+    def end(self, patience: float = 5.0) -> None:
+        """Ask it and everything it started to end; after `patience` seconds, make it."""
+        self._signal(signal.SIGTERM)
+        deadline = time.monotonic() + patience
+        while self.running() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self._signal(signal.SIGKILL)
+        self.process.wait(patience)
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To the child's whole process group, whose id is the child's."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+
+class Children(contextlib.ExitStack):
+    """Starts children and ends them all, the youngest first, when the block is left.
+
+    Owns a temporary folder for their logs and sockets, removed at the end.
+    """
+
+    def __enter__(self) -> Children:
+        super().__enter__()
+        self.folder = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="coprep-")))
+        return self
+
+    def start(self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None) -> Child:
+        child = Child(name, command, self.folder / f"{name.replace(' ', '-')}.log", env or {})
+        self.callback(child.end)
+        return child
+
+    def module(self, name: str, module: str, arguments: Sequence[str], env: Mapping[str, str] | None = None) -> Child:
+        """Run a Python module of this repository in this interpreter's environment."""
+        return self.start(name, [sys.executable, "-m", module, *arguments], env)
+
+    def coordinator(self, cache: str = "0") -> tuple[Child, dict[str, str]]:
+        """A coordinator of our own that answers, and the environment in which jobs find it."""
+        path = self.folder / "coordinator.sock"
+        command = [str(coprep_command()), "serve", "--socket", str(path), "--cache", cache]
+        child = self.start("coordinator", command)
+        await_socket(child, path)
+        return child, {"COPREP_SOCKET": str(path)}
+
+
+def coprep_command() -> Path:
+    """The `coprep` that belongs to this interpreter's environment."""
+    return Path(sys.executable).with_name("coprep")
+
+
+def await_socket(child: Child, path: Path, patience: float = 30.0) -> None:
+    deadline = time.monotonic() + patience
+    while not answers(path):
+        if not child.running():
+            raise child.failure()
+        if time.monotonic() > deadline:
+            raise ChildFailed(f"the coordinator does not answer on {path} after {patience:.0f} s; see {child.log}")
+        time.sleep(0.02)
+
+
+def answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
+
+
+def messages(children: Sequence[Child], seconds: float) -> Iterator[tuple[Child, dict[str, Any]]]:
+    """What the children say within the next `seconds`; returns early when all of them have closed their output."""
+    deadline = time.monotonic() + seconds
+    if not children:
+        time.sleep(seconds)
+    with selectors.DefaultSelector() as selector:
+        for child in children:
+            selector.register(child, selectors.EVENT_READ)
+        while selector.get_map() and (left := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                child = key.fileobj
+                assert isinstance(child, Child)
+                said, open_still = child.read()
+                yield from ((child, message) for message in said)
+                if not open_still:
+                    selector.unregister(child)
+
+
+def die_with_parent() -> None:
+    """Runs in the child before its program starts."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def end_on_terminate() -> None:
+    """Let SIGTERM and SIGHUP leave our blocks as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGHUP, _interrupt)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

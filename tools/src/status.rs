@@ -1,0 +1,112 @@
+//! `coprep status`, `coprep stop`, `coprep drop`.
+
+use std::process::ExitCode;
+
+use coprep_client::control;
+use coprep_protocol::message::{CacheStatus, JobStatus, Status, StreamStatus};
+use coprep_protocol::place::Place;
+
+use crate::show::{duration, table};
+use crate::size::human;
+use crate::{Outcome, args};
+
+pub(crate) fn run(place: &Place, args: &args::Status) -> Outcome {
+    let status = control::status(place)?;
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&status)?);
+    } else {
+        println!("{}", describe(&status));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(crate) fn stop(place: &Place) -> Outcome {
+    let pid = control::stop(place)?;
+    println!("coordinator {pid} has ended");
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(crate) fn drop_caches(place: &Place, dataset: Option<String>) -> Outcome {
+    let bytes = control::drop_caches(place, dataset)?;
+    println!("{} freed", human(bytes));
+    Ok(ExitCode::SUCCESS)
+}
+
+fn describe(status: &Status) -> String {
+    let mut parts = vec![format!(
+        "coordinator {} (version {}), up {}, {} workers, {} of memory, caches may take {}",
+        status.pid,
+        status.version,
+        duration(status.uptime_s),
+        status.workers,
+        human(status.pss_bytes),
+        human(status.cache_budget)
+    )];
+    parts.push(caches(&status.caches));
+    parts.extend(status.streams.iter().map(stream));
+    if status.streams.is_empty() {
+        parts.push("no jobs".into());
+    }
+    parts.join("\n\n")
+}
+
+fn caches(caches: &[CacheStatus]) -> String {
+    if caches.is_empty() {
+        return "no caches".into();
+    }
+    let header = ["cache", "form", "policy", "samples", "used", "capacity", "hits", "misses"];
+    let row = |c: &CacheStatus| {
+        vec![
+            c.dataset.clone(),
+            format!("{:?}", c.form).to_lowercase(),
+            c.policy.clone(),
+            c.entries.to_string(),
+            human(c.used),
+            human(c.capacity),
+            c.hits.to_string(),
+            c.misses.to_string(),
+        ]
+    };
+    table(&header, &caches.iter().map(row).collect::<Vec<_>>())
+}
+
+fn stream(s: &StreamStatus) -> String {
+    let t = &s.totals;
+    let share = if t.prepared == 0 { 0.0 } else { t.delivered as f64 / t.prepared as f64 };
+    let head = format!(
+        "stream {}: {} ({} samples)\n  {}\n  seed {}, cache {}, {} of {} staging buffers free ({})\n  \
+         prepared {}, delivered {}, share factor {share:.2}, failed {}, fetched {}",
+        s.id,
+        s.dataset,
+        s.samples,
+        s.pipeline,
+        s.seed,
+        format!("{:?}", s.cache).to_lowercase(),
+        s.buffers_free,
+        s.buffers,
+        human(s.staging_bytes),
+        t.prepared,
+        t.delivered,
+        t.failed,
+        human(t.fetched_bytes),
+    );
+    let header = ["job", "name", "pids", "batch", "epoch", "need", "delivered", "queued", "held", "skipped", "idle"];
+    format!("{head}\n{}", table(&header, &s.jobs.iter().map(job).collect::<Vec<_>>()))
+}
+
+fn job(j: &JobStatus) -> Vec<String> {
+    let pids: Vec<String> = j.pids.iter().map(u32::to_string).collect();
+    vec![
+        j.id.to_string(),
+        j.name.clone(),
+        pids.join(","),
+        j.batch_size.to_string(),
+        j.epoch.to_string(),
+        format!("{} of {}", j.need, j.samples),
+        j.delivered.to_string(),
+        j.queued.to_string(),
+        j.held.to_string(),
+        j.skipped.to_string(),
+        format!("{:.1} s", j.idle_s),
+    ]
+}
