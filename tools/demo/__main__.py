@@ -16,9 +16,9 @@ from typing import Any
 from tools.demo import screen
 from tools.demo.children import Child, ChildFailed, Children, end_on_terminate, messages
 
-LEARNING_RATES = (0.003, 0.01, 0.03, 0.1)
+LEARNING_RATES = (0.001, 0.003, 0.01, 0.03)
 STARTS_S = (0.0, 2.0, 4.0, 6.0)
-SAMPLES_PER_JOB = 3_000
+SAMPLES_PER_JOB = 12_000
 LARGEST_EPOCH = 6_000
 """A larger dataset is thinned out evenly, so that the demonstration stays short."""
 PATIENCE_S = 600.0
@@ -83,7 +83,10 @@ def run_round(work: Work, loader_seeds: Sequence[int | None]) -> Outcome:
     """Start the jobs, each at its time, and follow them to their ends."""
     with Children() as children:
         _, env = children.coordinator()
-        lines = [screen.JobLine(f"job {n} (learning rate {rate})", work.epochs) for n, rate in enumerate(LEARNING_RATES, 1)]
+        lines = [
+            screen.JobLine(f"job {number}", f"learning rate {rate}", work.epochs, f"starts at {start:.0f} s")
+            for number, (rate, start) in enumerate(zip(LEARNING_RATES, STARTS_S, strict=True), 1)
+        ]
         progress = screen.Progress(lines)
         results: dict[str, dict[str, Any]] = {}
         jobs: list[Child] = []

@@ -18,8 +18,9 @@ class JobLine:
     """The state of one job, as last heard."""
 
     name: str
+    detail: str
     epochs: int
-    state: str = "waits for its turn"
+    state: str
     epoch: float = 0.0
     loss: float | None = None
     accuracy: float = 0.0
@@ -59,16 +60,16 @@ class Progress:
 
     def _plain(self) -> str:
         parts = [f"{job.name}: {short_state(job)}" for job in self.jobs]
-        return f"{self._total()} | " + ", ".join(parts)
+        return f"{self._total()} ({', '.join(parts)})"
 
 
 def job_line(job: JobLine) -> str:
     filled = round(BAR * min(job.epoch / job.epochs, 1))
     bar = colour("32", "━" * filled) + colour("2", "─" * (BAR - filled))
     if job.loss is None:
-        return f"  {job.name:28} {bar} {job.state}"
+        return f"  {job.name}, {job.detail:20} {bar} {job.state}"
     return (
-        f"  {job.name:28} {bar} epoch {min(job.epoch, job.epochs):4.1f}/{job.epochs}"
+        f"  {job.name}, {job.detail:20} {bar} epoch {min(job.epoch, job.epochs):4.1f}/{job.epochs}"
         f"  loss {job.loss:5.2f}  accuracy {job.accuracy:4.0%}  {job.state}"
     )
 
