@@ -1,0 +1,75 @@
+"""What every job of the benchmark does with its batches, whichever loader they come from.
+
+It takes batch after batch, reads one byte of each image, and does nothing else. It tells the parent when its first
+batch came and when it is warm; the parent answers with a window of time; the job reports what arrived within it, and
+keeps taking batches until it is ended, so that no job runs with less company than the others.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Window:
+    """Arrivals from `start` to `end`, in seconds of the machine's monotonic clock."""
+
+    start: float
+    end: float
+    images: int = 0
+    gaps_ms: list[float] = field(default_factory=list)
+    reported: bool = False
+
+    def note(self, before: float, now: float, images: int) -> None:
+        if self.start <= now < self.end:
+            self.images += images
+            self.gaps_ms.append(1000 * (now - before))
+        elif now >= self.end and not self.reported:
+            self.reported = True
+            report(event="window", images=self.images, gaps_ms=self.gaps_ms)
+
+
+def consume(loader: Iterable[tuple[Any, Any]], started: float, warm_after: int) -> None:
+    """Take batches for good. `warm_after`: images after which the steady state is reached."""
+    window: Window | None = None
+    images_so_far = 0
+    before = started
+    for images, _labels in forever(loader):
+        touch(images)
+        now = time.monotonic()
+        if images_so_far == 0:
+            report(event="first", seconds=now - started)
+        if images_so_far < warm_after <= images_so_far + len(images):
+            report(event="warm")
+        images_so_far += len(images)
+        window = window or told_window()
+        if window:
+            window.note(before, now, len(images))
+        before = now
+
+
+def forever(loader: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
+    while True:
+        yield from loader
+
+
+def touch(images: Any) -> int:
+    return int(images[:, 0, 0, 0].sum())
+
+
+def told_window() -> Window | None:
+    """The parent's line, once it has come."""
+    if not select.select([sys.stdin], [], [], 0)[0]:
+        return None
+    start, end = map(float, sys.stdin.readline().split())
+    return Window(start, end)
+
+
+def report(**message: Any) -> None:
+    print(json.dumps(message), flush=True)

@@ -1,0 +1,91 @@
+"""What processes cost, and what others did meanwhile, read from /proc."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class CpuClock:
+    """CPU seconds used so far: by each process of some trees, and by the whole machine."""
+
+    ours: dict[int, float]
+    machine: float
+
+    @classmethod
+    def read(cls, roots: Iterable[int]) -> CpuClock:
+        return cls({pid: cpu_seconds(pid) for pid in trees(roots)}, machine_cpu_seconds())
+
+    def ours_since(self, before: CpuClock) -> float:
+        return sum(seconds - before.ours.get(pid, 0.0) for pid, seconds in self.ours.items())
+
+    def others_since(self, before: CpuClock) -> float:
+        return max(self.machine - before.machine - self.ours_since(before), 0.0)
+
+
+def trees(roots: Iterable[int]) -> list[int]:
+    """The processes `roots` and everything they started."""
+    children: dict[int, list[int]] = {}
+    for entry in PROC.iterdir():
+        if entry.name.isdigit() and (fields := stat_fields(int(entry.name))):
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
+    found: list[int] = []
+    waiting = list(roots)
+    while waiting:
+        pid = waiting.pop()
+        found.append(pid)
+        waiting += children.get(pid, [])
+    return found
+
+
+def stat_fields(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat after the name: state, parent, ... Empty for a process that is gone."""
+    try:
+        return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = stat_fields(pid)
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S if fields else 0.0
+
+
+def machine_cpu_seconds() -> float:
+    """User, nice, system, interrupts and stolen time: all but idle and waiting for disks."""
+    user, nice, system, _idle, _iowait, *rest = map(int, (PROC / "stat").read_text().split("\n", 1)[0].split()[1:])
+    return (user + nice + system + sum(rest[:3])) / TICKS_PER_S
+
+
+def pss_bytes(pid: int) -> int | None:
+    """Memory of a process, shared pages divided among their holders. None where it may not be read."""
+    try:
+        text = (PROC / str(pid) / "smaps_rollup").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    except PermissionError:
+        return None
+    found = re.search(r"^Pss:\s+(\d+) kB", text, re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0
+
+
+def available_bytes() -> int:
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", (PROC / "meminfo").read_text(), re.MULTILINE)
+    assert found, "/proc/meminfo has no MemAvailable"
+    return int(found[1]) * 1024
+
+
+def processor() -> str:
+    found = re.search(r"^model name\s*:\s*(.+)$", (PROC / "cpuinfo").read_text(), re.MULTILINE)
+    return found[1] if found else "unknown processor"
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0))

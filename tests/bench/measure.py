@@ -1,0 +1,199 @@
+"""One measurement: some jobs at a time with one loader, over a window of time in the steady state."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.bench.machine import CpuClock, available_bytes, cores, pss_bytes, trees
+from tools.demo.children import Child, ChildFailed, Children, coprep_command, messages
+
+BATCH_SIZE = 64
+WARM_PATIENCE_S = 600.0
+WINDOW_PATIENCE_S = 60.0
+WARM_BATCHES = 4
+"""Batches of each job before the window, where no cache has to be filled first."""
+CACHE_SHARE = 0.6
+"""Of the memory that is free, what a coordinator may use for its cache: as much as the dataset needs, within this."""
+TORCH_WORKERS = cores()
+"""Of each PyTorch job: the usual choice, one for each core."""
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A loader as it is compared."""
+
+    loader: str
+    cache: str | None = None
+
+    @property
+    def label(self) -> str:
+        return self.loader if self.cache is None else f"{self.loader}, cache {self.cache}"
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """An image folder, as the benchmark sees it."""
+
+    root: Path
+    files: Sequence[Path]
+    bytes: int
+
+    @classmethod
+    def find(cls, root: Path) -> Dataset:
+        files = sorted(path for path in root.rglob("*") if path.is_file())
+        return cls(root, files, sum(path.stat().st_size for path in files))
+
+    def read(self) -> None:
+        """Bring every file into the page cache."""
+        for path in self.files:
+            path.read_bytes()
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one measurement gave. None: not applicable to this loader."""
+
+    images_per_s: float
+    cpu_s_per_1000: float
+    pss_mib: float | None
+    first_batch_s: float | None
+    gaps_ms: list[float]
+    others_cores: float
+
+
+def measure(setup: Setup, jobs: int, data: Dataset, seconds: float, limit: Path | None) -> Run:
+    """Read all files once, then measure."""
+    data.read()
+    if setup.loader == "limit":
+        assert limit is not None
+        return measure_limit(limit, data, seconds)
+    with Children() as children:
+        return measure_jobs(setup, jobs, data, seconds, children)
+
+
+class Fleet:
+    """The jobs of one measurement, with their coordinator if there is one."""
+
+    def __init__(self, setup: Setup, jobs: int, data: Dataset, children: Children) -> None:
+        self.env = dict(ONE_THREAD)
+        self.roots: list[int] = []
+        self.heard: dict[str, dict[str, dict[str, Any]]] = {}
+        if setup.loader == "coprep":
+            coordinator, place = children.coordinator(cache=cache_budget(setup))
+            self.env |= place
+            self.roots.append(coordinator.pid)
+        module, arguments = job_command(setup, data)
+        self.jobs: list[Child] = []
+        for number in range(1, jobs + 1):
+            started = str(time.monotonic())
+            self.jobs.append(children.module(f"job {number}", module, [*arguments, started], self.env))
+            self.heard[f"job {number}"] = {}
+        self.roots += [job.pid for job in self.jobs]
+
+    def wait_for(self, event: str, patience: float) -> list[dict[str, Any]]:
+        """Until every job has said `event`. Returns what they said."""
+        deadline = time.monotonic() + patience
+        while missing := [job for job in self.jobs if event not in self.heard[job.name]]:
+            if time.monotonic() > deadline:
+                names = ", ".join(job.name for job in missing)
+                raise ChildFailed(f"no word of {event!r} from {names} within {patience:.0f} s; see {missing[0].log}")
+            for job, message in messages(missing, 0.5):
+                self.heard[job.name][message["event"]] = message
+            for job in self.jobs:
+                if not job.running():
+                    raise job.failure()
+        return [self.heard[job.name][event] for job in self.jobs]
+
+    def pss(self) -> float | None:
+        """MiB of all processes together; what lies in shared memory counts once."""
+        sizes = [pss_bytes(pid) for pid in trees(self.roots)]
+        if None in sizes and "COPREP_SOCKET" in self.env:
+            sizes = [size for size in sizes if size is not None] + [self.coordinator_status()["pss_bytes"]]
+        return None if None in sizes else sum(size or 0 for size in sizes) / MIB
+
+    def coordinator_status(self) -> dict[str, Any]:
+        return coordinator_status(self.env)
+
+
+def coordinator_status(env: dict[str, str]) -> dict[str, Any]:
+    command = [str(coprep_command()), "status", "--json"]
+    answer = subprocess.run(command, env={**os.environ, **env}, capture_output=True, check=True, timeout=30)
+    status: dict[str, Any] = json.loads(answer.stdout)
+    return status
+
+
+def measure_jobs(setup: Setup, jobs: int, data: Dataset, seconds: float, children: Children) -> Run:
+    fleet = Fleet(setup, jobs, data, children)
+    fleet.wait_for("warm", WARM_PATIENCE_S)
+    begin = time.monotonic() + 0.2
+    for job in fleet.jobs:
+        job.tell(f"{begin} {begin + seconds}")
+    sleep_until(begin)
+    before = CpuClock.read(fleet.roots)
+    sleep_until(begin + seconds)
+    after = CpuClock.read(fleet.roots)
+    pss = fleet.pss()
+    windows = fleet.wait_for("window", WINDOW_PATIENCE_S)
+    images = sum(window["images"] for window in windows)
+    if not images:
+        raise ChildFailed(f"{setup.label}: no batch arrived within {seconds:.0f} s; give SECONDS more")
+    return Run(
+        images_per_s=images / seconds,
+        cpu_s_per_1000=1000 * after.ours_since(before) / images,
+        pss_mib=pss,
+        first_batch_s=statistics.median(job["first"]["seconds"] for job in fleet.heard.values()),
+        gaps_ms=[gap for window in windows for gap in window["gaps_ms"]],
+        others_cores=after.others_since(before) / seconds,
+    )
+
+
+def sleep_until(moment: float) -> None:
+    time.sleep(max(moment - time.monotonic(), 0))
+
+
+def cache_budget(setup: Setup) -> str:
+    return "0" if setup.cache == "off" else str(int(CACHE_SHARE * available_bytes()))
+
+
+def job_command(setup: Setup, data: Dataset) -> tuple[str, list[str]]:
+    """The job's module and its arguments but the last, its moment of start."""
+    common = [str(data.root), str(BATCH_SIZE)]
+    if setup.loader == "coprep":
+        assert setup.cache is not None
+        warm_after = WARM_BATCHES * BATCH_SIZE if setup.cache == "off" else len(data.files) + BATCH_SIZE
+        return "tests.bench.job_coprep", [*common, str(warm_after), setup.cache]
+    decoder = setup.loader.removeprefix("torch-")
+    return "tests.bench.job_torch", [*common, str(WARM_BATCHES * BATCH_SIZE), decoder, str(TORCH_WORKERS)]
+
+
+def measure_limit(program: Path, data: Dataset, seconds: float) -> Run:
+    """A plain loop with a thread per core that keeps nothing: it has no batches, hence no gaps."""
+    with Children() as children:
+        before = CpuClock.read([])
+        command = [str(program), str(data.root), "--threads", str(cores()), "--seconds", str(seconds), "--json"]
+        child = children.start("limit", command)
+        time.sleep(seconds / 2)
+        pss = pss_bytes(child.pid)
+        said = [message for _, message in messages([child], seconds + WARM_PATIENCE_S)]
+        if not said:
+            raise child.failure()
+        after = CpuClock.read([child.pid])
+        elapsed = time.monotonic() - child.started
+    return Run(
+        images_per_s=said[-1]["images_per_s"],
+        cpu_s_per_1000=1000 * after.ours_since(before) / said[-1]["images"],
+        pss_mib=pss and pss / MIB,
+        first_batch_s=None,
+        gaps_ms=[],
+        others_cores=after.others_since(before) / elapsed,
+    )
