@@ -1,0 +1,151 @@
+# The one entry for every check and every tool, the same for a person and for CI. `make help` lists them.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+
+DATA ?= demo-data
+LIMIT := $(TARGET)/release/examples/limit
+RUST_SOURCES := Cargo.toml Cargo.lock $(shell find cache coordinator bindings tools -name '*.rs' -o -name Cargo.toml)
+WHEEL_SOURCES := $(RUST_SOURCES) $(shell find bindings -name '*.py' -o -name '*.pyi' -o -name '*.md' -o -name pyproject.toml)
+PYTHON_TESTS := $(wildcard bindings/python/tests tests/python)
+PYTHON_CODE := tools/demo tests/bench $(wildcard bindings/python tests/python)
+
+.PHONY: help
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{ printf "  make %-8s %s\n", $$1, $$2 }'
+	@echo "  settings:     DATA=folder (demo, bench), SECONDS=n (bench, fuzz), ONLY=coprep,limit REPEAT=n JOBS=1,2 (bench)"
+
+# --- what has to be there ------------------------------------------------------------------------------------
+
+# libjpeg-turbo is built from its sources, with cmake and nasm.
+.PHONY: deps
+deps: ## install the build tools that are missing, or say which
+	@missing=""; \
+	for tool in cmake nasm cc c++; do command -v $$tool >/dev/null || missing+=" $$tool"; done; \
+	command -v cargo >/dev/null || { echo "cargo is missing: install a Rust toolchain, 1.95 or newer" >&2; exit 1; }; \
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python 3.10 or newer is needed" >&2; exit 1; }; \
+	$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || missing+=" python3-venv"; \
+	[ -n "$$missing" ] || exit 0; \
+	packages=$$(sed -E 's/ (cc|c\+\+)\b/ g++/g' <<<"$$missing"); \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing:$$packages"; \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$packages >/dev/null; \
+	else \
+		echo "missing:$$missing. Install with your package manager, for example: sudo apt-get install$$packages" >&2; exit 1; \
+	fi
+
+$(VENV)/.base: | deps
+	@echo "making $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) "maturin>=1.9,<2" numpy pillow
+	@touch $@
+
+$(VENV)/.checks: $(VENV)/.base
+	@$(PIP) pytest pytest-timeout ruff mypy
+	@touch $@
+
+$(VENV)/.torch: $(VENV)/.base
+	@echo "installing PyTorch (about 4.5 GB with its CUDA packages; once)"
+	@$(PIP) torch torchvision
+	@touch $@
+
+$(VENV)/.package: $(WHEEL_SOURCES) $(VENV)/.base
+	@echo "building the release wheel"
+	@cargo build --release -p coprep-cli
+	@install -D -m 755 $(TARGET)/release/coprep bindings/coprep.data/scripts/coprep
+	@rm -rf $(TARGET)/wheels
+	@$(VENV)/bin/maturin build --release --quiet -m bindings/Cargo.toml --interpreter $(PY) --out $(TARGET)/wheels
+	@$(PIP) --force-reinstall --no-deps $(TARGET)/wheels/*.whl
+	@touch $@
+
+.PHONY: wheel
+wheel: $(VENV)/.package ## the release build of the Python package, as a wheel
+	@ls $(TARGET)/wheels/*.whl
+
+.PHONY: venv
+venv: $(VENV)/.package ## .venv with the release build of the package and the coprep command
+	@echo "ready: source $(VENV)/bin/activate, then import coprep, or run coprep --help"
+
+# --- to see it -----------------------------------------------------------------------------------------------
+
+demo-data: | $(VENV)/.base
+	@$(PY) -m tools.demo.photos $@
+
+.PHONY: demo
+demo: $(VENV)/.package $(filter demo-data,$(DATA)) ## four training jobs that share one preparation, and the same without
+	@$(PY) -m tools.demo "$(DATA)"
+
+.PHONY: bench
+bench: $(VENV)/.package $(if $(findstring torch,$(or $(ONLY),torch)),$(VENV)/.torch) $(filter demo-data,$(DATA)) | deps ## compare with other loaders and with the limit
+	@cargo build --release -p coprep-pipeline --example limit
+	@$(PY) -m tests.bench "$(DATA)" --limit "$(LIMIT)" --out "$(TARGET)/bench" \
+		$(if $(ONLY),--only "$(ONLY)") $(if $(REPEAT),--repeat "$(REPEAT)") $(if $(JOBS),--jobs "$(JOBS)") \
+		$(if $(SECONDS),--seconds "$(SECONDS)")
+
+# --- to check it ---------------------------------------------------------------------------------------------
+
+LOG := $(TARGET)/test.log
+RUST_TESTS = $(shell cargo nextest --version >/dev/null 2>&1 && echo cargo nextest run || echo cargo test --no-fail-fast)
+# Adds up the closing lines of nextest, cargo test and pytest.
+TOTAL := awk '/^ *Summary \[|^test result:|^=* ?[0-9]+ (passed|failed|skipped|error).* in [0-9.]+s/ { \
+	while (match($$0, /[0-9]+ (passed|failed|timed out|error)/)) { \
+		split(substr($$0, RSTART, RLENGTH), word, " "); count[word[2] == "passed"] += word[1]; $$0 = substr($$0, RSTART + RLENGTH) } } \
+	END { printf "%d passed, %d failed\n", count[1], count[0] }'
+
+.PHONY: test
+test: $(VENV)/.package $(VENV)/.checks $(VENV)/.torch ## all tests, Rust and Python
+	@failed=""; mkdir -p $(TARGET); : >$(LOG); \
+	run() { echo "== $$1"; shift; "$$@" 2>&1 | tee -a $(LOG); }; \
+	[[ "$(RUST_TESTS)" == *nextest* ]] || echo "cargo-nextest is not installed: using cargo test, which does not end a test that hangs"; \
+	run "Rust" $(RUST_TESTS) || failed+=" Rust"; \
+	run "Rust, examples in the documentation" cargo test --doc --quiet || failed+=" examples"; \
+	for folder in $(PYTHON_TESTS); do \
+		run "Python, $$folder" $(PY) -m pytest -q --timeout=180 $$folder || failed+=" $$folder"; \
+	done; \
+	echo "== Total"; \
+	$(TOTAL) $(LOG); \
+	[ -z "$$failed" ] || { echo "FAILED:$$failed (everything is in $(LOG))"; exit 1; }
+
+.PHONY: lint
+lint: $(VENV)/.package $(VENV)/.checks | deps ## formatting, clippy, ruff, mypy
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --quiet -- -D warnings
+	$(VENV)/bin/ruff check --quiet --line-length 120 --select E,F,W,I,B,UP,C4,SIM,RET $(PYTHON_CODE)
+	$(VENV)/bin/mypy --strict --no-error-summary --ignore-missing-imports -p tools.demo -p tests.bench
+	@echo "lint: all clean"
+
+# The coverage instrumentation of libFuzzer and AddressSanitizer, which a stable compiler has but does not offer.
+FUZZ_TARGETS = $(basename $(notdir $(wildcard tests/fuzz/fuzz_targets/*.rs)))
+FUZZ_TRIPLE = $(shell rustc -vV | sed -n 's/^host: //p')
+FUZZ_BUILD := $(TARGET)/fuzz
+FUZZ_FLAGS := --cfg fuzzing -Zsanitizer=address -Cpasses=sancov-module -Ccodegen-units=1 -Cdebug-assertions \
+	$(addprefix -Cllvm-args=-sanitizer-coverage-,level=4 inline-8bit-counters pc-table trace-compares)
+
+.PHONY: fuzz
+fuzz: | deps ## every fuzz target for SECONDS (300) each
+	@RUSTC_BOOTSTRAP=1 RUSTFLAGS="$(FUZZ_FLAGS)" CARGO_TARGET_DIR="$(abspath $(FUZZ_BUILD))" \
+		cargo build --release --manifest-path tests/fuzz/Cargo.toml --target $(FUZZ_TRIPLE)
+	@for name in $(FUZZ_TARGETS); do \
+		mkdir -p tests/fuzz/corpus/$$name tests/fuzz/artifacts/$$name; \
+		echo "== $$name, $(or $(SECONDS),300) s"; \
+		$(FUZZ_BUILD)/$(FUZZ_TRIPLE)/release/$$name tests/fuzz/corpus/$$name -artifact_prefix=tests/fuzz/artifacts/$$name/ \
+			-max_total_time=$(or $(SECONDS),300) -timeout=10 -rss_limit_mb=4096 -print_final_stats=1; \
+	done
+	@echo "fuzz: no finding"
+
+.PHONY: loom
+loom: | deps ## model-check the hand-over and the release
+	@RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$(abspath $(TARGET)/loom)" cargo test --release -p coprep-cache --test loom
+
+.PHONY: clean
+clean: ## remove what was built (not .venv, not demo-data)
+	@cargo clean --quiet
+	@rm -rf bindings/coprep.data
