@@ -1,0 +1,483 @@
+//! From encoded bytes to 8-bit RGB: a whole image, or a part of one.
+//!
+//! | stored as | becomes |
+//! |---|---|
+//! | gray, 1 to 16 bits | the gray value in all three channels |
+//! | palette | the palette's colours |
+//! | alpha of any kind | dropped (not blended), as by Pillow's `convert("RGB")` |
+//! | 16 bits per channel | the upper 8 (`v >> 8`) |
+//! | CMYK, YCCK | as Pillow: inverted as Adobe stores them, then `(255 - ink) * (255 - black) / 255` |
+//!
+//! Only JPEG can be decoded in part or reduced; the other formats are decoded whole and cut. Colour
+//! profiles and gamma chunks are not applied, as Pillow and torchvision do not.
+
+use std::io::Cursor;
+
+use image::codecs::png::PngDecoder;
+use image::codecs::webp::WebPDecoder;
+use image::metadata::Orientation;
+use image::{ColorType, ImageDecoder, Limits};
+
+use crate::crop::{Rect, Size, decode_region, reduction};
+use crate::error::Error;
+use crate::header::{self, Format, Header};
+use crate::jpeg::{Colours, JpegDecoder, JpegHeader};
+
+/// Reusable memory of a thread.
+#[derive(Default)]
+pub(crate) struct Codec {
+    /// What the decoder wrote, in the format's own colours where those are not RGB.
+    raw: Vec<u8>,
+    rgb: Vec<u8>,
+    turned: Vec<u8>,
+}
+
+/// A part of decoded RGB pixels.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct View<'a> {
+    /// Rows of `buffer.width` pixels.
+    pub(crate) pixels: &'a [u8],
+    pub(crate) buffer: Size,
+    /// The part, in whole pixels of the buffer.
+    pub(crate) rect: Rect,
+    /// The part again, in fractions of a pixel and relative to `rect`, if it does not fill `rect`
+    /// because the image was reduced while decoding.
+    pub(crate) precise: Option<Fraction>,
+}
+
+/// A rectangle between pixels.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Fraction {
+    pub(crate) x: f64,
+    pub(crate) y: f64,
+    pub(crate) width: f64,
+    pub(crate) height: f64,
+}
+
+/// What was decoded, where it lies, and what of it was wanted.
+struct Decoded {
+    size: Size,
+    wanted: Fraction,
+}
+
+impl<'a> View<'a> {
+    /// All of an image.
+    pub(crate) fn whole(pixels: &'a [u8], size: Size) -> Self {
+        View {
+            pixels,
+            buffer: size,
+            rect: size.whole(),
+            precise: None,
+        }
+    }
+}
+
+impl Codec {
+    /// Decodes `part` of an image (in its turned frame). If it will be shrunk to `target` anyway, a
+    /// JPEG is reduced while it is decoded; the part then lies between pixels.
+    pub(crate) fn part(
+        &mut self,
+        bytes: &[u8],
+        header: &Header,
+        part: Rect,
+        target: Option<Size>,
+    ) -> Result<View<'_>, Error> {
+        let stored = untwist(part, header);
+        let decoded = match header.format {
+            Format::Jpeg => {
+                self.jpeg(bytes, header, stored, target.map(|t| oriented(t, header)))?
+            }
+            _ => {
+                self.rgb.resize(header.stored.bytes(), 0);
+                decode_other(bytes, header, &mut self.raw, &mut self.rgb)?;
+                Decoded {
+                    size: header.stored,
+                    wanted: stored.into(),
+                }
+            }
+        };
+        Ok(self.turn(decoded, header.orientation))
+    }
+
+    /// Decodes all of an image, without reducing, into `out`: exactly the bytes of its turned size.
+    pub(crate) fn whole_into(
+        &mut self,
+        bytes: &[u8],
+        header: &Header,
+        out: &mut [u8],
+    ) -> Result<(), Error> {
+        let size = header.size();
+        if out.len() != size.bytes() {
+            return Err(Error::wrong_length("decoded form", size.bytes(), out.len()));
+        }
+        if header.orientation != Orientation::NoTransforms {
+            out.copy_from_slice(self.part(bytes, header, size.whole(), None)?.pixels);
+            return Ok(());
+        }
+        match header.format {
+            Format::Jpeg => {
+                let mut jpeg = open_jpeg(bytes, header)?;
+                jpeg.decode(bytes, 1, header.stored.whole(), &mut self.raw, out)
+            }
+            _ => decode_other(bytes, header, &mut self.raw, out),
+        }
+    }
+
+    fn jpeg(
+        &mut self,
+        bytes: &[u8],
+        header: &Header,
+        part: Rect,
+        target: Option<Size>,
+    ) -> Result<Decoded, Error> {
+        let mut jpeg = open_jpeg(bytes, header)?;
+        let by = target.map_or(1, |target| reduction(part.size, target));
+        let region = match jpeg.header.mcu_width {
+            Some(mcu) => decode_region(header.stored, part, by, mcu.div_ceil(by)),
+            None => header.stored.reduced(by).whole(),
+        };
+        self.rgb.resize(region.size.bytes(), 0);
+        jpeg.decode(bytes, by, region, &mut self.raw, &mut self.rgb)?;
+        Ok(Decoded {
+            size: region.size,
+            wanted: Fraction::from(part).reduced(by).moved(region),
+        })
+    }
+
+    /// The wanted part of what was decoded, turned as the orientation says.
+    fn turn(&mut self, decoded: Decoded, orientation: Orientation) -> View<'_> {
+        let Decoded { size, wanted } = decoded;
+        let pixels = &self.rgb[..size.bytes()];
+        if orientation == Orientation::NoTransforms {
+            return view(pixels, size, wanted);
+        }
+        turn_pixels(pixels, size, orientation, &mut self.turned);
+        let size_turned = if header::transposes(orientation) {
+            size.transposed()
+        } else {
+            size
+        };
+        view(&self.turned, size_turned, wanted.turned(size, orientation))
+    }
+}
+
+fn view(pixels: &[u8], buffer: Size, wanted: Fraction) -> View<'_> {
+    let rect = wanted.outer(buffer);
+    let inner = wanted.moved(rect);
+    let precise = (inner != Fraction::from(rect.size.whole())).then_some(inner);
+    View {
+        pixels,
+        buffer,
+        rect,
+        precise,
+    }
+}
+
+struct OpenJpeg {
+    decoder: JpegDecoder,
+    header: JpegHeader,
+}
+
+fn open_jpeg(bytes: &[u8], header: &Header) -> Result<OpenJpeg, Error> {
+    if !header::has_end(bytes, header.scan) {
+        return Err(Error::damaged(
+            "the JPEG is cut short (it has no end-of-image marker)",
+        ));
+    }
+    let mut decoder = JpegDecoder::new()?;
+    let own = decoder.read_header(bytes)?;
+    if own.size != header.stored {
+        return Err(Error::damaged(
+            "the JPEG has several headers that contradict each other",
+        ));
+    }
+    Ok(OpenJpeg {
+        decoder,
+        header: own,
+    })
+}
+
+impl OpenJpeg {
+    fn decode(
+        &mut self,
+        bytes: &[u8],
+        by: u32,
+        region: Rect,
+        raw: &mut Vec<u8>,
+        out: &mut [u8],
+    ) -> Result<(), Error> {
+        match self.header.colours {
+            Colours::Rgb => self.decoder.decode(bytes, &self.header, by, region, out),
+            Colours::Cmyk => {
+                raw.resize(region.size.bytes() / 3 * 4, 0);
+                self.decoder.decode(bytes, &self.header, by, region, raw)?;
+                rgb_from_cmyk(raw, out);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Pillow's `CMYK;I` and `cmyk2rgb`.
+fn rgb_from_cmyk(cmyk: &[u8], rgb: &mut [u8]) {
+    for (ink, out) in cmyk
+        .as_chunks::<4>()
+        .0
+        .iter()
+        .zip(rgb.as_chunks_mut::<3>().0)
+    {
+        // Stored inverted: what is stored for black is already 255 - black.
+        let white = ink[3];
+        *out = [0, 1, 2].map(|c| white.saturating_sub(product(255 - ink[c], white)));
+    }
+}
+
+/// `a * b / 255`, rounded.
+fn product(a: u8, b: u8) -> u8 {
+    let x = u32::from(a) * u32::from(b) + 128;
+    (((x >> 8) + x) >> 8) as u8
+}
+
+fn decode_other(
+    bytes: &[u8],
+    header: &Header,
+    raw: &mut Vec<u8>,
+    out: &mut [u8],
+) -> Result<(), Error> {
+    match header.format {
+        Format::Png => decode_with(
+            PngDecoder::with_limits(Cursor::new(bytes), limits(header)),
+            header,
+            raw,
+            out,
+        ),
+        _ => decode_with(WebPDecoder::new(Cursor::new(bytes)), header, raw, out),
+    }
+}
+
+/// Enough for any honest file of this size.
+fn limits(header: &Header) -> Limits {
+    let mut limits = Limits::default();
+    limits.max_alloc = Some(
+        header
+            .stored
+            .pixels()
+            .saturating_mul(16)
+            .saturating_add(64 << 20),
+    );
+    limits
+}
+
+fn decode_with<D: ImageDecoder>(
+    decoder: image::ImageResult<D>,
+    header: &Header,
+    raw: &mut Vec<u8>,
+    out: &mut [u8],
+) -> Result<(), Error> {
+    let decoder = decoder.map_err(broken)?;
+    if decoder.dimensions() != (header.stored.width, header.stored.height) {
+        return Err(Error::damaged(
+            "the image has several headers that contradict each other",
+        ));
+    }
+    let colours = decoder.color_type();
+    if colours == ColorType::Rgb8 {
+        return decoder.read_image(out).map_err(broken);
+    }
+    let length = header.stored.pixels() as usize * usize::from(colours.bytes_per_pixel());
+    raw.resize(length, 0);
+    decoder.read_image(raw).map_err(broken)?;
+    to_rgb(colours, raw, out)
+}
+
+fn broken(error: image::ImageError) -> Error {
+    match error {
+        image::ImageError::Unsupported(e) => Error::unsupported(e),
+        e => Error::damaged(e),
+    }
+}
+
+fn to_rgb(colours: ColorType, raw: &[u8], out: &mut [u8]) -> Result<(), Error> {
+    match colours {
+        ColorType::L8 => repack::<1>(raw, out, |[l]| [l; 3]),
+        ColorType::La8 => repack::<2>(raw, out, |[l, _]| [l; 3]),
+        ColorType::Rgba8 => repack::<4>(raw, out, |[r, g, b, _]| [r, g, b]),
+        ColorType::L16 => repack::<2>(raw, out, |l| [high(l); 3]),
+        ColorType::La16 => repack::<4>(raw, out, |[a, b, ..]| [high([a, b]); 3]),
+        ColorType::Rgb16 => repack::<6>(raw, out, |[a, b, c, d, e, f]| {
+            [high([a, b]), high([c, d]), high([e, f])]
+        }),
+        ColorType::Rgba16 => {
+            repack::<8>(raw, out, |[a, b, c, d, e, f, ..]| {
+                [high([a, b]), high([c, d]), high([e, f])]
+            });
+        }
+        other => {
+            return Err(Error::unsupported(format!(
+                "an image with colours of type {other:?}"
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn high(native: [u8; 2]) -> u8 {
+    (u16::from_ne_bytes(native) >> 8) as u8
+}
+
+fn repack<const N: usize>(raw: &[u8], out: &mut [u8], pixel: impl Fn([u8; N]) -> [u8; 3]) {
+    for (from, to) in raw
+        .as_chunks::<N>()
+        .0
+        .iter()
+        .zip(out.as_chunks_mut::<3>().0)
+    {
+        *to = pixel(*from);
+    }
+}
+
+/// The EXIF orientation of a PNG or WebP; none if there is none or it cannot be read.
+pub(crate) fn orientation(format: Format, bytes: &[u8]) -> Orientation {
+    let found = match format {
+        Format::Png => PngDecoder::new(Cursor::new(bytes)).and_then(|mut d| d.orientation()),
+        _ => WebPDecoder::new(Cursor::new(bytes)).and_then(|mut d| d.orientation()),
+    };
+    found.unwrap_or(Orientation::NoTransforms)
+}
+
+fn oriented(size: Size, header: &Header) -> Size {
+    if header::transposes(header.orientation) {
+        size.transposed()
+    } else {
+        size
+    }
+}
+
+/// Where a part of the turned image lies in the stored one.
+fn untwist(part: Rect, header: &Header) -> Rect {
+    let back = match header.orientation {
+        Orientation::Rotate90 => Orientation::Rotate270,
+        Orientation::Rotate270 => Orientation::Rotate90,
+        own => own,
+    };
+    Fraction::from(part)
+        .turned(header.size(), back)
+        .outer(header.stored)
+}
+
+impl From<Rect> for Fraction {
+    fn from(rect: Rect) -> Self {
+        Fraction {
+            x: rect.x.into(),
+            y: rect.y.into(),
+            width: rect.size.width.into(),
+            height: rect.size.height.into(),
+        }
+    }
+}
+
+impl Fraction {
+    fn reduced(self, by: u32) -> Self {
+        let by = f64::from(by);
+        Fraction {
+            x: self.x / by,
+            y: self.y / by,
+            width: self.width / by,
+            height: self.height / by,
+        }
+    }
+
+    /// Relative to the corner of `origin`.
+    fn moved(self, origin: Rect) -> Self {
+        Fraction {
+            x: self.x - f64::from(origin.x),
+            y: self.y - f64::from(origin.y),
+            ..self
+        }
+    }
+
+    /// The pixels of an image of `size` that it touches.
+    fn outer(self, size: Size) -> Rect {
+        let (x, y) = (self.x as u32, self.y as u32);
+        let right = ((self.x + self.width).ceil() as u32).min(size.width);
+        let bottom = ((self.y + self.height).ceil() as u32).min(size.height);
+        Rect {
+            x,
+            y,
+            size: Size::new(right - x, bottom - y),
+        }
+    }
+
+    /// The same part after an image of `size` was turned.
+    fn turned(self, size: Size, orientation: Orientation) -> Self {
+        let Fraction {
+            x,
+            y,
+            width,
+            height,
+        } = self;
+        let right = f64::from(size.width) - x - width;
+        let below = f64::from(size.height) - y - height;
+        match orientation {
+            Orientation::NoTransforms => self,
+            Orientation::FlipHorizontal => Fraction { x: right, ..self },
+            Orientation::FlipVertical => Fraction { y: below, ..self },
+            Orientation::Rotate180 => Fraction {
+                x: right,
+                y: below,
+                width,
+                height,
+            },
+            Orientation::Rotate90 => Fraction {
+                x: below,
+                y: x,
+                width: height,
+                height: width,
+            },
+            Orientation::Rotate270 => Fraction {
+                x: y,
+                y: right,
+                width: height,
+                height: width,
+            },
+            Orientation::Rotate90FlipH => Fraction {
+                x: y,
+                y: x,
+                width: height,
+                height: width,
+            },
+            Orientation::Rotate270FlipH => Fraction {
+                x: below,
+                y: right,
+                width: height,
+                height: width,
+            },
+        }
+    }
+}
+
+/// Turns an image; `out` becomes exactly the turned one.
+fn turn_pixels(pixels: &[u8], size: Size, orientation: Orientation, out: &mut Vec<u8>) {
+    out.resize(size.bytes(), 0);
+    let (width, height) = (size.width as usize, size.height as usize);
+    let columns = if header::transposes(orientation) {
+        height
+    } else {
+        width
+    };
+    let source = pixels.as_chunks::<3>().0;
+    for (i, to) in out.as_chunks_mut::<3>().0.iter_mut().enumerate() {
+        let (x, y) = (i % columns, i / columns);
+        let (from_x, from_y) = match orientation {
+            Orientation::NoTransforms => (x, y),
+            Orientation::FlipHorizontal => (width - 1 - x, y),
+            Orientation::FlipVertical => (x, height - 1 - y),
+            Orientation::Rotate180 => (width - 1 - x, height - 1 - y),
+            Orientation::Rotate90 => (y, height - 1 - x),
+            Orientation::Rotate270 => (width - 1 - y, x),
+            Orientation::Rotate90FlipH => (y, x),
+            Orientation::Rotate270FlipH => (width - 1 - y, height - 1 - x),
+        };
+        *to = source[from_y * width + from_x];
+    }
+}

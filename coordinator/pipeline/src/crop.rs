@@ -1,0 +1,217 @@
+//! Where operators look: sizes, rectangles and torchvision's arithmetic for them. No pixels here.
+
+use crate::rng::Rng;
+
+/// Width and height in pixels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Size {
+    pub(crate) width: u32,
+    pub(crate) height: u32,
+}
+
+/// Size of a sample's decoded form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DecodedShape {
+    /// Pixels.
+    pub width: u32,
+    /// Pixels.
+    pub height: u32,
+}
+
+/// A part of an image, in pixels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rect {
+    pub(crate) x: u32,
+    pub(crate) y: u32,
+    pub(crate) size: Size,
+}
+
+/// Zeros around an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(crate) struct Padding {
+    pub(crate) left: u32,
+    pub(crate) top: u32,
+}
+
+/// Bounds of [`random_resized`], as in `torchvision.transforms.RandomResizedCrop`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Freedom {
+    pub(crate) scale: (f64, f64),
+    pub(crate) ratio: (f64, f64),
+}
+
+impl DecodedShape {
+    /// Bytes of the decoded form: three per pixel.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        Size {
+            width: self.width,
+            height: self.height,
+        }
+        .bytes()
+    }
+}
+
+impl Size {
+    pub(crate) const fn new(width: u32, height: u32) -> Self {
+        Size { width, height }
+    }
+
+    pub(crate) fn pixels(self) -> u64 {
+        u64::from(self.width) * u64::from(self.height)
+    }
+
+    /// Bytes as 8-bit RGB.
+    pub(crate) fn bytes(self) -> usize {
+        self.width as usize * self.height as usize * 3
+    }
+
+    pub(crate) fn transposed(self) -> Self {
+        Size::new(self.height, self.width)
+    }
+
+    pub(crate) fn whole(self) -> Rect {
+        Rect {
+            x: 0,
+            y: 0,
+            size: self,
+        }
+    }
+
+    /// Size after reducing by `1 / denominator`, rounded up as the JPEG decoder does.
+    pub(crate) fn reduced(self, denominator: u32) -> Self {
+        Size::new(
+            self.width.div_ceil(denominator),
+            self.height.div_ceil(denominator),
+        )
+    }
+}
+
+impl Rect {
+    pub(crate) fn right(self) -> u32 {
+        self.x + self.size.width
+    }
+
+    pub(crate) fn bottom(self) -> u32 {
+        self.y + self.size.height
+    }
+}
+
+/// Size whose shorter side is `shorter` and whose aspect ratio is that of `size`
+/// (`torchvision.transforms.functional.resize` with an integer).
+pub(crate) fn shorter_side(size: Size, shorter: u32) -> Size {
+    let (short, long) = (size.width.min(size.height), size.width.max(size.height));
+    let stretched = u64::from(shorter) * u64::from(long) / u64::from(short.max(1));
+    let long = u32::try_from(stretched).unwrap_or(u32::MAX);
+    if size.width <= size.height {
+        Size::new(shorter, long)
+    } else {
+        Size::new(long, shorter)
+    }
+}
+
+/// The part of an image that a central crop keeps, and the zeros put before it where the image is
+/// smaller (`torchvision.transforms.functional.center_crop`).
+pub(crate) fn center(size: Size, crop: Size) -> (Rect, Padding) {
+    let (x, width, left) = center_side(size.width, crop.width);
+    let (y, height, top) = center_side(size.height, crop.height);
+    (
+        Rect {
+            x,
+            y,
+            size: Size::new(width, height),
+        },
+        Padding { left, top },
+    )
+}
+
+/// Offset and length of what is kept of one side, and the padding before it.
+fn center_side(side: u32, crop: u32) -> (u32, u32, u32) {
+    if crop > side {
+        return (0, side, (crop - side) / 2);
+    }
+    (half_to_even(side - crop), crop, 0)
+}
+
+/// `round(n / 2)` as Python rounds.
+fn half_to_even(n: u32) -> u32 {
+    let half = n / 2;
+    half + (n % 2) * (half % 2)
+}
+
+/// A random part of an image (`torchvision.transforms.RandomResizedCrop.get_params`): ten attempts
+/// at a uniform area and a log-uniform aspect ratio, then the largest central part within `ratio`.
+pub(crate) fn random_resized(size: Size, freedom: Freedom, rng: &mut Rng) -> Rect {
+    (0..10)
+        .find_map(|_| attempt(size, freedom, rng))
+        .unwrap_or_else(|| fallback(size, freedom.ratio))
+}
+
+fn attempt(size: Size, freedom: Freedom, rng: &mut Rng) -> Option<Rect> {
+    let area = size.pixels() as f64 * rng.between(freedom.scale.0, freedom.scale.1);
+    let ratio = rng
+        .between(freedom.ratio.0.ln(), freedom.ratio.1.ln())
+        .exp();
+    let width = rounded((area * ratio).sqrt());
+    let height = rounded((area / ratio).sqrt());
+    if width == 0 || height == 0 || width > size.width || height > size.height {
+        return None;
+    }
+    let y = rng.below(size.height - height + 1);
+    let x = rng.below(size.width - width + 1);
+    Some(Rect {
+        x,
+        y,
+        size: Size::new(width, height),
+    })
+}
+
+fn fallback(size: Size, ratio: (f64, f64)) -> Rect {
+    let (width, height) = (f64::from(size.width), f64::from(size.height));
+    let own = width / height;
+    let kept = if own < ratio.0 {
+        Size::new(size.width, rounded(width / ratio.0).clamp(1, size.height))
+    } else if own > ratio.1 {
+        Size::new(rounded(height * ratio.1).clamp(1, size.width), size.height)
+    } else {
+        size
+    };
+    Rect {
+        x: (size.width - kept.width) / 2,
+        y: (size.height - kept.height) / 2,
+        size: kept,
+    }
+}
+
+/// As Python's `int(round(x))`; saturates.
+fn rounded(x: f64) -> u32 {
+    x.round_ties_even() as u32
+}
+
+/// The strongest reduction (1, 2, 4 or 8) that still leaves at least `target` of `part`.
+pub(crate) fn reduction(part: Size, target: Size) -> u32 {
+    let enough = |d: &u32| {
+        u64::from(part.width) >= u64::from(target.width) * u64::from(*d)
+            && u64::from(part.height) >= u64::from(target.height) * u64::from(*d)
+    };
+    [8, 4, 2].into_iter().find(enough).unwrap_or(1)
+}
+
+/// Pixels decoded around a wanted part. Chroma upsampling looks one chroma sample aside, two pixels
+/// at most, and the decoder treats the edge of what it decodes as the edge of the image.
+const MARGIN: u32 = 4;
+
+/// What a JPEG decoder must decode of an image reduced by `denominator` so that `part` of the
+/// full-size image comes out right; `align` is the granularity of the left edge.
+pub(crate) fn decode_region(image: Size, part: Rect, denominator: u32, align: u32) -> Rect {
+    let reduced = image.reduced(denominator);
+    let left = (part.x / denominator).saturating_sub(MARGIN) / align * align;
+    let top = (part.y / denominator).saturating_sub(MARGIN);
+    let right = (part.right().div_ceil(denominator) + MARGIN).min(reduced.width);
+    let bottom = (part.bottom().div_ceil(denominator) + MARGIN).min(reduced.height);
+    Rect {
+        x: left,
+        y: top,
+        size: Size::new(right - left, bottom - top),
+    }
+}

@@ -1,0 +1,230 @@
+//! What an image says of itself before any pixel is decoded: format, size and orientation.
+//!
+//! The format is told by the first bytes, never by a file's name. The start of a file is enough: a
+//! header may be read from a prefix, as long as the prefix reaches the size.
+
+use image::metadata::Orientation;
+
+use crate::crop::Size;
+use crate::error::Error;
+
+/// A format that is decoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Format {
+    Jpeg,
+    Png,
+    WebP,
+}
+
+/// An image's own description.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Header {
+    pub(crate) format: Format,
+    /// Size as stored, before any orientation.
+    pub(crate) stored: Size,
+    /// How to turn it; [`Orientation::NoTransforms`] unless asked for.
+    pub(crate) orientation: Orientation,
+    /// Where a JPEG's first scan starts.
+    pub(crate) scan: usize,
+}
+
+impl Header {
+    /// Size after orientation.
+    pub(crate) fn size(&self) -> Size {
+        match transposes(self.orientation) {
+            true => self.stored.transposed(),
+            false => self.stored,
+        }
+    }
+}
+
+/// Whether rows become columns.
+pub(crate) fn transposes(orientation: Orientation) -> bool {
+    use Orientation::{Rotate90, Rotate90FlipH, Rotate270, Rotate270FlipH};
+    matches!(
+        orientation,
+        Rotate90 | Rotate270 | Rotate90FlipH | Rotate270FlipH
+    )
+}
+
+/// Reads the header; the EXIF orientation too if `oriented`. Refuses more than `max_pixels`.
+pub(crate) fn read(bytes: &[u8], oriented: bool, max_pixels: u64) -> Result<Header, Error> {
+    let mut header = match format(bytes)? {
+        Format::Jpeg => jpeg(bytes, oriented)?,
+        Format::Png => plain(Format::Png, png_size(bytes)?),
+        Format::WebP => plain(Format::WebP, webp_size(bytes)?),
+    };
+    let size = header.stored;
+    if size.width == 0 || size.height == 0 {
+        return Err(Error::damaged(format!(
+            "the image is {} x {} pixels",
+            size.width, size.height
+        )));
+    }
+    if size.pixels() > max_pixels {
+        return Err(Error::too_large(
+            format!("an image of {} x {} pixels", size.width, size.height),
+            max_pixels,
+        ));
+    }
+    if oriented && header.format != Format::Jpeg {
+        header.orientation = crate::codec::orientation(header.format, bytes);
+    }
+    Ok(header)
+}
+
+fn plain(format: Format, stored: Size) -> Header {
+    Header {
+        format,
+        stored,
+        orientation: Orientation::NoTransforms,
+        scan: 0,
+    }
+}
+
+fn format(bytes: &[u8]) -> Result<Format, Error> {
+    match bytes {
+        [] => Err(Error::not_an_image("the file is empty")),
+        [0xff, 0xd8, 0xff, ..] => Ok(Format::Jpeg),
+        [0x89, b'P', b'N', b'G', 0x0d, 0x0a, 0x1a, 0x0a, ..] => Ok(Format::Png),
+        [
+            b'R',
+            b'I',
+            b'F',
+            b'F',
+            _,
+            _,
+            _,
+            _,
+            b'W',
+            b'E',
+            b'B',
+            b'P',
+            ..,
+        ] => Ok(Format::WebP),
+        _ => Err(Error::not_an_image(format!(
+            "not a known image format (the file starts with {})",
+            start(bytes)
+        ))),
+    }
+}
+
+fn start(bytes: &[u8]) -> String {
+    bytes
+        .iter()
+        .take(8)
+        .map(|b| format!("{b:02x}"))
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+fn cut(format: &str) -> Error {
+    Error::damaged(format!("the {format} header is cut short or broken"))
+}
+
+fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..)?.first_chunk().copied()
+}
+
+fn png_size(bytes: &[u8]) -> Result<Size, Error> {
+    let side = |at| array(bytes, at).map(u32::from_be_bytes);
+    match (array::<4>(bytes, 12), side(16), side(20)) {
+        (Some([b'I', b'H', b'D', b'R']), Some(width), Some(height)) => Ok(Size::new(width, height)),
+        _ => Err(cut("PNG")),
+    }
+}
+
+/// RFC 9649, sections 2.5 (lossy), 2.6 (lossless) and 2.7 (extended).
+fn webp_size(bytes: &[u8]) -> Result<Size, Error> {
+    let kind = array::<4>(bytes, 12).ok_or_else(|| cut("WebP"))?;
+    let size = match &kind {
+        b"VP8 " => webp_lossy(bytes),
+        b"VP8L" => webp_lossless(bytes),
+        b"VP8X" => webp_extended(bytes),
+        _ => None,
+    };
+    size.ok_or_else(|| cut("WebP"))
+}
+
+fn webp_lossy(bytes: &[u8]) -> Option<Size> {
+    let [0x9d, 0x01, 0x2a] = array(bytes, 23)? else {
+        return None;
+    };
+    let side = |at| Some(u32::from(u16::from_le_bytes(array(bytes, at)?) & 0x3fff));
+    Some(Size::new(side(26)?, side(28)?))
+}
+
+fn webp_lossless(bytes: &[u8]) -> Option<Size> {
+    let [0x2f] = array(bytes, 20)? else {
+        return None;
+    };
+    let bits = u32::from_le_bytes(array(bytes, 21)?);
+    Some(Size::new((bits & 0x3fff) + 1, (bits >> 14 & 0x3fff) + 1))
+}
+
+fn webp_extended(bytes: &[u8]) -> Option<Size> {
+    let side = |at| {
+        let [a, b, c] = array(bytes, at)?;
+        Some(u32::from_le_bytes([a, b, c, 0]) + 1)
+    };
+    Some(Size::new(side(24)?, side(27)?))
+}
+
+/// Walks the marker segments up to the first scan.
+fn jpeg(bytes: &[u8], oriented: bool) -> Result<Header, Error> {
+    let mut header = plain(Format::Jpeg, Size::new(0, 0));
+    let mut framed = false;
+    let mut at = 2;
+    while let Some((marker, body, next)) = segment(bytes, at) {
+        match marker {
+            SOS => break,
+            0xe1 if oriented => header.orientation = exif(body).unwrap_or(header.orientation),
+            _ if is_frame(marker) => {
+                header.stored = frame_size(body).ok_or_else(|| cut("JPEG"))?;
+                framed = true;
+            }
+            _ => {}
+        }
+        at = next;
+        // A prefix of the file is enough for the size; Exif lies before the frame.
+        header.scan = at;
+    }
+    if framed { Ok(header) } else { Err(cut("JPEG")) }
+}
+
+const SOS: u8 = 0xda;
+
+fn is_frame(marker: u8) -> bool {
+    (0xc0..=0xcf).contains(&marker) && !matches!(marker, 0xc4 | 0xc8 | 0xcc)
+}
+
+/// The marker segment at or after `at`: its marker, body, and where the next may start.
+fn segment(bytes: &[u8], at: usize) -> Option<(u8, &[u8], usize)> {
+    // The decoder skips anything up to the next marker, and any number of fill bytes before it.
+    let mut at = at + bytes.get(at..)?.iter().position(|&b| b == 0xff)?;
+    at += bytes.get(at..)?.iter().position(|&b| b != 0xff)?;
+    let marker = bytes[at];
+    if matches!(marker, 0x00 | 0x01 | 0xd0..=0xd8) {
+        return Some((marker, &[], at + 1));
+    }
+    let length = usize::from(u16::from_be_bytes(array(bytes, at + 1)?));
+    let end = at + 1 + length.max(2);
+    Some((marker, bytes.get(at + 3..end)?, end))
+}
+
+fn frame_size(body: &[u8]) -> Option<Size> {
+    let side = |at| array(body, at).map(|b| u32::from(u16::from_be_bytes(b)));
+    Some(Size::new(side(3)?, side(1)?))
+}
+
+fn exif(body: &[u8]) -> Option<Orientation> {
+    Orientation::from_exif_chunk(body.strip_prefix(b"Exif\0\0")?)
+}
+
+/// Whether the scans are followed by an end-of-image marker. Without one the file is cut short: such
+/// a marker cannot occur inside a scan, where every 0xff is followed by a zero or a restart marker.
+pub(crate) fn has_end(bytes: &[u8], scan: usize) -> bool {
+    bytes
+        .get(scan..)
+        .is_some_and(|rest| rest.windows(2).rev().any(|pair| pair == [0xff, 0xd9]))
+}

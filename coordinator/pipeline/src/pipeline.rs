@@ -1,0 +1,645 @@
+//! Operators, compiled.
+//!
+//! All geometry is worked out first, from the header's size and the sample's key, as a list of moves.
+//! Then the first move tells the decoder which part is wanted and how small it may be, the moves
+//! between go from one reusable buffer to another, and mirroring at the end is left to the last step,
+//! which writes the slot.
+
+use coprep_protocol::spec::{Field, Interpolation, Op, ResizeTo};
+use fast_image_resize::Resizer;
+
+use crate::codec::{Codec, View};
+use crate::crop::{self, DecodedShape, Freedom, Padding, Rect, Size};
+use crate::error::{Error, ErrorKind};
+use crate::header::{self, Format, Header};
+use crate::layout::{self, Table};
+use crate::resize;
+use crate::rng::{Rng, SampleKey};
+
+/// Longest side that an operator may ask for.
+const MAX_SIDE: u32 = 16_384;
+
+/// Operators in the order of application: immutable, and shared by all threads.
+#[derive(Debug)]
+pub struct Pipeline {
+    decode: Decode,
+    /// Before the first random operator.
+    fixed: Vec<Step>,
+    /// From the first random operator on.
+    random: Vec<Step>,
+    normalize: Option<Normalize>,
+    output: Size,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Decode {
+    oriented: bool,
+    max_pixels: u64,
+    scaled: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Resize {
+        to: ResizeTo,
+        filter: Interpolation,
+    },
+    CenterCrop(Size),
+    RandomResizedCrop {
+        size: Size,
+        freedom: Freedom,
+        filter: Interpolation,
+    },
+    RandomMirror {
+        p: f64,
+    },
+}
+
+#[derive(Debug)]
+struct Normalize {
+    mean: [f32; 3],
+    std: [f32; 3],
+    table: Box<Table>,
+}
+
+/// A step whose numbers are known.
+#[derive(Clone, Copy, Debug)]
+enum Move {
+    Resize {
+        part: Rect,
+        to: Size,
+        filter: Interpolation,
+    },
+    Crop {
+        part: Rect,
+        padding: Padding,
+        to: Size,
+    },
+    Mirror,
+}
+
+/// A sample's decoded form: rows of RGB, 8 bits each.
+#[derive(Clone, Copy, Debug)]
+pub struct DecodedView<'a> {
+    /// Pixels.
+    pub width: u32,
+    /// Pixels.
+    pub height: u32,
+    /// `width * height * 3` bytes.
+    pub pixels: &'a [u8],
+}
+
+/// Memory of one worker thread, used again for every sample.
+#[derive(Default)]
+pub struct Scratch {
+    codec: Codec,
+    canvas: Canvas,
+    moves: Vec<Move>,
+}
+
+/// Where the moves after decoding work.
+#[derive(Default)]
+struct Canvas {
+    resizer: Resizer,
+    front: Vec<u8>,
+    back: Vec<u8>,
+}
+
+impl Scratch {
+    /// Empty; grows to the largest sample seen.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+impl std::fmt::Debug for Scratch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Scratch").finish_non_exhaustive()
+    }
+}
+
+impl Pipeline {
+    /// Checks the operators and their order.
+    ///
+    /// # Errors
+    ///
+    /// If they are no pipeline: the first is not decode, normalize is not last, a size is zero, or the
+    /// size of what comes out is not the same for all samples (a minibatch is one tensor).
+    pub fn compile(ops: &[Op]) -> Result<Pipeline, Error> {
+        let (decode, rest) = split_decode(ops)?;
+        let (steps, normalize) = split_normalize(rest)?;
+        let steps = steps.iter().map(step).collect::<Result<Vec<_>, _>>()?;
+        let output = output_size(&steps)?;
+        let first_random = steps
+            .iter()
+            .position(Step::is_random)
+            .unwrap_or(steps.len());
+        let (fixed, random) = steps.split_at(first_random);
+        Ok(Pipeline {
+            decode,
+            fixed: fixed.to_vec(),
+            random: random.to_vec(),
+            normalize,
+            output,
+        })
+    }
+
+    /// The tensor that one sample becomes: `image`, 3 x height x width, uint8, or float32 if it is
+    /// normalised.
+    #[must_use]
+    pub fn output(&self) -> Field {
+        Field {
+            name: "image".into(),
+            dtype: layout::dtype(self.table()),
+            shape: vec![3, self.output.height, self.output.width],
+        }
+    }
+
+    /// Whether a sample is prepared the same at every visit.
+    #[must_use]
+    pub fn is_deterministic(&self) -> bool {
+        self.random.is_empty()
+    }
+
+    /// The same pipeline with reduced decoding off, so that pixels do not depend on whether a sample's
+    /// decoded form was at hand.
+    #[must_use]
+    pub fn exact(&self) -> Pipeline {
+        Pipeline {
+            decode: Decode {
+                scaled: false,
+                ..self.decode
+            },
+            fixed: self.fixed.clone(),
+            random: self.random.clone(),
+            normalize: self.normalize.as_ref().map(Normalize::again),
+            output: self.output,
+        }
+    }
+
+    /// Size of the decoded form: after decoding and the operators before the first random one. Reads
+    /// the header only; the first few hundred kilobytes of a file are enough.
+    ///
+    /// # Errors
+    ///
+    /// If the header is no image's, or the image is too large.
+    pub fn decoded_size(&self, encoded: &[u8]) -> Result<DecodedShape, Error> {
+        let header = self.header(encoded)?;
+        let Size { width, height } =
+            self.plan(header.size(), &self.fixed, None, &mut Vec::new())?;
+        Ok(DecodedShape { width, height })
+    }
+
+    /// Makes the decoded form: rows of RGB, exactly [`DecodedShape::bytes`] of them, into `out`.
+    ///
+    /// # Errors
+    ///
+    /// If the sample cannot be decoded, or `out` has another length.
+    pub fn decode_into(
+        &self,
+        encoded: &[u8],
+        scratch: &mut Scratch,
+        out: &mut [u8],
+    ) -> Result<(), Error> {
+        let header = self.header(encoded)?;
+        let Scratch {
+            codec,
+            canvas,
+            moves,
+        } = scratch;
+        moves.clear();
+        let size = self.plan(header.size(), &self.fixed, None, moves)?;
+        if out.len() != size.bytes() {
+            return Err(Error::wrong_length("decoded form", size.bytes(), out.len()));
+        }
+        if moves.is_empty() {
+            return codec.whole_into(encoded, &header, out);
+        }
+        let view = self.decode_first(encoded, &header, codec, moves)?;
+        let done = canvas.run(view, moves)?;
+        resize::paste(done, size, Padding::default(), out);
+        Ok(())
+    }
+
+    /// Prepares a sample from its file's bytes into `out`, a slot of exactly the bytes of
+    /// [`Pipeline::output`].
+    ///
+    /// # Errors
+    ///
+    /// If the sample cannot be decoded, or `out` has another length. `out` may then hold anything.
+    pub fn prepare_encoded(
+        &self,
+        encoded: &[u8],
+        key: SampleKey,
+        scratch: &mut Scratch,
+        out: &mut [u8],
+    ) -> Result<(), Error> {
+        self.check_slot(out)?;
+        let header = self.header(encoded)?;
+        let Scratch {
+            codec,
+            canvas,
+            moves,
+        } = scratch;
+        moves.clear();
+        let size = self.plan(header.size(), &self.fixed, None, moves)?;
+        self.plan(size, &self.random, Some(key), moves)?;
+        let mirrored = take_mirrors(moves);
+        let view = self.decode_first(encoded, &header, codec, moves)?;
+        let done = canvas.run(view, moves)?;
+        layout::write(done, mirrored, self.table(), out);
+        Ok(())
+    }
+
+    /// Prepares a sample from its decoded form into `out`, a slot of exactly the bytes of
+    /// [`Pipeline::output`].
+    ///
+    /// # Errors
+    ///
+    /// If `decoded` or `out` has another length than it should. `out` may then hold anything.
+    pub fn prepare_decoded(
+        &self,
+        decoded: DecodedView<'_>,
+        key: SampleKey,
+        scratch: &mut Scratch,
+        out: &mut [u8],
+    ) -> Result<(), Error> {
+        self.check_slot(out)?;
+        let size = Size::new(decoded.width, decoded.height);
+        if size.pixels() == 0 || decoded.pixels.len() != size.bytes() {
+            return Err(Error::wrong_length(
+                "decoded form",
+                size.bytes(),
+                decoded.pixels.len(),
+            ));
+        }
+        let Scratch { canvas, moves, .. } = scratch;
+        moves.clear();
+        self.plan(size, &self.random, Some(key), moves)?;
+        let mirrored = take_mirrors(moves);
+        let done = canvas.run(View::whole(decoded.pixels, size), moves)?;
+        layout::write(done, mirrored, self.table(), out);
+        Ok(())
+    }
+
+    fn header(&self, encoded: &[u8]) -> Result<Header, Error> {
+        header::read(encoded, self.decode.oriented, self.decode.max_pixels)
+    }
+
+    fn table(&self) -> Option<&Table> {
+        self.normalize.as_ref().map(|n| n.table.as_ref())
+    }
+
+    fn check_slot(&self, out: &[u8]) -> Result<(), Error> {
+        let wanted = self.output.bytes() * layout::dtype(self.table()).size();
+        match out.len() == wanted {
+            true => Ok(()),
+            false => Err(Error::wrong_length("slot", wanted, out.len())),
+        }
+    }
+
+    /// Appends what the steps do to an image of `size`, and gives the size that comes out.
+    fn plan(
+        &self,
+        size: Size,
+        steps: &[Step],
+        key: Option<SampleKey>,
+        moves: &mut Vec<Move>,
+    ) -> Result<Size, Error> {
+        let mut rng = Rng::new(key.unwrap_or_default());
+        let mut size = size;
+        for step in steps {
+            let Some(next) = step.resolve(size, &mut rng) else {
+                continue;
+            };
+            size = next.size(size);
+            if size.pixels() > self.decode.max_pixels.max(self.output.pixels()) {
+                let what = format!("resized to {} x {} pixels, it", size.width, size.height);
+                return Err(Error::too_large(what, self.decode.max_pixels));
+            }
+            moves.push(next);
+        }
+        Ok(size)
+    }
+
+    /// Decodes what the first move needs, and takes that move's cut over.
+    fn decode_first<'a>(
+        &self,
+        encoded: &[u8],
+        header: &Header,
+        codec: &'a mut Codec,
+        moves: &mut [Move],
+    ) -> Result<View<'a>, Error> {
+        let whole = header.size().whole();
+        let (part, target) = match moves.first() {
+            Some(&Move::Resize { part, to, filter }) => {
+                (part, self.may_reduce(header, filter).then_some(to))
+            }
+            Some(&Move::Crop { part, .. }) => (part, None),
+            _ => (whole, None),
+        };
+        if let Some(Move::Resize { part, .. } | Move::Crop { part, .. }) = moves.first_mut() {
+            *part = part.size.whole();
+        }
+        codec.part(encoded, header, part, target)
+    }
+
+    fn may_reduce(&self, header: &Header, filter: Interpolation) -> bool {
+        self.decode.scaled && header.format == Format::Jpeg && filter != Interpolation::Nearest
+    }
+}
+
+impl Normalize {
+    fn new(mean: [f32; 3], std: [f32; 3]) -> Self {
+        Normalize {
+            mean,
+            std,
+            table: Box::new(Table::new(mean, std)),
+        }
+    }
+
+    fn again(&self) -> Self {
+        Self::new(self.mean, self.std)
+    }
+}
+
+/// Removes the mirrors at the end; whether they mirror.
+fn take_mirrors(moves: &mut Vec<Move>) -> bool {
+    let mut mirrored = false;
+    while let Some(Move::Mirror) = moves.last() {
+        moves.pop();
+        mirrored = !mirrored;
+    }
+    mirrored
+}
+
+impl Step {
+    fn is_random(&self) -> bool {
+        matches!(
+            self,
+            Step::RandomResizedCrop { .. } | Step::RandomMirror { .. }
+        )
+    }
+
+    /// The size that comes out, if it is known before any sample is.
+    fn output(&self, before: Option<Size>) -> Option<Size> {
+        match *self {
+            Step::Resize {
+                to: ResizeTo::Exact { height, width },
+                ..
+            } => Some(Size::new(width, height)),
+            Step::Resize {
+                to: ResizeTo::Shorter(shorter),
+                ..
+            } => before.map(|size| crop::shorter_side(size, shorter)),
+            Step::CenterCrop(size) | Step::RandomResizedCrop { size, .. } => Some(size),
+            Step::RandomMirror { .. } => before,
+        }
+    }
+
+    /// What it does to an image of `size`; none if it leaves it as it is.
+    fn resolve(&self, size: Size, rng: &mut Rng) -> Option<Move> {
+        match *self {
+            Step::Resize { to, filter } => {
+                let to = match to {
+                    ResizeTo::Shorter(shorter) => crop::shorter_side(size, shorter),
+                    ResizeTo::Exact { height, width } => Size::new(width, height),
+                };
+                (to != size).then_some(Move::Resize {
+                    part: size.whole(),
+                    to,
+                    filter,
+                })
+            }
+            Step::CenterCrop(to) => {
+                let (part, padding) = crop::center(size, to);
+                (to != size).then_some(Move::Crop { part, padding, to })
+            }
+            Step::RandomResizedCrop {
+                size: to,
+                freedom,
+                filter,
+            } => {
+                let part = crop::random_resized(size, freedom, rng);
+                (part != to.whole() || to != size).then_some(Move::Resize { part, to, filter })
+            }
+            Step::RandomMirror { p } => (rng.unit() < p).then_some(Move::Mirror),
+        }
+    }
+}
+
+impl Move {
+    fn size(&self, before: Size) -> Size {
+        match *self {
+            Move::Resize { to, .. } | Move::Crop { to, .. } => to,
+            Move::Mirror => before,
+        }
+    }
+}
+
+/// Which buffer holds the image now.
+#[derive(Clone, Copy)]
+enum Place {
+    Given,
+    Front,
+    Back,
+}
+
+impl Canvas {
+    /// Makes the moves, one after another, beginning with `given`.
+    fn run<'a>(&'a mut self, given: View<'a>, moves: &[Move]) -> Result<View<'a>, Error> {
+        let Canvas {
+            resizer,
+            front,
+            back,
+        } = self;
+        let mut place = Place::Given;
+        let mut frame = given;
+        for step in moves {
+            // A cut that neither pads nor resizes only looks at less.
+            if let Some(less) = narrowed(frame, *step) {
+                frame = less;
+                continue;
+            }
+            let size = step.size(frame.rect.size);
+            let (pixels, target): (&[u8], &mut Vec<u8>) = match place {
+                Place::Given => (given.pixels, front),
+                Place::Front => (front, back),
+                Place::Back => (back, front),
+            };
+            target.resize(size.bytes(), 0);
+            apply(resizer, View { pixels, ..frame }, *step, target)?;
+            place = match place {
+                Place::Front => Place::Back,
+                _ => Place::Front,
+            };
+            frame = View {
+                pixels: &[],
+                ..View::whole(&[], size)
+            };
+        }
+        let pixels = match place {
+            Place::Given => given.pixels,
+            Place::Front => front,
+            Place::Back => back,
+        };
+        Ok(View { pixels, ..frame })
+    }
+}
+
+fn within(view: View<'_>, part: Rect) -> View<'_> {
+    if part == view.rect.size.whole() {
+        return view;
+    }
+    let rect = Rect {
+        x: view.rect.x + part.x,
+        y: view.rect.y + part.y,
+        size: part.size,
+    };
+    View { rect, ..view }
+}
+
+fn narrowed(view: View<'_>, step: Move) -> Option<View<'_>> {
+    match step {
+        Move::Crop { part, to, .. } if part.size == to => Some(within(view, part)),
+        _ => None,
+    }
+}
+
+fn apply(resizer: &mut Resizer, view: View<'_>, step: Move, out: &mut [u8]) -> Result<(), Error> {
+    match step {
+        // A view between pixels was already cut to the first move's part while decoding.
+        Move::Resize { part, to, filter } if view.precise.is_none() => {
+            resize::resize(resizer, within(view, part), to, filter, out)
+        }
+        Move::Resize { to, filter, .. } => resize::resize(resizer, view, to, filter, out),
+        Move::Crop { part, padding, to } => {
+            resize::paste(within(view, part), to, padding, out);
+            Ok(())
+        }
+        Move::Mirror => {
+            resize::mirror(view, out);
+            Ok(())
+        }
+    }
+}
+
+fn invalid(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidPipeline, message)
+}
+
+fn split_decode(ops: &[Op]) -> Result<(Decode, &[Op]), Error> {
+    match ops {
+        [Op::Decode { max_pixels: 0, .. }, ..] => Err(invalid(
+            "decode: max_pixels is 0, so no image would be accepted",
+        )),
+        [
+            Op::Decode {
+                apply_exif_orientation: oriented,
+                max_pixels,
+                scaled,
+            },
+            rest @ ..,
+        ] => Ok((
+            Decode {
+                oriented: *oriented,
+                max_pixels: *max_pixels,
+                scaled: *scaled,
+            },
+            rest,
+        )),
+        _ => Err(invalid("a pipeline begins with decode(): put it first")),
+    }
+}
+
+fn split_normalize(ops: &[Op]) -> Result<(&[Op], Option<Normalize>), Error> {
+    let Some((Op::Normalize { mean, std }, rest)) = ops.split_last() else {
+        return Ok((ops, None));
+    };
+    if !mean.iter().chain(std).all(|x| x.is_finite()) || std.contains(&0.0) {
+        return Err(invalid(format!(
+            "normalize: mean {mean:?} and std {std:?} must be finite, and std must not be zero"
+        )));
+    }
+    Ok((rest, Some(Normalize::new(*mean, *std))))
+}
+
+fn step(op: &Op) -> Result<Step, Error> {
+    match *op {
+        Op::Decode { .. } => Err(invalid("decode() comes twice: remove the second")),
+        Op::Normalize { .. } => Err(invalid(
+            "normalize() gives float32 and must be the last operator",
+        )),
+        Op::Resize {
+            to,
+            interpolation: filter,
+        } => {
+            check_target(to)?;
+            Ok(Step::Resize { to, filter })
+        }
+        Op::CenterCrop { height, width } => {
+            Ok(Step::CenterCrop(sides("center_crop", height, width)?))
+        }
+        Op::RandomResizedCrop {
+            height,
+            width,
+            scale,
+            ratio,
+            interpolation: filter,
+        } => Ok(Step::RandomResizedCrop {
+            size: sides("random_resized_crop", height, width)?,
+            freedom: freedom(scale, ratio)?,
+            filter,
+        }),
+        Op::RandomHorizontalFlip { p } if (0.0..=1.0).contains(&p) => {
+            Ok(Step::RandomMirror { p: p.into() })
+        }
+        Op::RandomHorizontalFlip { p } => Err(invalid(format!(
+            "random_horizontal_flip: p = {p} is no probability; it must lie in 0..=1"
+        ))),
+    }
+}
+
+fn check_target(to: ResizeTo) -> Result<(), Error> {
+    match to {
+        ResizeTo::Shorter(side) => sides("resize", side, side),
+        ResizeTo::Exact { height, width } => sides("resize", height, width),
+    }
+    .map(drop)
+}
+
+fn sides(what: &str, height: u32, width: u32) -> Result<Size, Error> {
+    let fine = 1..=MAX_SIDE;
+    match fine.contains(&height) && fine.contains(&width) {
+        true => Ok(Size::new(width, height)),
+        false => Err(invalid(format!(
+            "{what}: {height} x {width} pixels; each side must be 1 to {MAX_SIDE}"
+        ))),
+    }
+}
+
+fn freedom(scale: (f32, f32), ratio: (f32, f32)) -> Result<Freedom, Error> {
+    let ordered = |(low, high): (f32, f32)| 0.0 < low && low <= high && high.is_finite();
+    if !ordered(scale) || !ordered(ratio) {
+        return Err(invalid(format!(
+            "random_resized_crop: scale {scale:?} and ratio {ratio:?} must be (low, high) with 0 < low <= high"
+        )));
+    }
+    let wide = |(low, high): (f32, f32)| (f64::from(low), f64::from(high));
+    Ok(Freedom {
+        scale: wide(scale),
+        ratio: wide(ratio),
+    })
+}
+
+fn output_size(steps: &[Step]) -> Result<Size, Error> {
+    let known = steps.iter().fold(None, |size, step| step.output(size));
+    known.ok_or_else(|| {
+        invalid(
+            "samples would come out in different sizes, and a minibatch is one tensor: add \
+             random_resized_crop(size), center_crop(size), or resize((height, width)); resize(size) alone \
+             keeps each image's aspect ratio",
+        )
+    })
+}
