@@ -1,0 +1,130 @@
+//! The words of the hand-over in shared memory.
+#![expect(unsafe_code, reason = "says which types may lie in shared memory")]
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::error::{Error, Result};
+use crate::handover::protocol::{Deliver, MAGIC, Reply, Slot, Words};
+use crate::mapping::{self, Mapping, Region, Shared};
+
+// SAFETY: atomics and padding only (`CachePadded` adds alignment, and every mapping starts on a page).
+unsafe impl Shared for Deliver {}
+// SAFETY: as above.
+unsafe impl Shared for Reply {}
+// SAFETY: an array of atomics.
+unsafe impl Shared for Slot {}
+// SAFETY: an atomic.
+unsafe impl Shared for AtomicU64 {}
+
+const DELIVER: &str = "the deliver region of a consumer";
+const REPLY: &str = "the reply region of a consumer";
+/// Most places of a ring.
+const MOST: u32 = 1 << 20;
+
+/// Both regions, as either side maps them.
+pub(super) struct Regions {
+    deliver: Region<Deliver, Slot>,
+    reply: Region<Reply, AtomicU64>,
+}
+
+impl Words for Regions {
+    fn deliver(&self) -> &Deliver {
+        self.deliver.head()
+    }
+
+    fn items(&self) -> &[Slot] {
+        self.deliver.row()
+    }
+
+    fn reply(&self) -> &Reply {
+        self.reply.head()
+    }
+
+    fn releases(&self) -> &[AtomicU64] {
+        self.reply.row()
+    }
+}
+
+/// The memory files.
+pub(super) struct Files {
+    pub(super) deliver: OwnedFd,
+    pub(super) reply: OwnedFd,
+}
+
+impl Regions {
+    /// Creates and seals them.
+    pub(super) fn create(capacity: u32) -> Result<(Self, Files)> {
+        if capacity == 0 || capacity > MOST {
+            return Err(Error::invalid(
+                DELIVER,
+                format!("a capacity of {capacity}, not 1 to {MOST}"),
+            ));
+        }
+        let (deliver_bytes, reply_bytes) = sizes(capacity)?;
+        let deliver = mapping::memory_file(DELIVER, "coprep-deliver", deliver_bytes as u64)?;
+        let reply = mapping::memory_file(REPLY, "coprep-reply", reply_bytes as u64)?;
+        let regions = Regions {
+            deliver: Region::new(
+                DELIVER,
+                Mapping::writable(DELIVER, &deliver, deliver_bytes)?,
+                capacity as usize,
+            )?,
+            reply: Region::new(
+                REPLY,
+                Mapping::writable(REPLY, &reply, reply_bytes)?,
+                capacity as usize,
+            )?,
+        };
+        mapping::seal(DELIVER, &deliver, mapping::write_seals())?;
+        mapping::seal(REPLY, &reply, mapping::size_seals())?;
+        regions
+            .deliver()
+            .capacity
+            .store(capacity, Ordering::Relaxed);
+        // Release: for whoever maps the region; passing the descriptor orders it anyway.
+        regions.deliver().magic.store(MAGIC, Ordering::Release);
+        Ok((regions, Files { deliver, reply }))
+    }
+
+    /// Maps what was passed.
+    pub(super) fn open(files: &Files) -> Result<Self> {
+        let capacity = read_capacity(&files.deliver)?;
+        let (deliver_bytes, reply_bytes) = sizes(capacity)?;
+        mapping::check_file(DELIVER, &files.deliver, deliver_bytes)?;
+        mapping::check_file(REPLY, &files.reply, reply_bytes)?;
+        let deliver = Mapping::readable(DELIVER, &files.deliver, deliver_bytes)?;
+        let reply = Mapping::writable(REPLY, &files.reply, reply_bytes)?;
+        Ok(Regions {
+            deliver: Region::new(DELIVER, deliver, capacity as usize)?,
+            reply: Region::new(REPLY, reply, capacity as usize)?,
+        })
+    }
+}
+
+fn sizes(capacity: u32) -> Result<(usize, usize)> {
+    let sizes = Region::<Deliver, Slot>::bytes(capacity as usize)
+        .zip(Region::<Reply, AtomicU64>::bytes(capacity as usize));
+    sizes.ok_or_else(|| Error::invalid(DELIVER, "too large"))
+}
+
+fn read_capacity(deliver: &OwnedFd) -> Result<u32> {
+    let (least, _) = sizes(1)?;
+    mapping::check_file(DELIVER, deliver, least)?;
+    let head =
+        Region::<Deliver, Slot>::new(DELIVER, Mapping::readable(DELIVER, deliver, least)?, 1)?;
+    let (magic, capacity) = (&head.head().magic, &head.head().capacity);
+    if magic.load(Ordering::Acquire) != MAGIC {
+        return Err(Error::misbehaved(
+            DELIVER,
+            "not one of this version of coprep",
+        ));
+    }
+    match capacity.load(Ordering::Relaxed) {
+        capacity @ 1..=MOST => Ok(capacity),
+        capacity => Err(Error::misbehaved(
+            DELIVER,
+            format!("a capacity of {capacity}"),
+        )),
+    }
+}

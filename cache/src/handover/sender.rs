@@ -1,0 +1,121 @@
+//! The coordinator's end.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use crate::error::{Error, Result};
+use crate::handover::protocol::{Full, Futex, Item, Nonsense, Publisher};
+use crate::handover::region::{Files, Regions};
+use crate::mapping;
+use crate::sync::AtomicU32;
+
+/// The coordinator's end of the hand-over to one consumer. See [the module](super).
+pub struct Sender {
+    publisher: Publisher<Regions>,
+    files: Files,
+}
+
+/// The kernel's futex; a publisher only wakes.
+struct Wake;
+
+impl Futex for Wake {
+    fn wait(&self, _: &AtomicU32, _: u32) {}
+
+    fn wake(&self, word: &AtomicU32) {
+        crate::futex::wake(word);
+    }
+}
+
+impl Sender {
+    /// Reserves and seals both regions, with room for `capacity` items in flight: published, and their
+    /// release not read.
+    ///
+    /// # Errors
+    /// When memory or descriptors are short, or `capacity` is 0 or over a million.
+    pub fn create(capacity: u32) -> Result<Self> {
+        let (regions, files) = Regions::create(capacity)?;
+        Ok(Sender {
+            publisher: Publisher::new(regions),
+            files,
+        })
+    }
+
+    /// For the consumer: *deliver*, which can only be read, and *reply*.
+    ///
+    /// # Errors
+    /// When the process has no descriptor left.
+    pub fn fds(&self) -> Result<(OwnedFd, OwnedFd)> {
+        let deliver = mapping::reopen_read_only("a deliver region", self.files.deliver.as_fd())?;
+        let reply = self
+            .files
+            .reply
+            .try_clone()
+            .map_err(|e| Error::os("cannot share a reply region", e))?;
+        Ok((deliver, reply))
+    }
+
+    /// Hands an item over, wakes the consumer if it sleeps, and gives the item's number: 0, 1, 2, ...
+    ///
+    /// # Errors
+    /// [`Full`] when as many items as the capacity are in flight.
+    pub fn publish(&mut self, item: Item) -> std::result::Result<u64, Full> {
+        self.publisher.publish(&item, &Wake)
+    }
+
+    /// True when [`publish`](Self::publish) would fail.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.publisher.is_full()
+    }
+
+    /// Items published whose release has not been read.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.publisher.in_flight()
+    }
+
+    /// How many items the consumer has taken, all told.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Misbehaved`] when its count went back, or past what is published.
+    pub fn taken(&mut self) -> Result<u64> {
+        self.publisher.taken().map_err(misbehaved)
+    }
+
+    /// Calls `each` with every item released since the last call.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Misbehaved`] when the consumer released what it does not have; end its session.
+    pub fn poll_released(&mut self, each: impl FnMut(u64)) -> Result<()> {
+        self.publisher.poll_released(each).map_err(misbehaved)
+    }
+
+    /// Asks the consumer to ring the doorbell whenever it takes or releases, until
+    /// [`disarm`](Self::disarm). What it did before may not ring: after arming look once more
+    /// ([`has_news`](Self::has_news), or poll), then sleep.
+    pub fn arm(&self) {
+        self.publisher.arm();
+    }
+
+    /// The coordinator is awake: no more rings, which are system calls.
+    pub fn disarm(&self) {
+        self.publisher.disarm();
+    }
+
+    /// True when the consumer has taken or released something that was not read yet.
+    #[must_use]
+    pub fn has_news(&self) -> bool {
+        self.publisher.has_news()
+    }
+
+    /// Says how many buffers the consumer may hold at a time.
+    pub fn set_share(&self, buffers: u32) {
+        self.publisher.set_share(buffers);
+    }
+}
+
+fn misbehaved(nonsense: Nonsense) -> Error {
+    Error::misbehaved(
+        "a consumer wrote nonsense into its reply region",
+        nonsense.to_string(),
+    )
+}

@@ -1,0 +1,320 @@
+//! How much memory there is, and how some of it is reserved.
+//!
+//! The kernel lets a memory file grow past the limit of a control group and then kills the process, so
+//! the limits are read before every step of a reservation. What is counted as free is what could be had
+//! without swapping: `MemAvailable`, and for each control group above this process its limit less its
+//! usage, file cache not counted as usage.
+
+use std::fs;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, fallocate};
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// A reservation is made in steps of this size, with a look at the limits before each.
+const STEP: u64 = 256 << 20;
+/// One part in this many of what is free is left alone, for everything that is not shared memory.
+const LEFT_ALONE: u64 = 64;
+
+/// Bytes that could be had now, or None where the system does not tell.
+#[must_use]
+pub fn available() -> Option<u64> {
+    tightest().map(|limit| limit.free)
+}
+
+struct Limit {
+    free: u64,
+    name: String,
+}
+
+fn tightest() -> Option<Limit> {
+    let groups = control_groups()
+        .into_iter()
+        .filter_map(|group| group.limit());
+    groups.chain(machine()).min_by_key(|limit| limit.free)
+}
+
+fn machine() -> Option<Limit> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let free = field(&text, "MemAvailable:")?.checked_mul(1024)?;
+    Some(Limit {
+        free,
+        name: "memory of the machine".into(),
+    })
+}
+
+/// The number after `key`, at the start of a line.
+fn field(text: &str, key: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+/// A control group that may limit memory: its folder, and the names of its files.
+struct ControlGroup {
+    folder: PathBuf,
+    files: &'static Files,
+}
+
+struct Files {
+    limit: &'static str,
+    usage: &'static str,
+    cache: [&'static str; 2],
+}
+
+const V1: Files = Files {
+    limit: "memory.limit_in_bytes",
+    usage: "memory.usage_in_bytes",
+    cache: ["total_inactive_file ", "total_active_file "],
+};
+const V2: Files = Files {
+    limit: "memory.max",
+    usage: "memory.current",
+    cache: ["inactive_file ", "active_file "],
+};
+
+impl ControlGroup {
+    fn limit(&self) -> Option<Limit> {
+        // "max" is no number: no limit.
+        let limit = self.number(self.files.limit)?;
+        let usage = self
+            .number(self.files.usage)?
+            .saturating_sub(self.file_cache());
+        let name = format!(
+            "memory limit of the control group {}",
+            self.folder.display()
+        );
+        Some(Limit {
+            free: limit.saturating_sub(usage),
+            name,
+        })
+    }
+
+    fn number(&self, file: &str) -> Option<u64> {
+        fs::read_to_string(self.folder.join(file))
+            .ok()?
+            .trim()
+            .parse()
+            .ok()
+    }
+
+    fn file_cache(&self) -> u64 {
+        let Ok(text) = fs::read_to_string(self.folder.join("memory.stat")) else {
+            return 0;
+        };
+        self.files
+            .cache
+            .iter()
+            .filter_map(|key| field(&text, key))
+            .sum()
+    }
+}
+
+/// The group of this process and those above it, of both versions.
+fn control_groups() -> Vec<ControlGroup> {
+    let member = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    mounts
+        .lines()
+        .filter_map(mount)
+        .flat_map(|mount| mount.groups(&member))
+        .collect()
+}
+
+/// Where a hierarchy of control groups is mounted.
+struct Mount<'a> {
+    root: &'a str,
+    point: &'a str,
+    files: &'static Files,
+}
+
+fn mount(line: &str) -> Option<Mount<'_>> {
+    let (place, kind) = line.split_once(" - ")?;
+    let mut place = place.split(' ').skip(3);
+    let (root, point) = (place.next()?, place.next()?);
+    let mut kind = kind.split(' ');
+    let files = match (kind.next()?, kind.nth(1)) {
+        ("cgroup2", _) => &V2,
+        ("cgroup", Some(options)) if options.split(',').any(|o| o == "memory") => &V1,
+        _ => return None,
+    };
+    Some(Mount { root, point, files })
+}
+
+impl Mount<'_> {
+    fn groups(&self, member: &str) -> Vec<ControlGroup> {
+        let path = member
+            .lines()
+            .find_map(|line| self.path(line))
+            .unwrap_or("/");
+        // In a container the mount's root is the container's group, and the path is the host's.
+        let below = path
+            .strip_prefix(self.root)
+            .unwrap_or(path)
+            .trim_start_matches('/');
+        let top = Path::new(self.point);
+        let own = top.join(below);
+        let above = own.ancestors().take_while(|folder| folder.starts_with(top));
+        above
+            .map(|folder| ControlGroup {
+                folder: folder.to_owned(),
+                files: self.files,
+            })
+            .collect()
+    }
+
+    /// The path in a line of `/proc/self/cgroup`, if it is of this hierarchy.
+    fn path<'l>(&self, line: &'l str) -> Option<&'l str> {
+        let (_, line) = line.split_once(':')?;
+        let (controllers, path) = line.split_once(':')?;
+        let mine = match self.files.limit == V2.limit {
+            true => controllers.is_empty(),
+            false => controllers.split(',').any(|c| c == "memory"),
+        };
+        mine.then_some(path)
+    }
+}
+
+/// Fails unless `wanted` bytes could be had now.
+pub(crate) fn check(what: &str, wanted: u64) -> Result<()> {
+    let Some(limit) = tightest() else {
+        return Ok(());
+    };
+    let had = limit.free - limit.free / LEFT_ALONE;
+    if wanted <= had {
+        return Ok(());
+    }
+    let remedy = "ask for less, or end what uses the memory".into();
+    Err(shortage(what, wanted, had, limit.name, remedy))
+}
+
+pub(crate) fn shortage(
+    what: &str,
+    wanted: u64,
+    had: u64,
+    source_of_limit: String,
+    remedy: String,
+) -> Error {
+    let kind = ErrorKind::Memory {
+        wanted,
+        had,
+        source_of_limit,
+        remedy,
+    };
+    Error::new(format!("cannot reserve memory for {what}"), kind)
+}
+
+/// Reserves the first `bytes` bytes of a memory file. `shortage` turns "no space" into an error.
+pub(crate) fn reserve(what: &str, file: impl AsFd, bytes: u64) -> Result<()> {
+    let mut done = 0;
+    while done < bytes {
+        check(what, bytes - done)?;
+        let step = STEP.min(bytes - done);
+        reserve_step(file.as_fd(), done, step).map_err(|e| refused(what, bytes, done, e))?;
+        done += step;
+    }
+    Ok(())
+}
+
+fn reserve_step(file: std::os::fd::BorrowedFd<'_>, from: u64, len: u64) -> nix::Result<()> {
+    loop {
+        // A signal undoes the step, not the steps before.
+        match fallocate(file, FallocateFlags::empty(), from as i64, len as i64) {
+            Err(Errno::EINTR) => {}
+            other => return other,
+        }
+    }
+}
+
+fn refused(what: &str, wanted: u64, had: u64, error: Errno) -> Error {
+    match error {
+        Errno::ENOSPC | Errno::ENOMEM => {
+            let remedy = "ask for less, or enlarge the file system".into();
+            shortage(
+                what,
+                wanted,
+                had,
+                "the file system of the memory file".into(),
+                remedy,
+            )
+        }
+        error => Error::os(format!("cannot reserve memory for {what}"), error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_machine_tells_what_is_free() {
+        assert!(available().is_some_and(|free| free > 1 << 20));
+    }
+
+    #[test]
+    fn more_than_there_is_is_one_error_with_all_three_numbers() {
+        let error = check("a test", u64::MAX).unwrap_err();
+        assert!(error.is_shortage());
+        let text = error.to_string();
+        assert!(
+            text.contains("a test")
+                && text.contains(&u64::MAX.to_string())
+                && text.contains("ask for less")
+        );
+    }
+
+    #[test]
+    fn groups_are_found_above_a_container_too() {
+        let line =
+            "35 31 0:32 /docker/abc /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory";
+        let groups = mount(line)
+            .unwrap()
+            .groups("5:cpu:/x\n4:memory:/docker/abc/job\n0::/y");
+        let folders: Vec<_> = groups.iter().map(|g| g.folder.to_str().unwrap()).collect();
+        assert_eq!(
+            folders,
+            ["/sys/fs/cgroup/memory/job", "/sys/fs/cgroup/memory"]
+        );
+    }
+
+    #[test]
+    fn the_unified_hierarchy_is_read_too() {
+        let line = "41 31 0:38 / /sys/fs/cgroup rw,relatime - cgroup2 cgroup2 rw";
+        let groups = mount(line).unwrap().groups("0::/user.slice/a.scope");
+        assert_eq!(groups.len(), 3);
+        assert_eq!(
+            groups[0].folder.to_str().unwrap(),
+            "/sys/fs/cgroup/user.slice/a.scope"
+        );
+    }
+
+    #[test]
+    fn a_limit_leaves_out_what_is_file_cache() {
+        let folder = tempfile::tempdir().unwrap();
+        let put = |file: &str, text: &str| fs::write(folder.path().join(file), text).unwrap();
+        put("memory.max", "1000\n");
+        put("memory.current", "700\n");
+        put("memory.stat", "anon 1\ninactive_file 100\nactive_file 50\n");
+        let group = ControlGroup {
+            folder: folder.path().to_owned(),
+            files: &V2,
+        };
+        assert_eq!(group.limit().unwrap().free, 450);
+    }
+
+    #[test]
+    fn no_limit_is_no_limit() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("memory.max"), "max\n").unwrap();
+        assert!(
+            ControlGroup {
+                folder: folder.path().to_owned(),
+                files: &V2
+            }
+            .limit()
+            .is_none()
+        );
+    }
+}

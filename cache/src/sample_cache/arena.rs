@@ -1,0 +1,320 @@
+//! Payloads and index of a no-eviction cache in one segment: a bump pointer and a row of places.
+//!
+//! An [`Extent`] is given out once and belongs to one writer until it is published or given back. What is
+//! published is never written again while the arena lives, so references to it need no counting.
+#![expect(
+    unsafe_code,
+    reason = "hands out disjoint parts of the segment as slices"
+)]
+
+use std::ptr::NonNull;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::index::{self, ENTRY, Entry, Place};
+use super::table::PLACES;
+use crate::error::{Error, Result};
+use crate::mapping::{self, Mapping, page_size};
+
+/// What is created, in errors.
+pub(super) const WHAT: &str = "the sample cache";
+
+/// Memory of a segment.
+pub(super) enum Memory {
+    Anonymous(Mapping),
+    Named(super::named::Segment),
+}
+
+impl Memory {
+    pub(super) fn start(&self) -> NonNull<u8> {
+        match self {
+            Memory::Anonymous(mapping) => mapping.start(),
+            Memory::Named(segment) => segment.start(),
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Memory::Anonymous(mapping) => mapping.len(),
+            Memory::Named(segment) => segment.len(),
+        }
+    }
+
+    /// Reserved, mapped, and sealed: no other process ever sees it.
+    pub(super) fn anonymous(shape: &Shape) -> Result<Self> {
+        let file = mapping::memory_file(WHAT, "coprep-cache", shape.bytes as u64)?;
+        let mapping = Mapping::writable(WHAT, &file, shape.bytes)?;
+        mapping::seal(WHAT, &file, mapping::write_seals())?;
+        Ok(Memory::Anonymous(mapping))
+    }
+}
+
+/// Where everything lies in a segment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Shape {
+    pub(super) samples: u32,
+    /// Bytes of payloads, a multiple of the alignment.
+    pub(super) capacity: u64,
+    /// Places of the index.
+    pub(super) places: u32,
+    payloads_at: usize,
+    pub(super) bytes: usize,
+}
+
+impl Shape {
+    /// # Errors
+    /// If it is larger than the address space.
+    pub(super) fn new(capacity: u64, samples: u32) -> Result<Self> {
+        let capacity = capacity - capacity % index::ALIGNMENT;
+        // One place per sample, and some for those that have to be written twice.
+        let wanted = u64::from(samples) + u64::from(samples) / 16 + 64;
+        let places = wanted.min(capacity / index::ALIGNMENT).min(PLACES);
+        let index = usize::try_from(places)
+            .ok()
+            .and_then(|n| n.checked_mul(ENTRY));
+        let payloads_at = index.and_then(|n| {
+            n.checked_add(page_size())?
+                .checked_next_multiple_of(page_size())
+        });
+        let bytes = payloads_at.and_then(|at| at.checked_add(usize::try_from(capacity).ok()?));
+        let bytes = bytes.and_then(|n| n.checked_next_multiple_of(page_size()));
+        match (payloads_at, bytes) {
+            (Some(payloads_at), Some(bytes)) if isize::try_from(bytes).is_ok() => Ok(Shape {
+                samples,
+                capacity,
+                places: places as u32,
+                payloads_at,
+                bytes,
+            }),
+            _ => Err(Error::invalid(
+                WHAT,
+                format!("{capacity} bytes are more than the address space"),
+            )),
+        }
+    }
+
+    /// Where a place of the index lies.
+    fn place(&self, number: u32) -> usize {
+        assert!(number < self.places, "place {number} of {}", self.places);
+        page_size() + number as usize * ENTRY
+    }
+}
+
+/// See the module.
+pub(super) struct Arena {
+    shape: Shape,
+    memory: Memory,
+    seed: u64,
+    state: Mutex<State>,
+}
+
+// SAFETY: the pointers within `memory` are to memory that lives as long as it and belongs to no thread;
+// writes go to places under the lock, and to extents, each of which has one owner.
+unsafe impl Send for Arena {}
+// SAFETY: as above.
+unsafe impl Sync for Arena {}
+
+/// What is given out.
+#[derive(Default)]
+struct State {
+    /// Beyond it everything is free.
+    end: u64,
+    /// Given back, and not at the end: offset and length.
+    holes: Vec<(u64, u64)>,
+    next_place: u32,
+    /// Extents that are neither published nor given back: each will want a place.
+    open: u32,
+    used: u64,
+}
+
+/// A part of the payloads with one owner.
+#[derive(Debug)]
+pub(super) struct Extent {
+    offset: u64,
+    /// Bytes asked for.
+    len: usize,
+}
+
+impl Extent {
+    fn room(&self) -> u64 {
+        index::extent_len(self.len as u64).unwrap_or(u64::MAX)
+    }
+}
+
+impl Arena {
+    pub(super) fn new(memory: Memory, shape: Shape, seed: u64) -> Self {
+        assert!(
+            memory.len() >= shape.bytes,
+            "the segment is smaller than its shape"
+        );
+        Arena {
+            shape,
+            memory,
+            seed,
+            state: Mutex::default(),
+        }
+    }
+
+    pub(super) fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// Bytes given out.
+    pub(super) fn used(&self) -> u64 {
+        self.state().used
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Room for `len` bytes and an entry.
+    pub(super) fn allocate(&self, len: usize) -> Option<Extent> {
+        let room = index::extent_len(len as u64)?;
+        let mut state = self.state();
+        if state.next_place + state.open >= self.shape.places {
+            return None;
+        }
+        let offset = state
+            .take_hole(room)
+            .or_else(|| state.take_end(room, self.shape.capacity))?;
+        state.open += 1;
+        state.used += room;
+        Some(Extent { offset, len })
+    }
+
+    /// Gives room back.
+    pub(super) fn give_back(&self, extent: Extent) {
+        let mut state = self.state();
+        state.open -= 1;
+        state.used -= extent.room();
+        match extent.offset + extent.room() == state.end {
+            true => state.end = extent.offset,
+            false => state.holes.push((extent.offset, extent.room())),
+        }
+    }
+
+    /// The bytes of an extent, for its owner.
+    pub(super) fn bytes_mut<'a>(&'a self, extent: &'a mut Extent) -> &'a mut [u8] {
+        let start = self.payload(extent.offset, extent.len as u64);
+        // SAFETY: in bounds (`payload` checks); initialised, since it is a file's memory; exclusive, since
+        // extents are disjoint while they are open and this one is borrowed exclusively, and entries, which
+        // `payload_of` reads, are never within an open extent: `take_over` starts behind them.
+        unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), extent.len) }
+    }
+
+    /// Makes an extent an entry for good; gives its place.
+    pub(super) fn publish(
+        &self,
+        extent: Extent,
+        entry: impl FnOnce(u64, &[u8]) -> Entry,
+    ) -> Option<u32> {
+        let payload = self.payload(extent.offset, extent.len as u64);
+        // SAFETY: in bounds and initialised as in `bytes_mut`; the extent is ours, so nobody writes it.
+        let payload = unsafe { std::slice::from_raw_parts(payload.as_ptr(), extent.len) };
+        match entry(extent.offset, payload).to_place(self.seed) {
+            Some(place) => Some(self.append(&place)),
+            None => {
+                self.give_back(extent);
+                None
+            }
+        }
+    }
+
+    fn append(&self, place: &Place) -> u32 {
+        let mut state = self.state();
+        let number = state.next_place;
+        state.next_place += 1;
+        state.open -= 1;
+        let target = self.at(self.shape.place(number));
+        // The payload, written before, is in place first, should this process be killed here.
+        std::sync::atomic::fence(std::sync::atomic::Ordering::Release);
+        // SAFETY: in bounds (`place` checks the number, the shape fits the memory), and nobody else reads or
+        // writes the place: numbers are given out once, under the lock, and made known only after this.
+        unsafe { std::ptr::copy_nonoverlapping(place.as_ptr(), target.as_ptr(), ENTRY) };
+        number
+    }
+
+    /// The entry at a place, copied out and validated. None: something else is there now.
+    pub(super) fn entry(&self, number: u32) -> Option<Entry> {
+        let entry = Entry::from_place(&self.place(number), self.seed)?;
+        self.bounds().admit(&entry).then_some(entry)
+    }
+
+    /// A copy of a place.
+    pub(super) fn place(&self, number: u32) -> Place {
+        let mut place = index::EMPTY;
+        let source = self.at(self.shape.place(number));
+        // SAFETY: in bounds, as in `append`; written before its number was made known, and never again. In a
+        // named segment another process of this user may write there against all rules; the copy is then
+        // anything, and is validated.
+        unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), place.as_mut_ptr(), ENTRY) };
+        place
+    }
+
+    /// The payload of an entry that came from [`entry`](Self::entry).
+    pub(super) fn payload_of(&self, entry: &Entry) -> &[u8] {
+        let start = self.payload(entry.offset, entry.len);
+        // SAFETY: in bounds and initialised as in `bytes_mut`; never written while the arena lives: extents
+        // of entries are given out no second time. (In a named segment another process of this user may
+        // write there against all rules, as it may write into this process by other ways; see the docs.)
+        unsafe { std::slice::from_raw_parts(start.as_ptr(), entry.len as usize) }
+    }
+
+    fn payload(&self, offset: u64, len: u64) -> NonNull<u8> {
+        let inside = offset
+            .checked_add(len)
+            .is_some_and(|end| end <= self.shape.capacity);
+        assert!(inside, "{len} bytes at {offset} of {}", self.shape.capacity);
+        self.at(self.shape.payloads_at + offset as usize)
+    }
+
+    fn at(&self, offset: usize) -> NonNull<u8> {
+        assert!(
+            offset < self.shape.bytes,
+            "offset {offset} of {}",
+            self.shape.bytes
+        );
+        // SAFETY: inside the memory, which `new` found to be as large as the shape.
+        unsafe { self.memory.start().add(offset) }
+    }
+
+    pub(super) fn bounds(&self) -> index::Bounds {
+        index::Bounds {
+            samples: self.shape.samples,
+            capacity: self.shape.capacity,
+            seed: self.seed,
+        }
+    }
+
+    /// What another coordinator left here. New entries come after it.
+    pub(super) fn take_over(&mut self) -> index::Scan {
+        let places = (0..self.shape.places).map(|number| self.place(number));
+        let scan = index::scan(places, &self.bounds());
+        let mut state = self.state();
+        state.next_place = scan.places;
+        state.end = scan.end;
+        state.used = scan.end;
+        drop(state);
+        scan
+    }
+}
+
+impl State {
+    fn take_end(&mut self, room: u64, capacity: u64) -> Option<u64> {
+        let offset = self.end;
+        let end = offset.checked_add(room).filter(|&end| end <= capacity)?;
+        self.end = end;
+        Some(offset)
+    }
+
+    /// The first hole that is large enough; what is left of it stays.
+    fn take_hole(&mut self, room: u64) -> Option<u64> {
+        let at = self.holes.iter().position(|&(_, len)| len >= room)?;
+        let (offset, len) = self.holes[at];
+        match len - room {
+            0 => drop(self.holes.swap_remove(at)),
+            left => self.holes[at] = (offset + room, left),
+        }
+        Some(offset)
+    }
+}

@@ -1,0 +1,110 @@
+//! The baseline: the sample used longest ago goes first.
+//!
+//! In private memory, within a capacity in bytes of payload. Over reshuffled epochs it has far fewer hits than no
+//! eviction (at half the dataset 0.15 instead of 0.50), which is what it is here to show.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use lru::LruCache;
+
+use super::{Hit, HitBytes, Meta, Reservation, Room, SampleCache, Usage};
+
+/// See the module.
+pub struct Lru {
+    state: Mutex<State>,
+}
+
+struct State {
+    entries: LruCache<u32, Entry>,
+    being_written: HashSet<u32>,
+    usage: Usage,
+}
+
+#[derive(Clone)]
+struct Entry {
+    bytes: Arc<[u8]>,
+    meta: Meta,
+}
+
+impl Lru {
+    /// Holds at most `capacity` bytes.
+    #[must_use]
+    pub fn new(capacity: u64) -> Self {
+        let usage = Usage {
+            capacity,
+            ..Usage::default()
+        };
+        let state = State {
+            entries: LruCache::unbounded(),
+            being_written: HashSet::new(),
+            usage,
+        };
+        Lru {
+            state: Mutex::new(state),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn admit(&self, id: u32, meta: Meta, bytes: Vec<u8>) {
+        let entry = Entry {
+            bytes: bytes.into(),
+            meta,
+        };
+        let mut state = self.state();
+        state.being_written.remove(&id);
+        state.make_room(entry.bytes.len() as u64);
+        state.usage.add(meta.form, entry.bytes.len() as u64);
+        state.entries.put(id, entry);
+    }
+
+    pub(super) fn abandon(&self, id: u32) {
+        self.state().being_written.remove(&id);
+    }
+}
+
+impl State {
+    fn make_room(&mut self, bytes: u64) {
+        while self.usage.bytes() + bytes > self.usage.capacity {
+            let Some((_, gone)) = self.entries.pop_lru() else {
+                return;
+            };
+            self.usage.remove(gone.meta.form, gone.bytes.len() as u64);
+        }
+    }
+}
+
+impl SampleCache for Lru {
+    fn get(&self, id: u32) -> Option<Hit<'_>> {
+        let Entry { bytes, meta } = self.state().entries.get(&id)?.clone();
+        Some(Hit {
+            bytes: HitBytes::Counted(bytes),
+            meta,
+        })
+    }
+
+    fn reserve(&self, id: u32, len: usize, meta: Meta) -> Option<Reservation<'_>> {
+        let mut state = self.state();
+        let fits = len as u64 <= state.usage.capacity;
+        if !fits || state.entries.contains(&id) || !state.being_written.insert(id) {
+            return None;
+        }
+        drop(state);
+        Some(Reservation {
+            id,
+            meta,
+            room: Some(Room::Private(self, vec![0; len])),
+        })
+    }
+
+    fn usage(&self) -> Usage {
+        let usage = self.state().usage;
+        Usage {
+            used: usage.bytes(),
+            ..usage
+        }
+    }
+}

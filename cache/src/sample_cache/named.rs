@@ -1,0 +1,365 @@
+//! Segments with a name, which outlive their coordinator.
+//!
+//! A segment `NAME` of a user is the file `/dev/shm/coprep-UID-NAME`, mode 0600, made and mapped by the
+//! `shared_memory` crate and reserved by `fallocate`. Its first page is a header, written last: a segment without a
+//! valid header was never finished and is made anew.
+//!
+//! **In use.** Whoever uses a segment holds an `flock` on it. The kernel lets go of it with the process,
+//! however that ends, so no death leaves a segment locked, and there is no process number to be mistaken for
+//! another's.
+//!
+//! **Whom it keeps out.** Other users: owner and mode of an existing segment are checked. Not other processes of
+//! the same user, who can open the file and write it; what they write is caught by checksums when the cache
+//! is taken over, and not while it is in use.
+#![expect(unsafe_code, reason = "reads and writes the header in the mapping")]
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::ErrorKind as Io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::PathBuf;
+use std::ptr::NonNull;
+use std::time::Duration;
+
+use shared_memory::{Shmem, ShmemConf, ShmemError};
+
+use super::arena::Shape;
+use super::index::{HEADER, Header, HeaderBytes};
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory;
+
+const FOLDER: &str = "/dev/shm";
+/// Bytes of a name.
+const LONGEST: usize = 128;
+/// Somebody who lists segments holds their locks for a moment.
+const LOCK_TRIES: u32 = 20;
+const LOCK_PAUSE: Duration = Duration::from_millis(5);
+/// Each failure means that somebody else made or removed a segment of this name in between.
+const OPEN_TRIES: u32 = 8;
+
+/// A mapped segment, locked for this process.
+pub(super) struct Segment {
+    memory: Shmem,
+    /// Closed after the mapping is gone, and with it the lock.
+    _lock: File,
+}
+
+/// See [`open`].
+pub(super) struct Opened {
+    pub(super) segment: Segment,
+    /// It has an index to take over.
+    pub(super) is_warm: bool,
+    pub(super) replaced: bool,
+}
+
+/// A segment on the machine.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NamedSegment {
+    /// Its name.
+    pub name: String,
+    /// Bytes of memory it takes.
+    pub bytes: u64,
+    /// A living coordinator has it.
+    pub in_use: bool,
+}
+
+/// The seed of an index's checksums: entries of another dataset's segment are none of this one's.
+pub(super) fn seed(fingerprint: u128) -> u64 {
+    fingerprint as u64 ^ (fingerprint >> 64) as u64
+}
+
+/// Opens the segment if it is what is wanted, else makes it anew.
+pub(super) fn open(name: &str, shape: &Shape, fingerprint: u128) -> Result<Opened> {
+    let place = Place::new(name)?;
+    let header = header(shape, fingerprint);
+    let mut replaced = false;
+    for _ in 0..OPEN_TRIES {
+        let Some(lock) = place.lock()? else {
+            match place.create(shape, &header)? {
+                Some(segment) => {
+                    return Ok(Opened {
+                        segment,
+                        is_warm: false,
+                        replaced,
+                    });
+                }
+                None => continue,
+            }
+        };
+        if let Some(segment) = place.reuse(lock, shape, &header)? {
+            return Ok(Opened {
+                segment,
+                is_warm: true,
+                replaced,
+            });
+        }
+        replaced = true;
+    }
+    Err(place.error(ErrorKind::InUse))
+}
+
+fn header(shape: &Shape, fingerprint: u128) -> Header {
+    Header {
+        fingerprint: [fingerprint as u64, (fingerprint >> 64) as u64],
+        capacity: shape.capacity,
+        bytes: shape.bytes as u64,
+        samples: shape.samples,
+        places: shape.places,
+    }
+}
+
+/// The segments of this user.
+///
+/// # Errors
+/// When `/dev/shm` cannot be read.
+pub fn list_named() -> Result<Vec<NamedSegment>> {
+    let failed = |e| Error::os(format!("cannot list {FOLDER}"), e);
+    let mut segments = Vec::new();
+    for file in fs::read_dir(FOLDER).map_err(failed)? {
+        let file = file.map_err(failed)?.file_name();
+        let name = file.to_str().and_then(|file| file.strip_prefix(&prefix()));
+        segments.extend(name.and_then(describe));
+    }
+    segments.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(segments)
+}
+
+fn describe(name: &str) -> Option<NamedSegment> {
+    let file = Place::new(name).ok()?.open_file().ok()??;
+    let bytes = file.metadata().ok()?.blocks() * 512;
+    let in_use = matches!(file.try_lock(), Err(TryLockError::WouldBlock));
+    Some(NamedSegment {
+        name: name.to_owned(),
+        bytes,
+        in_use,
+    })
+}
+
+/// Removes a segment; false if there is none.
+///
+/// # Errors
+/// When a living coordinator has it, or it is another user's.
+pub fn remove_named(name: &str) -> Result<bool> {
+    let place = Place::new(name)?;
+    let Some(_lock) = place.lock()? else {
+        return Ok(false);
+    };
+    place.unlink()?;
+    Ok(true)
+}
+
+fn prefix() -> String {
+    format!("coprep-{}-", nix::unistd::geteuid())
+}
+
+/// Where a segment is found.
+struct Place {
+    name: String,
+    file: String,
+}
+
+impl Place {
+    fn new(name: &str) -> Result<Self> {
+        let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+        if name.is_empty() || name.len() > LONGEST || !name.chars().all(good) {
+            let why = format!("1 to {LONGEST} letters, digits, '.', '_' and '-' make a name");
+            return Err(Error::invalid(format!("cache name {name:?}"), why));
+        }
+        Ok(Place {
+            name: name.to_owned(),
+            file: format!("{}{name}", prefix()),
+        })
+    }
+
+    fn path(&self) -> PathBuf {
+        PathBuf::from(FOLDER).join(&self.file)
+    }
+
+    fn error(&self, kind: ErrorKind) -> Error {
+        Error::new(
+            format!("cache segment {:?} ({})", self.name, self.path().display()),
+            kind,
+        )
+    }
+
+    fn os(&self, error: std::io::Error) -> Error {
+        self.error(ErrorKind::Os(error))
+    }
+
+    /// The file if it is there and ours.
+    fn open_file(&self) -> Result<Option<File>> {
+        // Not waiting: should it be a pipe.
+        let flags = libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK;
+        match OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(flags)
+            .open(self.path())
+        {
+            Ok(file) => self.check_owner(file).map(Some),
+            Err(e) if e.kind() == Io::NotFound => Ok(None),
+            Err(e) if e.kind() == Io::PermissionDenied => {
+                Err(self.not_ours("this user may not open it"))
+            }
+            Err(e) => Err(self.os(e)),
+        }
+    }
+
+    fn check_owner(&self, file: File) -> Result<File> {
+        let found = file.metadata().map_err(|e| self.os(e))?;
+        if found.uid() != nix::unistd::geteuid().as_raw() {
+            return Err(self.not_ours(&format!("it belongs to user {}", found.uid())));
+        }
+        if !found.is_file() || found.mode() & 0o077 != 0 {
+            return Err(self.not_ours("it is not a file that only its owner may use"));
+        }
+        Ok(file)
+    }
+
+    fn not_ours(&self, why: &str) -> Error {
+        self.error(ErrorKind::NotOurs(format!(
+            "{why}: remove it, or choose another name"
+        )))
+    }
+
+    /// The file, locked, if it is there.
+    fn lock(&self) -> Result<Option<File>> {
+        let Some(file) = self.open_file()? else {
+            return Ok(None);
+        };
+        self.lock_file(&file)?;
+        // It may have been removed between the two; then it is not there.
+        Ok(self.is_still(&file).then_some(file))
+    }
+
+    fn lock_file(&self, file: &File) -> Result<()> {
+        for _ in 0..LOCK_TRIES {
+            match file.try_lock() {
+                Ok(()) => return Ok(()),
+                Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_PAUSE),
+                Err(TryLockError::Error(e)) => return Err(self.os(e)),
+            }
+        }
+        Err(self.error(ErrorKind::InUse))
+    }
+
+    fn is_still(&self, file: &File) -> bool {
+        let there = fs::symlink_metadata(self.path()).map(|m| (m.dev(), m.ino()));
+        let ours = file.metadata().map(|m| (m.dev(), m.ino()));
+        matches!((there, ours), (Ok(there), Ok(ours)) if there == ours)
+    }
+
+    fn unlink(&self) -> Result<()> {
+        match fs::remove_file(self.path()) {
+            Err(e) if e.kind() != Io::NotFound => Err(self.os(e)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The segment if it is what is wanted. Else it is removed.
+    fn reuse(&self, lock: File, shape: &Shape, wanted: &Header) -> Result<Option<Segment>> {
+        let size = lock.metadata().map_err(|e| self.os(e))?.len();
+        if size == shape.bytes as u64 {
+            let memory = ShmemConf::new().os_id(format!("/{}", self.file)).open();
+            let memory = memory.map_err(|e| self.crate_error(&e))?;
+            let segment = Segment {
+                memory,
+                _lock: lock,
+            };
+            if self.is_still(&segment._lock) && segment.header().as_ref() == Some(wanted) {
+                self.reserve(&segment._lock, shape)?;
+                return Ok(Some(segment));
+            }
+        }
+        self.unlink()?;
+        Ok(None)
+    }
+
+    /// A new segment; None if somebody else was faster.
+    fn create(&self, shape: &Shape, header: &Header) -> Result<Option<Segment>> {
+        self.check_room(shape.bytes as u64)?;
+        let created = ShmemConf::new()
+            .os_id(format!("/{}", self.file))
+            .size(shape.bytes)
+            .create();
+        let mut memory = match created {
+            Ok(memory) => memory,
+            Err(ShmemError::MappingIdExists) => return Ok(None),
+            Err(e) => return Err(self.crate_error(&e)),
+        };
+        // While it is unfinished it goes with its handle.
+        memory.set_owner(true);
+        let Some(lock) = self.lock()? else {
+            // Somebody removed it: theirs is not ours to remove.
+            memory.set_owner(false);
+            return Ok(None);
+        };
+        self.reserve(&lock, shape)?;
+        memory.set_owner(false);
+        let segment = Segment {
+            memory,
+            _lock: lock,
+        };
+        segment.write_header(header);
+        Ok(Some(segment))
+    }
+
+    /// Reserves what is not reserved yet.
+    fn reserve(&self, file: &File, shape: &Shape) -> Result<()> {
+        let reserved = file.metadata().map_err(|e| self.os(e))?.blocks() * 512;
+        match reserved >= shape.bytes as u64 {
+            true => Ok(()),
+            false => memory::reserve(super::arena::WHAT, file, shape.bytes as u64),
+        }
+    }
+
+    fn check_room(&self, wanted: u64) -> Result<()> {
+        let found = nix::sys::statvfs::statvfs(FOLDER).map_err(|e| self.os(e.into()))?;
+        let had = found.blocks_available() * found.fragment_size();
+        if wanted <= had {
+            return memory::check(super::arena::WHAT, wanted);
+        }
+        let remedy = "enlarge /dev/shm (containers: --shm-size), or leave the cache without a name: \
+                      then its size does not matter";
+        Err(memory::shortage(
+            &format!("cache segment {:?}", self.name),
+            wanted,
+            had,
+            format!("free space in {FOLDER}"),
+            remedy.into(),
+        ))
+    }
+
+    fn crate_error(&self, error: &ShmemError) -> Error {
+        self.os(std::io::Error::other(error.to_string()))
+    }
+}
+
+impl Segment {
+    pub(super) fn start(&self) -> NonNull<u8> {
+        // A mapping never starts at zero.
+        NonNull::new(self.memory.as_ptr()).unwrap_or(NonNull::dangling())
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.memory.len()
+    }
+
+    fn header(&self) -> Option<Header> {
+        let mut bytes: HeaderBytes = [0; HEADER];
+        if self.len() < HEADER {
+            return None;
+        }
+        // SAFETY: in bounds, as just checked; a copy, which is then validated.
+        unsafe { std::ptr::copy_nonoverlapping(self.start().as_ptr(), bytes.as_mut_ptr(), HEADER) };
+        Header::from_bytes(&bytes)
+    }
+
+    fn write_header(&self, header: &Header) {
+        let Some(bytes) = header.to_bytes() else {
+            return;
+        };
+        assert!(self.len() >= HEADER, "a segment is at least a page");
+        // SAFETY: in bounds, as just checked; the segment is locked, and nobody else here uses it yet.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.start().as_ptr(), HEADER) };
+    }
+}

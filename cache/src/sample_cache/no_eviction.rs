@@ -1,0 +1,210 @@
+//! What is in stays in: an arena that fills up once (MinIO; Mohan et al., CoorDL, VLDB 2021, section 4.1).
+//!
+//! Within an epoch every sample is needed once, so no order of eviction has more hits than none has; and
+//! without eviction the arena is a bump pointer and the index is append-only.
+//!
+//! Over an anonymous segment, or over a named one, that the next coordinator takes over. There payload
+//! checksums are verified at the first hit and not at the take-over: a cache of 100 GB is usable at once, and the
+//! payload is about to be read anyway.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::arena::{Arena, Extent, Memory, Shape};
+use super::index::{Entry, payload_checksum};
+use super::named;
+use super::table::{Present, Table};
+use super::{Hit, HitBytes, Meta, Reservation, Room, SampleCache, Usage};
+use crate::error::Result;
+
+/// See the module.
+pub struct NoEviction {
+    arena: Arena,
+    table: Table,
+    usage: Mutex<Usage>,
+    /// Payloads are checksummed: another coordinator may read them.
+    outlives: bool,
+}
+
+/// What was found in a named segment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct TakeOver {
+    /// Samples taken over.
+    pub entries: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Entries that were not as they were written.
+    pub dropped: u64,
+    /// There was a segment of this name, of another dataset, size or version: it was replaced.
+    pub replaced: bool,
+}
+
+impl NoEviction {
+    /// In memory without a name, which goes with this process. All of it is reserved now: `capacity` bytes
+    /// for payloads, and 48 bytes of index per sample.
+    ///
+    /// # Errors
+    /// When memory is short.
+    pub fn anonymous(capacity: u64, samples: u32) -> Result<Self> {
+        let shape = Shape::new(capacity, samples)?;
+        let arena = Arena::new(Memory::anonymous(&shape)?, shape, 0);
+        Ok(Self::over(arena, false))
+    }
+
+    /// In the named segment `name`, taken over if it is there, of the same `fingerprint`, `capacity` and
+    /// `samples`, and whole; else made anew. The fingerprint stands for whatever makes the payloads what
+    /// they are.
+    ///
+    /// # Errors
+    /// When memory, or the file system of named segments, is short; when a living coordinator has the
+    /// segment; when it is another user's, or the name is none.
+    pub fn named(
+        name: &str,
+        capacity: u64,
+        samples: u32,
+        fingerprint: u128,
+    ) -> Result<(Self, TakeOver)> {
+        let shape = Shape::new(capacity, samples)?;
+        let opened = named::open(name, &shape, fingerprint)?;
+        let arena = Arena::new(
+            Memory::Named(opened.segment),
+            shape,
+            named::seed(fingerprint),
+        );
+        let mut cache = Self::over(arena, true);
+        let mut found = TakeOver {
+            replaced: opened.replaced,
+            ..TakeOver::default()
+        };
+        if opened.is_warm {
+            cache.take_over(&mut found);
+        }
+        Ok((cache, found))
+    }
+
+    fn over(arena: Arena, outlives: bool) -> Self {
+        let usage = Usage {
+            capacity: arena.shape().capacity,
+            ..Usage::default()
+        };
+        NoEviction {
+            table: Table::new(arena.shape().samples),
+            usage: Mutex::new(usage),
+            arena,
+            outlives,
+        }
+    }
+
+    fn take_over(&mut self, found: &mut TakeOver) {
+        let scan = self.arena.take_over();
+        for (place, entry) in &scan.entries {
+            self.table.set(
+                entry.id,
+                Present {
+                    place: *place,
+                    checked: false,
+                },
+            );
+            self.count().add(entry.form, entry.len);
+            found.entries += 1;
+            found.bytes += entry.len;
+        }
+        found.dropped = scan.dropped;
+    }
+
+    fn count(&self) -> MutexGuard<'_, Usage> {
+        self.usage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn bytes_mut<'a>(&'a self, extent: &'a mut Extent) -> &'a mut [u8] {
+        self.arena.bytes_mut(extent)
+    }
+
+    pub(super) fn admit(&self, id: u32, meta: Meta, extent: Extent) {
+        let mut len = 0;
+        let place = self.arena.publish(extent, |offset, payload| {
+            len = payload.len() as u64;
+            let payload_checksum = if self.outlives {
+                payload_checksum(payload)
+            } else {
+                0
+            };
+            let Meta {
+                form,
+                width,
+                height,
+            } = meta;
+            Entry {
+                offset,
+                len,
+                payload_checksum,
+                id,
+                width,
+                height,
+                form,
+            }
+        });
+        let Some(place) = place else {
+            return self.table.give_up(id);
+        };
+        self.count().add(meta.form, len);
+        self.table.set(
+            id,
+            Present {
+                place,
+                checked: true,
+            },
+        );
+    }
+
+    pub(super) fn abandon(&self, id: u32, extent: Extent) {
+        self.arena.give_back(extent);
+        self.table.give_up(id);
+    }
+
+    /// The payload of an entry that was taken over, if it is what was committed.
+    fn check(&self, place: u32, entry: &Entry) -> bool {
+        let good = payload_checksum(self.arena.payload_of(entry)) == entry.payload_checksum;
+        if self.table.judge(entry.id, place, good) && !good {
+            self.count().remove(entry.form, entry.len);
+        }
+        good
+    }
+}
+
+impl SampleCache for NoEviction {
+    fn get(&self, id: u32) -> Option<Hit<'_>> {
+        let Present { place, checked } = self.table.get(id)?;
+        let entry = self.arena.entry(place).filter(|entry| entry.id == id)?;
+        if !checked && !self.check(place, &entry) {
+            return None;
+        }
+        Some(Hit {
+            bytes: HitBytes::Arena(self.arena.payload_of(&entry)),
+            meta: entry.meta(),
+        })
+    }
+
+    fn reserve(&self, id: u32, len: usize, meta: Meta) -> Option<Reservation<'_>> {
+        if !self.table.begin(id) {
+            return None;
+        }
+        match self.arena.allocate(len) {
+            Some(extent) => Some(Reservation {
+                id,
+                meta,
+                room: Some(Room::Arena(self, extent)),
+            }),
+            None => {
+                self.table.give_up(id);
+                None
+            }
+        }
+    }
+
+    fn usage(&self) -> Usage {
+        Usage {
+            used: self.arena.used(),
+            ..*self.count()
+        }
+    }
+}

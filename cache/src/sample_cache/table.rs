@@ -1,0 +1,154 @@
+//! Where each sample's entry lies: four bytes per sample, in private memory.
+//!
+//! | state | low bits | who makes it | next |
+//! |---|---|---|---|
+//! | absent (zero) | 0 | the start; whoever gives up | being written, by the first who asks |
+//! | being written | 1 | one writer | present and checked, or absent |
+//! | present | 2 | a take-over | present and checked, or absent if the payload is not what it was |
+//! | present and checked | 3 | a commit, or the first hit | - |
+//!
+//! The upper 30 bits are the entry's place in the index.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// See the module.
+pub(super) struct Table {
+    states: Vec<AtomicU32>,
+}
+
+/// Where a sample is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Present {
+    pub(super) place: u32,
+    /// Its payload is known to be what was committed.
+    pub(super) checked: bool,
+}
+
+const ABSENT: u32 = 0;
+const BEING_WRITTEN: u32 = 1;
+const PRESENT: u32 = 2;
+const CHECKED: u32 = 3;
+
+/// Places are less.
+pub(super) const PLACES: u64 = 1 << 30;
+
+impl Table {
+    pub(super) fn new(samples: u32) -> Self {
+        Table {
+            states: (0..samples).map(|_| AtomicU32::new(ABSENT)).collect(),
+        }
+    }
+
+    pub(super) fn get(&self, id: u32) -> Option<Present> {
+        // Acquire: pairs with the release in `set`; the entry and the payload are visible.
+        let state = self.states.get(id as usize)?.load(Ordering::Acquire);
+        match state & 3 {
+            PRESENT | CHECKED => Some(Present {
+                place: state >> 2,
+                checked: state & 3 == CHECKED,
+            }),
+            _ => None,
+        }
+    }
+
+    /// True for the one who may write the sample now.
+    pub(super) fn begin(&self, id: u32) -> bool {
+        let Some(state) = self.states.get(id as usize) else {
+            return false;
+        };
+        // Relaxed: nothing is read on account of it.
+        state
+            .compare_exchange(ABSENT, BEING_WRITTEN, Ordering::Relaxed, Ordering::Relaxed)
+            .is_ok()
+    }
+
+    /// By the one who may write it: nothing came of it.
+    pub(super) fn give_up(&self, id: u32) {
+        self.states[id as usize].store(ABSENT, Ordering::Relaxed);
+    }
+
+    /// By the one who wrote it, or by a take-over before anybody else looks.
+    pub(super) fn set(&self, id: u32, present: Present) {
+        let kind = if present.checked { CHECKED } else { PRESENT };
+        // Release: pairs with the acquire in `get`.
+        self.states[id as usize].store(present.place << 2 | kind, Ordering::Release);
+    }
+
+    /// After a look at the payload: it is as committed, or the entry goes. True for the one who changed it.
+    pub(super) fn judge(&self, id: u32, place: u32, good: bool) -> bool {
+        let next = if good { place << 2 | CHECKED } else { ABSENT };
+        let state = &self.states[id as usize];
+        // Release: as in `set`, for those who skip the look.
+        state
+            .compare_exchange(
+                place << 2 | PRESENT,
+                next,
+                Ordering::Release,
+                Ordering::Relaxed,
+            )
+            .is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_writer_at_a_time() {
+        let table = Table::new(2);
+        assert!(table.begin(1));
+        assert!(!table.begin(1));
+        table.give_up(1);
+        assert!(table.begin(1));
+        table.set(
+            1,
+            Present {
+                place: 7,
+                checked: true,
+            },
+        );
+        assert!(!table.begin(1));
+        assert_eq!(
+            table.get(1),
+            Some(Present {
+                place: 7,
+                checked: true
+            })
+        );
+        assert_eq!(table.get(0), None);
+    }
+
+    #[test]
+    fn an_id_that_is_none_is_absent() {
+        let table = Table::new(2);
+        assert!(!table.begin(2));
+        assert_eq!(table.get(u32::MAX), None);
+    }
+
+    #[test]
+    fn what_fails_its_check_may_be_written_again() {
+        let table = Table::new(1);
+        table.set(
+            0,
+            Present {
+                place: 3,
+                checked: false,
+            },
+        );
+        assert!(table.judge(0, 3, false));
+        assert!(!table.judge(0, 3, false));
+        assert!(table.begin(0));
+    }
+
+    #[test]
+    fn the_last_place_fits() {
+        let table = Table::new(1);
+        let last = Present {
+            place: (PLACES - 1) as u32,
+            checked: false,
+        };
+        table.set(0, last);
+        assert_eq!(table.get(0), Some(last));
+    }
+}

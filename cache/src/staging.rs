@@ -1,0 +1,424 @@
+//! The staging area, the coordinator's side: a pool of equal buffers in one sealed memory file.
+//!
+//! ```text
+//! buffer 0: | field 0: slots x bytes | pad | field 1 | pad | ...   buffer 1: ...   (| = a page boundary)
+//! ```
+//!
+//! A minibatch lies in a buffer, each field in one contiguous area, so that a field of a minibatch is one
+//! array without collation. Buffers and fields start on page boundaries, so that a consumer who drops its
+//! private pages of one never touches another.
+//!
+//! # The life of a buffer
+//!
+//! free -> [`Filling`] (one owner) -> [`SlotMut`]s (one writer each) and [`Unfinished`] -> [`Lease`]
+//! (read only, counted) -> free. Each step consumes the one before, so safe code can neither write a buffer
+//! that somebody reads nor give one slot to two writers. Dropping any of them frees the buffer, once all
+//! that belong to it are gone.
+//!
+//! # Who may write
+//!
+//! The file is mapped here and then sealed: nobody, this process included, can map it writable or write it
+//! by any descriptor from then on. Consumers get [`StagingPool::reader_fd`].
+#![expect(
+    unsafe_code,
+    reason = "hands out disjoint parts of the mapping as slices"
+)]
+
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use crossbeam::queue::ArrayQueue;
+
+use crate::error::{Error, Result};
+use crate::mapping::{self, Mapping, page_size};
+
+/// What is created, in errors.
+const WHAT: &str = "the staging area";
+
+/// Where everything lies in a staging area. Both sides compute it from the same numbers.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Layout {
+    /// Samples that a buffer holds.
+    pub slots: u32,
+    /// Buffers.
+    pub buffers: u32,
+    fields: Vec<FieldArea>,
+    stride: usize,
+}
+
+/// One field's part of a buffer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct FieldArea {
+    sample_bytes: usize,
+    /// From the start of the buffer.
+    offset: usize,
+}
+
+impl Layout {
+    /// For fields of so many bytes per sample.
+    ///
+    /// # Errors
+    /// If a number is zero, or the whole is larger than the address space.
+    pub fn new(field_sample_bytes: &[usize], slots: u32, buffers: u32) -> Result<Layout> {
+        let invalid = |why: &str| Err(Error::invalid("layout of the staging area", why));
+        if slots == 0
+            || buffers == 0
+            || field_sample_bytes.is_empty()
+            || field_sample_bytes.contains(&0)
+        {
+            return invalid(
+                "it needs at least one buffer, one slot, one field, and one byte per field",
+            );
+        }
+        let Some((fields, stride)) = place(field_sample_bytes, slots as usize) else {
+            return invalid("a buffer is larger than the address space");
+        };
+        match stride
+            .checked_mul(buffers as usize)
+            .is_some_and(|total| total <= isize::MAX as usize)
+        {
+            true => Ok(Layout {
+                slots,
+                buffers,
+                fields,
+                stride,
+            }),
+            false => invalid("the buffers together are larger than the address space"),
+        }
+    }
+
+    /// Number of fields.
+    #[must_use]
+    pub fn fields(&self) -> usize {
+        self.fields.len()
+    }
+
+    /// Bytes that one sample takes in a field.
+    ///
+    /// # Panics
+    /// If there is no such field.
+    #[must_use]
+    pub fn sample_bytes(&self, field: usize) -> usize {
+        self.fields[field].sample_bytes
+    }
+
+    /// Bytes of a field in one buffer, padding not counted.
+    ///
+    /// # Panics
+    /// If there is no such field.
+    #[must_use]
+    pub fn field_bytes(&self, field: usize) -> usize {
+        self.fields[field].sample_bytes * self.slots as usize
+    }
+
+    /// From the start of a buffer to a field, in bytes.
+    ///
+    /// # Panics
+    /// If there is no such field.
+    #[must_use]
+    pub fn field_offset(&self, field: usize) -> usize {
+        self.fields[field].offset
+    }
+
+    /// From one buffer to the next, in bytes.
+    #[must_use]
+    pub fn stride(&self) -> usize {
+        self.stride
+    }
+
+    /// Bytes of the whole area.
+    #[must_use]
+    pub fn total_bytes(&self) -> usize {
+        self.stride * self.buffers as usize
+    }
+
+    /// Where a buffer lies in the area.
+    pub(crate) fn buffer(&self, buffer: u32) -> Range<usize> {
+        assert!(buffer < self.buffers, "buffer {buffer} of {}", self.buffers);
+        let start = self.stride * buffer as usize;
+        start..start + self.stride
+    }
+
+    /// Where a field of a buffer lies in the area.
+    pub(crate) fn field(&self, buffer: u32, field: usize) -> Range<usize> {
+        let start = self.buffer(buffer).start + self.field_offset(field);
+        start..start + self.field_bytes(field)
+    }
+
+    /// Where a slot of a field of a buffer lies in the area.
+    fn slot(&self, buffer: u32, field: usize, slot: u32) -> Range<usize> {
+        assert!(slot < self.slots, "slot {slot} of {}", self.slots);
+        let bytes = self.sample_bytes(field);
+        let start = self.field(buffer, field).start + bytes * slot as usize;
+        start..start + bytes
+    }
+}
+
+fn place(sample_bytes: &[usize], slots: usize) -> Option<(Vec<FieldArea>, usize)> {
+    let mut offset = 0usize;
+    let mut fields = Vec::with_capacity(sample_bytes.len());
+    for &sample_bytes in sample_bytes {
+        fields.push(FieldArea {
+            sample_bytes,
+            offset,
+        });
+        let bytes = sample_bytes
+            .checked_mul(slots)?
+            .checked_next_multiple_of(page_size())?;
+        offset = offset.checked_add(bytes)?;
+    }
+    Some((fields, offset))
+}
+
+/// The staging area. A clone is the same area.
+#[derive(Clone)]
+pub struct StagingPool {
+    area: Arc<Area>,
+}
+
+struct Area {
+    layout: Layout,
+    mapping: Mapping,
+    file: OwnedFd,
+    free: ArrayQueue<u32>,
+}
+
+impl StagingPool {
+    /// Reserves the memory, maps it, and seals it.
+    ///
+    /// # Errors
+    /// When memory is short, with the size wanted, the size had and the remedy.
+    pub fn create(layout: Layout) -> Result<Self> {
+        let bytes = layout.total_bytes();
+        let file = mapping::memory_file(WHAT, "coprep-staging", bytes as u64)?;
+        let mapping = Mapping::writable(WHAT, &file, bytes)?;
+        mapping.populate_for_writing();
+        mapping::seal(WHAT, &file, mapping::write_seals())?;
+        let free = ArrayQueue::new(layout.buffers as usize);
+        for buffer in 0..layout.buffers {
+            // There is room for all.
+            let _ = free.push(buffer);
+        }
+        Ok(StagingPool {
+            area: Arc::new(Area {
+                layout,
+                mapping,
+                file,
+                free,
+            }),
+        })
+    }
+
+    /// Where everything lies.
+    #[must_use]
+    pub fn layout(&self) -> &Layout {
+        &self.area.layout
+    }
+
+    /// A descriptor for a consumer: it can only be read.
+    ///
+    /// # Errors
+    /// When the process has no descriptor left.
+    pub fn reader_fd(&self) -> Result<OwnedFd> {
+        mapping::reopen_read_only(WHAT, self.area.file.as_fd())
+    }
+
+    /// Buffers that nobody uses.
+    #[must_use]
+    pub fn free(&self) -> u32 {
+        self.area.free.len() as u32
+    }
+
+    /// Takes a free buffer, if there is one. It holds whatever was in it.
+    #[must_use]
+    pub fn allocate(&self) -> Option<Filling> {
+        let buffer = self.area.free.pop()?;
+        Some(Filling {
+            hold: Hold {
+                area: self.area.clone(),
+                buffer,
+            },
+        })
+    }
+}
+
+/// A buffer that is not free; free again when dropped.
+struct Hold {
+    area: Arc<Area>,
+    buffer: u32,
+}
+
+impl Hold {
+    /// # Safety
+    /// For the life of the slice nobody writes the range.
+    unsafe fn bytes(&self, range: Range<usize>) -> &[u8] {
+        // SAFETY: in bounds, since ranges come from the layout that sized the mapping, and `at` checks the
+        // end; initialised, since it is a file's memory; not written meanwhile, as the caller promises, and
+        // consumers cannot write it at all.
+        unsafe { std::slice::from_raw_parts(self.pointer(&range), range.len()) }
+    }
+
+    fn pointer(&self, range: &Range<usize>) -> *mut u8 {
+        self.area.mapping.at(range.end);
+        self.area.mapping.at(range.start).as_ptr()
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        // There is room: the queue has a place for every buffer, and each is in it at most once.
+        let _ = self.area.free.push(self.buffer);
+    }
+}
+
+/// A buffer with one owner, about to be filled.
+#[must_use]
+pub struct Filling {
+    hold: Hold,
+}
+
+impl Filling {
+    /// Its number.
+    #[must_use]
+    pub fn buffer(&self) -> u32 {
+        self.hold.buffer
+    }
+
+    /// Gives out the first `count` slots, one writer each.
+    ///
+    /// # Panics
+    /// If a buffer has fewer slots.
+    pub fn split(self, count: u32) -> (Vec<SlotMut>, Unfinished) {
+        assert!(
+            count <= self.hold.area.layout.slots,
+            "{count} slots of {}",
+            self.hold.area.layout.slots
+        );
+        let hold = Arc::new(self.hold);
+        let slots = (0..count)
+            .map(|slot| SlotMut {
+                hold: hold.clone(),
+                slot,
+            })
+            .collect();
+        (slots, Unfinished { hold, slots: count })
+    }
+}
+
+/// One slot of a buffer, for the one who writes it.
+pub struct SlotMut {
+    hold: Arc<Hold>,
+    slot: u32,
+}
+
+impl SlotMut {
+    /// Its number in the buffer.
+    #[must_use]
+    pub fn slot(&self) -> u32 {
+        self.slot
+    }
+
+    /// Its part of a field. It holds whatever was there before.
+    ///
+    /// # Panics
+    /// If there is no such field.
+    #[must_use]
+    pub fn field_mut(&mut self, field: usize) -> &mut [u8] {
+        let range = self
+            .hold
+            .area
+            .layout
+            .slot(self.hold.buffer, field, self.slot);
+        // SAFETY: in bounds and initialised, as in `Hold::bytes`. Exclusive: `split` consumed the only
+        // `Filling` of this buffer and made one `SlotMut` per slot, which is not `Clone`; slots are disjoint
+        // in every field, and fields are; this borrow is `&mut self`; a `Lease`, and `Unfinished::copy_slot`,
+        // come only when no `SlotMut` of the buffer is left.
+        unsafe { std::slice::from_raw_parts_mut(self.hold.pointer(&range), range.len()) }
+    }
+}
+
+/// A buffer whose slots are being written.
+#[must_use]
+pub struct Unfinished {
+    hold: Arc<Hold>,
+    slots: u32,
+}
+
+impl Unfinished {
+    /// The buffer's number.
+    #[must_use]
+    pub fn buffer(&self) -> u32 {
+        self.hold.buffer
+    }
+
+    /// Slots that were given out.
+    #[must_use]
+    pub fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    /// True when every [`SlotMut`] is gone: all is written that will be.
+    #[must_use]
+    pub fn is_complete(&mut self) -> bool {
+        Arc::get_mut(&mut self.hold).is_some()
+    }
+
+    /// Copies a sample over another, to close the gap that one left which failed.
+    ///
+    /// # Panics
+    /// If a [`SlotMut`] of the buffer is left, or there is no such slot.
+    pub fn copy_slot(&mut self, from: u32, to: u32) {
+        let hold =
+            Arc::get_mut(&mut self.hold).expect("no slot is copied while one is being written");
+        let layout = &hold.area.layout;
+        for field in 0..layout.fields() {
+            let source = layout.slot(hold.buffer, field, from);
+            let target = layout.slot(hold.buffer, field, to);
+            // SAFETY: both are in bounds (`pointer` checks) and equally long; they may be the same, which
+            // `copy` allows. Exclusive: `get_mut` showed that nobody else holds the buffer, and its acquire
+            // pairs with the release by which the last `SlotMut` was dropped.
+            unsafe { std::ptr::copy(hold.pointer(&source), hold.pointer(&target), source.len()) };
+        }
+    }
+
+    /// From here on the buffer is read only.
+    ///
+    /// # Panics
+    /// If a [`SlotMut`] of the buffer is left.
+    #[must_use]
+    pub fn finish(mut self) -> Lease {
+        assert!(
+            self.is_complete(),
+            "no buffer is finished while a slot is being written"
+        );
+        Lease { hold: self.hold }
+    }
+}
+
+/// A share in a buffer that is written. The buffer is free again when the last share is dropped.
+#[derive(Clone)]
+pub struct Lease {
+    hold: Arc<Hold>,
+}
+
+impl Lease {
+    /// Its number.
+    #[must_use]
+    pub fn buffer(&self) -> u32 {
+        self.hold.buffer
+    }
+
+    /// A field of all slots.
+    ///
+    /// # Panics
+    /// If there is no such field.
+    #[must_use]
+    pub fn field(&self, field: usize) -> &[u8] {
+        let range = self.hold.area.layout.field(self.hold.buffer, field);
+        // SAFETY: nobody writes a buffer that has a lease: `finish` showed that no `SlotMut` is left, and
+        // the buffer is not allocated again before the last lease is dropped.
+        unsafe { self.hold.bytes(range) }
+    }
+}

@@ -1,0 +1,7 @@
+//! Atomics of the protocols: those of `std`, or `loom`'s when a model runs.
+
+#[cfg(not(loom))]
+pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+#[cfg(loom)]
+pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};

@@ -1,0 +1,390 @@
+//! Both sides in one process: what holds without any fault.
+
+#![expect(unsafe_code, reason = "reads and writes what a view points to")]
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+use std::time::Duration;
+
+use coprep_cache::handover::{Doorbell, Item, ItemKind, Receiver, Sender};
+use coprep_cache::sample_cache::{Form, Lru, Meta, NoEviction, SampleCache};
+use coprep_cache::staging::{Layout, Lease, StagingPool};
+use coprep_cache::view::StagingView;
+
+const META: Meta = Meta {
+    form: Form::Decoded,
+    width: 3,
+    height: 2,
+};
+
+fn layout() -> Layout {
+    Layout::new(&[5000, 8], 4, 3).unwrap()
+}
+
+fn fill(pool: &StagingPool, byte: u8) -> Lease {
+    let (mut slots, unfinished) = pool.allocate().unwrap().split(4);
+    for (i, slot) in slots.iter_mut().enumerate() {
+        slot.field_mut(0).fill(byte + i as u8);
+        slot.field_mut(1).fill(0xee);
+    }
+    drop(slots);
+    unfinished.finish()
+}
+
+fn read(view: &StagingView, buffer: u32, field: usize) -> Vec<u8> {
+    let bytes = view.layout().field_bytes(field);
+    // SAFETY: the buffer is not written meanwhile, and the length is the field's.
+    unsafe { std::slice::from_raw_parts(view.field(buffer, field).as_ptr(), bytes) }.to_vec()
+}
+
+#[test]
+fn fields_and_buffers_start_on_pages() {
+    let layout = layout();
+    assert_eq!((layout.field_offset(0), layout.field_offset(1)), (0, 20480));
+    assert_eq!(layout.stride(), 24576);
+    assert_eq!(layout.total_bytes(), 3 * 24576);
+}
+
+#[test]
+fn sizes_that_overflow_are_an_error() {
+    assert!(Layout::new(&[usize::MAX / 2], 3, 1).is_err());
+    assert!(Layout::new(&[1 << 40], 1 << 20, 1 << 20).is_err());
+    assert!(Layout::new(&[], 1, 1).is_err());
+    assert!(Layout::new(&[8], 0, 1).is_err());
+    assert!(Layout::new(&[8, 0], 1, 1).is_err());
+}
+
+#[test]
+fn a_buffer_is_free_again_when_its_last_lease_is_dropped() {
+    let pool = StagingPool::create(layout()).unwrap();
+    let lease = fill(&pool, 1);
+    let other = lease.clone();
+    assert_eq!(pool.free(), 2);
+    drop(lease);
+    assert_eq!(pool.free(), 2);
+    drop(other);
+    assert_eq!(pool.free(), 3);
+}
+
+#[test]
+fn a_buffer_that_is_given_up_is_free_again_once_its_last_writer_is_gone() {
+    let pool = StagingPool::create(layout()).unwrap();
+    let (slots, unfinished) = pool.allocate().unwrap().split(4);
+    drop(unfinished);
+    assert_eq!(pool.free(), 2);
+    drop(slots);
+    assert_eq!(pool.free(), 3);
+    drop(pool.allocate());
+    assert_eq!(pool.free(), 3);
+}
+
+#[test]
+fn there_are_no_more_buffers_than_there_are() {
+    let pool = StagingPool::create(layout()).unwrap();
+    let all: Vec<_> = (0..3).map(|_| pool.allocate().unwrap()).collect();
+    assert!(pool.allocate().is_none());
+    drop(all);
+    assert!(pool.allocate().is_some());
+}
+
+#[test]
+fn a_failed_sample_is_closed_over_in_every_field() {
+    let pool = StagingPool::create(layout()).unwrap();
+    let (mut slots, mut unfinished) = pool.allocate().unwrap().split(4);
+    slots[3].field_mut(0).fill(9);
+    slots[3].field_mut(1).fill(7);
+    assert!(!unfinished.is_complete());
+    drop(slots);
+    unfinished.copy_slot(3, 1);
+    let lease = unfinished.finish();
+    assert!(lease.field(0)[5000..10000].iter().all(|&b| b == 9));
+    assert!(lease.field(1)[8..16].iter().all(|&b| b == 7));
+}
+
+#[test]
+#[should_panic(expected = "while a slot is being written")]
+fn no_buffer_is_finished_under_a_writer() {
+    let pool = StagingPool::create(layout()).unwrap();
+    let (_slots, unfinished) = pool.allocate().unwrap().split(4);
+    let _ = unfinished.finish();
+}
+
+#[test]
+fn a_consumer_sees_what_was_written() {
+    let pool = StagingPool::create(layout()).unwrap();
+    let lease = fill(&pool, 10);
+    let view = StagingView::open(pool.reader_fd().unwrap(), layout()).unwrap();
+    assert_eq!(read(&view, lease.buffer(), 0), lease.field(0));
+    assert_eq!(lease.field(0)[3 * 5000], 13);
+    assert_eq!(read(&view, lease.buffer(), 1), [0xee; 32]);
+}
+
+#[test]
+fn a_view_of_another_size_is_refused() {
+    let pool = StagingPool::create(layout()).unwrap();
+    let larger = Layout::new(&[5000, 8], 4, 4).unwrap();
+    assert!(StagingView::open(pool.reader_fd().unwrap(), larger).is_err());
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(1 << 20).unwrap();
+    assert!(StagingView::open(file.into(), layout()).is_err());
+}
+
+#[test]
+fn what_one_view_writes_no_other_sees_and_the_next_use_neither() {
+    let pool = StagingPool::create(layout()).unwrap();
+    let lease = fill(&pool, 10);
+    let buffer = lease.buffer();
+    let view = StagingView::open(pool.reader_fd().unwrap(), layout()).unwrap();
+    let other = StagingView::open(pool.reader_fd().unwrap(), layout()).unwrap();
+    assert_eq!(view.drop_private_pages(buffer).unwrap(), 0);
+    // SAFETY: inside the field.
+    unsafe { view.field(buffer, 0).as_ptr().add(4096).write(99) };
+    assert_eq!(read(&view, buffer, 0)[4096], 99);
+    assert_eq!(read(&other, buffer, 0)[4096], 10);
+    assert_eq!(lease.field(0)[4096], 10);
+    assert_eq!(other.drop_private_pages(buffer).unwrap(), 0);
+    assert_eq!(view.drop_private_pages(buffer).unwrap(), 1);
+    assert_eq!(read(&view, buffer, 0)[4096], 10);
+}
+
+#[test]
+fn dropping_one_buffer_leaves_its_neighbour() {
+    let pool = StagingPool::create(layout()).unwrap();
+    let view = StagingView::open(pool.reader_fd().unwrap(), layout()).unwrap();
+    for buffer in 0..3 {
+        // SAFETY: inside the fields.
+        unsafe {
+            view.field(buffer, 0)
+                .as_ptr()
+                .write_bytes(7, layout().field_bytes(0));
+            view.field(buffer, 1)
+                .as_ptr()
+                .write_bytes(8, layout().field_bytes(1));
+        }
+    }
+    assert_eq!(view.drop_private_pages(1).unwrap(), 6);
+    assert_eq!(read(&view, 1, 0)[0], 0);
+    for buffer in [0, 2] {
+        assert!(read(&view, buffer, 0).iter().all(|&b| b == 7));
+        assert!(read(&view, buffer, 1).iter().all(|&b| b == 8));
+    }
+}
+
+fn ends() -> (Sender, Receiver, Doorbell) {
+    let sender = Sender::create(4).unwrap();
+    let doorbell = Doorbell::new().unwrap();
+    let (deliver, reply) = sender.fds().unwrap();
+    let receiver = Receiver::open(deliver, reply, doorbell.fd().unwrap()).unwrap();
+    (sender, receiver, doorbell)
+}
+
+fn part(tag: u64) -> Item {
+    Item {
+        kind: ItemKind::Part as u32,
+        buffer: 1,
+        start: 2,
+        len: 2,
+        flags: 3,
+        pool: 4,
+        epoch: u64::MAX,
+        tag,
+    }
+}
+
+#[test]
+fn items_come_in_order_and_whole() {
+    let (mut sender, receiver, _) = ends();
+    assert_eq!(receiver.try_next().unwrap(), None);
+    for tag in 0..3 {
+        assert_eq!(sender.publish(part(tag)).unwrap(), tag);
+    }
+    for tag in 0..3 {
+        assert_eq!(receiver.try_next().unwrap(), Some((tag, part(tag))));
+    }
+    assert_eq!(sender.taken().unwrap(), 3);
+    assert_eq!(receiver.held(), 3);
+}
+
+#[test]
+fn releases_come_in_any_order_once_each() {
+    let (mut sender, receiver, _) = ends();
+    for round in 0..100 {
+        for tag in 0..4 {
+            sender.publish(part(tag)).unwrap();
+        }
+        assert!(sender.is_full() && sender.publish(part(0)).is_err());
+        (0..4).for_each(|_| assert!(receiver.try_next().unwrap().is_some()));
+        for k in [2, 0, 3, 1] {
+            receiver.release(round * 4 + k).unwrap();
+            assert!(receiver.release(round * 4 + k).is_err());
+        }
+        let mut released = Vec::new();
+        sender
+            .poll_released(|seq| released.push(seq - round * 4))
+            .unwrap();
+        assert_eq!(released, [2, 0, 3, 1]);
+        assert_eq!(sender.in_flight(), 0);
+    }
+}
+
+#[test]
+fn a_consumer_rings_only_for_a_coordinator_that_sleeps() {
+    let (mut sender, receiver, doorbell) = ends();
+    sender.publish(part(0)).unwrap();
+    sender.publish(part(1)).unwrap();
+    receiver.try_next().unwrap();
+    assert!(!doorbell.wait(Duration::ZERO));
+    sender.arm();
+    assert!(sender.has_news());
+    sender.taken().unwrap();
+    assert!(!sender.has_news());
+    receiver.release(0).unwrap();
+    assert!(doorbell.wait(Duration::ZERO));
+    sender.disarm();
+    receiver.try_next().unwrap();
+    assert!(!doorbell.wait(Duration::ZERO));
+}
+
+#[test]
+fn a_wait_ends_when_its_time_is_up_or_something_comes() {
+    let (mut sender, receiver, _) = ends();
+    assert!(!receiver.wait(Duration::from_millis(5)));
+    let waiting = std::thread::spawn(move || receiver.wait(Duration::from_secs(20)));
+    std::thread::sleep(Duration::from_millis(20));
+    sender.publish(part(0)).unwrap();
+    assert!(waiting.join().unwrap());
+}
+
+#[test]
+fn the_share_arrives() {
+    let (sender, receiver, _) = ends();
+    assert_eq!(receiver.share(), 0);
+    sender.set_share(17);
+    assert_eq!(receiver.share(), 17);
+}
+
+#[test]
+fn an_item_outside_the_staging_area_is_refused() {
+    assert!(part(0).check(&layout()).is_ok());
+    assert!(
+        Item {
+            buffer: 3,
+            ..part(0)
+        }
+        .check(&layout())
+        .is_err()
+    );
+    assert!(
+        Item {
+            start: 3,
+            ..part(0)
+        }
+        .check(&layout())
+        .is_err()
+    );
+    assert!(
+        Item {
+            start: u32::MAX,
+            ..part(0)
+        }
+        .check(&layout())
+        .is_err()
+    );
+    assert!(Item { kind: 9, ..part(0) }.check(&layout()).is_err());
+}
+
+fn put(cache: &dyn SampleCache, id: u32, bytes: &[u8]) -> bool {
+    let Some(mut room) = cache.reserve(id, bytes.len(), META) else {
+        return false;
+    };
+    room.as_mut_slice().copy_from_slice(bytes);
+    room.commit();
+    true
+}
+
+fn caches() -> [Box<dyn SampleCache>; 2] {
+    [
+        Box::new(NoEviction::anonymous(1 << 16, 100).unwrap()),
+        Box::new(Lru::new(1 << 16)),
+    ]
+}
+
+#[test]
+fn a_cache_gives_what_was_committed() {
+    for cache in caches() {
+        assert!(cache.get(5).is_none());
+        assert!(put(&*cache, 5, b"five"));
+        let hit = cache.get(5).unwrap();
+        assert_eq!((&*hit, hit.meta()), (&b"five"[..], META));
+        assert!(put(&*cache, 6, b""));
+        assert_eq!(&*cache.get(6).unwrap(), b"");
+        let usage = cache.usage();
+        assert_eq!((usage.entries(), usage.bytes()), (2, 4));
+    }
+}
+
+#[test]
+fn what_is_dropped_without_commit_is_not_admitted() {
+    for cache in caches() {
+        drop(cache.reserve(1, 1000, META).unwrap());
+        assert!(cache.get(1).is_none());
+        assert_eq!(cache.usage().used, 0);
+        assert!(put(&*cache, 1, b"again"));
+    }
+}
+
+#[test]
+fn one_writer_per_sample() {
+    for cache in caches() {
+        let first = cache.reserve(1, 8, META).unwrap();
+        assert!(cache.reserve(1, 8, META).is_none());
+        assert!(cache.get(1).is_none());
+        first.commit();
+        assert!(cache.reserve(1, 8, META).is_none());
+    }
+}
+
+#[test]
+fn no_eviction_keeps_what_it_has_when_full() {
+    let cache = NoEviction::anonymous(1024, 100).unwrap();
+    let admitted = (0..100)
+        .filter(|&id| put(&cache, id, &[id as u8; 100]))
+        .count();
+    assert_eq!(admitted, 8);
+    (0..8).for_each(|id| assert_eq!(&*cache.get(id).unwrap(), &[id as u8; 100]));
+    assert_eq!(cache.usage().used, 1024);
+    assert!(cache.reserve(100, 0, META).is_none());
+}
+
+#[test]
+fn room_given_back_is_used_again() {
+    let cache = NoEviction::anonymous(1024, 100).unwrap();
+    let rooms: Vec<_> = (0..4)
+        .map(|id| cache.reserve(id, 256, META).unwrap())
+        .collect();
+    assert!(cache.reserve(9, 1, META).is_none());
+    drop(rooms);
+    assert_eq!(cache.usage().used, 0);
+    assert_eq!((10..99).filter(|&id| put(&cache, id, &[1; 256])).count(), 4);
+}
+
+#[test]
+fn lru_lets_go_of_what_was_used_longest_ago() {
+    let cache = Lru::new(300);
+    (0..3).for_each(|id| assert!(put(&cache, id, &[id as u8; 100])));
+    assert!(cache.get(0).is_some());
+    assert!(put(&cache, 3, &[3; 150]));
+    assert!(cache.get(0).is_some() && cache.get(3).is_some());
+    assert!(cache.get(1).is_none() && cache.get(2).is_none());
+    assert!(!put(&cache, 4, &[0; 301]));
+    assert_eq!(cache.usage().bytes(), 250);
+}
+
+#[test]
+fn more_than_there_is_memory_is_an_error() {
+    let error = NoEviction::anonymous(1 << 50, 100).err().unwrap();
+    assert!(error.is_shortage(), "{error}");
+    let huge = Layout::new(&[1 << 40], 64, 64).unwrap();
+    let error = StagingPool::create(huge).err().unwrap();
+    assert!(error.is_shortage(), "{error}");
+    assert!(NoEviction::anonymous(u64::MAX, u32::MAX).is_err());
+}
