@@ -24,15 +24,22 @@ class Window:
     end: float
     images: int = 0
     gaps_ms: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
     reported: bool = False
 
     def note(self, before: float, now: float, images: int) -> None:
         if self.start <= now < self.end:
             self.images += images
             self.gaps_ms.append(1000 * (now - before))
+            self.cpu_s.append(time.process_time())
         elif now >= self.end and not self.reported:
             self.reported = True
-            report(event="window", images=self.images, gaps_ms=self.gaps_ms)
+            report(event="window", images=self.images, gaps_ms=self.gaps_ms, cpu_us_per_batch=self.cpu_us_per_batch())
+
+    def cpu_us_per_batch(self) -> float | None:
+        """Of this process, all its threads included: from one arrival to the next."""
+        batches = len(self.cpu_s) - 1
+        return 1e6 * (self.cpu_s[-1] - self.cpu_s[0]) / batches if batches > 0 else None
 
 
 def consume(loader: Iterable[tuple[Any, Any]], started: float, warm_after: int) -> None:

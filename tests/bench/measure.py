@@ -68,6 +68,7 @@ class Run:
     pss_mib: float | None
     first_batch_s: float | None
     gaps_ms: list[float]
+    job_cpu_us_per_batch: float | None
     others_cores: float
 
 
@@ -153,8 +154,14 @@ def measure_jobs(setup: Setup, jobs: int, data: Dataset, seconds: float, childre
         pss_mib=pss,
         first_batch_s=statistics.median(job["first"]["seconds"] for job in fleet.heard.values()),
         gaps_ms=[gap for window in windows for gap in window["gaps_ms"]],
+        job_cpu_us_per_batch=median_or_none([window["cpu_us_per_batch"] for window in windows]),
         others_cores=after.others_since(before) / seconds,
     )
+
+
+def median_or_none(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
 
 
 def sleep_until(moment: float) -> None:
@@ -195,5 +202,6 @@ def measure_limit(program: Path, data: Dataset, seconds: float) -> Run:
         pss_mib=pss and pss / MIB,
         first_batch_s=None,
         gaps_ms=[],
+        job_cpu_us_per_batch=None,
         others_cores=after.others_since(before) / elapsed,
     )

@@ -1,0 +1,118 @@
+"""Loaders side by side, taken in turn.
+
+usage: python -m tests.bench DATA --limit PROGRAM --out FOLDER [--only coprep,limit] [--jobs 1,2,4,8] [--repeat 3]
+       [--seconds 8]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.bench import report
+from tests.bench.half_cache import measure_half_cache
+from tests.bench.measure import Dataset, Run, Setup, measure
+from tests.bench.records import Record
+from tools.demo.children import ChildFailed, end_on_terminate
+
+SETUPS = (
+    Setup("limit"),
+    Setup("coprep", "off"),
+    Setup("coprep", "encoded"),
+    Setup("coprep", "decoded"),
+    Setup("torch-io"),
+    Setup("torch-pil"),
+)
+LOADERS = tuple(dict.fromkeys(setup.loader for setup in SETUPS))
+Case = tuple[Setup, int]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure, and how."""
+
+    data: Dataset
+    limit: Path | None
+    only: Sequence[str]
+    jobs: Sequence[int]
+    repeat: int
+    seconds: float
+
+    def cases(self) -> Iterator[Case]:
+        """In the order of one repetition. The limit has no jobs, and is measured once."""
+        for jobs in self.jobs:
+            for setup in SETUPS:
+                if setup.loader in self.only and (setup.loader != "limit" or jobs == self.jobs[0]):
+                    yield setup, jobs
+
+
+def run_all(options: Options) -> dict[Case, list[Run]]:
+    cases = list(options.cases())
+    runs: dict[Case, list[Run]] = {case: [] for case in cases}
+    began = time.monotonic()
+    for repetition in range(options.repeat):
+        for number, (setup, jobs) in enumerate(cases, repetition * len(cases) + 1):
+            run = measure(setup, jobs, options.data, options.seconds, options.limit)
+            runs[setup, jobs].append(run)
+            what = "" if setup.loader == "limit" else f", {jobs} job{'s' * (jobs > 1)}"
+            place = f"{number}/{options.repeat * len(cases)}"
+            print(
+                f"[{place} {time.monotonic() - began:5.0f} s] {setup.label}{what}: {run.images_per_s:,.0f} images/s"
+                f" (others used {run.others_cores:.2f} cores)",
+                flush=True,
+            )
+    return runs
+
+
+def benchmark(options: Options, out: Path) -> None:
+    runs = run_all(options)
+    results = report.Results(options.data, options.seconds)
+    results.records = [Record.of(setup, jobs, each) for (setup, jobs), each in runs.items()]
+    results.records.sort(key=lambda record: SETUPS.index(record.setup))
+    if "coprep" in options.only:
+        print("a cache that holds half of the dataset ...", flush=True)
+        results.half_cache = measure_half_cache(options.data)
+    report.show(results)
+    report.write(results, out)
+    print(f"\n{out / 'report.json'}, {out / 'report.md'}")
+
+
+def parse() -> tuple[Options, Path]:
+    parser = argparse.ArgumentParser(prog="make bench", description="compare loaders, with one to many jobs at a time")
+    parser.add_argument("data", type=Path, help="an image folder: one sub-folder per class")
+    parser.add_argument("--limit", type=Path, help="the program that measures the limit")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", type=lambda text: text.split(","), default=LOADERS, help=f"of {', '.join(LOADERS)}")
+    parser.add_argument("--jobs", type=lambda text: [int(word) for word in text.split(",")], default=[1, 2, 4, 8])
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=8, help="of each window (default: %(default)s)")
+    args = parser.parse_args()
+    if unknown := set(args.only) - set(LOADERS):
+        parser.error(f"there is no loader {', '.join(unknown)}; there are {', '.join(LOADERS)}")
+    data = Dataset.find(args.data.resolve())
+    if not data.files:
+        parser.error(f"no files in {args.data}")
+    limit = args.limit and args.limit.resolve()
+    return Options(data, limit, args.only, args.jobs, args.repeat, args.seconds), args.out
+
+
+def main() -> int:
+    options, out = parse()
+    end_on_terminate()
+    try:
+        benchmark(options, out)
+    except ChildFailed as error:
+        print(f"\n{error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

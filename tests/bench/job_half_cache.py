@@ -1,0 +1,33 @@
+"""A job that reads a dataset a few times over with a small cache, and says after each epoch what has been fetched."""
+
+from __future__ import annotations
+
+import sys
+
+import coprep
+
+from tests.bench.consume import report
+from tests.bench.measure import BATCH_SIZE
+
+
+def main() -> None:
+    data, cache_bytes, policy, epochs = sys.argv[1:]
+    pipeline = coprep.ImageFolder(data).decode().random_resized_crop(224).random_horizontal_flip()
+    loader = coprep.DataLoader(
+        pipeline,
+        batch_size=BATCH_SIZE,
+        shuffle=True,
+        cache="encoded",
+        cache_bytes=int(cache_bytes),
+        cache_policy=policy,
+        framework="numpy",
+    )
+    for _ in range(int(epochs)):
+        for _images, _labels in loader:
+            pass
+        (stream,) = coprep.status()["streams"]
+        report(fetched_bytes=stream["totals"]["fetched_bytes"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""From single runs to records, and from records to the ratios that are asked of them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tests.bench.measure import Run, Setup, median_or_none
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Over the repetitions."""
+
+    median: float
+    min: float
+    max: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        return cls(statistics.median(values), min(values), max(values))
+
+
+@dataclass(frozen=True)
+class Record:
+    """A loader with so many jobs at a time. Images count for all jobs together; the rest are medians."""
+
+    loader: str
+    cache: str | None
+    jobs: int
+    images_per_s: Spread
+    cpu_s_per_1000: float
+    pss_mib: float | None
+    first_batch_s: float | None
+    gap_ms_p50: float | None
+    gap_ms_p99: float | None
+    job_cpu_us_per_batch: float | None
+    others_cores: float
+    repetitions: int
+
+    @classmethod
+    def of(cls, setup: Setup, jobs: int, runs: Sequence[Run]) -> Record:
+        return cls(
+            loader=setup.loader,
+            cache=setup.cache,
+            jobs=jobs,
+            images_per_s=Spread.of([run.images_per_s for run in runs]),
+            cpu_s_per_1000=statistics.median(run.cpu_s_per_1000 for run in runs),
+            pss_mib=median_or_none([run.pss_mib for run in runs]),
+            first_batch_s=median_or_none([run.first_batch_s for run in runs]),
+            gap_ms_p50=median_or_none([quantile(run.gaps_ms, 0.5) for run in runs]),
+            gap_ms_p99=median_or_none([quantile(run.gaps_ms, 0.99) for run in runs]),
+            job_cpu_us_per_batch=median_or_none([run.job_cpu_us_per_batch for run in runs]),
+            others_cores=statistics.median(run.others_cores for run in runs),
+            repetitions=len(runs),
+        )
+
+    @property
+    def setup(self) -> Setup:
+        return Setup(self.loader, self.cache)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def quantile(values: Sequence[float], share: float) -> float | None:
+    """The smallest value that at least `share` of them do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else None
+
+
+@dataclass(frozen=True)
+class Bar:
+    """Something asked of the measurements, and what they say."""
+
+    what: str
+    asked: float
+    at_least: bool
+    got: float | None
+    unit: str = "x"
+
+    @property
+    def met(self) -> bool | None:
+        if self.got is None:
+            return None
+        return self.got >= self.asked if self.at_least else self.got < self.asked
+
+    def cells(self) -> list[str]:
+        asked = f"{'at least' if self.at_least else 'under'} {self.asked:g} {self.unit}"
+        if self.got is None:
+            return [self.what, asked, "not measured", ""]
+        got = f"{self.got:,.0f} {self.unit}" if self.got >= 50 else f"{self.got:.2f} {self.unit}"
+        return [self.what, asked, got, "met" if self.met else "NOT MET"]
+
+
+def bars(records: Sequence[Record]) -> list[Bar]:
+    by_key = {(record.loader, record.cache, record.jobs): record for record in records}
+
+    def ratio(one: tuple[str, str | None, int], other: tuple[str, str | None, int]) -> float | None:
+        if one not in by_key or other not in by_key:
+            return None
+        return by_key[one].images_per_s.median / by_key[other].images_per_s.median
+
+    one, eight = ("coprep", "off", 1), ("coprep", "off", 8)
+    crowd = by_key.get(eight)
+    return [
+        Bar("one job, cache off, against the limit", 0.85, True, ratio(one, ("limit", None, 1))),
+        Bar("8 jobs against one", 7.6, True, ratio(eight, one)),
+        Bar("8 jobs against 8 with torchvision.io", 15, True, ratio(eight, ("torch-io", None, 8))),
+        Bar("one job, cache decoded against off", 2.5, True, ratio(("coprep", "decoded", 1), one)),
+        Bar("memory of 8 jobs, all processes (PSS)", 1200, False, crowd and crowd.pss_mib, "MiB"),
+        Bar("CPU of a job for a batch of 9.6 MB, 8 jobs", 100, False, crowd and crowd.job_cpu_us_per_batch, "us"),
+    ]

@@ -1,0 +1,123 @@
+"""The results for people: tables on the terminal, and a page with a chart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+
+from tests.bench import chart, machine
+from tests.bench.half_cache import HalfCache
+from tests.bench.measure import BATCH_SIZE, MIB, TORCH_WORKERS, Dataset
+from tests.bench.records import Record, bars
+from tools.demo import screen
+
+Table = tuple[list[str], list[list[str]]]
+
+
+@dataclass
+class Results:
+    """Everything that one call of the benchmark measured."""
+
+    data: Dataset
+    seconds: float
+    records: list[Record] = field(default_factory=list)
+    half_cache: list[HalfCache] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def conditions(self) -> str:
+        when = datetime.now(timezone.utc).date()
+        others = [record.others_cores for record in self.records]
+        repetitions = max((record.repetitions for record in self.records), default=0)
+        return (
+            f"{when}, {machine.processor()}, {machine.cores()} cores. {len(self.data.files):,} images,"
+            f" {self.data.bytes / MIB:,.0f} MiB, in the page cache; random-resized-crop 224, flip, uint8, batches of {BATCH_SIZE},"
+            f" shuffled. Windows of {self.seconds:.0f} s in the steady state, medians of {repetitions} taken in turn (lowest to highest)."
+            f" PyTorch: {TORCH_WORKERS} worker processes a job. Meanwhile others used"
+            f" {min(others, default=0):.2f} to {max(others, default=0):.2f} cores."
+        )
+
+
+def rates_table(records: Sequence[Record]) -> Table:
+    jobs = sorted({record.jobs for record in records})
+    setups = list(dict.fromkeys(record.setup for record in records))
+    cells = {(record.setup, record.jobs): spread(record) for record in records}
+    header = ["images/s, all jobs together", *(f"{count} job{'s' * (count > 1)}" for count in jobs)]
+    return header, [[setup.label, *(cells.get((setup, count), "") for count in jobs)] for setup in setups]
+
+
+def costs_table(records: Sequence[Record]) -> Table:
+    header = ["loader", "jobs", "CPU s per 1,000", "PSS MiB", "first batch s", "gap ms p50", "p99", "job CPU us/batch"]
+    rows = [
+        [
+            record.setup.label,
+            str(record.jobs),
+            f"{record.cpu_s_per_1000:.2f}",
+            number(record.pss_mib, 0),
+            number(record.first_batch_s, 2),
+            number(record.gap_ms_p50, 1),
+            number(record.gap_ms_p99, 1),
+            number(record.job_cpu_us_per_batch, 0),
+        ]
+        for record in records
+    ]
+    return header, rows
+
+
+def half_cache_table(results: Sequence[HalfCache]) -> Table:
+    epochs = range(1, len(results[0].fetched_bytes) + 1)
+    header = ["bytes fetched, share of the dataset", *(f"epoch {epoch}" for epoch in epochs)]
+    rows = [
+        [result.policy, *(f"{fetched / result.dataset_bytes:.3f}" for fetched in result.fetched_bytes)]
+        for result in results
+    ]
+    return header, rows
+
+
+def bars_table(records: Sequence[Record]) -> Table:
+    return ["against the bar", "asked", "got", ""], [bar.cells() for bar in bars(records)]
+
+
+def tables(results: Results) -> list[Table]:
+    found = []
+    if results.records:
+        found += [rates_table(results.records), costs_table(results.records)]
+    if results.half_cache:
+        found.append(half_cache_table(results.half_cache))
+    return [*found, bars_table(results.records)]
+
+
+def spread(record: Record) -> str:
+    rate = record.images_per_s
+    return f"{rate.median:,.0f} ({rate.min:,.0f}-{rate.max:,.0f})"
+
+
+def number(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:,.{digits}f}"
+
+
+def show(results: Results) -> None:
+    for header, rows in tables(results):
+        print()
+        screen.table(header, rows)
+    print(f"\n{results.conditions()}")
+
+
+def write(results: Results, folder: Path) -> None:
+    """`report.json`, `report.md` and `report.svg`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "report.json").write_text(json.dumps([record.as_json() for record in results.records], indent=1) + "\n")
+    parts = ["# Benchmark", results.conditions()]
+    if results.records:
+        (folder / "report.svg").write_text(chart.draw(results.records, "images per second, all jobs together"))
+        parts.append("![images per second over jobs](report.svg)")
+    parts += [markdown(table) for table in tables(results)]
+    (folder / "report.md").write_text("\n\n".join(parts + results.notes) + "\n")
+
+
+def markdown(table: Table) -> str:
+    header, rows = table
+    ruler = ["---", *["--:"] * (len(header) - 1)]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, ruler, *rows))
