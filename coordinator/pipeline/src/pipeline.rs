@@ -339,10 +339,11 @@ impl Pipeline {
             Some(&Move::Crop { part, .. }) => (part, None),
             _ => (whole, None),
         };
+        let view = codec.part(encoded, header, part, target)?;
         if let Some(Move::Resize { part, .. } | Move::Crop { part, .. }) = moves.first_mut() {
-            *part = part.size.whole();
+            *part = view.rect.size.whole();
         }
-        codec.part(encoded, header, part, target)
+        Ok(view)
     }
 
     fn may_reduce(&self, header: &Header, filter: Interpolation) -> bool {
@@ -509,11 +510,9 @@ fn narrowed(view: View<'_>, step: Move) -> Option<View<'_>> {
 
 fn apply(resizer: &mut Resizer, view: View<'_>, step: Move, out: &mut [u8]) -> Result<(), Error> {
     match step {
-        // A view between pixels was already cut to the first move's part while decoding.
-        Move::Resize { part, to, filter } if view.precise.is_none() => {
+        Move::Resize { part, to, filter } => {
             resize::resize(resizer, within(view, part), to, filter, out)
         }
-        Move::Resize { to, filter, .. } => resize::resize(resizer, view, to, filter, out),
         Move::Crop { part, padding, to } => {
             resize::paste(within(view, part), to, padding, out);
             Ok(())
