@@ -20,6 +20,7 @@ COLOURS = {
     Setup("limit"): "#7f7f7f",
 }
 LABEL_HEIGHT = 15
+Place = tuple[float, float]
 
 
 class Axes:
@@ -48,7 +49,8 @@ def draw(records: Sequence[Record], title: str) -> str:
     axes = Axes([record.jobs for record in records], [record.images_per_s.max for record in records])
     lines = [part for setup in COLOURS if (part := line(setup, records, axes))]
     body = [frame(title), grid(axes), *lines, names(records, axes)]
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif" font-size="12">'
+    size = f'width="{WIDTH}" height="{HEIGHT}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">'
     return "\n".join([head, *body, "</svg>"]) + "\n"
 
 
@@ -65,7 +67,7 @@ def grid(axes: Axes) -> str:
     parts = []
     for rate in axes.rates():
         y = axes.y(rate)
-        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e4e4e4"/>')
+        parts.append(segment((LEFT, y), (WIDTH - RIGHT, y), "#e4e4e4"))
         parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{rate:,.0f}</text>')
     for jobs in axes.jobs:
         parts.append(f'<text x="{axes.x(jobs):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{jobs}</text>')
@@ -79,15 +81,19 @@ def line(setup: Setup, records: Sequence[Record], axes: Axes) -> str:
     parts = []
     if setup.loader == "limit" and mine:
         y = axes.y(mine[0].images_per_s.median)
-        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="{colour}" stroke-dasharray="5 4"/>')
+        parts.append(segment((LEFT, y), (WIDTH - RIGHT, y), colour, 'stroke-dasharray="5 4"'))
     places = [(axes.x(record.jobs), axes.y(record.images_per_s.median)) for record in mine]
-    for (x1, y1), (x2, y2) in pairwise(places):
-        parts.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}" stroke-width="2"/>')
+    parts += [segment(one, next_one, colour, 'stroke-width="2"') for one, next_one in pairwise(places)]
     for (x, y), record in zip(places, mine, strict=True):
         low, high = axes.y(record.images_per_s.min), axes.y(record.images_per_s.max)
-        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}" stroke="{colour}"/>')
+        parts.append(segment((x, low), (x, high), colour))
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"/>')
     return "\n".join(parts)
+
+
+def segment(one: Place, other: Place, colour: str, style: str = "") -> str:
+    (x1, y1), (x2, y2) = one, other
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}" {style}/>'
 
 
 def names(records: Sequence[Record], axes: Axes) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tests.bench.measure import BATCH_SIZE, ONE_THREAD, WARM_PATIENCE_S, Dataset
+from tests.bench.measure import ONE_THREAD, WARM_PATIENCE_S, Dataset
 from tools.demo.children import Children, messages
 
 EPOCHS = 4

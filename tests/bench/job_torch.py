@@ -15,7 +15,8 @@ from tests.bench.consume import consume
 
 
 def read_with_torchvision(path: str) -> torch.Tensor:
-    return decode_image(read_file(path), mode="RGB")
+    image: torch.Tensor = decode_image(read_file(path), mode="RGB")
+    return image
 
 
 def dataset(decoder: str, data: str) -> ImageFolder:

@@ -24,6 +24,8 @@ CACHE_SHARE = 0.6
 """Of the memory that is free, what a coordinator may use for its cache: as much as the dataset needs, within this."""
 TORCH_WORKERS = cores()
 """Of each PyTorch job: the usual choice, one for each core."""
+TORCH_WINDOW = 2
+"""Its windows are so many times as long: with many jobs, each gets a batch only every second or two."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 MIB = 1 << 20
 
@@ -75,6 +77,8 @@ class Run:
 def measure(setup: Setup, jobs: int, data: Dataset, seconds: float, limit: Path | None) -> Run:
     """Read all files once, then measure."""
     data.read()
+    if setup.loader.startswith("torch"):
+        seconds *= TORCH_WINDOW
     if setup.loader == "limit":
         assert limit is not None
         return measure_limit(limit, data, seconds)
@@ -106,8 +110,7 @@ class Fleet:
         deadline = time.monotonic() + patience
         while missing := [job for job in self.jobs if event not in self.heard[job.name]]:
             if time.monotonic() > deadline:
-                names = ", ".join(job.name for job in missing)
-                raise ChildFailed(f"no word of {event!r} from {names} within {patience:.0f} s; see {missing[0].log}")
+                raise missing[0].failure(f"did not say {event!r} within {patience:.0f} s ({len(missing)} did not)")
             for job, message in messages(missing, 0.5):
                 self.heard[job.name][message["event"]] = message
             for job in self.jobs:
@@ -119,11 +122,8 @@ class Fleet:
         """MiB of all processes together; what lies in shared memory counts once."""
         sizes = [pss_bytes(pid) for pid in trees(self.roots)]
         if None in sizes and "COPREP_SOCKET" in self.env:
-            sizes = [size for size in sizes if size is not None] + [self.coordinator_status()["pss_bytes"]]
+            sizes = [size for size in sizes if size is not None] + [coordinator_status(self.env)["pss_bytes"]]
         return None if None in sizes else sum(size or 0 for size in sizes) / MIB
-
-    def coordinator_status(self) -> dict[str, Any]:
-        return coordinator_status(self.env)
 
 
 def coordinator_status(env: dict[str, str]) -> dict[str, Any]:

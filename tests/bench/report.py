@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.bench import chart, machine
 from tests.bench.half_cache import HalfCache
-from tests.bench.measure import BATCH_SIZE, MIB, TORCH_WORKERS, Dataset
+from tests.bench.measure import BATCH_SIZE, MIB, TORCH_WINDOW, TORCH_WORKERS, Dataset
 from tests.bench.records import Record, bars
 from tools.demo import screen
 
@@ -25,7 +25,6 @@ class Results:
     seconds: float
     records: list[Record] = field(default_factory=list)
     half_cache: list[HalfCache] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
     def conditions(self) -> str:
         when = datetime.now(timezone.utc).date()
@@ -33,9 +32,10 @@ class Results:
         repetitions = max((record.repetitions for record in self.records), default=0)
         return (
             f"{when}, {machine.processor()}, {machine.cores()} cores. {len(self.data.files):,} images,"
-            f" {self.data.bytes / MIB:,.0f} MiB, in the page cache; random-resized-crop 224, flip, uint8, batches of {BATCH_SIZE},"
-            f" shuffled. Windows of {self.seconds:.0f} s in the steady state, medians of {repetitions} taken in turn (lowest to highest)."
-            f" PyTorch: {TORCH_WORKERS} worker processes a job. Meanwhile others used"
+            f" {self.data.bytes / MIB:,.0f} MiB, in the page cache; random-resized-crop 224, flip, uint8,"
+            f" batches of {BATCH_SIZE}, shuffled."
+            f" Windows of {self.seconds:.0f} s ({TORCH_WINDOW} times that for PyTorch) in the steady state; medians of {repetitions} taken in turn (lowest to highest)."
+            f" PyTorch has {TORCH_WORKERS} worker processes a job. Meanwhile others used"
             f" {min(others, default=0):.2f} to {max(others, default=0):.2f} cores."
         )
 
@@ -114,7 +114,7 @@ def write(results: Results, folder: Path) -> None:
         (folder / "report.svg").write_text(chart.draw(results.records, "images per second, all jobs together"))
         parts.append("![images per second over jobs](report.svg)")
     parts += [markdown(table) for table in tables(results)]
-    (folder / "report.md").write_text("\n\n".join(parts + results.notes) + "\n")
+    (folder / "report.md").write_text("\n\n".join(parts) + "\n")
 
 
 def markdown(table: Table) -> str:

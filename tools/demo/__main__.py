@@ -138,7 +138,8 @@ def check(jobs: Sequence[Child], results: dict[str, dict[str, Any]], elapsed: fl
 
 
 def show_jobs(shared: Outcome, alone: Outcome, epochs: int) -> None:
-    header = ["job", "learning rate", "started", "epochs", "loss first", "last", "accuracy", "stalled", "with its own loader"]
+    header = ["job", "learning rate", "started", "epochs", "loss first", "last", "accuracy"]
+    header += ["stalled", "with its own loader"]
     rows = [
         [
             str(number),
@@ -181,7 +182,7 @@ def demonstrate(data: Path) -> None:
     print(f"{work.samples:,} images in {data}{thinned}; 4 jobs, started 2 s apart, {work.epochs} epochs each, no cache")
     screen.heading("1. The jobs share: each sample is prepared once for all of them")
     shared = run_round(work, [None] * len(LEARNING_RATES))
-    screen.heading("2. One loader per job: the same coordinator and workers, but a seed of its own each, so nothing is shared")
+    screen.heading("2. One loader per job: the same, but with a seed of its own for each, so that nothing is shared")
     alone = run_round(work, range(1, len(LEARNING_RATES) + 1))
     screen.heading("The jobs")
     show_jobs(shared, alone, work.epochs)

@@ -82,9 +82,10 @@ class Child:
         *lines, self._partial = (self._partial + data).split(b"\n")
         return [json.loads(line) for line in lines], bool(data)
 
-    def failure(self) -> ChildFailed:
+    def failure(self, what: str = "") -> ChildFailed:
+        """An exception that says `what` (by default, how the child ended) and the end of its log."""
         tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
-        return ChildFailed(f"{self.name} ended with code {self.exit_code()}:\n{tail}")
+        return ChildFailed(f"{self.name} {what or f'ended with code {self.exit_code()}'}:\n{tail}")
 
     def end(self, patience: float = 5.0) -> None:
         """Ask it and everything it started to end; after `patience` seconds, make it."""
@@ -145,7 +146,7 @@ def await_socket(child: Child, path: Path, patience: float = 30.0) -> None:
         if not child.running():
             raise child.failure()
         if time.monotonic() > deadline:
-            raise ChildFailed(f"the coordinator does not answer on {path} after {patience:.0f} s; see {child.log}")
+            raise child.failure(f"does not answer on {path} after {patience:.0f} s")
         time.sleep(0.02)
 
 
@@ -160,12 +161,11 @@ def messages(children: Sequence[Child], seconds: float) -> Iterator[tuple[Child,
     if not children:
         time.sleep(seconds)
     with selectors.DefaultSelector() as selector:
-        for child in children:
-            selector.register(child, selectors.EVENT_READ)
+        for one in children:
+            selector.register(one, selectors.EVENT_READ, one)
         while selector.get_map() and (left := deadline - time.monotonic()) > 0:
             for key, _ in selector.select(left):
-                child = key.fileobj
-                assert isinstance(child, Child)
+                child: Child = key.data
                 said, open_still = child.read()
                 yield from ((child, message) for message in said)
                 if not open_still:

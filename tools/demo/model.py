@@ -50,13 +50,16 @@ class Model:
 def view(images: NDArray[np.uint8]) -> Floats:
     """Every seventh pixel, as numbers from -1 to 1, flattened."""
     pixels = images[:, :, 3::7, 3::7].reshape(len(images), -1)
-    return pixels.astype(np.float32) / np.float32(127.5) - np.float32(1)
+    numbers: Floats = pixels.astype(np.float32) / np.float32(127.5) - np.float32(1)
+    return numbers
 
 
 def softmax(scores: Floats) -> Floats:
-    powers = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return powers / powers.sum(axis=1, keepdims=True)
+    powers: Floats = np.exp(scores - scores.max(axis=1, keepdims=True))
+    powers /= powers.sum(axis=1, keepdims=True)
+    return powers
 
 
 def he(rng: np.random.Generator, inputs: int, outputs: int) -> Floats:
-    return (rng.standard_normal((inputs, outputs)) * np.sqrt(2 / inputs)).astype(np.float32)
+    weights = rng.standard_normal((inputs, outputs), dtype=np.float32)
+    return weights * np.float32(np.sqrt(2 / inputs))

@@ -91,7 +91,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """The first column to the left, the others to the right."""
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     for number, row in enumerate((header, *rows)):
-        cells = [cell.ljust(width) if column == 0 else cell.rjust(width)
-                 for column, (cell, width) in enumerate(zip(row, widths, strict=True))]
+        cells = [
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
         line = "  " + "   ".join(cells)
         print(colour("1", line) if number == 0 else line)
