@@ -15,8 +15,6 @@
 
 mod caches;
 mod error;
-mod explain;
-mod group;
 mod outbox;
 mod prepare;
 mod registry;

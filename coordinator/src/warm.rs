@@ -4,7 +4,7 @@
 //! bounded number at a time. It ends when all have been looked at, when the cache is full, or when the
 //! client goes away; what is cached by then stays, so that a warm-up begun again goes on where it was.
 
-use std::os::fd::AsFd;
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -143,9 +143,9 @@ impl Run<'_> {
     }
 }
 
+/// A client that only waits sends nothing: the end of its stream means that it has gone.
 fn hung_up(socket: &UnixStream) -> bool {
-    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-    let mut fds = [PollFd::new(socket.as_fd(), PollFlags::POLLRDHUP)];
-    let gone = PollFlags::POLLRDHUP | PollFlags::POLLHUP | PollFlags::POLLERR;
-    poll(&mut fds, PollTimeout::ZERO).is_ok() && fds[0].revents().is_some_and(|r| r.intersects(gone))
+    use nix::sys::socket::{MsgFlags, recv};
+    let peeked = recv(socket.as_raw_fd(), &mut [0], MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT);
+    !matches!(peeked, Ok(1..) | Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EINTR))
 }

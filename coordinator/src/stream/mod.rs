@@ -124,7 +124,7 @@ impl Stream {
         let stream = Arc::new(Stream {
             fields,
             pool: StagingPool::create(layout)?,
-            doorbell: Doorbell::create()?,
+            doorbell: Doorbell::new()?,
             workers,
             engine: Mutex::new(Engine::new(Scheduler::new(config))),
             counters: Counters::default(),
