@@ -40,7 +40,7 @@ class Options:
     only: Sequence[str]
     jobs: Sequence[int]
     repeat: int
-    seconds: float
+    seconds: int
 
     def cases(self) -> Iterator[Case]:
         """In the order of one repetition. The limit has no jobs, and is measured once."""
@@ -89,7 +89,7 @@ def parse() -> tuple[Options, Path]:
     parser.add_argument("--only", type=lambda text: text.split(","), default=LOADERS, help=f"of {', '.join(LOADERS)}")
     parser.add_argument("--jobs", type=lambda text: [int(word) for word in text.split(",")], default=[1, 2, 4, 8])
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=8, help="of each window (default: %(default)s)")
+    parser.add_argument("--seconds", type=int, default=8, help="of each window (default: %(default)s)")
     args = parser.parse_args()
     if unknown := set(args.only) - set(LOADERS):
         parser.error(f"there is no loader {', '.join(unknown)}; there are {', '.join(LOADERS)}")

@@ -74,7 +74,7 @@ class Run:
     others_cores: float
 
 
-def measure(setup: Setup, jobs: int, data: Dataset, seconds: float, limit: Path | None) -> Run:
+def measure(setup: Setup, jobs: int, data: Dataset, seconds: int, limit: Path | None) -> Run:
     """Read all files once, then measure."""
     data.read()
     if setup.loader.startswith("torch"):
@@ -133,7 +133,7 @@ def coordinator_status(env: dict[str, str]) -> dict[str, Any]:
     return status
 
 
-def measure_jobs(setup: Setup, jobs: int, data: Dataset, seconds: float, children: Children) -> Run:
+def measure_jobs(setup: Setup, jobs: int, data: Dataset, seconds: int, children: Children) -> Run:
     fleet = Fleet(setup, jobs, data, children)
     fleet.wait_for("warm", WARM_PATIENCE_S)
     begin = time.monotonic() + 0.2
@@ -147,7 +147,7 @@ def measure_jobs(setup: Setup, jobs: int, data: Dataset, seconds: float, childre
     windows = fleet.wait_for("window", WINDOW_PATIENCE_S)
     images = sum(window["images"] for window in windows)
     if not images:
-        raise ChildFailed(f"{setup.label}: no batch arrived within {seconds:.0f} s; give SECONDS more")
+        raise ChildFailed(f"{setup.label}: no batch arrived within {seconds} s; give SECONDS more")
     return Run(
         images_per_s=images / seconds,
         cpu_s_per_1000=1000 * after.ours_since(before) / images,
@@ -183,7 +183,7 @@ def job_command(setup: Setup, data: Dataset) -> tuple[str, list[str]]:
     return "tests.bench.job_torch", [*common, str(WARM_BATCHES * BATCH_SIZE), decoder, str(TORCH_WORKERS)]
 
 
-def measure_limit(program: Path, data: Dataset, seconds: float) -> Run:
+def measure_limit(program: Path, data: Dataset, seconds: int) -> Run:
     """A plain loop with a thread per core that keeps nothing: it has no batches, hence no gaps."""
     with Children() as children:
         before = CpuClock.read([])
@@ -197,8 +197,8 @@ def measure_limit(program: Path, data: Dataset, seconds: float) -> Run:
         after = CpuClock.read([child.pid])
         elapsed = time.monotonic() - child.started
     return Run(
-        images_per_s=said[-1]["images_per_s"],
-        cpu_s_per_1000=1000 * after.ours_since(before) / said[-1]["images"],
+        images_per_s=said[-1]["images_per_second"],
+        cpu_s_per_1000=said[-1]["cpu_seconds_per_1000"],
         pss_mib=pss and pss / MIB,
         first_batch_s=None,
         gaps_ms=[],

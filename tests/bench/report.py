@@ -22,7 +22,7 @@ class Results:
     """Everything that one call of the benchmark measured."""
 
     data: Dataset
-    seconds: float
+    seconds: int
     records: list[Record] = field(default_factory=list)
     half_cache: list[HalfCache] = field(default_factory=list)
 
@@ -34,7 +34,8 @@ class Results:
             f"{when}, {machine.processor()}, {machine.cores()} cores. {len(self.data.files):,} images,"
             f" {self.data.bytes / MIB:,.0f} MiB, in the page cache; random-resized-crop 224, flip, uint8,"
             f" batches of {BATCH_SIZE}, shuffled."
-            f" Windows of {self.seconds:.0f} s ({TORCH_WINDOW} times that for PyTorch) in the steady state; medians of {repetitions} taken in turn (lowest to highest)."
+            f" Windows of {self.seconds} s ({TORCH_WINDOW} times that for PyTorch)"
+            f" in the steady state; medians of {repetitions} taken in turn (lowest to highest)."
             f" PyTorch has {TORCH_WORKERS} worker processes a job. Meanwhile others used"
             f" {min(others, default=0):.2f} to {max(others, default=0):.2f} cores."
         )
