@@ -28,18 +28,19 @@ help: ## this list
 # libjpeg-turbo is built from its sources, with cmake and nasm.
 .PHONY: deps
 deps: ## install the build tools that are missing, or say which
-	@missing=""; \
-	for tool in cmake nasm cc c++; do command -v $$tool >/dev/null || missing+=" $$tool"; done; \
-	command -v cargo >/dev/null || { echo "cargo is missing: install a Rust toolchain, 1.95 or newer" >&2; exit 1; }; \
+	@command -v cargo >/dev/null || { echo "cargo is missing: install a Rust toolchain, 1.95 or newer" >&2; exit 1; }; \
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python 3.10 or newer is needed" >&2; exit 1; }; \
+	missing=""; \
+	for tool in cmake nasm; do command -v $$tool >/dev/null || missing+=" $$tool"; done; \
+	command -v cc >/dev/null && command -v c++ >/dev/null || missing+=" g++"; \
 	$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || missing+=" python3-venv"; \
 	[ -n "$$missing" ] || exit 0; \
-	packages=$$(sed -E 's/ (cc|c\+\+)\b/ g++/g' <<<"$$missing"); \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		echo "installing:$$packages"; \
-		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$packages >/dev/null; \
+		echo "installing$$missing"; \
+		apt-get update -qq; \
+		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
 	else \
-		echo "missing:$$missing. Install with your package manager, for example: sudo apt-get install$$packages" >&2; exit 1; \
+		echo "missing:$$missing. Install with your package manager, for example: sudo apt-get install$$missing" >&2; exit 1; \
 	fi
 
 $(VENV)/.base: | deps
