@@ -1,1 +1,329 @@
-//! Later.
+//! Every interleaving, and every value that weak memory allows, of the hand-over's steps.
+//!
+//! ```sh
+//! RUSTFLAGS="--cfg loom" cargo test --release -p coprep-cache --test loom
+//! ```
+//!
+//! Loom reports a lost wake-up as a deadlock, and a minibatch that is written while it is read as a causality
+//! violation. The steps are those of the crate; only the futex and the eventfd are modelled.
+#![cfg(loom)]
+#![expect(clippy::unwrap_used, reason = "a test")]
+#![expect(unsafe_code, reason = "loom's cells, which check what is claimed")]
+
+use std::sync::Arc;
+
+use coprep_cache::handover::Item;
+use coprep_cache::handover::protocol::{
+    Deliver, Futex, Publisher, Releaser, Reply, Slot, Taker, Words,
+};
+use loom::cell::UnsafeCell;
+use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use loom::sync::{Condvar, Mutex};
+use loom::thread;
+
+/// The words of one consumer.
+struct Cells {
+    deliver: Deliver,
+    items: Vec<Slot>,
+    reply: Reply,
+    releases: Vec<AtomicU64>,
+    futex: ModelFutex,
+}
+
+#[derive(Clone)]
+struct Shared(Arc<Cells>);
+
+impl Shared {
+    fn new(capacity: usize) -> Self {
+        Shared(Arc::new(Cells {
+            deliver: Deliver::default(),
+            items: (0..capacity).map(|_| Slot::default()).collect(),
+            reply: Reply::default(),
+            releases: (0..capacity).map(|_| AtomicU64::new(0)).collect(),
+            futex: ModelFutex::default(),
+        }))
+    }
+}
+
+impl Words for Shared {
+    fn deliver(&self) -> &Deliver {
+        &self.0.deliver
+    }
+    fn items(&self) -> &[Slot] {
+        &self.0.items
+    }
+    fn reply(&self) -> &Reply {
+        &self.0.reply
+    }
+    fn releases(&self) -> &[AtomicU64] {
+        &self.0.releases
+    }
+}
+
+/// As the kernel does it: compare and enqueue under one lock, wake under the same.
+#[derive(Default)]
+struct ModelFutex {
+    queue: Mutex<()>,
+    woken: Condvar,
+}
+
+impl Futex for ModelFutex {
+    fn wait(&self, word: &AtomicU32, seen: u32) {
+        let queue = self.queue.lock().unwrap();
+        if word.load(Ordering::SeqCst) == seen {
+            drop(self.woken.wait(queue).unwrap());
+        }
+    }
+
+    fn wake(&self, _: &AtomicU32) {
+        drop(self.queue.lock().unwrap());
+        self.woken.notify_all();
+    }
+}
+
+/// An eventfd.
+#[derive(Default)]
+struct ModelBell {
+    rings: Mutex<u64>,
+    rung: Condvar,
+}
+
+impl ModelBell {
+    fn ring(&self) {
+        *self.rings.lock().unwrap() += 1;
+        self.rung.notify_all();
+    }
+
+    fn wait(&self) {
+        let mut rings = self.rings.lock().unwrap();
+        while *rings == 0 {
+            rings = self.rung.wait(rings).unwrap();
+        }
+        *rings = 0;
+    }
+}
+
+/// A staging buffer.
+struct Buffer(UnsafeCell<u64>);
+
+// SAFETY: loom checks every access.
+unsafe impl Sync for Buffer {}
+// SAFETY: as above.
+unsafe impl Send for Buffer {}
+
+impl Buffer {
+    fn new() -> Arc<Self> {
+        Arc::new(Buffer(UnsafeCell::new(0)))
+    }
+    fn write(&self, value: u64) {
+        // SAFETY: loom panics if anybody else has access.
+        self.0.with_mut(|p| unsafe { *p = value });
+    }
+    fn read(&self) -> u64 {
+        // SAFETY: loom panics if anybody writes.
+        self.0.with(|p| unsafe { *p })
+    }
+}
+
+fn item(tag: u64) -> Item {
+    Item {
+        kind: 1,
+        buffer: 7,
+        start: tag as u32,
+        len: 9,
+        flags: 0,
+        pool: 0,
+        epoch: tag + 5,
+        tag,
+    }
+}
+
+fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(body);
+}
+
+/// Takes the next item, asleep until it is there.
+fn next(taker: &mut Taker, words: &Shared, bell: Option<&ModelBell>) -> (u64, Item) {
+    loop {
+        if let Some((seq, item, ring)) = taker.take(words) {
+            if let (true, Some(bell)) = (ring, bell) {
+                bell.ring();
+            }
+            return (seq, item);
+        }
+        taker.wait(words, &words.0.futex);
+    }
+}
+
+fn release(releaser: &mut Releaser, words: &Shared, seq: u64, bell: Option<&ModelBell>) {
+    if let (true, Some(bell)) = (releaser.release(words, seq), bell) {
+        bell.ring();
+    }
+}
+
+#[test]
+fn a_consumer_that_sleeps_is_woken_for_every_item_and_finds_it_whole() {
+    model(3, || {
+        let words = Shared::new(2);
+        let consumer = thread::spawn({
+            let words = words.clone();
+            move || {
+                let mut taker = Taker::default();
+                for seq in 0..2 {
+                    assert_eq!(next(&mut taker, &words, None), (seq, item(seq)));
+                }
+            }
+        });
+        let mut publisher = Publisher::new(words.clone());
+        for seq in 0..2 {
+            assert_eq!(publisher.publish(&item(seq), &words.0.futex), Ok(seq));
+        }
+        consumer.join().unwrap();
+        assert_eq!(publisher.taken(), Ok(2));
+    });
+}
+
+#[test]
+fn an_honest_consumer_is_never_accused() {
+    model(3, || {
+        let words = Shared::new(2);
+        let mut publisher = Publisher::new(words.clone());
+        for seq in 0..2 {
+            publisher.publish(&item(seq), &words.0.futex).unwrap();
+        }
+        let consumer = thread::spawn({
+            let words = words.clone();
+            move || {
+                let (mut taker, mut releaser) = (Taker::default(), Releaser::default());
+                (0..2).for_each(|_| assert!(taker.take(&words).is_some()));
+                releaser.release(&words, 1);
+                releaser.release(&words, 0);
+            }
+        });
+        let mut released = Vec::new();
+        publisher.poll_released(|seq| released.push(seq)).unwrap();
+        publisher.taken().unwrap();
+        consumer.join().unwrap();
+        publisher.poll_released(|seq| released.push(seq)).unwrap();
+        assert_eq!((released, publisher.taken()), (vec![1, 0], Ok(2)));
+    });
+}
+
+#[test]
+fn a_coordinator_that_sleeps_hears_of_every_release() {
+    model(3, || {
+        let (words, bell) = (Shared::new(1), Arc::new(ModelBell::default()));
+        let mut publisher = Publisher::new(words.clone());
+        publisher.publish(&item(0), &words.0.futex).unwrap();
+        let consumer = thread::spawn({
+            let (words, bell) = (words.clone(), bell.clone());
+            move || {
+                let (seq, _) = next(&mut Taker::default(), &words, Some(&bell));
+                release(&mut Releaser::default(), &words, seq, Some(&bell));
+            }
+        });
+        until_released(&mut [publisher], &bell, 1);
+        consumer.join().unwrap();
+    });
+}
+
+/// The coordinator's loop: poll, arm, look again, sleep, disarm.
+fn until_released(publishers: &mut [Publisher<Shared>], bell: &ModelBell, wanted: usize) {
+    let mut released = 0;
+    loop {
+        for publisher in publishers.iter_mut() {
+            publisher.taken().unwrap();
+            publisher.poll_released(|_| released += 1).unwrap();
+        }
+        if released == wanted {
+            return;
+        }
+        publishers.iter().for_each(Publisher::arm);
+        if !publishers.iter().any(Publisher::has_news) {
+            bell.wait();
+        }
+        publishers.iter().for_each(Publisher::disarm);
+    }
+}
+
+#[test]
+fn one_doorbell_serves_two_consumers() {
+    model(2, || {
+        let bell = Arc::new(ModelBell::default());
+        let words = [Shared::new(1), Shared::new(1)];
+        let mut publishers = words.clone().map(Publisher::new);
+        for (publisher, words) in publishers.iter_mut().zip(&words) {
+            publisher.publish(&item(0), &words.0.futex).unwrap();
+        }
+        let consumers = words.map(|words| {
+            let bell = bell.clone();
+            thread::spawn(move || {
+                // Taken before; the model is of the release.
+                let (seq, _, _) = Taker::default().take(&words).unwrap();
+                release(&mut Releaser::default(), &words, seq, Some(&bell));
+            })
+        });
+        until_released(&mut publishers, &bell, 2);
+        consumers.into_iter().for_each(|c| c.join().unwrap());
+    });
+}
+
+#[test]
+fn a_buffer_is_written_again_only_when_its_reader_is_done() {
+    model(2, || {
+        let (words, bell, buffer) = (
+            Shared::new(1),
+            Arc::new(ModelBell::default()),
+            Buffer::new(),
+        );
+        let consumer = thread::spawn({
+            let (words, bell, buffer) = (words.clone(), bell.clone(), buffer.clone());
+            move || {
+                let (mut taker, mut releaser) = (Taker::default(), Releaser::default());
+                for expected in 0..2 {
+                    let (seq, found) = next(&mut taker, &words, Some(&bell));
+                    assert_eq!((seq, found), (expected, item(expected)));
+                    assert_eq!(buffer.read(), 100 + expected);
+                    release(&mut releaser, &words, seq, Some(&bell));
+                }
+            }
+        });
+        let mut publishers = [Publisher::new(words.clone())];
+        for seq in 0..2 {
+            buffer.write(100 + seq);
+            publishers[0].publish(&item(seq), &words.0.futex).unwrap();
+            until_released(&mut publishers, &bell, 1);
+        }
+        consumer.join().unwrap();
+    });
+}
+
+#[test]
+fn the_rings_wrap_around_while_older_items_are_held() {
+    model(2, || {
+        let (words, bell) = (Shared::new(2), Arc::new(ModelBell::default()));
+        let mut publishers = [Publisher::new(words.clone())];
+        for seq in 0..2 {
+            publishers[0].publish(&item(seq), &words.0.futex).unwrap();
+        }
+        let consumer = thread::spawn({
+            let (words, bell) = (words.clone(), bell.clone());
+            move || {
+                let (mut taker, mut releaser) = (Taker::default(), Releaser::default());
+                let (first, _) = next(&mut taker, &words, Some(&bell));
+                let (second, _) = next(&mut taker, &words, Some(&bell));
+                release(&mut releaser, &words, second, Some(&bell));
+                let (third, found) = next(&mut taker, &words, Some(&bell));
+                assert_eq!(found, item(2));
+                release(&mut releaser, &words, third, Some(&bell));
+                release(&mut releaser, &words, first, Some(&bell));
+            }
+        });
+        until_released(&mut publishers, &bell, 1);
+        publishers[0].publish(&item(2), &words.0.futex).unwrap();
+        until_released(&mut publishers, &bell, 2);
+        consumer.join().unwrap();
+    });
+}
