@@ -1,0 +1,258 @@
+//! A named segment full of what a death, a bug, or another process of the same user left there, taken over:
+//! never a panic nor a byte out of bounds; what is found is exactly what a reader of the format finds; what is
+//! added is there at the next take-over, and nothing that was found has changed.
+//!
+//! An input says how the header is made, then how each place of the index is made, then what the payloads
+//! are. Besides raw bytes there are bytes with a right checksum, which a mutation alone does not hit upon.
+#![no_main]
+
+use std::collections::{BTreeMap, HashSet};
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+
+use coprep_cache::ErrorKind;
+use coprep_cache::sample_cache::index::{
+    ALIGNMENT, Bounds, EMPTY, Entry, HEADER, Header, Place, Scan, payload_checksum, scan,
+};
+use coprep_cache::sample_cache::{Form, Meta, NoEviction, SampleCache, remove_named};
+use coprep_fuzz::Bytes;
+use libfuzzer_sys::fuzz_target;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+const SAMPLES: u32 = 16;
+const CAPACITY: usize = 4096;
+const FINGERPRINT: u128 = 7;
+const SEED: u64 = 7;
+/// One per 64 bytes of payloads.
+const PLACES: usize = 64;
+const PLACE: usize = size_of::<Place>();
+const INDEX_AT: usize = 4096;
+const PAYLOADS_AT: usize = 8192;
+const SEGMENT: usize = PAYLOADS_AT + CAPACITY;
+
+type Found = BTreeMap<u32, Vec<u8>>;
+
+fuzz_target!(init: coprep_fuzz::seed(&seeds()), |data: &[u8]| {
+    let segment = Segment::from_input(&mut Bytes(data));
+    let expected = segment.check_scan();
+    segment.write();
+    let first = open();
+    if segment.is_ours {
+        assert_eq!(first.as_ref().map(found), Some(segment.intact(&expected)));
+    }
+    if let Some(cache) = first {
+        let before = found(&cache);
+        let added = add(&cache);
+        let mut all = found(&cache);
+        assert!(before.iter().all(|(id, bytes)| all.get(id) == Some(bytes)));
+        drop(cache);
+        let second = open().expect("what was in use can be opened");
+        let again = found(&second);
+        all.retain(|id, _| before.contains_key(id) || added.contains(id));
+        assert!(all.iter().all(|(id, bytes)| again.get(id) == Some(bytes)));
+    }
+    remove_named(&name()).expect("it is not in use any more");
+});
+
+struct Segment {
+    bytes: Vec<u8>,
+    /// Its header is that of the segment that is opened.
+    is_ours: bool,
+}
+
+impl Segment {
+    fn from_input(input: &mut Bytes) -> Self {
+        let (kind, places) = (input.byte() % 8, input.byte() as usize % (PLACES + 1));
+        let mut bytes = vec![0; SEGMENT];
+        let header = match kind {
+            0 => input.take(),
+            1 => Header {
+                fingerprint: [FINGERPRINT as u64, input.byte().into()],
+                capacity: input.small(),
+                bytes: input.small(),
+                samples: input.byte().into(),
+                places: input.byte().into(),
+            }
+            .to_bytes()
+            .expect("memory"),
+            _ => ours().to_bytes().expect("memory"),
+        };
+        bytes[..HEADER].copy_from_slice(&header);
+        let recipes: Vec<_> = (0..places)
+            .map(|_| (input.byte(), input.take::<PLACE>()))
+            .collect();
+        let payloads = input.some(CAPACITY);
+        bytes[PAYLOADS_AT..][..payloads.len()].copy_from_slice(payloads);
+        for (number, (kind, recipe)) in recipes.into_iter().enumerate() {
+            let place = place(kind, recipe, &bytes[PAYLOADS_AT..]);
+            bytes[INDEX_AT + number * PLACE..][..PLACE].copy_from_slice(&place);
+        }
+        if kind == 2 {
+            bytes.resize(input.small() as usize, 1);
+        }
+        Segment {
+            bytes,
+            is_ours: kind > 2,
+        }
+    }
+
+    fn places(&self) -> impl Iterator<Item = Place> {
+        let index = self.bytes.get(INDEX_AT..PAYLOADS_AT).unwrap_or_default();
+        index.as_chunks::<PLACE>().0.iter().take(PLACES).copied()
+    }
+
+    /// What the index says, and that it may be believed.
+    fn check_scan(&self) -> Scan {
+        let bounds = Bounds {
+            samples: SAMPLES,
+            capacity: CAPACITY as u64,
+            seed: SEED,
+        };
+        let found = scan(self.places(), &bounds);
+        let written = self.places().filter(|place| *place != EMPTY).count();
+        assert_eq!(found.entries.len() as u64 + found.dropped, written as u64);
+        let (mut end, mut ids) = (0, HashSet::new());
+        for (number, entry) in &found.entries {
+            assert!(*number < found.places && entry.offset % ALIGNMENT == 0 && entry.offset >= end);
+            let place = self
+                .places()
+                .nth(*number as usize)
+                .expect("a place of the index");
+            assert_eq!(checksum(&place).to_le_bytes(), place[PLACE - 8..]);
+            assert!(entry.id < SAMPLES && ids.insert(entry.id));
+            end = entry.end().expect("an end");
+        }
+        assert!(end == found.end && end <= CAPACITY as u64);
+        found
+    }
+
+    /// The samples whose payload is what was committed.
+    fn intact(&self, scan: &Scan) -> Found {
+        let payload =
+            |e: &Entry| self.bytes[PAYLOADS_AT + e.offset as usize..][..e.len as usize].to_vec();
+        let entries = scan.entries.iter().map(|(_, e)| (e, payload(e)));
+        let intact = entries.filter(|(e, bytes)| payload_checksum(bytes) == e.payload_checksum);
+        intact.map(|(e, bytes)| (e.id, bytes)).collect()
+    }
+
+    fn write(&self) {
+        let path = format!("/dev/shm/coprep-{}-{}", nix::unistd::geteuid(), name());
+        let file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(path);
+        file.and_then(|mut file| file.write_all(&self.bytes))
+            .expect("room in /dev/shm");
+    }
+}
+
+fn name() -> String {
+    format!("fuzz-{}", std::process::id())
+}
+
+fn ours() -> Header {
+    Header {
+        fingerprint: [FINGERPRINT as u64, 0],
+        capacity: CAPACITY as u64,
+        bytes: SEGMENT as u64,
+        samples: SAMPLES,
+        places: PLACES as u32,
+    }
+}
+
+fn place(kind: u8, recipe: Place, payloads: &[u8]) -> Place {
+    let mut place = recipe;
+    match kind % 4 {
+        0 => EMPTY,
+        1 => recipe,
+        2 => {
+            let checksum = checksum(&place);
+            place[PLACE - 8..].copy_from_slice(&checksum.to_le_bytes());
+            place
+        }
+        _ => entry(&mut Bytes(&recipe), payloads)
+            .to_place(SEED)
+            .expect("memory"),
+    }
+}
+
+/// An entry that may be right.
+fn entry(recipe: &mut Bytes, payloads: &[u8]) -> Entry {
+    let (id, offset, len) = (recipe.byte() % 20, recipe.byte() % 70, recipe.byte());
+    let mut entry = Entry {
+        offset: u64::from(offset) * ALIGNMENT,
+        len: len.into(),
+        payload_checksum: 0,
+        id: id.into(),
+        width: recipe.byte().into(),
+        height: recipe.byte().into(),
+        form: if recipe.byte() % 2 == 0 {
+            Form::Encoded
+        } else {
+            Form::Decoded
+        },
+    };
+    let payload = payloads
+        .get(entry.offset as usize..)
+        .and_then(|from| from.get(..len.into()));
+    entry.payload_checksum =
+        payload.map_or(0, payload_checksum) ^ u64::from(recipe.byte() % 4 == 3);
+    entry
+}
+
+fn checksum(place: &Place) -> u64 {
+    xxh3_64_with_seed(&place[..PLACE - 8], SEED).max(1)
+}
+
+/// None: it is refused.
+fn open() -> Option<NoEviction> {
+    match NoEviction::named(&name(), CAPACITY as u64, SAMPLES, FINGERPRINT) {
+        Ok((cache, _)) => Some(cache),
+        Err(e) => {
+            assert!(!matches!(e.kind(), ErrorKind::InUse), "{e}");
+            None
+        }
+    }
+}
+
+fn found(cache: &NoEviction) -> Found {
+    (0..SAMPLES)
+        .filter_map(|id| Some((id, cache.get(id)?.to_vec())))
+        .collect()
+}
+
+/// Every sample that is not there and finds room.
+fn add(cache: &NoEviction) -> HashSet<u32> {
+    let meta = Meta {
+        form: Form::Decoded,
+        width: 1,
+        height: 2,
+    };
+    let add = |id: &u32| {
+        let Some(mut room) = cache.reserve(*id, 70 + *id as usize, meta) else {
+            return false;
+        };
+        room.as_mut_slice().fill(*id as u8);
+        room.commit();
+        let hit = cache.get(*id).expect("what was committed is found");
+        assert!(hit.len() == 70 + *id as usize && hit.iter().all(|&b| b == *id as u8));
+        true
+    };
+    (0..SAMPLES).filter(add).collect()
+}
+
+fn seeds() -> Vec<Vec<u8>> {
+    // Two samples, then room.
+    let whole = |header: u8| {
+        let mut input = vec![header, 2];
+        for [id, offset] in [[3, 0], [5, 2]] {
+            input.extend([3, id, offset, 100, 8, 9, 1, 0]);
+            input.resize(input.len() + PLACE - 7, 0);
+        }
+        input.extend((0..=255).map(|b: u8| b ^ 0x55));
+        input
+    };
+    vec![whole(3), whole(2), whole(1), vec![0, 0], vec![3, 0]]
+}

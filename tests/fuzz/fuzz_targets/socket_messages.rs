@@ -1,0 +1,170 @@
+//! Bytes from a stranger as a message, in either direction: refused or understood, never a panic; what is
+//! understood is the same after another journey, and the same by the socket as from memory.
+#![no_main]
+
+use std::fmt::Debug;
+use std::io::Write;
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+
+use coprep_protocol::frame::{Message, parse, receive, to_bytes};
+use coprep_protocol::message::{
+    Attach, Attached, CacheForm, CacheRequest, Cohort, Reply, Request, Resume,
+};
+use coprep_protocol::spec::{
+    DEFAULT_MAX_PIXELS, Dtype, Field, FileList, Interpolation, Op, PipelineSpec, ResizeTo, Source,
+};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(init: coprep_fuzz::seed(&seeds()), |data: &[u8]| {
+    for frame in [data.to_vec(), framed(data)] {
+        if let Some(request) = journey::<Request>(&frame) {
+            identify(&request);
+        }
+        if let Some(Reply::Attached(attached)) = journey::<Reply>(&frame) {
+            let _ = attached.fields.iter().map(Field::sample_bytes).max();
+        }
+    }
+});
+
+/// A message that was understood.
+fn journey<M: Message + Debug>(frame: &[u8]) -> Option<M> {
+    let parsed = parse::<M>(frame);
+    assert_eq!(by_socket::<M>(frame).is_some(), parsed.is_ok());
+    let message = parsed.ok()?;
+    let bytes = to_bytes(&message).expect("what was parsed can be sent");
+    let again: M = parse(&bytes).expect("what was sent can be parsed");
+    // By its text, in which not a number equals itself.
+    assert_eq!(format!("{again:?}"), format!("{message:?}"));
+    Some(message)
+}
+
+fn by_socket<M: Message>(frame: &[u8]) -> Option<M> {
+    let (mut ours, theirs) = UnixStream::pair().expect("descriptors");
+    ours.write_all(frame)
+        .expect("an input fits the buffer of a socket");
+    ours.shutdown(Shutdown::Write).expect("connected");
+    let (message, descriptors) = receive(&theirs).ok()?;
+    assert!(descriptors.is_empty());
+    Some(message)
+}
+
+/// What the coordinator does with a request before it looks at any file.
+fn identify(request: &Request) {
+    let pipeline = match request {
+        Request::Attach(attach) => &attach.pipeline,
+        Request::Describe(pipeline) => pipeline,
+        Request::Warm(warm) => &warm.pipeline,
+        _ => return,
+    };
+    assert_eq!(pipeline.fingerprint(), pipeline.clone().fingerprint());
+    assert_ne!(pipeline.decoded_fingerprint(), 0);
+    assert_ne!(pipeline.source.fingerprint(), 0);
+}
+
+/// A frame whose header is right for this body.
+fn framed(body: &[u8]) -> Vec<u8> {
+    let mut frame = to_bytes(&Request::Status).expect("memory");
+    frame.truncate(16);
+    frame[8..12].copy_from_slice(&(body.len() as u32).to_le_bytes());
+    frame.extend_from_slice(body);
+    frame
+}
+
+fn seeds() -> Vec<Vec<u8>> {
+    let requests = [Request::Status, Request::Attach(Box::new(attach()))];
+    let replies = [Reply::Stopping, Reply::Attached(Box::new(attached()))];
+    let frames = requests
+        .iter()
+        .map(to_bytes)
+        .chain(replies.iter().map(to_bytes));
+    let frames = frames.map(|frame| frame.expect("memory"));
+    frames
+        .flat_map(|frame| [frame[16..].to_vec(), frame])
+        .collect()
+}
+
+fn attach() -> Attach {
+    let source = Source::Files(FileList {
+        paths: vec!["/data/a.jpg".into(), "/b".into()],
+        labels: vec![1, -2],
+    });
+    let (height, width, interpolation) = (224, 160, Interpolation::Bilinear);
+    let ops = vec![
+        Op::Decode {
+            apply_exif_orientation: true,
+            max_pixels: DEFAULT_MAX_PIXELS,
+            scaled: true,
+        },
+        Op::Resize {
+            to: ResizeTo::Exact { height, width },
+            interpolation,
+        },
+        Op::CenterCrop { height, width },
+        Op::RandomResizedCrop {
+            height,
+            width,
+            scale: (0.08, 1.0),
+            ratio: (0.75, 1.33),
+            interpolation,
+        },
+        Op::RandomHorizontalFlip { p: 0.5 },
+        Op::Normalize {
+            mean: [0.5; 3],
+            std: [0.2; 3],
+        },
+    ];
+    Attach {
+        pipeline: PipelineSpec { source, ops },
+        seed: Some(1),
+        seed_hint: None,
+        shuffle: true,
+        cache: CacheRequest {
+            form: Some(CacheForm::Decoded),
+            bytes: Some(1 << 30),
+            lru: false,
+        },
+        batch_size: 64,
+        drop_last: false,
+        rank: 1,
+        world_size: 2,
+        group: "ranks".into(),
+        subset: Some(vec![1, 2, 3]),
+        resume: Some(Resume {
+            epoch: 3,
+            delivered: vec![4, 5],
+        }),
+        cohort: Some(Cohort {
+            name: "study".into(),
+            size: 4,
+        }),
+        skip_errors: true,
+    }
+}
+
+fn attached() -> Attached {
+    Attached {
+        stream: 1,
+        job: 2,
+        seed: 3,
+        dataset_samples: 1000,
+        job_samples: 900,
+        classes: vec!["cat".into(), "a longer name".into()],
+        fields: vec![
+            Field {
+                name: "image".into(),
+                dtype: Dtype::U8,
+                shape: vec![3, 224, 224],
+            },
+            Field {
+                name: "label".into(),
+                dtype: Dtype::I64,
+                shape: vec![],
+            },
+        ],
+        slots: 64,
+        buffers: 8,
+        epoch: 1,
+        pool: 5,
+    }
+}
