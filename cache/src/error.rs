@@ -39,6 +39,9 @@ pub enum ErrorKind {
     /// A named segment is used by another coordinator that lives.
     #[error("in use by another coordinator: stop that one, or choose another name")]
     InUse,
+    /// A named segment holds another dataset, or the same prepared in another way.
+    #[error("it holds samples of another dataset: remove it, or choose another name")]
+    OtherData,
     /// A named segment belongs to somebody else, or others may write it.
     #[error("{0}")]
     NotOurs(String),

@@ -2,7 +2,8 @@
 //!
 //! A segment `NAME` of a user is the file `/dev/shm/coprep-UID-NAME`, mode 0600, made and mapped by the
 //! `shared_memory` crate and reserved by `fallocate`. Its first page is a header, written last: a segment without a
-//! valid header was never finished and is made anew.
+//! valid header was never finished and is made anew. One that is whole keeps its size, whatever size is asked
+//! for: what is in it is worth more. One of another dataset is left alone, and is an error.
 //!
 //! **In use.** Whoever uses a segment holds an `flock` on it. The kernel lets go of it with the process,
 //! however that ends, so no death leaves a segment locked, and there is no process number to be mistaken for
@@ -11,11 +12,11 @@
 //! **Whom it keeps out.** Other users: owner and mode of an existing segment are checked. Not other processes of
 //! the same user, who can open the file and write it; what they write is caught by checksums when the cache
 //! is taken over, and not while it is in use.
-#![expect(unsafe_code, reason = "reads and writes the header in the mapping")]
+#![expect(unsafe_code, reason = "writes the header in the mapping")]
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::ErrorKind as Io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::time::Duration;
@@ -23,7 +24,7 @@ use std::time::Duration;
 use shared_memory::{Shmem, ShmemConf, ShmemError};
 
 use super::arena::Shape;
-use super::index::{HEADER, Header, HeaderBytes};
+use super::index::{HEADER, Header};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory;
 
@@ -46,6 +47,8 @@ pub(super) struct Segment {
 /// See [`open`].
 pub(super) struct Opened {
     pub(super) segment: Segment,
+    /// Its own, if it was there before.
+    pub(super) shape: Shape,
     /// It has an index to take over.
     pub(super) is_warm: bool,
     pub(super) replaced: bool,
@@ -67,17 +70,18 @@ pub(super) fn seed(fingerprint: u128) -> u64 {
     fingerprint as u64 ^ (fingerprint >> 64) as u64
 }
 
-/// Opens the segment if it is what is wanted, else makes it anew.
-pub(super) fn open(name: &str, shape: &Shape, fingerprint: u128) -> Result<Opened> {
+/// Opens the segment if it is whole, else makes it anew.
+pub(super) fn open(name: &str, shape: Shape, fingerprint: u128) -> Result<Opened> {
     let place = Place::new(name)?;
-    let header = header(shape, fingerprint);
+    let header = header(&shape, fingerprint);
     let mut replaced = false;
     for _ in 0..OPEN_TRIES {
         let Some(lock) = place.lock()? else {
-            match place.create(shape, &header)? {
+            match place.create(&shape, &header)? {
                 Some(segment) => {
                     return Ok(Opened {
                         segment,
+                        shape,
                         is_warm: false,
                         replaced,
                     });
@@ -85,9 +89,10 @@ pub(super) fn open(name: &str, shape: &Shape, fingerprint: u128) -> Result<Opene
                 None => continue,
             }
         };
-        if let Some(segment) = place.reuse(lock, shape, &header)? {
+        if let Some((segment, shape)) = place.reuse(lock, &header)? {
             return Ok(Opened {
                 segment,
+                shape,
                 is_warm: true,
                 replaced,
             });
@@ -95,6 +100,13 @@ pub(super) fn open(name: &str, shape: &Shape, fingerprint: u128) -> Result<Opene
         replaced = true;
     }
     Err(place.error(ErrorKind::InUse))
+}
+
+impl Shape {
+    fn is_of(&self, header: &Header) -> bool {
+        (self.capacity, self.bytes as u64, self.places)
+            == (header.capacity, header.bytes, header.places)
+    }
 }
 
 fn header(shape: &Shape, fingerprint: u128) -> Header {
@@ -255,23 +267,42 @@ impl Place {
         }
     }
 
-    /// The segment if it is what is wanted. Else it is removed.
-    fn reuse(&self, lock: File, shape: &Shape, wanted: &Header) -> Result<Option<Segment>> {
-        let size = lock.metadata().map_err(|e| self.os(e))?.len();
-        if size == shape.bytes as u64 {
+    /// The segment, of whatever capacity, if it is whole. Else it is removed.
+    fn reuse(&self, lock: File, wanted: &Header) -> Result<Option<(Segment, Shape)>> {
+        if let Some(shape) = self.shape(&lock, wanted)? {
             let memory = ShmemConf::new().os_id(format!("/{}", self.file)).open();
             let memory = memory.map_err(|e| self.crate_error(&e))?;
-            let segment = Segment {
-                memory,
-                _lock: lock,
-            };
-            if self.is_still(&segment._lock) && segment.header().as_ref() == Some(wanted) {
-                self.reserve(&segment._lock, shape)?;
-                return Ok(Some(segment));
+            if self.is_still(&lock) && memory.len() == shape.bytes {
+                self.reserve(&lock, &shape)?;
+                let segment = Segment {
+                    memory,
+                    _lock: lock,
+                };
+                return Ok(Some((segment, shape)));
             }
         }
         self.unlink()?;
         Ok(None)
+    }
+
+    /// Where everything lies in a segment; None if it is not whole.
+    fn shape(&self, file: &File, wanted: &Header) -> Result<Option<Shape>> {
+        let mut bytes = [0; HEADER];
+        match file.read_exact_at(&mut bytes, 0) {
+            Err(e) if e.kind() == Io::UnexpectedEof => return Ok(None),
+            read => read.map_err(|e| self.os(e))?,
+        }
+        let Some(found) = Header::from_bytes(&bytes) else {
+            return Ok(None);
+        };
+        if (found.fingerprint, found.samples) != (wanted.fingerprint, wanted.samples) {
+            return Err(self.error(ErrorKind::OtherData));
+        }
+        let size = file.metadata().map_err(|e| self.os(e))?.len();
+        let is_whole = |shape: &Shape| size == found.bytes && shape.is_of(&found);
+        Ok(Shape::new(found.capacity, found.samples)
+            .ok()
+            .filter(is_whole))
     }
 
     /// A new segment; None if somebody else was faster.
@@ -342,16 +373,6 @@ impl Segment {
 
     pub(super) fn len(&self) -> usize {
         self.memory.len()
-    }
-
-    fn header(&self) -> Option<Header> {
-        let mut bytes: HeaderBytes = [0; HEADER];
-        if self.len() < HEADER {
-            return None;
-        }
-        // SAFETY: in bounds, as just checked; a copy, which is then validated.
-        unsafe { std::ptr::copy_nonoverlapping(self.start().as_ptr(), bytes.as_mut_ptr(), HEADER) };
-        Header::from_bytes(&bytes)
     }
 
     fn write_header(&self, header: &Header) {

@@ -34,7 +34,7 @@ pub struct TakeOver {
     pub bytes: u64,
     /// Entries that were not as they were written.
     pub dropped: u64,
-    /// There was a segment of this name, of another dataset, size or version: it was replaced.
+    /// What had this name was of another version, or not whole: it was replaced.
     pub replaced: bool,
 }
 
@@ -50,24 +50,24 @@ impl NoEviction {
         Ok(Self::over(arena, false))
     }
 
-    /// In the named segment `name`, taken over if it is there, of the same `fingerprint`, `capacity` and
-    /// `samples`, and whole; else made anew. The fingerprint stands for whatever makes the payloads what
-    /// they are.
+    /// In the named segment `name`, taken over if it is there and whole, else made anew. The fingerprint
+    /// stands for whatever makes the payloads what they are. A segment that is there keeps its capacity,
+    /// which [`usage`](SampleCache::usage) tells; `capacity` is for a new one.
     ///
     /// # Errors
-    /// When memory, or the file system of named segments, is short; when a living coordinator has the
-    /// segment; when it is another user's, or the name is none.
+    /// When memory, or the file system of named segments, is short; when the segment is of another
+    /// `fingerprint` or number of `samples`; when a living coordinator has it; when it is another user's, or
+    /// the name is none.
     pub fn named(
         name: &str,
         capacity: u64,
         samples: u32,
         fingerprint: u128,
     ) -> Result<(Self, TakeOver)> {
-        let shape = Shape::new(capacity, samples)?;
-        let opened = named::open(name, &shape, fingerprint)?;
+        let opened = named::open(name, Shape::new(capacity, samples)?, fingerprint)?;
         let arena = Arena::new(
             Memory::Named(opened.segment),
-            shape,
+            opened.shape,
             named::seed(fingerprint),
         );
         let mut cache = Self::over(arena, true);
