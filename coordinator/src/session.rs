@@ -102,8 +102,10 @@ impl Session<'_> {
                 Ok(Some(Reply::Dropped { bytes: self.registry.drop_caches(name.as_deref()) }))
             }
             Request::Stop => {
+                // Answered first: stopping hangs up on everybody.
+                let _ = self.client.outbox.send(&Reply::Stopping);
                 self.shutdown.request();
-                Ok(Some(Reply::Stopping))
+                Ok(None)
             }
         }
     }

@@ -1,1 +1,55 @@
-//! Skeleton.
+//! A consumer of coprep's minibatches: one rank of a job, without Python.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | [`connection`] | finds the coordinator, or starts one; greets it; carries requests and replies |
+//! | [`control`] | what commands ask: status, stop, describe, drop caches, warm |
+//! | [`loader`] | attaches, takes items, makes batches of them, keeps count, reconnects |
+//! | [`batch`] | a batch and its memory: a view of a staging buffer, or a private copy |
+//!
+//! # The life of a batch
+//!
+//! The coordinator publishes *parts*: a slice of slots of one staging buffer. A part that is a whole batch
+//! is given to the user as it lies there. A batch that straddles buffers is copied into private memory, part
+//! by part as they come, so that a batch which is not complete pins nothing. A batch is copied too when the
+//! consumer holds its share of buffers already, so that a job that keeps all its batches holds up nobody.
+//!
+//! A view stays valid while any array of it lives. When the last one goes, on whatever thread, the pages of
+//! the buffer that were written are dropped, unless another slice of the same buffer is still held, and the
+//! item is released. None of the locks on this way is ever held during a wait.
+//!
+//! # Exactly once
+//!
+//! What a job is still to be given in its epoch is all the state there is. The loader keeps the other side
+//! of it, the set of ids it has given, one bit each. When the connection is lost, unread items are dropped,
+//! a coordinator is found or started, and the set is presented to it; it gives the rest. An id enters the
+//! set when its batch is handed to the user, and not before.
+//!
+//! # Waits
+//!
+//! Every wait is bounded and is cut into slices of at most [`SLICE`], between which the owner's [`Pulse`] is
+//! called (Python looks for signals there) and the socket is looked at.
+//!
+//! # Fork
+//!
+//! A loader belongs to the process that made it. In a forked child every call fails with
+//! [`Error::Forked`], and dropping batches there does nothing: the parent is not disturbed.
+#![deny(unsafe_code)]
+
+mod attachment;
+pub mod batch;
+pub mod connection;
+pub mod control;
+mod error;
+mod launch;
+pub mod loader;
+mod patience;
+mod raw;
+mod stats;
+
+pub use batch::{Array, Batch};
+pub use connection::Connection;
+pub use error::{Error, Result};
+pub use loader::{Event, Loader};
+pub use patience::{Interrupt, Pulse, SLICE, no_pulse};
+pub use stats::Stats;

@@ -1,1 +1,161 @@
-//! Skeleton.
+//! Demand-driven coordinated preparation: which samples the next minibatch holds, and which jobs get it.
+//!
+//! A pure state machine: no clock, no I/O, no thread, no randomness but what the seed gives. The caller
+//! tells it what happened ([`attach`](Scheduler::attach), [`taken`](Scheduler::taken), ...) and asks for
+//! the [`next`](Scheduler::next) minibatch. That is why the same code runs in the coordinator, in property
+//! tests and in the simulation (`cargo run --release -p coprep-scheduler --example simulate`).
+//!
+//! # The rule
+//!
+//! 1. Every job has its *need*, the samples it has still to be given in its epoch, and a bounded queue of
+//!    minibatches for each rank. The bound is `clamp(free, 1, depth)`: it shrinks with the free buffers.
+//! 2. A minibatch is made when every job has room in its queue, or when some job is about to starve: never
+//!    because of a slow job, and never later because of one.
+//! 3. It starts with a starving job that has been passed over for more than J minibatches (J: number of
+//!    jobs), the longest first; else with a starving job, smallest need first; else with any job with
+//!    room. Then every further job with room is taken, smallest need first, while the intersection of
+//!    their needs still fills the minibatch.
+//! 4. The samples are drawn at random from that intersection and leave those jobs' needs. A need that runs
+//!    empty ends that job's epoch and refills. A short last minibatch goes only to jobs whose epoch it
+//!    ends.
+//!
+//! # Modules
+//!
+//! | module | what |
+//! |---|---|
+//! | [`scheduler`](Scheduler) | the rule |
+//! | `job` | one job: need, queues, epochs |
+//! | `deal` | a job's samples cut into batches and dealt to its ranks |
+//! | `draw` | keyed random draws |
+//! | `need` | sets of samples with a fingerprint |
+//! | `queue`, `ledger` | what was dealt and not yet taken; what was dealt since a step |
+//!
+//! # Invariants
+//!
+//! - Each sample of a job's set is dealt to it exactly once per epoch, but for what `drop_last` drops and
+//!   what cannot be read.
+//! - All ranks of a job are dealt equally many batches of an epoch.
+//! - A job alone, and a cohort, is dealt a sequence that depends on seed, set and batch size alone.
+#![forbid(unsafe_code)]
+
+mod deal;
+mod draw;
+mod error;
+mod job;
+mod ledger;
+mod need;
+mod queue;
+mod scheduler;
+
+pub use error::AttachError;
+pub use job::JobView;
+use roaring::RoaringBitmap;
+pub use scheduler::Scheduler;
+
+/// What all jobs of a stream have in common.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Samples of the dataset; ids are 0..samples.
+    pub samples: u32,
+    /// Samples of a full minibatch: what a staging buffer holds.
+    pub slots: u32,
+    /// Most minibatches in a rank's queue.
+    pub depth: u32,
+    /// A rank with this many minibatches' worth of samples, or fewer, is about to starve.
+    pub low_water: u32,
+    /// Keys every draw.
+    pub seed: u64,
+    /// Random order; false: ascending ids.
+    pub shuffle: bool,
+}
+
+/// A job's number, given by the caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct JobId(pub u64);
+
+/// What a job wants.
+#[derive(Clone, Debug)]
+pub struct JobSpec {
+    /// Samples of a batch of one rank.
+    pub batch_size: u32,
+    /// Number of ranks.
+    pub world_size: u32,
+    /// Leave out what does not fill a batch on every rank.
+    pub drop_last: bool,
+    /// Its samples; None: all.
+    pub subset: Option<RoaringBitmap>,
+    /// Where to go on; None: at the beginning.
+    pub resume: Option<Resume>,
+    /// Starts with its members, and is dealt the same sequence.
+    pub cohort: Option<Cohort>,
+    /// Samples that were found bad are left out of its epochs.
+    pub skip_bad: bool,
+}
+
+/// A point within an epoch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Resume {
+    /// Counted from 0.
+    pub epoch: u64,
+    /// What was given in it.
+    pub delivered: RoaringBitmap,
+}
+
+/// See [`JobSpec::cohort`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cohort {
+    /// Common to the members.
+    pub name: String,
+    /// Number of members.
+    pub size: u32,
+}
+
+/// A sample that is to be prepared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Draw {
+    /// Sample.
+    pub id: u32,
+    /// Number of its preparation, which keys its random operators: the epoch, for a job alone and for a
+    /// cohort.
+    pub visit: u64,
+}
+
+/// A job that a minibatch is for, and its epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Job.
+    pub job: JobId,
+    /// Epoch of the job when it was drawn.
+    pub epoch: u64,
+}
+
+/// A slice of a minibatch for one rank. In order of preparation, and within one minibatch in order of
+/// `start`, a rank's deliveries are its batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Delivery {
+    /// Job.
+    pub job: JobId,
+    /// Rank.
+    pub rank: u32,
+    /// Epoch of the job.
+    pub epoch: u64,
+    /// First slot.
+    pub start: u32,
+    /// Number of slots.
+    pub len: u32,
+    /// It completes a batch.
+    pub ends_batch: bool,
+    /// It completes the rank's epoch.
+    pub ends_epoch: bool,
+}
+
+/// What is to be prepared next.
+#[derive(Clone, Debug)]
+pub struct Minibatch {
+    /// Slot by slot.
+    pub samples: Vec<Draw>,
+    /// Who gets which slots.
+    pub deliveries: Vec<Delivery>,
+    /// Jobs it is for.
+    pub targets: Vec<Target>,
+}

@@ -1,0 +1,171 @@
+//! A batch, and the memory it lies in.
+
+use std::sync::Arc;
+
+use coprep_protocol::spec::{Dtype, Field};
+
+use crate::attachment::{Attachment, Slice};
+use crate::error::{Error, Result};
+use crate::raw::Owned;
+
+/// What a consumer was given: one array per field, in the order of the stream's fields.
+pub struct Batch {
+    memory: Arc<Memory>,
+    fields: Arc<[Field]>,
+    samples: u32,
+}
+
+/// Where a batch lies.
+enum Memory {
+    /// In a staging buffer, as a copy-on-write view.
+    Shared(Slice),
+    /// In private memory, one piece per field.
+    Private(Vec<Owned>),
+}
+
+impl Memory {
+    fn address(&self, field: usize) -> usize {
+        match self {
+            Memory::Shared(slice) => slice.field(field).0.as_ptr().expose_provenance(),
+            Memory::Private(pieces) => pieces[field].address(),
+        }
+    }
+}
+
+impl Batch {
+    pub(crate) fn view(slice: Slice) -> Self {
+        let (fields, samples) = (slice.attachment().fields.clone(), slice.len);
+        Batch {
+            memory: Arc::new(Memory::Shared(slice)),
+            fields,
+            samples,
+        }
+    }
+
+    /// Number of samples.
+    #[must_use]
+    pub fn samples(&self) -> u32 {
+        self.samples
+    }
+
+    /// True when it lies in private memory.
+    #[must_use]
+    pub fn is_copy(&self) -> bool {
+        matches!(*self.memory, Memory::Private(_))
+    }
+
+    /// Bytes of all fields.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.fields
+            .iter()
+            .map(|f| f.sample_bytes() * self.samples as usize)
+            .sum()
+    }
+
+    /// Its fields as arrays. The batch is released when the last of them is gone.
+    #[must_use]
+    pub fn arrays(&self) -> Vec<Array> {
+        (0..self.fields.len())
+            .map(|field| self.array(field))
+            .collect()
+    }
+
+    fn array(&self, field: usize) -> Array {
+        let Field { name, dtype, shape } = &self.fields[field];
+        let sample = shape.iter().map(|&n| n as usize);
+        Array {
+            name: name.clone(),
+            dtype: *dtype,
+            shape: std::iter::once(self.samples as usize)
+                .chain(sample)
+                .collect(),
+            address: self.memory.address(field),
+            _memory: self.memory.clone(),
+        }
+    }
+}
+
+/// One field of a batch: memory of this process that may be read, and written for this process alone, as
+/// long as the array lives.
+pub struct Array {
+    /// `image`, `label` or `index`.
+    pub name: String,
+    /// Element type.
+    pub dtype: Dtype,
+    /// Samples first; elements lie in the order of the last axis, without gaps.
+    pub shape: Vec<usize>,
+    address: usize,
+    _memory: Arc<Memory>,
+}
+
+impl Array {
+    /// Address of the first element.
+    #[must_use]
+    pub fn address(&self) -> usize {
+        self.address
+    }
+}
+
+/// A batch that is put together in private memory, part by part.
+pub(crate) struct Assembly {
+    pieces: Vec<Owned>,
+    fields: Arc<[Field]>,
+    capacity: u32,
+    samples: u32,
+    pub(crate) ids: Vec<i64>,
+}
+
+impl Assembly {
+    /// Room for a batch of `capacity` samples.
+    pub(crate) fn new(attachment: &Attachment, capacity: u32) -> Result<Self> {
+        let fields = attachment.fields.clone();
+        let piece = |f: &Field| {
+            f.sample_bytes()
+                .checked_mul(capacity as usize)
+                .and_then(Owned::new)
+        };
+        let pieces = fields.iter().map(piece).collect::<Option<Vec<_>>>();
+        let too_large = || Error::Invalid(format!("a batch of {capacity} samples is too large"));
+        Ok(Assembly {
+            pieces: pieces.ok_or_else(too_large)?,
+            fields,
+            capacity,
+            samples: 0,
+            ids: Vec::new(),
+        })
+    }
+
+    /// Copies a slice to the end, and gives it back.
+    pub(crate) fn push(&mut self, slice: &Slice, mut ids: Vec<i64>) -> Result<()> {
+        let samples = self.samples.saturating_add(slice.len);
+        if samples > self.capacity {
+            return Err(Error::Misbehaved(format!(
+                "{samples} samples for a batch of {}",
+                self.capacity
+            )));
+        }
+        for (field, piece) in self.pieces.iter_mut().enumerate() {
+            piece.copy_from(
+                self.fields[field].sample_bytes() * self.samples as usize,
+                slice,
+                field,
+            );
+        }
+        self.samples = samples;
+        self.ids.append(&mut ids);
+        Ok(())
+    }
+
+    pub(crate) fn finish(self) -> (Batch, Vec<i64>) {
+        let memory = Arc::new(Memory::Private(self.pieces));
+        (
+            Batch {
+                memory,
+                fields: self.fields,
+                samples: self.samples,
+            },
+            self.ids,
+        )
+    }
+}

@@ -1,0 +1,223 @@
+//! A connection with the coordinator: found or made, checked, greeted.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use coprep_protocol::frame::{self, FrameError};
+use coprep_protocol::message::{Reply, Request};
+use coprep_protocol::place::Place;
+use nix::errno::Errno;
+use nix::poll::PollFlags;
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, UnixAddr, connect, setsockopt, socket, sockopt,
+};
+use nix::sys::time::TimeVal;
+
+use crate::error::{Error, Result};
+use crate::launch;
+use crate::patience::{Patience, Pulse, events, no_pulse};
+
+/// Longest time that the other side may take to accept, to greet, or to send the rest of a message.
+const PROMPT: Duration = Duration::from_secs(10);
+
+/// How to connect.
+#[derive(Clone)]
+pub struct How {
+    /// What this client is called in `coprep status`.
+    pub name: String,
+    /// Start a coordinator if there is none.
+    pub start: bool,
+    /// The `coprep` program, unless `COPREP_BIN` says otherwise.
+    pub program: Option<PathBuf>,
+    /// Called during waits.
+    pub pulse: Pulse,
+}
+
+impl How {
+    /// To whoever is there already.
+    #[must_use]
+    pub fn find(name: impl Into<String>) -> Self {
+        How {
+            name: name.into(),
+            start: false,
+            program: None,
+            pulse: no_pulse(),
+        }
+    }
+
+    /// To whoever is there, or else to one that is started.
+    #[must_use]
+    pub fn start(name: impl Into<String>) -> Self {
+        How {
+            start: true,
+            ..How::find(name)
+        }
+    }
+}
+
+/// A connection that was greeted by a coordinator of this version and this user.
+pub struct Connection {
+    socket: UnixStream,
+    /// The coordinator's process.
+    pub pid: u32,
+    /// The coordinator's version.
+    pub version: String,
+}
+
+impl Connection {
+    /// Connects to the coordinator at `place`; starts one if there is none and `how` says so.
+    ///
+    /// # Errors
+    /// [`Error::Absent`], [`Error::Start`], [`Error::Stranger`].
+    pub fn open(place: &Place, how: &How) -> Result<Self> {
+        match Self::find(place, how)? {
+            Some(connection) => Ok(connection),
+            None if how.start => launch::start(place, how),
+            None => Err(Error::Absent {
+                socket: place.socket.clone(),
+            }),
+        }
+    }
+
+    /// Connects to the coordinator if there is one. One that ends meanwhile is none.
+    pub(crate) fn find(place: &Place, how: &How) -> Result<Option<Self>> {
+        let Some(socket) = dial(&place.socket)? else {
+            return Ok(None);
+        };
+        check_owner(&socket, &place.socket)?;
+        match greet(socket, how) {
+            Ok(connection) => Ok(Some(connection)),
+            Err(Error::Lost(_)) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Sends a request.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] when the coordinator is gone.
+    pub fn send(&self, request: &Request) -> Result<()> {
+        Ok(frame::send(&self.socket, request, &[])?)
+    }
+
+    /// The next reply with its descriptors. None: the time is up.
+    ///
+    /// # Errors
+    /// [`Error::Lost`], [`Error::Interrupted`].
+    pub fn receive(&self, limit: Duration, pulse: &Pulse) -> Result<Option<(Reply, Vec<OwnedFd>)>> {
+        let patience = Patience::new(limit, pulse);
+        loop {
+            if !patience.until_readable(self.socket.as_fd())? {
+                return Ok(None);
+            }
+            match frame::receive(&self.socket) {
+                Ok(received) => return Ok(Some(received)),
+                Err(FrameError::Io(e)) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+
+    /// Sends a request and waits for the reply to it.
+    ///
+    /// # Errors
+    /// As [`receive`](Self::receive); [`Error::Refused`]; [`Error::Timeout`].
+    pub fn ask(
+        &self,
+        request: &Request,
+        what: &'static str,
+        limit: Duration,
+        pulse: &Pulse,
+    ) -> Result<Reply> {
+        self.send(request)?;
+        match self.receive(limit, pulse)? {
+            Some((Reply::Refused(refusal), _)) => Err(Error::Refused(refusal)),
+            Some((reply, _)) => Ok(reply),
+            None => Err(self.late(what, limit)),
+        }
+    }
+
+    pub(crate) fn late(&self, what: &'static str, waited: Duration) -> Error {
+        let explanation = format!("the coordinator (process {}) does not answer", self.pid);
+        Error::Timeout {
+            what,
+            waited,
+            explanation,
+        }
+    }
+
+    /// True when the other side has hung up.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        let gone = PollFlags::POLLHUP | PollFlags::POLLERR | PollFlags::POLLNVAL;
+        match events(self.socket.as_fd(), PollFlags::empty(), Duration::ZERO) {
+            Ok(events) => events.is_some_and(|e| e.intersects(gone)),
+            Err(_) => true,
+        }
+    }
+}
+
+/// None: nobody listens.
+fn dial(path: &Path) -> Result<Option<UnixStream>> {
+    let failed = |e: Errno| Error::Lost(format!("cannot connect to {}: {e}", path.display()));
+    let address = UnixAddr::new(path).map_err(|_| {
+        Error::Invalid(format!(
+            "the socket's path {} is too long: name one of at most 107 bytes in COPREP_SOCKET",
+            path.display()
+        ))
+    })?;
+    let fd = socket(
+        AddressFamily::Unix,
+        SockType::Stream,
+        SockFlag::SOCK_CLOEXEC,
+        None,
+    )
+    .map_err(failed)?;
+    // Connecting waits while the queue of the listener is full, for as long as sending may wait.
+    let time = TimeVal::new(PROMPT.as_secs() as i64, 0);
+    setsockopt(&fd, sockopt::SendTimeout, &time).map_err(failed)?;
+    setsockopt(&fd, sockopt::ReceiveTimeout, &time).map_err(failed)?;
+    loop {
+        match connect(fd.as_raw_fd(), &address) {
+            Ok(()) => return Ok(Some(UnixStream::from(fd))),
+            Err(Errno::ENOENT | Errno::ECONNREFUSED) => return Ok(None),
+            Err(Errno::EINTR) => {}
+            Err(e) => return Err(failed(e)),
+        }
+    }
+}
+
+fn check_owner(socket: &UnixStream, path: &Path) -> Result<()> {
+    let me = nix::unistd::getuid().as_raw();
+    match frame::peer_uid(socket) {
+        Ok(uid) if uid == me => Ok(()),
+        Ok(uid) => Err(Error::Stranger(format!(
+            "{} belongs to a process of user {uid}, not of user {me}: name another socket in COPREP_SOCKET",
+            path.display()
+        ))),
+        Err(e) => Err(Error::Lost(format!(
+            "the kernel does not say who listens: {e}"
+        ))),
+    }
+}
+
+fn greet(socket: UnixStream, how: &How) -> Result<Connection> {
+    let mut connection = Connection {
+        socket,
+        pid: 0,
+        version: String::new(),
+    };
+    let hello = Request::Hello {
+        name: how.name.clone(),
+        pid: std::process::id(),
+    };
+    match connection.ask(&hello, "the coordinator's greeting", PROMPT, &how.pulse)? {
+        Reply::Welcome { pid, version } => {
+            (connection.pid, connection.version) = (pid, version);
+            Ok(connection)
+        }
+        other => Err(Error::Misbehaved(format!("it greets with {other:?}"))),
+    }
+}

@@ -1,0 +1,165 @@
+//! What commands ask of the coordinator.
+
+use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
+
+use coprep_protocol::message::{Reply, Request, Status, Warm, WarmProgress};
+use coprep_protocol::place::Place;
+use coprep_protocol::spec::{Field, PipelineSpec};
+
+use crate::connection::{Connection, How};
+use crate::error::{Error, Result};
+use crate::patience::{Patience, Pulse, no_pulse};
+
+/// Longest time for an answer that needs no work.
+const SOON: Duration = Duration::from_secs(30);
+/// Longest time for an answer for which a dataset is listed or memory reserved.
+const PATIENT: Duration = Duration::from_secs(600);
+/// Longest time that a coordinator may take to end.
+const ENDING: Duration = Duration::from_secs(15);
+
+fn unexpected<T>(reply: &Reply) -> Result<T> {
+    Err(Error::Misbehaved(format!("unexpected answer {reply:?}")))
+}
+
+/// What a running coordinator does.
+///
+/// # Errors
+/// [`Error::Absent`] when none runs.
+pub fn status(place: &Place) -> Result<Status> {
+    let connection = Connection::open(place, &How::find("coprep status"))?;
+    match connection.ask(&Request::Status, "the status", SOON, &no_pulse())? {
+        Reply::Status(status) => Ok(*status),
+        other => unexpected(&other),
+    }
+}
+
+/// Ends a running coordinator and waits until it has let go of its place. Gives its process id.
+///
+/// # Errors
+/// [`Error::Absent`] when none runs.
+pub fn stop(place: &Place) -> Result<u32> {
+    let connection = Connection::open(place, &How::find("coprep stop"))?;
+    let lock = inode(place);
+    match connection.ask(&Request::Stop, "the coordinator to end", SOON, &no_pulse()) {
+        // It may hang up before its answer is read.
+        Ok(Reply::Stopping) | Err(Error::Lost(_)) => {}
+        Ok(other) => return unexpected(&other),
+        Err(e) => return Err(e),
+    }
+    let pulse = no_pulse();
+    let patience = Patience::new(ENDING, &pulse);
+    // The file goes when the coordinator has ended its sessions; a killed one leaves it behind.
+    while lock.is_some() && inode(place) == lock && is_running(connection.pid) {
+        if patience.is_over() {
+            return Err(connection.late("the coordinator to end", ENDING));
+        }
+        patience.nap(Duration::from_millis(5))?;
+    }
+    Ok(connection.pid)
+}
+
+fn inode(place: &Place) -> Option<u64> {
+    std::fs::metadata(place.lock()).ok().map(|file| file.ino())
+}
+
+fn is_running(pid: u32) -> bool {
+    let pid = nix::unistd::Pid::from_raw(pid.cast_signed());
+    nix::sys::signal::kill(pid, None) != Err(nix::errno::Errno::ESRCH)
+}
+
+/// What a source and its operators give.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Description {
+    /// Number of samples.
+    pub samples: u32,
+    /// Class names, by label.
+    pub classes: Vec<String>,
+    /// Tensors of a batch; empty without operators.
+    pub fields: Vec<Field>,
+}
+
+/// Length and classes of a source, and the output of its operators, if there are any.
+///
+/// # Errors
+/// [`Error::Refused`] when the source cannot be read, and whatever keeps from connecting.
+pub fn describe(place: &Place, how: &How, pipeline: PipelineSpec) -> Result<Description> {
+    let connection = Connection::open(place, how)?;
+    let request = Request::Describe(Box::new(pipeline));
+    match connection.ask(
+        &request,
+        "the dataset's length and classes",
+        PATIENT,
+        &how.pulse,
+    )? {
+        Reply::Described {
+            samples,
+            classes,
+            fields,
+        } => Ok(Description {
+            samples,
+            classes,
+            fields,
+        }),
+        other => unexpected(&other),
+    }
+}
+
+/// Frees caches that no job uses, or only that of one dataset. Gives the number of bytes.
+///
+/// # Errors
+/// [`Error::Absent`] when no coordinator runs.
+pub fn drop_caches(place: &Place, dataset: Option<String>) -> Result<u64> {
+    let connection = Connection::open(place, &How::find("coprep drop"))?;
+    match connection.ask(
+        &Request::Drop { name: dataset },
+        "caches to be freed",
+        SOON,
+        &no_pulse(),
+    )? {
+        Reply::Dropped { bytes } => Ok(bytes),
+        other => unexpected(&other),
+    }
+}
+
+/// Fills a cache, and starts a coordinator for it if there is none. `progress` is called several times a
+/// second. Dropping the caller (Ctrl-C) ends it; what is cached stays.
+///
+/// # Errors
+/// [`Error::Refused`], [`Error::Lost`] when the coordinator ends meanwhile.
+pub fn warm(
+    place: &Place,
+    request: Warm,
+    progress: impl FnMut(&WarmProgress),
+) -> Result<WarmProgress> {
+    warm_with(place, &How::start("coprep warm"), request, progress)
+}
+
+/// As [`warm`], with a say in how to connect.
+///
+/// # Errors
+/// As [`warm`].
+pub fn warm_with(
+    place: &Place,
+    how: &How,
+    request: Warm,
+    mut progress: impl FnMut(&WarmProgress),
+) -> Result<WarmProgress> {
+    let connection = Connection::open(place, how)?;
+    connection.send(&Request::Warm(Box::new(request)))?;
+    loop {
+        match next_of_warming(&connection, &how.pulse)? {
+            Reply::Progress(so_far) => progress(&so_far),
+            Reply::Warmed(done) => return Ok(done),
+            Reply::Refused(refusal) => return Err(Error::Refused(refusal)),
+            other => return unexpected(&other),
+        }
+    }
+}
+
+fn next_of_warming(connection: &Connection, pulse: &Pulse) -> Result<Reply> {
+    let received = connection.receive(PATIENT, pulse)?;
+    received
+        .map(|(reply, _)| reply)
+        .ok_or_else(|| connection.late("news of the warm-up", PATIENT))
+}

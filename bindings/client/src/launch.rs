@@ -1,0 +1,282 @@
+//! Starting the coordinator, like a compiler cache's daemon.
+//!
+//! One client at a time starts (`flock` on [`Place::start_lock`]); the others wait and find it there. The
+//! new process says on a pipe that it listens, or why it does not; everything else it says goes to
+//! [`Place::log`], the end of which an error quotes.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use coprep_protocol::place::Place;
+use nix::fcntl::{Flock, FlockArg, OFlag};
+
+use crate::connection::{Connection, How};
+use crate::error::{Error, Result};
+use crate::patience::Patience;
+use crate::raw;
+
+/// Longest time until a coordinator listens.
+const LIMIT: Duration = Duration::from_secs(30);
+/// Between two looks whether somebody else has started it.
+const PAUSE: Duration = Duration::from_millis(20);
+/// How much of the log an error quotes.
+const QUOTE: u64 = 2000;
+
+/// Connects, and starts a coordinator if there is none.
+pub(crate) fn start(place: &Place, how: &How) -> Result<Connection> {
+    place
+        .prepare()
+        .map_err(|e| failed(format!("its socket's folder: {e}")))?;
+    let patience = Patience::new(LIMIT, &how.pulse);
+    loop {
+        if let Some(_lock) = StartLock::try_take(place)? {
+            if let Some(connection) = start_alone(place, how, &patience)? {
+                return Ok(connection);
+            }
+        } else if let Some(connection) = Connection::find(place, how)? {
+            return Ok(connection);
+        }
+        if patience.is_over() {
+            return Err(failed(format!(
+                "somebody else has been starting or ending one at {} for {LIMIT:?}; its log: {}",
+                place.socket.display(),
+                place.log().display()
+            )));
+        }
+        patience.nap(PAUSE)?;
+    }
+}
+
+/// With the lock held: somebody may have been faster; else starts one. None: one that is ending is still
+/// there, look again.
+fn start_alone(place: &Place, how: &How, patience: &Patience<'_>) -> Result<Option<Connection>> {
+    if let Some(connection) = Connection::find(place, how)? {
+        return Ok(Some(connection));
+    }
+    match spawn(place, how, patience) {
+        Ok(()) => Connection::find(place, how),
+        Err(Error::Start(_)) if is_served(place) => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+fn failed(why: impl Into<String>) -> Error {
+    Error::Start(why.into())
+}
+
+/// True while a coordinator holds the place, listening or not.
+fn is_served(place: &Place) -> bool {
+    let Ok(file) = File::open(place.lock()) else {
+        return false;
+    };
+    Flock::lock(file, FlockArg::LockSharedNonblock).is_err()
+}
+
+/// Held by the client that starts a coordinator. The file goes with it.
+struct StartLock {
+    path: PathBuf,
+    _lock: Flock<File>,
+}
+
+impl StartLock {
+    fn try_take(place: &Place) -> Result<Option<Self>> {
+        let path = place.start_lock();
+        let what = |e: std::io::Error| failed(format!("cannot lock {}: {e}", path.display()));
+        let mut options = OpenOptions::new();
+        options
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600);
+        let file = options
+            .custom_flags(OFlag::O_NOFOLLOW.bits())
+            .open(&path)
+            .map_err(what)?;
+        let opened = file.metadata().map_err(what)?.ino();
+        let Ok(lock) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else {
+            return Ok(None);
+        };
+        // Whoever held it before may have removed the file between the opening and the locking.
+        let is_current = std::fs::metadata(&path).is_ok_and(|now| now.ino() == opened);
+        Ok(is_current.then_some(StartLock { path, _lock: lock }))
+    }
+}
+
+impl Drop for StartLock {
+    fn drop(&mut self) {
+        // Removed while it is held: whoever opened it meanwhile sees that it is gone, and makes a new one.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+fn spawn(place: &Place, how: &How, patience: &Patience<'_>) -> Result<()> {
+    let program = find_program(how.program.as_deref())?;
+    let log = Log::open(&place.log())?;
+    let (ready, theirs) = nix::unistd::pipe2(OFlag::O_CLOEXEC)
+        .map_err(|e| failed(format!("cannot make a pipe: {e}")))?;
+    run(&program, place, &log, theirs)?;
+    match hear(ready, patience)? {
+        Heard::Ready => Ok(()),
+        Heard::Failed(why) => Err(failed(why)),
+        Heard::Ended => Err(failed(format!("it ended at once; {}", log.quote()))),
+        Heard::Nothing => Err(failed(format!(
+            "it does not listen after {LIMIT:?}; {}",
+            log.quote()
+        ))),
+    }
+}
+
+fn run(program: &Path, place: &Place, log: &Log, ready: OwnedFd) -> Result<()> {
+    let what = |e: std::io::Error| failed(format!("{}: {e}", program.display()));
+    // It runs in `/`.
+    let socket = std::path::absolute(&place.socket).map_err(what)?;
+    let mut command = Command::new(program);
+    command
+        .args(["serve", "--auto", "--ready-fd"])
+        .arg(ready.as_raw_fd().to_string());
+    command
+        .arg("--socket")
+        .arg(socket)
+        .current_dir("/")
+        .stdin(Stdio::null());
+    command
+        .stdout(log.writer().map_err(what)?)
+        .stderr(log.writer().map_err(what)?);
+    raw::detach(&mut command, ready.as_raw_fd());
+    // What is waited for is the process in between, which has ended.
+    command
+        .spawn()
+        .and_then(|mut child| child.wait())
+        .map(drop)
+        .map_err(what)
+}
+
+/// Finds the `coprep` program: `COPREP_BIN`, what the caller named, this very program, or `PATH`.
+fn find_program(named: Option<&Path>) -> Result<PathBuf> {
+    if let Some(program) = std::env::var_os("COPREP_BIN")
+        .filter(|p| !p.is_empty())
+        .map(PathBuf::from)
+    {
+        return match program.is_file() {
+            true => std::path::absolute(&program).map_err(|e| failed(e.to_string())),
+            false => Err(failed(format!(
+                "COPREP_BIN names {}, which is no file",
+                program.display()
+            ))),
+        };
+    }
+    let named = named.filter(|p| p.is_file()).map(Path::to_owned);
+    let itself = || {
+        std::env::current_exe()
+            .ok()
+            .filter(|p| p.file_name().is_some_and(|n| n == "coprep"))
+    };
+    named.or_else(itself).or_else(on_path).ok_or_else(|| {
+        failed(
+            "the program `coprep` is not found beside Python nor in PATH: install coprep into this \
+             environment, or name the program in COPREP_BIN",
+        )
+    })
+}
+
+fn on_path() -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    let candidates = std::env::split_paths(&path).map(|folder| folder.join("coprep"));
+    candidates.filter(|p| p.is_absolute()).find(|p| p.is_file())
+}
+
+/// What a new coordinator said.
+enum Heard {
+    Ready,
+    Failed(String),
+    Ended,
+    Nothing,
+}
+
+fn hear(pipe: OwnedFd, patience: &Patience<'_>) -> Result<Heard> {
+    let mut pipe = File::from(pipe);
+    let mut line = Vec::new();
+    while !line.contains(&b'\n') {
+        if !patience.until_readable(pipe.as_fd())? {
+            return Ok(Heard::Nothing);
+        }
+        let mut part = [0; 512];
+        match pipe.read(&mut part) {
+            Ok(0) => break,
+            Ok(n) => line.extend_from_slice(&part[..n]),
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(_) => break,
+        }
+    }
+    Ok(parse(&line))
+}
+
+fn parse(line: &[u8]) -> Heard {
+    let Ok(said) = serde_json::from_slice::<serde_json::Value>(line) else {
+        return Heard::Ended;
+    };
+    match said.get("error").and_then(|e| e.as_str()) {
+        Some(error) => Heard::Failed(error.to_owned()),
+        None if said.get("ready").and_then(serde_json::Value::as_bool) == Some(true) => {
+            Heard::Ready
+        }
+        None => Heard::Ended,
+    }
+}
+
+/// Where a coordinator says what it does.
+struct Log {
+    path: PathBuf,
+    file: File,
+    /// What was there before.
+    start: u64,
+}
+
+impl Log {
+    fn open(path: &Path) -> Result<Self> {
+        let what =
+            |e: std::io::Error| failed(format!("cannot write its log {}: {e}", path.display()));
+        let mut options = OpenOptions::new();
+        options
+            .read(true)
+            .append(true)
+            .create(true)
+            .mode(0o600)
+            .custom_flags(OFlag::O_NOFOLLOW.bits());
+        let file = options.open(path).map_err(what)?;
+        let start = file.metadata().map_err(what)?.len();
+        Ok(Log {
+            path: path.to_owned(),
+            file,
+            start,
+        })
+    }
+
+    fn writer(&self) -> std::io::Result<File> {
+        self.file.try_clone()
+    }
+
+    /// The end of what was written since.
+    fn quote(&self) -> String {
+        let text = self.read().unwrap_or_default();
+        match text.trim() {
+            "" => format!("its log {} says nothing", self.path.display()),
+            text => format!("the end of its log {}:\n{text}", self.path.display()),
+        }
+    }
+
+    fn read(&self) -> std::io::Result<String> {
+        let mut file = self.file.try_clone()?;
+        let end = file.metadata()?.len();
+        file.seek(SeekFrom::Start(self.start.max(end.saturating_sub(QUOTE))))?;
+        let mut bytes = Vec::new();
+        file.take(QUOTE).read_to_end(&mut bytes)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+}

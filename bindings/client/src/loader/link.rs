@@ -1,0 +1,221 @@
+//! One connection of a loader: its socket, its shared memory, and the batch that is being put together.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use coprep_cache::handover::Item;
+use coprep_protocol::message::{Attach, Attached, Reply, Request, SampleError};
+use coprep_protocol::place::Place;
+use roaring::RoaringBitmap;
+
+use crate::attachment::Attachment;
+use crate::batch::{Assembly, Batch};
+use crate::connection::{Connection, How};
+use crate::error::{Error, Result};
+use crate::loader::position;
+use crate::patience::{Patience, Pulse};
+use crate::raw;
+
+/// An error's text is sent before its item is published: it is there, or nearly.
+const TEXT: Duration = Duration::from_secs(10);
+
+/// What the flags of a part say.
+pub(super) struct Part {
+    pub(super) ends_batch: bool,
+    pub(super) ends_epoch: bool,
+    /// Share of fetching in the cost of the minibatch, of 255.
+    pub(super) fetch_share: u8,
+}
+
+impl Part {
+    pub(super) fn of(item: &Item) -> Self {
+        Part {
+            ends_batch: item.flags & 1 != 0,
+            ends_epoch: item.flags & 2 != 0,
+            fetch_share: (item.flags >> 8) as u8,
+        }
+    }
+}
+
+/// See the module.
+pub(super) struct Link {
+    connection: Connection,
+    attachment: Arc<Attachment>,
+    assembly: Option<Assembly>,
+    /// Texts of errors whose items have not been taken.
+    errors: HashMap<u64, SampleError>,
+    /// Items before this one belong to an epoch that was left.
+    first_seq: u64,
+    /// Batches given in the current epoch over this connection.
+    pub(super) batches: u64,
+}
+
+impl Link {
+    pub(super) fn attach(
+        place: &Place,
+        how: &How,
+        request: Attach,
+        patience: &Patience<'_>,
+    ) -> Result<(Self, Attached)> {
+        let connection = Connection::open(place, how)?;
+        connection.send(&Request::Attach(Box::new(request)))?;
+        let received = connection.receive(patience.left(), &how.pulse)?;
+        match received.ok_or_else(|| connection.late("a place in a stream", patience.waited()))? {
+            (Reply::Attached(attached), descriptors) => {
+                let attachment = Attachment::open(&attached, descriptors)?;
+                let link = Link {
+                    connection,
+                    attachment,
+                    assembly: None,
+                    errors: HashMap::new(),
+                    first_seq: 0,
+                    batches: 0,
+                };
+                Ok((link, *attached))
+            }
+            (Reply::Refused(refusal), _) => Err(Error::Refused(refusal)),
+            (other, _) => Err(Error::Misbehaved(format!("unexpected answer {other:?}"))),
+        }
+    }
+
+    pub(super) fn is_lost(&self) -> bool {
+        self.connection.is_lost()
+    }
+
+    // Items.
+
+    /// The next item that belongs to an epoch of ours, if it is there. It must be released or held.
+    pub(super) fn try_next(&self) -> Result<Option<(u64, Item)>> {
+        while let Some((seq, item)) = self.attachment.receiver.try_next()? {
+            if seq >= self.first_seq {
+                return Ok(Some((seq, item)));
+            }
+            self.release(seq)?;
+        }
+        Ok(None)
+    }
+
+    pub(super) fn wait(&self, time: Duration) {
+        self.attachment.receiver.wait(time);
+    }
+
+    pub(super) fn release(&self, seq: u64) -> Result<()> {
+        Ok(self.attachment.receiver.release(seq)?)
+    }
+
+    /// Takes a part; gives the batch and its ids if this part completes it. `size`: samples of a batch.
+    pub(super) fn take_part(
+        &mut self,
+        seq: u64,
+        item: &Item,
+        size: u32,
+    ) -> Result<Option<(Batch, Vec<i64>)>> {
+        let beyond_share = self.attachment.is_share_used_up(item);
+        let slice = self.attachment.hold(seq, item)?;
+        let ids = raw::integers(&slice, self.attachment.index);
+        let ends_batch = Part::of(item).ends_batch;
+        if ends_batch && self.assembly.is_none() && !beyond_share {
+            return Ok(Some((Batch::view(slice), ids)));
+        }
+        let capacity = if ends_batch && self.assembly.is_none() {
+            slice.len
+        } else {
+            size
+        };
+        let mut assembly = match self.assembly.take() {
+            Some(assembly) => assembly,
+            None => Assembly::new(&self.attachment, capacity)?,
+        };
+        assembly.push(&slice, ids)?;
+        if ends_batch {
+            return Ok(Some(assembly.finish()));
+        }
+        self.assembly = Some(assembly);
+        Ok(None)
+    }
+
+    // Requests.
+
+    /// One way: `epoch` is being iterated.
+    pub(super) fn epoch_started(&mut self, epoch: u64) -> Result<()> {
+        self.batches = 0;
+        self.connection.send(&Request::EpochStarted { epoch })
+    }
+
+    /// Leaves the epoch; gives the number of the one that begins.
+    pub(super) fn restart(&mut self, patience: &Patience<'_>) -> Result<u64> {
+        self.connection.send(&Request::RestartEpoch)?;
+        match self.reply(patience, "the next epoch")? {
+            Reply::Restarted { epoch, first_seq } => {
+                self.first_seq = first_seq;
+                self.assembly = None;
+                self.errors.clear();
+                self.batches = 0;
+                Ok(epoch)
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// What all ranks of the job were given in `epoch`, as of this rank's last batch.
+    pub(super) fn state(&mut self, epoch: u64, patience: &Patience<'_>) -> Result<RoaringBitmap> {
+        self.connection.send(&Request::State {
+            epoch,
+            batches: self.batches,
+        })?;
+        match self.reply(patience, "the job's state")? {
+            Reply::State(state) if state.epoch == epoch => position::read(&state.delivered),
+            Reply::State(state) => Err(Error::Misbehaved(format!(
+                "a state of epoch {} instead of {epoch}",
+                state.epoch
+            ))),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// What this consumer waits for, as the coordinator sees it.
+    pub(super) fn explain(&mut self, limit: Duration, pulse: &Pulse) -> Result<String> {
+        self.connection.send(&Request::Explain)?;
+        match self.reply(&Patience::new(limit, pulse), "an explanation")? {
+            Reply::Explanation(text) => Ok(text),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// The text of the error that an item announced.
+    pub(super) fn sample_error(&mut self, tag: u64, pulse: &Pulse) -> Result<SampleError> {
+        let patience = Patience::new(TEXT, pulse);
+        loop {
+            if let Some(error) = self.errors.remove(&tag) {
+                return Ok(error);
+            }
+            match self.receive(&patience, "the text of an error")? {
+                Reply::SampleError(error) => drop(self.errors.insert(error.tag, error)),
+                other => return Err(unexpected(&other)),
+            }
+        }
+    }
+
+    /// The answer to a request; errors that come before it are kept.
+    fn reply(&mut self, patience: &Patience<'_>, what: &'static str) -> Result<Reply> {
+        loop {
+            match self.receive(patience, what)? {
+                Reply::SampleError(error) => drop(self.errors.insert(error.tag, error)),
+                Reply::Refused(refusal) => return Err(Error::Refused(refusal)),
+                reply => return Ok(reply),
+            }
+        }
+    }
+
+    fn receive(&self, patience: &Patience<'_>, what: &'static str) -> Result<Reply> {
+        let received = self.connection.receive(patience.left(), patience.pulse())?;
+        received
+            .map(|(reply, _)| reply)
+            .ok_or_else(|| self.connection.late(what, patience.waited()))
+    }
+}
+
+fn unexpected(reply: &Reply) -> Error {
+    Error::Misbehaved(format!("unexpected answer {reply:?}"))
+}

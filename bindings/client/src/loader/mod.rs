@@ -1,0 +1,513 @@
+//! A consumer session: one rank of a job, from its first batch to its last, over any number of connections.
+//!
+//! | state | what it is | lives |
+//! |---|---|---|
+//! | [`Position`](position::Position) | epoch, and the ids given in it | as long as the loader |
+//! | [`Link`](link::Link) | socket, shared memory, batch being put together | until the connection is lost |
+//! | [`Stats`] | counts | as long as the loader |
+//!
+//! The first two lie under one lock that is held during a slice of a wait; counts have their own, so that
+//! they can be read at any time. Releasing batches takes neither (see `attachment`).
+
+mod link;
+mod position;
+
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use coprep_cache::handover::{Item, ItemKind};
+use coprep_protocol::message::{Attach, Attached, RefusalKind};
+use coprep_protocol::place::Place;
+use roaring::RoaringBitmap;
+
+use crate::attachment::Owner;
+use crate::batch::Batch;
+use crate::connection::How;
+use crate::error::{Error, Result};
+use crate::loader::link::{Link, Part};
+use crate::loader::position::Position;
+use crate::patience::{Patience, Pulse, SLICE};
+use crate::stats::Stats;
+
+/// First and longest pause between two attempts to reconnect.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// How long to wait for an explanation.
+const EXPLAIN: Duration = Duration::from_secs(5);
+/// Between two looks at the socket, while waiting for items.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// What a loader is to do.
+#[derive(Clone)]
+pub struct Options {
+    /// Where the coordinator is.
+    pub place: Place,
+    /// What the job is called in `coprep status`.
+    pub name: String,
+    /// The `coprep` program, unless `COPREP_BIN` says otherwise.
+    pub program: Option<PathBuf>,
+    /// What to ask for. Its `resume` is where to begin.
+    pub attach: Attach,
+    /// Longest wait for a batch, or for anything else.
+    pub timeout: Duration,
+    /// Longest time to reconnect.
+    pub reconnect: Duration,
+    /// Called during waits.
+    pub pulse: Pulse,
+}
+
+impl Options {
+    fn how(&self) -> How {
+        How {
+            name: self.name.clone(),
+            start: true,
+            program: self.program.clone(),
+            pulse: self.pulse.clone(),
+        }
+    }
+}
+
+/// What [`Loader::next`] has.
+pub enum Event {
+    /// A batch.
+    Batch(Batch),
+    /// All batches of the epoch have been given.
+    EndOfEpoch,
+    /// Nothing within the slice of time.
+    NotYet,
+}
+
+/// Where a job is, for [`Attach::resume`] of a later one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct State {
+    /// Epoch.
+    pub epoch: u64,
+    /// Ids given in it.
+    pub delivered: RoaringBitmap,
+    /// Seed in force.
+    pub seed: u64,
+    /// Samples of the dataset.
+    pub dataset_samples: u32,
+    /// The ids are those of all ranks. False: of this one only, because the coordinator could not be asked;
+    /// a job whose ranks each resume with their own goes on exactly all the same.
+    pub all_ranks: bool,
+}
+
+/// One rank of a job. All methods may be called from any thread.
+pub struct Loader {
+    owner: Owner,
+    options: Options,
+    inner: Mutex<Inner>,
+    stats: Mutex<Stats>,
+}
+
+/// What changes, under one lock.
+struct Inner {
+    link: Option<Link>,
+    attached: Option<Attached>,
+    position: Position,
+    waiting: Waiting,
+    closed: bool,
+}
+
+/// The wait for the next event.
+#[derive(Default)]
+struct Waiting {
+    since: Option<Instant>,
+    /// Waited, and not yet attributed to fetching or preparing.
+    unsplit: Duration,
+}
+
+/// The coordinator changed only as much as the loader can stand.
+fn check_same(before: &Attached, now: &Attached) -> Result<()> {
+    if before.dataset_samples != now.dataset_samples || before.fields != now.fields {
+        return Err(Error::Invalid(format!(
+            "the dataset changed while the coordinator was restarted: it had {} samples and has {}",
+            before.dataset_samples, now.dataset_samples
+        )));
+    }
+    Ok(())
+}
+
+impl Loader {
+    /// A loader that has not attached yet.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when `attach.resume` is malformed.
+    pub fn new(options: Options) -> Result<Self> {
+        let position = Position::new(options.attach.resume.as_ref())?;
+        Ok(Loader {
+            owner: Owner::current(),
+            inner: Mutex::new(Inner {
+                link: None,
+                attached: None,
+                position,
+                waiting: Waiting::default(),
+                closed: false,
+            }),
+            options,
+            stats: Mutex::default(),
+        })
+    }
+
+    fn inner(&self) -> Result<MutexGuard<'_, Inner>> {
+        // Before the lock: in a forked child it may be held by a thread that does not exist there.
+        self.owner.check()?;
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        if inner.closed {
+            Err(Error::Closed)
+        } else {
+            Ok(inner)
+        }
+    }
+
+    fn count(&self) -> MutexGuard<'_, Stats> {
+        self.stats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the coordinator said when the loader attached. Attaches if it has not.
+    ///
+    /// # Errors
+    /// [`Error::Refused`], and whatever keeps from connecting.
+    pub fn attached(&self) -> Result<Attached> {
+        let mut inner = self.inner()?;
+        self.attach_if_needed(&mut inner)?;
+        inner.attached.clone().ok_or(Error::Closed)
+    }
+
+    /// Batches that each rank is given per epoch.
+    ///
+    /// # Errors
+    /// As [`attached`](Self::attached).
+    pub fn batches_per_epoch(&self) -> Result<u64> {
+        let Attach {
+            batch_size,
+            world_size,
+            drop_last,
+            ..
+        } = self.options.attach;
+        let step = u64::from(batch_size.max(1)) * u64::from(world_size.max(1));
+        let samples = u64::from(self.attached()?.job_samples);
+        Ok(if drop_last {
+            samples / step
+        } else {
+            samples.div_ceil(step)
+        })
+    }
+
+    /// Epoch that is being iterated, or that [`start_epoch`](Self::start_epoch) begins next.
+    ///
+    /// # Errors
+    /// [`Error::Forked`], [`Error::Closed`].
+    pub fn epoch(&self) -> Result<u64> {
+        Ok(self.inner()?.position.next_epoch())
+    }
+
+    /// Counts. In a forked child: those of the parent at the fork, if they can be had.
+    pub fn stats(&self) -> Stats {
+        self.count().clone()
+    }
+
+    /// Lets go of the coordinator. Batches that are held stay valid.
+    pub fn close(&self) {
+        if !self.owner.is_here() {
+            return;
+        }
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.link = None;
+        inner.closed = true;
+    }
+
+    // Epochs.
+
+    /// Begins an epoch: the next one; or, after a resume, the rest of the one where the state was taken.
+    /// In mid-epoch the rest is left and the next epoch begins.
+    ///
+    /// # Errors
+    /// As [`next`](Self::next).
+    pub fn start_epoch(&self) -> Result<u64> {
+        let mut inner = self.inner()?;
+        self.attach_if_needed(&mut inner)?;
+        self.leave_epoch(&mut inner)?;
+        let epoch = inner.position.begin();
+        inner.waiting = Waiting::default();
+        self.tell_epoch(&mut inner);
+        Ok(epoch)
+    }
+
+    fn leave_epoch(&self, inner: &mut Inner) -> Result<()> {
+        // A rank alone cannot tell whether the others took a batch, so that all of them leave or none.
+        let alone = self.options.attach.world_size <= 1;
+        if !inner.position.is_iterating() || (alone && inner.position.is_untouched()) {
+            return Ok(());
+        }
+        if inner.position.is_complete() {
+            inner.position.finish();
+            return Ok(());
+        }
+        self.restart(inner)
+    }
+
+    fn restart(&self, inner: &mut Inner) -> Result<()> {
+        let patience = Patience::new(self.options.timeout, &self.options.pulse);
+        let restarted = match &mut inner.link {
+            Some(link) => link.restart(&patience),
+            None => Err(Error::Lost("it was lost before".into())),
+        };
+        match restarted {
+            Ok(epoch) => inner.position.jump(epoch),
+            Err(e) if e.is_lost() => {
+                inner.position.jump(inner.position.epoch() + 1);
+                self.reconnect(inner)?;
+            }
+            Err(e) => return Err(e),
+        }
+        Ok(())
+    }
+
+    /// One way; if it fails, the next look at the connection finds out why.
+    fn tell_epoch(&self, inner: &mut Inner) {
+        let epoch = inner.position.epoch();
+        if let Some(link) = &mut inner.link {
+            let _ = link.epoch_started(epoch);
+        }
+    }
+
+    // Batches.
+
+    /// The next event, waiting for `slice` at most.
+    ///
+    /// # Errors
+    /// [`Error::Sample`]: the rest of that batch still comes, so that the caller may go on.
+    /// [`Error::Timeout`] when nothing came for [`Options::timeout`] (over several calls).
+    /// [`Error::Refused`], [`Error::Start`], ... when the connection was lost and cannot be had again.
+    pub fn next(&self, slice: Duration) -> Result<Event> {
+        let mut inner = self.inner()?;
+        let end = Instant::now() + slice;
+        loop {
+            match self.step(&mut inner, end) {
+                Ok(Some(event)) => {
+                    inner.waiting.since = None;
+                    return Ok(event);
+                }
+                Ok(None) if Instant::now() >= end => return self.not_yet(&mut inner),
+                Ok(None) => {}
+                Err(e) if e.is_lost() => self.reconnect(&mut inner)?,
+                Err(e) => {
+                    inner.waiting.since = None;
+                    return Err(e);
+                }
+            }
+        }
+    }
+
+    /// One look, or one short wait.
+    fn step(&self, inner: &mut Inner, end: Instant) -> Result<Option<Event>> {
+        if inner.position.finish_if_passed() || !inner.position.is_iterating() {
+            return Ok(Some(Event::EndOfEpoch));
+        }
+        let Some(link) = &mut inner.link else {
+            return Err(Error::Lost("it was lost before".into()));
+        };
+        if link.is_lost() {
+            return Err(Error::Lost("it has hung up".into()));
+        }
+        if let Some((seq, item)) = link.try_next()? {
+            return self.take(inner, seq, &item);
+        }
+        let began = Instant::now();
+        link.wait(end.saturating_duration_since(began).min(LOOK));
+        self.waited(&mut inner.waiting, began);
+        Ok(None)
+    }
+
+    fn waited(&self, waiting: &mut Waiting, began: Instant) {
+        let time = began.elapsed();
+        waiting.since.get_or_insert(began);
+        waiting.unsplit += time;
+        self.count().wait += time;
+    }
+
+    fn take(&self, inner: &mut Inner, seq: u64, item: &Item) -> Result<Option<Event>> {
+        let Some(link) = &mut inner.link else {
+            return Ok(None);
+        };
+        match item.kind() {
+            Some(ItemKind::Part) => {
+                let waited = std::mem::take(&mut inner.waiting.unsplit);
+                self.count().split(waited, Part::of(item).fetch_share);
+                self.take_part(inner, seq, item)
+            }
+            Some(ItemKind::EpochEnd) => {
+                link.release(seq)?;
+                Ok(inner.position.end(item.epoch)?.then_some(Event::EndOfEpoch))
+            }
+            Some(ItemKind::Error) => {
+                link.release(seq)?;
+                self.count().errors += 1;
+                Err(Error::Sample(
+                    link.sample_error(item.tag, &self.options.pulse)?,
+                ))
+            }
+            None => Err(Error::Misbehaved(format!("an item of kind {}", item.kind))),
+        }
+    }
+
+    fn take_part(&self, inner: &mut Inner, seq: u64, item: &Item) -> Result<Option<Event>> {
+        let Some(link) = &mut inner.link else {
+            return Ok(None);
+        };
+        inner.position.check(item.epoch)?;
+        let Some((batch, ids)) = link.take_part(seq, item, self.options.attach.batch_size)? else {
+            return Ok(None);
+        };
+        inner.position.give(&ids, Part::of(item).ends_epoch)?;
+        link.batches += 1;
+        // All samples of it failed. Steps of several ranks must stay equal; a rank alone is spared.
+        if batch.samples() == 0 && self.options.attach.world_size <= 1 {
+            return Ok(None);
+        }
+        self.count_batch(&batch);
+        Ok(Some(Event::Batch(batch)))
+    }
+
+    fn count_batch(&self, batch: &Batch) {
+        let mut stats = self.count();
+        stats.batches += 1;
+        stats.samples += u64::from(batch.samples());
+        if batch.is_copy() {
+            stats.copies += 1;
+            stats.copied_bytes += batch.bytes() as u64;
+        }
+    }
+
+    fn not_yet(&self, inner: &mut Inner) -> Result<Event> {
+        let Some(since) = inner.waiting.since else {
+            return Ok(Event::NotYet);
+        };
+        let waited = since.elapsed();
+        if waited < self.options.timeout {
+            return Ok(Event::NotYet);
+        }
+        inner.waiting.since = None;
+        let asked = inner
+            .link
+            .as_mut()
+            .map(|link| link.explain(EXPLAIN, &self.options.pulse));
+        let explanation = match asked {
+            Some(Ok(text)) => text,
+            Some(Err(Error::Interrupted(e))) => return Err(Error::Interrupted(e)),
+            Some(Err(e)) => format!("and the coordinator does not say why: {e}"),
+            None => "no coordinator".into(),
+        };
+        Err(Error::Timeout {
+            what: "a batch",
+            waited,
+            explanation,
+        })
+    }
+
+    // Connections.
+
+    fn attach_if_needed(&self, inner: &mut Inner) -> Result<()> {
+        if inner.link.is_some() {
+            return Ok(());
+        }
+        match self.attach(inner) {
+            // It ended just when we came.
+            Err(e) if e.is_lost() => self.reconnect(inner),
+            other => other,
+        }
+    }
+
+    fn attach(&self, inner: &mut Inner) -> Result<()> {
+        let mut request = self.options.attach.clone();
+        request.resume = inner.position.resume();
+        if let Some(before) = &inner.attached {
+            request.seed_hint = Some(before.seed);
+        }
+        let patience = Patience::new(self.options.timeout, &self.options.pulse);
+        let (link, attached) =
+            Link::attach(&self.options.place, &self.options.how(), request, &patience)?;
+        if let Some(before) = &inner.attached {
+            check_same(before, &attached)?;
+        }
+        inner.position.attached(attached.epoch)?;
+        inner.link = Some(link);
+        inner.attached = Some(attached);
+        Ok(())
+    }
+
+    /// Drops the connection with all that is unread, and attaches anew, starting a coordinator if need be.
+    fn reconnect(&self, inner: &mut Inner) -> Result<()> {
+        let began = Instant::now();
+        inner.link = None;
+        if inner.attached.is_some() {
+            self.count().reconnects += 1;
+        }
+        let patience = Patience::new(self.options.reconnect, &self.options.pulse);
+        let mut pause = PAUSES.0;
+        while let Err(e) = self.attach(inner) {
+            if !may_pass(&e) || patience.is_over() {
+                return Err(e);
+            }
+            patience.nap(pause)?;
+            pause = (pause * 2).min(PAUSES.1);
+        }
+        if inner.position.is_iterating() {
+            self.tell_epoch(inner);
+        }
+        self.count().wait += began.elapsed();
+        Ok(())
+    }
+
+    /// Where the job is: what [`Attach::resume`] takes. Batches that were not yet taken are not in it.
+    ///
+    /// With several ranks, to be called on each of them at the same step.
+    ///
+    /// # Errors
+    /// As [`attached`](Self::attached).
+    pub fn state(&self) -> Result<State> {
+        let mut inner = self.inner()?;
+        self.attach_if_needed(&mut inner)?;
+        let Some(attached) = &inner.attached else {
+            return Err(Error::Closed);
+        };
+        let (seed, dataset_samples) = (attached.seed, attached.dataset_samples);
+        let (epoch, own) = inner.position.state();
+        let mut state = State {
+            epoch,
+            delivered: own,
+            seed,
+            dataset_samples,
+            all_ranks: true,
+        };
+        if self.options.attach.world_size > 1 && inner.position.is_mid_epoch() {
+            self.add_other_ranks(&mut inner, &mut state)?;
+        }
+        Ok(state)
+    }
+
+    fn add_other_ranks(&self, inner: &mut Inner, state: &mut State) -> Result<()> {
+        let patience = Patience::new(self.options.timeout.min(SLICE * 100), &self.options.pulse);
+        let epoch = inner.position.epoch();
+        let asked = inner.link.as_mut().map(|link| link.state(epoch, &patience));
+        match asked {
+            Some(Ok(all)) => state.delivered |= all,
+            Some(Err(Error::Interrupted(e))) => return Err(Error::Interrupted(e)),
+            _ => state.all_ranks = false,
+        }
+        Ok(())
+    }
+}
+
+/// True for what a coordinator that starts while another ends can run into.
+fn may_pass(e: &Error) -> bool {
+    match e {
+        Error::Lost(_) => true,
+        Error::Refused(refusal) => {
+            matches!(refusal.kind, RefusalKind::Memory | RefusalKind::Internal)
+        }
+        _ => false,
+    }
+}

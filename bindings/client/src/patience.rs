@@ -1,0 +1,101 @@
+//! Bounded waits that their owner can interrupt.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use crate::error::{Error, Result};
+
+/// Longest time between two calls of a [`Pulse`].
+pub const SLICE: Duration = Duration::from_millis(100);
+
+/// Why an owner ends a wait.
+pub type Interrupt = Box<dyn std::error::Error + Send + Sync>;
+
+/// Called at least every [`SLICE`] of a wait; an error ends the wait as [`Error::Interrupted`].
+pub type Pulse = Arc<dyn Fn() -> std::result::Result<(), Interrupt> + Send + Sync>;
+
+/// A pulse that never interrupts.
+#[must_use]
+pub fn no_pulse() -> Pulse {
+    Arc::new(|| Ok(()))
+}
+
+/// One bounded wait.
+pub(crate) struct Patience<'a> {
+    pulse: &'a Pulse,
+    start: Instant,
+    limit: Duration,
+}
+
+impl<'a> Patience<'a> {
+    pub(crate) fn new(limit: Duration, pulse: &'a Pulse) -> Self {
+        Patience {
+            pulse,
+            start: Instant::now(),
+            limit,
+        }
+    }
+
+    pub(crate) fn pulse(&self) -> &'a Pulse {
+        self.pulse
+    }
+
+    pub(crate) fn waited(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    pub(crate) fn left(&self) -> Duration {
+        self.limit.saturating_sub(self.waited())
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.waited() >= self.limit
+    }
+
+    /// Sleeps for `time`, in slices.
+    pub(crate) fn nap(&self, time: Duration) -> Result<()> {
+        let end = Instant::now() + time.min(self.left());
+        loop {
+            (self.pulse)().map_err(Error::Interrupted)?;
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(());
+            }
+            std::thread::sleep(left.min(SLICE));
+        }
+    }
+
+    /// Waits until `fd` can be read or is at its end. False: the time is up.
+    pub(crate) fn until_readable(&self, fd: BorrowedFd<'_>) -> Result<bool> {
+        loop {
+            (self.pulse)().map_err(Error::Interrupted)?;
+            let left = self.left();
+            if events(fd, PollFlags::POLLIN, left.min(SLICE))?.is_some() {
+                return Ok(true);
+            }
+            if left.is_zero() {
+                return Ok(false);
+            }
+        }
+    }
+}
+
+/// What `poll` says of `fd`, or None if nothing happened in time.
+pub(crate) fn events(
+    fd: BorrowedFd<'_>,
+    wanted: PollFlags,
+    time: Duration,
+) -> Result<Option<PollFlags>> {
+    // Rounded up, so that a wait of less than a millisecond does not become a busy loop.
+    let time = PollTimeout::try_from(time.as_micros().div_ceil(1000)).unwrap_or(PollTimeout::MAX);
+    let mut fds = [PollFd::new(fd, wanted)];
+    match poll(&mut fds, time) {
+        Ok(0) | Err(Errno::EINTR) => Ok(None),
+        Ok(_) => Ok(fds[0].revents()),
+        Err(e) => Err(Error::Lost(format!("poll: {e}"))),
+    }
+}

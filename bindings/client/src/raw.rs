@@ -1,0 +1,129 @@
+//! The foreign interfaces: memory that others may write, and a program that outlives its starter.
+//!
+//! Everything else in this crate is safe code over these few functions.
+#![expect(
+    unsafe_code,
+    reason = "raw memory, and what runs between fork and exec"
+)]
+
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::os::fd::RawFd;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::ptr::NonNull;
+
+use crate::attachment::Slice;
+
+/// Private memory of a batch that was copied, aligned like a cache line.
+///
+/// It is written here, through `&mut`, until the batch is handed over; from then on the user writes it
+/// through the address, and this type only frees it.
+pub(crate) struct Owned {
+    start: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: it owns its allocation like a `Box`; shared access gives out nothing but the address.
+unsafe impl Send for Owned {}
+// SAFETY: as above.
+unsafe impl Sync for Owned {}
+
+impl Owned {
+    /// `None` if that is more than the address space.
+    pub(crate) fn new(bytes: usize) -> Option<Self> {
+        let layout = Layout::from_size_align(bytes.max(1), 64).ok()?;
+        // SAFETY: the layout is not empty.
+        let start = unsafe { alloc(layout) };
+        Some(Owned {
+            start: NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout)),
+            layout,
+        })
+    }
+
+    pub(crate) fn address(&self) -> usize {
+        self.start.as_ptr() as usize
+    }
+
+    /// Copies a field of a slice to `at`.
+    ///
+    /// # Panics
+    /// If it does not fit.
+    pub(crate) fn copy_from(&mut self, at: usize, slice: &Slice, field: usize) {
+        let (source, len) = slice.field(field);
+        assert!(
+            at.checked_add(len)
+                .is_some_and(|end| end <= self.layout.size()),
+            "{len} bytes at {at}"
+        );
+        // SAFETY: the source is readable and not written: the slice lies inside the staging area, and is
+        // held, so the coordinator leaves it alone, and no user has been given its address yet. The target
+        // was checked and is exclusive, since `self` is. They do not overlap: this allocation is nobody
+        // else's.
+        unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), self.start.as_ptr().add(at), len) };
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        // SAFETY: allocated by `new` with this layout, and freed only here.
+        unsafe { dealloc(self.start.as_ptr(), self.layout) };
+    }
+}
+
+/// Reads a field of integers, before the user is given the slice.
+pub(crate) fn integers(slice: &Slice, field: usize) -> Vec<i64> {
+    let (source, len) = slice.field(field);
+    let source = source.cast::<i64>();
+    // SAFETY: readable and not written, as in `copy_from`; any bits are an `i64`; unaligned is allowed.
+    (0..len / size_of::<i64>())
+        .map(|i| unsafe { source.add(i).read_unaligned() })
+        .collect()
+}
+
+/// Makes a command start as a daemon: in its own session, with no descriptor of this process but standard
+/// ones and `kept`, and as nobody's child, so that it never becomes a zombie of this process.
+pub(crate) fn detach(command: &mut Command, kept: RawFd) {
+    let before_exec = move || {
+        // SAFETY: in a child of fork that no other thread shares; only system calls are made. A raw `clone`
+        // without flags is `fork` without the handlers of libraries, which need not be safe here.
+        match unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } {
+            0 => {}
+            -1 => return Err(std::io::Error::last_os_error()),
+            // SAFETY: ends the process that is between the starter and the daemon; its only task is done.
+            _ => unsafe { libc::_exit(0) },
+        }
+        // SAFETY: a system call; it fails only for the leader of a group, which a new process is not.
+        unsafe { libc::setsid() };
+        close_on_exec_from(3);
+        // SAFETY: a system call on a descriptor that the starter keeps open until the command has started.
+        match unsafe { libc::fcntl(kept, libc::F_SETFD, 0) } {
+            -1 => Err(std::io::Error::last_os_error()),
+            _ => Ok(()),
+        }
+    };
+    // SAFETY: the closure runs between fork and exec: it makes system calls only and allocates nothing.
+    unsafe { command.pre_exec(before_exec) };
+}
+
+/// `CLOSE_RANGE_CLOEXEC`, Linux 5.11.
+const CLOSE_ON_EXEC: libc::c_uint = 4;
+/// Descriptors looked at one by one where `close_range` cannot be had.
+const FEW: RawFd = 4096;
+
+fn close_on_exec_from(first: RawFd) {
+    // SAFETY: a system call that only sets a flag of descriptors.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_close_range,
+            first,
+            libc::c_uint::MAX,
+            CLOSE_ON_EXEC,
+        )
+    };
+    if done != 0 {
+        for fd in first..FEW {
+            // SAFETY: a system call; a number that is no descriptor is an error that does not matter.
+            unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
+        }
+    }
+}

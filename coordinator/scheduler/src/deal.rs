@@ -1,0 +1,307 @@
+//! How a job's samples are cut into batches and dealt to its ranks.
+//!
+//! Batches of `batch` samples go to the ranks in turn, a *round* at a time: one batch for every rank.
+//! Two promises: **all ranks get equally many batches** of an epoch, and **every sample is dealt exactly
+//! once**, without padding. So what does not fill a round is spread. With `n` samples left of the epoch
+//! at the start of a round, `W` ranks and batches of `b`:
+//!
+//! | `n` | the round |
+//! |---|---|
+//! | `n >= W*b`, and it leaves 0 or at least `W` | `W` full batches |
+//! | `W <= n < W*b` | the `n` samples in `W` batches whose sizes differ by at most 1: the last round |
+//! | `W*b < n < W*b + W` | likewise in `2W` batches, of which this round deals the first `W` |
+//!
+//! With `drop_last`, `n < W*b` ends the epoch and the `n` samples are not dealt. So it is for batches of
+//! one sample on several ranks, where nothing can be spread: [`Dealer::can_deal`] tells so before a
+//! job is admitted.
+//!
+//! **Invariant.** A round is decided from what is left when it starts, and never earlier: a sample that
+//! cannot be read may leave the epoch between two rounds ([`Dealer::can_lose_one`] says when).
+
+/// Samples that go to one rank, in the order in which they were drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Slice {
+    pub(crate) rank: u32,
+    pub(crate) len: u32,
+    /// Batches that this rank got before in this epoch.
+    pub(crate) step: u64,
+    pub(crate) ends_batch: bool,
+    pub(crate) ends_epoch: bool,
+}
+
+/// A job's position in its epoch's batches.
+#[derive(Debug, Clone)]
+pub(crate) struct Dealer {
+    batch: u32,
+    ranks: u32,
+    drop_last: bool,
+    /// Rounds begun in this epoch.
+    rounds: u64,
+    /// Rank of the batch that is being dealt, or is next; equal to `ranks` between rounds.
+    rank: u32,
+    /// Samples the batch in hand still misses; 0 between batches.
+    missing: u32,
+    /// Batches of this round have `base` samples, the first `larger` ones have one more.
+    base: u32,
+    larger: u64,
+}
+
+impl Dealer {
+    pub(crate) fn new(batch: u32, ranks: u32, drop_last: bool) -> Self {
+        Dealer {
+            batch,
+            ranks,
+            drop_last,
+            rounds: 0,
+            rank: ranks,
+            missing: 0,
+            base: 0,
+            larger: 0,
+        }
+    }
+
+    /// Whether `n` samples can be dealt as an epoch, or the rest of one.
+    pub(crate) fn can_deal(&self, n: u64) -> bool {
+        let ranks = u64::from(self.ranks);
+        self.drop_last
+            || (if self.batch == 1 {
+                n.is_multiple_of(ranks)
+            } else {
+                n == 0 || n >= ranks
+            })
+    }
+
+    pub(crate) fn begin_epoch(&mut self) {
+        *self = Dealer::new(self.batch, self.ranks, self.drop_last);
+    }
+
+    /// Rounds begun in this epoch.
+    pub(crate) fn rounds(&self) -> u64 {
+        self.rounds
+    }
+
+    /// The rank that gets the next sample.
+    pub(crate) fn next_rank(&self) -> u32 {
+        if self.rank == self.ranks {
+            0
+        } else {
+            self.rank
+        }
+    }
+
+    /// Samples that the epoch will still deal when `n` are left: all but what is dropped.
+    pub(crate) fn deliverable(&self, n: u64) -> u64 {
+        let later = n - self.promised();
+        let later = match (self.drops(), later < u64::from(self.ranks)) {
+            (true, _) => later - later % self.full_round(),
+            (false, true) => 0,
+            (false, false) => later,
+        };
+        self.promised() + later
+    }
+
+    /// Whether one of the `n` samples left may disappear, with every promise kept: no batch of this
+    /// round gets shorter, the number of rounds is not changed behind an `ends_epoch` already given, and
+    /// the rest can still be dealt evenly.
+    pub(crate) fn can_lose_one(&self, n: u64) -> bool {
+        let later = n - self.promised();
+        later > 0 && self.goes_on(later) == self.goes_on(later - 1)
+    }
+
+    /// Cuts the next `count` samples; `n` are left before. At most [`Dealer::deliverable`].
+    pub(crate) fn deal(&mut self, mut n: u64, count: u32) -> Vec<Slice> {
+        let mut slices = Vec::new();
+        let mut rest = count;
+        while rest > 0 {
+            if self.missing == 0 {
+                self.begin_batch(n);
+            }
+            let len = rest.min(self.missing);
+            rest -= len;
+            n -= u64::from(len);
+            slices.push(self.cut(n, len));
+        }
+        slices
+    }
+
+    fn cut(&mut self, left: u64, len: u32) -> Slice {
+        self.missing -= len;
+        let ends_batch = self.missing == 0;
+        let (rank, step) = (self.rank, self.rounds - 1);
+        self.rank += u32::from(ends_batch);
+        let ends_epoch = ends_batch && !self.goes_on(left - self.promised());
+        Slice {
+            rank,
+            len,
+            step,
+            ends_batch,
+            ends_epoch,
+        }
+    }
+
+    fn begin_batch(&mut self, n: u64) {
+        if self.rank == self.ranks {
+            self.begin_round(n);
+        }
+        self.missing = self.size(self.rank);
+    }
+
+    fn begin_round(&mut self, n: u64) {
+        let (ranks, full) = (u64::from(self.ranks), self.full_round());
+        let spread_over = match n {
+            n if n >= full && (self.drops() || n == full || n >= full + ranks) => None,
+            n if n < full => Some(ranks),
+            _ => Some(2 * ranks),
+        };
+        let (base, larger) = spread_over.map_or((u64::from(self.batch), 0), |k| (n / k, n % k));
+        (self.base, self.larger) = (base as u32, larger);
+        self.rounds += 1;
+        self.rank = 0;
+    }
+
+    fn size(&self, rank: u32) -> u32 {
+        self.base + u32::from(u64::from(rank) < self.larger)
+    }
+
+    /// Samples that the round in hand has still to deal.
+    fn promised(&self) -> u64 {
+        let from = self.rank + u32::from(self.missing > 0);
+        let batches = u64::from(self.ranks.saturating_sub(from));
+        let larger = self
+            .larger
+            .min(u64::from(self.ranks))
+            .saturating_sub(u64::from(from));
+        u64::from(self.missing) + batches * u64::from(self.base) + larger
+    }
+
+    /// Whether `left` samples, after a round, make another one.
+    pub(crate) fn goes_on(&self, left: u64) -> bool {
+        left >= if self.drops() {
+            self.full_round()
+        } else {
+            u64::from(self.ranks)
+        }
+    }
+
+    fn drops(&self) -> bool {
+        self.drop_last || (self.batch == 1 && self.ranks > 1)
+    }
+
+    fn full_round(&self) -> u64 {
+        u64::from(self.ranks) * u64::from(self.batch)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Deals a whole epoch in minibatches of `slots`.
+    fn epoch(dealer: &mut Dealer, n: u64, slots: u32) -> Vec<Slice> {
+        let (mut left, mut all) = (n, Vec::new());
+        while dealer.deliverable(left) > 0 {
+            let count = dealer.deliverable(left).min(u64::from(slots)) as u32;
+            all.extend(dealer.deal(left, count));
+            left -= u64::from(count);
+        }
+        all
+    }
+
+    fn batches_of(slices: &[Slice], rank: u32) -> Vec<u32> {
+        let mut sizes = vec![0];
+        for slice in slices.iter().filter(|s| s.rank == rank) {
+            if let Some(last) = sizes.last_mut() {
+                *last += slice.len;
+            }
+            if slice.ends_batch {
+                sizes.push(0);
+            }
+        }
+        assert_eq!(sizes.pop(), Some(0), "the epoch ends with a whole batch");
+        sizes
+    }
+
+    proptest! {
+        #[test]
+        fn ranks_get_equally_many_batches_and_every_sample_once(
+            n in 1u64..600, batch in 1u32..20, ranks in 1u32..9, slots in 1u32..40, drop_last: bool,
+        ) {
+            let mut dealer = Dealer::new(batch, ranks, drop_last);
+            prop_assume!(dealer.can_deal(n));
+            let slices = epoch(&mut dealer, n, slots);
+            let dealt: u64 = slices.iter().map(|s| u64::from(s.len)).sum();
+            let full = u64::from(batch * ranks);
+            prop_assert_eq!(dealt, if drop_last { n - n % full } else { n });
+            let steps: Vec<usize> = (0..ranks).map(|r| batches_of(&slices, r).len()).collect();
+            prop_assert!(steps.iter().all(|&s| s == steps[0]), "{:?}", steps);
+        }
+
+        #[test]
+        fn batches_are_full_but_in_the_last_two_rounds(
+            n in 1u64..600, batch in 2u32..20, ranks in 1u32..9, slots in 1u32..40,
+        ) {
+            let mut dealer = Dealer::new(batch, ranks, false);
+            prop_assume!(dealer.can_deal(n));
+            let slices = epoch(&mut dealer, n, slots);
+            let all: Vec<Vec<u32>> = (0..ranks).map(|r| batches_of(&slices, r)).collect();
+            let short: Vec<(usize, u32)> = all.iter().flat_map(|sizes| {
+                sizes.iter().copied().enumerate().filter(|&(_, size)| size < batch)
+            }).collect();
+            let rounds = all[0].len();
+            prop_assert!(short.iter().all(|&(at, size)| at + 2 >= rounds && size > 0));
+            let sizes = short.iter().map(|&(_, size)| size);
+            prop_assert!(sizes.clone().max().unwrap_or(0) - sizes.min().unwrap_or(0) <= 1);
+        }
+
+        #[test]
+        fn the_last_batch_of_every_rank_says_so(
+            n in 1u64..300, batch in 1u32..20, ranks in 1u32..6, slots in 1u32..40, drop_last: bool,
+        ) {
+            let mut dealer = Dealer::new(batch, ranks, drop_last);
+            prop_assume!(dealer.can_deal(n) && dealer.deliverable(n) > 0);
+            let slices = epoch(&mut dealer, n, slots);
+            for rank in 0..ranks {
+                let mine: Vec<&Slice> = slices.iter().filter(|s| s.rank == rank).collect();
+                let ends: Vec<usize> = (0..mine.len()).filter(|&i| mine[i].ends_epoch).collect();
+                prop_assert_eq!(ends, vec![mine.len() - 1]);
+            }
+        }
+
+        #[test]
+        fn samples_lost_under_way_break_no_promise(
+            n in 1u64..300, batch in 1u32..12, ranks in 1u32..6, slots in 1u32..30,
+            drop_last: bool, losses in prop::collection::vec(any::<bool>(), 300),
+        ) {
+            let mut dealer = Dealer::new(batch, ranks, drop_last);
+            prop_assume!(dealer.can_deal(n));
+            let (mut left, mut all, mut losses) = (n, Vec::new(), losses.into_iter());
+            while dealer.deliverable(left) > 0 {
+                let count = dealer.deliverable(left).min(u64::from(slots)) as u32;
+                all.extend(dealer.deal(left, count));
+                left -= u64::from(count);
+                while losses.next() == Some(true) && dealer.can_lose_one(left) {
+                    left -= 1;
+                }
+            }
+            prop_assert!(drop_last || batch == 1 || left == 0);
+            let steps: Vec<usize> = (0..ranks).map(|r| batches_of(&all, r).len()).collect();
+            prop_assert!(steps.iter().all(|&s| s == steps[0]), "{:?}", steps);
+        }
+    }
+
+    #[test]
+    fn batches_of_one_are_admitted_only_if_they_come_out_even() {
+        assert!(Dealer::new(1, 4, false).can_deal(8));
+        assert!(!Dealer::new(1, 4, false).can_deal(9));
+        assert!(Dealer::new(1, 4, true).can_deal(9));
+        assert!(!Dealer::new(2, 4, false).can_deal(3));
+    }
+
+    #[test]
+    fn a_rest_too_small_for_all_ranks_is_spread_over_two_rounds() {
+        let slices = epoch(&mut Dealer::new(4, 3, false), 12 + 2, 64);
+        let sizes: Vec<u32> = slices.iter().map(|s| s.len).collect();
+        assert_eq!(sizes, [3, 3, 2, 2, 2, 2]);
+    }
+}

@@ -1,0 +1,269 @@
+//! One job: its need, its ranks' queues, its epochs.
+
+use std::sync::Arc;
+
+use roaring::RoaringBitmap;
+
+use crate::deal::Dealer;
+use crate::ledger::Ledger;
+use crate::need::Need;
+use crate::queue::Queue;
+use crate::{AttachError, Config, Delivery, JobId, JobSpec, Resume};
+
+/// What a caller may know of a job.
+#[derive(Clone, Debug)]
+pub struct JobView {
+    /// Epoch that is being drawn.
+    pub epoch: u64,
+    /// Samples of it not yet drawn.
+    pub need: u32,
+    /// Samples of an epoch.
+    pub samples: u32,
+    queued: Vec<u32>,
+}
+
+impl JobView {
+    /// Deliveries that a rank has not taken.
+    #[must_use]
+    pub fn queued(&self, rank: u32) -> u32 {
+        self.queued.get(rank as usize).copied().unwrap_or(0)
+    }
+}
+
+/// See the module.
+#[derive(Debug, Clone)]
+pub(crate) struct Job {
+    /// All its samples, the bad ones too.
+    pub(crate) set: Arc<RoaringBitmap>,
+    pub(crate) need: Need,
+    /// Samples of the epoch at its start.
+    whole: u64,
+    pub(crate) epoch: u64,
+    pub(crate) cohort: Option<String>,
+    pub(crate) skip_bad: bool,
+    /// Minibatches made for others while it was starving.
+    pub(crate) passed_over: u32,
+    dealer: Dealer,
+    queues: Vec<Queue>,
+    /// By rank: the epoch it iterates.
+    started: Vec<u64>,
+    ledger: Ledger,
+}
+
+impl Job {
+    /// A job that begins, or goes on where it says. `all`: the dataset's samples; `bad`: those found bad.
+    pub(crate) fn new(
+        spec: &JobSpec,
+        all: &Arc<RoaringBitmap>,
+        bad: &RoaringBitmap,
+    ) -> Result<Self, AttachError> {
+        let set = match &spec.subset {
+            Some(subset) => Arc::new(subset.clone()),
+            None => all.clone(),
+        };
+        let dealer = Dealer::new(spec.batch_size, spec.world_size, spec.drop_last);
+        let epoch = spec.resume.as_ref().map_or(0, |r| r.epoch);
+        let mut job = Job {
+            need: Need::new(RoaringBitmap::new()),
+            whole: 0,
+            set,
+            epoch,
+            cohort: spec.cohort.as_ref().map(|c| c.name.clone()),
+            skip_bad: spec.skip_bad,
+            passed_over: 0,
+            dealer,
+            queues: vec![Queue::default(); spec.world_size as usize],
+            started: vec![epoch; spec.world_size as usize],
+            ledger: Ledger::new(epoch),
+        };
+        job.fill(bad);
+        job.check(spec, job.need.len())?;
+        if let Some(resume) = &spec.resume {
+            job.need = job.need.without(&resume.delivered);
+            if job.deliverable() == 0 {
+                job.next_epoch(bad);
+            }
+            job.check(spec, job.need.len())?;
+        }
+        Ok(job)
+    }
+
+    fn check(&self, spec: &JobSpec, remaining: u64) -> Result<(), AttachError> {
+        let (ranks, batch_size) = (spec.world_size, spec.batch_size);
+        if remaining == 0 {
+            return Err(AttachError::NoSamples);
+        }
+        if !self.dealer.can_deal(remaining) {
+            return Err(match batch_size {
+                1 => AttachError::Uneven { remaining, ranks },
+                _ => AttachError::FewerSamplesThanRanks { remaining, ranks },
+            });
+        }
+        if self.dealer.deliverable(remaining) == 0 {
+            return Err(AttachError::AllDropped {
+                samples: remaining,
+                batch_size,
+                ranks,
+            });
+        }
+        Ok(())
+    }
+
+    // Epochs.
+
+    fn fill(&mut self, bad: &RoaringBitmap) {
+        let ids = if self.skip_bad {
+            &*self.set - bad
+        } else {
+            (*self.set).clone()
+        };
+        // If nothing at all can be read, its user is to hear of it.
+        let ids = if self.dealer.deliverable(ids.len()) == 0 {
+            (*self.set).clone()
+        } else {
+            ids
+        };
+        self.whole = ids.len();
+        self.need = Need::new(ids);
+    }
+
+    fn next_epoch(&mut self, bad: &RoaringBitmap) {
+        self.ledger
+            .close(self.epoch, self.dealer.rounds(), self.need.ids());
+        self.epoch += 1;
+        self.dealer.begin_epoch();
+        self.fill(bad);
+    }
+
+    /// The user left the epoch that is being iterated: everything dealt and not taken is void.
+    pub(crate) fn restart(&mut self, bad: &RoaringBitmap) {
+        self.epoch = self.iterated() + 1;
+        self.dealer.begin_epoch();
+        self.queues.fill(Queue::default());
+        self.ledger = Ledger::new(self.epoch);
+        self.fill(bad);
+    }
+
+    pub(crate) fn start(&mut self, rank: u32, epoch: u64) {
+        if let Some(started) = self.started.get_mut(rank as usize) {
+            *started = epoch.max(*started);
+        }
+    }
+
+    /// The epoch that all its ranks have begun to iterate.
+    fn iterated(&self) -> u64 {
+        self.started.iter().copied().min().unwrap_or(0)
+    }
+
+    /// Samples of the epoch drawn before.
+    pub(crate) fn position(&self) -> u64 {
+        self.whole - self.need.len()
+    }
+
+    /// Samples that the epoch has still to deal.
+    pub(crate) fn deliverable(&self) -> u64 {
+        self.dealer.deliverable(self.need.len())
+    }
+
+    // Queues.
+
+    /// Whether one more minibatch may be queued, with `bound` of them at most.
+    ///
+    /// What belongs to an epoch that nobody iterates yet is kept short: its user may never begin it.
+    pub(crate) fn has_room(&self, bound: u32, config: &Config) -> bool {
+        let ahead = self.epoch - self.iterated().min(self.epoch);
+        let bound = match ahead {
+            0 => bound,
+            1 => bound.min(config.low_water.max(1)),
+            _ => return false,
+        };
+        self.queues[self.dealer.next_rank() as usize].minibatches() < bound
+    }
+
+    /// Whether a rank is about to run out, or misses a part of its next batch.
+    pub(crate) fn starves(&self, config: &Config) -> bool {
+        let low = u64::from(config.low_water) * u64::from(config.slots);
+        self.queues
+            .iter()
+            .any(|q| q.samples() <= low || q.whole_batches() == 0)
+    }
+
+    pub(crate) fn take(&mut self, rank: u32, deliveries: u32) {
+        let Some(queue) = self.queues.get_mut(rank as usize) else {
+            return;
+        };
+        for _ in 0..deliveries {
+            queue.pop();
+        }
+        let waiting: u32 = self.queues.iter().map(Queue::len).sum();
+        self.ledger.forget(waiting as usize, self.queues.len());
+    }
+
+    // Samples.
+
+    /// Deals samples that have just left its need, which had `before` of them. Ends the epoch if that is
+    /// all.
+    pub(crate) fn deal(
+        &mut self,
+        id: JobId,
+        ids: &[u32],
+        before: u64,
+        minibatch: u64,
+        bad: &RoaringBitmap,
+    ) -> Vec<Delivery> {
+        let (mut start, epoch) = (0, self.epoch);
+        let mut deliveries = Vec::new();
+        for slice in self.dealer.deal(before, ids.len() as u32) {
+            let dealt = &ids[start as usize..(start + slice.len) as usize];
+            self.ledger.add(epoch, slice.step, dealt, slice.ends_batch);
+            self.queues[slice.rank as usize].push(minibatch, slice.len, slice.ends_batch);
+            deliveries.push(Delivery {
+                job: id,
+                rank: slice.rank,
+                epoch,
+                start,
+                len: slice.len,
+                ends_batch: slice.ends_batch,
+                ends_epoch: slice.ends_epoch,
+            });
+            start += slice.len;
+        }
+        self.passed_over = 0;
+        if self.deliverable() == 0 {
+            self.next_epoch(bad);
+        }
+        deliveries
+    }
+
+    /// Whether one sample may leave its need without being dealt.
+    pub(crate) fn can_lose_one(&self) -> bool {
+        self.dealer.can_lose_one(self.need.len())
+    }
+
+    /// `other` takes the place of `bad`.
+    pub(crate) fn replaced(&mut self, bad: u32, other: u32) {
+        self.ledger.replaced(bad, other);
+    }
+
+    /// What was given once every rank has taken `batches` batches of `epoch`.
+    pub(crate) fn state(&self, epoch: u64, batches: u64) -> Option<Resume> {
+        let to_come = self.ledger.since(epoch, batches)?;
+        let left: &RoaringBitmap = match epoch == self.epoch {
+            true => self.need.ids(),
+            false => self.ledger.left_by(epoch, batches)?,
+        };
+        Some(Resume {
+            epoch,
+            delivered: &*self.set - &(left | &to_come),
+        })
+    }
+
+    pub(crate) fn view(&self) -> JobView {
+        JobView {
+            epoch: self.epoch,
+            need: self.need.len() as u32,
+            samples: self.whole as u32,
+            queued: self.queues.iter().map(Queue::len).collect(),
+        }
+    }
+}

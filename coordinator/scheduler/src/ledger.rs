@@ -1,0 +1,108 @@
+//! What a job was dealt, in order, as far back as its user may still ask for its state.
+//!
+//! A job runs ahead of its user: samples leave its need when they are drawn, and the user gets them
+//! later. So the state after a given step is the need of now, and what was dealt since that step. Only
+//! batches that were not taken, and a few more, are kept.
+
+use std::collections::VecDeque;
+
+use roaring::RoaringBitmap;
+
+/// Rounds that are remembered after every rank took them: more than a client keeps in hand.
+const REMEMBERED: usize = 64;
+
+#[derive(Debug, Clone)]
+struct Dealt {
+    epoch: u64,
+    step: u64,
+    ids: Vec<u32>,
+    ended: bool,
+}
+
+/// An epoch that is drawn to its end.
+#[derive(Debug, Clone)]
+struct Closed {
+    epoch: u64,
+    steps: u64,
+    /// What it dropped.
+    left: RoaringBitmap,
+}
+
+/// See the module.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Ledger {
+    batches: VecDeque<Dealt>,
+    closed: VecDeque<Closed>,
+    /// First (epoch, step) from which on everything is remembered.
+    from: (u64, u64),
+}
+
+impl Ledger {
+    pub(crate) fn new(epoch: u64) -> Self {
+        Ledger {
+            from: (epoch, 0),
+            ..Ledger::default()
+        }
+    }
+
+    pub(crate) fn add(&mut self, epoch: u64, step: u64, ids: &[u32], ended: bool) {
+        match self.batches.back_mut() {
+            Some(last) if !last.ended => {
+                last.ids.extend_from_slice(ids);
+                last.ended = ended;
+            }
+            _ => self.batches.push_back(Dealt {
+                epoch,
+                step,
+                ids: ids.to_vec(),
+                ended,
+            }),
+        }
+    }
+
+    /// Sample `other` was dealt in place of `bad`, which keeps its place: neither comes again.
+    pub(crate) fn replaced(&mut self, bad: u32, other: u32) {
+        if let Some(batch) = self.batches.iter_mut().rev().find(|b| b.ids.contains(&bad)) {
+            batch.ids.push(other);
+        }
+    }
+
+    pub(crate) fn close(&mut self, epoch: u64, steps: u64, left: &RoaringBitmap) {
+        self.closed.push_back(Closed {
+            epoch,
+            steps,
+            left: left.clone(),
+        });
+    }
+
+    /// Forgets what is long taken. `waiting`: batches that some rank has not taken.
+    pub(crate) fn forget(&mut self, waiting: usize, ranks: usize) {
+        while self.batches.len() > waiting + REMEMBERED * ranks {
+            let Some(gone) = self.batches.pop_front() else {
+                break;
+            };
+            self.from = (gone.epoch, gone.step + 1);
+        }
+        while self.closed.front().is_some_and(|c| c.epoch < self.from.0) {
+            self.closed.pop_front();
+        }
+    }
+
+    /// What was dropped by `epoch`, if it is drawn to its end and had at least `steps` steps.
+    pub(crate) fn left_by(&self, epoch: u64, steps: u64) -> Option<&RoaringBitmap> {
+        let closed = self.closed.iter().find(|c| c.epoch == epoch)?;
+        (steps <= closed.steps).then_some(&closed.left)
+    }
+
+    /// Samples dealt in `epoch` at and after `step`, if that is remembered.
+    pub(crate) fn since(&self, epoch: u64, step: u64) -> Option<RoaringBitmap> {
+        if (epoch, step) < self.from {
+            return None;
+        }
+        let later = self
+            .batches
+            .iter()
+            .filter(|b| b.epoch == epoch && b.step >= step);
+        Some(later.flat_map(|b| b.ids.iter().copied()).collect())
+    }
+}

@@ -1,0 +1,551 @@
+//! The rule: see the crate's documentation.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use roaring::RoaringBitmap;
+
+use crate::draw::{self, Key, mix};
+use crate::job::{Job, JobView};
+use crate::need::Need;
+use crate::{AttachError, Cohort, Config, Draw, JobId, JobSpec, Minibatch, Resume, Target};
+
+/// The state of a stream's jobs. See the crate.
+#[derive(Debug, Clone)]
+pub struct Scheduler {
+    config: Config,
+    all: Arc<RoaringBitmap>,
+    jobs: BTreeMap<JobId, Job>,
+    cohorts: BTreeMap<String, Members>,
+    /// By sample: the number of its next preparation.
+    visits: Vec<u32>,
+    bad: RoaringBitmap,
+    /// Minibatches made.
+    made: u64,
+}
+
+/// A cohort's members.
+#[derive(Debug, Clone)]
+struct Members {
+    size: u32,
+    /// Those that came, and have not left.
+    here: Vec<JobId>,
+    /// All had come once.
+    complete: bool,
+}
+
+/// Jobs that are served together or not at all: one job, or the members of a cohort that are level.
+#[derive(Debug, Clone)]
+struct Unit {
+    members: Vec<JobId>,
+    is_cohort: bool,
+    starves: bool,
+    /// Largest number of minibatches a member was passed over.
+    passed_over: u32,
+    need: u64,
+}
+
+/// What was chosen: who, and from what is drawn.
+struct Choice {
+    lead: JobId,
+    targets: Vec<JobId>,
+    ids: Vec<u32>,
+    is_cohort: bool,
+}
+
+impl Scheduler {
+    /// A stream without jobs.
+    #[must_use]
+    pub fn new(config: Config) -> Self {
+        let mut all = RoaringBitmap::new();
+        all.insert_range(0..config.samples);
+        Scheduler {
+            all: Arc::new(all),
+            jobs: BTreeMap::new(),
+            cohorts: BTreeMap::new(),
+            visits: vec![0; config.samples as usize],
+            bad: RoaringBitmap::new(),
+            made: 0,
+            config,
+        }
+    }
+
+    /// Samples of the dataset.
+    #[must_use]
+    pub fn samples(&self) -> u32 {
+        self.config.samples
+    }
+
+    // Coming and going.
+
+    /// A job comes. It has not begun to iterate another epoch than the one it resumes, or the first.
+    ///
+    /// # Errors
+    /// When it cannot be served as it asks; nothing has changed then.
+    pub fn attach(&mut self, id: JobId, spec: JobSpec) -> Result<(), AttachError> {
+        self.check(id, &spec)?;
+        let mut job = Job::new(&spec, &self.all, &self.bad)?;
+        if let Some(cohort) = &spec.cohort {
+            self.join(cohort, id, &job)?;
+        }
+        // Jobs that come with equal needs share them from the start.
+        if let Some(other) = self
+            .jobs
+            .values()
+            .find(|other| other.need.equals(&job.need))
+        {
+            job.need = other.need.clone();
+        }
+        self.jobs.insert(id, job);
+        Ok(())
+    }
+
+    fn check(&self, id: JobId, spec: &JobSpec) -> Result<(), AttachError> {
+        if self.jobs.contains_key(&id) {
+            return Err(AttachError::Duplicate(id));
+        }
+        if spec.batch_size == 0 {
+            return Err(AttachError::NoBatchSize);
+        }
+        if spec.world_size == 0 {
+            return Err(AttachError::NoRanks);
+        }
+        let samples = self.config.samples;
+        let sets = spec
+            .subset
+            .iter()
+            .chain(spec.resume.as_ref().map(|r| &r.delivered));
+        match sets.filter_map(RoaringBitmap::max).max() {
+            Some(id) if id >= samples => Err(AttachError::OutOfRange { id, samples }),
+            _ => Ok(()),
+        }
+    }
+
+    fn join(&mut self, cohort: &Cohort, id: JobId, job: &Job) -> Result<(), AttachError> {
+        let Cohort { name, size } = cohort.clone();
+        if size == 0 {
+            return Err(AttachError::EmptyCohort(name));
+        }
+        let known = self.cohorts.get(&name);
+        if let Some(members) = known {
+            if members.size != size {
+                return Err(AttachError::CohortSize {
+                    name,
+                    known: members.size,
+                    asked: size,
+                });
+            }
+            if members.here.len() as u32 >= size {
+                return Err(AttachError::CohortFull { name, size });
+            }
+            let same = |member: &JobId| {
+                self.jobs
+                    .get(member)
+                    .is_none_or(|other| other.set == job.set)
+            };
+            if !members.here.iter().all(same) {
+                return Err(AttachError::CohortSubset(name));
+            }
+        }
+        let members = self.cohorts.entry(name).or_insert(Members {
+            size,
+            here: Vec::new(),
+            complete: false,
+        });
+        members.here.push(id);
+        members.complete |= members.here.len() as u32 == size;
+        Ok(())
+    }
+
+    /// A job leaves, or has died.
+    pub fn detach(&mut self, id: JobId) {
+        let Some(job) = self.jobs.remove(&id) else {
+            return;
+        };
+        let Some(name) = job.cohort else { return };
+        if let Some(members) = self.cohorts.get_mut(&name) {
+            members.here.retain(|&member| member != id);
+            if members.here.is_empty() {
+                self.cohorts.remove(&name);
+            }
+        }
+    }
+
+    // What happened.
+
+    /// A rank took `deliveries` of what it was dealt, the oldest.
+    pub fn taken(&mut self, id: JobId, rank: u32, deliveries: u32) {
+        if let Some(job) = self.jobs.get_mut(&id) {
+            job.take(rank, deliveries);
+        }
+    }
+
+    /// A rank began to iterate an epoch.
+    pub fn epoch_started(&mut self, id: JobId, rank: u32, epoch: u64) {
+        if let Some(job) = self.jobs.get_mut(&id) {
+            job.start(rank, epoch);
+        }
+    }
+
+    /// All ranks left the epoch they iterate: the job's next one begins. What was dealt is void.
+    pub fn restart_epoch(&mut self, id: JobId) {
+        if let Some(job) = self.jobs.get_mut(&id) {
+            job.restart(&self.bad);
+        }
+    }
+
+    /// A sample cannot be read: jobs that skip such samples are not dealt it any more.
+    pub fn mark_bad(&mut self, id: u32) {
+        self.bad.insert(id);
+        for job in self.jobs.values_mut().filter(|job| job.skip_bad) {
+            if job.need.ids().contains(id) && job.can_lose_one() {
+                job.need.remove(&[id]);
+            }
+        }
+    }
+
+    /// Another sample for the place of `bad` in a minibatch for `targets`: one that all of them need. None
+    /// if there is none: the minibatch gets shorter.
+    pub fn replace(&mut self, targets: &[Target], bad: u32) -> Option<Draw> {
+        let jobs = || {
+            targets
+                .iter()
+                .filter_map(|t| self.jobs.get(&t.job).map(|job| (t, job)))
+        };
+        if !jobs().all(|(t, job)| job.epoch == t.epoch && job.can_lose_one()) {
+            return None;
+        }
+        let (lead, first) = jobs().min_by_key(|(_, job)| job.need.len())?;
+        let common = jobs().try_fold(first.need.ids().clone(), |common, (_, job)| {
+            intersect(&common, &job.need, 1)
+        })?;
+        let from = &*common - &self.bad;
+        let key = Key {
+            seed: self.config.seed,
+            epoch: first.epoch,
+            position: first.position(),
+            salt: mix(u64::from(bad)) | 1,
+        };
+        let is_cohort = first.cohort.is_some();
+        let epoch = lead.epoch;
+        let id = self.draw(&from, 1, key).pop()?;
+        for target in targets {
+            if let Some(job) = self.jobs.get_mut(&target.job) {
+                job.need.remove(&[id]);
+                job.replaced(bad, id);
+            }
+        }
+        Some(self.visit(id, epoch, is_cohort))
+    }
+
+    // What is known.
+
+    /// What `job` was given once every rank has taken `batches` batches of `epoch` that were dealt since it
+    /// was attached. None if that is not known any more.
+    #[must_use]
+    pub fn state(&self, id: JobId, epoch: u64, batches: u64) -> Option<Resume> {
+        self.jobs.get(&id)?.state(epoch, batches)
+    }
+
+    /// Where a job is.
+    #[must_use]
+    pub fn job(&self, id: JobId) -> Option<JobView> {
+        self.jobs.get(&id).map(Job::view)
+    }
+
+    /// Why a job's cohort is not served, if that is the reason why the job is not.
+    #[must_use]
+    pub fn cohort_waits(&self, id: JobId) -> Option<String> {
+        let name = self.jobs.get(&id)?.cohort.as_ref()?;
+        let members = self.cohorts.get(name)?;
+        if !members.complete {
+            let here = members.here.len();
+            return Some(format!(
+                "cohort '{name}' waits: {here} of its {} members are here",
+                members.size
+            ));
+        }
+        let bound = self.config.depth;
+        let full = |id: &&JobId| {
+            self.jobs
+                .get(id)
+                .is_some_and(|job| !job.has_room(bound, &self.config))
+        };
+        let full: Vec<String> = members
+            .here
+            .iter()
+            .filter(full)
+            .map(|job| job.0.to_string())
+            .collect();
+        let jobs = full.join(", ");
+        (!full.is_empty())
+            .then(|| format!("cohort '{name}' waits for job {jobs}, which does not read"))
+    }
+
+    // The rule.
+
+    /// The next minibatch to prepare, with `free` staging buffers left; None if there is none to make now.
+    pub fn next(&mut self, free: u32) -> Option<Minibatch> {
+        if free == 0 {
+            return None;
+        }
+        let bound = free.clamp(1, self.config.depth.max(1));
+        let mut units = self.units(bound);
+        let all_have_room = units.iter().map(|u| u.members.len()).sum::<usize>() == self.jobs.len();
+        if !all_have_room && !units.iter().any(|u| u.starves) {
+            return None;
+        }
+        let patience = self.jobs.len() as u32;
+        units.sort_by_key(|u| {
+            let overdue = if u.starves && u.passed_over > patience {
+                u.passed_over
+            } else {
+                0
+            };
+            (std::cmp::Reverse(overdue), !u.starves, u.need)
+        });
+        let lead = units.first()?.clone();
+        // Rule 3: from the second on, starving or not does not matter.
+        units[1..].sort_by_key(|u| u.need);
+        let choice = self.choose(&lead, &units[1..]);
+        for id in units.iter().filter(|u| u.starves).flat_map(|u| &u.members) {
+            if let Some(job) = self.jobs.get_mut(id) {
+                job.passed_over += 1;
+            }
+        }
+        Some(self.make(&choice))
+    }
+
+    /// Everybody who can be given a minibatch.
+    fn units(&self, bound: u32) -> Vec<Unit> {
+        let with_room = |job: &Job| job.has_room(bound, &self.config);
+        let alone = self
+            .jobs
+            .iter()
+            .filter(|(_, job)| job.cohort.is_none() && with_room(job));
+        let alone = alone.map(|(&id, _)| self.unit(vec![id], false));
+        let complete = self.cohorts.values().filter(|members| members.complete);
+        let level = complete.map(|members| self.rearmost(members));
+        let level = level.filter(|ids| {
+            ids.iter()
+                .all(|id| self.jobs.get(id).is_some_and(with_room))
+        });
+        alone.chain(level.map(|ids| self.unit(ids, true))).collect()
+    }
+
+    /// Members of a cohort that are furthest behind: all of them, unless it has just been resumed.
+    fn rearmost(&self, members: &Members) -> Vec<JobId> {
+        let place = |id: &JobId| self.jobs.get(id).map(|job| (job.epoch, job.position()));
+        let behind = members.here.iter().filter_map(place).min();
+        members
+            .here
+            .iter()
+            .copied()
+            .filter(|id| place(id) == behind)
+            .collect()
+    }
+
+    fn unit(&self, members: Vec<JobId>, is_cohort: bool) -> Unit {
+        let jobs = || members.iter().filter_map(|id| self.jobs.get(id));
+        Unit {
+            is_cohort,
+            starves: jobs().any(|job| job.starves(&self.config)),
+            passed_over: jobs().map(|job| job.passed_over).max().unwrap_or(0),
+            need: jobs().map(|job| job.need.len()).min().unwrap_or(0),
+            members,
+        }
+    }
+
+    fn choose(&self, lead: &Unit, others: &[Unit]) -> Choice {
+        let first = lead.members[0];
+        let job = &self.jobs[&first];
+        let slots = u64::from(self.config.slots);
+        let want = job.deliverable().min(slots);
+        let ends = want == job.deliverable();
+        let takes_all = |id: &JobId| {
+            let other = &self.jobs[id];
+            // A short minibatch goes only to jobs whose epoch it ends.
+            if ends && want < slots {
+                other.deliverable() == want
+            } else {
+                other.deliverable() >= want
+            }
+        };
+        if lead.is_cohort {
+            return self.choose_for_cohort(lead, others, want as u32, takes_all);
+        }
+        let (mut common, mut targets) = (job.need.ids().clone(), vec![first]);
+        for unit in others.iter().filter(|u| !u.is_cohort) {
+            let id = unit.members[0];
+            if !takes_all(&id) {
+                continue;
+            }
+            if let Some(both) = intersect(&common, &self.jobs[&id].need, want) {
+                common = both;
+                targets.push(id);
+            }
+        }
+        let level = targets
+            .iter()
+            .all(|id| self.jobs[id].need.len() == common.len());
+        let key = self.key(job, if level { 0 } else { mix(first.0) | 1 });
+        Choice {
+            lead: first,
+            ids: self.draw(&common, want as u32, key),
+            targets,
+            is_cohort: false,
+        }
+    }
+
+    /// A cohort's samples do not depend on other jobs; who happens to need them takes part.
+    fn choose_for_cohort(
+        &self,
+        lead: &Unit,
+        others: &[Unit],
+        want: u32,
+        takes_all: impl Fn(&JobId) -> bool,
+    ) -> Choice {
+        let first = lead.members[0];
+        let job = &self.jobs[&first];
+        let ids = self.draw(job.need.ids(), want, self.key(job, 0));
+        let needed = |id: &JobId| {
+            let need = &self.jobs[id].need;
+            need.equals(&job.need) || ids.iter().all(|&sample| need.ids().contains(sample))
+        };
+        let others = others
+            .iter()
+            .filter(|u| !u.is_cohort)
+            .flat_map(|u| &u.members)
+            .filter(|id| takes_all(id));
+        let everyone = lead.members[1..]
+            .iter()
+            .chain(others)
+            .filter(|id| needed(id));
+        let targets = std::iter::once(first).chain(everyone.copied()).collect();
+        Choice {
+            lead: first,
+            targets,
+            ids,
+            is_cohort: true,
+        }
+    }
+
+    fn key(&self, job: &Job, salt: u64) -> Key {
+        Key {
+            seed: self.config.seed,
+            epoch: job.epoch,
+            position: job.position(),
+            salt,
+        }
+    }
+
+    fn draw(&self, from: &RoaringBitmap, count: u32, key: Key) -> Vec<u32> {
+        if self.config.shuffle {
+            draw::random(from, count, key)
+        } else {
+            draw::ascending(from, count)
+        }
+    }
+
+    fn make(&mut self, choice: &Choice) -> Minibatch {
+        let epoch = self.jobs[&choice.lead].epoch;
+        let samples = choice
+            .ids
+            .iter()
+            .map(|&id| self.visit(id, epoch, choice.is_cohort))
+            .collect();
+        let before: Vec<u64> = choice
+            .targets
+            .iter()
+            .map(|id| self.jobs[id].need.len())
+            .collect();
+        let targets = choice
+            .targets
+            .iter()
+            .map(|&job| Target {
+                job,
+                epoch: self.jobs[&job].epoch,
+            })
+            .collect();
+        self.remove(&choice.targets, &choice.ids);
+        let mut deliveries = Vec::new();
+        for (&id, before) in choice.targets.iter().zip(before) {
+            if let Some(job) = self.jobs.get_mut(&id) {
+                deliveries.extend(job.deal(id, &choice.ids, before, self.made, &self.bad));
+            }
+        }
+        self.share(&choice.targets);
+        self.made += 1;
+        Minibatch {
+            samples,
+            deliveries,
+            targets,
+        }
+    }
+
+    /// Takes samples out of jobs' needs, once for all that share a bitmap.
+    fn remove(&mut self, targets: &[JobId], ids: &[u32]) {
+        let nothing = Need::new(RoaringBitmap::new());
+        let mut waiting: Vec<JobId> = targets.to_vec();
+        while let Some(&first) = waiting.first() {
+            let Some(mut need) = self.jobs.get(&first).map(|job| job.need.clone()) else {
+                return;
+            };
+            let shares = |id: &JobId| {
+                self.jobs
+                    .get(id)
+                    .is_some_and(|job| job.need.shares_bitmap(&need))
+            };
+            let (same, others) = waiting.iter().partition(|id| shares(id));
+            let same: Vec<JobId> = same;
+            waiting = others;
+            // While only one holds it, it need not be copied to be changed.
+            same.iter().for_each(|id| self.set_need(*id, &nothing));
+            need.remove(ids);
+            same.iter().for_each(|id| self.set_need(*id, &need));
+        }
+    }
+
+    fn set_need(&mut self, id: JobId, need: &Need) {
+        if let Some(job) = self.jobs.get_mut(&id) {
+            job.need = need.clone();
+        }
+    }
+
+    /// Lets targets whose needs have become equal share one bitmap.
+    fn share(&mut self, targets: &[JobId]) {
+        let needs: Vec<Need> = targets
+            .iter()
+            .map(|id| self.jobs[id].need.clone())
+            .collect();
+        for (at, id) in targets.iter().enumerate().skip(1) {
+            if let Some(equal) = needs[..at].iter().find(|n| n.equals(&needs[at])) {
+                self.set_need(*id, equal);
+            }
+        }
+    }
+
+    fn visit(&mut self, id: u32, epoch: u64, is_cohort: bool) -> Draw {
+        let next = &mut self.visits[id as usize];
+        let visit = if is_cohort {
+            epoch
+        } else {
+            epoch.max(u64::from(*next))
+        };
+        *next = (*next).max(u32::try_from(visit + 1).unwrap_or(u32::MAX));
+        Draw { id, visit }
+    }
+}
+
+/// What `common` and `need` share, if that is at least `want` samples.
+fn intersect(common: &Arc<RoaringBitmap>, need: &Need, want: u64) -> Option<Arc<RoaringBitmap>> {
+    if Arc::ptr_eq(common, need.ids()) {
+        return Some(common.clone());
+    }
+    match common.intersection_len(need.ids()) {
+        len if len < want => None,
+        len if len == common.len() => Some(common.clone()),
+        len if len == need.len() => Some(need.ids().clone()),
+        _ => Some(Arc::new(&**common & &**need.ids())),
+    }
+}
