@@ -251,6 +251,7 @@ fn decode_other(
             raw,
             out,
         ),
+        _ if !header::is_whole_webp(bytes) => Err(Error::damaged("the WebP is cut short")),
         _ => decode_with(WebPDecoder::new(Cursor::new(bytes)), header, raw, out),
     }
 }

@@ -215,3 +215,137 @@ pub(crate) fn decode_region(image: Size, part: Rect, denominator: u32, align: u3
         size: Size::new(right - left, bottom - top),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::rng::{Rng, SampleKey};
+
+    const FREEDOM: Freedom = Freedom {
+        scale: (0.08, 1.0),
+        ratio: (0.75, 4.0 / 3.0),
+    };
+
+    fn rect(x: u32, y: u32, width: u32, height: u32) -> Rect {
+        Rect {
+            x,
+            y,
+            size: Size::new(width, height),
+        }
+    }
+
+    fn drawn(size: Size, freedom: Freedom, seed: u64) -> Rect {
+        random_resized(
+            size,
+            freedom,
+            &mut Rng::new(SampleKey {
+                seed,
+                id: 0,
+                visit: 0,
+            }),
+        )
+    }
+
+    fn sizes(most: u32) -> impl Strategy<Value = Size> {
+        (1..most, 1..most).prop_map(|(width, height)| Size::new(width, height))
+    }
+
+    /// From `torchvision.transforms.functional.center_crop`, whose `round` goes to even.
+    #[test]
+    fn central_crops_are_torchvisions() {
+        let none = Padding::default();
+        assert_eq!(
+            center(Size::new(256, 341), Size::new(224, 224)),
+            (rect(16, 58, 224, 224), none)
+        );
+        assert_eq!(
+            center(Size::new(11, 13), Size::new(8, 8)),
+            (rect(2, 2, 8, 8), none)
+        );
+        assert_eq!(
+            center(Size::new(5, 10), Size::new(8, 8)),
+            (rect(0, 1, 5, 8), Padding { left: 1, top: 0 })
+        );
+    }
+
+    #[test]
+    fn the_shorter_side_is_met_and_the_longer_truncated() {
+        assert_eq!(shorter_side(Size::new(500, 375), 256), Size::new(341, 256));
+        assert_eq!(shorter_side(Size::new(375, 500), 256), Size::new(256, 341));
+        assert_eq!(shorter_side(Size::new(7, 7), 3), Size::new(3, 3));
+    }
+
+    #[test]
+    fn an_image_too_long_for_any_attempt_keeps_its_middle() {
+        let freedom = Freedom {
+            scale: (0.9, 1.0),
+            ..FREEDOM
+        };
+        assert_eq!(drawn(Size::new(1000, 30), freedom, 1), rect(480, 0, 40, 30));
+        assert_eq!(drawn(Size::new(30, 1000), freedom, 1), rect(0, 480, 30, 40));
+    }
+
+    #[test]
+    fn random_areas_and_ratios_fill_their_ranges_evenly() {
+        let size = Size::new(1000, 1000);
+        let drawn: Vec<Size> = (0..4000)
+            .map(|seed| drawn(size, FREEDOM, seed).size)
+            .collect();
+        // A narrow part always fits, so its area is uniform: (0.08 + 0.5) / 2 on average below 0.5.
+        let areas: Vec<f64> = drawn
+            .iter()
+            .map(|s| s.pixels() as f64 / 1e6)
+            .filter(|&area| area < 0.5)
+            .collect();
+        let mean = areas.iter().sum::<f64>() / areas.len() as f64;
+        assert!((mean - 0.29).abs() < 0.01, "{mean}");
+        let wide = drawn.iter().filter(|s| s.width > s.height).count();
+        assert!(
+            (1800..2200).contains(&wide),
+            "{wide} of 4000 are wider than high"
+        );
+    }
+
+    #[test]
+    fn the_reduction_never_leaves_less_than_the_target() {
+        let target = Size::new(224, 224);
+        let side = |side| reduction(Size::new(side, side), target);
+        assert_eq!(
+            [223, 447, 448, 895, 896, 1791, 1792, 9999].map(side),
+            [1, 1, 2, 2, 4, 4, 8, 8]
+        );
+        assert_eq!(reduction(Size::new(9999, 448), target), 2);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn a_random_part_lies_in_the_image_and_within_its_bounds(size in sizes(3000), seed: u64) {
+            let part = drawn(size, FREEDOM, seed);
+            prop_assert!(part.size.pixels() > 0);
+            prop_assert!(part.right() <= size.width && part.bottom() <= size.height);
+            // Rounding of the sides moves both by up to a pixel's share.
+            let (width, height) = (f64::from(part.size.width), f64::from(part.size.height));
+            let slack = 1.0 + 2.0 / width.min(height);
+            prop_assert!((0.75 / slack..=4.0 / 3.0 * slack).contains(&(width / height)), "{:?}", part);
+        }
+
+        #[test]
+        fn what_is_decoded_covers_the_part_and_lies_in_the_image(
+            size in sizes(3000), seed: u64, by in prop::sample::select(vec![1u32, 2, 4, 8]),
+            mcu in prop::sample::select(vec![8u32, 16, 32]),
+        ) {
+            let part = drawn(size, FREEDOM, seed);
+            let align = mcu.div_ceil(by);
+            let region = decode_region(size, part, by, align);
+            let reduced = size.reduced(by);
+            prop_assert!(region.x.is_multiple_of(align));
+            prop_assert!(region.x * by <= part.x && region.y * by <= part.y);
+            prop_assert!(region.right() <= reduced.width && region.bottom() <= reduced.height);
+            prop_assert!(region.right() * by >= part.right() && region.bottom() * by >= part.bottom());
+        }
+    }
+}

@@ -228,3 +228,10 @@ pub(crate) fn has_end(bytes: &[u8], scan: usize) -> bool {
         .get(scan..)
         .is_some_and(|rest| rest.windows(2).rev().any(|pair| pair == [0xff, 0xd9]))
 }
+
+/// Whether a WebP has all the bytes that its first chunk promises. The decoder of lossy images reads
+/// zeros behind the end of the file and says nothing; libwebp refuses such a file.
+pub(crate) fn is_whole_webp(bytes: &[u8]) -> bool {
+    let promised = array(bytes, 4).map(|b| u64::from(u32::from_le_bytes(b)) + 8);
+    promised.is_some_and(|promised| promised <= bytes.len() as u64)
+}

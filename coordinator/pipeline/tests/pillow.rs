@@ -6,26 +6,14 @@
 
 mod common;
 
-use common::{decode_exactly, decoded, interleaved, key, prepare};
+use common::{DECODED_WHOLE, data, decode_exactly, decoded, interleaved, key, prepare};
 use coprep_pipeline::Pipeline;
 use coprep_protocol::spec::{DEFAULT_MAX_PIXELS, Interpolation, Op, ResizeTo};
 
 const SIZE: (u32, u32) = (30, 22);
 
-fn data(name: &str) -> Vec<u8> {
-    std::fs::read(format!("{}/tests/data/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap()
-}
-
 fn plain() -> Pipeline {
-    Pipeline::compile(&[
-        decode_exactly(),
-        Op::RandomHorizontalFlip { p: 0.0 },
-        Op::CenterCrop {
-            height: 1,
-            width: 1,
-        },
-    ])
-    .unwrap()
+    Pipeline::compile(&DECODED_WHOLE).unwrap()
 }
 
 fn worst(a: &[u8], b: &[u8]) -> u8 {

@@ -7,6 +7,8 @@
 
 use coprep_pipeline::{DecodedView, Error, Pipeline, SampleKey, Scratch};
 use coprep_protocol::spec::{DEFAULT_MAX_PIXELS, Interpolation, Op};
+use proptest::prelude::*;
+use proptest::sample::Index;
 use turbojpeg::{Colorspace, Compressor, Image, PixelFormat, Subsamp};
 
 pub(crate) const SUBSAMPLINGS: [Subsamp; 6] = [
@@ -76,6 +78,30 @@ impl Jpeg {
         compressor.compress_to_vec(image).unwrap()
     }
 }
+
+/// A checked-in file.
+pub(crate) fn data(name: &str) -> Vec<u8> {
+    std::fs::read(format!("{}/tests/data/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap()
+}
+
+/// Bytes to be replaced, and by what.
+pub(crate) fn flipped_bytes() -> impl Strategy<Value = Vec<(Index, u8)>> {
+    proptest::collection::vec((any::<Index>(), any::<u8>()), 0..8)
+}
+
+/// Operators whose decoded form is the whole image.
+pub(crate) const DECODED_WHOLE: [Op; 3] = [
+    Op::Decode {
+        apply_exif_orientation: false,
+        max_pixels: DEFAULT_MAX_PIXELS,
+        scaled: false,
+    },
+    Op::RandomHorizontalFlip { p: 0.0 },
+    Op::CenterCrop {
+        height: 1,
+        width: 1,
+    },
+];
 
 /// Inserts an Exif segment with the given orientation after a JPEG's first marker.
 pub(crate) fn with_orientation(jpeg: &[u8], orientation: u16) -> Vec<u8> {

@@ -1,0 +1,246 @@
+//! Folders of classes and lists of files, in torchvision's order.
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use coprep_pipeline::{Dataset, Error, ErrorKind};
+use coprep_protocol::spec::{FileList, Source};
+use tempfile::TempDir;
+
+/// A folder of files, each holding its own path.
+fn tree(files: &[&str]) -> TempDir {
+    let root = tempfile::tempdir().unwrap();
+    for file in files {
+        let path = root.path().join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, file).unwrap();
+    }
+    root
+}
+
+fn open(root: &Path) -> Result<Dataset, Error> {
+    Dataset::open(&Source::ImageFolder {
+        root: root.to_str().unwrap().into(),
+    })
+}
+
+fn list(paths: &[&str], labels: &[i64]) -> Result<Dataset, Error> {
+    let paths = paths.iter().map(|&p| p.into()).collect();
+    Dataset::open(&Source::Files(FileList {
+        paths,
+        labels: labels.to_vec(),
+    }))
+}
+
+fn samples(dataset: &Dataset, root: &Path) -> Vec<(String, i64)> {
+    let relative = |id| {
+        dataset
+            .path(id)
+            .strip_prefix(root)
+            .unwrap()
+            .to_str()
+            .unwrap()
+            .to_owned()
+    };
+    (0..dataset.len())
+        .map(|id| (relative(id), dataset.label(id)))
+        .collect()
+}
+
+fn assert_refused(found: Result<Dataset, Error>, kind: ErrorKind, words: &[&str]) {
+    let error = found.unwrap_err();
+    assert_eq!(error.kind(), kind, "{error}");
+    for word in words {
+        assert!(
+            error.to_string().contains(word),
+            "{word:?} is not in: {error}"
+        );
+    }
+}
+
+#[test]
+fn samples_come_in_the_order_of_torchvision() {
+    let root = tree(&[
+        "b/2.jpg",
+        "b/10.JPG",
+        "a/z.png",
+        "a/sub/a.webp",
+        "a/b.jpeg",
+        "B/x.jpg",
+        "note.jpg",
+    ]);
+    let dataset = open(root.path()).unwrap();
+    assert_eq!(dataset.classes(), ["B", "a", "b"]);
+    let expected = [
+        ("B/x.jpg", 0),
+        ("a/b.jpeg", 1),
+        ("a/z.png", 1),
+        ("a/sub/a.webp", 1),
+        ("b/10.JPG", 2),
+        ("b/2.jpg", 2),
+    ];
+    assert_eq!(
+        samples(&dataset, root.path()),
+        expected.map(|(path, label)| (path.to_owned(), label))
+    );
+}
+
+#[test]
+fn files_that_torchvision_would_list_and_are_not_decoded_are_counted() {
+    let root = tree(&["a/1.jpg", "a/2.bmp", "a/3.TIFF", "a/readme.txt", "a/jpg"]);
+    let dataset = open(root.path()).unwrap();
+    assert_eq!((dataset.len(), dataset.ignored()), (1, 2));
+}
+
+#[test]
+fn links_are_followed_and_a_loop_is_refused() {
+    let other = tree(&["far/1.jpg"]);
+    let root = tree(&["a/0.jpg"]);
+    symlink(other.path().join("far"), root.path().join("b")).unwrap();
+    let dataset = open(root.path()).unwrap();
+    assert_eq!(
+        samples(&dataset, root.path()),
+        [("a/0.jpg".into(), 0), ("b/1.jpg".into(), 1)]
+    );
+    symlink(root.path().join("a"), root.path().join("a/loop")).unwrap();
+    assert_refused(
+        open(root.path()),
+        ErrorKind::InvalidSource,
+        &["a/loop", "link to a folder above itself"],
+    );
+}
+
+#[test]
+fn a_folder_without_samples_is_refused_with_the_remedy() {
+    let root = tree(&[]);
+    assert_refused(
+        open(root.path()),
+        ErrorKind::InvalidSource,
+        &["no class folders", "root/class/image.jpg"],
+    );
+    fs::write(root.path().join("1.jpg"), "").unwrap();
+    assert_refused(
+        open(root.path()),
+        ErrorKind::InvalidSource,
+        &["no class folders"],
+    );
+    let missing = root.path().join("missing");
+    assert_refused(
+        open(&missing),
+        ErrorKind::NotFound,
+        &[missing.to_str().unwrap()],
+    );
+}
+
+#[test]
+fn classes_without_samples_are_named() {
+    let root = tree(&["a/1.jpg", "b/notes.txt", "c/2.gif"]);
+    assert_refused(
+        open(root.path()),
+        ErrorKind::InvalidSource,
+        &["class folders b, c;", ".jpg, .jpeg, .png, .webp"],
+    );
+}
+
+#[test]
+fn a_list_is_taken_as_it_is() {
+    let dataset = list(&["/z.jpg", "/a.bin", "/z.jpg"], &[7, -1, 7]).unwrap();
+    assert_eq!((dataset.len(), dataset.classes().len()), (3, 0));
+    assert_eq!(
+        (dataset.path(1), dataset.label(1)),
+        (Path::new("/a.bin").into(), -1)
+    );
+    assert_eq!(list(&["/a"], &[]).unwrap().label(0), 0);
+    assert_refused(
+        list(&[], &[]),
+        ErrorKind::InvalidSource,
+        &["at least one path"],
+    );
+    assert_refused(
+        list(&["/a", "/b"], &[1]),
+        ErrorKind::InvalidSource,
+        &["2 paths and 1 labels"],
+    );
+}
+
+#[test]
+fn a_file_is_fetched_whole_or_by_its_head() {
+    let root = tree(&["a/1.jpg"]);
+    let long: Vec<u8> = (0..300_000u32).map(|i| (i % 251) as u8).collect();
+    fs::write(root.path().join("a/2.jpg"), &long).unwrap();
+    let dataset = open(root.path()).unwrap();
+    let mut bytes = vec![1, 2, 3];
+    dataset.fetch(0, &mut bytes).unwrap();
+    assert_eq!(bytes, b"a/1.jpg");
+    dataset.fetch(1, &mut bytes).unwrap();
+    assert!(bytes == long && dataset.file_len(1).unwrap() == long.len() as u64);
+    dataset.fetch_head(1, &mut bytes).unwrap();
+    assert!(bytes == long[..256 << 10]);
+    let mut place = vec![0; long.len()];
+    dataset.fetch_into(1, &mut place).unwrap();
+    assert!(place == long);
+}
+
+#[test]
+fn a_missing_file_is_named() {
+    let root = tree(&["a/1.jpg"]);
+    let dataset = open(root.path()).unwrap();
+    fs::remove_file(root.path().join("a/1.jpg")).unwrap();
+    let fetched = [
+        dataset.fetch(0, &mut Vec::new()),
+        dataset.fetch_head(0, &mut Vec::new()),
+        dataset.fetch_into(0, &mut [0; 7]),
+        dataset.file_len(0).map(drop),
+    ];
+    for error in fetched.map(Result::unwrap_err) {
+        assert!(
+            error.is_not_found() && error.to_string().contains("a/1.jpg cannot be read"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn a_link_to_nothing_is_a_sample_that_is_missing() {
+    let root = tree(&["a/1.jpg"]);
+    symlink("/nowhere/at/all", root.path().join("a/0.jpg")).unwrap();
+    let dataset = open(root.path()).unwrap();
+    assert_eq!(dataset.len(), 2);
+    assert!(
+        dataset
+            .fetch(0, &mut Vec::new())
+            .unwrap_err()
+            .is_not_found()
+    );
+}
+
+#[test]
+fn a_file_that_changed_its_length_is_refused() {
+    let root = tree(&["a/1.jpg"]);
+    let dataset = open(root.path()).unwrap();
+    for length in [6, 8] {
+        let error = dataset.fetch_into(0, &mut vec![0; length]).unwrap_err();
+        assert!(
+            error.to_string().contains("a/1.jpg changed its length"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn the_fingerprint_tells_lists_apart() {
+    let of = |paths: &[&str], labels: &[i64]| list(paths, labels).unwrap().fingerprint();
+    let all = [
+        of(&["/a", "/b"], &[0, 1]),
+        of(&["/b", "/a"], &[0, 1]),
+        of(&["/a", "/b"], &[1, 0]),
+        of(&["/a/", "b"], &[0, 1]),
+        of(&["/a"], &[0]),
+    ];
+    for (i, one) in all.iter().enumerate() {
+        assert!(all[..i].iter().all(|other| other != one), "{i}");
+    }
+    assert_eq!(all[0], of(&["/a", "/b"], &[0, 1]));
+}
