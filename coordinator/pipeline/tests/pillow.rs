@@ -6,7 +6,7 @@
 
 mod common;
 
-use common::{DECODED_WHOLE, data, decode_exactly, decoded, interleaved, key, prepare};
+use common::{DECODED_WHOLE, data, decode, decode_exactly, decoded, interleaved, key, prepare};
 use coprep_pipeline::Pipeline;
 use coprep_protocol::spec::{DEFAULT_MAX_PIXELS, Interpolation, Op, ResizeTo};
 
@@ -27,6 +27,16 @@ fn bias(a: &[u8], b: &[u8]) -> f64 {
         .iter()
         .zip(b)
         .map(|(a, b)| i32::from(*a) - i32::from(*b))
+        .sum();
+    f64::from(sum) / a.len() as f64
+}
+
+/// Mean of `|a - b|`.
+fn mean(a: &[u8], b: &[u8]) -> f64 {
+    let sum: u32 = a
+        .iter()
+        .zip(b)
+        .map(|(a, b)| u32::from(a.abs_diff(*b)))
         .sum();
     f64::from(sum) / a.len() as f64
 }
@@ -117,6 +127,33 @@ fn resizing_is_within_rounding_of_pillow() {
                 "{name} {width} x {height}: {worst}, {bias}"
             );
         }
+    }
+}
+
+/// `Resize(36)` and `CenterCrop(32)` of 240 x 180 pixels; a reduced decode begins with 60 x 45.
+#[test]
+fn a_prepared_jpeg_is_within_rounding_of_pillow_and_close_if_reduced() {
+    let shorter = Op::Resize {
+        to: ResizeTo::Shorter(36),
+        interpolation: Interpolation::Bilinear,
+    };
+    let reduced = Pipeline::compile(&[
+        decode(),
+        shorter,
+        Op::CenterCrop {
+            height: 32,
+            width: 32,
+        },
+    ])
+    .unwrap();
+    let theirs = data("scene.jpg.central.32x32");
+    for (pipeline, tolerance, mean_tolerance) in [(reduced.exact(), 1, 0.25), (reduced, 10, 0.7)] {
+        let ours = interleaved(&prepare(&pipeline, &data("scene.jpg"), key(0, 0)).unwrap());
+        let (worst, mean) = (worst(&ours, &theirs), mean(&ours, &theirs));
+        assert!(
+            worst <= tolerance && mean <= mean_tolerance,
+            "{pipeline:?}: {worst}, mean {mean}"
+        );
     }
 }
 

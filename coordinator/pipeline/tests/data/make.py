@@ -19,6 +19,15 @@ def picture():
     return np.clip(smooth + noise, 0, 255).astype(np.uint8)
 
 
+def scene():
+    """Shading, soft texture and a few hard edges, as photographs have."""
+    y, x = np.mgrid[0:180, 0:240]
+    shade = np.stack([80 + x / 3, 60 + y / 2 + 20 * np.sin(x / 9.0), 200 - (x + y) / 4], -1)
+    disc = ((x - 150) ** 2 + (y - 80) ** 2 < 50**2)[..., None] * np.array([60, -40, -90])
+    noise = np.random.default_rng(8).normal(0, 3, shade.shape)
+    return Image.fromarray(np.clip(shade + disc + noise, 0, 255).astype(np.uint8))
+
+
 def save(name, image, **options):
     image.save(OUT / name, **options)
     pixels = Image.open(OUT / name).convert("RGB").tobytes()
@@ -53,3 +62,7 @@ for name, resample in FILTERS.items():
         (OUT / f"rgb.png.{name}.{size[0]}x{size[1]}").write_bytes(image.resize(size, resample).tobytes())
     cut = image.crop((2, 3, 27, 19)).resize((16, 16), resample)
     (OUT / f"rgb.png.{name}.crop.16x16").write_bytes(cut.tobytes())
+
+scene().save(OUT / "scene.jpg", quality=85, subsampling=2)
+central = Image.open(OUT / "scene.jpg").resize((48, 36), Image.Resampling.BILINEAR).crop((8, 2, 40, 34))
+(OUT / "scene.jpg.central.32x32").write_bytes(central.tobytes())
