@@ -181,10 +181,12 @@ pub struct Field {
 }
 
 impl Field {
-    /// Bytes of one sample.
+    /// Bytes of one sample. More than there are addresses, which only a stranger's shape has, is [`usize::MAX`]:
+    /// no staging area is laid out for it.
     #[must_use]
     pub fn sample_bytes(&self) -> usize {
-        self.shape.iter().map(|&d| d as usize).product::<usize>() * self.dtype.size()
+        let dimensions = self.shape.iter().map(|&d| d as usize);
+        dimensions.fold(self.dtype.size(), usize::saturating_mul)
     }
 }
 
@@ -218,4 +220,19 @@ fn fingerprint(spec: &PipelineSpec) -> u128 {
     // Serialising plain data into memory has no way to fail but memory running out.
     let bytes = rkyv::to_bytes::<rkyv::rancor::Error>(spec).unwrap_or_default();
     xxhash_rust::xxh3::xxh3_128(&bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shape_has_a_size_however_large() {
+        let bytes = |shape: &[u32]| {
+            Field { name: "image".into(), dtype: Dtype::F32, shape: shape.to_vec() }.sample_bytes()
+        };
+        assert_eq!(bytes(&[]), 4);
+        assert_eq!(bytes(&[3, 224, 100]), 3 * 224 * 100 * 4);
+        assert_eq!(bytes(&[u32::MAX; 3]), usize::MAX);
+    }
 }
