@@ -13,6 +13,7 @@ use std::fs::{File, OpenOptions, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 
 use common::{Peer, role, say, until_closed};
+use coprep_cache::sample_cache::index::{Entry, payload_checksum};
 use coprep_cache::sample_cache::{
     Form, Meta, NoEviction, SampleCache, TakeOver, list_named, remove_named,
 };
@@ -179,6 +180,36 @@ fn a_flipped_bit_costs_the_sample_it_is_in_and_no_other() {
     assert!(put(&cache, 0) && put(&cache, 1));
     drop(cache);
     assert_eq!(ids(&segment.open().0), [0, 1, 2, 3, 4]);
+}
+
+#[test]
+fn what_a_take_over_drops_does_not_come_back() {
+    let segment = Segment::of("conflicts");
+    drop(segment.open());
+    let seed = FINGERPRINT as u64;
+    let write = |place: u64, id, offset, len, payload_checksum| {
+        let form = Form::Encoded;
+        let (width, height) = (1, 1);
+        #[rustfmt::skip]
+        let entry = Entry { offset, len, payload_checksum, id, width, height, form };
+        let at = INDEX_AT + place * ENTRY;
+        let place = entry.to_place(seed).unwrap();
+        segment.file().write_all_at(&place, at).unwrap();
+    };
+    // All payloads are zeros. The second overlaps the others; the last one's payload is not what it was.
+    write(0, 0, 0, 64, payload_checksum(&[0; 64]));
+    write(1, 1, 0, 128, payload_checksum(&[0; 128]));
+    write(2, 2, 64, 64, 1);
+    let (cache, found) = segment.open();
+    assert_eq!((found.entries, found.dropped), (2, 1));
+    assert!(cache.get(0).is_some() && cache.get(1).is_none() && cache.get(2).is_none());
+    assert!(put(&cache, 2));
+    drop(cache);
+    let (cache, found) = segment.open();
+    assert_eq!((found.entries, found.dropped), (2, 1));
+    assert!(cache.get(0).is_some() && cache.get(1).is_none() && cache.get(2).is_some());
+    drop(cache);
+    assert_eq!(segment.open().1.dropped, 0);
 }
 
 #[test]

@@ -225,13 +225,20 @@ impl Arena {
         let number = state.next_place;
         state.next_place += 1;
         state.open -= 1;
-        let target = self.at(self.shape.place(number));
         // The payload, written before, is in place first, should this process be killed here.
         std::sync::atomic::fence(std::sync::atomic::Ordering::Release);
-        // SAFETY: in bounds (`place` checks the number, the shape fits the memory), and nobody else reads or
-        // writes the place: numbers are given out once, under the lock, and made known only after this.
-        unsafe { std::ptr::copy_nonoverlapping(place.as_ptr(), target.as_ptr(), ENTRY) };
+        // SAFETY: numbers are given out once, under the lock, and made known only after this.
+        unsafe { self.write_place(number, place) };
         number
+    }
+
+    /// # Safety
+    /// Nobody else reads or writes the place meanwhile.
+    unsafe fn write_place(&self, number: u32, place: &Place) {
+        let target = self.at(self.shape.place(number));
+        // SAFETY: in bounds (`place` checks the number, the shape fits the memory); nobody else is there, as
+        // the caller promises.
+        unsafe { std::ptr::copy_nonoverlapping(place.as_ptr(), target.as_ptr(), ENTRY) };
     }
 
     /// The entry at a place, copied out and validated. None: something else is there now.
@@ -290,6 +297,12 @@ impl Arena {
     pub(super) fn take_over(&mut self) -> index::Scan {
         let places = (0..self.shape.places).map(|number| self.place(number));
         let scan = index::scan(places, &self.bounds());
+        // What is dropped now stays dropped: else it might come back once what it conflicts with has been
+        // written anew, and conflict with others.
+        for number in &scan.dropped {
+            // SAFETY: this is `&mut self`, and the number of a dropped place is never made known.
+            unsafe { self.write_place(*number, &index::DROPPED) };
+        }
         let mut state = self.state();
         state.next_place = scan.places;
         state.end = scan.end;

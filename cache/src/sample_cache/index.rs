@@ -6,7 +6,7 @@
 //! ```
 //!
 //! All numbers are little endian. A place of the index is zero until an entry is written there, and is then
-//! never written again: entry by entry from the start, each after its payload. An entry is an rkyv archive
+//! never written again, unless a take-over drops it: entry by entry from the start, each after its payload. An entry is an rkyv archive
 //! with a checksum of its own (validation is no checksum) and one of its payload. Whatever a death, a bug
 //! or a bit flip leaves there, an entry is either found as it was written or dropped.
 
@@ -115,6 +115,9 @@ pub type Place = [u8; ENTRY];
 /// A place where nothing was ever written.
 pub const EMPTY: Place = [0; ENTRY];
 
+/// A place whose entry a take-over dropped. Written over it in part, it is no entry either.
+pub const DROPPED: Place = [255; ENTRY];
+
 #[repr(C, align(16))]
 struct Aligned<const N: usize>([u8; N]);
 
@@ -180,8 +183,8 @@ pub fn payload_checksum(payload: &[u8]) -> u64 {
 pub struct Scan {
     /// Valid entries with their places, by offset. No two overlap, no two have the same id.
     pub entries: Vec<(u32, Entry)>,
-    /// Places that hold something else.
-    pub dropped: u64,
+    /// Places that hold something else, but for those dropped before.
+    pub dropped: Vec<u32>,
     /// Places that were written, from the start.
     pub places: u32,
     /// Where the last payload ends.
@@ -209,9 +212,12 @@ pub fn scan(places: impl Iterator<Item = Place>, bounds: &Bounds) -> Scan {
             continue;
         }
         scan.places = number + 1;
+        if place == DROPPED {
+            continue;
+        }
         match Entry::from_place(&place, bounds.seed).filter(|entry| bounds.admit(entry)) {
             Some(entry) => scan.entries.push((number, entry)),
-            None => scan.dropped += 1,
+            None => scan.dropped.push(number),
         }
     }
     scan.drop_conflicts();
@@ -237,7 +243,7 @@ impl Scan {
             if is_free(&extents, entry.offset, end) && ids.insert(entry.id) {
                 extents.insert(entry.offset, (end, place, entry));
             } else {
-                self.dropped += 1;
+                self.dropped.push(place);
             }
         }
         self.end = extents.last_key_value().map_or(0, |(_, &(end, ..))| end);

@@ -108,7 +108,7 @@ impl NoEviction {
             found.entries += 1;
             found.bytes += entry.len;
         }
-        found.dropped = scan.dropped;
+        found.dropped = scan.dropped.len() as u64;
     }
 
     fn count(&self) -> MutexGuard<'_, Usage> {

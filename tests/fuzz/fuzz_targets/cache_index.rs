@@ -2,8 +2,9 @@
 //! never a panic nor a byte out of bounds; what is found is exactly what a reader of the format finds; what is
 //! added is there at the next take-over, and nothing that was found has changed.
 //!
-//! An input says how the header is made, then how each place of the index is made, then what the payloads
-//! are. Besides raw bytes there are bytes with a right checksum, which a mutation alone does not hit upon.
+//! An input says how the header is made and what capacity it tells, then how each place of the index is made,
+//! then what the payloads are. Besides raw bytes there are bytes with a right checksum, which a mutation alone
+//! does not hit upon.
 #![no_main]
 
 use std::collections::{BTreeMap, HashSet};
@@ -13,7 +14,7 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use coprep_cache::ErrorKind;
 use coprep_cache::sample_cache::index::{
-    ALIGNMENT, Bounds, EMPTY, Entry, HEADER, Header, Place, Scan, payload_checksum, scan,
+    ALIGNMENT, Bounds, DROPPED, EMPTY, Entry, HEADER, Header, Place, Scan, payload_checksum, scan,
 };
 use coprep_cache::sample_cache::{Form, Meta, NoEviction, SampleCache, remove_named};
 use coprep_fuzz::Bytes;
@@ -24,8 +25,7 @@ const SAMPLES: u32 = 16;
 const CAPACITY: usize = 4096;
 const FINGERPRINT: u128 = 7;
 const SEED: u64 = 7;
-/// One per 64 bytes of payloads.
-const PLACES: usize = 64;
+const BLOCKS: usize = CAPACITY / ALIGNMENT as usize;
 const PLACE: usize = size_of::<Place>();
 const INDEX_AT: usize = 4096;
 const PAYLOADS_AT: usize = 8192;
@@ -57,13 +57,16 @@ fuzz_target!(init: coprep_fuzz::seed(&seeds()), |data: &[u8]| {
 
 struct Segment {
     bytes: Vec<u8>,
-    /// Its header is that of the segment that is opened.
+    /// Its capacity in units of 64 bytes, with a place for each.
+    blocks: usize,
+    /// Its header is one to be taken over.
     is_ours: bool,
 }
 
 impl Segment {
     fn from_input(input: &mut Bytes) -> Self {
-        let (kind, places) = (input.byte() % 8, input.byte() as usize % (PLACES + 1));
+        let (kind, blocks) = (input.byte() % 8, input.byte() as usize % BLOCKS + 1);
+        let recipes = input.byte() as usize % (BLOCKS + 1);
         let mut bytes = vec![0; SEGMENT];
         let header = match kind {
             0 => input.take(),
@@ -76,10 +79,10 @@ impl Segment {
             }
             .to_bytes()
             .expect("memory"),
-            _ => ours().to_bytes().expect("memory"),
+            _ => header(blocks).to_bytes().expect("memory"),
         };
         bytes[..HEADER].copy_from_slice(&header);
-        let recipes: Vec<_> = (0..places)
+        let recipes: Vec<_> = (0..recipes)
             .map(|_| (input.byte(), input.take::<PLACE>()))
             .collect();
         let payloads = input.some(CAPACITY);
@@ -93,25 +96,34 @@ impl Segment {
         }
         Segment {
             bytes,
+            blocks,
             is_ours: kind > 2,
         }
     }
 
     fn places(&self) -> impl Iterator<Item = Place> {
         let index = self.bytes.get(INDEX_AT..PAYLOADS_AT).unwrap_or_default();
-        index.as_chunks::<PLACE>().0.iter().take(PLACES).copied()
+        index
+            .as_chunks::<PLACE>()
+            .0
+            .iter()
+            .take(self.blocks)
+            .copied()
     }
 
     /// What the index says, and that it may be believed.
     fn check_scan(&self) -> Scan {
         let bounds = Bounds {
             samples: SAMPLES,
-            capacity: CAPACITY as u64,
+            capacity: self.blocks as u64 * ALIGNMENT,
             seed: SEED,
         };
         let found = scan(self.places(), &bounds);
-        let written = self.places().filter(|place| *place != EMPTY).count();
-        assert_eq!(found.entries.len() as u64 + found.dropped, written as u64);
+        let written = self
+            .places()
+            .filter(|place| ![EMPTY, DROPPED].contains(place))
+            .count();
+        assert_eq!(found.entries.len() + found.dropped.len(), written);
         let (mut end, mut ids) = (0, HashSet::new());
         for (number, entry) in &found.entries {
             assert!(*number < found.places && entry.offset % ALIGNMENT == 0 && entry.offset >= end);
@@ -123,7 +135,7 @@ impl Segment {
             assert!(entry.id < SAMPLES && ids.insert(entry.id));
             end = entry.end().expect("an end");
         }
-        assert!(end == found.end && end <= CAPACITY as u64);
+        assert!(end == found.end && end <= bounds.capacity);
         found
     }
 
@@ -152,13 +164,14 @@ fn name() -> String {
     format!("fuzz-{}", std::process::id())
 }
 
-fn ours() -> Header {
+/// Of a segment that may have less capacity than is asked for.
+fn header(blocks: usize) -> Header {
     Header {
         fingerprint: [FINGERPRINT as u64, 0],
-        capacity: CAPACITY as u64,
+        capacity: blocks as u64 * ALIGNMENT,
         bytes: SEGMENT as u64,
         samples: SAMPLES,
-        places: PLACES as u32,
+        places: blocks as u32,
     }
 }
 
@@ -246,7 +259,7 @@ fn add(cache: &NoEviction) -> HashSet<u32> {
 fn seeds() -> Vec<Vec<u8>> {
     // Two samples, then room.
     let whole = |header: u8| {
-        let mut input = vec![header, 2];
+        let mut input = vec![header, 63, 2];
         for [id, offset] in [[3, 0], [5, 2]] {
             input.extend([3, id, offset, 100, 8, 9, 1, 0]);
             input.resize(input.len() + PLACE - 7, 0);
@@ -254,5 +267,5 @@ fn seeds() -> Vec<Vec<u8>> {
         input.extend((0..=255).map(|b: u8| b ^ 0x55));
         input
     };
-    vec![whole(3), whole(2), whole(1), vec![0, 0], vec![3, 0]]
+    vec![whole(3), whole(2), whole(1), vec![0], vec![3, 9]]
 }

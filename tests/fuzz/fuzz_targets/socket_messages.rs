@@ -134,6 +134,7 @@ fn attach() -> Attach {
             epoch: 3,
             delivered: vec![4, 5],
         }),
+        dataset_samples: Some(1000),
         cohort: Some(Cohort {
             name: "study".into(),
             size: 4,
