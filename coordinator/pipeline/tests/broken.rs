@@ -115,6 +115,18 @@ fn a_jpeg_cut_behind_the_wanted_part_is_an_error_all_the_same() {
 }
 
 #[test]
+fn a_jpeg_garbled_inside_but_complete_is_decoded_as_it_is() {
+    let file = common::data("scene.jpg");
+    let mut garbled = file.clone();
+    garbled[file.len() / 2..][..4].copy_from_slice(&[0x12, 0x34, 0x56, 0x78]);
+    let (sound, found) = (
+        decoded(&whole(), &file).unwrap(),
+        decoded(&whole(), &garbled).unwrap(),
+    );
+    assert!(sound != found && sound.2[..3000] == found.2[..3000]);
+}
+
+#[test]
 fn an_image_of_one_pixel_is_an_image() {
     for format in [image::ImageFormat::Png, image::ImageFormat::WebP] {
         let one = image::RgbImage::from_pixel(1, 1, image::Rgb([9, 200, 31]));
