@@ -1,1 +1,45 @@
-//! Skeleton.
+//! The native part of the Python package: [`coprep_client`] as Python sees it.
+//!
+//! | module | what |
+//! |---|---|
+//! | `pipeline` | sources and operators, as an immutable builder |
+//! | `loader` | one rank of a job: epochs, batches, state |
+//! | `array` | a field of a batch, through NumPy's array interface |
+//! | `control` | status, stop |
+//! | `errors` | which exception an error becomes |
+//!
+//! Argument checks that need no coordinator, the iterator and the choice of framework are Python's
+//! (`python/coprep/_loader.py`). Nothing here holds the interpreter while it waits.
+#![forbid(unsafe_code)]
+
+mod array;
+mod control;
+mod errors;
+mod loader;
+mod pipeline;
+
+use coprep_protocol::place::Place;
+use pyo3::prelude::*;
+
+/// Where the coordinator is: as the caller says, or as the environment does.
+fn place(socket: Option<std::path::PathBuf>) -> Place {
+    socket.map_or_else(Place::from_env, Place::at)
+}
+
+#[pymodule(gil_used = false)]
+mod _coprep {
+    #[pymodule_export]
+    use crate::array::Array;
+    #[pymodule_export]
+    use crate::control::{parse_size, status, stop};
+    #[pymodule_export]
+    use crate::loader::Loader;
+    #[pymodule_export]
+    use crate::pipeline::{Pipeline, files, image_folder};
+    use pyo3::prelude::*;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}

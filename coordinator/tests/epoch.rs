@@ -59,6 +59,7 @@ impl Node {
             group: String::new(),
             subset: None,
             resume: None,
+            dataset_samples: None,
             cohort: None,
             skip_errors: false,
         };

@@ -5,8 +5,7 @@ use std::path::PathBuf;
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use coprep_protocol::message::CacheForm;
 use coprep_protocol::place::Place;
-
-use crate::size;
+use coprep_protocol::size;
 
 /// Coordinated data preparation: concurrent training jobs share one preparation of their data.
 #[derive(Parser)]

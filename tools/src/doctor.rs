@@ -8,7 +8,7 @@ use coprep_protocol::place::Place;
 use serde::Serialize;
 
 use crate::args;
-use crate::size::human;
+use coprep_protocol::size::human;
 use crate::Outcome;
 
 /// How bad a finding is.

@@ -7,7 +7,6 @@ mod args;
 mod doctor;
 mod serve;
 mod show;
-mod size;
 mod status;
 mod warm;
 

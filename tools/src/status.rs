@@ -7,7 +7,7 @@ use coprep_protocol::message::{CacheStatus, JobStatus, Status, StreamStatus};
 use coprep_protocol::place::Place;
 
 use crate::show::{duration, table};
-use crate::size::human;
+use coprep_protocol::size::human;
 use crate::{Outcome, args};
 
 pub(crate) fn run(place: &Place, args: &args::Status) -> Outcome {

@@ -12,7 +12,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::args;
 use crate::show::duration;
-use crate::size::human;
+use coprep_protocol::size::human;
 use crate::Outcome;
 
 pub(crate) fn run(place: &Place, args: &args::Warm) -> Outcome {

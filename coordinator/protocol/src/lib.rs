@@ -8,6 +8,7 @@
 //! * [`frame`]: how a message lies on the wire: a fixed header with magic, version and length, then the
 //!   message as a *validated* rkyv archive, then, for some replies, file descriptors.
 //! * [`place`]: where the socket lies, and who may own it.
+//! * [`size`]: sizes in bytes as people write them, in settings and arguments.
 //!
 //! **Invariant.** Nothing received is trusted: the length is bounded before a byte is allocated, the
 //! archive is validated before it is read, and a frame that fails either ends that connection only.
@@ -17,6 +18,7 @@ pub mod frame;
 #[expect(missing_docs, reason = "rkyv derives undocumented archived types")]
 pub mod message;
 pub mod place;
+pub mod size;
 #[expect(missing_docs, reason = "rkyv derives undocumented archived types")]
 pub mod spec;
 

@@ -102,6 +102,8 @@ pub struct Attach {
     pub subset: Option<Vec<u8>>,
     /// Where to go on; None: at the beginning.
     pub resume: Option<Resume>,
+    /// Samples of the dataset that [`resume`](Self::resume) is of; another number is refused.
+    pub dataset_samples: Option<u32>,
     /// Jobs that start together and get one reproducible sequence.
     pub cohort: Option<Cohort>,
     /// A sample that fails is counted and replaced instead of raised.

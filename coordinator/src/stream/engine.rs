@@ -63,7 +63,7 @@ impl Engine {
     // Coming and going.
 
     pub(crate) fn attach(&mut self, request: &Attach, name: &str, consumer: Consumer) -> Result<Seat> {
-        check(request)?;
+        self.check(request)?;
         let spec = job_spec(request)?;
         let id = match self.forming_job(request) {
             Some(id) => self.join_ranks(id, &spec),
@@ -75,6 +75,26 @@ impl Engine {
         job.ranks[request.rank as usize] = Some(consumer);
         self.start_if_complete(id)?;
         Ok(Seat { job: id, rank: request.rank })
+    }
+
+    fn check(&self, request: &Attach) -> Result<()> {
+        if request.world_size == 0 || request.rank >= request.world_size {
+            return Err(Error::Invalid(format!(
+                "rank {} of world_size {}: ranks count from 0 to world_size - 1",
+                request.rank, request.world_size
+            )));
+        }
+        if request.world_size > 4096 {
+            return Err(Error::Invalid(format!("world_size {} is more than 4096", request.world_size)));
+        }
+        let here = self.scheduler.samples();
+        if let Some(there) = request.dataset_samples.filter(|&there| there != here) {
+            return Err(Error::Invalid(format!(
+                "the state was taken of a dataset of {there} samples, and this one has {here}: \
+                 it cannot be resumed with another dataset"
+            )));
+        }
+        Ok(())
     }
 
     /// A job of the same group that still waits for this rank.
@@ -362,19 +382,6 @@ impl Engine {
 fn end(consumer: &Consumer, why: &Misbehaved) {
     tracing::warn!(pid = consumer.pid, "a consumer's connection is ended: {}", why.0);
     consumer.outbox.hang_up();
-}
-
-fn check(request: &Attach) -> Result<()> {
-    if request.world_size == 0 || request.rank >= request.world_size {
-        return Err(Error::Invalid(format!(
-            "rank {} of world_size {}: ranks count from 0 to world_size - 1",
-            request.rank, request.world_size
-        )));
-    }
-    if request.world_size > 4096 {
-        return Err(Error::Invalid(format!("world_size {} is more than 4096", request.world_size)));
-    }
-    Ok(())
 }
 
 fn job_spec(request: &Attach) -> Result<JobSpec> {

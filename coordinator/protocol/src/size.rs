@@ -4,7 +4,7 @@
 ///
 /// # Errors
 /// A sentence that says what is allowed.
-pub(crate) fn parse(text: &str) -> Result<u64, String> {
+pub fn parse(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let number: f64 = text[..split].parse().map_err(|_| usage(text))?;
@@ -25,7 +25,8 @@ fn usage(text: &str) -> String {
 }
 
 /// For a person: `2.9 GiB`.
-pub(crate) fn human(bytes: u64) -> String {
+#[must_use]
+pub fn human(bytes: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = bytes as f64;
     let mut unit = 0;

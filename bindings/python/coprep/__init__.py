@@ -1,0 +1,80 @@
+"""Coordinated data preparation: concurrent training jobs on one machine share one data loader.
+
+>>> import coprep
+>>> train = (coprep.ImageFolder("data/train").decode()
+...          .random_resized_crop(224).random_horizontal_flip())
+>>> loader = coprep.DataLoader(train, batch_size=64, shuffle=True)
+>>> for images, labels in loader:
+...     pass
+
+Any number of processes that run such a script share one preparation of each minibatch; there is nothing else to
+configure.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from coprep import _coprep
+from coprep._coprep import Pipeline, __version__
+from coprep._errors import CoprepError, SampleError, TimeoutError
+from coprep._loader import DataLoader
+
+__all__ = [
+    "CoprepError",
+    "DataLoader",
+    "Files",
+    "ImageFolder",
+    "Pipeline",
+    "SampleError",
+    "TimeoutError",
+    "__version__",
+    "status",
+    "stop",
+]
+
+Path = str | os.PathLike[str]
+
+
+def ImageFolder(root: Path) -> Pipeline:  # noqa: N802 - the name is torchvision's
+    """Images in one subfolder per class, as ``torchvision.datasets.ImageFolder`` reads them.
+
+    Classes are numbered in lexicographic order of the subfolders' names; sample ids follow (class, path).
+    The folder is read by the coordinator, when a loader first needs it.
+    """
+    return _coprep.image_folder(root)
+
+
+def Files(paths: Iterable[Path], labels: Iterable[int] | None = None) -> Pipeline:  # noqa: N802
+    """Images by path; a sample's id is its position.
+
+    Args:
+        paths: image files.
+        labels: one integer each; left out: 0.
+    """
+    return _coprep.files([os.fspath(p) for p in paths], None if labels is None else [int(x) for x in labels])
+
+
+def status(socket: Path | None = None) -> dict[str, Any]:
+    """What the running coordinator does: its streams, jobs and caches, as ``coprep status --json`` prints it.
+
+    Raises:
+        CoprepError: no coordinator runs.
+    """
+    result: dict[str, Any] = json.loads(_coprep.status(socket))
+    return result
+
+
+def stop(socket: Path | None = None) -> int:
+    """End the running coordinator and free its caches. Jobs that are still running start a new one.
+
+    Returns:
+        The id of the process that was ended.
+
+    Raises:
+        CoprepError: no coordinator runs.
+    """
+    return _coprep.stop(socket)

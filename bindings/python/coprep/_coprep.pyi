@@ -1,0 +1,112 @@
+"""The native part. Shapes: images are (3, height, width) per sample, channels in the order red, green, blue."""
+
+import os
+from typing import Any, Literal
+
+__version__: str
+
+Interpolation = Literal["nearest", "bilinear", "bicubic"]
+Size = int | tuple[int, int]
+
+class Pipeline:
+    """A source of images and the operators that prepare one. Immutable: every method gives a new pipeline.
+
+    What comes before the first random operator can be cached as the decoded form.
+    """
+
+    def decode(
+        self, *, apply_exif_orientation: bool = False, max_pixels: int = 178_956_970, scaled: bool = True
+    ) -> Pipeline:
+        """Decode JPEG, PNG or WebP to 8-bit RGB, as ``PIL.Image.convert("RGB")`` would. Must come first.
+
+        Args:
+            apply_exif_orientation: turn the image as its EXIF tag says (torchvision does not).
+            max_pixels: refuse files with more pixels.
+            scaled: let the JPEG decoder scale by 1/2, 1/4 or 1/8 where the sample is made smaller anyway. Faster;
+                pixels differ slightly from decoding in full.
+        """
+
+    def resize(self, size: Size, *, interpolation: Interpolation = "bilinear") -> Pipeline:
+        """Resize, antialiased: the shorter side to ``size`` pixels, or to exactly (height, width)."""
+
+    def center_crop(self, size: Size) -> Pipeline:
+        """Cut out the centre, ``size`` pixels square or (height, width); zeros where the image is smaller."""
+
+    def random_resized_crop(
+        self,
+        size: Size,
+        *,
+        scale: tuple[float, float] = (0.08, 1.0),
+        ratio: tuple[float, float] = (3 / 4, 4 / 3),
+        interpolation: Interpolation = "bilinear",
+    ) -> Pipeline:
+        """Cut out a random area and resize it, as ``torchvision.transforms.RandomResizedCrop``.
+
+        Args:
+            size: of the result, pixels square or (height, width).
+            scale: bounds of the area, as a share of the image.
+            ratio: bounds of width / height.
+        """
+
+    def random_horizontal_flip(self, p: float = 0.5) -> Pipeline:
+        """Mirror left to right with probability ``p``."""
+
+    def normalize(self, mean: tuple[float, float, float], std: tuple[float, float, float]) -> Pipeline:
+        """``(x / 255 - mean) / std`` per channel, as float32. Must come last."""
+
+    @property
+    def root(self) -> str | None:
+        """Absolute path of the folder; None for a list of files."""
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes, by label. Asks the coordinator."""
+
+    def __len__(self) -> int:
+        """Number of samples. Asks the coordinator."""
+
+class Array:
+    """Memory of one field of a batch."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def __array_interface__(self) -> dict[str, Any]: ...
+
+class Loader:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        name: str,
+        socket: str | os.PathLike[str] | None,
+        timeout: float,
+        batch_size: int,
+        shuffle: bool,
+        seed: int | None,
+        drop_last: bool,
+        rank: int,
+        world_size: int,
+        group: str,
+        skip_errors: bool,
+        subset: bytes | None,
+        cohort: tuple[str, int] | None,
+        cache: str | None,
+        cache_bytes: int | None,
+        lru: bool,
+        resume: tuple[int, bytes, int, int] | None,
+    ) -> None: ...
+    def start_epoch(self) -> int: ...
+    def next(self) -> list[Array] | None: ...
+    def batches_per_epoch(self) -> int: ...
+    def attached(self) -> dict[str, Any]: ...
+    def state(self) -> tuple[int, bytes, int, int, bool]: ...
+    def epoch(self) -> int: ...
+    def stats(self) -> dict[str, Any]: ...
+    def close(self) -> None: ...
+
+def image_folder(root: str | os.PathLike[str]) -> Pipeline: ...
+def files(paths: list[str], labels: list[int] | None = None) -> Pipeline: ...
+def status(socket: str | os.PathLike[str] | None = None) -> str: ...
+def stop(socket: str | os.PathLike[str] | None = None) -> int: ...
+def parse_size(text: str) -> int: ...

@@ -1,0 +1,40 @@
+//! Which exception an error becomes.
+
+use std::sync::Arc;
+
+use coprep_client::{Error, Pulse};
+use coprep_protocol::message::RefusalKind;
+use pyo3::exceptions::{PyFileNotFoundError, PyMemoryError, PyValueError};
+use pyo3::prelude::*;
+
+mod python {
+    pyo3::import_exception!(coprep._errors, CoprepError);
+    pyo3::import_exception!(coprep._errors, SampleError);
+    pyo3::import_exception!(coprep._errors, TimeoutError);
+}
+
+/// Standard exceptions where Python has one that fits, else those of `coprep._errors`.
+pub(crate) fn raise(error: Error) -> PyErr {
+    let text = error.to_string();
+    match error {
+        Error::Interrupted(why) => match why.downcast::<PyErr>() {
+            Ok(raised) => *raised,
+            Err(other) => python::CoprepError::new_err(other.to_string()),
+        },
+        Error::Sample(s) => python::SampleError::new_err((text, s.id, s.path, s.stage)),
+        Error::Timeout { .. } => python::TimeoutError::new_err(text),
+        Error::Invalid(_) => PyValueError::new_err(text),
+        Error::Refused(refusal) => match refusal.kind {
+            RefusalKind::Invalid => PyValueError::new_err(text),
+            RefusalKind::NotFound => PyFileNotFoundError::new_err(text),
+            RefusalKind::Memory => PyMemoryError::new_err(text),
+            RefusalKind::Internal => python::CoprepError::new_err(text),
+        },
+        _ => python::CoprepError::new_err(text),
+    }
+}
+
+/// Lets Python's signal handlers run during waits: Ctrl-C ends them.
+pub(crate) fn signals() -> Pulse {
+    Arc::new(|| Python::attach(|py| py.check_signals()).map_err(|e| Box::new(e) as _))
+}

@@ -1,0 +1,182 @@
+//! One rank of a job.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use coprep_client::{Event, Loader as Client, SLICE};
+use coprep_client::loader::Options;
+use coprep_protocol::message::{Attach, CacheForm, CacheRequest, Cohort, Resume};
+use coprep_protocol::spec::Field;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+use roaring::RoaringBitmap;
+
+use crate::array::Array;
+use crate::errors::{raise, signals};
+use crate::pipeline::Pipeline;
+use crate::place;
+
+/// Longest time to find, or start, a coordinator again.
+const RECONNECT: Duration = Duration::from_secs(60);
+
+/// The `coprep` command of this environment.
+pub(crate) fn program(py: Python<'_>) -> Option<PathBuf> {
+    let scripts = py.import("sysconfig").and_then(|m| m.call_method1("get_path", ("scripts",)));
+    scripts.and_then(|path| path.extract::<PathBuf>()).ok().map(|folder| folder.join("coprep"))
+}
+
+/// What `coprep.DataLoader` is made of. Arguments were checked there.
+#[pyclass(frozen, module = "coprep._coprep")]
+pub(crate) struct Loader {
+    client: Client,
+}
+
+fn serialise(set: &RoaringBitmap) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(set.serialized_size());
+    // Writing to memory does not fail.
+    let _ = set.serialize_into(&mut bytes);
+    bytes
+}
+
+fn cache_form(name: Option<&str>) -> PyResult<Option<CacheForm>> {
+    match name {
+        None => Ok(None),
+        Some("off") => Ok(Some(CacheForm::Off)),
+        Some("encoded") => Ok(Some(CacheForm::Encoded)),
+        Some("decoded") => Ok(Some(CacheForm::Decoded)),
+        Some(other) => Err(PyValueError::new_err(format!("unknown form of cache '{other}'"))),
+    }
+}
+
+#[pymethods]
+impl Loader {
+    /// `subset`: bytes of native-endian 32-bit unsigned ids. `resume`: (epoch, delivered, seed, samples).
+    #[new]
+    #[expect(clippy::too_many_arguments, reason = "they are the data loader's, by keyword")]
+    #[pyo3(signature = (
+        pipeline, *, name, socket, timeout, batch_size, shuffle, seed, drop_last, rank, world_size, group,
+        skip_errors, subset, cohort, cache, cache_bytes, lru, resume
+    ))]
+    fn new(
+        py: Python<'_>,
+        pipeline: &Pipeline,
+        name: String,
+        socket: Option<PathBuf>,
+        timeout: f64,
+        batch_size: u32,
+        shuffle: bool,
+        seed: Option<u64>,
+        drop_last: bool,
+        rank: u32,
+        world_size: u32,
+        group: String,
+        skip_errors: bool,
+        subset: Option<&[u8]>,
+        cohort: Option<(String, u32)>,
+        cache: Option<&str>,
+        cache_bytes: Option<u64>,
+        lru: bool,
+        resume: Option<(u64, Vec<u8>, u64, u32)>,
+    ) -> PyResult<Self> {
+        let ids = |bytes: &[u8]| -> RoaringBitmap {
+            bytes.as_chunks::<4>().0.iter().map(|&id| u32::from_ne_bytes(id)).collect()
+        };
+        let attach = Attach {
+            pipeline: pipeline.spec.clone(),
+            seed,
+            seed_hint: resume.as_ref().map(|&(_, _, seed, _)| seed),
+            shuffle,
+            cache: CacheRequest { form: cache_form(cache)?, bytes: cache_bytes, lru },
+            batch_size,
+            drop_last,
+            rank,
+            world_size,
+            group,
+            subset: subset.map(|bytes| serialise(&ids(bytes))),
+            dataset_samples: resume.as_ref().map(|&(_, _, _, samples)| samples),
+            resume: resume.map(|(epoch, delivered, _, _)| Resume { epoch, delivered }),
+            cohort: cohort.map(|(name, size)| Cohort { name, size }),
+            skip_errors,
+        };
+        let options = Options {
+            place: place(socket),
+            name,
+            program: program(py),
+            attach,
+            timeout: Duration::try_from_secs_f64(timeout).unwrap_or(Duration::MAX),
+            reconnect: RECONNECT,
+            pulse: signals(),
+        };
+        Ok(Loader { client: Client::new(options).map_err(raise)? })
+    }
+
+    /// Begins an epoch; gives its number.
+    fn start_epoch(&self, py: Python<'_>) -> PyResult<u64> {
+        py.detach(|| self.client.start_epoch()).map_err(raise)
+    }
+
+    /// The next batch, one array per field; None when the epoch is over.
+    fn next(&self, py: Python<'_>) -> PyResult<Option<Vec<Array>>> {
+        loop {
+            match py.detach(|| self.client.next(SLICE)).map_err(raise)? {
+                Event::Batch(batch) => return Ok(Some(batch.arrays().into_iter().map(Array::new).collect())),
+                Event::EndOfEpoch => return Ok(None),
+                Event::NotYet => py.check_signals()?,
+            }
+        }
+    }
+
+    /// Batches of this rank in an epoch.
+    fn batches_per_epoch(&self, py: Python<'_>) -> PyResult<u64> {
+        py.detach(|| self.client.batches_per_epoch()).map_err(raise)
+    }
+
+    /// What the coordinator said: seed, samples, classes, fields.
+    fn attached<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let attached = py.detach(|| self.client.attached()).map_err(raise)?;
+        let fields: Vec<_> = attached.fields.iter().map(|f: &Field| (&f.name, f.dtype.name(), &f.shape)).collect();
+        let info = PyDict::new(py);
+        info.set_item("stream", attached.stream)?;
+        info.set_item("job", attached.job)?;
+        info.set_item("seed", attached.seed)?;
+        info.set_item("samples", attached.job_samples)?;
+        info.set_item("dataset_samples", attached.dataset_samples)?;
+        info.set_item("classes", &attached.classes)?;
+        info.set_item("fields", fields)?;
+        Ok(info)
+    }
+
+    /// (epoch, delivered, seed, samples of the dataset, whether of all ranks): see `resume`.
+    fn state<'py>(&self, py: Python<'py>) -> PyResult<(u64, Bound<'py, PyBytes>, u64, u32, bool)> {
+        let state = py.detach(|| self.client.state()).map_err(raise)?;
+        let delivered = PyBytes::new(py, &serialise(&state.delivered));
+        Ok((state.epoch, delivered, state.seed, state.dataset_samples, state.all_ranks))
+    }
+
+    /// Epoch that is being iterated, or is next.
+    fn epoch(&self, py: Python<'_>) -> PyResult<u64> {
+        py.detach(|| self.client.epoch()).map_err(raise)
+    }
+
+    /// Counts since the loader was made.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = py.detach(|| self.client.stats());
+        let counts = PyDict::new(py);
+        counts.set_item("batches", stats.batches)?;
+        counts.set_item("samples", stats.samples)?;
+        counts.set_item("wait_s", stats.wait.as_secs_f64())?;
+        counts.set_item("fetch_stall_s", stats.fetch_stall.as_secs_f64())?;
+        counts.set_item("prep_stall_s", stats.prep_stall.as_secs_f64())?;
+        counts.set_item("copies", stats.copies)?;
+        counts.set_item("copied_bytes", stats.copied_bytes)?;
+        counts.set_item("reconnects", stats.reconnects)?;
+        counts.set_item("errors", stats.errors)?;
+        Ok(counts)
+    }
+
+    /// Lets go of the coordinator.
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.client.close());
+    }
+}

@@ -1,0 +1,187 @@
+//! Sources and operators.
+
+use std::path::PathBuf;
+
+use coprep_client::connection::How;
+use coprep_client::control;
+use coprep_protocol::spec::{DEFAULT_MAX_PIXELS, FileList, Interpolation, Op, PipelineSpec, ResizeTo, Source};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+
+use crate::errors::{raise, signals};
+use crate::place;
+
+/// A source of images and the operators that prepare one.
+#[pyclass(frozen, module = "coprep")]
+#[derive(Clone)]
+pub(crate) struct Pipeline {
+    pub(crate) spec: PipelineSpec,
+}
+
+/// A side, or (height, width).
+#[derive(FromPyObject)]
+enum Size {
+    Side(u32),
+    Both(u32, u32),
+}
+
+impl Size {
+    fn both(self) -> (u32, u32) {
+        match self {
+            Size::Side(n) => (n, n),
+            Size::Both(height, width) => (height, width),
+        }
+    }
+}
+
+fn interpolation(name: &str) -> PyResult<Interpolation> {
+    match name {
+        "nearest" => Ok(Interpolation::Nearest),
+        "bilinear" => Ok(Interpolation::Bilinear),
+        "bicubic" => Ok(Interpolation::Bicubic),
+        other => {
+            let text = format!("interpolation '{other}' is none of 'nearest', 'bilinear', 'bicubic'");
+            Err(PyValueError::new_err(text))
+        }
+    }
+}
+
+/// Where a path points, whatever the working directory of whoever reads it.
+fn absolute(path: &PathBuf) -> PyResult<String> {
+    let path = std::path::absolute(path)?;
+    let not_text = |p: std::ffi::OsString| {
+        PyValueError::new_err(format!("the path {} is not valid UTF-8: rename it", p.display()))
+    };
+    path.into_os_string().into_string().map_err(not_text)
+}
+
+/// Images in one subfolder per class.
+#[pyfunction]
+pub(crate) fn image_folder(root: PathBuf) -> PyResult<Pipeline> {
+    let root = absolute(&root)?;
+    Ok(Pipeline { spec: PipelineSpec { source: Source::ImageFolder { root }, ops: Vec::new() } })
+}
+
+/// Images by path.
+#[pyfunction]
+#[pyo3(signature = (paths, labels=None))]
+pub(crate) fn files(paths: Vec<PathBuf>, labels: Option<Vec<i64>>) -> PyResult<Pipeline> {
+    let labels = labels.unwrap_or_default();
+    if !labels.is_empty() && labels.len() != paths.len() {
+        let text = format!("{} labels for {} paths: there must be one for each", labels.len(), paths.len());
+        return Err(PyValueError::new_err(text));
+    }
+    let paths = paths.iter().map(absolute).collect::<PyResult<_>>()?;
+    let source = Source::Files(FileList { paths, labels });
+    Ok(Pipeline { spec: PipelineSpec { source, ops: Vec::new() } })
+}
+
+impl Pipeline {
+    fn with(&self, op: Op) -> Self {
+        let mut spec = self.spec.clone();
+        spec.ops.push(op);
+        Pipeline { spec }
+    }
+
+    fn describe(&self, py: Python<'_>, socket: Option<PathBuf>) -> PyResult<control::Description> {
+        let source = PipelineSpec { source: self.spec.source.clone(), ops: Vec::new() };
+        let how = How { program: crate::loader::program(py), pulse: signals(), ..How::start("coprep") };
+        py.detach(|| control::describe(&place(socket), &how, source)).map_err(raise)
+    }
+}
+
+#[pymethods]
+impl Pipeline {
+    #[pyo3(signature = (*, apply_exif_orientation=false, max_pixels=DEFAULT_MAX_PIXELS, scaled=true))]
+    fn decode(&self, apply_exif_orientation: bool, max_pixels: u64, scaled: bool) -> Self {
+        self.with(Op::Decode { apply_exif_orientation, max_pixels, scaled })
+    }
+
+    #[pyo3(signature = (size, *, interpolation="bilinear"))]
+    fn resize(&self, size: Size, interpolation: &str) -> PyResult<Self> {
+        let to = match size {
+            Size::Side(n) => ResizeTo::Shorter(n),
+            Size::Both(height, width) => ResizeTo::Exact { height, width },
+        };
+        Ok(self.with(Op::Resize { to, interpolation: self::interpolation(interpolation)? }))
+    }
+
+    fn center_crop(&self, size: Size) -> Self {
+        let (height, width) = size.both();
+        self.with(Op::CenterCrop { height, width })
+    }
+
+    #[pyo3(signature = (size, *, scale=(0.08, 1.0), ratio=(3.0 / 4.0, 4.0 / 3.0), interpolation="bilinear"))]
+    fn random_resized_crop(
+        &self,
+        size: Size,
+        scale: (f32, f32),
+        ratio: (f32, f32),
+        interpolation: &str,
+    ) -> PyResult<Self> {
+        let (height, width) = size.both();
+        let interpolation = self::interpolation(interpolation)?;
+        Ok(self.with(Op::RandomResizedCrop { height, width, scale, ratio, interpolation }))
+    }
+
+    #[pyo3(signature = (p=0.5))]
+    fn random_horizontal_flip(&self, p: f32) -> Self {
+        self.with(Op::RandomHorizontalFlip { p })
+    }
+
+    fn normalize(&self, mean: [f32; 3], std: [f32; 3]) -> Self {
+        self.with(Op::Normalize { mean, std })
+    }
+
+    #[getter]
+    fn root(&self) -> Option<&str> {
+        match &self.spec.source {
+            Source::ImageFolder { root } => Some(root),
+            Source::Files(_) => None,
+        }
+    }
+
+    #[getter]
+    fn classes(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        Ok(self.describe(py, None)?.classes)
+    }
+
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.describe(py, None)?.samples as usize)
+    }
+
+    /// Always true: `if pipeline` asks nobody for its length.
+    fn __bool__(&self) -> bool {
+        true
+    }
+
+    fn __eq__(&self, other: &Self) -> bool {
+        self.spec == other.spec
+    }
+
+    fn __hash__(&self) -> u64 {
+        self.spec.fingerprint() as u64
+    }
+
+    fn __iter__(&self) -> PyResult<()> {
+        Err(PyTypeError::new_err("a pipeline is not iterable: give it to coprep.DataLoader"))
+    }
+
+    fn __repr__(&self) -> String {
+        let mut text = match &self.spec.source {
+            Source::ImageFolder { root } => format!("ImageFolder({root:?})"),
+            Source::Files(list) => format!("Files({} paths)", list.paths.len()),
+        };
+        for op in &self.spec.ops {
+            text.push_str(match op {
+                Op::Decode { .. } => ".decode()",
+                Op::Resize { .. } => ".resize(...)",
+                Op::CenterCrop { .. } => ".center_crop(...)",
+                Op::RandomResizedCrop { .. } => ".random_resized_crop(...)",
+                Op::RandomHorizontalFlip { .. } => ".random_horizontal_flip(...)",
+                Op::Normalize { .. } => ".normalize(...)",
+            });
+        }
+        text
+    }
+}
