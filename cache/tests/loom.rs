@@ -301,6 +301,30 @@ fn a_buffer_is_written_again_only_when_its_reader_is_done() {
 }
 
 #[test]
+fn a_buffer_of_two_consumers_is_written_again_only_when_both_are_done() {
+    model(2, || {
+        let (bell, buffer) = (Arc::new(ModelBell::default()), Buffer::new());
+        let words = [Shared::new(1), Shared::new(1)];
+        let mut publishers = words.clone().map(Publisher::new);
+        buffer.write(100);
+        for (publisher, words) in publishers.iter_mut().zip(&words) {
+            publisher.publish(&item(0), &words.0.futex).unwrap();
+        }
+        let consumers = words.map(|words| {
+            let (bell, buffer) = (bell.clone(), buffer.clone());
+            thread::spawn(move || {
+                let (seq, _, _) = Taker::default().take(&words).unwrap();
+                assert_eq!(buffer.read(), 100);
+                release(&mut Releaser::default(), &words, seq, Some(&bell));
+            })
+        });
+        until_released(&mut publishers, &bell, 2);
+        buffer.write(101);
+        consumers.into_iter().for_each(|c| c.join().unwrap());
+    });
+}
+
+#[test]
 fn the_rings_wrap_around_while_older_items_are_held() {
     model(2, || {
         let (words, bell) = (Shared::new(2), Arc::new(ModelBell::default()));
