@@ -87,6 +87,16 @@ fn samples_come_in_the_order_of_torchvision() {
     );
 }
 
+/// More names than a file system hands out in order by luck.
+#[test]
+fn files_of_a_class_come_by_name() {
+    let mut names: Vec<String> = (0..40).map(|i| format!("a/{}.jpg", i * 7 % 40)).collect();
+    let root = tree(&names.iter().map(String::as_str).collect::<Vec<_>>());
+    let found = samples(&open(root.path()).unwrap(), root.path());
+    names.sort();
+    assert!(found.iter().map(|(path, _)| path).eq(&names), "{found:?}");
+}
+
 #[test]
 fn files_that_torchvision_would_list_and_are_not_decoded_are_counted() {
     let root = tree(&["a/1.jpg", "a/2.bmp", "a/3.TIFF", "a/readme.txt", "a/jpg"]);
