@@ -71,7 +71,8 @@ def alive(socket: Path) -> bool:
 
 
 def shm() -> set[str]:
-    return {name for name in os.listdir("/dev/shm") if "coprep" in name}
+    # Fuzzing, if it runs at the same time, has segments of its own.
+    return {name for name in os.listdir("/dev/shm") if "coprep" in name and "fuzz" not in name}
 
 
 def until(condition: Callable[[], bool], what: str, seconds: float = WAIT) -> None:

@@ -148,6 +148,17 @@ impl Connection {
         }
     }
 
+    /// Says that nothing more will be asked, and waits until the other side has let go as well, for `limit`
+    /// at most.
+    pub fn finish(&self, limit: Duration) {
+        let _ = self.socket.shutdown(std::net::Shutdown::Write);
+        let pulse = no_pulse();
+        let patience = Patience::new(limit, &pulse);
+        while !self.is_lost() && !patience.is_over() {
+            let _ = events(self.socket.as_fd(), PollFlags::empty(), patience.left());
+        }
+    }
+
     /// True when the other side has hung up.
     #[must_use]
     pub fn is_lost(&self) -> bool {

@@ -59,6 +59,13 @@ impl Error {
         }
     }
 
+    /// What a job's user can do about a sample whose file cannot be read.
+    pub(crate) fn of_sample(mut self) -> Self {
+        self.message
+            .push_str("; restore the file, or use on_error=\"skip\" to leave such samples out");
+        self
+    }
+
     pub(crate) fn io(what: impl Display, source: std::io::Error) -> Self {
         let kind = match source.kind() {
             std::io::ErrorKind::NotFound => ErrorKind::NotFound,

@@ -158,7 +158,7 @@ impl Dataset {
         let path = self.path(id);
         std::fs::metadata(&path)
             .map(|m| m.len())
-            .map_err(|e| unreadable(&path, e))
+            .map_err(|e| unreadable(&path, e).of_sample())
     }
 
     /// Reads a sample's file; `into` becomes exactly its bytes.
@@ -189,7 +189,9 @@ impl Dataset {
                 most => file.take(most).read_to_end(into),
             }
         };
-        read(into).map(drop).map_err(|e| unreadable(&path, e))
+        read(into)
+            .map(drop)
+            .map_err(|e| unreadable(&path, e).of_sample())
     }
 
     /// Reads a sample's file into a place of exactly its length.
@@ -203,7 +205,7 @@ impl Dataset {
             Ok(true) => Ok(()),
             Ok(false) => Err(changed(&path)),
             Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => Err(changed(&path)),
-            Err(e) => Err(unreadable(&path, e)),
+            Err(e) => Err(unreadable(&path, e).of_sample()),
         }
     }
 }

@@ -38,6 +38,9 @@ impl Part {
     }
 }
 
+/// Longest time to wait for the coordinator to notice that this job leaves.
+const LEAVING: Duration = Duration::from_secs(1);
+
 /// See the module.
 pub(super) struct Link {
     connection: Connection,
@@ -81,6 +84,11 @@ impl Link {
 
     pub(super) fn is_lost(&self) -> bool {
         self.connection.is_lost()
+    }
+
+    /// Leaves the stream, and waits until the coordinator knows: whoever attaches next finds this job gone.
+    pub(super) fn leave(self) {
+        self.connection.finish(LEAVING);
     }
 
     // Items.

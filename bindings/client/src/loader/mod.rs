@@ -214,7 +214,9 @@ impl Loader {
             return;
         }
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        inner.link = None;
+        if let Some(link) = inner.link.take() {
+            link.leave();
+        }
         inner.closed = true;
     }
 
