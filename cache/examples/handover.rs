@@ -173,6 +173,7 @@ impl Run {
 
     fn in_flight(&mut self) -> usize {
         let left = |(_, sender): &mut (Peer, Sender)| {
+            sender.taken().unwrap();
             sender.poll_released(|_| ()).unwrap();
             sender.in_flight()
         };
