@@ -4,9 +4,10 @@
 //! that streams which differ only in their random operators share it. Its memory is reserved when it is
 //! opened: as much as the dataset needs, or as the budget leaves.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use coprep_cache::sample_cache::{Lru, NoEviction, SampleCache};
+use coprep_cache::sample_cache::{Lru, NoEviction, SampleCache, list_named, remove_named};
 use coprep_pipeline::{Dataset, Pipeline};
 use coprep_protocol::message::{CacheForm, CacheStatus};
 
@@ -27,6 +28,8 @@ pub(crate) struct Cache {
     pub(crate) form: CacheForm,
     pub(crate) store: Box<dyn SampleCache>,
     dataset: String,
+    /// The named segment in which it lies.
+    segment: Option<String>,
     hits: AtomicU64,
     misses: AtomicU64,
 }
@@ -53,16 +56,18 @@ const PROBES: u32 = 4096;
 impl Cache {
     pub(crate) fn open(opening: &Opening<'_>) -> Result<Cache> {
         let capacity = opening.capacity();
-        let store: Box<dyn SampleCache> = match (opening.key.lru, opening.segment) {
+        let segment = opening.segment_name().filter(|_| !opening.key.lru);
+        let store: Box<dyn SampleCache> = match (opening.key.lru, &segment) {
             (true, _) => Box::new(Lru::new(capacity)),
             (false, None) => Box::new(NoEviction::anonymous(capacity, opening.dataset.len())?),
-            (false, Some(prefix)) => Box::new(opening.named(prefix, capacity)?),
+            (false, Some(name)) => Box::new(opening.named(name, capacity)?),
         };
         Ok(Cache {
             key: opening.key,
             form: opening.key.form,
             store,
             dataset: opening.dataset_name.to_owned(),
+            segment,
             hits: AtomicU64::new(0),
             misses: AtomicU64::new(0),
         })
@@ -78,6 +83,17 @@ impl Cache {
 
     pub(crate) fn capacity(&self) -> u64 {
         self.store.usage().capacity
+    }
+
+    /// Frees its memory, and removes its named segment; gives the bytes.
+    pub(crate) fn discard(self: Arc<Self>) -> u64 {
+        let (bytes, segment) = (self.capacity(), self.segment.clone());
+        // As long as it is mapped, the segment counts as used.
+        drop(self);
+        if let Some(Err(e)) = segment.as_deref().map(remove_named) {
+            tracing::warn!("a cache's segment stays: {e}");
+        }
+        bytes
     }
 
     pub(crate) fn belongs_to(&self, name: &str) -> bool {
@@ -110,13 +126,33 @@ impl Opening<'_> {
         }
     }
 
-    fn named(&self, prefix: &str, capacity: u64) -> Result<NoEviction> {
-        let fingerprint = self.key.content ^ self.key.form as u128;
-        let name = format!("{prefix}.{:016x}", fingerprint as u64);
-        let (cache, found) = NoEviction::named(&name, capacity, self.dataset.len(), fingerprint)?;
+    fn fingerprint(&self) -> u128 {
+        self.key.content ^ self.key.form as u128
+    }
+
+    fn segment_name(&self) -> Option<String> {
+        self.segment.map(|prefix| format!("{prefix}.{:016x}", self.fingerprint() as u64))
+    }
+
+    fn named(&self, name: &str, capacity: u64) -> Result<NoEviction> {
+        let (cache, found) = NoEviction::named(name, capacity, self.dataset.len(), self.fingerprint())?;
         tracing::info!(name, entries = found.entries, bytes = found.bytes, dropped = found.dropped, "cache segment opened");
         Ok(cache)
     }
+}
+
+/// Removes the named segments that coordinators left behind; gives their bytes.
+///
+/// # Errors
+/// When `/dev/shm` cannot be read, or a segment cannot be removed.
+pub fn drop_left_segments() -> Result<u64> {
+    let mut bytes = 0;
+    for segment in list_named()?.into_iter().filter(|s| !s.in_use) {
+        if remove_named(&segment.name)? {
+            bytes += segment.bytes;
+        }
+    }
+    Ok(bytes)
 }
 
 /// Bytes that all samples take in a form; an estimate from every so manieth of a large dataset.

@@ -26,6 +26,7 @@ mod stream;
 mod warm;
 mod workers;
 
+pub use caches::drop_left_segments;
 pub use error::{Error, Result};
 pub use server::{Server, StopReason};
 pub use settings::Settings;

@@ -214,7 +214,7 @@ impl Registry {
             self.warmed.store(false, Ordering::Relaxed);
         }
         self.open().caches = kept;
-        gone.iter().map(|c| c.capacity()).sum()
+        gone.into_iter().map(Cache::discard).sum()
     }
 }
 

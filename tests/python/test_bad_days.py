@@ -209,7 +209,7 @@ def test_a_named_cache_is_taken_over_warm(folder: Path, place: Path) -> None:
             assert coprep.status()["streams"][0]["totals"]["fetched_bytes"] == 0
         # A named segment outlives its coordinator, and goes when it is dropped.
         assert any(name in segment for segment in shm())
-        subprocess.run(["coprep", "drop"], check=True, timeout=WAIT, capture_output=True)
+        subprocess.run(["coprep", "drop", str(folder)], check=True, timeout=WAIT, capture_output=True)
         assert not any(name in segment for segment in shm())
     finally:
         for left in Path("/dev/shm").glob(f"coprep-*{name}*"):

@@ -34,7 +34,7 @@ pub(crate) enum Command {
     Status(Status),
     /// End the coordinator; its caches are freed.
     Stop,
-    /// Free caches that no job uses.
+    /// Free caches that no job uses, and named segments that no coordinator has.
     Drop {
         /// Only of this dataset (its root folder, as `coprep status` shows it).
         dataset: Option<String>,

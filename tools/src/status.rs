@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use coprep_client::control;
+use coprep_client::{Error, control};
 use coprep_protocol::message::{CacheStatus, JobStatus, Status, StreamStatus};
 use coprep_protocol::place::Place;
 
@@ -27,7 +27,14 @@ pub(crate) fn stop(place: &Place) -> Outcome {
 }
 
 pub(crate) fn drop_caches(place: &Place, dataset: Option<String>) -> Outcome {
-    let bytes = control::drop_caches(place, dataset)?;
+    let named = dataset.is_some();
+    let mut bytes = match control::drop_caches(place, dataset) {
+        Err(Error::Absent { .. }) if !named => 0,
+        other => other?,
+    };
+    if !named {
+        bytes += coprep_coordinator::drop_left_segments()?;
+    }
     println!("{} freed", human(bytes));
     Ok(ExitCode::SUCCESS)
 }
