@@ -150,6 +150,7 @@ impl Consumer {
         }
     }
 
+    #[expect(clippy::mut_from_ref, reason = "one such slice at a time")]
     fn field(&self, buffer: u32, field: usize) -> &mut [u8] {
         let len = layout().field_bytes(field);
         // SAFETY: inside the mapping; this test uses one such slice at a time.
@@ -278,10 +279,8 @@ fn what_a_consumer_writes_in_place_nobody_sees_and_it_is_gone_with_the_release()
     consumer.hear();
     let buffer = coordinator.leases[&0].buffer();
     // SAFETY: inside the field; nobody writes it.
-    assert_eq!(
-        unsafe { bystander.field(buffer, 0).as_ptr().add(7).read() },
-        pattern(3)
-    );
+    let seen = unsafe { bystander.field(buffer, 0).as_ptr().add(7).read() };
+    assert_eq!(seen, pattern(3));
     assert_eq!(coordinator.leases[&0].field(0)[7], pattern(3));
     say(&consumer.socket, 1);
     while !coordinator.try_publish(4) {
