@@ -119,8 +119,9 @@ test: $(VENV)/.package $(VENV)/.checks $(VENV)/.torch ## all tests, Rust and Pyt
 lint: $(VENV)/.package $(VENV)/.checks | deps ## formatting, clippy, ruff, mypy
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --quiet -- -D warnings
+	$(VENV)/bin/ruff format --check --quiet --line-length 120 $(PYTHON_CODE)
 	$(VENV)/bin/ruff check --quiet --target-version py310 --line-length 120 --select E,F,W,I,B,UP,C4,SIM,RET $(PYTHON_CODE)
-	$(VENV)/bin/mypy --strict --no-error-summary --ignore-missing-imports -p tools.demo -p tests.bench
+	$(VENV)/bin/mypy --strict --no-error-summary --ignore-missing-imports -p tools.demo -p tests.bench -p coprep
 	@echo "lint: all clean"
 
 # The coverage instrumentation of libFuzzer and AddressSanitizer, which a stable compiler has but does not offer.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import coprep
 
@@ -10,6 +11,7 @@ from tests.bench.consume import consume
 
 
 def main() -> None:
+    cache: Any
     data, batch_size, warm_after, cache, started = sys.argv[1:]
     pipeline = coprep.ImageFolder(data).decode().random_resized_crop(224).random_horizontal_flip()
     loader = coprep.DataLoader(pipeline, batch_size=int(batch_size), shuffle=True, cache=cache, framework="numpy")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import coprep
 
@@ -11,6 +12,7 @@ from tests.bench.measure import BATCH_SIZE
 
 
 def main() -> None:
+    policy: Any
     data, cache_bytes, policy, epochs = sys.argv[1:]
     pipeline = coprep.ImageFolder(data).decode().random_resized_crop(224).random_horizontal_flip()
     loader = coprep.DataLoader(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -12,11 +13,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import coprep
 import numpy as np
 import pytest
 from PIL import Image
-
-import coprep
 
 WAIT = 60.0
 """Seconds after which something that should happen counts as not happening."""
@@ -55,19 +55,17 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     before = shm()
     yield socket
     if socket.exists():
-        try:
+        with contextlib.suppress(coprep.CoprepError):
             coprep.stop()
-        except coprep.CoprepError:
-            pass
     until(lambda: not socket.exists() or not alive(socket), "the coordinator ends")
     shutil.rmtree(runtime, ignore_errors=True)
     assert shm() == before, "something is left in /dev/shm"
 
 
 def alive(socket: Path) -> bool:
-    return subprocess.run(
-        ["coprep", "--socket", str(socket), "status"], capture_output=True, timeout=WAIT
-    ).returncode == 0
+    return (
+        subprocess.run(["coprep", "--socket", str(socket), "status"], capture_output=True, timeout=WAIT).returncode == 0
+    )
 
 
 def shm() -> set[str]:

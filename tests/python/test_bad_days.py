@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -12,11 +13,10 @@ import sys
 import time
 from pathlib import Path
 
+import coprep
 import pytest
 from conftest import WAIT, ids, shm, until
-from test_sharing import N, TRAIN, epochs
-
-import coprep
+from test_sharing import TRAIN, N, epochs
 
 HOLD = """
 import sys, time, coprep
@@ -84,7 +84,7 @@ def test_a_killed_coordinator_loses_and_repeats_nothing(pipeline: coprep.Pipelin
 
 
 def test_ranks_survive_a_killed_coordinator(pipeline: coprep.Pipeline, start) -> None:
-    code = TRAIN.replace('with_index=True)', 'with_index=True, rank=int(sys.argv[5]), world_size=2, group="g")')
+    code = TRAIN.replace("with_index=True)", 'with_index=True, rank=int(sys.argv[5]), world_size=2, group="g")')
     jobs = [start(code, pipeline.root, 10, 3, 0.1, rank) for rank in range(2)]
     for job in jobs:
         assert job.line() == "ready"
@@ -159,16 +159,19 @@ def test_a_strangers_bytes_end_that_connection_only(pipeline: coprep.Pipeline, p
     with coprep.DataLoader(pipeline, batch_size=16, framework="numpy", with_index=True) as train:
         batches = iter(train)
         next(batches)
-        for nonsense in (b"GET / HTTP/1.1\r\n\r\n", b"CPRP" + b"\xff" * 60, os.urandom(4096), b"CPRP\x01\x00\x00\x00\x40"):
+        for nonsense in (
+            b"GET / HTTP/1.1\r\n\r\n",
+            b"CPRP" + b"\xff" * 60,
+            os.urandom(4096),
+            b"CPRP\x01\x00\x00\x00\x40",
+        ):
             with sockets.socket(sockets.AF_UNIX) as stranger:
                 stranger.settimeout(WAIT)
                 stranger.connect(str(place))
                 stranger.sendall(nonsense)
                 stranger.shutdown(sockets.SHUT_WR)
-                try:
+                with contextlib.suppress(ConnectionResetError):
                     assert stranger.recv(100) == b""
-                except ConnectionResetError:
-                    pass
         assert sorted(ids(train)) == list(range(N))
 
 
@@ -187,7 +190,9 @@ def test_ctrl_c_in_warm_keeps_what_is_cached(folder: Path, place: Path) -> None:
 
 def test_a_warmed_cache_serves_the_jobs(folder: Path, place: Path) -> None:
     serve(place)
-    subprocess.run(["coprep", "--socket", str(place), "warm", str(folder)], check=True, timeout=WAIT, capture_output=True)
+    subprocess.run(
+        ["coprep", "--socket", str(place), "warm", str(folder)], check=True, timeout=WAIT, capture_output=True
+    )
     data = coprep.ImageFolder(folder).decode().random_resized_crop(32)
     with coprep.DataLoader(data, batch_size=16, shuffle=True, framework="numpy", with_index=True) as train:
         assert sorted(ids(train)) == list(range(N))
@@ -199,7 +204,9 @@ def test_a_named_cache_is_taken_over_warm(folder: Path, place: Path) -> None:
     data = coprep.ImageFolder(folder).decode().random_resized_crop(32)
     try:
         first = serve(place, "--cache-name", name)
-        subprocess.run(["coprep", "--socket", str(place), "warm", str(folder)], check=True, timeout=WAIT, capture_output=True)
+        subprocess.run(
+            ["coprep", "--socket", str(place), "warm", str(folder)], check=True, timeout=WAIT, capture_output=True
+        )
         first.kill()
         first.wait()
         place.unlink(missing_ok=True)
@@ -218,8 +225,22 @@ def test_a_named_cache_is_taken_over_warm(folder: Path, place: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs a mount namespace")
 def test_a_small_dev_shm_is_enough(pipeline: coprep.Pipeline, place: Path) -> None:
-    script = "mount -t tmpfs -o size=64m tmpfs /dev/shm && exec \"$@\""
-    command = ["unshare", "--mount", "sh", "-c", script, "sh", sys.executable, "-c", TRAIN, str(pipeline.root), "16", "2", "0"]
+    script = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'
+    command = [
+        "unshare",
+        "--mount",
+        "sh",
+        "-c",
+        script,
+        "sh",
+        sys.executable,
+        "-c",
+        TRAIN,
+        str(pipeline.root),
+        "16",
+        "2",
+        "0",
+    ]
     env = {**os.environ, "COPREP_STAGING": "256M", "COPREP_CACHE": "256M"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT * 2, env=env)
     assert done.returncode == 0, done.stderr

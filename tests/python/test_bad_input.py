@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import coprep
 import numpy as np
 import pytest
 from conftest import ids, make_folder, photo
 from PIL import Image
-
-import coprep
 
 
 def truncated(path: Path) -> None:
@@ -57,7 +56,9 @@ def test_a_bad_sample_is_one_clear_error(place: Path, spoilt: tuple[coprep.Pipel
 @pytest.mark.parametrize("spoilt", BAD, indirect=True)
 def test_a_bad_sample_is_skipped_if_asked(place: Path, spoilt: tuple[coprep.Pipeline, Path, str]) -> None:
     pipeline, _, _ = spoilt
-    with coprep.DataLoader(pipeline, batch_size=8, shuffle=True, on_error="skip", framework="numpy", with_index=True) as train:
+    with coprep.DataLoader(
+        pipeline, batch_size=8, shuffle=True, on_error="skip", framework="numpy", with_index=True
+    ) as train:
         for _ in range(3):
             assert sorted(ids(train)) == [i for i in range(40) if i != 17]
         (stream,) = coprep.status()["streams"]
@@ -69,7 +70,9 @@ def test_a_bad_sample_is_skipped_with_any_cache(place: Path, tmp_path: Path, cac
     folder = make_folder(tmp_path / "photos", 40)
     next(folder.rglob("*.jpg")).write_bytes(b"no")
     data = coprep.ImageFolder(folder).decode().random_resized_crop(32)
-    with coprep.DataLoader(data, batch_size=8, cache=cache, on_error="skip", framework="numpy", with_index=True) as train:
+    with coprep.DataLoader(
+        data, batch_size=8, cache=cache, on_error="skip", framework="numpy", with_index=True
+    ) as train:
         assert [len(ids(train)) for _ in range(3)] == [39] * 3
 
 

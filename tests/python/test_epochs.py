@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import coprep
 import numpy as np
 import pytest
 from conftest import Job, ids
-
-import coprep
 
 N = 200
 
 
 def loader(pipeline: coprep.Pipeline, **kwargs: object) -> coprep.DataLoader:
     options: dict[str, object] = {
-        "batch_size": 16, "shuffle": True, "seed": 1, "framework": "numpy", "with_index": True, **kwargs
+        "batch_size": 16,
+        "shuffle": True,
+        "seed": 1,
+        "framework": "numpy",
+        "with_index": True,
+        **kwargs,
     }
     return coprep.DataLoader(pipeline, **options)  # type: ignore[arg-type]
 
@@ -56,7 +60,9 @@ def run(pipeline: coprep.Pipeline, epochs: int = 2, **kwargs: object) -> list[tu
 
 
 def same(a: list[tuple[np.ndarray, ...]], b: list[tuple[np.ndarray, ...]]) -> bool:
-    return len(a) == len(b) and all((x == y).all() for p, q in zip(a, b) for x, y in zip(p, q))
+    return len(a) == len(b) and all(
+        (x == y).all() for p, q in zip(a, b, strict=True) for x, y in zip(p, q, strict=True)
+    )
 
 
 def test_a_job_alone_is_reproducible_bit_for_bit(pipeline: coprep.Pipeline) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from pathlib import Path
 
-import numpy as np
-from conftest import Job, ids, make_folder, until
-
 import coprep
+import numpy as np
+from conftest import Job, ids, make_folder
 
 N = 200
 
@@ -74,7 +74,7 @@ def test_folds_share_their_intersection(pipeline: coprep.Pipeline) -> None:
         coprep.DataLoader(pipeline, batch_size=10, shuffle=True, subset=fold, framework="numpy", with_index=True)
         for fold in folds
     ]
-    iterators = [iter(l) for l in loaders]
+    iterators = [iter(loader) for loader in loaders]
     seen: list[list[int]] = [[], []]
     for _ in range(15):
         for k, it in enumerate(iterators):
@@ -82,8 +82,8 @@ def test_folds_share_their_intersection(pipeline: coprep.Pipeline) -> None:
     assert [sorted(s) for s in seen] == folds
     totals = stream()["totals"]
     assert totals["prepared"] < totals["delivered"]
-    for l in loaders:
-        l.close()
+    for loader in loaders:
+        loader.close()
 
 
 def test_a_job_that_stops_reading_does_not_hold_up_the_others(pipeline: coprep.Pipeline, start) -> None:
@@ -104,7 +104,7 @@ def test_keeping_every_batch_holds_up_nobody(pipeline: coprep.Pipeline, start) -
     assert all(sorted(e) == list(range(N)) for e in epochs(job))
     assert sorted(ids(hoarder)) == list(range(N))
     # What it kept is as it was, though the buffers have gone round many times since.
-    assert all((a == b[0]).all() for a, b in zip(first, batches))
+    assert all((a == b[0]).all() for a, b in zip(first, batches, strict=True))
     assert hoarder.stats()["copies"] > 0
     hoarder.close()
 
@@ -112,15 +112,13 @@ def test_keeping_every_batch_holds_up_nobody(pipeline: coprep.Pipeline, start) -
 def test_an_in_place_write_is_seen_by_that_job_only(pipeline: coprep.Pipeline) -> None:
     options: dict = {"batch_size": 16, "shuffle": True, "seed": 3, "framework": "numpy", "with_index": True}
     writer, reader = (coprep.DataLoader(pipeline, cohort="w", cohort_size=2, **options) for _ in range(2))
-    import threading
-
     batches: list = [None, None]
 
     def run(k: int, loader: coprep.DataLoader) -> None:
         batches[k] = iter(loader)
         batches[k] = (batches[k], next(batches[k]))
 
-    threads = [threading.Thread(target=run, args=(k, l)) for k, l in enumerate((writer, reader))]
+    threads = [threading.Thread(target=run, args=(k, one)) for k, one in enumerate((writer, reader))]
     [t.start() for t in threads]
     [t.join(60) for t in threads]
     (writing, mine), (reading, theirs) = batches
@@ -131,7 +129,7 @@ def test_an_in_place_write_is_seen_by_that_job_only(pipeline: coprep.Pipeline) -
     assert (mine[0] == 255 - before).all()
     del mine, theirs
     # Gone in the buffers' next lives: both still see the same.
-    for a, b in zip(writing, reading):
+    for a, b in zip(writing, reading, strict=True):
         assert (a[-1] == b[-1]).all() and (a[0] == b[0]).all()
         a[0][:] = 0
     writer.close()
@@ -171,8 +169,15 @@ def test_lru_of_half_the_dataset_saves_less(tmp_path: Path, place: Path) -> None
     fetched = {}
     for policy in ("no-eviction", "lru"):
         with coprep.DataLoader(
-            data, batch_size=12, shuffle=True, seed=1, framework="numpy", with_index=True,
-            cache="encoded", cache_bytes=size // 2, cache_policy=policy,
+            data,
+            batch_size=12,
+            shuffle=True,
+            seed=1,
+            framework="numpy",
+            with_index=True,
+            cache="encoded",
+            cache_bytes=size // 2,
+            cache_policy=policy,
         ) as loader:
             for _ in range(4):
                 assert len(ids(loader)) == 120

@@ -188,9 +188,10 @@ class DataLoader:
         self._iteration += 1
 
     def stats(self) -> dict[str, Any]:
-        """Counts since the loader was made: ``batches``, ``samples``, ``copies`` (batches that were copied), ``errors``,
-        ``reconnects``; and the stall, the seconds spent in waiting: ``wait_s``, of which ``fetch_stall_s`` and
-        ``prep_stall_s`` by what had to be waited for.
+        """Counts since the loader was made.
+
+        ``batches``, ``samples``, ``copies`` (batches that were copied), ``errors``, ``reconnects``; and the stall, the
+        seconds spent in waiting: ``wait_s``, of which ``fetch_stall_s`` and ``prep_stall_s`` by what was waited for.
         """
         return self._native.stats()
 
