@@ -121,9 +121,9 @@ def test_ctrl_c_wakes_a_job_that_waits(pipeline: coprep.Pipeline, start) -> None
 
 
 def test_a_wait_that_lasts_too_long_says_who_is_awaited(pipeline: coprep.Pipeline) -> None:
-    with coprep.DataLoader(pipeline, batch_size=16, framework="numpy", cohort="c", cohort_size=3, timeout=1) as train:
-        with pytest.raises(TimeoutError, match="cohort"):
-            next(iter(train))
+    options: dict = {"batch_size": 16, "cohort": "c", "cohort_size": 3, "timeout": 1}
+    with coprep.DataLoader(pipeline, **options) as train, pytest.raises(TimeoutError, match="cohort"):
+        next(iter(train))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -45,9 +45,9 @@ def spoilt(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[coprep.Pipel
 @pytest.mark.parametrize("spoilt", BAD, indirect=True)
 def test_a_bad_sample_is_one_clear_error(place: Path, spoilt: tuple[coprep.Pipeline, Path, str]) -> None:
     pipeline, path, kind = spoilt
-    with coprep.DataLoader(pipeline, batch_size=8, framework="numpy", with_index=True) as train:
-        with pytest.raises(coprep.SampleError) as caught:
-            list(train)
+    train = coprep.DataLoader(pipeline, batch_size=8, framework="numpy", with_index=True)
+    with train, pytest.raises(coprep.SampleError) as caught:
+        list(train)
     error = caught.value
     assert error.id == 17 and error.path == str(path)
     assert "17" in str(error) and str(path) in str(error) and REMEDY[kind] in str(error)

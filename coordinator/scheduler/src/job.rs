@@ -169,15 +169,19 @@ impl Job {
 
     /// Whether one more minibatch may be queued, with `bound` of them at most.
     ///
-    /// What belongs to an epoch that nobody iterates yet is kept short: its user may never begin it.
-    pub(crate) fn has_room(&self, bound: u32, config: &Config) -> bool {
-        let ahead = self.epoch - self.iterated().min(self.epoch);
-        let bound = match ahead {
-            0 => bound,
-            1 => bound.min(config.low_water.max(1)),
-            _ => return false,
-        };
-        self.queues[self.dealer.next_rank() as usize].minibatches() < bound
+    /// Of epochs that nobody iterates yet only one is begun. Its queue is not kept shorter: jobs that march
+    /// together would drain their queues at the border of every epoch, and fall out of step.
+    pub(crate) fn has_room(&self, bound: u32) -> bool {
+        self.epoch <= self.iterated() + 1
+            && self.queues[self.dealer.next_rank() as usize].minibatches() < bound
+    }
+
+    pub(crate) fn ranks(&self) -> u32 {
+        self.queues.len() as u32
+    }
+
+    pub(crate) fn empty_queues(&self) -> u32 {
+        self.queues.iter().filter(|q| q.minibatches() == 0).count() as u32
     }
 
     /// Whether a rank is about to run out, or misses a part of its next batch.

@@ -115,8 +115,8 @@ pub struct Cohort {
 pub struct Draw {
     /// Sample.
     pub id: u32,
-    /// Number of its preparation, which keys its random operators: the epoch, for a job alone and for a
-    /// cohort.
+    /// Keys its random operators: the epoch, if all its jobs are in the same one, and for a cohort;
+    /// otherwise a large number that does not come again.
     pub visit: u64,
 }
 

@@ -19,7 +19,8 @@ pub(crate) struct Need {
 }
 
 impl Need {
-    pub(crate) fn new(ids: RoaringBitmap) -> Self {
+    pub(crate) fn new(mut ids: RoaringBitmap) -> Self {
+        ids.remove_run_compression();
         let fingerprint = fingerprint(&ids);
         Need {
             len: ids.len(),

@@ -17,12 +17,13 @@ pub struct Scheduler {
     all: Arc<RoaringBitmap>,
     jobs: BTreeMap<JobId, Job>,
     cohorts: BTreeMap<String, Members>,
-    /// By sample: the number of its next preparation.
-    visits: Vec<u32>,
     bad: RoaringBitmap,
     /// Minibatches made.
     made: u64,
 }
+
+/// Set in the visits of minibatches for jobs in different epochs.
+const OUT_OF_STEP: u64 = 1 << 63;
 
 /// A cohort's members.
 #[derive(Debug, Clone)]
@@ -63,7 +64,6 @@ impl Scheduler {
             all: Arc::new(all),
             jobs: BTreeMap::new(),
             cohorts: BTreeMap::new(),
-            visits: vec![0; config.samples as usize],
             bad: RoaringBitmap::new(),
             made: 0,
             config,
@@ -227,7 +227,7 @@ impl Scheduler {
             salt: mix(u64::from(bad)) | 1,
         };
         let is_cohort = first.cohort.is_some();
-        let epoch = lead.epoch;
+        let visit = self.visit(lead.job, targets, is_cohort);
         let id = self.draw(&from, 1, key).pop()?;
         for target in targets {
             if let Some(job) = self.jobs.get_mut(&target.job) {
@@ -235,7 +235,7 @@ impl Scheduler {
                 job.replaced(bad, id);
             }
         }
-        Some(self.visit(id, epoch, is_cohort))
+        Some(Draw { id, visit })
     }
 
     // What is known.
@@ -269,7 +269,7 @@ impl Scheduler {
         let full = |id: &&JobId| {
             self.jobs
                 .get(id)
-                .is_some_and(|job| !job.has_room(bound, &self.config))
+                .is_some_and(|job| !job.has_room(bound))
         };
         let full: Vec<String> = members
             .here
@@ -289,7 +289,7 @@ impl Scheduler {
         if free == 0 {
             return None;
         }
-        let bound = free.clamp(1, self.config.depth.max(1));
+        let bound = self.bound(free);
         let mut units = self.units(bound);
         let all_have_room = units.iter().map(|u| u.members.len()).sum::<usize>() == self.jobs.len();
         if !all_have_room && !units.iter().any(|u| u.starves) {
@@ -316,9 +316,19 @@ impl Scheduler {
         Some(self.make(&choice))
     }
 
+    /// Most minibatches in a rank's queue. More than one only as long as every rank can still come to hold
+    /// a buffer of its own and wait for another: so no slow or paused job's queue stops anybody.
+    fn bound(&self, free: u32) -> u32 {
+        let v: u32 = std::env::var("V").map_or(1, |v| v.parse().unwrap_or(0));
+        let ranks: u32 = self.jobs.values().map(Job::ranks).sum();
+        let empty: u32 = self.jobs.values().map(Job::empty_queues).sum();
+        let reserve = match v { 0 => 0, 1 => ranks, 2 => empty, _ => ranks / 2 };
+        free.saturating_sub(reserve).clamp(1, self.config.depth.max(1))
+    }
+
     /// Everybody who can be given a minibatch.
     fn units(&self, bound: u32) -> Vec<Unit> {
-        let with_room = |job: &Job| job.has_room(bound, &self.config);
+        let with_room = |job: &Job| job.has_room(bound);
         let alone = self
             .jobs
             .iter()
@@ -448,18 +458,12 @@ impl Scheduler {
     }
 
     fn make(&mut self, choice: &Choice) -> Minibatch {
-        let epoch = self.jobs[&choice.lead].epoch;
-        let samples = choice
-            .ids
-            .iter()
-            .map(|&id| self.visit(id, epoch, choice.is_cohort))
-            .collect();
         let before: Vec<u64> = choice
             .targets
             .iter()
             .map(|id| self.jobs[id].need.len())
             .collect();
-        let targets = choice
+        let targets: Vec<Target> = choice
             .targets
             .iter()
             .map(|&job| Target {
@@ -467,6 +471,8 @@ impl Scheduler {
                 epoch: self.jobs[&job].epoch,
             })
             .collect();
+        let visit = self.visit(choice.lead, &targets, choice.is_cohort);
+        let samples = choice.ids.iter().map(|&id| Draw { id, visit }).collect();
         self.remove(&choice.targets, &choice.ids);
         let mut deliveries = Vec::new();
         for (&id, before) in choice.targets.iter().zip(before) {
@@ -525,15 +531,15 @@ impl Scheduler {
         }
     }
 
-    fn visit(&mut self, id: u32, epoch: u64, is_cohort: bool) -> Draw {
-        let next = &mut self.visits[id as usize];
-        let visit = if is_cohort {
-            epoch
-        } else {
-            epoch.max(u64::from(*next))
-        };
-        *next = (*next).max(u32::try_from(visit + 1).unwrap_or(u32::MAX));
-        Draw { id, visit }
+    /// Keys the random operators of samples drawn for `targets`: no job may meet a sample twice with one
+    /// visit. So if they stand in different epochs, it is a number that nobody had and nobody will have.
+    fn visit(&self, lead: JobId, targets: &[Target], is_cohort: bool) -> u64 {
+        let epoch = self.jobs[&lead].epoch;
+        if is_cohort || targets.iter().all(|t| t.epoch == epoch) {
+            return epoch;
+        }
+        let words = [lead.0, epoch, self.made];
+        OUT_OF_STEP | words.iter().fold(0, |hash, &word| mix(hash ^ mix(word)))
     }
 }
 

@@ -1,0 +1,39 @@
+//! What the scheduler's rule is worth: jobs in virtual time, the same in every run.
+//!
+//! `cargo run --release -p coprep-scheduler --example simulate [SECTION...]` prints the tables of
+//! `docs/scheduler.md`, and ends with code 1 if a bar is missed. Sections: speeds, prep, pools, folds,
+//! shuffle, histories, cost.
+#![expect(clippy::print_stdout, reason = "it prints tables")]
+
+#[path = "../../tests/audit/mod.rs"]
+mod audit;
+mod cost;
+mod histories;
+mod model;
+mod pools;
+mod random;
+mod report;
+mod shuffle;
+mod speeds;
+
+use report::Report;
+
+fn main() -> std::process::ExitCode {
+    let sections: [(&str, fn(&mut Report)); 7] = [
+        ("speeds", speeds::speeds),
+        ("prep", speeds::prep_bound),
+        ("pools", pools::pools),
+        ("folds", speeds::folds),
+        ("shuffle", shuffle::shuffle),
+        ("histories", histories::histories),
+        ("cost", cost::cost),
+    ];
+    let wanted: Vec<String> = std::env::args().skip(1).collect();
+    let mut report = Report::default();
+    for (name, section) in sections {
+        if wanted.is_empty() || wanted.iter().any(|w| w == name) {
+            section(&mut report);
+        }
+    }
+    report.end()
+}

@@ -1,0 +1,411 @@
+//! Discrete events in virtual time: jobs that read, one preparation after the other, a pool of buffers.
+//!
+//! Preparation is a first-in-first-out server that needs `prep` for a full minibatch. A rank takes the
+//! parts of its next batch as they are ready; a batch in one buffer keeps the buffer until the step that
+//! uses it is over, one that straddles buffers is copied. The scheduler is asked after every event, until
+//! it has nothing more to draw, as in the coordinator.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+
+use coprep_scheduler::{Config, Delivery, JobId, JobSpec, Resume, Scheduler};
+use roaring::RoaringBitmap;
+
+use crate::audit::Audit;
+use crate::random::Random;
+
+/// How long steps take, for a mean of 1.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Jitter {
+    /// By a tenth at most.
+    Little,
+    /// Log-normal with this sigma.
+    LogNormal(f64),
+}
+
+/// A job of a simulation.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) spec: JobSpec,
+    /// Mean time of a step.
+    pub(crate) step: f64,
+    pub(crate) jitter: Jitter,
+    pub(crate) start: f64,
+    /// Dies at this time, and comes again after so long, if it does.
+    pub(crate) dies: Option<(f64, Option<f64>)>,
+}
+
+impl Plan {
+    pub(crate) fn new(batch_size: u32, step: f64) -> Self {
+        let spec = JobSpec {
+            batch_size,
+            world_size: 1,
+            drop_last: false,
+            subset: None,
+            resume: None,
+            cohort: None,
+            skip_bad: false,
+        };
+        Plan { spec, step, jitter: Jitter::Little, start: 0.0, dies: None }
+    }
+}
+
+/// What is simulated.
+#[derive(Clone, Debug)]
+pub(crate) struct Setup {
+    pub(crate) samples: u32,
+    pub(crate) slots: u32,
+    /// Time to prepare a full minibatch.
+    pub(crate) prep: f64,
+    /// Staging buffers.
+    pub(crate) buffers: u32,
+    pub(crate) horizon: f64,
+    pub(crate) seed: u64,
+    pub(crate) depth: u32,
+    pub(crate) plans: Vec<Plan>,
+}
+
+/// What came of a job.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Outcome {
+    /// Samples it was given.
+    pub(crate) samples: u64,
+    /// Ids of its batches, by epoch, if it is recorded.
+    pub(crate) batches: Vec<Vec<Vec<u32>>>,
+}
+
+/// What came of all.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Result {
+    pub(crate) jobs: Vec<Outcome>,
+    /// Samples prepared.
+    pub(crate) prepared: u64,
+    pub(crate) minibatches: u64,
+    /// Most minibatches prepared one after the other while a job had nothing to read, by number of jobs.
+    pub(crate) waits: f64,
+    /// Jobs that waited at the end though everybody else had stopped.
+    pub(crate) stuck: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    Prepared(u64),
+    StepDone { job: usize, life: u32, rank: usize },
+    Start(usize),
+    Die(usize),
+}
+
+struct Rank {
+    queue: VecDeque<(u64, Delivery)>,
+    held: Option<u64>,
+    parts: u32,
+    batch: Vec<u32>,
+    busy: bool,
+    epoch: u64,
+    random: Random,
+}
+
+struct Job {
+    plan: Plan,
+    life: u32,
+    here: bool,
+    ranks: Vec<Rank>,
+    given: BTreeMap<u64, RoaringBitmap>,
+    passed_over: u32,
+    outcome: Outcome,
+}
+
+struct Buffer {
+    ids: Vec<u32>,
+    parts: u32,
+    ready: bool,
+}
+
+/// See the module.
+pub(crate) struct Model {
+    setup: Setup,
+    scheduler: Scheduler,
+    audit: Audit,
+    now: f64,
+    events: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    count: u64,
+    jobs: Vec<Job>,
+    buffers: BTreeMap<u64, Buffer>,
+    made: u64,
+    /// When the preparation of all that is drawn will be over.
+    prepared_at: f64,
+    record: bool,
+    result: Result,
+}
+
+/// Virtual time in whole ticks, so that it can be ordered.
+const TICKS: f64 = 1e9;
+
+/// Runs a simulation.
+pub(crate) fn run(setup: &Setup) -> Result {
+    Model::new(setup, false).run()
+}
+
+/// Runs a simulation, and keeps all batches of all jobs.
+pub(crate) fn run_and_record(setup: &Setup) -> Result {
+    Model::new(setup, true).run()
+}
+
+impl Model {
+    fn new(setup: &Setup, record: bool) -> Self {
+        let config = Config {
+            samples: setup.samples,
+            slots: setup.slots,
+            depth: setup.depth,
+            low_water: 2,
+            seed: setup.seed,
+            shuffle: true,
+        };
+        let mut model = Model {
+            scheduler: Scheduler::new(config),
+            audit: Audit::new(setup.samples, setup.slots),
+            now: 0.0,
+            events: BinaryHeap::new(),
+            count: 0,
+            jobs: Vec::new(),
+            buffers: BTreeMap::new(),
+            made: 0,
+            prepared_at: 0.0,
+            record,
+            result: Result::default(),
+            setup: setup.clone(),
+        };
+        for (at, plan) in setup.plans.iter().enumerate() {
+            model.at(plan.start, Event::Start(at));
+            if let Some((time, _)) = plan.dies {
+                model.at(time, Event::Die(at));
+            }
+            model.jobs.push(Job {
+                plan: plan.clone(),
+                life: 0,
+                here: false,
+                ranks: Vec::new(),
+                given: BTreeMap::new(),
+                passed_over: 0,
+                outcome: Outcome::default(),
+            });
+        }
+        model
+    }
+
+    fn at(&mut self, time: f64, event: Event) {
+        self.count += 1;
+        self.events.push(Reverse(((time * TICKS) as u64, self.count, event)));
+    }
+
+    fn run(mut self) -> Result {
+        while let Some(Reverse((time, _, event))) = self.events.pop() {
+            self.now = time as f64 / TICKS;
+            if self.now > self.setup.horizon {
+                break;
+            }
+            self.happens(event);
+            self.draw();
+        }
+        // Every job is in the middle of a step, or something is on its way to it.
+        self.result.stuck = (0..self.jobs.len()).filter(|&job| self.is_stuck(job)).count();
+        self.result.minibatches = self.made;
+        self.result.jobs = self.jobs.into_iter().map(|job| job.outcome).collect();
+        self.result
+    }
+
+    /// Nothing will ever happen to it.
+    fn is_stuck(&self, job: usize) -> bool {
+        let job = &self.jobs[job];
+        job.here && self.events.is_empty() && job.ranks.iter().all(|r| !r.busy)
+    }
+
+    fn happens(&mut self, event: Event) {
+        match event {
+            Event::Prepared(minibatch) => self.prepared(minibatch),
+            Event::StepDone { job, life, rank } if self.jobs[job].life == life && self.jobs[job].here => {
+                if let Some(held) = self.jobs[job].ranks[rank].held.take() {
+                    self.release(held);
+                }
+                self.jobs[job].ranks[rank].busy = false;
+                self.read(job, rank);
+            }
+            Event::StepDone { .. } => {}
+            Event::Start(job) => self.start(job),
+            Event::Die(job) => self.die(job),
+        }
+    }
+
+    // Coming and going.
+
+    fn start(&mut self, at: usize) {
+        let job = &mut self.jobs[at];
+        job.life += 1;
+        let resume = job.given.last_key_value();
+        let resume = resume.map(|(&epoch, given)| Resume { epoch, delivered: given.clone() });
+        let spec = JobSpec { resume, ..job.plan.spec.clone() };
+        let id = JobId(at as u64);
+        if self.scheduler.attach(id, spec.clone()).is_err() {
+            return;
+        }
+        let epoch = self.scheduler.job(id).map_or(0, |view| view.epoch);
+        self.audit.joined(id, &spec, epoch);
+        let seed = self.setup.seed ^ (u64::from(job.life) << 32);
+        let ranks = 0..u64::from(spec.world_size);
+        job.ranks = ranks
+            .map(|rank| Rank {
+                queue: VecDeque::new(),
+                held: None,
+                parts: 0,
+                batch: Vec::new(),
+                busy: false,
+                epoch,
+                random: Random::new(seed + 1000 * at as u64 + rank),
+            })
+            .collect();
+        job.here = true;
+        job.passed_over = 0;
+    }
+
+    fn die(&mut self, at: usize) {
+        let Some((time, again)) = self.jobs[at].plan.dies else { return };
+        if !self.jobs[at].here {
+            return;
+        }
+        self.jobs[at].here = false;
+        self.scheduler.detach(JobId(at as u64));
+        self.audit.left(JobId(at as u64));
+        let ranks = std::mem::take(&mut self.jobs[at].ranks);
+        for rank in ranks {
+            let used = rank.queue.into_iter().map(|(minibatch, _)| minibatch).chain(rank.held);
+            used.for_each(|minibatch| self.release(minibatch));
+        }
+        if let Some(pause) = again {
+            self.at(time + pause, Event::Start(at));
+        }
+    }
+
+    // Buffers.
+
+    fn draw(&mut self) {
+        loop {
+            let waiting = self.buffers.values().filter(|b| !b.ready).count();
+            if waiting >= std::env::var("AHEAD").map_or(1000, |v| v.parse().unwrap()) { return }
+            let free = self.setup.buffers - self.buffers.len() as u32;
+            let Some(minibatch) = self.scheduler.next(free) else { return };
+            self.audit.drawn(&minibatch);
+            let work = self.setup.prep * minibatch.samples.len() as f64 / f64::from(self.setup.slots);
+            self.prepared_at = self.prepared_at.max(self.now) + work;
+            self.made += 1;
+            self.result.prepared += minibatch.samples.len() as u64;
+            self.at(self.prepared_at, Event::Prepared(self.made));
+            let buffer = Buffer {
+                ids: minibatch.samples.iter().map(|s| s.id).collect(),
+                parts: minibatch.deliveries.len() as u32,
+                ready: false,
+            };
+            self.buffers.insert(self.made, buffer);
+            for delivery in minibatch.deliveries {
+                let job = &mut self.jobs[delivery.job.0 as usize];
+                job.ranks[delivery.rank as usize].queue.push_back((self.made, delivery));
+            }
+        }
+    }
+
+    /// Who waits while minibatches are prepared that do not help it.
+    fn note_waits(&mut self) {
+        let here = self.jobs.iter().filter(|job| job.here).count();
+        for job in self.jobs.iter_mut().filter(|job| job.here) {
+            if job.ranks.iter().any(|rank| rank.busy) {
+                job.passed_over = 0;
+                continue;
+            }
+            job.passed_over += 1;
+            self.result.waits = self.result.waits.max(f64::from(job.passed_over) / here as f64);
+        }
+    }
+
+    fn release(&mut self, minibatch: u64) {
+        let Some(buffer) = self.buffers.get_mut(&minibatch) else { return };
+        buffer.parts -= 1;
+        self.forget(minibatch);
+    }
+
+    /// A buffer is free when it is written, and all that is in it is released.
+    fn forget(&mut self, minibatch: u64) {
+        if self.buffers.get(&minibatch).is_some_and(|b| b.ready && b.parts == 0) {
+            self.buffers.remove(&minibatch);
+        }
+    }
+
+    fn prepared(&mut self, minibatch: u64) {
+        if let Some(buffer) = self.buffers.get_mut(&minibatch) {
+            buffer.ready = true;
+        }
+        self.forget(minibatch);
+        for job in 0..self.jobs.len() {
+            for rank in 0..self.jobs[job].ranks.len() {
+                if !self.jobs[job].ranks[rank].busy {
+                    self.read(job, rank);
+                }
+            }
+        }
+        self.note_waits();
+    }
+
+    // Reading.
+
+    /// Takes what is ready, until a batch is complete.
+    fn read(&mut self, at: usize, rank: usize) {
+        loop {
+            let reader = &mut self.jobs[at].ranks[rank];
+            let Some((minibatch, delivery)) = reader.queue.front().cloned() else { return };
+            if !self.buffers[&minibatch].ready {
+                return;
+            }
+            if reader.epoch != delivery.epoch || reader.batch.is_empty() {
+                reader.epoch = delivery.epoch;
+                self.scheduler.epoch_started(delivery.job, delivery.rank, delivery.epoch);
+            }
+            reader.queue.pop_front();
+            self.scheduler.taken(delivery.job, delivery.rank, 1);
+            let ids = &self.buffers[&minibatch].ids;
+            reader.batch.extend(&ids[delivery.start as usize..(delivery.start + delivery.len) as usize]);
+            reader.parts += 1;
+            if !delivery.ends_batch {
+                self.release(minibatch);
+                continue;
+            }
+            if reader.parts == 1 {
+                reader.held = Some(minibatch);
+            } else {
+                self.release(minibatch);
+            }
+            return self.step(at, rank, delivery);
+        }
+    }
+
+    fn step(&mut self, at: usize, rank: usize, delivery: Delivery) {
+        let job = &mut self.jobs[at];
+        let reader = &mut job.ranks[rank];
+        reader.parts = 0;
+        reader.busy = true;
+        let batch = std::mem::take(&mut reader.batch);
+        let time = job.plan.step * reader.random.step(job.plan.jitter);
+        job.outcome.samples += batch.len() as u64;
+        let given = job.given.entry(delivery.epoch).or_default();
+        for &id in &batch {
+            assert!(given.insert(id), "sample {id} twice");
+        }
+        while job.given.len() > 2 {
+            job.given.pop_first();
+        }
+        if self.record {
+            let epochs = &mut job.outcome.batches;
+            epochs.resize(epochs.len().max(delivery.epoch as usize + 1), Vec::new());
+            epochs[delivery.epoch as usize].push(batch);
+        }
+        let event = Event::StepDone { job: at, life: job.life, rank };
+        self.at(self.now + time, event);
+    }
+}

@@ -1,0 +1,45 @@
+//! Finite pools of staging buffers.
+
+use crate::histories::random_setup;
+use crate::model;
+use crate::report::{Report, least, mean};
+
+pub(crate) fn pools(report: &mut Report) {
+    const RUNS: u64 = 300;
+    report.table(
+        "Finite pools: a job's samples against those with an unlimited pool, in random histories of J jobs",
+        &["buffers", "mean job", "mean of the runs' worst jobs", "worst job of all"],
+    );
+    let unlimited: Vec<Vec<f64>> = (0..RUNS).map(|seed| given(seed, 100_000)).collect();
+    for (name, each) in [("J+2", 1), ("2J+2", 2), ("4J+2", 4)] {
+        let ratios: Vec<Vec<f64>> = (0..RUNS)
+            .zip(&unlimited)
+            .map(|(seed, best)| {
+                let jobs = best.len() as u32;
+                let had = given(seed, each * jobs + 2);
+                // Too short a life tells nothing.
+                let told = had.iter().zip(best).filter(|(_, best)| **best >= 30.0);
+                told.map(|(had, best)| had / best).collect()
+            })
+            .filter(|ratios: &Vec<f64>| !ratios.is_empty())
+            .collect();
+        let all = || ratios.iter().flatten().copied();
+        let worst = least(all());
+        let mean_worst = mean(ratios.iter().map(|r| least(r.iter().copied())));
+        let cells = [name.into(), format!("{:.3}", mean(all())), format!("{mean_worst:.3}"), format!("{worst:.3}")];
+        report.row(&cells);
+        if each == 2 {
+            report.at_least("pools: 2J+2: mean job", mean(all()), 0.97);
+            report.at_least("pools: 2J+2: worst job", worst, 0.75);
+        }
+    }
+}
+
+/// Batches that each job was given.
+fn given(seed: u64, buffers: u32) -> Vec<f64> {
+    let mut setup = random_setup(seed, false);
+    setup.buffers = buffers;
+    let result = model::run(&setup);
+    let batches = |(plan, job): (&model::Plan, &model::Outcome)| job.samples as f64 / f64::from(plan.spec.batch_size);
+    setup.plans.iter().zip(&result.jobs).map(batches).collect()
+}

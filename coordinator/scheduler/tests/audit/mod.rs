@@ -1,0 +1,189 @@
+//! Watches a scheduler's minibatches and panics when one breaks a promise. It knows the promises from the
+//! documentation alone, and shares no code with the scheduler.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use coprep_scheduler::{Delivery, JobId, JobSpec, Minibatch, Resume, Target};
+use roaring::RoaringBitmap;
+
+/// What a job may still be given, and how its batches went.
+struct Book {
+    spec: JobSpec,
+    set: RoaringBitmap,
+    epoch: u64,
+    left: RoaringBitmap,
+    /// By rank.
+    ranks: Vec<Rank>,
+}
+
+#[derive(Clone, Default)]
+struct Rank {
+    /// Sizes of this epoch's batches; the last one may be open.
+    sizes: Vec<u32>,
+    open: bool,
+    ended: bool,
+}
+
+/// See the module.
+pub(crate) struct Audit {
+    samples: u32,
+    slots: u32,
+    bad: RoaringBitmap,
+    books: BTreeMap<JobId, Book>,
+}
+
+impl Audit {
+    pub(crate) fn new(samples: u32, slots: u32) -> Self {
+        Audit { samples, slots, bad: RoaringBitmap::new(), books: BTreeMap::new() }
+    }
+
+    /// A job was admitted, and the scheduler says that it draws `epoch`.
+    pub(crate) fn joined(&mut self, job: JobId, spec: &JobSpec, epoch: u64) {
+        let all = || (0..self.samples).collect();
+        let mut book = Book {
+            set: spec.subset.clone().unwrap_or_else(all),
+            spec: spec.clone(),
+            epoch: 0,
+            left: RoaringBitmap::new(),
+            ranks: Vec::new(),
+        };
+        let resume = spec.resume.clone().unwrap_or(Resume { epoch: 0, delivered: RoaringBitmap::new() });
+        book.begin(resume.epoch, &self.bad);
+        book.left -= resume.delivered;
+        if epoch != resume.epoch {
+            assert_eq!(epoch, resume.epoch + 1);
+            // Ranks that were not level may have left less than a sample for each.
+            let n = book.left.len();
+            assert_eq!(book.rest_of(n), n, "{n} samples were never given");
+            book.begin(epoch, &self.bad);
+        }
+        self.books.insert(job, book);
+    }
+
+    pub(crate) fn left(&mut self, job: JobId) {
+        self.books.remove(&job);
+    }
+
+    /// A job left its epoch, and the scheduler says that it goes on with `epoch`.
+    pub(crate) fn restarted(&mut self, job: JobId, epoch: u64) {
+        let bad = self.bad.clone();
+        self.book(job).begin(epoch, &bad);
+    }
+
+    pub(crate) fn marked_bad(&mut self, id: u32) {
+        self.bad.insert(id);
+    }
+
+    /// `id` is given to all of `targets` in place of a bad sample.
+    pub(crate) fn replaced(&mut self, targets: &[Target], id: u32) {
+        assert!(!self.bad.contains(id), "{id} is known to be bad");
+        for target in targets {
+            let Some(book) = self.books.get_mut(&target.job) else { continue };
+            assert_eq!(book.epoch, target.epoch);
+            assert!(book.left.remove(id), "{id} was given to {:?} before", target.job);
+        }
+    }
+
+    pub(crate) fn drawn(&mut self, minibatch: &Minibatch) {
+        let ids: Vec<u32> = minibatch.samples.iter().map(|s| s.id).collect();
+        assert!(!ids.is_empty() && ids.len() <= self.slots as usize, "{} samples", ids.len());
+        assert_eq!(ids.iter().collect::<BTreeSet<_>>().len(), ids.len(), "a sample twice");
+        let targets: BTreeSet<JobId> = minibatch.targets.iter().map(|t| t.job).collect();
+        assert_eq!(targets.len(), minibatch.targets.len(), "a target twice");
+        for target in &minibatch.targets {
+            let all = minibatch.deliveries.iter().filter(|d| d.job == target.job);
+            let slots: u32 = all.clone().map(|d| d.len).sum();
+            assert_eq!(slots as usize, ids.len(), "a target is given the whole minibatch");
+            for delivery in all {
+                assert_eq!(delivery.epoch, target.epoch);
+                self.delivered(delivery, &ids);
+            }
+        }
+        assert!(minibatch.deliveries.iter().all(|d| targets.contains(&d.job)));
+    }
+
+    fn delivered(&mut self, d: &Delivery, ids: &[u32]) {
+        let bad = self.bad.clone();
+        let book = self.book(d.job);
+        assert_eq!(d.epoch, book.epoch, "{:?} was not done with its epoch", d.job);
+        for id in &ids[d.start as usize..(d.start + d.len) as usize] {
+            assert!(book.left.remove(*id), "{id} was given to {:?} before, or is not its", d.job);
+        }
+        book.add(d);
+        if book.ranks.iter().all(|r| r.ended) {
+            book.check_left(&bad);
+            book.check_batches();
+            book.begin(book.epoch + 1, &bad);
+        }
+    }
+
+    fn book(&mut self, job: JobId) -> &mut Book {
+        self.books.get_mut(&job).expect("a job that is attached")
+    }
+}
+
+impl Book {
+    fn begin(&mut self, epoch: u64, bad: &RoaringBitmap) {
+        self.epoch = epoch;
+        self.left = self.set.clone();
+        // If all that is left would be dropped, or is nothing, its user gets the bad ones too.
+        let good = &self.set - bad;
+        if self.spec.skip_bad && self.rest_of(good.len()) < good.len() {
+            self.left = good;
+        }
+        self.ranks = vec![Rank::default(); self.spec.world_size as usize];
+    }
+
+    /// What `n` samples leave over.
+    fn rest_of(&self, n: u64) -> u64 {
+        let (round, ranks) = (self.round(), u64::from(self.spec.world_size));
+        let drops = self.spec.drop_last || (self.spec.batch_size == 1 && ranks > 1);
+        match drops {
+            true => n % round,
+            false if n < ranks => n,
+            false => 0,
+        }
+    }
+
+    fn round(&self) -> u64 {
+        u64::from(self.spec.batch_size) * u64::from(self.spec.world_size)
+    }
+
+    fn add(&mut self, d: &Delivery) {
+        let batch_size = self.spec.batch_size;
+        let rank = &mut self.ranks[d.rank as usize];
+        assert!(!rank.ended && d.len > 0);
+        if !rank.open {
+            rank.sizes.push(0);
+        }
+        let size = rank.sizes.last_mut().expect("just pushed");
+        *size += d.len;
+        assert!(*size <= batch_size, "a batch of {size}");
+        rank.open = !d.ends_batch;
+        rank.ended = d.ends_epoch;
+        assert!(d.ends_batch || !d.ends_epoch, "an epoch ends in the middle of a batch");
+    }
+
+    /// The epoch is over.
+    fn check_left(&self, bad: &RoaringBitmap) {
+        let marked = if self.spec.skip_bad { bad.clone() } else { RoaringBitmap::new() };
+        let lost = (&self.left - &marked).len();
+        let round = self.round();
+        // Batches of one sample cannot even out what a bad sample leaves.
+        let drops = self.spec.drop_last || (self.spec.batch_size == 1 && !bad.is_empty());
+        assert!(lost == 0 || (drops && lost < round), "{lost} samples were never given");
+    }
+
+    fn check_batches(&self) {
+        let counts: BTreeSet<usize> = self.ranks.iter().map(|r| r.sizes.len()).collect();
+        assert_eq!(counts.len(), 1, "ranks differ in their number of batches: {counts:?}");
+        assert!(self.ranks.iter().all(|r| !r.open));
+        let batch_size = self.spec.batch_size;
+        let rounds = self.ranks[0].sizes.len();
+        let full = |r: &Rank| r.sizes[..rounds.saturating_sub(2)].iter().all(|&s| s == batch_size);
+        assert!(self.ranks.iter().all(full), "a short batch in mid-epoch");
+        let short = self.ranks.iter().flat_map(|r| &r.sizes).filter(|&&s| s < batch_size).count();
+        assert!(!self.spec.drop_last || short == 0, "a short batch with drop_last");
+        assert!(self.spec.world_size > 1 || short <= 1, "more than one short batch");
+    }
+}

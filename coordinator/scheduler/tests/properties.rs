@@ -1,0 +1,270 @@
+//! Random histories: whatever jobs do, every promise holds ([`audit`]), nobody waits for ever, and what is
+//! promised to be reproducible is.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod audit;
+mod world;
+
+use coprep_scheduler::{Cohort, Config, Draw, JobId, JobSpec, Resume, Scheduler};
+use proptest::prelude::*;
+use roaring::RoaringBitmap;
+use world::{Op, World};
+
+fn spec(batch_size: u32) -> JobSpec {
+    JobSpec {
+        batch_size,
+        world_size: 1,
+        drop_last: false,
+        subset: None,
+        resume: None,
+        cohort: None,
+        skip_bad: false,
+    }
+}
+
+fn config(samples: u32, slots: u32, seed: u64) -> Config {
+    Config { samples, slots, depth: 8, low_water: 2, seed, shuffle: true }
+}
+
+/// A job on samples `from..from + len` of 200, or on all.
+fn jobs() -> impl Strategy<Value = JobSpec> {
+    let subset = prop_oneof![
+        2 => Just(None),
+        1 => (0..200u32, 1..200u32).prop_map(|(from, len)| Some((from..from + len).collect())),
+        1 => (1..7u32, 0..7u32).prop_map(|(k, r)| Some((0..200).filter(|i| i % k != r % k).collect())),
+    ];
+    (1..12u32, 1..5u32, any::<bool>(), subset, prop::option::weighted(0.2, 1..4u32), any::<bool>()).prop_map(
+        |(batch_size, world_size, drop_last, subset, cohort, skip_bad)| JobSpec {
+            batch_size,
+            world_size,
+            drop_last,
+            subset,
+            cohort: cohort.map(|size| Cohort { name: format!("of {size}"), size }),
+            skip_bad,
+            resume: None,
+        },
+    )
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let who = || any::<u8>();
+    let op = prop_oneof![
+        2 => jobs().prop_map(Op::Join),
+        30 => (who(), prop::option::weighted(0.3, any::<u8>()), 1..30u8)
+            .prop_map(|(who, rank, steps)| Op::Step { who, rank, steps }),
+        1 => who().prop_map(Op::Leave),
+        2 => who().prop_map(Op::Rejoin),
+        1 => who().prop_map(Op::Restart),
+        2 => who().prop_map(Op::Pause),
+        1 => (0..200u32).prop_map(Op::Break),
+        2 => who().prop_map(Op::State),
+    ];
+    prop::collection::vec(op, 1..60)
+}
+
+fn without_bad(ops: &mut Vec<Op>) {
+    ops.retain(|op| !matches!(op, Op::Break(_)));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn every_promise_holds_and_every_job_gets_on(
+        samples in 1..200u32, slots in 1..24u32, shuffle: bool, spare in 0..20u32, bad: bool, mut ops in ops(),
+    ) {
+        if !bad {
+            without_bad(&mut ops);
+        }
+        let config = Config { shuffle, ..config(samples, slots, 7) };
+        let mut world = World::new(config, (1, 1 + spare));
+        ops.into_iter().for_each(|op| world.apply(op));
+        world.everybody_reads();
+        world.everybody_finishes_an_epoch();
+    }
+
+    #[test]
+    fn paused_jobs_stop_nobody_while_there_are_two_buffers_each_and_two(
+        samples in 1..200u32, slots in 1..24u32, mut ops in ops(),
+    ) {
+        without_bad(&mut ops);
+        let mut world = World::new(config(samples, slots, 7), (2, 2));
+        ops.into_iter().for_each(|op| world.apply(op));
+        world.everybody_finishes_an_epoch();
+    }
+}
+
+/// The draws of one job's epochs 0, 1 and 2, and on the way it is interrupted.
+struct Alone {
+    scheduler: Scheduler,
+    spec: JobSpec,
+    id: JobId,
+    /// By epoch.
+    draws: Vec<Vec<Draw>>,
+    /// Drawn and not taken: its epoch, its draws, whether it ends an epoch and a batch.
+    queue: std::collections::VecDeque<(u64, Vec<Draw>, bool)>,
+    /// Draws of the batch in hand.
+    part: Vec<Draw>,
+    epoch: u64,
+}
+
+const EPOCHS: u64 = 3;
+
+impl Alone {
+    fn new(config: Config, spec: JobSpec) -> Self {
+        let mut scheduler = Scheduler::new(config);
+        scheduler.attach(JobId(1), spec.clone()).unwrap();
+        Alone {
+            scheduler,
+            spec,
+            id: JobId(1),
+            draws: vec![Vec::new(); EPOCHS as usize],
+            queue: std::collections::VecDeque::new(),
+            part: Vec::new(),
+            epoch: 0,
+        }
+    }
+
+    fn draw(&mut self, free: u32) -> bool {
+        let Some(minibatch) = self.scheduler.next(free) else { return false };
+        for d in &minibatch.deliveries {
+            let draws = minibatch.samples[d.start as usize..(d.start + d.len) as usize].to_vec();
+            self.queue.push_back((d.epoch, draws, d.ends_batch));
+        }
+        true
+    }
+
+    fn take(&mut self) -> bool {
+        if self.queue.front().is_some_and(|q| q.0 > self.epoch) {
+            self.epoch += 1;
+            self.scheduler.epoch_started(self.id, 0, self.epoch);
+        }
+        let Some((epoch, draws, ends_batch)) = self.queue.pop_front() else { return false };
+        self.scheduler.taken(self.id, 0, 1);
+        self.part.extend(draws);
+        if ends_batch && epoch < EPOCHS {
+            self.draws[epoch as usize].append(&mut self.part);
+        }
+        true
+    }
+
+    /// It dies, and comes again, or comes to a new coordinator.
+    fn interrupt(&mut self, anew: bool, config: &Config) {
+        let epoch = self.epoch.min(EPOCHS - 1);
+        let delivered = self.draws[epoch as usize].iter().map(|d| d.id).collect();
+        self.scheduler.detach(self.id);
+        if anew {
+            self.scheduler = Scheduler::new(config.clone());
+        }
+        self.id.0 += 1;
+        let resume = Some(Resume { epoch, delivered });
+        self.scheduler.attach(self.id, JobSpec { resume, ..self.spec.clone() }).unwrap();
+        self.queue.clear();
+        self.part.clear();
+    }
+
+    fn finish(mut self) -> Vec<Vec<Draw>> {
+        while self.epoch < EPOCHS {
+            let progress = self.draw(4) | self.take();
+            assert!(progress, "it stands still");
+        }
+        self.draws
+    }
+}
+
+/// What happens between two looks: minibatches drawn, deliveries taken, and whether it dies.
+type Beat = (u32, u32, Option<bool>);
+
+fn beats() -> impl Strategy<Value = Vec<Beat>> {
+    let dies = prop::option::weighted(0.1, any::<bool>());
+    prop::collection::vec((0..12u32, 0..12u32, dies), 0..40)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
+
+    #[test]
+    fn a_job_alone_is_dealt_the_same_however_it_is_cut_and_interrupted(
+        samples in 1..200u32, batch in 1..12u32, more in 0..12u32, seed: u64, beats in beats(),
+    ) {
+        let plain = Alone::new(config(samples, 200, seed), spec(batch)).finish();
+        prop_assert_eq!(plain.iter().map(Vec::len).collect::<Vec<_>>(), vec![samples as usize; 3]);
+        let cut = config(samples, batch + more, seed);
+        let mut alone = Alone::new(cut.clone(), spec(batch));
+        for (free, takes, dies) in beats {
+            alone.draw(free);
+            for _ in 0..takes.min(if alone.epoch + 1 < EPOCHS { takes } else { 0 }) {
+                alone.take();
+            }
+            if let Some(anew) = dies {
+                alone.interrupt(anew, &cut);
+            }
+        }
+        prop_assert_eq!(alone.finish(), plain);
+    }
+
+    #[test]
+    fn a_cohort_is_dealt_what_a_job_alone_is(
+        samples in 1..200u32, batch in 1..12u32, more in 0..12u32, seed: u64, size in 1..4u32,
+        ops in ops(), batch_of_others in 1..12u32,
+    ) {
+        let plain = Alone::new(config(samples, 200, seed), spec(batch)).finish();
+        let cohort = Some(Cohort { name: "it".into(), size });
+        let config = config(samples, batch + more, seed);
+        let mut world = World::new(config, (2, 2));
+        world.apply(Op::Join(spec(batch_of_others)));
+        let members: Vec<JobId> = (0..size)
+            .map(|_| world.join(JobSpec { cohort: cohort.clone(), ..spec(batch) }).unwrap())
+            .collect();
+        world.keep(&members);
+        ops.into_iter().filter(|op| !matches!(op, Op::Break(_))).for_each(|op| world.apply(op));
+        world.everybody_reads();
+        world.everybody_finishes_an_epoch();
+        for id in members {
+            let taken = world.draws_of(id);
+            prop_assert_eq!(&taken[&0], &plain[0]);
+            for (&epoch, taken) in taken.range(..EPOCHS) {
+                prop_assert_eq!(&taken[..], &plain[epoch as usize][..taken.len()]);
+            }
+        }
+    }
+
+    #[test]
+    fn no_job_meets_a_sample_twice_in_the_same_guise(
+        samples in 1..60u32, slots in 4..24u32, speeds in prop::collection::vec(1..9u8, 2..5),
+        starts in prop::collection::vec(0..40u8, 5),
+    ) {
+        let mut world = World::new(config(samples, slots, 3), (3, 2));
+        let mut ids = vec![None; speeds.len()];
+        for beat in 0..120 {
+            for (at, id) in ids.iter_mut().enumerate() {
+                match *id {
+                    None if beat == starts[at] => *id = world.join(spec(4)),
+                    Some(id) if beat % speeds[at] == 0 => world.steps(id, None, 1),
+                    _ => {}
+                }
+            }
+        }
+        for id in ids.into_iter().flatten() {
+            let draws = world.draws_of(id).values().flatten().map(|d| (d.id, d.visit));
+            let distinct: std::collections::BTreeSet<_> = draws.clone().collect();
+            prop_assert_eq!(distinct.len(), draws.count());
+        }
+    }
+}
+
+#[test]
+fn a_resumed_job_is_not_given_what_it_had() {
+    let mut scheduler = Scheduler::new(config(10, 4, 1));
+    let delivered: RoaringBitmap = [0, 3, 4, 5, 9].into_iter().collect();
+    let resume = Some(Resume { epoch: 2, delivered: delivered.clone() });
+    scheduler.attach(JobId(1), JobSpec { resume, ..spec(4) }).unwrap();
+    let mut given = RoaringBitmap::new();
+    while let Some(minibatch) = scheduler.next(8) {
+        if minibatch.targets[0].epoch > 2 {
+            break;
+        }
+        given.extend(minibatch.samples.iter().map(|s| s.id));
+    }
+    assert_eq!(given, (0..10).collect::<RoaringBitmap>() - delivered);
+}

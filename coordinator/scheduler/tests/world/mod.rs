@@ -1,0 +1,424 @@
+//! Jobs and a pool of buffers around a scheduler, as the coordinator and its clients have them.
+//!
+//! A rank takes the parts of its next batch one by one. A batch in one buffer is held until the rank has
+//! the next one, unless the rank holds its share already; one that straddles buffers is copied.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use coprep_scheduler::{Config, Delivery, Draw, JobId, JobSpec, Minibatch, Resume, Scheduler};
+use roaring::RoaringBitmap;
+
+use crate::audit::Audit;
+
+/// Something that happens. `who` picks one of the jobs.
+#[derive(Clone, Debug)]
+pub(crate) enum Op {
+    Join(JobSpec),
+    /// All its ranks, or one of them, take batches.
+    Step {
+        who: u8,
+        rank: Option<u8>,
+        steps: u8,
+    },
+    Leave(u8),
+    /// It dies, and comes again with what it was given.
+    Rejoin(u8),
+    Restart(u8),
+    /// It stops reading, or goes on.
+    Pause(u8),
+    /// A sample cannot be read from now on.
+    Break(u32),
+    /// Compares the scheduler's idea of what a job was given with what it was.
+    State(u8),
+}
+
+struct Job {
+    spec: JobSpec,
+    paused: bool,
+    ranks: Vec<Rank>,
+    /// By epoch: what its first rank was given.
+    draws: BTreeMap<u64, Vec<Draw>>,
+    given: BTreeMap<u64, RoaringBitmap>,
+}
+
+#[derive(Default)]
+struct Rank {
+    queue: VecDeque<Part>,
+    epoch: u64,
+    /// Of its epoch, since it was attached.
+    batches: u64,
+    batch: Vec<Draw>,
+    parts: u32,
+    /// The buffer of the batch that its user works on.
+    held: Option<u64>,
+    /// It iterates its epoch.
+    begun: bool,
+    finished: u64,
+}
+
+struct Part {
+    minibatch: u64,
+    delivery: Delivery,
+    draws: Vec<Draw>,
+}
+
+/// See the module.
+pub(crate) struct World {
+    scheduler: Scheduler,
+    samples: u32,
+    audit: Audit,
+    jobs: BTreeMap<JobId, Job>,
+    /// Buffers: so many for each rank, and so many more.
+    pool: (u32, u32),
+    /// Parts that are not released, by minibatch.
+    used: BTreeMap<u64, u32>,
+    made: u64,
+    came: u64,
+    broken: RoaringBitmap,
+    /// They never leave, and never skip a part of an epoch.
+    steadfast: BTreeSet<JobId>,
+}
+
+const MOST_JOBS: usize = 6;
+
+impl World {
+    pub(crate) fn new(config: Config, pool: (u32, u32)) -> Self {
+        World {
+            samples: config.samples,
+            audit: Audit::new(config.samples, config.slots),
+            scheduler: Scheduler::new(config),
+            jobs: BTreeMap::new(),
+            pool,
+            used: BTreeMap::new(),
+            made: 0,
+            came: 0,
+            broken: RoaringBitmap::new(),
+            steadfast: BTreeSet::new(),
+        }
+    }
+
+    pub(crate) fn keep(&mut self, jobs: &[JobId]) {
+        self.steadfast.extend(jobs);
+    }
+
+    pub(crate) fn draws_of(&self, id: JobId) -> &BTreeMap<u64, Vec<Draw>> {
+        &self.jobs[&id].draws
+    }
+
+    pub(crate) fn apply(&mut self, op: Op) {
+        match op {
+            Op::Join(spec) if self.jobs.len() < MOST_JOBS => {
+                self.join(spec);
+            }
+            Op::Join(_) => {}
+            Op::Step { who, rank, steps } => self.on(who, |w, id| w.steps(id, rank, steps)),
+            Op::Leave(who) => self.on(who, |w, id| w.leave(id)),
+            Op::Rejoin(who) => self.on(who, World::rejoin),
+            Op::Restart(who) => self.on(who, World::restart),
+            Op::Pause(who) => self.on(who, |w, id| w.job(id).paused ^= true),
+            Op::Break(id) => drop(self.broken.insert(id)),
+            Op::State(who) => self.on(who, World::compare_state),
+        }
+        self.pump();
+    }
+
+    fn on(&mut self, who: u8, what: impl FnOnce(&mut Self, JobId)) {
+        let at = usize::from(who) % self.jobs.len().max(1);
+        if let Some(&id) = self.jobs.keys().nth(at) {
+            what(self, id);
+        }
+    }
+
+    fn job(&mut self, id: JobId) -> &mut Job {
+        self.jobs.get_mut(&id).expect("a job that is here")
+    }
+
+    // Coming and going.
+
+    /// Its number, if it is admitted.
+    pub(crate) fn join(&mut self, mut spec: JobSpec) -> Option<JobId> {
+        if let Some(subset) = &mut spec.subset {
+            *subset &= (0..self.samples).collect::<RoaringBitmap>();
+        }
+        self.came += 1;
+        let id = JobId(self.came);
+        self.attach(id, spec).then_some(id)
+    }
+
+    fn attach(&mut self, id: JobId, spec: JobSpec) -> bool {
+        if self.scheduler.attach(id, spec.clone()).is_err() {
+            return false;
+        }
+        let epoch = self.scheduler.job(id).expect("just attached").epoch;
+        self.audit.joined(id, &spec, epoch);
+        let begins = || Rank { epoch, ..Rank::default() };
+        let ranks = (0..spec.world_size).map(|_| begins()).collect();
+        let mut job =
+            Job { spec, paused: false, ranks, draws: BTreeMap::new(), given: BTreeMap::new() };
+        if let Some(resume) = job.spec.resume.take().filter(|r| r.epoch == epoch) {
+            job.given.insert(epoch, resume.delivered);
+        }
+        self.jobs.insert(id, job);
+        true
+    }
+
+    /// The job as it was.
+    fn remove(&mut self, id: JobId) -> Job {
+        self.scheduler.detach(id);
+        self.audit.left(id);
+        let mut job = self.jobs.remove(&id).expect("a job that is here");
+        for rank in &mut job.ranks {
+            let held = rank.queue.drain(..).map(|part| part.minibatch).chain(rank.held.take());
+            held.for_each(|minibatch| self.release(minibatch));
+        }
+        job
+    }
+
+    fn leave(&mut self, id: JobId) {
+        if !self.steadfast.contains(&id) {
+            self.remove(id);
+        }
+    }
+
+    fn rejoin(&mut self, id: JobId) {
+        let before = self.remove(id);
+        let epoch = before.ranks.iter().map(|r| r.epoch).min().expect("a rank");
+        let delivered = before.given.get(&epoch).cloned().unwrap_or_default();
+        let resume = Some(Resume { epoch, delivered });
+        let back = self.attach(id, JobSpec { resume, ..before.spec.clone() });
+        // Ranks that were not level may have left too little for a batch each.
+        assert!(back || !before.is_level() || !self.broken.is_empty(), "it may not come back");
+        if back {
+            // What some ranks had of a later epoch, they are given again.
+            let job = self.job(id);
+            job.draws = before.draws;
+            job.draws.retain(|&e, _| e <= epoch);
+        }
+    }
+
+    fn restart(&mut self, id: JobId) {
+        let job = self.job(id);
+        let epoch = job.ranks[0].epoch;
+        if job.ranks.iter().any(|r| !r.begun || r.epoch != epoch) || self.steadfast.contains(&id) {
+            return;
+        }
+        self.scheduler.restart_epoch(id);
+        let next = self.scheduler.job(id).expect("it is here").epoch;
+        assert_eq!(next, epoch + 1);
+        self.audit.restarted(id, next);
+        for rank in 0..self.job(id).ranks.len() {
+            let new = Rank { epoch: next, begun: true, ..Rank::default() };
+            let mut old = std::mem::replace(&mut self.job(id).ranks[rank], new);
+            let held = old.queue.drain(..).map(|part| part.minibatch).chain(old.held.take());
+            held.for_each(|minibatch| self.release(minibatch));
+            self.scheduler.epoch_started(id, rank as u32, next);
+        }
+    }
+
+    // Buffers.
+
+    fn consumers(&self) -> u32 {
+        self.jobs.values().map(|job| job.spec.world_size).sum()
+    }
+
+    fn buffers(&self) -> u32 {
+        self.pool.0 * self.consumers() + self.pool.1
+    }
+
+    /// Batches that a rank may hold: as the coordinator allots them.
+    fn share(&self) -> u32 {
+        match (self.consumers(), self.buffers()) {
+            (n, all) if all >= 2 * n + 2 => 2,
+            (n, all) if all >= n + 2 => 1,
+            _ => 0,
+        }
+    }
+
+    fn release(&mut self, minibatch: u64) {
+        let parts = self.used.get_mut(&minibatch).expect("a buffer in use");
+        *parts -= 1;
+        if *parts == 0 {
+            self.used.remove(&minibatch);
+        }
+    }
+
+    /// Draws all that can be drawn. True: something was.
+    fn pump(&mut self) -> bool {
+        let mut any = false;
+        loop {
+            let free = self.buffers().saturating_sub(self.used.len() as u32);
+            let Some(mut minibatch) = self.scheduler.next(free) else { return any };
+            assert!(free > 0);
+            self.audit.drawn(&minibatch);
+            self.prepare(&mut minibatch);
+            self.publish(minibatch);
+            any = true;
+        }
+    }
+
+    /// Replaces what cannot be read.
+    fn prepare(&mut self, minibatch: &mut Minibatch) {
+        for draw in &mut minibatch.samples {
+            while self.broken.contains(draw.id) {
+                self.scheduler.mark_bad(draw.id);
+                self.audit.marked_bad(draw.id);
+                let Some(other) = self.scheduler.replace(&minibatch.targets, draw.id) else { break };
+                self.audit.replaced(&minibatch.targets, other.id);
+                *draw = other;
+            }
+        }
+    }
+
+    fn publish(&mut self, minibatch: Minibatch) {
+        self.made += 1;
+        self.used.insert(self.made, minibatch.deliveries.len() as u32);
+        for delivery in minibatch.deliveries {
+            let slots = delivery.start as usize..(delivery.start + delivery.len) as usize;
+            let draws = minibatch.samples[slots].to_vec();
+            let part = Part { minibatch: self.made, delivery, draws };
+            self.job(delivery.job).ranks[delivery.rank as usize].queue.push_back(part);
+        }
+    }
+
+    // Reading.
+
+    pub(crate) fn steps(&mut self, id: JobId, rank: Option<u8>, steps: u8) {
+        let ranks = self.job(id).ranks.len();
+        let one = rank.map(|rank| usize::from(rank) % ranks);
+        for _ in 0..steps {
+            for rank in (0..ranks).filter(|&rank| one.is_none_or(|one| one == rank)) {
+                self.step(id, rank);
+                self.pump();
+            }
+        }
+    }
+
+    /// One rank takes the parts of a batch, as far as they are there. True: there was one.
+    fn step(&mut self, id: JobId, rank: usize) -> bool {
+        let job = self.job(id);
+        let (paused, reader) = (job.paused, &mut job.ranks[rank]);
+        if paused {
+            return false;
+        }
+        if !reader.begun {
+            reader.begun = true;
+            let epoch = reader.epoch;
+            self.scheduler.epoch_started(id, rank as u32, epoch);
+        }
+        let mut any = false;
+        while let Some(part) = self.job(id).ranks[rank].queue.pop_front() {
+            any = true;
+            self.scheduler.taken(id, rank as u32, 1);
+            if self.take(id, rank, part) {
+                break;
+            }
+        }
+        any
+    }
+
+    /// True: that is a batch.
+    fn take(&mut self, id: JobId, rank: usize, part: Part) -> bool {
+        let (share, broken) = (self.share(), self.broken.clone());
+        let job = self.job(id);
+        let reader = &mut job.ranks[rank];
+        assert_eq!(part.delivery.epoch, reader.epoch);
+        reader.batch.extend(part.draws.into_iter().filter(|d| !broken.contains(d.id)));
+        reader.parts += 1;
+        let whole = part.delivery.ends_batch && reader.parts == 1;
+        let views = whole && u32::from(reader.held.is_some()) < share;
+        let mut released = Vec::new();
+        if part.delivery.ends_batch {
+            let now = views.then_some(part.minibatch);
+            released.extend(std::mem::replace(&mut reader.held, now));
+            job.give(rank, part.delivery.ends_epoch);
+        }
+        released.extend((!views).then_some(part.minibatch));
+        released.into_iter().for_each(|minibatch| self.release(minibatch));
+        part.delivery.ends_batch
+    }
+
+    // Promises.
+
+    fn compare_state(&mut self, id: JobId) {
+        let job = &self.jobs[&id];
+        let Rank { epoch, batches, .. } = job.ranks[0];
+        if !job.is_level() {
+            return;
+        }
+        let state = self.scheduler.state(id, epoch, batches).expect("it was taken just now");
+        assert_eq!(state.epoch, epoch);
+        let given = job.given.get(&epoch).cloned().unwrap_or_default();
+        let dropped = |left: &RoaringBitmap| job.spec.drop_last && left.is_empty();
+        assert!(given.is_subset(&state.delivered) || dropped(&state.delivered), "{state:?} {given:?}");
+        let more = state.delivered - given - &self.broken;
+        assert!(more.is_empty(), "not given: {more:?}");
+    }
+
+    pub(crate) fn everybody_reads(&mut self) {
+        self.jobs.values_mut().for_each(|job| job.paused = false);
+    }
+
+    /// Everybody whom nobody has to wait for finishes an epoch, in a bounded number of rounds.
+    pub(crate) fn everybody_finishes_an_epoch(&mut self) {
+        let ids: Vec<JobId> = self.jobs.keys().copied().filter(|&id| self.gets_on(id)).collect();
+        let due: Vec<(JobId, u64)> = ids.iter().map(|&id| (id, self.jobs[&id].finished() + 1)).collect();
+        // A member of a cohort first waits for those who are behind it.
+        let epochs = self.jobs.values().flat_map(|job| job.ranks.iter().map(|r| r.epoch));
+        let gap = epochs.clone().max().unwrap_or(0) - epochs.min().unwrap_or(0);
+        let bound = (gap + 3) * u64::from(self.samples + 10) * (self.jobs.len() as u64 + 1);
+        for _ in 0..bound {
+            if due.iter().all(|(id, due)| self.jobs[id].finished() >= *due) {
+                return;
+            }
+            let mut progress = self.pump();
+            for &id in &ids {
+                for rank in 0..self.jobs[&id].ranks.len() {
+                    progress |= self.step(id, rank);
+                }
+            }
+            assert!(progress, "a deadlock: {} of {} buffers in use", self.used.len(), self.buffers());
+        }
+        panic!("somebody starves");
+    }
+
+    fn gets_on(&self, id: JobId) -> bool {
+        let job = &self.jobs[&id];
+        let Some(cohort) = &job.spec.cohort else { return !job.paused };
+        let mut fellows = self.jobs.values().filter(|j| j.spec.cohort.as_ref() == Some(cohort));
+        let waits = self.scheduler.cohort_waits(id);
+        fellows.all(|j| !j.paused) && waits.is_none_or(|why| !why.contains("are here"))
+    }
+}
+
+impl Job {
+    /// All its ranks were given equally much.
+    fn is_level(&self) -> bool {
+        let place = |r: &Rank| (r.epoch, r.batches);
+        self.ranks.iter().all(|r| place(r) == place(&self.ranks[0]))
+    }
+
+    fn finished(&self) -> u64 {
+        self.ranks.iter().map(|r| r.finished).min().expect("a rank")
+    }
+
+    /// The user of a rank has a batch.
+    fn give(&mut self, rank: usize, ends_epoch: bool) {
+        let reader = &mut self.ranks[rank];
+        reader.parts = 0;
+        reader.batches += 1;
+        let batch = std::mem::take(&mut reader.batch);
+        let given = self.given.entry(reader.epoch).or_default();
+        for draw in &batch {
+            assert!(given.insert(draw.id), "{} was given twice", draw.id);
+        }
+        if rank == 0 {
+            self.draws.entry(reader.epoch).or_default().extend(batch);
+        }
+        if ends_epoch {
+            reader.finished += 1;
+            reader.begun = false;
+            reader.epoch += 1;
+            reader.batches = 0;
+        }
+    }
+}
