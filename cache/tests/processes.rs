@@ -86,15 +86,21 @@ impl Coordinator {
         true
     }
 
-    fn poll(&mut self) {
+    /// True when a buffer came back.
+    fn poll(&mut self) -> bool {
+        let before = self.leases.len();
         self.sender.taken().unwrap();
         self.sender
             .poll_released(|seq| drop(self.leases.remove(&seq).unwrap()))
             .unwrap();
+        self.leases.len() < before
     }
 
     fn poll_or_sleep(&mut self) {
-        self.poll();
+        // What came back is to be used before anybody sleeps: the consumer may be waiting for it.
+        if self.poll() {
+            return;
+        }
         self.sender.arm();
         if !self.sender.has_news() {
             // A lost ring would show as the whole patience.
