@@ -176,10 +176,6 @@ impl Job {
             && self.queues[self.dealer.next_rank() as usize].minibatches() < bound
     }
 
-    pub(crate) fn ranks(&self) -> u32 {
-        self.queues.len() as u32
-    }
-
     pub(crate) fn empty_queues(&self) -> u32 {
         self.queues.iter().filter(|q| q.minibatches() == 0).count() as u32
     }

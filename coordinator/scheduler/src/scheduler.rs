@@ -266,11 +266,7 @@ impl Scheduler {
             ));
         }
         let bound = self.config.depth;
-        let full = |id: &&JobId| {
-            self.jobs
-                .get(id)
-                .is_some_and(|job| !job.has_room(bound))
-        };
+        let full = |id: &&JobId| self.jobs.get(id).is_some_and(|job| !job.has_room(bound));
         let full: Vec<String> = members
             .here
             .iter()
@@ -316,14 +312,11 @@ impl Scheduler {
         Some(self.make(&choice))
     }
 
-    /// Most minibatches in a rank's queue. More than one only as long as every rank can still come to hold
-    /// a buffer of its own and wait for another: so no slow or paused job's queue stops anybody.
+    /// Most minibatches in a rank's queue: a buffer is left for every rank whose queue is empty.
     fn bound(&self, free: u32) -> u32 {
-        let v: u32 = std::env::var("V").map_or(1, |v| v.parse().unwrap_or(0));
-        let ranks: u32 = self.jobs.values().map(Job::ranks).sum();
         let empty: u32 = self.jobs.values().map(Job::empty_queues).sum();
-        let reserve = match v { 0 => 0, 1 => ranks, 2 => empty, _ => ranks / 2 };
-        free.saturating_sub(reserve).clamp(1, self.config.depth.max(1))
+        free.saturating_sub(empty)
+            .clamp(1, self.config.depth.max(1))
     }
 
     /// Everybody who can be given a minibatch.

@@ -23,7 +23,14 @@ fn spec(batch_size: u32) -> JobSpec {
 }
 
 fn config(samples: u32, slots: u32, seed: u64) -> Config {
-    Config { samples, slots, depth: 8, low_water: 2, seed, shuffle: true }
+    Config {
+        samples,
+        slots,
+        depth: 8,
+        low_water: 2,
+        seed,
+        shuffle: true,
+    }
 }
 
 /// A job on samples `from..from + len` of 200, or on all.
@@ -33,17 +40,28 @@ fn jobs() -> impl Strategy<Value = JobSpec> {
         1 => (0..200u32, 1..200u32).prop_map(|(from, len)| Some((from..from + len).collect())),
         1 => (1..7u32, 0..7u32).prop_map(|(k, r)| Some((0..200).filter(|i| i % k != r % k).collect())),
     ];
-    (1..12u32, 1..5u32, any::<bool>(), subset, prop::option::weighted(0.2, 1..4u32), any::<bool>()).prop_map(
-        |(batch_size, world_size, drop_last, subset, cohort, skip_bad)| JobSpec {
-            batch_size,
-            world_size,
-            drop_last,
-            subset,
-            cohort: cohort.map(|size| Cohort { name: format!("of {size}"), size }),
-            skip_bad,
-            resume: None,
-        },
+    (
+        1..12u32,
+        1..5u32,
+        any::<bool>(),
+        subset,
+        prop::option::weighted(0.2, 1..4u32),
+        any::<bool>(),
     )
+        .prop_map(
+            |(batch_size, world_size, drop_last, subset, cohort, skip_bad)| JobSpec {
+                batch_size,
+                world_size,
+                drop_last,
+                subset,
+                cohort: cohort.map(|size| Cohort {
+                    name: format!("of {size}"),
+                    size,
+                }),
+                skip_bad,
+                resume: None,
+            },
+        )
 }
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
@@ -84,7 +102,7 @@ proptest! {
     }
 
     #[test]
-    fn paused_jobs_stop_nobody_while_there_are_two_buffers_each_and_two(
+    fn a_paused_job_stops_nobody_while_there_are_two_buffers_each_and_two(
         samples in 1..200u32, slots in 1..24u32, mut ops in ops(),
     ) {
         without_bad(&mut ops);
@@ -126,7 +144,9 @@ impl Alone {
     }
 
     fn draw(&mut self, free: u32) -> bool {
-        let Some(minibatch) = self.scheduler.next(free) else { return false };
+        let Some(minibatch) = self.scheduler.next(free) else {
+            return false;
+        };
         for d in &minibatch.deliveries {
             let draws = minibatch.samples[d.start as usize..(d.start + d.len) as usize].to_vec();
             self.queue.push_back((d.epoch, draws, d.ends_batch));
@@ -139,7 +159,9 @@ impl Alone {
             self.epoch += 1;
             self.scheduler.epoch_started(self.id, 0, self.epoch);
         }
-        let Some((epoch, draws, ends_batch)) = self.queue.pop_front() else { return false };
+        let Some((epoch, draws, ends_batch)) = self.queue.pop_front() else {
+            return false;
+        };
         self.scheduler.taken(self.id, 0, 1);
         self.part.extend(draws);
         if ends_batch && epoch < EPOCHS {
@@ -158,7 +180,15 @@ impl Alone {
         }
         self.id.0 += 1;
         let resume = Some(Resume { epoch, delivered });
-        self.scheduler.attach(self.id, JobSpec { resume, ..self.spec.clone() }).unwrap();
+        self.scheduler
+            .attach(
+                self.id,
+                JobSpec {
+                    resume,
+                    ..self.spec.clone()
+                },
+            )
+            .unwrap();
         self.queue.clear();
         self.part.clear();
     }
@@ -257,8 +287,13 @@ proptest! {
 fn a_resumed_job_is_not_given_what_it_had() {
     let mut scheduler = Scheduler::new(config(10, 4, 1));
     let delivered: RoaringBitmap = [0, 3, 4, 5, 9].into_iter().collect();
-    let resume = Some(Resume { epoch: 2, delivered: delivered.clone() });
-    scheduler.attach(JobId(1), JobSpec { resume, ..spec(4) }).unwrap();
+    let resume = Some(Resume {
+        epoch: 2,
+        delivered: delivered.clone(),
+    });
+    scheduler
+        .attach(JobId(1), JobSpec { resume, ..spec(4) })
+        .unwrap();
     let mut given = RoaringBitmap::new();
     while let Some(minibatch) = scheduler.next(8) {
         if minibatch.targets[0].epoch > 2 {

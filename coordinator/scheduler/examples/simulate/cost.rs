@@ -24,17 +24,30 @@ pub(crate) fn cost(report: &mut Report) {
         let times = times(periods);
         let mean = times.iter().sum::<Duration>().as_secs_f64() / times.len() as f64;
         let longest = most(times.iter().map(Duration::as_secs_f64));
-        report.row(&[name.into(), format!("{:.0}", mean * 1e6), format!("{:.0}", longest * 1e6)]);
+        report.row(&[
+            name.into(),
+            format!("{:.0}", mean * 1e6),
+            format!("{:.0}", longest * 1e6),
+        ]);
         report.at_most(&format!("cost: {name}: mean seconds"), mean, 0.001);
     }
 }
 
 /// Jobs take a batch each at multiples of their periods, through the fastest one's first epoch and a half.
 fn times(periods: &[u32]) -> Vec<Duration> {
-    let config = Config { samples: SAMPLES, slots: 64, depth: 8, low_water: 2, seed: 1, shuffle: true };
+    let config = Config {
+        samples: SAMPLES,
+        slots: 64,
+        depth: 8,
+        low_water: 2,
+        seed: 1,
+        shuffle: true,
+    };
     let mut scheduler = Scheduler::new(config);
     for at in 0..periods.len() as u64 {
-        scheduler.attach(JobId(at), Plan::new(64, 1.0).spec).unwrap_or_else(|e| panic!("{e}"));
+        scheduler
+            .attach(JobId(at), Plan::new(64, 1.0).spec)
+            .unwrap_or_else(|e| panic!("{e}"));
     }
     let mut times = Vec::new();
     for beat in 0..SAMPLES / 64 / 20 * periods[0] {

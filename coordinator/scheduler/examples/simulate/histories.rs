@@ -15,10 +15,21 @@ pub(crate) fn random_setup(seed: u64, ranks: bool) -> Setup {
     let folds = random.chance(0.25);
     let horizon = 600.0;
     let plan = |random: &mut Random, at: u32| {
-        let batch = if mixed { 1 + random.below(slots) } else { slots };
-        let mut plan = Plan::new(batch, 20f64.powf(random.unit()) * f64::from(batch) / f64::from(slots));
+        let batch = if mixed {
+            1 + random.below(slots)
+        } else {
+            slots
+        };
+        let mut plan = Plan::new(
+            batch,
+            20f64.powf(random.unit()) * f64::from(batch) / f64::from(slots),
+        );
         plan.jitter = Jitter::LogNormal(random.unit());
-        plan.start = if random.chance(0.5) { 0.0 } else { random.between(0.0, horizon / 2.0) };
+        plan.start = if random.chance(0.5) {
+            0.0
+        } else {
+            random.between(0.0, horizon / 2.0)
+        };
         if random.chance(0.3) {
             let again = random.chance(0.5).then(|| random.between(1.0, 100.0));
             plan.dies = Some((plan.start + random.between(1.0, horizon / 2.0), again));
@@ -37,7 +48,10 @@ pub(crate) fn random_setup(seed: u64, ranks: bool) -> Setup {
     if ranks && !folds && random.chance(0.3) {
         let size = 1 + random.below(jobs);
         for plan in plans.iter_mut().take(size as usize) {
-            plan.spec.cohort = Some(Cohort { name: "c".into(), size });
+            plan.spec.cohort = Some(Cohort {
+                name: "c".into(),
+                size,
+            });
         }
     }
     let consumers: u32 = plans.iter().map(|p| p.spec.world_size).sum();
@@ -56,7 +70,9 @@ pub(crate) fn random_setup(seed: u64, ranks: bool) -> Setup {
 /// Nothing is lost or repeated (the audit panics), nobody is stuck, nobody starves.
 pub(crate) fn histories(report: &mut Report) {
     const RUNS: u64 = 3000;
-    let results: Vec<model::Result> = (0..RUNS).map(|seed| model::run(&random_setup(seed, true))).collect();
+    let results: Vec<model::Result> = (0..RUNS)
+        .map(|seed| model::run(&random_setup(seed, true)))
+        .collect();
     let stuck: usize = results.iter().map(|r| r.stuck).sum();
     let waits = most(results.iter().map(|r| r.waits));
     report.table(
@@ -64,7 +80,14 @@ pub(crate) fn histories(report: &mut Report) {
         &["runs", "minibatches", "lost", "repeated", "jobs stuck", "longest wait, in minibatches by jobs"],
     );
     let prepared: u64 = results.iter().map(|r| r.minibatches).sum();
-    let cells = [RUNS.to_string(), prepared.to_string(), "0".into(), "0".into(), stuck.to_string(), format!("{waits:.2}")];
+    let cells = [
+        RUNS.to_string(),
+        prepared.to_string(),
+        "0".into(),
+        "0".into(),
+        stuck.to_string(),
+        format!("{waits:.2}"),
+    ];
     report.row(&cells);
     report.at_most("histories: jobs stuck", stuck as f64, 0.0);
     report.at_most("histories: longest wait by number of jobs", waits, 2.0);

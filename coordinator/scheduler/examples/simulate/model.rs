@@ -2,8 +2,8 @@
 //!
 //! Preparation is a first-in-first-out server that needs `prep` for a full minibatch. A rank takes the
 //! parts of its next batch as they are ready; a batch in one buffer keeps the buffer until the step that
-//! uses it is over, one that straddles buffers is copied. The scheduler is asked after every event, until
-//! it has nothing more to draw, as in the coordinator.
+//! uses it is over, one that straddles buffers is copied. The scheduler is asked after every event, while
+//! fewer than two minibatches await preparation.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -46,7 +46,13 @@ impl Plan {
             cohort: None,
             skip_bad: false,
         };
-        Plan { spec, step, jitter: Jitter::Little, start: 0.0, dies: None }
+        Plan {
+            spec,
+            step,
+            jitter: Jitter::Little,
+            start: 0.0,
+            dies: None,
+        }
     }
 }
 
@@ -195,7 +201,8 @@ impl Model {
 
     fn at(&mut self, time: f64, event: Event) {
         self.count += 1;
-        self.events.push(Reverse(((time * TICKS) as u64, self.count, event)));
+        self.events
+            .push(Reverse(((time * TICKS) as u64, self.count, event)));
     }
 
     fn run(mut self) -> Result {
@@ -208,7 +215,9 @@ impl Model {
             self.draw();
         }
         // Every job is in the middle of a step, or something is on its way to it.
-        self.result.stuck = (0..self.jobs.len()).filter(|&job| self.is_stuck(job)).count();
+        self.result.stuck = (0..self.jobs.len())
+            .filter(|&job| self.is_stuck(job))
+            .count();
         self.result.minibatches = self.made;
         self.result.jobs = self.jobs.into_iter().map(|job| job.outcome).collect();
         self.result
@@ -223,7 +232,9 @@ impl Model {
     fn happens(&mut self, event: Event) {
         match event {
             Event::Prepared(minibatch) => self.prepared(minibatch),
-            Event::StepDone { job, life, rank } if self.jobs[job].life == life && self.jobs[job].here => {
+            Event::StepDone { job, life, rank }
+                if self.jobs[job].life == life && self.jobs[job].here =>
+            {
                 if let Some(held) = self.jobs[job].ranks[rank].held.take() {
                     self.release(held);
                 }
@@ -242,8 +253,14 @@ impl Model {
         let job = &mut self.jobs[at];
         job.life += 1;
         let resume = job.given.last_key_value();
-        let resume = resume.map(|(&epoch, given)| Resume { epoch, delivered: given.clone() });
-        let spec = JobSpec { resume, ..job.plan.spec.clone() };
+        let resume = resume.map(|(&epoch, given)| Resume {
+            epoch,
+            delivered: given.clone(),
+        });
+        let spec = JobSpec {
+            resume,
+            ..job.plan.spec.clone()
+        };
         let id = JobId(at as u64);
         if self.scheduler.attach(id, spec.clone()).is_err() {
             return;
@@ -268,7 +285,9 @@ impl Model {
     }
 
     fn die(&mut self, at: usize) {
-        let Some((time, again)) = self.jobs[at].plan.dies else { return };
+        let Some((time, again)) = self.jobs[at].plan.dies else {
+            return;
+        };
         if !self.jobs[at].here {
             return;
         }
@@ -277,7 +296,11 @@ impl Model {
         self.audit.left(JobId(at as u64));
         let ranks = std::mem::take(&mut self.jobs[at].ranks);
         for rank in ranks {
-            let used = rank.queue.into_iter().map(|(minibatch, _)| minibatch).chain(rank.held);
+            let used = rank
+                .queue
+                .into_iter()
+                .map(|(minibatch, _)| minibatch)
+                .chain(rank.held);
             used.for_each(|minibatch| self.release(minibatch));
         }
         if let Some(pause) = again {
@@ -289,12 +312,17 @@ impl Model {
 
     fn draw(&mut self) {
         loop {
-            let waiting = self.buffers.values().filter(|b| !b.ready).count();
-            if waiting >= std::env::var("AHEAD").map_or(1000, |v| v.parse().unwrap()) { return }
+            // Decided late: one minibatch is in preparation, and one more waits.
+            if self.buffers.values().filter(|b| !b.ready).count() >= 2 {
+                return;
+            }
             let free = self.setup.buffers - self.buffers.len() as u32;
-            let Some(minibatch) = self.scheduler.next(free) else { return };
+            let Some(minibatch) = self.scheduler.next(free) else {
+                return;
+            };
             self.audit.drawn(&minibatch);
-            let work = self.setup.prep * minibatch.samples.len() as f64 / f64::from(self.setup.slots);
+            let work =
+                self.setup.prep * minibatch.samples.len() as f64 / f64::from(self.setup.slots);
             self.prepared_at = self.prepared_at.max(self.now) + work;
             self.made += 1;
             self.result.prepared += minibatch.samples.len() as u64;
@@ -307,7 +335,9 @@ impl Model {
             self.buffers.insert(self.made, buffer);
             for delivery in minibatch.deliveries {
                 let job = &mut self.jobs[delivery.job.0 as usize];
-                job.ranks[delivery.rank as usize].queue.push_back((self.made, delivery));
+                job.ranks[delivery.rank as usize]
+                    .queue
+                    .push_back((self.made, delivery));
             }
         }
     }
@@ -321,19 +351,28 @@ impl Model {
                 continue;
             }
             job.passed_over += 1;
-            self.result.waits = self.result.waits.max(f64::from(job.passed_over) / here as f64);
+            self.result.waits = self
+                .result
+                .waits
+                .max(f64::from(job.passed_over) / here as f64);
         }
     }
 
     fn release(&mut self, minibatch: u64) {
-        let Some(buffer) = self.buffers.get_mut(&minibatch) else { return };
+        let Some(buffer) = self.buffers.get_mut(&minibatch) else {
+            return;
+        };
         buffer.parts -= 1;
         self.forget(minibatch);
     }
 
     /// A buffer is free when it is written, and all that is in it is released.
     fn forget(&mut self, minibatch: u64) {
-        if self.buffers.get(&minibatch).is_some_and(|b| b.ready && b.parts == 0) {
+        if self
+            .buffers
+            .get(&minibatch)
+            .is_some_and(|b| b.ready && b.parts == 0)
+        {
             self.buffers.remove(&minibatch);
         }
     }
@@ -359,18 +398,23 @@ impl Model {
     fn read(&mut self, at: usize, rank: usize) {
         loop {
             let reader = &mut self.jobs[at].ranks[rank];
-            let Some((minibatch, delivery)) = reader.queue.front().cloned() else { return };
+            let Some((minibatch, delivery)) = reader.queue.front().cloned() else {
+                return;
+            };
             if !self.buffers[&minibatch].ready {
                 return;
             }
             if reader.epoch != delivery.epoch || reader.batch.is_empty() {
                 reader.epoch = delivery.epoch;
-                self.scheduler.epoch_started(delivery.job, delivery.rank, delivery.epoch);
+                self.scheduler
+                    .epoch_started(delivery.job, delivery.rank, delivery.epoch);
             }
             reader.queue.pop_front();
             self.scheduler.taken(delivery.job, delivery.rank, 1);
             let ids = &self.buffers[&minibatch].ids;
-            reader.batch.extend(&ids[delivery.start as usize..(delivery.start + delivery.len) as usize]);
+            reader
+                .batch
+                .extend(&ids[delivery.start as usize..(delivery.start + delivery.len) as usize]);
             reader.parts += 1;
             if !delivery.ends_batch {
                 self.release(minibatch);
@@ -405,7 +449,11 @@ impl Model {
             epochs.resize(epochs.len().max(delivery.epoch as usize + 1), Vec::new());
             epochs[delivery.epoch as usize].push(batch);
         }
-        let event = Event::StepDone { job: at, life: job.life, rank };
+        let event = Event::StepDone {
+            job: at,
+            life: job.life,
+            rank,
+        };
         self.at(self.now + time, event);
     }
 }

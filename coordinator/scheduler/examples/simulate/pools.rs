@@ -26,7 +26,12 @@ pub(crate) fn pools(report: &mut Report) {
         let all = || ratios.iter().flatten().copied();
         let worst = least(all());
         let mean_worst = mean(ratios.iter().map(|r| least(r.iter().copied())));
-        let cells = [name.into(), format!("{:.3}", mean(all())), format!("{mean_worst:.3}"), format!("{worst:.3}")];
+        let cells = [
+            name.into(),
+            format!("{:.3}", mean(all())),
+            format!("{mean_worst:.3}"),
+            format!("{worst:.3}"),
+        ];
         report.row(&cells);
         if each == 2 {
             report.at_least("pools: 2J+2: mean job", mean(all()), 0.97);
@@ -40,6 +45,8 @@ fn given(seed: u64, buffers: u32) -> Vec<f64> {
     let mut setup = random_setup(seed, false);
     setup.buffers = buffers;
     let result = model::run(&setup);
-    let batches = |(plan, job): (&model::Plan, &model::Outcome)| job.samples as f64 / f64::from(plan.spec.batch_size);
+    let batches = |(plan, job): (&model::Plan, &model::Outcome)| {
+        job.samples as f64 / f64::from(plan.spec.batch_size)
+    };
     setup.plans.iter().zip(&result.jobs).map(batches).collect()
 }

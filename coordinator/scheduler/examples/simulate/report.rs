@@ -7,7 +7,11 @@ pub(crate) struct Report {
 
 impl Report {
     pub(crate) fn table(&mut self, title: &str, columns: &[&str]) {
-        println!("\n### {title}\n\n| {} |\n|{}", columns.join(" | "), "---|".repeat(columns.len()));
+        println!(
+            "\n### {title}\n\n| {} |\n|{}",
+            columns.join(" | "),
+            "---|".repeat(columns.len())
+        );
     }
 
     pub(crate) fn row(&mut self, cells: &[String]) {
@@ -16,13 +20,15 @@ impl Report {
 
     pub(crate) fn at_least(&mut self, what: &str, value: f64, bar: f64) {
         if value.is_nan() || value < bar {
-            self.missed.push(format!("{what}: {value:.3}, and it must be at least {bar}"));
+            self.missed
+                .push(format!("{what}: {value:.3}, and it must be at least {bar}"));
         }
     }
 
     pub(crate) fn at_most(&mut self, what: &str, value: f64, bar: f64) {
         if value.is_nan() || value > bar {
-            self.missed.push(format!("{what}: {value:.3}, and it must be at most {bar}"));
+            self.missed
+                .push(format!("{what}: {value:.3}, and it must be at most {bar}"));
         }
     }
 
@@ -39,7 +45,9 @@ impl Report {
 }
 
 pub(crate) fn mean(values: impl IntoIterator<Item = f64>) -> f64 {
-    let (sum, count) = values.into_iter().fold((0.0, 0), |(sum, count), v| (sum + v, count + 1));
+    let (sum, count) = values
+        .into_iter()
+        .fold((0.0, 0), |(sum, count), v| (sum + v, count + 1));
     sum / f64::from(count)
 }
 

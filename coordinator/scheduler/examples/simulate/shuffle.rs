@@ -14,21 +14,39 @@ pub(crate) fn shuffle(report: &mut Report) {
         &["jobs", "worst job", "one standard error"],
     );
     let plans = |speeds: &[f64], starts: &[f64]| -> Vec<Plan> {
-        let plan = |(&speed, &start): (&f64, &f64)| Plan { start, ..Plan::new(SLOTS, 1.0 / speed) };
+        let plan = |(&speed, &start): (&f64, &f64)| Plan {
+            start,
+            ..Plan::new(SLOTS, 1.0 / speed)
+        };
         speeds.iter().zip(starts).map(plan).collect()
     };
     let mut cohort = plans(&[1.0, 1.0, 0.7], &[0.0; 3]);
     for plan in &mut cohort {
-        plan.spec.cohort = Some(Cohort { name: "c".into(), size: 3 });
+        plan.spec.cohort = Some(Cohort {
+            name: "c".into(),
+            size: 3,
+        });
     }
     let rows = [
         ("1 alone", plans(&[1.0], &[0.0]), true),
         ("a cohort of 3", cohort, true),
         ("4 equal, same start", plans(&[1.0; 4], &[0.0; 4]), false),
-        ("4 equal, joined late", plans(&[1.0; 4], &[0.0, 30.0, 55.0, 81.0]), false),
+        (
+            "4 equal, joined late",
+            plans(&[1.0; 4], &[0.0, 30.0, 55.0, 81.0]),
+            false,
+        ),
         ("1 .9 .9 .8", plans(&[1.0, 0.9, 0.9, 0.8], &[0.0; 4]), false),
-        ("1 .5 .5 .25", plans(&[1.0, 0.5, 0.5, 0.25], &[0.0; 4]), false),
-        ("1 x7, .2", plans(&[1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.2], &[0.0; 8]), false),
+        (
+            "1 .5 .5 .25",
+            plans(&[1.0, 0.5, 0.5, 0.25], &[0.0; 4]),
+            false,
+        ),
+        (
+            "1 x7, .2",
+            plans(&[1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.2], &[0.0; 8]),
+            false,
+        ),
     ];
     for (name, plans, must) in rows {
         let setup = Setup {
@@ -42,18 +60,30 @@ pub(crate) fn shuffle(report: &mut Report) {
             plans,
         };
         let jobs = model::run_and_record(&setup).jobs;
-        let worst = jobs.iter().map(|job| meetings(&job.batches)).max_by(|a, b| a.0.total_cmp(&b.0));
-        let Some((ratio, error)) = worst else { continue };
+        let worst = jobs
+            .iter()
+            .map(|job| meetings(&job.batches))
+            .max_by(|a, b| a.0.total_cmp(&b.0));
+        let Some((ratio, error)) = worst else {
+            continue;
+        };
         report.row(&[name.into(), format!("{ratio:.2}"), format!("{error:.2}")]);
         if must {
-            report.at_most(&format!("shuffle: {name}: off chance, in standard errors"), (ratio - 1.0).abs() / error, 3.0);
+            report.at_most(
+                &format!("shuffle: {name}: off chance, in standard errors"),
+                (ratio - 1.0).abs() / error,
+                3.0,
+            );
         }
     }
 }
 
 /// Pairs that meet again, against chance; and the standard error, as if pairs were independent.
 fn meetings(epochs: &[Vec<Vec<u32>>]) -> (f64, f64) {
-    let whole: Vec<_> = epochs.iter().filter(|e| e.iter().map(Vec::len).sum::<usize>() == SAMPLES as usize).collect();
+    let whole: Vec<_> = epochs
+        .iter()
+        .filter(|e| e.iter().map(Vec::len).sum::<usize>() == SAMPLES as usize)
+        .collect();
     let (mut met, mut expected) = (0.0, 0.0);
     for pair in whole.windows(2) {
         let mut batch_of = vec![0; SAMPLES as usize];
@@ -63,7 +93,9 @@ fn meetings(epochs: &[Vec<Vec<u32>>]) -> (f64, f64) {
         let mut pairs = 0.0;
         for batch in pair[0] {
             for (i, a) in batch.iter().enumerate() {
-                let again = batch[..i].iter().filter(|b| batch_of[**b as usize] == batch_of[*a as usize]);
+                let again = batch[..i]
+                    .iter()
+                    .filter(|b| batch_of[**b as usize] == batch_of[*a as usize]);
                 met += again.count() as f64;
                 pairs += i as f64;
             }

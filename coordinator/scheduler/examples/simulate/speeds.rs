@@ -25,7 +25,10 @@ fn setup(prep: f64, plans: Vec<Plan>) -> Setup {
 fn plans(speeds: &[f64], starts: &[f64]) -> Vec<Plan> {
     let plan = |(at, &speed): (usize, &f64)| {
         let start = starts.get(at).copied().unwrap_or(0.0);
-        Plan { start, ..Plan::new(SLOTS, 1.0 / speed) }
+        Plan {
+            start,
+            ..Plan::new(SLOTS, 1.0 / speed)
+        }
     };
     speeds.iter().enumerate().map(plan).collect()
 }
@@ -36,12 +39,21 @@ fn against_alone(setup: &Setup) -> (Vec<f64>, f64, model::Result) {
     // Its steps take the same time when it is alone.
     let alone = |at: usize| {
         let mut alone = setup.clone();
-        for (other, plan) in alone.plans.iter_mut().enumerate().filter(|(other, _)| *other != at) {
+        for (other, plan) in alone
+            .plans
+            .iter_mut()
+            .enumerate()
+            .filter(|(other, _)| *other != at)
+        {
             plan.start = setup.horizon + 1.0 + other as f64;
         }
         model::run(&alone).jobs[at].samples as f64
     };
-    let ratios = together.jobs.iter().enumerate().map(|(at, job)| job.samples as f64 / alone(at));
+    let ratios = together
+        .jobs
+        .iter()
+        .enumerate()
+        .map(|(at, job)| job.samples as f64 / alone(at));
     let ratios = ratios.collect();
     let fastest = most(together.jobs.iter().map(|job| job.samples as f64));
     (ratios, together.prepared as f64 / fastest, together)
@@ -51,7 +63,11 @@ fn against_alone(setup: &Setup) -> (Vec<f64>, f64, model::Result) {
 pub(crate) fn speeds(report: &mut Report) {
     report.table(
         "Jobs of different speeds; preparation 1.6 times as fast as the fastest job",
-        &["jobs' speeds", "each job's speed against alone", "prepared, against the fastest job's own"],
+        &[
+            "jobs' speeds",
+            "each job's speed against alone",
+            "prepared, against the fastest job's own",
+        ],
     );
     let mut random = Random::new(5);
     let at_random: Vec<f64> = (0..4).map(|_| random.between(0.0, 300.0)).collect();
@@ -65,8 +81,16 @@ pub(crate) fn speeds(report: &mut Report) {
     for (name, speeds, starts) in rows {
         let (ratios, prepared, _) = against_alone(&setup(1.0 / 1.6, plans(speeds, starts)));
         let (low, high) = (least(ratios.iter().copied()), most(ratios));
-        report.row(&[name.into(), format!("{low:.3} to {high:.3}"), format!("{prepared:.3}")]);
-        report.at_least(&format!("speeds: {name}: slowest job against alone"), low, 0.97);
+        report.row(&[
+            name.into(),
+            format!("{low:.3} to {high:.3}"),
+            format!("{prepared:.3}"),
+        ]);
+        report.at_least(
+            &format!("speeds: {name}: slowest job against alone"),
+            low,
+            0.97,
+        );
         report.at_most(&format!("speeds: {name}: prepared"), prepared, 1.08);
     }
 }
@@ -75,7 +99,13 @@ pub(crate) fn speeds(report: &mut Report) {
 pub(crate) fn prep_bound(report: &mut Report) {
     report.table(
         "Preparation is the bottleneck",
-        &["jobs", "preparation, against the fastest job", "jobs served by a minibatch", "at best", "each job's speed against alone"],
+        &[
+            "jobs",
+            "preparation, against the fastest job",
+            "jobs served by a minibatch",
+            "at best",
+            "each job's speed against alone",
+        ],
     );
     let geometric: Vec<f64> = (0..16).map(|i| 13f64.powf(-f64::from(i) / 15.0)).collect();
     for (name, speeds, rate) in [
@@ -98,7 +128,11 @@ pub(crate) fn prep_bound(report: &mut Report) {
         ];
         report.row(&cells);
         let bar = if name.starts_with('4') { 0.99 } else { 0.85 };
-        report.at_least(&format!("prep: {name} at {rate}: jobs served, against the best"), served / best, bar);
+        report.at_least(
+            &format!("prep: {name} at {rate}: jobs served, against the best"),
+            served / best,
+            bar,
+        );
     }
 }
 
@@ -106,7 +140,12 @@ pub(crate) fn prep_bound(report: &mut Report) {
 pub(crate) fn folds(report: &mut Report) {
     report.table(
         "Overlapping subsets; preparation at half the jobs' speed",
-        &["jobs", "each job's speed against alone", "jobs served by a minibatch", "longest wait of a job, in minibatches by jobs"],
+        &[
+            "jobs",
+            "each job's speed against alone",
+            "jobs served by a minibatch",
+            "longest wait of a job, in minibatches by jobs",
+        ],
     );
     for jobs in [3u32, 5, 10] {
         let mut plans = plans(&vec![1.0; jobs as usize], &[]);
@@ -114,7 +153,11 @@ pub(crate) fn folds(report: &mut Report) {
             let samples = 0..SLOTS * MINIBATCHES;
             plan.spec.subset = Some(samples.filter(|id| id % jobs != fold).collect());
         }
-        row_of_folds(report, &format!("{jobs} folds of {jobs}"), &setup(2.0, plans));
+        row_of_folds(
+            report,
+            &format!("{jobs} folds of {jobs}"),
+            &setup(2.0, plans),
+        );
     }
     for seed in 0..20 {
         let mut random = Random::new(seed);
@@ -123,13 +166,21 @@ pub(crate) fn folds(report: &mut Report) {
         let mut plans = plans(&speeds, &[]);
         for plan in &mut plans {
             let share = random.between(0.05, 1.0);
-            plan.spec.subset = Some((0..SLOTS * MINIBATCHES).filter(|_| random.chance(share)).collect());
+            plan.spec.subset = Some(
+                (0..SLOTS * MINIBATCHES)
+                    .filter(|_| random.chance(share))
+                    .collect(),
+            );
         }
         let setup = setup(2.0, plans);
         if seed < 3 {
             row_of_folds(report, &format!("{jobs} random subsets"), &setup);
         } else {
-            check_waits(report, &format!("{jobs} random subsets"), &model::run(&setup));
+            check_waits(
+                report,
+                &format!("{jobs} random subsets"),
+                &model::run(&setup),
+            );
         }
     }
 }
@@ -139,7 +190,11 @@ fn row_of_folds(report: &mut Report, name: &str, setup: &Setup) {
     let given: u64 = result.jobs.iter().map(|job| job.samples).sum();
     let cells = [
         name.into(),
-        format!("{:.2} to {:.2}", least(ratios.iter().copied()), most(ratios)),
+        format!(
+            "{:.2} to {:.2}",
+            least(ratios.iter().copied()),
+            most(ratios)
+        ),
         format!("{:.2}", given as f64 / result.prepared as f64),
         format!("{:.2}", result.waits),
     ];
@@ -148,5 +203,9 @@ fn row_of_folds(report: &mut Report, name: &str, setup: &Setup) {
 }
 
 fn check_waits(report: &mut Report, name: &str, result: &model::Result) {
-    report.at_most(&format!("folds: {name}: longest wait by number of jobs"), result.waits, 2.0);
+    report.at_most(
+        &format!("folds: {name}: longest wait by number of jobs"),
+        result.waits,
+        2.0,
+    );
 }

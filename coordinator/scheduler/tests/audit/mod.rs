@@ -34,7 +34,12 @@ pub(crate) struct Audit {
 
 impl Audit {
     pub(crate) fn new(samples: u32, slots: u32) -> Self {
-        Audit { samples, slots, bad: RoaringBitmap::new(), books: BTreeMap::new() }
+        Audit {
+            samples,
+            slots,
+            bad: RoaringBitmap::new(),
+            books: BTreeMap::new(),
+        }
     }
 
     /// A job was admitted, and the scheduler says that it draws `epoch`.
@@ -47,7 +52,10 @@ impl Audit {
             left: RoaringBitmap::new(),
             ranks: Vec::new(),
         };
-        let resume = spec.resume.clone().unwrap_or(Resume { epoch: 0, delivered: RoaringBitmap::new() });
+        let resume = spec.resume.clone().unwrap_or(Resume {
+            epoch: 0,
+            delivered: RoaringBitmap::new(),
+        });
         book.begin(resume.epoch, &self.bad);
         book.left -= resume.delivered;
         if epoch != resume.epoch {
@@ -78,36 +86,67 @@ impl Audit {
     pub(crate) fn replaced(&mut self, targets: &[Target], id: u32) {
         assert!(!self.bad.contains(id), "{id} is known to be bad");
         for target in targets {
-            let Some(book) = self.books.get_mut(&target.job) else { continue };
+            let Some(book) = self.books.get_mut(&target.job) else {
+                continue;
+            };
             assert_eq!(book.epoch, target.epoch);
-            assert!(book.left.remove(id), "{id} was given to {:?} before", target.job);
+            assert!(
+                book.left.remove(id),
+                "{id} was given to {:?} before",
+                target.job
+            );
         }
     }
 
     pub(crate) fn drawn(&mut self, minibatch: &Minibatch) {
         let ids: Vec<u32> = minibatch.samples.iter().map(|s| s.id).collect();
-        assert!(!ids.is_empty() && ids.len() <= self.slots as usize, "{} samples", ids.len());
-        assert_eq!(ids.iter().collect::<BTreeSet<_>>().len(), ids.len(), "a sample twice");
+        assert!(
+            !ids.is_empty() && ids.len() <= self.slots as usize,
+            "{} samples",
+            ids.len()
+        );
+        assert_eq!(
+            ids.iter().collect::<BTreeSet<_>>().len(),
+            ids.len(),
+            "a sample twice"
+        );
         let targets: BTreeSet<JobId> = minibatch.targets.iter().map(|t| t.job).collect();
         assert_eq!(targets.len(), minibatch.targets.len(), "a target twice");
         for target in &minibatch.targets {
             let all = minibatch.deliveries.iter().filter(|d| d.job == target.job);
             let slots: u32 = all.clone().map(|d| d.len).sum();
-            assert_eq!(slots as usize, ids.len(), "a target is given the whole minibatch");
+            assert_eq!(
+                slots as usize,
+                ids.len(),
+                "a target is given the whole minibatch"
+            );
             for delivery in all {
                 assert_eq!(delivery.epoch, target.epoch);
                 self.delivered(delivery, &ids);
             }
         }
-        assert!(minibatch.deliveries.iter().all(|d| targets.contains(&d.job)));
+        assert!(
+            minibatch
+                .deliveries
+                .iter()
+                .all(|d| targets.contains(&d.job))
+        );
     }
 
     fn delivered(&mut self, d: &Delivery, ids: &[u32]) {
         let bad = self.bad.clone();
         let book = self.book(d.job);
-        assert_eq!(d.epoch, book.epoch, "{:?} was not done with its epoch", d.job);
+        assert_eq!(
+            d.epoch, book.epoch,
+            "{:?} was not done with its epoch",
+            d.job
+        );
         for id in &ids[d.start as usize..(d.start + d.len) as usize] {
-            assert!(book.left.remove(*id), "{id} was given to {:?} before, or is not its", d.job);
+            assert!(
+                book.left.remove(*id),
+                "{id} was given to {:?} before, or is not its",
+                d.job
+            );
         }
         book.add(d);
         if book.ranks.iter().all(|r| r.ended) {
@@ -161,29 +200,58 @@ impl Book {
         assert!(*size <= batch_size, "a batch of {size}");
         rank.open = !d.ends_batch;
         rank.ended = d.ends_epoch;
-        assert!(d.ends_batch || !d.ends_epoch, "an epoch ends in the middle of a batch");
+        assert!(
+            d.ends_batch || !d.ends_epoch,
+            "an epoch ends in the middle of a batch"
+        );
     }
 
     /// The epoch is over.
     fn check_left(&self, bad: &RoaringBitmap) {
-        let marked = if self.spec.skip_bad { bad.clone() } else { RoaringBitmap::new() };
+        let marked = if self.spec.skip_bad {
+            bad.clone()
+        } else {
+            RoaringBitmap::new()
+        };
         let lost = (&self.left - &marked).len();
         let round = self.round();
         // Batches of one sample cannot even out what a bad sample leaves.
         let drops = self.spec.drop_last || (self.spec.batch_size == 1 && !bad.is_empty());
-        assert!(lost == 0 || (drops && lost < round), "{lost} samples were never given");
+        assert!(
+            lost == 0 || (drops && lost < round),
+            "{lost} samples were never given"
+        );
     }
 
     fn check_batches(&self) {
         let counts: BTreeSet<usize> = self.ranks.iter().map(|r| r.sizes.len()).collect();
-        assert_eq!(counts.len(), 1, "ranks differ in their number of batches: {counts:?}");
+        assert_eq!(
+            counts.len(),
+            1,
+            "ranks differ in their number of batches: {counts:?}"
+        );
         assert!(self.ranks.iter().all(|r| !r.open));
         let batch_size = self.spec.batch_size;
         let rounds = self.ranks[0].sizes.len();
-        let full = |r: &Rank| r.sizes[..rounds.saturating_sub(2)].iter().all(|&s| s == batch_size);
+        let full = |r: &Rank| {
+            r.sizes[..rounds.saturating_sub(2)]
+                .iter()
+                .all(|&s| s == batch_size)
+        };
         assert!(self.ranks.iter().all(full), "a short batch in mid-epoch");
-        let short = self.ranks.iter().flat_map(|r| &r.sizes).filter(|&&s| s < batch_size).count();
-        assert!(!self.spec.drop_last || short == 0, "a short batch with drop_last");
-        assert!(self.spec.world_size > 1 || short <= 1, "more than one short batch");
+        let short = self
+            .ranks
+            .iter()
+            .flat_map(|r| &r.sizes)
+            .filter(|&&s| s < batch_size)
+            .count();
+        assert!(
+            !self.spec.drop_last || short == 0,
+            "a short batch with drop_last"
+        );
+        assert!(
+            self.spec.world_size > 1 || short <= 1,
+            "more than one short batch"
+        );
     }
 }

@@ -24,7 +24,7 @@ pub(crate) enum Op {
     /// It dies, and comes again with what it was given.
     Rejoin(u8),
     Restart(u8),
-    /// It stops reading, or goes on.
+    /// It stops reading, or goes on. Then others that had stopped go on.
     Pause(u8),
     /// A sample cannot be read from now on.
     Break(u32),
@@ -115,7 +115,7 @@ impl World {
             Op::Leave(who) => self.on(who, |w, id| w.leave(id)),
             Op::Rejoin(who) => self.on(who, World::rejoin),
             Op::Restart(who) => self.on(who, World::restart),
-            Op::Pause(who) => self.on(who, |w, id| w.job(id).paused ^= true),
+            Op::Pause(who) => self.on(who, World::pause),
             Op::Break(id) => drop(self.broken.insert(id)),
             Op::State(who) => self.on(who, World::compare_state),
         }
@@ -151,10 +151,18 @@ impl World {
         }
         let epoch = self.scheduler.job(id).expect("just attached").epoch;
         self.audit.joined(id, &spec, epoch);
-        let begins = || Rank { epoch, ..Rank::default() };
+        let begins = || Rank {
+            epoch,
+            ..Rank::default()
+        };
         let ranks = (0..spec.world_size).map(|_| begins()).collect();
-        let mut job =
-            Job { spec, paused: false, ranks, draws: BTreeMap::new(), given: BTreeMap::new() };
+        let mut job = Job {
+            spec,
+            paused: false,
+            ranks,
+            draws: BTreeMap::new(),
+            given: BTreeMap::new(),
+        };
         if let Some(resume) = job.spec.resume.take().filter(|r| r.epoch == epoch) {
             job.given.insert(epoch, resume.delivered);
         }
@@ -168,7 +176,11 @@ impl World {
         self.audit.left(id);
         let mut job = self.jobs.remove(&id).expect("a job that is here");
         for rank in &mut job.ranks {
-            let held = rank.queue.drain(..).map(|part| part.minibatch).chain(rank.held.take());
+            let held = rank
+                .queue
+                .drain(..)
+                .map(|part| part.minibatch)
+                .chain(rank.held.take());
             held.for_each(|minibatch| self.release(minibatch));
         }
         job
@@ -185,9 +197,18 @@ impl World {
         let epoch = before.ranks.iter().map(|r| r.epoch).min().expect("a rank");
         let delivered = before.given.get(&epoch).cloned().unwrap_or_default();
         let resume = Some(Resume { epoch, delivered });
-        let back = self.attach(id, JobSpec { resume, ..before.spec.clone() });
+        let back = self.attach(
+            id,
+            JobSpec {
+                resume,
+                ..before.spec.clone()
+            },
+        );
         // Ranks that were not level may have left too little for a batch each.
-        assert!(back || !before.is_level() || !self.broken.is_empty(), "it may not come back");
+        assert!(
+            back || !before.is_level() || !self.broken.is_empty(),
+            "it may not come back"
+        );
         if back {
             // What some ranks had of a later epoch, they are given again.
             let job = self.job(id);
@@ -207,12 +228,27 @@ impl World {
         assert_eq!(next, epoch + 1);
         self.audit.restarted(id, next);
         for rank in 0..self.job(id).ranks.len() {
-            let new = Rank { epoch: next, begun: true, ..Rank::default() };
+            let new = Rank {
+                epoch: next,
+                begun: true,
+                ..Rank::default()
+            };
             let mut old = std::mem::replace(&mut self.job(id).ranks[rank], new);
-            let held = old.queue.drain(..).map(|part| part.minibatch).chain(old.held.take());
+            let held = old
+                .queue
+                .drain(..)
+                .map(|part| part.minibatch)
+                .chain(old.held.take());
             held.for_each(|minibatch| self.release(minibatch));
             self.scheduler.epoch_started(id, rank as u32, next);
         }
+    }
+
+    /// One job at a time, of one rank.
+    fn pause(&mut self, id: JobId) {
+        let pauses = !self.job(id).paused && self.job(id).spec.world_size == 1;
+        self.everybody_reads();
+        self.job(id).paused = pauses;
     }
 
     // Buffers.
@@ -247,7 +283,9 @@ impl World {
         let mut any = false;
         loop {
             let free = self.buffers().saturating_sub(self.used.len() as u32);
-            let Some(mut minibatch) = self.scheduler.next(free) else { return any };
+            let Some(mut minibatch) = self.scheduler.next(free) else {
+                return any;
+            };
             assert!(free > 0);
             self.audit.drawn(&minibatch);
             self.prepare(&mut minibatch);
@@ -262,7 +300,9 @@ impl World {
             while self.broken.contains(draw.id) {
                 self.scheduler.mark_bad(draw.id);
                 self.audit.marked_bad(draw.id);
-                let Some(other) = self.scheduler.replace(&minibatch.targets, draw.id) else { break };
+                let Some(other) = self.scheduler.replace(&minibatch.targets, draw.id) else {
+                    break;
+                };
                 self.audit.replaced(&minibatch.targets, other.id);
                 *draw = other;
             }
@@ -271,12 +311,19 @@ impl World {
 
     fn publish(&mut self, minibatch: Minibatch) {
         self.made += 1;
-        self.used.insert(self.made, minibatch.deliveries.len() as u32);
+        self.used
+            .insert(self.made, minibatch.deliveries.len() as u32);
         for delivery in minibatch.deliveries {
             let slots = delivery.start as usize..(delivery.start + delivery.len) as usize;
             let draws = minibatch.samples[slots].to_vec();
-            let part = Part { minibatch: self.made, delivery, draws };
-            self.job(delivery.job).ranks[delivery.rank as usize].queue.push_back(part);
+            let part = Part {
+                minibatch: self.made,
+                delivery,
+                draws,
+            };
+            self.job(delivery.job).ranks[delivery.rank as usize]
+                .queue
+                .push_back(part);
         }
     }
 
@@ -322,7 +369,9 @@ impl World {
         let job = self.job(id);
         let reader = &mut job.ranks[rank];
         assert_eq!(part.delivery.epoch, reader.epoch);
-        reader.batch.extend(part.draws.into_iter().filter(|d| !broken.contains(d.id)));
+        reader
+            .batch
+            .extend(part.draws.into_iter().filter(|d| !broken.contains(d.id)));
         reader.parts += 1;
         let whole = part.delivery.ends_batch && reader.parts == 1;
         let views = whole && u32::from(reader.held.is_some()) < share;
@@ -333,7 +382,9 @@ impl World {
             job.give(rank, part.delivery.ends_epoch);
         }
         released.extend((!views).then_some(part.minibatch));
-        released.into_iter().for_each(|minibatch| self.release(minibatch));
+        released
+            .into_iter()
+            .for_each(|minibatch| self.release(minibatch));
         part.delivery.ends_batch
     }
 
@@ -345,11 +396,17 @@ impl World {
         if !job.is_level() {
             return;
         }
-        let state = self.scheduler.state(id, epoch, batches).expect("it was taken just now");
+        let state = self
+            .scheduler
+            .state(id, epoch, batches)
+            .expect("it was taken just now");
         assert_eq!(state.epoch, epoch);
         let given = job.given.get(&epoch).cloned().unwrap_or_default();
         let dropped = |left: &RoaringBitmap| job.spec.drop_last && left.is_empty();
-        assert!(given.is_subset(&state.delivered) || dropped(&state.delivered), "{state:?} {given:?}");
+        assert!(
+            given.is_subset(&state.delivered) || dropped(&state.delivered),
+            "{state:?} {given:?}"
+        );
         let more = state.delivered - given - &self.broken;
         assert!(more.is_empty(), "not given: {more:?}");
     }
@@ -360,10 +417,21 @@ impl World {
 
     /// Everybody whom nobody has to wait for finishes an epoch, in a bounded number of rounds.
     pub(crate) fn everybody_finishes_an_epoch(&mut self) {
-        let ids: Vec<JobId> = self.jobs.keys().copied().filter(|&id| self.gets_on(id)).collect();
-        let due: Vec<(JobId, u64)> = ids.iter().map(|&id| (id, self.jobs[&id].finished() + 1)).collect();
+        let ids: Vec<JobId> = self
+            .jobs
+            .keys()
+            .copied()
+            .filter(|&id| self.gets_on(id))
+            .collect();
+        let due: Vec<(JobId, u64)> = ids
+            .iter()
+            .map(|&id| (id, self.jobs[&id].finished() + 1))
+            .collect();
         // A member of a cohort first waits for those who are behind it.
-        let epochs = self.jobs.values().flat_map(|job| job.ranks.iter().map(|r| r.epoch));
+        let epochs = self
+            .jobs
+            .values()
+            .flat_map(|job| job.ranks.iter().map(|r| r.epoch));
         let gap = epochs.clone().max().unwrap_or(0) - epochs.min().unwrap_or(0);
         let bound = (gap + 3) * u64::from(self.samples + 10) * (self.jobs.len() as u64 + 1);
         for _ in 0..bound {
@@ -376,15 +444,25 @@ impl World {
                     progress |= self.step(id, rank);
                 }
             }
-            assert!(progress, "a deadlock: {} of {} buffers in use", self.used.len(), self.buffers());
+            assert!(
+                progress,
+                "a deadlock: {} of {} buffers in use",
+                self.used.len(),
+                self.buffers()
+            );
         }
         panic!("somebody starves");
     }
 
     fn gets_on(&self, id: JobId) -> bool {
         let job = &self.jobs[&id];
-        let Some(cohort) = &job.spec.cohort else { return !job.paused };
-        let mut fellows = self.jobs.values().filter(|j| j.spec.cohort.as_ref() == Some(cohort));
+        let Some(cohort) = &job.spec.cohort else {
+            return !job.paused;
+        };
+        let mut fellows = self
+            .jobs
+            .values()
+            .filter(|j| j.spec.cohort.as_ref() == Some(cohort));
         let waits = self.scheduler.cohort_waits(id);
         fellows.all(|j| !j.paused) && waits.is_none_or(|why| !why.contains("are here"))
     }
