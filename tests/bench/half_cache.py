@@ -32,8 +32,7 @@ def one_policy(data: Dataset, policy: str) -> HalfCache:
         _, env = children.coordinator(cache=str(2 * data.bytes))
         arguments = [str(data.root), str(half), policy, str(EPOCHS)]
         job = children.module("job 1", "tests.bench.job_half_cache", arguments, {**env, **ONE_THREAD})
-        totals = [message["fetched_bytes"] for _, message in messages([job], WARM_PATIENCE_S)]
-        if len(totals) != EPOCHS:
+        fetched = [message["fetched_bytes"] for _, message in messages([job], WARM_PATIENCE_S)]
+        if len(fetched) != EPOCHS:
             raise job.failure()
-    fetched = [now - before for before, now in zip([0, *totals], totals, strict=False)]
     return HalfCache(policy, data.bytes, half, fetched)

@@ -71,7 +71,7 @@ def half_cache_table(results: Sequence[HalfCache]) -> Table:
     epochs = range(1, len(results[0].fetched_bytes) + 1)
     header = ["bytes fetched, share of the dataset", *(f"epoch {epoch}" for epoch in epochs)]
     rows = [
-        [result.policy, *(f"{fetched / result.dataset_bytes:.3f}" for fetched in result.fetched_bytes)]
+        [result.policy, *(f"{fetched / result.dataset_bytes:.4f}" for fetched in result.fetched_bytes)]
         for result in results
     ]
     return header, rows

@@ -28,7 +28,7 @@
 //! # Waits
 //!
 //! Every wait is bounded and is cut into slices of at most [`SLICE`], between which the owner's [`Pulse`] is
-//! called (Python looks for signals there) and the socket is looked at.
+//! called (Python looks for signals there); before each wait the socket is looked at.
 //!
 //! # Fork
 //!

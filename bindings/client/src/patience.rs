@@ -10,7 +10,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use crate::error::{Error, Result};
 
 /// Longest time between two calls of a [`Pulse`].
-pub const SLICE: Duration = Duration::from_millis(100);
+pub const SLICE: Duration = Duration::from_millis(200);
 
 /// Why an owner ends a wait.
 pub type Interrupt = Box<dyn std::error::Error + Send + Sync>;

@@ -34,8 +34,6 @@ use crate::stats::Stats;
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 /// How long to wait for an explanation.
 const EXPLAIN: Duration = Duration::from_secs(5);
-/// Between two looks at the socket, while waiting for items.
-const LOOK: Duration = Duration::from_millis(50);
 
 /// What a loader is to do.
 #[derive(Clone)]
@@ -311,14 +309,15 @@ impl Loader {
         let Some(link) = &mut inner.link else {
             return Err(Error::Lost("it was lost before".into()));
         };
-        if link.is_lost() {
-            return Err(Error::Lost("it has hung up".into()));
-        }
         if let Some((seq, item)) = link.try_next()? {
             return self.take(inner, seq, &item);
         }
+        // Only before a wait: while there are items, it does not matter whether the coordinator lives.
+        if link.is_lost() {
+            return Err(Error::Lost("it has hung up".into()));
+        }
         let began = Instant::now();
-        link.wait(end.saturating_duration_since(began).min(LOOK));
+        link.wait(end.saturating_duration_since(began).min(SLICE));
         self.waited(&mut inner.waiting, began);
         Ok(None)
     }
