@@ -19,6 +19,10 @@
 //!    empty ends that job's epoch and refills. A short last minibatch goes only to jobs whose epoch it
 //!    ends.
 //!
+//! Ask late: while more than about a minibatch of samples waits for a worker, nothing is won by drawing the
+//! next one, and it would be for the jobs as they are now, not as they are when it is prepared.
+//! `docs/scheduler.md` says why all this works, and what it is worth.
+//!
 //! # Modules
 //!
 //! | module | what |
@@ -32,8 +36,8 @@
 //!
 //! # Invariants
 //!
-//! - Each sample of a job's set is dealt to it exactly once per epoch, but for what `drop_last` drops and
-//!   what cannot be read.
+//! - Each sample of a job's set is dealt to it exactly once per epoch, but for what `drop_last` drops,
+//!   what cannot be read, and what ranks that come back from different steps leave: less than one each.
 //! - All ranks of a job are dealt equally many batches of an epoch.
 //! - A job alone, and a cohort, is dealt a sequence that depends on seed, set and batch size alone.
 #![forbid(unsafe_code)]

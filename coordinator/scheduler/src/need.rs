@@ -20,6 +20,7 @@ pub(crate) struct Need {
 
 impl Need {
     pub(crate) fn new(mut ids: RoaringBitmap) -> Self {
+        // Drawing at random cuts runs to pieces: selecting and removing would cost milliseconds.
         ids.remove_run_compression();
         let fingerprint = fingerprint(&ids);
         Need {

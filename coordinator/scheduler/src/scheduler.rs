@@ -363,7 +363,9 @@ impl Scheduler {
         let first = lead.members[0];
         let job = &self.jobs[&first];
         let slots = u64::from(self.config.slots);
-        let want = job.deliverable().min(slots);
+        // Members of a cohort that drop their last batch may end before others.
+        let deliverable = lead.members.iter().map(|id| self.jobs[id].deliverable());
+        let want = deliverable.min().unwrap_or(0).min(slots);
         let ends = want == job.deliverable();
         let takes_all = |id: &JobId| {
             let other = &self.jobs[id];

@@ -10,6 +10,15 @@ use proptest::prelude::*;
 use roaring::RoaringBitmap;
 use world::{Op, World};
 
+/// Failures are not kept in a file: a history that failed becomes a test of its own.
+fn cases(cases: u32) -> ProptestConfig {
+    ProptestConfig {
+        cases,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    }
+}
+
 fn spec(batch_size: u32) -> JobSpec {
     JobSpec {
         batch_size,
@@ -85,7 +94,7 @@ fn without_bad(ops: &mut Vec<Op>) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #![proptest_config(cases(2000))]
 
     #[test]
     fn every_promise_holds_and_every_job_gets_on(
@@ -211,7 +220,7 @@ fn beats() -> impl Strategy<Value = Vec<Beat>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1000))]
+    #![proptest_config(cases(1000))]
 
     #[test]
     fn a_job_alone_is_dealt_the_same_however_it_is_cut_and_interrupted(

@@ -50,7 +50,7 @@ fn times(periods: &[u32]) -> Vec<Duration> {
             .unwrap_or_else(|e| panic!("{e}"));
     }
     let mut times = Vec::new();
-    for beat in 0..SAMPLES / 64 / 20 * periods[0] {
+    for beat in 0..SAMPLES / 64 * 3 / 2 * periods[0] {
         for (id, period) in (0..).map(JobId).zip(periods) {
             let queued = scheduler.job(id).map_or(0, |view| view.queued(0));
             if beat % period == 0 && queued > 0 {

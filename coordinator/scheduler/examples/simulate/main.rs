@@ -5,6 +5,7 @@
 //! shuffle, histories, cost.
 #![expect(clippy::print_stdout, reason = "it prints tables")]
 
+#[expect(dead_code, reason = "the property tests do more to jobs")]
 #[path = "../../tests/audit/mod.rs"]
 mod audit;
 mod cost;
@@ -18,8 +19,10 @@ mod speeds;
 
 use report::Report;
 
+type Section = fn(&mut Report);
+
 fn main() -> std::process::ExitCode {
-    let sections: [(&str, fn(&mut Report)); 7] = [
+    let sections: [(&str, Section); 7] = [
         ("speeds", speeds::speeds),
         ("prep", speeds::prep_bound),
         ("pools", pools::pools),

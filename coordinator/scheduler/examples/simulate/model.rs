@@ -214,19 +214,22 @@ impl Model {
             self.happens(event);
             self.draw();
         }
-        // Every job is in the middle of a step, or something is on its way to it.
-        self.result.stuck = (0..self.jobs.len())
-            .filter(|&job| self.is_stuck(job))
-            .count();
+        // Otherwise something was still to come.
+        if self.now <= self.setup.horizon {
+            self.result.stuck = (0..self.jobs.len())
+                .filter(|&job| self.is_stuck(job))
+                .count();
+        }
         self.result.minibatches = self.made;
         self.result.jobs = self.jobs.into_iter().map(|job| job.outcome).collect();
         self.result
     }
 
     /// Nothing will ever happen to it.
-    fn is_stuck(&self, job: usize) -> bool {
-        let job = &self.jobs[job];
-        job.here && self.events.is_empty() && job.ranks.iter().all(|r| !r.busy)
+    fn is_stuck(&self, at: usize) -> bool {
+        let job = &self.jobs[at];
+        let idle = job.here && job.ranks.iter().all(|r| !r.busy);
+        idle && self.scheduler.cohort_waits(JobId(at as u64)).is_none()
     }
 
     fn happens(&mut self, event: Event) {
@@ -346,7 +349,8 @@ impl Model {
     fn note_waits(&mut self) {
         let here = self.jobs.iter().filter(|job| job.here).count();
         for job in self.jobs.iter_mut().filter(|job| job.here) {
-            if job.ranks.iter().any(|rank| rank.busy) {
+            // Members of a cohort wait for each other.
+            if job.plan.spec.cohort.is_some() || job.ranks.iter().any(|rank| rank.busy) {
                 job.passed_over = 0;
                 continue;
             }
