@@ -192,9 +192,7 @@ impl StagingPool {
     /// When memory is short, with the size wanted, the size had and the remedy.
     pub fn create(layout: Layout) -> Result<Self> {
         let bytes = layout.total_bytes();
-        let file = mapping::memory_file(WHAT, "coprep-staging", bytes as u64)?;
-        let mapping = Mapping::writable(WHAT, &file, bytes)?;
-        mapping.populate_for_writing();
+        let (file, mapping) = mapping::huge_memory_file(WHAT, "coprep-staging", bytes)?;
         mapping::seal(WHAT, &file, mapping::write_seals())?;
         let free = ArrayQueue::new(layout.buffers as usize);
         for buffer in 0..layout.buffers {
