@@ -10,7 +10,7 @@ mod consumer;
 mod engine;
 mod explain;
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -89,6 +89,8 @@ pub(crate) struct Stream {
     doorbell: Doorbell,
     workers: Arc<Workers>,
     engine: Mutex<Engine>,
+    /// Samples that no worker has begun.
+    waiting: AtomicU32,
     counters: Counters,
     closed: AtomicBool,
 }
@@ -127,6 +129,7 @@ impl Stream {
             doorbell: Doorbell::new()?,
             workers,
             engine: Mutex::new(Engine::new(Scheduler::new(config))),
+            waiting: AtomicU32::new(0),
             counters: Counters::default(),
             closed: AtomicBool::new(false),
             blueprint,
@@ -250,12 +253,26 @@ impl Stream {
     fn pump(self: &Arc<Self>, engine: &mut Engine) -> bool {
         let mut progress = engine.poll();
         self.publish(engine);
-        while let Some(minibatch) = engine.scheduler.next(self.pool.free()) {
+        while self.waiting.load(Ordering::Relaxed) < self.few_waiting() {
+            let Some(minibatch) = engine.scheduler.next(self.pool.free()) else { break };
             progress = true;
             self.start(engine, minibatch);
         }
         self.publish(engine);
         progress
+    }
+
+    /// Below so many waiting samples the next minibatch is drawn: late, so that it is for the jobs as they
+    /// are when it is prepared, and before a worker is idle.
+    fn few_waiting(&self) -> u32 {
+        2 * self.workers.count() as u32
+    }
+
+    /// A worker begins a sample.
+    fn sample_begun(self: &Arc<Self>) {
+        if self.waiting.fetch_sub(1, Ordering::Relaxed) == self.few_waiting() {
+            self.pump(&mut self.engine());
+        }
     }
 
     fn publish(&self, engine: &mut Engine) {
@@ -275,6 +292,7 @@ impl Stream {
         let deliveries = minibatch.deliveries.len() as u32;
         let batch = Arc::new(Batch::new(minibatch.targets, samples.len() as u32, deliveries, unfinished));
         engine.expect(&batch, minibatch.deliveries);
+        self.waiting.fetch_add(samples.len() as u32, Ordering::Relaxed);
         for (place, (slot, draw)) in slots.into_iter().zip(samples).enumerate() {
             let work = SampleWork { stream: self.clone(), batch: batch.clone(), slot, place: place as u32, draw };
             self.workers.submit(Box::new(work));
@@ -298,6 +316,7 @@ struct SampleWork {
 
 impl Work for SampleWork {
     fn run(mut self: Box<Self>, tools: &mut Tools) {
+        self.stream.sample_begun();
         if self.batch.is_wanted() {
             self.fill(tools);
         }
