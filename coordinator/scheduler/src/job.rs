@@ -30,6 +30,9 @@ impl JobView {
     }
 }
 
+/// By minibatch: ranks that have not taken it.
+pub(crate) type Waiting = std::collections::HashMap<u64, u32>;
+
 /// See the module.
 #[derive(Debug, Clone)]
 pub(crate) struct Job {
@@ -169,11 +172,30 @@ impl Job {
 
     /// Whether one more minibatch may be queued, with `bound` of them at most.
     ///
+    /// While buffers are scarce, which shows in the bound, no more than the low-water mark of them may be
+    /// such that nobody else waits for: a job that falls behind would pin them for itself. But no rank goes
+    /// without because of another one's queue.
+    ///
     /// Of epochs that nobody iterates yet only one is begun. Its queue is not kept shorter: jobs that march
     /// together would drain their queues at the border of every epoch, and fall out of step.
-    pub(crate) fn has_room(&self, bound: u32) -> bool {
+    pub(crate) fn has_room(&self, bound: u32, config: &Config, waiting: &Waiting) -> bool {
+        let queue = &self.queues[self.dealer.next_rank() as usize];
+        let own = || {
+            queue
+                .each()
+                .filter(|id| waiting.get(id) == Some(&1))
+                .count()
+        };
+        let is_scarce = bound < config.depth && self.empty_queues() == 0;
         self.epoch <= self.iterated() + 1
-            && self.queues[self.dealer.next_rank() as usize].minibatches() < bound
+            && queue.minibatches() < bound
+            && (!is_scarce || own() < config.low_water.max(1) as usize)
+    }
+
+    pub(crate) fn count_waiting(&self, waiting: &mut Waiting) {
+        for id in self.queues.iter().flat_map(Queue::each) {
+            *waiting.entry(id).or_insert(0) += 1;
+        }
     }
 
     pub(crate) fn empty_queues(&self) -> u32 {

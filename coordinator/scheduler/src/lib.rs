@@ -8,7 +8,9 @@
 //! # The rule
 //!
 //! 1. Every job has its *need*, the samples it has still to be given in its epoch, and a bounded queue of
-//!    minibatches for each rank. The bound is `clamp(free, 1, depth)`: it shrinks with the free buffers.
+//!    minibatches for each rank. The bound is `clamp(free - empty queues, 1, depth)`: it shrinks with the
+//!    free buffers. While it is below `depth`, no more than `low_water` of a queue's minibatches may be such
+//!    that nobody else waits for.
 //! 2. A minibatch is made when every job has room in its queue, or when some job is about to starve: never
 //!    because of a slow job, and never later because of one.
 //! 3. It starts with a starving job that has been passed over for more than J minibatches (J: number of

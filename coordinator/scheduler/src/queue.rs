@@ -48,6 +48,13 @@ impl Queue {
         Some(entry.minibatch)
     }
 
+    /// The minibatches, each once.
+    pub(crate) fn each(&self) -> impl Iterator<Item = u64> {
+        let mut before = None;
+        let ids = self.entries.iter().map(|e| e.minibatch);
+        ids.filter(move |&id| before.replace(id) != Some(id))
+    }
+
     /// Deliveries.
     pub(crate) fn len(&self) -> u32 {
         self.entries.len() as u32

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use roaring::RoaringBitmap;
 
 use crate::draw::{self, Key, mix};
-use crate::job::{Job, JobView};
+use crate::job::{Job, JobView, Waiting};
 use crate::need::Need;
 use crate::{AttachError, Cohort, Config, Draw, JobId, JobSpec, Minibatch, Resume, Target};
 
@@ -265,8 +265,11 @@ impl Scheduler {
                 members.size
             ));
         }
-        let bound = self.config.depth;
-        let full = |id: &&JobId| self.jobs.get(id).is_some_and(|job| !job.has_room(bound));
+        let (bound, waiting) = (self.config.depth, Waiting::default());
+        let full = |id: &&JobId| {
+            let job = self.jobs.get(id);
+            job.is_some_and(|job| !job.has_room(bound, &self.config, &waiting))
+        };
         let full: Vec<String> = members
             .here
             .iter()
@@ -321,7 +324,11 @@ impl Scheduler {
 
     /// Everybody who can be given a minibatch.
     fn units(&self, bound: u32) -> Vec<Unit> {
-        let with_room = |job: &Job| job.has_room(bound);
+        let mut waiting = Waiting::default();
+        self.jobs
+            .values()
+            .for_each(|job| job.count_waiting(&mut waiting));
+        let with_room = |job: &Job| job.has_room(bound, &self.config, &waiting);
         let alone = self
             .jobs
             .iter()

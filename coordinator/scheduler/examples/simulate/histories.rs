@@ -77,7 +77,7 @@ pub(crate) fn histories(report: &mut Report) {
     let waits = most(results.iter().map(|r| r.waits));
     report.table(
         "Random histories: 1 to 16 jobs of 1 to 4 ranks, late starts, deaths, returns, cohorts, folds, mixed batch sizes",
-        &["runs", "minibatches", "lost", "repeated", "jobs stuck", "longest wait, in minibatches by jobs"],
+        &["runs", "minibatches", "lost", "repeated", "jobs stuck", "longest wait, in minibatches by consumers"],
     );
     let prepared: u64 = results.iter().map(|r| r.minibatches).sum();
     let cells = [
@@ -90,5 +90,5 @@ pub(crate) fn histories(report: &mut Report) {
     ];
     report.row(&cells);
     report.at_most("histories: jobs stuck", stuck as f64, 0.0);
-    report.at_most("histories: longest wait by number of jobs", waits, 2.0);
+    report.at_most("histories: longest wait by number of consumers", waits, 2.0);
 }

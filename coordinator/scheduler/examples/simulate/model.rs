@@ -87,7 +87,8 @@ pub(crate) struct Result {
     /// Samples prepared.
     pub(crate) prepared: u64,
     pub(crate) minibatches: u64,
-    /// Most minibatches prepared one after the other while a job had nothing to read, by number of jobs.
+    /// Most minibatches prepared one after the other while a job had nothing to read, by the number of
+    /// consumers: of jobs, where each has one rank.
     pub(crate) waits: f64,
     /// Jobs that waited at the end though everybody else had stopped.
     pub(crate) stuck: usize,
@@ -118,6 +119,8 @@ struct Job {
     ranks: Vec<Rank>,
     given: BTreeMap<u64, RoaringBitmap>,
     passed_over: u32,
+    /// Most consumers that were there meanwhile.
+    company: usize,
     outcome: Outcome,
 }
 
@@ -193,6 +196,7 @@ impl Model {
                 ranks: Vec::new(),
                 given: BTreeMap::new(),
                 passed_over: 0,
+                company: 0,
                 outcome: Outcome::default(),
             });
         }
@@ -347,18 +351,18 @@ impl Model {
 
     /// Who waits while minibatches are prepared that do not help it.
     fn note_waits(&mut self) {
-        let here = self.jobs.iter().filter(|job| job.here).count();
+        let here = self.jobs.iter().filter(|job| job.here);
+        let here: usize = here.map(|job| job.ranks.len()).sum();
         for job in self.jobs.iter_mut().filter(|job| job.here) {
             // Members of a cohort wait for each other.
             if job.plan.spec.cohort.is_some() || job.ranks.iter().any(|rank| rank.busy) {
-                job.passed_over = 0;
+                (job.passed_over, job.company) = (0, 0);
                 continue;
             }
             job.passed_over += 1;
-            self.result.waits = self
-                .result
-                .waits
-                .max(f64::from(job.passed_over) / here as f64);
+            job.company = job.company.max(here);
+            let wait = f64::from(job.passed_over) / job.company as f64;
+            self.result.waits = self.result.waits.max(wait);
         }
     }
 
