@@ -13,6 +13,7 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 
 DATA ?= demo-data
 LIMIT := $(TARGET)/release/examples/limit
+HANDOVER := $(TARGET)/release/examples/handover
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find cache coordinator bindings tools -name '*.rs' -o -name Cargo.toml)
 WHEEL_SOURCES := $(RUST_SOURCES) $(shell find bindings -name '*.py' -o -name '*.pyi' -o -name '*.md' -o -name pyproject.toml)
 PYTHON_TESTS := $(wildcard bindings/python/tests tests/python)
@@ -86,8 +87,8 @@ demo: $(VENV)/.package $(filter demo-data,$(DATA)) ## four training jobs that sh
 
 .PHONY: bench
 bench: $(VENV)/.package $(if $(findstring torch,$(or $(ONLY),torch)),$(VENV)/.torch) $(filter demo-data,$(DATA)) | deps ## compare with other loaders and with the limit
-	@cargo build --release -p coprep-pipeline --example limit
-	@$(PY) -m tests.bench "$(DATA)" --limit "$(LIMIT)" --out "$(TARGET)/bench" \
+	@cargo build --release -p coprep-pipeline --example limit -p coprep-cache --example handover
+	@$(PY) -m tests.bench "$(DATA)" --limit "$(LIMIT)" --handover "$(HANDOVER)" --out "$(TARGET)/bench" \
 		$(if $(ONLY),--only "$(ONLY)") $(if $(REPEAT),--repeat "$(REPEAT)") $(if $(JOBS),--jobs "$(JOBS)") \
 		$(if $(SECONDS),--seconds "$(SECONDS)")
 

@@ -13,7 +13,9 @@ use crate::place;
 #[pyfunction]
 #[pyo3(signature = (socket=None))]
 pub(crate) fn status(py: Python<'_>, socket: Option<PathBuf>) -> PyResult<String> {
-    let status = py.detach(|| coprep_client::control::status(&place(socket))).map_err(raise)?;
+    let status = py
+        .detach(|| coprep_client::control::status(&place(socket)))
+        .map_err(raise)?;
     serde_json::to_string(&status).map_err(|e| PyValueError::new_err(e.to_string()))
 }
 
@@ -21,7 +23,8 @@ pub(crate) fn status(py: Python<'_>, socket: Option<PathBuf>) -> PyResult<String
 #[pyfunction]
 #[pyo3(signature = (socket=None))]
 pub(crate) fn stop(py: Python<'_>, socket: Option<PathBuf>) -> PyResult<u32> {
-    py.detach(|| coprep_client::control::stop(&place(socket))).map_err(raise)
+    py.detach(|| coprep_client::control::stop(&place(socket)))
+        .map_err(raise)
 }
 
 /// Bytes of a size such as "8G".

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use coprep_client::{Event, Loader as Client, SLICE};
 use coprep_client::loader::Options;
+use coprep_client::{Event, Loader as Client, SLICE};
 use coprep_protocol::message::{Attach, CacheForm, CacheRequest, Cohort, Resume};
 use coprep_protocol::spec::Field;
 use pyo3::exceptions::PyValueError;
@@ -22,8 +22,13 @@ const RECONNECT: Duration = Duration::from_secs(60);
 
 /// The `coprep` command of this environment.
 pub(crate) fn program(py: Python<'_>) -> Option<PathBuf> {
-    let scripts = py.import("sysconfig").and_then(|m| m.call_method1("get_path", ("scripts",)));
-    scripts.and_then(|path| path.extract::<PathBuf>()).ok().map(|folder| folder.join("coprep"))
+    let scripts = py
+        .import("sysconfig")
+        .and_then(|m| m.call_method1("get_path", ("scripts",)));
+    scripts
+        .and_then(|path| path.extract::<PathBuf>())
+        .ok()
+        .map(|folder| folder.join("coprep"))
 }
 
 /// What `coprep.DataLoader` is made of. Arguments were checked there.
@@ -45,7 +50,9 @@ fn cache_form(name: Option<&str>) -> PyResult<Option<CacheForm>> {
         Some("off") => Ok(Some(CacheForm::Off)),
         Some("encoded") => Ok(Some(CacheForm::Encoded)),
         Some("decoded") => Ok(Some(CacheForm::Decoded)),
-        Some(other) => Err(PyValueError::new_err(format!("unknown form of cache '{other}'"))),
+        Some(other) => Err(PyValueError::new_err(format!(
+            "unknown form of cache '{other}'"
+        ))),
     }
 }
 
@@ -53,7 +60,10 @@ fn cache_form(name: Option<&str>) -> PyResult<Option<CacheForm>> {
 impl Loader {
     /// `subset`: bytes of native-endian 32-bit unsigned ids. `resume`: (epoch, delivered, seed, samples).
     #[new]
-    #[expect(clippy::too_many_arguments, reason = "they are the data loader's, by keyword")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "they are the data loader's, by keyword"
+    )]
     #[pyo3(signature = (
         pipeline, *, name, socket, timeout, batch_size, shuffle, seed, drop_last, rank, world_size, group,
         skip_errors, subset, cohort, cache, cache_bytes, lru, resume
@@ -80,14 +90,23 @@ impl Loader {
         resume: Option<(u64, Vec<u8>, u64, u32)>,
     ) -> PyResult<Self> {
         let ids = |bytes: &[u8]| -> RoaringBitmap {
-            bytes.as_chunks::<4>().0.iter().map(|&id| u32::from_ne_bytes(id)).collect()
+            bytes
+                .as_chunks::<4>()
+                .0
+                .iter()
+                .map(|&id| u32::from_ne_bytes(id))
+                .collect()
         };
         let attach = Attach {
             pipeline: pipeline.spec.clone(),
             seed,
             seed_hint: resume.as_ref().map(|&(_, _, seed, _)| seed),
             shuffle,
-            cache: CacheRequest { form: cache_form(cache)?, bytes: cache_bytes, lru },
+            cache: CacheRequest {
+                form: cache_form(cache)?,
+                bytes: cache_bytes,
+                lru,
+            },
             batch_size,
             drop_last,
             rank,
@@ -95,7 +114,11 @@ impl Loader {
             group,
             subset: subset.map(|bytes| serialise(&ids(bytes))),
             dataset_samples: resume.as_ref().map(|&(_, _, _, samples)| samples),
-            resume: resume.map(|(epoch, delivered, _, _)| Resume { epoch, delivered }),
+            resume: resume.map(|(epoch, delivered, _, _)| Resume {
+                epoch,
+                delivered,
+                batches: 0,
+            }),
             cohort: cohort.map(|(name, size)| Cohort { name, size }),
             skip_errors,
         };
@@ -108,7 +131,9 @@ impl Loader {
             reconnect: RECONNECT,
             pulse: signals(),
         };
-        Ok(Loader { client: Client::new(options).map_err(raise)? })
+        Ok(Loader {
+            client: Client::new(options).map_err(raise)?,
+        })
     }
 
     /// Begins an epoch; gives its number.
@@ -120,7 +145,9 @@ impl Loader {
     fn next(&self, py: Python<'_>) -> PyResult<Option<Vec<Array>>> {
         loop {
             match py.detach(|| self.client.next(SLICE)).map_err(raise)? {
-                Event::Batch(batch) => return Ok(Some(batch.arrays().into_iter().map(Array::new).collect())),
+                Event::Batch(batch) => {
+                    return Ok(Some(batch.arrays().into_iter().map(Array::new).collect()));
+                }
                 Event::EndOfEpoch => return Ok(None),
                 Event::NotYet => py.check_signals()?,
             }
@@ -135,7 +162,11 @@ impl Loader {
     /// What the coordinator said: seed, samples, classes, fields.
     fn attached<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let attached = py.detach(|| self.client.attached()).map_err(raise)?;
-        let fields: Vec<_> = attached.fields.iter().map(|f: &Field| (&f.name, f.dtype.name(), &f.shape)).collect();
+        let fields: Vec<_> = attached
+            .fields
+            .iter()
+            .map(|f: &Field| (&f.name, f.dtype.name(), &f.shape))
+            .collect();
         let info = PyDict::new(py);
         info.set_item("stream", attached.stream)?;
         info.set_item("job", attached.job)?;
@@ -151,7 +182,13 @@ impl Loader {
     fn state<'py>(&self, py: Python<'py>) -> PyResult<(u64, Bound<'py, PyBytes>, u64, u32, bool)> {
         let state = py.detach(|| self.client.state()).map_err(raise)?;
         let delivered = PyBytes::new(py, &serialise(&state.delivered));
-        Ok((state.epoch, delivered, state.seed, state.dataset_samples, state.all_ranks))
+        Ok((
+            state.epoch,
+            delivered,
+            state.seed,
+            state.dataset_samples,
+            state.all_ranks,
+        ))
     }
 
     /// Epoch that is being iterated, or is next.

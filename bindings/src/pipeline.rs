@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use coprep_client::connection::How;
 use coprep_client::control;
-use coprep_protocol::spec::{DEFAULT_MAX_PIXELS, FileList, Interpolation, Op, PipelineSpec, ResizeTo, Source};
+use coprep_protocol::spec::{
+    DEFAULT_MAX_PIXELS, FileList, Interpolation, Op, PipelineSpec, ResizeTo, Source,
+};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
@@ -40,7 +42,8 @@ fn interpolation(name: &str) -> PyResult<Interpolation> {
         "bilinear" => Ok(Interpolation::Bilinear),
         "bicubic" => Ok(Interpolation::Bicubic),
         other => {
-            let text = format!("interpolation '{other}' is none of 'nearest', 'bilinear', 'bicubic'");
+            let text =
+                format!("interpolation '{other}' is none of 'nearest', 'bilinear', 'bicubic'");
             Err(PyValueError::new_err(text))
         }
     }
@@ -50,7 +53,10 @@ fn interpolation(name: &str) -> PyResult<Interpolation> {
 fn absolute(path: &PathBuf) -> PyResult<String> {
     let path = std::path::absolute(path)?;
     let not_text = |p: std::ffi::OsString| {
-        PyValueError::new_err(format!("the path {} is not valid UTF-8: rename it", p.display()))
+        PyValueError::new_err(format!(
+            "the path {} is not valid UTF-8: rename it",
+            p.display()
+        ))
     };
     path.into_os_string().into_string().map_err(not_text)
 }
@@ -59,7 +65,12 @@ fn absolute(path: &PathBuf) -> PyResult<String> {
 #[pyfunction]
 pub(crate) fn image_folder(root: PathBuf) -> PyResult<Pipeline> {
     let root = absolute(&root)?;
-    Ok(Pipeline { spec: PipelineSpec { source: Source::ImageFolder { root }, ops: Vec::new() } })
+    Ok(Pipeline {
+        spec: PipelineSpec {
+            source: Source::ImageFolder { root },
+            ops: Vec::new(),
+        },
+    })
 }
 
 /// Images by path.
@@ -68,12 +79,21 @@ pub(crate) fn image_folder(root: PathBuf) -> PyResult<Pipeline> {
 pub(crate) fn files(paths: Vec<PathBuf>, labels: Option<Vec<i64>>) -> PyResult<Pipeline> {
     let labels = labels.unwrap_or_default();
     if !labels.is_empty() && labels.len() != paths.len() {
-        let text = format!("{} labels for {} paths: there must be one for each", labels.len(), paths.len());
+        let text = format!(
+            "{} labels for {} paths: there must be one for each",
+            labels.len(),
+            paths.len()
+        );
         return Err(PyValueError::new_err(text));
     }
     let paths = paths.iter().map(absolute).collect::<PyResult<_>>()?;
     let source = Source::Files(FileList { paths, labels });
-    Ok(Pipeline { spec: PipelineSpec { source, ops: Vec::new() } })
+    Ok(Pipeline {
+        spec: PipelineSpec {
+            source,
+            ops: Vec::new(),
+        },
+    })
 }
 
 impl Pipeline {
@@ -84,9 +104,17 @@ impl Pipeline {
     }
 
     fn describe(&self, py: Python<'_>, socket: Option<PathBuf>) -> PyResult<control::Description> {
-        let source = PipelineSpec { source: self.spec.source.clone(), ops: Vec::new() };
-        let how = How { program: crate::loader::program(py), pulse: signals(), ..How::start("coprep") };
-        py.detach(|| control::describe(&place(socket), &how, source)).map_err(raise)
+        let source = PipelineSpec {
+            source: self.spec.source.clone(),
+            ops: Vec::new(),
+        };
+        let how = How {
+            program: crate::loader::program(py),
+            pulse: signals(),
+            ..How::start("coprep")
+        };
+        py.detach(|| control::describe(&place(socket), &how, source))
+            .map_err(raise)
     }
 }
 
@@ -94,7 +122,11 @@ impl Pipeline {
 impl Pipeline {
     #[pyo3(signature = (*, apply_exif_orientation=false, max_pixels=DEFAULT_MAX_PIXELS, scaled=true))]
     fn decode(&self, apply_exif_orientation: bool, max_pixels: u64, scaled: bool) -> Self {
-        self.with(Op::Decode { apply_exif_orientation, max_pixels, scaled })
+        self.with(Op::Decode {
+            apply_exif_orientation,
+            max_pixels,
+            scaled,
+        })
     }
 
     #[pyo3(signature = (size, *, interpolation="bilinear"))]
@@ -103,7 +135,10 @@ impl Pipeline {
             Size::Side(n) => ResizeTo::Shorter(n),
             Size::Both(height, width) => ResizeTo::Exact { height, width },
         };
-        Ok(self.with(Op::Resize { to, interpolation: self::interpolation(interpolation)? }))
+        Ok(self.with(Op::Resize {
+            to,
+            interpolation: self::interpolation(interpolation)?,
+        }))
     }
 
     fn center_crop(&self, size: Size) -> Self {
@@ -121,7 +156,13 @@ impl Pipeline {
     ) -> PyResult<Self> {
         let (height, width) = size.both();
         let interpolation = self::interpolation(interpolation)?;
-        Ok(self.with(Op::RandomResizedCrop { height, width, scale, ratio, interpolation }))
+        Ok(self.with(Op::RandomResizedCrop {
+            height,
+            width,
+            scale,
+            ratio,
+            interpolation,
+        }))
     }
 
     #[pyo3(signature = (p=0.5))]
@@ -164,7 +205,9 @@ impl Pipeline {
     }
 
     fn __iter__(&self) -> PyResult<()> {
-        Err(PyTypeError::new_err("a pipeline is not iterable: give it to coprep.DataLoader"))
+        Err(PyTypeError::new_err(
+            "a pipeline is not iterable: give it to coprep.DataLoader",
+        ))
     }
 
     fn __repr__(&self) -> String {

@@ -122,7 +122,9 @@ impl Opening<'_> {
         let wanted = || wanted(self.dataset, self.pipeline, self.key.form);
         match self.bytes {
             Some(bytes) => bytes.min(wanted()),
-            None => wanted().min(self.budget_left).min(coprep_cache::memory::available().unwrap_or(u64::MAX) / 2),
+            None => wanted()
+                .min(self.budget_left)
+                .min(coprep_cache::memory::available().unwrap_or(u64::MAX) / 2),
         }
     }
 
@@ -131,12 +133,20 @@ impl Opening<'_> {
     }
 
     fn segment_name(&self) -> Option<String> {
-        self.segment.map(|prefix| format!("{prefix}.{:016x}", self.fingerprint() as u64))
+        self.segment
+            .map(|prefix| format!("{prefix}.{:016x}", self.fingerprint() as u64))
     }
 
     fn named(&self, name: &str, capacity: u64) -> Result<NoEviction> {
-        let (cache, found) = NoEviction::named(name, capacity, self.dataset.len(), self.fingerprint())?;
-        tracing::info!(name, entries = found.entries, bytes = found.bytes, dropped = found.dropped, "cache segment opened");
+        let (cache, found) =
+            NoEviction::named(name, capacity, self.dataset.len(), self.fingerprint())?;
+        tracing::info!(
+            name,
+            entries = found.entries,
+            bytes = found.bytes,
+            dropped = found.dropped,
+            "cache segment opened"
+        );
         Ok(cache)
     }
 }
@@ -163,14 +173,22 @@ fn wanted(dataset: &Dataset, pipeline: &Pipeline, form: CacheForm) -> u64 {
         CacheForm::Encoded => dataset.file_len(id).unwrap_or(0),
         _ => decoded_bytes(dataset, pipeline, id, &mut file),
     };
-    let probed: u64 = (0..dataset.len()).step_by(step as usize).map(size).map(|bytes| bytes + PER_SAMPLE).sum();
+    let probed: u64 = (0..dataset.len())
+        .step_by(step as usize)
+        .map(size)
+        .map(|bytes| bytes + PER_SAMPLE)
+        .sum();
     let margin = if step > 1 { probed / 20 } else { 0 };
-    (probed + margin).saturating_mul(u64::from(step)).max(1 << 20)
+    (probed + margin)
+        .saturating_mul(u64::from(step))
+        .max(1 << 20)
 }
 
 fn decoded_bytes(dataset: &Dataset, pipeline: &Pipeline, id: u32, head: &mut Vec<u8>) -> u64 {
     // A sample that cannot be read is reported when a job asks for it.
-    let shape = dataset.fetch_head(id, head).and_then(|()| pipeline.decoded_size(head));
+    let shape = dataset
+        .fetch_head(id, head)
+        .and_then(|()| pipeline.decoded_size(head));
     shape.map_or(0, |s| s.bytes() as u64)
 }
 

@@ -33,7 +33,10 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
     pub(crate) fn io(what: impl Into<String>, source: impl Into<std::io::Error>) -> Self {
-        Error::Io { what: what.into(), source: source.into() }
+        Error::Io {
+            what: what.into(),
+            source: source.into(),
+        }
     }
 
     /// As the client is told.
@@ -45,6 +48,9 @@ impl Error {
             Error::Memory(_) => RefusalKind::Memory,
             Error::Io { .. } => RefusalKind::Internal,
         };
-        Refusal { kind, message: self.to_string() }
+        Refusal {
+            kind,
+            message: self.to_string(),
+        }
     }
 }

@@ -20,7 +20,9 @@ impl Outbox {
     pub(crate) fn new(socket: &UnixStream) -> std::io::Result<Self> {
         let socket = socket.try_clone()?;
         socket.set_write_timeout(Some(PATIENCE))?;
-        Ok(Outbox { socket: Mutex::new(socket) })
+        Ok(Outbox {
+            socket: Mutex::new(socket),
+        })
     }
 
     pub(crate) fn send(&self, reply: &Reply) -> Result<(), FrameError> {
@@ -28,13 +30,19 @@ impl Outbox {
     }
 
     pub(crate) fn send_with(&self, reply: &Reply, descriptors: &[RawFd]) -> Result<(), FrameError> {
-        let socket = self.socket.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let socket = self
+            .socket
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         frame::send(&socket, reply, descriptors)
     }
 
     /// Ends the connection, both ways; the session's reader notices.
     pub(crate) fn hang_up(&self) {
-        let socket = self.socket.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let socket = self
+            .socket
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         let _ = socket.shutdown(std::net::Shutdown::Both);
     }
 }

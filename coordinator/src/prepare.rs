@@ -45,7 +45,10 @@ type Prepared = Result<Cost, Failure>;
 
 impl Tools {
     pub(crate) fn new() -> Self {
-        Tools { scratch: Scratch::new(), file: Vec::new() }
+        Tools {
+            scratch: Scratch::new(),
+            file: Vec::new(),
+        }
     }
 }
 
@@ -62,7 +65,9 @@ impl Recipe {
 
     /// Brings sample `id` into the cache, if it is not there and there is room. Prepares nothing else.
     pub(crate) fn admit(&self, id: u32, tools: &mut Tools) -> Prepared {
-        let Some(cache) = &self.cache else { return Ok(Cost::default()) };
+        let Some(cache) = &self.cache else {
+            return Ok(Cost::default());
+        };
         if cache.store.get(id).is_some() {
             return Ok(Cost::default());
         }
@@ -74,7 +79,13 @@ impl Recipe {
         Ok(fetched.plus(self.prepare_fetched(key, tools, out)?))
     }
 
-    fn prepare_cached(&self, cache: &Cache, key: SampleKey, tools: &mut Tools, out: &mut [u8]) -> Prepared {
+    fn prepare_cached(
+        &self,
+        cache: &Cache,
+        key: SampleKey,
+        tools: &mut Tools,
+        out: &mut [u8],
+    ) -> Prepared {
         if let Some(cost) = self.prepare_hit(cache, key, tools, out)? {
             cache.count_hit();
             return Ok(cost);
@@ -84,38 +95,69 @@ impl Recipe {
         let finished = match self.prepare_hit(cache, key, tools, out)? {
             Some(cost) => cost,
             // Not admitted. An encoded sample was not even read then; a decoded one was, to learn its size.
-            None if cache.form == CacheForm::Encoded => self.prepare_from_storage(key, tools, out)?,
+            None if cache.form == CacheForm::Encoded => {
+                self.prepare_from_storage(key, tools, out)?
+            }
             None => self.prepare_fetched(key, tools, out)?,
         };
         Ok(admitted.plus(finished))
     }
 
-    fn prepare_hit(&self, cache: &Cache, key: SampleKey, tools: &mut Tools, out: &mut [u8]) -> Result<Option<Cost>, Failure> {
-        let Some(hit) = cache.store.get(key.id) else { return Ok(None) };
+    fn prepare_hit(
+        &self,
+        cache: &Cache,
+        key: SampleKey,
+        tools: &mut Tools,
+        out: &mut [u8],
+    ) -> Result<Option<Cost>, Failure> {
+        let Some(hit) = cache.store.get(key.id) else {
+            return Ok(None);
+        };
         let start = Instant::now();
         let meta = hit.meta();
         match meta.form {
             Form::Decoded => {
-                let view = DecodedView { width: meta.width, height: meta.height, pixels: &hit };
-                self.pipeline.prepare_decoded(view, key, &mut tools.scratch, out)
+                let view = DecodedView {
+                    width: meta.width,
+                    height: meta.height,
+                    pixels: &hit,
+                };
+                self.pipeline
+                    .prepare_decoded(view, key, &mut tools.scratch, out)
             }
-            Form::Encoded => self.pipeline.prepare_encoded(&hit, key, &mut tools.scratch, out),
+            Form::Encoded => self
+                .pipeline
+                .prepare_encoded(&hit, key, &mut tools.scratch, out),
         }
         .map_err(Failure::decode)?;
-        Ok(Some(Cost { prep: start.elapsed(), ..Cost::default() }))
+        Ok(Some(Cost {
+            prep: start.elapsed(),
+            ..Cost::default()
+        }))
     }
 
     fn prepare_fetched(&self, key: SampleKey, tools: &mut Tools, out: &mut [u8]) -> Prepared {
         let start = Instant::now();
         let Tools { scratch, file } = tools;
-        self.pipeline.prepare_encoded(file, key, scratch, out).map_err(Failure::decode)?;
-        Ok(Cost { prep: start.elapsed(), ..Cost::default() })
+        self.pipeline
+            .prepare_encoded(file, key, scratch, out)
+            .map_err(Failure::decode)?;
+        Ok(Cost {
+            prep: start.elapsed(),
+            ..Cost::default()
+        })
     }
 
     fn fetch(&self, id: u32, tools: &mut Tools) -> Prepared {
         let start = Instant::now();
-        self.dataset.fetch(id, &mut tools.file).map_err(Failure::fetch)?;
-        Ok(Cost { fetch: start.elapsed(), fetched_bytes: tools.file.len() as u64, ..Cost::default() })
+        self.dataset
+            .fetch(id, &mut tools.file)
+            .map_err(Failure::fetch)?;
+        Ok(Cost {
+            fetch: start.elapsed(),
+            fetched_bytes: tools.file.len() as u64,
+            ..Cost::default()
+        })
     }
 
     fn admit_to(&self, cache: &Cache, id: u32, tools: &mut Tools) -> Prepared {
@@ -129,13 +171,23 @@ impl Recipe {
     fn admit_encoded(&self, cache: &Cache, id: u32) -> Prepared {
         let start = Instant::now();
         let length = self.dataset.file_len(id).map_err(Failure::fetch)?;
-        let meta = Meta { form: Form::Encoded, width: 0, height: 0 };
+        let meta = Meta {
+            form: Form::Encoded,
+            width: 0,
+            height: 0,
+        };
         let Some(mut place) = cache.store.reserve(id, length as usize, meta) else {
             return Ok(Cost::default());
         };
-        self.dataset.fetch_into(id, place.as_mut_slice()).map_err(Failure::fetch)?;
+        self.dataset
+            .fetch_into(id, place.as_mut_slice())
+            .map_err(Failure::fetch)?;
         place.commit();
-        Ok(Cost { fetch: start.elapsed(), fetched_bytes: length, ..Cost::default() })
+        Ok(Cost {
+            fetch: start.elapsed(),
+            fetched_bytes: length,
+            ..Cost::default()
+        })
     }
 
     /// Reads the file, and decodes it straight into the cache if there is room.
@@ -144,12 +196,21 @@ impl Recipe {
         let start = Instant::now();
         let Tools { scratch, file } = tools;
         let shape = self.pipeline.decoded_size(file).map_err(Failure::decode)?;
-        let meta = Meta { form: Form::Decoded, width: shape.width, height: shape.height };
+        let meta = Meta {
+            form: Form::Decoded,
+            width: shape.width,
+            height: shape.height,
+        };
         if let Some(mut place) = cache.store.reserve(id, shape.bytes(), meta) {
-            self.pipeline.decode_into(file, scratch, place.as_mut_slice()).map_err(Failure::decode)?;
+            self.pipeline
+                .decode_into(file, scratch, place.as_mut_slice())
+                .map_err(Failure::decode)?;
             place.commit();
         }
-        Ok(fetched.plus(Cost { prep: start.elapsed(), ..Cost::default() }))
+        Ok(fetched.plus(Cost {
+            prep: start.elapsed(),
+            ..Cost::default()
+        }))
     }
 }
 
@@ -157,17 +218,26 @@ fn guarded(tools: &mut Tools, run: impl FnOnce(&mut Tools) -> Prepared) -> Prepa
     let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(tools)));
     caught.unwrap_or_else(|_| {
         *tools = Tools::new();
-        Err(Failure { stage: "prepare", message: "an operator panicked: a defect of coprep, please report it".into() })
+        Err(Failure {
+            stage: "prepare",
+            message: "an operator panicked: a defect of coprep, please report it".into(),
+        })
     })
 }
 
 impl Failure {
     fn fetch(error: coprep_pipeline::Error) -> Self {
-        Failure { stage: "fetch", message: error.to_string() }
+        Failure {
+            stage: "fetch",
+            message: error.to_string(),
+        }
     }
 
     fn decode(error: coprep_pipeline::Error) -> Self {
-        Failure { stage: "decode", message: error.to_string() }
+        Failure {
+            stage: "decode",
+            message: error.to_string(),
+        }
     }
 }
 

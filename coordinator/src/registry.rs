@@ -66,12 +66,22 @@ impl Registry {
 
     /// Streams that use a cache now.
     pub(crate) fn users(&self, cache: &Arc<Cache>) -> u32 {
-        let uses = |s: &&Arc<Stream>| s.blueprint.recipe.cache.as_ref().is_some_and(|c| Arc::ptr_eq(c, cache));
+        let uses = |s: &&Arc<Stream>| {
+            s.blueprint
+                .recipe
+                .cache
+                .as_ref()
+                .is_some_and(|c| Arc::ptr_eq(c, cache))
+        };
         self.open().streams.iter().filter(uses).count() as u32
     }
 
     /// Finds or opens the job's stream, and gives it a place there.
-    pub(crate) fn attach(&self, request: &Attach, client: &Client) -> Result<(Arc<Stream>, Admission)> {
+    pub(crate) fn attach(
+        &self,
+        request: &Attach,
+        client: &Client,
+    ) -> Result<(Arc<Stream>, Admission)> {
         let _one_at_a_time = self.opening();
         let stream = match self.find(request) {
             Some(stream) => stream,
@@ -133,7 +143,10 @@ impl Registry {
         let blueprint = Blueprint {
             id: self.next_stream.fetch_add(1, Ordering::Relaxed),
             key,
-            seed: request.seed.or(request.seed_hint).unwrap_or_else(random_seed),
+            seed: request
+                .seed
+                .or(request.seed_hint)
+                .unwrap_or_else(random_seed),
             dataset_name: source_name(&request.pipeline.source),
             pipeline_text: describe(&request.pipeline.ops),
             slots: request.batch_size.max(1),
@@ -146,7 +159,11 @@ impl Registry {
     }
 
     /// Opens dataset, pipeline and cache for a warm-up; serialised with the jobs' openings.
-    pub(crate) fn recipe_for_warming(&self, pipeline: &PipelineSpec, cache: &CacheRequest) -> Result<Recipe> {
+    pub(crate) fn recipe_for_warming(
+        &self,
+        pipeline: &PipelineSpec,
+        cache: &CacheRequest,
+    ) -> Result<Recipe> {
         let _one_at_a_time = self.opening();
         self.recipe(pipeline, cache)
     }
@@ -157,12 +174,24 @@ impl Registry {
         let dataset = Arc::new(Dataset::open(&spec.source)?);
         let pipeline = Pipeline::compile(&spec.ops)?;
         if form == CacheForm::Off {
-            return Ok(Recipe { dataset, pipeline: Arc::new(pipeline), cache: None });
+            return Ok(Recipe {
+                dataset,
+                pipeline: Arc::new(pipeline),
+                cache: None,
+            });
         }
         // Pixels must not depend on whether a sample found room in the cache.
-        let pipeline = if form == CacheForm::Decoded { pipeline.exact() } else { pipeline };
+        let pipeline = if form == CacheForm::Decoded {
+            pipeline.exact()
+        } else {
+            pipeline
+        };
         let cache = self.cache(spec, request, form, &dataset, &pipeline)?;
-        Ok(Recipe { dataset, pipeline: Arc::new(pipeline), cache: Some(cache) })
+        Ok(Recipe {
+            dataset,
+            pipeline: Arc::new(pipeline),
+            cache: Some(cache),
+        })
     }
 
     fn cache(
@@ -173,7 +202,11 @@ impl Registry {
         dataset: &Dataset,
         pipeline: &Pipeline,
     ) -> Result<Arc<Cache>> {
-        let key = CacheKey { content: content(spec, form, dataset), form, lru: request.lru };
+        let key = CacheKey {
+            content: content(spec, form, dataset),
+            form,
+            lru: request.lru,
+        };
         if let Some(cache) = self.open().caches.iter().find(|c| c.key == key) {
             return Ok(cache.clone());
         }
@@ -220,7 +253,11 @@ impl Registry {
 
 /// Identity of what a cache holds: the list of samples, and for the decoded form what was done to them.
 fn content(spec: &PipelineSpec, form: CacheForm, dataset: &Dataset) -> u128 {
-    let done = if form == CacheForm::Decoded { spec.decoded_fingerprint() } else { spec.source.fingerprint() };
+    let done = if form == CacheForm::Decoded {
+        spec.decoded_fingerprint()
+    } else {
+        spec.source.fingerprint()
+    };
     let mut both = done.to_le_bytes().to_vec();
     both.extend(dataset.fingerprint().to_le_bytes());
     xxhash_rust::xxh3::xxh3_128(&both)
@@ -238,7 +275,9 @@ fn describe(ops: &[Op]) -> String {
         Op::Decode { .. } => "decode".into(),
         Op::Resize { to, .. } => format!("resize({to:?})"),
         Op::CenterCrop { height, width } => format!("center_crop({height}, {width})"),
-        Op::RandomResizedCrop { height, width, .. } => format!("random_resized_crop({height}, {width})"),
+        Op::RandomResizedCrop { height, width, .. } => {
+            format!("random_resized_crop({height}, {width})")
+        }
         Op::RandomHorizontalFlip { p } => format!("random_horizontal_flip({p})"),
         Op::Normalize { .. } => "normalize".into(),
     };

@@ -77,16 +77,30 @@ impl Server {
     /// When another coordinator has the place, or the socket cannot be made.
     pub fn bind(place: Place, settings: Settings) -> Result<Server> {
         // No other process of the same user may read this one's memory, or write it, through /proc.
-        nix::sys::prctl::set_dumpable(false).map_err(|e| Error::io("cannot protect the process's memory", e))?;
+        nix::sys::prctl::set_dumpable(false)
+            .map_err(|e| Error::io("cannot protect the process's memory", e))?;
         let signals = block_signals()?;
-        place.prepare().map_err(|e| Error::io("cannot use the socket's folder", e))?;
+        place
+            .prepare()
+            .map_err(|e| Error::io("cannot use the socket's folder", e))?;
         let lock = take_lock(&place)?;
         let listener = listen(&place)?;
         let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
         let event = event.map_err(|e| Error::io("cannot make an eventfd", e))?;
-        let shutdown = Arc::new(Shutdown { requested: AtomicBool::new(false), event });
+        let shutdown = Arc::new(Shutdown {
+            requested: AtomicBool::new(false),
+            event,
+        });
         let registry = Arc::new(Registry::new(settings)?);
-        Ok(Server { place, listener, lock, signals, registry, shutdown, connections: Arc::default() })
+        Ok(Server {
+            place,
+            listener,
+            lock,
+            signals,
+            registry,
+            shutdown,
+            connections: Arc::default(),
+        })
     }
 
     /// Serves until asked to stop, by a client, a signal or idleness.
@@ -107,7 +121,10 @@ impl Server {
             if self.connections.count() > 0 {
                 busy = Instant::now();
             }
-            if self.idle_limit().is_some_and(|limit| busy.elapsed() >= limit) {
+            if self
+                .idle_limit()
+                .is_some_and(|limit| busy.elapsed() >= limit)
+            {
                 return Ok(StopReason::Idle);
             }
             if let Some(reason) = self.turn()? {
@@ -118,7 +135,11 @@ impl Server {
 
     fn idle_limit(&self) -> Option<Duration> {
         let settings = &self.registry.settings;
-        if self.registry.is_warmed() { settings.idle_warm.max(settings.idle) } else { settings.idle }
+        if self.registry.is_warmed() {
+            settings.idle_warm.max(settings.idle)
+        } else {
+            settings.idle
+        }
     }
 
     /// Waits for something to happen, a bounded time, and deals with it.
@@ -175,12 +196,17 @@ impl Server {
     fn start_session(&self, socket: UnixStream) -> io::Result<()> {
         socket.set_nonblocking(false)?;
         let number = self.connections.add(&socket)?;
-        let (registry, shutdown, connections) =
-            (self.registry.clone(), self.shutdown.clone(), self.connections.clone());
-        let started = std::thread::Builder::new().name(format!("session-{number}")).spawn(move || {
-            session::serve(&registry, &shutdown, &socket);
-            connections.remove(number);
-        });
+        let (registry, shutdown, connections) = (
+            self.registry.clone(),
+            self.shutdown.clone(),
+            self.connections.clone(),
+        );
+        let started = std::thread::Builder::new()
+            .name(format!("session-{number}"))
+            .spawn(move || {
+                session::serve(&registry, &shutdown, &socket);
+                connections.remove(number);
+            });
         if started.is_err() {
             self.connections.remove(number);
         }
@@ -235,7 +261,8 @@ fn block_signals() -> Result<SignalFd> {
     let mut set = SigSet::empty();
     set.add(Signal::SIGINT);
     set.add(Signal::SIGTERM);
-    set.thread_block().map_err(|e| Error::io("cannot block signals", e))?;
+    set.thread_block()
+        .map_err(|e| Error::io("cannot block signals", e))?;
     let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
     SignalFd::with_flags(&set, flags).map_err(|e| Error::io("cannot make a signalfd", e))
 }
@@ -244,7 +271,13 @@ fn take_lock(place: &Place) -> Result<Flock<File>> {
     let path = place.lock();
     let what = || format!("cannot lock {}", path.display());
     loop {
-        let options = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).clone();
+        let options = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .clone();
         let file = options.open(&path).map_err(|e| Error::io(what(), e))?;
         let opened = file.metadata().map_err(|e| Error::io(what(), e))?.ino();
         let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, _)| {
@@ -271,6 +304,8 @@ fn listen(place: &Place) -> Result<UnixListener> {
     let listener = UnixListener::bind(&place.socket);
     nix::sys::stat::umask(before);
     let listener = listener.map_err(|e| Error::io(what(), e))?;
-    listener.set_nonblocking(true).map_err(|e| Error::io(what(), e))?;
+    listener
+        .set_nonblocking(true)
+        .map_err(|e| Error::io(what(), e))?;
     Ok(listener)
 }

@@ -26,7 +26,12 @@ struct Session<'a> {
 pub(crate) fn serve(registry: &Arc<Registry>, shutdown: &Shutdown, socket: &UnixStream) {
     match greet(socket) {
         Ok(client) => {
-            let mut session = Session { registry, shutdown, client, place: None };
+            let mut session = Session {
+                registry,
+                shutdown,
+                client,
+                place: None,
+            };
             if let Err(e) = session.run(socket) {
                 tracing::warn!(pid = session.client.pid, "connection ended: {e}");
             }
@@ -43,10 +48,15 @@ fn greet(socket: &UnixStream) -> std::result::Result<Client, FrameError> {
     let (request, _) = frame::receive::<Request>(socket)?;
     socket.set_read_timeout(None)?;
     let Request::Hello { name, pid } = request else {
-        return Err(FrameError::Malformed("the first message is not a greeting".into()));
+        return Err(FrameError::Malformed(
+            "the first message is not a greeting".into(),
+        ));
     };
     let outbox = Arc::new(Outbox::new(socket)?);
-    outbox.send(&Reply::Welcome { pid: std::process::id(), version: env!("CARGO_PKG_VERSION").into() })?;
+    outbox.send(&Reply::Welcome {
+        pid: std::process::id(),
+        version: env!("CARGO_PKG_VERSION").into(),
+    })?;
     Ok(Client { name, pid, outbox })
 }
 
@@ -57,13 +67,19 @@ impl Session<'_> {
                 Ok((request, _)) => self.answer(socket, request)?,
                 Err(FrameError::Closed) => return Ok(()),
                 Err(FrameError::Io(e)) if e.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(FrameError::Io(e)) if e.kind() == std::io::ErrorKind::ConnectionReset => return Ok(()),
+                Err(FrameError::Io(e)) if e.kind() == std::io::ErrorKind::ConnectionReset => {
+                    return Ok(());
+                }
                 Err(e) => return Err(e),
             }
         }
     }
 
-    fn answer(&mut self, socket: &UnixStream, request: Request) -> std::result::Result<(), FrameError> {
+    fn answer(
+        &mut self,
+        socket: &UnixStream,
+        request: Request,
+    ) -> std::result::Result<(), FrameError> {
         match self.handle(socket, request) {
             Ok(Some(reply)) => self.client.outbox.send(&reply),
             Ok(None) => Ok(()),
@@ -95,12 +111,13 @@ impl Session<'_> {
             }
             Request::Describe(spec) => describe(&spec).map(Some),
             Request::Warm(request) => {
-                warm::warm(self.registry, &request, socket, &self.client.outbox).map(|p| Some(Reply::Warmed(p)))
+                warm::warm(self.registry, &request, socket, &self.client.outbox)
+                    .map(|p| Some(Reply::Warmed(p)))
             }
             Request::Status => Ok(Some(Reply::Status(Box::new(status::status(self.registry))))),
-            Request::Drop { name } => {
-                Ok(Some(Reply::Dropped { bytes: self.registry.drop_caches(name.as_deref()) }))
-            }
+            Request::Drop { name } => Ok(Some(Reply::Dropped {
+                bytes: self.registry.drop_caches(name.as_deref()),
+            })),
             Request::Stop => {
                 // Answered first: stopping hangs up on everybody.
                 let _ = self.client.outbox.send(&Reply::Stopping);
@@ -111,7 +128,9 @@ impl Session<'_> {
     }
 
     fn place(&self) -> Result<&(Arc<Stream>, Seat)> {
-        self.place.as_ref().ok_or_else(|| Error::Invalid("this connection is not attached to a stream".into()))
+        self.place
+            .as_ref()
+            .ok_or_else(|| Error::Invalid("this connection is not attached to a stream".into()))
     }
 
     fn attach(&mut self, request: &Attach) -> Result<()> {
@@ -143,5 +162,9 @@ fn describe(spec: &PipelineSpec) -> Result<Reply> {
         true => Vec::new(),
         false => vec![Pipeline::compile(&spec.ops)?.output()],
     };
-    Ok(Reply::Described { samples: dataset.len(), classes: dataset.classes().to_vec(), fields })
+    Ok(Reply::Described {
+        samples: dataset.len(),
+        classes: dataset.classes().to_vec(),
+        fields,
+    })
 }

@@ -24,6 +24,8 @@ pub(crate) fn status(registry: &Arc<Registry>) -> Status {
 fn pss_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
     let line = text.lines().find_map(|l| l.strip_prefix("Pss:"));
-    let kib = line.and_then(|l| l.trim().strip_suffix("kB")).and_then(|n| n.trim().parse::<u64>().ok());
+    let kib = line
+        .and_then(|l| l.trim().strip_suffix("kB"))
+        .and_then(|n| n.trim().parse::<u64>().ok());
     kib.unwrap_or(0) * 1024
 }

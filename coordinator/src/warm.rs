@@ -37,14 +37,25 @@ struct Admitted {
 
 impl Work for Admit {
     fn run(self: Box<Self>, tools: &mut Tools) {
-        let result = self.recipe.admit(self.id, tools).map(|cost| cost.fetched_bytes);
+        let result = self
+            .recipe
+            .admit(self.id, tools)
+            .map(|cost| cost.fetched_bytes);
         // Nobody listens any more when the client has gone.
-        let _ = self.done.send(Admitted { id: self.id, result });
+        let _ = self.done.send(Admitted {
+            id: self.id,
+            result,
+        });
     }
 }
 
 /// Serves [`coprep_protocol::message::Request::Warm`].
-pub(crate) fn warm(registry: &Arc<Registry>, request: &Warm, socket: &UnixStream, outbox: &Outbox) -> Result<WarmProgress> {
+pub(crate) fn warm(
+    registry: &Arc<Registry>,
+    request: &Warm,
+    socket: &UnixStream,
+    outbox: &Outbox,
+) -> Result<WarmProgress> {
     let recipe = registry.recipe_for_warming(&request.pipeline, &request.cache)?;
     let Some(cache) = recipe.cache.clone() else {
         return Err(Error::Invalid(
@@ -54,7 +65,13 @@ pub(crate) fn warm(registry: &Arc<Registry>, request: &Warm, socket: &UnixStream
     registry.keep_warm();
     let window = registry.workers.count() * AHEAD;
     let (done, results) = bounded(window);
-    let mut run = Run { registry, recipe: &recipe, cache: &cache, done, progress: WarmProgress::default() };
+    let mut run = Run {
+        registry,
+        recipe: &recipe,
+        cache: &cache,
+        done,
+        progress: WarmProgress::default(),
+    };
     run.progress.total = u64::from(recipe.dataset.len());
     run.all(&results, window, socket, outbox)?;
     Ok(run.report())
@@ -69,7 +86,13 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    fn all(&mut self, results: &Receiver<Admitted>, window: usize, socket: &UnixStream, outbox: &Outbox) -> Result<()> {
+    fn all(
+        &mut self,
+        results: &Receiver<Admitted>,
+        window: usize,
+        socket: &UnixStream,
+        outbox: &Outbox,
+    ) -> Result<()> {
         let (mut next, mut under_way, mut reported) = (0, 0, Instant::now());
         loop {
             while under_way < window && next < self.recipe.dataset.len() && !self.is_full() {
@@ -95,7 +118,11 @@ impl Run<'_> {
     }
 
     fn submit(&self, id: u32) {
-        let work = Admit { recipe: self.recipe.clone(), id, done: self.done.clone() };
+        let work = Admit {
+            recipe: self.recipe.clone(),
+            id,
+            done: self.done.clone(),
+        };
         self.registry.workers.submit_background(Box::new(work));
     }
 
@@ -116,7 +143,14 @@ impl Run<'_> {
             Err(failure) => {
                 self.progress.failed += 1;
                 let path = self.recipe.dataset.path(admitted.id);
-                let text = || format!("sample {} ({}): {}", admitted.id, path.display(), failure.message);
+                let text = || {
+                    format!(
+                        "sample {} ({}): {}",
+                        admitted.id,
+                        path.display(),
+                        failure.message
+                    )
+                };
                 self.progress.first_failure.get_or_insert_with(text);
             }
         }
@@ -127,7 +161,9 @@ impl Run<'_> {
         if hung_up(socket) {
             return Err(gone());
         }
-        outbox.send(&Reply::Progress(self.report())).map_err(|_| gone())
+        outbox
+            .send(&Reply::Progress(self.report()))
+            .map_err(|_| gone())
     }
 
     fn report(&self) -> WarmProgress {
@@ -146,6 +182,13 @@ impl Run<'_> {
 /// A client that only waits sends nothing: the end of its stream means that it has gone.
 fn hung_up(socket: &UnixStream) -> bool {
     use nix::sys::socket::{MsgFlags, recv};
-    let peeked = recv(socket.as_raw_fd(), &mut [0], MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT);
-    !matches!(peeked, Ok(1..) | Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EINTR))
+    let peeked = recv(
+        socket.as_raw_fd(),
+        &mut [0],
+        MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT,
+    );
+    !matches!(
+        peeked,
+        Ok(1..) | Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EINTR)
+    )
 }

@@ -37,9 +37,16 @@ impl Workers {
             let builder = std::thread::Builder::new().name(format!("worker-{i}"));
             builder.spawn(move || work(&due, &background, &stop))
         };
-        let threads = (0..count.max(1)).map(start_one).collect::<std::io::Result<_>>();
+        let threads = (0..count.max(1))
+            .map(start_one)
+            .collect::<std::io::Result<_>>();
         let threads = threads.map_err(|e| Error::io("cannot start worker threads", e))?;
-        Ok(Workers { due, background, stop, threads })
+        Ok(Workers {
+            due,
+            background,
+            stop,
+            threads,
+        })
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -61,7 +68,13 @@ impl Workers {
 impl Drop for Workers {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
-        for thread in self.threads.drain(..) {
+        let this = std::thread::current().id();
+        // The last owner may be a piece of work: a thread cannot wait for itself.
+        for thread in self
+            .threads
+            .drain(..)
+            .filter(|thread| thread.thread().id() != this)
+        {
             let _ = thread.join();
         }
     }

@@ -9,7 +9,9 @@ use coprep_cache::staging::Layout;
 use coprep_cache::view::StagingView;
 use coprep_coordinator::{Server, Settings, StopReason};
 use coprep_protocol::frame;
-use coprep_protocol::message::{Attach, Attached, CacheForm, CacheRequest, RefusalKind, Reply, Request};
+use coprep_protocol::message::{
+    Attach, Attached, CacheForm, CacheRequest, RefusalKind, Reply, Request,
+};
 use coprep_protocol::place::Place;
 use coprep_protocol::spec::{DEFAULT_MAX_PIXELS, Field, Interpolation, Op, PipelineSpec, Source};
 
@@ -30,24 +32,49 @@ impl Node {
             let grey = image::RgbImage::from_pixel(20 + i, 30, image::Rgb([i as u8; 3]));
             grey.save(class.join(format!("{i:03}.png"))).unwrap();
         }
-        let settings = Settings { workers: 2, cache_budget: 16 << 20, staging_bytes: 8 << 20, ..Settings::default() };
+        let settings = Settings {
+            workers: 2,
+            cache_budget: 16 << 20,
+            staging_bytes: 8 << 20,
+            ..Settings::default()
+        };
         let server = Server::bind(place(folder.path()), settings).unwrap();
         let server = std::thread::spawn(move || server.run().unwrap());
-        Node { folder, server: Some(server) }
+        Node {
+            folder,
+            server: Some(server),
+        }
     }
 
     fn connect(&self) -> UnixStream {
         let socket = UnixStream::connect(&place(self.folder.path()).socket).unwrap();
-        socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-        let reply = ask(&socket, &Request::Hello { name: "test".into(), pid: std::process::id() });
+        socket
+            .set_read_timeout(Some(Duration::from_secs(30)))
+            .unwrap();
+        let reply = ask(
+            &socket,
+            &Request::Hello {
+                name: "test".into(),
+                pid: std::process::id(),
+            },
+        );
         assert!(matches!(reply, Reply::Welcome { .. }));
         socket
     }
 
     fn attach(&self, change: impl FnOnce(&mut Attach)) -> Attach {
-        let root = self.folder.path().join("photos").to_str().unwrap().to_owned();
+        let root = self
+            .folder
+            .path()
+            .join("photos")
+            .to_str()
+            .unwrap()
+            .to_owned();
         let mut attach = Attach {
-            pipeline: PipelineSpec { source: Source::ImageFolder { root }, ops: ops() },
+            pipeline: PipelineSpec {
+                source: Source::ImageFolder { root },
+                ops: ops(),
+            },
             seed: Some(7),
             seed_hint: None,
             shuffle: true,
@@ -72,7 +99,10 @@ impl Drop for Node {
     fn drop(&mut self) {
         let reply = ask(&self.connect(), &Request::Stop);
         assert_eq!(reply, Reply::Stopping);
-        assert_eq!(self.server.take().unwrap().join().unwrap(), StopReason::Asked);
+        assert_eq!(
+            self.server.take().unwrap().join().unwrap(),
+            StopReason::Asked
+        );
         assert!(!place(self.folder.path()).socket.exists());
     }
 }
@@ -84,8 +114,18 @@ fn place(folder: &Path) -> Place {
 fn ops() -> Vec<Op> {
     let (interpolation, scale, ratio) = (Interpolation::Bilinear, (0.08, 1.0), (0.75, 1.333));
     vec![
-        Op::Decode { apply_exif_orientation: false, max_pixels: DEFAULT_MAX_PIXELS, scaled: true },
-        Op::RandomResizedCrop { height: 8, width: 8, scale, ratio, interpolation },
+        Op::Decode {
+            apply_exif_orientation: false,
+            max_pixels: DEFAULT_MAX_PIXELS,
+            scaled: true,
+        },
+        Op::RandomResizedCrop {
+            height: 8,
+            width: 8,
+            scale,
+            ratio,
+            interpolation,
+        },
     ]
 }
 
@@ -107,13 +147,20 @@ impl Consumer {
         let socket = node.connect();
         frame::send(&socket, &Request::Attach(Box::new(attach)), &[]).unwrap();
         let (reply, fds) = frame::receive::<Reply>(&socket).unwrap();
-        let Reply::Attached(attached) = reply else { panic!("{reply:?}") };
+        let Reply::Attached(attached) = reply else {
+            panic!("{reply:?}")
+        };
         let [staging, deliver, back, doorbell] = fds.try_into().unwrap();
         let sizes: Vec<usize> = attached.fields.iter().map(Field::sample_bytes).collect();
         let layout = Layout::new(&sizes, attached.slots, attached.buffers).unwrap();
         let view = StagingView::open(staging, layout).unwrap();
         let receiver = Receiver::open(deliver, back, doorbell).unwrap();
-        Consumer { _socket: socket, attached: *attached, receiver, view }
+        Consumer {
+            _socket: socket,
+            attached: *attached,
+            receiver,
+            view,
+        }
     }
 
     /// (id, label, first pixel) of every sample of one epoch.
@@ -125,11 +172,20 @@ impl Consumer {
                 continue;
             };
             if item.kind() == Some(ItemKind::Part) {
-                seen.extend((item.start..item.start + item.len).map(|slot| self.sample(item.buffer, slot)));
+                seen.extend(
+                    (item.start..item.start + item.len).map(|slot| self.sample(item.buffer, slot)),
+                );
             }
             self.receiver.release(seq).unwrap();
             if item.kind() == Some(ItemKind::EpochEnd) {
-                frame::send(&self._socket, &Request::EpochStarted { epoch: item.epoch + 1 }, &[]).unwrap();
+                frame::send(
+                    &self._socket,
+                    &Request::EpochStarted {
+                        epoch: item.epoch + 1,
+                    },
+                    &[],
+                )
+                .unwrap();
                 return seen;
             }
         }
@@ -141,7 +197,13 @@ impl Consumer {
             // SAFETY: within the field of a buffer that was taken and not yet released.
             #[expect(unsafe_code, reason = "the view gives pointers")]
             unsafe {
-                std::slice::from_raw_parts(self.view.field(buffer, field).as_ptr().add(bytes * slot as usize), bytes)
+                std::slice::from_raw_parts(
+                    self.view
+                        .field(buffer, field)
+                        .as_ptr()
+                        .add(bytes * slot as usize),
+                    bytes,
+                )
             }
         };
         let number = |field| i64::from_ne_bytes(at(field).try_into().unwrap());
@@ -158,7 +220,9 @@ fn an_epoch_has_each_sample_once_with_its_own_pixels_and_label() {
         for _ in 0..3 {
             let mut seen = consumer.epoch();
             seen.sort_unstable();
-            let expected: Vec<_> = (0..i64::from(SAMPLES)).map(|i| (i, i / 25, i as u8)).collect();
+            let expected: Vec<_> = (0..i64::from(SAMPLES))
+                .map(|i| (i, i / 25, i as u8))
+                .collect();
             assert_eq!(seen, expected, "{form:?}");
         }
     }
@@ -173,7 +237,9 @@ fn two_jobs_share_what_is_prepared() {
             s.spawn(move || (0..4).for_each(|_| assert_eq!(job.epoch().len(), SAMPLES as usize)));
         }
     });
-    let Reply::Status(status) = ask(&node.connect(), &Request::Status) else { panic!() };
+    let Reply::Status(status) = ask(&node.connect(), &Request::Status) else {
+        panic!()
+    };
     let totals = &status.streams[0].totals;
     assert_eq!(status.streams.len(), 1);
     assert!(totals.prepared < totals.delivered, "{totals:?}");
@@ -183,17 +249,41 @@ fn two_jobs_share_what_is_prepared() {
 fn a_refusal_says_what_and_why() {
     let node = Node::start();
     let refused = |change: &dyn Fn(&mut Attach)| {
-        let reply = ask(&node.connect(), &Request::Attach(Box::new(node.attach(|a| change(a)))));
-        let Reply::Refused(refusal) = reply else { panic!("{reply:?}") };
+        let reply = ask(
+            &node.connect(),
+            &Request::Attach(Box::new(node.attach(|a| change(a)))),
+        );
+        let Reply::Refused(refusal) = reply else {
+            panic!("{reply:?}")
+        };
         refusal
     };
-    let nowhere = |a: &mut Attach| a.pipeline.source = Source::ImageFolder { root: "/nowhere".into() };
+    let nowhere = |a: &mut Attach| {
+        a.pipeline.source = Source::ImageFolder {
+            root: "/nowhere".into(),
+        }
+    };
     assert_eq!(refused(&nowhere).kind, RefusalKind::NotFound);
     assert!(refused(&nowhere).message.contains("/nowhere"));
-    assert!(refused(&|a| a.batch_size = 0).message.contains("batch_size"));
+    assert!(
+        refused(&|a| a.batch_size = 0)
+            .message
+            .contains("batch_size")
+    );
     assert!(refused(&|a| a.rank = 3).message.contains("rank 3"));
-    let huge = |a: &mut Attach| a.cache = CacheRequest { form: Some(CacheForm::Off), bytes: Some(1), lru: false };
+    let huge = |a: &mut Attach| {
+        a.cache = CacheRequest {
+            form: Some(CacheForm::Off),
+            bytes: Some(1),
+            lru: false,
+        }
+    };
     assert!(refused(&huge).message.contains("cache_bytes"));
-    let Reply::Status(status) = ask(&node.connect(), &Request::Status) else { panic!() };
-    assert!(status.streams.is_empty(), "what was refused leaves nothing behind");
+    let Reply::Status(status) = ask(&node.connect(), &Request::Status) else {
+        panic!()
+    };
+    assert!(
+        status.streams.is_empty(),
+        "what was refused leaves nothing behind"
+    );
 }

@@ -1,7 +1,7 @@
 """Loaders side by side, taken in turn.
 
 usage: python -m tests.bench DATA --limit PROGRAM --out FOLDER [--only coprep,limit] [--jobs 1,2,4,8] [--repeat 3]
-       [--seconds 8]
+       [--seconds 8] [--handover PROGRAM]
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tests.bench import report
 from tests.bench.half_cache import measure_half_cache
+from tests.bench.handover import measure_handover
 from tests.bench.measure import Dataset, Run, Setup, measure
 from tests.bench.records import Record
 from tools.demo.children import ChildFailed, end_on_terminate
@@ -37,6 +38,7 @@ class Options:
 
     data: Dataset
     limit: Path | None
+    handover: Path | None
     only: Sequence[str]
     jobs: Sequence[int]
     repeat: int
@@ -76,6 +78,8 @@ def benchmark(options: Options, out: Path) -> None:
     if "coprep" in options.only:
         print("a cache that holds half of the dataset ...", flush=True)
         results.half_cache = measure_half_cache(options.data)
+    if options.handover:
+        results.handover = measure_handover(options.handover)
     report.show(results)
     report.write(results, out)
     print(f"\n{out / 'report.json'}, {out / 'report.md'}")
@@ -85,6 +89,7 @@ def parse() -> tuple[Options, Path]:
     parser = argparse.ArgumentParser(prog="make bench", description="compare loaders, with one to many jobs at a time")
     parser.add_argument("data", type=Path, help="an image folder: one sub-folder per class")
     parser.add_argument("--limit", type=Path, help="the program that measures the limit")
+    parser.add_argument("--handover", type=Path, help="the program that measures the hand-over by itself")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", type=lambda text: text.split(","), default=LOADERS, help=f"of {', '.join(LOADERS)}")
     parser.add_argument("--jobs", type=lambda text: [int(word) for word in text.split(",")], default=[1, 2, 4, 8])
@@ -97,7 +102,8 @@ def parse() -> tuple[Options, Path]:
     if not data.files:
         parser.error(f"no files in {args.data}")
     limit = args.limit and args.limit.resolve()
-    return Options(data, limit, args.only, args.jobs, args.repeat, args.seconds), args.out
+    handover = args.handover and args.handover.resolve()
+    return Options(data, limit, handover, args.only, args.jobs, args.repeat, args.seconds), args.out
 
 
 def main() -> int:

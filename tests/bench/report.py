@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.bench import chart, machine
 from tests.bench.half_cache import HalfCache
+from tests.bench.handover import HandOver
 from tests.bench.measure import BATCH_SIZE, MIB, TORCH_WINDOW, TORCH_WORKERS, Dataset
 from tests.bench.records import Record, bars
 from tools.demo import screen
@@ -25,6 +26,7 @@ class Results:
     seconds: int
     records: list[Record] = field(default_factory=list)
     half_cache: list[HalfCache] = field(default_factory=list)
+    handover: Sequence[HandOver] = ()
 
     def conditions(self) -> str:
         when = datetime.now(timezone.utc).date()
@@ -77,8 +79,23 @@ def half_cache_table(results: Sequence[HalfCache]) -> Table:
     return header, rows
 
 
-def bars_table(records: Sequence[Record]) -> Table:
-    return ["against the bar", "asked", "got", ""], [bar.cells() for bar in bars(records)]
+def handover_table(rows: Sequence[HandOver]) -> Table:
+    header = ["hand-over by itself", "touches", "latency us p50", "p99", "CPU us/batch and job"]
+    cells = [
+        [
+            f"{row.consumers} job{'s' * (row.consumers > 1)}",
+            row.touch,
+            number(row.latency_us_p50, 0),
+            number(row.latency_us_p99, 0),
+            number(row.cpu_us_per_batch, 0),
+        ]
+        for row in rows
+    ]
+    return header, cells
+
+
+def bars_table(results: Results) -> Table:
+    return ["against the bar", "asked", "got", ""], [bar.cells() for bar in bars(results.records, results.handover)]
 
 
 def tables(results: Results) -> list[Table]:
@@ -87,7 +104,9 @@ def tables(results: Results) -> list[Table]:
         found += [rates_table(results.records), costs_table(results.records)]
     if results.half_cache:
         found.append(half_cache_table(results.half_cache))
-    return [*found, bars_table(results.records)]
+    if results.handover:
+        found.append(handover_table(results.handover))
+    return [*found, bars_table(results)]
 
 
 def spread(record: Record) -> str:

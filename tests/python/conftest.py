@@ -18,6 +18,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+# The command that belongs to this interpreter's environment.
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
 WAIT = 60.0
 """Seconds after which something that should happen counts as not happening."""
 
@@ -91,6 +94,7 @@ class Job:
     def __init__(self, code: str, *args: object, **env: str) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(code), *map(str, args)],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -103,6 +107,10 @@ class Job:
         line = self.process.stdout.readline()
         assert line, f"the job ended: {self.process.stderr.read() if self.process.stderr else ''}"
         return line.strip()
+
+    def say(self, line: str) -> None:
+        assert self.process.stdin is not None
+        print(line, file=self.process.stdin, flush=True)
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)

@@ -7,9 +7,9 @@ use coprep_client::control;
 use coprep_protocol::place::Place;
 use serde::Serialize;
 
+use crate::Outcome;
 use crate::args;
 use coprep_protocol::size::human;
-use crate::Outcome;
 
 /// How bad a finding is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -38,7 +38,11 @@ pub(crate) fn run(place: &Place, args: &args::Doctor) -> Outcome {
         findings.iter().for_each(print);
     }
     let worst = findings.iter().map(|f| f.level).max().unwrap_or(Level::Ok);
-    Ok(if worst == Level::Failure { ExitCode::from(1) } else { ExitCode::SUCCESS })
+    Ok(if worst == Level::Failure {
+        ExitCode::from(1)
+    } else {
+        ExitCode::SUCCESS
+    })
 }
 
 fn print(f: &Finding) {
@@ -69,21 +73,37 @@ fn examine(place: &Place) -> Vec<Finding> {
 }
 
 fn ok(check: &'static str, found: impl Into<String>) -> Finding {
-    Finding { check, level: Level::Ok, found: found.into(), remedy: String::new() }
+    Finding {
+        check,
+        level: Level::Ok,
+        found: found.into(),
+        remedy: String::new(),
+    }
 }
 
 fn warning(check: &'static str, found: impl Into<String>, remedy: &str) -> Finding {
-    Finding { check, level: Level::Warning, found: found.into(), remedy: remedy.into() }
+    Finding {
+        check,
+        level: Level::Warning,
+        found: found.into(),
+        remedy: remedy.into(),
+    }
 }
 
 fn failure(check: &'static str, found: impl Into<String>, remedy: &str) -> Finding {
-    Finding { check, level: Level::Failure, found: found.into(), remedy: remedy.into() }
+    Finding {
+        check,
+        level: Level::Failure,
+        found: found.into(),
+        remedy: remedy.into(),
+    }
 }
 
 /// Makes a small staging area, as a stream would: memory file, reservation, seals.
 fn shared_memory() -> Finding {
     let check = "shared memory";
-    let made = coprep_cache::staging::Layout::new(&[4096], 1, 1).and_then(coprep_cache::staging::StagingPool::create);
+    let made = coprep_cache::staging::Layout::new(&[4096], 1, 1)
+        .and_then(coprep_cache::staging::StagingPool::create);
     match made.and_then(|pool| pool.reader_fd().map(drop)) {
         Ok(()) => ok(check, "sealed memory files work"),
         Err(e) => failure(
@@ -102,8 +122,18 @@ fn free_memory() -> Finding {
             format!("{} available to this process", human(bytes)),
             "staging takes about 256 MiB a stream and caches more: raise the container's limit, or serve with --staging 64M --cache 0",
         ),
-        Some(bytes) => ok(check, format!("{} available to this process (its control group's limit included)", human(bytes))),
-        None => warning(check, "the kernel does not say how much is available", "mount /proc"),
+        Some(bytes) => ok(
+            check,
+            format!(
+                "{} available to this process (its control group's limit included)",
+                human(bytes)
+            ),
+        ),
+        None => warning(
+            check,
+            "the kernel does not say how much is available",
+            "mount /proc",
+        ),
     }
 }
 
@@ -116,10 +146,20 @@ fn dev_shm() -> Finding {
                 let remedy = "only caches with --cache-name lie there; for these give the container a larger one (docker run --shm-size=8g)";
                 warning(check, format!("{} large", human(size)), remedy)
             } else {
-                ok(check, format!("{} large (used by caches with --cache-name only)", human(size)))
+                ok(
+                    check,
+                    format!(
+                        "{} large (used by caches with --cache-name only)",
+                        human(size)
+                    ),
+                )
             }
         }
-        Err(e) => warning(check, e.to_string(), "caches with --cache-name need it; others do not"),
+        Err(e) => warning(
+            check,
+            e.to_string(),
+            "caches with --cache-name need it; others do not",
+        ),
     }
 }
 
@@ -127,12 +167,26 @@ fn kernel() -> Finding {
     let check = "kernel";
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let release = release.trim();
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse::<u32>().ok());
+    let mut numbers = release
+        .split(|c: char| !c.is_ascii_digit())
+        .filter_map(|n| n.parse::<u32>().ok());
     let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
     match version {
-        v if v < (5, 1) => failure(check, release, "sealing against writers needs Linux 5.1 or newer"),
-        v if v < (5, 14) => warning(check, release, "works; from 5.14 on a job's first batches come with fewer page faults"),
-        v if v < (6, 7) => warning(check, release, "works; from 6.7 on releasing a batch costs less (PAGEMAP_SCAN)"),
+        v if v < (5, 1) => failure(
+            check,
+            release,
+            "sealing against writers needs Linux 5.1 or newer",
+        ),
+        v if v < (5, 14) => warning(
+            check,
+            release,
+            "works; from 5.14 on a job's first batches come with fewer page faults",
+        ),
+        v if v < (6, 7) => warning(
+            check,
+            release,
+            "works; from 6.7 on releasing a batch costs less (PAGEMAP_SCAN)",
+        ),
         _ => ok(check, release),
     }
 }
@@ -142,17 +196,28 @@ fn page_maps() -> Finding {
     let check = "page maps";
     match std::fs::File::open("/proc/self/pagemap") {
         Ok(_) => ok(check, "/proc/self/pagemap is readable"),
-        Err(e) => failure(check, format!("/proc/self/pagemap: {e}"), "mount /proc in the jobs' sandbox"),
+        Err(e) => failure(
+            check,
+            format!("/proc/self/pagemap: {e}"),
+            "mount /proc in the jobs' sandbox",
+        ),
     }
 }
 
 fn processors() -> Finding {
     let check = "processors";
     let usable = std::thread::available_parallelism().map_or(1, usize::from);
-    let online = nix::unistd::sysconf(nix::unistd::SysconfVar::_NPROCESSORS_ONLN).ok().flatten().unwrap_or(0);
+    let online = nix::unistd::sysconf(nix::unistd::SysconfVar::_NPROCESSORS_ONLN)
+        .ok()
+        .flatten()
+        .unwrap_or(0);
     let found = format!("{usable} usable of {online}");
     if usable < online as usize {
-        warning(check, found, "affinity or the control group limits this process; workers are started for the usable ones")
+        warning(
+            check,
+            found,
+            "affinity or the control group limits this process; workers are started for the usable ones",
+        )
     } else {
         ok(check, found)
     }
@@ -161,18 +226,32 @@ fn processors() -> Finding {
 fn cpu_features() -> Finding {
     let check = "CPU features";
     #[cfg(target_arch = "x86_64")]
-    let (found, fast) = if is_x86_feature_detected!("avx2") { ("AVX2", true) } else { ("no AVX2", false) };
+    let (found, fast) = if is_x86_feature_detected!("avx2") {
+        ("AVX2", true)
+    } else {
+        ("no AVX2", false)
+    };
     #[cfg(not(target_arch = "x86_64"))]
     let (found, fast) = (std::env::consts::ARCH, true);
-    if fast { ok(check, found) } else { warning(check, found, "decoding and resizing run at half speed or less") }
+    if fast {
+        ok(check, found)
+    } else {
+        warning(
+            check,
+            found,
+            "decoding and resizing run at half speed or less",
+        )
+    }
 }
 
 fn descriptors() -> Finding {
     let check = "open files";
     match nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE) {
-        Ok((soft, _)) if soft < 1024 => {
-            warning(check, format!("limit {soft}"), "each job takes about 10 in the coordinator: ulimit -n 4096")
-        }
+        Ok((soft, _)) if soft < 1024 => warning(
+            check,
+            format!("limit {soft}"),
+            "each job takes about 10 in the coordinator: ulimit -n 4096",
+        ),
         Ok((soft, _)) => ok(check, format!("limit {soft}")),
         Err(e) => warning(check, e.to_string(), "ulimit -n does not answer"),
     }
@@ -183,18 +262,33 @@ fn socket_folder(place: &Place) -> Finding {
     let path = place.socket.display().to_string();
     // The kernel's limit of a socket's path, with its closing zero.
     if path.len() > 107 {
-        return failure(check, format!("{path} is longer than 107 bytes"), "name a shorter one in COPREP_SOCKET");
+        return failure(
+            check,
+            format!("{path} is longer than 107 bytes"),
+            "name a shorter one in COPREP_SOCKET",
+        );
     }
     match place.prepare() {
         Ok(()) => ok(check, path),
-        Err(e) => failure(check, format!("{path}: {e}"), "name another one in COPREP_SOCKET"),
+        Err(e) => failure(
+            check,
+            format!("{path}: {e}"),
+            "name another one in COPREP_SOCKET",
+        ),
     }
 }
 
 fn coordinator(place: &Place) -> Finding {
     let check = "coordinator";
     match control::status(place) {
-        Ok(status) => ok(check, format!("process {} serves {} streams", status.pid, status.streams.len())),
+        Ok(status) => ok(
+            check,
+            format!(
+                "process {} serves {} streams",
+                status.pid,
+                status.streams.len()
+            ),
+        ),
         Err(_) => ok(check, "none is running; the first job starts one"),
     }
 }

@@ -23,7 +23,10 @@ pub(crate) fn run(place: Place, args: &Serve) -> Outcome {
             return Err(e.into());
         }
     };
-    tell(&mut ready, &serde_json::json!({ "ready": true, "pid": std::process::id() }));
+    tell(
+        &mut ready,
+        &serde_json::json!({ "ready": true, "pid": std::process::id() }),
+    );
     drop(ready);
     tracing::info!(socket = %socket.display(), pid = std::process::id(), "coordinator listens");
     let reason = server.run()?;
@@ -37,8 +40,13 @@ pub(crate) fn run(place: Place, args: &Serve) -> Outcome {
 fn log_to_stderr() {
     let filter = tracing_subscriber::EnvFilter::try_from_env("COPREP_LOG");
     let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    let colour = std::io::IsTerminal::is_terminal(&std::io::stderr()) && std::env::var_os("NO_COLOR").is_none();
-    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colour).with_writer(std::io::stderr).init();
+    let colour = std::io::IsTerminal::is_terminal(&std::io::stderr())
+        && std::env::var_os("NO_COLOR").is_none();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(colour)
+        .with_writer(std::io::stderr)
+        .init();
 }
 
 fn settings(args: &Serve) -> Settings {
@@ -55,7 +63,10 @@ fn settings(args: &Serve) -> Settings {
     }
 }
 
-#[expect(unsafe_code, reason = "a descriptor inherited from the starting process is a number")]
+#[expect(
+    unsafe_code,
+    reason = "a descriptor inherited from the starting process is a number"
+)]
 fn starter(fd: i32) -> File {
     // SAFETY: the starter opened this descriptor for this process alone and names it here once.
     unsafe { File::from_raw_fd(fd) }

@@ -2,14 +2,26 @@
 
 /// Right-aligned columns under a header.
 pub(crate) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
-    let width = |i: usize| rows.iter().map(|r| r[i].chars().count()).chain([header[i].chars().count()]).max();
+    let width = |i: usize| {
+        rows.iter()
+            .map(|r| r[i].chars().count())
+            .chain([header[i].chars().count()])
+            .max()
+    };
     let widths: Vec<usize> = (0..header.len()).map(|i| width(i).unwrap_or(0)).collect();
     let line = |cells: Vec<&str>| {
-        let padded: Vec<String> = cells.iter().zip(&widths).map(|(c, w)| format!("{c:>w$}")).collect();
+        let padded: Vec<String> = cells
+            .iter()
+            .zip(&widths)
+            .map(|(c, w)| format!("{c:>w$}"))
+            .collect();
         padded.join("  ")
     };
     let mut lines = vec![line(header.to_vec())];
-    lines.extend(rows.iter().map(|r| line(r.iter().map(String::as_str).collect())));
+    lines.extend(
+        rows.iter()
+            .map(|r| line(r.iter().map(String::as_str).collect())),
+    );
     lines.join("\n")
 }
 

@@ -7,8 +7,8 @@ use coprep_protocol::message::{CacheStatus, JobStatus, Status, StreamStatus};
 use coprep_protocol::place::Place;
 
 use crate::show::{duration, table};
-use coprep_protocol::size::human;
 use crate::{Outcome, args};
+use coprep_protocol::size::human;
 
 pub(crate) fn run(place: &Place, args: &args::Status) -> Outcome {
     let status = control::status(place)?;
@@ -61,7 +61,9 @@ fn caches(caches: &[CacheStatus]) -> String {
     if caches.is_empty() {
         return "no caches".into();
     }
-    let header = ["cache", "form", "policy", "samples", "used", "capacity", "hits", "misses"];
+    let header = [
+        "cache", "form", "policy", "samples", "used", "capacity", "hits", "misses",
+    ];
     let row = |c: &CacheStatus| {
         vec![
             c.dataset.clone(),
@@ -79,7 +81,11 @@ fn caches(caches: &[CacheStatus]) -> String {
 
 fn stream(s: &StreamStatus) -> String {
     let t = &s.totals;
-    let share = if t.prepared == 0 { 0.0 } else { t.delivered as f64 / t.prepared as f64 };
+    let share = if t.prepared == 0 {
+        0.0
+    } else {
+        t.delivered as f64 / t.prepared as f64
+    };
     let head = format!(
         "stream {}: {} ({} samples)\n  {}\n  seed {}, cache {}, {} of {} staging buffers free ({})\n  \
          prepared {}, delivered {}, share factor {share:.2}, failed {}, fetched {}",
@@ -97,8 +103,23 @@ fn stream(s: &StreamStatus) -> String {
         t.failed,
         human(t.fetched_bytes),
     );
-    let header = ["job", "name", "pids", "batch", "epoch", "need", "delivered", "queued", "held", "skipped", "idle"];
-    format!("{head}\n{}", table(&header, &s.jobs.iter().map(job).collect::<Vec<_>>()))
+    let header = [
+        "job",
+        "name",
+        "pids",
+        "batch",
+        "epoch",
+        "need",
+        "delivered",
+        "queued",
+        "held",
+        "skipped",
+        "idle",
+    ];
+    format!(
+        "{head}\n{}",
+        table(&header, &s.jobs.iter().map(job).collect::<Vec<_>>())
+    )
 }
 
 fn job(j: &JobStatus) -> Vec<String> {

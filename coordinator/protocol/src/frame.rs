@@ -121,7 +121,13 @@ fn send_with_descriptors(socket: &UnixStream, header: &[u8], descriptors: &[RawF
     let control: &[_] = if descriptors.is_empty() { &[] } else { &rights };
     loop {
         let iov = [IoSlice::new(header)];
-        match sendmsg::<()>(socket.as_raw_fd(), &iov, control, MsgFlags::MSG_NOSIGNAL, None) {
+        match sendmsg::<()>(
+            socket.as_raw_fd(),
+            &iov,
+            control,
+            MsgFlags::MSG_NOSIGNAL,
+            None,
+        ) {
             // A header is shorter than any socket buffer: it is sent whole or, rarely, in two parts.
             Ok(n) => return Ok((&mut &*socket).write_all(&header[n..])?),
             Err(nix::errno::Errno::EINTR) => {}
@@ -143,7 +149,11 @@ pub fn receive<M: Message>(socket: &UnixStream) -> Result<(M, Vec<OwnedFd>)> {
     Ok((M::decode(&body)?, descriptors))
 }
 
-fn receive_header(socket: &UnixStream, header: &mut [u8; HEADER], fds: &mut Vec<OwnedFd>) -> Result<()> {
+fn receive_header(
+    socket: &UnixStream,
+    header: &mut [u8; HEADER],
+    fds: &mut Vec<OwnedFd>,
+) -> Result<()> {
     let mut have = 0;
     while have < HEADER {
         match receive_part(socket, &mut header[have..], fds) {
@@ -158,7 +168,11 @@ fn receive_header(socket: &UnixStream, header: &mut [u8; HEADER], fds: &mut Vec<
     Ok(())
 }
 
-fn receive_part(socket: &UnixStream, part: &mut [u8], fds: &mut Vec<OwnedFd>) -> std::io::Result<usize> {
+fn receive_part(
+    socket: &UnixStream,
+    part: &mut [u8],
+    fds: &mut Vec<OwnedFd>,
+) -> std::io::Result<usize> {
     let mut space = nix::cmsg_space!([RawFd; MAX_DESCRIPTORS]);
     let mut iov = [IoSliceMut::new(part)];
     let flags = MsgFlags::MSG_CMSG_CLOEXEC;
@@ -191,7 +205,10 @@ fn check(header: &[u8; HEADER], descriptors: usize) -> Result<usize> {
         return Err(FrameError::TooLong(length));
     }
     if usize::from(u16_at(6)) != descriptors {
-        return Err(FrameError::Malformed(format!("{} descriptors announced, {descriptors} came", u16_at(6))));
+        return Err(FrameError::Malformed(format!(
+            "{} descriptors announced, {descriptors} came",
+            u16_at(6)
+        )));
     }
     Ok(length)
 }

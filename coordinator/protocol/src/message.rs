@@ -29,7 +29,7 @@ pub enum Request {
     State {
         /// Epoch the caller is in.
         epoch: u64,
-        /// Batches this rank has been given in that epoch.
+        /// Batches this rank has been given in that epoch, as in [`Resume::batches`].
         batches: u64,
     },
     /// What is this consumer waiting for? Answered by [`Reply::Explanation`].
@@ -52,7 +52,17 @@ pub enum Request {
 
 /// In which form samples are cached.
 #[derive(
-    Archive, Serialize, Deserialize, serde::Serialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord,
+    Archive,
+    Serialize,
+    Deserialize,
+    serde::Serialize,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
 )]
 #[serde(rename_all = "lowercase")]
 pub enum CacheForm {
@@ -117,6 +127,9 @@ pub struct Resume {
     pub epoch: u64,
     /// Samples already given in it, a serialised Roaring bitmap.
     pub delivered: Vec<u8>,
+    /// Batches that this rank was given in it since the job was begun or resumed by its user: ranks that
+    /// come back from different steps are made level.
+    pub batches: u64,
 }
 
 /// See [`Attach::cohort`].

@@ -62,7 +62,11 @@ impl Place {
     /// # Errors
     /// When it cannot be made, or belongs to somebody else.
     pub fn prepare(&self) -> io::Result<()> {
-        let folder = self.socket.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let folder = self
+            .socket
+            .parent()
+            .filter(|p| !p.as_os_str().is_empty())
+            .unwrap_or(Path::new("."));
         if !folder.exists() {
             match DirBuilder::new().mode(0o700).recursive(true).create(folder) {
                 Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
@@ -75,7 +79,9 @@ impl Place {
 
 fn runtime_dir() -> PathBuf {
     match std::env::var_os("XDG_RUNTIME_DIR") {
-        Some(dir) if !dir.is_empty() && Path::new(&dir).is_dir() => PathBuf::from(dir).join("coprep"),
+        Some(dir) if !dir.is_empty() && Path::new(&dir).is_dir() => {
+            PathBuf::from(dir).join("coprep")
+        }
         _ => PathBuf::from(format!("/tmp/coprep-{}", nix::unistd::getuid())),
     }
 }
@@ -83,7 +89,9 @@ fn runtime_dir() -> PathBuf {
 fn check_owner(folder: &Path) -> io::Result<()> {
     let meta = std::fs::symlink_metadata(folder)?;
     let me = nix::unistd::getuid().as_raw();
-    if folder.starts_with("/tmp/coprep-") && (meta.uid() != me || !meta.is_dir() || meta.mode() & 0o077 != 0) {
+    if folder.starts_with("/tmp/coprep-")
+        && (meta.uid() != me || !meta.is_dir() || meta.mode() & 0o077 != 0)
+    {
         return Err(io::Error::other(format!(
             "{} is not a private folder of user {me}: remove it, or name another socket in COPREP_SOCKET",
             folder.display()

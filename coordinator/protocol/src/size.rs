@@ -6,7 +6,9 @@
 /// A sentence that says what is allowed.
 pub fn parse(text: &str) -> Result<u64, String> {
     let text = text.trim();
-    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let split = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
     let number: f64 = text[..split].parse().map_err(|_| usage(text))?;
     let unit = text[split..].trim().to_ascii_lowercase();
     let shift = match unit.trim_end_matches('b').trim_end_matches('i') {
@@ -34,7 +36,11 @@ pub fn human(bytes: u64) -> String {
         value /= 1024.0;
         unit += 1;
     }
-    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", units[unit]) }
+    if unit == 0 {
+        format!("{bytes} B")
+    } else {
+        format!("{value:.1} {}", units[unit])
+    }
 }
 
 #[cfg(test)]
@@ -44,13 +50,16 @@ mod tests {
     #[test]
     fn sizes_are_read_as_people_write_them() {
         let read = |t| parse(t).unwrap();
-        assert_eq!([read("0"), read("512M"), read("8GiB"), read("1.5g"), read("2 kb")], [
-            0,
-            512 << 20,
-            8 << 30,
-            3 << 29,
-            2048
-        ]);
+        assert_eq!(
+            [
+                read("0"),
+                read("512M"),
+                read("8GiB"),
+                read("1.5g"),
+                read("2 kb")
+            ],
+            [0, 512 << 20, 8 << 30, 3 << 29, 2048]
+        );
     }
 
     #[test]
@@ -62,6 +71,9 @@ mod tests {
 
     #[test]
     fn sizes_are_shown_in_the_largest_fitting_unit() {
-        assert_eq!([human(17), human(2048), human(3 << 29)], ["17 B", "2.0 KiB", "1.5 GiB"]);
+        assert_eq!(
+            [human(17), human(2048), human(3 << 29)],
+            ["17 B", "2.0 KiB", "1.5 GiB"]
+        );
     }
 }

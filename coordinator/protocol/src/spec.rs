@@ -112,7 +112,10 @@ impl Op {
     /// cached as the *decoded* form.
     #[must_use]
     pub fn is_random(&self) -> bool {
-        matches!(self, Op::RandomResizedCrop { .. } | Op::RandomHorizontalFlip { .. })
+        matches!(
+            self,
+            Op::RandomResizedCrop { .. } | Op::RandomHorizontalFlip { .. }
+        )
     }
 
     fn unscaled(&self) -> Op {
@@ -204,7 +207,11 @@ impl PipelineSpec {
     pub fn decoded_fingerprint(&self) -> u128 {
         let cached = |op: &&Op| !op.is_random() && !matches!(op, Op::Normalize { .. });
         let ops = self.ops.iter().take_while(cached).map(Op::unscaled);
-        PipelineSpec { source: self.source.clone(), ops: ops.collect() }.fingerprint()
+        PipelineSpec {
+            source: self.source.clone(),
+            ops: ops.collect(),
+        }
+        .fingerprint()
     }
 }
 
@@ -212,7 +219,11 @@ impl Source {
     /// Identity of the samples.
     #[must_use]
     pub fn fingerprint(&self) -> u128 {
-        PipelineSpec { source: self.clone(), ops: Vec::new() }.fingerprint()
+        PipelineSpec {
+            source: self.clone(),
+            ops: Vec::new(),
+        }
+        .fingerprint()
     }
 }
 
@@ -229,7 +240,12 @@ mod tests {
     #[test]
     fn a_shape_has_a_size_however_large() {
         let bytes = |shape: &[u32]| {
-            Field { name: "image".into(), dtype: Dtype::F32, shape: shape.to_vec() }.sample_bytes()
+            Field {
+                name: "image".into(),
+                dtype: Dtype::F32,
+                shape: shape.to_vec(),
+            }
+            .sample_bytes()
         };
         assert_eq!(bytes(&[]), 4);
         assert_eq!(bytes(&[3, 224, 100]), 3 * 224 * 100 * 4);

@@ -9,7 +9,10 @@ use coprep_protocol::message::{Reply, Request};
 use proptest::prelude::*;
 
 fn hello() -> Request {
-    Request::Hello { name: "train.py".into(), pid: 7 }
+    Request::Hello {
+        name: "train.py".into(),
+        pid: 7,
+    }
 }
 
 #[test]
@@ -43,11 +46,18 @@ fn tempfile_with(text: &str) -> std::fs::File {
 fn the_end_of_a_connection_is_told_from_a_broken_message() {
     let (a, b) = UnixStream::pair().unwrap();
     drop(a);
-    assert!(matches!(frame::receive::<Request>(&b), Err(FrameError::Closed)));
+    assert!(matches!(
+        frame::receive::<Request>(&b),
+        Err(FrameError::Closed)
+    ));
     let (mut a, b) = UnixStream::pair().unwrap();
-    a.write_all(&frame::to_bytes(&hello()).unwrap()[..20]).unwrap();
+    a.write_all(&frame::to_bytes(&hello()).unwrap()[..20])
+        .unwrap();
     drop(a);
-    assert!(matches!(frame::receive::<Request>(&b), Err(FrameError::Io(_))));
+    assert!(matches!(
+        frame::receive::<Request>(&b),
+        Err(FrameError::Io(_))
+    ));
 }
 
 #[test]
@@ -62,7 +72,10 @@ fn another_version_is_told_so() {
 fn a_length_beyond_the_limit_is_refused_before_anything_is_allocated() {
     let mut bytes = frame::to_bytes(&hello()).unwrap();
     bytes[8..12].copy_from_slice(&u32::MAX.to_le_bytes());
-    assert!(matches!(frame::parse::<Request>(&bytes), Err(FrameError::TooLong(_))));
+    assert!(matches!(
+        frame::parse::<Request>(&bytes),
+        Err(FrameError::TooLong(_))
+    ));
 }
 
 proptest! {

@@ -15,6 +15,9 @@
 //! one sample on several ranks, where nothing can be spread: [`Dealer::can_deal`] tells so before a
 //! job is admitted.
 //!
+//! A job whose ranks come back from different steps begins with a round for those that are behind: the rest of
+//! the round that was interrupted, dealt by the same table.
+//!
 //! **Invariant.** A round is decided from what is left when it starts, and never earlier: a sample that
 //! cannot be read may leave the epoch between two rounds ([`Dealer::can_lose_one`] says when).
 
@@ -35,10 +38,15 @@ pub(crate) struct Dealer {
     batch: u32,
     ranks: u32,
     drop_last: bool,
-    /// Rounds begun in this epoch.
+    /// Ranks that were given less than others before the job was attached, once for each batch: they come
+    /// first.
+    owed: Vec<u32>,
+    /// Rounds begun in this epoch, that of what is owed included.
     rounds: u64,
-    /// Rank of the batch that is being dealt, or is next; equal to `ranks` between rounds.
-    rank: u32,
+    /// The ranks of this round's batches, in order.
+    round: Vec<u32>,
+    /// The batch of this round that is being dealt, or is next; past its end between rounds.
+    place: usize,
     /// Samples the batch in hand still misses; 0 between batches.
     missing: u32,
     /// Batches of this round have `base` samples, the first `larger` ones have one more.
@@ -52,23 +60,40 @@ impl Dealer {
             batch,
             ranks,
             drop_last,
+            owed: Vec::new(),
             rounds: 0,
-            rank: ranks,
+            round: Vec::new(),
+            place: 0,
             missing: 0,
             base: 0,
             larger: 0,
         }
     }
 
+    /// Before the epoch's rounds, each rank is dealt so many batches, as the last round was interrupted.
+    pub(crate) fn owe(&mut self, batches: &[u32]) {
+        let most = batches.iter().copied().max().unwrap_or(0);
+        let of_rank = |turn| {
+            (0u32..)
+                .zip(batches)
+                .filter(move |(_, n)| **n > turn)
+                .map(|(rank, _)| rank)
+        };
+        self.owed = (0..most).flat_map(of_rank).collect();
+    }
+
     /// Whether `n` samples can be dealt as an epoch, or the rest of one.
     pub(crate) fn can_deal(&self, n: u64) -> bool {
-        let ranks = u64::from(self.ranks);
+        let (ranks, owed) = (u64::from(self.ranks), self.owed.len() as u64);
+        let Some(later) = n.checked_sub(owed) else {
+            return self.drop_last;
+        };
         self.drop_last
-            || (if self.batch == 1 {
-                n.is_multiple_of(ranks)
+            || if self.batch == 1 {
+                later.is_multiple_of(ranks)
             } else {
-                n == 0 || n >= ranks
-            })
+                owed > 0 || n == 0 || n >= ranks
+            }
     }
 
     pub(crate) fn begin_epoch(&mut self) {
@@ -82,20 +107,19 @@ impl Dealer {
 
     /// The rank that gets the next sample.
     pub(crate) fn next_rank(&self) -> u32 {
-        if self.rank == self.ranks {
-            0
-        } else {
-            self.rank
-        }
+        let next = self.round.get(self.place).or(self.owed.first());
+        next.copied().unwrap_or(0)
     }
 
     /// Samples that the epoch will still deal when `n` are left: all but what is dropped.
     pub(crate) fn deliverable(&self, n: u64) -> u64 {
         let later = n - self.promised();
-        let later = match (self.drops(), later < u64::from(self.ranks)) {
-            (true, _) => later - later % self.full_round(),
-            (false, true) => 0,
-            (false, false) => later,
+        let owed = self.owed.len() as u64 * u64::from(self.batch);
+        let later = match self.drops() {
+            true if later < owed => 0,
+            true => later - (later - owed) % self.full_round(),
+            false if owed == 0 && later < u64::from(self.ranks) => 0,
+            false => later,
         };
         self.promised() + later
     }
@@ -105,7 +129,7 @@ impl Dealer {
     /// the rest can still be dealt evenly.
     pub(crate) fn can_lose_one(&self, n: u64) -> bool {
         let later = n - self.promised();
-        later > 0 && self.goes_on(later) == self.goes_on(later - 1)
+        later > 0 && self.owed.is_empty() && self.goes_on(later) == self.goes_on(later - 1)
     }
 
     /// Cuts the next `count` samples; `n` are left before. At most [`Dealer::deliverable`].
@@ -127,51 +151,57 @@ impl Dealer {
     fn cut(&mut self, left: u64, len: u32) -> Slice {
         self.missing -= len;
         let ends_batch = self.missing == 0;
-        let (rank, step) = (self.rank, self.rounds - 1);
-        self.rank += u32::from(ends_batch);
-        let ends_epoch = ends_batch && !self.goes_on(left - self.promised());
+        let (rank, step) = (self.round[self.place], self.rounds - 1);
+        self.place += usize::from(ends_batch);
+        let comes_again =
+            self.round[self.place..].contains(&rank) || self.goes_on(left - self.promised());
         Slice {
             rank,
             len,
             step,
             ends_batch,
-            ends_epoch,
+            ends_epoch: ends_batch && !comes_again,
         }
     }
 
     fn begin_batch(&mut self, n: u64) {
-        if self.rank == self.ranks {
+        if self.place == self.round.len() {
             self.begin_round(n);
         }
-        self.missing = self.size(self.rank);
+        self.missing = self.size(self.place);
     }
 
     fn begin_round(&mut self, n: u64) {
-        let (ranks, full) = (u64::from(self.ranks), self.full_round());
+        self.round = match self.owed.is_empty() {
+            true => (0..self.ranks).collect(),
+            false => std::mem::take(&mut self.owed),
+        };
+        // No batch is empty.
+        self.round.truncate(n as usize);
+        let (ranks, batches) = (u64::from(self.ranks), self.round.len() as u64);
+        let full = batches * u64::from(self.batch);
         let spread_over = match n {
             n if n >= full && (self.drops() || n == full || n >= full + ranks) => None,
-            n if n < full => Some(ranks),
-            _ => Some(2 * ranks),
+            n if n < full => Some(batches),
+            _ => Some(batches + ranks),
         };
         let (base, larger) = spread_over.map_or((u64::from(self.batch), 0), |k| (n / k, n % k));
         (self.base, self.larger) = (base as u32, larger);
         self.rounds += 1;
-        self.rank = 0;
+        self.place = 0;
     }
 
-    fn size(&self, rank: u32) -> u32 {
-        self.base + u32::from(u64::from(rank) < self.larger)
+    fn size(&self, place: usize) -> u32 {
+        self.base + u32::from((place as u64) < self.larger)
     }
 
     /// Samples that the round in hand has still to deal.
     fn promised(&self) -> u64 {
-        let from = self.rank + u32::from(self.missing > 0);
-        let batches = u64::from(self.ranks.saturating_sub(from));
-        let larger = self
-            .larger
-            .min(u64::from(self.ranks))
-            .saturating_sub(u64::from(from));
-        u64::from(self.missing) + batches * u64::from(self.base) + larger
+        let (from, batches) = (self.place + usize::from(self.missing > 0), self.round.len());
+        let larger = self.larger.min(batches as u64).saturating_sub(from as u64);
+        u64::from(self.missing)
+            + batches.saturating_sub(from) as u64 * u64::from(self.base)
+            + larger
     }
 
     /// Whether `left` samples, after a round, make another one.
@@ -287,6 +317,34 @@ mod tests {
             prop_assert!(drop_last || batch == 1 || left == 0);
             let steps: Vec<usize> = (0..ranks).map(|r| batches_of(&all, r).len()).collect();
             prop_assert!(steps.iter().all(|&s| s == steps[0]), "{:?}", steps);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn an_interrupted_round_is_finished_first(
+            n in 1u64..400, batch in 1u32..12, ranks in 1u32..8, drop_last: bool, stop in 0usize..200,
+        ) {
+            let mut dealer = Dealer::new(batch, ranks, drop_last);
+            prop_assume!(dealer.can_deal(n) && dealer.deliverable(n) > 0);
+            let whole: Vec<Slice> = epoch(&mut dealer, n, 1_000_000);
+            let stop = stop % whole.len();
+            let given: Vec<u32> = (0..ranks).map(|r| whole[..stop].iter().filter(|s| s.rank == r).count() as u32).collect();
+            let most = given.iter().copied().max().unwrap_or(0);
+            let left = n - whole[..stop].iter().map(|s| u64::from(s.len)).sum::<u64>();
+            let mut resumed = Dealer::new(batch, ranks, drop_last);
+            resumed.owe(&given.iter().map(|g| most - g).collect::<Vec<_>>());
+            prop_assert!(resumed.can_deal(left));
+            let rest = epoch(&mut resumed, left, 1_000_000);
+            let cut = |slices: &[Slice]| slices.iter().map(|s| (s.rank, s.len)).collect::<Vec<_>>();
+            let steps = |slices: &[Slice], r| slices.iter().filter(|s| s.rank == r).count();
+            let dealt = |slices: &[Slice]| slices.iter().map(|s| u64::from(s.len)).sum::<u64>();
+            prop_assert_eq!(dealt(&rest), dealt(&whole[stop..]));
+            for r in 0..ranks {
+                prop_assert_eq!(steps(&rest, r), steps(&whole[stop..], r), "{:?} after {:?}", cut(&rest), cut(&whole[..stop]));
+                let ends: Vec<bool> = rest.iter().filter(|s| s.rank == r).map(|s| s.ends_epoch).collect();
+                prop_assert!(ends.iter().rev().skip(1).all(|&e| !e) && ends.last() != Some(&false));
+            }
         }
     }
 

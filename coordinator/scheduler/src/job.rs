@@ -48,6 +48,8 @@ pub(crate) struct Job {
     pub(crate) passed_over: u32,
     dealer: Dealer,
     queues: Vec<Queue>,
+    /// Epoch, and rounds dealt in it to ranks that were behind: to the others these are no steps.
+    caught_up: (u64, u64),
     /// By rank: the epoch it iterates.
     started: Vec<u64>,
     ledger: Ledger,
@@ -57,6 +59,7 @@ impl Job {
     /// A job that begins, or goes on where it says. `all`: the dataset's samples; `bad`: those found bad.
     pub(crate) fn new(
         spec: &JobSpec,
+        owed: &[u32],
         all: &Arc<RoaringBitmap>,
         bad: &RoaringBitmap,
     ) -> Result<Self, AttachError> {
@@ -76,6 +79,7 @@ impl Job {
             passed_over: 0,
             dealer,
             queues: vec![Queue::default(); spec.world_size as usize],
+            caught_up: (epoch, 0),
             started: vec![epoch; spec.world_size as usize],
             ledger: Ledger::new(epoch),
         };
@@ -83,6 +87,8 @@ impl Job {
         job.check(spec, job.need.len())?;
         if let Some(resume) = &spec.resume {
             job.need = job.need.without(&resume.delivered);
+            job.dealer.owe(owed);
+            job.caught_up = (job.epoch, u64::from(!owed.iter().all(|&n| n == 0)));
             if job.deliverable() == 0 {
                 job.next_epoch(bad);
             }
@@ -269,6 +275,12 @@ impl Job {
 
     /// What was given once every rank has taken `batches` batches of `epoch`.
     pub(crate) fn state(&self, epoch: u64, batches: u64) -> Option<Resume> {
+        let batches = batches
+            + if self.caught_up.0 == epoch {
+                self.caught_up.1
+            } else {
+                0
+            };
         let to_come = self.ledger.since(epoch, batches)?;
         let left: &RoaringBitmap = match epoch == self.epoch {
             true => self.need.ids(),

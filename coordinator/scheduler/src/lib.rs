@@ -38,9 +38,10 @@
 //!
 //! # Invariants
 //!
-//! - Each sample of a job's set is dealt to it exactly once per epoch, but for what `drop_last` drops,
-//!   what cannot be read, and what ranks that come back from different steps leave: less than one each.
-//! - All ranks of a job are dealt equally many batches of an epoch.
+//! - Each sample of a job's set is dealt to it exactly once per epoch, but for what `drop_last` drops and
+//!   what cannot be read.
+//! - All ranks of a job are dealt equally many batches of an epoch, also when they come back from different
+//!   steps of it.
 //! - A job alone, and a cohort, is dealt a sequence that depends on seed, set and batch size alone.
 #![forbid(unsafe_code)]
 

@@ -83,8 +83,23 @@ impl Scheduler {
     /// # Errors
     /// When it cannot be served as it asks; nothing has changed then.
     pub fn attach(&mut self, id: JobId, spec: JobSpec) -> Result<(), AttachError> {
+        self.attach_behind(id, spec, &[])
+    }
+
+    /// As [`attach`](Self::attach), for a job whose ranks resume from different steps of an epoch. `behind`:
+    /// by rank, how many batches less it was given than the rank that was given most; these come first, so
+    /// that all ranks end the epoch after equally many.
+    ///
+    /// # Errors
+    /// As [`attach`](Self::attach).
+    pub fn attach_behind(
+        &mut self,
+        id: JobId,
+        spec: JobSpec,
+        behind: &[u32],
+    ) -> Result<(), AttachError> {
         self.check(id, &spec)?;
-        let mut job = Job::new(&spec, &self.all, &self.bad)?;
+        let mut job = Job::new(&spec, behind, &self.all, &self.bad)?;
         if let Some(cohort) = &spec.cohort {
             self.join(cohort, id, &job)?;
         }

@@ -38,7 +38,12 @@ pub(crate) struct Done {
 }
 
 impl Batch {
-    pub(crate) fn new(targets: Vec<Target>, slots: u32, deliveries: u32, unfinished: Unfinished) -> Self {
+    pub(crate) fn new(
+        targets: Vec<Target>,
+        slots: u32,
+        deliveries: u32,
+        unfinished: Unfinished,
+    ) -> Self {
         Batch {
             targets,
             buffer: unfinished.buffer(),
@@ -71,12 +76,17 @@ impl Batch {
     }
 
     pub(crate) fn add_cost(&self, cost: &Cost) {
-        self.fetch_ns.fetch_add(cost.fetch.as_nanos() as u64, Ordering::Relaxed);
-        self.prep_ns.fetch_add(cost.prep.as_nanos() as u64, Ordering::Relaxed);
+        self.fetch_ns
+            .fetch_add(cost.fetch.as_nanos() as u64, Ordering::Relaxed);
+        self.prep_ns
+            .fetch_add(cost.prep.as_nanos() as u64, Ordering::Relaxed);
     }
 
     pub(crate) fn mark_bad(&self, slot: u32) {
-        self.bad.lock().unwrap_or_else(PoisonError::into_inner).push(slot);
+        self.bad
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(slot);
     }
 
     /// Counts a slot as written; true for the last one.
@@ -89,16 +99,29 @@ impl Batch {
     /// Closes the gaps that failed samples left, and makes the minibatch ready. Once, by whoever wrote
     /// the last slot.
     pub(crate) fn finish(&self) {
-        let unfinished = self.unfinished.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(mut unfinished) = unfinished else { return };
+        let unfinished = self
+            .unfinished
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        let Some(mut unfinished) = unfinished else {
+            return;
+        };
         let mut bad = std::mem::take(&mut *self.bad.lock().unwrap_or_else(PoisonError::into_inner));
         bad.sort_unstable();
         close_gaps(&mut unfinished, &bad);
-        let _ = self.done.set(Done { lease: unfinished.finish(), bad, fetch_share: self.fetch_share() });
+        let _ = self.done.set(Done {
+            lease: unfinished.finish(),
+            bad,
+            fetch_share: self.fetch_share(),
+        });
     }
 
     fn fetch_share(&self) -> u32 {
-        let (fetch, prep) = (self.fetch_ns.load(Ordering::Relaxed), self.prep_ns.load(Ordering::Relaxed));
+        let (fetch, prep) = (
+            self.fetch_ns.load(Ordering::Relaxed),
+            self.prep_ns.load(Ordering::Relaxed),
+        );
         (fetch * 255).checked_div(fetch + prep).unwrap_or(0) as u32
     }
 }

@@ -16,7 +16,10 @@ use crate::stream::batch::Batch;
 /// Something a consumer will be told, in this order.
 pub(crate) enum Pending {
     /// A slice of a minibatch, once it is prepared.
-    Part { batch: Arc<Batch>, delivery: Delivery },
+    Part {
+        batch: Arc<Batch>,
+        delivery: Delivery,
+    },
     /// The consumer has been given its epoch.
     EpochEnd { epoch: u64 },
     /// A sample failed.
@@ -112,15 +115,30 @@ impl Consumer {
     pub(crate) fn flush(&mut self) -> Result<u64, Misbehaved> {
         let mut samples = 0;
         while let Some(next) = self.pending.front() {
-            let Some((item, lease)) = ready(next) else { break };
+            let Some((item, lease)) = ready(next) else {
+                break;
+            };
             if self.sender.is_full() {
                 break;
             }
             self.announce()?;
-            let seq = self.sender.publish(item).map_err(|e| Misbehaved(e.to_string()))?;
+            let seq = self
+                .sender
+                .publish(item)
+                .map_err(|e| Misbehaved(e.to_string()))?;
             self.next_seq = seq + 1;
-            self.published.insert(seq, Published { counts: lease.is_some(), lease });
-            samples += if item.kind == ItemKind::Part as u32 { u64::from(item.len) } else { 0 };
+            self.published.insert(
+                seq,
+                Published {
+                    counts: lease.is_some(),
+                    lease,
+                },
+            );
+            samples += if item.kind == ItemKind::Part as u32 {
+                u64::from(item.len)
+            } else {
+                0
+            };
             self.pending.pop_front();
         }
         Ok(samples)
@@ -128,20 +146,30 @@ impl Consumer {
 
     /// An error's text goes over the socket before its item is published.
     fn announce(&self) -> Result<(), Misbehaved> {
-        let Some(Pending::Error(error)) = self.pending.front() else { return Ok(()) };
+        let Some(Pending::Error(error)) = self.pending.front() else {
+            return Ok(());
+        };
         let sent = self.outbox.send(&Reply::SampleError(error.clone()));
         sent.map_err(|e| Misbehaved(format!("cannot be told of an error: {e}")))
     }
 
     /// Puts an error before the part of `batch` that holds `slot`. False: this consumer has none.
-    pub(crate) fn insert_error(&mut self, batch: &Arc<Batch>, slot: u32, error: &SampleError) -> bool {
+    pub(crate) fn insert_error(
+        &mut self,
+        batch: &Arc<Batch>,
+        slot: u32,
+        error: &SampleError,
+    ) -> bool {
         let holds = |p: &Pending| match p {
-            Pending::Part { batch: b, delivery: d } => {
-                Arc::ptr_eq(b, batch) && (d.start..d.start + d.len).contains(&slot)
-            }
+            Pending::Part {
+                batch: b,
+                delivery: d,
+            } => Arc::ptr_eq(b, batch) && (d.start..d.start + d.len).contains(&slot),
             _ => false,
         };
-        let Some(at) = self.pending.iter().position(holds) else { return false };
+        let Some(at) = self.pending.iter().position(holds) else {
+            return false;
+        };
         self.pending.insert(at, Pending::Error(error.clone()));
         true
     }
@@ -189,5 +217,14 @@ fn ready(pending: &Pending) -> Option<(Item, Option<Lease>)> {
 }
 
 fn notice(kind: ItemKind, epoch: u64, tag: u64) -> Item {
-    Item { kind: kind as u32, buffer: 0, start: 0, len: 0, flags: 0, pool: 0, epoch, tag }
+    Item {
+        kind: kind as u32,
+        buffer: 0,
+        start: 0,
+        len: 0,
+        flags: 0,
+        pool: 0,
+        epoch,
+        tag,
+    }
 }

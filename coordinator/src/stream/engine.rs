@@ -40,9 +40,17 @@ pub(crate) struct Job {
     pub(crate) ranks: Vec<Option<Consumer>>,
     /// What the scheduler will be told when all ranks are here.
     pub(crate) forming: Option<JobSpec>,
+    /// By rank: the epoch it resumes, and the batches it was given in it.
+    resumes: Vec<(u64, u64)>,
+    /// Epoch, and the batches that all ranks had been given in it when the job was formed.
+    level: (u64, u64),
     delivered: u64,
     skipped: u64,
 }
+
+/// Most steps that the ranks of a job may lie apart when they come back: without any synchronisation between
+/// them, what their queues hold.
+const MOST_BEHIND: u32 = 4096;
 
 impl Engine {
     pub(crate) fn new(scheduler: Scheduler) -> Self {
@@ -62,7 +70,12 @@ impl Engine {
 
     // Coming and going.
 
-    pub(crate) fn attach(&mut self, request: &Attach, name: &str, consumer: Consumer) -> Result<Seat> {
+    pub(crate) fn attach(
+        &mut self,
+        request: &Attach,
+        name: &str,
+        consumer: Consumer,
+    ) -> Result<Seat> {
         self.check(request)?;
         let spec = job_spec(request)?;
         let id = match self.forming_job(request) {
@@ -73,8 +86,15 @@ impl Engine {
             return Err(Error::Invalid("the job has just left".into()));
         };
         job.ranks[request.rank as usize] = Some(consumer);
+        job.resumes[request.rank as usize] = request
+            .resume
+            .as_ref()
+            .map_or((0, 0), |r| (r.epoch, r.batches));
         self.start_if_complete(id)?;
-        Ok(Seat { job: id, rank: request.rank })
+        Ok(Seat {
+            job: id,
+            rank: request.rank,
+        })
     }
 
     fn check(&self, request: &Attach) -> Result<()> {
@@ -85,7 +105,10 @@ impl Engine {
             )));
         }
         if request.world_size > 4096 {
-            return Err(Error::Invalid(format!("world_size {} is more than 4096", request.world_size)));
+            return Err(Error::Invalid(format!(
+                "world_size {} is more than 4096",
+                request.world_size
+            )));
         }
         let here = self.scheduler.samples();
         if let Some(there) = request.dataset_samples.filter(|&there| there != here) {
@@ -105,7 +128,10 @@ impl Engine {
                 && job.ranks.len() == request.world_size as usize
                 && job.ranks[request.rank as usize].is_none()
         };
-        self.jobs.iter().find(|(_, job)| fits(job)).map(|(&id, _)| id)
+        self.jobs
+            .iter()
+            .find(|(_, job)| fits(job))
+            .map(|(&id, _)| id)
     }
 
     /// What any of its ranks was given, the job was given.
@@ -131,6 +157,8 @@ impl Engine {
             skip_errors: request.skip_errors,
             ranks: (0..request.world_size).map(|_| None).collect(),
             forming: Some(spec),
+            resumes: vec![(0, 0); request.world_size as usize],
+            level: (0, 0),
             delivered: 0,
             skipped: 0,
         };
@@ -139,12 +167,33 @@ impl Engine {
     }
 
     fn start_if_complete(&mut self, id: u64) -> Result<()> {
-        let Some(job) = self.jobs.get_mut(&id) else { return Ok(()) };
+        let Some(job) = self.jobs.get_mut(&id) else {
+            return Ok(());
+        };
         if job.ranks.iter().any(Option::is_none) {
             return Ok(());
         }
-        let Some(spec) = job.forming.take() else { return Ok(()) };
-        if let Err(refused) = self.scheduler.attach(JobId(id), spec) {
+        let Some(spec) = job.forming.take() else {
+            return Ok(());
+        };
+        let epoch = spec.resume.as_ref().map_or(0, |r| r.epoch);
+        let given = job
+            .resumes
+            .iter()
+            .map(|&(e, batches)| if e == epoch { batches } else { 0 });
+        let most = given.clone().max().unwrap_or(0);
+        let behind: Vec<u32> = given
+            .map(|n| u32::try_from(most - n).unwrap_or(u32::MAX))
+            .collect();
+        if behind.iter().any(|&n| n > MOST_BEHIND) {
+            self.jobs.remove(&id);
+            return Err(Error::Invalid(format!(
+                "the ranks of the job resume from steps that lie more than {MOST_BEHIND} apart: \
+                 load states that were taken at the same step"
+            )));
+        }
+        job.level = (epoch, most);
+        if let Err(refused) = self.scheduler.attach_behind(JobId(id), spec, &behind) {
             self.jobs.remove(&id);
             return Err(refused.into());
         }
@@ -153,7 +202,9 @@ impl Engine {
 
     /// Removes one rank; the job ends with its last rank, or if it had not begun.
     pub(crate) fn detach(&mut self, seat: Seat) {
-        let Some(job) = self.jobs.get_mut(&seat.job) else { return };
+        let Some(job) = self.jobs.get_mut(&seat.job) else {
+            return;
+        };
         if let Some(rank) = job.ranks.get_mut(seat.rank as usize) {
             *rank = None;
         }
@@ -191,11 +242,17 @@ impl Engine {
     }
 
     fn consumers(&mut self) -> impl Iterator<Item = &mut Consumer> {
-        self.jobs.values_mut().flat_map(|job| job.ranks.iter_mut().flatten())
+        self.jobs
+            .values_mut()
+            .flat_map(|job| job.ranks.iter_mut().flatten())
     }
 
     fn consumer(&mut self, seat: Seat) -> Option<&mut Consumer> {
-        self.jobs.get_mut(&seat.job)?.ranks.get_mut(seat.rank as usize)?.as_mut()
+        self.jobs
+            .get_mut(&seat.job)?
+            .ranks
+            .get_mut(seat.rank as usize)?
+            .as_mut()
     }
 
     // The round: what consumers did, what they are given.
@@ -241,14 +298,20 @@ impl Engine {
     pub(crate) fn expect(&mut self, batch: &Arc<Batch>, deliveries: Vec<Delivery>) {
         self.in_preparation.push(batch.clone());
         for delivery in deliveries {
-            let seat = Seat { job: delivery.job.0, rank: delivery.rank };
+            let seat = Seat {
+                job: delivery.job.0,
+                rank: delivery.rank,
+            };
             let (epoch, ends_epoch) = (delivery.epoch, delivery.ends_epoch);
             let Some(consumer) = self.consumer(seat) else {
                 batch.one_delivery_less();
                 self.scheduler.taken(JobId(seat.job), seat.rank, 1);
                 continue;
             };
-            consumer.pending.push_back(Pending::Part { batch: batch.clone(), delivery });
+            consumer.pending.push_back(Pending::Part {
+                batch: batch.clone(),
+                delivery,
+            });
             if ends_epoch {
                 consumer.pending.push_back(Pending::EpochEnd { epoch });
             }
@@ -276,7 +339,13 @@ impl Engine {
         failure: Failure,
     ) -> Option<Draw> {
         if self.logged.insert(draw.id) {
-            tracing::warn!(id = draw.id, path, stage = failure.stage, "{}", failure.message);
+            tracing::warn!(
+                id = draw.id,
+                path,
+                stage = failure.stage,
+                "{}",
+                failure.message
+            );
         }
         let error = SampleError {
             tag: self.next_tag,
@@ -293,7 +362,9 @@ impl Engine {
 
     fn tell(&mut self, batch: &Arc<Batch>, slot: u32, error: &SampleError) {
         for target in &batch.targets {
-            let Some(job) = self.jobs.get_mut(&target.job.0) else { continue };
+            let Some(job) = self.jobs.get_mut(&target.job.0) else {
+                continue;
+            };
             if job.skip_errors {
                 job.skipped += 1;
                 continue;
@@ -314,28 +385,40 @@ impl Engine {
             return Some((view.epoch, view.samples));
         }
         let forming = self.jobs.get(&seat.job)?.forming.as_ref()?;
-        let samples = forming.subset.as_ref().map_or(self.scheduler.samples(), |s| s.len() as u32);
+        let samples = forming
+            .subset
+            .as_ref()
+            .map_or(self.scheduler.samples(), |s| s.len() as u32);
         Some((forming.resume.as_ref().map_or(0, |r| r.epoch), samples))
     }
 
     pub(crate) fn epoch_started(&mut self, seat: Seat, epoch: u64) {
-        self.scheduler.epoch_started(JobId(seat.job), seat.rank, epoch);
+        self.scheduler
+            .epoch_started(JobId(seat.job), seat.rank, epoch);
     }
 
     pub(crate) fn restart_epoch(&mut self, seat: Seat) {
         if let Some(consumer) = self.consumer(seat) {
             consumer.wants_restart = true;
         }
-        let Some(job) = self.jobs.get_mut(&seat.job) else { return };
+        let Some(job) = self.jobs.get_mut(&seat.job) else {
+            return;
+        };
         if job.forming.is_some() || job.ranks.iter().flatten().any(|c| !c.wants_restart) {
             return;
         }
         self.scheduler.restart_epoch(JobId(seat.job));
-        let epoch = self.scheduler.job(JobId(seat.job)).map_or(0, |view| view.epoch);
+        let epoch = self
+            .scheduler
+            .job(JobId(seat.job))
+            .map_or(0, |view| view.epoch);
         for consumer in job.ranks.iter_mut().flatten() {
             consumer.void();
             consumer.wants_restart = false;
-            let restarted = Reply::Restarted { epoch, first_seq: consumer.next_seq() };
+            let restarted = Reply::Restarted {
+                epoch,
+                first_seq: consumer.next_seq(),
+            };
             if consumer.outbox.send(&restarted).is_err() {
                 consumer.outbox.hang_up();
             }
@@ -344,24 +427,41 @@ impl Engine {
 
     /// The job's state once every rank has been given `batches` batches of `epoch`.
     pub(crate) fn state(&self, seat: Seat, epoch: u64, batches: u64) -> Result<Resume> {
-        let state = self.scheduler.state(JobId(seat.job), epoch, batches);
+        let level = self.jobs.get(&seat.job).map_or((0, 0), |job| job.level);
+        let since = if level.0 == epoch {
+            batches.saturating_sub(level.1)
+        } else {
+            batches
+        };
+        let state = self.scheduler.state(JobId(seat.job), epoch, since);
         let state = state.ok_or_else(|| {
             Error::Invalid(format!(
                 "the state after {batches} batches of epoch {epoch} is not known any more: \
                  ask for it on every rank at the same step"
             ))
         })?;
-        Ok(Resume { epoch: state.epoch, delivered: serialise(&state.delivered) })
+        Ok(Resume {
+            epoch: state.epoch,
+            delivered: serialise(&state.delivered),
+            batches,
+        })
     }
 
     pub(crate) fn status(&self) -> Vec<JobStatus> {
-        self.jobs.iter().map(|(&id, job)| self.job_status(id, job)).collect()
+        self.jobs
+            .iter()
+            .map(|(&id, job)| self.job_status(id, job))
+            .collect()
     }
 
     fn job_status(&self, id: u64, job: &Job) -> JobStatus {
         let view = self.scheduler.job(JobId(id));
         let consumers = || job.ranks.iter().flatten();
-        let idle = consumers().map(|c| c.last_taken).max().unwrap_or_else(Instant::now).elapsed();
+        let idle = consumers()
+            .map(|c| c.last_taken)
+            .max()
+            .unwrap_or_else(Instant::now)
+            .elapsed();
         JobStatus {
             id,
             name: job.name.clone(),
@@ -371,7 +471,9 @@ impl Engine {
             need: view.as_ref().map_or(0, |v| v.need),
             samples: view.as_ref().map_or(0, |v| v.samples),
             delivered: job.delivered,
-            queued: (0..job.ranks.len() as u32).map(|r| view.as_ref().map_or(0, |v| v.queued(r))).sum(),
+            queued: (0..job.ranks.len() as u32)
+                .map(|r| view.as_ref().map_or(0, |v| v.queued(r)))
+                .sum(),
             held: consumers().map(Consumer::buffers_held).sum(),
             skipped: job.skipped,
             idle_s: idle.as_secs_f64(),
@@ -380,28 +482,43 @@ impl Engine {
 }
 
 fn end(consumer: &Consumer, why: &Misbehaved) {
-    tracing::warn!(pid = consumer.pid, "a consumer's connection is ended: {}", why.0);
+    tracing::warn!(
+        pid = consumer.pid,
+        "a consumer's connection is ended: {}",
+        why.0
+    );
     consumer.outbox.hang_up();
 }
 
 fn job_spec(request: &Attach) -> Result<JobSpec> {
     let resume = request.resume.as_ref().map(|r| {
-        Ok::<_, Error>(scheduler::Resume { epoch: r.epoch, delivered: bitmap(&r.delivered, "delivered")? })
+        Ok::<_, Error>(scheduler::Resume {
+            epoch: r.epoch,
+            delivered: bitmap(&r.delivered, "delivered")?,
+        })
     });
     Ok(JobSpec {
         batch_size: request.batch_size,
         world_size: request.world_size,
         drop_last: request.drop_last,
-        subset: request.subset.as_ref().map(|s| bitmap(s, "subset")).transpose()?,
+        subset: request
+            .subset
+            .as_ref()
+            .map(|s| bitmap(s, "subset"))
+            .transpose()?,
         resume: resume.transpose()?,
-        cohort: request.cohort.as_ref().map(|c| scheduler::Cohort { name: c.name.clone(), size: c.size }),
+        cohort: request.cohort.as_ref().map(|c| scheduler::Cohort {
+            name: c.name.clone(),
+            size: c.size,
+        }),
         skip_bad: request.skip_errors,
     })
 }
 
 /// Roaring's own format, checked as it is read.
 fn bitmap(bytes: &[u8], what: &str) -> Result<RoaringBitmap> {
-    RoaringBitmap::deserialize_from(bytes).map_err(|e| Error::Invalid(format!("malformed {what}: {e}")))
+    RoaringBitmap::deserialize_from(bytes)
+        .map_err(|e| Error::Invalid(format!("malformed {what}: {e}")))
 }
 
 fn serialise(bitmap: &RoaringBitmap) -> Vec<u8> {

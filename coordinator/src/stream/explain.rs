@@ -12,19 +12,33 @@ pub(crate) fn explain(engine: &Engine, seat: Seat, free: u32, blueprint: &Bluepr
         return missing_ranks(job);
     }
     let mut lines = Vec::new();
-    if let Some(text) = engine.scheduler.cohort_waits(coprep_scheduler::JobId(seat.job)) {
+    if let Some(text) = engine
+        .scheduler
+        .cohort_waits(coprep_scheduler::JobId(seat.job))
+    {
         lines.push(text);
     }
     lines.push(preparation(engine));
     lines.push(format!("{free} staging buffers are free"));
     lines.extend(holders(engine));
-    format!("stream {} ({}): {}", blueprint.id, blueprint.dataset_name, lines.join("; "))
+    format!(
+        "stream {} ({}): {}",
+        blueprint.id,
+        blueprint.dataset_name,
+        lines.join("; ")
+    )
 }
 
 fn missing_ranks(job: &Job) -> String {
-    let missing: Vec<String> =
-        (0..job.ranks.len()).filter(|&r| job.ranks[r].is_none()).map(|r| r.to_string()).collect();
-    format!("waiting for rank {} of {} to attach", missing.join(", "), job.ranks.len())
+    let missing: Vec<String> = (0..job.ranks.len())
+        .filter(|&r| job.ranks[r].is_none())
+        .map(|r| r.to_string())
+        .collect();
+    format!(
+        "waiting for rank {} of {} to attach",
+        missing.join(", "),
+        job.ranks.len()
+    )
 }
 
 fn preparation(engine: &Engine) -> String {
@@ -40,7 +54,15 @@ fn preparation(engine: &Engine) -> String {
 }
 
 fn holders(engine: &Engine) -> Vec<String> {
-    let held = |job: &Job| job.ranks.iter().flatten().map(|c| c.buffers_held()).sum::<u32>();
+    let held = |job: &Job| {
+        job.ranks
+            .iter()
+            .flatten()
+            .map(|c| c.buffers_held())
+            .sum::<u32>()
+    };
     let lines = engine.jobs.iter().filter(|(_, job)| held(job) > 0);
-    lines.map(|(id, job)| format!("job {id} ({}) holds {}", job.name, held(job))).collect()
+    lines
+        .map(|(id, job)| format!("job {id} ({}) holds {}", job.name, held(job)))
+        .collect()
 }

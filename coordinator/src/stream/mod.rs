@@ -141,7 +141,9 @@ impl Stream {
     fn start_driver(self: &Arc<Self>) -> Result<()> {
         let stream = Arc::downgrade(self);
         let builder = std::thread::Builder::new().name(format!("stream-{}", self.blueprint.id));
-        builder.spawn(move || drive(&stream)).map_err(|e| Error::io("cannot start a thread", e))?;
+        builder
+            .spawn(move || drive(&stream))
+            .map_err(|e| Error::io("cannot start a thread", e))?;
         Ok(())
     }
 
@@ -159,7 +161,11 @@ impl Stream {
         let seat = engine.attach(request, &client.name, consumer)?;
         engine.share_buffers(self.pool.layout().buffers);
         let attached = self.attached(&engine, seat);
-        Ok(Admission { seat, attached, descriptors })
+        Ok(Admission {
+            seat,
+            attached,
+            descriptors,
+        })
     }
 
     /// Begins to serve a consumer that has been told of its admission.
@@ -254,7 +260,9 @@ impl Stream {
         let mut progress = engine.poll();
         self.publish(engine);
         while self.waiting.load(Ordering::Relaxed) < self.few_waiting() {
-            let Some(minibatch) = engine.scheduler.next(self.pool.free()) else { break };
+            let Some(minibatch) = engine.scheduler.next(self.pool.free()) else {
+                break;
+            };
             progress = true;
             self.start(engine, minibatch);
         }
@@ -277,7 +285,9 @@ impl Stream {
 
     fn publish(&self, engine: &mut Engine) {
         let delivered = engine.publish();
-        self.counters.delivered.fetch_add(delivered, Ordering::Relaxed);
+        self.counters
+            .delivered
+            .fetch_add(delivered, Ordering::Relaxed);
     }
 
     /// Gives a minibatch its buffer and its samples to the workers.
@@ -290,11 +300,23 @@ impl Stream {
         let samples = minibatch.samples;
         let (slots, unfinished) = filling.split(samples.len() as u32);
         let deliveries = minibatch.deliveries.len() as u32;
-        let batch = Arc::new(Batch::new(minibatch.targets, samples.len() as u32, deliveries, unfinished));
+        let batch = Arc::new(Batch::new(
+            minibatch.targets,
+            samples.len() as u32,
+            deliveries,
+            unfinished,
+        ));
         engine.expect(&batch, minibatch.deliveries);
-        self.waiting.fetch_add(samples.len() as u32, Ordering::Relaxed);
+        self.waiting
+            .fetch_add(samples.len() as u32, Ordering::Relaxed);
         for (place, (slot, draw)) in slots.into_iter().zip(samples).enumerate() {
-            let work = SampleWork { stream: self.clone(), batch: batch.clone(), slot, place: place as u32, draw };
+            let work = SampleWork {
+                stream: self.clone(),
+                batch: batch.clone(),
+                slot,
+                place: place as u32,
+                draw,
+            };
             self.workers.submit(Box::new(work));
         }
     }
@@ -320,7 +342,12 @@ impl Work for SampleWork {
         if self.batch.is_wanted() {
             self.fill(tools);
         }
-        let SampleWork { stream, batch, slot, .. } = *self;
+        let SampleWork {
+            stream,
+            batch,
+            slot,
+            ..
+        } = *self;
         drop(slot);
         if batch.slot_written() {
             stream.minibatch_done(&batch);
@@ -333,7 +360,11 @@ impl SampleWork {
     fn fill(&mut self, tools: &mut Tools) {
         let recipe = &self.stream.blueprint.recipe;
         loop {
-            let key = SampleKey { seed: self.stream.blueprint.seed, id: self.draw.id, visit: self.draw.visit };
+            let key = SampleKey {
+                seed: self.stream.blueprint.seed,
+                id: self.draw.id,
+                visit: self.draw.visit,
+            };
             match recipe.prepare(key, tools, self.slot.field_mut(0)) {
                 Ok(cost) => return self.prepared(&cost),
                 Err(failure) => {
@@ -352,7 +383,9 @@ impl SampleWork {
     fn prepared(&mut self, cost: &Cost) {
         let label = self.stream.blueprint.recipe.dataset.label(self.draw.id);
         self.slot.field_mut(1).copy_from_slice(&label.to_ne_bytes());
-        self.slot.field_mut(2).copy_from_slice(&i64::from(self.draw.id).to_ne_bytes());
+        self.slot
+            .field_mut(2)
+            .copy_from_slice(&i64::from(self.draw.id).to_ne_bytes());
         self.batch.add_cost(cost);
         self.stream.counters.add(cost, self.draw.visit);
     }
@@ -361,17 +394,23 @@ impl SampleWork {
 impl Counters {
     fn add(&self, cost: &Cost, visit: u64) {
         self.prepared.fetch_add(1, Ordering::Relaxed);
-        self.fetched.fetch_add(u64::from(cost.fetched_bytes > 0), Ordering::Relaxed);
-        self.fetched_bytes.fetch_add(cost.fetched_bytes, Ordering::Relaxed);
-        self.fetch_ns.fetch_add(cost.fetch.as_nanos() as u64, Ordering::Relaxed);
-        self.prep_ns.fetch_add(cost.prep.as_nanos() as u64, Ordering::Relaxed);
+        self.fetched
+            .fetch_add(u64::from(cost.fetched_bytes > 0), Ordering::Relaxed);
+        self.fetched_bytes
+            .fetch_add(cost.fetched_bytes, Ordering::Relaxed);
+        self.fetch_ns
+            .fetch_add(cost.fetch.as_nanos() as u64, Ordering::Relaxed);
+        self.prep_ns
+            .fetch_add(cost.prep.as_nanos() as u64, Ordering::Relaxed);
         if visit < VISITS_COUNTED {
             self.count_visit(visit as usize, cost.fetched_bytes);
         }
     }
 
     fn visits(&self) -> MutexGuard<'_, Vec<u64>> {
-        self.fetched_by_visit.lock().unwrap_or_else(PoisonError::into_inner)
+        self.fetched_by_visit
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn count_visit(&self, visit: usize, bytes: u64) {
@@ -420,7 +459,11 @@ impl Stream {
 }
 
 fn fields(image: Field) -> Vec<Field> {
-    let scalar = |name: &str| Field { name: name.into(), dtype: Dtype::I64, shape: Vec::new() };
+    let scalar = |name: &str| Field {
+        name: name.into(),
+        dtype: Dtype::I64,
+        shape: Vec::new(),
+    };
     vec![image, scalar("label"), scalar("index")]
 }
 

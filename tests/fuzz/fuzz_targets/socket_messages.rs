@@ -133,6 +133,7 @@ fn attach() -> Attach {
         resume: Some(Resume {
             epoch: 3,
             delivered: vec![4, 5],
+            batches: 6,
         }),
         dataset_samples: Some(1000),
         cohort: Some(Cohort {

@@ -50,8 +50,6 @@ pub(super) struct Link {
     errors: HashMap<u64, SampleError>,
     /// Items before this one belong to an epoch that was left.
     first_seq: u64,
-    /// Batches given in the current epoch over this connection.
-    pub(super) batches: u64,
 }
 
 impl Link {
@@ -73,7 +71,6 @@ impl Link {
                     assembly: None,
                     errors: HashMap::new(),
                     first_seq: 0,
-                    batches: 0,
                 };
                 Ok((link, *attached))
             }
@@ -147,7 +144,6 @@ impl Link {
 
     /// One way: `epoch` is being iterated.
     pub(super) fn epoch_started(&mut self, epoch: u64) -> Result<()> {
-        self.batches = 0;
         self.connection.send(&Request::EpochStarted { epoch })
     }
 
@@ -159,19 +155,20 @@ impl Link {
                 self.first_seq = first_seq;
                 self.assembly = None;
                 self.errors.clear();
-                self.batches = 0;
                 Ok(epoch)
             }
             other => Err(unexpected(&other)),
         }
     }
 
-    /// What all ranks of the job were given in `epoch`, as of this rank's last batch.
-    pub(super) fn state(&mut self, epoch: u64, patience: &Patience<'_>) -> Result<RoaringBitmap> {
-        self.connection.send(&Request::State {
-            epoch,
-            batches: self.batches,
-        })?;
+    /// What all ranks of the job were given in `epoch`, of which this rank was given `batches` batches.
+    pub(super) fn state(
+        &mut self,
+        epoch: u64,
+        batches: u64,
+        patience: &Patience<'_>,
+    ) -> Result<RoaringBitmap> {
+        self.connection.send(&Request::State { epoch, batches })?;
         match self.reply(patience, "the job's state")? {
             Reply::State(state) if state.epoch == epoch => position::read(&state.delivered),
             Reply::State(state) => Err(Error::Misbehaved(format!(

@@ -133,7 +133,7 @@ impl Loader {
     /// # Errors
     /// [`Error::Invalid`] when `attach.resume` is malformed.
     pub fn new(options: Options) -> Result<Self> {
-        let position = Position::new(options.attach.resume.as_ref())?;
+        let position = Position::new(options.attach.resume.as_ref(), options.attach.world_size)?;
         Ok(Loader {
             owner: Owner::current(),
             inner: Mutex::new(Inner {
@@ -363,7 +363,6 @@ impl Loader {
             return Ok(None);
         };
         inner.position.give(&ids, Part::of(item).ends_epoch)?;
-        link.batches += 1;
         // All samples of it failed. Steps of several ranks must stay equal; a rank alone is spared.
         if batch.samples() == 0 && self.options.attach.world_size <= 1 {
             return Ok(None);
@@ -491,8 +490,11 @@ impl Loader {
 
     fn add_other_ranks(&self, inner: &mut Inner, state: &mut State) -> Result<()> {
         let patience = Patience::new(self.options.timeout.min(SLICE * 100), &self.options.pulse);
-        let epoch = inner.position.epoch();
-        let asked = inner.link.as_mut().map(|link| link.state(epoch, &patience));
+        let (epoch, batches) = (inner.position.epoch(), inner.position.batches());
+        let asked = inner
+            .link
+            .as_mut()
+            .map(|link| link.state(epoch, batches, &patience));
         match asked {
             Some(Ok(all)) => state.delivered |= all,
             Some(Err(Error::Interrupted(e))) => return Err(Error::Interrupted(e)),

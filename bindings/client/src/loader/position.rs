@@ -8,9 +8,17 @@ use roaring::RoaringBitmap;
 use crate::error::{Error, Result};
 
 /// Where a consumer is.
+///
+/// The ranks of a job are dealt their batches in turn, and a rank that has been given all of an epoch does not
+/// know whether the others have. So it keeps what it was given until it is given more.
 pub(super) struct Position {
     epoch: u64,
     given: RoaringBitmap,
+    /// Batches given in the epoch.
+    batches: u64,
+    has_other_ranks: bool,
+    /// The epoch before, until a batch of this one is given, if there are other ranks.
+    before: Option<Resume>,
     phase: Phase,
     /// The coordinator is in a later epoch already: another rank had finished ours when it was lost.
     passed: Option<u64>,
@@ -29,7 +37,7 @@ enum Phase {
 }
 
 impl Position {
-    pub(super) fn new(resume: Option<&Resume>) -> Result<Self> {
+    pub(super) fn new(resume: Option<&Resume>, world_size: u32) -> Result<Self> {
         let (epoch, given) = match resume {
             None => (0, RoaringBitmap::new()),
             Some(resume) => (resume.epoch, read(&resume.delivered)?),
@@ -37,6 +45,9 @@ impl Position {
         Ok(Position {
             epoch,
             given,
+            batches: 0,
+            has_other_ranks: world_size > 1,
+            before: None,
             phase: Phase::Before,
             passed: None,
         })
@@ -44,6 +55,10 @@ impl Position {
 
     pub(super) fn epoch(&self) -> u64 {
         self.epoch
+    }
+
+    pub(super) fn batches(&self) -> u64 {
+        self.batches
     }
 
     pub(super) fn is_iterating(&self) -> bool {
@@ -83,11 +98,26 @@ impl Position {
 
     /// What to present to a coordinator; None at the very beginning.
     pub(super) fn resume(&self) -> Option<Resume> {
+        if self.before.is_some() {
+            return self.before.clone();
+        }
+        if self.has_other_ranks {
+            return Some(self.presented());
+        }
         let (epoch, given) = self.state();
         (epoch > 0 || !given.is_empty()).then(|| Resume {
             epoch,
             delivered: write(&given),
+            batches: self.batches,
         })
+    }
+
+    fn presented(&self) -> Resume {
+        Resume {
+            epoch: self.epoch,
+            delivered: write(&self.given),
+            batches: self.batches,
+        }
     }
 
     /// The epoch begins, or goes on.
@@ -164,6 +194,8 @@ impl Position {
                 .map_err(|_| Error::Misbehaved(format!("{id} is no sample id")))?;
             self.given.insert(id);
         }
+        self.batches += 1;
+        self.before = None;
         self.phase = if ends_epoch {
             Phase::Complete
         } else {
