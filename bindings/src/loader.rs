@@ -1,6 +1,7 @@
 //! One rank of a job.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use coprep_client::loader::Options;
@@ -34,7 +35,7 @@ pub(crate) fn program(py: Python<'_>) -> Option<PathBuf> {
 /// What `coprep.DataLoader` is made of. Arguments were checked there.
 #[pyclass(frozen, module = "coprep._coprep")]
 pub(crate) struct Loader {
-    client: Client,
+    client: Arc<Client>,
 }
 
 fn serialise(set: &RoaringBitmap) -> Vec<u8> {

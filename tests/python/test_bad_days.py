@@ -137,8 +137,8 @@ def test_ranks_survive_a_killed_coordinator(pipeline: coprep.Pipeline, start, ah
             answers.append(answer(1))
             if not ahead and number == kill_at:
                 kill()
-            for rank, ids in enumerate(answers):
-                batches[rank] += [ids] if ids is not None else []
+            for rank, given in enumerate(answers):
+                batches[rank] += [given] if given is not None else []
         assert [len(b) for b in batches] == full, "a rank has not as many steps as it had"
         assert sorted(i for b in batches for ids in b for i in ids) == list(range(N))
 

@@ -11,9 +11,10 @@
 
 mod link;
 mod position;
+mod watch;
 
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use coprep_cache::handover::{Item, ItemKind};
@@ -27,7 +28,7 @@ use crate::connection::How;
 use crate::error::{Error, Result};
 use crate::loader::link::{Link, Part};
 use crate::loader::position::Position;
-use crate::patience::{Patience, Pulse, SLICE};
+use crate::patience::{Patience, Pulse, SLICE, no_pulse};
 use crate::stats::Stats;
 
 /// First and longest pause between two attempts to reconnect.
@@ -55,12 +56,12 @@ pub struct Options {
 }
 
 impl Options {
-    fn how(&self) -> How {
+    fn how(&self, pulse: &Pulse) -> How {
         How {
             name: self.name.clone(),
             start: true,
             program: self.program.clone(),
-            pulse: self.pulse.clone(),
+            pulse: pulse.clone(),
         }
     }
 }
@@ -132,9 +133,10 @@ impl Loader {
     ///
     /// # Errors
     /// [`Error::Invalid`] when `attach.resume` is malformed.
-    pub fn new(options: Options) -> Result<Self> {
+    pub fn new(options: Options) -> Result<Arc<Self>> {
         let position = Position::new(options.attach.resume.as_ref(), options.attach.world_size)?;
-        Ok(Loader {
+        let watched = options.attach.world_size > 1;
+        let loader = Arc::new(Loader {
             owner: Owner::current(),
             inner: Mutex::new(Inner {
                 link: None,
@@ -145,7 +147,11 @@ impl Loader {
             }),
             options,
             stats: Mutex::default(),
-        })
+        });
+        if watched {
+            watch::start(&loader)?;
+        }
+        Ok(loader)
     }
 
     fn inner(&self) -> Result<MutexGuard<'_, Inner>> {
@@ -258,7 +264,7 @@ impl Loader {
             Ok(epoch) => inner.position.jump(epoch),
             Err(e) if e.is_lost() => {
                 inner.position.jump(inner.position.epoch() + 1);
-                self.reconnect(inner)?;
+                self.reconnect(inner, &self.options.pulse)?;
             }
             Err(e) => return Err(e),
         }
@@ -292,7 +298,7 @@ impl Loader {
                 }
                 Ok(None) if Instant::now() >= end => return self.not_yet(&mut inner),
                 Ok(None) => {}
-                Err(e) if e.is_lost() => self.reconnect(&mut inner)?,
+                Err(e) if e.is_lost() => self.reconnect(&mut inner, &self.options.pulse)?,
                 Err(e) => {
                     inner.waiting.since = None;
                     return Err(e);
@@ -413,22 +419,26 @@ impl Loader {
         if inner.link.is_some() {
             return Ok(());
         }
-        match self.attach(inner) {
+        match self.attach(inner, &self.options.pulse) {
             // It ended just when we came.
-            Err(e) if e.is_lost() => self.reconnect(inner),
+            Err(e) if e.is_lost() => self.reconnect(inner, &self.options.pulse),
             other => other,
         }
     }
 
-    fn attach(&self, inner: &mut Inner) -> Result<()> {
+    fn attach(&self, inner: &mut Inner, pulse: &Pulse) -> Result<()> {
         let mut request = self.options.attach.clone();
         request.resume = inner.position.resume();
         if let Some(before) = &inner.attached {
             request.seed_hint = Some(before.seed);
         }
-        let patience = Patience::new(self.options.timeout, &self.options.pulse);
-        let (link, attached) =
-            Link::attach(&self.options.place, &self.options.how(), request, &patience)?;
+        let patience = Patience::new(self.options.timeout, pulse);
+        let (link, attached) = Link::attach(
+            &self.options.place,
+            &self.options.how(pulse),
+            request,
+            &patience,
+        )?;
         if let Some(before) = &inner.attached {
             check_same(before, &attached)?;
         }
@@ -438,16 +448,28 @@ impl Loader {
         Ok(())
     }
 
+    /// Attaches anew if the connection was lost while nobody waited for anything. See [`watch`].
+    fn look_after(&self) {
+        let Ok(mut inner) = self.inner.try_lock() else {
+            return;
+        };
+        let is_lost = inner.link.as_ref().is_some_and(Link::is_lost);
+        if is_lost && !inner.closed {
+            // What keeps it from succeeding, whoever asks for the next batch will be told.
+            let _ = self.reconnect(&mut inner, &no_pulse());
+        }
+    }
+
     /// Drops the connection with all that is unread, and attaches anew, starting a coordinator if need be.
-    fn reconnect(&self, inner: &mut Inner) -> Result<()> {
+    fn reconnect(&self, inner: &mut Inner, pulse: &Pulse) -> Result<()> {
         let began = Instant::now();
         inner.link = None;
         if inner.attached.is_some() {
             self.count().reconnects += 1;
         }
-        let patience = Patience::new(self.options.reconnect, &self.options.pulse);
+        let patience = Patience::new(self.options.reconnect, pulse);
         let mut pause = PAUSES.0;
-        while let Err(e) = self.attach(inner) {
+        while let Err(e) = self.attach(inner, pulse) {
             if !may_pass(&e) || patience.is_over() {
                 return Err(e);
             }

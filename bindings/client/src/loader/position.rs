@@ -128,6 +128,18 @@ impl Position {
 
     /// The coordinator says where it is.
     pub(super) fn attached(&mut self, epoch: u64) -> Result<()> {
+        if self.is_complete() {
+            // Whatever the other ranks have still to be given.
+            self.passed = Some(epoch.max(self.epoch + 1));
+            return Ok(());
+        }
+        if self
+            .before
+            .as_ref()
+            .is_some_and(|before| before.epoch == epoch)
+        {
+            return Ok(());
+        }
         match (epoch.cmp(&self.epoch), self.is_iterating()) {
             (std::cmp::Ordering::Equal, _) => {}
             (std::cmp::Ordering::Greater, true) => self.passed = Some(epoch),
@@ -146,14 +158,18 @@ impl Position {
     pub(super) fn jump(&mut self, epoch: u64) {
         self.epoch = epoch;
         self.given.clear();
+        self.batches = 0;
+        self.before = None;
         self.phase = Phase::Before;
         self.passed = None;
     }
 
     /// The epoch is over.
     pub(super) fn finish(&mut self) {
+        let before = (self.has_other_ranks && self.is_complete()).then(|| self.presented());
         let next = self.passed.unwrap_or(self.epoch + 1);
         self.jump(next);
+        self.before = before;
     }
 
     /// True when the coordinator is in a later epoch, which ends ours.

@@ -1,0 +1,33 @@
+//! Looks after the connection of a job with several ranks while its user computes.
+//!
+//! When the coordinator has died, its successor serves a job once all ranks are there again. A rank that waits
+//! for the others in a collective operation, with a batch in hand, asks for nothing; so somebody else has to
+//! notice, and take its place in the new stream. Without this, one rank would wait in the collective, and the
+//! other for the first to come back.
+
+use std::sync::{Arc, Weak};
+
+use crate::attachment::Owner;
+use crate::error::{Error, Result};
+use crate::loader::Loader;
+use crate::patience::SLICE;
+
+/// Starts a thread that ends with the loader.
+pub(super) fn start(loader: &Arc<Loader>) -> Result<()> {
+    let (loader, owner) = (Arc::downgrade(loader), Owner::current());
+    let thread = std::thread::Builder::new().name("coprep-watch".into());
+    let started = thread.spawn(move || run(&loader, owner));
+    started
+        .map(drop)
+        .map_err(|e| Error::Start(format!("a thread: {e}")))
+}
+
+fn run(loader: &Weak<Loader>, owner: Owner) {
+    while owner.is_here() {
+        std::thread::sleep(SLICE);
+        match loader.upgrade() {
+            Some(loader) => loader.look_after(),
+            None => return,
+        }
+    }
+}
