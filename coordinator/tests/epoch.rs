@@ -1,4 +1,5 @@
 //! A job's epoch through a real socket and real shared memory, without the client library.
+#![expect(clippy::unwrap_used, reason = "a test ends at the first error")]
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;

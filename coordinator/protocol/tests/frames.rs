@@ -1,4 +1,5 @@
 //! Frames over real sockets, and a stranger's bytes.
+#![expect(clippy::unwrap_used, reason = "a test ends at the first error")]
 
 use std::io::Write;
 use std::os::fd::AsRawFd;

@@ -127,15 +127,10 @@ impl Batch {
 }
 
 fn close_gaps(buffer: &mut Unfinished, bad: &[u32]) {
-    let mut to = match bad.first() {
-        Some(&first) => first,
-        None => return,
-    };
-    for from in to..buffer.slots() {
-        if bad.binary_search(&from).is_err() {
-            buffer.copy_slot(from, to);
-            to += 1;
-        }
+    let Some(&first) = bad.first() else { return };
+    let good = (first..buffer.slots()).filter(|slot| bad.binary_search(slot).is_err());
+    for (to, from) in (first..).zip(good) {
+        buffer.copy_slot(from, to);
     }
 }
 
