@@ -62,7 +62,7 @@ $(VENV)/.torch: $(VENV)/.base
 $(VENV)/.package: $(WHEEL_SOURCES) $(VENV)/.base
 	@echo "building the release wheel"
 	@cargo build --release -p coprep-cli
-	@install -D -m 755 $(TARGET)/release/coprep bindings/coprep.data/scripts/coprep
+	@install -s -D -m 755 $(TARGET)/release/coprep bindings/coprep.data/scripts/coprep
 	@rm -rf $(TARGET)/wheels
 	@$(VENV)/bin/maturin build --release --quiet -m bindings/Cargo.toml --interpreter $(PY) --out $(TARGET)/wheels
 	@$(PIP) --force-reinstall --no-deps $(TARGET)/wheels/*.whl
