@@ -163,3 +163,22 @@ def test_a_cache_larger_than_memory_is_one_clear_error(pipeline: coprep.Pipeline
 def test_a_wrong_argument_is_one_clear_error(pipeline: coprep.Pipeline, arguments: dict, words: str) -> None:
     with pytest.raises((ValueError, TypeError), match=words):
         next(iter(coprep.DataLoader(pipeline, **{"batch_size": 4, "framework": "numpy", **arguments})))
+
+
+def test_ranks_that_disagree_are_told(pipeline: coprep.Pipeline) -> None:
+    options: dict = {"world_size": 2, "group": "g", "framework": "numpy", "timeout": 30}
+    with coprep.DataLoader(pipeline, batch_size=4, rank=0, **options) as first:
+        len(first)
+        with (
+            coprep.DataLoader(pipeline, batch_size=8, rank=1, **options) as second,
+            pytest.raises(ValueError, match=r"batch_size.*group"),
+        ):
+            next(iter(second))
+
+
+def test_what_a_job_of_several_ranks_cannot_have_is_said_to_its_first_rank(pipeline: coprep.Pipeline) -> None:
+    with (
+        coprep.DataLoader(pipeline, batch_size=4, rank=0, world_size=2, subset=[7]) as train,
+        pytest.raises(ValueError, match="2 ranks"),
+    ):
+        next(iter(train))

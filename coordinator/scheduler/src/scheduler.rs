@@ -86,6 +86,18 @@ impl Scheduler {
         self.attach_behind(id, spec, &[])
     }
 
+    /// Whether a job could be attached now, but for its number.
+    ///
+    /// # Errors
+    /// As [`attach`](Self::attach).
+    pub fn admits(&self, spec: &JobSpec) -> Result<(), AttachError> {
+        self.check(spec)?;
+        let job = Job::new(spec, &[], &self.all, &self.bad)?;
+        spec.cohort
+            .as_ref()
+            .map_or(Ok(()), |cohort| self.has_place(cohort, &job))
+    }
+
     /// As [`attach`](Self::attach), for a job whose ranks resume from different steps of an epoch. `behind`:
     /// by rank, how many batches less it was given than the rank that was given most; these come first, so
     /// that all ranks end the epoch after equally many.
@@ -98,7 +110,10 @@ impl Scheduler {
         spec: JobSpec,
         behind: &[u32],
     ) -> Result<(), AttachError> {
-        self.check(id, &spec)?;
+        if self.jobs.contains_key(&id) {
+            return Err(AttachError::Duplicate(id));
+        }
+        self.check(&spec)?;
         let mut job = Job::new(&spec, behind, &self.all, &self.bad)?;
         if let Some(cohort) = &spec.cohort {
             self.join(cohort, id, &job)?;
@@ -115,10 +130,7 @@ impl Scheduler {
         Ok(())
     }
 
-    fn check(&self, id: JobId, spec: &JobSpec) -> Result<(), AttachError> {
-        if self.jobs.contains_key(&id) {
-            return Err(AttachError::Duplicate(id));
-        }
+    fn check(&self, spec: &JobSpec) -> Result<(), AttachError> {
         if spec.batch_size == 0 {
             return Err(AttachError::NoBatchSize);
         }
@@ -136,32 +148,39 @@ impl Scheduler {
         }
     }
 
-    fn join(&mut self, cohort: &Cohort, id: JobId, job: &Job) -> Result<(), AttachError> {
+    /// Whether a job can become a member.
+    fn has_place(&self, cohort: &Cohort, job: &Job) -> Result<(), AttachError> {
         let Cohort { name, size } = cohort.clone();
         if size == 0 {
             return Err(AttachError::EmptyCohort(name));
         }
-        let known = self.cohorts.get(&name);
-        if let Some(members) = known {
-            if members.size != size {
-                return Err(AttachError::CohortSize {
-                    name,
-                    known: members.size,
-                    asked: size,
-                });
-            }
-            if members.here.len() as u32 >= size {
-                return Err(AttachError::CohortFull { name, size });
-            }
-            let same = |member: &JobId| {
-                self.jobs
-                    .get(member)
-                    .is_none_or(|other| other.set == job.set)
-            };
-            if !members.here.iter().all(same) {
-                return Err(AttachError::CohortSubset(name));
-            }
+        let Some(members) = self.cohorts.get(&name) else {
+            return Ok(());
+        };
+        if members.size != size {
+            return Err(AttachError::CohortSize {
+                name,
+                known: members.size,
+                asked: size,
+            });
         }
+        if members.here.len() as u32 >= size {
+            return Err(AttachError::CohortFull { name, size });
+        }
+        let same = |member: &JobId| {
+            self.jobs
+                .get(member)
+                .is_none_or(|other| other.set == job.set)
+        };
+        match members.here.iter().all(same) {
+            true => Ok(()),
+            false => Err(AttachError::CohortSubset(name)),
+        }
+    }
+
+    fn join(&mut self, cohort: &Cohort, id: JobId, job: &Job) -> Result<(), AttachError> {
+        self.has_place(cohort, job)?;
+        let Cohort { name, size } = cohort.clone();
         let members = self.cohorts.entry(name).or_insert(Members {
             size,
             here: Vec::new(),

@@ -79,8 +79,8 @@ impl Engine {
         self.check(request)?;
         let spec = job_spec(request)?;
         let id = match self.forming_job(request) {
-            Some(id) => self.join_ranks(id, &spec),
-            None => self.new_job(request, name, spec),
+            Some(id) => self.join_ranks(id, &spec)?,
+            None => self.new_job(request, name, spec)?,
         };
         let Some(job) = self.jobs.get_mut(&id) else {
             return Err(Error::Invalid("the job has just left".into()));
@@ -90,7 +90,7 @@ impl Engine {
             .resume
             .as_ref()
             .map_or((0, 0), |r| (r.epoch, r.batches));
-        self.start_if_complete(id)?;
+        self.start_if_complete(id, request.rank)?;
         Ok(Seat {
             job: id,
             rank: request.rank,
@@ -134,20 +134,30 @@ impl Engine {
             .map(|(&id, _)| id)
     }
 
-    /// What any of its ranks was given, the job was given.
-    fn join_ranks(&mut self, id: u64, spec: &JobSpec) -> u64 {
+    /// What any of its ranks was given, the job was given. Everything else they must agree on.
+    fn join_ranks(&mut self, id: u64, spec: &JobSpec) -> Result<u64> {
         let forming = self.jobs.get_mut(&id).and_then(|job| job.forming.as_mut());
-        if let (Some(forming), Some(resume)) = (forming, &spec.resume) {
+        let Some(forming) = forming else {
+            return Ok(id);
+        };
+        agree(forming, spec)?;
+        if let Some(resume) = &spec.resume {
             match &mut forming.resume {
                 Some(known) if known.epoch == resume.epoch => known.delivered |= &resume.delivered,
                 Some(known) if known.epoch > resume.epoch => {}
                 other => *other = Some(resume.clone()),
             }
         }
-        id
+        Ok(id)
     }
 
-    fn new_job(&mut self, request: &Attach, name: &str, spec: JobSpec) -> u64 {
+    fn new_job(&mut self, request: &Attach, name: &str, spec: JobSpec) -> Result<u64> {
+        // What is wrong is said to the first rank, not when the last one has come.
+        let begun_anew = JobSpec {
+            resume: None,
+            ..spec.clone()
+        };
+        self.scheduler.admits(&begun_anew)?;
         let id = self.next_job;
         self.next_job += 1;
         let job = Job {
@@ -163,10 +173,27 @@ impl Engine {
             skipped: 0,
         };
         self.jobs.insert(id, job);
-        id
+        Ok(id)
     }
 
-    fn start_if_complete(&mut self, id: u64) -> Result<()> {
+    /// If it cannot start, `rank` is told why; the others lose their connection, and are told when they come
+    /// again.
+    fn start_if_complete(&mut self, id: u64, rank: u32) -> Result<()> {
+        let started = self.start(id);
+        if started.is_err() {
+            let ranks = self.jobs.remove(&id).map_or(Vec::new(), |job| job.ranks);
+            let others = ranks
+                .iter()
+                .enumerate()
+                .filter(|(at, _)| *at != rank as usize);
+            others
+                .filter_map(|(_, other)| other.as_ref())
+                .for_each(|c| c.outbox.hang_up());
+        }
+        started
+    }
+
+    fn start(&mut self, id: u64) -> Result<()> {
         let Some(job) = self.jobs.get_mut(&id) else {
             return Ok(());
         };
@@ -177,27 +204,20 @@ impl Engine {
             return Ok(());
         };
         let epoch = spec.resume.as_ref().map_or(0, |r| r.epoch);
-        let given = job
-            .resumes
-            .iter()
-            .map(|&(e, batches)| if e == epoch { batches } else { 0 });
+        let resumes = job.resumes.iter();
+        let given = resumes.map(|&(e, batches)| if e == epoch { batches } else { 0 });
         let most = given.clone().max().unwrap_or(0);
         let behind: Vec<u32> = given
             .map(|n| u32::try_from(most - n).unwrap_or(u32::MAX))
             .collect();
         if behind.iter().any(|&n| n > MOST_BEHIND) {
-            self.jobs.remove(&id);
             return Err(Error::Invalid(format!(
                 "the ranks of the job resume from steps that lie more than {MOST_BEHIND} apart: \
                  load states that were taken at the same step"
             )));
         }
         job.level = (epoch, most);
-        if let Err(refused) = self.scheduler.attach_behind(JobId(id), spec, &behind) {
-            self.jobs.remove(&id);
-            return Err(refused.into());
-        }
-        Ok(())
+        Ok(self.scheduler.attach_behind(JobId(id), spec, &behind)?)
     }
 
     /// Removes one rank; the job ends with its last rank, or if it had not begun.
@@ -488,6 +508,24 @@ fn end(consumer: &Consumer, why: &Misbehaved) {
         why.0
     );
     consumer.outbox.hang_up();
+}
+
+/// Ranks of one job ask for the same, but for what they were given.
+fn agree(first: &JobSpec, other: &JobSpec) -> Result<()> {
+    let differs = [
+        ("batch_size", first.batch_size != other.batch_size),
+        ("drop_last", first.drop_last != other.drop_last),
+        ("subset", first.subset != other.subset),
+        ("cohort", first.cohort != other.cohort),
+        ("on_error", first.skip_bad != other.skip_bad),
+    ];
+    match differs.iter().find(|(_, differs)| *differs) {
+        Some((what, _)) => Err(Error::Invalid(format!(
+            "the ranks of a job must have the same {what}, and this one has another than the first: if they \
+             are ranks of different jobs, give each job a group of its own"
+        ))),
+        None => Ok(()),
+    }
 }
 
 fn job_spec(request: &Attach) -> Result<JobSpec> {
