@@ -18,7 +18,7 @@ from tests.bench.half_cache import measure_half_cache
 from tests.bench.handover import measure_handover
 from tests.bench.measure import Dataset, Run, Setup, measure
 from tests.bench.records import Record
-from tools.demo.children import ChildFailed, end_on_terminate
+from tools.demo.children import exit_code
 
 SETUPS = (
     Setup("limit"),
@@ -108,16 +108,7 @@ def parse() -> tuple[Options, Path]:
 
 def main() -> int:
     options, out = parse()
-    end_on_terminate()
-    try:
-        benchmark(options, out)
-    except ChildFailed as error:
-        print(f"\n{error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\nstopped", file=sys.stderr)
-        return 130
-    return 0
+    return exit_code(lambda: benchmark(options, out))
 
 
 if __name__ == "__main__":

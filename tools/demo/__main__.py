@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.demo import screen
-from tools.demo.children import Child, ChildFailed, Children, end_on_terminate, messages
+from tools.demo.children import Child, ChildFailed, Children, exit_code, messages
 
 LEARNING_RATES = (0.001, 0.003, 0.01, 0.03)
 STARTS_S = (0.0, 2.0, 4.0, 6.0)
@@ -197,16 +197,7 @@ def main() -> int:
     if not args.data.is_dir():
         print(f"{args.data} is not a folder", file=sys.stderr)
         return 2
-    end_on_terminate()
-    try:
-        demonstrate(args.data.resolve())
-    except ChildFailed as error:
-        print(f"\n{error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\nstopped", file=sys.stderr)
-        return 130
-    return 0
+    return exit_code(lambda: demonstrate(args.data.resolve()))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -175,6 +175,20 @@ def messages(children: Sequence[Child], seconds: float) -> Iterator[tuple[Child,
 def die_with_parent() -> None:
     """Runs in the child before its program starts."""
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def exit_code(work: Callable[[], None]) -> int:
+    """Do it, and say what became of it: 0 done, 1 a child failed, 130 stopped by the user."""
+    end_on_terminate()
+    try:
+        work()
+    except ChildFailed as error:
+        print(f"\n{error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr)
+        return 130
+    return 0
 
 
 def end_on_terminate() -> None:

@@ -152,12 +152,14 @@ impl Engine {
     }
 
     fn new_job(&mut self, request: &Attach, name: &str, spec: JobSpec) -> Result<u64> {
-        // What is wrong is said to the first rank, not when the last one has come.
-        let begun_anew = JobSpec {
-            resume: None,
-            ..spec.clone()
-        };
-        self.scheduler.admits(&begun_anew)?;
+        if request.world_size > 1 {
+            // What is wrong is said to the first rank, not when the last one has come.
+            let begun_anew = JobSpec {
+                resume: None,
+                ..spec.clone()
+            };
+            self.scheduler.admits(&begun_anew)?;
+        }
         let id = self.next_job;
         self.next_job += 1;
         let job = Job {
