@@ -1,0 +1,561 @@
+"""Fingerprints: equal in other processes, whatever differs between them by chance; different where samples would be."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from coprep._fingerprint import fingerprint, same_but
+
+Parts = dict[str, str]
+
+END = """
+import json
+from coprep._fingerprint import fingerprint
+print(json.dumps([(name, digest.hex()) for name, digest in fingerprint(named)]))
+"""
+
+
+def printed(folder: Path, script: str, seed: int = 0, cwd: Path | None = None, path: Path | None = None) -> Parts:
+    """What a script prints that sets ``named``, with the given hash seed."""
+    file = folder / f"script{seed}.py"
+    file.write_text(textwrap.dedent(script) + END)
+    environment = {
+        **os.environ,
+        "PYTHONHASHSEED": str(seed),
+        "PYTHONPATH": str(path or ""),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    command = [sys.executable, str(file)]
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd or folder, timeout=120)
+    assert run.returncode == 0, run.stderr
+    parts = json.loads(run.stdout)
+    assert len(dict(parts)) == len(parts), "names are unique"
+    return dict(parts)
+
+
+def differing(a: Parts, b: Parts) -> list[str]:
+    return same_but([(k, v.encode()) for k, v in a.items()], [(k, v.encode()) for k, v in b.items()])
+
+
+def here(value: Any) -> bytes:
+    """Digest of a value as a whole."""
+    return fingerprint({"x": {"whole": value}})[0][1]
+
+
+MAIN_CLASS = """
+import math
+class Base:
+    def __init__(self, root):
+        self.root = root
+class Data(Base):
+    scale = 2
+    def __init__(self, root):
+        super().__init__(root)
+        self.transform = lambda x: x * SCALE + 1
+    def __getitem__(self, i):
+        return even(i), self.transform(math.sqrt(i)), i in {"a", "b", "c", "d", "e"}
+def even(n):
+    return n == 0 or odd(n - 1)
+def odd(n):
+    return n != 0 and even(n - 1)
+SCALE = 3
+named = {"dataset": Data("/data")}
+"""
+
+PORTABLE = {
+    "a class of the main script": MAIN_CLASS,
+    "lambdas": "named = {'t': [lambda x: x + 1, lambda x, y=2: [x for _ in range(y)]]}",
+    "sets": """
+        words = [f"word{i}" for i in range(50)]
+        class Data:
+            kept = {"x", ("y", 1), None, frozenset(words)}
+        d = Data()
+        d.words = set(words)
+        d.pairs = {(w, 1) for w in words}
+        d.mixed = {*words, *range(9), frozenset(words)}
+        d.code = {len, min, max}
+        named = {"dataset": d, "nested": {"deep": {"deeper": {"set": set(words)}}}}
+    """,
+    "sets of functions that refer to the set": """
+        def a(): return table, b
+        def b(): return table, a, "b"
+        def c(): return table, a, b, "c"
+        table = {a, b, c, "x", "y"}
+        named = {"all": table, "one": b}
+    """,
+    "set constants in code": """
+        def f(x):
+            return x in {"red", "green", "blue", "white"} or [y in {"one", "two", "three"} for y in x]
+        named = {"f": f, "g": lambda s: s in {"red", "green", "blue"}}
+    """,
+    "many possible paths in a set": """
+        words = {f"word{i}" for i in range(3000)}
+        named = {"words": words, "pairs": {(w, 1) for w in words}}
+    """,
+    "arrays": """
+        import numpy as np
+        a = np.arange(60, dtype=np.float32).reshape(3, 4, 5)
+        objects = np.array(["x", {"k"}, None], dtype=object)
+        named = {"arrays": [a, a[::2], a.T, np.datetime64("2020-01-01") + np.arange(3), np.array(1), objects, a[:0]]}
+    """,
+    "dataclasses": """
+        from dataclasses import dataclass, field
+        @dataclass
+        class Inner:
+            size: int = 3
+            tags: set = field(default_factory=lambda: {"a", "b", "c"})
+        @dataclass(frozen=True)
+        class Outer:
+            inner: Inner
+            name: str = "x"
+        named = {"config": Outer(Inner()), "nested": [[[[[Outer(Inner(5))]]]]]}
+    """,
+    "partial functions and bound methods": """
+        import functools, operator
+        class Crop:
+            def __call__(self, x, size): return x[:size]
+            def apply(self, x): return self(x, 3)
+        def resize(x, size): return x[:size]
+        t = [functools.partial(resize, size=3), functools.partial(max, 1), Crop().apply, operator.itemgetter(1)]
+        named = {"t": t, "c": functools.lru_cache(resize)}
+    """,
+    "enumerations": """
+        import enum, re
+        class Mode(enum.Enum):
+            TRAIN = "train"
+            TEST = "test"
+            @property
+            def short(self): return self.value[0]
+        class Flags(enum.IntFlag):
+            A = 1
+            B = 2
+        named = {"mode": Mode.TRAIN, "flags": Flags.A | Flags.B, "std": re.I, "used": lambda: Mode.TEST, "class": Mode}
+    """,
+    "generics, abstract classes, slots, named tuples": """
+        import abc, collections, functools, typing
+        T = typing.TypeVar("T")
+        class Base(abc.ABC, typing.Generic[T]):
+            __slots__ = ("a", "b")
+            @abc.abstractmethod
+            def get(self) -> T: ...
+        class Data(Base[int]):
+            @functools.cached_property
+            def size(self): return T
+            @staticmethod
+            def s(): return 1
+            @classmethod
+            def c(cls): return cls
+            @property
+            def p(self): return __class__
+            def get(self): return self.p
+        Point = collections.namedtuple("Point", "x y")
+        class Typed(typing.NamedTuple):
+            x: int = 1
+        d = Data()
+        d.a = Point(1, 2)
+        named = {"dataset": d, "p": Typed(), "type": T}
+    """,
+    "cycles": """
+        class Node: pass
+        a, b = Node(), Node()
+        a.other, b.other, a.me = b, [b, a, "x" * 3], lambda: a
+        deep = []
+        for _ in range(30): deep = [deep]
+        deep.append(deep)
+        bound = Node()
+        Node.method = lambda self: self
+        bound.m = bound.method
+        named = {"node": a, "list": deep, "whole": {"b": b}, "bound": bound}
+    """,
+    "many functions": """
+        calls = " + ".join(f"f{i}()" for i in range(400))
+        for i in range(400): exec(f"def f{i}(): return f{i + 1 if i < 399 else 0}(), {i}")
+        exec(f"def all_of_them(): return {calls}")
+        named = {"f": f0, "all": all_of_them}
+    """,
+    "dynamic modules": """
+        import types
+        m = types.ModuleType("made")
+        exec("def f(x): return g(x)\\ndef g(x): return f(x), {'a', 'b', 'c'}", m.__dict__)
+        named = {"f": m.f, "m": m, "use": lambda: m}
+    """,
+}
+
+
+@pytest.mark.parametrize("script", PORTABLE.values(), ids=PORTABLE)
+def test_processes_agree(tmp_path: Path, script: str) -> None:
+    first, other = tmp_path / "first", tmp_path / "other" / "folder"
+    first.mkdir()
+    other.mkdir(parents=True)
+    expected = printed(first, script, 1)
+    for seed in (2, 3):
+        assert differing(expected, printed(other, "\n\nimport decimal\n" + textwrap.dedent(script), seed)) == []
+
+
+TORCH = """
+import torch
+class Data(torch.utils.data.Dataset[int]):
+    def __init__(self):
+        super().__init__()
+        self.data = torch.arange(12).reshape(3, 4)
+        self.half = torch.ones(3, dtype=torch.bfloat16)
+        self.turned = self.data.t()
+        self.sparse = torch.eye(3).to_sparse()
+        self.empty = torch.empty(0, 3)
+        self.generator = torch.Generator().manual_seed(3)
+        self.layer = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.constant_(self.layer.weight, 2.0)
+        self.storage = self.half.untyped_storage()
+named = {"dataset": Data(), "subset": torch.utils.data.Subset(Data(), [1, 2])}
+"""
+
+
+def test_tensors(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    expected = printed(tmp_path, TORCH, 1)
+    assert differing(expected, printed(tmp_path, TORCH, 2)) == []
+    for old, new, part in [
+        ("arange(12)", "arange(1, 13)", "data"),
+        ("bfloat16", "float16", "half"),
+        ("manual_seed(3)", "manual_seed(4)", "generator"),
+        ("weight, 2.0", "weight, 2.5", "layer"),
+        ("torch.eye(3)", "torch.ones(3, 3)", "sparse"),
+        ("empty(0, 3)", "empty(0, 4)", "empty"),
+    ]:
+        changed = printed(tmp_path, TORCH.replace(old, new), 1)
+        names = [name for name in differing(expected, changed) if name.startswith("dataset.")]
+        assert names
+        # The main script's code is part of the dataset's class; only the attribute differs beside it.
+        assert {name.split(".")[1] for name in names} <= {part, "turned" if part == "data" else part, "storage"}
+        assert any(name.startswith(f"dataset.{part}") for name in names)
+
+
+def test_torchvision(tmp_path: Path) -> None:
+    pytest.importorskip("torchvision")
+    script = """
+    import torch
+    from torchvision.transforms import v2
+    named = {"transform": v2.Compose([v2.RandomResizedCrop(224), v2.ToDtype(torch.float32, scale=True)])}
+    """
+    parts = printed(tmp_path, script, 1)
+    assert differing(parts, printed(tmp_path, script, 2)) == []
+    assert {"package torch", "package torchvision"} <= set(parts)
+    assert differing(parts, printed(tmp_path, script.replace("224", "225"), 1)) == ["transform.transforms[0].size"]
+
+
+CHANGES = {
+    "default": ("def f(x, size=3): return x[:size]\nnamed = {'f': f}", "size=3", "size=4"),
+    "keyword default": ("def f(x, *, size=3): return x[:size]\nnamed = {'f': f}", "size=3", "size=4"),
+    "constant": ("named = {'f': lambda x: x * 3}", "x * 3", "x * 4"),
+    "constant's type": ("named = {'f': lambda x: x * 1}", "x * 1", "x * 1.0"),
+    "nested constant": ("named = {'f': lambda x: [(lambda y: y * 3)(z) for z in x]}", "y * 3", "y * 4"),
+    "set constant": ("named = {'f': lambda x: x in {'a', 'b'}}", "'b'", "'c'"),
+    "operator": ("named = {'f': lambda x: x * 3}", "x * 3", "x + 3"),
+    "method called": ("named = {'f': lambda x: x.mean()}", "mean", "sum"),
+    "global": ("N = 3\ndef g(x): return x * N\ndef f(x): return g(x)\nnamed = {'f': f}", "N = 3", "N = 4"),
+    "function called": ("def g(x): return x * 3\ndef f(x): return g(x)\nnamed = {'f': f}", "x * 3", "x - 3"),
+    "recursive": ("def g(x): return f(x)\ndef f(x): return g(x) or 3\nnamed = {'f': f}", "or 3", "or 4"),
+    "closure": ("def make(n):\n  return lambda x: x * n\nnamed = {'f': make(3)}", "make(3)", "make(4)"),
+    "function attribute": ("def f(): pass\nf.size = 3\nnamed = {'f': f}", "f.size = 3", "f.size = 4"),
+    "method": ("class A:\n  def f(self): return 3\nnamed = {'a': A()}", "return 3", "return 4"),
+    "base": ("class B:\n  def f(self): return 3\nclass A(B): pass\nnamed = {'a': A()}", "return 3", "return 4"),
+    "class attribute": ("class A:\n  n = 3\nnamed = {'a': [[[[A()]]]]}", "n = 3", "n = 4"),
+    "property": ("class A:\n  @property\n  def n(self): return 3\nnamed = {'a': A()}", "return 3", "return 4"),
+    "enum": ("import enum\nclass E(enum.Enum):\n  A = 3\nnamed = {'e': E.A}", "A = 3", "A = 4"),
+    "enum elsewhere": ("import enum\nclass E(enum.Enum):\n  A = 1\n  B = 3\nnamed = {'e': E.A}", "B = 3", "B = 4"),
+    "cached": ("import functools\n@functools.cache\ndef f(): return 3\nnamed = {'f': f}", "return 3", "return 4"),
+    "partial": ("import functools\nnamed = {'f': functools.partial(max, 3)}", "max, 3", "max, 4"),
+    "in a set": ("named = {'f': {lambda: 3, 'x'}}", "lambda: 3", "lambda: 4"),
+    "dynamic module": (
+        "import types\nm = types.ModuleType('m')\nexec('def f(): return 3', m.__dict__)\nnamed = {'f': lambda: m.f()}",
+        "return 3",
+        "return 4",
+    ),
+}
+
+
+@pytest.mark.parametrize(("script", "old", "new"), CHANGES.values(), ids=CHANGES)
+def test_changed_code(tmp_path: Path, script: str, old: str, new: str) -> None:
+    assert script.count(old) == 1
+    before, after = printed(tmp_path, script), printed(tmp_path, script.replace(old, new))
+    assert differing(before, printed(tmp_path, "# moved\n\n" + script)) == []
+    assert differing(before, after) != []
+
+
+def test_global_data_is_named(tmp_path: Path) -> None:
+    script = (
+        "class A:\n  def get(self): return self.other * args['lr']\nargs = {'lr': 1}\nother = 5\nnamed = {'a': A()}"
+    )
+    before = printed(tmp_path, script)
+    assert differing(before, printed(tmp_path, script.replace("'lr': 1", "'lr': 2"))) == ["a", "global args"]
+    # An attribute that is called as a global is, is not that global.
+    assert differing(before, printed(tmp_path, script.replace("other = 5", "other = 6"))) == []
+
+
+# --- data in this process -------------------------------------------------------------------------------------
+
+
+def test_sharing_does_not_matter() -> None:
+    text = "some text"
+    equal = "".join(["some ", "text"])
+    assert text is not equal
+    numbers, more = [1, 2], [1, 2]
+    assert here([text, text, numbers, numbers]) == here([text, equal, numbers, more])
+    cyclic: list[Any] = [text, text]
+    for _ in range(60):
+        cyclic = [cyclic]
+    cyclic[0][0].append(cyclic)
+    other: list[Any] = [text, equal]
+    for _ in range(60):
+        other = [other]
+    other[0][0].append(other)
+    assert here(cyclic) == here(other) != here(text)
+
+
+def test_repeated_objects_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coprep._fingerprint.STREAM", 1 << 20)
+    value: list[Any] = ["x"]
+    for _ in range(60):
+        value = [value, value]
+    begin = time.monotonic()
+    assert here(value) != here([])
+    assert time.monotonic() - begin < 20
+
+
+def test_arrays() -> None:
+    array = np.arange(3_000_000, dtype=np.int32).reshape(1000, 3000)
+    changed = array.copy()
+    changed[-1, -1] += 1
+    assert here(array) == here(array.copy())
+    assert here(array[:, ::2]) == here(array[:, ::2].copy())
+    assert here(array.T) == here(array.T.copy())
+    distinct = [array, changed, array.T, array.astype(np.uint32), array.reshape(3000, 1000), array[:, ::2]]
+    distinct += [changed[:, 1::2], changed.T, array[:0], array[:, :0]]
+    assert len({here(a) for a in distinct}) == len(distinct)
+    changed_object = np.array([[1], "x"], dtype=object)
+    assert here(np.array([[2], "x"], dtype=object)) != here(changed_object)
+    assert here([array, changed]) != here([changed, array])
+    assert here([b"ab", b"c"]) != here([b"a", b"bc"])
+    assert here(bytearray(b"x" * 100)) != here(bytearray(b"y" * 100))
+
+
+def test_undefined_bytes_of_records() -> None:
+    layout = np.dtype([("a", "u1"), ("b", "i8")], align=True)
+    first, second = np.frombuffer(b"\0" * 32, layout), np.frombuffer(b"\xff" * 32, layout).copy()
+    second["a"], second["b"] = 0, 0
+    assert first.tobytes() != second.tobytes()
+    assert here(first) == here(second)
+    second["b"][1] = 1
+    assert here(first) != here(second)
+
+
+def test_mapped_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def mapped(name: str = "a", **options: Any) -> Any:
+        return np.memmap(tmp_path / name, dtype=np.uint8, mode=options.pop("mode", "r"), **options)
+
+    for name in "ab":
+        np.arange(100, dtype=np.uint8).tofile(tmp_path / name)
+        os.utime(tmp_path / name, (1, 1))
+    expected = here(mapped())
+    assert here(mapped()) == expected
+    whole = mapped()
+    distinct = [
+        whole,
+        mapped("b"),
+        whole[10:20],
+        whole[20:30],
+        whole[10:30:2],
+        np.asarray(whole)[:10],
+        mapped(offset=8),
+    ]
+    private = mapped(mode="c")
+    unwritten = here(private)
+    private[0] = 99
+    assert len({here(a) for a in distinct} | {unwritten, here(private)}) == len(distinct) + 2
+    with monkeypatch.context() as patched:
+        patched.setattr("coprep._fingerprint._content", None)  # The content is not read.
+        assert here(mapped()) == expected
+    os.utime(tmp_path / "a", (2, 2))
+    assert here(mapped()) != expected
+
+
+@dataclass
+class Config:
+    size: int
+    child: Any = None
+
+
+def test_parts() -> None:
+    value = Config(1, Config(2, Config(3, Config(4))))
+    names = [name for name, _ in fingerprint({"c": value, "l": [1, (2,)], "d": {"x": 1}})]
+    assert f"code {__name__}" in names
+    names = [name for name in names if not name.startswith(("code ", "package "))]
+    nested = ["c", "c.child", "c.child.child", "c.child.child.child", "c.child.child.size", "c.child.size", "c.size"]
+    assert names == [*nested, "l", "l[0]", "l[1]", "l[1][0]", "d"]
+    deeper = Config(1, Config(2, Config(3, Config(5))))
+    assert same_but(fingerprint({"c": value}), fingerprint({"c": deeper})) == ["c.child.child.child"]
+    assert same_but(fingerprint({"a": 1, "b": 1}), fingerprint({"b": 2, "c": 1})) == ["a", "b", "c"]
+
+
+def test_number_of_parts_is_bounded() -> None:
+    before, after = (
+        Config(1, [[[[0]] * 16] * 16] * 16),
+        Config(1, [[[[0]] * 16] * 16] * 15 + [[[[0]] * 15 + [[1]]] * 16]),
+    )
+    names = [name for name, _ in fingerprint({"a": before, "b": before}) if not name.startswith(("code ", "package "))]
+    assert 20 < len(names) <= 64
+    assert same_but(fingerprint({"a": before}), fingerprint({"a": after})) != []
+    assert [name for name, _ in fingerprint({"x": [0] * 17})] == ["x"]
+    assert here([0] * 17) != here([0] * 16)
+
+
+def test_names_are_unique() -> None:
+    names = [name for name, _ in fingerprint({"a": Config(1), "a.size": 2})]
+    assert len(set(names)) == len(names)
+
+
+class Stateful:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.size = 3
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"size": self.size}
+
+
+class SetOfMine(set[str]):
+    pass
+
+
+def test_own_state() -> None:
+    assert "x.size" in dict(fingerprint({"x": Stateful()}))
+    assert here(SetOfMine("ab")) != here({"a", "b"})
+    assert here(SetOfMine("ab")) != here(SetOfMine("ac"))
+
+
+def test_unpicklable(tmp_path: Path) -> None:
+    remedy = "define __getstate__, open the resource lazily in __getitem__, or pass an import string 'module:factory'"
+    with open(tmp_path / "file", "w+") as file, open(tmp_path / "file", "rb") as binary:
+        values = [threading.Lock(), file, binary, (x for x in "ab"), {"deep": [file]}, lambda: file]
+        for value in values:
+            with pytest.raises(TypeError) as error:
+                fingerprint({"dataset": Config(1, Config(2, value))})
+            message = str(error.value)
+            assert message.startswith("dataset.child.child cannot be")
+            assert remedy in message
+            assert "cannot pickle" in message
+            assert "\n" not in message
+
+
+def test_unpicklable_global_is_named() -> None:
+    scope: dict[str, Any] = {"__name__": "__main__", "lock": threading.Lock()}
+    exec("def f(): return g()\ndef g(): return lock", scope)
+    with pytest.raises(TypeError, match="lock in function g"):
+        fingerprint({"f": scope["f"]})
+
+
+def test_a_million_samples_take_seconds() -> None:
+    samples = [(f"/data/train/{i // 1000:05}/{i:08}.jpeg", i // 1000) for i in range(1_000_000)]
+    begin = time.monotonic()
+    fingerprint({"samples": samples})
+    assert time.monotonic() - begin < 15
+
+
+# --- files ----------------------------------------------------------------------------------------------------
+
+MODULES = {
+    "mine/__init__.py": "",
+    "mine/data.py": "from .tools import helper\nimport mine_far\nclass Data:\n  def get(self, i): return helper(i)\n",
+    "mine/tools.py": "def helper(i):\n  import mine_lazy\n  return i\n",
+    "mine/unused.py": "x = 1\n",
+    "mine_far.py": "import importlib\nplugin = importlib.import_module('mine_plugin').Plugin\n",
+    "mine_plugin.py": "class Plugin: pass\n",
+    "mine_lazy.py": "import mine_loop\n",
+    "mine_loop.py": "import mine_lazy, numpy\n",
+}
+USE = "from mine.data import Data\nnamed = {'dataset': Data()}"
+
+
+def write_modules(folder: Path) -> Path:
+    for name, text in MODULES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def test_user_modules(tmp_path: Path) -> None:
+    modules = write_modules(tmp_path / "modules")
+    parts = printed(tmp_path, USE, path=modules)
+    used = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in MODULES} - {"mine.unused"}
+    assert set(parts) == {"dataset", "package numpy", *(f"code {name}" for name in used)}
+    for name in MODULES:
+        (modules / name).write_text(MODULES[name] + "# edited\n")
+        module = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        expected = [] if module == "mine.unused" else [f"code {module}"]
+        assert differing(parts, printed(tmp_path, USE, path=modules)) == expected
+        (modules / name).write_text(MODULES[name])
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "import mine.data\nnamed = {'f': lambda: mine.data.Data()}",
+        "def f():\n  from mine.data import Data\n  return Data()\nnamed = {'f': f}",
+        "from mine.data import Data\nnamed = {'f': Data().get}",
+        "import mine.data\nclass A(mine.data.Data): pass\nnamed = {'f': A()}",
+    ],
+)
+def test_user_modules_of_the_main_script(tmp_path: Path, script: str) -> None:
+    modules = write_modules(tmp_path / "modules")
+    parts = printed(tmp_path, script, path=modules)
+    assert {"code mine.data", "code mine.tools"} <= set(parts)
+    (modules / "mine/tools.py").write_text(MODULES["mine/tools.py"].replace("return i", "return i + 1"))
+    assert differing(parts, printed(tmp_path, script, path=modules)) == ["code mine.tools"]
+
+
+def test_scripts_that_differ_agree_on_the_same_dataset(tmp_path: Path) -> None:
+    modules = write_modules(tmp_path / "modules")
+    other = f"import mine.unused, decimal, mine_plugin\nrate = 0.1\n{USE}"
+    assert differing(printed(tmp_path, USE, 1, path=modules), printed(tmp_path, other, 2, path=modules)) == []
+
+
+@pytest.mark.parametrize(
+    "value", ["'data'", "Path('data')", "np.array(['x', 'data'])", "{'a': [('data', 1)]}", "lambda: open('data')"]
+)
+def test_relative_paths(tmp_path: Path, value: str) -> None:
+    here, there, nowhere = tmp_path / "here", tmp_path / "there", tmp_path / "nowhere"
+    for folder in (here, there, nowhere):
+        folder.mkdir()
+    (here / "data").touch()
+    (there / "data").touch()
+    script = f"import numpy as np\nfrom pathlib import Path\nnamed = {{'root': {value}}}"
+    first = printed(tmp_path, script, cwd=here)
+    assert differing(first, printed(tmp_path, script, cwd=there)) == ["working directory"]
+    assert differing(first, printed(tmp_path, script, cwd=here, seed=1)) == []
+    assert "working directory" not in printed(tmp_path, script, cwd=nowhere)
+    absolute = script.replace("data", str(here / "data"))
+    assert differing(printed(tmp_path, absolute, cwd=here), printed(tmp_path, absolute, cwd=there)) == []
+
+
+def test_the_first_thousand_strings_may_be_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").touch()
+    few, many = [f"word{i}" for i in range(900)], [f"word{i}" for i in range(1100)]
+    found = [("working directory" in dict(fingerprint({"x": [[*words, "data"]]}))) for words in (few, few * 2, many)]
+    assert found == [True, True, False]
+
+
+def test_functions_of_packages() -> None:
+    assert "package numpy" in dict(fingerprint({"f": functools.partial(np.clip, a_min=0)}))
