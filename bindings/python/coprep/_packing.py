@@ -1,0 +1,189 @@
+"""Any object as bytes and back. Large buffers lie beside the pickle, so that they need not be copied to be read."""
+
+from __future__ import annotations
+
+import functools
+import io
+import pickle
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from types import FunctionType
+from typing import Any
+
+# Magic, number of buffers, bytes of the whole, bytes of the pickle; then the bytes of each buffer.
+_HEADER = struct.Struct("<4sIQQ")
+_LENGTH = struct.Struct("<Q")
+_MAGIC = b"cpk1"
+_ALIGN = 64
+_MAIN = ("__main__", "__mp_main__")
+
+
+class Packed:
+    """An object as bytes that are still in several pieces. Refers to the object's own buffers, so do not change it."""
+
+    __slots__ = ("_pieces", "size")
+
+    def __init__(self, data: bytes, buffers: list[memoryview]) -> None:
+        lengths = [buffer.nbytes for buffer in buffers]
+        start = _HEADER.size + _LENGTH.size * len(lengths)
+        places = list(_places(start + len(data), lengths))
+        self.size = places[-1] + lengths[-1] if places else start + len(data)
+        head = _HEADER.pack(_MAGIC, len(lengths), self.size, len(data)) + struct.pack(f"<{len(lengths)}Q", *lengths)
+        self._pieces: list[tuple[int, bytes | memoryview]] = [
+            (0, head),
+            (start, data),
+            *zip(places, buffers, strict=True),
+        ]
+
+    def write_to(self, view: memoryview) -> int:
+        """Write the bytes to the beginning of ``view`` and return how many they are.
+
+        Raises:
+            ValueError: ``view`` is too short.
+        """
+        target = view.cast("B")
+        if target.nbytes < self.size:
+            raise ValueError(f"{self.size} bytes do not fit into {target.nbytes}")
+        for place, piece in self._pieces:
+            target[place : place + len(piece)] = piece
+        return self.size
+
+
+def pack(obj: Any) -> Packed:
+    """Turn ``obj`` into bytes.
+
+    Classes and functions of the main script, and others that cannot be imported by name, travel by value; this needs
+    ``cloudpickle``.
+    """
+    buffers: list[memoryview] = []
+
+    def keep(buffer: pickle.PickleBuffer) -> None:
+        buffers.append(buffer.raw())
+
+    try:
+        data = _pickled(_Pickler, obj, keep)
+    except (pickle.PicklingError, AttributeError) as error:
+        buffers.clear()
+        data = _pickled(_by_value(error), obj, keep)
+    return Packed(data, buffers)
+
+
+def unpack(view: memoryview | bytes | bytearray) -> Any:
+    """The object of which ``view`` begins with the bytes.
+
+    Arrays and tensors lie in ``view`` itself if it is writable, else they are copies.
+
+    Raises:
+        ValueError: these are not the bytes of an object, or not all of them.
+    """
+    source = memoryview(view).cast("B")
+    if source.nbytes < _HEADER.size:
+        raise ValueError(f"no packed object: {source.nbytes} bytes are less than a header")
+    magic, count, size, length = _HEADER.unpack_from(source)
+    start = _HEADER.size + _LENGTH.size * count
+    if magic != _MAGIC:
+        raise ValueError("no packed object: it begins with other bytes")
+    if not start + length <= size <= source.nbytes:
+        raise ValueError(f"a packed object of {size} bytes is cut off: there are {source.nbytes}")
+    lengths = struct.unpack_from(f"<{count}Q", source, _HEADER.size)
+    places = list(_places(start + length, lengths))
+    if size != (places[-1] + lengths[-1] if places else start + length):
+        raise ValueError(f"a packed object of {size} bytes is damaged: its parts are of another size")
+    buffers: list[Any] = [source[place : place + n] for place, n in zip(places, lengths, strict=True)]
+    if source.readonly:
+        buffers = [bytearray(buffer) for buffer in buffers]
+    return pickle.loads(source[start : start + length], buffers=buffers)
+
+
+def _places(end: int, lengths: tuple[int, ...] | list[int]) -> Iterator[int]:
+    for length in lengths:
+        place = -(-end // _ALIGN) * _ALIGN
+        yield place
+        end = place + length
+
+
+def _pickled(pickler: Any, obj: Any, keep: Callable[[pickle.PickleBuffer], None]) -> bytes:
+    stream = io.BytesIO()
+    pickler(stream, protocol=5, buffer_callback=keep).dump(obj)
+    return stream.getvalue()
+
+
+class _Pickler(pickle.Pickler):
+    """Refuses what the main script defines: it has a name, but one that means something else in another process."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, (type, FunctionType)):
+            if obj.__module__ in _MAIN:
+                raise pickle.PicklingError(f"{obj!r} is defined in the main script")
+            return NotImplemented
+        return _reduce(obj)
+
+
+def _by_value(reason: Exception) -> Any:
+    try:
+        return _by_value_pickler()
+    except ImportError:
+        message = f"{reason}: define it in a module that can be imported, or install cloudpickle"
+        raise pickle.PicklingError(message) from reason
+
+
+@functools.cache
+def _by_value_pickler() -> Any:
+    import cloudpickle  # type: ignore[import-untyped, import-not-found, unused-ignore]
+
+    class ByValue(cloudpickle.Pickler):  # type: ignore[misc, unused-ignore]
+        def reducer_override(self, obj: Any) -> Any:
+            reduced = _reduce(obj)
+            return super().reducer_override(obj) if reduced is NotImplemented else reduced
+
+    return ByValue
+
+
+def _reduce(obj: Any) -> Any:
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and type(obj) is getattr(torch, "Tensor", None):
+        return _reduce_tensor(obj, torch)
+    images: Any = sys.modules.get("PIL.Image")
+    if images is not None and isinstance(obj, images.Image):
+        return _reduce_image(obj)
+    return NotImplemented
+
+
+def _reduce_tensor(tensor: Any, torch: Any) -> Any:
+    plain = (
+        tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and not (tensor.requires_grad or tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg())
+        and not tensor.__dict__
+    )
+    if not plain:
+        return NotImplemented
+    # Seen as bytes, since not every type of a tensor exists in numpy.
+    data = tensor.contiguous().view(-1).view(torch.uint8).numpy()
+    return _tensor, (pickle.PickleBuffer(data), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+
+
+def _tensor(data: Any, dtype: str, shape: tuple[int, ...]) -> Any:
+    import torch
+
+    kind = getattr(torch, dtype)
+    return torch.frombuffer(data, dtype=kind).view(shape) if len(data) else torch.empty(shape, dtype=kind)
+
+
+def _reduce_image(image: Any) -> Any:
+    data = image.tobytes()
+    palette = None
+    if image.mode in ("P", "PA"):
+        palette = (bytes(image.getpalette(None)), image.palette.mode)
+    return _image, (pickle.PickleBuffer(data), image.mode, image.size, palette, image.info)
+
+
+def _image(data: Any, mode: str, size: tuple[int, int], palette: tuple[bytes, str] | None, info: Any) -> Any:
+    from PIL import Image
+
+    image = Image.frombytes(mode, size, data)
+    if palette is not None:
+        image.putpalette(*palette)
+    image.info = info
+    return image

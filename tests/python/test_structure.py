@@ -1,0 +1,777 @@
+"""Samples go into arrays and come out as the batch that PyTorch makes of them; any object goes into bytes and back."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+import itertools
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+import types
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from coprep._packing import pack, unpack
+from coprep._structure import Field, SampleMismatch, Structure, convert
+from PIL import Image
+
+torch = pytest.importorskip("torch")
+from torch.utils.data import default_collate, default_convert  # noqa: E402
+
+Make = Callable[[int], Any]
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    image: Any
+    label: int
+    name: str
+
+    def __post_init__(self) -> None:
+        assert isinstance(self.label, int), "made of a sample only"
+
+
+@dataclasses.dataclass
+class Slotted:
+    __slots__ = ("a", "b")
+    a: Any
+    b: Any
+
+
+class Frozen(Mapping[str, Any]):
+    def __init__(self, items: Mapping[str, Any]) -> None:
+        self.items_ = dict(items)
+
+    def __getitem__(self, key: str) -> Any:
+        return self.items_[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.items_)
+
+    def __len__(self) -> int:
+        return len(self.items_)
+
+
+class Settled(MutableMapping[str, Any]):
+    """Has a property of its own, and its items in an attribute."""
+
+    def __init__(self, origin: str, **items: Any) -> None:
+        self.origin = origin
+        self.items_ = items
+
+    def __getitem__(self, key: str) -> Any:
+        return self.items_[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.items_[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self.items_[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.items_)
+
+    def __len__(self) -> int:
+        return len(self.items_)
+
+
+class Unmade(Frozen):
+    """Cannot be made of a dict."""
+
+    def __init__(self, origin: str, items: Mapping[str, Any]) -> None:
+        super().__init__(items)
+
+
+class Tagged(list):  # type: ignore[type-arg]
+    tag = "none"
+
+
+class Fixed(Sequence[Any]):
+    def __init__(self, items: Sequence[Any]) -> None:
+        self.items_ = list(items)
+
+    def __getitem__(self, i: Any) -> Any:
+        return self.items_[i]
+
+    def __len__(self) -> int:
+        return len(self.items_)
+
+
+class Colour(enum.IntEnum):
+    RED = 3
+
+
+def tagged(i: int) -> Tagged:
+    sample = Tagged([i, torch.ones(2) * i])
+    sample.tag = "own"
+    return sample
+
+
+def image(i: int, mode: str = "RGB", size: tuple[int, int] = (7, 5)) -> Image.Image:
+    pixels = np.random.default_rng(i).integers(0, 255, (size[1], size[0], 3), dtype=np.uint8)
+    return Image.fromarray(pixels).convert(mode)
+
+
+def rand(i: int, *shape: int) -> torch.Tensor:
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(i))
+
+
+LIKE_TORCH: dict[str, Make] = {
+    "tensor and int": lambda i: (rand(i, 3, 4, 5), i),
+    "tensor": lambda i: rand(i, 4),
+    "0-d tensor": lambda i: torch.tensor(i),
+    "int": lambda i: i - 1,
+    "large int": lambda i: 2**63 - 1 - i,
+    "float": lambda i: i / 3,
+    "bool": lambda i: i == 1,
+    "bool tensor": lambda i: (rand(i, 5) > 0.5, torch.tensor(i == 0)),
+    "bfloat16": lambda i: (rand(i, 5, 2).bfloat16(), torch.tensor(i / 3, dtype=torch.bfloat16)),
+    "bfloat16 not contiguous": lambda i: rand(i, 5, 2).bfloat16().t()[:, ::2],
+    "float16": lambda i: [rand(i, 3).half(), np.float16(i)],
+    "complex tensor": lambda i: (torch.complex(rand(i, 3), rand(i + 9, 3)), np.complex64(i + 1j)),
+    "conjugated": lambda i: torch.complex(rand(i, 3), rand(i + 9, 3)).conj(),
+    "negated view": lambda i: torch.complex(rand(i, 3), rand(i + 9, 3)).conj().imag,
+    "not contiguous tensor": lambda i: rand(i, 4, 6, 3).permute(2, 0, 1)[:, ::2],
+    "expanded tensor": lambda i: rand(i, 1).expand(6),
+    "tensor subclass": lambda i: (torch.nn.Parameter(rand(i, 2), requires_grad=False), i),
+    "arrays": lambda i: {"a": np.full((2, 3), i, np.int16), "b": np.arange(4, dtype=np.float64) + i},
+    "unsigned arrays": lambda i: [np.full(3, 2**b - 1 - i, f"uint{b}") for b in (8, 16, 32, 64)],
+    "0-d array": lambda i: np.array(i, np.int32),
+    "not contiguous array": lambda i: (np.arange(24.0).reshape(2, 3, 4).T[1:] * i, i),
+    "bool array": lambda i: np.arange(3) == i,
+    "memmap-like subclass": lambda i: np.arange(3).view(np.memmap) + i,
+    "numpy scalars": lambda i: (np.float32(i), np.int8(i), np.bool_(i), np.uint16(i), np.float64(i), np.longlong(i)),
+    "int enum": lambda i: Colour.RED,
+    "str": lambda i: "abc"[i],
+    "str and int": lambda i: (f"sample {i}", i),
+    "unicode": lambda i: {"text": "žluťoučký 🐎 \0\n"[i:], "deep": [("é" * i, i)]},
+    "bytes": lambda i: [b"\x00\xff" * i, {"raw": bytes(i)}],
+    "numpy str": lambda i: (np.str_("s" * i), np.bytes_(b"b" * i)),
+    "nested": lambda i: (i, [rand(i, 2), (i / 2, {"x": [i], "y": ()})], {"z": {"deep": (rand(i, 1),)}}),
+    "dict": lambda i: {"image": rand(i, 3), "label": i, 7: i, ("a", 1): "t"},
+    "dict in another order": lambda i: {"a": i, "b": -i} if i != 1 else {"b": -i, "a": i},
+    "named tuple": lambda i: Point(rand(i, 2), {"name": "n", "inner": Point(i, "s")}),
+    "ordered dict": lambda i: collections.OrderedDict(b=i, a=rand(i, 2)),
+    "default dict": lambda i: collections.defaultdict(list, a=i, b="x"),
+    "mapping": lambda i: Frozen({"a": i, "b": rand(i, 2)}),
+    "mutable mapping": lambda i: Settled("here", a=i, b=rand(i, 2)),
+    "mapping that cannot be made": lambda i: Unmade("here", {"a": i}),
+    "mapping proxy": lambda i: types.MappingProxyType({"a": i}),
+    "user dict": lambda i: collections.UserDict(a=i),
+    "list subclass": tagged,
+    "deque": lambda i: collections.deque([i, rand(i, 2)], maxlen=5),
+    "sequence": lambda i: Fixed([i, "s"]),
+    "range": lambda i: range(i, i + 3),
+    "tuple subclass": lambda i: type("Pair", (tuple,), {})([i, i]) if i < 0 else (i, i),
+    "empty containers": lambda i: ([], (), {}, i),
+    "nothing": lambda i: (),
+    "empty tensor": lambda i: (torch.empty(3, 0), i, np.empty((0, 2), np.uint8), torch.empty(0, dtype=torch.bfloat16)),
+    "only empty": lambda i: np.empty((2, 0)),
+    "nan": lambda i: (float("nan"), np.full(2, np.inf), torch.full((2,), float("nan"), dtype=torch.bfloat16)),
+}
+
+# Here PyTorch makes no batch, or another one; on purpose. Each with the batch that is expected.
+UNLIKE_TORCH: dict[str, tuple[Make, Callable[[list[Any]], Any]]] = {
+    "complex": (lambda i: i + 2j, lambda s: torch.tensor(s, dtype=torch.complex128)),
+    "big-endian": (
+        lambda i: {"a": np.arange(3, dtype=">f4") + i, "b": np.array(i, ">i8")},
+        lambda s: {k: torch.tensor(np.stack([x[k] for x in s]).astype(t)) for k, t in (("a", "f4"), ("b", "i8"))},
+    ),
+    "negative strides": (lambda i: np.arange(6)[::-2] + i, lambda s: torch.tensor(np.stack(s))),
+    "requires grad": (lambda i: rand(i, 3).requires_grad_(), lambda s: torch.stack(s).detach()),
+    "dataclass": (
+        lambda i: Item(rand(i, 2), i, f"n{i}"),
+        lambda s: (Item, torch.stack([x.image for x in s]), torch.tensor([0, 1, 2]), ["n0", "n1", "n2"]),
+    ),
+    "dataclass with slots": (
+        lambda i: Slotted(i, [i]),
+        lambda s: (Slotted, torch.tensor([0, 1, 2]), [torch.tensor([0, 1, 2])]),
+    ),
+    **{
+        f"image {mode}": (lambda i, mode=mode: (image(i, mode), i), lambda s: [pixels([x for x, _ in s]), ints()])
+        for mode in ("RGB", "L", "RGBA", "CMYK", "LA", "1", "P", "F", "I")
+    },
+    "other types, the same data": (
+        lambda i: [1, np.int64(1), torch.tensor(1)][i],
+        lambda s: torch.tensor([1, 1, 1]),
+    ),
+}
+
+
+def ints() -> torch.Tensor:
+    return torch.tensor([0, 1, 2])
+
+
+def pixels(images: list[Image.Image]) -> torch.Tensor:
+    to_tensor = pytest.importorskip("torchvision.transforms.functional").pil_to_tensor
+    return torch.stack([to_tensor(x) for x in images])
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal in structure, types, dtypes, shapes and values."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        equal = a.dtype == b.dtype and a.shape == b.shape
+        return equal and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and a.shape == b.shape and np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
+    if isinstance(a, (str, bytes, int, float, complex, type, np.generic)):
+        return bool(a == b or (a != a and b != b))
+    if isinstance(a, Mapping):
+        return list(a) == list(b) and all(same(a[k], b[k]) for k in a) and own(a) == own(b)
+    if dataclasses.is_dataclass(a):
+        return all(same(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a))
+    return len(a) == len(b) and all(map(same, a, b)) and own(a) == own(b)
+
+
+def own(value: Any) -> Any:
+    """Properties that a container has besides its items."""
+    return [getattr(value, name, None) for name in ("default_factory", "origin", "tag", "maxlen")]
+
+
+def through(structure: Structure, samples: list[Any], framework: Any = "torch") -> tuple[Any, list[Any]]:
+    """The batch of ``samples`` after they were in slots 1... of buffer 1, and the arrays."""
+    views = [np.full((2, 5, *f.shape), 0xA5, np.uint8).astype(f.storage) for f in structure.fields]
+    before = [view.copy() for view in views]
+    blobs = []
+    for slot, sample in enumerate(samples, 1):
+        packed = structure.write(sample, views, (1, slot))
+        assert (packed is not None) == structure.has_blob
+        if packed is not None:
+            blobs.append(memoryview(bytearray(packed.size)))
+            assert packed.write_to(blobs[-1]) == packed.size
+    for old, new in zip(before, views, strict=True):
+        new = new.copy()
+        new[1, 1 : 1 + len(samples)] = old[1, 1 : 1 + len(samples)]
+        assert np.array_equal(old, new), "nothing else is written to"
+    arrays = [view[1, 1 : 1 + len(samples)] for view in views]
+    return structure.batch(arrays, blobs, len(samples), framework), arrays
+
+
+def leaves(batch: Any) -> Iterator[Any]:
+    if isinstance(batch, Mapping):
+        yield from itertools.chain.from_iterable(leaves(batch[k]) for k in batch)
+    elif dataclasses.is_dataclass(batch):
+        yield from itertools.chain.from_iterable(leaves(getattr(batch, f.name)) for f in dataclasses.fields(batch))
+    elif isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):
+        yield from itertools.chain.from_iterable(map(leaves, batch))
+    else:
+        yield batch
+
+
+@pytest.mark.parametrize("make", LIKE_TORCH.values(), ids=LIKE_TORCH)
+def test_the_batch_is_that_of_torch(make: Make) -> None:
+    samples = [make(i) for i in range(3)]
+    batch, _ = through(Structure.of(make(2)), samples)
+    expected = default_collate([make(i) for i in range(3)])
+    assert same(batch, expected), f"{batch}\n{expected}"
+    again, _ = through(Structure.of(make(0)), samples)
+    assert same(again, expected)
+
+
+@pytest.mark.parametrize(("make", "expect"), UNLIKE_TORCH.values(), ids=UNLIKE_TORCH)
+def test_the_batch_where_it_is_not_that_of_torch(make: Make, expect: Callable[[list[Any]], Any]) -> None:
+    samples = [make(i) for i in range(3)]
+    batch, _ = through(Structure.of(make(0)), samples)
+    expected = expect(samples)
+    if dataclasses.is_dataclass(batch):
+        batch = (type(batch), *(getattr(batch, f.name) for f in dataclasses.fields(batch)))
+    assert same(batch, expected), f"{batch}\n{expected}"
+
+
+@pytest.mark.parametrize("name", [*LIKE_TORCH, *UNLIKE_TORCH])
+def test_for_numpy_the_batch_is_of_arrays(name: str) -> None:
+    make = LIKE_TORCH[name] if name in LIKE_TORCH else UNLIKE_TORCH[name][0]
+    structure = Structure.of(make(0))
+    for framework in ("torch", "numpy"):
+        batch, arrays = through(structure, [make(i) for i in range(3)], framework)
+        parts = [leaf for leaf in leaves(batch) if not isinstance(leaf, (str, bytes))]
+        assert all(isinstance(x, np.ndarray if framework == "numpy" else torch.Tensor) for x in parts)
+        parts = [part for part in parts if np.prod(part.shape)]
+        for field, array, part in zip(structure.fields, arrays, parts, strict=True):
+            if framework == "numpy" and field.dtype == "bfloat16":
+                assert part.dtype == np.float32
+                assert same(torch.from_numpy(part).bfloat16(), torch.from_numpy(array.view("i2")).view(torch.bfloat16))
+            else:
+                place = part.ctypes.data if framework == "numpy" else part.data_ptr()
+                assert place == array.ctypes.data, "it is not copied"
+
+
+def test_batches_do_not_share_containers() -> None:
+    for name in ("mutable mapping", "default dict", "list subclass", "user dict", "deque"):
+        make = LIKE_TORCH[name]
+        first = make(0)
+        structure = Structure.of(first)
+        assert same(first, make(0)), "the sample is as it was"
+        one, _ = through(structure, [make(0), make(1)])
+        two, _ = through(structure, [make(2), make(2)])
+        assert same(one, default_collate([make(0), make(1)]))
+        assert same(two, default_collate([make(2), make(2)]))
+
+
+def test_fields() -> None:
+    structure = Structure.of({"image": np.zeros((3, 4), ">u2"), "meta": (1, "t", torch.zeros(2).bfloat16())})
+    assert structure.fields == [
+        Field("image", "uint16", (3, 4)),
+        Field("meta.0", "int64", ()),
+        Field("meta.2", "bfloat16", (2,)),
+    ]
+    assert [f.nbytes for f in structure.fields] == [24, 8, 4]
+    assert structure.has_blob
+    assert not Structure.of(1).has_blob
+    assert Structure.of(image(0)).fields == [Field("sample", "uint8", (3, 5, 7))]
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "none": ({"a": [None]}, r"found <class 'NoneType'> in part 'a.0' of the sample: .* collate_fn"),
+    "object": (object(), r"found <class 'object'>: .* collate_fn"),
+    "class": ((Item,), r"found <class 'type'>|found <class 'abc.ABCMeta'>"),
+    "set": (({1},), r"found <class 'set'> in part '0'"),
+    "object array": ((np.array([None]),), r"found object in part '0'"),
+    "str array": (np.array(["ab"]), r"found <U2:"),
+    "bytes array": (np.array([b"ab"]), r"found \|S2:"),
+    "time": (np.datetime64(1, "s"), r"found datetime64\[s\]"),
+    "structured": (np.zeros(2, [("a", "i4")]), r"found \[\('a', '<i4'\)\]"),
+    "wide float": (np.zeros(2, np.longdouble), r"found float128|longdouble"),
+    "sparse": ((1, torch.eye(2).to_sparse()), r"found a tensor of layout torch.sparse_coo in part '1'"),
+    "elsewhere": (torch.empty(2, device="meta"), r"found a tensor on meta, not on the CPU"),
+    "float8": (torch.zeros(2).to(torch.float8_e4m3fn), r"found a tensor of torch.float8_e4m3fn"),
+    "huge int": ([2**63], r"found an integer of more than 64 bits in part '0'"),
+}
+
+
+@pytest.mark.parametrize(("sample", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_no_batch_can_be_made_of_is_refused(sample: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message) as caught:
+        Structure.of(sample)
+    assert str(caught.value).startswith("batch must contain tensors, numpy arrays, numbers, dicts or lists; found ")
+    if sample is not REFUSED["class"][0]:
+        structure = Structure.of(sample, whole=True)
+        assert structure.fields == [] and structure.has_blob
+
+
+class SubInt(int):
+    pass
+
+
+MISMATCHED: dict[str, tuple[Any, Any, str]] = {
+    "shape": (
+        {"image": np.zeros((3, 4), "f4")},
+        {"image": np.zeros((3, 5), "f4")},
+        "part 'image' of the sample is an array of float32 with shape (3, 5), but in the first sample it is an array "
+        "of float32 with shape (3, 4): make them equal in the dataset, or pass a collate_fn",
+    ),
+    "broadcast": (torch.zeros(3, 4), torch.zeros(4), "a tensor of float32 with shape (4,), but"),
+    "broadcast of one": (np.zeros(3), np.zeros(1), "an array of float64 with shape (1,), but"),
+    "number for an array": (np.zeros(3), 1.0, "is of type float, but in the first sample it is an array"),
+    "array for a number": (1, np.zeros((), "i4"), "is an array of int32 with shape (), but"),
+    "dtype": ((torch.zeros(3),), (torch.zeros(3).double(),), "part '0' of the sample is a tensor of float64"),
+    "dtype of an array": (np.zeros(3, "i4"), np.zeros(3, "i8"), "is an array of int64"),
+    "sign": (np.zeros(3, "i4"), np.zeros(3, "u4"), "is an array of uint32"),
+    "bfloat16 and uint16": (torch.zeros(3).bfloat16(), np.zeros(3, "u2"), "is an array of uint16"),
+    "uint16 and bfloat16": (np.zeros(3, "u2"), torch.zeros(3).bfloat16(), "is a tensor of bfloat16"),
+    "bfloat16 shape": (torch.zeros(3).bfloat16(), torch.zeros(4).bfloat16(), "a tensor of bfloat16 with shape (4,)"),
+    "float for int": (
+        (1, 2),
+        (1, 2.0),
+        "part '1' of the sample is of type float, but in the first sample it is of type",
+    ),
+    "int for float": (1.0, 1, "the sample is of type int, but in the first sample it is of type float"),
+    "bool for int": (1, True, "of type bool"),
+    "int for bool": (True, 1, "of type int"),
+    "complex for float": (1.0, 1j, "of type complex"),
+    "huge int": (1, 2**63, "is of type int (an integer of more than 64 bits)"),
+    "huge int of a subclass": (1, SubInt(-(2**64)), "is of type SubInt (an integer of more than 64 bits)"),
+    "numpy scalar": (np.float32(1), np.float64(1), "is of type float64"),
+    "none": (torch.zeros(3), None, "is of type NoneType"),
+    "none for a number": ([1], [None], "is of type NoneType"),
+    "str for a number": (1, "1", "is of type str"),
+    "number for a str": (
+        {"a": "1"},
+        {"a": 1},
+        "part 'a' of the sample is of type int, but in the first sample it is of",
+    ),
+    "bytes for a str": ("a", b"a", "is of type bytes"),
+    "object array": (np.zeros(3), np.array([None] * 3), "is of type ndarray (object)"),
+    "sparse": (torch.zeros(2, 2), torch.eye(2).to_sparse(), "a tensor of layout torch.sparse_coo"),
+    "elsewhere": (torch.zeros(2), torch.empty(2, device="meta"), "a tensor on meta, not on the CPU"),
+    "image size": (image(0), image(0, size=(7, 6)), "is a PIL image of mode RGB and size 7x6, but"),
+    "image mode": ([image(0)], [image(0, "L")], "part '0' of the sample is a PIL image of mode L and size 7x5"),
+    "list for tuple": ((1, 2), [1, 2], "the sample is of type list, but in the first sample it is of type tuple"),
+    "short": ((1, 2), (1,), "the sample has 1 items, but in the first sample it has 2"),
+    "long": ([[1, 2]], [[1, 2, 3]], "part '0' of the sample has 3 items, but"),
+    "key missing": ({"a": 1, "b": 2}, {"a": 1}, "the sample has no key 'b', but in the first sample it has one"),
+    "key instead": ({"a": 1, "b": 2}, {"a": 1, "c": 2}, "has no key 'b'"),
+    "key added": ({"a": 1}, {"a": 1, "c": 2}, "has a key 'c', but in the first sample it has none"),
+    "key not made up": (
+        collections.defaultdict(int, a=1, b=2),
+        collections.defaultdict(int, a=1, c=2),
+        "has no key 'b'",
+    ),
+    "mapping": ({"a": 1}, collections.OrderedDict(a=1), "is of type OrderedDict"),
+    "dataclass": (Slotted(1, 2), (1, 2), "is of type tuple, but in the first sample it is of type Slotted"),
+    "part of a dataclass": (Slotted(1, [2]), Slotted(1, [2.0]), "part 'b.0' of the sample is of type float"),
+    "empty": (np.zeros((0, 2)), np.zeros((0, 3)), "an array of float64 with shape (0, 3)"),
+    "none for empty": (np.zeros((0, 2)), None, "is of type NoneType"),
+}
+
+
+@pytest.mark.parametrize(("first", "other", "message"), MISMATCHED.values(), ids=MISMATCHED)
+def test_a_sample_unlike_the_first_is_told(first: Any, other: Any, message: str) -> None:
+    structure = Structure.of(first)
+    views = [np.zeros((1, 1, *f.shape), f.storage) for f in structure.fields]
+    structure.write(first, views, (0, 0))
+    with pytest.raises(SampleMismatch) as caught:
+        structure.write(other, views, (0, 0))
+    text = str(caught.value)
+    assert message in text and "\n" not in text
+    assert text.endswith(": make them equal in the dataset, or pass a collate_fn")
+    structure.write(first, views, (0, 0))
+
+
+def test_whole_samples() -> None:
+    samples = [{"a": None, "b": (np.arange(3) + i, {i})} for i in range(3)]
+    structure = Structure.of(samples[0], whole=True)
+    batch, _ = through(structure, samples)
+    assert [x["a"] for x in batch] == [None] * 3
+    assert [x["b"][1] for x in batch] == [{0}, {1}, {2}]
+    assert all(same(x["b"][0], y["b"][0]) for x, y in zip(batch, samples, strict=True))
+
+
+def test_missing_blobs_are_told() -> None:
+    structure = Structure.of("text")
+    with pytest.raises(ValueError, match="3 samples have 0 blobs"):
+        structure.batch([], None, 3, "torch")
+    with pytest.raises(ValueError, match="framework is 'jax'"):
+        Structure.of(1).batch([np.zeros(1)], None, 1, "jax")  # type: ignore[arg-type]
+
+
+PICKLED = [name for name in LIKE_TORCH if name != "mapping proxy"]
+
+
+@pytest.mark.parametrize("name", PICKLED)
+def test_a_structure_can_be_pickled(name: str) -> None:
+    make = LIKE_TORCH[name]
+    structure = Structure.of(make(0))
+    samples = [make(i) for i in range(3)]
+    through(structure, samples)
+    copy = pickle.loads(pickle.dumps(structure))
+    assert repr(copy) == repr(structure)
+    assert copy.fields == structure.fields and copy.has_blob == structure.has_blob
+    assert same(through(copy, samples)[0], through(structure, samples)[0])
+
+
+def test_a_structure_holds_no_data() -> None:
+    data = torch.zeros(10_000)
+    for sample in (
+        collections.OrderedDict(a=data),
+        Tagged([data]),
+        Settled("here", a=data),
+        collections.UserDict(a=data),
+    ):
+        assert len(pickle.dumps(Structure.of(sample))) < 2000
+
+
+def python(code: str, given: bytes = b"", *paths: Path) -> bytes:
+    path = os.pathsep.join([*map(str, paths), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], input=given, capture_output=True, env=env)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout
+
+
+def test_a_structure_goes_to_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "user_types.py").write_text(
+        "import dataclasses, typing\n"
+        "Pair = typing.NamedTuple('Pair', [('a', object), ('b', object)])\n"
+        "@dataclasses.dataclass\n"
+        "class Data:\n    x: object\n    pair: object\n"
+    )
+    made = python(
+        """
+        import pickle, sys, numpy as np
+        from user_types import Data, Pair
+        from coprep._structure import Structure
+        sys.stdout.buffer.write(pickle.dumps(Structure.of(Data(np.zeros(2), Pair(1, "s")))))
+        """,
+        b"",
+        tmp_path,
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    user_types: Any = __import__("user_types")
+    structure: Structure = pickle.loads(made)
+    samples = [user_types.Data(np.full(2, float(i)), user_types.Pair(i, f"s{i}")) for i in range(3)]
+    batch, _ = through(structure, samples, "numpy")
+    assert type(batch) is user_types.Data and type(batch.pair) is user_types.Pair
+    assert batch.x.tolist() == [[0, 0], [1, 1], [2, 2]]
+    assert batch.pair.a.tolist() == [0, 1, 2] and batch.pair.b == ("s0", "s1", "s2")
+
+
+def test_neither_torch_nor_pillow_is_needed() -> None:
+    structure = pickle.dumps(Structure.of((rand(0, 2), image(0), 1, "s")))
+    out = python(
+        """
+        import pickle, sys
+        sys.modules["torch"] = sys.modules["PIL"] = sys.modules["PIL.Image"] = None
+        import numpy as np
+        from coprep._packing import pack, unpack
+        from coprep._structure import Structure, convert
+        structure = pickle.loads(sys.stdin.buffer.read())
+        blob = bytearray(100)
+        views = [np.zeros((1, 1, *f.shape), f.storage) for f in structure.fields]
+        packed = structure.write((np.ones(2, "f4"), np.ones((3, 5, 7), "u1"), 5, "t"), views, (0, 0))
+        packed.write_to(memoryview(blob))
+        a, b, c, d = structure.batch([v[0] for v in views], [memoryview(blob)], 1, "numpy")
+        print(a.tolist(), b.sum(), c.tolist(), d, convert((np.float32(1),), "numpy"))
+        print([n for n in ("torch", "PIL", "cloudpickle") if sys.modules.get(n)])
+        """,
+        structure,
+    )
+    assert out.decode().splitlines() == ["[[1.0, 1.0]] 105 [5] ('t',) [array(1., dtype=float32)]", "[]"]
+
+
+CONVERTED = [*LIKE_TORCH.values(), lambda i: None, lambda i: (Slotted(1, 2), image(i), {1, 2}, 1j)]
+
+
+@pytest.mark.parametrize("make", CONVERTED, ids=[*LIKE_TORCH, "none", "anything"])
+def test_single_samples_are_converted_as_torch_does(make: Make) -> None:
+    sample = make(1)
+    if isinstance(sample, tuple) and any(isinstance(x, np.bytes_) for x in sample):
+        pytest.skip("PyTorch cannot")
+    expected, result = default_convert(make(1)), convert(sample)
+    if isinstance(expected, list) and expected and isinstance(expected[0], Slotted):
+        assert all(a is b for a, b in zip(result, sample, strict=True))
+    else:
+        assert result is expected is None or same(result, expected)
+
+
+def test_single_samples_are_converted_to_numpy() -> None:
+    sample = (rand(0, 2), {"a": np.float32(1), "b": [torch.tensor(0.5, dtype=torch.bfloat16)]}, "s", 1, None)
+    result = convert(sample, "numpy")
+    expected = [sample[0].numpy(), {"a": np.array(1, np.float32), "b": [np.array(0.5, np.float32)]}, "s", 1]
+    assert result[4] is None and same(result[:4], expected)
+    assert same(convert(np.arange(3, dtype=">i4")), torch.arange(3, dtype=torch.int32))
+
+
+# --- packing ---------------------------------------------------------------------------------------------------
+
+
+def packed(obj: Any, room: int = 0) -> bytearray:
+    whole = pack(obj)
+    data = bytearray(b"\xa5" * (whole.size + room))
+    assert whole.write_to(memoryview(data)) == whole.size
+    assert data[whole.size :] == b"\xa5" * room, "nothing else is written to"
+    return data
+
+
+OBJECTS: dict[str, Any] = {
+    "none": None,
+    "nested": {"a": [1, 2.5, ("x", b"y")], "b": {"c": True, 3: 1j}},
+    "array": np.arange(12.0).reshape(3, 4),
+    "array of objects": [np.array([1, "a"], dtype=object).tolist()],
+    "fortran array": np.arange(12).reshape(3, 4).T,
+    "not contiguous array": np.arange(24).reshape(4, 6)[::2, ::3],
+    "big-endian": np.arange(3, dtype=">i4"),
+    "empty array": (np.empty((0, 3)), np.arange(3)),
+    "0-d": (np.array(5), np.float32(2)),
+    "many": [np.full(i, i) for i in range(40)],
+    "long text": "x" * 200_000,
+    "long bytes": b"x" * 200_000,
+    **{
+        f"tensor {dtype}": torch.arange(6).reshape(2, 3).to(getattr(torch, dtype))
+        for dtype in ("bool", "uint8", "int16", "int64", "float16", "bfloat16", "float32", "complex64", "float8_e4m3fn")
+    },
+    "0-d tensor": torch.tensor(3.5),
+    "empty tensor": [torch.empty(2, 0, dtype=torch.bfloat16), torch.empty(0, dtype=torch.int8)],
+    "not contiguous tensor": torch.arange(24).reshape(2, 3, 4).permute(2, 0, 1),
+    "expanded tensor": (torch.ones(1).expand(5), torch.ones(1, 1).expand(3, 1)),
+    "conjugated": torch.tensor([1 + 2j]).conj(),
+    "parameter": torch.nn.Parameter(torch.ones(2)),
+    "requires grad": torch.ones(2, requires_grad=True),
+    "named tuple": Point(torch.ones(2), [Item(np.ones(2), 1, "n")]),
+}
+
+
+@pytest.mark.parametrize("obj", OBJECTS.values(), ids=OBJECTS)
+def test_any_object_goes_into_bytes_and_back(obj: Any) -> None:
+    def equal(result: Any) -> bool:
+        return result is obj is None or same(result, obj)
+
+    data = packed(obj, room=100)
+    assert equal(unpack(data))
+    assert equal(unpack(bytes(data)))
+    assert equal(unpack(memoryview(data)))
+    assert getattr(unpack(data), "requires_grad", False) == getattr(obj, "requires_grad", False)
+
+
+def test_an_object_that_is_twice_in_it_is_one() -> None:
+    tensor = torch.ones(3)
+    a, b = unpack(packed([tensor, tensor]))
+    assert a is b
+
+
+def test_attributes_of_a_tensor_are_kept() -> None:
+    tensor = torch.ones(3)
+    tensor.origin = "here"  # type: ignore[attr-defined]
+    assert unpack(packed(tensor)).origin == "here"
+
+
+def test_arrays_and_tensors_lie_in_the_bytes() -> None:
+    data = packed((np.arange(1000), torch.arange(1000.0), torch.ones(8).bfloat16()))
+    start = np.frombuffer(data, np.uint8).ctypes.data
+    array, tensor, half = unpack(data)
+    for place in (array.ctypes.data, tensor.data_ptr(), half.data_ptr()):
+        assert start < place < start + len(data) and (place - start) % 64 == 0
+    array[:] = 7
+    assert unpack(data)[0].tolist() == [7] * 1000
+    array, tensor, _ = unpack(bytes(data))
+    array[:] = 8
+    tensor[:] = 8
+
+
+def test_a_tensor_takes_its_own_bytes_only() -> None:
+    assert pack(torch.zeros(1000, 1000)[5]).size < 4000 + 500
+
+
+MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB", "I", "F", "I;16")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_images(mode: str) -> None:
+    picture = image(1) if mode in ("RGB", "I;16") else image(1, mode) if mode != "LAB" else Image.new("LAB", (7, 5), 9)
+    if mode == "I;16":
+        picture = Image.fromarray(np.arange(35, dtype=np.uint16).reshape(5, 7) * 1000)
+    assert picture.mode == mode
+    result, number = unpack(packed((picture, 3)))
+    assert type(result) is Image.Image and number == 3
+    assert (result.mode, result.size, result.tobytes()) == (picture.mode, picture.size, picture.tobytes())
+    assert result.getpalette() == picture.getpalette()
+    assert np.array_equal(np.asarray(result), np.asarray(picture))
+    result.putpixel((0, 0), result.getpixel((1, 1)))
+
+
+def test_images_of_files(tmp_path: Path) -> None:
+    image(2).save(tmp_path / "a.jpg", dpi=(72, 72))
+    palette = image(3, "RGBA").quantize(9)
+    palette.save(tmp_path / "b.png", transparency=2)
+    for name in ("a.jpg", "b.png"):
+        result = unpack(packed(Image.open(tmp_path / name)))
+        expected = Image.open(tmp_path / name)
+        assert type(result) is Image.Image and result.mode == expected.mode
+        assert result.convert("RGBA").tobytes() == expected.convert("RGBA").tobytes()
+    assert unpack(packed(Image.open(tmp_path / "a.jpg"))).info["dpi"] == (72, 72)
+
+
+def test_images_with_a_transparent_palette() -> None:
+    picture = Image.new("P", (2, 1))
+    picture.putpalette([1, 2, 3, 4, 5, 6, 7, 8], "RGBA")
+    picture.putpixel((1, 0), 1)
+    assert unpack(packed(picture)).convert("RGBA").tobytes() == bytes(range(1, 9))
+
+
+def test_empty_images() -> None:
+    assert unpack(packed(Image.new("RGB", (0, 5)))).size == (0, 5)
+
+
+def test_what_the_main_script_defines_travels_by_value() -> None:
+    pytest.importorskip("cloudpickle")
+    data = python(
+        """
+        import collections, sys, numpy as np, torch
+        from coprep._packing import pack
+        class Own:
+            def __init__(self, x): self.x = x
+            def twice(self): return self.x * 2
+        Pair = collections.namedtuple("Pair", "a b")
+        def thrice(x): return 3 * x
+        packed = pack([Own(np.arange(3)), Pair(torch.ones(2), 1), thrice])
+        data = bytearray(packed.size)
+        packed.write_to(memoryview(data))
+        sys.stdout.buffer.write(data)
+        """
+    )
+    own, pair, thrice = unpack(bytearray(data))
+    assert own.twice().tolist() == [0, 2, 4]
+    assert type(pair).__name__ == "Pair" and pair.a.tolist() == [1, 1]
+    assert thrice(2) == 6
+
+
+def test_a_local_class_travels_by_value() -> None:
+    pytest.importorskip("cloudpickle")
+
+    class Local:
+        x = 5
+
+    data = packed((np.zeros(1000), torch.zeros(1000), Local(), lambda x: x + 1))
+    assert len(data) < 8000 + 4000 + 3000, "each buffer is there once"
+    _, tensor, local, plus = unpack(data)
+    assert local.x == 5 and plus(1) == 2
+    start = np.frombuffer(data, np.uint8).ctypes.data
+    assert start < tensor.data_ptr() < start + len(data), "a tensor lies in the bytes here too"
+
+
+def test_without_cloudpickle_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    import coprep._packing
+
+    coprep._packing._by_value_pickler.cache_clear()
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    with pytest.raises(pickle.PicklingError, match="lambda.* module that can be imported, or install cloudpickle"):
+        pack(lambda: 1)
+
+
+def test_what_cannot_be_pickled_is_an_error() -> None:
+    with pytest.raises(TypeError, match="generator"):
+        pack([np.arange(3), (x for x in range(3))])
+
+
+FAILURES = (ValueError, EOFError, pickle.UnpicklingError)
+
+
+@pytest.mark.parametrize("name", ["nested", "array", "many", "tensor bfloat16", "empty array"])
+def test_bytes_that_are_cut_off_are_an_error(name: str) -> None:
+    data = packed(OBJECTS[name])
+    for length in range(len(data)):
+        with pytest.raises(ValueError, match="cut off|less than a header"):
+            unpack(data[:length])
+
+
+def test_damaged_headers_are_an_error() -> None:
+    data = packed([np.arange(3), np.arange(5)], room=64)
+    head = 24 + 2 * 8
+    rng = np.random.default_rng(0)
+    spoilt = [bytearray(data) for _ in range(8 * head + 2000)]
+    for i, (at, bit) in enumerate(itertools.product(range(head), range(8))):
+        spoilt[i][at] ^= 1 << bit
+    for i in range(8 * head, len(spoilt)):
+        spoilt[i][4:head] = rng.integers(0, [3, 256][i % 2], head - 4, dtype=np.uint8).tobytes()
+    failed = 0
+    for candidate in spoilt:
+        try:
+            # What lies between the parts may be taken for the end of one.
+            assert same(unpack(candidate), unpack(data))
+        except FAILURES:
+            failed += 1
+    assert failed > len(spoilt) - 16
+    with pytest.raises(ValueError, match="other bytes"):
+        unpack(b"x" * 100)
+
+
+def test_too_little_room_is_an_error() -> None:
+    whole = pack(np.arange(100))
+    room = bytearray(whole.size - 1)
+    with pytest.raises(ValueError, match=f"{whole.size} bytes do not fit into {whole.size - 1}"):
+        whole.write_to(memoryview(room))
+    assert not any(room)
