@@ -47,7 +47,7 @@ deps: ## install the build tools that are missing, or say which
 $(VENV)/.base: | deps
 	@echo "making $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) "maturin>=1.9,<2" numpy pillow
+	@$(PIP) "maturin>=1.9,<2" numpy cloudpickle pillow
 	@touch $@
 
 $(VENV)/.checks: $(VENV)/.base

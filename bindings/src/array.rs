@@ -36,12 +36,25 @@ impl Array {
 }
 
 fn typestr(dtype: coprep_protocol::spec::Dtype) -> &'static str {
-    use coprep_protocol::spec::Dtype::{F32, I64, U8};
-    match (dtype, cfg!(target_endian = "little")) {
-        (U8, _) => "|u1",
-        (F32, true) => "<f4",
-        (F32, false) => ">f4",
-        (I64, true) => "<i8",
-        (I64, false) => ">i8",
+    use coprep_protocol::spec::Dtype::{
+        BF16, Bool, C64, C128, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64,
+    };
+    // In the byte order of this machine.
+    match dtype {
+        Bool => "=b1",
+        U8 => "=u1",
+        I8 => "=i1",
+        // NumPy does not have it: its bits.
+        U16 | BF16 => "=u2",
+        I16 => "=i2",
+        U32 => "=u4",
+        I32 => "=i4",
+        U64 => "=u8",
+        I64 => "=i8",
+        F16 => "=f2",
+        F32 => "=f4",
+        F64 => "=f8",
+        C64 => "=c8",
+        C128 => "=c16",
     }
 }

@@ -21,14 +21,17 @@ pub(crate) fn raise(error: Error) -> PyErr {
             Ok(raised) => *raised,
             Err(other) => python::CoprepError::new_err(other.to_string()),
         },
-        Error::Sample(s) => python::SampleError::new_err((text, s.id, s.path, s.stage)),
+        Error::Sample(s) => {
+            let exception: std::borrow::Cow<'static, [u8]> = s.exception.into();
+            python::SampleError::new_err((text, s.id, s.path, s.stage, s.worker, exception))
+        }
         Error::Timeout { .. } => python::TimeoutError::new_err(text),
         Error::Invalid(_) => PyValueError::new_err(text),
         Error::Refused(refusal) => match refusal.kind {
             RefusalKind::Invalid => PyValueError::new_err(text),
             RefusalKind::NotFound => PyFileNotFoundError::new_err(text),
             RefusalKind::Memory => PyMemoryError::new_err(text),
-            RefusalKind::Internal => python::CoprepError::new_err(text),
+            RefusalKind::Code | RefusalKind::Internal => python::CoprepError::new_err(text),
         },
         _ => python::CoprepError::new_err(text),
     }

@@ -35,7 +35,7 @@ mod _coprep {
     #[pymodule_export]
     use crate::loader::Loader;
     #[pymodule_export]
-    use crate::pipeline::{Pipeline, files, image_folder};
+    use crate::pipeline::{Pipeline, files, image_folder, user_dataset};
     use pyo3::prelude::*;
 
     #[pymodule_init]

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coprep_client::loader::Options;
-use coprep_client::{Event, Loader as Client, SLICE};
-use coprep_protocol::message::{Attach, CacheForm, CacheRequest, Cohort, Resume};
+use coprep_client::{Error, Event, Loader as Client, SLICE};
+use coprep_protocol::message::{Attach, CacheForm, CacheRequest, Cohort, Resume, UserCode};
 use coprep_protocol::spec::Field;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -51,10 +51,28 @@ fn cache_form(name: Option<&str>) -> PyResult<Option<CacheForm>> {
         Some("off") => Ok(Some(CacheForm::Off)),
         Some("encoded") => Ok(Some(CacheForm::Encoded)),
         Some("decoded") => Ok(Some(CacheForm::Decoded)),
+        Some("prepared") => Ok(Some(CacheForm::Prepared)),
         Some(other) => Err(PyValueError::new_err(format!(
             "unknown form of cache '{other}'"
         ))),
     }
+}
+
+/// How workers run: command, environment, working directory, number, patience in milliseconds, and what gives the
+/// packed dataset.
+type Code = (
+    Vec<Vec<u8>>,
+    Vec<(Vec<u8>, Vec<u8>)>,
+    Vec<u8>,
+    u32,
+    u64,
+    Py<PyAny>,
+);
+
+/// Asks Python for the packed dataset.
+fn packed(give: &Py<PyAny>) -> Result<Vec<u8>, Error> {
+    Python::attach(|py| give.call0(py)?.extract(py).map_err(PyErr::from))
+        .map_err(|e: PyErr| Error::Interrupted(Box::new(e)))
 }
 
 #[pymethods]
@@ -67,7 +85,7 @@ impl Loader {
     )]
     #[pyo3(signature = (
         pipeline, *, name, socket, timeout, batch_size, shuffle, seed, drop_last, rank, world_size, group,
-        skip_errors, subset, cohort, cache, cache_bytes, lru, resume
+        skip_errors, subset, cohort, cache, cache_bytes, lru, resume, code
     ))]
     fn new(
         py: Python<'_>,
@@ -89,7 +107,21 @@ impl Loader {
         cache_bytes: Option<u64>,
         lru: bool,
         resume: Option<(u64, Vec<u8>, u64, u32)>,
+        code: Option<Code>,
     ) -> PyResult<Self> {
+        let (code, give) = match code {
+            Some((command, environment, directory, workers, patience_ms, give)) => {
+                let code = UserCode {
+                    command,
+                    environment,
+                    directory,
+                    workers,
+                    patience_ms,
+                };
+                (Some(code), Some(give))
+            }
+            None => (None, None),
+        };
         let ids = |bytes: &[u8]| -> RoaringBitmap {
             bytes
                 .as_chunks::<4>()
@@ -100,6 +132,7 @@ impl Loader {
         };
         let attach = Attach {
             pipeline: pipeline.spec.clone(),
+            code,
             seed,
             seed_hint: resume.as_ref().map(|&(_, _, seed, _)| seed),
             shuffle,
@@ -128,6 +161,7 @@ impl Loader {
             name,
             program: program(py),
             attach,
+            code: give.map(|give| Arc::new(move || packed(&give)) as Arc<coprep_client::loader::Code>),
             timeout: Duration::try_from_secs_f64(timeout).unwrap_or(Duration::MAX),
             reconnect: RECONNECT,
             pulse: signals(),
@@ -176,6 +210,7 @@ impl Loader {
         info.set_item("dataset_samples", attached.dataset_samples)?;
         info.set_item("classes", &attached.classes)?;
         info.set_item("fields", fields)?;
+        info.set_item("structure", PyBytes::new(py, &attached.structure))?;
         Ok(info)
     }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use coprep_client::connection::How;
 use coprep_client::control;
 use coprep_protocol::spec::{
-    DEFAULT_MAX_PIXELS, FileList, Interpolation, Op, PipelineSpec, ResizeTo, Source,
+    DEFAULT_MAX_PIXELS, FileList, Interpolation, Op, Part, PipelineSpec, ResizeTo, Source, UserDataset,
 };
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -96,6 +96,40 @@ pub(crate) fn files(paths: Vec<PathBuf>, labels: Option<Vec<i64>>) -> PyResult<P
     })
 }
 
+/// A dataset of Python code, told apart by named parts of 16 bytes each.
+#[pyfunction]
+#[pyo3(signature = (name, samples, dataset, rest, *, split, in_job))]
+pub(crate) fn user_dataset(
+    name: String,
+    samples: Option<u32>,
+    dataset: Vec<(String, [u8; 16])>,
+    rest: Vec<(String, [u8; 16])>,
+    split: bool,
+    in_job: bool,
+) -> Pipeline {
+    let parts = |parts: Vec<(String, [u8; 16])>| {
+        let part = |(name, hash)| Part {
+            name,
+            hash: u128::from_le_bytes(hash),
+        };
+        parts.into_iter().map(part).collect()
+    };
+    let source = Source::UserCode(UserDataset {
+        name,
+        samples,
+        dataset: parts(dataset),
+        rest: parts(rest),
+        split,
+        in_job,
+    });
+    Pipeline {
+        spec: PipelineSpec {
+            source,
+            ops: Vec::new(),
+        },
+    }
+}
+
 impl Pipeline {
     fn with(&self, op: Op) -> Self {
         let mut spec = self.spec.clone();
@@ -178,7 +212,7 @@ impl Pipeline {
     fn root(&self) -> Option<&str> {
         match &self.spec.source {
             Source::ImageFolder { root } => Some(root),
-            Source::Files(_) => None,
+            Source::Files(_) | Source::UserCode(_) => None,
         }
     }
 
@@ -214,6 +248,7 @@ impl Pipeline {
         let mut text = match &self.spec.source {
             Source::ImageFolder { root } => format!("ImageFolder({root:?})"),
             Source::Files(list) => format!("Files({} paths)", list.paths.len()),
+            Source::UserCode(user) => user.name.clone(),
         };
         for op in &self.spec.ops {
             text.push_str(match op {

@@ -19,13 +19,18 @@
 //!
 //! The file is mapped here and then sealed: nobody, this process included, can map it writable or write it
 //! by any descriptor from then on. Consumers get [`StagingPool::reader_fd`].
+//!
+//! Processes that run user code fill slots too. Their host maps the file before it is sealed
+//! ([`StagingPool::create_with`]), and its children inherit that mapping. Such a process is trusted to write
+//! only the slot that it was given, and only until it says so or is dead: until then the slot's
+//! [`SlotMut`] is held and not looked at.
 #![expect(
     unsafe_code,
     reason = "hands out disjoint parts of the mapping as slices"
 )]
 
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use crossbeam::queue::ArrayQueue;
@@ -191,8 +196,21 @@ impl StagingPool {
     /// # Errors
     /// When memory is short, with the size wanted, the size had and the remedy.
     pub fn create(layout: Layout) -> Result<Self> {
+        Self::create_with(layout, |_| Ok::<(), Error>(()))
+    }
+
+    /// The same, with other processes that write: `share` gives them the descriptor, and comes back when they
+    /// have mapped it.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create), and what `share` says.
+    pub fn create_with<E: From<Error>>(
+        layout: Layout,
+        share: impl FnOnce(BorrowedFd<'_>) -> std::result::Result<(), E>,
+    ) -> std::result::Result<Self, E> {
         let bytes = layout.total_bytes();
         let (file, mapping) = mapping::huge_memory_file(WHAT, "coprep-staging", bytes)?;
+        share(file.as_fd())?;
         mapping::seal(WHAT, &file, mapping::write_seals())?;
         let free = ArrayQueue::new(layout.buffers as usize);
         for buffer in 0..layout.buffers {

@@ -37,9 +37,10 @@ pub(crate) struct Cache {
 /// What a new cache is made for.
 pub(crate) struct Opening<'a> {
     pub(crate) key: CacheKey,
-    pub(crate) dataset: &'a Dataset,
+    pub(crate) samples: u32,
     pub(crate) dataset_name: &'a str,
-    pub(crate) pipeline: &'a Pipeline,
+    /// Bytes that all samples take.
+    pub(crate) wanted: u64,
     /// What the job asked for.
     pub(crate) bytes: Option<u64>,
     /// What the node has left for caches.
@@ -59,7 +60,7 @@ impl Cache {
         let segment = opening.segment_name().filter(|_| !opening.key.lru);
         let store: Box<dyn SampleCache> = match (opening.key.lru, &segment) {
             (true, _) => Box::new(Lru::new(capacity)),
-            (false, None) => Box::new(NoEviction::anonymous(capacity, opening.dataset.len())?),
+            (false, None) => Box::new(NoEviction::anonymous(capacity, opening.samples)?),
             (false, Some(name)) => Box::new(opening.named(name, capacity)?),
         };
         Ok(Cache {
@@ -119,10 +120,10 @@ impl Cache {
 impl Opening<'_> {
     fn capacity(&self) -> u64 {
         // An explicit size is taken as it is: too large is an error of the reservation, not of taste.
-        let wanted = || wanted(self.dataset, self.pipeline, self.key.form);
         match self.bytes {
-            Some(bytes) => bytes.min(wanted()),
-            None => wanted()
+            Some(bytes) => bytes.min(self.wanted),
+            None => self
+                .wanted
                 .min(self.budget_left)
                 .min(coprep_cache::memory::available().unwrap_or(u64::MAX) / 2),
         }
@@ -139,7 +140,7 @@ impl Opening<'_> {
 
     fn named(&self, name: &str, capacity: u64) -> Result<NoEviction> {
         let (cache, found) =
-            NoEviction::named(name, capacity, self.dataset.len(), self.fingerprint())?;
+            NoEviction::named(name, capacity, self.samples, self.fingerprint())?;
         tracing::info!(
             name,
             entries = found.entries,
@@ -166,7 +167,7 @@ pub fn drop_left_segments() -> Result<u64> {
 }
 
 /// Bytes that all samples take in a form; an estimate from every so manieth of a large dataset.
-fn wanted(dataset: &Dataset, pipeline: &Pipeline, form: CacheForm) -> u64 {
+pub(crate) fn wanted(dataset: &Dataset, pipeline: &Pipeline, form: CacheForm) -> u64 {
     let step = dataset.len().div_ceil(PROBES).max(1);
     let mut file = Vec::new();
     let size = |id| match form {
@@ -182,6 +183,12 @@ fn wanted(dataset: &Dataset, pipeline: &Pipeline, form: CacheForm) -> u64 {
     (probed + margin)
         .saturating_mul(u64::from(step))
         .max(1 << 20)
+}
+
+/// The same for samples of about `sample_bytes` bytes each.
+pub(crate) fn wanted_by_size(sample_bytes: u64, samples: u32) -> u64 {
+    let each = sample_bytes.saturating_add(sample_bytes / 4 + PER_SAMPLE);
+    each.saturating_mul(u64::from(samples)).max(1 << 20)
 }
 
 fn decoded_bytes(dataset: &Dataset, pipeline: &Pipeline, id: u32, head: &mut Vec<u8>) -> u64 {

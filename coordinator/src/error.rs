@@ -1,6 +1,6 @@
 //! What can go wrong for a client, and how it is told.
 
-use coprep_protocol::message::{Refusal, RefusalKind};
+use coprep_protocol::message::{Refusal, RefusalKind, SampleError};
 
 /// An error of the coordinator.
 #[derive(Debug, thiserror::Error)]
@@ -18,6 +18,12 @@ pub enum Error {
     /// The job does not fit its stream.
     #[error(transparent)]
     Attach(#[from] coprep_scheduler::AttachError),
+    /// The jobs' own code cannot be run.
+    #[error("{0}")]
+    Code(String),
+    /// The jobs' own code failed on the first samples.
+    #[error("sample {} failed: {}", .0.id, .0.message)]
+    Sample(Box<SampleError>),
     /// The socket, a lock or a thread.
     #[error("{what}: {source}")]
     Io {
@@ -46,11 +52,17 @@ impl Error {
             Error::Pipeline(e) if e.is_not_found() => RefusalKind::NotFound,
             Error::Pipeline(_) => RefusalKind::Invalid,
             Error::Memory(_) => RefusalKind::Memory,
+            Error::Code(_) | Error::Sample(_) => RefusalKind::Code,
             Error::Io { .. } => RefusalKind::Internal,
+        };
+        let sample = match self {
+            Error::Sample(sample) => Some((**sample).clone()),
+            _ => None,
         };
         Refusal {
             kind,
             message: self.to_string(),
+            sample,
         }
     }
 }

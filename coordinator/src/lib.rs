@@ -6,15 +6,18 @@
 //! * [`stream`]: jobs that share a pipeline, their scheduler and their staging area.
 //! * [`workers`]: the threads that run pipelines.
 //! * [`prepare`]: one sample's way from storage, or the cache, into its slot.
+//! * [`maker`]: what makes the samples of a stream: those threads, the jobs' own code, or the jobs.
+//! * [`user_code`]: the processes that run the jobs' own code.
 //! * [`warm`]: filling a cache before the jobs come.
 //!
-//! **Invariants.** No Python code runs here. No thread waits for a job: a job that stops reading is
+//! **Invariants.** No user code runs in this process. No thread waits for a job: a job that stops reading is
 //! simply not given more. Whatever a job holds is released by dropping what its session owns, so there
 //! is one way out for leaving, dying and misbehaving.
 #![forbid(unsafe_code)]
 
 mod caches;
 mod error;
+mod maker;
 mod outbox;
 mod prepare;
 mod registry;
@@ -23,6 +26,7 @@ mod session;
 mod settings;
 mod status;
 mod stream;
+mod user_code;
 mod warm;
 mod workers;
 

@@ -39,6 +39,10 @@ pub(crate) struct Cost {
 pub(crate) struct Failure {
     pub(crate) stage: &'static str,
     pub(crate) message: String,
+    /// Of user code: the worker, for people.
+    pub(crate) worker: String,
+    /// Of user code: the exception, packed for the job.
+    pub(crate) exception: Vec<u8>,
 }
 
 type Prepared = Result<Cost, Failure>;
@@ -125,6 +129,8 @@ impl Recipe {
                 self.pipeline
                     .prepare_decoded(view, key, &mut tools.scratch, out)
             }
+            // Only caches of user code hold these.
+            Form::Prepared => return Ok(None),
             Form::Encoded => self
                 .pipeline
                 .prepare_encoded(&hit, key, &mut tools.scratch, out),
@@ -218,26 +224,29 @@ fn guarded(tools: &mut Tools, run: impl FnOnce(&mut Tools) -> Prepared) -> Prepa
     let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(tools)));
     caught.unwrap_or_else(|_| {
         *tools = Tools::new();
-        Err(Failure {
-            stage: "prepare",
-            message: "an operator panicked: a defect of coprep, please report it".into(),
-        })
+        Err(Failure::new(
+            "prepare",
+            "an operator panicked: a defect of coprep, please report it".into(),
+        ))
     })
 }
 
 impl Failure {
-    fn fetch(error: coprep_pipeline::Error) -> Self {
+    pub(crate) fn new(stage: &'static str, message: String) -> Self {
         Failure {
-            stage: "fetch",
-            message: error.to_string(),
+            stage,
+            message,
+            worker: String::new(),
+            exception: Vec::new(),
         }
     }
 
+    fn fetch(error: coprep_pipeline::Error) -> Self {
+        Failure::new("fetch", error.to_string())
+    }
+
     fn decode(error: coprep_pipeline::Error) -> Self {
-        Failure {
-            stage: "decode",
-            message: error.to_string(),
-        }
+        Failure::new("decode", error.to_string())
     }
 }
 

@@ -1,6 +1,6 @@
 //! One connection: reads requests, answers them, and when it ends, however, lets go of everything.
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use coprep_protocol::message::{Attach, Reply, Request};
 use coprep_protocol::spec::PipelineSpec;
 
 use crate::outbox::Outbox;
-use crate::registry::Registry;
+use crate::registry::{Answer, Registry};
 use crate::stream::{Client, Seat, Stream};
 use crate::{Error, Result, server::Shutdown, status, warm};
 
@@ -64,7 +64,7 @@ impl Session<'_> {
     fn run(&mut self, socket: &UnixStream) -> std::result::Result<(), FrameError> {
         loop {
             match frame::receive::<Request>(socket) {
-                Ok((request, _)) => self.answer(socket, request)?,
+                Ok((request, descriptors)) => self.answer(socket, request, &descriptors)?,
                 Err(FrameError::Closed) => return Ok(()),
                 Err(FrameError::Io(e)) if e.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(FrameError::Io(e)) if e.kind() == std::io::ErrorKind::ConnectionReset => {
@@ -79,18 +79,24 @@ impl Session<'_> {
         &mut self,
         socket: &UnixStream,
         request: Request,
+        descriptors: &[OwnedFd],
     ) -> std::result::Result<(), FrameError> {
-        match self.handle(socket, request) {
+        match self.handle(socket, request, descriptors) {
             Ok(Some(reply)) => self.client.outbox.send(&reply),
             Ok(None) => Ok(()),
             Err(e) => self.client.outbox.send(&Reply::Refused(e.refusal())),
         }
     }
 
-    fn handle(&mut self, socket: &UnixStream, request: Request) -> Result<Option<Reply>> {
+    fn handle(
+        &mut self,
+        socket: &UnixStream,
+        request: Request,
+        descriptors: &[OwnedFd],
+    ) -> Result<Option<Reply>> {
         match request {
             Request::Hello { .. } => Err(Error::Invalid("greeted twice".into())),
-            Request::Attach(attach) => self.attach(&attach).map(|()| None),
+            Request::Attach(attach) => self.attach(&attach, descriptors.first()),
             Request::EpochStarted { epoch } => {
                 let (stream, seat) = self.place()?;
                 stream.epoch_started(*seat, epoch);
@@ -133,18 +139,21 @@ impl Session<'_> {
             .ok_or_else(|| Error::Invalid("this connection is not attached to a stream".into()))
     }
 
-    fn attach(&mut self, request: &Attach) -> Result<()> {
+    fn attach(&mut self, request: &Attach, dataset: Option<&OwnedFd>) -> Result<Option<Reply>> {
         if self.place.is_some() {
             return Err(Error::Invalid("this connection is attached already".into()));
         }
-        let (stream, admission) = self.registry.attach(request, &self.client)?;
+        let answer = self.registry.attach(request, &self.client, dataset)?;
+        let Answer::Admitted(stream, admission) = answer else {
+            return Ok(Some(Reply::WantCode));
+        };
         self.place = Some((stream.clone(), admission.seat));
         let descriptors = admission.descriptors.each_ref().map(|fd| fd.as_raw_fd());
         let attached = Reply::Attached(Box::new(admission.attached));
         let sent = self.client.outbox.send_with(&attached, &descriptors);
         sent.map_err(|e| Error::Invalid(format!("the client went away while attaching: {e}")))?;
         stream.begin();
-        Ok(())
+        Ok(None)
     }
 }
 

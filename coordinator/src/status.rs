@@ -16,7 +16,7 @@ pub(crate) fn status(registry: &Arc<Registry>) -> Status {
         pss_bytes: pss_bytes(),
         cache_budget: registry.settings.cache_budget,
         caches: caches.iter().map(|c| c.status(registry.users(c))).collect(),
-        streams: registry.streams().iter().map(|s| s.status()).collect(),
+        streams: registry.stream_status(),
     }
 }
 

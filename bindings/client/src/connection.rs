@@ -10,6 +10,7 @@ use coprep_protocol::message::{Reply, Request};
 use coprep_protocol::place::Place;
 use nix::errno::Errno;
 use nix::poll::PollFlags;
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, UnixAddr, connect, setsockopt, socket, sockopt,
 };
@@ -100,6 +101,18 @@ impl Connection {
     /// [`Error::Lost`] when the coordinator is gone.
     pub fn send(&self, request: &Request) -> Result<()> {
         Ok(frame::send(&self.socket, request, &[])?)
+    }
+
+    /// Sends a request, and bytes in a memory file beside it: they are copied once, however many they are.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send); [`Error::Invalid`] when memory is short.
+    pub fn send_with(&self, request: &Request, bytes: &[u8]) -> Result<()> {
+        let short = |e: std::io::Error| Error::Invalid(format!("no memory for {} bytes: {e}", bytes.len()));
+        let file = memfd_create("coprep-code", MFdFlags::MFD_CLOEXEC).map_err(|e| short(e.into()))?;
+        let mut file = std::fs::File::from(file);
+        std::io::Write::write_all(&mut file, bytes).map_err(short)?;
+        Ok(frame::send(&self.socket, request, &[file.as_raw_fd()])?)
     }
 
     /// The next reply with its descriptors. None: the time is up.

@@ -34,7 +34,7 @@ pub enum Error {
     #[error("{}", .0.message)]
     Refused(Refusal),
     /// A sample could not be prepared. The rest of its batch still comes.
-    #[error("sample {} ({}) failed in stage {}: {}", .0.id, .0.path, .0.stage, .0.message)]
+    #[error("{}", sample_failed(.0))]
     Sample(SampleError),
     /// A wait lasted longer than the limit.
     #[error("waited {:.1} s for {what}: {explanation}", .waited.as_secs_f64())]
@@ -69,6 +69,21 @@ pub enum Error {
     /// An argument is wrong.
     #[error("{0}")]
     Invalid(String),
+}
+
+fn sample_failed(error: &SampleError) -> String {
+    let SampleError {
+        id,
+        path,
+        stage,
+        message,
+        worker,
+        ..
+    } = error;
+    match worker.as_str() {
+        "" => format!("sample {id} ({path}) failed in stage {stage}: {message}"),
+        worker => format!("sample {id} failed in {stage}, in worker {worker}: {message}"),
+    }
 }
 
 impl Error {

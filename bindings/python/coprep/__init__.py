@@ -20,7 +20,7 @@ from typing import Any
 
 from coprep import _coprep
 from coprep._coprep import Pipeline, __version__
-from coprep._errors import CoprepError, SampleError, TimeoutError
+from coprep._errors import CoprepError, SampleError, TimeoutError, UnsharedWarning
 from coprep._loader import DataLoader
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "Pipeline",
     "SampleError",
     "TimeoutError",
+    "UnsharedWarning",
     "__version__",
     "status",
     "stop",

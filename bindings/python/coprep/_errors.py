@@ -12,17 +12,24 @@ class CoprepError(RuntimeError):
 class SampleError(CoprepError):
     """A sample could not be prepared. The rest of its batch still comes: iteration may go on.
 
+    An exception of a user's dataset or transform is raised as it is, with this one as its ``__cause__``.
+
     Attributes:
         id: sample id, its position in the dataset.
-        path: its file.
-        stage: ``"fetch"``, ``"decode"`` or ``"prepare"``.
+        path: its file; empty for a user's dataset.
+        stage: ``"fetch"``, ``"decode"`` or ``"prepare"``; for a user's dataset ``"dataset"`` or ``"transform"``.
+        worker: for a user's dataset, number and process id of the worker; else empty.
     """
 
-    def __init__(self, message: str, id: int, path: str, stage: str) -> None:
-        super().__init__(message, id, path, stage)
+    def __init__(
+        self, message: str, id: int, path: str, stage: str, worker: str = "", exception: bytes = b""
+    ) -> None:
+        super().__init__(message, id, path, stage, worker, exception)
         self.id = id
         self.path = path
         self.stage = stage
+        self.worker = worker
+        self._exception = exception
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -30,3 +37,7 @@ class SampleError(CoprepError):
 
 class TimeoutError(CoprepError, builtins.TimeoutError):
     """A wait lasted longer than ``timeout``. The message says who is awaited, for what, since when."""
+
+
+class UnsharedWarning(UserWarning):
+    """A loader works, but shares nothing with other jobs; the message says why."""

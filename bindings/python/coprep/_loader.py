@@ -2,60 +2,87 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
-import numpy as np
 import numpy.typing as npt
 
+from coprep import _arguments as arguments
 from coprep import _coprep
-
-Batch = tuple[Any, ...]
-Convert = Callable[[list[_coprep.Array]], Batch]
+from coprep._batches import Images, InJob, Make, Samples, framework_of, pinner, raise_sample
+from coprep._errors import CoprepError, SampleError, UnsharedWarning
 
 STATE_VERSION = 1
+_TIMEOUT = 600.0
+"""Seconds that nothing takes, unless ``timeout`` says otherwise."""
+_EMPTY_SET = b"\x3a\x30\x00\x00\x00\x00\x00\x00"
+"""A Roaring bitmap of nothing, in its portable format."""
 
 
 class DataLoader:
     """Iterates over minibatches that are prepared once for all concurrent jobs that need them.
 
-    Each pass (``for images, labels in loader``) is an epoch: every sample of the job's set exactly once. A batch is
-    ``(images, labels)``: images are uint8, or float32 after ``normalize``, of shape (batch, 3, height, width); labels
-    are int64 of shape (batch,). It lies in shared memory without having been copied, may be written to in place (nobody
-    else sees it), and stays valid as long as anything of it is held.
+    Takes the arguments of ``torch.utils.data.DataLoader``, with their meaning there, and some more. Each pass is an
+    epoch: every sample of the job's set exactly once. Nothing is connected before the first use (iteration,
+    ``len``, ...); the first loader starts the coordinator.
 
-    Jobs share when their pipeline, ``shuffle`` and cache form are the same, and ``seed`` too where it is given. The
-    first loader starts the coordinator. Nothing is connected before the first use (iteration, ``len``, ...).
+    Of a **native pipeline** (``coprep.ImageFolder(...)...``) a batch is ``(images, labels)``: images are uint8, or float32
+    after ``normalize``, of shape (batch, 3, height, width); labels are int64 of shape (batch,). Of any other map-style
+    **dataset** it is what PyTorch's default collation, or ``collate_fn``, makes of the samples; ``dataset[i]`` is run by worker
+    processes that all jobs of the stream share. Either way batches lie in shared memory without having been copied,
+    may be written to in place (nobody else sees it), and stay valid as long as anything of them is held.
+
+    Jobs share when their dataset, transform, ``shuffle`` and cache form are the same, and ``seed`` too where it is given.
+    ``coprep status`` says in what two streams differ that look alike.
 
     Args:
-        dataset: what to load.
-        batch_size: samples of a batch, of one rank.
+        dataset: a native pipeline; or any object with ``__len__`` and ``__getitem__``; or ``"module:factory"``, of what a
+            function makes in each process that needs it.
+        batch_size: samples of a batch, of one rank. ``None``: no batches, one sample at a time.
         shuffle: random order, a new one each epoch; else ids ascend.
+        sampler, batch_sampler: PyTorch's sequential, random (without replacement), subset-random, batch and distributed
+            samplers are shared, as ``shuffle``, ``subset``, ``batch_size`` and ranks are. Any other works, but shares nothing
+            (:class:`UnsharedWarning`).
+        num_workers: worker processes of the stream; those of its first job count. ``None``: as many as the coordinator
+            has processors. 0: samples are made in this process, in the same order and with the same random numbers, for
+            a debugger. Without effect for a native pipeline.
+        collate_fn: makes a batch of a list of samples, in the job.
+        pin_memory: batches are copied into pinned memory, if there is an accelerator.
+        drop_last: leave out the last batch if it is short.
+        timeout: seconds. A worker that takes longer for a sample is replaced; whoever waits longer for a batch gets a
+            :class:`TimeoutError` that says who is awaited. 0: 600.
+        worker_init_fn: called with its number in each worker that starts.
+        multiprocessing_context: with ``"spawn"`` (or ``"forkserver"``) each worker loads the dataset anew; else it is loaded
+            once per stream, and workers are forked from there.
+        generator: its seed is taken where ``seed`` is not given.
+        prefetch_factor, in_order, pin_memory_device: taken as PyTorch takes them, but how far ahead is prepared is for the
+            coordinator to say, and the order is always that of the samples.
+        persistent_workers: changes of the dataset between epochs are not looked for.
+        transform: the random part of the preparation, called with ``dataset[i]``. What comes before it is cached.
         seed: keys order and augmentation. ``None`` takes that of the jobs that run already, so that trials of a search
             share; a number is shared only with jobs that give the same.
-        drop_last: leave out the last batch if it is short.
-        rank: which of the job's ``world_size`` processes this is. All ranks get equally many batches.
-        world_size: number of processes of this job.
+        rank, world_size: which of the job's processes this is; by default as ``torch.distributed`` or the launcher's
+            environment says. All ranks get equally many batches.
         group: what the ranks of this job have in common and no other job has; by default taken from the launcher's
             environment.
         order: ``"deterministic"``.
-        on_error: ``"raise"`` a :class:`SampleError` for a sample that cannot be prepared, or ``"skip"`` it (it is
-            counted, logged once, and another takes its place).
+        on_error: ``"raise"`` for a sample that cannot be prepared, or ``"skip"`` it (it is counted, logged once, and another
+            takes its place).
         subset: ids of this job's samples, or a boolean mask; ``None`` means all.
         cohort: name common to ``cohort_size`` jobs that start together, advance together and get the same batches,
-            reproducibly.
+            reproducibly. By default ``COPREP_COHORT=name:size`` says so.
         cohort_size: number of jobs to wait for.
         framework: ``"torch"``, ``"numpy"``, or ``None``: torch if it is installed.
-        cache: form in which samples are cached: ``"off"``, ``"encoded"``, ``"decoded"``, or ``None`` for the
-            coordinator's setting.
+        cache: form in which samples are cached: ``"off"``, ``"encoded"``, ``"decoded"`` (of a user's dataset: what
+            ``dataset[i]`` gives, before ``transform``), ``"prepared"`` (of a user's dataset: after everything, so that nothing
+            random is renewed), or ``None`` for the coordinator's setting; of a user's dataset without ``transform``: off.
         cache_bytes: most bytes to cache, a number or such as ``"8G"``; ``None``: what the dataset needs, within the
             coordinator's budget.
         cache_policy: ``"no-eviction"``, or ``"lru"`` as a baseline.
-        with_index: batches are ``(images, labels, ids)``.
-        timeout: seconds to wait for a batch before :class:`TimeoutError` says who is awaited.
+        with_index: batches are ``(images, labels, ids)``; of a user's dataset ``(batch, ids)``.
         name: what the job is called in ``coprep status``.
         socket: the coordinator's; by default ``COPREP_SOCKET``, else in the user's runtime directory.
 
@@ -65,14 +92,28 @@ class DataLoader:
 
     def __init__(
         self,
-        dataset: _coprep.Pipeline,
-        batch_size: int = 1,
-        shuffle: bool = False,
-        *,
-        seed: int | None = None,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Any = None,
+        batch_sampler: Any = None,
+        num_workers: int | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
         drop_last: bool = False,
-        rank: int = 0,
-        world_size: int = 1,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: Any = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        transform: Callable[[Any], Any] | None = None,
+        seed: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
         group: str | None = None,
         order: Literal["deterministic"] = "deterministic",
         on_error: Literal["raise", "skip"] = "raise",
@@ -80,63 +121,242 @@ class DataLoader:
         cohort: str | None = None,
         cohort_size: int | None = None,
         framework: Literal["torch", "numpy"] | None = None,
-        cache: Literal["off", "encoded", "decoded"] | None = None,
+        cache: Literal["off", "encoded", "decoded", "prepared"] | None = None,
         cache_bytes: int | str | None = None,
         cache_policy: Literal["no-eviction", "lru"] = "no-eviction",
         with_index: bool = False,
-        timeout: float = 600.0,
         name: str | None = None,
         socket: str | os.PathLike[str] | None = None,
     ) -> None:
-        if not isinstance(dataset, _coprep.Pipeline):
-            raise TypeError(f"dataset must be a coprep pipeline such as coprep.ImageFolder(...), not {type(dataset)}")
-        _one_of("order", order, ("deterministic",))
-        _one_of("on_error", on_error, ("raise", "skip"))
-        _one_of("cache", cache, ("off", "encoded", "decoded", None))
-        _one_of("cache_policy", cache_policy, ("no-eviction", "lru"))
-        _one_of("framework", framework, ("torch", "numpy", None))
-        if (cohort is None) != (cohort_size is None):
-            raise ValueError("cohort and cohort_size go together: give both or neither")
-        if not timeout > 0:
-            raise ValueError(f"timeout is {timeout}: it must be more than 0 seconds")
+        arguments.one_of("order", order, ("deterministic",))
+        arguments.one_of("on_error", on_error, ("raise", "skip"))
+        arguments.one_of("cache", cache, ("off", "encoded", "decoded", "prepared", None))
+        arguments.one_of("cache_policy", cache_policy, ("no-eviction", "lru"))
+        arguments.one_of("framework", framework, ("torch", "numpy", None))
+        spawn = arguments.check_workers(
+            num_workers, timeout, prefetch_factor, persistent_workers, multiprocessing_context
+        )
+        _check_exclusive(batch_size, shuffle, sampler, batch_sampler, drop_last)
         self.dataset = dataset
-        self.batch_size = _integer("batch_size", batch_size, 1, 2**31 - 1)
+        self.batch_size = None if batch_size is None else arguments.integer("batch_size", batch_size, 1, 2**31 - 1)
+        self.num_workers = num_workers
+        self.collate_fn = collate_fn
+        self.pin_memory = pin_memory
+        self.pin_memory_device = pin_memory_device
         self.drop_last = bool(drop_last)
+        self.timeout = timeout
+        self.worker_init_fn = worker_init_fn
+        self.multiprocessing_context = multiprocessing_context
+        self.generator = generator
+        self.prefetch_factor = prefetch_factor
+        self.persistent_workers = persistent_workers
+        self.in_order = in_order
+        self.transform = transform
+        self._shuffle = bool(shuffle)
+        self._sampler, self._batch_sampler = sampler, batch_sampler
+        self._with_index = with_index
+        self._framework = framework_of(framework)
+        self._private: Any = None
+        self._is_native = isinstance(dataset, _coprep.Pipeline)
+        if not self._is_native:
+            _check_dataset(dataset)
+        elif collate_fn is not None or transform is not None or batch_size is None:
+            raise TypeError("a native pipeline makes whole batches: it takes no collate_fn, transform or batch_size=None")
+        one_order = self._one_order(subset)
+        self._limit = float(timeout) or _TIMEOUT
+        if world_size is not None:
+            arguments.integer("world_size", world_size, 1, 4096)
+        if rank is not None:
+            arguments.integer("rank", rank, 0, (world_size or 4096) - 1)
+        self._place = (rank, world_size, group)
         self._options: dict[str, Any] = {
             "name": name or os.path.basename(sys.argv[0] or "python"),
             "socket": socket,
-            "timeout": float(timeout),
-            "batch_size": self.batch_size,
-            "shuffle": bool(shuffle),
-            "seed": None if seed is None else _integer("seed", seed, 0, 2**64 - 1),
+            # A sample may be given to two workers for so long each, before it is reported.
+            "timeout": self._limit if self._is_native else 3 * self._limit,
+            "batch_size": self.batch_size or 1,
+            "shuffle": self._shuffle,
+            "seed": arguments.seed_of(generator) if seed is None else arguments.integer("seed", seed, 0, 2**64 - 1),
             "drop_last": self.drop_last,
-            "world_size": _integer("world_size", world_size, 1, 4096),
-            "rank": _integer("rank", rank, 0, world_size - 1),
-            "group": group if group is not None else _launch(),
             "skip_errors": on_error == "skip",
-            "subset": None if subset is None else _ids(subset),
-            "cohort": None if cohort is None else (cohort, _integer("cohort_size", cohort_size, 1, 2**31 - 1)),
+            "subset": None if subset is None else arguments.ids(subset),
+            "cohort": arguments.cohort(cohort, cohort_size),
             "cache": cache,
             "cache_bytes": _coprep.parse_size(cache_bytes) if isinstance(cache_bytes, str) else cache_bytes,
             "lru": cache_policy == "lru",
         }
-        self._fields = 3 if with_index else 2
-        self._convert = _converter(framework)
-        self._native = _coprep.Loader(dataset, resume=None, **self._options)
+        self._apply(one_order)
+        self._code: Any = None
+        self._identity: Any = None
+        self._make: Make = self._maker(spawn, on_error == "skip")
+        self._pin = pinner(pin_memory, pin_memory_device)
+        self._loader: _coprep.Loader | None = None
+        self._resume: tuple[int, bytes, int, int] | None = None
         self._iteration = 0
 
-    def __iter__(self) -> Iterator[Batch]:
+    # What the arguments come to.
+
+    def _one_order(self, subset: Any) -> arguments.Order | None:
+        sampler = self._sampler if self._sampler is not None else self._batch_sampler
+        if sampler is None or arguments.is_iterable_dataset(self.dataset):
+            return None
+        if subset is not None:
+            raise ValueError("subset and a sampler both say which samples: give one of them")
+        order = arguments.order_of(sampler, len(self.dataset))
+        if isinstance(order, arguments.Order):
+            return order
+        self._private = self._unshared(order)
+        return None
+
+    def _apply(self, order: arguments.Order | None) -> None:
+        if order is None:
+            return
+        options = self._options
+        options["shuffle"] = order.shuffle
+        if order.subset is not None:
+            options["subset"] = arguments.ids(order.subset)
+        if options["seed"] is None:
+            options["seed"] = order.seed
+        if order.batch_size is not None:
+            self.batch_size = options["batch_size"] = order.batch_size
+        if order.drop_last:
+            self.drop_last = options["drop_last"] = True
+        rank, world_size, group = self._place
+        if world_size is None:
+            self._place = (order.rank, order.world_size, group)
+
+    def _maker(self, spawn: bool, skip_errors: bool) -> Make:
+        if self._is_native:
+            return Images(self._framework, self._with_index)
+        from coprep._usercode import UserCode
+
+        samples = Samples(self._framework, self.collate_fn, self.batch_size is not None, self._with_index)
+        self._code = UserCode(
+            self.dataset, self.transform, self.worker_init_fn, whole=samples.whole, spawn=spawn
+        )
+        return InJob(self._code, samples, skip_errors) if self.num_workers == 0 else samples
+
+    def _unshared(self, why: str) -> Any:
+        """PyTorch's own loader, for what cannot be shared."""
+        if self._is_native:
+            raise ValueError(f"a native pipeline cannot have this order ({why}): use shuffle, subset and batch_size")
+        import torch.utils.data as data
+
+        warnings.warn(
+            f"this loader shares nothing with other jobs: {why}. Samples are made by worker processes of its own",
+            UnsharedWarning,
+            stacklevel=4,
+        )
+        workers = len(os.sched_getaffinity(0)) if self.num_workers is None else self.num_workers
+        batching: dict[str, Any] = {"batch_sampler": self._batch_sampler}
+        if self._batch_sampler is None:
+            batching = {"batch_size": self.batch_size, "sampler": self._sampler, "drop_last": self.drop_last}
+        dataset = self.dataset if self.transform is None else _Transformed(self.dataset, self.transform)
+        return data.DataLoader(
+            dataset,
+            num_workers=workers,
+            collate_fn=self.collate_fn,
+            pin_memory=self.pin_memory,
+            timeout=self.timeout if workers else 0,
+            worker_init_fn=self.worker_init_fn,
+            multiprocessing_context=self.multiprocessing_context,
+            generator=self.generator,
+            prefetch_factor=self.prefetch_factor,
+            persistent_workers=self.persistent_workers,
+            in_order=self.in_order,
+            **batching,
+        )
+
+    @property
+    def sampler(self) -> Any:
+        """As it was given; else PyTorch's, of the same order."""
+        if self._sampler is not None:
+            return self._sampler
+        import torch.utils.data as data
+
+        return data.RandomSampler(self.dataset) if self._shuffle else data.SequentialSampler(self.dataset)
+
+    @property
+    def batch_sampler(self) -> Any:
+        """As it was given; else PyTorch's, of the same batches."""
+        if self._batch_sampler is not None or self.batch_size is None:
+            return self._batch_sampler
+        import torch.utils.data as data
+
+        return data.BatchSampler(self.sampler, self.batch_size, self.drop_last)
+
+    # The connection.
+
+    @property
+    def _native(self) -> _coprep.Loader:
+        """Made at first use: only then it is known which rank this is, and what the dataset is like."""
+        if self._private is not None:
+            raise CoprepError("this loader shares nothing with other jobs: there is no coordinator to ask")
+        if self._loader is None:
+            self._loader = self._connect()
+        return self._loader
+
+    def _connect(self) -> _coprep.Loader:
+        place = arguments.place(*self._place)
+        code = None
+        pipeline = self.dataset
+        if self._code is not None:
+            in_job = self.num_workers == 0
+            self._identity = self._code.identity()
+            identity = self._identity
+            if in_job and identity.samples is None:
+                identity = identity._replace(samples=len(self._code.local()))
+            pipeline = identity.pipeline(split=self.transform is not None, in_job=in_job)
+            code = None if in_job else self._code.launch(self.num_workers or 0, self._limit)
+        options = dict(self._options)
+        if self.num_workers == 0:
+            options.update(cache=None if self._is_native else "off", cache_bytes=None)
+        return _coprep.Loader(
+            pipeline,
+            rank=place.rank,
+            world_size=place.world_size,
+            group=place.group,
+            resume=self._resume,
+            code=code,
+            **options,
+        )
+
+    def _follow_dataset(self) -> None:
+        """Changes of the dataset since the last epoch are seen, as by workers that PyTorch starts for each epoch."""
+        if self._code is None or self._loader is None or self.persistent_workers or self._identity is None:
+            return
+        if self._code.identity() == self._identity:
+            return
+        epoch = self._loader.epoch()
+        attached = self._loader.attached()
+        self._resume = (epoch, _EMPTY_SET, attached["seed"], _samples(self.dataset, attached))
+        self._loader.close()
+        self._loader = None
+
+    # Iteration.
+
+    def __iter__(self) -> Iterator[Any]:
         """Begin an epoch: the next one, or the rest of the one a state was loaded of.
 
         Leaving an epoch early (``break``) gives up its rest; the next pass is a whole epoch.
         """
+        if self._private is not None:
+            return iter(self._private)
+        if self._is_empty():
+            return iter(())
+        self._follow_dataset()
         self._native.start_epoch()
         self._iteration += 1
         return _Epoch(self, self._iteration)
 
     def __len__(self) -> int:
         """Batches of this rank in an epoch."""
-        return self._native.batches_per_epoch()
+        if self._private is not None:
+            return len(self._private)
+        return 0 if self._is_empty() else self._native.batches_per_epoch()
+
+    def _is_empty(self) -> bool:
+        return not self._is_native and not isinstance(self.dataset, str) and len(self.dataset) == 0
 
     @property
     def epoch(self) -> int:
@@ -181,10 +401,11 @@ class DataLoader:
         seed = self._options["seed"]
         if seed is not None and seed != state["seed"]:
             raise ValueError(f"the state was taken with seed {state['seed']}, and this loader has seed {seed}")
-        resume = (state["epoch"], state["delivered"], state["seed"], state["samples"])
-        native = _coprep.Loader(self.dataset, resume=resume, **self._options)
-        self._native.close()
-        self._native = native
+        before = self._loader
+        self._resume = (state["epoch"], state["delivered"], state["seed"], state["samples"])
+        self._loader = self._connect()
+        if before is not None:
+            before.close()
         self._iteration += 1
 
     def stats(self) -> dict[str, Any]:
@@ -197,7 +418,8 @@ class DataLoader:
 
     def close(self) -> None:
         """Let go of the coordinator. Batches that are held stay valid."""
-        self._native.close()
+        if self._private is None:
+            self._native.close()
 
     def __enter__(self) -> DataLoader:
         return self
@@ -206,7 +428,7 @@ class DataLoader:
         self.close()
 
 
-class _Epoch(Iterator[Batch]):
+class _Epoch(Iterator[Any]):
     """One pass."""
 
     def __init__(self, loader: DataLoader, number: int) -> None:
@@ -215,70 +437,66 @@ class _Epoch(Iterator[Batch]):
         self._number = number
         self._over = False
 
-    def __next__(self) -> Batch:
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __next__(self) -> Any:
         loader = self._loader
-        if self._over:
-            raise StopIteration
-        if self._number != loader._iteration:
-            raise RuntimeError("this iterator is over: a newer one of the same loader has begun")
-        arrays = self._native.next()
-        if arrays is None:
-            self._over = True
-            raise StopIteration
-        return loader._convert(arrays[: loader._fields])
+        while not self._over:
+            if self._number != loader._iteration:
+                raise RuntimeError("this iterator is over: a newer one of the same loader has begun")
+            try:
+                arrays = self._native.next()
+            except SampleError as error:
+                raise_sample(error)
+            if arrays is None:
+                break
+            batch = loader._make(arrays, self._native)
+            if batch is not None:
+                return batch if loader._pin is None else loader._pin(batch)
+        self._over = True
+        raise StopIteration
 
 
-def _numpy(arrays: list[_coprep.Array]) -> Batch:
-    return tuple(np.asarray(array) for array in arrays)
+class _Transformed:
+    """A dataset with its transform, for PyTorch's loader."""
+
+    def __init__(self, dataset: Any, transform: Callable[[Any], Any]) -> None:
+        self._dataset = dataset
+        self._transform = transform
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._transform(self._dataset[index])
 
 
-def _torch(arrays: list[_coprep.Array]) -> Batch:
-    import torch
-
-    return tuple(torch.from_numpy(np.asarray(array)) for array in arrays)
+def _samples(dataset: Any, attached: dict[str, Any]) -> int:
+    return int(attached["dataset_samples"]) if isinstance(dataset, str) else len(dataset)
 
 
-def _converter(framework: str | None) -> Convert:
-    if framework is None:
-        framework = "torch" if importlib.util.find_spec("torch") else "numpy"
-    if framework == "torch":
-        import torch  # noqa: F401 - if it is missing, that is said here
-    return _torch if framework == "torch" else _numpy
+def _check_exclusive(batch_size: Any, shuffle: Any, sampler: Any, batch_sampler: Any, drop_last: bool) -> None:
+    if sampler is not None and shuffle:
+        raise ValueError("sampler and shuffle both say in which order samples come: give one of them")
+    if batch_sampler is not None and (batch_size != 1 or shuffle or sampler is not None or drop_last):
+        raise ValueError("batch_sampler says everything of the batches: leave out batch_size, shuffle, sampler and drop_last")
+    if batch_size is None and drop_last:
+        raise ValueError("batch_size=None makes no batches, so there is no last one for drop_last")
 
 
-def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name} is {value!r}: it must be one of {', '.join(map(repr, allowed))}")
-
-
-def _integer(name: str, value: object, least: int, most: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be an integer, not {value!r}")
-    number = int(value.__index__())
-    if not least <= number <= most:
-        raise ValueError(f"{name} is {number}: it must be from {least} to {most}")
-    return number
-
-
-def _ids(subset: Iterable[int] | npt.NDArray[Any]) -> bytes:
-    ids = subset if isinstance(subset, np.ndarray) else np.asarray(list(subset))
-    if ids.dtype == np.bool_:
-        ids = np.flatnonzero(ids)
-    if ids.size == 0:
-        raise ValueError("the subset is empty")
-    if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise TypeError("subset must be sample ids, or a boolean mask")
-    if ids.min() < 0 or ids.max() >= 2**32:
-        raise ValueError(f"subset has an id that cannot be one: {ids.min() if ids.min() < 0 else ids.max()}")
-    return np.ascontiguousarray(ids, dtype=np.uint32).tobytes()
-
-
-def _launch() -> str:
-    """What the processes of one launch have in common."""
-    env = os.environ
-    for variable in ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "PMIX_NAMESPACE"):
-        if env.get(variable, "none") != "none":
-            return f"{variable}={env[variable]}"
-    if "MASTER_PORT" in env:
-        return f"{env.get('MASTER_ADDR', '')}:{env['MASTER_PORT']}"
-    return f"parent={os.getppid()}"
+def _check_dataset(dataset: Any) -> None:
+    if isinstance(dataset, str):
+        if not all(part.isidentifier() for part in dataset.replace(":", ".", 1).split(".")) or ":" not in dataset:
+            raise TypeError(f"dataset is {dataset!r}: it must be a dataset, or the name of what makes one, 'module:factory'")
+        return
+    if arguments.is_iterable_dataset(dataset):
+        raise TypeError(
+            f"{type(dataset).__name__} can only be iterated over: samples are shared by their ids, so the dataset must have "
+            "__len__ and __getitem__. Make it map-style (an index of what it reads), or use torch.utils.data.DataLoader"
+        )
+    if not hasattr(dataset, "__getitem__"):
+        raise TypeError(
+            f"dataset must be a coprep pipeline such as coprep.ImageFolder(...), or have __len__ and __getitem__: "
+            f"{type(dataset).__name__} does not"
+        )

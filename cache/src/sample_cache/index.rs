@@ -75,11 +75,13 @@ pub enum Form {
     Encoded = 0,
     /// After decoding and the deterministic operators.
     Decoded = 1,
+    /// After everything: as it lies in a staging buffer.
+    Prepared = 2,
 }
 
 impl Form {
     /// How many forms there are.
-    pub const COUNT: usize = 2;
+    pub const COUNT: usize = 3;
 }
 
 /// Payloads start on multiples of this.

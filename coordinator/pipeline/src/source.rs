@@ -49,6 +49,12 @@ impl Dataset {
         let mut dataset = match source {
             Source::ImageFolder { root } => image_folder(Path::new(root))?,
             Source::Files(list) => files(list)?,
+            Source::UserCode(user) => {
+                return Err(invalid(format!(
+                    "{} is a dataset of a job's own code: only its jobs can open it",
+                    user.name
+                )));
+            }
         };
         if u32::try_from(dataset.labels.len()).is_err() {
             return Err(invalid(format!(

@@ -116,7 +116,12 @@ fn header(length: usize, descriptors: usize) -> [u8; HEADER] {
     h
 }
 
-fn send_with_descriptors(socket: &UnixStream, header: &[u8], descriptors: &[RawFd]) -> Result<()> {
+/// Sends bytes, all of them, with descriptors if there are any.
+pub(crate) fn send_with_descriptors(
+    socket: &UnixStream,
+    header: &[u8],
+    descriptors: &[RawFd],
+) -> Result<()> {
     let rights = [ControlMessage::ScmRights(descriptors)];
     let control: &[_] = if descriptors.is_empty() { &[] } else { &rights };
     loop {
@@ -128,7 +133,7 @@ fn send_with_descriptors(socket: &UnixStream, header: &[u8], descriptors: &[RawF
             MsgFlags::MSG_NOSIGNAL,
             None,
         ) {
-            // A header is shorter than any socket buffer: it is sent whole or, rarely, in two parts.
+            // The descriptors travel with the first byte.
             Ok(n) => return Ok((&mut &*socket).write_all(&header[n..])?),
             Err(nix::errno::Errno::EINTR) => {}
             Err(e) => return Err(std::io::Error::from(e).into()),
@@ -168,7 +173,8 @@ fn receive_header(
     Ok(())
 }
 
-fn receive_part(
+/// Receives some bytes, and the descriptors that came with them. 0: the end.
+pub(crate) fn receive_part(
     socket: &UnixStream,
     part: &mut [u8],
     fds: &mut Vec<OwnedFd>,

@@ -7,6 +7,7 @@
 //! * [`message`]: requests and replies.
 //! * [`frame`]: how a message lies on the wire: a fixed header with magic, version and length, then the
 //!   message as a *validated* rkyv archive, then, for some replies, file descriptors.
+//! * [`code`]: what the coordinator and the processes that run user code say to each other.
 //! * [`place`]: where the socket lies, and who may own it.
 //! * [`size`]: sizes in bytes as people write them, in settings and arguments.
 //!
@@ -14,6 +15,7 @@
 //! archive is validated before it is read, and a frame that fails either ends that connection only.
 #![deny(unsafe_code)]
 
+pub mod code;
 pub mod frame;
 #[expect(missing_docs, reason = "rkyv derives undocumented archived types")]
 pub mod message;
@@ -23,4 +25,4 @@ pub mod size;
 pub mod spec;
 
 /// Version of the messages. Client and coordinator must have the same.
-pub const PROTOCOL_VERSION: u16 = 1;
+pub const PROTOCOL_VERSION: u16 = 2;

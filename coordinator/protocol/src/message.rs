@@ -15,7 +15,8 @@ pub enum Request {
         pid: u32,
     },
     /// Become a consumer: one rank of a job. Answered by [`Reply::Attached`] with four descriptors:
-    /// staging, deliver, reply and doorbell.
+    /// staging, deliver, reply and doorbell; or by [`Reply::WantCode`], to be sent again with a memory file
+    /// in which [`Attach::code`] finds its dataset.
     Attach(Box<Attach>),
     /// One way: the consumer has begun to iterate this epoch.
     EpochStarted {
@@ -72,6 +73,8 @@ pub enum CacheForm {
     Encoded,
     /// After decode and the deterministic operators.
     Decoded,
+    /// After everything.
+    Prepared,
 }
 
 /// What to cache, and within how many bytes.
@@ -90,6 +93,8 @@ pub struct CacheRequest {
 pub struct Attach {
     /// What to prepare.
     pub pipeline: PipelineSpec,
+    /// How to run the job's own code, if that is what prepares.
+    pub code: Option<UserCode>,
     /// Explicit seed; None takes the stream's.
     pub seed: Option<u64>,
     /// Seed for a new stream when `seed` is None: what the job had before its coordinator died.
@@ -118,6 +123,21 @@ pub struct Attach {
     pub cohort: Option<Cohort>,
     /// A sample that fails is counted and replaced instead of raised.
     pub skip_errors: bool,
+}
+
+/// How to run a job's own code: as in the job's own process, but for the streams and descriptors.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Default)]
+pub struct UserCode {
+    /// Program and arguments of the host that starts workers.
+    pub command: Vec<Vec<u8>>,
+    /// Environment: names and values.
+    pub environment: Vec<(Vec<u8>, Vec<u8>)>,
+    /// Working directory.
+    pub directory: Vec<u8>,
+    /// Workers; 0: as many as the coordinator has.
+    pub workers: u32,
+    /// Longest time for one sample, milliseconds: then its worker is replaced.
+    pub patience_ms: u64,
 }
 
 /// A point within a job's epoch.
@@ -162,6 +182,8 @@ pub enum Reply {
     },
     /// Answer to [`Request::Attach`].
     Attached(Box<Attached>),
+    /// Answer to [`Request::Attach`]: nobody runs this code yet, send it.
+    WantCode,
     /// A sample failed: sent before the error's item is published in the consumer's queue.
     SampleError(SampleError),
     /// Answer to [`Request::RestartEpoch`].
@@ -208,6 +230,8 @@ pub struct Refusal {
     pub kind: RefusalKind,
     /// What, where, remedy.
     pub message: String,
+    /// The sample on which user code failed before anything could be prepared.
+    pub sample: Option<SampleError>,
 }
 
 /// Classes of refusal.
@@ -219,6 +243,8 @@ pub enum RefusalKind {
     NotFound,
     /// Memory is short.
     Memory,
+    /// The job's own code cannot be run, or failed.
+    Code,
     /// Anything else.
     Internal,
 }
@@ -246,8 +272,8 @@ pub struct Attached {
     pub buffers: u32,
     /// Epoch the job is in.
     pub epoch: u64,
-    /// Sets this staging area apart from another stream's or an earlier coordinator's.
-    pub pool: u32,
+    /// How user code makes batches of the fields; empty for others.
+    pub structure: Vec<u8>,
 }
 
 /// A sample that could not be prepared.
@@ -259,10 +285,14 @@ pub struct SampleError {
     pub id: u32,
     /// Its file.
     pub path: String,
-    /// `fetch`, `decode` or `prepare`.
+    /// `fetch`, `decode` or `prepare`; for user code `dataset` or `transform`.
     pub stage: String,
     /// What went wrong, with the remedy.
     pub message: String,
+    /// The worker that ran user code, for people; else empty.
+    pub worker: String,
+    /// The exception of user code, as its worker packed it; else empty.
+    pub exception: Vec<u8>,
 }
 
 /// Counts of a warm-up.
@@ -349,6 +379,10 @@ pub struct StreamStatus {
     pub seed: u64,
     /// Form of the cache.
     pub cache: CacheForm,
+    /// Process ids of the workers that run user code.
+    pub worker_pids: Vec<u32>,
+    /// In what it differs from another stream that looks like it.
+    pub differs: Vec<String>,
     /// Samples of one staging buffer.
     pub slots: u32,
     /// Staging buffers.

@@ -17,6 +17,35 @@ pub enum Source {
     },
     /// An explicit list of image files with integer labels.
     Files(FileList),
+    /// Whatever the job's own code makes of an id.
+    UserCode(UserDataset),
+}
+
+/// A dataset of the job's own code. What is here is its identity; how it is run travels apart, with
+/// [`crate::message::Attach::code`].
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct UserDataset {
+    /// For people: the class.
+    pub name: String,
+    /// Number of samples; None: its workers know.
+    pub samples: Option<u32>,
+    /// What makes up the part of a sample that may be cached.
+    pub dataset: Vec<Part>,
+    /// What makes up the rest: the random transform, the collation.
+    pub rest: Vec<Part>,
+    /// There is a deterministic part that may be cached apart from the rest.
+    pub split: bool,
+    /// The jobs make the samples themselves: they are given ids, and the visits that key their random numbers.
+    pub in_job: bool,
+}
+
+/// A named part of an identity.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// For people: `dataset.root`, `transform`.
+    pub name: String,
+    /// Of its content.
+    pub hash: u128,
 }
 
 /// Image files by path, with one label each.
@@ -142,40 +171,107 @@ pub const DEFAULT_MAX_PIXELS: u64 = 178_956_970;
 /// Element type of a field.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dtype {
+    /// Boolean, one byte.
+    Bool,
     /// Unsigned 8-bit integer.
     U8,
-    /// 32-bit float.
-    F32,
+    /// Signed 8-bit integer.
+    I8,
+    /// Unsigned 16-bit integer.
+    U16,
+    /// Signed 16-bit integer.
+    I16,
+    /// Unsigned 32-bit integer.
+    U32,
+    /// Signed 32-bit integer.
+    I32,
+    /// Unsigned 64-bit integer.
+    U64,
     /// Signed 64-bit integer.
     I64,
+    /// 16-bit float.
+    F16,
+    /// 16-bit float with the exponent of a 32-bit one.
+    BF16,
+    /// 32-bit float.
+    F32,
+    /// 64-bit float.
+    F64,
+    /// Two 32-bit floats.
+    C64,
+    /// Two 64-bit floats.
+    C128,
 }
 
 impl Dtype {
+    /// All of them.
+    pub const ALL: [Dtype; 15] = [
+        Dtype::Bool,
+        Dtype::U8,
+        Dtype::I8,
+        Dtype::U16,
+        Dtype::I16,
+        Dtype::U32,
+        Dtype::I32,
+        Dtype::U64,
+        Dtype::I64,
+        Dtype::F16,
+        Dtype::BF16,
+        Dtype::F32,
+        Dtype::F64,
+        Dtype::C64,
+        Dtype::C128,
+    ];
+
     /// Bytes per element.
     #[must_use]
     pub const fn size(self) -> usize {
         match self {
-            Dtype::U8 => 1,
-            Dtype::F32 => 4,
-            Dtype::I64 => 8,
+            Dtype::Bool | Dtype::U8 | Dtype::I8 => 1,
+            Dtype::U16 | Dtype::I16 | Dtype::F16 | Dtype::BF16 => 2,
+            Dtype::U32 | Dtype::I32 | Dtype::F32 => 4,
+            Dtype::U64 | Dtype::I64 | Dtype::F64 | Dtype::C64 => 8,
+            Dtype::C128 => 16,
         }
     }
 
-    /// The name NumPy gives it.
+    /// The name NumPy gives it; `bfloat16` for what it does not have.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
+            Dtype::Bool => "bool",
             Dtype::U8 => "uint8",
-            Dtype::F32 => "float32",
+            Dtype::I8 => "int8",
+            Dtype::U16 => "uint16",
+            Dtype::I16 => "int16",
+            Dtype::U32 => "uint32",
+            Dtype::I32 => "int32",
+            Dtype::U64 => "uint64",
             Dtype::I64 => "int64",
+            Dtype::F16 => "float16",
+            Dtype::BF16 => "bfloat16",
+            Dtype::F32 => "float32",
+            Dtype::F64 => "float64",
+            Dtype::C64 => "complex64",
+            Dtype::C128 => "complex128",
         }
     }
+
+    /// The type of that name.
+    #[must_use]
+    pub fn of_name(name: &str) -> Option<Dtype> {
+        Dtype::ALL.into_iter().find(|dtype| dtype.name() == name)
+    }
 }
+
+/// Name of the field that holds, sample by sample, what is of no fixed size: bytes that user code packs and unpacks.
+/// A stream whose field turns out too small is opened again with a larger one.
+pub const BLOB: &str = "*";
 
 /// One tensor of a minibatch: what a single sample contributes to it.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Field {
-    /// `image`, `label` or `index`.
+    /// `image`, `label`, `index`; [`BLOB`]; or the path of a leaf in a sample of user code.
     pub name: String,
     /// Element type.
     pub dtype: Dtype,
@@ -205,6 +301,9 @@ impl PipelineSpec {
     /// decoded form is always decoded in full.
     #[must_use]
     pub fn decoded_fingerprint(&self) -> u128 {
+        if let Source::UserCode(user) = &self.source {
+            return user.dataset_fingerprint();
+        }
         let cached = |op: &&Op| !op.is_random() && !matches!(op, Op::Normalize { .. });
         let ops = self.ops.iter().take_while(cached).map(Op::unscaled);
         PipelineSpec {
@@ -224,6 +323,17 @@ impl Source {
             ops: Vec::new(),
         }
         .fingerprint()
+    }
+}
+
+impl UserDataset {
+    /// Identity of what may be cached of it, whatever is done to it afterwards.
+    fn dataset_fingerprint(&self) -> u128 {
+        let user = UserDataset {
+            rest: Vec::new(),
+            ..self.clone()
+        };
+        Source::UserCode(user).fingerprint()
     }
 }
 

@@ -340,6 +340,11 @@ impl Engine {
         }
     }
 
+    /// Ends all connections: the jobs come again, each with what it was given.
+    pub(crate) fn hang_up(&mut self) {
+        self.consumers().for_each(|c| c.outbox.hang_up());
+    }
+
     pub(crate) fn arm(&mut self) {
         self.consumers().for_each(|c| c.sender.arm());
     }
@@ -375,6 +380,8 @@ impl Engine {
             path,
             stage: failure.stage.into(),
             message: failure.message,
+            worker: failure.worker,
+            exception: failure.exception,
         };
         self.next_tag += 1;
         self.tell(batch, slot, &error);

@@ -12,20 +12,25 @@ mod explain;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coprep_cache::handover::{Doorbell, Sender};
+use coprep_cache::sample_cache::{Form, Meta};
 use coprep_cache::staging::{Layout, SlotMut, StagingPool};
 use coprep_pipeline::SampleKey;
+use coprep_protocol::code::Order;
 use coprep_protocol::message::{Attach, Attached, CacheForm, Resume, StreamStatus, Totals};
-use coprep_protocol::spec::{Dtype, Field};
+use coprep_protocol::spec::{Field, UserDataset};
 use coprep_scheduler::{Config, Draw, Minibatch, Scheduler};
 
+use crate::caches::Cache;
 use crate::outbox::Outbox;
-use crate::prepare::{Cost, Recipe, Tools};
+use crate::maker::Maker;
+use crate::prepare::{Cost, Failure, Tools};
 use crate::stream::batch::Batch;
 use crate::stream::consumer::Consumer;
 use crate::stream::engine::Engine;
+use crate::user_code::{Outcome, Task, Trouble};
 use crate::workers::{Work, Workers};
 use crate::{Error, Result};
 
@@ -52,11 +57,11 @@ pub(crate) struct Blueprint {
     pub(crate) id: u64,
     pub(crate) key: StreamKey,
     pub(crate) seed: u64,
-    pub(crate) recipe: Recipe,
+    pub(crate) maker: Maker,
+    /// What user code is told apart by.
+    pub(crate) identity: Option<UserDataset>,
     pub(crate) dataset_name: String,
     pub(crate) pipeline_text: String,
-    pub(crate) slots: u32,
-    pub(crate) staging_bytes: u64,
 }
 
 /// Who attaches.
@@ -93,6 +98,8 @@ pub(crate) struct Stream {
     waiting: AtomicU32,
     counters: Counters,
     closed: AtomicBool,
+    /// Its makers cannot go on: nobody is admitted any more.
+    broken: AtomicBool,
 }
 
 #[derive(Default)]
@@ -111,27 +118,30 @@ struct Counters {
 const VISITS_COUNTED: u64 = 256;
 
 impl Stream {
-    /// Reserves the staging area and starts the driver.
-    pub(crate) fn open(blueprint: Blueprint, workers: Arc<Workers>) -> Result<Arc<Stream>> {
-        let fields = fields(blueprint.recipe.pipeline.output());
-        let layout = layout(&fields, &blueprint)?;
+    /// Starts the driver of a stream whose staging area is reserved.
+    pub(crate) fn open(
+        blueprint: Blueprint,
+        pool: StagingPool,
+        workers: Arc<Workers>,
+    ) -> Result<Arc<Stream>> {
         let config = Config {
-            samples: blueprint.recipe.dataset.len(),
-            slots: blueprint.slots,
+            samples: blueprint.maker.samples(),
+            slots: pool.layout().slots,
             depth: QUEUE_DEPTH,
             low_water: LOW_WATER,
             seed: blueprint.seed,
             shuffle: blueprint.key.shuffle,
         };
         let stream = Arc::new(Stream {
-            fields,
-            pool: StagingPool::create(layout)?,
+            fields: blueprint.maker.fields(),
+            pool,
             doorbell: Doorbell::new()?,
             workers,
             engine: Mutex::new(Engine::new(Scheduler::new(config))),
             waiting: AtomicU32::new(0),
             counters: Counters::default(),
             closed: AtomicBool::new(false),
+            broken: AtomicBool::new(false),
             blueprint,
         });
         stream.start_driver()?;
@@ -174,26 +184,26 @@ impl Stream {
     }
 
     fn attached(&self, engine: &Engine, seat: Seat) -> Attached {
-        let dataset = &self.blueprint.recipe.dataset;
-        let (epoch, job_samples) = engine.position(seat).unwrap_or((0, dataset.len()));
+        let maker = &self.blueprint.maker;
+        let (epoch, job_samples) = engine.position(seat).unwrap_or((0, maker.samples()));
         Attached {
             stream: self.blueprint.id,
             job: seat.job,
             seed: self.blueprint.seed,
-            dataset_samples: dataset.len(),
+            dataset_samples: maker.samples(),
             job_samples,
-            classes: dataset.classes().to_vec(),
+            classes: maker.classes().to_vec(),
             fields: self.fields.clone(),
             slots: self.pool.layout().slots,
             buffers: self.pool.layout().buffers,
             epoch,
-            pool: 0,
+            structure: maker.structure().to_vec(),
         }
     }
 
     /// Room for every part of a full queue and of all buffers that can be held.
     fn ring_capacity(&self, batch_size: u32) -> u32 {
-        let parts = self.blueprint.slots / batch_size.max(1) + 2;
+        let parts = self.pool.layout().slots / batch_size.max(1) + 2;
         ((QUEUE_DEPTH + self.pool.layout().buffers) * parts + 64).next_power_of_two()
     }
 
@@ -210,6 +220,21 @@ impl Stream {
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
         self.doorbell.ring();
+        if let Some(crew) = self.blueprint.maker.crew() {
+            crew.dismiss();
+        }
+    }
+
+    /// Its makers came to their end: every job is sent away, comes again with what it was given, and finds
+    /// another stream.
+    pub(crate) fn break_off(&self, trouble: &Trouble) {
+        tracing::warn!(stream = self.blueprint.id, "opened anew: {trouble}");
+        self.broken.store(true, Ordering::Release);
+        self.engine().hang_up();
+    }
+
+    pub(crate) fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Acquire)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -242,10 +267,12 @@ impl Stream {
         StreamStatus {
             id: self.blueprint.id,
             dataset: self.blueprint.dataset_name.clone(),
-            samples: self.blueprint.recipe.dataset.len(),
+            samples: self.blueprint.maker.samples(),
             pipeline: self.blueprint.pipeline_text.clone(),
             seed: self.blueprint.seed,
             cache: self.blueprint.key.cache,
+            worker_pids: self.blueprint.maker.crew().map_or(Vec::new(), |c| c.pids()),
+            differs: Vec::new(),
             slots: layout.slots,
             buffers: layout.buffers,
             buffers_free: self.pool.free(),
@@ -273,7 +300,10 @@ impl Stream {
     /// Below so many waiting samples the next minibatch is drawn: late, so that it is for the jobs as they
     /// are when it is prepared, and before a worker is idle.
     fn few_waiting(&self) -> u32 {
-        2 * self.workers.count() as u32
+        match self.blueprint.maker.crew() {
+            Some(crew) => crew.few_waiting(),
+            None => 2 * self.workers.count() as u32,
+        }
     }
 
     /// A worker begins a sample.
@@ -310,14 +340,23 @@ impl Stream {
         self.waiting
             .fetch_add(samples.len() as u32, Ordering::Relaxed);
         for (place, (slot, draw)) in slots.into_iter().zip(samples).enumerate() {
-            let work = SampleWork {
+            self.assign(SampleWork {
                 stream: self.clone(),
                 batch: batch.clone(),
                 slot,
                 place: place as u32,
                 draw,
-            };
-            self.workers.submit(Box::new(work));
+                is_waiting: true,
+            });
+        }
+    }
+
+    fn assign(self: &Arc<Self>, work: SampleWork) {
+        match &self.blueprint.maker {
+            Maker::Crew { crew, prepared, .. } if !is_in(prepared.as_deref(), work.draw.id) => {
+                crew.submit(Box::new(work));
+            }
+            _ => self.workers.submit(Box::new(work)),
         }
     }
 
@@ -327,6 +366,10 @@ impl Stream {
     }
 }
 
+fn is_in(cache: Option<&Cache>, id: u32) -> bool {
+    cache.is_some_and(|cache| cache.store.get(id).is_some())
+}
+
 /// One sample of a minibatch, for a worker.
 struct SampleWork {
     stream: Arc<Stream>,
@@ -334,60 +377,204 @@ struct SampleWork {
     slot: SlotMut,
     place: u32,
     draw: Draw,
+    /// No worker has begun it.
+    is_waiting: bool,
 }
 
 impl Work for SampleWork {
     fn run(mut self: Box<Self>, tools: &mut Tools) {
-        self.stream.sample_begun();
-        if self.batch.is_wanted() {
-            self.fill(tools);
+        if self.start() {
+            let stream = self.stream.clone();
+            match &stream.blueprint.maker {
+                Maker::Crew { crew, prepared, .. } => match self.restore(prepared.as_deref()) {
+                    Some(cost) => self.prepared(&cost),
+                    // An LRU has let it go since the work was assigned.
+                    None => return crew.submit(self),
+                },
+                _ => self.fill(tools),
+            }
         }
-        let SampleWork {
-            stream,
-            batch,
-            slot,
-            ..
-        } = *self;
-        drop(slot);
-        if batch.slot_written() {
-            stream.minibatch_done(&batch);
+        self.end();
+    }
+}
+
+impl Task for SampleWork {
+    fn begin(&mut self) -> bool {
+        self.start()
+    }
+
+    fn order(&self) -> Order {
+        Order {
+            id: self.draw.id,
+            buffer: self.batch.buffer,
+            slot: self.slot.slot(),
+            keep: false,
+            visit: self.draw.visit,
+            cached: (0, 0),
+        }
+    }
+
+    fn finish(mut self: Box<Self>, outcome: Outcome) {
+        match outcome {
+            Outcome::Made(cost) => {
+                self.made(&cost);
+                self.end();
+            }
+            Outcome::Failed(failure) => match self.replace(failure) {
+                true => self.stream.clone().assign(*self),
+                false => self.end(),
+            },
+            Outcome::Dropped if !self.batch.is_wanted() => self.end(),
+            // Nobody writes this slot any more, so the minibatch is never whole, and never published.
+            Outcome::Dropped => {}
         }
     }
 }
 
 impl SampleWork {
+    /// A worker begins it. False: nobody wants it any more.
+    fn start(&mut self) -> bool {
+        if std::mem::take(&mut self.is_waiting) {
+            self.stream.sample_begun();
+        }
+        self.batch.is_wanted()
+    }
+
+    fn end(self) {
+        let SampleWork {
+            stream,
+            batch,
+            slot,
+            ..
+        } = self;
+        drop(slot);
+        if batch.slot_written() {
+            stream.minibatch_done(&batch);
+        }
+    }
+
     /// Prepares the sample, or the one that replaces it, or leaves a gap.
     fn fill(&mut self, tools: &mut Tools) {
-        let recipe = &self.stream.blueprint.recipe;
         loop {
-            let key = SampleKey {
-                seed: self.stream.blueprint.seed,
-                id: self.draw.id,
-                visit: self.draw.visit,
-            };
-            match recipe.prepare(key, tools, self.slot.field_mut(0)) {
+            match self.prepare(tools) {
                 Ok(cost) => return self.prepared(&cost),
                 Err(failure) => {
-                    self.stream.counters.failed.fetch_add(1, Ordering::Relaxed);
-                    let path = recipe.dataset.path(self.draw.id).display().to_string();
-                    let mut engine = self.stream.engine();
-                    match engine.sample_failed(&self.batch, self.place, self.draw, path, failure) {
-                        Some(other) => self.draw = other,
-                        None => return self.batch.mark_bad(self.place),
+                    if !self.replace(failure) {
+                        return;
                     }
                 }
             }
         }
     }
 
+    fn prepare(&mut self, tools: &mut Tools) -> std::result::Result<Cost, Failure> {
+        match &self.stream.blueprint.maker {
+            Maker::Native(recipe) => {
+                let key = SampleKey {
+                    seed: self.stream.blueprint.seed,
+                    id: self.draw.id,
+                    visit: self.draw.visit,
+                };
+                let cost = recipe.prepare(key, tools, self.slot.field_mut(0))?;
+                let label = recipe.dataset.label(self.draw.id);
+                self.slot.field_mut(1).copy_from_slice(&label.to_ne_bytes());
+                Ok(cost)
+            }
+            Maker::Crew { .. } | Maker::Jobs { .. } => {
+                let visit = self.draw.visit.to_ne_bytes();
+                self.slot.field_mut(0).copy_from_slice(&visit);
+                Ok(Cost::default())
+            }
+        }
+    }
+
+    /// Fills the slot with what is cached.
+    fn restore(&mut self, cache: Option<&Cache>) -> Option<Cost> {
+        let cache = cache?;
+        let bytes = cache.store.get(self.draw.id)?;
+        cache.count_hit();
+        let layout = self.stream.pool.layout();
+        Some(restore(&bytes, &mut self.slot, layout))
+    }
+
+    /// The sample failed: the jobs are told, and it is another one now. False: there is none, and a gap is left.
+    fn replace(&mut self, failure: Failure) -> bool {
+        let stream = &self.stream;
+        stream.counters.failed.fetch_add(1, Ordering::Relaxed);
+        let path = stream.blueprint.maker.path(self.draw.id);
+        let other =
+            stream
+                .engine()
+                .sample_failed(&self.batch, self.place, self.draw, path, failure);
+        match other {
+            Some(other) => self.draw = other,
+            None => self.batch.mark_bad(self.place),
+        }
+        other.is_some()
+    }
+
     fn prepared(&mut self, cost: &Cost) {
-        let label = self.stream.blueprint.recipe.dataset.label(self.draw.id);
-        self.slot.field_mut(1).copy_from_slice(&label.to_ne_bytes());
+        let index = self.stream.fields.len() - 1;
         self.slot
-            .field_mut(2)
+            .field_mut(index)
             .copy_from_slice(&i64::from(self.draw.id).to_ne_bytes());
         self.batch.add_cost(cost);
         self.stream.counters.add(cost, self.draw.visit);
+    }
+
+    /// A worker of user code has written the slot.
+    fn made(&mut self, cost: &Cost) {
+        if let Maker::Crew {
+            prepared: Some(cache),
+            ..
+        } = &self.stream.blueprint.maker
+        {
+            cache.count_miss();
+            keep(cache, self.draw.id, &mut self.slot, self.stream.pool.layout());
+        }
+        self.prepared(cost);
+    }
+}
+
+/// Fields of a slot of user code: all but the index.
+fn written_fields(layout: &Layout) -> std::ops::Range<usize> {
+    0..layout.fields() - 1
+}
+
+/// Caches a slot as it is.
+fn keep(cache: &Cache, id: u32, slot: &mut SlotMut, layout: &Layout) {
+    let bytes = written_fields(layout).map(|f| layout.sample_bytes(f)).sum();
+    let meta = Meta {
+        form: Form::Prepared,
+        width: 0,
+        height: 0,
+    };
+    let Some(mut place) = cache.store.reserve(id, bytes, meta) else {
+        return;
+    };
+    let mut rest = place.as_mut_slice();
+    for field in written_fields(layout) {
+        let part = slot.field_mut(field);
+        let (target, after) = rest.split_at_mut(part.len());
+        target.copy_from_slice(part);
+        rest = after;
+    }
+    place.commit();
+}
+
+/// Fills a slot with what was cached of another.
+fn restore(bytes: &[u8], slot: &mut SlotMut, layout: &Layout) -> Cost {
+    let began = Instant::now();
+    let mut rest = bytes;
+    for field in written_fields(layout) {
+        let part = slot.field_mut(field);
+        let (source, after) = rest.split_at(part.len());
+        part.copy_from_slice(source);
+        rest = after;
+    }
+    Cost {
+        prep: began.elapsed(),
+        ..Cost::default()
     }
 }
 
@@ -458,19 +645,11 @@ impl Stream {
     }
 }
 
-fn fields(image: Field) -> Vec<Field> {
-    let scalar = |name: &str| Field {
-        name: name.into(),
-        dtype: Dtype::I64,
-        shape: Vec::new(),
-    };
-    vec![image, scalar("label"), scalar("index")]
-}
-
-fn layout(fields: &[Field], blueprint: &Blueprint) -> Result<Layout> {
+/// Where everything lies in the staging area of a stream whose first job has batches of `slots` samples.
+pub(crate) fn layout(fields: &[Field], slots: u32, staging_bytes: u64) -> Result<Layout> {
     let sizes: Vec<usize> = fields.iter().map(Field::sample_bytes).collect();
-    let one = Layout::new(&sizes, blueprint.slots, 1)?;
-    let fitting = blueprint.staging_bytes / one.stride().max(1) as u64;
+    let one = Layout::new(&sizes, slots, 1)?;
+    let fitting = staging_bytes / one.stride().max(1) as u64;
     let buffers = fitting.clamp(*BUFFERS.start(), *BUFFERS.end());
-    Ok(Layout::new(&sizes, blueprint.slots, buffers as u32)?)
+    Ok(Layout::new(&sizes, slots, buffers as u32)?)
 }

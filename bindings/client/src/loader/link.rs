@@ -14,6 +14,7 @@ use crate::batch::{Assembly, Batch};
 use crate::connection::{Connection, How};
 use crate::error::{Error, Result};
 use crate::loader::position;
+use crate::loader::Code;
 use crate::patience::{Patience, Pulse};
 use crate::raw;
 
@@ -57,12 +58,22 @@ impl Link {
         place: &Place,
         how: &How,
         request: Attach,
+        code: Option<&Code>,
         patience: &Patience<'_>,
     ) -> Result<(Self, Attached)> {
         let connection = Connection::open(place, how)?;
-        connection.send(&Request::Attach(Box::new(request)))?;
-        let received = connection.receive(patience.left(), &how.pulse)?;
-        match received.ok_or_else(|| connection.late("a place in a stream", patience.waited()))? {
+        let request = Request::Attach(Box::new(request));
+        let answer = || {
+            let received = connection.receive(patience.left(), &how.pulse)?;
+            received.ok_or_else(|| connection.late("a place in a stream", patience.waited()))
+        };
+        connection.send(&request)?;
+        let mut answered = answer()?;
+        while let ((Reply::WantCode, _), Some(code)) = (&answered, code) {
+            connection.send_with(&request, &code()?)?;
+            answered = answer()?;
+        }
+        match answered {
             (Reply::Attached(attached), descriptors) => {
                 let attachment = Attachment::open(&attached, descriptors)?;
                 let link = Link {
@@ -74,7 +85,10 @@ impl Link {
                 };
                 Ok((link, *attached))
             }
-            (Reply::Refused(refusal), _) => Err(Error::Refused(refusal)),
+            (Reply::Refused(mut refusal), _) => Err(match refusal.sample.take() {
+                Some(sample) => Error::Sample(sample),
+                None => Error::Refused(refusal),
+            }),
             (other, _) => Err(Error::Misbehaved(format!("unexpected answer {other:?}"))),
         }
     }

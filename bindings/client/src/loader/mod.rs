@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use coprep_cache::handover::{Item, ItemKind};
 use coprep_protocol::message::{Attach, Attached, RefusalKind};
 use coprep_protocol::place::Place;
+use coprep_protocol::spec::{BLOB, Field};
 use roaring::RoaringBitmap;
 
 use crate::attachment::Owner;
@@ -36,6 +37,9 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_
 /// How long to wait for an explanation.
 const EXPLAIN: Duration = Duration::from_secs(5);
 
+/// See [`Options::code`].
+pub type Code = dyn Fn() -> Result<Vec<u8>> + Send + Sync;
+
 /// What a loader is to do.
 #[derive(Clone)]
 pub struct Options {
@@ -47,6 +51,8 @@ pub struct Options {
     pub program: Option<PathBuf>,
     /// What to ask for. Its `resume` is where to begin.
     pub attach: Attach,
+    /// Gives the dataset of the job's own code, for the workers, when the coordinator has none of it.
+    pub code: Option<Arc<Code>>,
     /// Longest wait for a batch, or for anything else.
     pub timeout: Duration,
     /// Longest time to reconnect.
@@ -119,7 +125,11 @@ struct Waiting {
 
 /// The coordinator changed only as much as the loader can stand.
 fn check_same(before: &Attached, now: &Attached) -> Result<()> {
-    if before.dataset_samples != now.dataset_samples || before.fields != now.fields {
+    // The room for what is of no fixed size may have grown.
+    let fixed = |a: &Attached| -> Vec<Field> {
+        a.fields.iter().filter(|f| f.name != BLOB).cloned().collect()
+    };
+    if before.dataset_samples != now.dataset_samples || fixed(before) != fixed(now) {
         return Err(Error::Invalid(format!(
             "the dataset changed while the coordinator was restarted: it had {} samples and has {}",
             before.dataset_samples, now.dataset_samples
@@ -437,6 +447,7 @@ impl Loader {
             &self.options.place,
             &self.options.how(pulse),
             request,
+            self.options.code.as_deref(),
             &patience,
         )?;
         if let Some(before) = &inner.attached {

@@ -1,0 +1,198 @@
+"""What the arguments of a loader come to: which samples, in which order, for which rank."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Ids = npt.NDArray[Any]
+
+
+class Order(NamedTuple):
+    """An order of samples that jobs can share."""
+
+    shuffle: bool
+    subset: Ids | None = None
+    seed: int | None = None
+    rank: int | None = None
+    world_size: int | None = None
+    batch_size: int | None = None
+    drop_last: bool = False
+
+
+class Place(NamedTuple):
+    """Which process of its job this is."""
+
+    rank: int
+    world_size: int
+    group: str
+
+
+def is_iterable_dataset(dataset: Any) -> bool:
+    """Whether it has no ids."""
+    data: Any = sys.modules.get("torch.utils.data")
+    if data is not None and isinstance(dataset, data.IterableDataset):
+        return True
+    return hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__")
+
+
+def order_of(sampler: Any, samples: int) -> Order | str:
+    """What a sampler of PyTorch comes to; or why it cannot be shared."""
+    data: Any = sys.modules.get("torch.utils.data")
+    kind = type(sampler)
+    if data is None or kind.__module__.partition(".")[0] != "torch":
+        return f"{kind.__qualname__} is an order of its own"
+    if kind is data.SequentialSampler:
+        return Order(shuffle=False) if len(sampler) == samples else "it is for another dataset"
+    if kind is data.RandomSampler:
+        if sampler.replacement or sampler.num_samples != samples:
+            return "RandomSampler draws with replacement, or another number of samples than there are"
+        return Order(shuffle=True, seed=seed_of(sampler.generator))
+    if kind is data.SubsetRandomSampler:
+        ids = np.asarray(sampler.indices)
+        if ids.size == 0 or len(np.unique(ids)) != ids.size:
+            return "SubsetRandomSampler has an id twice, or none"
+        return Order(shuffle=True, subset=ids, seed=seed_of(sampler.generator))
+    if kind is data.BatchSampler:
+        inner = order_of(sampler.sampler, samples)
+        if isinstance(inner, str):
+            return inner
+        return inner._replace(batch_size=sampler.batch_size, drop_last=bool(sampler.drop_last))
+    distributed: Any = sys.modules.get("torch.utils.data.distributed")
+    if distributed is not None and kind is distributed.DistributedSampler:
+        if len(sampler.dataset) != samples:
+            return "it is for another dataset"
+        return Order(
+            shuffle=bool(sampler.shuffle),
+            seed=sampler.seed,
+            rank=sampler.rank,
+            world_size=sampler.num_replicas,
+            drop_last=bool(sampler.drop_last),
+        )
+    return f"{kind.__qualname__} is an order of its own"
+
+
+def seed_of(generator: Any) -> int | None:
+    """The seed that a ``torch.Generator`` was given."""
+    return None if generator is None else int(generator.initial_seed()) & (2**64 - 1)
+
+
+def place(rank: int | None, world_size: int | None, group: str | None) -> Place:
+    """As given; else as ``torch.distributed`` says; else as the launcher does (``RANK``, ``WORLD_SIZE``).
+
+    Raises:
+        ValueError: the ranks are on several nodes.
+    """
+    if rank is None or world_size is None:
+        rank, world_size = _found()
+    return Place(rank, world_size, _launch() if group is None else group)
+
+
+def _found() -> tuple[int, int]:
+    torch: Any = sys.modules.get("torch")
+    env = os.environ
+    if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
+        found = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    elif "RANK" in env and "WORLD_SIZE" in env:
+        found = int(env["RANK"]), int(env["WORLD_SIZE"])
+    else:
+        return 0, 1
+    local = int(env.get("LOCAL_WORLD_SIZE", found[1]))
+    if local != found[1]:
+        raise ValueError(
+            f"this job has {found[1]} ranks, {local} of them on this node: ranks share a loader within a node only. Give "
+            "each node its part of the samples (subset=) and the ranks of the node (rank=, world_size=)"
+        )
+    return found
+
+
+def _launch() -> str:
+    """What the processes of one launch have in common."""
+    env = os.environ
+    for variable in ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "PMIX_NAMESPACE"):
+        if env.get(variable, "none") != "none":
+            return f"{variable}={env[variable]}"
+    if "MASTER_PORT" in env:
+        return f"{env.get('MASTER_ADDR', '')}:{env['MASTER_PORT']}"
+    return f"parent={os.getppid()}"
+
+
+def cohort(name: str | None, size: int | None) -> tuple[str, int] | None:
+    """As given; else from ``COPREP_COHORT=name:size``."""
+    if name is not None and size is not None:
+        return name, integer("cohort_size", size, 1, 2**31 - 1)
+    if name is not None or size is not None:
+        raise ValueError("cohort and cohort_size go together: give both or neither")
+    setting = os.environ.get("COPREP_COHORT", "")
+    if not setting:
+        return None
+    name, colon, number = setting.rpartition(":")
+    if not colon or not name or not number.isdecimal():
+        raise ValueError(f"COPREP_COHORT is {setting!r}: it must be a name and a number of jobs, such as search:4")
+    return name, integer("the size in COPREP_COHORT", int(number), 1, 2**31 - 1)
+
+
+def check_workers(
+    num_workers: int | None,
+    timeout: float,
+    prefetch_factor: int | None,
+    persistent_workers: bool,
+    multiprocessing_context: Any,
+) -> bool:
+    """Refuses what PyTorch refuses. True: each worker is to load the dataset anew."""
+    if num_workers is not None and integer("num_workers", num_workers, -(2**31), 2**31 - 1) < 0:
+        raise ValueError(f"num_workers is {num_workers}: it must not be negative; 0 makes samples in this process")
+    if not timeout >= 0:
+        raise ValueError(f"timeout is {timeout}: it must not be negative")
+    if num_workers == 0 and prefetch_factor is not None:
+        raise ValueError("prefetch_factor needs workers: num_workers=0 makes samples in this process")
+    if prefetch_factor is not None and prefetch_factor < 0:
+        raise ValueError(f"prefetch_factor is {prefetch_factor}: it must not be negative")
+    if num_workers == 0 and persistent_workers:
+        raise ValueError("persistent_workers needs workers: num_workers=0 makes samples in this process")
+    if multiprocessing_context is None:
+        return False
+    if num_workers == 0:
+        raise ValueError("multiprocessing_context needs workers: num_workers=0 makes samples in this process")
+    method = multiprocessing_context
+    if not isinstance(method, str):
+        if not hasattr(method, "get_start_method"):
+            raise TypeError(f"multiprocessing_context must be a context or the name of one, not {method!r}")
+        method = method.get_start_method()
+    one_of("multiprocessing_context", method, ("fork", "spawn", "forkserver"))
+    return bool(method != "fork")
+
+
+def one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
+    """Refuses any other value."""
+    if value not in allowed:
+        raise ValueError(f"{name} is {value!r}: it must be one of {', '.join(map(repr, allowed))}")
+
+
+def integer(name: str, value: object, least: int, most: int) -> int:
+    """Refuses what is no integer in this range."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be an integer, not {value!r}")
+    number = int(value.__index__())
+    if not least <= number <= most:
+        raise ValueError(f"{name} is {number}: it must be from {least} to {most}")
+    return number
+
+
+def ids(subset: Iterable[int] | Ids) -> bytes:
+    """Ids as the coordinator is told them."""
+    found = subset if isinstance(subset, np.ndarray) else np.asarray(list(subset))
+    if found.dtype == np.bool_:
+        found = np.flatnonzero(found)
+    if found.size == 0:
+        raise ValueError("the subset is empty")
+    if found.ndim != 1 or found.dtype.kind not in "iu":
+        raise TypeError("subset must be sample ids, or a boolean mask")
+    if found.min() < 0 or found.max() >= 2**32:
+        raise ValueError(f"subset has an id that cannot be one: {found.min() if found.min() < 0 else found.max()}")
+    return np.ascontiguousarray(found, dtype=np.uint32).tobytes()

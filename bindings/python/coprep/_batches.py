@@ -1,0 +1,173 @@
+"""From the fields of a batch to what the training loop is given."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from coprep import _coprep, _exchange
+from coprep._errors import SampleError
+from coprep._seeding import seed_all
+from coprep._structure import Framework, Structure, convert
+from coprep._usercode import UserCode
+
+Array = npt.NDArray[Any]
+Collate = Callable[[list[Any]], Any]
+
+
+def framework_of(name: str | None) -> Framework:
+    """Torch if it is installed, unless something else is asked for."""
+    if name is None:
+        name = "torch" if importlib.util.find_spec("torch") else "numpy"
+    if name == "torch":
+        import torch  # noqa: F401 - if it is missing, that is said here
+    return "torch" if name == "torch" else "numpy"
+
+
+class Images:
+    """``(images, labels)`` of a native pipeline."""
+
+    def __init__(self, framework: Framework, with_index: bool) -> None:
+        self._torch = framework == "torch"
+        self._fields = 3 if with_index else 2
+
+    def __call__(self, arrays: list[_coprep.Array], loader: _coprep.Loader) -> Any:
+        if self._torch:
+            import torch
+
+            return tuple(torch.from_numpy(np.asarray(array)) for array in arrays[: self._fields])
+        return tuple(np.asarray(array) for array in arrays[: self._fields])
+
+
+class Samples:
+    """Batches of a user's dataset: collated as PyTorch does by default, or by the user's ``collate_fn``.
+
+    Args:
+        collate: the user's; None: the default.
+        batched: else a batch is one sample, converted as PyTorch does where it batches nothing.
+        with_index: batches are ``(batch, ids)``.
+    """
+
+    def __init__(self, framework: Framework, collate: Collate | None, batched: bool, with_index: bool) -> None:
+        self._framework = framework
+        self._collate = collate
+        self._batched = batched
+        self._with_index = with_index
+        self._structure: Structure | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Samples travel as they are."""
+        return self._collate is not None or not self._batched
+
+    def __call__(self, arrays: list[_coprep.Array], loader: _coprep.Loader) -> Any:
+        structure = self._structure
+        if structure is None:
+            structure = self._structure = _exchange.loads(loader.attached()["structure"])
+        *fields, index = [np.asarray(array) for array in arrays]
+        blobs = [row.data for row in fields.pop()] if structure.has_blob else None
+        batch = structure.batch(fields, blobs, len(index), self._framework)
+        return self._with_ids(self._finish(batch), index)
+
+    def collate_here(self, samples: list[Any], index: Array) -> Any:
+        """The same of samples that were made in this process."""
+        if self.whole:
+            return self._with_ids(self._finish(samples), index)
+        structure = self._structure
+        if structure is None:
+            structure = self._structure = Structure.of(samples[0])
+        arrays = [np.empty((len(samples), *field.shape), field.storage) for field in structure.fields]
+        packed = [structure.write(sample, arrays, i) for i, sample in enumerate(samples)]
+        blobs = [_written(p) for p in packed if p is not None] if structure.has_blob else None
+        return self._with_ids(structure.batch(arrays, blobs, len(samples), self._framework), index)
+
+    def _finish(self, batch: Any) -> Any:
+        if not self._batched:
+            sample = batch[0]
+            return convert(sample, self._framework) if self._collate is None else self._collate(sample)
+        return batch if self._collate is None else self._collate(batch)
+
+    def _with_ids(self, batch: Any, index: Array) -> Any:
+        if not self._with_index:
+            return batch
+        if self._framework == "torch":
+            import torch
+
+            return batch, torch.from_numpy(index)
+        return batch, index
+
+
+def _written(packed: Any) -> memoryview:
+    room = memoryview(bytearray(packed.size))
+    packed.write_to(room)
+    return room
+
+
+class InJob:
+    """Makes the samples in this process (``num_workers=0``): where the user's debugger is."""
+
+    def __init__(self, code: UserCode, samples: Samples, skip_errors: bool) -> None:
+        self._code = code
+        self._samples = samples
+        self._skip_errors = skip_errors
+
+    def __call__(self, arrays: list[_coprep.Array], loader: _coprep.Loader) -> Any:
+        visits, index = (np.asarray(array) for array in arrays)
+        seed = loader.attached()["seed"]
+        made: list[Any] = []
+        kept: list[int] = []
+        for place, (sample, visit) in enumerate(zip(index.tolist(), visits.tolist(), strict=True)):
+            try:
+                made.append(self._make(seed, sample, visit))
+                kept.append(place)
+            except StopIteration as error:
+                raise RuntimeError(f"sample {sample} raised StopIteration") from error
+            except Exception:
+                if not self._skip_errors:
+                    raise
+        if not made:
+            return None
+        return self._samples.collate_here(made, index[kept])
+
+    def _make(self, seed: int, sample: int, visit: int) -> Any:
+        transform = self._code.program.transform
+        dataset = self._code.local()
+        if transform is None:
+            seed_all(seed, sample, visit)
+            return dataset[sample]
+        seed_all(0, sample, 0)
+        value = dataset[sample]
+        seed_all(seed, sample, visit)
+        return transform(value)
+
+
+def raise_sample(error: SampleError) -> None:
+    """Raise the exception of the user's code, with ``error`` as its cause; or ``error`` itself."""
+    raised = _exchange.load_exception(error._exception) if error._exception else None
+    if raised is None:
+        raise error
+    if isinstance(raised, StopIteration):
+        # It would end the training loop without a word.
+        raise RuntimeError(f"sample {error.id} raised StopIteration") from error
+    raise raised from error
+
+
+def pinner(pin_memory: bool, device: str) -> Callable[[Any], Any] | None:
+    """What puts a batch into pinned memory, where there is a device to pin it for."""
+    torch: Any = sys.modules.get("torch")
+    if not pin_memory or torch is None:
+        return None
+    if not torch.accelerator.is_available():
+        return None
+    from torch.utils.data._utils.pin_memory import pin_memory as pin
+
+    return lambda batch: pin(batch, device or None)
+
+
+Make = Callable[[list[_coprep.Array], _coprep.Loader], Any]
+Fields = Sequence[Array]

@@ -1,0 +1,130 @@
+"""A user's dataset, as a job asks the coordinator to run it: its identity, how its workers start, what they load."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from coprep import _coprep
+from coprep._fingerprint import fingerprint
+from coprep._worker import Delivery, Program, call_factory
+
+Part = tuple[str, bytes]
+
+_START = "import sys; sys.path[:] = {path!r}; from coprep._worker import main; main()"
+
+
+class Identity(NamedTuple):
+    """What two jobs must have in common to share."""
+
+    name: str
+    samples: int | None
+    dataset: list[Part]
+    rest: list[Part]
+
+    def pipeline(self, *, split: bool, in_job: bool) -> _coprep.Pipeline:
+        """As the coordinator is told."""
+        return _coprep.user_dataset(self.name, self.samples, self.dataset, self.rest, split=split, in_job=in_job)
+
+
+class UserCode:
+    """A dataset with what is done to its samples.
+
+    Args:
+        dataset: map-style, or ``module:factory``.
+        transform: the random part, if it is apart.
+        worker_init_fn: called in each worker with its number.
+        whole: batches are made in the job, by its ``collate_fn``, of the samples themselves.
+        spawn: each worker loads the dataset anew.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        transform: Callable[[Any], Any] | None,
+        worker_init_fn: Callable[[int], None] | None,
+        *,
+        whole: bool,
+        spawn: bool,
+    ) -> None:
+        self.program = Program(dataset, transform, worker_init_fn, whole)
+        self._spawn = spawn
+        self._loaded: Any = None
+
+    def local(self) -> Any:
+        """The dataset, in this process."""
+        dataset = self.program.dataset
+        if isinstance(dataset, str) and self._loaded is None:
+            self._loaded = call_factory(dataset)
+        return self._loaded if isinstance(dataset, str) else dataset
+
+    def identity(self) -> Identity:
+        """As the dataset is now.
+
+        Raises:
+            TypeError: something of it cannot be pickled; says what, and the remedy.
+        """
+        dataset, transform, init, whole = self.program
+        interpreter = [("interpreter", _digest(f"{sys.executable}\n{sys.version}"))]
+        rest = [("collation", _digest("own" if whole else "default"))]
+        further = {"transform": transform, "worker_init_fn": init}
+        rest += fingerprint({name: value for name, value in further.items() if value is not None})
+        if isinstance(dataset, str):
+            return Identity(dataset, None, interpreter + _factory_parts(dataset), rest)
+        return Identity(_name(dataset), _length(dataset), interpreter + fingerprint({"dataset": dataset}), rest)
+
+    def launch(self, workers: int, patience: float) -> tuple[list[bytes], list[tuple[bytes, bytes]], bytes, int, int, Any]:
+        """Command, environment, directory, workers, patience in milliseconds, and what gives what workers load."""
+        if not sys.executable:
+            raise RuntimeError("this Python does not say which program it is (sys.executable is empty): use num_workers=0")
+        start = _START.format(path=sys.path)
+        flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        command = [os.fsencode(argument) for argument in (sys.executable, *flags, "-c", start)]
+        environment = list(os.environb.items())
+        return command, environment, os.fsencode(os.getcwd()), workers, int(patience * 1000), self.packed
+
+    def packed(self) -> bytes:
+        """What workers load."""
+        import cloudpickle
+
+        dataset = self.program.dataset
+        program = cloudpickle.dumps(self.program, protocol=5)
+        samples = None if isinstance(dataset, str) else _length(dataset)
+        return pickle.dumps(tuple(Delivery(self._spawn, samples, list(sys.argv), program)))
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def _factory_parts(name: str) -> list[Part]:
+    """A factory is told apart by its name, and by the file that it is in."""
+    module = name.partition(":")[0]
+    spec = importlib.util.find_spec(module)
+    if spec is None:
+        raise ModuleNotFoundError(f"the dataset is to be made by {name!r}, and there is no module {module!r}")
+    parts = [("dataset", _digest(name))]
+    if spec.origin is not None and os.path.isfile(spec.origin):
+        with open(spec.origin, "rb") as file:
+            parts.append((f"code {module}", hashlib.blake2b(file.read(), digest_size=16).digest()))
+    return parts
+
+
+def _name(dataset: Any) -> str:
+    kind = type(dataset)
+    return f"{kind.__qualname__} ({kind.__module__})"
+
+
+def _length(dataset: Any) -> int:
+    try:
+        return len(dataset)
+    except TypeError:
+        raise TypeError(
+            f"{_name(dataset)} has no length: samples are shared by their ids, 0 to len(dataset) - 1, so define __len__"
+        ) from None

@@ -1,0 +1,511 @@
+"""Processes that run a user's dataset: a host, which loads it once, and the workers that the host forks.
+
+Started by the coordinator, with a socket as standard input. See ``coordinator/protocol/src/code.rs`` for what is said.
+User code runs in the host only where it loads the dataset, so that workers begin as they would in a fork of the
+training script; samples are made in workers only.
+
+A worker writes a sample straight into its slot of the staging buffers. It ends with its host, and the host with the
+coordinator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import mmap
+import os
+import pickle
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from coprep import _exchange
+from coprep._packing import Packed, pack, unpack
+from coprep._seeding import seed_all
+from coprep._structure import Structure
+
+_LENGTH = struct.Struct("<I")
+_ORDER = struct.Struct("<IIIIQQQ")
+_HEADER = struct.Struct("<BII")
+_WRITTEN = struct.Struct("<IQQQQ")
+_LARGE = struct.Struct("<BIQ")
+_RAISED = struct.Struct("<BI")
+_FLUSH_NS = 1_000_000
+"""Samples that are quicker than this are reported together."""
+_TEXT = 60_000
+"""Longest text of an exception."""
+_PR_SET_PDEATHSIG = 1
+
+
+class Program(NamedTuple):
+    """What is run. Travels once per stream."""
+
+    dataset: Any
+    """The dataset, or ``module:factory``."""
+    transform: Callable[[Any], Any] | None
+    worker_init_fn: Callable[[int], None] | None
+    whole: bool
+    """Samples are collated in the job: they travel as they are."""
+
+
+class Delivery(NamedTuple):
+    """What the job sends."""
+
+    spawn: bool
+    """Each worker loads the dataset anew, instead of finding it in memory."""
+    samples: int | None
+    argv: list[str]
+    program: bytes
+
+
+class Layout(NamedTuple):
+    """The staging buffers."""
+
+    buffers: int
+    slots: int
+    stride: int
+    offsets: list[int]
+    blob: int
+    seed: int
+    structure: bytes
+    memory: mmap.mmap
+
+
+def main() -> None:
+    """The host."""
+    _end_with_parent(os.getppid())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+    control = socket.socket(fileno=os.dup(0))
+    with open(os.devnull) as null:
+        os.dup2(null.fileno(), 0)
+    _Host(control).run()
+
+
+def load_program(data: bytes | memoryview) -> Program:
+    """Unpack what is to be run; a factory is called."""
+    program: Program = pickle.loads(data)
+    if isinstance(program.dataset, str):
+        program = program._replace(dataset=call_factory(program.dataset))
+    return program
+
+
+def call_factory(name: str) -> Any:
+    """The dataset that ``module:factory`` makes."""
+    module, _, attribute = name.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in attribute.split("."):
+        found = getattr(found, part)
+    return found()
+
+
+def _end_with_parent(parent: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+class _Channel:
+    """Messages, each with its length before it."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+        self.descriptors: list[int] = []
+        self._received = bytearray()
+
+    def send(self, message: bytes, descriptors: tuple[int, ...] = ()) -> None:
+        data = _LENGTH.pack(len(message)) + message
+        if descriptors:
+            sent = socket.send_fds(self.socket, [data], list(descriptors))
+            data = data[sent:]
+        self.socket.sendall(data)
+
+    def receive(self) -> bytes | None:
+        """The next message; None: the other side is gone."""
+        received = self._received
+        while True:
+            if len(received) >= 4:
+                end = 4 + _LENGTH.unpack_from(received)[0]
+                if len(received) >= end:
+                    message = bytes(received[4:end])
+                    del received[:end]
+                    return message
+            data, descriptors, _, _ = socket.recv_fds(self.socket, 1 << 16, 4)
+            self.descriptors += descriptors
+            if not data:
+                return None
+            received += data
+
+
+class _Host:
+    def __init__(self, control: socket.socket) -> None:
+        self._channel = _Channel(control)
+        self._workers: dict[int, tuple[int, int]] = {}  # by descriptor of the process: number, id
+        self._delivery: Delivery | None = None
+        self._program: Program | None = None
+        self._layout: Layout | None = None
+
+    def run(self) -> None:
+        """Until the coordinator hangs up. Whatever happens, no worker stays."""
+        try:
+            while True:
+                ready, _, _ = select.select([self._channel.socket, *self._workers], [], [])
+                for process in [r for r in ready if isinstance(r, int)]:
+                    self._reap(process)
+                if self._channel.socket in ready and not self._turn():
+                    return
+        finally:
+            for _, pid in self._workers.values():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            for _, pid in self._workers.values():
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, 0)
+
+    def _turn(self) -> bool:
+        try:
+            message = self._channel.receive()
+        except ConnectionResetError:
+            return False
+        if message is None:
+            return False
+        request = json.loads(message)
+        what = request.pop("do")
+        try:
+            getattr(self, f"_{what}")(**request)
+        except Exception as error:
+            self._say("failed", message=_failed(what, error))
+        return True
+
+    def _say(self, event: str, descriptors: tuple[int, ...] = (), **values: Any) -> None:
+        self._channel.send(json.dumps({"event": event, **values}).encode(), descriptors)
+
+    def _load(self) -> None:
+        with os.fdopen(self._channel.descriptors.pop(), "rb") as file, mmap.mmap(file.fileno(), 0, prot=1) as data:
+            delivery = Delivery(*pickle.loads(data))
+        sys.argv[:] = delivery.argv
+        self._delivery = delivery
+        samples = delivery.samples
+        if not delivery.spawn or samples is None:
+            program = load_program(delivery.program)
+            samples = len(program.dataset)
+            if not delivery.spawn:
+                self._program, self._delivery = program, delivery._replace(program=b"")
+        # What is there now is not looked at by the collector, which would copy its pages in every worker.
+        gc.collect()
+        gc.freeze()
+        self._say("loaded", samples=samples)
+
+    def _map(self, **layout: Any) -> None:
+        file = self._channel.descriptors.pop()
+        memory = mmap.mmap(file, layout["buffers"] * layout["stride"])
+        os.close(file)
+        structure = bytes.fromhex(layout.pop("structure"))
+        self._layout = Layout(memory=memory, structure=structure, **layout)
+        self._say("mapped")
+
+    def _fork(self, worker: int, workers: int) -> None:
+        scratch, self._channel.descriptors = self._channel.descriptors, []
+        ours, theirs = socket.socketpair()
+        host = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        with warnings.catch_warnings():
+            # Of forking with threads: user code that starts some while it is loaded asks for spawn.
+            warnings.simplefilter("ignore")
+            pid = os.fork()
+        if pid == 0:
+            self._channel.socket.close()
+            theirs.close()
+            for other in self._workers:
+                os.close(other)
+            _run_worker(self, ours, scratch, worker, workers, host)
+        ours.close()
+        for descriptor in scratch:
+            os.close(descriptor)
+        self._workers[os.pidfd_open(pid)] = (worker, pid)
+        self._say("forked", (theirs.fileno(),), worker=worker, pid=pid)
+        theirs.close()
+
+    def _kill(self, worker: int) -> None:
+        for number, pid in self._workers.values():
+            if number == worker:
+                os.kill(pid, signal.SIGKILL)
+
+    def _reap(self, process: int) -> None:
+        number, pid = self._workers.pop(process)
+        os.close(process)
+        _, status = os.waitpid(pid, 0)
+        self._say("exited", worker=number, how=_how(status))
+
+
+def _how(status: int) -> str:
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        name = signal.Signals(number).name if number in signal.valid_signals() else "unknown"
+        hint = " (out of memory?)" if number == signal.SIGKILL else ""
+        return f"was killed by signal {number}, {name}{hint}"
+    return f"exited with status {os.waitstatus_to_exitcode(status)}"
+
+
+def _failed(what: str, error: Exception) -> str:
+    if what != "load":
+        return f"the process that runs the dataset cannot {what}: {_exchange.describe(error)}"
+    remedy = "run with num_workers=0 to see where"
+    if isinstance(error, ModuleNotFoundError):
+        remedy = (
+            f"make the module {error.name!r} importable in a new process that has this job's sys.path "
+            "(install it, or put its folder into PYTHONPATH)"
+        )
+    elif isinstance(error, AttributeError):
+        remedy = "what the dataset is made of must be defined when its module is imported"
+    return f"the dataset cannot be loaded in a worker process: {_exchange.describe(error)[-_TEXT:]}\nRemedy: {remedy}"
+
+
+# --- a worker -------------------------------------------------------------------------------------------------
+
+
+def _run_worker(
+    host: _Host, sock: socket.socket, scratch: list[int], number: int, workers: int, parent: int
+) -> None:
+    status = 1
+    try:
+        _end_with_parent(parent)
+        _Worker(host, sock, scratch, number, workers).run()
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException as error:
+        sys.stderr.write(f"worker {number}: {_exchange.describe(error)}\n")
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        # Without what the host registered to be done at its exit.
+        os._exit(status & 0xFF)
+
+
+class _Worker:
+    def __init__(self, host: _Host, sock: socket.socket, scratch: list[int], number: int, workers: int) -> None:
+        program, layout = host._program, host._layout
+        if program is None:
+            assert host._delivery is not None
+            program = load_program(host._delivery.program)
+        self._channel = _Channel(sock)
+        self._program = program
+        self._dataset, self._transform = program.dataset, program.transform
+        self._seed = 0 if layout is None else layout.seed
+        self._scratch = [_Scratch(descriptor) for descriptor in scratch]
+        self._done = bytearray()
+        self._flushed = 0
+        if layout is not None:
+            self._structure: Structure = _exchange.loads(layout.structure)
+            self._views = _views(layout, self._structure)
+            self._blobs = _blobs(layout, self._structure)
+        _prepare_torch(number, workers, self._seed, program.dataset)
+        if program.worker_init_fn is not None:
+            program.worker_init_fn(number)
+
+    def run(self) -> None:
+        while (message := self._channel.receive()) is not None:
+            if message[0] == ord("S"):
+                self._chunk(message)
+            else:
+                self._channel.send(b"P" + json.dumps(self._probe(message)).encode())
+
+    # Chunks of samples.
+
+    def _chunk(self, message: bytes) -> None:
+        _, scratch, count = _HEADER.unpack_from(message)
+        orders = list(_ORDER.iter_unpack(message[_HEADER.size :]))
+        assert len(orders) == count
+        place = self._scratch[scratch] if self._scratch else None
+        if place is not None:
+            place.begin(max(at + size for *_, at, size in orders))
+        self._flushed = time.perf_counter_ns()
+        for index, order in enumerate(orders):
+            self._sample(index, order, place)
+        self._flush()
+
+    def _sample(self, index: int, order: tuple[int, ...], scratch: _Scratch | None) -> None:
+        sample, buffer, slot, keep, visit, at, size = order
+        wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
+        kept = (0, 0)
+        stage = "dataset"
+        try:
+            if self._transform is None:
+                seed_all(self._seed, sample, visit)
+                value = self._dataset[sample]
+            else:
+                if size and scratch is not None:
+                    value = unpack(scratch.view(at, size))
+                else:
+                    # What is kept must not depend on who asked first.
+                    seed_all(0, sample, 0)
+                    value = self._dataset[sample]
+                    if keep and scratch is not None:
+                        kept = scratch.keep(pack(value))
+                stage = "transform"
+                seed_all(self._seed, sample, visit)
+                value = self._transform(value)
+            packed = self._structure.write(value, self._views, (buffer, slot))
+        except Exception as error:
+            self._flush()
+            text = json.dumps(_raised(sample, stage, error)).encode()
+            self._channel.send(_RAISED.pack(ord("E"), index) + text)
+            return
+        if packed is not None and not self._write_blob(packed, buffer, slot):
+            self._flush()
+            self._channel.send(_LARGE.pack(ord("L"), index, packed.size))
+            return
+        now = time.perf_counter_ns()
+        self._done += _WRITTEN.pack(index, now - wall, time.thread_time_ns() - cpu, *kept)
+        if now - self._flushed >= _FLUSH_NS:
+            self._flush()
+
+    def _write_blob(self, packed: Packed, buffer: int, slot: int) -> bool:
+        if self._blobs is None or packed.size > self._blobs.shape[-1]:
+            return False
+        packed.write_to(self._blobs[buffer, slot].data)
+        return True
+
+    def _flush(self) -> None:
+        if self._done:
+            self._channel.send(b"D" + self._done)
+            self._done.clear()
+        self._flushed = time.perf_counter_ns()
+
+    # A look at what samples are like.
+
+    def _probe(self, message: bytes) -> dict[str, Any]:
+        split = bool(message[1])
+        found: dict[str, Any] = {}
+        raised: dict[str, Any] | None = None
+        sizes: list[int] = []
+        for (sample,) in struct.iter_unpack("<I", message[2:]):
+            stage = "dataset"
+            try:
+                seed_all(self._seed, sample, 0)
+                value = self._dataset[sample]
+                if split:
+                    sizes.append(pack(value).size)
+                if self._transform is not None:
+                    stage = "transform"
+                    value = self._transform(value)
+                found = _look(value, self._program.whole, found)
+            except Exception as error:
+                raised = raised or _raised(sample, stage, error)
+                continue
+            if not split:
+                break
+        if not found:
+            return {"raised": raised or _raised(0, "dataset", IndexError("the dataset is empty"))}
+        return {**found, "kept": sum(sizes) // max(1, len(sizes))}
+
+
+def _look(value: Any, whole: bool, before: dict[str, Any]) -> dict[str, Any]:
+    structure = Structure.of(value, whole=whole)
+    views = [np.empty((1, 1, *field.shape), field.storage) for field in structure.fields]
+    packed = structure.write(value, views, (0, 0))
+    return {
+        "fields": [(field.name, field.dtype, field.shape) for field in structure.fields],
+        "blob": max(0 if packed is None else packed.size, before.get("blob", 0)),
+        "structure": _exchange.dumps(structure).hex(),
+    }
+
+
+def _raised(sample: int, stage: str, error: Exception) -> dict[str, Any]:
+    return {
+        "id": sample,
+        "stage": stage,
+        "message": _exchange.describe(error)[-_TEXT:],
+        "exception": _exchange.dump_exception(error).hex(),
+    }
+
+
+def _views(layout: Layout, structure: Structure) -> list[npt.NDArray[Any]]:
+    """One array per field over all buffers and slots."""
+    views = []
+    for field, offset in zip(structure.fields, layout.offsets, strict=False):
+        one = np.empty(field.shape, field.storage)
+        views.append(
+            np.ndarray(
+                (layout.buffers, layout.slots, *field.shape),
+                field.storage,
+                layout.memory,
+                offset,
+                (layout.stride, field.nbytes, *one.strides),
+            )
+        )
+    return views
+
+
+def _blobs(layout: Layout, structure: Structure) -> npt.NDArray[np.uint8] | None:
+    if layout.blob == 0:
+        return None
+    shape, strides = (layout.buffers, layout.slots, layout.blob), (layout.stride, layout.blob, 1)
+    offset = layout.offsets[len(structure.fields)]
+    return np.ndarray(shape, np.uint8, layout.memory, offset, strides)
+
+
+def _prepare_torch(number: int, workers: int, seed: int, dataset: Any) -> None:
+    """What PyTorch's own workers do: one thread, and ``get_worker_info``."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return
+    torch.set_num_threads(1)
+    with contextlib.suppress(Exception):
+        from torch.utils.data._utils import worker as torch_worker
+
+        info = torch_worker.WorkerInfo(id=number, num_workers=workers, seed=seed + number, dataset=dataset)
+        torch_worker._worker_info = info
+
+
+class _Scratch:
+    """A memory file between the coordinator and this worker: what is cached comes in, what is to be kept goes out."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+        self._memory: mmap.mmap | None = None
+        self._end = 0
+
+    def begin(self, end: int) -> None:
+        """A new chunk, of which ``end`` bytes have come in."""
+        self._end = end
+        self._reach(end)
+
+    def view(self, at: int, size: int) -> memoryview:
+        """What came in. It may be written: nobody else looks at it again."""
+        assert self._memory is not None
+        return memoryview(self._memory)[at : at + size]
+
+    def keep(self, packed: Packed) -> tuple[int, int]:
+        """Where it lies, and how many bytes it takes."""
+        at = -(-self._end // 64) * 64
+        self._end = at + packed.size
+        self._reach(self._end)
+        assert self._memory is not None
+        packed.write_to(memoryview(self._memory)[at : self._end])
+        return at, packed.size
+
+    def _reach(self, end: int) -> None:
+        if end and (self._memory is None or len(self._memory) < end):
+            size = os.fstat(self._file).st_size
+            if size < end:
+                size = max(end, 2 * size, 1 << 20)
+                os.ftruncate(self._file, size)
+            # Values that are still in use keep the mapping before.
+            self._memory = mmap.mmap(self._file, size)

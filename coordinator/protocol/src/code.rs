@@ -1,0 +1,420 @@
+//! What the coordinator and the processes that run user code say to each other.
+//!
+//! A **host** is started per stream. It loads the dataset and forks **workers**, so that what it has loaded lies
+//! in memory once. Both speak over Unix sockets, each message a length (`u32`) and as many bytes:
+//!
+//! * with the host: JSON, a few messages in the life of a stream ([`HostRequest`], [`HostEvent`]);
+//! * with a worker: fixed little-endian records, one message per chunk of samples ([`Order`], [`Report`]).
+//!
+//! The samples themselves never pass here: a worker writes them straight into the staging buffers.
+//!
+//! **Invariant.** What a process of user code says is checked like a stranger's word: lengths are bounded, records
+//! validated, and numbers that make no sense end that process only.
+
+use std::io;
+use std::os::fd::{OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use serde::{Deserialize, Serialize};
+
+use crate::frame;
+
+/// Longest message.
+const MAX_LENGTH: usize = 64 << 20;
+/// What is read at a time.
+const STEP: usize = 64 << 10;
+
+/// One end of a connection with a host or a worker.
+pub struct Channel {
+    socket: UnixStream,
+    received: Vec<u8>,
+    descriptors: Vec<OwnedFd>,
+}
+
+impl Channel {
+    /// Over a connected socket.
+    #[must_use]
+    pub fn new(socket: UnixStream) -> Self {
+        Channel {
+            socket,
+            received: Vec::new(),
+            descriptors: Vec::new(),
+        }
+    }
+
+    /// Sends a message.
+    ///
+    /// # Errors
+    /// When the other side is gone.
+    pub fn send(&self, message: &[u8], descriptors: &[RawFd]) -> io::Result<()> {
+        let mut bytes = (message.len() as u32).to_le_bytes().to_vec();
+        bytes.extend_from_slice(message);
+        frame::send_with_descriptors(&self.socket, &bytes, descriptors).map_err(|e| match e {
+            frame::FrameError::Io(e) => e,
+            other => io::Error::other(other),
+        })
+    }
+
+    /// The next message. None: not within `limit`.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::UnexpectedEof`] when the other side is gone; a message that is too long.
+    pub fn receive(&mut self, limit: Duration) -> io::Result<Option<Vec<u8>>> {
+        let end = Instant::now() + limit;
+        loop {
+            if let Some(message) = self.message()? {
+                return Ok(Some(message));
+            }
+            if !self.is_readable(end.saturating_duration_since(Instant::now()))? {
+                return Ok(None);
+            }
+            self.read()?;
+        }
+    }
+
+    /// Descriptors that came with the messages so far.
+    pub fn take_descriptors(&mut self) -> Vec<OwnedFd> {
+        std::mem::take(&mut self.descriptors)
+    }
+
+    /// True when the other side has hung up.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        let mut fds = [PollFd::new(
+            std::os::fd::AsFd::as_fd(&self.socket),
+            PollFlags::empty(),
+        )];
+        poll(&mut fds, PollTimeout::ZERO).is_ok_and(|n| n > 0)
+    }
+
+    /// Ends the connection, both ways.
+    pub fn hang_up(&self) {
+        let _ = self.socket.shutdown(std::net::Shutdown::Both);
+    }
+
+    fn message(&mut self) -> io::Result<Option<Vec<u8>>> {
+        let Some(&length) = self.received.first_chunk::<4>() else {
+            return Ok(None);
+        };
+        let length = u32::from_le_bytes(length) as usize;
+        if length > MAX_LENGTH {
+            return Err(io::Error::other(format!("a message of {length} bytes")));
+        }
+        if self.received.len() < 4 + length {
+            return Ok(None);
+        }
+        let rest = self.received.split_off(4 + length);
+        let mut message = std::mem::replace(&mut self.received, rest);
+        message.drain(..4);
+        Ok(Some(message))
+    }
+
+    fn is_readable(&self, limit: Duration) -> io::Result<bool> {
+        let mut fds = [PollFd::new(
+            std::os::fd::AsFd::as_fd(&self.socket),
+            PollFlags::POLLIN,
+        )];
+        // Rounded up: a rest of less than a millisecond is no reason to spin.
+        let millis = limit.as_micros().div_ceil(1000).min(i32::MAX as u128) as i32;
+        match poll(&mut fds, PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX)) {
+            Ok(n) => Ok(n > 0),
+            Err(nix::errno::Errno::EINTR) => Ok(false),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    fn read(&mut self) -> io::Result<()> {
+        let have = self.received.len();
+        self.received.resize(have + STEP, 0);
+        let read = frame::receive_part(
+            &self.socket,
+            &mut self.received[have..],
+            &mut self.descriptors,
+        );
+        self.received.truncate(have + *read.as_ref().unwrap_or(&0));
+        match read {
+            Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(()),
+            other => other.map(drop),
+        }
+    }
+}
+
+/// To a host.
+#[derive(Serialize, Debug)]
+#[serde(tag = "do", rename_all = "lowercase")]
+pub enum HostRequest {
+    /// Load the dataset from the descriptor. Answered by [`HostEvent::Loaded`].
+    Load,
+    /// Start a worker; two descriptors of scratch files may come with it. Answered by [`HostEvent::Forked`].
+    Fork {
+        /// Its number.
+        worker: u32,
+        /// Workers there will be.
+        workers: u32,
+    },
+    /// Map the staging area, the descriptor, for the workers to come. Answered by [`HostEvent::Mapped`].
+    Map {
+        /// Staging buffers.
+        buffers: u32,
+        /// Samples of one.
+        slots: u32,
+        /// From one buffer to the next, bytes.
+        stride: u64,
+        /// From the start of a buffer to each field, bytes.
+        offsets: Vec<u64>,
+        /// Bytes of what is of no fixed size; 0: there is none.
+        blob: u64,
+        /// What a worker said of its sample, in hexadecimal digits.
+        structure: String,
+        /// Keys all random numbers.
+        seed: u64,
+    },
+    /// End a worker. Answered by [`HostEvent::Exited`].
+    Kill {
+        /// Its number.
+        worker: u32,
+    },
+}
+
+/// From a host.
+#[derive(Deserialize, Debug)]
+#[serde(tag = "event", rename_all = "lowercase")]
+pub enum HostEvent {
+    /// The dataset is there.
+    Loaded {
+        /// Its length.
+        samples: u64,
+    },
+    /// A worker runs; its socket came with the message.
+    Forked {
+        /// Its number.
+        worker: u32,
+        /// Its process id.
+        pid: u32,
+    },
+    /// The staging area is mapped.
+    Mapped,
+    /// A worker has ended, and is no process any more.
+    Exited {
+        /// Its number.
+        worker: u32,
+        /// For people: "was killed by signal 9", "exited with status 3".
+        how: String,
+    },
+    /// A request could not be carried out.
+    Failed {
+        /// What, why, remedy.
+        message: String,
+    },
+}
+
+/// One sample that a worker is to make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Order {
+    /// Sample.
+    pub id: u32,
+    /// Staging buffer.
+    pub buffer: u32,
+    /// Slot in it.
+    pub slot: u32,
+    /// The value of the deterministic part is wanted for the cache.
+    pub keep: bool,
+    /// Keys its random numbers.
+    pub visit: u64,
+    /// Where the cached value of the deterministic part lies in the scratch file; of no bytes: it is not cached.
+    pub cached: (u64, u64),
+}
+
+/// Message to a worker: make these samples. `scratch`: which of its files.
+#[must_use]
+pub fn orders(scratch: u32, orders: &[Order]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(9 + 40 * orders.len());
+    bytes.push(b'S');
+    bytes.extend(scratch.to_le_bytes());
+    bytes.extend((orders.len() as u32).to_le_bytes());
+    for order in orders {
+        let words = [order.id, order.buffer, order.slot, u32::from(order.keep)];
+        words.iter().for_each(|w| bytes.extend(w.to_le_bytes()));
+        let longs = [order.visit, order.cached.0, order.cached.1];
+        longs.iter().for_each(|w| bytes.extend(w.to_le_bytes()));
+    }
+    bytes
+}
+
+/// Message to a worker: make these samples, without writing them, until one succeeds, and say what it is like.
+#[must_use]
+pub fn probe(ids: &[u32], split: bool) -> Vec<u8> {
+    let mut bytes = vec![b'P', u8::from(split)];
+    ids.iter().for_each(|id| bytes.extend(id.to_le_bytes()));
+    bytes
+}
+
+/// What a worker says of the chunk it works on; indices count within the chunk.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Report {
+    /// These are written.
+    Done(Vec<Written>),
+    /// This one raised.
+    Raised(u32, Raised),
+    /// This one does not fit its slot: so many bytes.
+    TooLarge(u32, u64),
+    /// Answer to a probe.
+    Probed(Box<Probed>),
+}
+
+/// A sample that a worker has written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Written {
+    /// Which of the chunk.
+    pub index: u32,
+    /// Time it took.
+    pub wall_ns: u64,
+    /// Of this, time on a processor.
+    pub cpu_ns: u64,
+    /// Where the value of its deterministic part lies in the scratch file, if it was to be kept.
+    pub kept: (u64, u64),
+}
+
+/// An exception of user code.
+#[derive(Deserialize, Clone, Debug, PartialEq, Default)]
+pub struct Raised {
+    /// Sample.
+    #[serde(default)]
+    pub id: u32,
+    /// `dataset` or `transform`.
+    pub stage: String,
+    /// Type, text and traceback.
+    pub message: String,
+    /// For the job, in hexadecimal digits.
+    pub exception: String,
+}
+
+/// What a sample is like.
+#[derive(Deserialize, Clone, Debug, PartialEq)]
+pub struct Probed {
+    /// Name, type, shape of each field.
+    #[serde(default)]
+    pub fields: Vec<(String, String, Vec<u32>)>,
+    /// Bytes of what is of no fixed size.
+    #[serde(default)]
+    pub blob: u64,
+    /// Bytes of the value of the deterministic part.
+    #[serde(default)]
+    pub kept: u64,
+    /// For the job, in hexadecimal digits.
+    #[serde(default)]
+    pub structure: String,
+    /// Nothing could be made: why.
+    pub raised: Option<Raised>,
+}
+
+impl Report {
+    /// From a message.
+    ///
+    /// # Errors
+    /// What makes no sense.
+    pub fn parse(message: &[u8]) -> Result<Report, String> {
+        let (&kind, rest) = message.split_first().ok_or("an empty message")?;
+        let json = |e: serde_json::Error| e.to_string();
+        match kind {
+            b'D' => written(rest).map(Report::Done),
+            b'P' => serde_json::from_slice(rest).map(Report::Probed).map_err(json),
+            b'E' | b'L' => {
+                let (index, rest) = rest.split_first_chunk::<4>().ok_or("too short")?;
+                let index = u32::from_le_bytes(*index);
+                if kind == b'E' {
+                    let raised = serde_json::from_slice(rest).map_err(json)?;
+                    return Ok(Report::Raised(index, raised));
+                }
+                let bytes = rest.first_chunk::<8>().ok_or("too short")?;
+                Ok(Report::TooLarge(index, u64::from_le_bytes(*bytes)))
+            }
+            other => Err(format!("a message of kind {other}")),
+        }
+    }
+}
+
+const WRITTEN: usize = 36;
+
+fn written(bytes: &[u8]) -> Result<Vec<Written>, String> {
+    let (records, []) = bytes.as_chunks::<WRITTEN>() else {
+        return Err("records of another length".into());
+    };
+    let long = |record: &[u8; WRITTEN], at: usize| {
+        let bytes = record[at..].first_chunk().copied().unwrap_or_default();
+        u64::from_le_bytes(bytes)
+    };
+    let record = |r: &[u8; WRITTEN]| Written {
+        index: u32::from_le_bytes(r.first_chunk().copied().unwrap_or_default()),
+        wall_ns: long(r, 4),
+        cpu_ns: long(r, 12),
+        kept: (long(r, 20), long(r, 28)),
+    };
+    Ok(records.iter().map(record).collect())
+}
+
+/// Hexadecimal digits of bytes.
+#[must_use]
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// Bytes of hexadecimal digits.
+///
+/// # Errors
+/// What is no such digit.
+pub fn unhex(digits: &str) -> Result<Vec<u8>, String> {
+    let digit = |c: u8| (c as char).to_digit(16).ok_or("not a hexadecimal digit");
+    let (pairs, []) = digits.as_bytes().as_chunks::<2>() else {
+        return Err("an odd number of digits".into());
+    };
+    let byte = |&[high, low]: &[u8; 2]| Ok((digit(high)? * 16 + digit(low)?) as u8);
+    pairs.iter().map(byte).collect::<Result<_, &str>>().map_err(Into::into)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_arrive_whole_whatever_their_length() {
+        let (here, there) = UnixStream::pair().expect("a pair of sockets");
+        let (here, mut there) = (Channel::new(here), Channel::new(there));
+        let long = vec![7u8; 3 * STEP + 1];
+        let sender = std::thread::spawn(move || {
+            for message in [&b"a"[..], b"", &long] {
+                here.send(message, &[]).expect("sent");
+            }
+        });
+        let limit = Duration::from_secs(5);
+        let mut next = || there.receive(limit).expect("received").expect("in time");
+        assert_eq!(next(), b"a");
+        assert_eq!(next(), b"");
+        assert_eq!(next().len(), 3 * STEP + 1);
+        sender.join().expect("no panic");
+        let end = there.receive(limit).expect_err("the other side is gone");
+        assert_eq!(end.kind(), io::ErrorKind::UnexpectedEof);
+        assert!(there.is_lost());
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_an_error() {
+        for message in [&b""[..], b"X", b"D1", b"E", b"E\0\0\0\0{", b"L\0\0\0\0\0", b"P[]"] {
+            assert!(Report::parse(message).is_err(), "{message:?}");
+        }
+        assert_eq!(Report::parse(b"D"), Ok(Report::Done(Vec::new())));
+        assert_eq!(unhex("00fF"), Ok(vec![0, 255]));
+        assert!(unhex("0").is_err() && unhex("0g").is_err());
+    }
+
+    #[test]
+    fn a_length_that_is_too_long_is_refused_before_it_is_read() {
+        let (mut here, there) = UnixStream::pair().expect("a pair of sockets");
+        io::Write::write_all(&mut here, &u32::MAX.to_le_bytes()).expect("written");
+        let mut there = Channel::new(there);
+        assert!(there.receive(Duration::from_secs(5)).is_err());
+    }
+}

@@ -1,0 +1,95 @@
+//! What makes the samples of a stream.
+
+use std::sync::Arc;
+
+use coprep_protocol::spec::{Dtype, Field};
+
+use crate::caches::Cache;
+use crate::prepare::Recipe;
+use crate::user_code::Crew;
+
+/// See the module.
+pub(crate) enum Maker {
+    /// Threads of the coordinator, by a pipeline of its own.
+    Native(Recipe),
+    /// Processes of the jobs' own code.
+    Crew {
+        crew: Arc<Crew>,
+        samples: u32,
+        /// Without the index.
+        fields: Vec<Field>,
+        structure: Vec<u8>,
+        /// What the workers have made, as it lies in a slot.
+        prepared: Option<Arc<Cache>>,
+        /// What is cached before the random part.
+        kept: Option<Arc<Cache>>,
+    },
+    /// The jobs themselves: they are given ids and visits.
+    Jobs { samples: u32 },
+}
+
+/// Field that keys the random numbers of a sample that a job makes itself.
+const VISIT: &str = "visit";
+
+impl Maker {
+    pub(crate) fn samples(&self) -> u32 {
+        match self {
+            Maker::Native(recipe) => recipe.dataset.len(),
+            Maker::Crew { samples, .. } | Maker::Jobs { samples } => *samples,
+        }
+    }
+
+    pub(crate) fn classes(&self) -> &[String] {
+        match self {
+            Maker::Native(recipe) => recipe.dataset.classes(),
+            _ => &[],
+        }
+    }
+
+    /// File of a sample; empty for user code.
+    pub(crate) fn path(&self, id: u32) -> String {
+        match self {
+            Maker::Native(recipe) => recipe.dataset.path(id).display().to_string(),
+            _ => String::new(),
+        }
+    }
+
+    /// How a job makes batches of the fields.
+    pub(crate) fn structure(&self) -> &[u8] {
+        match self {
+            Maker::Crew { structure, .. } => structure,
+            _ => &[],
+        }
+    }
+
+    /// Fields of a batch; the last one has the ids.
+    pub(crate) fn fields(&self) -> Vec<Field> {
+        let scalar = |name: &str| Field {
+            name: name.into(),
+            dtype: Dtype::I64,
+            shape: Vec::new(),
+        };
+        let mut fields = match self {
+            Maker::Native(recipe) => vec![recipe.pipeline.output(), scalar("label")],
+            Maker::Crew { fields, .. } => fields.clone(),
+            Maker::Jobs { .. } => vec![scalar(VISIT)],
+        };
+        fields.push(scalar("index"));
+        fields
+    }
+
+    pub(crate) fn cache(&self) -> Option<&Arc<Cache>> {
+        match self {
+            Maker::Native(recipe) => recipe.cache.as_ref(),
+            Maker::Crew { prepared, kept, .. } => prepared.as_ref().or(kept.as_ref()),
+            Maker::Jobs { .. } => None,
+        }
+    }
+
+    pub(crate) fn crew(&self) -> Option<&Arc<Crew>> {
+        match self {
+            Maker::Crew { crew, .. } => Some(crew),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! The host of a stream's user code: a process that loads the dataset once and forks workers.
+//!
+//! One thread starts it, hears what it says, and sees it end; a worker's thread that wants something asks and
+//! waits. The kernel ends a host with the thread that started it, and workers with their host, so that none of
+//! them outlives the coordinator, however that ends.
+
+use std::ffi::OsString;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use coprep_cache::staging::Layout;
+use coprep_protocol::code::{self, Channel, HostEvent, HostRequest};
+use coprep_protocol::message::UserCode;
+
+use crate::user_code::Shape;
+use crate::{Error, Result};
+
+/// Longest time to load a dataset: slow storage, large imports.
+const LOADING: Duration = Duration::from_secs(600);
+/// Longest time for anything else.
+const PROMPT: Duration = Duration::from_secs(60);
+/// How long a host may take to end by itself.
+const GRACE: Duration = Duration::from_secs(2);
+/// How often the thread looks around.
+const NAP: Duration = Duration::from_millis(500);
+
+/// A running host.
+pub(super) struct Host {
+    /// For sending; the other end of it is the host's standard input.
+    channel: Channel,
+    state: Mutex<State>,
+    changed: Condvar,
+    closing: AtomicBool,
+}
+
+#[derive(Default)]
+struct State {
+    samples: Option<u64>,
+    mapped: bool,
+    failed: Option<String>,
+    /// By number.
+    workers: Vec<WorkerState>,
+    /// Why there is no host any more.
+    ended: Option<String>,
+}
+
+#[derive(Default)]
+struct WorkerState {
+    pid: u32,
+    socket: Option<UnixStream>,
+    exited: Option<String>,
+}
+
+impl Host {
+    /// Starts the host and lets it load the dataset; gives the number of samples.
+    pub(super) fn start(code: &UserCode, dataset: &OwnedFd) -> Result<(Arc<Host>, u64)> {
+        let (ours, theirs) =
+            UnixStream::pair().map_err(|e| Error::io("cannot make a pair of sockets", e))?;
+        let receiving = ours
+            .try_clone()
+            .map_err(|e| Error::io("cannot copy a socket", e))?;
+        let host = Arc::new(Host {
+            channel: Channel::new(ours),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            closing: AtomicBool::new(false),
+        });
+        let (command, hearer) = (command(code, theirs)?, host.clone());
+        std::thread::Builder::new()
+            .name("code-host".into())
+            .spawn(move || hearer.run(command, receiving))
+            .map_err(|e| Error::io("cannot start a thread", e))?;
+        let loaded = host
+            .ask(&HostRequest::Load, &[dataset.as_raw_fd()])
+            .and_then(|()| host.wait("to load the dataset", LOADING, |s| s.samples));
+        match loaded {
+            Ok(samples) => Ok((host, samples)),
+            Err(e) => {
+                host.close();
+                Err(e)
+            }
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ask(&self, request: &HostRequest, descriptors: &[RawFd]) -> Result<()> {
+        let message = serde_json::to_vec(request).map_err(|e| Error::Code(e.to_string()))?;
+        // A host that is gone has said why by another way.
+        let _ = self.channel.send(&message, descriptors);
+        Ok(())
+    }
+
+    /// Waits for `look` to find something.
+    fn wait<T>(
+        &self,
+        what: &str,
+        limit: Duration,
+        mut look: impl FnMut(&mut State) -> Option<T>,
+    ) -> Result<T> {
+        let end = Instant::now() + limit;
+        let mut state = self.state();
+        loop {
+            if let Some(found) = look(&mut state) {
+                return Ok(found);
+            }
+            if let Some(why) = state.failed.take() {
+                return Err(Error::Code(why));
+            }
+            if let Some(why) = &state.ended {
+                return Err(Error::Code(format!(
+                    "the process that runs the dataset's code {why}, while it was {what}: its output is in the \
+                     coordinator's log"
+                )));
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Error::Code(format!(
+                    "the process that runs the dataset's code takes longer than {limit:?} {what}"
+                )));
+            }
+            state = self
+                .changed
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+
+    /// Gives the staging area to the workers to come.
+    pub(super) fn map(
+        &self,
+        layout: &Layout,
+        shape: &Shape,
+        seed: u64,
+        file: BorrowedFd<'_>,
+    ) -> Result<()> {
+        let offsets = (0..layout.fields()).map(|f| layout.field_offset(f) as u64);
+        let request = HostRequest::Map {
+            buffers: layout.buffers,
+            slots: layout.slots,
+            stride: layout.stride() as u64,
+            offsets: offsets.collect(),
+            blob: shape.blob(),
+            structure: code::hex(&shape.structure),
+            seed,
+        };
+        self.ask(&request, &[file.as_raw_fd()])?;
+        self.wait("to map the staging area", PROMPT, |s| s.mapped.then_some(()))
+    }
+
+    /// Starts worker `worker` of `workers`; gives its socket and process id.
+    pub(super) fn fork(
+        &self,
+        worker: u32,
+        workers: u32,
+        scratch: &[RawFd],
+    ) -> Result<(UnixStream, u32)> {
+        let at = worker as usize;
+        {
+            let mut state = self.state();
+            if state.workers.len() <= at {
+                state.workers.resize_with(at + 1, WorkerState::default);
+            }
+            state.workers[at] = WorkerState::default();
+        }
+        self.ask(&HostRequest::Fork { worker, workers }, scratch)?;
+        self.wait("to start a worker", PROMPT, |s| {
+            let worker = s.workers.get_mut(at)?;
+            worker.socket.take().map(|socket| (socket, worker.pid))
+        })
+    }
+
+    /// Ends a worker; gives how it ended, once it is no process any more. None: not within the time.
+    pub(super) fn kill(&self, worker: u32) -> Option<String> {
+        let _ = self.ask(&HostRequest::Kill { worker }, &[]);
+        self.exited(worker, PROMPT)
+    }
+
+    /// How a worker ended, once it is no process any more. None: not within `limit`.
+    pub(super) fn exited(&self, worker: u32, limit: Duration) -> Option<String> {
+        let look = |s: &mut State| s.workers.get(worker as usize)?.exited.clone();
+        self.wait("to end a worker", limit, look).ok()
+    }
+
+    /// Why there is no host any more.
+    pub(super) fn ended(&self) -> Option<String> {
+        self.state().ended.clone()
+    }
+
+    /// Process id of a worker; 0: it has none.
+    pub(super) fn pid(&self, worker: u32) -> u32 {
+        self.state().workers.get(worker as usize).map_or(0, |w| w.pid)
+    }
+
+    pub(super) fn pids(&self) -> Vec<u32> {
+        let state = self.state();
+        let running = state.workers.iter().filter(|w| w.exited.is_none());
+        running.map(|w| w.pid).filter(|&pid| pid > 0).collect()
+    }
+
+    /// Ends it, with all its workers.
+    pub(super) fn close(&self) {
+        self.closing.store(true, Ordering::Release);
+        self.channel.hang_up();
+    }
+
+    // The thread that hears it.
+
+    fn run(&self, mut command: Command, socket: UnixStream) {
+        let ended = match command.spawn() {
+            // The command holds the host's end of the socket: gone, so that its death is seen.
+            Ok(child) => {
+                drop(command);
+                let why = self.hear(Channel::new(socket));
+                let how = reap(child);
+                why.map_or(how, |why| format!("said what makes no sense: {why}"))
+            }
+            Err(e) => format!("cannot be started ({}): {e}", command.get_program().display()),
+        };
+        if !self.closing.load(Ordering::Acquire) {
+            tracing::warn!("the host of a stream's user code {ended}");
+        }
+        self.state().ended = Some(ended);
+        self.changed.notify_all();
+    }
+
+    /// Until it has ended. Some: why it must be ended.
+    fn hear(&self, mut channel: Channel) -> Option<String> {
+        loop {
+            match channel.receive(NAP) {
+                Ok(Some(message)) => {
+                    if let Err(why) = self.heard(&message, channel.take_descriptors()) {
+                        return Some(why);
+                    }
+                }
+                Ok(None) => {}
+                Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => return None,
+                Err(e) => return Some(e.to_string()),
+            }
+        }
+    }
+
+    fn heard(&self, message: &[u8], mut descriptors: Vec<OwnedFd>) -> std::result::Result<(), String> {
+        let event = serde_json::from_slice(message).map_err(|e| e.to_string())?;
+        let mut state = self.state();
+        match event {
+            HostEvent::Loaded { samples } => state.samples = Some(samples),
+            HostEvent::Mapped => state.mapped = true,
+            HostEvent::Failed { message } => state.failed = Some(message),
+            HostEvent::Forked { worker, pid } => {
+                let state = state.workers.get_mut(worker as usize);
+                let (state, socket) = state.zip(descriptors.pop()).ok_or("a worker of no number")?;
+                (state.pid, state.socket) = (pid, Some(UnixStream::from(socket)));
+            }
+            HostEvent::Exited { worker, how } => {
+                let state = state.workers.get_mut(worker as usize);
+                state.ok_or("a worker of no number")?.exited = Some(how);
+            }
+        }
+        drop(state);
+        self.changed.notify_all();
+        Ok(())
+    }
+}
+
+fn command(code: &UserCode, socket: UnixStream) -> Result<Command> {
+    let text = |bytes: &[u8]| OsString::from_vec(bytes.to_vec());
+    let Some((program, arguments)) = code.command.split_first() else {
+        return Err(Error::Invalid("the command that runs user code is empty".into()));
+    };
+    let mut command = Command::new(text(program));
+    command
+        .args(arguments.iter().map(|a| text(a)))
+        .env_clear()
+        .envs(code.environment.iter().map(|(k, v)| (text(k), text(v))))
+        .current_dir(text(&code.directory))
+        .stdin(Stdio::from(OwnedFd::from(socket)));
+    Ok(command)
+}
+
+/// Waits for a host that hung up; says how it ended.
+fn reap(mut child: Child) -> String {
+    let end = Instant::now() + GRACE;
+    while Instant::now() < end {
+        match child.try_wait() {
+            Ok(Some(status)) => return format!("ended ({status})"),
+            Ok(None) => std::thread::sleep(Duration::from_millis(5)),
+            Err(e) => return format!("cannot be waited for: {e}"),
+        }
+    }
+    let _ = child.kill();
+    child
+        .wait()
+        .map_or_else(|e| e.to_string(), |status| format!("was ended ({status})"))
+}

@@ -1,0 +1,386 @@
+//! Streams whose samples are made by the jobs' own code, in worker processes that all jobs of the stream share.
+//!
+//! * [`host`]: the process that has loaded the dataset and forks workers.
+//! * [`worker`]: a thread per worker process, which keeps it busy and replaces it when it ends.
+//!
+//! The coordinator knows of that code a command, and how to speak with what it starts
+//! ([`coprep_protocol::code`]): which language it is in, it does not know.
+//!
+//! **Invariants.** A task ends exactly once, made, failed or dropped, whatever becomes of processes. A slot is given to
+//! another worker only when the one that may write it is no process any more.
+
+mod host;
+mod worker;
+
+use std::collections::VecDeque;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use coprep_cache::staging::Layout;
+use coprep_protocol::code::{self, Channel, Order, Probed, Raised, Report};
+use coprep_protocol::message::{SampleError, UserCode};
+use coprep_protocol::spec::{BLOB, Dtype, Field};
+use crossbeam::channel::{Receiver, Sender, unbounded};
+
+use crate::caches::Cache;
+use crate::prepare::{Cost, Failure};
+use crate::user_code::host::Host;
+use crate::user_code::worker::{Job, Worker};
+use crate::{Error, Result};
+
+/// One sample that is to be made.
+pub(crate) trait Task: Send {
+    /// A worker is about to make it. False: nobody wants it any more.
+    fn begin(&mut self) -> bool;
+    /// What to make, and where.
+    fn order(&self) -> Order;
+    /// Ends it.
+    fn finish(self: Box<Self>, outcome: Outcome);
+}
+
+/// What became of a task.
+pub(crate) enum Outcome {
+    /// It lies in its slot.
+    Made(Cost),
+    /// It cannot be made.
+    Failed(Failure),
+    /// Nobody makes it: nobody wants it, or the crew is at its end.
+    Dropped,
+}
+
+/// Why a crew came to its end before its stream.
+#[derive(Clone, Debug)]
+pub(crate) enum Trouble {
+    /// Its host ended.
+    Host(String),
+    /// A sample does not fit its slot: so many bytes.
+    TooLarge(u64),
+}
+
+impl std::fmt::Display for Trouble {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Trouble::Host(why) => write!(f, "the host of its user code: {why}"),
+            Trouble::TooLarge(bytes) => {
+                write!(f, "a sample takes {bytes} bytes, more than was thought")
+            }
+        }
+    }
+}
+
+/// User code that is loaded, but makes nothing yet.
+pub(crate) struct Loaded {
+    host: Arc<Host>,
+    pub(crate) samples: u32,
+    /// What its samples are like.
+    pub(crate) shape: Shape,
+}
+
+/// What samples are like.
+#[derive(Clone, Debug)]
+pub(crate) struct Shape {
+    /// Fields, the blob among them, without the index.
+    pub(crate) fields: Vec<Field>,
+    /// Bytes of the packed deterministic part.
+    pub(crate) kept: u64,
+    /// How the job makes batches of the fields.
+    pub(crate) structure: Vec<u8>,
+}
+
+impl Shape {
+    /// Room for what is of no fixed size.
+    fn blob(&self) -> u64 {
+        let blob = self.fields.iter().find(|f| f.name == BLOB);
+        blob.map_or(0, |f| f.sample_bytes() as u64)
+    }
+}
+
+/// Blobs are given this much more room than the sample that was looked at takes.
+const BLOB_MARGIN: u64 = 2;
+/// Longest exception, as it was packed, that is passed on; longer ones are told as text.
+const MOST_EXCEPTION: usize = 1 << 20;
+
+impl Loaded {
+    /// Loads a dataset, and looks at one of the samples `ids`. `blob`: room that blobs are known to need.
+    pub(crate) fn load(
+        code: &UserCode,
+        dataset: &OwnedFd,
+        probes: impl FnOnce(u32) -> Vec<u32>,
+        split: bool,
+        blob: u64,
+    ) -> Result<Loaded> {
+        let (host, samples) = Host::start(code, dataset)?;
+        let patience = Duration::from_millis(code.patience_ms);
+        let looked = u32::try_from(samples)
+            .map_err(|_| Error::Invalid(format!("{samples} samples are more than 4,294,967,295")))
+            .and_then(|samples| Ok((samples, look(&host, &probes(samples), split, patience)?)))
+            .and_then(|(samples, probed)| Ok((samples, shape(probed, blob)?)));
+        match looked {
+            Ok((samples, shape)) => Ok(Loaded {
+                host,
+                samples,
+                shape,
+            }),
+            Err(e) => {
+                host.close();
+                Err(e)
+            }
+        }
+    }
+
+    /// Gives the staging area to the workers to come.
+    pub(crate) fn map(&self, layout: &Layout, seed: u64, file: BorrowedFd<'_>) -> Result<()> {
+        self.host.map(layout, &self.shape, seed, file)
+    }
+
+    /// Ends what was loaded for nothing.
+    pub(crate) fn discard(self) {
+        self.host.close();
+    }
+}
+
+/// Asks a worker of its own what a sample is like: user code never runs in the host.
+fn look(host: &Host, ids: &[u32], split: bool, patience: Duration) -> Result<Probed> {
+    let (socket, _) = host.fork(0, 1, &[])?;
+    let mut channel = Channel::new(socket);
+    let limit = patience.saturating_mul(ids.len() as u32);
+    let gone = |e: std::io::Error| match host.exited(0, Duration::from_secs(2)) {
+        Some(how) => Error::Code(format!("the first worker {how} while it made its first sample")),
+        None => Error::io("the first worker does not answer", e),
+    };
+    channel.send(&code::probe(ids, split), &[]).map_err(gone)?;
+    let message = channel.receive(limit).map_err(gone)?.ok_or_else(|| {
+        host.kill(0);
+        Error::Code(format!("the first sample takes longer than {limit:?}"))
+    })?;
+    drop(channel);
+    // A later worker of the same number must not be taken for this one.
+    if host.exited(0, Duration::from_secs(5)).is_none() {
+        host.kill(0);
+    }
+    match Report::parse(&message).map_err(Error::Code)? {
+        Report::Probed(probed) => Ok(*probed),
+        other => Err(Error::Code(format!("the first worker said {other:?}"))),
+    }
+}
+
+fn shape(probed: Probed, blob: u64) -> Result<Shape> {
+    if let Some(raised) = probed.raised {
+        let failure = failure(raised, "0".into()).map_err(Error::Code)?;
+        return Err(Error::Sample(Box::new(SampleError {
+            tag: 0,
+            id: failure.0,
+            path: String::new(),
+            stage: failure.1.stage.into(),
+            message: failure.1.message,
+            worker: failure.1.worker,
+            exception: failure.1.exception,
+        })));
+    }
+    let field = |(name, dtype, shape): (String, String, Vec<u32>)| {
+        let dtype = Dtype::of_name(&dtype)
+            .ok_or_else(|| Error::Code(format!("a field of the unknown type {dtype}")))?;
+        Ok(Field { name, dtype, shape })
+    };
+    let mut fields = probed.fields.into_iter().map(field).collect::<Result<Vec<_>>>()?;
+    if probed.blob > 0 {
+        let room = (probed.blob.saturating_mul(BLOB_MARGIN)).max(blob).next_multiple_of(64);
+        let room = u32::try_from(room)
+            .map_err(|_| Error::Invalid(format!("a sample of {} bytes is too large", probed.blob)))?;
+        fields.push(Field {
+            name: BLOB.into(),
+            dtype: Dtype::U8,
+            shape: vec![room],
+        });
+    }
+    Ok(Shape {
+        fields,
+        kept: probed.kept,
+        structure: code::unhex(&probed.structure).map_err(Error::Code)?,
+    })
+}
+
+fn failure(raised: Raised, worker: String) -> std::result::Result<(u32, Failure), String> {
+    let mut exception = code::unhex(&raised.exception)?;
+    if exception.len() > MOST_EXCEPTION {
+        exception.clear();
+    }
+    let stage = if raised.stage == "transform" {
+        "transform"
+    } else {
+        "dataset"
+    };
+    Ok((
+        raised.id,
+        Failure {
+            worker,
+            exception,
+            ..Failure::new(stage, raised.message)
+        },
+    ))
+}
+
+/// The workers of a stream.
+pub(crate) struct Crew {
+    host: Arc<Host>,
+    workers: u32,
+    /// Longest time without a word from a worker that has something to do.
+    patience: Duration,
+    /// Where deterministic parts are kept.
+    cache: Option<Arc<Cache>>,
+    queue: Sender<Job>,
+    queued: Receiver<Job>,
+    /// What goes before the queue.
+    again: Mutex<VecDeque<Job>>,
+    /// Mean time of a sample, nanoseconds; 0: none has been made.
+    mean_ns: AtomicU64,
+    over: OnceLock<Option<Trouble>>,
+    /// Called when it comes to its end by itself.
+    on_trouble: OnceLock<Box<dyn Fn(Trouble) + Send + Sync>>,
+}
+
+/// Chunks of samples that may wait per worker before the next minibatch is drawn.
+const WAITING: u32 = 2;
+
+impl Crew {
+    /// Starts the threads; each starts its process when there is something to do.
+    pub(crate) fn start(
+        loaded: Loaded,
+        workers: u32,
+        patience: Duration,
+        cache: Option<Arc<Cache>>,
+    ) -> Result<Arc<Crew>> {
+        let (queue, queued) = unbounded();
+        let crew = Arc::new(Crew {
+            host: loaded.host,
+            workers,
+            patience,
+            cache,
+            queue,
+            queued,
+            again: Mutex::default(),
+            mean_ns: AtomicU64::new(0),
+            over: OnceLock::new(),
+            on_trouble: OnceLock::new(),
+        });
+        for number in 0..workers {
+            let worker = Worker::new(crew.clone(), number);
+            let started = std::thread::Builder::new()
+                .name(format!("code-{number}"))
+                .spawn(move || worker.run());
+            if let Err(e) = started {
+                crew.dismiss();
+                return Err(Error::io("cannot start a thread", e));
+            }
+        }
+        Ok(crew)
+    }
+
+    /// Says whom to tell when it comes to its end by itself.
+    pub(crate) fn on_trouble(&self, tell: impl Fn(Trouble) + Send + Sync + 'static) {
+        let _ = self.on_trouble.set(Box::new(tell));
+    }
+
+    /// A sample to make.
+    pub(crate) fn submit(&self, task: Box<dyn Task>) {
+        if self.is_over() {
+            return task.finish(Outcome::Dropped);
+        }
+        // It has a receiver of its own, so that it does not fail.
+        let _ = self.queue.send(Job::new(task));
+        if self.is_over() {
+            self.drain();
+        }
+    }
+
+    /// Below so many waiting samples the next minibatch is drawn.
+    pub(crate) fn few_waiting(&self) -> u32 {
+        WAITING * self.workers * self.chunk() as u32
+    }
+
+    pub(crate) fn pids(&self) -> Vec<u32> {
+        self.host.pids()
+    }
+
+    /// Ends threads and processes.
+    pub(crate) fn dismiss(&self) {
+        let _ = self.over.set(None);
+        self.host.close();
+        self.drain();
+    }
+
+    /// It cannot go on: whoever waits is told.
+    fn end(&self, trouble: Trouble) {
+        if self.over.set(Some(trouble.clone())).is_err() {
+            return;
+        }
+        self.host.close();
+        self.drain();
+        if let Some(tell) = self.on_trouble.get() {
+            tell(trouble);
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.over.get().is_some()
+    }
+
+    /// Ends what nobody will make.
+    fn drain(&self) {
+        let again = std::mem::take(&mut *self.first());
+        let queued = std::iter::from_fn(|| self.queued.try_recv().ok());
+        again
+            .into_iter()
+            .chain(queued)
+            .for_each(|job| job.task.finish(Outcome::Dropped));
+    }
+
+    fn first(&self) -> MutexGuard<'_, VecDeque<Job>> {
+        self.again.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    // For the workers' threads.
+
+    fn next(&self, wait: Duration) -> Option<Job> {
+        let first = self.first().pop_front();
+        first.or_else(|| match wait {
+            Duration::ZERO => self.queued.try_recv().ok(),
+            wait => self.queued.recv_timeout(wait).ok(),
+        })
+    }
+
+    /// Before what is queued: its minibatch has waited longest.
+    fn again(&self, job: Job) {
+        self.first().push_back(job);
+        if self.is_over() {
+            self.drain();
+        }
+    }
+
+    /// Samples that make up a chunk.
+    fn chunk(&self) -> usize {
+        worker::chunk(self.mean_ns.load(Ordering::Relaxed))
+    }
+
+    /// The same, but no more than leaves as many for each of the others.
+    fn fair_chunk(&self) -> usize {
+        let share = self.queued.len() / self.workers as usize + 1;
+        self.chunk().min(share)
+    }
+
+    /// A mean over the last few hundred samples or so; a race loses one of them.
+    fn took(&self, time: Duration) {
+        let (now, before) = (time.as_nanos() as u64, self.mean_ns.load(Ordering::Relaxed));
+        let mean = match before {
+            0 => now,
+            before => before - before / 32 + now / 32,
+        };
+        self.mean_ns.store(mean.max(1), Ordering::Relaxed);
+    }
+
+    fn failure(&self, raised: Raised, worker: String) -> std::result::Result<Failure, String> {
+        failure(raised, worker).map(|(_, failure)| failure)
+    }
+}

@@ -1,0 +1,427 @@
+//! A worker's thread: keeps one worker process busy, and replaces it when it ends.
+//!
+//! It takes a few samples at a time, as many as take a few milliseconds, so that neither messages nor one slow
+//! sample weigh much. A sample on which a worker ended is given to another worker once, alone; if that one ends too, it is
+//! reported. Samples that were only on their way go back, with no mark.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use coprep_cache::sample_cache::{Form, Meta};
+use coprep_protocol::code::{self, Channel, Order, Raised, Report, Written};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+
+use crate::caches::Cache;
+use crate::prepare::{Cost, Failure};
+use crate::user_code::{Crew, Outcome, Task, Trouble};
+use crate::{Error, Result};
+
+/// A chunk is as many samples as take about this long.
+const CHUNK: Duration = Duration::from_millis(2);
+/// Most samples of a chunk.
+const MOST: usize = 64;
+/// Chunks that a worker is given at a time, where samples are so quick that waiting for the next counts.
+const AHEAD: usize = 2;
+/// How long a thread sleeps before it looks around.
+const NAP: Duration = Duration::from_millis(100);
+/// First and longest pause before a worker that ended is replaced.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(2));
+/// Workers that may end on one sample.
+const ATTEMPTS: u32 = 2;
+
+/// Samples of a chunk, at so many nanoseconds each; one, as long as that is not known.
+pub(super) fn chunk(mean_ns: u64) -> usize {
+    let fitting = (CHUNK.as_nanos() as u64).checked_div(mean_ns).unwrap_or(1);
+    (fitting as usize).clamp(1, MOST)
+}
+
+/// A sample that is to be made, and what it went through.
+pub(super) struct Job {
+    pub(super) task: Box<dyn Task>,
+    /// Workers that ended while they made it.
+    attempts: u32,
+    /// A worker ended on a chunk that had it: from now on it is made alone.
+    alone: bool,
+}
+
+impl Job {
+    pub(super) fn new(task: Box<dyn Task>) -> Self {
+        Job {
+            task,
+            attempts: 0,
+            alone: false,
+        }
+    }
+}
+
+/// See the module.
+pub(super) struct Worker {
+    crew: Arc<Crew>,
+    number: u32,
+    process: Option<Process>,
+    /// What the process was given and has not yet made, oldest first.
+    chunks: VecDeque<Chunk>,
+    /// Taken from the queue, but not to be made with what came before it.
+    aside: Option<Job>,
+    pause: Duration,
+    /// When the process last said something, or was given something after having nothing.
+    heard: Instant,
+}
+
+struct Process {
+    channel: Channel,
+    /// Where the values of deterministic parts pass: one file per chunk under way. None: nothing is cached.
+    scratch: Vec<File>,
+    next_scratch: usize,
+}
+
+struct Chunk {
+    jobs: Vec<Option<Job>>,
+    left: usize,
+    scratch: usize,
+}
+
+impl Worker {
+    pub(super) fn new(crew: Arc<Crew>, number: u32) -> Self {
+        Worker {
+            crew,
+            number,
+            process: None,
+            chunks: VecDeque::new(),
+            aside: None,
+            pause: PAUSES.0,
+            heard: Instant::now(),
+        }
+    }
+
+    /// Until the crew is dismissed.
+    pub(super) fn run(mut self) {
+        while !self.crew.is_over() {
+            if let Err(why) = self.turn() {
+                self.lost(&why);
+            }
+        }
+        let chunks = std::mem::take(&mut self.chunks);
+        let given = chunks.into_iter().flat_map(|c| c.jobs).flatten();
+        given
+            .chain(self.aside.take())
+            .for_each(|job| job.task.finish(Outcome::Dropped));
+    }
+
+    /// Gives the process something to do, or hears what it did. Err: why it must be replaced.
+    fn turn(&mut self) -> std::result::Result<(), String> {
+        if self.chunks.len() < self.ahead() {
+            let jobs = self.take();
+            if !jobs.is_empty() {
+                return self.give(jobs);
+            }
+        }
+        if self.chunks.is_empty() {
+            return Ok(());
+        }
+        let Some(process) = &mut self.process else {
+            return Err("is gone".into());
+        };
+        match process.channel.receive(NAP) {
+            Ok(Some(message)) => {
+                self.heard = Instant::now();
+                self.report(Report::parse(&message)?)
+            }
+            Ok(None) if self.heard.elapsed() > self.crew.patience => Err(format!(
+                "took longer than {} s",
+                self.crew.patience.as_secs_f64()
+            )),
+            Ok(None) => Ok(()),
+            Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => Err(String::new()),
+            Err(e) => Err(e.to_string()),
+        }
+    }
+
+    fn ahead(&self) -> usize {
+        if self.crew.chunk() > 1 { AHEAD } else { 1 }
+    }
+
+    /// The next samples to make. Waits for the first if nothing else is under way.
+    fn take(&mut self) -> Vec<Job> {
+        let wait = if self.chunks.is_empty() {
+            NAP
+        } else {
+            Duration::ZERO
+        };
+        let mut jobs = Vec::new();
+        let first = self.aside.take().or_else(|| self.crew.next(wait));
+        let Some(first) = first else { return jobs };
+        let most = if first.alone {
+            1
+        } else {
+            self.crew.fair_chunk()
+        };
+        jobs.push(first);
+        while jobs.len() < most {
+            match self.crew.next(Duration::ZERO) {
+                Some(job) if job.alone => {
+                    self.aside = Some(job);
+                    break;
+                }
+                Some(job) => jobs.push(job),
+                None => break,
+            }
+        }
+        let (wanted, unwanted): (Vec<_>, Vec<_>) = jobs
+            .into_iter()
+            .map(|mut job| (job.task.begin(), job))
+            .partition(|(wanted, _)| *wanted);
+        unwanted
+            .into_iter()
+            .for_each(|(_, job)| job.task.finish(Outcome::Dropped));
+        wanted.into_iter().map(|(_, job)| job).collect()
+    }
+
+    fn give(&mut self, jobs: Vec<Job>) -> std::result::Result<(), String> {
+        // Noted before anything can fail: what is lost is given to another.
+        self.chunks.push_back(Chunk {
+            left: jobs.len(),
+            jobs: jobs.into_iter().map(Some).collect(),
+            scratch: 0,
+        });
+        let idle = self.chunks.len() == 1;
+        if idle && self.process.as_ref().is_some_and(|p| p.channel.is_lost()) {
+            // It ended while it had nothing to do: no sample's fault.
+            self.process = None;
+            let _ = self.crew.host.exited(self.number, Duration::from_secs(2));
+        }
+        if self.process.is_none() {
+            match self.start() {
+                Ok(process) => self.process = Some(process),
+                Err(e) => {
+                    self.give_back();
+                    self.crew.end(Trouble::Host(e.to_string()));
+                    return Ok(());
+                }
+            }
+        }
+        if idle {
+            self.heard = Instant::now();
+        }
+        let (Some(process), Some(chunk)) = (&mut self.process, self.chunks.back_mut()) else {
+            return Ok(());
+        };
+        let message = process.orders(chunk, self.crew.cache.as_deref())?;
+        process
+            .channel
+            .send(&message, &[])
+            .map_err(|_| String::new())
+    }
+
+    fn start(&self) -> Result<Process> {
+        let scratch = match &self.crew.cache {
+            Some(_) => (0..AHEAD).map(|_| scratch_file()).collect::<Result<_>>()?,
+            None => Vec::new(),
+        };
+        let descriptors: Vec<RawFd> = scratch.iter().map(File::as_raw_fd).collect();
+        let (socket, pid) = self
+            .crew
+            .host
+            .fork(self.number, self.crew.workers, &descriptors)?;
+        tracing::debug!(worker = self.number, pid, "a worker for user code starts");
+        Ok(Process {
+            channel: Channel::new(socket),
+            scratch,
+            next_scratch: 0,
+        })
+    }
+
+    // What the process says.
+
+    fn report(&mut self, report: Report) -> std::result::Result<(), String> {
+        self.pause = PAUSES.0;
+        match report {
+            Report::Done(written) => written.iter().try_for_each(|w| self.written(w))?,
+            Report::Raised(index, raised) => self.raised(index, raised)?,
+            Report::TooLarge(index, bytes) => {
+                let job = self.job(index)?;
+                job.task.finish(Outcome::Dropped);
+                self.crew.end(Trouble::TooLarge(bytes));
+            }
+            Report::Probed(_) => return Err("said what it was not asked".into()),
+        }
+        if self.chunks.front().is_some_and(|chunk| chunk.left == 0) {
+            self.chunks.pop_front();
+        }
+        Ok(())
+    }
+
+    fn job(&mut self, index: u32) -> std::result::Result<Job, String> {
+        let chunk = self.chunks.front_mut();
+        let place = chunk.and_then(|c| {
+            c.left = c.left.saturating_sub(1);
+            c.jobs.get_mut(index as usize)
+        });
+        place
+            .and_then(Option::take)
+            .ok_or_else(|| "said something of a sample that it does not have".into())
+    }
+
+    fn written(&mut self, written: &Written) -> std::result::Result<(), String> {
+        let job = self.job(written.index)?;
+        let wall = Duration::from_nanos(written.wall_ns);
+        let cpu = Duration::from_nanos(written.cpu_ns).min(wall);
+        self.crew.took(wall);
+        if written.kept.1 > 0 {
+            self.keep(job.task.order().id, written.kept)?;
+        }
+        job.task.finish(Outcome::Made(Cost {
+            fetch: wall - cpu,
+            prep: cpu,
+            fetched_bytes: 0,
+        }));
+        Ok(())
+    }
+
+    /// Admits the value of a deterministic part to the cache: the one copy on its way there, so that no
+    /// process of user code can write the cache.
+    fn keep(&self, id: u32, (at, len): (u64, u64)) -> std::result::Result<(), String> {
+        let scratch = self.chunks.front().zip(self.process.as_ref());
+        let (Some((chunk, process)), Some(cache)) = (scratch, &self.crew.cache) else {
+            return Ok(());
+        };
+        let Some(file) = process.scratch.get(chunk.scratch) else {
+            return Ok(());
+        };
+        let meta = Meta {
+            form: Form::Decoded,
+            width: 0,
+            height: 0,
+        };
+        let len = usize::try_from(len).map_err(|e| e.to_string())?;
+        if let Some(mut place) = cache.store.reserve(id, len, meta) {
+            file.read_exact_at(place.as_mut_slice(), at)
+                .map_err(|e| format!("said where a value lies, and it is not there: {e}"))?;
+            place.commit();
+        }
+        Ok(())
+    }
+
+    fn raised(&mut self, index: u32, raised: Raised) -> std::result::Result<(), String> {
+        let job = self.job(index)?;
+        let failure = self.crew.failure(raised, self.name())?;
+        job.task.finish(Outcome::Failed(failure));
+        Ok(())
+    }
+
+    fn name(&self) -> String {
+        let pids = self.crew.host.pid(self.number);
+        format!("{} (process {pids})", self.number)
+    }
+
+    // What happens when it ends.
+
+    /// The process is to be replaced. `why` is empty when it ended by itself.
+    fn lost(&mut self, why: &str) {
+        let name = self.name();
+        self.process = None;
+        // It must be gone before anybody else is given the slots that it may be writing.
+        let exited = match why {
+            "" => self.crew.host.exited(self.number, Duration::from_secs(2)),
+            _ => None,
+        };
+        let exited = exited.or_else(|| self.crew.host.kill(self.number));
+        let Some(exited) = exited else {
+            self.give_back();
+            let why = self.crew.host.ended().unwrap_or_default();
+            return self.crew.end(Trouble::Host(format!("it {why}")));
+        };
+        let how = if why.is_empty() { exited } else { why.into() };
+        tracing::warn!("worker {name} of a stream's user code {how}: it is replaced");
+        self.blame(&name, &how);
+        if !self.crew.is_over() {
+            std::thread::sleep(self.pause);
+        }
+        self.pause = (self.pause * 2).min(PAUSES.1);
+    }
+
+    /// The oldest sample that was not reported may be at fault, if it was alone for sure.
+    fn blame(&mut self, name: &str, how: &str) {
+        let chunks = std::mem::take(&mut self.chunks);
+        let mut jobs = chunks.into_iter().flat_map(|c| c.jobs).flatten().peekable();
+        let Some(mut first) = jobs.next() else { return };
+        if first.alone || jobs.peek().is_none() {
+            first.attempts += 1;
+        }
+        first.alone = true;
+        if first.attempts >= ATTEMPTS {
+            let message = format!(
+                "the worker that made it {how}, and so did another before: run it in the job with num_workers=0 to \
+                 see what it does"
+            );
+            let failure = Failure {
+                worker: name.into(),
+                ..Failure::new("dataset", message)
+            };
+            first.task.finish(Outcome::Failed(failure));
+        } else {
+            self.crew.again(first);
+        }
+        for mut job in jobs {
+            job.alone = true;
+            self.crew.again(job);
+        }
+    }
+
+    /// The crew is at its end: nobody makes what is left.
+    fn give_back(&mut self) {
+        let chunks = std::mem::take(&mut self.chunks);
+        let jobs = chunks.into_iter().flat_map(|c| c.jobs).flatten();
+        jobs.for_each(|job| job.task.finish(Outcome::Dropped));
+    }
+}
+
+impl Process {
+    /// The message for a chunk. Cached values go to the scratch file.
+    fn orders(
+        &mut self,
+        chunk: &mut Chunk,
+        cache: Option<&Cache>,
+    ) -> std::result::Result<Vec<u8>, String> {
+        chunk.scratch = self.next_scratch;
+        self.next_scratch = (self.next_scratch + 1) % AHEAD;
+        let mut at = 0;
+        let mut orders = Vec::with_capacity(chunk.jobs.len());
+        for job in chunk.jobs.iter().flatten() {
+            let mut order = job.task.order();
+            if let (Some(cache), Some(file)) = (cache, self.scratch.get(chunk.scratch)) {
+                fill(&mut order, cache, file, &mut at).map_err(|e| e.to_string())?;
+            }
+            orders.push(order);
+        }
+        Ok(code::orders(chunk.scratch as u32, &orders))
+    }
+}
+
+/// Copies the cached value to the scratch file, or asks for the value.
+fn fill(order: &mut Order, cache: &Cache, file: &File, at: &mut u64) -> std::io::Result<()> {
+    match cache.store.get(order.id) {
+        Some(hit) => {
+            cache.count_hit();
+            file.write_all_at(&hit, *at)?;
+            order.cached = (*at, hit.len() as u64);
+            *at = (*at + hit.len() as u64).next_multiple_of(64);
+        }
+        None => {
+            cache.count_miss();
+            let usage = cache.store.usage();
+            order.keep = usage.used < usage.capacity;
+        }
+    }
+    Ok(())
+}
+
+fn scratch_file() -> Result<File> {
+    let file: OwnedFd = memfd_create("coprep-scratch", MFdFlags::MFD_CLOEXEC)
+        .map_err(|e| Error::io("cannot create memory for a worker", e))?;
+    Ok(File::from(file))
+}
