@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from coprep._fingerprint import fingerprint, same_but
+from coprep._fingerprint import _hash, fingerprint, same_but
 
 Parts = dict[str, str]
 
@@ -93,7 +93,8 @@ PORTABLE = {
         def b(): return table, a, "b"
         def c(): return table, a, b, "c"
         table = {a, b, c, "x", "y"}
-        named = {"all": table, "one": b}
+        pairs = {("a", a), ("b", b), ("c", c), ("d", lambda: 1), ("e", lambda: 2), ("f", lambda: pairs)}
+        named = {"all": table, "one": b, "pairs": pairs, "then": [[[[pairs, a, b]]]]}
     """,
     "set constants in code": """
         def f(x):
@@ -322,6 +323,26 @@ def test_sharing_does_not_matter() -> None:
         other = [other]
     other[0][0].append(other)
     assert here(cyclic) == here(other) != here(text)
+
+
+class Made:
+    """Its state is a function that is made anew each time, and leads to the next."""
+
+    def __init__(self, last: int, left: int = 30) -> None:
+        self.last = last
+        self.left = left
+
+    def __getstate__(self) -> dict[str, Any]:
+        following = Made(self.last, self.left - 1) if self.left else self.last
+        return {"f": lambda: following}
+
+
+def test_objects_made_while_hashing() -> None:
+    assert here(Made(1)) == here(Made(1)) != here(Made(2))
+
+
+def test_what_is_hashed_together_is_delimited() -> None:
+    assert _hash(b"ab", b"c") != _hash(b"a", b"bc")
 
 
 def test_repeated_objects_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
