@@ -52,6 +52,7 @@ class Example:
 
     def __init__(self, script: str | Path, *args: object, before: tuple[str, ...] = (), **env: str) -> None:
         self.lines: list[str] = []
+        self._ended = False
         self._streams: dict[int, dict[str, Any]] = {}
         self._caches: dict[tuple[str, str], dict[str, Any]] = {}
         self._process = subprocess.Popen(
@@ -81,6 +82,12 @@ class Example:
                 self._look()
             raise AssertionError(f"{self._process.args} does not end")
         finally:
+            self.end()
+
+    def end(self) -> None:
+        """With all that it started."""
+        if not self._ended:
+            self._ended = True
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait(WAIT)
@@ -128,8 +135,12 @@ def test_train_imagefolder_is_pytorchs_script_but_for_one_line(data: Path, place
 def test_two_of_train_imagefolder_share(data: Path, place: Path) -> None:
     args = (data / "train", "--epochs", 10, *SMALL, *BLOCKS)
     examples = [Example("train_imagefolder.py", *args) for _ in range(2)]
-    for example in examples:
-        assert len(example.wait().find(LOSS)) == 10 * TRAIN // 20
+    try:
+        for example in examples:
+            assert len(example.wait().find(LOSS)) == 10 * TRAIN // 20
+    finally:
+        for example in examples:
+            example.end()
     assert 0 < examples[0].total("prepared") < examples[0].total("delivered")
 
 
