@@ -24,6 +24,7 @@ LIMIT = 120
 @contextlib.contextmanager
 def coordinator() -> Iterator[None]:
     """A coordinator of this run's own, ended with it."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     with tempfile.TemporaryDirectory(prefix="coprep-") as folder:
         os.environ |= {"COPREP_SOCKET": f"{folder}/coordinator.sock", "COPREP_CACHE": "64M", "COPREP_STAGING": "64M"}
