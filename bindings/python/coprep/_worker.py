@@ -133,16 +133,20 @@ class _Channel:
             data = data[sent:]
         self.socket.sendall(data)
 
+    def has_message(self) -> bool:
+        """Whether one has come whole."""
+        received = self._received
+        return len(received) >= 4 and len(received) >= 4 + int(_LENGTH.unpack_from(received)[0])
+
     def receive(self) -> bytes | None:
         """The next message; None: the other side is gone."""
         received = self._received
         while True:
-            if len(received) >= 4:
+            if self.has_message():
                 end = 4 + _LENGTH.unpack_from(received)[0]
-                if len(received) >= end:
-                    message = bytes(received[4:end])
-                    del received[:end]
-                    return message
+                message = bytes(received[4:end])
+                del received[:end]
+                return message
             data, descriptors, _, _ = socket.recv_fds(self.socket, 1 << 16, 4)
             self.descriptors += descriptors
             if not data:
@@ -165,7 +169,13 @@ class _Host:
                 ready, _, _ = select.select([self._channel.socket, *self._workers], [], [])
                 for process in [r for r in ready if isinstance(r, int)]:
                     self._reap(process)
-                if self._channel.socket in ready and not self._turn():
+                if self._channel.socket not in ready:
+                    continue
+                while self._turn():
+                    # What has come with it makes the socket readable no more.
+                    if not self._channel.has_message():
+                        break
+                else:
                     return
         finally:
             for _, pid in self._workers.values():
@@ -179,13 +189,15 @@ class _Host:
         try:
             message = self._channel.receive()
         except ConnectionResetError:
-            return False
+            message = None
         if message is None:
             return False
         request = json.loads(message)
         what = request.pop("do")
         try:
             getattr(self, f"_{what}")(**request)
+        except BrokenPipeError:
+            return False
         except Exception as error:
             self._say("failed", message=_failed(what, error))
         return True
