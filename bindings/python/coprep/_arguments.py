@@ -41,8 +41,11 @@ def is_iterable_dataset(dataset: Any) -> bool:
     return hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__")
 
 
-def order_of(sampler: Any, samples: int) -> Order | str:
+def order_of(sampler: Any, dataset: Any) -> Order | str:
     """What a sampler of PyTorch comes to; or why it cannot be shared."""
+    if not hasattr(dataset, "__len__"):
+        return "the dataset has no length"
+    samples = len(dataset)
     data: Any = sys.modules.get("torch.utils.data")
     kind = type(sampler)
     if data is None or kind.__module__.partition(".")[0] != "torch":
@@ -59,7 +62,7 @@ def order_of(sampler: Any, samples: int) -> Order | str:
             return "SubsetRandomSampler has an id twice, or none"
         return Order(shuffle=True, subset=ids, seed=seed_of(sampler.generator))
     if kind is data.BatchSampler:
-        inner = order_of(sampler.sampler, samples)
+        inner = order_of(sampler.sampler, dataset)
         if isinstance(inner, str):
             return inner
         return inner._replace(batch_size=sampler.batch_size, drop_last=bool(sampler.drop_last))
@@ -72,7 +75,6 @@ def order_of(sampler: Any, samples: int) -> Order | str:
             seed=sampler.seed,
             rank=sampler.rank,
             world_size=sampler.num_replicas,
-            drop_last=bool(sampler.drop_last),
         )
     return f"{kind.__qualname__} is an order of its own"
 

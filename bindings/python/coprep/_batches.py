@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,11 @@ class Samples:
         """Samples travel as they are."""
         return self._collate is not None or not self._batched
 
+    @property
+    def batched(self) -> bool:
+        """A batch is made, of one sample or more."""
+        return self._batched
+
     def __call__(self, arrays: list[_coprep.Array], loader: _coprep.Loader) -> Any:
         structure = self._structure
         if structure is None:
@@ -108,6 +114,10 @@ def _written(packed: Any) -> memoryview:
     return room
 
 
+NOTHING = object()
+"""There is no batch: all its samples were skipped."""
+
+
 class InJob:
     """Makes the samples in this process (``num_workers=0``): where the user's debugger is."""
 
@@ -131,22 +141,31 @@ class InJob:
                 if not self._skip_errors:
                     raise
         if not made:
-            return None
+            return NOTHING
         return self._samples.collate_here(made, index[kept])
 
     def _make(self, seed: int, sample: int, visit: int) -> Any:
-        transform = self._code.program.transform
-        dataset = self._code.local()
+        program = self._code.local()
+        fetch, transform = program.fetch(), program.transform
         if transform is None:
             seed_all(seed, sample, visit)
-            return dataset[sample]
+            return fetch(sample)
         seed_all(0, sample, 0)
-        value = dataset[sample]
+        value = fetch(sample)
         seed_all(seed, sample, visit)
         return transform(value)
 
 
-def raise_sample(error: SampleError) -> None:
+@contextlib.contextmanager
+def samples_errors() -> Iterator[None]:
+    """What user code raised in a worker is raised as it is."""
+    try:
+        yield
+    except SampleError as error:
+        _raise_sample(error)
+
+
+def _raise_sample(error: SampleError) -> None:
     """Raise the exception of the user's code, with ``error`` as its cause; or ``error`` itself."""
     raised = _exchange.load_exception(error._exception) if error._exception else None
     if raised is None:
@@ -170,4 +189,3 @@ def pinner(pin_memory: bool, device: str) -> Callable[[Any], Any] | None:
 
 
 Make = Callable[[list[_coprep.Array], _coprep.Loader], Any]
-Fields = Sequence[Array]

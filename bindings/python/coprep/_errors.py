@@ -21,9 +21,7 @@ class SampleError(CoprepError):
         worker: for a user's dataset, number and process id of the worker; else empty.
     """
 
-    def __init__(
-        self, message: str, id: int, path: str, stage: str, worker: str = "", exception: bytes = b""
-    ) -> None:
+    def __init__(self, message: str, id: int, path: str, stage: str, worker: str = "", exception: bytes = b"") -> None:
         super().__init__(message, id, path, stage, worker, exception)
         self.id = id
         self.path = path

@@ -38,7 +38,9 @@ def _find(qualified_name: str) -> Any:
         for kind in list(getattr(cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", ())):
             if kind.__module__ in _MAINS and kind.__qualname__ == qualified_name:
                 return kind
-        raise pickle.UnpicklingError(f"{qualified_name} is not defined in the main script: move it to a module") from None
+        raise pickle.UnpicklingError(
+            f"{qualified_name} is not defined in the main script: move it to a module"
+        ) from None
     return found
 
 

@@ -12,14 +12,17 @@ import numpy.typing as npt
 
 from coprep import _arguments as arguments
 from coprep import _coprep
-from coprep._batches import Images, InJob, Make, Samples, framework_of, pinner, raise_sample
-from coprep._errors import CoprepError, SampleError, UnsharedWarning
+from coprep._batches import NOTHING, Images, InJob, Make, Samples, framework_of, pinner, samples_errors
+from coprep._errors import CoprepError, UnsharedWarning
 
 STATE_VERSION = 1
 _TIMEOUT = 600.0
 """Seconds that nothing takes, unless ``timeout`` says otherwise."""
 _EMPTY_SET = b"\x3a\x30\x00\x00\x00\x00\x00\x00"
 """A Roaring bitmap of nothing, in its portable format."""
+
+
+_FIXED = ("dataset", "batch_size", "sampler", "batch_sampler", "drop_last", "persistent_workers")
 
 
 class DataLoader:
@@ -138,9 +141,10 @@ class DataLoader:
         )
         _check_exclusive(batch_size, shuffle, sampler, batch_sampler, drop_last)
         self.dataset = dataset
-        self.batch_size = None if batch_size is None else arguments.integer("batch_size", batch_size, 1, 2**31 - 1)
+        size = None if batch_size is None else arguments.integer("batch_size", batch_size, 1, 2**31 - 1)
+        self.batch_size = size if batch_sampler is None else None
         self.num_workers = num_workers
-        self.collate_fn = collate_fn
+        self.collate_fn = collate_fn if collate_fn is not None else _default_collate(size)
         self.pin_memory = pin_memory
         self.pin_memory_device = pin_memory_device
         self.drop_last = bool(drop_last)
@@ -154,14 +158,18 @@ class DataLoader:
         self.transform = transform
         self._shuffle = bool(shuffle)
         self._sampler, self._batch_sampler = sampler, batch_sampler
+        self._collate = collate_fn
+        self._batched = size is not None
         self._with_index = with_index
         self._framework = framework_of(framework)
         self._private: Any = None
         self._is_native = isinstance(dataset, _coprep.Pipeline)
         if not self._is_native:
             _check_dataset(dataset)
-        elif collate_fn is not None or transform is not None or batch_size is None:
-            raise TypeError("a native pipeline makes whole batches: it takes no collate_fn, transform or batch_size=None")
+        elif collate_fn is not None or transform is not None or size is None:
+            raise TypeError(
+                "a native pipeline makes whole batches: it takes no collate_fn, transform or batch_size=None"
+            )
         one_order = self._one_order(subset)
         self._limit = float(timeout) or _TIMEOUT
         if world_size is not None:
@@ -174,7 +182,7 @@ class DataLoader:
             "socket": socket,
             # A sample may be given to two workers for so long each, before it is reported.
             "timeout": self._limit if self._is_native else 3 * self._limit,
-            "batch_size": self.batch_size or 1,
+            "batch_size": size or 1,
             "shuffle": self._shuffle,
             "seed": arguments.seed_of(generator) if seed is None else arguments.integer("seed", seed, 0, 2**64 - 1),
             "drop_last": self.drop_last,
@@ -202,7 +210,7 @@ class DataLoader:
             return None
         if subset is not None:
             raise ValueError("subset and a sampler both say which samples: give one of them")
-        order = arguments.order_of(sampler, len(self.dataset))
+        order = arguments.order_of(sampler, self.dataset)
         if isinstance(order, arguments.Order):
             return order
         self._private = self._unshared(order)
@@ -218,9 +226,9 @@ class DataLoader:
         if options["seed"] is None:
             options["seed"] = order.seed
         if order.batch_size is not None:
-            self.batch_size = options["batch_size"] = order.batch_size
+            options["batch_size"] = order.batch_size
         if order.drop_last:
-            self.drop_last = options["drop_last"] = True
+            options["drop_last"] = True
         rank, world_size, group = self._place
         if world_size is None:
             self._place = (order.rank, order.world_size, group)
@@ -230,9 +238,14 @@ class DataLoader:
             return Images(self._framework, self._with_index)
         from coprep._usercode import UserCode
 
-        samples = Samples(self._framework, self.collate_fn, self.batch_size is not None, self._with_index)
+        samples = Samples(self._framework, self._collate, self._batched, self._with_index)
         self._code = UserCode(
-            self.dataset, self.transform, self.worker_init_fn, whole=samples.whole, spawn=spawn
+            self.dataset,
+            self.transform,
+            self.worker_init_fn,
+            whole=samples.whole,
+            batched=samples.batched,
+            spawn=spawn,
         )
         return InJob(self._code, samples, skip_errors) if self.num_workers == 0 else samples
 
@@ -255,7 +268,7 @@ class DataLoader:
         return data.DataLoader(
             dataset,
             num_workers=workers,
-            collate_fn=self.collate_fn,
+            collate_fn=self._collate,
             pin_memory=self.pin_memory,
             timeout=self.timeout if workers else 0,
             worker_init_fn=self.worker_init_fn,
@@ -285,6 +298,11 @@ class DataLoader:
 
         return data.BatchSampler(self.sampler, self.batch_size, self.drop_last)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _FIXED and "_iteration" in self.__dict__:
+            raise ValueError(f"{name} cannot be set after the loader was made: make another loader")
+        super().__setattr__(name, value)
+
     # The connection.
 
     @property
@@ -305,7 +323,7 @@ class DataLoader:
             self._identity = self._code.identity()
             identity = self._identity
             if in_job and identity.samples is None:
-                identity = identity._replace(samples=len(self._code.local()))
+                identity = identity._replace(samples=len(self._code.local().dataset))
             pipeline = identity.pipeline(split=self.transform is not None, in_job=in_job)
             code = None if in_job else self._code.launch(self.num_workers or 0, self._limit)
         options = dict(self._options)
@@ -342,10 +360,11 @@ class DataLoader:
         """
         if self._private is not None:
             return iter(self._private)
-        if self._is_empty():
+        if not self._is_native and not isinstance(self.dataset, str) and len(self) == 0:
             return iter(())
         self._follow_dataset()
-        self._native.start_epoch()
+        with samples_errors():
+            self._native.start_epoch()
         self._iteration += 1
         return _Epoch(self, self._iteration)
 
@@ -353,10 +372,13 @@ class DataLoader:
         """Batches of this rank in an epoch."""
         if self._private is not None:
             return len(self._private)
-        return 0 if self._is_empty() else self._native.batches_per_epoch()
-
-    def _is_empty(self) -> bool:
-        return not self._is_native and not isinstance(self.dataset, str) and len(self.dataset) == 0
+        if self._is_native or isinstance(self.dataset, str):
+            with samples_errors():
+                return self._native.batches_per_epoch()
+        subset = self._options["subset"]
+        samples = len(self.dataset) if subset is None else len(set(memoryview(subset).cast("I")))
+        step = self._options["batch_size"] * arguments.place(*self._place).world_size
+        return int(samples // step if self._options["drop_last"] else -(-samples // step))
 
     @property
     def epoch(self) -> int:
@@ -445,14 +467,12 @@ class _Epoch(Iterator[Any]):
         while not self._over:
             if self._number != loader._iteration:
                 raise RuntimeError("this iterator is over: a newer one of the same loader has begun")
-            try:
+            with samples_errors():
                 arrays = self._native.next()
-            except SampleError as error:
-                raise_sample(error)
             if arrays is None:
                 break
             batch = loader._make(arrays, self._native)
-            if batch is not None:
+            if batch is not NOTHING:
                 return batch if loader._pin is None else loader._pin(batch)
         self._over = True
         raise StopIteration
@@ -472,6 +492,12 @@ class _Transformed:
         return self._transform(self._dataset[index])
 
 
+def _default_collate(batch_size: int | None) -> Any:
+    """What PyTorch shows where no ``collate_fn`` is given."""
+    data: Any = sys.modules.get("torch.utils.data")
+    return data and (data.default_convert if batch_size is None else data.default_collate)
+
+
 def _samples(dataset: Any, attached: dict[str, Any]) -> int:
     return int(attached["dataset_samples"]) if isinstance(dataset, str) else len(dataset)
 
@@ -480,7 +506,9 @@ def _check_exclusive(batch_size: Any, shuffle: Any, sampler: Any, batch_sampler:
     if sampler is not None and shuffle:
         raise ValueError("sampler and shuffle both say in which order samples come: give one of them")
     if batch_sampler is not None and (batch_size != 1 or shuffle or sampler is not None or drop_last):
-        raise ValueError("batch_sampler says everything of the batches: leave out batch_size, shuffle, sampler and drop_last")
+        raise ValueError(
+            "batch_sampler says everything of the batches: leave out batch_size, shuffle, sampler and drop_last"
+        )
     if batch_size is None and drop_last:
         raise ValueError("batch_size=None makes no batches, so there is no last one for drop_last")
 
@@ -488,11 +516,13 @@ def _check_exclusive(batch_size: Any, shuffle: Any, sampler: Any, batch_sampler:
 def _check_dataset(dataset: Any) -> None:
     if isinstance(dataset, str):
         if not all(part.isidentifier() for part in dataset.replace(":", ".", 1).split(".")) or ":" not in dataset:
-            raise TypeError(f"dataset is {dataset!r}: it must be a dataset, or the name of what makes one, 'module:factory'")
+            raise TypeError(
+                f"dataset is {dataset!r}: it must be a dataset, or the name of what makes one, 'module:factory'"
+            )
         return
     if arguments.is_iterable_dataset(dataset):
         raise TypeError(
-            f"{type(dataset).__name__} can only be iterated over: samples are shared by their ids, so the dataset must have "
+            f"{type(dataset).__name__} can only be iterated over (an IterableDataset): samples are shared by their ids, so the dataset must have "
             "__len__ and __getitem__. Make it map-style (an index of what it reads), or use torch.utils.data.DataLoader"
         )
     if not hasattr(dataset, "__getitem__"):

@@ -41,6 +41,7 @@ class UserCode:
         transform: the random part, if it is apart.
         worker_init_fn: called in each worker with its number.
         whole: batches are made in the job, by its ``collate_fn``, of the samples themselves.
+        batched: batches are made, of one sample or more.
         spawn: each worker loads the dataset anew.
     """
 
@@ -51,18 +52,21 @@ class UserCode:
         worker_init_fn: Callable[[int], None] | None,
         *,
         whole: bool,
+        batched: bool,
         spawn: bool,
     ) -> None:
-        self.program = Program(dataset, transform, worker_init_fn, whole)
+        self.program = Program(dataset, transform, worker_init_fn, whole, batched)
         self._spawn = spawn
         self._loaded: Any = None
 
-    def local(self) -> Any:
-        """The dataset, in this process."""
+    def local(self) -> Program:
+        """The same, with the dataset in this process."""
         dataset = self.program.dataset
-        if isinstance(dataset, str) and self._loaded is None:
+        if not isinstance(dataset, str):
+            return self.program
+        if self._loaded is None:
             self._loaded = call_factory(dataset)
-        return self._loaded if isinstance(dataset, str) else dataset
+        return self.program._replace(dataset=self._loaded)
 
     def identity(self) -> Identity:
         """As the dataset is now.
@@ -70,19 +74,23 @@ class UserCode:
         Raises:
             TypeError: something of it cannot be pickled; says what, and the remedy.
         """
-        dataset, transform, init, whole = self.program
+        dataset, transform, init, whole, batched = self.program
         interpreter = [("interpreter", _digest(f"{sys.executable}\n{sys.version}"))]
-        rest = [("collation", _digest("own" if whole else "default"))]
+        rest = [("collation", _digest(f"{whole}, {batched}"))]
         further = {"transform": transform, "worker_init_fn": init}
         rest += fingerprint({name: value for name, value in further.items() if value is not None})
         if isinstance(dataset, str):
             return Identity(dataset, None, interpreter + _factory_parts(dataset), rest)
         return Identity(_name(dataset), _length(dataset), interpreter + fingerprint({"dataset": dataset}), rest)
 
-    def launch(self, workers: int, patience: float) -> tuple[list[bytes], list[tuple[bytes, bytes]], bytes, int, int, Any]:
+    def launch(
+        self, workers: int, patience: float
+    ) -> tuple[list[bytes], list[tuple[bytes, bytes]], bytes, int, int, Any]:
         """Command, environment, directory, workers, patience in milliseconds, and what gives what workers load."""
         if not sys.executable:
-            raise RuntimeError("this Python does not say which program it is (sys.executable is empty): use num_workers=0")
+            raise RuntimeError(
+                "this Python does not say which program it is (sys.executable is empty): use num_workers=0"
+            )
         start = _START.format(path=sys.path)
         flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         command = [os.fsencode(argument) for argument in (sys.executable, *flags, "-c", start)]

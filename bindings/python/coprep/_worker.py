@@ -58,6 +58,13 @@ class Program(NamedTuple):
     worker_init_fn: Callable[[int], None] | None
     whole: bool
     """Samples are collated in the job: they travel as they are."""
+    batched: bool
+    """Batches are made: where there is ``__getitems__``, it is used, as PyTorch does."""
+
+    def fetch(self) -> Callable[[int], Any]:
+        """What gives a sample."""
+        at_once = getattr(self.dataset, "__getitems__", None) if self.batched else None
+        return (lambda sample: at_once([sample])[0]) if at_once else self.dataset.__getitem__
 
 
 class Delivery(NamedTuple):
@@ -290,9 +297,7 @@ def _failed(what: str, error: Exception) -> str:
 # --- a worker -------------------------------------------------------------------------------------------------
 
 
-def _run_worker(
-    host: _Host, sock: socket.socket, scratch: list[int], number: int, workers: int, parent: int
-) -> None:
+def _run_worker(host: _Host, sock: socket.socket, scratch: list[int], number: int, workers: int, parent: int) -> None:
     status = 1
     try:
         _end_with_parent(parent)
@@ -318,7 +323,7 @@ class _Worker:
             program = load_program(host._delivery.program)
         self._channel = _Channel(sock)
         self._program = program
-        self._dataset, self._transform = program.dataset, program.transform
+        self._fetch, self._transform = program.fetch(), program.transform
         self._seed = 0 if layout is None else layout.seed
         self._scratch = [_Scratch(descriptor) for descriptor in scratch]
         self._done = bytearray()
@@ -328,8 +333,12 @@ class _Worker:
             self._views = _views(layout, self._structure)
             self._blobs = _blobs(layout, self._structure)
         _prepare_torch(number, workers, self._seed, program.dataset)
-        if program.worker_init_fn is not None:
-            program.worker_init_fn(number)
+        self._broken: Exception | None = None
+        try:
+            if program.worker_init_fn is not None:
+                program.worker_init_fn(number)
+        except Exception as error:
+            self._broken = error
 
     def run(self) -> None:
         while (message := self._channel.receive()) is not None:
@@ -358,16 +367,18 @@ class _Worker:
         kept = (0, 0)
         stage = "dataset"
         try:
+            if self._broken is not None:
+                raise self._broken
             if self._transform is None:
                 seed_all(self._seed, sample, visit)
-                value = self._dataset[sample]
+                value = self._fetch(sample)
             else:
                 if size and scratch is not None:
                     value = unpack(scratch.view(at, size))
                 else:
                     # What is kept must not depend on who asked first.
                     seed_all(0, sample, 0)
-                    value = self._dataset[sample]
+                    value = self._fetch(sample)
                     if keep and scratch is not None:
                         kept = scratch.keep(pack(value))
                 stage = "transform"
@@ -410,8 +421,10 @@ class _Worker:
         for (sample,) in struct.iter_unpack("<I", message[2:]):
             stage = "dataset"
             try:
+                if self._broken is not None:
+                    raise self._broken
                 seed_all(self._seed, sample, 0)
-                value = self._dataset[sample]
+                value = self._fetch(sample)
                 if split:
                     sizes.append(pack(value).size)
                 if self._transform is not None:

@@ -166,12 +166,16 @@ def quietly(error: type[Exception], action: Callable[[], Any]) -> Any:
 
 
 def collates(DataLoader: Any, *batches: list[Any]) -> None:
-    """The default collation of these batches, all of one size, is PyTorch's, in the job and in workers."""
-    expected = [torch_data.default_collate(samples) for samples in batches]
-    for workers in (0, 1):
-        loader = DataLoader(list(itertools.chain(*batches)), batch_size=len(batches[0]), num_workers=workers)
-        for found, wanted in zip(loader, expected, strict=True):
-            assert same(found, wanted), f"{workers} workers: {found!r} should be {wanted!r}"
+    """The default collation of these batches, all of one size, is PyTorch's: of each in the job, of all in a worker."""
+    for samples in batches:
+        (found,) = DataLoader(samples, batch_size=len(samples), num_workers=0)
+        wanted = torch_data.default_collate(samples)
+        assert same(found, wanted), f"{found!r} should be {wanted!r}"
+    # Samples of one loader look alike: each has one of every batch.
+    together = list(zip(*batches, strict=True))
+    (found,) = DataLoader(together, batch_size=len(together), num_workers=1)
+    wanted = torch_data.default_collate(together)
+    assert same(found, wanted), f"in a worker: {found!r} should be {wanted!r}"
 
 
 def converts(DataLoader: Any, samples: list[Any]) -> None:
@@ -1006,10 +1010,22 @@ def collate_numbers(DataLoader: Any) -> None:
     collates(DataLoader, [1, 2], [1.5, 2.5], [True, False], [-(2**63), 2**63 - 1])
 
 
-@behaviour("collation of ints among floats")
+@behaviour(
+    "collation of ints among floats", "Numbers of one kind are not turned into another: the error names the sample."
+)
 def collate_mixed_numbers(DataLoader: Any) -> None:
     """The first sample decides: floats with an int become float64, ints with a float become float32."""
     collates(DataLoader, [1.5, 2], [1, 2.5])
+
+
+@collate_mixed_numbers.instead
+def collate_mixed_numbers_ours(DataLoader: Any) -> None:
+    """They raise an error; with collate_fn=default_collate they are PyTorch's."""
+    for samples in ([1.5, 2], [1, 2.5]):
+        with raises(ValueError, texts=("sample 1", "collate_fn")):
+            list(DataLoader(samples, batch_size=2, num_workers=1))
+        (found,) = DataLoader(samples, batch_size=2, num_workers=1, collate_fn=torch_data.default_collate)
+        assert same(found, torch_data.default_collate(samples))
 
 
 @behaviour("collation of strings")
@@ -1068,10 +1084,17 @@ def collate_ranges(DataLoader: Any) -> None:
     collates(DataLoader, [range(i, i + 2) for i in range(3)])
 
 
-@behaviour("extra keys")
+@behaviour("extra keys", "Nothing that the dataset gives is left out in silence: the error names the key.")
 def collate_by_first_keys(DataLoader: Any) -> None:
     """Keys the first sample of a batch does not have are left out."""
     collates(DataLoader, [{"a": 1}, {"a": 2, "b": 3}])
+
+
+@collate_by_first_keys.instead
+def collate_by_first_keys_ours(DataLoader: Any) -> None:
+    """They raise an error that names the key."""
+    with raises(ValueError, texts=("sample 1", "'b'")):
+        list(DataLoader([{"a": 1}, {"a": 2, "b": 3}], batch_size=2, num_workers=1))
 
 
 @behaviour("missing keys")
@@ -1162,11 +1185,27 @@ def unequal_lengths(DataLoader: Any) -> None:
         list(DataLoader([[1, 2], [1]], batch_size=2, num_workers=2))
 
 
-@behaviour("unequal shapes in different batches")
+ALIKE = (
+    "The first sample says what a batch is like, before any batch is made, so that samples are written straight into it; "
+    "collate_fn=default_collate asks for PyTorch's way."
+)
+
+
+@behaviour("unequal shapes in different batches", ALIKE)
 def unequal_shapes_apart(DataLoader: Any) -> None:
     """Samples of unequal shapes in different batches are fine."""
     samples = [torch.ones(2), torch.ones(2), torch.ones(3), torch.ones(3)]
     assert [b.shape for b in DataLoader(samples, batch_size=2, num_workers=2)] == [(2, 2), (2, 3)]
+
+
+@unequal_shapes_apart.instead
+def unequal_shapes_apart_ours(DataLoader: Any) -> None:
+    """They raise an error that names the remedy, and are fine with collate_fn=default_collate."""
+    samples = [torch.ones(2), torch.ones(2), torch.ones(3), torch.ones(3)]
+    with raises(ValueError, texts=("sample 2", "collate_fn")):
+        list(DataLoader(samples, batch_size=2, num_workers=2))
+    loader = DataLoader(samples, batch_size=2, num_workers=2, collate_fn=torch_data.default_collate)
+    assert [b.shape for b in loader] == [(2, 2), (2, 3)]
 
 
 @behaviour("collate_fn")
@@ -1411,13 +1450,23 @@ def distributed(DataLoader: Any, count: int, shuffle: bool, drop_last: bool = Fa
     return found
 
 
-@behaviour("DistributedSampler that does not divide")
+@behaviour(
+    "DistributedSampler that does not divide", "No sample comes twice in an epoch: one rank's last batch is shorter."
+)
 def distributed_sampler_odd(DataLoader: Any) -> None:
     """Samples that cannot be shared out evenly: one comes twice, or with drop_last not at all."""
     found = distributed(DataLoader, 11, shuffle=True)
     assert [len(x) for x in found] == [6, 6] and set(found[0] + found[1]) == set(range(11))
     found = distributed(DataLoader, 11, shuffle=True, drop_last=True)
     assert [len(x) for x in found] == [5, 5] and len(set(found[0] + found[1])) == 10
+
+
+@distributed_sampler_odd.instead
+def distributed_sampler_odd_ours(DataLoader: Any) -> None:
+    """Every sample comes once, in equally many batches, with the sampler's drop_last too."""
+    for drop_last in (False, True):
+        found = distributed(DataLoader, 11, shuffle=True, drop_last=drop_last)
+        assert sorted(found[0] + found[1]) == list(range(11)) and sorted(map(len, found)) == [5, 6]
 
 
 @behaviour("DistributedSampler.set_epoch")
