@@ -86,7 +86,7 @@ demo: $(VENV)/.package $(filter demo-data,$(DATA)) ## four training jobs that sh
 	@$(PY) -m tools.demo "$(DATA)"
 
 .PHONY: bench
-bench: $(VENV)/.package $(if $(findstring torch,$(or $(ONLY),torch)),$(VENV)/.torch) $(filter demo-data,$(DATA)) | deps ## compare with other loaders and with the limit
+bench: $(VENV)/.package $(if $(or $(findstring torch,$(or $(ONLY),torch)),$(findstring python,$(ONLY))),$(VENV)/.torch) $(filter demo-data,$(DATA)) | deps ## compare with other loaders and with the limit
 	@cargo build --release -p coprep-pipeline --example limit -p coprep-cache --example handover
 	@$(PY) -m tests.bench "$(DATA)" --limit "$(LIMIT)" --handover "$(HANDOVER)" --out "$(TARGET)/bench" \
 		$(if $(ONLY),--only "$(ONLY)") $(if $(REPEAT),--repeat "$(REPEAT)") $(if $(JOBS),--jobs "$(JOBS)") \

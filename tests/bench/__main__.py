@@ -17,7 +17,7 @@ from tests.bench import report
 from tests.bench.half_cache import measure_half_cache
 from tests.bench.handover import measure_handover
 from tests.bench.measure import Dataset, Run, Setup, measure
-from tests.bench.records import Record
+from tests.bench.records import Case, Record
 from tools.demo.children import exit_code
 
 SETUPS = (
@@ -27,9 +27,15 @@ SETUPS = (
     Setup("coprep", "decoded"),
     Setup("torch-io"),
     Setup("torch-pil"),
+    Setup("coprep-python"),
+    Setup("torch-python"),
+    Setup("coprep-python", samples="tensors"),
+    Setup("torch-python", samples="tensors"),
 )
 LOADERS = tuple(dict.fromkeys(setup.loader for setup in SETUPS))
-Case = tuple[Setup, int]
+JOBS = (1, 2, 4, 8)
+PYTHON_JOBS = (1, 4, 8)
+"""Fewer, since eight jobs of PyTorch take most of a minute to begin."""
 
 
 @dataclass(frozen=True)
@@ -40,16 +46,22 @@ class Options:
     limit: Path | None
     handover: Path | None
     only: Sequence[str]
-    jobs: Sequence[int]
+    jobs: Sequence[int] | None
     repeat: int
     seconds: int
 
     def cases(self) -> Iterator[Case]:
-        """In the order of one repetition. The limit has no jobs, and is measured once."""
-        for jobs in self.jobs:
-            for setup in SETUPS:
-                if setup.loader in self.only and (setup.loader != "limit" or jobs == self.jobs[0]):
-                    yield setup, jobs
+        """In the order of one repetition."""
+        counts = {setup: self.counts(setup) for setup in SETUPS if setup.loader in self.only}
+        for jobs in sorted({jobs for some in counts.values() for jobs in some}):
+            yield from ((setup, jobs) for setup, some in counts.items() if jobs in some)
+
+    def counts(self, setup: Setup) -> Sequence[int]:
+        """How many jobs at a time. The limit has no jobs, and is measured once."""
+        if setup.samples == "tensors":
+            return [1]
+        jobs = self.jobs or (PYTHON_JOBS if setup.is_python else JOBS)
+        return [min(jobs)] if setup.loader == "limit" else jobs
 
 
 def run_all(options: Options) -> dict[Case, list[Run]]:
@@ -63,7 +75,8 @@ def run_all(options: Options) -> dict[Case, list[Run]]:
             what = "" if setup.loader == "limit" else f", {jobs} job{'s' * (jobs > 1)}"
             place = f"{number}/{options.repeat * len(cases)}"
             print(
-                f"[{place} {time.monotonic() - began:5.0f} s] {setup.label}{what}: {run.images_per_s:,.0f} images/s"
+                f"[{place} {time.monotonic() - began:5.0f} s] {setup.label}{what}:"
+                f" {run.images_per_s:,.0f} {setup.samples}/s"
                 f" (others used {run.others_cores:.2f} cores)",
                 flush=True,
             )
@@ -78,7 +91,7 @@ def benchmark(options: Options, out: Path) -> None:
     if "coprep" in options.only:
         print("a cache that holds half of the dataset ...", flush=True)
         results.half_cache = measure_half_cache(options.data)
-    if options.handover:
+    if "coprep" in options.only and options.handover:
         results.handover = measure_handover(options.handover)
     report.show(results)
     report.write(results, out)
@@ -92,7 +105,7 @@ def parse() -> tuple[Options, Path]:
     parser.add_argument("--handover", type=Path, help="the program that measures the hand-over by itself")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", type=lambda text: text.split(","), default=LOADERS, help=f"of {', '.join(LOADERS)}")
-    parser.add_argument("--jobs", type=lambda text: [int(word) for word in text.split(",")], default=[1, 2, 4, 8])
+    parser.add_argument("--jobs", type=lambda text: [int(word) for word in text.split(",")], help="how many at a time")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--seconds", type=int, default=8, help="of each window (default: %(default)s)")
     args = parser.parse_args()

@@ -17,6 +17,8 @@ COLOURS = {
     Setup("coprep", "decoded"): "#2ca02c",
     Setup("torch-pil"): "#d62728",
     Setup("torch-io"): "#ff7f0e",
+    Setup("coprep-python"): "#9467bd",
+    Setup("torch-python"): "#8c564b",
     Setup("limit"): "#7f7f7f",
 }
 LABEL_HEIGHT = 15

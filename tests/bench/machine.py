@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROC = Path("/proc")
+SHARED_MEMORY = Path("/dev/shm")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -74,6 +75,13 @@ def pss_bytes(pid: int) -> int | None:
         return None
     found = re.search(r"^Pss:\s+(\d+) kB", text, re.MULTILINE)
     return int(found[1]) * 1024 if found else 0
+
+
+def remove_torch_files(pids: Iterable[int]) -> None:
+    """What a worker of PyTorch leaves in shared memory when it is ended while it hands over a batch."""
+    for pid in pids:
+        for path in SHARED_MEMORY.glob(f"torch_{pid}_*"):
+            path.unlink(missing_ok=True)
 
 
 def available_bytes() -> int:

@@ -10,12 +10,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from tests.bench.machine import CpuClock, available_bytes, cores, pss_bytes, trees
+from tests.bench.machine import CpuClock, available_bytes, cores, pss_bytes, remove_torch_files, trees
 from tools.demo.children import Child, ChildFailed, Children, coprep_command, messages
 
 BATCH_SIZE = 64
+TENSOR_BATCH_SIZE = 128
 WARM_PATIENCE_S = 600.0
 WINDOW_PATIENCE_S = 60.0
 WARM_BATCHES = 4
@@ -24,6 +25,8 @@ CACHE_SHARE = 0.6
 """Of the memory that is free, what a coordinator may use for its cache: as much as the dataset needs, within this."""
 TORCH_WORKERS = cores()
 """Of each PyTorch job: the usual choice, one for each core."""
+PYTHON_WORKERS = 2
+"""Of the Python dataset: with PyTorch of each job, with coprep of all jobs together."""
 TORCH_WINDOW = 2
 """Its windows are so many times as long: with many jobs, each gets a batch only every second or two."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -36,10 +39,26 @@ class Setup:
 
     loader: str
     cache: str | None = None
+    samples: Literal["images", "tensors"] = "images"
+    """Tensors: of a Python dataset that only indexes them, so that what remains is the loader's own cost."""
 
     @property
     def label(self) -> str:
-        return self.loader if self.cache is None else f"{self.loader}, cache {self.cache}"
+        label = self.loader if self.cache is None else f"{self.loader}, cache {self.cache}"
+        return label if self.samples == "images" else f"{label}, {self.samples}"
+
+    @property
+    def is_coprep(self) -> bool:
+        return self.loader.startswith("coprep")
+
+    @property
+    def is_python(self) -> bool:
+        """It loads a Python dataset, the same one as the other loader of which this is so."""
+        return self.loader.endswith("-python")
+
+    @property
+    def batch_size(self) -> int:
+        return BATCH_SIZE if self.samples == "images" else TENSOR_BATCH_SIZE
 
 
 @dataclass(frozen=True)
@@ -69,6 +88,10 @@ class Run:
     cpu_s_per_1000: float
     pss_mib: float | None
     first_batch_s: float | None
+    ready_to_first_s: Sequence[float]
+    """By job, without the start of its process: what it imports and its dataset are there."""
+    pss_ready_mib: float | None
+    """Of jobs that are ready, before they load anything."""
     gaps_ms: list[float]
     job_cpu_us_per_batch: float | None
     others_cores: float
@@ -77,7 +100,7 @@ class Run:
 def measure(setup: Setup, jobs: int, data: Dataset, seconds: int, limit: Path | None) -> Run:
     """Read all files once, then measure."""
     data.read()
-    if setup.loader.startswith("torch"):
+    if setup.loader.startswith("torch") and setup.samples == "images":
         seconds *= TORCH_WINDOW
     if setup.loader == "limit":
         assert limit is not None
@@ -92,23 +115,37 @@ class Fleet:
     def __init__(self, setup: Setup, jobs: int, data: Dataset, children: Children) -> None:
         self.env = dict(ONE_THREAD)
         self.roots: list[int] = []
+        self.processes: list[int] = []
+        # Called in the opposite order: the second while the processes are there, the first when they have ended.
+        children.callback(lambda: remove_torch_files(self.processes))
         self.heard: dict[str, dict[str, dict[str, Any]]] = {}
-        if setup.loader == "coprep":
+        if setup.is_coprep:
             coordinator, place = children.coordinator(cache=cache_budget(setup))
             self.env |= place
             self.roots.append(coordinator.pid)
         module, arguments = job_command(setup, data)
         self.jobs: list[Child] = []
         for number in range(1, jobs + 1):
-            started = str(time.monotonic())
-            self.jobs.append(children.module(f"job {number}", module, [*arguments, started], self.env))
+            started = [] if setup.is_python else [str(time.monotonic())]
+            self.jobs.append(children.module(f"job {number}", module, [*arguments, *started], self.env))
             self.heard[f"job {number}"] = {}
         self.roots += [job.pid for job in self.jobs]
+        children.callback(lambda: self.processes.extend(trees(self.roots)))
 
-    def wait_for(self, event: str, patience: float) -> list[dict[str, Any]]:
-        """Until every job has said `event`. Returns what they said."""
+    def begin(self, in_turn: bool) -> list[float]:
+        """Let jobs that are ready begin: all at once, or each when the one before it runs. Returns the seconds to their
+        first batches."""
+        for job in self.jobs:
+            job.tell("go")
+            if in_turn:
+                self.wait_for("first", WARM_PATIENCE_S, [job])
+        return [first["seconds"] for first in self.wait_for("first", WARM_PATIENCE_S)]
+
+    def wait_for(self, event: str, patience: float, jobs: Sequence[Child] = ()) -> list[dict[str, Any]]:
+        """Until `jobs`, by default all, have said `event`. Returns what they said."""
         deadline = time.monotonic() + patience
-        while missing := [job for job in self.jobs if event not in self.heard[job.name]]:
+        jobs = jobs or self.jobs
+        while missing := [job for job in jobs if event not in self.heard[job.name]]:
             if time.monotonic() > deadline:
                 raise missing[0].failure(f"did not say {event!r} within {patience:.0f} s ({len(missing)} did not)")
             for job, message in messages(missing, 0.5):
@@ -116,7 +153,7 @@ class Fleet:
             for job in self.jobs:
                 if not job.running():
                     raise job.failure()
-        return [self.heard[job.name][event] for job in self.jobs]
+        return [self.heard[job.name][event] for job in jobs]
 
     def pss(self) -> float | None:
         """MiB of all processes together; what lies in shared memory counts once."""
@@ -135,6 +172,11 @@ def coordinator_status(env: dict[str, str]) -> dict[str, Any]:
 
 def measure_jobs(setup: Setup, jobs: int, data: Dataset, seconds: int, children: Children) -> Run:
     fleet = Fleet(setup, jobs, data, children)
+    pss_ready, ready_to_first_s = None, []
+    if setup.is_python:
+        fleet.wait_for("ready", WARM_PATIENCE_S)
+        pss_ready = fleet.pss()
+        ready_to_first_s = fleet.begin(in_turn=setup.is_coprep)
     fleet.wait_for("warm", WARM_PATIENCE_S)
     begin = time.monotonic() + 0.2
     for job in fleet.jobs:
@@ -145,6 +187,7 @@ def measure_jobs(setup: Setup, jobs: int, data: Dataset, seconds: int, children:
     after = CpuClock.read(fleet.roots)
     pss = fleet.pss()
     windows = fleet.wait_for("window", WINDOW_PATIENCE_S)
+    firsts = fleet.wait_for("first", WINDOW_PATIENCE_S)
     images = sum(window["images"] for window in windows)
     if not images:
         raise ChildFailed(f"{setup.label}: no batch arrived within {seconds} s; give SECONDS more")
@@ -152,7 +195,9 @@ def measure_jobs(setup: Setup, jobs: int, data: Dataset, seconds: int, children:
         images_per_s=images / seconds,
         cpu_s_per_1000=1000 * after.ours_since(before) / images,
         pss_mib=pss,
-        first_batch_s=statistics.median(job["first"]["seconds"] for job in fleet.heard.values()),
+        first_batch_s=None if setup.is_python else median_or_none([job["seconds"] for job in firsts]),
+        ready_to_first_s=ready_to_first_s,
+        pss_ready_mib=pss_ready,
         gaps_ms=[gap for window in windows for gap in window["gaps_ms"]],
         job_cpu_us_per_batch=median_or_none([window["cpu_us_per_batch"] for window in windows]),
         others_cores=after.others_since(before) / seconds,
@@ -169,12 +214,15 @@ def sleep_until(moment: float) -> None:
 
 
 def cache_budget(setup: Setup) -> str:
-    return "0" if setup.cache == "off" else str(int(CACHE_SHARE * available_bytes()))
+    return "0" if setup.cache in (None, "off") else str(int(CACHE_SHARE * available_bytes()))
 
 
 def job_command(setup: Setup, data: Dataset) -> tuple[str, list[str]]:
-    """The job's module and its arguments but the last, its moment of start."""
-    common = [str(data.root), str(BATCH_SIZE)]
+    """The job's module and its arguments, but for a last one, its moment of start, which Python datasets do without."""
+    common = [str(data.root), str(setup.batch_size)]
+    if setup.is_python:
+        few = [str(WARM_BATCHES * setup.batch_size), str(PYTHON_WORKERS)]
+        return "tests.bench.job_python", [setup.loader, setup.samples, *common, *few]
     if setup.loader == "coprep":
         assert setup.cache is not None
         warm_after = WARM_BATCHES * BATCH_SIZE if setup.cache == "off" else len(data.files) + BATCH_SIZE
@@ -201,6 +249,8 @@ def measure_limit(program: Path, data: Dataset, seconds: int) -> Run:
         cpu_s_per_1000=said[-1]["cpu_seconds_per_1000"],
         pss_mib=pss and pss / MIB,
         first_batch_s=None,
+        ready_to_first_s=[],
+        pss_ready_mib=None,
         gaps_ms=[],
         job_cpu_us_per_batch=None,
         others_cores=after.others_since(before) / elapsed,

@@ -5,10 +5,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from tests.bench.handover import HandOver
 from tests.bench.measure import Run, Setup, median_or_none
+
+Case = tuple[Setup, int]
+"""A loader, and how many jobs it has."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +33,17 @@ class Record:
 
     loader: str
     cache: str | None
+    samples: Literal["images", "tensors"]
     jobs: int
     images_per_s: Spread
     cpu_s_per_1000: float
     pss_mib: float | None
     first_batch_s: float | None
+    ready_to_first_s: float | None
+    """Of the first job."""
+    others_to_first_s: Spread | None
+    """Of the jobs after it, over them and the repetitions. With coprep, these join a stream that runs."""
+    pss_ready_mib: float | None
     gap_ms_p50: float | None
     gap_ms_p99: float | None
     job_cpu_us_per_batch: float | None
@@ -43,14 +52,19 @@ class Record:
 
     @classmethod
     def of(cls, setup: Setup, jobs: int, runs: Sequence[Run]) -> Record:
+        joining = [seconds for run in runs for seconds in run.ready_to_first_s[1:]]
         return cls(
             loader=setup.loader,
             cache=setup.cache,
+            samples=setup.samples,
             jobs=jobs,
             images_per_s=Spread.of([run.images_per_s for run in runs]),
             cpu_s_per_1000=statistics.median(run.cpu_s_per_1000 for run in runs),
             pss_mib=median_or_none([run.pss_mib for run in runs]),
             first_batch_s=median_or_none([run.first_batch_s for run in runs]),
+            ready_to_first_s=median_or_none([run.ready_to_first_s[0] for run in runs if run.ready_to_first_s]),
+            others_to_first_s=Spread.of(joining) if joining else None,
+            pss_ready_mib=median_or_none([run.pss_ready_mib for run in runs]),
             gap_ms_p50=median_or_none([quantile(run.gaps_ms, 0.5) for run in runs]),
             gap_ms_p99=median_or_none([quantile(run.gaps_ms, 0.99) for run in runs]),
             job_cpu_us_per_batch=median_or_none([run.job_cpu_us_per_batch for run in runs]),
@@ -60,7 +74,7 @@ class Record:
 
     @property
     def setup(self) -> Setup:
-        return Setup(self.loader, self.cache)
+        return Setup(self.loader, self.cache, self.samples)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -97,21 +111,34 @@ class Bar:
 
 
 def bars(records: Sequence[Record], handover: Sequence[HandOver] = ()) -> list[Bar]:
-    by_key = {(record.loader, record.cache, record.jobs): record for record in records}
+    by_case = {(record.setup, record.jobs): record for record in records}
 
-    def ratio(one: tuple[str, str | None, int], other: tuple[str, str | None, int]) -> float | None:
-        if one not in by_key or other not in by_key:
+    def ratio(one: Case, other: Case) -> float | None:
+        if one not in by_case or other not in by_case:
             return None
-        return by_key[one].images_per_s.median / by_key[other].images_per_s.median
+        return by_case[one].images_per_s.median / by_case[other].images_per_s.median
 
-    one, eight = ("coprep", "off", 1), ("coprep", "off", 8)
-    memory = by_key[eight].pss_mib if eight in by_key else None
+    def memory(case: Case) -> float | None:
+        return by_case[case].pss_mib if case in by_case else None
+
+    def joining(case: Case) -> float | None:
+        seconds = by_case[case].others_to_first_s if case in by_case else None
+        return seconds.median if seconds else None
+
+    coprep, ours, theirs = Setup("coprep", "off"), Setup("coprep-python"), Setup("torch-python")
+    one, eight = (coprep, 1), (coprep, 8)
+    our_memory, their_memory = memory((ours, 8)), memory((theirs, 8))
+    memory_ratio = our_memory / their_memory if our_memory and their_memory else None
     dearest = max((row.cpu_us_per_batch for row in handover if row.touch != "write"), default=None)
     return [
-        Bar("one job, cache off, against the limit", 0.85, True, ratio(one, ("limit", None, 1))),
+        Bar("one job, cache off, against the limit", 0.85, True, ratio(one, (Setup("limit"), 1))),
         Bar("8 jobs against one", 7.6, True, ratio(eight, one)),
-        Bar("8 jobs against 8 with torchvision.io", 15, True, ratio(eight, ("torch-io", None, 8))),
-        Bar("one job, cache decoded against off", 2.5, True, ratio(("coprep", "decoded", 1), one)),
-        Bar("memory of 8 jobs, all processes (PSS)", 1200, False, memory, "MiB"),
+        Bar("8 jobs against 8 with torchvision.io", 15, True, ratio(eight, (Setup("torch-io"), 8))),
+        Bar("one job, cache decoded against off", 2.5, True, ratio((Setup("coprep", "decoded"), 1), one)),
+        Bar("memory of 8 jobs, all processes (PSS)", 1200, False, memory(eight), "MiB"),
         Bar("CPU of a job for the hand-over of a batch of 9.6 MB", 100, False, dearest, "us"),
+        Bar("Python dataset, one job against one with PyTorch", 0.95, True, ratio((ours, 1), (theirs, 1))),
+        Bar("Python dataset, 8 jobs against 8 with PyTorch", 7, True, ratio((ours, 8), (theirs, 8))),
+        Bar("Python dataset, memory (PSS) of 8 jobs against 8 with PyTorch", 0.333, False, memory_ratio),
+        Bar("Python dataset, first batch of a job that joins (jobs 2 to 8)", 0.5, False, joining((ours, 8)), "s"),
     ]

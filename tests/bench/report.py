@@ -11,8 +11,16 @@ from pathlib import Path
 from tests.bench import chart, machine
 from tests.bench.half_cache import HalfCache
 from tests.bench.handover import HandOver
-from tests.bench.measure import BATCH_SIZE, MIB, TORCH_WINDOW, TORCH_WORKERS, Dataset
-from tests.bench.records import Record, bars
+from tests.bench.measure import (
+    BATCH_SIZE,
+    MIB,
+    PYTHON_WORKERS,
+    TENSOR_BATCH_SIZE,
+    TORCH_WINDOW,
+    TORCH_WORKERS,
+    Dataset,
+)
+from tests.bench.records import Record, Spread, bars
 from tools.demo import screen
 
 Table = tuple[list[str], list[list[str]]]
@@ -28,6 +36,9 @@ class Results:
     half_cache: list[HalfCache] = field(default_factory=list)
     handover: Sequence[HandOver] = ()
 
+    def of(self, samples: str) -> list[Record]:
+        return [record for record in self.records if record.samples == samples]
+
     def conditions(self) -> str:
         when = datetime.now(timezone.utc).date()
         others = [record.others_cores for record in self.records]
@@ -38,7 +49,9 @@ class Results:
             f" batches of {BATCH_SIZE}, shuffled."
             f" Windows of {self.seconds} s ({TORCH_WINDOW} times that for PyTorch)"
             f" in the steady state; medians of {repetitions} taken in turn (lowest to highest)."
-            f" PyTorch has {TORCH_WORKERS} worker processes a job. Meanwhile others used"
+            f" PyTorch has {TORCH_WORKERS} worker processes a job; for the Python dataset {PYTHON_WORKERS},"
+            f" and coprep {PYTHON_WORKERS} for all jobs. Its first batches count from when all is imported and the"
+            f" dataset made; coprep's jobs begin one by one, PyTorch's at once. Meanwhile others used"
             f" {min(others, default=0):.2f} to {max(others, default=0):.2f} cores."
         )
 
@@ -63,6 +76,45 @@ def costs_table(records: Sequence[Record]) -> Table:
             number(record.gap_ms_p50, 1),
             number(record.gap_ms_p99, 1),
             number(record.job_cpu_us_per_batch, 0),
+        ]
+        for record in records
+    ]
+    return header, rows
+
+
+def python_table(records: Sequence[Record]) -> Table:
+    """coprep's jobs begin when the one before has its first batch; PyTorch's, that have nothing in common, at once."""
+    header = ["Python dataset", "jobs", "s to the first batch", "of jobs 2 and on", "PSS MiB", "before loading"]
+    rows = [
+        [
+            record.setup.label,
+            str(record.jobs),
+            number(record.ready_to_first_s, 2),
+            seconds(record.others_to_first_s),
+            number(record.pss_mib, 0),
+            number(record.pss_ready_mib, 0),
+        ]
+        for record in records
+    ]
+    return header, rows
+
+
+def tensors_table(records: Sequence[Record]) -> Table:
+    """What a sample costs that is no work: all of it is the loader's."""
+    header = [
+        f"tensors of (3, 32, 32), batches of {TENSOR_BATCH_SIZE}",
+        "samples/s",
+        "us a sample",
+        "CPU us",
+        "PSS MiB",
+    ]
+    rows = [
+        [
+            record.setup.label,
+            spread(record),
+            number(1e6 / record.images_per_s.median, 1),
+            number(1e3 * record.cpu_s_per_1000, 1),
+            number(record.pss_mib, 0),
         ]
         for record in records
     ]
@@ -100,8 +152,12 @@ def bars_table(results: Results) -> Table:
 
 def tables(results: Results) -> list[Table]:
     found = []
-    if results.records:
-        found += [rates_table(results.records), costs_table(results.records)]
+    if images := results.of("images"):
+        found += [rates_table(images), costs_table(images)]
+    if python := [record for record in results.records if record.setup.is_python]:
+        found.append(python_table(python))
+    if tensors := results.of("tensors"):
+        found.append(tensors_table(tensors))
     if results.half_cache:
         found.append(half_cache_table(results.half_cache))
     if results.handover:
@@ -112,6 +168,10 @@ def tables(results: Results) -> list[Table]:
 def spread(record: Record) -> str:
     rate = record.images_per_s
     return f"{rate.median:,.0f} ({rate.min:,.0f}-{rate.max:,.0f})"
+
+
+def seconds(values: Spread | None) -> str:
+    return f"{values.median:.2f} ({values.min:.2f}-{values.max:.2f})" if values else ""
 
 
 def number(value: float | None, digits: int) -> str:
@@ -130,8 +190,8 @@ def write(results: Results, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "report.json").write_text(json.dumps([record.as_json() for record in results.records], indent=1) + "\n")
     parts = ["# Benchmark", results.conditions()]
-    if results.records:
-        (folder / "report.svg").write_text(chart.draw(results.records, "images per second, all jobs together"))
+    if images := results.of("images"):
+        (folder / "report.svg").write_text(chart.draw(images, "images per second, all jobs together"))
         parts.append("![images per second over jobs](report.svg)")
     parts += [markdown(table) for table in tables(results)]
     (folder / "report.md").write_text("\n\n".join(parts) + "\n")

@@ -1,0 +1,54 @@
+"""A job that loads a Python dataset, with coprep or with PyTorch's DataLoader: all else is the same.
+
+What it imports and the dataset are there before it says that it is ready. It makes its loader once it is told to go,
+and its first batch counts from then on.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import coprep
+import torch
+from torch.utils.data import Dataset, TensorDataset
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+from tests.bench.consume import consume, report
+
+TENSORS = 50_000
+
+
+def dataset(samples: str, data: str) -> Dataset[Any]:
+    """Images as PyTorch's users load them, or samples that cost next to nothing."""
+    if samples == "images":
+        steps = [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), transforms.PILToTensor()]
+        images: Dataset[Any] = ImageFolder(data, transforms.Compose(steps))
+        return images
+    generator = torch.Generator().manual_seed(1)
+    return TensorDataset(torch.rand(TENSORS, 3, 32, 32, generator=generator), torch.arange(TENSORS) % 10)
+
+
+def loader_of(loader: str, of: Dataset[Any], batch_size: int, workers: int) -> Iterable[tuple[Any, Any]]:
+    kind: Any = coprep.DataLoader if loader == "coprep-python" else torch.utils.data.DataLoader
+    made: Iterable[tuple[Any, Any]] = kind(
+        of, batch_size=batch_size, shuffle=True, num_workers=workers, persistent_workers=True
+    )
+    return made
+
+
+def main() -> None:
+    loader, samples, data, batch_size, warm_after, workers = sys.argv[1:]
+    torch.set_num_threads(1)
+    of = dataset(samples, data)
+    report(event="ready")
+    sys.stdin.readline()
+    started = time.monotonic()
+    consume(loader_of(loader, of, int(batch_size), int(workers)), started, int(warm_after))
+
+
+if __name__ == "__main__":
+    main()
