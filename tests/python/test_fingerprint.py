@@ -580,3 +580,11 @@ def test_the_first_thousand_strings_may_be_paths(tmp_path: Path, monkeypatch: py
 
 def test_functions_of_packages() -> None:
     assert "package numpy" in dict(fingerprint({"f": functools.partial(np.clip, a_min=0)}))
+
+
+def test_a_package_counts_the_same_before_it_is_imported(tmp_path: Path) -> None:
+    # Pillow's distribution is not named as the package that it installs.
+    lazy = "def f():\n  from PIL import Image\n  return Image\nnamed = {'f': f}"
+    parts = printed(tmp_path, lazy, 1)
+    assert "package PIL" in parts
+    assert differing(parts, printed(tmp_path, f"import PIL.Image\n{lazy}", 2)) == []

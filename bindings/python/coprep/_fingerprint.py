@@ -675,6 +675,7 @@ def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        # The distribution may have another name.
-        version = getattr(sys.modules.get(package), "__version__", None)
-        return version if isinstance(version, str) else None
+        # The distribution has another name, as Pillow has. Whether the package is imported yet must not matter.
+        names = importlib.metadata.packages_distributions().get(package, [])
+        versions = sorted(f"{name} {importlib.metadata.version(name)}" for name in names)
+        return "\n".join(versions) or None
