@@ -17,7 +17,7 @@ HANDOVER := $(TARGET)/release/examples/handover
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find cache coordinator bindings tools -name '*.rs' -o -name Cargo.toml)
 WHEEL_SOURCES := $(RUST_SOURCES) $(shell find bindings -name '*.py' -o -name '*.pyi' -o -name '*.md' -o -name pyproject.toml)
 PYTHON_TESTS := $(wildcard bindings/python/tests tests/python)
-PYTHON_CODE := tools/demo tests/bench $(wildcard bindings/python tests/python)
+PYTHON_CODE := tools/demo tests/bench docs/examples $(wildcard bindings/python tests/python)
 
 .PHONY: help
 help: ## this list
@@ -57,6 +57,11 @@ $(VENV)/.checks: $(VENV)/.base
 $(VENV)/.torch: $(VENV)/.base
 	@echo "installing PyTorch (about 4.5 GB with its CUDA packages; once)"
 	@$(PIP) torch torchvision
+	@touch $@
+
+$(VENV)/.examples: $(VENV)/.torch
+	@echo "installing what the examples use: Optuna, Ray Tune, Lightning, Transformers (about 0.8 GB; once)"
+	@$(PIP) optuna "ray[tune]" lightning transformers accelerate
 	@touch $@
 
 $(VENV)/.package: $(WHEEL_SOURCES) $(VENV)/.base
@@ -103,7 +108,7 @@ TOTAL := awk '/^ *Summary \[|^test result:|^=* ?[0-9]+ (passed|failed|skipped|er
 	END { printf "%d passed, %d failed\n", count[1], count[0] }'
 
 .PHONY: test
-test: $(VENV)/.package $(VENV)/.checks $(VENV)/.torch ## all tests, Rust and Python
+test: $(VENV)/.package $(VENV)/.checks $(VENV)/.examples ## all tests, Rust and Python
 	@failed=""; mkdir -p $(TARGET); : >$(LOG); \
 	run() { echo "== $$1"; shift; "$$@" 2>&1 | tee -a $(LOG); }; \
 	[[ "$(RUST_TESTS)" == *nextest* ]] || echo "cargo-nextest is not installed: using cargo test, which does not end a test that hangs"; \

@@ -85,7 +85,7 @@ impl Loader {
     )]
     #[pyo3(signature = (
         pipeline, *, name, socket, timeout, batch_size, shuffle, seed, drop_last, rank, world_size, group,
-        skip_errors, subset, cohort, cache, cache_bytes, lru, resume, code
+        skip_errors, subset, cohort, cache, cache_bytes, lru, reuse, resume, code
     ))]
     fn new(
         py: Python<'_>,
@@ -106,6 +106,7 @@ impl Loader {
         cache: Option<&str>,
         cache_bytes: Option<u64>,
         lru: bool,
+        reuse: u32,
         resume: Option<(u64, Vec<u8>, u64, u32)>,
         code: Option<Code>,
     ) -> PyResult<Self> {
@@ -140,6 +141,7 @@ impl Loader {
                 form: cache_form(cache)?,
                 bytes: cache_bytes,
                 lru,
+                reuse,
             },
             batch_size,
             drop_last,
@@ -161,7 +163,8 @@ impl Loader {
             name,
             program: program(py),
             attach,
-            code: give.map(|give| Arc::new(move || packed(&give)) as Arc<coprep_client::loader::Code>),
+            code: give
+                .map(|give| Arc::new(move || packed(&give)) as Arc<coprep_client::loader::Code>),
             timeout: Duration::try_from_secs_f64(timeout).unwrap_or(Duration::MAX),
             reconnect: RECONNECT,
             pulse: signals(),

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use coprep_client::connection::How;
 use coprep_client::control;
 use coprep_protocol::spec::{
-    DEFAULT_MAX_PIXELS, FileList, Interpolation, Op, Part, PipelineSpec, ResizeTo, Source, UserDataset,
+    DEFAULT_MAX_PIXELS, FileList, Interpolation, Op, Part, PipelineSpec, ResizeTo, Source,
+    UserDataset,
 };
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;

@@ -7,7 +7,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use coprep_cache::sample_cache::{Lru, NoEviction, SampleCache, list_named, remove_named};
+use coprep_cache::sample_cache::{
+    Lru, NoEviction, Renewing, SampleCache, list_named, remove_named,
+};
 use coprep_pipeline::{Dataset, Pipeline};
 use coprep_protocol::message::{CacheForm, CacheStatus};
 
@@ -20,6 +22,18 @@ pub(crate) struct CacheKey {
     pub(crate) content: u128,
     pub(crate) form: CacheForm,
     pub(crate) lru: bool,
+    /// Times that an entry is used; 0: always.
+    pub(crate) reuse: u32,
+}
+
+impl CacheKey {
+    fn policy(&self) -> String {
+        match (self.reuse, self.lru) {
+            (0, true) => "lru".into(),
+            (0, false) => "no-eviction".into(),
+            (times, _) => format!("renewed after {times}"),
+        }
+    }
 }
 
 /// The cache of one dataset in one form.
@@ -57,8 +71,10 @@ const PROBES: u32 = 4096;
 impl Cache {
     pub(crate) fn open(opening: &Opening<'_>) -> Result<Cache> {
         let capacity = opening.capacity();
-        let segment = opening.segment_name().filter(|_| !opening.key.lru);
+        let is_private = opening.key.lru || opening.key.reuse > 0;
+        let segment = opening.segment_name().filter(|_| !is_private);
         let store: Box<dyn SampleCache> = match (opening.key.lru, &segment) {
+            _ if opening.key.reuse > 0 => Box::new(Renewing::new(capacity, opening.key.reuse)),
             (true, _) => Box::new(Lru::new(capacity)),
             (false, None) => Box::new(NoEviction::anonymous(capacity, opening.samples)?),
             (false, Some(name)) => Box::new(opening.named(name, capacity)?),
@@ -106,7 +122,7 @@ impl Cache {
         CacheStatus {
             dataset: self.dataset.clone(),
             form: self.form,
-            policy: if self.key.lru { "lru" } else { "no-eviction" }.into(),
+            policy: self.key.policy(),
             capacity: usage.capacity,
             used: usage.used,
             entries: usage.entries(),
@@ -139,8 +155,7 @@ impl Opening<'_> {
     }
 
     fn named(&self, name: &str, capacity: u64) -> Result<NoEviction> {
-        let (cache, found) =
-            NoEviction::named(name, capacity, self.samples, self.fingerprint())?;
+        let (cache, found) = NoEviction::named(name, capacity, self.samples, self.fingerprint())?;
         tracing::info!(
             name,
             entries = found.entries,

@@ -20,7 +20,7 @@ use crate::caches::{Cache, CacheKey, Opening, check_form, wanted, wanted_by_size
 use crate::maker::Maker;
 use crate::prepare::Recipe;
 use crate::stream::{Admission, Blueprint, Client, Seat, Stream, StreamKey, layout};
-use crate::user_code::{Crew, Loaded, Trouble};
+use crate::user_code::{Crew, Loaded, Resting, Trouble};
 use crate::workers::Workers;
 use crate::{Error, Result, Settings};
 
@@ -35,6 +35,8 @@ pub(crate) struct Registry {
     warmed: AtomicBool,
     /// By identity: whoever loads user code does so alone, and holds up nobody else.
     loading: Mutex<HashMap<u128, Arc<Mutex<()>>>>,
+    /// By identity: processes that have loaded user code, whose jobs have just left.
+    resting: Mutex<Vec<(u128, Resting)>>,
     /// By identity: room that samples of user code were found to need.
     room: Arc<Mutex<HashMap<u128, u64>>>,
 }
@@ -65,6 +67,7 @@ impl Registry {
             next_stream: AtomicU64::new(1),
             warmed: AtomicBool::new(false),
             loading: Mutex::default(),
+            resting: Mutex::default(),
             room: Arc::default(),
         })
     }
@@ -102,11 +105,11 @@ impl Registry {
         dataset: Option<&OwnedFd>,
     ) -> Result<Answer> {
         let turn = self.turn_to_load(request);
-        let _loads_alone = turn.as_ref().map(|t| t.lock().unwrap_or_else(PoisonError::into_inner));
-        let loaded = match (runs_code(request), self.find(request), dataset) {
-            (Some((user, code)), None, Some(dataset)) => {
-                Some(self.load(request, user, code, dataset)?)
-            }
+        let _loads_alone = turn
+            .as_ref()
+            .map(|t| t.lock().unwrap_or_else(PoisonError::into_inner));
+        let loaded = match (runs_code(request), self.find(request)) {
+            (Some((user, code)), None) => self.load(request, user, code, dataset)?,
             _ => None,
         };
         let _one_at_a_time = self.opening();
@@ -115,7 +118,9 @@ impl Registry {
                 loaded.into_iter().for_each(Loaded::discard);
                 stream
             }
-            None if runs_code(request).is_some() && loaded.is_none() => return Ok(Answer::WantCode),
+            None if runs_code(request).is_some() && loaded.is_none() => {
+                return Ok(Answer::WantCode);
+            }
             None => self.open_stream(request, loaded)?,
         };
         let admitted = stream.attach(request, client);
@@ -140,12 +145,18 @@ impl Registry {
         request: &Attach,
         user: &UserDataset,
         code: &UserCode,
-        dataset: &OwnedFd,
-    ) -> Result<Loaded> {
+        dataset: Option<&OwnedFd>,
+    ) -> Result<Option<Loaded>> {
         check_user_form(self.form(request), user)?;
         let probes = |samples: u32| probes(request, samples, user.split);
         let room = self.room().get(&request.pipeline.fingerprint()).copied();
-        let loaded = Loaded::load(code, dataset, probes, user.split, room.unwrap_or(0))?;
+        let (split, room) = (user.split, room.unwrap_or(0));
+        let resting = self.take_resting(request.pipeline.fingerprint());
+        let loaded = match (resting, dataset) {
+            (Some(resting), _) => Loaded::again(resting, code, probes, split, room)?,
+            (None, Some(dataset)) => Loaded::load(code, dataset, probes, split, room)?,
+            (None, None) => return Ok(None),
+        };
         let there = loaded.samples;
         if let Some(here) = user.samples.filter(|&here| here != there) {
             loaded.discard();
@@ -154,7 +165,7 @@ impl Registry {
                  must not depend on the process"
             )));
         }
-        Ok(loaded)
+        Ok(Some(loaded))
     }
 
     fn room(&self) -> MutexGuard<'_, HashMap<u128, u64>> {
@@ -173,14 +184,40 @@ impl Registry {
     }
 
     fn close(&self, stream: &Arc<Stream>) {
-        stream.close();
+        if let Some(resting) = stream.close() {
+            let mut all = self.resting();
+            all.push((stream.blueprint.key.pipeline, resting));
+            let surplus = all.len().saturating_sub(MOST_RESTING);
+            all.drain(..surplus);
+        }
         self.open().streams.retain(|s| !Arc::ptr_eq(s, stream));
+    }
+
+    fn resting(&self) -> MutexGuard<'_, Vec<(u128, Resting)>> {
+        self.resting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends what has had nothing to do for long.
+    pub(crate) fn tidy(&self) {
+        self.resting()
+            .retain(|(_, resting)| resting.is_alive() && resting.time() < REST);
+    }
+
+    /// A process that has loaded this code and has nothing to do.
+    fn take_resting(&self, key: u128) -> Option<Resting> {
+        let mut all = self.resting();
+        let at = all
+            .iter()
+            .position(|(k, resting)| *k == key && resting.is_alive())?;
+        Some(all.swap_remove(at).1)
     }
 
     fn find(&self, request: &Attach) -> Option<Arc<Stream>> {
         let key = self.key(request);
         let fits = |s: &&Arc<Stream>| {
-            !s.is_broken() && s.blueprint.key == key && request.seed.is_none_or(|seed| seed == s.blueprint.seed)
+            !s.is_broken()
+                && s.blueprint.key == key
+                && request.seed.is_none_or(|seed| seed == s.blueprint.seed)
         };
         self.open().streams.iter().find(fits).cloned()
     }
@@ -192,6 +229,7 @@ impl Registry {
             shuffle: request.shuffle,
             cache,
             lru: request.cache.lru && cache != CacheForm::Off,
+            reuse: request.cache.reuse,
         }
     }
 
@@ -199,6 +237,7 @@ impl Registry {
     fn form(&self, request: &Attach) -> CacheForm {
         let default = self.form_of(&request.cache);
         match &request.pipeline.source {
+            Source::UserCode(_) if request.cache.reuse > 0 => CacheForm::Prepared,
             Source::UserCode(user) if request.cache.form.is_none() => match default {
                 CacheForm::Off => CacheForm::Off,
                 _ if user.split => CacheForm::Decoded,
@@ -270,9 +309,8 @@ impl Registry {
             let index = Maker::Jobs { samples }.fields().pop();
             let fields: Vec<_> = shape.fields.iter().cloned().chain(index).collect();
             let layout = layout(&fields, slots, self.settings.staging_bytes)?;
-            let pool = StagingPool::create_with(layout.clone(), |file| {
-                loaded.map(&layout, seed, file)
-            })?;
+            let pool =
+                StagingPool::create_with(layout.clone(), |file| loaded.map(&layout, seed, file))?;
             let sample_bytes = match form {
                 CacheForm::Prepared => shape.fields.iter().map(|f| f.sample_bytes() as u64).sum(),
                 _ => shape.kept,
@@ -329,6 +367,7 @@ impl Registry {
             content,
             form,
             lru: request.cache.lru,
+            reuse: request.cache.reuse,
         };
         let wanted = || wanted_by_size(sample_bytes, samples);
         self.find_or_open_cache(key, samples, &user.name, request.cache.bytes, wanted)
@@ -356,7 +395,10 @@ impl Registry {
     pub(crate) fn stream_status(&self) -> Vec<StreamStatus> {
         let streams = self.streams();
         let status = |s: &Arc<Stream>| StreamStatus {
-            differs: streams.iter().filter_map(|other| differs(s, other)).collect(),
+            differs: streams
+                .iter()
+                .filter_map(|other| differs(s, other))
+                .collect(),
             ..s.status()
         };
         streams.iter().map(status).collect()
@@ -375,9 +417,9 @@ impl Registry {
     fn recipe(&self, spec: &PipelineSpec, request: &CacheRequest) -> Result<Recipe> {
         let form = self.form_of(request);
         check_form(form, request.bytes)?;
-        if form == CacheForm::Prepared {
+        if form == CacheForm::Prepared || request.reuse > 0 {
             return Err(Error::Invalid(
-                "cache=\"prepared\" is for datasets of your own code: choose \"decoded\", \"encoded\" or \"off\"".into(),
+                "cache=\"prepared\" and reuse are for datasets of your own code: choose \"decoded\", \"encoded\" or \"off\"".into(),
             ));
         }
         let dataset = Arc::new(Dataset::open(&spec.source)?);
@@ -415,6 +457,7 @@ impl Registry {
             content: content(spec, form, dataset),
             form,
             lru: request.lru,
+            reuse: 0,
         };
         let wanted = || wanted(dataset, pipeline, form);
         let name = source_name(&spec.source);
@@ -485,6 +528,9 @@ fn content(spec: &PipelineSpec, form: CacheForm, dataset: &Dataset) -> u128 {
     xxhash_rust::xxh3::xxh3_128(&both)
 }
 
+/// How long a process that has loaded user code is kept for the next job, and how many of them.
+const REST: Duration = Duration::from_secs(60);
+const MOST_RESTING: usize = 4;
 /// Most workers of one stream's user code.
 const MOST_CODE_WORKERS: u32 = 128;
 /// Samples that are looked at to know what user code makes.
@@ -500,7 +546,10 @@ fn runs_code(request: &Attach) -> Option<(&UserDataset, &UserCode)> {
 
 /// Ids to look at: of the job's own set, and spread over it.
 fn probes(request: &Attach, samples: u32, split: bool) -> Vec<u32> {
-    let set = request.subset.as_deref().and_then(|bytes| RoaringBitmap::deserialize_from(bytes).ok());
+    let set = request
+        .subset
+        .as_deref()
+        .and_then(|bytes| RoaringBitmap::deserialize_from(bytes).ok());
     let len = set.as_ref().map_or(u64::from(samples), RoaringBitmap::len) as u32;
     let place = |n: u32| match &set {
         Some(set) => set.select(n),
@@ -514,7 +563,9 @@ fn probes(request: &Attach, samples: u32, split: bool) -> Vec<u32> {
 
 fn ids_only(user: &UserDataset) -> Result<Maker> {
     let samples = user.samples.filter(|_| user.in_job).ok_or_else(|| {
-        Error::Invalid("a dataset whose samples the job makes itself must say how many it has".into())
+        Error::Invalid(
+            "a dataset whose samples the job makes itself must say how many it has".into(),
+        )
     })?;
     Ok(Maker::Jobs { samples })
 }
@@ -551,12 +602,17 @@ fn differs(one: &Arc<Stream>, other: &Arc<Stream>) -> Option<String> {
     }
     let others = [
         ("shuffle", a.key.shuffle != b.key.shuffle),
-        ("cache", a.key.cache != b.key.cache || a.key.lru != b.key.lru),
+        (
+            "cache",
+            a.key.cache != b.key.cache || a.key.lru != b.key.lru,
+        ),
         ("seed", a.seed != b.seed),
     ];
     // A seed that nobody named differs because the streams do.
     let named = parts.is_empty();
-    let others = others.iter().filter(|(name, differs)| *differs && (named || *name != "seed"));
+    let others = others
+        .iter()
+        .filter(|(name, differs)| *differs && (named || *name != "seed"));
     parts.extend(others.map(|(name, _)| (*name).to_owned()));
     Some(format!("stream {}: {}", b.id, parts.join(", ")))
 }
@@ -567,7 +623,9 @@ fn parts_that_differ(a: &[Part], b: &[Part]) -> Vec<String> {
     };
     let (a, b) = (of(a), of(b));
     let names: std::collections::BTreeSet<&String> = a.keys().chain(b.keys()).collect();
-    let differing = names.into_iter().filter(|name| a.get(*name) != b.get(*name));
+    let differing = names
+        .into_iter()
+        .filter(|name| a.get(*name) != b.get(*name));
     differing.cloned().collect()
 }
 

@@ -103,6 +103,16 @@ fn stream(s: &StreamStatus) -> String {
         t.failed,
         human(t.fetched_bytes),
     );
+    let pids: Vec<String> = s.worker_pids.iter().map(u32::to_string).collect();
+    let workers = match pids.is_empty() {
+        true => String::new(),
+        false => format!("\n  workers {}", pids.join(", ")),
+    };
+    let differs: String = s
+        .differs
+        .iter()
+        .map(|d| format!("\n  not shared with {d}"))
+        .collect();
     let header = [
         "job",
         "name",
@@ -117,7 +127,7 @@ fn stream(s: &StreamStatus) -> String {
         "idle",
     ];
     format!(
-        "{head}\n{}",
+        "{head}{workers}{differs}\n{}",
         table(&header, &s.jobs.iter().map(job).collect::<Vec<_>>())
     )
 }

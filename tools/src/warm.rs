@@ -38,6 +38,7 @@ fn cache(args: &args::Warm) -> CacheRequest {
         form: args.form.map(Into::into),
         bytes: args.bytes,
         lru: false,
+        reuse: 0,
     }
 }
 

@@ -108,8 +108,10 @@ impl Connection {
     /// # Errors
     /// As [`send`](Self::send); [`Error::Invalid`] when memory is short.
     pub fn send_with(&self, request: &Request, bytes: &[u8]) -> Result<()> {
-        let short = |e: std::io::Error| Error::Invalid(format!("no memory for {} bytes: {e}", bytes.len()));
-        let file = memfd_create("coprep-code", MFdFlags::MFD_CLOEXEC).map_err(|e| short(e.into()))?;
+        let short =
+            |e: std::io::Error| Error::Invalid(format!("no memory for {} bytes: {e}", bytes.len()));
+        let file =
+            memfd_create("coprep-code", MFdFlags::MFD_CLOEXEC).map_err(|e| short(e.into()))?;
         let mut file = std::fs::File::from(file);
         std::io::Write::write_all(&mut file, bytes).map_err(short)?;
         Ok(frame::send(&self.socket, request, &[file.as_raw_fd()])?)

@@ -183,8 +183,9 @@ def pinner(pin_memory: bool, device: str) -> Callable[[Any], Any] | None:
         return None
     if not torch.accelerator.is_available():
         return None
-    from torch.utils.data._utils.pin_memory import pin_memory as pin
+    from torch.utils.data._utils import pin_memory as pinning
 
+    pin: Any = pinning.pin_memory
     return lambda batch: pin(batch, device or None)
 
 

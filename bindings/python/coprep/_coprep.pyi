@@ -94,6 +94,7 @@ class Loader:
         cache: str | None,
         cache_bytes: int | None,
         lru: bool,
+        reuse: int,
         resume: tuple[int, bytes, int, int] | None,
         code: tuple[list[bytes], list[tuple[bytes, bytes]], bytes, int, int, Any] | None,
     ) -> None: ...

@@ -676,6 +676,12 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         # The distribution has another name, as Pillow has. Whether the package is imported yet must not matter.
-        names = importlib.metadata.packages_distributions().get(package, [])
+        names = _distributions().get(package, [])
         versions = sorted(f"{name} {importlib.metadata.version(name)}" for name in names)
         return "\n".join(versions) or None
+
+
+@functools.cache
+def _distributions() -> Mapping[str, list[str]]:
+    """By package. Takes a while: every installed distribution is looked at."""
+    return importlib.metadata.packages_distributions()

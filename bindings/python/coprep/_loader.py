@@ -85,6 +85,7 @@ class DataLoader:
         cache_bytes: most bytes to cache, a number or such as ``"8G"``; ``None``: what the dataset needs, within the
             coordinator's budget.
         cache_policy: ``"no-eviction"``, or ``"lru"`` as a baseline.
+        reuse: of a user's dataset: a prepared sample, random parts and all, is used so many times before it is made anew.
         with_index: batches are ``(images, labels, ids)``; of a user's dataset ``(batch, ids)``.
         name: what the job is called in ``coprep status``.
         socket: the coordinator's; by default ``COPREP_SOCKET``, else in the user's runtime directory.
@@ -127,6 +128,7 @@ class DataLoader:
         cache: Literal["off", "encoded", "decoded", "prepared"] | None = None,
         cache_bytes: int | str | None = None,
         cache_policy: Literal["no-eviction", "lru"] = "no-eviction",
+        reuse: int | None = None,
         with_index: bool = False,
         name: str | None = None,
         socket: str | os.PathLike[str] | None = None,
@@ -192,6 +194,7 @@ class DataLoader:
             "cache": cache,
             "cache_bytes": _coprep.parse_size(cache_bytes) if isinstance(cache_bytes, str) else cache_bytes,
             "lru": cache_policy == "lru",
+            "reuse": 0 if reuse is None else arguments.integer("reuse", reuse, 1, 2**31 - 1),
         }
         self._apply(one_order)
         self._code: Any = None
@@ -264,7 +267,7 @@ class DataLoader:
         batching: dict[str, Any] = {"batch_sampler": self._batch_sampler}
         if self._batch_sampler is None:
             batching = {"batch_size": self.batch_size, "sampler": self._sampler, "drop_last": self.drop_last}
-        dataset = self.dataset if self.transform is None else _Transformed(self.dataset, self.transform)
+        dataset: Any = self.dataset if self.transform is None else _Transformed(self.dataset, self.transform)
         return data.DataLoader(
             dataset,
             num_workers=workers,
@@ -327,8 +330,8 @@ class DataLoader:
             pipeline = identity.pipeline(split=self.transform is not None, in_job=in_job)
             code = None if in_job else self._code.launch(self.num_workers or 0, self._limit)
         options = dict(self._options)
-        if self.num_workers == 0:
-            options.update(cache=None if self._is_native else "off", cache_bytes=None)
+        if self.num_workers == 0 and self._code is not None:
+            options.update(cache="off", cache_bytes=None, reuse=0)
         return _coprep.Loader(
             pipeline,
             rank=place.rank,

@@ -173,10 +173,11 @@ class _Host:
         """Until the coordinator hangs up. Whatever happens, no worker stays."""
         try:
             while True:
-                ready, _, _ = select.select([self._channel.socket, *self._workers], [], [])
-                for process in [r for r in ready if isinstance(r, int)]:
+                control = self._channel.socket.fileno()
+                ready, _, _ = select.select([control, *self._workers], [], [])
+                for process in set(ready) - {control}:
                     self._reap(process)
-                if self._channel.socket not in ready:
+                if control not in ready:
                     continue
                 while self._turn():
                     # What has come with it makes the socket readable no more.
@@ -229,6 +230,7 @@ class _Host:
         self._say("loaded", samples=samples)
 
     def _map(self, **layout: Any) -> None:
+        self._unmap()
         file = self._channel.descriptors.pop()
         memory = mmap.mmap(file, layout["buffers"] * layout["stride"])
         os.close(file)
@@ -236,7 +238,12 @@ class _Host:
         self._layout = Layout(memory=memory, structure=structure, **layout)
         self._say("mapped")
 
-    def _fork(self, worker: int, workers: int) -> None:
+    def _unmap(self) -> None:
+        if self._layout is not None:
+            self._layout.memory.close()
+            self._layout = None
+
+    def _fork(self, worker: int, id: int, workers: int) -> None:
         scratch, self._channel.descriptors = self._channel.descriptors, []
         ours, theirs = socket.socketpair()
         host = os.getpid()
@@ -251,7 +258,7 @@ class _Host:
             theirs.close()
             for other in self._workers:
                 os.close(other)
-            _run_worker(self, ours, scratch, worker, workers, host)
+            _run_worker(self, ours, scratch, id, workers, host)
         ours.close()
         for descriptor in scratch:
             os.close(descriptor)

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lru::LruCache;
 
-use super::{Hit, HitBytes, Meta, Reservation, Room, SampleCache, Usage};
+use super::{Hit, HitBytes, Meta, PrivateStore, Reservation, Room, SampleCache, Usage};
 
 /// See the module.
 pub struct Lru {
@@ -48,8 +48,10 @@ impl Lru {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
-    pub(super) fn admit(&self, id: u32, meta: Meta, bytes: Vec<u8>) {
+impl PrivateStore for Lru {
+    fn admit(&self, id: u32, meta: Meta, bytes: Vec<u8>) {
         let entry = Entry {
             bytes: bytes.into(),
             meta,
@@ -61,7 +63,7 @@ impl Lru {
         state.entries.put(id, entry);
     }
 
-    pub(super) fn abandon(&self, id: u32) {
+    fn abandon(&self, id: u32) {
         self.state().being_written.remove(&id);
     }
 }

@@ -1,13 +1,14 @@
 //! The sample cache: samples by id, for all streams of a dataset.
 //!
 //! [`SampleCache`] is the contract, and each policy is a file with its tests: [`NoEviction`], which coprep
-//! uses, and [`Lru`], the baseline to compare with.
+//! uses, [`Lru`], the baseline to compare with, and [`Renewing`], for samples that are used a few times.
 
 mod arena;
 pub mod index;
 mod lru;
 mod named;
 mod no_eviction;
+mod renewing;
 mod table;
 
 use std::ops::Deref;
@@ -16,6 +17,7 @@ pub use index::Form;
 pub use lru::Lru;
 pub use named::{NamedSegment, list_named, remove_named};
 pub use no_eviction::{NoEviction, TakeOver};
+pub use renewing::Renewing;
 
 /// What a sample is stored as.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -72,6 +74,11 @@ impl Usage {
 /// - Nothing blocks for longer than a copy of an entry takes. Nothing fails: a cache that cannot hold
 ///   something does not hold it.
 pub trait SampleCache: Send + Sync {
+    /// Whether a sample is here.
+    fn has(&self, id: u32) -> bool {
+        self.get(id).is_some()
+    }
+
     /// A sample, if it is here.
     fn get(&self, id: u32) -> Option<Hit<'_>>;
 
@@ -123,7 +130,13 @@ pub struct Reservation<'a> {
 
 enum Room<'a> {
     Arena(&'a NoEviction, arena::Extent),
-    Private(&'a Lru, Vec<u8>),
+    Private(&'a dyn PrivateStore, Vec<u8>),
+}
+
+/// A cache in private memory: what becomes of a reservation there.
+trait PrivateStore {
+    fn admit(&self, id: u32, meta: Meta, bytes: Vec<u8>);
+    fn abandon(&self, id: u32);
 }
 
 impl Reservation<'_> {

@@ -118,7 +118,10 @@ impl Channel {
         )];
         // Rounded up: a rest of less than a millisecond is no reason to spin.
         let millis = limit.as_micros().div_ceil(1000).min(i32::MAX as u128) as i32;
-        match poll(&mut fds, PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX)) {
+        match poll(
+            &mut fds,
+            PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX),
+        ) {
             Ok(n) => Ok(n > 0),
             Err(nix::errno::Errno::EINTR) => Ok(false),
             Err(e) => Err(e.into()),
@@ -150,8 +153,10 @@ pub enum HostRequest {
     Load,
     /// Start a worker; two descriptors of scratch files may come with it. Answered by [`HostEvent::Forked`].
     Fork {
-        /// Its number.
+        /// Its number, never used before.
         worker: u32,
+        /// What it is called in its own eyes, 0 to `workers` - 1.
+        id: u32,
         /// Workers there will be.
         workers: u32,
     },
@@ -172,6 +177,8 @@ pub enum HostRequest {
         /// Keys all random numbers.
         seed: u64,
     },
+    /// Let go of the staging area: nobody needs it any more.
+    Unmap,
     /// End a worker. Answered by [`HostEvent::Exited`].
     Kill {
         /// Its number.
@@ -321,7 +328,9 @@ impl Report {
         let json = |e: serde_json::Error| e.to_string();
         match kind {
             b'D' => written(rest).map(Report::Done),
-            b'P' => serde_json::from_slice(rest).map(Report::Probed).map_err(json),
+            b'P' => serde_json::from_slice(rest)
+                .map(Report::Probed)
+                .map_err(json),
             b'E' | b'L' => {
                 let (index, rest) = rest.split_first_chunk::<4>().ok_or("too short")?;
                 let index = u32::from_le_bytes(*index);
@@ -372,7 +381,11 @@ pub fn unhex(digits: &str) -> Result<Vec<u8>, String> {
         return Err("an odd number of digits".into());
     };
     let byte = |&[high, low]: &[u8; 2]| Ok((digit(high)? * 16 + digit(low)?) as u8);
-    pairs.iter().map(byte).collect::<Result<_, &str>>().map_err(Into::into)
+    pairs
+        .iter()
+        .map(byte)
+        .collect::<Result<_, &str>>()
+        .map_err(Into::into)
 }
 
 #[cfg(test)]
@@ -402,7 +415,15 @@ mod tests {
 
     #[test]
     fn what_makes_no_sense_is_an_error() {
-        for message in [&b""[..], b"X", b"D1", b"E", b"E\0\0\0\0{", b"L\0\0\0\0\0", b"P[]"] {
+        for message in [
+            &b""[..],
+            b"X",
+            b"D1",
+            b"E",
+            b"E\0\0\0\0{",
+            b"L\0\0\0\0\0",
+            b"P[]",
+        ] {
             assert!(Report::parse(message).is_err(), "{message:?}");
         }
         assert_eq!(Report::parse(b"D"), Ok(Report::Done(Vec::new())));

@@ -86,6 +86,8 @@ pub struct CacheRequest {
     pub bytes: Option<u64>,
     /// Evict the least recently used sample instead of never evicting: the baseline, for comparison.
     pub lru: bool,
+    /// Times that a prepared sample is used before it is made anew; 0: always.
+    pub reuse: u32,
 }
 
 /// A job's wish to be given minibatches.

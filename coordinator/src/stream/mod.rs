@@ -24,13 +24,13 @@ use coprep_protocol::spec::{Field, UserDataset};
 use coprep_scheduler::{Config, Draw, Minibatch, Scheduler};
 
 use crate::caches::Cache;
-use crate::outbox::Outbox;
 use crate::maker::Maker;
+use crate::outbox::Outbox;
 use crate::prepare::{Cost, Failure, Tools};
 use crate::stream::batch::Batch;
 use crate::stream::consumer::Consumer;
 use crate::stream::engine::Engine;
-use crate::user_code::{Outcome, Task, Trouble};
+use crate::user_code::{Outcome, Resting, Task, Trouble};
 use crate::workers::{Work, Workers};
 use crate::{Error, Result};
 
@@ -50,6 +50,7 @@ pub(crate) struct StreamKey {
     pub(crate) shuffle: bool,
     pub(crate) cache: CacheForm,
     pub(crate) lru: bool,
+    pub(crate) reuse: u32,
 }
 
 /// What a stream is made of.
@@ -217,12 +218,12 @@ impl Stream {
     }
 
     /// Ends the driver. Buffers and queues are freed when the last consumer lets go.
-    pub(crate) fn close(&self) {
+    ///
+    /// Gives what is worth keeping for the next stream of the same user code.
+    pub(crate) fn close(&self) -> Option<Resting> {
         self.closed.store(true, Ordering::Release);
         self.doorbell.ring();
-        if let Some(crew) = self.blueprint.maker.crew() {
-            crew.dismiss();
-        }
+        self.blueprint.maker.crew()?.dismiss()
     }
 
     /// Its makers came to their end: every job is sent away, comes again with what it was given, and finds
@@ -367,7 +368,7 @@ impl Stream {
 }
 
 fn is_in(cache: Option<&Cache>, id: u32) -> bool {
-    cache.is_some_and(|cache| cache.store.get(id).is_some())
+    cache.is_some_and(|cache| cache.store.has(id))
 }
 
 /// One sample of a minibatch, for a worker.
@@ -530,7 +531,12 @@ impl SampleWork {
         } = &self.stream.blueprint.maker
         {
             cache.count_miss();
-            keep(cache, self.draw.id, &mut self.slot, self.stream.pool.layout());
+            keep(
+                cache,
+                self.draw.id,
+                &mut self.slot,
+                self.stream.pool.layout(),
+            );
         }
         self.prepared(cost);
     }

@@ -38,6 +38,13 @@ pub(super) struct Host {
     closing: AtomicBool,
 }
 
+/// A worker that has started.
+pub(super) struct Forked {
+    pub(super) number: u32,
+    pub(super) pid: u32,
+    pub(super) socket: UnixStream,
+}
+
 #[derive(Default)]
 struct State {
     samples: Option<u64>,
@@ -153,29 +160,56 @@ impl Host {
             seed,
         };
         self.ask(&request, &[file.as_raw_fd()])?;
-        self.wait("to map the staging area", PROMPT, |s| s.mapped.then_some(()))
+        self.wait("to map the staging area", PROMPT, |s| {
+            s.mapped.then_some(())
+        })
     }
 
-    /// Starts worker `worker` of `workers`; gives its socket and process id.
-    pub(super) fn fork(
-        &self,
-        worker: u32,
-        workers: u32,
-        scratch: &[RawFd],
-    ) -> Result<(UnixStream, u32)> {
-        let at = worker as usize;
-        {
+    /// Starts worker `id` of `workers`.
+    pub(super) fn fork(&self, id: u32, workers: u32, scratch: &[RawFd]) -> Result<Forked> {
+        let number = {
             let mut state = self.state();
-            if state.workers.len() <= at {
-                state.workers.resize_with(at + 1, WorkerState::default);
-            }
-            state.workers[at] = WorkerState::default();
-        }
-        self.ask(&HostRequest::Fork { worker, workers }, scratch)?;
+            state.workers.push(WorkerState::default());
+            state.workers.len() as u32 - 1
+        };
+        let request = HostRequest::Fork {
+            worker: number,
+            id,
+            workers,
+        };
+        self.ask(&request, scratch)?;
         self.wait("to start a worker", PROMPT, |s| {
-            let worker = s.workers.get_mut(at)?;
-            worker.socket.take().map(|socket| (socket, worker.pid))
+            let worker = s.workers.get_mut(number as usize)?;
+            let socket = worker.socket.take()?;
+            Some(Forked {
+                number,
+                pid: worker.pid,
+                socket,
+            })
         })
+    }
+
+    /// Ends all workers, and lets go of the staging area: only the dataset stays.
+    pub(super) fn rest(&self) {
+        let running =
+            |(number, w): (usize, &WorkerState)| w.exited.is_none().then_some(number as u32);
+        let running: Vec<u32> = self
+            .state()
+            .workers
+            .iter()
+            .enumerate()
+            .filter_map(running)
+            .collect();
+        for worker in running {
+            let _ = self.ask(&HostRequest::Kill { worker }, &[]);
+        }
+        let _ = self.ask(&HostRequest::Unmap, &[]);
+        self.state().mapped = false;
+    }
+
+    /// Samples of the dataset.
+    pub(super) fn samples(&self) -> Option<u64> {
+        self.state().samples
     }
 
     /// Ends a worker; gives how it ended, once it is no process any more. None: not within the time.
@@ -193,11 +227,6 @@ impl Host {
     /// Why there is no host any more.
     pub(super) fn ended(&self) -> Option<String> {
         self.state().ended.clone()
-    }
-
-    /// Process id of a worker; 0: it has none.
-    pub(super) fn pid(&self, worker: u32) -> u32 {
-        self.state().workers.get(worker as usize).map_or(0, |w| w.pid)
     }
 
     pub(super) fn pids(&self) -> Vec<u32> {
@@ -223,7 +252,10 @@ impl Host {
                 let how = reap(child);
                 why.map_or(how, |why| format!("said what makes no sense: {why}"))
             }
-            Err(e) => format!("cannot be started ({}): {e}", command.get_program().display()),
+            Err(e) => format!(
+                "cannot be started ({}): {e}",
+                command.get_program().display()
+            ),
         };
         if !self.closing.load(Ordering::Acquire) {
             tracing::warn!("the host of a stream's user code {ended}");
@@ -248,7 +280,11 @@ impl Host {
         }
     }
 
-    fn heard(&self, message: &[u8], mut descriptors: Vec<OwnedFd>) -> std::result::Result<(), String> {
+    fn heard(
+        &self,
+        message: &[u8],
+        mut descriptors: Vec<OwnedFd>,
+    ) -> std::result::Result<(), String> {
         let event = serde_json::from_slice(message).map_err(|e| e.to_string())?;
         let mut state = self.state();
         match event {
@@ -257,7 +293,9 @@ impl Host {
             HostEvent::Failed { message } => state.failed = Some(message),
             HostEvent::Forked { worker, pid } => {
                 let state = state.workers.get_mut(worker as usize);
-                let (state, socket) = state.zip(descriptors.pop()).ok_or("a worker of no number")?;
+                let (state, socket) = state
+                    .zip(descriptors.pop())
+                    .ok_or("a worker of no number")?;
                 (state.pid, state.socket) = (pid, Some(UnixStream::from(socket)));
             }
             HostEvent::Exited { worker, how } => {
@@ -274,7 +312,9 @@ impl Host {
 fn command(code: &UserCode, socket: UnixStream) -> Result<Command> {
     let text = |bytes: &[u8]| OsString::from_vec(bytes.to_vec());
     let Some((program, arguments)) = code.command.split_first() else {
-        return Err(Error::Invalid("the command that runs user code is empty".into()));
+        return Err(Error::Invalid(
+            "the command that runs user code is empty".into(),
+        ));
     };
     let mut command = Command::new(text(program));
     command

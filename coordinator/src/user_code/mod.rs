@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coprep_cache::staging::Layout;
 use coprep_protocol::code::{self, Channel, Order, Probed, Raised, Report};
@@ -26,7 +26,7 @@ use crossbeam::channel::{Receiver, Sender, unbounded};
 
 use crate::caches::Cache;
 use crate::prepare::{Cost, Failure};
-use crate::user_code::host::Host;
+use crate::user_code::host::{Forked, Host};
 use crate::user_code::worker::{Job, Worker};
 use crate::{Error, Result};
 
@@ -111,7 +111,31 @@ impl Loaded {
         split: bool,
         blob: u64,
     ) -> Result<Loaded> {
-        let (host, samples) = Host::start(code, dataset)?;
+        let (host, _) = Host::start(code, dataset)?;
+        Self::look(host, code, probes, split, blob)
+    }
+
+    /// The same with a host that has loaded it before.
+    pub(crate) fn again(
+        mut resting: Resting,
+        code: &UserCode,
+        probes: impl FnOnce(u32) -> Vec<u32>,
+        split: bool,
+        blob: u64,
+    ) -> Result<Loaded> {
+        let host = resting.host.take();
+        let host = host.ok_or_else(|| Error::Code("the dataset's process is gone".into()))?;
+        Self::look(host, code, probes, split, blob)
+    }
+
+    fn look(
+        host: Arc<Host>,
+        code: &UserCode,
+        probes: impl FnOnce(u32) -> Vec<u32>,
+        split: bool,
+        blob: u64,
+    ) -> Result<Loaded> {
+        let samples = host.samples().unwrap_or(0);
         let patience = Duration::from_millis(code.patience_ms);
         let looked = u32::try_from(samples)
             .map_err(|_| Error::Invalid(format!("{samples} samples are more than 4,294,967,295")))
@@ -143,23 +167,20 @@ impl Loaded {
 
 /// Asks a worker of its own what a sample is like: user code never runs in the host.
 fn look(host: &Host, ids: &[u32], split: bool, patience: Duration) -> Result<Probed> {
-    let (socket, _) = host.fork(0, 1, &[])?;
+    let Forked { number, socket, .. } = host.fork(0, 1, &[])?;
     let mut channel = Channel::new(socket);
     let limit = patience.saturating_mul(ids.len() as u32);
-    let gone = |e: std::io::Error| match host.exited(0, Duration::from_secs(2)) {
-        Some(how) => Error::Code(format!("the first worker {how} while it made its first sample")),
+    let gone = |e: std::io::Error| match host.exited(number, Duration::from_secs(2)) {
+        Some(how) => Error::Code(format!(
+            "the first worker {how} while it made its first sample"
+        )),
         None => Error::io("the first worker does not answer", e),
     };
     channel.send(&code::probe(ids, split), &[]).map_err(gone)?;
     let message = channel.receive(limit).map_err(gone)?.ok_or_else(|| {
-        host.kill(0);
+        host.kill(number);
         Error::Code(format!("the first sample takes longer than {limit:?}"))
     })?;
-    drop(channel);
-    // A later worker of the same number must not be taken for this one.
-    if host.exited(0, Duration::from_secs(5)).is_none() {
-        host.kill(0);
-    }
     match Report::parse(&message).map_err(Error::Code)? {
         Report::Probed(probed) => Ok(*probed),
         other => Err(Error::Code(format!("the first worker said {other:?}"))),
@@ -184,11 +205,18 @@ fn shape(probed: Probed, blob: u64) -> Result<Shape> {
             .ok_or_else(|| Error::Code(format!("a field of the unknown type {dtype}")))?;
         Ok(Field { name, dtype, shape })
     };
-    let mut fields = probed.fields.into_iter().map(field).collect::<Result<Vec<_>>>()?;
+    let mut fields = probed
+        .fields
+        .into_iter()
+        .map(field)
+        .collect::<Result<Vec<_>>>()?;
     if probed.blob > 0 {
-        let room = (probed.blob.saturating_mul(BLOB_MARGIN)).max(blob).next_multiple_of(64);
-        let room = u32::try_from(room)
-            .map_err(|_| Error::Invalid(format!("a sample of {} bytes is too large", probed.blob)))?;
+        let room = (probed.blob.saturating_mul(BLOB_MARGIN))
+            .max(blob)
+            .next_multiple_of(64);
+        let room = u32::try_from(room).map_err(|_| {
+            Error::Invalid(format!("a sample of {} bytes is too large", probed.blob))
+        })?;
         fields.push(Field {
             name: BLOB.into(),
             dtype: Dtype::U8,
@@ -220,6 +248,34 @@ fn failure(raised: Raised, worker: String) -> std::result::Result<(u32, Failure)
             ..Failure::new(stage, raised.message)
         },
     ))
+}
+
+/// A host that has loaded a dataset and has nothing to do.
+pub(crate) struct Resting {
+    /// None: it was taken.
+    host: Option<Arc<Host>>,
+    since: Instant,
+}
+
+impl Resting {
+    /// For how long.
+    pub(crate) fn time(&self) -> Duration {
+        self.since.elapsed()
+    }
+
+    pub(crate) fn is_alive(&self) -> bool {
+        self.host
+            .as_ref()
+            .is_some_and(|host| host.ended().is_none())
+    }
+}
+
+impl Drop for Resting {
+    fn drop(&mut self) {
+        if let Some(host) = &self.host {
+            host.close();
+        }
+    }
 }
 
 /// The workers of a stream.
@@ -271,7 +327,7 @@ impl Crew {
                 .name(format!("code-{number}"))
                 .spawn(move || worker.run());
             if let Err(e) = started {
-                crew.dismiss();
+                drop(crew.dismiss());
                 return Err(Error::io("cannot start a thread", e));
             }
         }
@@ -304,11 +360,19 @@ impl Crew {
         self.host.pids()
     }
 
-    /// Ends threads and processes.
-    pub(crate) fn dismiss(&self) {
-        let _ = self.over.set(None);
-        self.host.close();
+    /// Ends threads and workers. Gives the host, which has the dataset in memory, if all was well.
+    pub(crate) fn dismiss(&self) -> Option<Resting> {
+        let well = self.over.set(None).is_ok() && self.host.ended().is_none();
         self.drain();
+        if !well {
+            self.host.close();
+            return None;
+        }
+        self.host.rest();
+        Some(Resting {
+            host: Some(self.host.clone()),
+            since: Instant::now(),
+        })
     }
 
     /// It cannot go on: whoever waits is told.

@@ -17,6 +17,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use crate::caches::Cache;
 use crate::prepare::{Cost, Failure};
+use crate::user_code::host::Forked;
 use crate::user_code::{Crew, Outcome, Task, Trouble};
 use crate::{Error, Result};
 
@@ -61,7 +62,7 @@ impl Job {
 /// See the module.
 pub(super) struct Worker {
     crew: Arc<Crew>,
-    number: u32,
+    id: u32,
     process: Option<Process>,
     /// What the process was given and has not yet made, oldest first.
     chunks: VecDeque<Chunk>,
@@ -73,6 +74,8 @@ pub(super) struct Worker {
 }
 
 struct Process {
+    number: u32,
+    pid: u32,
     channel: Channel,
     /// Where the values of deterministic parts pass: one file per chunk under way. None: nothing is cached.
     scratch: Vec<File>,
@@ -86,10 +89,10 @@ struct Chunk {
 }
 
 impl Worker {
-    pub(super) fn new(crew: Arc<Crew>, number: u32) -> Self {
+    pub(super) fn new(crew: Arc<Crew>, id: u32) -> Self {
         Worker {
             crew,
-            number,
+            id,
             process: None,
             chunks: VecDeque::new(),
             aside: None,
@@ -192,7 +195,6 @@ impl Worker {
         if idle && self.process.as_ref().is_some_and(|p| p.channel.is_lost()) {
             // It ended while it had nothing to do: no sample's fault.
             self.process = None;
-            let _ = self.crew.host.exited(self.number, Duration::from_secs(2));
         }
         if self.process.is_none() {
             match self.start() {
@@ -223,12 +225,16 @@ impl Worker {
             None => Vec::new(),
         };
         let descriptors: Vec<RawFd> = scratch.iter().map(File::as_raw_fd).collect();
-        let (socket, pid) = self
-            .crew
-            .host
-            .fork(self.number, self.crew.workers, &descriptors)?;
-        tracing::debug!(worker = self.number, pid, "a worker for user code starts");
+        let host = &self.crew.host;
+        let Forked {
+            number,
+            pid,
+            socket,
+        } = host.fork(self.id, self.crew.workers, &descriptors)?;
+        tracing::debug!(worker = self.id, pid, "a worker for user code starts");
         Ok(Process {
+            number,
+            pid,
             channel: Channel::new(socket),
             scratch,
             next_scratch: 0,
@@ -314,8 +320,8 @@ impl Worker {
     }
 
     fn name(&self) -> String {
-        let pids = self.crew.host.pid(self.number);
-        format!("{} (process {pids})", self.number)
+        let pid = self.process.as_ref().map_or(0, |process| process.pid);
+        format!("{} (process {pid})", self.id)
     }
 
     // What happens when it ends.
@@ -323,13 +329,16 @@ impl Worker {
     /// The process is to be replaced. `why` is empty when it ended by itself.
     fn lost(&mut self, why: &str) {
         let name = self.name();
-        self.process = None;
+        let Some(Process { number, .. }) = self.process.take() else {
+            return self.blame(&name, why);
+        };
         // It must be gone before anybody else is given the slots that it may be writing.
+        let host = &self.crew.host;
         let exited = match why {
-            "" => self.crew.host.exited(self.number, Duration::from_secs(2)),
+            "" => host.exited(number, Duration::from_secs(2)),
             _ => None,
         };
-        let exited = exited.or_else(|| self.crew.host.kill(self.number));
+        let exited = exited.or_else(|| host.kill(number));
         let Some(exited) = exited else {
             self.give_back();
             let why = self.crew.host.ended().unwrap_or_default();

@@ -13,8 +13,8 @@ use crate::attachment::Attachment;
 use crate::batch::{Assembly, Batch};
 use crate::connection::{Connection, How};
 use crate::error::{Error, Result};
-use crate::loader::position;
 use crate::loader::Code;
+use crate::loader::position;
 use crate::patience::{Patience, Pulse};
 use crate::raw;
 

@@ -127,7 +127,11 @@ struct Waiting {
 fn check_same(before: &Attached, now: &Attached) -> Result<()> {
     // The room for what is of no fixed size may have grown.
     let fixed = |a: &Attached| -> Vec<Field> {
-        a.fields.iter().filter(|f| f.name != BLOB).cloned().collect()
+        a.fields
+            .iter()
+            .filter(|f| f.name != BLOB)
+            .cloned()
+            .collect()
     };
     if before.dataset_samples != now.dataset_samples || fixed(before) != fixed(now) {
         return Err(Error::Invalid(format!(

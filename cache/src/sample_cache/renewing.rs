@@ -1,0 +1,169 @@
+//! Samples that are used a number of times and then made anew: what is random in them is renewed.
+//!
+//! In private memory, within a capacity in bytes of payload; nothing is evicted, an entry that is used up gives its place to
+//! its successor.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::{Hit, HitBytes, Meta, PrivateStore, Reservation, Room, SampleCache, Usage};
+
+/// See the module.
+pub struct Renewing {
+    /// Times that an entry can be had.
+    uses: u32,
+    state: Mutex<State>,
+}
+
+struct State {
+    entries: HashMap<u32, Entry>,
+    being_written: HashSet<u32>,
+    usage: Usage,
+}
+
+struct Entry {
+    bytes: Arc<[u8]>,
+    meta: Meta,
+    uses_left: u32,
+}
+
+impl Renewing {
+    /// Holds at most `capacity` bytes. Whoever makes a sample uses it first; `reuse` says how often it is used in all.
+    #[must_use]
+    pub fn new(capacity: u64, reuse: u32) -> Self {
+        let usage = Usage {
+            capacity,
+            ..Usage::default()
+        };
+        Renewing {
+            uses: reuse.saturating_sub(1),
+            state: Mutex::new(State {
+                entries: HashMap::new(),
+                being_written: HashSet::new(),
+                usage,
+            }),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Bytes of an entry that is used up.
+    fn used_up(&self, id: u32) -> Option<u64> {
+        let entry = self.entries.get(&id)?;
+        (entry.uses_left == 0).then_some(entry.bytes.len() as u64)
+    }
+}
+
+impl PrivateStore for Renewing {
+    fn admit(&self, id: u32, meta: Meta, bytes: Vec<u8>) {
+        let mut state = self.state();
+        state.being_written.remove(&id);
+        let entry = Entry {
+            bytes: bytes.into(),
+            meta,
+            uses_left: self.uses,
+        };
+        state.usage.add(meta.form, entry.bytes.len() as u64);
+        if let Some(old) = state.entries.insert(id, entry) {
+            state.usage.remove(old.meta.form, old.bytes.len() as u64);
+        }
+    }
+
+    fn abandon(&self, id: u32) {
+        self.state().being_written.remove(&id);
+    }
+}
+
+impl SampleCache for Renewing {
+    fn has(&self, id: u32) -> bool {
+        self.state()
+            .entries
+            .get(&id)
+            .is_some_and(|entry| entry.uses_left > 0)
+    }
+
+    fn get(&self, id: u32) -> Option<Hit<'_>> {
+        let mut state = self.state();
+        let entry = state.entries.get_mut(&id).filter(|e| e.uses_left > 0)?;
+        entry.uses_left -= 1;
+        Some(Hit {
+            bytes: HitBytes::Counted(entry.bytes.clone()),
+            meta: entry.meta,
+        })
+    }
+
+    fn reserve(&self, id: u32, len: usize, meta: Meta) -> Option<Reservation<'_>> {
+        let mut state = self.state();
+        let (here, freed) = match state.used_up(id) {
+            Some(bytes) => (false, bytes),
+            None => (state.entries.contains_key(&id), 0),
+        };
+        let fits = state.usage.bytes() - freed + len as u64 <= state.usage.capacity;
+        if here || !fits || !state.being_written.insert(id) {
+            return None;
+        }
+        drop(state);
+        Some(Reservation {
+            id,
+            meta,
+            room: Some(Room::Private(self, vec![0; len])),
+        })
+    }
+
+    fn usage(&self) -> Usage {
+        let usage = self.state().usage;
+        Usage {
+            used: usage.bytes(),
+            ..usage
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample_cache::Form;
+
+    const META: Meta = Meta {
+        form: Form::Prepared,
+        width: 0,
+        height: 0,
+    };
+
+    fn put(cache: &Renewing, id: u32, byte: u8) -> bool {
+        cache.reserve(id, 10, META).is_some_and(|mut room| {
+            room.as_mut_slice().fill(byte);
+            room.commit();
+            true
+        })
+    }
+
+    #[test]
+    fn an_entry_is_used_so_often_and_then_renewed_in_its_place() {
+        let cache = Renewing::new(20, 3);
+        assert!(put(&cache, 7, 1) && put(&cache, 8, 1));
+        assert!(!put(&cache, 7, 2), "it is still good");
+        assert!(!put(&cache, 9, 2), "there is no room for another");
+        for _ in 0..2 {
+            assert!(cache.has(7));
+            assert_eq!(cache.get(7).expect("still good")[..], [1; 10]);
+        }
+        assert!(!cache.has(7) && cache.get(7).is_none());
+        assert!(put(&cache, 7, 2));
+        assert_eq!(cache.get(7).expect("renewed")[..], [2; 10]);
+        assert_eq!((cache.usage().used, cache.usage().entries()), (20, 2));
+    }
+
+    #[test]
+    fn what_is_given_up_can_be_reserved_again() {
+        let cache = Renewing::new(20, 2);
+        let room = cache.reserve(1, 10, META);
+        assert!(room.is_some() && cache.reserve(1, 10, META).is_none());
+        drop(room);
+        assert!(put(&cache, 1, 1));
+    }
+}
