@@ -35,7 +35,7 @@ SETUPS = (
 LOADERS = tuple(dict.fromkeys(setup.loader for setup in SETUPS))
 JOBS = (1, 2, 4, 8)
 PYTHON_JOBS = (1, 4, 8)
-"""Fewer, since eight jobs of PyTorch take most of a minute to begin."""
+"""Of the Python dataset. Fewer, since it takes many jobs long to import PyTorch and to have their first batches."""
 
 
 @dataclass(frozen=True)

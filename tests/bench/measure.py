@@ -28,7 +28,8 @@ TORCH_WORKERS = cores()
 PYTHON_WORKERS = 2
 """Of the Python dataset: with PyTorch of each job, with coprep of all jobs together."""
 TORCH_WINDOW = 2
-"""Its windows are so many times as long: with many jobs, each gets a batch only every second or two."""
+"""Its windows are so many times as long: with many jobs, each gets a batch only every second or two. Not those of
+tensors, of which one job gets many batches a second."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 MIB = 1 << 20
 
