@@ -76,6 +76,16 @@ def shm() -> set[str]:
     return {name for name in os.listdir("/dev/shm") if "coprep" in name and "fuzz" not in name}
 
 
+def processes_of(socket: Path) -> list[int]:
+    """Processes that were started with this socket in their environment: jobs, the coordinator, hosts and workers."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if folder.name.isdecimal() and os.fsencode(socket) in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
 def until(condition: Callable[[], bool], what: str, seconds: float = WAIT) -> None:
     end = time.monotonic() + seconds
     while not condition():

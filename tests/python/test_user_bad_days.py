@@ -1,0 +1,418 @@
+"""Bad days of user code: it raises, hangs, dies and changes, and so do the processes that run it. Nothing is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import coprep
+import pytest
+import user_datasets as ud
+from conftest import Job, processes_of, until
+from test_bad_days import coordinator_pid, gone
+from test_user_datasets import HERE, NUMPY, go, ids, job, reports, seen, stream
+
+N = 24
+Start = Callable[..., Job]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(place: Path) -> Iterator[None]:
+    """Once the coordinator has ended, none of the processes that it started is there any more."""
+    yield
+    with contextlib.suppress(coprep.CoprepError):
+        coprep.stop()
+    until(lambda: not processes_of(place), "every process ends", 5)
+
+
+def epoch(loader: coprep.DataLoader) -> tuple[list[int], list[Exception]]:
+    """Ids of an epoch, in ascending order, and what was raised in it."""
+    batches = iter(loader)
+    taken: list[int] = []
+    raised: list[Exception] = []
+    while True:
+        try:
+            taken += next(batches)[-1].tolist()
+        except StopIteration:
+            return sorted(taken), raised
+        except Exception as error:
+            raised.append(error)
+
+
+def without(*bad: int) -> list[int]:
+    return [i for i in range(N) if i not in bad]
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+def host() -> int:
+    """The process that the workers were forked from."""
+    until(lambda: bool(stream()["worker_pids"]), "there are workers")
+    (pid,) = {parent(worker) for worker in stream()["worker_pids"]}
+    return pid
+
+
+# --- user code raises ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", ["dataset", "transform"])
+def test_an_exception_reaches_every_job(start: Start, stage: str) -> None:
+    data, transform = f"Faulty({N}, [5, 17], fail)", "None"
+    if stage == "transform":
+        data, transform = f"Numbers({N})", "FaultyTransform([5, 17], fail)"
+    options = "{'batch_size': %d, 'shuffle': True, 'transform': " + transform + "}"
+    jobs = [start(ud.TRAIN, data, options % size, 2, 0.005, PYTHONPATH=HERE) for size in (4, 4, 6)]
+    for one in jobs:
+        assert one.line() == "ready"
+    assert len(stream()["jobs"]) == 3
+    go(*jobs)
+    for report in [report for one in jobs for report in reports(one)]:
+        assert sorted(report["seen"]) == without(5, 17)
+        errors = sorted(report["errors"], key=lambda error: error[2])
+        for (kind, text, id, where, worker, cause), bad in zip(errors, (5, 17), strict=True):
+            assert (kind, text, id, where) == ("Broken", f"sample {bad} is broken", bad, stage)
+            assert re.fullmatch(r"[01] \(process \d+\)", worker)
+            assert "raise Broken(i)" in cause and "user_datasets.py" in cause and "coprep/_worker.py" not in cause
+
+
+def test_an_exception_is_raised_as_it_was() -> None:
+    with coprep.DataLoader(ud.Faulty(N, [7], ud.fail), 4, **NUMPY) as loader:
+        taken, (error,) = epoch(loader)
+        assert taken == without(7)
+        assert type(error) is ud.Broken and error.id == 7 and str(error) == "sample 7 is broken"
+        cause = error.__cause__
+        assert type(cause) is coprep.SampleError and (cause.id, cause.stage) == (7, "dataset")
+        # The next epoch tries it again.
+        taken, (error,) = epoch(loader)
+        assert taken == without(7) and type(error) is ud.Broken
+        assert loader.stats()["errors"] == 2
+
+
+def test_stop_iteration_ends_no_epoch() -> None:
+    with coprep.DataLoader(ud.Faulty(N, [7], ud.stop), 4, **NUMPY) as loader:
+        taken, (error,) = epoch(loader)
+        assert taken == without(7)
+        assert type(error) is RuntimeError and "sample 7 raised StopIteration" in str(error)
+
+
+def test_skipping_counts_and_goes_on() -> None:
+    transform = ud.FaultyTransform([3, 11, 12], ud.fail)
+    with coprep.DataLoader(ud.Numbers(N), 4, True, on_error="skip", transform=transform, **NUMPY) as loader:
+        for _ in range(3):
+            assert epoch(loader) == (without(3, 11, 12), [])
+        assert stream()["jobs"][0]["skipped"] == 3
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_when_all_samples_fail_the_first_is_raised(workers: int) -> None:
+    data = ud.Faulty(N, list(range(N)), ud.fail)
+    with coprep.DataLoader(data, 4, **{**NUMPY, "num_workers": workers}) as loader:
+        with pytest.raises(ud.Broken, match="sample 0 is broken"):
+            next(iter(loader))
+        data.bad = []
+        assert epoch(loader) == (without(), [])
+
+
+def test_skipping_goes_on_when_the_first_samples_fail() -> None:
+    data = ud.Faulty(N, list(range(8)), ud.fail)
+    with coprep.DataLoader(data, 4, on_error="skip", **NUMPY) as loader:
+        assert epoch(loader) == (list(range(8, N)), [])
+
+
+def test_a_worker_init_fn_that_raises_says_so() -> None:
+    loader = coprep.DataLoader(ud.Numbers(N), 4, worker_init_fn=ud.raising_init, **NUMPY)
+    with pytest.raises(ud.Broken, match="not a good number") as caught:
+        next(iter(loader))
+    assert "raising_init" in str(caught.value.__cause__)
+    loader.close()
+
+
+# --- workers die ---------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_is_killed_while_idle_is_replaced() -> None:
+    with coprep.DataLoader(ud.Numbers(N), 4, True, **NUMPY) as loader:
+        assert epoch(loader) == (without(), [])
+        for _ in range(2):
+            prepared = -1
+            while prepared != (prepared := stream()["totals"]["prepared"]):
+                time.sleep(0.15)
+            pids = stream()["worker_pids"]
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            until(lambda pids=pids: not set(pids) & set(stream()["worker_pids"]), "their end is seen")
+            for _ in range(3):
+                assert epoch(loader) == (without(), [])
+
+
+def test_a_worker_that_is_killed_while_busy_loses_nothing(start: Start) -> None:
+    jobs = [job(start, f"Numbers({N}, pause=0.03)", 3, 0.0, batch_size=4) for _ in range(2)]
+    go(*jobs)
+    for _ in range(4):
+        # So far that what was lost before has been made.
+        prepared = stream()["totals"]["prepared"]
+        until(lambda prepared=prepared: stream()["totals"]["prepared"] >= prepared + 6, "samples are made")
+        with contextlib.suppress(IndexError, ProcessLookupError):
+            os.kill(stream()["worker_pids"][0], signal.SIGKILL)
+    for one in jobs:
+        for report in reports(one):
+            assert sorted(report["seen"]) == without() and report["errors"] == []
+
+
+@pytest.mark.parametrize(
+    ("what", "how"),
+    [
+        (ud.kill, "signal 9, SIGKILL"),
+        (ud.crash, "signal 11, SIGSEGV"),
+        (ud.leave, "exited with status 5"),
+        (ud.leave_at_once, "exited with status 5"),
+        (ud.interrupt, "exited with status 1"),
+    ],
+)
+def test_a_sample_that_ends_its_worker_is_reported(tmp_path: Path, what: Any, how: str) -> None:
+    log = str(tmp_path / "log")
+    with coprep.DataLoader(ud.Faulty(N, [5], what, log=log), 4, **NUMPY) as loader:
+        for number in range(1, 3):
+            taken, (error,) = epoch(loader)
+            assert taken == without(5)
+            assert type(error) is coprep.SampleError and error.id == 5
+            assert "sample 5" in str(error) and how in str(error) and "another before" in str(error)
+            assert ud.noted(log).count("dataset:5") >= 2 * number
+    # No other sample is suspected.
+    assert ud.noted(log).count("dataset:6") <= ud.noted(log).count("dataset:5") + 4
+
+
+def test_jobs_may_skip_a_sample_that_ends_its_worker() -> None:
+    with coprep.DataLoader(ud.Faulty(N, [5], ud.kill), 4, on_error="skip", **NUMPY) as loader:
+        for _ in range(2):
+            assert epoch(loader) == (without(5), [])
+
+
+@pytest.mark.xfail(
+    strict=True, reason="a first sample that ends the worker that looks at it keeps the stream from opening"
+)
+@pytest.mark.parametrize("what", [ud.kill, ud.leave_at_once])
+def test_a_first_sample_that_ends_its_worker_is_reported_as_any_other(what: Any) -> None:
+    with coprep.DataLoader(ud.Faulty(N, [0], what), 4, **NUMPY) as loader:
+        taken, (error,) = epoch(loader)
+    assert taken == without(0)
+    assert type(error) is coprep.SampleError and error.id == 0
+
+
+def test_a_sample_that_hangs_is_reported_with_the_time() -> None:
+    with coprep.DataLoader(ud.Faulty(N, [5], ud.hang), 4, timeout=1, **NUMPY) as loader:
+        began = time.monotonic()
+        taken, (error,) = epoch(loader)
+        assert 2 < time.monotonic() - began < 10
+        assert taken == without(5)
+        assert type(error) is coprep.SampleError and error.id == 5
+        assert "longer than 1 s" in str(error)
+
+
+@pytest.mark.xfail(strict=True, reason="the job gives up before the coordinator does, and blames it")
+def test_a_first_sample_that_hangs_is_reported_with_the_time() -> None:
+    loader = coprep.DataLoader(ud.Faulty(N, [0], ud.hang), 4, timeout=0.5, **NUMPY)
+    with pytest.raises(coprep.CoprepError) as caught:
+        next(iter(loader))
+    assert "sample" in str(caught.value) and "longer" in str(caught.value)
+
+
+@pytest.mark.xfail(strict=True, reason="the time to load a dataset counts against the timeout of a sample")
+def test_a_short_timeout_is_for_samples_and_not_for_loading() -> None:
+    with coprep.DataLoader(ud.SlowToLoad(N, 4), 4, timeout=1, **NUMPY) as loader:
+        assert epoch(loader) == (without(), [])
+
+
+# --- hosts and coordinators die ------------------------------------------------------------------------------
+
+
+def test_jobs_go_on_when_the_host_is_killed(start: Start) -> None:
+    jobs = [job(start, f"Numbers({N}, pause=0.005)", 4, 0.02, batch_size=size) for size in (4, 6)]
+    go(*jobs)
+    for _ in range(2):
+        until(lambda: stream()["totals"]["delivered"] > N, "jobs are in mid-epoch")
+        before = stream()["worker_pids"]
+        killed = host()
+        os.kill(killed, signal.SIGKILL)
+        until(lambda killed=killed, before=before: all(map(gone, [killed, *before])), "workers end with it", 3)
+        until(lambda: bool(coprep.status()["streams"]), "the stream is opened anew")
+    for one in jobs:
+        for report in reports(one):
+            assert sorted(report["seen"]) == without() and report["errors"] == []
+
+
+def test_jobs_go_on_when_the_coordinator_is_killed(start: Start, place: Path) -> None:
+    jobs = [job(start, f"Numbers({N}, pause=0.005)", 4, 0.03, batch_size=size) for size in (4, 6)]
+    go(*jobs)
+    until(lambda: stream()["totals"]["delivered"] > N, "jobs are in mid-epoch")
+    first, others = coordinator_pid(), [host(), *stream()["worker_pids"]]
+    os.kill(first, signal.SIGKILL)
+    until(lambda: all(map(gone, others)), "nothing that runs user code outlives it", 3)
+    for one in jobs:
+        for report in reports(one):
+            assert sorted(report["seen"]) == without() and report["errors"] == []
+    assert coordinator_pid() != first
+
+
+def test_ranks_go_on_when_the_host_is_killed(start: Start, tmp_path: Path) -> None:
+    options = "{'rank': %d, 'world_size': 2, 'group': 'g', 'collate_fn': SlowCollate()}"
+    code = ud.RANK.replace(
+        "state, steps", "class SlowCollate:\n    def __call__(self, x): time.sleep(0.1); return x\nstate, steps"
+    )
+    ranks = [start(code, tmp_path / "none", -1, options % rank, PYTHONPATH=HERE) for rank in range(2)]
+    until(lambda: place_has_stream() and stream()["totals"]["delivered"] > 10, "they are in mid-epoch")
+    os.kill(host(), signal.SIGKILL)
+    results = [json.loads(one.line()) for one in ranks]
+    for one in ranks:
+        one.say("end")
+        one.result()
+    assert [steps for steps, _ in results] == [7, 7]
+    assert sorted(i for _, taken in results for i in taken) == list(range(50))
+
+
+def place_has_stream() -> bool:
+    with contextlib.suppress(coprep.CoprepError):
+        return bool(coprep.status()["streams"])
+    return False
+
+
+def test_stopping_leaves_no_process(place: Path) -> None:
+    with coprep.DataLoader(ud.Numbers(N, pause=0.01), 4, True, **NUMPY) as loader:
+        batches = iter(loader)
+        taken = next(batches)[-1].tolist()
+        others = [coordinator_pid(), host(), *stream()["worker_pids"]]
+        coprep.stop()
+        until(lambda: all(map(gone, others)), "all processes end", 3)
+        assert sorted(taken + [i for batch in batches for i in batch[-1].tolist()]) == without()
+
+
+def test_closing_the_last_loader_ends_its_workers(place: Path) -> None:
+    """What was loaded is kept for a while, for the next job."""
+    hosts = set()
+    for _ in range(3):
+        with coprep.DataLoader(ud.Numbers(N, pause=0.002), 4, True, **NUMPY) as loader:
+            assert epoch(loader) == (without(), [])
+            hosts.add(host())
+            workers = stream()["worker_pids"]
+        until(lambda workers=workers: all(map(gone, workers)), "its workers end", 3)
+        assert set(processes_of(place)) <= {coordinator_pid(), *hosts}
+    assert len(hosts) == 1
+
+
+@pytest.mark.xfail(strict=True, reason="a host that is kept is given to a job whatever that job asks for")
+def test_what_is_kept_is_not_for_jobs_in_another_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for mark in ("first", "second"):
+        monkeypatch.setenv("MARK", mark)
+        with coprep.DataLoader(ud.Place(4), 4, **NUMPY) as loader:
+            ((batch, _),) = loader
+        assert batch["variable"] == [mark] * 4
+
+
+def test_a_job_that_is_killed_while_its_dataset_is_loaded_leaves_nothing(start: Start, place: Path) -> None:
+    victim = start(ud.TRAIN, f"SlowToLoad({N}, 1.5)", "{}", 1, 0, PYTHONPATH=HERE)
+    until(lambda: len(processes_of(place)) == 3, "the host loads")
+    victim.kill()
+    until(lambda: victim.process.pid not in processes_of(place), "it is gone")
+    with coprep.DataLoader(ud.Numbers(N), 4, **NUMPY) as loader:
+        assert epoch(loader) == (without(), [])
+
+
+# --- datasets that do not do ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_cannot_be_pickled_is_named(tmp_path: Path, place: Path, workers: int) -> None:
+    (tmp_path / "data").touch()
+    options = {**NUMPY, "num_workers": workers}
+    for data, part in ((ud.Locked(), "dataset.lock"), (ud.OpenFile(tmp_path / "data"), "dataset.file")):
+        with pytest.raises(TypeError, match=f"{part} .*Remedy"):
+            next(iter(coprep.DataLoader(data, 4, **options)))
+    with pytest.raises(TypeError, match=r"transform"):
+        next(iter(coprep.DataLoader(ud.Numbers(8), 4, transform=ud.FaultyTransform([], threading.Lock()), **options)))
+    assert not place.exists()
+
+
+@pytest.mark.parametrize(
+    ("sample", "message"),
+    [
+        ((ud.np.zeros(3, ud.np.int64), 5), r"part '0'.*shape \(3,\).*shape \(64,\)"),
+        ((ud.np.zeros(64, ud.np.float32), 5), r"part '0'.*float32.*int64"),
+        ((ud.np.zeros(64, ud.np.int64), "5"), r"part '1'.*str.*int"),
+        ((ud.np.zeros(64, ud.np.int64), 5, 5), r"sample.*3.*2"),
+        ("five", r"str.*tuple"),
+        (None, r"None.*tuple"),
+    ],
+    ids=["shape", "dtype", "type of a part", "length", "type", "none"],
+)
+def test_a_sample_unlike_the_first_is_named(sample: Any, message: str) -> None:
+    with coprep.DataLoader(ud.Odd(N, 5, sample), 4, **NUMPY) as loader:
+        taken, (error,) = epoch(loader)
+    assert taken == without(5)
+    assert isinstance(error, ValueError) and re.search(message, str(error)), error
+    assert "collate_fn" in str(error)
+    cause = error.__cause__
+    assert type(cause) is coprep.SampleError and cause.id == 5 and "sample 5" in str(cause)
+
+
+def test_a_length_that_depends_on_the_process_is_refused() -> None:
+    loader = coprep.DataLoader(ud.Shrinking(12), 4, **NUMPY)
+    with pytest.raises(coprep.CoprepError, match=r"12 samples in the job and 11 in its worker"):
+        next(iter(loader))
+
+
+def test_a_module_that_workers_cannot_import_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("made_by_hand")
+    exec("class Data:\n  def __len__(self): return 8\n  def __getitem__(self, i): return i\n", module.__dict__)
+    monkeypatch.setitem(sys.modules, "made_by_hand", module)
+    loader = coprep.DataLoader(module.Data(), 4, **NUMPY)
+    with pytest.raises(coprep.CoprepError, match=r"made_by_hand(.|\n)*Remedy.*made_by_hand.*PYTHONPATH"):
+        next(iter(loader))
+    assert coprep.status()["streams"] == []
+
+
+def test_an_empty_dataset_has_no_batches(place: Path) -> None:
+    for options in ({}, {"shuffle": True}, {"drop_last": True}):
+        loader = coprep.DataLoader(ud.Numbers(0), 4, **NUMPY, **options)
+        assert len(loader) == 0 and list(loader) == [] and list(loader) == []
+    assert not place.exists()
+
+
+def test_a_dataset_that_can_only_be_iterated_over_is_refused() -> None:
+    import torch.utils.data as data
+
+    class Endless(data.IterableDataset):  # type: ignore[type-arg]
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(10))
+
+    with pytest.raises(TypeError, match="Endless can only be iterated over"):
+        coprep.DataLoader(Endless())
+    with pytest.raises(TypeError, match="generator can only be iterated over"):
+        coprep.DataLoader(i for i in range(10))
+
+
+def test_user_code_may_print_a_lot() -> None:
+    with coprep.DataLoader(ud.Loud(N), 4, True, **NUMPY) as loader:
+        for _ in range(3):
+            assert sorted(ids(loader)) == without()
+
+
+def test_a_job_may_come_after_one_that_failed(start: Start) -> None:
+    """What a job's own process is like keeps nobody else from the dataset."""
+    code = ud.TRAIN.replace("train.seed", "import resource\ntrain.seed")
+    broken = start(code, "Shrinking(24)", "{}", 1, 0, PYTHONPATH=HERE)
+    assert broken.ended()[0] != 0
+    after = job(start, f"Numbers({N})", 1)
+    go(after)
+    assert seen(after) == [without()]

@@ -1,0 +1,362 @@
+"""Datasets and training scripts of the tests of user code. Without torch, so that workers start quickly."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+def note(log: str | None, line: object) -> None:
+    """Append a line to a file that many processes write."""
+    if log is None:
+        return
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.write(file, f"{line}\n".encode())
+    os.close(file)
+
+
+def noted(log: str | Path) -> list[str]:
+    return Path(log).read_text().split() if Path(log).exists() else []
+
+
+class Numbers:
+    """Sample i is an array full of i, and i."""
+
+    def __init__(
+        self,
+        size: int = 48,
+        *,
+        root: str = "",
+        pause: float = 0.0,
+        slow: dict[int, float] | None = None,
+        log: str | None = None,
+    ) -> None:
+        self.size = size
+        self.root = root
+        self.pause = pause
+        self.slow = slow or {}
+        self.log = log
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, i: int) -> Any:
+        time.sleep(self.slow.get(i, self.pause))
+        note(self.log, f"dataset:{i}")
+        return np.full(64, i, np.int64), i
+
+
+class Noisy(Numbers):
+    """As a random augmentation in the dataset itself makes them."""
+
+    def __getitem__(self, i: int) -> Any:
+        values, label = super().__getitem__(i)
+        return values + np.random.rand(64), label, random.random()
+
+
+class Scaled:
+    """A transform: random, and it works in place."""
+
+    def __init__(self, by: float = 2.0, log: str | None = None) -> None:
+        self.by = by
+        self.log = log
+
+    def __call__(self, sample: Any) -> Any:
+        values, label = sample
+        note(self.log, f"transform:{label}")
+        values *= int(self.by)
+        values += np.random.randint(1000)
+        return values, label, random.random()
+
+
+def negated(sample: Any) -> Any:
+    """Another transform."""
+    values, label = sample
+    np.negative(values, out=values)
+    return values, label
+
+
+class Words(Numbers):
+    """Everything that is not a number."""
+
+    def __getitem__(self, i: int) -> Any:
+        return {"text": "é" * i, "raw": bytes([i]) * i, "label": i}
+
+
+class Pictures(Numbers):
+    """PIL images."""
+
+    def __getitem__(self, i: int) -> Any:
+        from PIL import Image
+
+        return Image.new("RGB", (6, 4), (i, 2 * i, 3 * i)), i
+
+
+@dataclasses.dataclass
+class Record:
+    values: Any
+    label: int
+
+
+class Records(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        return Record(np.full(3, i), i)
+
+
+class Pair(NamedTuple):
+    values: Any
+    label: int
+
+
+class Pairs(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        return Pair(np.full(3, i), i)
+
+
+class Ragged(Numbers):
+    """Sample i has i numbers."""
+
+    def __getitem__(self, i: int) -> Any:
+        return np.arange(i), i
+
+
+class Growing(Numbers):
+    """The first samples tell nothing of the size of the others."""
+
+    def __getitem__(self, i: int) -> Any:
+        size = 100 if i < self.size // 2 else 1_000_000
+        return np.full(size, i % 251, np.uint8), i
+
+
+class Place(Numbers):
+    """Where a sample is made."""
+
+    def __getitem__(self, i: int) -> Any:
+        return {
+            "cwd": os.getcwd(),
+            "path": "\n".join(sys.path),
+            "variable": os.environ.get("MARK", ""),
+            "argv": "\n".join(sys.argv),
+            "id": i,
+        }
+
+
+class Loaded(Numbers):
+    """Knows in which process it was loaded."""
+
+    loaded_by = 0
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.loaded_by = os.getpid()
+
+    def __getitem__(self, i: int) -> Any:
+        time.sleep(self.pause)
+        return self.loaded_by, os.getpid(), i
+
+
+# --- faults --------------------------------------------------------------------------------------------------
+
+
+class Broken(Exception):
+    """An exception that is not made of its ``args``."""
+
+    def __init__(self, id: int, *, why: str = "broken") -> None:
+        super().__init__(f"sample {id} is {why}")
+        self.id = id
+
+
+def fail(i: int) -> None:
+    raise Broken(i)
+
+
+def kill(i: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leave(i: int) -> None:
+    sys.exit(5)
+
+
+def leave_at_once(i: int) -> None:
+    os._exit(5)
+
+
+def crash(i: int) -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def interrupt(i: int) -> None:
+    raise KeyboardInterrupt
+
+
+def stop(i: int) -> None:
+    raise StopIteration
+
+
+def hang(i: int) -> None:
+    time.sleep(600)
+
+
+class Faulty(Numbers):
+    """Some samples do what they should not."""
+
+    def __init__(self, size: int, bad: list[int], what: Any, *, log: str | None = None, pause: float = 0.0) -> None:
+        super().__init__(size, log=log, pause=pause)
+        self.bad = bad
+        self.what = what
+
+    def __getitem__(self, i: int) -> Any:
+        sample = super().__getitem__(i)
+        if i in self.bad:
+            self.what(i)
+        return sample
+
+
+class FaultyTransform:
+    """The same in a transform."""
+
+    def __init__(self, bad: list[int], what: Any) -> None:
+        self.bad = bad
+        self.what = what
+
+    def __call__(self, sample: Any) -> Any:
+        if sample[1] in self.bad:
+            self.what(sample[1])
+        return sample
+
+
+class Odd(Numbers):
+    """One sample is not like the others."""
+
+    def __init__(self, size: int, bad: int, sample: Any) -> None:
+        super().__init__(size)
+        self.bad = bad
+        self.sample = sample
+
+    def __getitem__(self, i: int) -> Any:
+        return self.sample if i == self.bad else super().__getitem__(i)
+
+
+class Locked(Numbers):
+    def __init__(self, size: int = 8) -> None:
+        super().__init__(size)
+        self.lock = threading.Lock()
+
+
+class OpenFile(Numbers):
+    def __init__(self, path: str | Path, size: int = 8) -> None:
+        super().__init__(size)
+        self.file = open(path, "rb")  # noqa: SIM115 - that it stays open is the point
+
+
+class Shrinking(Numbers):
+    """Has another length in each process."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.made_by = os.getpid()
+
+    def __len__(self) -> int:
+        return self.size if os.getpid() == self.made_by else self.size - 1
+
+
+class SlowToLoad(Numbers):
+    """Takes its time when it is loaded."""
+
+    def __init__(self, size: int, seconds: float) -> None:
+        super().__init__(size)
+        self.seconds = seconds
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        time.sleep(self.seconds)
+
+
+class Loud(Numbers):
+    """Prints more than a pipe holds."""
+
+    def __getitem__(self, i: int) -> Any:
+        print("out " * 5000)
+        print("err " * 5000, file=sys.stderr)
+        return super().__getitem__(i)
+
+
+def raising_init(worker: int) -> None:
+    raise Broken(worker, why="not a good number")
+
+
+def make() -> Numbers:
+    """A factory."""
+    return Numbers(48)
+
+
+def as_they_are(samples: list[Any]) -> list[Any]:
+    """A collate_fn."""
+    return samples
+
+
+TRAIN = """
+import json, sys, time, coprep
+from user_datasets import *
+options = dict(framework="numpy", with_index=True, num_workers=2)
+data, own, epochs, pause = eval(sys.argv[1]), eval(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+train = coprep.DataLoader(data, **{**options, **own})
+train.seed  # attaches
+print("ready", flush=True)
+sys.stdin.readline()
+for epoch in range(epochs):
+    seen, errors, batches = [], [], iter(train)
+    while True:
+        try:
+            (values, *_), ids = next(batches)
+        except StopIteration:
+            break
+        except Exception as error:
+            cause = error.__cause__ or error
+            errors.append([type(error).__name__, str(error), getattr(cause, "id", -1), getattr(cause, "stage", ""),
+                           getattr(cause, "worker", ""), str(cause)])
+            continue
+        if isinstance(values, np.ndarray) and values.ndim == 2 and not own.get("transform"):
+            assert (values == ids[:, None]).all()
+        seen += ids.tolist()
+        if "mark" in sys.argv:
+            print("batch", flush=True)
+        time.sleep(pause)
+    print(json.dumps({"seen": seen, "errors": errors}), flush=True)
+"""
+"""A job: expressions of its dataset and of its loader's options, epochs, seconds per batch. Waits for a line."""
+
+
+RANK = """
+import json, pickle, sys, coprep
+from user_datasets import *
+state, steps, own = sys.argv[1], int(sys.argv[2]), eval(sys.argv[3])
+options = dict(batch_size=4, framework="numpy", with_index=True, num_workers=1, shuffle=True)
+train = coprep.DataLoader(Numbers(50), **{**options, **own})
+if Path(state).exists():
+    train.load_state_dict(pickle.loads(Path(state).read_bytes()))
+seen, batches, count = [], iter(train), 0
+while steps < 0 or count < steps:
+    batch = next(batches, None)
+    if batch is None:
+        break
+    seen += batch[-1].tolist()
+    count += 1
+if steps >= 0 and own.get("rank", 0) == 0:
+    Path(state).write_bytes(pickle.dumps(train.state_dict()))
+elif steps >= 0:
+    train.state_dict()
+print(json.dumps([count, seen]), flush=True)
+sys.stdin.readline()
+"""
+"""One rank: where its state is, steps to take (-1: the rest of the epoch), options. Stays until it is given a line."""
