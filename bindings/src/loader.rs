@@ -10,6 +10,7 @@ use coprep_protocol::message::{Attach, CacheForm, CacheRequest, Cohort, Resume, 
 use coprep_protocol::spec::Field;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyDict};
 use roaring::RoaringBitmap;
 
@@ -70,9 +71,14 @@ type Code = (
 );
 
 /// Asks Python for the packed dataset.
-fn packed(give: &Py<PyAny>) -> Result<Vec<u8>, Error> {
-    Python::attach(|py| give.call0(py)?.extract(py).map_err(PyErr::from))
-        .map_err(|e: PyErr| Error::Interrupted(Box::new(e)))
+fn packed(give: &Py<PyAny>) -> Result<Box<dyn AsRef<[u8]>>, Error> {
+    let bytes = Python::attach(|py| {
+        give.call0(py)?
+            .extract::<PyBackedBytes>(py)
+            .map_err(PyErr::from)
+    });
+    let bytes = bytes.map_err(|e: PyErr| Error::Interrupted(Box::new(e)))?;
+    Ok(Box::new(bytes))
 }
 
 #[pymethods]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import io
+import mmap
 import pickle
 import struct
 import sys
 from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any
+
+import numpy as np
 
 # Magic, number of buffers, bytes of the whole, bytes of the pickle; then the bytes of each buffer.
 _HEADER = struct.Struct("<4sIQQ")
@@ -50,8 +53,8 @@ class Packed:
         return self.size
 
 
-def pack(obj: Any) -> Packed:
-    """Turn ``obj`` into bytes.
+def pack(obj: Any, *, by_file: bool = False) -> Packed:
+    """Turn ``obj`` into bytes. ``by_file``: an array that maps a file travels as the file's name.
 
     Classes and functions of the main script, and others that cannot be imported by name, travel by value; this needs
     ``cloudpickle``.
@@ -62,7 +65,7 @@ def pack(obj: Any) -> Packed:
         buffers.append(buffer.raw())
 
     try:
-        data = _pickled(_Pickler, obj, keep)
+        data = _pickled(_ByFile if by_file else _Pickler, obj, keep)
     except (pickle.PicklingError, AttributeError) as error:
         buffers.clear()
         data = _pickled(_by_value(error), obj, keep)
@@ -120,6 +123,11 @@ class _Pickler(pickle.Pickler):
         return _reduce(obj)
 
 
+class _ByFile(_Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        return _reduce_map(obj) if type(obj) is np.memmap else super().reducer_override(obj)
+
+
 def _by_value(reason: Exception) -> Any:
     try:
         return _by_value_pickler()
@@ -134,7 +142,7 @@ def _by_value_pickler() -> Any:
 
     class ByValue(cloudpickle.Pickler):  # type: ignore[misc, unused-ignore]
         def reducer_override(self, obj: Any) -> Any:
-            reduced = _reduce(obj)
+            reduced = _reduce_map(obj) if type(obj) is np.memmap else _reduce(obj)
             return super().reducer_override(obj) if reduced is NotImplemented else reduced
 
     return ByValue
@@ -169,6 +177,14 @@ def _tensor(data: Any, dtype: str, shape: tuple[int, ...]) -> Any:
 
     kind = getattr(torch, dtype)
     return torch.frombuffer(data, dtype=kind).view(shape) if len(data) else torch.empty(shape, dtype=kind)
+
+
+def _reduce_map(array: Any) -> Any:
+    # A view of one, or what was written to a private one, is in no file as it is.
+    if not isinstance(array.base, mmap.mmap) or array.filename is None or array.mode == "c":
+        return NotImplemented
+    order = "C" if array.flags.c_contiguous else "F"
+    return np.memmap, (str(array.filename), array.dtype, array.mode.replace("w+", "r+"), array.offset, array.shape, order)
 
 
 def _reduce_image(image: Any) -> Any:

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from coprep import _coprep
 from coprep._fingerprint import fingerprint
-from coprep._worker import Delivery, Program, call_factory
+from coprep._packing import pack
+from coprep._worker import PROGRAM, Delivery, Program, call_factory
 
 Part = tuple[str, bytes]
 
@@ -97,14 +98,16 @@ class UserCode:
         environment = list(os.environb.items())
         return command, environment, os.fsencode(os.getcwd()), workers, int(patience * 1000), self.packed
 
-    def packed(self) -> bytes:
+    def packed(self) -> bytearray:
         """What workers load."""
-        import cloudpickle
-
         dataset = self.program.dataset
-        program = cloudpickle.dumps(self.program, protocol=5)
         samples = None if isinstance(dataset, str) else _length(dataset)
-        return pickle.dumps(tuple(Delivery(self._spawn, samples, list(sys.argv), program)))
+        head = pickle.dumps(tuple(Delivery(self._spawn, samples, list(sys.argv))))
+        program = pack(self.program, by_file=True)
+        data = bytearray(PROGRAM + program.size)
+        data[: len(head)] = head
+        program.write_to(memoryview(data)[PROGRAM:])
+        return data
 
 
 def _digest(text: str) -> bytes:

@@ -74,7 +74,10 @@ class Delivery(NamedTuple):
     """Each worker loads the dataset anew, instead of finding it in memory."""
     samples: int | None
     argv: list[str]
-    program: bytes
+
+
+PROGRAM = 1 << 16
+"""Where the program begins in what the job sends. Its arrays are looked at where they lie, by all workers."""
 
 
 class Layout(NamedTuple):
@@ -101,9 +104,9 @@ def main() -> None:
     _Host(control).run()
 
 
-def load_program(data: bytes | memoryview) -> Program:
+def load_program(data: memoryview) -> Program:
     """Unpack what is to be run; a factory is called."""
-    program: Program = pickle.loads(data)
+    program: Program = unpack(data)
     if isinstance(program.dataset, str):
         program = program._replace(dataset=call_factory(program.dataset))
     return program
@@ -165,7 +168,7 @@ class _Host:
     def __init__(self, control: socket.socket) -> None:
         self._channel = _Channel(control)
         self._workers: dict[int, tuple[int, int]] = {}  # by descriptor of the process: number, id
-        self._delivery: Delivery | None = None
+        self._sent = memoryview(b"")
         self._program: Program | None = None
         self._layout: Layout | None = None
 
@@ -214,16 +217,16 @@ class _Host:
         self._channel.send(json.dumps({"event": event, **values}).encode(), descriptors)
 
     def _load(self) -> None:
-        with os.fdopen(self._channel.descriptors.pop(), "rb") as file, mmap.mmap(file.fileno(), 0, prot=1) as data:
-            delivery = Delivery(*pickle.loads(data))
+        with os.fdopen(self._channel.descriptors.pop(), "rb") as file:
+            self._sent = memoryview(mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE))
+        delivery = Delivery(*pickle.loads(self._sent))
         sys.argv[:] = delivery.argv
-        self._delivery = delivery
         samples = delivery.samples
         if not delivery.spawn or samples is None:
-            program = load_program(delivery.program)
+            program = load_program(self._sent[PROGRAM:])
             samples = len(program.dataset)
             if not delivery.spawn:
-                self._program, self._delivery = program, delivery._replace(program=b"")
+                self._program = program
         # What is there now is not looked at by the collector, which would copy its pages in every worker.
         gc.collect()
         gc.freeze()
@@ -326,8 +329,7 @@ class _Worker:
     def __init__(self, host: _Host, sock: socket.socket, scratch: list[int], number: int, workers: int) -> None:
         program, layout = host._program, host._layout
         if program is None:
-            assert host._delivery is not None
-            program = load_program(host._delivery.program)
+            program = load_program(host._sent[PROGRAM:])
         self._channel = _Channel(sock)
         self._program = program
         self._fetch, self._transform = program.fetch(), program.transform

@@ -525,18 +525,17 @@ impl SampleWork {
 
     /// A worker of user code has written the slot.
     fn made(&mut self, cost: &Cost) {
+        let stream = self.stream.clone();
         if let Maker::Crew {
             prepared: Some(cache),
             ..
-        } = &self.stream.blueprint.maker
+        } = &stream.blueprint.maker
         {
             cache.count_miss();
-            keep(
-                cache,
-                self.draw.id,
-                &mut self.slot,
-                self.stream.pool.layout(),
-            );
+            if !keep(cache, self.draw.id, &mut self.slot, stream.pool.layout()) {
+                // Another worker made the same sample meanwhile: all jobs are to see one.
+                self.restore(Some(cache));
+            }
         }
         self.prepared(cost);
     }
@@ -547,8 +546,8 @@ fn written_fields(layout: &Layout) -> std::ops::Range<usize> {
     0..layout.fields() - 1
 }
 
-/// Caches a slot as it is.
-fn keep(cache: &Cache, id: u32, slot: &mut SlotMut, layout: &Layout) {
+/// Caches a slot as it is. False: there is no room, or it is there already.
+fn keep(cache: &Cache, id: u32, slot: &mut SlotMut, layout: &Layout) -> bool {
     let bytes = written_fields(layout).map(|f| layout.sample_bytes(f)).sum();
     let meta = Meta {
         form: Form::Prepared,
@@ -556,7 +555,7 @@ fn keep(cache: &Cache, id: u32, slot: &mut SlotMut, layout: &Layout) {
         height: 0,
     };
     let Some(mut place) = cache.store.reserve(id, bytes, meta) else {
-        return;
+        return false;
     };
     let mut rest = place.as_mut_slice();
     for field in written_fields(layout) {
@@ -566,6 +565,7 @@ fn keep(cache: &Cache, id: u32, slot: &mut SlotMut, layout: &Layout) {
         rest = after;
     }
     place.commit();
+    true
 }
 
 /// Fills a slot with what was cached of another.

@@ -70,7 +70,7 @@ impl Link {
         connection.send(&request)?;
         let mut answered = answer()?;
         while let ((Reply::WantCode, _), Some(code)) = (&answered, code) {
-            connection.send_with(&request, &code()?)?;
+            connection.send_with(&request, (*code()?).as_ref())?;
             answered = answer()?;
         }
         match answered {

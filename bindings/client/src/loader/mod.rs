@@ -38,7 +38,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_
 const EXPLAIN: Duration = Duration::from_secs(5);
 
 /// See [`Options::code`].
-pub type Code = dyn Fn() -> Result<Vec<u8>> + Send + Sync;
+pub type Code = dyn Fn() -> Result<Box<dyn AsRef<[u8]>>> + Send + Sync;
 
 /// What a loader is to do.
 #[derive(Clone)]
