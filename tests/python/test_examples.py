@@ -144,6 +144,21 @@ def test_two_of_train_imagefolder_share(data: Path, place: Path) -> None:
     assert 0 < examples[0].total("prepared") < examples[0].total("delivered")
 
 
+def test_four_of_train_imagefolder_in_step_are_one(data: Path, place: Path) -> None:
+    """The losses of each to the last digit as alone, and each image prepared once for all four."""
+    run = ("train_imagefolder.py", data / "train", *SMALL, *BLOCKS, "--epochs", 2, "--seed", 3)
+    alone = Example(*run).wait()
+    four = [Example(*run, COPREP_COHORT="search:4") for _ in range(4)]
+    for example in four:
+        example.wait()
+    losses = alone.find(LOSS)
+    assert len(losses) == 2 * TRAIN // 20
+    assert all(example.find(LOSS) == losses for example in four)
+    prepared, delivered = (max(example.total(what) for example in four) for what in ("prepared", "delivered"))
+    # What was made ahead for a third epoch that nobody runs is beyond the two.
+    assert delivered >= 4 * 2 * TRAIN and prepared <= delivered / 4 + 20
+
+
 def test_optuna_search(data: Path, place: Path, tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     journal = tmp_path / "search.journal"
