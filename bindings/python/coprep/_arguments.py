@@ -107,8 +107,8 @@ def _found() -> tuple[int, int]:
     local = int(env.get("LOCAL_WORLD_SIZE", found[1]))
     if local != found[1]:
         raise ValueError(
-            f"this job has {found[1]} ranks, {local} of them on this node: ranks share a loader within a node only. Give "
-            "each node its part of the samples (subset=) and the ranks of the node (rank=, world_size=)"
+            f"this job has {found[1]} ranks, {local} of them on this node: ranks share a loader within a node only. "
+            "Give each node its part of the samples (subset=) and the ranks of the node (rank=, world_size=)"
         )
     return found
 

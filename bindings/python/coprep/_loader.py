@@ -32,23 +32,24 @@ class DataLoader:
     epoch: every sample of the job's set exactly once. Nothing is connected before the first use (iteration,
     ``len``, ...); the first loader starts the coordinator.
 
-    Of a **native pipeline** (``coprep.ImageFolder(...)...``) a batch is ``(images, labels)``: images are uint8, or float32
-    after ``normalize``, of shape (batch, 3, height, width); labels are int64 of shape (batch,). Of any other map-style
-    **dataset** it is what PyTorch's default collation, or ``collate_fn``, makes of the samples; ``dataset[i]`` is run by worker
-    processes that all jobs of the stream share. Either way batches lie in shared memory without having been copied,
-    may be written to in place (nobody else sees it), and stay valid as long as anything of them is held.
+    Of a **native pipeline** (``coprep.ImageFolder(...)...``) a batch is ``(images, labels)``: images are uint8, or
+    float32 after ``normalize``, of shape (batch, 3, height, width); labels are int64 of shape (batch,). Of any other
+    map-style **dataset** it is what PyTorch's default collation, or ``collate_fn``, makes of the samples;
+    ``dataset[i]`` is run by worker processes that all jobs of the stream share. Either way batches lie in shared
+    memory without having been copied, may be written to in place (nobody else sees it), and stay valid as long as
+    anything of them is held.
 
-    Jobs share when their dataset, transform, ``shuffle`` and cache form are the same, and ``seed`` too where it is given.
-    ``coprep status`` says in what two streams differ that look alike.
+    Jobs share when their dataset, transform, ``shuffle`` and cache form are the same, and ``seed`` too where it is
+    given. ``coprep status`` says in what two streams differ that look alike.
 
     Args:
-        dataset: a native pipeline; or any object with ``__len__`` and ``__getitem__``; or ``"module:factory"``, of what a
-            function makes in each process that needs it.
+        dataset: a native pipeline; or any object with ``__len__`` and ``__getitem__``; or ``"module:factory"``, of what
+            a function makes in each process that needs it.
         batch_size: samples of a batch, of one rank. ``None``: no batches, one sample at a time.
         shuffle: random order, a new one each epoch; else ids ascend.
         sampler, batch_sampler: PyTorch's sequential, random (without replacement), subset-random, batch and distributed
-            samplers are shared, as ``shuffle``, ``subset``, ``batch_size`` and ranks are. Any other works, but shares nothing
-            (:class:`UnsharedWarning`).
+            samplers are shared, as ``shuffle``, ``subset``, ``batch_size`` and ranks are. Any other works, but shares
+            nothing (:class:`UnsharedWarning`).
         num_workers: worker processes of the stream; those of its first job count. ``None``: as many as the coordinator
             has processors. 0: samples are made in this process, in the same order and with the same random numbers, for
             a debugger. Without effect for a native pipeline.
@@ -58,11 +59,11 @@ class DataLoader:
         timeout: seconds. A worker that takes longer for a sample is replaced; whoever waits longer for a batch gets a
             :class:`TimeoutError` that says who is awaited. 0: 600.
         worker_init_fn: called with its number in each worker that starts.
-        multiprocessing_context: with ``"spawn"`` (or ``"forkserver"``) each worker loads the dataset anew; else it is loaded
-            once per stream, and workers are forked from there.
+        multiprocessing_context: with ``"spawn"`` (or ``"forkserver"``) each worker loads the dataset anew; else it is
+            loaded once per stream, and workers are forked from there.
         generator: its seed is taken where ``seed`` is not given.
-        prefetch_factor, in_order, pin_memory_device: taken as PyTorch takes them, but how far ahead is prepared is for the
-            coordinator to say, and the order is always that of the samples.
+        prefetch_factor, in_order, pin_memory_device: taken as PyTorch takes them, but how far ahead is prepared is for
+            the coordinator to say, and the order is always that of the samples.
         persistent_workers: changes of the dataset between epochs are not looked for.
         transform: the random part of the preparation, called with ``dataset[i]``. What comes before it is cached.
         seed: keys order and augmentation. ``None`` takes that of the jobs that run already, so that trials of a search
@@ -72,20 +73,22 @@ class DataLoader:
         group: what the ranks of this job have in common and no other job has; by default taken from the launcher's
             environment.
         order: ``"deterministic"``.
-        on_error: ``"raise"`` for a sample that cannot be prepared, or ``"skip"`` it (it is counted, logged once, and another
-            takes its place).
+        on_error: ``"raise"`` for a sample that cannot be prepared, or ``"skip"`` it (it is counted, logged once, and
+            another takes its place).
         subset: ids of this job's samples, or a boolean mask; ``None`` means all.
         cohort: name common to ``cohort_size`` jobs that start together, advance together and get the same batches,
             reproducibly. By default ``COPREP_COHORT=name:size`` says so.
         cohort_size: number of jobs to wait for.
         framework: ``"torch"``, ``"numpy"``, or ``None``: torch if it is installed.
         cache: form in which samples are cached: ``"off"``, ``"encoded"``, ``"decoded"`` (of a user's dataset: what
-            ``dataset[i]`` gives, before ``transform``), ``"prepared"`` (of a user's dataset: after everything, so that nothing
-            random is renewed), or ``None`` for the coordinator's setting; of a user's dataset without ``transform``: off.
+            ``dataset[i]`` gives, before ``transform``), ``"prepared"`` (of a user's dataset: after everything, so that
+            nothing random is renewed), or ``None`` for the coordinator's setting; of a user's dataset without
+            ``transform``: off.
         cache_bytes: most bytes to cache, a number or such as ``"8G"``; ``None``: what the dataset needs, within the
             coordinator's budget.
         cache_policy: ``"no-eviction"``, or ``"lru"`` as a baseline.
-        reuse: of a user's dataset: a prepared sample, random parts and all, is used so many times before it is made anew.
+        reuse: of a user's dataset: a prepared sample, random parts and all, is used so many times before it is made
+            anew.
         with_index: batches are ``(images, labels, ids)``; of a user's dataset ``(batch, ids)``.
         name: what the job is called in ``coprep status``.
         socket: the coordinator's; by default ``COPREP_SOCKET``, else in the user's runtime directory.
@@ -525,8 +528,9 @@ def _check_dataset(dataset: Any) -> None:
         return
     if arguments.is_iterable_dataset(dataset):
         raise TypeError(
-            f"{type(dataset).__name__} can only be iterated over (an IterableDataset): samples are shared by their ids, so the dataset must have "
-            "__len__ and __getitem__. Make it map-style (an index of what it reads), or use torch.utils.data.DataLoader"
+            f"{type(dataset).__name__} can only be iterated over (an IterableDataset): samples are shared by their "
+            "ids, so the dataset must have __len__ and __getitem__. Make it map-style (an index of what it reads), or "
+            "use torch.utils.data.DataLoader"
         )
     if not hasattr(dataset, "__getitem__"):
         raise TypeError(

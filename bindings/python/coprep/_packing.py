@@ -184,7 +184,14 @@ def _reduce_map(array: Any) -> Any:
     if not isinstance(array.base, mmap.mmap) or array.filename is None or array.mode == "c":
         return NotImplemented
     order = "C" if array.flags.c_contiguous else "F"
-    return np.memmap, (str(array.filename), array.dtype, array.mode.replace("w+", "r+"), array.offset, array.shape, order)
+    return np.memmap, (
+        str(array.filename),
+        array.dtype,
+        array.mode.replace("w+", "r+"),
+        array.offset,
+        array.shape,
+        order,
+    )
 
 
 def _reduce_image(image: Any) -> Any:

@@ -1186,8 +1186,8 @@ def unequal_lengths(DataLoader: Any) -> None:
 
 
 ALIKE = (
-    "The first sample says what a batch is like, before any batch is made, so that samples are written straight into it; "
-    "collate_fn=default_collate asks for PyTorch's way."
+    "The first sample says what a batch is like, before any batch is made, so that samples are written straight into "
+    "it; collate_fn=default_collate asks for PyTorch's way."
 )
 
 
