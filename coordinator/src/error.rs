@@ -56,7 +56,7 @@ impl Error {
             Error::Io { .. } => RefusalKind::Internal,
         };
         let sample = match self {
-            Error::Sample(sample) => Some((**sample).clone()),
+            Error::Sample(sample) => Some(sample.clone()),
             _ => None,
         };
         Refusal {

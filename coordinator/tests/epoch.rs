@@ -72,6 +72,7 @@ impl Node {
             .unwrap()
             .to_owned();
         let mut attach = Attach {
+            code: None,
             pipeline: PipelineSpec {
                 source: Source::ImageFolder { root },
                 ops: ops(),
@@ -277,6 +278,7 @@ fn a_refusal_says_what_and_why() {
             form: Some(CacheForm::Off),
             bytes: Some(1),
             lru: false,
+            reuse: 0,
         }
     };
     assert!(refused(&huge).message.contains("cache_bytes"));

@@ -35,7 +35,7 @@ pub enum Error {
     Refused(Refusal),
     /// A sample could not be prepared. The rest of its batch still comes.
     #[error("{}", sample_failed(.0))]
-    Sample(SampleError),
+    Sample(Box<SampleError>),
     /// A wait lasted longer than the limit.
     #[error("waited {:.1} s for {what}: {explanation}", .waited.as_secs_f64())]
     Timeout {

@@ -233,7 +233,7 @@ pub struct Refusal {
     /// What, where, remedy.
     pub message: String,
     /// The sample on which user code failed before anything could be prepared.
-    pub sample: Option<SampleError>,
+    pub sample: Option<Box<SampleError>>,
 }
 
 /// Classes of refusal.

@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 
 use coprep_protocol::frame::{Message, parse, receive, to_bytes};
 use coprep_protocol::message::{
-    Attach, Attached, CacheForm, CacheRequest, Cohort, Reply, Request, Resume,
+    Attach, Attached, CacheForm, CacheRequest, Cohort, Reply, Request, Resume, UserCode,
 };
 use coprep_protocol::spec::{
     DEFAULT_MAX_PIXELS, Dtype, Field, FileList, Interpolation, Op, PipelineSpec, ResizeTo, Source,
@@ -25,6 +25,8 @@ fuzz_target!(init: coprep_fuzz::seed(&seeds()), |data: &[u8]| {
             let _ = attached.fields.iter().map(Field::sample_bytes).max();
         }
     }
+    // What a worker of user code says.
+    let _ = coprep_protocol::code::Report::parse(data);
 });
 
 /// A message that was understood.
@@ -116,6 +118,13 @@ fn attach() -> Attach {
     ];
     Attach {
         pipeline: PipelineSpec { source, ops },
+        code: Some(UserCode {
+            command: vec![b"/usr/bin/python3".to_vec(), b"-c".to_vec()],
+            environment: vec![(b"HOME".to_vec(), b"/root".to_vec())],
+            directory: b"/".to_vec(),
+            workers: 2,
+            patience_ms: 1000,
+        }),
         seed: Some(1),
         seed_hint: None,
         shuffle: true,
@@ -123,6 +132,7 @@ fn attach() -> Attach {
             form: Some(CacheForm::Decoded),
             bytes: Some(1 << 30),
             lru: false,
+            reuse: 2,
         },
         batch_size: 64,
         drop_last: false,
@@ -167,6 +177,6 @@ fn attached() -> Attached {
         slots: 64,
         buffers: 8,
         epoch: 1,
-        pool: 5,
+        structure: vec![1, 2, 3],
     }
 }

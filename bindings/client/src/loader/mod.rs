@@ -366,9 +366,8 @@ impl Loader {
             Some(ItemKind::Error) => {
                 link.release(seq)?;
                 self.count().errors += 1;
-                Err(Error::Sample(
-                    link.sample_error(item.tag, &self.options.pulse)?,
-                ))
+                let error = link.sample_error(item.tag, &self.options.pulse)?;
+                Err(Error::Sample(Box::new(error)))
             }
             None => Err(Error::Misbehaved(format!("an item of kind {}", item.kind))),
         }
