@@ -60,8 +60,9 @@ def seen(job: Job) -> list[list[int]]:
 
 
 def stream() -> dict[str, Any]:
-    (only,) = coprep.status()["streams"]
-    return only
+    """The only one. For a moment there is none while it is opened anew."""
+    until(lambda: len(coprep.status()["streams"]) == 1, "there is one stream", 5)
+    return coprep.status()["streams"][0]
 
 
 def one_epoch(loader: coprep.DataLoader, into: list[int]) -> Iterator[None]:
@@ -578,7 +579,8 @@ def test_skipped_samples_are_counted() -> None:
             assert sorted(sum(taken, [])) == [i for i in range(N) if i not in data.bad]
             # Others take their places, as long as there are some that are not drawn yet.
             assert len(taken) == 6
-        assert stream()["jobs"][0]["skipped"] == 3
+        # One that is drawn for the next epoch before it has failed counts there, too.
+        assert 3 <= stream()["jobs"][0]["skipped"] <= 3 * 3
         assert stream()["totals"]["failed"] >= 3
 
 
