@@ -151,7 +151,7 @@ impl Registry {
         let probes = |samples: u32| probes(request, samples, user.split);
         let room = self.room().get(&request.pipeline.fingerprint()).copied();
         let (split, room) = (user.split, room.unwrap_or(0));
-        let resting = self.take_resting(request.pipeline.fingerprint());
+        let resting = self.take_resting(code_key(request));
         let loaded = match (resting, dataset) {
             (Some(resting), _) => Loaded::again(resting, code, probes, split, room)?,
             (None, Some(dataset)) => Loaded::load(code, dataset, probes, split, room)?,
@@ -186,7 +186,7 @@ impl Registry {
     fn close(&self, stream: &Arc<Stream>) {
         if let Some(resting) = stream.close() {
             let mut all = self.resting();
-            all.push((stream.blueprint.key.pipeline, resting));
+            all.push((stream.blueprint.code_key, resting));
             let surplus = all.len().saturating_sub(MOST_RESTING);
             all.drain(..surplus);
         }
@@ -286,6 +286,7 @@ impl Registry {
             pipeline_text: describe(&request.pipeline),
             maker,
             identity,
+            code_key: code_key(request),
         };
         let stream = Stream::open(blueprint, pool, self.workers.clone())?;
         self.tell_of_trouble(&stream);
@@ -533,8 +534,8 @@ const REST: Duration = Duration::from_secs(60);
 const MOST_RESTING: usize = 4;
 /// Most workers of one stream's user code.
 const MOST_CODE_WORKERS: u32 = 128;
-/// Samples that are looked at to know what user code makes.
-const PROBES: u32 = 4;
+/// Samples of which some are looked at to know what user code makes: more of them only where the first ones fail.
+const PROBES: u32 = 64;
 
 /// What is to be run, if the job's own code makes the samples.
 fn runs_code(request: &Attach) -> Option<(&UserDataset, &UserCode)> {
@@ -542,6 +543,25 @@ fn runs_code(request: &Attach) -> Option<(&UserDataset, &UserCode)> {
         Source::UserCode(user) if !user.in_job => Some((user, request.code.as_ref()?)),
         _ => None,
     }
+}
+
+/// What a process that has loaded user code is good for: the same code, run in the same way.
+fn code_key(request: &Attach) -> u128 {
+    let mut key = xxhash_rust::xxh3::Xxh3::new();
+    key.update(&request.pipeline.fingerprint().to_le_bytes());
+    let mut part = |bytes: &[u8]| {
+        key.update(&(bytes.len() as u64).to_le_bytes());
+        key.update(bytes);
+    };
+    if let Some(code) = &request.code {
+        code.command.iter().for_each(|argument| part(argument));
+        part(&code.directory);
+        for (name, value) in &code.environment {
+            part(name);
+            part(value);
+        }
+    }
+    key.digest128()
 }
 
 /// Ids to look at: of the job's own set, and spread over it.
@@ -555,7 +575,7 @@ fn probes(request: &Attach, samples: u32, split: bool) -> Vec<u32> {
         Some(set) => set.select(n),
         None => Some(n),
     };
-    // With a split, the cache's size is estimated from all of them; else the first that succeeds is enough.
+    // With a split, the cache's size is estimated from some of them; else the first that succeeds is enough.
     let step = if split { (len / PROBES).max(1) } else { 1 };
     let ids = (0..PROBES.min(len)).filter_map(|i| place(i * step));
     ids.filter(|&id| id < samples).collect()

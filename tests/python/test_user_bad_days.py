@@ -125,9 +125,6 @@ def test_when_all_samples_fail_the_first_is_raised(workers: int) -> None:
         assert epoch(loader) == (without(), [])
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a stream whose first samples all fail is not opened, though they are to be skipped"
-)
 def test_skipping_goes_on_when_the_first_samples_fail() -> None:
     data = ud.Faulty(N, list(range(8)), ud.fail)
     with coprep.DataLoader(data, 4, on_error="skip", **NUMPY) as loader:
@@ -175,9 +172,6 @@ def test_a_worker_that_is_killed_while_busy_loses_nothing(start: Start) -> None:
 
 
 # Whether two messages come at once is a matter of time.
-@pytest.mark.xfail(
-    strict=False, reason="a new worker's socket is lost when the end of another is told at the same time"
-)
 def test_many_workers_that_are_killed_are_replaced_by_the_same_host() -> None:
     with coprep.DataLoader(ud.Numbers(96, pause=0.02), 4, **{**NUMPY, "num_workers": 8}) as loader:
         batches = iter(loader)
@@ -222,9 +216,6 @@ def test_jobs_may_skip_a_sample_that_ends_its_worker() -> None:
             assert epoch(loader) == (without(5), [])
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a first sample that ends the worker that looks at it keeps the stream from opening"
-)
 @pytest.mark.parametrize("what", [ud.kill, ud.leave_at_once])
 def test_a_first_sample_that_ends_its_worker_is_reported_as_any_other(what: Any) -> None:
     with coprep.DataLoader(ud.Faulty(N, [0], what), 4, **NUMPY) as loader:
@@ -243,7 +234,6 @@ def test_a_sample_that_hangs_is_reported_with_the_time() -> None:
         assert "longer than 1 s" in str(error)
 
 
-@pytest.mark.xfail(strict=True, reason="the job gives up before the coordinator does, and blames it")
 def test_a_first_sample_that_hangs_is_reported_with_the_time() -> None:
     loader = coprep.DataLoader(ud.Faulty(N, [0], ud.hang), 4, timeout=0.5, **NUMPY)
     with pytest.raises(coprep.CoprepError) as caught:
@@ -251,7 +241,6 @@ def test_a_first_sample_that_hangs_is_reported_with_the_time() -> None:
     assert "sample" in str(caught.value) and "longer" in str(caught.value)
 
 
-@pytest.mark.xfail(strict=True, reason="the time to load a dataset counts against the timeout of a sample")
 def test_a_short_timeout_is_for_samples_and_not_for_loading() -> None:
     with coprep.DataLoader(ud.SlowToLoad(N, 4), 4, timeout=1, **NUMPY) as loader:
         assert epoch(loader) == (without(), [])
@@ -333,7 +322,6 @@ def test_closing_the_last_loader_ends_its_workers(place: Path) -> None:
     assert len(hosts) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="a host that is kept is given to a job whatever that job asks for")
 def test_what_is_kept_is_not_for_jobs_in_another_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for mark in ("first", "second"):
         monkeypatch.setenv("MARK", mark)

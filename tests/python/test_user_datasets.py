@@ -283,16 +283,12 @@ def test_prepared_samples_run_no_code_again(tmp_path: Path) -> None:
 
 
 # Whether one is on its way at that moment is a matter of time.
-@pytest.mark.xfail(
-    strict=False, reason="a sample that is on its way is made anew for the next epoch, with other numbers"
-)
 def test_prepared_samples_are_the_same_from_the_first_epoch_on() -> None:
     with coprep.DataLoader(ud.Noisy(N, pause=0.002), 8, cache="prepared", **NUMPY) as loader:
         first, *later = ([content(batch) for batch in loader] for _ in range(3))
     assert later == [first, first]
 
 
-@pytest.mark.xfail(strict=True, reason="without workers nothing is kept: random numbers are renewed")
 def test_prepared_samples_are_the_same_without_workers() -> None:
     options: dict[str, Any] = {"batch_size": 4, "cache": "prepared", "seed": 1, "framework": "numpy"}
     made = batches(coprep.DataLoader(ud.Noisy(12), num_workers=0, **options), 2)

@@ -119,10 +119,14 @@ NOTHING = object()
 
 
 class InJob:
-    """Makes the samples in this process (``num_workers=0``): where the user's debugger is."""
+    """Makes the samples in this process (``num_workers=0``): where the user's debugger is.
 
-    def __init__(self, code: UserCode, samples: Samples, skip_errors: bool) -> None:
+    ``uses``: visits that a prepared sample is used for; 0: all; None: one.
+    """
+
+    def __init__(self, code: UserCode, samples: Samples, skip_errors: bool, uses: int | None) -> None:
         self._code = code
+        self._uses = uses
         self._samples = samples
         self._skip_errors = skip_errors
 
@@ -145,6 +149,9 @@ class InJob:
         return self._samples.collate_here(made, index[kept])
 
     def _make(self, seed: int, sample: int, visit: int) -> Any:
+        if self._uses is not None:
+            # As where prepared samples are kept: the same in all visits that they are used for.
+            visit = visit // self._uses * self._uses if self._uses else 0
         program = self._code.local()
         fetch, transform = program.fetch(), program.transform
         if transform is None:

@@ -7,11 +7,13 @@ own: it travels by name, and is looked up in the job's main script.
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import sys
 import traceback
 from typing import Any
 
+_HERE = os.path.dirname(__file__)
 _MAINS = ("__main__", "__mp_main__")
 
 
@@ -87,9 +89,7 @@ def load_exception(data: bytes) -> BaseException | None:
 
 
 def describe(error: BaseException) -> str:
-    """Type, text and traceback, without the frames of the worker itself."""
+    """Type, text and traceback, without the frames of this package."""
     frames = traceback.TracebackException.from_exception(error)
-    own = [i for i, frame in enumerate(frames.stack) if frame.filename.endswith(("coprep/_worker.py",))]
-    if own and own[-1] + 1 < len(frames.stack):
-        del frames.stack[: own[-1] + 1]
+    frames.stack[:] = [frame for frame in frames.stack if os.path.dirname(frame.filename) != _HERE]
     return "".join(frames.format()).rstrip()

@@ -253,7 +253,10 @@ class DataLoader:
             batched=samples.batched,
             spawn=spawn,
         )
-        return InJob(self._code, samples, skip_errors) if self.num_workers == 0 else samples
+        if self.num_workers != 0:
+            return samples
+        uses = self._options["reuse"] or (0 if self._options["cache"] == "prepared" else None)
+        return InJob(self._code, samples, skip_errors, uses)
 
     def _unshared(self, why: str) -> Any:
         """PyTorch's own loader, for what cannot be shared."""

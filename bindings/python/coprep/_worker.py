@@ -217,7 +217,7 @@ class _Host:
         self._channel.send(json.dumps({"event": event, **values}).encode(), descriptors)
 
     def _load(self) -> None:
-        with os.fdopen(self._channel.descriptors.pop(), "rb") as file:
+        with os.fdopen(self._channel.descriptors.pop(0), "rb") as file:
             self._sent = memoryview(mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE))
         delivery = Delivery(*pickle.loads(self._sent))
         sys.argv[:] = delivery.argv
@@ -234,7 +234,7 @@ class _Host:
 
     def _map(self, **layout: Any) -> None:
         self._unmap()
-        file = self._channel.descriptors.pop()
+        file = self._channel.descriptors.pop(0)
         memory = mmap.mmap(file, layout["buffers"] * layout["stride"])
         os.close(file)
         structure = bytes.fromhex(layout.pop("structure"))
@@ -246,8 +246,8 @@ class _Host:
             self._layout.memory.close()
             self._layout = None
 
-    def _fork(self, worker: int, id: int, workers: int) -> None:
-        scratch, self._channel.descriptors = self._channel.descriptors, []
+    def _fork(self, worker: int, id: int, workers: int, scratch: int) -> None:
+        files = [self._channel.descriptors.pop(0) for _ in range(scratch)]
         ours, theirs = socket.socketpair()
         host = os.getpid()
         sys.stdout.flush()
@@ -261,9 +261,9 @@ class _Host:
             theirs.close()
             for other in self._workers:
                 os.close(other)
-            _run_worker(self, ours, scratch, id, workers, host)
+            _run_worker(self, ours, files, id, workers, host)
         ours.close()
-        for descriptor in scratch:
+        for descriptor in files:
             os.close(descriptor)
         self._workers[os.pidfd_open(pid)] = (worker, pid)
         self._say("forked", (theirs.fileno(),), worker=worker, pid=pid)
@@ -423,11 +423,11 @@ class _Worker:
     # A look at what samples are like.
 
     def _probe(self, message: bytes) -> dict[str, Any]:
-        split = bool(message[1])
+        split, enough = bool(message[1]), message[2]
         found: dict[str, Any] = {}
         raised: dict[str, Any] | None = None
         sizes: list[int] = []
-        for (sample,) in struct.iter_unpack("<I", message[2:]):
+        for (sample,) in struct.iter_unpack("<I", message[3:]):
             stage = "dataset"
             try:
                 if self._broken is not None:
@@ -443,7 +443,8 @@ class _Worker:
             except Exception as error:
                 raised = raised or _raised(sample, stage, error)
                 continue
-            if not split:
+            enough -= 1
+            if enough == 0:
                 break
         if not found:
             return {"raised": raised or _raised(0, "dataset", IndexError("the dataset is empty"))}

@@ -74,9 +74,10 @@ impl Channel {
         }
     }
 
-    /// Descriptors that came with the messages so far.
-    pub fn take_descriptors(&mut self) -> Vec<OwnedFd> {
-        std::mem::take(&mut self.descriptors)
+    /// The oldest descriptor that came with the messages so far. It may be that of a message yet to be received,
+    /// so take it for a message that has one.
+    pub fn take_descriptor(&mut self) -> Option<OwnedFd> {
+        (!self.descriptors.is_empty()).then(|| self.descriptors.remove(0))
     }
 
     /// True when the other side has hung up.
@@ -151,7 +152,7 @@ impl Channel {
 pub enum HostRequest {
     /// Load the dataset from the descriptor. Answered by [`HostEvent::Loaded`].
     Load,
-    /// Start a worker; two descriptors of scratch files may come with it. Answered by [`HostEvent::Forked`].
+    /// Start a worker. Answered by [`HostEvent::Forked`].
     Fork {
         /// Its number, never used before.
         worker: u32,
@@ -159,6 +160,8 @@ pub enum HostRequest {
         id: u32,
         /// Workers there will be.
         workers: u32,
+        /// Descriptors of scratch files that come with it.
+        scratch: u32,
     },
     /// Map the staging area, the descriptor, for the workers to come. Answered by [`HostEvent::Mapped`].
     Map {
@@ -251,10 +254,11 @@ pub fn orders(scratch: u32, orders: &[Order]) -> Vec<u8> {
     bytes
 }
 
-/// Message to a worker: make these samples, without writing them, until one succeeds, and say what it is like.
+/// Message to a worker: make these samples, without writing them, until `enough` have succeeded, and say what they are
+/// like. `split`: the size of the deterministic part too.
 #[must_use]
-pub fn probe(ids: &[u32], split: bool) -> Vec<u8> {
-    let mut bytes = vec![b'P', u8::from(split)];
+pub fn probe(ids: &[u32], enough: u8, split: bool) -> Vec<u8> {
+    let mut bytes = vec![b'P', u8::from(split), enough];
     ids.iter().for_each(|id| bytes.extend(id.to_le_bytes()));
     bytes
 }

@@ -30,7 +30,7 @@ use crate::prepare::{Cost, Failure, Tools};
 use crate::stream::batch::Batch;
 use crate::stream::consumer::Consumer;
 use crate::stream::engine::Engine;
-use crate::user_code::{Outcome, Resting, Task, Trouble};
+use crate::user_code::{Begin, Outcome, Resting, Task, Trouble};
 use crate::workers::{Work, Workers};
 use crate::{Error, Result};
 
@@ -59,6 +59,8 @@ pub(crate) struct Blueprint {
     pub(crate) key: StreamKey,
     pub(crate) seed: u64,
     pub(crate) maker: Maker,
+    /// What a process that has loaded its user code is good for.
+    pub(crate) code_key: u128,
     /// What user code is told apart by.
     pub(crate) identity: Option<UserDataset>,
     pub(crate) dataset_name: String,
@@ -400,8 +402,20 @@ impl Work for SampleWork {
 }
 
 impl Task for SampleWork {
-    fn begin(&mut self) -> bool {
-        self.start()
+    fn begin(&mut self) -> Begin {
+        if !self.start() {
+            return Begin::Over(Outcome::Dropped);
+        }
+        // Made meanwhile, for an earlier minibatch.
+        let stream = self.stream.clone();
+        let cache = match &stream.blueprint.maker {
+            Maker::Crew { prepared, .. } => prepared.as_deref(),
+            _ => None,
+        };
+        match self.restore(cache) {
+            Some(cost) => Begin::Over(Outcome::Found(cost)),
+            None => Begin::Make,
+        }
     }
 
     fn order(&self) -> Order {
@@ -410,7 +424,7 @@ impl Task for SampleWork {
             buffer: self.batch.buffer,
             slot: self.slot.slot(),
             keep: false,
-            visit: self.draw.visit,
+            visit: self.visit(),
             cached: (0, 0),
         }
     }
@@ -419,6 +433,10 @@ impl Task for SampleWork {
         match outcome {
             Outcome::Made(cost) => {
                 self.made(&cost);
+                self.end();
+            }
+            Outcome::Found(cost) => {
+                self.prepared(&cost);
                 self.end();
             }
             Outcome::Failed(failure) => match self.replace(failure) {
@@ -433,6 +451,16 @@ impl Task for SampleWork {
 }
 
 impl SampleWork {
+    /// What keys its random numbers. A prepared sample has the same in all visits that it is used for.
+    fn visit(&self) -> u64 {
+        let key = &self.stream.blueprint.key;
+        match (key.cache, u64::from(key.reuse)) {
+            (CacheForm::Prepared, 0) => 0,
+            (CacheForm::Prepared, times) => self.draw.visit / times * times,
+            _ => self.draw.visit,
+        }
+    }
+
     /// A worker begins it. False: nobody wants it any more.
     fn start(&mut self) -> bool {
         if std::mem::take(&mut self.is_waiting) {

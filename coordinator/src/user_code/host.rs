@@ -176,6 +176,7 @@ impl Host {
             worker: number,
             id,
             workers,
+            scratch: scratch.len() as u32,
         };
         self.ask(&request, scratch)?;
         self.wait("to start a worker", PROMPT, |s| {
@@ -249,6 +250,7 @@ impl Host {
             Ok(child) => {
                 drop(command);
                 let why = self.hear(Channel::new(socket));
+                self.channel.hang_up();
                 let how = reap(child);
                 why.map_or(how, |why| format!("said what makes no sense: {why}"))
             }
@@ -269,7 +271,7 @@ impl Host {
         loop {
             match channel.receive(NAP) {
                 Ok(Some(message)) => {
-                    if let Err(why) = self.heard(&message, channel.take_descriptors()) {
+                    if let Err(why) = self.heard(&message, &mut channel) {
                         return Some(why);
                     }
                 }
@@ -280,11 +282,7 @@ impl Host {
         }
     }
 
-    fn heard(
-        &self,
-        message: &[u8],
-        mut descriptors: Vec<OwnedFd>,
-    ) -> std::result::Result<(), String> {
+    fn heard(&self, message: &[u8], channel: &mut Channel) -> std::result::Result<(), String> {
         let event = serde_json::from_slice(message).map_err(|e| e.to_string())?;
         let mut state = self.state();
         match event {
@@ -293,9 +291,8 @@ impl Host {
             HostEvent::Failed { message } => state.failed = Some(message),
             HostEvent::Forked { worker, pid } => {
                 let state = state.workers.get_mut(worker as usize);
-                let (state, socket) = state
-                    .zip(descriptors.pop())
-                    .ok_or("a worker of no number")?;
+                let found = state.zip(channel.take_descriptor());
+                let (state, socket) = found.ok_or("a worker of no number")?;
                 (state.pid, state.socket) = (pid, Some(UnixStream::from(socket)));
             }
             HostEvent::Exited { worker, how } => {

@@ -32,18 +32,28 @@ use crate::{Error, Result};
 
 /// One sample that is to be made.
 pub(crate) trait Task: Send {
-    /// A worker is about to make it. False: nobody wants it any more.
-    fn begin(&mut self) -> bool;
+    /// A worker is about to make it.
+    fn begin(&mut self) -> Begin;
     /// What to make, and where.
     fn order(&self) -> Order;
     /// Ends it.
     fn finish(self: Box<Self>, outcome: Outcome);
 }
 
+/// What is to be done for a task.
+pub(crate) enum Begin {
+    /// Make it.
+    Make,
+    /// Nothing: this is what became of it.
+    Over(Outcome),
+}
+
 /// What became of a task.
 pub(crate) enum Outcome {
-    /// It lies in its slot.
+    /// A worker has written it to its slot.
     Made(Cost),
+    /// It was found, and lies in its slot.
+    Found(Cost),
     /// It cannot be made.
     Failed(Failure),
     /// Nobody makes it: nobody wants it, or the crew is at its end.
@@ -165,21 +175,46 @@ impl Loaded {
     }
 }
 
+/// Samples that are looked at where there is a deterministic part to be cached: its size is estimated from them.
+const SPLIT_LOOKS: u8 = 4;
+/// Workers that may end on the first samples.
+const LOOKERS: usize = 4;
+
 /// Asks a worker of its own what a sample is like: user code never runs in the host.
 fn look(host: &Host, ids: &[u32], split: bool, patience: Duration) -> Result<Probed> {
+    let mut looked = look_once(host, ids, split, patience);
+    // A sample that ends its worker, or takes for ever, is reported when it is due. What the others are like,
+    // another one shows.
+    for skipped in 1..LOOKERS.min(ids.len()) {
+        if !matches!(looked, Err(Error::Code(_))) {
+            break;
+        }
+        let rest = look_once(host, &ids[skipped..], split, patience);
+        looked = rest.or(looked);
+    }
+    looked
+}
+
+fn look_once(host: &Host, ids: &[u32], split: bool, patience: Duration) -> Result<Probed> {
     let Forked { number, socket, .. } = host.fork(0, 1, &[])?;
     let mut channel = Channel::new(socket);
-    let limit = patience.saturating_mul(ids.len() as u32);
     let gone = |e: std::io::Error| match host.exited(number, Duration::from_secs(2)) {
         Some(how) => Error::Code(format!(
-            "the first worker {how} while it made its first sample"
+            "the worker that made the first samples {how}: run with num_workers=0 to see what it does"
         )),
         None => Error::io("the first worker does not answer", e),
     };
-    channel.send(&code::probe(ids, split), &[]).map_err(gone)?;
+    let enough = if split { SPLIT_LOOKS } else { 1 };
+    channel
+        .send(&code::probe(ids, enough, split), &[])
+        .map_err(gone)?;
+    let limit = patience.saturating_mul(enough.into());
     let message = channel.receive(limit).map_err(gone)?.ok_or_else(|| {
         host.kill(number);
-        Error::Code(format!("the first sample takes longer than {limit:?}"))
+        Error::Code(format!(
+            "the first samples took longer than {} s: give a longer timeout, or run with num_workers=0 to see why",
+            limit.as_secs_f64()
+        ))
     })?;
     match Report::parse(&message).map_err(Error::Code)? {
         Report::Probed(probed) => Ok(*probed),

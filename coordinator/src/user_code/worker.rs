@@ -18,7 +18,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use crate::caches::Cache;
 use crate::prepare::{Cost, Failure};
 use crate::user_code::host::Forked;
-use crate::user_code::{Crew, Outcome, Task, Trouble};
+use crate::user_code::{Begin, Crew, Outcome, Task, Trouble};
 use crate::{Error, Result};
 
 /// A chunk is as many samples as take about this long.
@@ -174,14 +174,14 @@ impl Worker {
                 None => break,
             }
         }
-        let (wanted, unwanted): (Vec<_>, Vec<_>) = jobs
-            .into_iter()
-            .map(|mut job| (job.task.begin(), job))
-            .partition(|(wanted, _)| *wanted);
-        unwanted
-            .into_iter()
-            .for_each(|(_, job)| job.task.finish(Outcome::Dropped));
-        wanted.into_iter().map(|(_, job)| job).collect()
+        let mut to_make = Vec::with_capacity(jobs.len());
+        for mut job in jobs {
+            match job.task.begin() {
+                Begin::Make => to_make.push(job),
+                Begin::Over(outcome) => job.task.finish(outcome),
+            }
+        }
+        to_make
     }
 
     fn give(&mut self, jobs: Vec<Job>) -> std::result::Result<(), String> {

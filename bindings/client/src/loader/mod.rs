@@ -34,6 +34,8 @@ use crate::stats::Stats;
 
 /// First and longest pause between two attempts to reconnect.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// How long the coordinator may take to load a job's own code, beyond what samples take.
+const LOADING: Duration = Duration::from_secs(660);
 /// How long to wait for an explanation.
 const EXPLAIN: Duration = Duration::from_secs(5);
 
@@ -445,7 +447,12 @@ impl Loader {
         if let Some(before) = &inner.attached {
             request.seed_hint = Some(before.seed);
         }
-        let patience = Patience::new(self.options.timeout, pulse);
+        let loading = if request.code.is_some() {
+            LOADING
+        } else {
+            Duration::ZERO
+        };
+        let patience = Patience::new(self.options.timeout.saturating_add(loading), pulse);
         let (link, attached) = Link::attach(
             &self.options.place,
             &self.options.how(pulse),
