@@ -56,8 +56,8 @@ class DataLoader:
         collate_fn: makes a batch of a list of samples, in the job.
         pin_memory: batches are copied into pinned memory, if there is an accelerator.
         drop_last: leave out the last batch if it is short.
-        timeout: seconds. A worker that takes longer for a sample is replaced; whoever waits longer for a batch gets a
-            :class:`TimeoutError` that says who is awaited. 0: 600.
+        timeout: seconds. A worker that takes longer for a sample is replaced; whoever waits longer for a batch (of a
+            user's dataset: three times as long) gets a :class:`TimeoutError` that says who is awaited. 0: 600.
         worker_init_fn: called with its number in each worker that starts.
         multiprocessing_context: with ``"spawn"`` (or ``"forkserver"``) each worker loads the dataset anew; else it is
             loaded once per stream, and workers are forked from there.
