@@ -316,7 +316,7 @@ impl Registry {
                 CacheForm::Prepared => shape.fields.iter().map(|f| f.sample_bytes() as u64).sum(),
                 _ => shape.kept,
             };
-            let cache = self.user_cache(request, user, form, samples, sample_bytes)?;
+            let cache = self.user_cache(request, user, form, samples, sample_bytes, seed)?;
             Ok((pool, cache))
         };
         let (pool, cache) = match pool_and_cache() {
@@ -355,6 +355,7 @@ impl Registry {
         form: CacheForm,
         samples: u32,
         sample_bytes: u64,
+        seed: u64,
     ) -> Result<Option<Arc<Cache>>> {
         check_form(form, request.cache.bytes)?;
         if form == CacheForm::Off {
@@ -362,7 +363,15 @@ impl Registry {
         }
         let content = match form {
             CacheForm::Decoded => request.pipeline.decoded_fingerprint(),
-            _ => request.pipeline.fingerprint(),
+            // With its random numbers, and as it lies in a slot.
+            _ => {
+                let made = [
+                    request.pipeline.fingerprint(),
+                    seed.into(),
+                    sample_bytes.into(),
+                ];
+                xxhash_rust::xxh3::xxh3_128(&made.map(u128::to_le_bytes).concat())
+            }
         };
         let key = CacheKey {
             content,
@@ -626,14 +635,14 @@ fn differs(one: &Arc<Stream>, other: &Arc<Stream>) -> Option<String> {
             "cache",
             a.key.cache != b.key.cache || a.key.lru != b.key.lru,
         ),
-        ("seed", a.seed != b.seed),
+        ("reuse", a.key.reuse != b.key.reuse),
     ];
-    // A seed that nobody named differs because the streams do.
-    let named = parts.is_empty();
-    let others = others
-        .iter()
-        .filter(|(name, differs)| *differs && (named || *name != "seed"));
+    let others = others.iter().filter(|(_, differs)| *differs);
     parts.extend(others.map(|(name, _)| (*name).to_owned()));
+    // Where something else differs, seeds that nobody named do too.
+    if parts.is_empty() && a.seed != b.seed {
+        parts.push("seed".into());
+    }
     Some(format!("stream {}: {}", b.id, parts.join(", ")))
 }
 

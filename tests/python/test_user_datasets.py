@@ -605,3 +605,29 @@ def test_a_dataset_that_is_said_not_to_change_is_not_looked_at_again() -> None:
         data.root = "changed"
         assert sorted(ids(loader)) == list(range(10))
         assert stream()["worker_pids"] == workers
+
+
+def test_prepared_samples_that_outgrow_their_room_still_come() -> None:
+    with coprep.DataLoader(ud.Growing(24), 4, cache="prepared", collate_fn=list, timeout=20, **NUMPY) as loader:
+        for _ in range(3):
+            assert sum(len(samples) for samples, _ in loader) == 24
+
+
+def test_prepared_samples_are_those_of_their_seed() -> None:
+    def one(seed: int) -> list[bytes]:
+        with coprep.DataLoader(ud.Noisy(12), 4, cache="prepared", seed=seed, **NUMPY) as loader:
+            return [np.asarray(part).tobytes() for batch in loader for part in batch[0]]
+
+    first = one(1)
+    assert one(2) != first
+    assert one(1) == first
+
+
+def test_a_sampler_needs_more_than_the_name_of_a_dataset() -> None:
+    with pytest.raises(ValueError, match="needs the dataset itself"):
+        coprep.DataLoader("user_datasets:made", sampler=[1, 2])
+
+
+def test_reuse_is_for_prepared_samples() -> None:
+    with pytest.raises(ValueError, match="reuse keeps prepared samples"):
+        coprep.DataLoader(ud.Numbers(4), reuse=2, cache="decoded")

@@ -76,6 +76,11 @@ def fingerprint(named: Mapping[str, Any]) -> list[tuple[str, bytes]]:
     return _unique(parts)
 
 
+def code(modules: Iterable[str]) -> list[tuple[str, bytes]]:
+    """Identity of modules, of the user's own modules that they use, and of the packages, in named parts."""
+    return _code_parts(modules)
+
+
 def same_but(a: Iterable[tuple[str, bytes]], b: Iterable[tuple[str, bytes]]) -> list[str]:
     """Names of the parts in which two fingerprints differ, or that only one of them has."""
     left, right = dict(a), dict(b)

@@ -145,6 +145,10 @@ class DataLoader:
             num_workers, timeout, prefetch_factor, persistent_workers, multiprocessing_context
         )
         _check_exclusive(batch_size, shuffle, sampler, batch_sampler, drop_last)
+        if reuse is not None and cache not in (None, "prepared"):
+            raise ValueError(
+                f"reuse keeps prepared samples, and cache={cache!r} says something else: leave one of them out"
+            )
         self.dataset = dataset
         size = None if batch_size is None else arguments.integer("batch_size", batch_size, 1, 2**31 - 1)
         self.batch_size = size if batch_sampler is None else None
@@ -214,6 +218,10 @@ class DataLoader:
         sampler = self._sampler if self._sampler is not None else self._batch_sampler
         if sampler is None or arguments.is_iterable_dataset(self.dataset):
             return None
+        if isinstance(self.dataset, str):
+            raise ValueError(
+                "a sampler needs the dataset itself: give shuffle, subset and batch_size with an import string"
+            )
         if subset is not None:
             raise ValueError("subset and a sampler both say which samples: give one of them")
         order = arguments.order_of(sampler, self.dataset)
@@ -262,10 +270,13 @@ class DataLoader:
         """PyTorch's own loader, for what cannot be shared."""
         if self._is_native:
             raise ValueError(f"a native pipeline cannot have this order ({why}): use shuffle, subset and batch_size")
+        if self._with_index or self._framework == "numpy":
+            raise ValueError(f"this order cannot be shared ({why}): with_index and framework='numpy' need one that can")
         import torch.utils.data as data
 
         warnings.warn(
-            f"this loader shares nothing with other jobs: {why}. Samples are made by worker processes of its own",
+            f"this loader shares nothing with other jobs: {why}. Samples are made by worker processes of its own; "
+            "seed, cache, cohort and on_error are without effect",
             UnsharedWarning,
             stacklevel=4,
         )

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from coprep import _coprep
-from coprep._fingerprint import fingerprint
+from coprep._fingerprint import code, fingerprint
 from coprep._packing import pack
 from coprep._worker import PROGRAM, Delivery, Program, call_factory
 
@@ -115,16 +115,11 @@ def _digest(text: str) -> bytes:
 
 
 def _factory_parts(name: str) -> list[Part]:
-    """A factory is told apart by its name, and by the file that it is in."""
+    """A factory is told apart by its name, and by the code that it uses."""
     module = name.partition(":")[0]
-    spec = importlib.util.find_spec(module)
-    if spec is None:
+    if importlib.util.find_spec(module) is None:
         raise ModuleNotFoundError(f"the dataset is to be made by {name!r}, and there is no module {module!r}")
-    parts = [("dataset", _digest(name))]
-    if spec.origin is not None and os.path.isfile(spec.origin):
-        with open(spec.origin, "rb") as file:
-            parts.append((f"code {module}", hashlib.blake2b(file.read(), digest_size=16).digest()))
-    return parts
+    return [("dataset", _digest(name)), *code([module])]
 
 
 def _name(dataset: Any) -> str:

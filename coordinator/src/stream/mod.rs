@@ -520,9 +520,12 @@ impl SampleWork {
     /// Fills the slot with what is cached.
     fn restore(&mut self, cache: Option<&Cache>) -> Option<Cost> {
         let cache = cache?;
-        let bytes = cache.store.get(self.draw.id)?;
-        cache.count_hit();
         let layout = self.stream.pool.layout();
+        let bytes = cache.store.get(self.draw.id)?;
+        if bytes.len() != written_bytes(layout) {
+            return None;
+        }
+        cache.count_hit();
         Some(restore(&bytes, &mut self.slot, layout))
     }
 
@@ -574,9 +577,13 @@ fn written_fields(layout: &Layout) -> std::ops::Range<usize> {
     0..layout.fields() - 1
 }
 
+fn written_bytes(layout: &Layout) -> usize {
+    written_fields(layout).map(|f| layout.sample_bytes(f)).sum()
+}
+
 /// Caches a slot as it is. False: there is no room, or it is there already.
 fn keep(cache: &Cache, id: u32, slot: &mut SlotMut, layout: &Layout) -> bool {
-    let bytes = written_fields(layout).map(|f| layout.sample_bytes(f)).sum();
+    let bytes = written_bytes(layout);
     let meta = Meta {
         form: Form::Prepared,
         width: 0,

@@ -328,6 +328,9 @@ impl Worker {
 
     /// The process is to be replaced. `why` is empty when it ended by itself.
     fn lost(&mut self, why: &str) {
+        if self.crew.is_over() {
+            return;
+        }
         let name = self.name();
         let Some(Process { number, .. }) = self.process.take() else {
             return self.blame(&name, why);
