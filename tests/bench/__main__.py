@@ -28,6 +28,7 @@ SETUPS = (
     Setup("torch-io"),
     Setup("torch-pil"),
     Setup("coprep-python"),
+    Setup("coprep-python", light=True),
     Setup("torch-python"),
     Setup("coprep-python", samples="tensors"),
     Setup("torch-python", samples="tensors"),
@@ -61,6 +62,8 @@ class Options:
         if setup.samples == "tensors":
             return [1]
         jobs = self.jobs or (PYTHON_JOBS if setup.is_python else JOBS)
+        if setup.light:
+            return [max(jobs)]
         return [min(jobs)] if setup.loader == "limit" else jobs
 
 

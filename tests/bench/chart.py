@@ -9,8 +9,8 @@ from itertools import pairwise
 from tests.bench.measure import Setup
 from tests.bench.records import Record
 
-WIDTH, HEIGHT = 760, 420
-LEFT, RIGHT, TOP, BOTTOM = 70, 210, 30, 50
+WIDTH, HEIGHT = 790, 420
+LEFT, RIGHT, TOP, BOTTOM = 70, 240, 30, 50
 COLOURS = {
     Setup("coprep", "off"): "#1f77b4",
     Setup("coprep", "encoded"): "#17becf",
@@ -18,6 +18,7 @@ COLOURS = {
     Setup("torch-pil"): "#d62728",
     Setup("torch-io"): "#ff7f0e",
     Setup("coprep-python"): "#9467bd",
+    Setup("coprep-python", light=True): "#e377c2",
     Setup("torch-python"): "#8c564b",
     Setup("limit"): "#7f7f7f",
 }

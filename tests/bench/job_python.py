@@ -14,20 +14,17 @@ from typing import Any
 import coprep
 import torch
 from torch.utils.data import Dataset, TensorDataset
-from torchvision import transforms
-from torchvision.datasets import ImageFolder
 
+from tests.bench import datasets
 from tests.bench.consume import consume, report
 
 TENSORS = 50_000
 
 
-def dataset(samples: str, data: str) -> Dataset[Any]:
+def dataset(samples: str) -> Dataset[Any]:
     """Images as PyTorch's users load them, or samples that cost next to nothing."""
     if samples == "images":
-        steps = [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), transforms.PILToTensor()]
-        images: Dataset[Any] = ImageFolder(data, transforms.Compose(steps))
-        return images
+        return datasets.images()
     generator = torch.Generator().manual_seed(1)
     return TensorDataset(torch.rand(TENSORS, 3, 32, 32, generator=generator), torch.arange(TENSORS) % 10)
 
@@ -41,9 +38,9 @@ def loader_of(loader: str, of: Dataset[Any], batch_size: int, workers: int) -> I
 
 
 def main() -> None:
-    loader, samples, data, batch_size, warm_after, workers = sys.argv[1:]
+    loader, samples, batch_size, warm_after, workers = sys.argv[1:]
     torch.set_num_threads(1)
-    of = dataset(samples, data)
+    of = dataset(samples)
     report(event="ready")
     sys.stdin.readline()
     started = time.monotonic()

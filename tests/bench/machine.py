@@ -77,6 +77,11 @@ def pss_bytes(pid: int) -> int | None:
     return int(found[1]) * 1024 if found else 0
 
 
+def has_mapped(pid: int, name: str) -> bool:
+    """Whether a file whose path contains `name` lies in the memory of a process of ours."""
+    return name in (PROC / str(pid) / "maps").read_text()
+
+
 def remove_torch_files(pids: Iterable[int]) -> None:
     """What a worker of PyTorch leaves in shared memory when it is ended while it hands over a batch."""
     for pid in pids:

@@ -12,7 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tests.bench.machine import CpuClock, available_bytes, cores, pss_bytes, remove_torch_files, trees
+from tests.bench import DATA_VARIABLE
+from tests.bench.machine import (
+    CpuClock,
+    available_bytes,
+    cores,
+    has_mapped,
+    pss_bytes,
+    remove_torch_files,
+    trees,
+)
 from tools.demo.children import Child, ChildFailed, Children, coprep_command, messages
 
 BATCH_SIZE = 64
@@ -42,10 +51,14 @@ class Setup:
     cache: str | None = None
     samples: Literal["images", "tensors"] = "images"
     """Tensors: of a Python dataset that only indexes them, so that what remains is the loader's own cost."""
+    light: bool = False
+    """Of a Python dataset that an import string names: jobs import no PyTorch, only the workers do."""
 
     @property
     def label(self) -> str:
         label = self.loader if self.cache is None else f"{self.loader}, cache {self.cache}"
+        if self.light:
+            label += ", light jobs"
         return label if self.samples == "images" else f"{label}, {self.samples}"
 
     @property
@@ -92,7 +105,7 @@ class Run:
     ready_to_first_s: Sequence[float]
     """By job, without the start of its process: what it imports and its dataset are there."""
     pss_ready_mib: float | None
-    """Of jobs that are ready, before they load anything."""
+    """Of jobs that are ready, before they load anything. A coordinator, which is there to load, does not count."""
     gaps_ms: list[float]
     job_cpu_us_per_batch: float | None
     others_cores: float
@@ -124,6 +137,8 @@ class Fleet:
             coordinator, place = children.coordinator(cache=cache_budget(setup))
             self.env |= place
             self.roots.append(coordinator.pid)
+        if setup.is_python:
+            self.env[DATA_VARIABLE] = str(data.root)
         module, arguments = job_command(setup, data)
         self.jobs: list[Child] = []
         for number in range(1, jobs + 1):
@@ -156,6 +171,17 @@ class Fleet:
                     raise job.failure()
         return [self.heard[job.name][event] for job in jobs]
 
+    def check_light(self) -> None:
+        """That jobs which are said to import no PyTorch have not."""
+        for job in self.jobs:
+            if has_mapped(job.pid, "libtorch"):
+                raise ChildFailed(f"{job.name} has PyTorch in its memory, and is to be measured without")
+
+    def pss_of_jobs(self) -> float | None:
+        """MiB, without their coordinator."""
+        sizes = [pss_bytes(pid) for pid in trees(job.pid for job in self.jobs)]
+        return None if None in sizes else sum(size or 0 for size in sizes) / MIB
+
     def pss(self) -> float | None:
         """MiB of all processes together; what lies in shared memory counts once."""
         sizes = [pss_bytes(pid) for pid in trees(self.roots)]
@@ -176,7 +202,7 @@ def measure_jobs(setup: Setup, jobs: int, data: Dataset, seconds: int, children:
     pss_ready, ready_to_first_s = None, []
     if setup.is_python:
         fleet.wait_for("ready", WARM_PATIENCE_S)
-        pss_ready = fleet.pss()
+        pss_ready = fleet.pss_of_jobs()
         ready_to_first_s = fleet.begin(in_turn=setup.is_coprep)
     fleet.wait_for("warm", WARM_PATIENCE_S)
     begin = time.monotonic() + 0.2
@@ -187,6 +213,8 @@ def measure_jobs(setup: Setup, jobs: int, data: Dataset, seconds: int, children:
     sleep_until(begin + seconds)
     after = CpuClock.read(fleet.roots)
     pss = fleet.pss()
+    if setup.light:
+        fleet.check_light()
     windows = fleet.wait_for("window", WINDOW_PATIENCE_S)
     firsts = fleet.wait_for("first", WINDOW_PATIENCE_S)
     images = sum(window["images"] for window in windows)
@@ -220,10 +248,12 @@ def cache_budget(setup: Setup) -> str:
 
 def job_command(setup: Setup, data: Dataset) -> tuple[str, list[str]]:
     """The job's module and its arguments, but for a last one, its moment of start, which Python datasets do without."""
-    common = [str(data.root), str(setup.batch_size)]
     if setup.is_python:
-        few = [str(WARM_BATCHES * setup.batch_size), str(PYTHON_WORKERS)]
-        return "tests.bench.job_python", [setup.loader, setup.samples, *common, *few]
+        few = [str(setup.batch_size), str(WARM_BATCHES * setup.batch_size), str(PYTHON_WORKERS)]
+        if setup.light:
+            return "tests.bench.job_light", few
+        return "tests.bench.job_python", [setup.loader, setup.samples, *few]
+    common = [str(data.root), str(setup.batch_size)]
     if setup.loader == "coprep":
         assert setup.cache is not None
         warm_after = WARM_BATCHES * BATCH_SIZE if setup.cache == "off" else len(data.files) + BATCH_SIZE

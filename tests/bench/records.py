@@ -12,6 +12,9 @@ from tests.bench.measure import Run, Setup, median_or_none
 
 Case = tuple[Setup, int]
 """A loader, and how many jobs it has."""
+COPREP_PYTHON, TORCH_PYTHON = Setup("coprep-python"), Setup("torch-python")
+COPREP_LIGHT = Setup("coprep-python", light=True)
+LIGHT_TOTAL = "total, coprep's jobs import no torch (light jobs), PyTorch's do"
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Record:
     loader: str
     cache: str | None
     samples: Literal["images", "tensors"]
+    light: bool
     jobs: int
     images_per_s: Spread
     cpu_s_per_1000: float
@@ -57,6 +61,7 @@ class Record:
             loader=setup.loader,
             cache=setup.cache,
             samples=setup.samples,
+            light=setup.light,
             jobs=jobs,
             images_per_s=Spread.of([run.images_per_s for run in runs]),
             cpu_s_per_1000=statistics.median(run.cpu_s_per_1000 for run in runs),
@@ -74,7 +79,14 @@ class Record:
 
     @property
     def setup(self) -> Setup:
-        return Setup(self.loader, self.cache, self.samples)
+        return Setup(self.loader, self.cache, self.samples, self.light)
+
+    @property
+    def loading_mib(self) -> float | None:
+        """What loading adds to the memory of jobs that are ready."""
+        if self.pss_mib is None or self.pss_ready_mib is None:
+            return None
+        return self.pss_mib - self.pss_ready_mib
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -84,6 +96,36 @@ def quantile(values: Sequence[float], share: float) -> float | None:
     """The smallest value that at least `share` of them do not exceed."""
     ordered = sorted(values)
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Of the memory that as many jobs need over the same Python dataset, in MiB."""
+
+    what: str
+    jobs: int
+    ours: float | None
+    theirs: float | None
+
+    @property
+    def ratio(self) -> float | None:
+        return self.ours / self.theirs if self.ours is not None and self.theirs else None
+
+
+def memory_comparisons(records: Sequence[Record]) -> list[Comparison]:
+    """Jobs that import PyTorch are large before they load anything, hence what loading adds, and light jobs."""
+    by_case = {(record.setup, record.jobs): record for record in records}
+    found = []
+    for jobs in sorted({jobs for _, jobs in by_case}):
+        theirs = by_case.get((TORCH_PYTHON, jobs))
+        if not theirs:
+            continue
+        if ours := by_case.get((COPREP_PYTHON, jobs)):
+            found.append(Comparison("total, jobs import torch", jobs, ours.pss_mib, theirs.pss_mib))
+            found.append(Comparison("what loading adds to these jobs", jobs, ours.loading_mib, theirs.loading_mib))
+        if light := by_case.get((COPREP_LIGHT, jobs)):
+            found.append(Comparison(LIGHT_TOTAL, jobs, light.pss_mib, theirs.pss_mib))
+    return found
 
 
 @dataclass(frozen=True)
@@ -121,14 +163,15 @@ def bars(records: Sequence[Record], handover: Sequence[HandOver] = ()) -> list[B
     def memory(case: Case) -> float | None:
         return by_case[case].pss_mib if case in by_case else None
 
+    def memory_ratio(what: str, jobs: int) -> float | None:
+        return next((row.ratio for row in memory_comparisons(records) if (row.what, row.jobs) == (what, jobs)), None)
+
     def joining(case: Case) -> float | None:
         seconds = by_case[case].others_to_first_s if case in by_case else None
         return seconds.median if seconds else None
 
-    coprep, ours, theirs = Setup("coprep", "off"), Setup("coprep-python"), Setup("torch-python")
+    coprep, ours, theirs = Setup("coprep", "off"), COPREP_PYTHON, TORCH_PYTHON
     one, eight = (coprep, 1), (coprep, 8)
-    our_memory, their_memory = memory((ours, 8)), memory((theirs, 8))
-    memory_ratio = our_memory / their_memory if our_memory and their_memory else None
     dearest = max((row.cpu_us_per_batch for row in handover if row.touch != "write"), default=None)
     return [
         Bar("one job, cache off, against the limit", 0.85, True, ratio(one, (Setup("limit"), 1))),
@@ -139,6 +182,11 @@ def bars(records: Sequence[Record], handover: Sequence[HandOver] = ()) -> list[B
         Bar("CPU of a job for the hand-over of a batch of 9.6 MB", 100, False, dearest, "us"),
         Bar("Python dataset, one job against one with PyTorch", 0.95, True, ratio((ours, 1), (theirs, 1))),
         Bar("Python dataset, 8 jobs against 8 with PyTorch", 7, True, ratio((ours, 8), (theirs, 8))),
-        Bar("Python dataset, memory (PSS) of 8 jobs against 8 with PyTorch", 0.333, False, memory_ratio),
+        Bar(
+            "Python dataset, memory (PSS) of 8 jobs that import no torch against 8 with PyTorch, which do",
+            0.333,
+            False,
+            memory_ratio(LIGHT_TOTAL, 8),
+        ),
         Bar("Python dataset, first batch of a job that joins (jobs 2 to 8)", 0.5, False, joining((ours, 8)), "s"),
     ]

@@ -20,7 +20,7 @@ from tests.bench.measure import (
     TORCH_WORKERS,
     Dataset,
 )
-from tests.bench.records import Record, Spread, bars
+from tests.bench.records import Comparison, Record, Spread, bars, memory_comparisons
 from tools.demo import screen
 
 Table = tuple[list[str], list[list[str]]]
@@ -50,9 +50,10 @@ class Results:
             f" Windows of {self.seconds} s ({TORCH_WINDOW} times that for PyTorch)"
             f" in the steady state; medians of {repetitions} taken in turn (lowest to highest)."
             f" PyTorch has {TORCH_WORKERS} worker processes a job; for the Python dataset {PYTHON_WORKERS},"
-            f" and coprep {PYTHON_WORKERS} for all jobs. Its first batches count from when all is imported and the"
-            f" dataset made; coprep's jobs begin one by one, PyTorch's at once. Meanwhile others used"
-            f" {min(others, default=0):.2f} to {max(others, default=0):.2f} cores."
+            f" and coprep {PYTHON_WORKERS} for all jobs. First batches over it count from when all is imported and the"
+            f" dataset made. Light jobs import no torch: they name the dataset, which only coprep's workers import and"
+            f" make, within the time to the first batch. Before loading, the jobs alone are counted, without the"
+            f" coordinator. Meanwhile others used {min(others, default=0):.2f} to {max(others, default=0):.2f} cores."
         )
 
 
@@ -84,17 +85,41 @@ def costs_table(records: Sequence[Record]) -> Table:
 
 def python_table(records: Sequence[Record]) -> Table:
     """coprep's jobs begin when the one before has its first batch; PyTorch's, that have nothing in common, at once."""
-    header = ["Python dataset", "jobs", "s to the first batch", "of jobs 2 and on", "PSS MiB", "before loading"]
+    header = [
+        "Python dataset",
+        "jobs",
+        "s to the first batch",
+        "of jobs 2 and on",
+        "PSS MiB",
+        "before loading",
+        "loading adds",
+    ]
     rows = [
         [
-            record.setup.label,
+            f"{record.setup.label}{beginning(record)}",
             str(record.jobs),
             number(record.ready_to_first_s, 2),
             seconds(record.others_to_first_s),
             number(record.pss_mib, 0),
             number(record.pss_ready_mib, 0),
+            number(record.loading_mib, 0),
         ]
         for record in records
+    ]
+    return header, rows
+
+
+def beginning(record: Record) -> str:
+    if record.jobs == 1:
+        return ""
+    return ", begun one by one" if record.setup.is_coprep else ", begun all at once"
+
+
+def memory_table(comparisons: Sequence[Comparison]) -> Table:
+    header = ["memory (PSS) over the Python dataset, MiB", "jobs", "coprep", "PyTorch", "coprep / PyTorch"]
+    rows = [
+        [row.what, str(row.jobs), number(row.ours, 0), number(row.theirs, 0), number(row.ratio, 2)]
+        for row in comparisons
     ]
     return header, rows
 
@@ -156,6 +181,8 @@ def tables(results: Results) -> list[Table]:
         found += [rates_table(images), costs_table(images)]
     if python := [record for record in results.records if record.setup.is_python]:
         found.append(python_table(python))
+    if memory := memory_comparisons(results.records):
+        found.append(memory_table(memory))
     if tensors := results.of("tensors"):
         found.append(tensors_table(tensors))
     if results.half_cache:
