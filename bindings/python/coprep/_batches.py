@@ -6,7 +6,7 @@ import contextlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,10 @@ from coprep import _coprep, _exchange
 from coprep._errors import SampleError
 from coprep._seeding import seed_all
 from coprep._structure import Framework, Structure, convert
-from coprep._usercode import UserCode
+
+if TYPE_CHECKING:
+    # What it needs beyond NumPy is loaded with the first dataset that is not native.
+    from coprep._usercode import UserCode
 
 Array = npt.NDArray[Any]
 Collate = Callable[[list[Any]], Any]

@@ -225,6 +225,8 @@ class DataLoader:
         if subset is not None:
             raise ValueError("subset and a sampler both say which samples: give one of them")
         order = arguments.order_of(sampler, self.dataset)
+        if isinstance(order, arguments.Order) and order.batch_size is not None and self._sampler is not None:
+            order = "it gives lists of ids, of which the dataset makes batches"
         if isinstance(order, arguments.Order):
             return order
         self._private = self._unshared(order)
