@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import warnings
@@ -14,6 +15,11 @@ from coprep import _arguments as arguments
 from coprep import _coprep
 from coprep._batches import NOTHING, Images, InJob, Make, Samples, framework_of, pinner, samples_errors
 from coprep._errors import CoprepError, UnsharedWarning
+
+# With the package, not with the first loader: a job that joins is to have its first batch at once. What it needs beyond
+# NumPy, native pipelines do without.
+with contextlib.suppress(ImportError):
+    from coprep import _usercode  # noqa: F401
 
 STATE_VERSION = 1
 _TIMEOUT = 600.0
