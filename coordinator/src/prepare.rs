@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use coprep_cache::sample_cache::{Form, Meta};
 use coprep_pipeline::{Dataset, DecodedView, Pipeline, SampleKey, Scratch};
-use coprep_protocol::message::CacheForm;
+use coprep_protocol::message::{CacheForm, SampleError};
 
 use crate::caches::Cache;
 
@@ -177,11 +177,7 @@ impl Recipe {
     fn admit_encoded(&self, cache: &Cache, id: u32) -> Prepared {
         let start = Instant::now();
         let length = self.dataset.file_len(id).map_err(Failure::fetch)?;
-        let meta = Meta {
-            form: Form::Encoded,
-            width: 0,
-            height: 0,
-        };
+        let meta = Meta::of(Form::Encoded);
         let Some(mut place) = cache.store.reserve(id, length as usize, meta) else {
             return Ok(Cost::default());
         };
@@ -238,6 +234,19 @@ impl Failure {
             message,
             worker: String::new(),
             exception: Vec::new(),
+        }
+    }
+
+    /// As the jobs are told.
+    pub(crate) fn of_sample(self, tag: u64, id: u32, path: String) -> SampleError {
+        SampleError {
+            tag,
+            id,
+            path,
+            stage: self.stage.into(),
+            message: self.message,
+            worker: self.worker,
+            exception: self.exception,
         }
     }
 

@@ -187,7 +187,7 @@ def integer(name: str, value: object, least: int, most: int) -> int:
 
 
 def ids(subset: Iterable[int] | Ids) -> bytes:
-    """Ids as the coordinator is told them."""
+    """Ids as the coordinator is told them: each once."""
     found = subset if isinstance(subset, np.ndarray) else np.asarray(list(subset))
     if found.dtype == np.bool_:
         found = np.flatnonzero(found)
@@ -197,4 +197,4 @@ def ids(subset: Iterable[int] | Ids) -> bytes:
         raise TypeError("subset must be sample ids, or a boolean mask")
     if found.min() < 0 or found.max() >= 2**32:
         raise ValueError(f"subset has an id that cannot be one: {found.min() if found.min() < 0 else found.max()}")
-    return np.ascontiguousarray(found, dtype=np.uint32).tobytes()
+    return np.unique(found).astype(np.uint32).tobytes()

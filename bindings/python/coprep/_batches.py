@@ -136,11 +136,13 @@ class InJob:
     def __call__(self, arrays: list[_coprep.Array], loader: _coprep.Loader) -> Any:
         visits, index = (np.asarray(array) for array in arrays)
         seed = loader.attached()["seed"]
+        program = self._code.local()
+        fetch = program.fetch()
         made: list[Any] = []
         kept: list[int] = []
         for place, (sample, visit) in enumerate(zip(index.tolist(), visits.tolist(), strict=True)):
             try:
-                made.append(self._make(seed, sample, visit))
+                made.append(self._make(fetch, program.transform, seed, sample, visit))
                 kept.append(place)
             except StopIteration as error:
                 raise RuntimeError(f"sample {sample} raised StopIteration") from error
@@ -151,12 +153,12 @@ class InJob:
             return NOTHING
         return self._samples.collate_here(made, index[kept])
 
-    def _make(self, seed: int, sample: int, visit: int) -> Any:
+    def _make(
+        self, fetch: Callable[[int], Any], transform: Callable[[Any], Any] | None, seed: int, sample: int, visit: int
+    ) -> Any:
         if self._uses is not None:
             # As where prepared samples are kept: the same in all visits that they are used for.
             visit = visit // self._uses * self._uses if self._uses else 0
-        program = self._code.local()
-        fetch, transform = program.fetch(), program.transform
         if transform is None:
             seed_all(seed, sample, visit)
             return fetch(sample)

@@ -24,6 +24,8 @@ with contextlib.suppress(ImportError):
 STATE_VERSION = 1
 _TIMEOUT = 600.0
 """Seconds that nothing takes, unless ``timeout`` says otherwise."""
+_LONGEST = 1e7
+"""Seconds; a longer ``timeout``, infinity too, is as good as this."""
 _EMPTY_SET = b"\x3a\x30\x00\x00\x00\x00\x00\x00"
 """A Roaring bitmap of nothing, in its portable format."""
 
@@ -186,7 +188,7 @@ class DataLoader:
                 "a native pipeline makes whole batches: it takes no collate_fn, transform or batch_size=None"
             )
         one_order = self._one_order(subset)
-        self._limit = float(timeout) or _TIMEOUT
+        self._limit = min(float(timeout) or _TIMEOUT, _LONGEST)
         if world_size is not None:
             arguments.integer("world_size", world_size, 1, 4096)
         if rank is not None:
@@ -404,7 +406,7 @@ class DataLoader:
             with samples_errors():
                 return self._native.batches_per_epoch()
         subset = self._options["subset"]
-        samples = len(self.dataset) if subset is None else len(set(memoryview(subset).cast("I")))
+        samples = len(self.dataset) if subset is None else len(memoryview(subset).cast("I"))
         step = self._options["batch_size"] * arguments.place(*self._place).world_size
         return int(samples // step if self._options["drop_last"] else -(-samples // step))
 

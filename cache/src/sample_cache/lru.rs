@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lru::LruCache;
 
-use super::{Hit, HitBytes, Meta, PrivateStore, Reservation, Room, SampleCache, Usage};
+use super::{Hit, HitBytes, Meta, PrivateStore, Reservation, SampleCache, Usage};
 
 /// See the module.
 pub struct Lru {
@@ -95,18 +95,10 @@ impl SampleCache for Lru {
             return None;
         }
         drop(state);
-        Some(Reservation {
-            id,
-            meta,
-            room: Some(Room::Private(self, vec![0; len])),
-        })
+        Some(Reservation::in_private(self, id, len, meta))
     }
 
     fn usage(&self) -> Usage {
-        let usage = self.state().usage;
-        Usage {
-            used: usage.bytes(),
-            ..usage
-        }
+        self.state().usage.of_payload()
     }
 }

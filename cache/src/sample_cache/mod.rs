@@ -30,6 +30,18 @@ pub struct Meta {
     pub height: u32,
 }
 
+impl Meta {
+    /// Of something that is no picture.
+    #[must_use]
+    pub const fn of(form: Form) -> Self {
+        Meta {
+            form,
+            width: 0,
+            height: 0,
+        }
+    }
+}
+
 /// What a cache holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Usage {
@@ -54,6 +66,14 @@ impl Usage {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes_by_form.iter().sum()
+    }
+
+    /// Where nothing but payload is counted.
+    fn of_payload(self) -> Usage {
+        Usage {
+            used: self.bytes(),
+            ..self
+        }
     }
 
     fn add(&mut self, form: Form, bytes: u64) {
@@ -139,7 +159,15 @@ trait PrivateStore {
     fn abandon(&self, id: u32);
 }
 
-impl Reservation<'_> {
+impl<'a> Reservation<'a> {
+    fn in_private(cache: &'a dyn PrivateStore, id: u32, len: usize, meta: Meta) -> Self {
+        Reservation {
+            id,
+            meta,
+            room: Some(Room::Private(cache, vec![0; len])),
+        }
+    }
+
     /// Where to write the sample. It holds anything.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         match &mut self.room {

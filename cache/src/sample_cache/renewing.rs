@@ -6,7 +6,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::{Hit, HitBytes, Meta, PrivateStore, Reservation, Room, SampleCache, Usage};
+use super::{Hit, HitBytes, Meta, PrivateStore, Reservation, SampleCache, Usage};
 
 /// See the module.
 pub struct Renewing {
@@ -107,19 +107,11 @@ impl SampleCache for Renewing {
             return None;
         }
         drop(state);
-        Some(Reservation {
-            id,
-            meta,
-            room: Some(Room::Private(self, vec![0; len])),
-        })
+        Some(Reservation::in_private(self, id, len, meta))
     }
 
     fn usage(&self) -> Usage {
-        let usage = self.state().usage;
-        Usage {
-            used: usage.bytes(),
-            ..usage
-        }
+        self.state().usage.of_payload()
     }
 }
 
@@ -128,11 +120,7 @@ mod tests {
     use super::*;
     use crate::sample_cache::Form;
 
-    const META: Meta = Meta {
-        form: Form::Prepared,
-        width: 0,
-        height: 0,
-    };
+    const META: Meta = Meta::of(Form::Prepared);
 
     fn put(cache: &Renewing, id: u32, byte: u8) -> bool {
         cache.reserve(id, 10, META).is_some_and(|mut room| {

@@ -374,15 +374,7 @@ impl Engine {
                 failure.message
             );
         }
-        let error = SampleError {
-            tag: self.next_tag,
-            id: draw.id,
-            path,
-            stage: failure.stage.into(),
-            message: failure.message,
-            worker: failure.worker,
-            exception: failure.exception,
-        };
+        let error = failure.of_sample(self.next_tag, draw.id, path);
         self.next_tag += 1;
         self.tell(batch, slot, &error);
         self.scheduler.mark_bad(draw.id);

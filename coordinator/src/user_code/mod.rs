@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use coprep_cache::staging::Layout;
 use coprep_protocol::code::{self, Channel, Order, Probed, Raised, Report};
-use coprep_protocol::message::{SampleError, UserCode};
+use coprep_protocol::message::UserCode;
 use coprep_protocol::spec::{BLOB, Dtype, Field};
 use crossbeam::channel::{Receiver, Sender, unbounded};
 
@@ -224,16 +224,13 @@ fn look_once(host: &Host, ids: &[u32], split: bool, patience: Duration) -> Resul
 
 fn shape(probed: Probed, blob: u64) -> Result<Shape> {
     if let Some(raised) = probed.raised {
+        let id = raised.id;
         let failure = failure(raised, "0".into()).map_err(Error::Code)?;
-        return Err(Error::Sample(Box::new(SampleError {
-            tag: 0,
-            id: failure.0,
-            path: String::new(),
-            stage: failure.1.stage.into(),
-            message: failure.1.message,
-            worker: failure.1.worker,
-            exception: failure.1.exception,
-        })));
+        return Err(Error::Sample(Box::new(failure.of_sample(
+            0,
+            id,
+            String::new(),
+        ))));
     }
     let field = |(name, dtype, shape): (String, String, Vec<u32>)| {
         let dtype = Dtype::of_name(&dtype)
@@ -265,7 +262,8 @@ fn shape(probed: Probed, blob: u64) -> Result<Shape> {
     })
 }
 
-fn failure(raised: Raised, worker: String) -> std::result::Result<(u32, Failure), String> {
+/// What the exception of a sample comes to.
+fn failure(raised: Raised, worker: String) -> std::result::Result<Failure, String> {
     let mut exception = code::unhex(&raised.exception)?;
     if exception.len() > MOST_EXCEPTION {
         exception.clear();
@@ -275,14 +273,11 @@ fn failure(raised: Raised, worker: String) -> std::result::Result<(u32, Failure)
     } else {
         "dataset"
     };
-    Ok((
-        raised.id,
-        Failure {
-            worker,
-            exception,
-            ..Failure::new(stage, raised.message)
-        },
-    ))
+    Ok(Failure {
+        worker,
+        exception,
+        ..Failure::new(stage, raised.message)
+    })
 }
 
 /// A host that has loaded a dataset and has nothing to do.
@@ -477,9 +472,5 @@ impl Crew {
             before => before - before / 32 + now / 32,
         };
         self.mean_ns.store(mean.max(1), Ordering::Relaxed);
-    }
-
-    fn failure(&self, raised: Raised, worker: String) -> std::result::Result<Failure, String> {
-        failure(raised, worker).map(|(_, failure)| failure)
     }
 }

@@ -18,7 +18,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use crate::caches::Cache;
 use crate::prepare::{Cost, Failure};
 use crate::user_code::host::Forked;
-use crate::user_code::{Begin, Crew, Outcome, Task, Trouble};
+use crate::user_code::{Begin, Crew, Outcome, Task, Trouble, failure};
 use crate::{Error, Result};
 
 /// A chunk is as many samples as take about this long.
@@ -33,6 +33,7 @@ const NAP: Duration = Duration::from_millis(100);
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(2));
 /// Workers that may end on one sample.
 const ATTEMPTS: u32 = 2;
+const NOT_GIVEN: &str = "said something of a sample that it does not have";
 
 /// Samples of a chunk, at so many nanoseconds each; one, as long as that is not known.
 pub(super) fn chunk(mean_ns: u64) -> usize {
@@ -261,25 +262,24 @@ impl Worker {
         Ok(())
     }
 
+    /// Takes it from the chunk: whoever does must end it. What is not taken is given to another worker if this one fails.
     fn job(&mut self, index: u32) -> std::result::Result<Job, String> {
         let chunk = self.chunks.front_mut();
         let place = chunk.and_then(|c| {
             c.left = c.left.saturating_sub(1);
             c.jobs.get_mut(index as usize)
         });
-        place
-            .and_then(Option::take)
-            .ok_or_else(|| "said something of a sample that it does not have".into())
+        place.and_then(Option::take).ok_or_else(|| NOT_GIVEN.into())
     }
 
     fn written(&mut self, written: &Written) -> std::result::Result<(), String> {
-        let job = self.job(written.index)?;
         let wall = Duration::from_nanos(written.wall_ns);
         let cpu = Duration::from_nanos(written.cpu_ns).min(wall);
-        self.crew.took(wall);
         if written.kept.1 > 0 {
-            self.keep(job.task.order().id, written.kept)?;
+            self.keep(written.index, written.kept)?;
         }
+        let job = self.job(written.index)?;
+        self.crew.took(wall);
         job.task.finish(Outcome::Made(Cost {
             fetch: wall - cpu,
             prep: cpu,
@@ -290,19 +290,19 @@ impl Worker {
 
     /// Admits the value of a deterministic part to the cache: the one copy on its way there, so that no
     /// process of user code can write the cache.
-    fn keep(&self, id: u32, (at, len): (u64, u64)) -> std::result::Result<(), String> {
+    fn keep(&self, index: u32, (at, len): (u64, u64)) -> std::result::Result<(), String> {
         let scratch = self.chunks.front().zip(self.process.as_ref());
         let (Some((chunk, process)), Some(cache)) = (scratch, &self.crew.cache) else {
             return Ok(());
         };
+        let Some(Some(job)) = chunk.jobs.get(index as usize) else {
+            return Err(NOT_GIVEN.into());
+        };
+        let id = job.task.order().id;
         let Some(file) = process.scratch.get(chunk.scratch) else {
             return Ok(());
         };
-        let meta = Meta {
-            form: Form::Decoded,
-            width: 0,
-            height: 0,
-        };
+        let meta = Meta::of(Form::Decoded);
         let len = usize::try_from(len).map_err(|e| e.to_string())?;
         if let Some(mut place) = cache.store.reserve(id, len, meta) {
             file.read_exact_at(place.as_mut_slice(), at)
@@ -313,8 +313,8 @@ impl Worker {
     }
 
     fn raised(&mut self, index: u32, raised: Raised) -> std::result::Result<(), String> {
+        let failure = failure(raised, self.name())?;
         let job = self.job(index)?;
-        let failure = self.crew.failure(raised, self.name())?;
         job.task.finish(Outcome::Failed(failure));
         Ok(())
     }

@@ -1,0 +1,277 @@
+//! Opening streams of user code.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use coprep_cache::staging::StagingPool;
+use coprep_protocol::message::{Attach, CacheForm, UserCode};
+use coprep_protocol::spec::{Source, UserDataset};
+use roaring::RoaringBitmap;
+
+use super::Registry;
+use super::identity::code_key;
+use crate::caches::{Cache, CacheKey, check_form, wanted_by_size};
+use crate::maker::Maker;
+use crate::stream::{Stream, layout};
+use crate::user_code::{Crew, Loaded, Resting, Trouble};
+use crate::{Error, Result};
+
+/// How long a process that has loaded user code is kept for the next job, and how many of them.
+const REST: Duration = Duration::from_secs(60);
+const MOST_RESTING: usize = 4;
+/// Most workers of one stream's user code.
+const MOST_CODE_WORKERS: u32 = 128;
+/// Samples of which some are looked at to know what user code makes: more of them only where the first ones fail.
+const PROBES: u32 = 64;
+
+/// What is known of user code beyond its streams; all of it by identity.
+#[derive(Default)]
+pub(super) struct UserCodes {
+    /// Whoever loads user code does so alone, and holds up nobody else.
+    loading: Mutex<HashMap<u128, Arc<Mutex<()>>>>,
+    /// Processes that have loaded it, whose jobs have just left.
+    resting: Mutex<Vec<(u128, Resting)>>,
+    /// Room that its samples were found to need.
+    room: Arc<Mutex<HashMap<u128, u64>>>,
+}
+
+impl Registry {
+    /// None: nothing is to be loaded.
+    pub(super) fn turn_to_load(&self, request: &Attach) -> Option<Arc<Mutex<()>>> {
+        runs_code(request)?;
+        Some(self.user_code.turn(request.pipeline.fingerprint()))
+    }
+
+    pub(super) fn load(
+        &self,
+        request: &Attach,
+        user: &UserDataset,
+        code: &UserCode,
+        dataset: Option<&OwnedFd>,
+    ) -> Result<Option<Loaded>> {
+        check_user_form(self.form(request), user)?;
+        let probes = |samples: u32| probes(request, samples, user.split);
+        let room = self.user_code.room(request.pipeline.fingerprint());
+        let split = user.split;
+        let resting = self.user_code.take_resting(code_key(request));
+        let loaded = match (resting, dataset) {
+            (Some(resting), _) => Loaded::again(resting, code, probes, split, room)?,
+            (None, Some(dataset)) => Loaded::load(code, dataset, probes, split, room)?,
+            (None, None) => return Ok(None),
+        };
+        let there = loaded.samples;
+        if let Some(here) = user.samples.filter(|&here| here != there) {
+            loaded.discard();
+            return Err(Error::Code(format!(
+                "the dataset has {here} samples in the job and {there} in its worker: its len() must not change, and \
+                 must not depend on the process"
+            )));
+        }
+        Ok(Some(loaded))
+    }
+
+    /// The workers of user code, and the staging area that they fill.
+    pub(super) fn crew(
+        &self,
+        request: &Attach,
+        user: &UserDataset,
+        loaded: Loaded,
+        slots: u32,
+        seed: u64,
+    ) -> Result<(Maker, StagingPool)> {
+        let form = self.form(request);
+        let samples = loaded.samples;
+        let shape = loaded.shape.clone();
+        let pool_and_cache = || {
+            let index = Maker::Jobs { samples }.fields().pop();
+            let fields: Vec<_> = shape.fields.iter().cloned().chain(index).collect();
+            let layout = layout(&fields, slots, self.settings.staging_bytes)?;
+            let pool =
+                StagingPool::create_with(layout.clone(), |file| loaded.map(&layout, seed, file))?;
+            let sample_bytes = match form {
+                CacheForm::Prepared => shape.fields.iter().map(|f| f.sample_bytes() as u64).sum(),
+                _ => shape.kept,
+            };
+            let cache = self.user_cache(request, user, form, samples, sample_bytes, seed)?;
+            Ok((pool, cache))
+        };
+        let (pool, cache) = match pool_and_cache() {
+            Ok(both) => both,
+            Err(e) => {
+                loaded.discard();
+                return Err(e);
+            }
+        };
+        let (prepared, kept) = match form {
+            CacheForm::Prepared => (cache, None),
+            _ => (None, cache),
+        };
+        let code = request.code.as_ref();
+        let workers = match code.map_or(0, |c| c.workers) {
+            0 => self.workers.count() as u32,
+            asked => asked.min(MOST_CODE_WORKERS),
+        };
+        let patience = Duration::from_millis(code.map_or(0, |c| c.patience_ms));
+        let crew = Crew::start(loaded, workers, patience, kept.clone())?;
+        let maker = Maker::Crew {
+            crew,
+            samples,
+            fields: shape.fields,
+            structure: shape.structure,
+            prepared,
+            kept,
+        };
+        Ok((maker, pool))
+    }
+
+    fn user_cache(
+        &self,
+        request: &Attach,
+        user: &UserDataset,
+        form: CacheForm,
+        samples: u32,
+        sample_bytes: u64,
+        seed: u64,
+    ) -> Result<Option<Arc<Cache>>> {
+        check_form(form, request.cache.bytes)?;
+        if form == CacheForm::Off {
+            return Ok(None);
+        }
+        let content = match form {
+            CacheForm::Decoded => request.pipeline.decoded_fingerprint(),
+            // With its random numbers, and as it lies in a slot.
+            _ => {
+                let made = [
+                    request.pipeline.fingerprint(),
+                    seed.into(),
+                    sample_bytes.into(),
+                ];
+                xxhash_rust::xxh3::xxh3_128(&made.map(u128::to_le_bytes).concat())
+            }
+        };
+        let key = CacheKey {
+            content,
+            form,
+            lru: request.cache.lru,
+            reuse: request.cache.reuse,
+        };
+        let wanted = || wanted_by_size(sample_bytes, samples);
+        self.find_or_open_cache(key, samples, &user.name, request.cache.bytes, wanted)
+            .map(Some)
+    }
+
+    /// A stream whose makers came to their end is opened anew when its jobs come again.
+    pub(super) fn tell_of_trouble(&self, stream: &Arc<Stream>) {
+        let Some(crew) = stream.blueprint.maker.crew() else {
+            return;
+        };
+        let (key, room) = (stream.blueprint.key.pipeline, self.user_code.room.clone());
+        let stream = Arc::downgrade(stream);
+        crew.on_trouble(move |trouble| {
+            if let Trouble::TooLarge(bytes) = trouble {
+                let mut room = room.lock().unwrap_or_else(PoisonError::into_inner);
+                room.insert(key, bytes.saturating_mul(2));
+            }
+            if let Some(stream) = stream.upgrade() {
+                stream.break_off(&trouble);
+            }
+        });
+    }
+}
+
+impl UserCodes {
+    fn turn(&self, key: u128) -> Arc<Mutex<()>> {
+        let mut loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
+        // Those that nobody waits for.
+        loading.retain(|_, turn| Arc::strong_count(turn) > 1);
+        loading.entry(key).or_default().clone()
+    }
+
+    fn room(&self, key: u128) -> u64 {
+        let room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
+        room.get(&key).copied().unwrap_or(0)
+    }
+
+    fn resting(&self) -> MutexGuard<'_, Vec<(u128, Resting)>> {
+        self.resting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps a process for the next job.
+    pub(super) fn rest(&self, key: u128, resting: Resting) {
+        let mut all = self.resting();
+        all.push((key, resting));
+        let surplus = all.len().saturating_sub(MOST_RESTING);
+        all.drain(..surplus);
+    }
+
+    /// A process that has loaded this code and has nothing to do.
+    fn take_resting(&self, key: u128) -> Option<Resting> {
+        let mut all = self.resting();
+        let at = all
+            .iter()
+            .position(|(k, resting)| *k == key && resting.is_alive())?;
+        Some(all.swap_remove(at).1)
+    }
+
+    /// Ends what has had nothing to do for long.
+    pub(super) fn tidy(&self) {
+        self.resting()
+            .retain(|(_, resting)| resting.is_alive() && resting.time() < REST);
+    }
+}
+
+/// What is to be run, if the job's own code makes the samples.
+pub(super) fn runs_code(request: &Attach) -> Option<(&UserDataset, &UserCode)> {
+    match &request.pipeline.source {
+        Source::UserCode(user) if !user.in_job => Some((user, request.code.as_ref()?)),
+        _ => None,
+    }
+}
+
+/// Ids to look at: of the job's own set, and spread over it.
+pub(super) fn probes(request: &Attach, samples: u32, split: bool) -> Vec<u32> {
+    let set = request
+        .subset
+        .as_deref()
+        .and_then(|bytes| RoaringBitmap::deserialize_from(bytes).ok());
+    let len = set.as_ref().map_or(u64::from(samples), RoaringBitmap::len) as u32;
+    let place = |n: u32| match &set {
+        Some(set) => set.select(n),
+        None => Some(n),
+    };
+    // With a split, the cache's size is estimated from some of them; else the first that succeeds is enough.
+    let count = PROBES.min(len);
+    let step = if split { (len / PROBES).max(1) } else { 1 };
+    let mut places: Vec<u32> = (0..count).map(|i| i * step).collect();
+    if split {
+        // However few are looked at: 0, 1/2, 1/4, 3/4, ... of the way.
+        places.sort_by_key(|place| (place / step).reverse_bits());
+    }
+    let ids = places.into_iter().filter_map(place);
+    ids.filter(|&id| id < samples).collect()
+}
+
+pub(super) fn ids_only(user: &UserDataset) -> Result<Maker> {
+    let samples = user.samples.filter(|_| user.in_job).ok_or_else(|| {
+        Error::Invalid(
+            "a dataset whose samples the job makes itself must say how many it has".into(),
+        )
+    })?;
+    Ok(Maker::Jobs { samples })
+}
+
+pub(super) fn check_user_form(form: CacheForm, user: &UserDataset) -> Result<()> {
+    let why = match form {
+        CacheForm::Encoded => {
+            "a dataset of your own code has no encoded form: choose \"decoded\" with transform=, \"prepared\" or \"off\""
+        }
+        CacheForm::Decoded if !user.split => {
+            "cache=\"decoded\" keeps what dataset[i] gives, before the random transform: pass that one as \
+             transform= and leave it out of the dataset; or choose cache=\"prepared\" if nothing is random"
+        }
+        _ => return Ok(()),
+    };
+    Err(Error::Invalid(why.into()))
+}
