@@ -1,0 +1,198 @@
+//! What samples cost lately, and from when on one is slow.
+//!
+//! MinatoLoader (Nouaji, Bitchebe, Balmau, Macedo 2025, arXiv 2509.10712) tells slow samples from fast ones by
+//! a timeout: a percentile, by default the 75th, of the preparation times it measured, set anew as it runs.
+//! A quarter of all samples is then slow also where all take about the same. So [`Budget`] sets its
+//! limit from the same quartile, but outside the bulk:
+//!
+//! ```text
+//! budget = max(2 * q75, q75 + 3 * (q75 - q25))
+//! ```
+//!
+//! The second is the outer fence of Tukey (Exploratory Data Analysis, 1977), which follows the spread of the
+//! bulk and not the tail; the first keeps jitter out where the spread is next to nothing. Where costs vary by
+//! 30 % (coefficient of variation), fewer than 1 % are over it; of 5 % that take ten times the median nearly
+//! all.
+
+/// Values that are remembered.
+const REMEMBERED: usize = 512;
+
+/// The last 512 values.
+#[derive(Clone, Debug, Default)]
+pub struct Recent {
+    values: Vec<f32>,
+    /// Where the next one goes.
+    place: usize,
+}
+
+impl Recent {
+    /// Nothing yet.
+    pub fn new() -> Self {
+        Recent::default()
+    }
+
+    /// Takes a value in, in place of the oldest. What is not finite is left out.
+    pub fn observe(&mut self, value: f32) {
+        if !value.is_finite() {
+            return;
+        }
+        match self.values.get_mut(self.place) {
+            Some(oldest) => *oldest = value,
+            None => self.values.push(value),
+        }
+        self.place = (self.place + 1) % REMEMBERED;
+    }
+
+    /// The value of which a share of `q` (0 to 1) is below; of few values the nearest. None: no value yet.
+    pub fn quantile(&self, q: f32) -> Option<f32> {
+        let last = self.values.len().checked_sub(1)?;
+        let mut values = self.values.clone();
+        let rank = (q.clamp(0.0, 1.0) * last as f32).round() as usize;
+        let (_, value, _) = values.select_nth_unstable_by(rank, f32::total_cmp);
+        Some(*value)
+    }
+
+    /// None: no value yet.
+    pub fn mean(&self) -> Option<f32> {
+        let sum: f64 = self.values.iter().copied().map(f64::from).sum();
+        let mean = sum / self.values.len() as f64;
+        (!self.values.is_empty()).then_some(mean as f32)
+    }
+
+    /// How many values are remembered: at most 512.
+    pub fn len(&self) -> usize {
+        self.values.len()
+    }
+
+    /// No value yet.
+    pub fn is_empty(&self) -> bool {
+        self.values.is_empty()
+    }
+}
+
+/// Observations before there is a budget.
+const ENOUGH: u32 = 32;
+/// Observations after which it is computed anew.
+const PERIOD: u32 = 16;
+
+/// The seconds a sample may take before it counts as slow. See the module for the rule.
+#[derive(Clone, Debug, Default)]
+pub struct Budget {
+    recent: Recent,
+    observed: u32,
+    seconds: Option<f32>,
+}
+
+impl Budget {
+    /// No budget yet.
+    pub fn new() -> Self {
+        Budget::default()
+    }
+
+    /// Takes in what a sample took, in seconds.
+    pub fn observe(&mut self, seconds: f32) {
+        self.recent.observe(seconds);
+        self.observed = self.observed.wrapping_add(1);
+        if self.observed.is_multiple_of(PERIOD) && self.recent.len() >= ENOUGH as usize {
+            self.seconds = fence(&self.recent);
+        }
+    }
+
+    /// None before 32 samples. Costs nothing: computed at every 16th observation.
+    pub fn seconds(&self) -> Option<f32> {
+        self.seconds
+    }
+
+    /// What was observed last.
+    pub fn recent(&self) -> &Recent {
+        &self.recent
+    }
+}
+
+fn fence(recent: &Recent) -> Option<f32> {
+    let (low, high) = (recent.quantile(0.25)?, recent.quantile(0.75)?);
+    Some((2.0 * high).max(high + 3.0 * (high - low)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::Random;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn quantiles_are_those_of_the_last_512(values in prop::collection::vec(-1e3..1e3f32, 1..1200), q in 0.0..=1.0f32) {
+            let mut recent = Recent::new();
+            values.iter().for_each(|&v| recent.observe(v));
+            let mut last = values[values.len().saturating_sub(512)..].to_vec();
+            last.sort_by(f32::total_cmp);
+            let rank = (q * (last.len() - 1) as f32).round() as usize;
+            prop_assert_eq!(recent.quantile(q), Some(last[rank]));
+            let mean = last.iter().sum::<f32>() / last.len() as f32;
+            prop_assert!((recent.mean().unwrap() - mean).abs() < 0.1);
+        }
+
+        #[test]
+        fn whatever_is_observed_a_budget_is_finite(values in prop::collection::vec(any::<f32>(), 0..100)) {
+            let mut budget = Budget::new();
+            values.iter().for_each(|&v| budget.observe(v.abs() / 8.0));
+            prop_assert!(budget.seconds().is_none_or(f32::is_finite));
+        }
+    }
+
+    #[test]
+    fn nothing_observed_has_no_quantile() {
+        let mut recent = Recent::new();
+        recent.observe(f32::NAN);
+        assert_eq!(
+            (recent.quantile(0.5), recent.mean(), recent.len()),
+            (None, None, 0)
+        );
+    }
+
+    /// The share of samples over the budget, of those with `is_tail` and of the others.
+    fn over(cv: f32, tail: f32, seed: u64) -> (f32, f32) {
+        let mut random = Random(seed);
+        let (mut budget, mut slow) = (Budget::new(), [(0u32, 0u32); 2]);
+        for _ in 0..20_000 {
+            let is_tail = random.unit() < tail;
+            let cost = random.lognormal(0.01, cv) * if is_tail { 10.0 } else { 1.0 };
+            if let Some(seconds) = budget.seconds() {
+                let (over, of) = &mut slow[usize::from(is_tail)];
+                *over += u32::from(cost > seconds);
+                *of += 1;
+            }
+            budget.observe(cost);
+        }
+        let share = |(over, of): (u32, u32)| over as f32 / of.max(1) as f32;
+        (share(slow[1]), share(slow[0]))
+    }
+
+    #[test]
+    fn where_costs_are_even_nearly_no_sample_is_slow() {
+        for cv in [0.0, 0.01, 0.1, 0.2, 0.3] {
+            let (_, others) = over(cv, 0.0, 3);
+            assert!(others < 0.01, "{cv}: {others}");
+        }
+    }
+
+    #[test]
+    fn of_a_tail_of_ten_times_the_median_nearly_all_are_slow_and_of_the_others_nearly_none() {
+        for cv in [0.0, 0.1, 0.2, 0.3] {
+            let (tail, others) = over(cv, 0.05, 4);
+            assert!(tail > 0.99 && others < 0.01, "{cv}: {tail} {others}");
+        }
+    }
+
+    #[test]
+    fn there_is_no_budget_before_32_samples_and_it_follows_a_change() {
+        let mut budget = Budget::new();
+        (0..31).for_each(|_| budget.observe(1.0));
+        assert_eq!(budget.seconds(), None);
+        budget.observe(1.0);
+        assert_eq!(budget.seconds(), Some(2.0));
+        (0..512).for_each(|_| budget.observe(4.0));
+        assert_eq!(budget.seconds(), Some(8.0));
+    }
+}

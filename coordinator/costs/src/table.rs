@@ -1,0 +1,354 @@
+//! What each sample costs, as far as it was measured.
+//!
+//! One atomic word and one half-word per sample, written by every worker without a lock: of two threads that
+//! record the same sample at the same moment one may be lost, but each value is one that somebody wrote.
+//!
+//! **Mean.** A value measured again moves the old one by a quarter of the difference: an exponentially
+//! weighted mean, in which the last three measurements weigh more than all before. A stage that did not run
+//! keeps its value.
+//!
+//! **Code of a value.** 16 bits: 0 is *unknown*, `c >= 1` is `10 ns * 2^((c - 1) / 1680)`, so from 10 ns to 92
+//! minutes in steps of 0.041 %. What lies outside is moved to the nearer end.
+
+use std::cmp::{Ordering, Reverse};
+use std::collections::BinaryHeap;
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use bytemuck::allocation::zeroed_slice_box;
+
+/// Seconds a sample takes. The four stages are wall time; what is not known is 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Cost {
+    /// Read from storage.
+    pub fetch: f32,
+    /// Encoded to decoded.
+    pub decode: f32,
+    /// Deterministic operators after decoding.
+    pub fixed: f32,
+    /// Random operators.
+    pub random: f32,
+    /// CPU seconds of the thread, over all stages.
+    pub cpu: f32,
+}
+
+impl Cost {
+    /// Wall seconds of all stages.
+    pub fn total(&self) -> f32 {
+        self.fetch + self.prep()
+    }
+
+    /// Wall seconds of everything after the fetch.
+    pub fn prep(&self) -> f32 {
+        self.decode + self.fixed + self.random
+    }
+}
+
+/// One preparation of a sample, in seconds; None: this stage did not run.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Measured {
+    /// Read from storage.
+    pub fetch: Option<f32>,
+    /// Encoded to decoded.
+    pub decode: Option<f32>,
+    /// Deterministic operators after decoding.
+    pub fixed: Option<f32>,
+    /// Random operators.
+    pub random: Option<f32>,
+    /// CPU seconds of the thread.
+    pub cpu: Option<f32>,
+}
+
+impl Measured {
+    fn stages(&self) -> [Option<f32>; 4] {
+        [self.fetch, self.decode, self.fixed, self.random]
+    }
+}
+
+/// The costs of samples 0..n, shared by threads. 10 bytes a sample, which the system provides as they are
+/// written.
+#[derive(Debug)]
+pub struct CostTable {
+    /// The codes of fetch, decode, fixed and random, 16 bits each. 0: never measured.
+    stages: Box<[AtomicU64]>,
+    cpu: Box<[AtomicU16]>,
+    measured: AtomicU32,
+}
+
+impl CostTable {
+    /// Nothing is known of any of `samples` samples.
+    pub fn new(samples: u32) -> Self {
+        CostTable {
+            stages: zeroed_slice_box(samples as usize),
+            cpu: zeroed_slice_box(samples as usize),
+            measured: AtomicU32::new(0),
+        }
+    }
+
+    /// Takes a measurement into the mean. Ids that do not exist and values that are no number are left out.
+    pub fn record(&self, id: u32, measured: &Measured) {
+        let id = id as usize;
+        let (Some(stages), Some(cpu)) = (self.stages.get(id), self.cpu.get(id)) else {
+            return;
+        };
+        let old = stages.load(Relaxed);
+        let new = merge(old, measured);
+        if new != old {
+            let first = stages.swap(new, Relaxed) == 0;
+            self.measured.fetch_add(u32::from(first), Relaxed);
+        }
+        cpu.store(mean(cpu.load(Relaxed), measured.cpu), Relaxed);
+    }
+
+    /// None: no stage of it was ever measured.
+    pub fn get(&self, id: u32) -> Option<Cost> {
+        let id = id as usize;
+        let stages = self.stages.get(id)?.load(Relaxed);
+        let cpu = self.cpu.get(id)?.load(Relaxed);
+        (stages != 0).then(|| cost(stages, cpu))
+    }
+
+    /// The `n` measured samples of the highest [`total`](Cost::total), the slowest first.
+    pub fn slowest(&self, n: usize) -> Vec<(u32, Cost)> {
+        let mut heap = BinaryHeap::with_capacity(n.min(self.stages.len()) + 1);
+        for (id, cost) in self.known() {
+            heap.push(Reverse(Slow { id, cost }));
+            if heap.len() > n {
+                heap.pop();
+            }
+        }
+        let sorted = heap.into_sorted_vec();
+        sorted.into_iter().map(|s| (s.0.id, s.0.cost)).collect()
+    }
+
+    fn known(&self) -> impl Iterator<Item = (u32, Cost)> {
+        let ids = 0..self.stages.len() as u32;
+        ids.filter_map(|id| Some((id, self.get(id)?)))
+    }
+
+    /// Samples of which some stage was measured.
+    pub fn measured(&self) -> u32 {
+        self.measured.load(Relaxed)
+    }
+
+    /// Bytes reserved; what no sample was recorded in is not yet memory.
+    pub fn heap_bytes(&self) -> usize {
+        size_of_val(&*self.stages) + size_of_val(&*self.cpu)
+    }
+}
+
+fn merge(stages: u64, measured: &Measured) -> u64 {
+    let codes = codes(stages);
+    let each = measured.stages();
+    let new: [u16; 4] = std::array::from_fn(|i| mean(codes[i], each[i]));
+    new.iter()
+        .rev()
+        .fold(0, |word, &code| word << 16 | u64::from(code))
+}
+
+fn codes(stages: u64) -> [u16; 4] {
+    std::array::from_fn(|i| (stages >> (16 * i)) as u16)
+}
+
+fn cost(stages: u64, cpu: u16) -> Cost {
+    let [fetch, decode, fixed, random] = codes(stages).map(seconds);
+    Cost {
+        fetch,
+        decode,
+        fixed,
+        random,
+        cpu: seconds(cpu),
+    }
+}
+
+/// Weight of the newest measurement.
+const NEWEST: f32 = 0.25;
+
+fn mean(old: u16, new: Option<f32>) -> u16 {
+    match new {
+        Some(new) if new.is_nan() => old,
+        Some(new) if old == 0 => code(new),
+        Some(new) => code(seconds(old) + NEWEST * (new - seconds(old))),
+        None => old,
+    }
+}
+
+const SHORTEST: f32 = 1e-8;
+const STEPS_PER_OCTAVE: f32 = 1680.0;
+
+fn code(seconds: f32) -> u16 {
+    let octaves = (seconds / SHORTEST).max(1.0).log2();
+    (1.0 + octaves * STEPS_PER_OCTAVE).round() as u16
+}
+
+fn seconds(code: u16) -> f32 {
+    match code {
+        0 => 0.0,
+        code => SHORTEST * (f32::from(code - 1) / STEPS_PER_OCTAVE).exp2(),
+    }
+}
+
+/// Ordered by cost; of equal ones the lower id is slower.
+struct Slow {
+    id: u32,
+    cost: Cost,
+}
+
+impl Ord for Slow {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let by_cost = self.cost.total().total_cmp(&other.cost.total());
+        by_cost.then(other.id.cmp(&self.id))
+    }
+}
+
+impl PartialOrd for Slow {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Slow {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Slow {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn fetched(seconds: f32) -> Measured {
+        Measured {
+            fetch: Some(seconds),
+            ..Measured::default()
+        }
+    }
+
+    fn near(a: f32, b: f32) -> bool {
+        (a - b).abs() <= 0.001 * b
+    }
+
+    proptest! {
+        #[test]
+        fn a_value_comes_back_to_a_thousandth(exponent in -8.0..3.56f32) {
+            let value = 10f32.powf(exponent);
+            prop_assert!(near(seconds(code(value)), value), "{value} {}", seconds(code(value)));
+        }
+
+        #[test]
+        fn whatever_is_recorded_costs_stay_numbers(values in prop::collection::vec(any::<f32>(), 1..20)) {
+            let table = CostTable::new(1);
+            for v in values {
+                table.record(0, &Measured { decode: Some(v), cpu: Some(v), ..Measured::default() });
+            }
+            if let Some(cost) = table.get(0) {
+                prop_assert!((0.0..6000.0).contains(&cost.total()) && (0.0..6000.0).contains(&cost.cpu));
+            }
+        }
+
+        #[test]
+        fn the_slowest_are_those_of_a_sorted_list(costs in prop::collection::vec(1..50u32, 0..60), n in 0..70usize) {
+            let table = CostTable::new(60);
+            for (id, &c) in (0..).zip(&costs) {
+                table.record(id, &fetched(c as f32));
+            }
+            let mut ids: Vec<u32> = (0..costs.len() as u32).collect();
+            ids.sort_by_key(|&id| (Reverse(costs[id as usize]), id));
+            ids.truncate(n);
+            let slowest: Vec<u32> = table.slowest(n).iter().map(|s| s.0).collect();
+            prop_assert_eq!(slowest, ids);
+        }
+    }
+
+    #[test]
+    fn the_range_is_from_10_ns_to_more_than_an_hour() {
+        assert_eq!([code(0.0), code(-1.0), code(1e-8)], [1; 3]);
+        assert_eq!(code(f32::INFINITY), u16::MAX);
+        assert!(seconds(u16::MAX) > 3600.0);
+    }
+
+    #[test]
+    fn a_stage_that_did_not_run_keeps_its_value() {
+        let table = CostTable::new(2);
+        table.record(1, &fetched(0.5));
+        let decode = Some(0.25);
+        table.record(
+            1,
+            &Measured {
+                decode,
+                ..Measured::default()
+            },
+        );
+        let cost = table.get(1).unwrap();
+        assert!(near(cost.fetch, 0.5) && near(cost.prep(), 0.25) && near(cost.total(), 0.75));
+        assert_eq!(
+            (cost.random, table.get(0), table.measured()),
+            (0.0, None, 1)
+        );
+    }
+
+    #[test]
+    fn a_new_value_moves_the_mean_by_a_quarter() {
+        let table = CostTable::new(1);
+        table.record(0, &fetched(1.0));
+        table.record(0, &fetched(3.0));
+        assert!(near(table.get(0).unwrap().fetch, 1.5));
+        (0..40).for_each(|_| table.record(0, &fetched(3.0)));
+        assert!(near(table.get(0).unwrap().fetch, 3.0));
+    }
+
+    #[test]
+    fn what_is_no_sample_or_no_number_is_left_out() {
+        let table = CostTable::new(3);
+        table.record(3, &fetched(1.0));
+        table.record(0, &fetched(f32::NAN));
+        table.record(0, &Measured::default());
+        assert_eq!(
+            (table.get(0), table.get(3), table.measured()),
+            (None, None, 0)
+        );
+    }
+
+    #[test]
+    fn threads_leave_whole_values_and_count_each_sample_once() {
+        let table = CostTable::new(500);
+        let value = |thread: u32| 0.001 * 2f32.powi(thread as i32);
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let table = &table;
+                scope.spawn(move || {
+                    for id in (0..500).chain(0..500) {
+                        let v = Some(value(thread));
+                        table.record(
+                            id,
+                            &Measured {
+                                fetch: v,
+                                decode: v,
+                                fixed: v,
+                                random: v,
+                                cpu: v,
+                            },
+                        );
+                    }
+                });
+            }
+        });
+        let within = |v: f32| (0.0009..=0.0081).contains(&v);
+        assert_eq!(table.measured(), 500);
+        for id in 0..500 {
+            let c = table.get(id).unwrap();
+            assert!(
+                c.fetch == c.decode && c.fetch == c.random && within(c.fetch) && within(c.cpu),
+                "{c:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_sample_takes_no_more_than_16_bytes() {
+        assert!(CostTable::new(1000).heap_bytes() <= 16_000);
+        assert_eq!(CostTable::new(0).slowest(3), []);
+    }
+}

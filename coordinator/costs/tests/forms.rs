@@ -1,0 +1,177 @@
+//! The choice of forms, against an exact solver, and online over random orders of samples like photographs.
+
+mod random;
+
+use coprep_costs::forms::{Chooser, Offer, offline, optimum};
+use proptest::prelude::*;
+use random::Random;
+
+fn offer(bytes: u64, saves: f64) -> Offer {
+    Offer { bytes, saves }
+}
+
+/// The best that can be saved, by dynamic programming over the bytes.
+fn exact(samples: &[Vec<Offer>], budget: u64) -> f64 {
+    let mut best = vec![0.0f64; budget as usize + 1];
+    for offers in samples {
+        for room in (0..best.len()).rev() {
+            let with = |o: &Offer| Some(best[room.checked_sub(o.bytes as usize)?] + o.saves);
+            best[room] = offers.iter().filter_map(with).fold(best[room], f64::max);
+        }
+    }
+    best[budget as usize]
+}
+
+fn small() -> impl Strategy<Value = Vec<Vec<Offer>>> {
+    let one =
+        (0..40u64, 0..100u32).prop_map(|(bytes, saves)| offer(bytes, f64::from(saves) / 10.0));
+    prop::collection::vec(prop::collection::vec(one, 0..5), 0..25)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn offline_loses_at_most_one_sample_against_the_exact_optimum(samples in small(), budget in 0..300u64) {
+        let exact = exact(&samples, budget);
+        let choices = offline(&samples, budget);
+        let chosen = || samples.iter().zip(&choices).filter_map(|(offers, c)| Some(offers[(*c)?]));
+        let saved: f64 = chosen().map(|o| o.saves).sum();
+        let largest = samples.iter().flatten().map(|o| o.saves).fold(0.0, f64::max);
+        prop_assert!(chosen().map(|o| o.bytes).sum::<u64>() <= budget);
+        prop_assert!(saved <= exact + 1e-9 && saved >= exact - largest - 1e-9, "{} of {}", saved, exact);
+        prop_assert!(optimum(&samples, budget) >= exact - 1e-9);
+    }
+
+    #[test]
+    fn online_the_budget_is_never_exceeded_whatever_is_offered(
+        samples in small(), budget in 0..300u64, announced in 0..40u32, returned in prop::collection::vec(any::<bool>(), 25),
+    ) {
+        let mut chooser = Chooser::new(budget, announced);
+        let mut kept = 0;
+        for (offers, returned) in samples.iter().zip(returned) {
+            match chooser.decide(offers) {
+                Some(i) if returned => chooser.give_back(i, offers[i]),
+                Some(i) => kept += offers[i].bytes,
+                None => {}
+            }
+            prop_assert_eq!(chooser.taken_bytes(), kept);
+            prop_assert!(kept <= budget && chooser.lambda() >= 0.0 && chooser.lambda().is_finite());
+        }
+    }
+}
+
+/// Where a dataset lies, and where its slow samples come from.
+#[derive(Clone, Copy, Debug)]
+struct World {
+    remote: bool,
+    /// The tail is 20 times as many bytes and pixels, else 20 times the time for as many.
+    large_tail: bool,
+}
+
+fn photograph(world: World, random: &mut Random) -> Vec<Offer> {
+    let slow = random.unit() < 0.05;
+    let large = if slow && world.large_tail { 20.0 } else { 1.0 };
+    let encoded = random.lognormal(93_000.0, 0.6) * large;
+    let decoded = 6.0 * encoded;
+    let long = if slow && !world.large_tail { 20.0 } else { 1.0 };
+    let decode = decoded / 3.0 * 12e-9 * long * random.lognormal(1.0, 0.15);
+    let fetch = match world.remote {
+        true => 0.005 + encoded / 20e6,
+        false => 3e-5,
+    };
+    vec![
+        offer(encoded as u64, fetch.into()),
+        offer(decoded as u64, (fetch + decode).into()),
+    ]
+}
+
+/// As parts of what could be.
+#[derive(Debug)]
+struct Outcome {
+    saved: f64,
+    filled: f64,
+}
+
+fn online(samples: &[Vec<Offer>], budget: u64) -> Outcome {
+    let mut chooser = Chooser::new(budget, samples.len() as u32);
+    for offers in samples {
+        chooser.decide(offers);
+        assert!(chooser.taken_bytes() <= budget);
+    }
+    let most = samples
+        .iter()
+        .map(|o| o.iter().map(|o| o.bytes).max().unwrap_or(0));
+    let room = budget.min(most.sum());
+    Outcome {
+        saved: chooser.saved() / optimum(samples, budget),
+        filled: chooser.taken_bytes() as f64 / room as f64,
+    }
+}
+
+fn outcome(world: World, samples: usize, per_cent: u64, seed: u64) -> Outcome {
+    let mut random = Random(seed);
+    let samples: Vec<_> = (0..samples)
+        .map(|_| photograph(world, &mut random))
+        .collect();
+    let encoded: u64 = samples.iter().map(|o| o[0].bytes).sum();
+    online(&samples, encoded * per_cent / 100)
+}
+
+/// The mean of what is saved; every run fills the budget.
+fn saved(world: World, samples: usize, per_cent: u64, seeds: u64) -> f64 {
+    let run = |seed| {
+        let outcome = outcome(world, samples, per_cent, seed);
+        assert!(
+            outcome.filled >= 0.97,
+            "{world:?} {per_cent} % seed {seed}: {outcome:?}"
+        );
+        outcome.saved
+    };
+    (0..seeds).map(run).sum::<f64>() / seeds as f64
+}
+
+/// Per cent of the encoded bytes.
+const BUDGETS: [u64; 9] = [5, 10, 20, 35, 50, 75, 100, 150, 200];
+
+fn worlds() -> impl Iterator<Item = World> {
+    let kinds = [(false, false), (false, true), (true, false), (true, true)];
+    kinds
+        .into_iter()
+        .map(|(remote, large_tail)| World { remote, large_tail })
+}
+
+#[test]
+fn online_at_least_95_per_cent_of_the_optimum_is_saved_and_the_budget_filled() {
+    for world in worlds() {
+        for per_cent in BUDGETS {
+            let saved = saved(world, 4000, per_cent, 2);
+            assert!(saved >= 0.95, "{world:?} {per_cent} %: {saved}");
+        }
+    }
+}
+
+/// 50 slow samples of 1,000, of which 9 fit into a budget of 5 %.
+#[test]
+fn of_few_samples_less_is_saved_only_where_a_handful_fill_the_budget() {
+    for world in worlds() {
+        for per_cent in BUDGETS {
+            let handful = !world.remote && !world.large_tail && per_cent < 35;
+            let least = if handful { 0.84 } else { 0.93 };
+            let saved = saved(world, 1000, per_cent, 6);
+            assert!(saved >= least, "{world:?} {per_cent} %: {saved}");
+        }
+    }
+}
+
+#[test]
+fn where_all_samples_are_alike_the_budget_fills_evenly() {
+    let mut chooser = Chooser::new(10_000, 1000);
+    let alike = [offer(30, 0.2), offer(100, 0.3)];
+    let half = (0..500)
+        .filter(|_| chooser.decide(&alike).is_some())
+        .count();
+    assert!((120..=180).contains(&half), "{half}");
+    (0..500).for_each(|_| _ = chooser.decide(&alike));
+    assert!(chooser.taken_bytes() >= 9_970);
+}
