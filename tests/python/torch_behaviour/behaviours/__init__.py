@@ -1,0 +1,30 @@
+"""What ``torch.utils.data.DataLoader`` does with map-style datasets, one check per behaviour, a module per section.
+
+A check takes a loader class and asserts. Where coprep is meant to differ, the behaviour has a second check
+(``instead``) and says why. Datasets are small, and of module level where that is not the point, so that workers can
+import them.
+"""
+
+from importlib import import_module
+
+from .table import BEHAVIOURS, Behaviour, Loader
+
+__all__ = ["BEHAVIOURS", "SECTIONS", "Behaviour", "Loader"]
+
+SECTIONS = (
+    "order_and_batching",
+    "shuffling_and_seeds",
+    "without_batching",
+    "collation",
+    "samplers",
+    "arguments",
+    "workers",
+    "exceptions",
+    "several_iterators_and_loaders",
+    "datasets",
+    "memory_and_programs",
+)
+"""Modules with checks, in the order of the table."""
+
+for section in SECTIONS:
+    import_module(f".{section}", __name__)

@@ -1,0 +1,205 @@
+"""What may be a dataset, and what happens when it changes."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import data as torch_data
+
+from .parts_of_checks import Numbers, Pictures, ints, raises, same
+from .table import behaviour
+
+
+class Endless:
+    """Has no length."""
+
+    def __getitem__(self, index: int) -> int:
+        return index * 2
+
+
+class AtOnce(Numbers):
+    """Samples are had by lists of ids; one by one they are wrong."""
+
+    def __getitem__(self, index: int) -> int:
+        return -1
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return [int(i) * 10 for i in indices]
+
+
+class Stream(torch_data.IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(5))
+
+
+@behaviour("sequences as datasets")
+def sequences(DataLoader: Any) -> None:
+    """Lists, ranges, arrays and tensors are datasets."""
+    for data in (list(range(5)), range(5), np.arange(5), torch.arange(5)):
+        assert ints(DataLoader(data, batch_size=2, num_workers=2)) == list(range(5))
+
+
+@behaviour("TensorDataset")
+def tensor_dataset(DataLoader: Any) -> None:
+    """TensorDataset gives rows of its tensors."""
+    x, y = torch.arange(12.0).reshape(6, 2), torch.arange(6)
+    found = list(DataLoader(torch_data.TensorDataset(x, y), batch_size=4, num_workers=2))
+    assert same(found, [[x[:4], y[:4]], [x[4:], y[4:]]])
+
+
+@behaviour("Subset")
+def subset(DataLoader: Any) -> None:
+    """Subset gives its indices of the dataset, in their order."""
+    data = torch_data.Subset(Pictures(10), [7, 2, 2, 9])
+    assert [int(x) for _, label in DataLoader(data, batch_size=3, num_workers=2) for x in label] == [7, 2, 2, 9]
+
+
+@behaviour("ConcatDataset")
+def concat_dataset(DataLoader: Any) -> None:
+    """ConcatDataset gives one dataset after the other."""
+    data = torch_data.ConcatDataset([Pictures(2), Pictures(3)])
+    assert [int(x) for _, label in DataLoader(data, batch_size=2, num_workers=2) for x in label] == [0, 1, 0, 1, 2]
+
+
+@behaviour("StackDataset")
+def stack_dataset(DataLoader: Any) -> None:
+    """StackDataset gives the samples of several datasets together, also by name."""
+    data = torch_data.StackDataset(a=Numbers(4), b=Numbers(4, offset=10))
+    found = list(DataLoader(data, batch_size=4, num_workers=2))
+    assert same(found, [{"a": torch.arange(4), "b": torch.arange(10, 14)}])
+
+
+@behaviour("random_split")
+def split(DataLoader: Any) -> None:
+    """The parts of random_split have no sample in common and have all together."""
+    parts = torch_data.random_split(Pictures(10), [7, 3])
+    found = [[int(x) for _, label in DataLoader(p, batch_size=2, num_workers=2) for x in label] for p in parts]
+    assert [len(x) for x in found] == [7, 3] and sorted(found[0] + found[1]) == list(range(10))
+
+
+@behaviour("__getitems__")
+def getitems(DataLoader: Any) -> None:
+    """A dataset that has __getitems__ is asked for several samples at once."""
+    for workers in (0, 2):
+        assert ints(DataLoader(AtOnce(5), batch_size=2, num_workers=workers)) == [0, 10, 20, 30, 40]
+
+
+@behaviour("__getitems__ without batching")
+def getitems_without_batching(DataLoader: Any) -> None:
+    """Without batching, __getitems__ is not used."""
+    assert list(DataLoader(AtOnce(2), batch_size=None, num_workers=2)) == [-1, -1]
+
+
+@behaviour("IterableDataset", difference="Samples without an index cannot be cached, shared or resumed.")
+def iterable_dataset(DataLoader: Any) -> None:
+    """An IterableDataset is iterated."""
+    assert ints(DataLoader(Stream(), batch_size=2)) == list(range(5))
+
+
+@iterable_dataset.instead
+def iterable_dataset_ours(DataLoader: Any) -> None:
+    """An IterableDataset is refused: TypeError."""
+    with raises(TypeError, texts=("IterableDataset",)):
+        list(DataLoader(Stream(), batch_size=2))
+
+
+@behaviour("a dataset without a length")
+def endless_dataset(DataLoader: Any) -> None:
+    """A dataset without a length needs a sampler; otherwise it is a TypeError."""
+    assert ints(DataLoader(Endless(), sampler=[3, 1], num_workers=2)) == [6, 2]
+    with raises(TypeError):
+        list(DataLoader(Endless(), num_workers=2))
+
+
+@behaviour("a dataset of a local class")
+def local_dataset(DataLoader: Any) -> None:
+    """A dataset's class may be defined in a function, and use variables around it."""
+    factor = 3
+
+    class Local(torch_data.Dataset[int]):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> int:
+            return index * factor
+
+    assert ints(DataLoader(Local(), batch_size=2, num_workers=2)) == [0, 3, 6, 9]
+
+
+@behaviour("a dataset that holds a lambda")
+def lambda_dataset(DataLoader: Any) -> None:
+    """A dataset may hold lambdas, as transforms often do."""
+    assert ints(DataLoader(Mapped(lambda i: i + 7), batch_size=2, num_workers=2)) == [7, 8, 9]
+
+
+class Mapped(Numbers):
+    def __init__(self, transform: Callable[[int], int]) -> None:
+        super().__init__(3)
+        self.transform = transform
+
+    def __getitem__(self, index: int) -> int:
+        return self.transform(index)
+
+
+@behaviour("a dataset that cannot be pickled")
+def unpicklable_dataset(DataLoader: Any) -> None:
+    """A dataset that cannot be pickled cannot go to a spawned worker, and that is said."""
+    data = Numbers(3)
+    data.lock = threading.Lock()  # type: ignore[attr-defined]
+    with raises(TypeError, ValueError, RuntimeError, pickle.PicklingError, texts=("pickle",)):
+        list(DataLoader(data, num_workers=1, multiprocessing_context="spawn"))
+
+
+@behaviour("changing a dataset, without workers")
+def changed_dataset_without_workers(DataLoader: Any) -> None:
+    """Without workers, a change to the dataset is seen at once."""
+    data = Numbers(4)
+    it = iter(DataLoader(data, num_workers=0))
+    assert int(next(it)) == 0
+    data.offset = 10
+    assert ints(it) == [11, 12, 13]
+
+
+@behaviour("changing a dataset between epochs")
+def changed_dataset(DataLoader: Any) -> None:
+    """A change to the dataset's attributes is seen in the next epoch."""
+    data = Numbers(4)
+    loader = DataLoader(data, batch_size=2, num_workers=2)
+    assert ints(loader) == [0, 1, 2, 3]
+    data.offset = 10
+    assert ints(loader) == [10, 11, 12, 13]
+
+
+@behaviour("a dataset that grows or shrinks")
+def changed_length(DataLoader: Any) -> None:
+    """A change to the dataset's length is seen by len and in the next epoch."""
+    for options in ({}, {"shuffle": True}):
+        data = Numbers(4)
+        loader = DataLoader(data, batch_size=2, num_workers=2, **options)
+        for count in (4, 7, 2):
+            data.count = count
+            assert len(loader) == (count + 1) // 2
+            assert sorted(ints(loader)) == list(range(count))
+
+
+@behaviour("changes in workers stay there")
+def changes_in_workers(DataLoader: Any) -> None:
+    """What __getitem__ changes in a worker does not change the job's dataset."""
+    data = Remembering(6)
+    assert ints(DataLoader(data, batch_size=2, num_workers=2)) == list(range(6))
+    assert data.seen == []
+
+
+class Remembering(Numbers):
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.seen: list[int] = []
+
+    def __getitem__(self, index: int) -> int:
+        self.seen.append(index)
+        return index
