@@ -11,10 +11,10 @@ use crate::place;
 
 /// The coordinator's status, as JSON.
 #[pyfunction]
-#[pyo3(signature = (socket=None))]
-pub(crate) fn status(py: Python<'_>, socket: Option<PathBuf>) -> PyResult<String> {
+#[pyo3(signature = (socket=None, slow=0))]
+pub(crate) fn status(py: Python<'_>, socket: Option<PathBuf>, slow: u32) -> PyResult<String> {
     let status = py
-        .detach(|| coprep_client::control::status(&place(socket)))
+        .detach(|| coprep_client::control::status(&place(socket), slow))
         .map_err(raise)?;
     serde_json::to_string(&status).map_err(|e| PyValueError::new_err(e.to_string()))
 }

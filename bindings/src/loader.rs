@@ -52,6 +52,7 @@ fn cache_form(name: Option<&str>) -> PyResult<Option<CacheForm>> {
         Some("off") => Ok(Some(CacheForm::Off)),
         Some("encoded") => Ok(Some(CacheForm::Encoded)),
         Some("decoded") => Ok(Some(CacheForm::Decoded)),
+        Some("auto") => Ok(Some(CacheForm::Auto)),
         Some("prepared") => Ok(Some(CacheForm::Prepared)),
         Some(other) => Err(PyValueError::new_err(format!(
             "unknown form of cache '{other}'"
@@ -90,7 +91,7 @@ impl Loader {
         reason = "they are the data loader's, by keyword"
     )]
     #[pyo3(signature = (
-        pipeline, *, name, socket, timeout, batch_size, shuffle, seed, drop_last, rank, world_size, group,
+        pipeline, *, name, socket, timeout, batch_size, shuffle, relaxed, seed, drop_last, rank, world_size, group,
         skip_errors, subset, cohort, cache, cache_bytes, lru, reuse, resume, code
     ))]
     fn new(
@@ -101,6 +102,7 @@ impl Loader {
         timeout: f64,
         batch_size: u32,
         shuffle: bool,
+        relaxed: bool,
         seed: Option<u64>,
         drop_last: bool,
         rank: u32,
@@ -143,6 +145,7 @@ impl Loader {
             seed,
             seed_hint: resume.as_ref().map(|&(_, _, seed, _)| seed),
             shuffle,
+            relaxed,
             cache: CacheRequest {
                 form: cache_form(cache)?,
                 bytes: cache_bytes,

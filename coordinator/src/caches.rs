@@ -4,14 +4,15 @@
 //! that streams which differ only in their random operators share it. Its memory is reserved when it is
 //! opened: as much as the dataset needs, or as the budget leaves.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use coprep_cache::sample_cache::{
-    Lru, NoEviction, Renewing, SampleCache, list_named, remove_named,
+    Form, Lru, Meta, NoEviction, Renewing, SampleCache, Usage, list_named, remove_named,
 };
+use coprep_costs::{Chooser, Offer};
 use coprep_pipeline::{Dataset, Pipeline};
-use coprep_protocol::message::{CacheForm, CacheStatus};
+use coprep_protocol::message::{CacheForm, CacheStatus, FormStatus};
 
 use crate::{Error, Result};
 
@@ -41,11 +42,19 @@ pub(crate) struct Cache {
     pub(crate) key: CacheKey,
     pub(crate) form: CacheForm,
     pub(crate) store: Box<dyn SampleCache>,
+    /// Chooses each sample's form by its price.
+    pub(crate) forms: Option<Forms>,
     dataset: String,
     /// The named segment in which it lies.
     segment: Option<String>,
     hits: AtomicU64,
     misses: AtomicU64,
+}
+
+/// Who chooses forms, and for which samples it was asked: once for each.
+pub(crate) struct Forms {
+    chooser: Mutex<Chooser>,
+    judged: Box<[AtomicU64]>,
 }
 
 /// What a new cache is made for.
@@ -79,15 +88,69 @@ impl Cache {
             (false, None) => Box::new(NoEviction::anonymous(capacity, opening.samples)?),
             (false, Some(name)) => Box::new(opening.named(name, capacity)?),
         };
+        let forms = (opening.key.form == CacheForm::Auto).then(|| {
+            let usage = store.usage();
+            let left = usage.capacity.saturating_sub(usage.used);
+            let samples = u64::from(opening.samples).saturating_sub(usage.entries());
+            Forms {
+                chooser: Mutex::new(Chooser::new(left, samples as u32)),
+                judged: (0..opening.samples.div_ceil(64))
+                    .map(|_| AtomicU64::new(0))
+                    .collect(),
+            }
+        });
         Ok(Cache {
             key: opening.key,
             form: opening.key.form,
             store,
+            forms,
             dataset: opening.dataset_name.to_owned(),
             segment,
             hits: AtomicU64::new(0),
             misses: AtomicU64::new(0),
         })
+    }
+
+    /// The form that is worth most of what is offered: form, bytes, seconds that it saves per epoch. None: no form is
+    /// worth its bytes, or the sample was judged before.
+    pub(crate) fn choose(&self, id: u32, offers: &[(Form, usize, f32)]) -> Option<Form> {
+        if !self.forms.as_ref()?.judge(id) {
+            return None;
+        }
+        let usage = self.store.usage();
+        let left = usage.capacity.saturating_sub(usage.used);
+        let priced: Vec<Offer> = offers
+            .iter()
+            .map(|&(_, bytes, saves)| Offer {
+                bytes: (bytes as u64).next_multiple_of(PER_SAMPLE),
+                saves: f64::from(saves),
+            })
+            .collect();
+        let chosen = self.chooser()?.decide(&priced)?;
+        if priced[chosen].bytes > left {
+            self.chooser()?.give_back(chosen, priced[chosen]);
+            return None;
+        }
+        Some(offers[chosen].0)
+    }
+
+    fn chooser(&self) -> Option<MutexGuard<'_, Chooser>> {
+        let chooser = &self.forms.as_ref()?.chooser;
+        Some(chooser.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Whether a sample that is not here might still be admitted.
+    pub(crate) fn may_admit(&self, id: u32) -> bool {
+        let usage = self.store.usage();
+        usage.used < usage.capacity && self.forms.as_ref().is_none_or(|f| !f.was_judged(id))
+    }
+
+    /// Copies a sample into the cache, if there is room.
+    pub(crate) fn keep(&self, id: u32, meta: Meta, bytes: &[u8]) {
+        if let Some(mut place) = self.store.reserve(id, bytes.len(), meta) {
+            place.as_mut_slice().copy_from_slice(bytes);
+            place.commit();
+        }
     }
 
     pub(crate) fn count_hit(&self) {
@@ -126,11 +189,46 @@ impl Cache {
             capacity: usage.capacity,
             used: usage.used,
             entries: usage.entries(),
+            by_form: by_form(&usage),
+            lambda_s_per_mib: self.chooser().map(|c| c.lambda() * f64::from(1 << 20)),
+            saves_s_per_epoch: self.chooser().map(|c| c.saved()),
             hits: self.hits.load(Ordering::Relaxed),
             misses: self.misses.load(Ordering::Relaxed),
             users,
         }
     }
+}
+
+impl Forms {
+    fn bit(&self, id: u32) -> Option<(&AtomicU64, u64)> {
+        Some((self.judged.get(id as usize / 64)?, 1 << (id % 64)))
+    }
+
+    fn was_judged(&self, id: u32) -> bool {
+        self.bit(id)
+            .is_none_or(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
+    }
+
+    /// True for the first who asks.
+    fn judge(&self, id: u32) -> bool {
+        self.bit(id)
+            .is_some_and(|(word, bit)| word.fetch_or(bit, Ordering::Relaxed) & bit == 0)
+    }
+}
+
+fn by_form(usage: &Usage) -> Vec<FormStatus> {
+    let forms = [
+        (Form::Encoded, CacheForm::Encoded),
+        (Form::Decoded, CacheForm::Decoded),
+        (Form::Prepared, CacheForm::Prepared),
+    ];
+    let status = |&(form, shown): &(Form, CacheForm)| FormStatus {
+        form: shown,
+        entries: usage.entries_by_form[form as usize],
+        bytes: usage.bytes_by_form[form as usize],
+    };
+    let held = forms.iter().map(status);
+    held.filter(|status| status.entries > 0).collect()
 }
 
 impl Opening<'_> {

@@ -4,7 +4,8 @@
 //! * [`session`]: one connection, one consumer at most.
 //! * [`registry`]: what is open: datasets, caches, streams.
 //! * [`stream`]: jobs that share a pipeline, their scheduler and their staging area.
-//! * [`workers`]: the threads that run pipelines.
+//! * [`workers`]: the threads that run pipelines; [`due_queue`]: what waits for one.
+//! * [`costs`]: what samples were measured to cost.
 //! * [`prepare`]: one sample's way from storage, or the cache, into its slot.
 //! * [`maker`]: what makes the samples of a stream: those threads, the jobs' own code, or the jobs.
 //! * [`user_code`]: the processes that run the jobs' own code.
@@ -16,6 +17,8 @@
 #![forbid(unsafe_code)]
 
 mod caches;
+mod costs;
+mod due_queue;
 mod error;
 mod maker;
 mod outbox;
@@ -31,6 +34,7 @@ mod warm;
 mod workers;
 
 pub use caches::drop_left_segments;
+pub use coprep_pipeline::Slowness;
 pub use error::{Error, Result};
 pub use server::{Server, StopReason};
 pub use settings::Settings;

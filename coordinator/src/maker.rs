@@ -5,6 +5,7 @@ use std::sync::Arc;
 use coprep_protocol::spec::{Dtype, Field};
 
 use crate::caches::Cache;
+use crate::costs::Costs;
 use crate::prepare::Recipe;
 use crate::user_code::Crew;
 
@@ -23,6 +24,7 @@ pub(crate) enum Maker {
         prepared: Option<Arc<Cache>>,
         /// What is cached before the random part.
         kept: Option<Arc<Cache>>,
+        costs: Arc<Costs>,
     },
     /// The jobs themselves: they are given ids and visits.
     Jobs { samples: u32 },
@@ -76,6 +78,32 @@ impl Maker {
         };
         fields.push(scalar("index"));
         fields
+    }
+
+    /// None: what the jobs make is not measured.
+    pub(crate) fn costs(&self) -> Option<&Arc<Costs>> {
+        match self {
+            Maker::Native(recipe) => Some(&recipe.costs),
+            Maker::Crew { costs, .. } => Some(costs),
+            Maker::Jobs { .. } => None,
+        }
+    }
+
+    /// Seconds that a sample will take a worker, as it is cached now. None: it was never made.
+    pub(crate) fn expected(&self, id: u32) -> Option<f32> {
+        match self {
+            Maker::Native(recipe) => recipe.costs.expected(id, recipe.cached_as(id)),
+            Maker::Crew {
+                costs,
+                prepared,
+                kept,
+                ..
+            } => {
+                let cache = prepared.as_ref().or(kept.as_ref());
+                costs.expected(id, cache.and_then(|c| c.store.form(id)))
+            }
+            Maker::Jobs { .. } => Some(0.0),
+        }
     }
 
     pub(crate) fn cache(&self) -> Option<&Arc<Cache>> {

@@ -1,16 +1,20 @@
 //! One sample's way from storage, or the cache, into its slot.
 //!
 //! A sample is fetched once and decoded once per preparation, and never copied on the way: a file that
-//! will be cached in its encoded form is read straight into the cache, a decoded one is decoded there.
+//! will be cached in its encoded form is read straight into the cache, a decoded one is decoded there. Where the form is
+//! chosen by price ([`coprep_costs::forms`]) the file is read first, and copied if its encoded form is chosen.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coprep_cache::sample_cache::{Form, Meta};
-use coprep_pipeline::{Dataset, DecodedView, Pipeline, SampleKey, Scratch};
+use coprep_costs::Features;
+use coprep_pipeline::{Dataset, DecodedShape, DecodedView, Pipeline, SampleKey, Scratch, Stages};
 use coprep_protocol::message::{CacheForm, SampleError};
+use nix::time::{ClockId, clock_gettime};
 
 use crate::caches::Cache;
+use crate::costs::Costs;
 
 /// What a sample is made by.
 #[derive(Clone)]
@@ -18,20 +22,40 @@ pub(crate) struct Recipe {
     pub(crate) dataset: Arc<Dataset>,
     pub(crate) pipeline: Arc<Pipeline>,
     pub(crate) cache: Option<Arc<Cache>>,
+    pub(crate) costs: Arc<Costs>,
+}
+
+/// Where a sample is written. Asked for when the last step is about to write.
+pub(crate) trait Slot {
+    fn bytes(&mut self) -> &mut [u8];
 }
 
 /// What a worker thread brings: memory that is used again for every sample.
 pub(crate) struct Tools {
     scratch: Scratch,
     file: Vec<u8>,
+    /// The file is the sample's that comes next: what it took to fetch.
+    fetched: Option<Cost>,
 }
 
-/// What a preparation took.
+/// A sample's file, before its turn.
+pub(crate) struct Fetched {
+    file: Vec<u8>,
+    cost: Cost,
+    /// Seconds that preparing it will take. None: too little is known.
+    pub(crate) expected: Option<f32>,
+}
+
+/// What a preparation took: wall time by stage, and the thread's CPU time of all stages.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Cost {
     pub(crate) fetch: Duration,
-    pub(crate) prep: Duration,
+    pub(crate) decode: Duration,
+    pub(crate) fixed: Duration,
+    pub(crate) random: Duration,
+    pub(crate) cpu: Duration,
     pub(crate) fetched_bytes: u64,
+    pub(crate) features: Features,
 }
 
 /// Where a preparation failed, and why.
@@ -52,19 +76,64 @@ impl Tools {
         Tools {
             scratch: Scratch::new(),
             file: Vec::new(),
+            fetched: None,
         }
+    }
+
+    /// Takes over a file that was fetched before.
+    pub(crate) fn take_over(&mut self, fetched: Fetched) {
+        self.file = fetched.file;
+        self.fetched = Some(fetched.cost);
     }
 }
 
 impl Recipe {
-    /// Prepares sample `key.id` into `out`, and caches it if there is room.
+    /// Prepares sample `key.id` into `slot`, and caches it if there is room.
     ///
     /// A panic of an operator is a failure of that sample, not of the coordinator.
-    pub(crate) fn prepare(&self, key: SampleKey, tools: &mut Tools, out: &mut [u8]) -> Prepared {
-        guarded(tools, |tools| match &self.cache {
-            None => self.prepare_from_storage(key, tools, out),
-            Some(cache) => self.prepare_cached(cache, key, tools, out),
+    pub(crate) fn prepare(
+        &self,
+        key: SampleKey,
+        tools: &mut Tools,
+        slot: &mut dyn Slot,
+    ) -> Prepared {
+        let prepared = guarded(tools, |tools| match &self.cache {
+            None => self.prepare_from_storage(key, tools, slot),
+            Some(cache) => self.prepare_cached(cache, key, tools, slot),
+        });
+        tools.fetched = None;
+        if let Ok(cost) = &prepared {
+            self.costs.record(key.id, cost);
+        }
+        prepared
+    }
+
+    /// Whether [`fetch_ahead`](Self::fetch_ahead) is of use: what the sample costs is not known, and its file is needed.
+    pub(crate) fn is_unknown(&self, id: u32) -> bool {
+        let form = self.cached_as(id);
+        let reads_itself = self
+            .cache
+            .as_ref()
+            .is_some_and(|c| c.form == CacheForm::Encoded);
+        !reads_itself && form.is_none() && self.costs.expected(id, form).is_none()
+    }
+
+    /// Reads a sample's file before its turn, so that its header says what it will cost.
+    pub(crate) fn fetch_ahead(&self, id: u32, tools: &mut Tools) -> Result<Fetched, Failure> {
+        let cost = self.fetch(id, tools)?;
+        // What is wrong with the file is reported when it is decoded.
+        let features = self.features(&tools.file).unwrap_or(cost.features);
+        let predicted = self.costs.predict(features);
+        Ok(Fetched {
+            file: std::mem::take(&mut tools.file),
+            cost,
+            expected: predicted.map(|cost| cost.prep()),
         })
+    }
+
+    /// The form that a sample is cached in.
+    pub(crate) fn cached_as(&self, id: u32) -> Option<Form> {
+        self.cache.as_ref()?.store.form(id)
     }
 
     /// Brings sample `id` into the cache, if it is not there and there is room. Prepares nothing else.
@@ -72,15 +141,30 @@ impl Recipe {
         let Some(cache) = &self.cache else {
             return Ok(Cost::default());
         };
-        if cache.store.get(id).is_some() {
+        if cache.store.has(id) {
             return Ok(Cost::default());
         }
-        guarded(tools, |tools| self.admit_to(cache, id, tools))
+        let cost = guarded(tools, |tools| self.admit_to(cache, id, tools))?;
+        self.costs.record(id, &cost);
+        Ok(cost)
     }
 
-    fn prepare_from_storage(&self, key: SampleKey, tools: &mut Tools, out: &mut [u8]) -> Prepared {
+    fn features(&self, file: &[u8]) -> Option<Features> {
+        let picture = self.pipeline.look(file).ok()?;
+        Some(Features {
+            bytes: file.len() as u64,
+            pixels: picture.pixels,
+        })
+    }
+
+    fn prepare_from_storage(
+        &self,
+        key: SampleKey,
+        tools: &mut Tools,
+        slot: &mut dyn Slot,
+    ) -> Prepared {
         let fetched = self.fetch(key.id, tools)?;
-        Ok(fetched.plus(self.prepare_fetched(key, tools, out)?))
+        Ok(fetched.plus(self.prepare_fetched(key, tools, slot)?))
     }
 
     fn prepare_cached(
@@ -88,23 +172,97 @@ impl Recipe {
         cache: &Cache,
         key: SampleKey,
         tools: &mut Tools,
-        out: &mut [u8],
+        slot: &mut dyn Slot,
     ) -> Prepared {
-        if let Some(cost) = self.prepare_hit(cache, key, tools, out)? {
+        if let Some(cost) = self.prepare_hit(cache, key, tools, slot)? {
             cache.count_hit();
             return Ok(cost);
         }
         cache.count_miss();
+        if cache.forms.is_some() {
+            return match cache.may_admit(key.id) {
+                true => self.prepare_by_price(cache, key, tools, slot),
+                false => self.prepare_from_storage(key, tools, slot),
+            };
+        }
         let admitted = self.admit_to(cache, key.id, tools)?;
-        let finished = match self.prepare_hit(cache, key, tools, out)? {
+        let finished = match self.prepare_hit(cache, key, tools, slot)? {
             Some(cost) => cost,
             // Not admitted. An encoded sample was not even read then; a decoded one was, to learn its size.
             None if cache.form == CacheForm::Encoded => {
-                self.prepare_from_storage(key, tools, out)?
+                self.prepare_from_storage(key, tools, slot)?
             }
-            None => self.prepare_fetched(key, tools, out)?,
+            None => self.prepare_fetched(key, tools, slot)?,
         };
         Ok(admitted.plus(finished))
+    }
+
+    /// Caches the sample in the form that is worth most, or not at all.
+    fn prepare_by_price(
+        &self,
+        cache: &Cache,
+        key: SampleKey,
+        tools: &mut Tools,
+        slot: &mut dyn Slot,
+    ) -> Prepared {
+        let fetched = self.fetch(key.id, tools)?;
+        let features = self.features(&tools.file).unwrap_or_default();
+        let (mut done, stages) = match self.costs.predict(features) {
+            Some(expected) => (None, expected),
+            // The first samples are measured before they are judged.
+            None => {
+                let cost = self.prepare_fetched(key, tools, slot)?;
+                (Some(cost), cost.seconds())
+            }
+        };
+        let form = self.choose(cache, key.id, fetched.fetch, &stages, tools)?;
+        let mut admitted = Cost::default();
+        match form {
+            Some(Form::Encoded) => cache.keep(key.id, Meta::of(Form::Encoded), &tools.file),
+            Some(Form::Decoded) => {
+                admitted = self.decode_into_cache(cache, key.id, tools)?;
+                if done.is_none() {
+                    done = self.prepare_hit(cache, key, tools, slot)?;
+                }
+            }
+            _ => {}
+        }
+        let done = match done {
+            Some(done) => done,
+            None => self.prepare_fetched(key, tools, slot)?,
+        };
+        if form == Some(Form::Prepared) {
+            cache.keep(key.id, Meta::of(Form::Prepared), slot.bytes());
+        }
+        Ok(fetched.plus(admitted).plus(done))
+    }
+
+    fn choose(
+        &self,
+        cache: &Cache,
+        id: u32,
+        fetch: Duration,
+        stages: &coprep_costs::Cost,
+        tools: &Tools,
+    ) -> Result<Option<Form>, Failure> {
+        let decoded = self
+            .pipeline
+            .decoded_size(&tools.file)
+            .map_err(Failure::decode)?;
+        let fetch = fetch.as_secs_f32();
+        let mut offers = vec![
+            (Form::Encoded, tools.file.len(), fetch),
+            (
+                Form::Decoded,
+                decoded.bytes(),
+                fetch + stages.decode + stages.fixed,
+            ),
+        ];
+        if self.pipeline.is_deterministic() {
+            let bytes = self.pipeline.output().sample_bytes();
+            offers.push((Form::Prepared, bytes, fetch + stages.prep()));
+        }
+        Ok(cache.choose(id, &offers))
     }
 
     fn prepare_hit(
@@ -112,14 +270,13 @@ impl Recipe {
         cache: &Cache,
         key: SampleKey,
         tools: &mut Tools,
-        out: &mut [u8],
+        slot: &mut dyn Slot,
     ) -> Result<Option<Cost>, Failure> {
         let Some(hit) = cache.store.get(key.id) else {
             return Ok(None);
         };
-        let start = Instant::now();
         let meta = hit.meta();
-        match meta.form {
+        let stages = match meta.form {
             Form::Decoded => {
                 let view = DecodedView {
                     width: meta.width,
@@ -127,34 +284,51 @@ impl Recipe {
                     pixels: &hit,
                 };
                 self.pipeline
-                    .prepare_decoded(view, key, &mut tools.scratch, out)
+                    .prepare_decoded(view, key, &mut tools.scratch, || slot.bytes())
             }
-            // Only caches of user code hold these.
-            Form::Prepared => return Ok(None),
+            Form::Prepared => {
+                let out = slot.bytes();
+                if out.len() != hit.len() {
+                    return Ok(None);
+                }
+                out.copy_from_slice(&hit);
+                Ok(Stages::default())
+            }
             Form::Encoded => self
                 .pipeline
-                .prepare_encoded(&hit, key, &mut tools.scratch, out),
-        }
-        .map_err(Failure::decode)?;
-        Ok(Some(Cost {
-            prep: start.elapsed(),
-            ..Cost::default()
-        }))
+                .prepare_encoded(&hit, key, &mut tools.scratch, || slot.bytes()),
+        };
+        let features = match meta.form {
+            Form::Encoded => self.features(&hit).unwrap_or_default(),
+            _ => Features::default(),
+        };
+        Ok(Some(
+            Cost {
+                features,
+                ..Cost::default()
+            }
+            .with(stages.map_err(Failure::decode)?),
+        ))
     }
 
-    fn prepare_fetched(&self, key: SampleKey, tools: &mut Tools, out: &mut [u8]) -> Prepared {
-        let start = Instant::now();
-        let Tools { scratch, file } = tools;
-        self.pipeline
-            .prepare_encoded(file, key, scratch, out)
+    fn prepare_fetched(&self, key: SampleKey, tools: &mut Tools, slot: &mut dyn Slot) -> Prepared {
+        let Tools { scratch, file, .. } = tools;
+        let stages = self
+            .pipeline
+            .prepare_encoded(file, key, scratch, || slot.bytes())
             .map_err(Failure::decode)?;
+        let features = self.features(file).unwrap_or_default();
         Ok(Cost {
-            prep: start.elapsed(),
+            features,
             ..Cost::default()
-        })
+        }
+        .with(stages))
     }
 
     fn fetch(&self, id: u32, tools: &mut Tools) -> Prepared {
+        if let Some(cost) = tools.fetched.take() {
+            return Ok(cost);
+        }
         let start = Instant::now();
         self.dataset
             .fetch(id, &mut tools.file)
@@ -169,8 +343,53 @@ impl Recipe {
     fn admit_to(&self, cache: &Cache, id: u32, tools: &mut Tools) -> Prepared {
         match cache.form {
             CacheForm::Encoded => self.admit_encoded(cache, id),
-            _ => self.admit_decoded(cache, id, tools),
+            CacheForm::Auto => self.admit_by_price(cache, id, tools),
+            _ => {
+                let fetched = self.fetch(id, tools)?;
+                Ok(fetched.plus(self.decode_into_cache(cache, id, tools)?))
+            }
         }
+    }
+
+    /// For a warm-up, which prepares nothing.
+    fn admit_by_price(&self, cache: &Cache, id: u32, tools: &mut Tools) -> Prepared {
+        let mut cost = self.fetch(id, tools)?;
+        cost.features = self.features(&tools.file).unwrap_or_default();
+        if let Some(stages) = self.costs.predict(cost.features) {
+            let form = self.choose(cache, id, cost.fetch, &stages, tools)?;
+            return Ok(match form {
+                Some(Form::Encoded) => {
+                    cache.keep(id, Meta::of(Form::Encoded), &tools.file);
+                    cost
+                }
+                Some(_) => cost.plus(self.decode_into_cache(cache, id, tools)?),
+                None => cost,
+            });
+        }
+        // The first samples are measured before they are judged.
+        let (decoded, pixels) = self.decode(tools)?;
+        cost = cost.plus(decoded);
+        match self.choose(cache, id, cost.fetch, &cost.seconds(), tools)? {
+            Some(Form::Encoded) => cache.keep(id, Meta::of(Form::Encoded), &tools.file),
+            Some(_) => cache.keep(id, pixels.0, &pixels.1),
+            None => {}
+        }
+        Ok(cost)
+    }
+
+    fn decode(&self, tools: &mut Tools) -> Result<(Cost, (Meta, Vec<u8>)), Failure> {
+        let start = Instant::now();
+        let Tools { scratch, file, .. } = tools;
+        let shape = self.pipeline.decoded_size(file).map_err(Failure::decode)?;
+        let mut pixels = vec![0; shape.bytes()];
+        self.pipeline
+            .decode_into(file, scratch, &mut pixels)
+            .map_err(Failure::decode)?;
+        let cost = Cost {
+            decode: start.elapsed(),
+            ..Cost::default()
+        };
+        Ok((cost, (decoded_as(shape), pixels)))
     }
 
     /// Reads the file straight into the cache; reads nothing if there is no room.
@@ -192,39 +411,53 @@ impl Recipe {
         })
     }
 
-    /// Reads the file, and decodes it straight into the cache if there is room.
-    fn admit_decoded(&self, cache: &Cache, id: u32, tools: &mut Tools) -> Prepared {
-        let fetched = self.fetch(id, tools)?;
+    /// Decodes the file straight into the cache, if there is room.
+    fn decode_into_cache(&self, cache: &Cache, id: u32, tools: &mut Tools) -> Prepared {
         let start = Instant::now();
-        let Tools { scratch, file } = tools;
+        let Tools { scratch, file, .. } = tools;
         let shape = self.pipeline.decoded_size(file).map_err(Failure::decode)?;
-        let meta = Meta {
-            form: Form::Decoded,
-            width: shape.width,
-            height: shape.height,
+        let meta = decoded_as(shape);
+        let Some(mut place) = cache.store.reserve(id, shape.bytes(), meta) else {
+            return Ok(Cost::default());
         };
-        if let Some(mut place) = cache.store.reserve(id, shape.bytes(), meta) {
-            self.pipeline
-                .decode_into(file, scratch, place.as_mut_slice())
-                .map_err(Failure::decode)?;
-            place.commit();
-        }
-        Ok(fetched.plus(Cost {
-            prep: start.elapsed(),
+        self.pipeline
+            .decode_into(file, scratch, place.as_mut_slice())
+            .map_err(Failure::decode)?;
+        place.commit();
+        Ok(Cost {
+            decode: start.elapsed(),
             ..Cost::default()
-        }))
+        })
+    }
+}
+
+fn decoded_as(shape: DecodedShape) -> Meta {
+    Meta {
+        form: Form::Decoded,
+        width: shape.width,
+        height: shape.height,
     }
 }
 
 fn guarded(tools: &mut Tools, run: impl FnOnce(&mut Tools) -> Prepared) -> Prepared {
+    let before = thread_cpu();
     let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(tools)));
-    caught.unwrap_or_else(|_| {
+    let prepared = caught.unwrap_or_else(|_| {
         *tools = Tools::new();
         Err(Failure::new(
             "prepare",
             "an operator panicked: a defect of coprep, please report it".into(),
         ))
+    })?;
+    Ok(Cost {
+        cpu: thread_cpu().saturating_sub(before),
+        ..prepared
     })
+}
+
+/// CPU time of this thread.
+fn thread_cpu() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
 impl Failure {
@@ -260,11 +493,47 @@ impl Failure {
 }
 
 impl Cost {
+    /// Decoding and operators.
+    pub(crate) fn prep(&self) -> Duration {
+        self.decode + self.fixed + self.random
+    }
+
+    pub(crate) fn total(&self) -> Duration {
+        self.fetch + self.prep()
+    }
+
+    fn seconds(&self) -> coprep_costs::Cost {
+        coprep_costs::Cost {
+            fetch: self.fetch.as_secs_f32(),
+            decode: self.decode.as_secs_f32(),
+            fixed: self.fixed.as_secs_f32(),
+            random: self.random.as_secs_f32(),
+            cpu: self.cpu.as_secs_f32(),
+        }
+    }
+
+    fn with(self, stages: Stages) -> Cost {
+        Cost {
+            decode: stages.decode,
+            fixed: stages.fixed,
+            random: stages.random,
+            ..self
+        }
+    }
+
     fn plus(self, other: Cost) -> Cost {
         Cost {
             fetch: self.fetch + other.fetch,
-            prep: self.prep + other.prep,
+            decode: self.decode + other.decode,
+            fixed: self.fixed + other.fixed,
+            random: self.random + other.random,
+            cpu: self.cpu + other.cpu,
             fetched_bytes: self.fetched_bytes + other.fetched_bytes,
+            features: if other.features == Features::default() {
+                self.features
+            } else {
+                other.features
+            },
         }
     }
 }

@@ -120,7 +120,10 @@ impl Session<'_> {
                 warm::warm(self.registry, &request, socket, &self.client.outbox)
                     .map(|p| Some(Reply::Warmed(p)))
             }
-            Request::Status => Ok(Some(Reply::Status(Box::new(status::status(self.registry))))),
+            Request::Status { slow } => {
+                let status = status::status(self.registry, slow);
+                Ok(Some(Reply::Status(Box::new(status))))
+            }
             Request::Drop { name } => Ok(Some(Reply::Dropped {
                 bytes: self.registry.drop_caches(name.as_deref()),
             })),

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use coprep_pipeline::Slowness;
 use coprep_protocol::message::CacheForm;
 
 /// Settings of one coordinator.
@@ -17,6 +18,8 @@ pub struct Settings {
     pub cache_name: Option<String>,
     /// Bytes of one stream's staging area, within the bounds that correctness asks for.
     pub staging_bytes: u64,
+    /// Storage is to be slower than it is, to see what then.
+    pub storage: Slowness,
     /// Without a connection for this long, the coordinator ends; None: never.
     pub idle: Option<Duration>,
     /// The same, while it holds a warmed cache.
@@ -28,9 +31,10 @@ impl Default for Settings {
         Settings {
             workers: std::thread::available_parallelism().map_or(1, usize::from),
             cache_budget: coprep_cache::memory::available().unwrap_or(0) / 4,
-            cache_form: CacheForm::Decoded,
+            cache_form: CacheForm::Auto,
             cache_name: None,
             staging_bytes: 256 << 20,
+            storage: Slowness::default(),
             idle: None,
             idle_warm: None,
         }

@@ -6,7 +6,7 @@ use coprep_protocol::message::Status;
 
 use crate::registry::Registry;
 
-pub(crate) fn status(registry: &Arc<Registry>) -> Status {
+pub(crate) fn status(registry: &Arc<Registry>, slow: u32) -> Status {
     let caches = registry.caches();
     Status {
         pid: std::process::id(),
@@ -16,7 +16,7 @@ pub(crate) fn status(registry: &Arc<Registry>) -> Status {
         pss_bytes: pss_bytes(),
         cache_budget: registry.settings.cache_budget,
         caches: caches.iter().map(|c| c.status(registry.users(c))).collect(),
-        streams: registry.stream_status(),
+        streams: registry.stream_status(slow),
     }
 }
 

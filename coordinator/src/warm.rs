@@ -13,6 +13,7 @@ use coprep_protocol::message::{CacheForm, Reply, Warm, WarmProgress};
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded};
 
 use crate::caches::Cache;
+use crate::due_queue::Moment;
 use crate::outbox::Outbox;
 use crate::prepare::{Failure, Recipe, Tools};
 use crate::registry::Registry;
@@ -123,7 +124,9 @@ impl Run<'_> {
             id,
             done: self.done.clone(),
         };
-        self.registry.workers.submit_background(Box::new(work));
+        self.registry
+            .workers
+            .submit(Moment::WHENEVER, Box::new(work));
     }
 
     /// No sample of the smallest size seen would find room: the last one that was refused.

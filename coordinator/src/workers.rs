@@ -1,16 +1,14 @@
 //! The threads that run pipelines, one pool for all streams.
 //!
-//! Work for a minibatch goes before work for a warm-up. Within a kind, first come, first served: the
-//! minibatch drawn first is due first.
+//! What is due first is begun first, whatever stream it is for; work for a warm-up, when nothing is due.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use crate::due_queue::{DueQueue, Moment};
 use crate::prepare::Tools;
-use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, unbounded};
-
 use crate::{Error, Result};
 
 /// Something a worker does.
@@ -18,10 +16,11 @@ pub(crate) trait Work: Send {
     fn run(self: Box<Self>, tools: &mut Tools);
 }
 
+type Queue = DueQueue<Box<dyn Work>>;
+
 /// The pool.
 pub(crate) struct Workers {
-    due: Sender<Box<dyn Work>>,
-    background: Sender<Box<dyn Work>>,
+    queue: Arc<Queue>,
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -29,21 +28,18 @@ pub(crate) struct Workers {
 impl Workers {
     /// Starts `count` threads.
     pub(crate) fn start(count: usize) -> Result<Self> {
-        let (due, due_work) = unbounded();
-        let (background, background_work) = unbounded();
-        let stop = Arc::new(AtomicBool::new(false));
+        let (queue, stop) = (Arc::new(Queue::new()), Arc::new(AtomicBool::new(false)));
         let start_one = |i| {
-            let (due, background, stop) = (due_work.clone(), background_work.clone(), stop.clone());
+            let (queue, stop) = (queue.clone(), stop.clone());
             let builder = std::thread::Builder::new().name(format!("worker-{i}"));
-            builder.spawn(move || work(&due, &background, &stop))
+            builder.spawn(move || work(&queue, &stop))
         };
         let threads = (0..count.max(1))
             .map(start_one)
             .collect::<std::io::Result<_>>();
         let threads = threads.map_err(|e| Error::io("cannot start worker threads", e))?;
         Ok(Workers {
-            due,
-            background,
+            queue,
             stop,
             threads,
         })
@@ -53,15 +49,9 @@ impl Workers {
         self.threads.len()
     }
 
-    /// Work for a minibatch.
-    pub(crate) fn submit(&self, work: Box<dyn Work>) {
-        // Fails only when all threads are gone, which `Drop` alone brings about.
-        let _ = self.due.send(work);
-    }
-
-    /// Work that yields to minibatches.
-    pub(crate) fn submit_background(&self, work: Box<dyn Work>) {
-        let _ = self.background.send(work);
+    /// Something to be begun at `due`, or as soon as a thread is free.
+    pub(crate) fn submit(&self, due: Moment, work: Box<dyn Work>) {
+        self.queue.push(due, work);
     }
 }
 
@@ -83,22 +73,11 @@ impl Drop for Workers {
 /// How long a worker sleeps before it looks whether it should end.
 const NAP: Duration = Duration::from_millis(200);
 
-fn work(due: &Receiver<Box<dyn Work>>, background: &Receiver<Box<dyn Work>>, stop: &AtomicBool) {
+fn work(queue: &Queue, stop: &AtomicBool) {
     let mut tools = Tools::new();
     while !stop.load(Ordering::Acquire) {
-        if let Ok(work) = next(due, background) {
+        if let Some(work) = queue.pop(NAP) {
             work.run(&mut tools);
         }
-    }
-}
-
-fn next(
-    due: &Receiver<Box<dyn Work>>,
-    background: &Receiver<Box<dyn Work>>,
-) -> std::result::Result<Box<dyn Work>, RecvTimeoutError> {
-    crossbeam::channel::select_biased! {
-        recv(due) -> work => work.map_err(|_| RecvTimeoutError::Disconnected),
-        recv(background) -> work => work.map_err(|_| RecvTimeoutError::Disconnected),
-        default(NAP) => Err(RecvTimeoutError::Timeout),
     }
 }

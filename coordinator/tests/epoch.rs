@@ -80,6 +80,7 @@ impl Node {
             seed: Some(7),
             seed_hint: None,
             shuffle: true,
+            relaxed: false,
             cache: CacheRequest::default(),
             batch_size: 8,
             drop_last: false,
@@ -239,7 +240,7 @@ fn two_jobs_share_what_is_prepared() {
             s.spawn(move || (0..4).for_each(|_| assert_eq!(job.epoch().len(), SAMPLES as usize)));
         }
     });
-    let Reply::Status(status) = ask(&node.connect(), &Request::Status) else {
+    let Reply::Status(status) = ask(&node.connect(), &Request::Status { slow: 0 }) else {
         panic!()
     };
     let totals = &status.streams[0].totals;
@@ -282,7 +283,7 @@ fn a_refusal_says_what_and_why() {
         }
     };
     assert!(refused(&huge).message.contains("cache_bytes"));
-    let Reply::Status(status) = ask(&node.connect(), &Request::Status) else {
+    let Reply::Status(status) = ask(&node.connect(), &Request::Status { slow: 0 }) else {
         panic!()
     };
     assert!(

@@ -126,10 +126,10 @@ class Children(contextlib.ExitStack):
         """Run a Python module of this repository in this interpreter's environment."""
         return self.start(name, [sys.executable, "-m", module, *arguments], env)
 
-    def coordinator(self, cache: str = "0") -> tuple[Child, dict[str, str]]:
+    def coordinator(self, cache: str = "0", options: Sequence[str] = ()) -> tuple[Child, dict[str, str]]:
         """A coordinator of our own that answers, and the environment in which jobs find it."""
         path = self.folder / "coordinator.sock"
-        command = [str(coprep_command()), "serve", "--socket", str(path), "--cache", cache]
+        command = [str(coprep_command()), "serve", "--socket", str(path), "--cache", cache, *options]
         child = self.start("coordinator", command)
         await_socket(child, path)
         return child, {"COPREP_SOCKET": str(path)}

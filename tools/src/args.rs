@@ -1,6 +1,7 @@
 //! What the command line may say.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use coprep_protocol::message::CacheForm;
@@ -49,7 +50,7 @@ pub(crate) struct Serve {
     #[arg(long, env = "COPREP_CACHE", value_parser = size::parse, value_name = "SIZE")]
     pub(crate) cache: Option<u64>,
     /// Form of cached samples, where a job does not say.
-    #[arg(long, env = "COPREP_CACHE_FORM", value_enum, default_value_t = Form::Decoded)]
+    #[arg(long, env = "COPREP_CACHE_FORM", value_enum, default_value_t = Form::Auto)]
     pub(crate) cache_form: Form,
     /// Keep caches in named segments, which a restarted coordinator takes over warm.
     #[arg(long, env = "COPREP_CACHE_NAME", value_name = "NAME")]
@@ -57,9 +58,15 @@ pub(crate) struct Serve {
     /// Bytes of one stream's staging area.
     #[arg(long, env = "COPREP_STAGING", value_parser = size::parse, default_value = "256M", value_name = "SIZE")]
     pub(crate) staging: u64,
-    /// Threads that fetch, decode and augment [default: all processors].
-    #[arg(long, env = "COPREP_WORKERS", value_parser = clap::value_parser!(u16).range(1..=1024), value_name = "N")]
+    /// Threads that fetch, decode and augment: leave some processors to training [default: all processors].
+    #[arg(long, visible_alias = "cpus", env = "COPREP_WORKERS", value_parser = clap::value_parser!(u16).range(1..=1024), value_name = "N")]
     pub(crate) workers: Option<u16>,
+    /// Read datasets at no more than this many bytes a second, to see what slower storage would do.
+    #[arg(long, value_parser = size::parse, value_name = "SIZE", help_heading = "Experiments")]
+    pub(crate) storage_rate: Option<u64>,
+    /// Let each read of a file take this long beside, such as 5ms.
+    #[arg(long, value_parser = milliseconds, value_name = "TIME", help_heading = "Experiments")]
+    pub(crate) storage_latency: Option<Duration>,
     /// End after this many seconds without a connection; 0: never [default: 0, or 60 if a job started it].
     #[arg(long, env = "COPREP_IDLE", value_name = "SECONDS")]
     pub(crate) idle: Option<u64>,
@@ -72,6 +79,18 @@ pub(crate) struct Serve {
     /// Descriptor on which to say that the coordinator is ready, or why not.
     #[arg(long, hide = true, value_name = "FD")]
     pub(crate) ready_fd: Option<i32>,
+}
+
+fn milliseconds(text: &str) -> Result<Duration, String> {
+    let (number, unit) = match text.strip_suffix("ms") {
+        Some(number) => (number, 1e-3),
+        None => (text.strip_suffix('s').unwrap_or(text), 1.0),
+    };
+    let seconds = number.trim().parse::<f64>().map(|n| n * unit);
+    seconds
+        .ok()
+        .and_then(|s| Duration::try_from_secs_f64(s).ok())
+        .ok_or_else(|| format!("'{text}' is no time such as 5ms or 0.1s"))
 }
 
 #[derive(ClapArgs)]
@@ -100,6 +119,9 @@ pub(crate) struct Warm {
 
 #[derive(ClapArgs)]
 pub(crate) struct Status {
+    /// Show of each stream so many samples, those that cost most.
+    #[arg(long, value_name = "N", default_value_t = 0, default_missing_value = "10", num_args = 0..=1)]
+    pub(crate) slow: u32,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
@@ -121,6 +143,8 @@ pub(crate) enum Form {
     Encoded,
     /// After decode and the deterministic operators.
     Decoded,
+    /// For each sample the form that saves most time for its bytes, or none.
+    Auto,
 }
 
 impl From<Form> for CacheForm {
@@ -129,6 +153,7 @@ impl From<Form> for CacheForm {
             Form::Off => CacheForm::Off,
             Form::Encoded => CacheForm::Encoded,
             Form::Decoded => CacheForm::Decoded,
+            Form::Auto => CacheForm::Auto,
         }
     }
 }

@@ -280,7 +280,7 @@ fn socket_folder(place: &Place) -> Finding {
 
 fn coordinator(place: &Place) -> Finding {
     let check = "coordinator";
-    match control::status(place) {
+    match control::status(place, 0) {
         Ok(status) => ok(
             check,
             format!(

@@ -6,7 +6,7 @@ use std::os::fd::FromRawFd;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use coprep_coordinator::{Server, Settings, StopReason};
+use coprep_coordinator::{Server, Settings, Slowness, StopReason};
 use coprep_protocol::place::Place;
 
 use crate::Outcome;
@@ -53,6 +53,10 @@ fn settings(args: &Serve) -> Settings {
     let default = Settings::default();
     let seconds = |s: u64| (s > 0).then(|| Duration::from_secs(s));
     Settings {
+        storage: Slowness {
+            bytes_per_s: args.storage_rate,
+            latency: args.storage_latency.unwrap_or_default(),
+        },
         workers: args.workers.map_or(default.workers, usize::from),
         cache_budget: args.cache.unwrap_or(default.cache_budget),
         cache_form: args.cache_form.into(),

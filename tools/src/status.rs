@@ -3,7 +3,9 @@
 use std::process::ExitCode;
 
 use coprep_client::{Error, control};
-use coprep_protocol::message::{CacheStatus, JobStatus, Status, StreamStatus};
+use coprep_protocol::message::{
+    CacheStatus, CostStatus, FormStatus, JobStatus, SampleCost, Status, StreamStatus,
+};
 use coprep_protocol::place::Place;
 
 use crate::show::{duration, table};
@@ -11,7 +13,7 @@ use crate::{Outcome, args};
 use coprep_protocol::size::human;
 
 pub(crate) fn run(place: &Place, args: &args::Status) -> Outcome {
-    let status = control::status(place)?;
+    let status = control::status(place, args.slow)?;
     if args.json {
         println!("{}", serde_json::to_string_pretty(&status)?);
     } else {
@@ -62,7 +64,7 @@ fn caches(caches: &[CacheStatus]) -> String {
         return "no caches".into();
     }
     let header = [
-        "cache", "form", "policy", "samples", "used", "capacity", "hits", "misses",
+        "cache", "form", "policy", "samples", "used", "capacity", "hits", "misses", "saves",
     ];
     let row = |c: &CacheStatus| {
         vec![
@@ -74,9 +76,82 @@ fn caches(caches: &[CacheStatus]) -> String {
             human(c.capacity),
             c.hits.to_string(),
             c.misses.to_string(),
+            c.saves_s_per_epoch
+                .map_or(String::new(), |s| format!("{s:.1} s per epoch")),
         ]
     };
-    table(&header, &caches.iter().map(row).collect::<Vec<_>>())
+    let rows = table(&header, &caches.iter().map(row).collect::<Vec<_>>());
+    let prices = caches.iter().filter_map(price);
+    std::iter::once(rows)
+        .chain(prices)
+        .collect::<Vec<_>>()
+        .join("\n")
+}
+
+/// What is cached in which form, where that is chosen by price.
+fn price(c: &CacheStatus) -> Option<String> {
+    let lambda = c.lambda_s_per_mib?;
+    let form = |f: &FormStatus| {
+        format!(
+            "{} {} ({})",
+            f.entries,
+            format!("{:?}", f.form).to_lowercase(),
+            human(f.bytes)
+        )
+    };
+    let forms: Vec<String> = c.by_form.iter().map(form).collect();
+    let forms = if forms.is_empty() {
+        "nothing yet".into()
+    } else {
+        forms.join(", ")
+    };
+    Some(format!(
+        "  {}: {forms}; a MiB must save {lambda:.4} s per epoch",
+        c.dataset
+    ))
+}
+
+/// What the samples cost.
+fn costs(c: &CostStatus) -> String {
+    if c.measured == 0 {
+        return String::new();
+    }
+    let slow = c.budget_s.map_or(String::new(), |budget| {
+        format!(", slow over {:.1} ms", budget * 1e3)
+    });
+    let line = format!(
+        "\n  {} samples measured, {:.2} ms each{slow}; {} minibatches drawn ahead, {} samples overtaken",
+        c.measured,
+        c.mean_s * 1e3,
+        c.window,
+        c.overtaken
+    );
+    if c.slowest.is_empty() {
+        return line;
+    }
+    let header = [
+        "slow sample",
+        "fetch",
+        "decode",
+        "fixed",
+        "random",
+        "cpu",
+        "path",
+    ];
+    let ms = |seconds: f32| format!("{:.2} ms", seconds * 1e3);
+    let row = |s: &SampleCost| {
+        vec![
+            s.id.to_string(),
+            ms(s.fetch_s),
+            ms(s.decode_s),
+            ms(s.fixed_s),
+            ms(s.random_s),
+            ms(s.cpu_s),
+            s.path.clone(),
+        ]
+    };
+    let rows: Vec<_> = c.slowest.iter().map(row).collect();
+    format!("{line}\n{}", table(&header, &rows))
 }
 
 fn stream(s: &StreamStatus) -> String {
@@ -87,13 +162,18 @@ fn stream(s: &StreamStatus) -> String {
         t.delivered as f64 / t.prepared as f64
     };
     let head = format!(
-        "stream {}: {} ({} samples)\n  {}\n  seed {}, cache {}, {} of {} staging buffers free ({})\n  \
+        "stream {}: {} ({} samples)\n  {}\n  seed {}, {} order, cache {}, {} of {} staging buffers free ({})\n  \
          prepared {}, delivered {}, share factor {share:.2}, failed {}, fetched {}",
         s.id,
         s.dataset,
         s.samples,
         s.pipeline,
         s.seed,
+        if s.relaxed {
+            "relaxed"
+        } else {
+            "deterministic"
+        },
         format!("{:?}", s.cache).to_lowercase(),
         s.buffers_free,
         s.buffers,
@@ -127,7 +207,8 @@ fn stream(s: &StreamStatus) -> String {
         "idle",
     ];
     format!(
-        "{head}{workers}{differs}\n{}",
+        "{head}{workers}{differs}{}\n{}",
+        costs(&s.costs),
         table(&header, &s.jobs.iter().map(job).collect::<Vec<_>>())
     )
 }

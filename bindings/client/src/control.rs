@@ -22,13 +22,14 @@ fn unexpected<T>(reply: &Reply) -> Result<T> {
     Err(Error::Misbehaved(format!("unexpected answer {reply:?}")))
 }
 
-/// What a running coordinator does.
+/// What a running coordinator does; with `slow` samples of each stream, those that cost most.
 ///
 /// # Errors
 /// [`Error::Absent`] when none runs.
-pub fn status(place: &Place) -> Result<Status> {
+pub fn status(place: &Place, slow: u32) -> Result<Status> {
     let connection = Connection::open(place, &How::find("coprep status"))?;
-    match connection.ask(&Request::Status, "the status", SOON, &no_pulse())? {
+    let request = Request::Status { slow };
+    match connection.ask(&request, "the status", SOON, &no_pulse())? {
         Reply::Status(status) => Ok(*status),
         other => unexpected(&other),
     }

@@ -59,13 +59,16 @@ def Files(paths: Iterable[Path], labels: Iterable[int] | None = None) -> Pipelin
     return _coprep.files([os.fspath(p) for p in paths], None if labels is None else [int(x) for x in labels])
 
 
-def status(socket: Path | None = None) -> dict[str, Any]:
+def status(socket: Path | None = None, slow: int = 0) -> dict[str, Any]:
     """What the running coordinator does: its streams, jobs and caches, as ``coprep status --json`` prints it.
+
+    Args:
+        slow: of each stream so many samples, those that cost most (``costs``, ``slowest``).
 
     Raises:
         CoprepError: no coordinator runs.
     """
-    result: dict[str, Any] = json.loads(_coprep.status(socket))
+    result: dict[str, Any] = json.loads(_coprep.status(socket, slow))
     return result
 
 

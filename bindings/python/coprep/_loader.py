@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 import warnings
@@ -22,6 +23,8 @@ with contextlib.suppress(ImportError):
     from coprep import _usercode  # noqa: F401
 
 STATE_VERSION = 1
+SLOWEST = 10
+"""Samples in ``stats()["slow"]``."""
 _TIMEOUT = 600.0
 """Seconds that nothing takes, unless ``timeout`` says otherwise."""
 _LONGEST = 1e7
@@ -80,7 +83,8 @@ class DataLoader:
             environment says. All ranks get equally many batches.
         group: what the ranks of this job have in common and no other job has; by default taken from the launcher's
             environment.
-        order: ``"deterministic"``.
+        order: ``"deterministic"``: a seed says what is in every batch. ``"relaxed"``: a sample that takes longer than
+            most may come in a later batch of the same epoch, so that it holds nobody up.
         on_error: ``"raise"`` for a sample that cannot be prepared, or ``"skip"`` it (it is counted, logged once, and
             another takes its place).
         subset: ids of this job's samples, or a boolean mask; ``None`` means all.
@@ -88,7 +92,8 @@ class DataLoader:
             reproducibly. By default ``COPREP_COHORT=name:size`` says so.
         cohort_size: number of jobs to wait for.
         framework: ``"torch"``, ``"numpy"``, or ``None``: torch if it is installed.
-        cache: form in which samples are cached: ``"off"``, ``"encoded"``, ``"decoded"`` (of a user's dataset: what
+        cache: form in which samples are cached: ``"auto"`` (for each sample the form that saves most time for its
+            bytes, or none), ``"off"``, ``"encoded"``, ``"decoded"`` (of a user's dataset: what
             ``dataset[i]`` gives, before ``transform``), ``"prepared"`` (of a user's dataset: after everything, so that
             nothing random is renewed), or ``None`` for the coordinator's setting; of a user's dataset without
             ``transform``: off.
@@ -130,13 +135,13 @@ class DataLoader:
         rank: int | None = None,
         world_size: int | None = None,
         group: str | None = None,
-        order: Literal["deterministic"] = "deterministic",
+        order: Literal["deterministic", "relaxed"] = "deterministic",
         on_error: Literal["raise", "skip"] = "raise",
         subset: Iterable[int] | npt.NDArray[Any] | None = None,
         cohort: str | None = None,
         cohort_size: int | None = None,
         framework: Literal["torch", "numpy"] | None = None,
-        cache: Literal["off", "encoded", "decoded", "prepared"] | None = None,
+        cache: Literal["auto", "off", "encoded", "decoded", "prepared"] | None = None,
         cache_bytes: int | str | None = None,
         cache_policy: Literal["no-eviction", "lru"] = "no-eviction",
         reuse: int | None = None,
@@ -144,9 +149,9 @@ class DataLoader:
         name: str | None = None,
         socket: str | os.PathLike[str] | None = None,
     ) -> None:
-        arguments.one_of("order", order, ("deterministic",))
+        arguments.one_of("order", order, ("deterministic", "relaxed"))
         arguments.one_of("on_error", on_error, ("raise", "skip"))
-        arguments.one_of("cache", cache, ("off", "encoded", "decoded", "prepared", None))
+        arguments.one_of("cache", cache, ("auto", "off", "encoded", "decoded", "prepared", None))
         arguments.one_of("cache_policy", cache_policy, ("no-eviction", "lru"))
         arguments.one_of("framework", framework, ("torch", "numpy", None))
         spawn = arguments.check_workers(
@@ -201,6 +206,7 @@ class DataLoader:
             "timeout": self._limit if self._is_native else 3 * self._limit,
             "batch_size": size or 1,
             "shuffle": self._shuffle,
+            "relaxed": order == "relaxed",
             "seed": arguments.seed_of(generator) if seed is None else arguments.integer("seed", seed, 0, 2**64 - 1),
             "drop_last": self.drop_last,
             "skip_errors": on_error == "skip",
@@ -465,8 +471,21 @@ class DataLoader:
 
         ``batches``, ``samples``, ``copies`` (batches that were copied), ``errors``, ``reconnects``; and the stall, the
         seconds spent in waiting: ``wait_s``, of which ``fetch_stall_s`` and ``prep_stall_s`` by what was waited for.
+        ``slow``: the samples of the stream that cost most, each with ``id``, ``path``, and seconds by stage.
         """
-        return self._native.stats()
+        stats: dict[str, Any] = self._native.stats()
+        stats["slow"] = self._slowest()
+        return stats
+
+    def _slowest(self) -> list[dict[str, Any]]:
+        stream = self._native.attached()["stream"]
+        try:
+            status = json.loads(_coprep.status(self._options["socket"], SLOWEST))
+        except CoprepError:
+            # The coordinator has just ended.
+            return []
+        found = (s["costs"]["slowest"] for s in status["streams"] if s["id"] == stream)
+        return next(found, [])
 
     def close(self) -> None:
         """Let go of the coordinator. Batches that are held stay valid."""

@@ -10,6 +10,7 @@ coordinator.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import ctypes
 import gc
@@ -39,7 +40,11 @@ from coprep._structure import Structure
 _LENGTH = struct.Struct("<I")
 _ORDER = struct.Struct("<IIIIQQQ")
 _HEADER = struct.Struct("<BII")
-_WRITTEN = struct.Struct("<IQQQQ")
+_WRITTEN = struct.Struct("<IQQQQQ")
+_READY = struct.Struct("<BI")
+_PLACE = struct.Struct("<BII")
+_LATER = 2**32 - 1
+"""A slot that is not yet known."""
 _LARGE = struct.Struct("<BIQ")
 _RAISED = struct.Struct("<BI")
 _FLUSH_NS = 1_000_000
@@ -342,6 +347,7 @@ class _Worker:
             self._views = _views(layout, self._structure)
             self._blobs = _blobs(layout, self._structure)
         _prepare_torch(number, workers, self._seed, program.dataset)
+        self._early: collections.deque[bytes] = collections.deque()
         self._broken: Exception | None = None
         try:
             if program.worker_init_fn is not None:
@@ -350,11 +356,24 @@ class _Worker:
             self._broken = error
 
     def run(self) -> None:
-        while (message := self._channel.receive()) is not None:
+        while (message := self._next()) is not None:
             if message[0] == ord("S"):
                 self._chunk(message)
             else:
                 self._channel.send(b"P" + json.dumps(self._probe(message)).encode())
+
+    def _next(self) -> bytes | None:
+        return self._early.popleft() if self._early else self._channel.receive()
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """Where to write a sample that is made: as late as this, so that a slow one holds no minibatch up."""
+        self._channel.send(_READY.pack(ord("W"), index))
+        while (message := self._channel.receive()) is not None:
+            if message[0] == ord("B"):
+                _, buffer, slot = _PLACE.unpack(message)
+                return buffer, slot
+            self._early.append(message)
+        raise SystemExit(0)
 
     # Chunks of samples.
 
@@ -381,6 +400,7 @@ class _Worker:
             if self._transform is None:
                 seed_all(self._seed, sample, visit)
                 value = self._fetch(sample)
+                made = time.perf_counter_ns()
             else:
                 if size and scratch is not None:
                     value = unpack(scratch.view(at, size))
@@ -390,9 +410,12 @@ class _Worker:
                     value = self._fetch(sample)
                     if keep and scratch is not None:
                         kept = scratch.keep(pack(value))
+                made = time.perf_counter_ns()
                 stage = "transform"
                 seed_all(self._seed, sample, visit)
                 value = self._transform(value)
+            if slot == _LATER:
+                buffer, slot = self._place(index)
             packed = self._structure.write(value, self._views, (buffer, slot))
         except Exception as error:
             self._flush()
@@ -404,7 +427,7 @@ class _Worker:
             self._channel.send(_LARGE.pack(ord("L"), index, packed.size))
             return
         now = time.perf_counter_ns()
-        self._done += _WRITTEN.pack(index, now - wall, time.thread_time_ns() - cpu, *kept)
+        self._done += _WRITTEN.pack(index, now - wall, time.thread_time_ns() - cpu, made - wall, *kept)
         if now - self._flushed >= _FLUSH_NS:
             self._flush()
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lru::LruCache;
 
-use super::{Hit, HitBytes, Meta, PrivateStore, Reservation, SampleCache, Usage};
+use super::{Form, Hit, HitBytes, Meta, PrivateStore, Reservation, SampleCache, Usage};
 
 /// See the module.
 pub struct Lru {
@@ -80,6 +80,10 @@ impl State {
 }
 
 impl SampleCache for Lru {
+    fn form(&self, id: u32) -> Option<Form> {
+        Some(self.state().entries.peek(&id)?.meta.form)
+    }
+
     fn get(&self, id: u32) -> Option<Hit<'_>> {
         let Entry { bytes, meta } = self.state().entries.get(&id)?.clone();
         Some(Hit {

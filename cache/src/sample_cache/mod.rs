@@ -96,8 +96,11 @@ impl Usage {
 pub trait SampleCache: Send + Sync {
     /// Whether a sample is here.
     fn has(&self, id: u32) -> bool {
-        self.get(id).is_some()
+        self.form(id).is_some()
     }
+
+    /// What a sample is stored as, if it is here. Not counted as a use.
+    fn form(&self, id: u32) -> Option<Form>;
 
     /// A sample, if it is here.
     fn get(&self, id: u32) -> Option<Hit<'_>>;

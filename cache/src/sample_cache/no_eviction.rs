@@ -13,7 +13,7 @@ use super::arena::{Arena, Extent, Memory, Shape};
 use super::index::{Entry, payload_checksum};
 use super::named;
 use super::table::{Present, Table};
-use super::{Hit, HitBytes, Meta, Reservation, Room, SampleCache, Usage};
+use super::{Form, Hit, HitBytes, Meta, Reservation, Room, SampleCache, Usage};
 use crate::error::Result;
 
 /// See the module.
@@ -172,6 +172,12 @@ impl NoEviction {
 }
 
 impl SampleCache for NoEviction {
+    fn form(&self, id: u32) -> Option<Form> {
+        let Present { place, .. } = self.table.get(id)?;
+        let entry = self.arena.entry(place).filter(|entry| entry.id == id)?;
+        Some(entry.meta().form)
+    }
+
     fn get(&self, id: u32) -> Option<Hit<'_>> {
         let Present { place, checked } = self.table.get(id)?;
         let entry = self.arena.entry(place).filter(|entry| entry.id == id)?;

@@ -6,7 +6,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::{Hit, HitBytes, Meta, PrivateStore, Reservation, SampleCache, Usage};
+use super::{Form, Hit, HitBytes, Meta, PrivateStore, Reservation, SampleCache, Usage};
 
 /// See the module.
 pub struct Renewing {
@@ -79,11 +79,10 @@ impl PrivateStore for Renewing {
 }
 
 impl SampleCache for Renewing {
-    fn has(&self, id: u32) -> bool {
-        self.state()
-            .entries
-            .get(&id)
-            .is_some_and(|entry| entry.uses_left > 0)
+    fn form(&self, id: u32) -> Option<Form> {
+        let state = self.state();
+        let entry = state.entries.get(&id).filter(|e| e.uses_left > 0)?;
+        Some(entry.meta.form)
     }
 
     fn get(&self, id: u32) -> Option<Hit<'_>> {
@@ -118,7 +117,6 @@ impl SampleCache for Renewing {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sample_cache::Form;
 
     const META: Meta = Meta::of(Form::Prepared);
 

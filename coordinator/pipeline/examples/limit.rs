@@ -177,10 +177,10 @@ fn run(
             match kept.get(id as usize) {
                 None => {
                     dataset.fetch(id, &mut file)?;
-                    pipeline.prepare_encoded(&file, key, &mut scratch, &mut slot)?;
+                    pipeline.prepare_encoded(&file, key, &mut scratch, || &mut slot)?;
                 }
                 Some(sample) if options.cache == Cache::Encoded => {
-                    pipeline.prepare_encoded(&sample.bytes, key, &mut scratch, &mut slot)?;
+                    pipeline.prepare_encoded(&sample.bytes, key, &mut scratch, || &mut slot)?;
                 }
                 Some(Kept {
                     width,
@@ -192,7 +192,7 @@ fn run(
                         height: *height,
                         pixels: bytes,
                     };
-                    pipeline.prepare_decoded(view, key, &mut scratch, &mut slot)?;
+                    pipeline.prepare_decoded(view, key, &mut scratch, || &mut slot)?;
                 }
             }
             images.fetch_add(1, Ordering::Relaxed);

@@ -112,7 +112,7 @@ fn write(
                 visit: 0,
             },
             &mut scratch,
-            &mut slot,
+            || &mut slot,
         )?;
         out.write_all(&slot)?;
     }

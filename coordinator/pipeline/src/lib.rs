@@ -29,9 +29,11 @@ mod pipeline;
 mod resize;
 mod rng;
 mod source;
+mod throttle;
 
 pub use crop::DecodedShape;
 pub use error::{Error, ErrorKind};
-pub use pipeline::{DecodedView, Pipeline, Scratch};
+pub use pipeline::{DecodedView, Picture, Pipeline, Scratch, Stages};
 pub use rng::SampleKey;
 pub use source::Dataset;
+pub use throttle::Slowness;

@@ -5,6 +5,8 @@
 //! between go from one reusable buffer to another, and mirroring at the end is left to the last step,
 //! which writes the slot.
 
+use std::time::{Duration, Instant};
+
 use coprep_protocol::spec::{Field, Interpolation, Op, ResizeTo};
 use fast_image_resize::Resizer;
 
@@ -87,6 +89,26 @@ pub struct DecodedView<'a> {
     pub height: u32,
     /// `width * height * 3` bytes.
     pub pixels: &'a [u8],
+}
+
+/// How long the stages of a preparation took, wall time. What did not run took no time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stages {
+    /// From the file's bytes to pixels.
+    pub decode: Duration,
+    /// Operators before the first random one.
+    pub fixed: Duration,
+    /// From the first random one on, with the writing of the slot.
+    pub random: Duration,
+}
+
+/// What a file's header says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Picture {
+    /// Pixels in the file.
+    pub pixels: u64,
+    /// Its decoded form.
+    pub decoded: DecodedShape,
 }
 
 /// Memory of one worker thread, used again for every sample.
@@ -185,10 +207,22 @@ impl Pipeline {
     ///
     /// If the header is no image's, or the image is too large.
     pub fn decoded_size(&self, encoded: &[u8]) -> Result<DecodedShape, Error> {
+        Ok(self.look(encoded)?.decoded)
+    }
+
+    /// The same, with the size in the file.
+    ///
+    /// # Errors
+    ///
+    /// As [`Pipeline::decoded_size`].
+    pub fn look(&self, encoded: &[u8]) -> Result<Picture, Error> {
         let header = self.header(encoded)?;
         let Size { width, height } =
             self.plan(header.size(), &self.fixed, None, &mut Vec::new())?;
-        Ok(DecodedShape { width, height })
+        Ok(Picture {
+            pixels: header.size().pixels(),
+            decoded: DecodedShape { width, height },
+        })
     }
 
     /// Makes the decoded form: rows of RGB, exactly [`DecodedShape::bytes`] of them, into `out`.
@@ -217,25 +251,25 @@ impl Pipeline {
             return codec.whole_into(encoded, &header, out);
         }
         let view = self.decode_first(encoded, &header, codec, moves)?;
-        let done = canvas.run(view, moves)?;
+        let (done, _) = canvas.run(view, moves, moves.len())?;
         resize::paste(done, size, Padding::default(), out);
         Ok(())
     }
 
-    /// Prepares a sample from its file's bytes into `out`, a slot of exactly the bytes of
-    /// [`Pipeline::output`].
+    /// Prepares a sample from its file's bytes into a slot of exactly the bytes of [`Pipeline::output`]. The slot
+    /// is asked for when the last step is about to write it.
     ///
     /// # Errors
     ///
-    /// If the sample cannot be decoded, or `out` has another length. `out` may then hold anything.
-    pub fn prepare_encoded(
+    /// If the sample cannot be decoded, or the slot has another length. The slot may then hold anything.
+    pub fn prepare_encoded<'s>(
         &self,
         encoded: &[u8],
         key: SampleKey,
         scratch: &mut Scratch,
-        out: &mut [u8],
-    ) -> Result<(), Error> {
-        self.check_slot(out)?;
+        slot: impl FnOnce() -> &'s mut [u8],
+    ) -> Result<Stages, Error> {
+        let began = Instant::now();
         let header = self.header(encoded)?;
         let Scratch {
             codec,
@@ -244,28 +278,33 @@ impl Pipeline {
         } = scratch;
         moves.clear();
         let size = self.plan(header.size(), &self.fixed, None, moves)?;
+        let fixed = moves.len();
         self.plan(size, &self.random, Some(key), moves)?;
         let mirrored = take_mirrors(moves);
         let view = self.decode_first(encoded, &header, codec, moves)?;
-        let done = canvas.run(view, moves)?;
-        layout::write(done, mirrored, self.table(), out);
-        Ok(())
+        let decoded = Instant::now();
+        let (done, after_fixed) = canvas.run(view, moves, fixed)?;
+        self.write(done, mirrored, slot())?;
+        Ok(Stages {
+            decode: decoded - began,
+            fixed: after_fixed - decoded,
+            random: after_fixed.elapsed(),
+        })
     }
 
-    /// Prepares a sample from its decoded form into `out`, a slot of exactly the bytes of
-    /// [`Pipeline::output`].
+    /// Prepares a sample from its decoded form, as [`Pipeline::prepare_encoded`].
     ///
     /// # Errors
     ///
-    /// If `decoded` or `out` has another length than it should. `out` may then hold anything.
-    pub fn prepare_decoded(
+    /// If `decoded` or the slot has another length than it should. The slot may then hold anything.
+    pub fn prepare_decoded<'s>(
         &self,
         decoded: DecodedView<'_>,
         key: SampleKey,
         scratch: &mut Scratch,
-        out: &mut [u8],
-    ) -> Result<(), Error> {
-        self.check_slot(out)?;
+        slot: impl FnOnce() -> &'s mut [u8],
+    ) -> Result<Stages, Error> {
+        let began = Instant::now();
         let size = Size::new(decoded.width, decoded.height);
         if size.pixels() == 0 || decoded.pixels.len() != size.bytes() {
             return Err(Error::wrong_length(
@@ -278,8 +317,17 @@ impl Pipeline {
         moves.clear();
         self.plan(size, &self.random, Some(key), moves)?;
         let mirrored = take_mirrors(moves);
-        let done = canvas.run(View::whole(decoded.pixels, size), moves)?;
-        layout::write(done, mirrored, self.table(), out);
+        let (done, _) = canvas.run(View::whole(decoded.pixels, size), moves, 0)?;
+        self.write(done, mirrored, slot())?;
+        Ok(Stages {
+            random: began.elapsed(),
+            ..Stages::default()
+        })
+    }
+
+    fn write(&self, done: View<'_>, mirrored: bool, slot: &mut [u8]) -> Result<(), Error> {
+        self.check_slot(slot)?;
+        layout::write(done, mirrored, self.table(), slot);
         Ok(())
     }
 
@@ -448,8 +496,13 @@ enum Place {
 }
 
 impl Canvas {
-    /// Makes the moves, one after another, beginning with `given`.
-    fn run<'a>(&'a mut self, given: View<'a>, moves: &[Move]) -> Result<View<'a>, Error> {
+    /// Makes the moves, one after another, beginning with `given`; and when the first `fixed` of them were made.
+    fn run<'a>(
+        &'a mut self,
+        given: View<'a>,
+        moves: &[Move],
+        fixed: usize,
+    ) -> Result<(View<'a>, Instant), Error> {
         let Canvas {
             resizer,
             front,
@@ -457,7 +510,11 @@ impl Canvas {
         } = self;
         let mut place = Place::Given;
         let mut frame = given;
-        for step in moves {
+        let mut after_fixed = Instant::now();
+        for (number, step) in moves.iter().enumerate() {
+            if number == fixed {
+                after_fixed = Instant::now();
+            }
             // A cut that neither pads nor resizes only looks at less.
             if let Some(less) = narrowed(frame, *step) {
                 frame = less;
@@ -485,7 +542,10 @@ impl Canvas {
             Place::Front => front,
             Place::Back => back,
         };
-        Ok(View { pixels, ..frame })
+        if fixed >= moves.len() {
+            after_fixed = Instant::now();
+        }
+        Ok((View { pixels, ..frame }, after_fixed))
     }
 }
 

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use coprep_protocol::spec::{FileList, Source};
 
 use crate::error::{Error, ErrorKind};
+use crate::throttle::{Slowness, Throttle};
 
 /// File names that are samples of a folder, in any case.
 const DECODED: [&str; 4] = [".jpg", ".jpeg", ".png", ".webp"];
@@ -36,6 +37,7 @@ pub struct Dataset {
     ends: Vec<u64>,
     ignored: u64,
     fingerprint: u128,
+    throttle: Option<Throttle>,
 }
 
 impl Dataset {
@@ -76,6 +78,7 @@ impl Dataset {
             ends: Vec::new(),
             ignored: 0,
             fingerprint: 0,
+            throttle: None,
         }
     }
 
@@ -155,6 +158,13 @@ impl Dataset {
         self.fingerprint
     }
 
+    /// The same dataset on slower storage.
+    #[must_use]
+    pub fn slowed(self, slowness: Slowness) -> Dataset {
+        let throttle = (!slowness.is_none()).then(|| Throttle::new(slowness));
+        Dataset { throttle, ..self }
+    }
+
     /// Length of a sample's file.
     ///
     /// # Errors
@@ -173,7 +183,15 @@ impl Dataset {
     ///
     /// If the file is missing or cannot be read.
     pub fn fetch(&self, id: u32, into: &mut Vec<u8>) -> Result<(), Error> {
-        self.fetch_up_to(id, u64::MAX, into)
+        self.fetch_up_to(id, u64::MAX, into)?;
+        self.slow_down(into.len());
+        Ok(())
+    }
+
+    fn slow_down(&self, bytes: usize) {
+        if let Some(throttle) = &self.throttle {
+            throttle.wait(bytes as u64);
+        }
     }
 
     /// Reads the start of a sample's file, enough for [`crate::Pipeline::decoded_size`].
@@ -208,7 +226,10 @@ impl Dataset {
     pub fn fetch_into(&self, id: u32, into: &mut [u8]) -> Result<(), Error> {
         let path = self.path(id);
         match read_exactly(&path, into) {
-            Ok(true) => Ok(()),
+            Ok(true) => {
+                self.slow_down(into.len());
+                Ok(())
+            }
             Ok(false) => Err(changed(&path)),
             Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => Err(changed(&path)),
             Err(e) => Err(unreadable(&path, e).of_sample()),

@@ -6,7 +6,7 @@ mod common;
 use common::{
     DECODED_WHOLE, Jpeg, data, decode, decode_exactly, decoded, key, prepare, random_resized_crop,
 };
-use coprep_pipeline::{DecodedView, ErrorKind, Pipeline, SampleKey, Scratch};
+use coprep_pipeline::{DecodedView, ErrorKind, Pipeline, SampleKey, Scratch, Stages};
 use coprep_protocol::spec::{DEFAULT_MAX_PIXELS, Dtype, Interpolation, Op, ResizeTo};
 use image::ImageEncoder;
 use image::codecs::{png::PngEncoder, webp::WebPEncoder};
@@ -41,10 +41,10 @@ fn a_sample_is_a_function_of_seed_id_and_visit() {
     let mut slot = vec![0; alone[0].len()];
     for (key, alone) in keys.iter().zip(&alone).rev() {
         pipeline
-            .prepare_encoded(&data("cmyk.jpg"), *key, &mut scratch, &mut slot)
+            .prepare_encoded(&data("cmyk.jpg"), *key, &mut scratch, || &mut slot)
             .unwrap();
         pipeline
-            .prepare_encoded(&file, *key, &mut scratch, &mut slot)
+            .prepare_encoded(&file, *key, &mut scratch, || &mut slot)
             .unwrap();
         assert!(slot == *alone, "{key:?}");
     }
@@ -322,15 +322,17 @@ fn buffers_of_the_wrong_length_are_refused() {
         pixels,
     };
     let refused = [
-        pipeline.prepare_encoded(&file, key(0, 0), &mut scratch, &mut slot),
-        pipeline.prepare_decoded(view(&[0; 12]), key(0, 0), &mut scratch, &mut slot),
-        pipeline.prepare_decoded(view(&[0; 11]), key(0, 0), &mut scratch, &mut slot[1..]),
-        pipeline.decode_into(&file, &mut scratch, &mut slot),
+        pipeline.prepare_encoded(&file, key(0, 0), &mut scratch, || &mut slot),
+        pipeline.prepare_decoded(view(&[0; 12]), key(0, 0), &mut scratch, || &mut slot),
+        pipeline.prepare_decoded(view(&[0; 11]), key(0, 0), &mut scratch, || &mut slot[1..]),
+        pipeline
+            .decode_into(&file, &mut scratch, &mut slot)
+            .map(|()| Stages::default()),
     ];
     for error in refused.map(Result::unwrap_err) {
         assert_eq!(error.kind(), ErrorKind::WrongLength, "{error}");
     }
     pipeline
-        .prepare_decoded(view(&[7; 12]), key(0, 0), &mut scratch, &mut slot[1..])
+        .prepare_decoded(view(&[7; 12]), key(0, 0), &mut scratch, || &mut slot[1..])
         .unwrap();
 }

@@ -204,18 +204,15 @@ fn a_sample_does_not_depend_on_the_samples_before_it() {
     let mut scratch = Scratch::new();
     let mut slot = vec![0; fresh.len()];
     pipeline
-        .prepare_encoded(&other, key(4, 0), &mut scratch, &mut slot)
+        .prepare_encoded(&other, key(4, 0), &mut scratch, || &mut slot)
         .unwrap();
     pipeline
-        .prepare_encoded(
-            &other[..other.len() / 2],
-            key(4, 0),
-            &mut scratch,
-            &mut slot,
-        )
+        .prepare_encoded(&other[..other.len() / 2], key(4, 0), &mut scratch, || {
+            &mut slot
+        })
         .unwrap_err();
     pipeline
-        .prepare_encoded(&bare, key(3, 0), &mut scratch, &mut slot)
+        .prepare_encoded(&bare, key(3, 0), &mut scratch, || &mut slot)
         .unwrap();
     assert!(slot == fresh);
 }

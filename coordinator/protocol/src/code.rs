@@ -226,10 +226,8 @@ pub enum HostEvent {
 pub struct Order {
     /// Sample.
     pub id: u32,
-    /// Staging buffer.
-    pub buffer: u32,
-    /// Slot in it.
-    pub slot: u32,
+    /// Staging buffer, and slot in it. None: the worker asks when it has made the sample ([`Report::Ready`]).
+    pub place: Option<(u32, u32)>,
     /// The value of the deterministic part is wanted for the cache.
     pub keep: bool,
     /// Keys its random numbers.
@@ -246,11 +244,21 @@ pub fn orders(scratch: u32, orders: &[Order]) -> Vec<u8> {
     bytes.extend(scratch.to_le_bytes());
     bytes.extend((orders.len() as u32).to_le_bytes());
     for order in orders {
-        let words = [order.id, order.buffer, order.slot, u32::from(order.keep)];
+        let (buffer, slot) = order.place.unwrap_or((u32::MAX, u32::MAX));
+        let words = [order.id, buffer, slot, u32::from(order.keep)];
         words.iter().for_each(|w| bytes.extend(w.to_le_bytes()));
         let longs = [order.visit, order.cached.0, order.cached.1];
         longs.iter().for_each(|w| bytes.extend(w.to_le_bytes()));
     }
+    bytes
+}
+
+/// Message to a worker, the answer to [`Report::Ready`]: write it here.
+#[must_use]
+pub fn place(buffer: u32, slot: u32) -> Vec<u8> {
+    let mut bytes = vec![b'B'];
+    bytes.extend(buffer.to_le_bytes());
+    bytes.extend(slot.to_le_bytes());
     bytes
 }
 
@@ -268,6 +276,8 @@ pub fn probe(ids: &[u32], enough: u8, split: bool) -> Vec<u8> {
 pub enum Report {
     /// These are written.
     Done(Vec<Written>),
+    /// This one is made: where is it to be written?
+    Ready(u32),
     /// This one raised.
     Raised(u32, Raised),
     /// This one does not fit its slot: so many bytes.
@@ -285,6 +295,8 @@ pub struct Written {
     pub wall_ns: u64,
     /// Of this, time on a processor.
     pub cpu_ns: u64,
+    /// Of the whole, time until the deterministic part was there.
+    pub dataset_ns: u64,
     /// Where the value of its deterministic part lies in the scratch file, if it was to be kept.
     pub kept: (u64, u64),
 }
@@ -335,9 +347,12 @@ impl Report {
             b'P' => serde_json::from_slice(rest)
                 .map(Report::Probed)
                 .map_err(json),
-            b'E' | b'L' => {
+            b'E' | b'L' | b'W' => {
                 let (index, rest) = rest.split_first_chunk::<4>().ok_or("too short")?;
                 let index = u32::from_le_bytes(*index);
+                if kind == b'W' {
+                    return Ok(Report::Ready(index));
+                }
                 if kind == b'E' {
                     let raised = serde_json::from_slice(rest).map_err(json)?;
                     return Ok(Report::Raised(index, raised));
@@ -350,7 +365,7 @@ impl Report {
     }
 }
 
-const WRITTEN: usize = 36;
+const WRITTEN: usize = 44;
 
 fn written(bytes: &[u8]) -> Result<Vec<Written>, String> {
     let (records, []) = bytes.as_chunks::<WRITTEN>() else {
@@ -364,7 +379,8 @@ fn written(bytes: &[u8]) -> Result<Vec<Written>, String> {
         index: u32::from_le_bytes(r.first_chunk().copied().unwrap_or_default()),
         wall_ns: long(r, 4),
         cpu_ns: long(r, 12),
-        kept: (long(r, 20), long(r, 28)),
+        dataset_ns: long(r, 20),
+        kept: (long(r, 28), long(r, 36)),
     };
     Ok(records.iter().map(record).collect())
 }
@@ -426,6 +442,7 @@ mod tests {
             b"E",
             b"E\0\0\0\0{",
             b"L\0\0\0\0\0",
+            b"W\0\0",
             b"P[]",
         ] {
             assert!(Report::parse(message).is_err(), "{message:?}");

@@ -41,7 +41,10 @@ pub enum Request {
     /// stops it and keeps what is cached.
     Warm(Box<Warm>),
     /// Answered by [`Reply::Status`].
-    Status,
+    Status {
+        /// Of each stream so many samples, those that cost most.
+        slow: u32,
+    },
     /// Drop the caches of datasets no job uses; with a name, the named segment. Answered by [`Reply::Dropped`].
     Drop {
         /// Only the dataset whose source has this root folder or name.
@@ -75,6 +78,8 @@ pub enum CacheForm {
     Decoded,
     /// After everything.
     Prepared,
+    /// For each sample the form that saves most for its bytes, or none.
+    Auto,
 }
 
 /// What to cache, and within how many bytes.
@@ -103,6 +108,8 @@ pub struct Attach {
     pub seed_hint: Option<u64>,
     /// Random order; false: ascending ids.
     pub shuffle: bool,
+    /// A sample that takes long may come in a later minibatch of its epoch.
+    pub relaxed: bool,
     /// Caching.
     pub cache: CacheRequest,
     /// Samples of one batch of this job (of one rank).
@@ -358,12 +365,67 @@ pub struct CacheStatus {
     pub used: u64,
     /// Samples cached.
     pub entries: u64,
+    /// The same, by form.
+    pub by_form: Vec<FormStatus>,
+    /// Where forms are chosen by price: seconds per epoch that a MiB must save.
+    pub lambda_s_per_mib: Option<f64>,
+    /// Where forms are chosen by price: worker seconds that what is cached saves per epoch.
+    pub saves_s_per_epoch: Option<f64>,
     /// Lookups that found their sample.
     pub hits: u64,
     /// Lookups that did not.
     pub misses: u64,
     /// Streams that use it now.
     pub users: u32,
+}
+
+/// What a cache holds in one form.
+#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq)]
+pub struct FormStatus {
+    /// The form.
+    pub form: CacheForm,
+    /// Samples.
+    pub entries: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// What a sample costs: means of what was measured, in seconds.
+#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq)]
+pub struct SampleCost {
+    /// Sample id.
+    pub id: u32,
+    /// Its file; empty for user code.
+    pub path: String,
+    /// Wall time of reading it from storage; of user code, time off the processor.
+    pub fetch_s: f32,
+    /// Wall time from bytes to pixels; of user code, `dataset[i]`.
+    pub decode_s: f32,
+    /// Wall time of the operators before the first random one.
+    pub fixed_s: f32,
+    /// Wall time of the rest; of user code, `transform`.
+    pub random_s: f32,
+    /// CPU time of all of it.
+    pub cpu_s: f32,
+}
+
+/// What is known of the costs of a stream's samples.
+#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Default)]
+pub struct CostStatus {
+    /// Samples that were measured.
+    pub measured: u32,
+    /// Bytes that this takes.
+    pub bytes: u64,
+    /// Mean seconds of the last preparations.
+    pub mean_s: f32,
+    /// Seconds beyond which a sample counts as slow; None: too little is known.
+    pub budget_s: Option<f32>,
+    /// Minibatches that are drawn ahead because of slow samples.
+    pub window: u32,
+    /// Samples that were overtaken (relaxed order).
+    pub overtaken: u64,
+    /// Those that cost most, if they were asked for.
+    pub slowest: Vec<SampleCost>,
 }
 
 /// One stream.
@@ -381,6 +443,10 @@ pub struct StreamStatus {
     pub seed: u64,
     /// Form of the cache.
     pub cache: CacheForm,
+    /// Whether slow samples may come later in their epoch.
+    pub relaxed: bool,
+    /// What its samples cost.
+    pub costs: CostStatus,
     /// Process ids of the workers that run user code.
     pub worker_pids: Vec<u32>,
     /// In what it differs from another stream that looks like it.

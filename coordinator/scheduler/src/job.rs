@@ -273,6 +273,11 @@ impl Job {
         self.ledger.replaced(bad, other);
     }
 
+    /// Samples `one` and `other` change places.
+    pub(crate) fn exchange(&mut self, epoch: u64, one: u32, other: u32) {
+        self.ledger.exchange(epoch, one, other);
+    }
+
     /// What was given once every rank has taken `batches` batches of `epoch`.
     pub(crate) fn state(&self, epoch: u64, batches: u64) -> Option<Resume> {
         let batches = batches

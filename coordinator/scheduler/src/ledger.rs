@@ -67,6 +67,21 @@ impl Ledger {
         }
     }
 
+    /// Samples `one` and `other` of `epoch` change places.
+    pub(crate) fn exchange(&mut self, epoch: u64, one: u32, other: u32) {
+        let batches = self.batches.iter_mut().rev();
+        let places: Vec<&mut u32> = batches
+            .filter(|batch| batch.epoch == epoch)
+            .flat_map(|batch| &mut batch.ids)
+            .filter(|id| **id == one || **id == other)
+            .take(2)
+            .collect();
+        // Only one of them, if the other is forgotten: nobody can ask for a state before it any more.
+        for id in places {
+            *id = if *id == one { other } else { one };
+        }
+    }
+
     pub(crate) fn close(&mut self, epoch: u64, steps: u64, left: &RoaringBitmap) {
         self.closed.push_back(Closed {
             epoch,

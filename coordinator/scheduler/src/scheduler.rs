@@ -272,6 +272,15 @@ impl Scheduler {
         Some(Draw { id, visit })
     }
 
+    /// Samples `one` and `other`, drawn for the same `targets`, are dealt each in the place of the other.
+    pub fn exchange(&mut self, targets: &[Target], one: u32, other: u32) {
+        for target in targets {
+            if let Some(job) = self.jobs.get_mut(&target.job) {
+                job.exchange(target.epoch, one, other);
+            }
+        }
+    }
+
     // What is known.
 
     /// What `job` was given once every rank has taken `batches` batches of `epoch` that were dealt since it

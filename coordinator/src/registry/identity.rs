@@ -10,7 +10,7 @@ use crate::stream::Stream;
 
 /// Identity of what a cache holds: the list of samples, and for the decoded form what was done to them.
 pub(super) fn content(spec: &PipelineSpec, form: CacheForm, dataset: &Dataset) -> u128 {
-    let done = if form == CacheForm::Decoded {
+    let done = if matches!(form, CacheForm::Decoded | CacheForm::Auto) {
         spec.decoded_fingerprint()
     } else {
         spec.source.fingerprint()
@@ -18,6 +18,13 @@ pub(super) fn content(spec: &PipelineSpec, form: CacheForm, dataset: &Dataset) -
     let mut both = done.to_le_bytes().to_vec();
     both.extend(dataset.fingerprint().to_le_bytes());
     xxhash_rust::xxh3::xxh3_128(&both)
+}
+
+/// What the costs of samples depend on.
+pub(super) fn timed_alike(spec: &PipelineSpec, is_exact: bool) -> u128 {
+    let mut key = spec.fingerprint().to_le_bytes().to_vec();
+    key.push(u8::from(is_exact));
+    xxhash_rust::xxh3::xxh3_128(&key)
 }
 
 /// What a process that has loaded user code is good for: the same code, run in the same way.
@@ -62,6 +69,7 @@ pub(super) fn differs(one: &Arc<Stream>, other: &Arc<Stream>) -> Option<String> 
             a.key.cache != b.key.cache || a.key.lru != b.key.lru,
         ),
         ("reuse", a.key.reuse != b.key.reuse),
+        ("order", a.key.relaxed != b.key.relaxed),
     ];
     let others = others.iter().filter(|(_, differs)| *differs);
     parts.extend(others.map(|(name, _)| (*name).to_owned()));

@@ -17,9 +17,10 @@ use coprep_protocol::message::{Attach, CacheForm, CacheRequest, StreamStatus};
 use coprep_protocol::spec::{PipelineSpec, Source};
 
 use crate::caches::{Cache, CacheKey, Opening, check_form, wanted};
+use crate::costs::AllCosts;
 use crate::maker::Maker;
 use crate::prepare::Recipe;
-use crate::registry::identity::{code_key, content, describe, differs, source_name};
+use crate::registry::identity::{code_key, content, describe, differs, source_name, timed_alike};
 use crate::registry::user_code::{UserCodes, ids_only, runs_code};
 use crate::stream::{Admission, Blueprint, Client, Seat, Stream, StreamKey, layout};
 use crate::user_code::Loaded;
@@ -35,6 +36,7 @@ pub(crate) struct Registry {
     open: Mutex<Open>,
     next_stream: AtomicU64,
     warmed: AtomicBool,
+    costs: AllCosts,
     user_code: UserCodes,
 }
 
@@ -63,6 +65,7 @@ impl Registry {
             open: Mutex::default(),
             next_stream: AtomicU64::new(1),
             warmed: AtomicBool::new(false),
+            costs: AllCosts::default(),
             user_code: UserCodes::default(),
         })
     }
@@ -160,6 +163,7 @@ impl Registry {
             shuffle: request.shuffle,
             cache,
             lru: request.cache.lru && cache != CacheForm::Off,
+            relaxed: request.relaxed,
             reuse: request.cache.reuse,
         }
     }
@@ -169,12 +173,17 @@ impl Registry {
         let default = self.form_of(&request.cache);
         match &request.pipeline.source {
             Source::UserCode(_) if request.cache.reuse > 0 => CacheForm::Prepared,
-            Source::UserCode(user) if request.cache.form.is_none() => match default {
-                CacheForm::Off => CacheForm::Off,
-                _ if user.split => CacheForm::Decoded,
-                // What it makes may be random.
-                _ => CacheForm::Off,
-            },
+            Source::UserCode(user)
+                if default == CacheForm::Auto || request.cache.form.is_none() =>
+            {
+                match default {
+                    CacheForm::Off => CacheForm::Off,
+                    CacheForm::Auto if user.split => CacheForm::Auto,
+                    _ if user.split => CacheForm::Decoded,
+                    // What it makes may be random.
+                    _ => CacheForm::Off,
+                }
+            }
             _ => default,
         }
     }
@@ -182,6 +191,8 @@ impl Registry {
     /// The form that a request comes to.
     fn form_of(&self, request: &CacheRequest) -> CacheForm {
         match request.form {
+            // What is evicted has no lasting price.
+            Some(CacheForm::Auto) | None if request.lru => CacheForm::Decoded,
             Some(form) => form,
             None if request.bytes.is_none() && self.settings.cache_budget == 0 => CacheForm::Off,
             None => self.settings.cache_form,
@@ -230,14 +241,15 @@ impl Registry {
         self.user_code.tidy();
     }
 
-    pub(crate) fn stream_status(&self) -> Vec<StreamStatus> {
+    /// With so many samples of each stream, those that cost most.
+    pub(crate) fn stream_status(&self, slow: u32) -> Vec<StreamStatus> {
         let streams = self.streams();
         let status = |s: &Arc<Stream>| StreamStatus {
             differs: streams
                 .iter()
                 .filter_map(|other| differs(s, other))
                 .collect(),
-            ..s.status()
+            ..s.status(slow)
         };
         streams.iter().map(status).collect()
     }
@@ -260,26 +272,21 @@ impl Registry {
                 "cache=\"prepared\" and reuse are for datasets of your own code: choose \"decoded\", \"encoded\" or \"off\"".into(),
             ));
         }
-        let dataset = Arc::new(Dataset::open(&spec.source)?);
+        let dataset = Arc::new(Dataset::open(&spec.source)?.slowed(self.settings.storage));
         let pipeline = Pipeline::compile(&spec.ops)?;
-        if form == CacheForm::Off {
-            return Ok(Recipe {
-                dataset,
-                pipeline: Arc::new(pipeline),
-                cache: None,
-            });
-        }
         // Pixels must not depend on whether a sample found room in the cache.
-        let pipeline = if form == CacheForm::Decoded {
-            pipeline.exact()
-        } else {
-            pipeline
+        let is_exact = matches!(form, CacheForm::Decoded | CacheForm::Auto);
+        let pipeline = if is_exact { pipeline.exact() } else { pipeline };
+        let cache = match form {
+            CacheForm::Off => None,
+            form => Some(self.cache(spec, request, form, &dataset, &pipeline)?),
         };
-        let cache = self.cache(spec, request, form, &dataset, &pipeline)?;
+        let costs = self.costs.of(timed_alike(spec, is_exact), dataset.len());
         Ok(Recipe {
             dataset,
             pipeline: Arc::new(pipeline),
-            cache: Some(cache),
+            cache,
+            costs,
         })
     }
 

@@ -122,6 +122,7 @@ impl Registry {
             structure: shape.structure,
             prepared,
             kept,
+            costs: self.costs.of(request.pipeline.fingerprint(), samples),
         };
         Ok((maker, pool))
     }
@@ -140,7 +141,7 @@ impl Registry {
             return Ok(None);
         }
         let content = match form {
-            CacheForm::Decoded => request.pipeline.decoded_fingerprint(),
+            CacheForm::Decoded | CacheForm::Auto => request.pipeline.decoded_fingerprint(),
             // With its random numbers, and as it lies in a slot.
             _ => {
                 let made = [

@@ -79,7 +79,7 @@ impl Batch {
         self.fetch_ns
             .fetch_add(cost.fetch.as_nanos() as u64, Ordering::Relaxed);
         self.prep_ns
-            .fetch_add(cost.prep.as_nanos() as u64, Ordering::Relaxed);
+            .fetch_add(cost.prep().as_nanos() as u64, Ordering::Relaxed);
     }
 
     pub(crate) fn mark_bad(&self, slot: u32) {

@@ -32,7 +32,7 @@ impl Counters {
         self.fetch_ns
             .fetch_add(cost.fetch.as_nanos() as u64, Ordering::Relaxed);
         self.prep_ns
-            .fetch_add(cost.prep.as_nanos() as u64, Ordering::Relaxed);
+            .fetch_add(cost.prep().as_nanos() as u64, Ordering::Relaxed);
         if visit < VISITS_COUNTED {
             self.count_visit(visit as usize, cost.fetched_bytes);
         }

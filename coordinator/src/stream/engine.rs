@@ -5,14 +5,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use coprep_protocol::message::{Attach, JobStatus, Reply, Resume, SampleError};
 use coprep_scheduler::{self as scheduler, Delivery, Draw, JobId, JobSpec, Scheduler};
 use roaring::RoaringBitmap;
 
+use crate::due_queue::Moment;
 use crate::prepare::Failure;
 use crate::stream::Seat;
+use crate::stream::afloat::{Afloat, Berth, Ticket};
 use crate::stream::batch::Batch;
 use crate::stream::consumer::{Consumer, Misbehaved, Pending};
 use crate::{Error, Result};
@@ -23,6 +25,16 @@ pub(crate) struct Engine {
     pub(crate) jobs: BTreeMap<u64, Job>,
     /// Minibatches in preparation or waiting to be published, for explanations.
     pub(crate) in_preparation: Vec<Arc<Batch>>,
+    /// Relaxed order: samples that are not bound to a slot.
+    pub(crate) afloat: Afloat,
+    /// Samples that were overtaken.
+    pub(crate) overtaken: u64,
+    /// Minibatches drawn.
+    pub(crate) drawn: u64,
+    /// Minibatches that are drawn ahead, because some samples are slow.
+    pub(crate) window: u32,
+    /// When the minibatch drawn last is due.
+    pub(crate) due: Moment,
     next_job: u64,
     next_tag: u64,
     /// Samples whose failure has been logged.
@@ -58,6 +70,11 @@ impl Engine {
             scheduler,
             jobs: BTreeMap::new(),
             in_preparation: Vec::new(),
+            afloat: Afloat::default(),
+            overtaken: 0,
+            drawn: 0,
+            window: 0,
+            due: Moment::default(),
             next_job: 1,
             next_tag: 1,
             logged: BTreeSet::new(),
@@ -351,6 +368,19 @@ impl Engine {
 
     pub(crate) fn disarm(&mut self) {
         self.consumers().for_each(|c| c.sender.disarm());
+    }
+
+    // Relaxed order.
+
+    /// A sample is about to be written: its slot.
+    pub(crate) fn claim(&mut self, ticket: Ticket, budget: Option<Duration>) -> Option<Berth> {
+        let (berth, overtaken) = self.afloat.claim(ticket, budget)?;
+        if let Some(o) = overtaken {
+            self.overtaken += 1;
+            self.scheduler
+                .exchange(&berth.batch.targets, o.slow, o.ready);
+        }
+        Some(berth)
     }
 
     // Bad samples.

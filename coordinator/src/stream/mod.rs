@@ -5,6 +5,7 @@
 //! driver, which sleeps on the doorbell and is rung when a consumer takes or releases something.
 //! Samples are prepared outside it.
 
+mod afloat;
 mod batch;
 mod consumer;
 mod counters;
@@ -18,13 +19,17 @@ use std::time::Duration;
 
 use coprep_cache::handover::{Doorbell, Sender};
 use coprep_cache::staging::{Layout, StagingPool};
-use coprep_protocol::message::{Attach, Attached, CacheForm, Resume, StreamStatus};
+use coprep_protocol::message::{
+    Attach, Attached, CacheForm, CostStatus, Resume, SampleCost, StreamStatus,
+};
 use coprep_protocol::spec::{Field, UserDataset};
-use coprep_scheduler::{Config, Minibatch, Scheduler};
+use coprep_scheduler::{Config, Draw, Minibatch, Scheduler};
 
 use crate::caches::Cache;
+use crate::due_queue::Moment;
 use crate::maker::Maker;
 use crate::outbox::Outbox;
+use crate::stream::afloat::{Berth, Ticket};
 use crate::stream::batch::Batch;
 use crate::stream::consumer::Consumer;
 use crate::stream::counters::Counters;
@@ -51,6 +56,7 @@ pub(crate) struct StreamKey {
     pub(crate) cache: CacheForm,
     pub(crate) lru: bool,
     pub(crate) reuse: u32,
+    pub(crate) relaxed: bool,
 }
 
 /// What a stream is made of.
@@ -250,8 +256,9 @@ impl Stream {
         explain::explain(&self.engine(), seat, self.pool.free(), &self.blueprint)
     }
 
-    pub(crate) fn status(&self) -> StreamStatus {
+    pub(crate) fn status(&self, slow: u32) -> StreamStatus {
         let layout = self.pool.layout();
+        let costs = self.cost_status(slow);
         StreamStatus {
             id: self.blueprint.id,
             dataset: self.blueprint.dataset_name.clone(),
@@ -259,6 +266,8 @@ impl Stream {
             pipeline: self.blueprint.pipeline_text.clone(),
             seed: self.blueprint.seed,
             cache: self.blueprint.key.cache,
+            relaxed: self.blueprint.key.relaxed,
+            costs,
             worker_pids: self.blueprint.maker.crew().map_or(Vec::new(), |c| c.pids()),
             differs: Vec::new(),
             slots: layout.slots,
@@ -270,11 +279,38 @@ impl Stream {
         }
     }
 
+    fn cost_status(&self, slow: u32) -> CostStatus {
+        let Some(costs) = self.blueprint.maker.costs() else {
+            return CostStatus::default();
+        };
+        let sample = |(id, cost): (u32, coprep_costs::Cost)| SampleCost {
+            id,
+            path: self.blueprint.maker.path(id),
+            fetch_s: cost.fetch,
+            decode_s: cost.decode,
+            fixed_s: cost.fixed,
+            random_s: cost.random,
+            cpu_s: cost.cpu,
+        };
+        let slowest = costs.slowest(slow as usize);
+        let (measured, bytes) = costs.size();
+        let engine = self.engine();
+        CostStatus {
+            measured,
+            bytes: bytes as u64,
+            mean_s: costs.mean(),
+            budget_s: costs.budget(),
+            window: engine.window,
+            overtaken: engine.overtaken,
+            slowest: slowest.into_iter().map(sample).collect(),
+        }
+    }
+
     /// Looks at every consumer, decides, starts and publishes. True: something happened.
     fn pump(self: &Arc<Self>, engine: &mut Engine) -> bool {
         let mut progress = engine.poll();
         self.publish(engine);
-        while self.waiting.load(Ordering::Relaxed) < self.few_waiting() {
+        while self.is_time_to_draw(engine) {
             let Some(minibatch) = engine.scheduler.next(self.pool.free()) else {
                 break;
             };
@@ -285,12 +321,24 @@ impl Stream {
         progress
     }
 
-    /// Below so many waiting samples the next minibatch is drawn: late, so that it is for the jobs as they
-    /// are when it is prepared, and before a worker is idle.
+    /// Late, so that a minibatch is for the jobs as they are when it is prepared, and before a worker is idle. But so
+    /// early that slow samples can be begun in time.
+    fn is_time_to_draw(&self, engine: &Engine) -> bool {
+        self.waiting.load(Ordering::Relaxed) < self.few_waiting()
+            || (engine.in_preparation.len() as u32) < engine.window
+    }
+
     fn few_waiting(&self) -> u32 {
         match self.blueprint.maker.crew() {
             Some(crew) => crew.few_waiting(),
             None => 2 * self.workers.count() as u32,
+        }
+    }
+
+    fn worker_count(&self) -> u32 {
+        match self.blueprint.maker.crew() {
+            Some(crew) => crew.workers(),
+            None => self.workers.count() as u32,
         }
     }
 
@@ -321,27 +369,96 @@ impl Stream {
             deliveries,
             unfinished,
         ));
+        engine.drawn += 1;
+        let starts = self.starts(engine, &samples);
         engine.expect(&batch, minibatch.deliveries);
         self.waiting
             .fetch_add(samples.len() as u32, Ordering::Relaxed);
-        for (place, (slot, draw)) in slots.into_iter().zip(samples).enumerate() {
-            self.assign(SampleWork {
-                stream: self.clone(),
+        let is_relaxed = self.blueprint.key.relaxed;
+        for (place, ((slot, draw), start)) in slots.into_iter().zip(samples).zip(starts).enumerate()
+        {
+            let berth = Berth {
                 batch: batch.clone(),
                 slot,
                 place: place as u32,
-                draw,
-                is_waiting: true,
-            });
+            };
+            let due = engine.due;
+            let work = if is_relaxed {
+                let ticket = engine.afloat.add(draw.id, engine.drawn, berth);
+                SampleWork::afloat(self.clone(), ticket, batch.clone(), draw, due)
+            } else {
+                SampleWork::bound(self.clone(), berth, draw, due)
+            };
+            self.assign(start, work);
         }
     }
 
-    fn assign(self: &Arc<Self>, work: SampleWork) {
-        match &self.blueprint.maker {
-            Maker::Crew { crew, prepared, .. } if !is_in(prepared.as_deref(), work.draw.id) => {
-                crew.submit(Box::new(work));
+    /// When each sample of a minibatch is to be begun; see [`coprep_costs::early`].
+    fn starts(&self, engine: &mut Engine, samples: &[Draw]) -> Vec<Moment> {
+        let now = Moment::now();
+        let maker = &self.blueprint.maker;
+        let Some(costs) = maker.costs() else {
+            return vec![now; samples.len()];
+        };
+        let workers = self.worker_count();
+        let most = QUEUE_DEPTH.min(self.pool.layout().buffers.saturating_sub(2));
+        engine.window = costs.window(samples.len() as u32, workers, most);
+        if engine.window == 0 {
+            engine.due = now;
+            return vec![now; samples.len()];
+        }
+        let mean = costs.mean();
+        let expected: Vec<f32> = samples
+            .iter()
+            .map(|draw| maker.expected(draw.id).unwrap_or(mean))
+            .collect();
+        let period = mean * samples.len() as f32 / workers as f32;
+        let ahead = engine.in_preparation.len() as f32 + 1.0;
+        engine.due = engine.due.max(now.after(period * ahead));
+        let window = period * engine.window as f32;
+        let leads = crate::costs::early::leads(&expected, workers, period, window);
+        let is_known = |draw: &Draw| maker.expected(draw.id).is_some();
+        let starts = leads.iter().zip(samples).map(|(&lead, draw)| {
+            // Who is not known is looked at first.
+            if is_known(draw) || maker.crew().is_some() {
+                engine.due.before(lead)
+            } else {
+                now
             }
-            _ => self.workers.submit(Box::new(work)),
+        });
+        starts.collect()
+    }
+
+    /// The same for a sample that has been looked at.
+    fn start_of_one(&self, due: Moment, expected: Option<f32>) -> Moment {
+        // With the time of another slow one, which may be before it.
+        due.before(2.0 * expected.unwrap_or(0.0))
+    }
+
+    fn draws_ahead(&self) -> bool {
+        self.engine().window > 0
+    }
+
+    /// Binds a sample that is about to be written to a slot.
+    fn claim(&self, ticket: Ticket) -> Berth {
+        let budget = self.blueprint.maker.costs().and_then(|c| c.budget());
+        let budget = budget.map(Duration::from_secs_f32);
+        let berth = self.engine().claim(ticket, budget);
+        berth.expect("a ticket is given up once")
+    }
+
+    /// Binds a sample to the slot that it was drawn for.
+    fn take(&self, ticket: Ticket) -> Berth {
+        let berth = self.engine().afloat.take(ticket);
+        berth.expect("a ticket is given up once")
+    }
+
+    fn assign(self: &Arc<Self>, start: Moment, work: SampleWork) {
+        match &self.blueprint.maker {
+            Maker::Crew { crew, prepared, .. } if !is_in(prepared.as_deref(), work.id()) => {
+                crew.submit(start, Box::new(work));
+            }
+            _ => self.workers.submit(start, Box::new(work)),
         }
     }
 

@@ -11,38 +11,58 @@ use coprep_protocol::message::CacheForm;
 use coprep_scheduler::Draw;
 
 use crate::caches::Cache;
+use crate::due_queue::Moment;
 use crate::maker::Maker;
-use crate::prepare::{Cost, Failure, Recipe, Tools};
+use crate::prepare::{Cost, Failure, Fetched, Recipe, Slot, Tools};
 use crate::stream::Stream;
+use crate::stream::afloat::{Berth, Ticket};
 use crate::stream::batch::Batch;
 use crate::user_code::{Begin, Outcome, Task};
 use crate::workers::Work;
 
 /// One sample of a minibatch, for a worker.
 pub(super) struct SampleWork {
-    pub(super) stream: Arc<Stream>,
-    pub(super) batch: Arc<Batch>,
-    pub(super) slot: SlotMut,
-    pub(super) place: u32,
-    pub(super) draw: Draw,
+    stream: Arc<Stream>,
+    at: At,
+    /// The minibatch it was drawn for.
+    drawn_for: Arc<Batch>,
+    draw: Draw,
+    /// When its minibatch is due.
+    due: Moment,
     /// No worker has begun it.
-    pub(super) is_waiting: bool,
+    is_waiting: bool,
+    /// Its file, if it was read before its turn.
+    fetched: Option<Fetched>,
+}
+
+/// Where it is written.
+enum At {
+    Bound(Berth),
+    /// Known when it is about to be written.
+    Afloat(Ticket),
 }
 
 impl Work for SampleWork {
     fn run(mut self: Box<Self>, tools: &mut Tools) {
+        let stream = self.stream.clone();
+        if let Maker::Native(recipe) = &stream.blueprint.maker
+            && self.looks_ahead(recipe, tools)
+        {
+            let expected = self.fetched.as_ref().and_then(|f| f.expected);
+            let start = stream.start_of_one(self.due, expected);
+            return stream.workers.submit(start, self);
+        }
         if self.start() {
-            let stream = self.stream.clone();
             match &stream.blueprint.maker {
                 Maker::Native(recipe) => self.fill(recipe, tools),
                 Maker::Crew { crew, prepared, .. } => match self.restore(prepared.as_deref()) {
                     Some(cost) => self.prepared(&cost),
                     // An LRU has let it go since the work was assigned.
-                    None => return crew.submit(self),
+                    None => return crew.submit(Moment::default(), self),
                 },
                 Maker::Jobs { .. } => {
                     let visit = self.draw.visit.to_ne_bytes();
-                    self.slot.field_mut(0).copy_from_slice(&visit);
+                    self.slot().field_mut(0).copy_from_slice(&visit);
                     self.prepared(&Cost::default());
                 }
             }
@@ -51,10 +71,17 @@ impl Work for SampleWork {
     }
 }
 
+impl Slot for SampleWork {
+    fn bytes(&mut self) -> &mut [u8] {
+        self.claim();
+        self.slot().field_mut(0)
+    }
+}
+
 impl Task for SampleWork {
     fn begin(&mut self) -> Begin {
         if !self.start() {
-            return Begin::Over(Outcome::Dropped);
+            return Begin::Over(Outcome::Unwanted);
         }
         // Made meanwhile, for an earlier minibatch.
         let stream = self.stream.clone();
@@ -71,12 +98,22 @@ impl Task for SampleWork {
     fn order(&self) -> Order {
         Order {
             id: self.draw.id,
-            buffer: self.batch.buffer,
-            slot: self.slot.slot(),
+            place: match &self.at {
+                At::Bound(berth) => Some((berth.batch.buffer, berth.slot.slot())),
+                At::Afloat(_) => None,
+            },
             keep: false,
             visit: self.visit(),
             cached: (0, 0),
         }
+    }
+
+    fn bind(&mut self, is_about_to_write: bool) -> (u32, u32) {
+        if is_about_to_write {
+            self.claim();
+        }
+        let berth = self.berth();
+        (berth.batch.buffer, berth.slot.slot())
     }
 
     fn finish(mut self: Box<Self>, outcome: Outcome) {
@@ -90,10 +127,13 @@ impl Task for SampleWork {
                 self.end();
             }
             Outcome::Failed(failure) => match self.replace(failure) {
-                true => self.stream.clone().assign(*self),
+                true => {
+                    let stream = self.stream.clone();
+                    stream.assign(Moment::default(), *self);
+                }
                 false => self.end(),
             },
-            Outcome::Dropped if !self.batch.is_wanted() => self.end(),
+            Outcome::Unwanted => self.end(),
             // Nobody writes this slot any more, so the minibatch is never whole, and never published.
             Outcome::Dropped => {}
         }
@@ -101,6 +141,39 @@ impl Task for SampleWork {
 }
 
 impl SampleWork {
+    /// For the slot of `berth`, come what may.
+    pub(super) fn bound(stream: Arc<Stream>, berth: Berth, draw: Draw, due: Moment) -> Self {
+        let drawn_for = berth.batch.clone();
+        Self::new(stream, At::Bound(berth), drawn_for, draw, due)
+    }
+
+    /// For the slot that `ticket` will give.
+    pub(super) fn afloat(
+        stream: Arc<Stream>,
+        ticket: Ticket,
+        drawn_for: Arc<Batch>,
+        draw: Draw,
+        due: Moment,
+    ) -> Self {
+        Self::new(stream, At::Afloat(ticket), drawn_for, draw, due)
+    }
+
+    fn new(stream: Arc<Stream>, at: At, drawn_for: Arc<Batch>, draw: Draw, due: Moment) -> Self {
+        SampleWork {
+            stream,
+            at,
+            drawn_for,
+            draw,
+            due,
+            is_waiting: true,
+            fetched: None,
+        }
+    }
+
+    pub(super) fn id(&self) -> u32 {
+        self.draw.id
+    }
+
     /// What keys its random numbers. A prepared sample has the same in all visits that it is used for.
     fn visit(&self) -> u64 {
         let key = &self.stream.blueprint.key;
@@ -111,21 +184,59 @@ impl SampleWork {
         }
     }
 
+    /// Reads the file of a sample that was never prepared, where samples are drawn ahead because some are slow: its
+    /// header says whether this is one. False: it is its turn.
+    fn looks_ahead(&mut self, recipe: &Recipe, tools: &mut Tools) -> bool {
+        let is_to_look = self.is_waiting
+            && self.fetched.is_none()
+            && self.drawn_for.is_wanted()
+            && self.stream.draws_ahead()
+            && recipe.is_unknown(self.draw.id);
+        // What fails is tried again in its turn, and reported then.
+        self.fetched = is_to_look
+            .then(|| recipe.fetch_ahead(self.draw.id, tools).ok())
+            .flatten();
+        is_to_look && self.fetched.is_some()
+    }
+
     /// A worker begins it. False: nobody wants it any more.
     fn start(&mut self) -> bool {
+        if let At::Afloat(ticket) = self.at {
+            self.stream.engine().afloat.begin(ticket);
+        }
         if std::mem::take(&mut self.is_waiting) {
             self.stream.sample_begun();
         }
-        self.batch.is_wanted()
+        self.drawn_for.is_wanted()
     }
 
-    fn end(self) {
-        let SampleWork {
-            stream,
-            batch,
-            slot,
-            ..
-        } = self;
+    /// It is about to be written.
+    fn claim(&mut self) {
+        if let At::Afloat(ticket) = self.at {
+            self.at = At::Bound(self.stream.claim(ticket));
+        }
+    }
+
+    fn berth(&mut self) -> &mut Berth {
+        if let At::Afloat(ticket) = self.at {
+            self.at = At::Bound(self.stream.take(ticket));
+        }
+        match &mut self.at {
+            At::Bound(berth) => berth,
+            At::Afloat(_) => unreachable!("it was bound just now"),
+        }
+    }
+
+    fn slot(&mut self) -> &mut SlotMut {
+        &mut self.berth().slot
+    }
+
+    fn end(mut self) {
+        self.berth();
+        let SampleWork { stream, at, .. } = self;
+        let At::Bound(Berth { batch, slot, .. }) = at else {
+            return;
+        };
         drop(slot);
         if batch.slot_written() {
             stream.minibatch_done(&batch);
@@ -134,6 +245,9 @@ impl SampleWork {
 
     /// Prepares the sample, or the one that replaces it, or leaves a gap.
     fn fill(&mut self, recipe: &Recipe, tools: &mut Tools) {
+        if let Some(fetched) = self.fetched.take() {
+            tools.take_over(fetched);
+        }
         loop {
             match self.prepare(recipe, tools) {
                 Ok(cost) => return self.prepared(&cost),
@@ -152,46 +266,51 @@ impl SampleWork {
             id: self.draw.id,
             visit: self.draw.visit,
         };
-        let cost = recipe.prepare(key, tools, self.slot.field_mut(0))?;
+        let cost = recipe.prepare(key, tools, self)?;
         let label = recipe.dataset.label(self.draw.id);
-        self.slot.field_mut(1).copy_from_slice(&label.to_ne_bytes());
+        self.slot()
+            .field_mut(1)
+            .copy_from_slice(&label.to_ne_bytes());
         Ok(cost)
     }
 
     /// Fills the slot with what is cached.
     fn restore(&mut self, cache: Option<&Cache>) -> Option<Cost> {
         let cache = cache?;
-        let layout = self.stream.pool.layout();
+        let stream = self.stream.clone();
+        let layout = stream.pool.layout();
         let bytes = cache.store.get(self.draw.id)?;
         if bytes.len() != written_bytes(layout) {
             return None;
         }
         cache.count_hit();
-        Some(restore(&bytes, &mut self.slot, layout))
+        self.claim();
+        Some(restore(&bytes, self.slot(), layout))
     }
 
     /// The sample failed: the jobs are told, and it is another one now. False: there is none, and a gap is left.
     fn replace(&mut self, failure: Failure) -> bool {
-        let stream = &self.stream;
+        let stream = self.stream.clone();
         stream.counters.add_failure();
         let path = stream.blueprint.maker.path(self.draw.id);
-        let other =
-            stream
-                .engine()
-                .sample_failed(&self.batch, self.place, self.draw, path, failure);
+        let draw = self.draw;
+        let Berth { batch, place, .. } = self.berth();
+        let other = stream
+            .engine()
+            .sample_failed(batch, *place, draw, path, failure);
         match other {
             Some(other) => self.draw = other,
-            None => self.batch.mark_bad(self.place),
+            None => batch.mark_bad(*place),
         }
         other.is_some()
     }
 
     fn prepared(&mut self, cost: &Cost) {
         let index = self.stream.fields.len() - 1;
-        self.slot
-            .field_mut(index)
-            .copy_from_slice(&i64::from(self.draw.id).to_ne_bytes());
-        self.batch.add_cost(cost);
+        let id = i64::from(self.draw.id);
+        let Berth { batch, slot, .. } = self.berth();
+        slot.field_mut(index).copy_from_slice(&id.to_ne_bytes());
+        batch.add_cost(cost);
         self.stream.counters.add(cost, self.draw.visit);
     }
 
@@ -199,14 +318,16 @@ impl SampleWork {
     fn made(&mut self, cost: &Cost) {
         let stream = self.stream.clone();
         if let Maker::Crew {
-            prepared: Some(cache),
-            ..
+            prepared, costs, ..
         } = &stream.blueprint.maker
         {
-            cache.count_miss();
-            if !keep(cache, self.draw.id, &mut self.slot, stream.pool.layout()) {
-                // Another worker made the same sample meanwhile: all jobs are to see one.
-                self.restore(Some(cache));
+            costs.record(self.draw.id, cost);
+            if let Some(cache) = prepared {
+                cache.count_miss();
+                if !keep(cache, self.draw.id, self.slot(), stream.pool.layout()) {
+                    // Another worker made the same sample meanwhile: all jobs are to see one.
+                    self.restore(Some(cache));
+                }
             }
         }
         self.prepared(cost);
@@ -251,7 +372,7 @@ fn restore(bytes: &[u8], slot: &mut SlotMut, layout: &Layout) -> Cost {
         rest = after;
     }
     Cost {
-        prep: began.elapsed(),
+        random: began.elapsed(),
         ..Cost::default()
     }
 }

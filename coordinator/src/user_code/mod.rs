@@ -12,19 +12,18 @@
 mod host;
 mod worker;
 
-use std::collections::VecDeque;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use coprep_cache::staging::Layout;
 use coprep_protocol::code::{self, Channel, Order, Probed, Raised, Report};
 use coprep_protocol::message::UserCode;
 use coprep_protocol::spec::{BLOB, Dtype, Field};
-use crossbeam::channel::{Receiver, Sender, unbounded};
 
 use crate::caches::Cache;
+use crate::due_queue::{DueQueue, Moment};
 use crate::prepare::{Cost, Failure};
 use crate::user_code::host::{Forked, Host};
 use crate::user_code::worker::{Job, Worker};
@@ -34,8 +33,10 @@ use crate::{Error, Result};
 pub(crate) trait Task: Send {
     /// A worker is about to make it.
     fn begin(&mut self) -> Begin;
-    /// What to make, and where.
+    /// What to make, and where, if that is known before it is made.
     fn order(&self) -> Order;
+    /// Where: buffer and slot. Decided now, if it was not before. `is_about_to_write`: it is made.
+    fn bind(&mut self, is_about_to_write: bool) -> (u32, u32);
     /// Ends it.
     fn finish(self: Box<Self>, outcome: Outcome);
 }
@@ -56,7 +57,9 @@ pub(crate) enum Outcome {
     Found(Cost),
     /// It cannot be made.
     Failed(Failure),
-    /// Nobody makes it: nobody wants it, or the crew is at its end.
+    /// Nobody wants it.
+    Unwanted,
+    /// Nobody makes it: the crew is at its end.
     Dropped,
 }
 
@@ -316,10 +319,7 @@ pub(crate) struct Crew {
     patience: Duration,
     /// Where deterministic parts are kept.
     cache: Option<Arc<Cache>>,
-    queue: Sender<Job>,
-    queued: Receiver<Job>,
-    /// What goes before the queue.
-    again: Mutex<VecDeque<Job>>,
+    queue: DueQueue<Job>,
     /// Mean time of a sample, nanoseconds; 0: none has been made.
     mean_ns: AtomicU64,
     over: OnceLock<Option<Trouble>>,
@@ -338,15 +338,12 @@ impl Crew {
         patience: Duration,
         cache: Option<Arc<Cache>>,
     ) -> Result<Arc<Crew>> {
-        let (queue, queued) = unbounded();
         let crew = Arc::new(Crew {
             host: loaded.host,
             workers,
             patience,
             cache,
-            queue,
-            queued,
-            again: Mutex::default(),
+            queue: DueQueue::new(),
             mean_ns: AtomicU64::new(0),
             over: OnceLock::new(),
             on_trouble: OnceLock::new(),
@@ -369,13 +366,12 @@ impl Crew {
         let _ = self.on_trouble.set(Box::new(tell));
     }
 
-    /// A sample to make.
-    pub(crate) fn submit(&self, task: Box<dyn Task>) {
+    /// A sample to make, to be begun at `due` or as soon as a worker is free.
+    pub(crate) fn submit(&self, due: Moment, task: Box<dyn Task>) {
         if self.is_over() {
             return task.finish(Outcome::Dropped);
         }
-        // It has a receiver of its own, so that it does not fail.
-        let _ = self.queue.send(Job::new(task));
+        self.queue.push(due, Job::new(task));
         if self.is_over() {
             self.drain();
         }
@@ -384,6 +380,10 @@ impl Crew {
     /// Below so many waiting samples the next minibatch is drawn.
     pub(crate) fn few_waiting(&self) -> u32 {
         WAITING * self.workers * self.chunk() as u32
+    }
+
+    pub(crate) fn workers(&self) -> u32 {
+        self.workers
     }
 
     pub(crate) fn pids(&self) -> Vec<u32> {
@@ -423,31 +423,19 @@ impl Crew {
 
     /// Ends what nobody will make.
     fn drain(&self) {
-        let again = std::mem::take(&mut *self.first());
-        let queued = std::iter::from_fn(|| self.queued.try_recv().ok());
-        again
-            .into_iter()
-            .chain(queued)
-            .for_each(|job| job.task.finish(Outcome::Dropped));
-    }
-
-    fn first(&self) -> MutexGuard<'_, VecDeque<Job>> {
-        self.again.lock().unwrap_or_else(PoisonError::into_inner)
+        let queued = std::iter::from_fn(|| self.queue.try_pop());
+        queued.for_each(|job| job.task.finish(Outcome::Dropped));
     }
 
     // For the workers' threads.
 
     fn next(&self, wait: Duration) -> Option<Job> {
-        let first = self.first().pop_front();
-        first.or_else(|| match wait {
-            Duration::ZERO => self.queued.try_recv().ok(),
-            wait => self.queued.recv_timeout(wait).ok(),
-        })
+        self.queue.pop(wait)
     }
 
-    /// Before what is queued: its minibatch has waited longest.
+    /// Before everything else: its minibatch has waited longest.
     fn again(&self, job: Job) {
-        self.first().push_back(job);
+        self.queue.push(Moment::default(), job);
         if self.is_over() {
             self.drain();
         }
@@ -460,7 +448,7 @@ impl Crew {
 
     /// The same, but no more than leaves as many for each of the others.
     fn fair_chunk(&self) -> usize {
-        let share = self.queued.len() / self.workers as usize + 1;
+        let share = self.queue.len() / self.workers as usize + 1;
         self.chunk().min(share)
     }
 

@@ -213,6 +213,12 @@ impl Worker {
         let (Some(process), Some(chunk)) = (&mut self.process, self.chunks.back_mut()) else {
             return Ok(());
         };
+        // A message to say where takes as long as a quick sample: those are told at once.
+        if self.crew.chunk() > 1 || chunk.jobs.len() > 1 {
+            for job in chunk.jobs.iter_mut().flatten() {
+                job.task.bind(false);
+            }
+        }
         let message = process.orders(chunk, self.crew.cache.as_deref())?;
         process
             .channel
@@ -248,6 +254,7 @@ impl Worker {
         self.pause = PAUSES.0;
         match report {
             Report::Done(written) => written.iter().try_for_each(|w| self.written(w))?,
+            Report::Ready(index) => self.tell_where(index)?,
             Report::Raised(index, raised) => self.raised(index, raised)?,
             Report::TooLarge(index, bytes) => {
                 let job = self.job(index)?;
@@ -272,39 +279,64 @@ impl Worker {
         place.and_then(Option::take).ok_or_else(|| NOT_GIVEN.into())
     }
 
+    /// A sample is made, and about to be written.
+    fn tell_where(&mut self, index: u32) -> std::result::Result<(), String> {
+        let chunk = self.chunks.front_mut();
+        let job = chunk.and_then(|c| c.jobs.get_mut(index as usize)?.as_mut());
+        let (Some(job), Some(process)) = (job, &mut self.process) else {
+            return Err(NOT_GIVEN.into());
+        };
+        let (buffer, slot) = job.task.bind(true);
+        let message = code::place(buffer, slot);
+        process
+            .channel
+            .send(&message, &[])
+            .map_err(|_| String::new())
+    }
+
     fn written(&mut self, written: &Written) -> std::result::Result<(), String> {
         let wall = Duration::from_nanos(written.wall_ns);
         let cpu = Duration::from_nanos(written.cpu_ns).min(wall);
+        let dataset = Duration::from_nanos(written.dataset_ns).min(wall);
         if written.kept.1 > 0 {
-            self.keep(written.index, written.kept)?;
+            self.keep(written, dataset)?;
         }
         let job = self.job(written.index)?;
         self.crew.took(wall);
+        // Time off the processor is taken to be the dataset's, which reads.
+        let fetch = (wall - cpu).min(dataset);
         job.task.finish(Outcome::Made(Cost {
-            fetch: wall - cpu,
-            prep: cpu,
-            fetched_bytes: 0,
+            fetch,
+            decode: dataset - fetch,
+            random: wall - dataset,
+            cpu,
+            ..Cost::default()
         }));
         Ok(())
     }
 
     /// Admits the value of a deterministic part to the cache: the one copy on its way there, so that no
     /// process of user code can write the cache.
-    fn keep(&self, index: u32, (at, len): (u64, u64)) -> std::result::Result<(), String> {
+    fn keep(&self, written: &Written, dataset: Duration) -> std::result::Result<(), String> {
+        let (at, len) = written.kept;
         let scratch = self.chunks.front().zip(self.process.as_ref());
         let (Some((chunk, process)), Some(cache)) = (scratch, &self.crew.cache) else {
             return Ok(());
         };
-        let Some(Some(job)) = chunk.jobs.get(index as usize) else {
+        let Some(Some(job)) = chunk.jobs.get(written.index as usize) else {
             return Err(NOT_GIVEN.into());
         };
         let id = job.task.order().id;
         let Some(file) = process.scratch.get(chunk.scratch) else {
             return Ok(());
         };
-        let meta = Meta::of(Form::Decoded);
+        let form = Form::Decoded;
         let len = usize::try_from(len).map_err(|e| e.to_string())?;
-        if let Some(mut place) = cache.store.reserve(id, len, meta) {
+        let offer = [(form, len, dataset.as_secs_f32())];
+        if cache.forms.is_some() && cache.choose(id, &offer).is_none() {
+            return Ok(());
+        }
+        if let Some(mut place) = cache.store.reserve(id, len, Meta::of(form)) {
             file.read_exact_at(place.as_mut_slice(), at)
                 .map_err(|e| format!("said where a value lies, and it is not there: {e}"))?;
             place.commit();
@@ -425,8 +457,7 @@ fn fill(order: &mut Order, cache: &Cache, file: &File, at: &mut u64) -> std::io:
         }
         None => {
             cache.count_miss();
-            let usage = cache.store.usage();
-            order.keep = usage.used < usage.capacity;
+            order.keep = cache.may_admit(order.id);
         }
     }
     Ok(())

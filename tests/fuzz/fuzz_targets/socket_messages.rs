@@ -66,7 +66,7 @@ fn identify(request: &Request) {
 
 /// A frame whose header is right for this body.
 fn framed(body: &[u8]) -> Vec<u8> {
-    let mut frame = to_bytes(&Request::Status).expect("memory");
+    let mut frame = to_bytes(&Request::Status { slow: 0 }).expect("memory");
     frame.truncate(16);
     frame[8..12].copy_from_slice(&(body.len() as u32).to_le_bytes());
     frame.extend_from_slice(body);
@@ -74,7 +74,7 @@ fn framed(body: &[u8]) -> Vec<u8> {
 }
 
 fn seeds() -> Vec<Vec<u8>> {
-    let requests = [Request::Status, Request::Attach(Box::new(attach()))];
+    let requests = [Request::Status { slow: 3 }, Request::Attach(Box::new(attach()))];
     let replies = [Reply::Stopping, Reply::Attached(Box::new(attached()))];
     let frames = requests
         .iter()
@@ -128,6 +128,7 @@ fn attach() -> Attach {
         seed: Some(1),
         seed_hint: None,
         shuffle: true,
+        relaxed: false,
         cache: CacheRequest {
             form: Some(CacheForm::Decoded),
             bytes: Some(1 << 30),

@@ -161,7 +161,7 @@ pub(crate) fn prepare(
     key: SampleKey,
 ) -> Result<Vec<u8>, Error> {
     let mut slot = vec![0xaa; pipeline.output().sample_bytes()];
-    pipeline.prepare_encoded(encoded, key, &mut Scratch::new(), &mut slot)?;
+    pipeline.prepare_encoded(encoded, key, &mut Scratch::new(), || &mut slot)?;
     Ok(slot)
 }
 
@@ -178,7 +178,7 @@ pub(crate) fn prepare_in_two_steps(
         height,
         pixels: &pixels,
     };
-    pipeline.prepare_decoded(view, key, &mut Scratch::new(), &mut slot)?;
+    pipeline.prepare_decoded(view, key, &mut Scratch::new(), || &mut slot)?;
     Ok(slot)
 }
 

@@ -1,0 +1,177 @@
+//! What samples were measured to cost, for all streams of one pipeline; and what is expected of the next.
+//!
+//! The sums are [`coprep_costs`]'s; here is who measures, who asks, and the lock between them, which a worker that
+//! measures never waits for: a measurement more or less does not matter.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use coprep_cache::sample_cache::Form;
+use coprep_costs::{Budget, CostTable, Features, Measured, Predictor, Recent};
+
+use crate::prepare::Cost;
+
+/// Measurements before the model is asked.
+const ENOUGH: u32 = 32;
+/// Pipelines whose costs are kept when no stream uses them.
+const MOST_KEPT: usize = 16;
+
+/// See the module.
+pub(crate) struct Costs {
+    table: CostTable,
+    learned: Mutex<Learned>,
+}
+
+struct Learned {
+    predictor: Predictor,
+    /// Samples that the predictor has seen.
+    seen: u32,
+    /// Seconds of the last preparations, whatever was cached.
+    recent: Recent,
+    budget: Budget,
+}
+
+impl Costs {
+    pub(crate) fn new(samples: u32) -> Self {
+        Costs {
+            table: CostTable::new(samples),
+            learned: Mutex::new(Learned {
+                predictor: Predictor::new(),
+                seen: 0,
+                recent: Recent::new(),
+                budget: Budget::new(),
+            }),
+        }
+    }
+
+    fn learned(&self) -> MutexGuard<'_, Learned> {
+        self.learned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A sample was prepared.
+    pub(crate) fn record(&self, id: u32, cost: &Cost) {
+        let measured = cost.measured();
+        self.table.record(id, &measured);
+        let Ok(mut learned) = self.learned.try_lock() else {
+            return;
+        };
+        let seconds = cost.total().as_secs_f32();
+        learned.recent.observe(seconds);
+        learned.budget.observe(seconds);
+        // Only a whole preparation says what the stages cost.
+        if measured.decode.is_some() {
+            learned.predictor.observe(cost.features, &measured);
+            learned.seen = learned.seen.saturating_add(1);
+        }
+    }
+
+    /// What the stages of a sample will cost, by its header. None: too little is known.
+    pub(crate) fn predict(&self, features: Features) -> Option<coprep_costs::Cost> {
+        let learned = self.learned();
+        (learned.seen >= ENOUGH).then(|| learned.predictor.predict(features))
+    }
+
+    /// Seconds that a sample will take a worker if it is cached in `form`. None: it was never prepared.
+    pub(crate) fn expected(&self, id: u32, form: Option<Form>) -> Option<f32> {
+        let cost = self.table.get(id)?;
+        Some(match form {
+            None => cost.total(),
+            Some(Form::Encoded) => cost.prep(),
+            Some(Form::Decoded) => cost.random,
+            Some(Form::Prepared) => 0.0,
+        })
+    }
+
+    /// Mean seconds of the last preparations.
+    pub(crate) fn mean(&self) -> f32 {
+        self.learned().recent.mean().unwrap_or(0.0)
+    }
+
+    /// Seconds beyond which a sample counts as slow.
+    pub(crate) fn budget(&self) -> Option<f32> {
+        self.learned().budget.seconds()
+    }
+
+    /// Minibatches to draw ahead.
+    pub(crate) fn window(&self, slots: u32, workers: u32, most: u32) -> u32 {
+        early::window_needed(&self.learned().recent, slots, workers, most)
+    }
+
+    /// The samples that cost most.
+    pub(crate) fn slowest(&self, count: usize) -> Vec<(u32, coprep_costs::Cost)> {
+        self.table.slowest(count)
+    }
+
+    /// Samples that were measured, and the bytes that this takes.
+    pub(crate) fn size(&self) -> (u32, usize) {
+        (self.table.measured(), self.table.heap_bytes())
+    }
+}
+
+/// The costs of all pipelines.
+#[derive(Default)]
+pub(crate) struct AllCosts(Mutex<Vec<(u128, Arc<Costs>)>>);
+
+impl AllCosts {
+    /// Those of one pipeline.
+    pub(crate) fn of(&self, pipeline: u128, samples: u32) -> Arc<Costs> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, costs)) = all.iter().find(|(key, _)| *key == pipeline) {
+            return costs.clone();
+        }
+        if all.len() >= MOST_KEPT
+            && let Some(unused) = all.iter().position(|(_, c)| Arc::strong_count(c) == 1)
+        {
+            all.remove(unused);
+        }
+        let costs = Arc::new(Costs::new(samples));
+        all.push((pipeline, costs.clone()));
+        costs
+    }
+}
+
+impl Cost {
+    fn measured(&self) -> Measured {
+        let ran = |time: std::time::Duration| (!time.is_zero()).then(|| time.as_secs_f32());
+        Measured {
+            fetch: ran(self.fetch),
+            decode: ran(self.decode),
+            fixed: ran(self.fixed),
+            random: ran(self.random),
+            cpu: ran(self.cpu),
+        }
+    }
+}
+
+pub(crate) mod early {
+    pub(crate) fn window_needed(
+        recent: &coprep_costs::Recent,
+        _slots: u32,
+        _workers: u32,
+        most: u32,
+    ) -> u32 {
+        let (Some(mean), Some(q)) = (recent.quantile(0.5), recent.quantile(0.98)) else {
+            return 0;
+        };
+        if q > 4.0 * mean { 5.min(most) } else { 0 }
+    }
+    pub(crate) fn leads(costs: &[f32], workers: u32, period: f32, window: f32) -> Vec<f32> {
+        let mut sorted = costs.to_vec();
+        sorted.sort_by(f32::total_cmp);
+        let median = sorted[sorted.len() / 2];
+        let slow = costs.iter().filter(|c| **c > 3.0 * median).count();
+        let mut i = 0;
+        costs
+            .iter()
+            .map(|&c| {
+                if c > 3.0 * median {
+                    i += 1;
+                    (c * workers as f32)
+                        .max(window * (i as f32 / slow as f32))
+                        .max(period * 0.1)
+                } else {
+                    c
+                }
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,148 @@
+//! What waits for a worker, by when it is to be begun.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A moment, in nanoseconds since the process first asked.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub(crate) struct Moment(u64);
+
+impl Moment {
+    /// After everything that is due.
+    pub(crate) const WHENEVER: Moment = Moment(u64::MAX);
+
+    pub(crate) fn now() -> Self {
+        static START: OnceLock<Instant> = OnceLock::new();
+        Moment(START.get_or_init(Instant::now).elapsed().as_nanos() as u64)
+    }
+
+    pub(crate) fn after(self, seconds: f32) -> Self {
+        Moment(self.0.saturating_add(nanoseconds(seconds)))
+    }
+
+    pub(crate) fn before(self, seconds: f32) -> Self {
+        Moment(self.0.saturating_sub(nanoseconds(seconds)))
+    }
+}
+
+fn nanoseconds(seconds: f32) -> u64 {
+    // Saturates, and takes no negative and no NaN.
+    (f64::from(seconds) * 1e9) as u64
+}
+
+/// The earliest first; of those for the same moment, the first that came.
+pub(crate) struct DueQueue<T> {
+    state: Mutex<State<T>>,
+    more: Condvar,
+}
+
+struct State<T> {
+    waiting: BinaryHeap<Reverse<Entry<T>>>,
+    came: u64,
+    /// Threads that wait.
+    idle: usize,
+}
+
+struct Entry<T> {
+    key: (Moment, u64),
+    item: T,
+}
+
+impl<T> DueQueue<T> {
+    pub(crate) fn new() -> Self {
+        DueQueue {
+            state: Mutex::new(State {
+                waiting: BinaryHeap::new(),
+                came: 0,
+                idle: 0,
+            }),
+            more: Condvar::new(),
+        }
+    }
+
+    pub(crate) fn push(&self, due: Moment, item: T) {
+        let mut state = self.state();
+        let key = (due, state.came);
+        state.came += 1;
+        state.waiting.push(Reverse(Entry { key, item }));
+        let somebody_waits = state.idle > 0;
+        drop(state);
+        if somebody_waits {
+            self.more.notify_one();
+        }
+    }
+
+    pub(crate) fn try_pop(&self) -> Option<T> {
+        self.state().waiting.pop().map(|Reverse(entry)| entry.item)
+    }
+
+    /// Waits for so long if there is nothing.
+    pub(crate) fn pop(&self, wait: Duration) -> Option<T> {
+        let mut state = self.state();
+        if state.waiting.is_empty() && !wait.is_zero() {
+            state.idle += 1;
+            let waited = self
+                .more
+                .wait_timeout_while(state, wait, |state| state.waiting.is_empty());
+            (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            state.idle -= 1;
+        }
+        state.waiting.pop().map(|Reverse(entry)| entry.item)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.state().waiting.len()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> PartialEq for Entry<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.key == other.key
+    }
+}
+
+impl<T> Eq for Entry<T> {}
+
+impl<T> PartialOrd for Entry<T> {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<T> Ord for Entry<T> {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.key.cmp(&other.key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_earliest_comes_first_and_equals_in_the_order_they_came() {
+        let queue = DueQueue::new();
+        let at = |ns| Moment(ns);
+        for (due, item) in [(5, 'c'), (1, 'a'), (5, 'd'), (u64::MAX, 'z'), (2, 'b')] {
+            queue.push(at(due), item);
+        }
+        let order: String = std::iter::from_fn(|| queue.try_pop()).collect();
+        assert_eq!(order, "abcdz");
+        assert!(queue.pop(Duration::ZERO).is_none());
+    }
+
+    #[test]
+    fn moments_take_whatever_a_prediction_says() {
+        let now = Moment::now();
+        assert_eq!(now.after(f32::NAN), now);
+        assert_eq!(now.before(-1.0), now);
+        assert_eq!(now.after(f32::INFINITY), Moment::WHENEVER);
+        assert_eq!(Moment(10).before(1.0), Moment(0));
+    }
+}
