@@ -81,12 +81,6 @@ def code(modules: Iterable[str]) -> list[tuple[str, bytes]]:
     return _code_parts(modules)
 
 
-def same_but(a: Iterable[tuple[str, bytes]], b: Iterable[tuple[str, bytes]]) -> list[str]:
-    """Names of the parts in which two fingerprints differ, or that only one of them has."""
-    left, right = dict(a), dict(b)
-    return [name for name in {**left, **right} if left.get(name) != right.get(name)]
-
-
 def _unique(parts: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
     result: dict[str, bytes] = {}
     for name, digest in parts:
