@@ -155,7 +155,7 @@ def test_a_cache_larger_than_memory_is_one_clear_error(pipeline: coprep.Pipeline
         ({"subset": [0, 999]}, "999"),
         ({"subset": []}, "empty"),
         ({"on_error": "ignore"}, "on_error"),
-        ({"order": "relaxed"}, "order"),
+        ({"order": "chaotic"}, "order"),
         ({"cache": "ram"}, "cache"),
         ({"cohort": "a"}, "cohort"),
     ],
