@@ -9,8 +9,39 @@
 //! | [`predict`] | and before it was ever prepared? | a line in its bytes and pixels, fitted as the samples come |
 //! | [`quantile`] | from when on is a sample slow? | a fence over the recent costs |
 //! | [`forms`] | in which form is it worth its bytes in the cache? | the best at a common price per byte |
+//! | [`early`] | when is it to be started? | before its minibatch is due, by its cost; slow ones spread over the minibatches before |
+//!
+//! ```
+//! use coprep_costs::{Chooser, CostTable, Features, Measured, Offer, Predictor};
+//!
+//! let (table, mut predictor) = (CostTable::new(1000), Predictor::new());
+//! let measured = Measured {
+//!     fetch: Some(0.005),
+//!     decode: Some(0.002),
+//!     ..Measured::default()
+//! };
+//! let photograph = Features {
+//!     bytes: 93_000,
+//!     pixels: 190_000,
+//! };
+//! table.record(7, &measured);
+//! predictor.observe(photograph, &measured);
+//! let cost = table.get(7).unwrap_or(predictor.predict(photograph));
+//!
+//! let mut chooser = Chooser::new(1 << 30, 1000);
+//! let encoded = Offer {
+//!     bytes: 93_000,
+//!     saves: cost.fetch.into(),
+//! };
+//! let decoded = Offer {
+//!     bytes: 570_000,
+//!     saves: cost.total().into(),
+//! };
+//! assert_eq!(chooser.decide(&[encoded, decoded]), Some(1));
+//! ```
 #![forbid(unsafe_code)]
 
+pub mod early;
 pub mod forms;
 pub mod predict;
 pub mod quantile;

@@ -1,0 +1,230 @@
+//! A workshop in virtual time: minibatches are drawn in order, their samples wait in one queue for the workers,
+//! the smallest key first, and minibatches are delivered in order.
+//!
+//! No worker is idle while a sample waits. At most `window` minibatches are drawn and not delivered; the next
+//! one is drawn when one is delivered.
+#![allow(dead_code, clippy::allow_attributes, reason = "no user uses all of it")]
+
+use std::cmp::{Ordering, Reverse};
+use std::collections::{BinaryHeap, VecDeque};
+
+use coprep_costs::early::{leads, next_due};
+
+use crate::random::Random;
+
+/// What is done first.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Order {
+    /// What was drawn first.
+    Drawn,
+    /// What takes longest of all that is drawn.
+    Longest,
+    /// By due time less cost.
+    Due,
+    /// By due time less [`leads`].
+    Leads,
+    /// The same, with due times that follow deliveries at once.
+    Hasty,
+}
+
+/// A sample, in seconds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sample {
+    pub(crate) cost: f32,
+    pub(crate) expected: f32,
+}
+
+pub(crate) type Batch = Vec<Sample>;
+
+/// 64 samples each, of which 5 % cost `tail` times as much as the others.
+pub(crate) fn batches(count: usize, tail: f32, random: &mut Random) -> Vec<Batch> {
+    let mut sample = || {
+        let times = if random.unit() < 0.05 { tail } else { 1.0 };
+        let cost = times * random.lognormal(1.0, 0.2);
+        Sample {
+            cost,
+            expected: cost,
+        }
+    };
+    let mut batch = |_| (0..64).map(|_| sample()).collect();
+    (0..count).map(&mut batch).collect()
+}
+
+/// The same with expectations that are a third off, and of one slow sample in ten nothing is known.
+pub(crate) fn misjudged(mut batches: Vec<Batch>, random: &mut Random) -> Vec<Batch> {
+    for sample in batches.iter_mut().flatten() {
+        let is_missed = sample.cost > 4.0 && random.unit() < 0.1;
+        let expected = if is_missed { 1.0 } else { sample.cost };
+        sample.expected = random.lognormal(expected, 0.33);
+    }
+    batches
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Workshop {
+    pub(crate) workers: u32,
+    /// Minibatches drawn and not delivered.
+    pub(crate) window: u32,
+    pub(crate) order: Order,
+}
+
+/// What became of a list of minibatches.
+#[derive(Debug)]
+pub(crate) struct Run {
+    /// When each was delivered.
+    pub(crate) delivered: Vec<f64>,
+    /// The work of all over the number of workers.
+    pub(crate) share: f64,
+    pub(crate) longest: f64,
+}
+
+impl Run {
+    pub(crate) fn makespan(&self) -> f64 {
+        self.delivered.last().copied().unwrap_or(0.0)
+    }
+
+    /// Times between deliveries, but for the first and the last 24 minibatches, sorted.
+    fn gaps(&self) -> Vec<f64> {
+        let steady = &self.delivered[24..self.delivered.len() - 24];
+        let mut gaps: Vec<f64> = steady.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        gaps.sort_by(f64::total_cmp);
+        gaps
+    }
+
+    /// The gap that a share of `q` stays below, in seconds.
+    pub(crate) fn gap(&self, q: f64) -> f64 {
+        let gaps = self.gaps();
+        gaps[(gaps.len() as f64 * q) as usize]
+    }
+
+    /// Seconds from one delivery to the next if all were even.
+    pub(crate) fn period(&self) -> f64 {
+        self.share / self.delivered.len() as f64
+    }
+}
+
+impl Workshop {
+    pub(crate) fn run(self, batches: &[Batch]) -> Run {
+        let costs = || batches.iter().flatten().map(|s| f64::from(s.cost));
+        let share = costs().sum::<f64>() / f64::from(self.workers);
+        let mut floor = Floor {
+            shop: self,
+            batches,
+            period: share / batches.len() as f64,
+            now: 0.0,
+            waiting: BinaryHeap::new(),
+            running: BinaryHeap::new(),
+            missing: VecDeque::new(),
+            delivered: Vec::new(),
+            due: 0.0,
+        };
+        while floor.step() {}
+        Run {
+            delivered: floor.delivered,
+            share,
+            longest: costs().fold(0.0, f64::max),
+        }
+    }
+}
+
+/// A number in a heap.
+#[derive(Clone, Copy, PartialEq)]
+struct At(f64);
+
+impl Eq for At {}
+
+impl Ord for At {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.0.total_cmp(&other.0)
+    }
+}
+
+impl PartialOrd for At {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+struct Floor<'a> {
+    shop: Workshop,
+    batches: &'a [Batch],
+    period: f64,
+    now: f64,
+    /// Key, minibatch, cost.
+    waiting: BinaryHeap<Reverse<(At, usize, At)>>,
+    /// When it is done, minibatch.
+    running: BinaryHeap<Reverse<(At, usize)>>,
+    /// Samples that each drawn minibatch misses, from the next to be delivered on.
+    missing: VecDeque<usize>,
+    delivered: Vec<f64>,
+    due: f64,
+}
+
+impl Floor<'_> {
+    /// Whether there was anything to wait for.
+    fn step(&mut self) -> bool {
+        self.draw();
+        self.start();
+        let Some(Reverse((At(now), k))) = self.running.pop() else {
+            return false;
+        };
+        self.now = now;
+        self.missing[k - self.delivered.len()] -= 1;
+        while self.missing.front() == Some(&0) {
+            self.missing.pop_front();
+            self.delivered.push(now);
+        }
+        true
+    }
+
+    fn draw(&mut self) {
+        while self.missing.len() < self.shop.window as usize {
+            let k = self.delivered.len() + self.missing.len();
+            let Some(batch) = self.batches.get(k) else {
+                return;
+            };
+            self.missing.push_back(batch.len());
+            self.due = self.next_due();
+            self.enqueue(k, batch);
+        }
+    }
+
+    fn next_due(&self) -> f64 {
+        let ahead = self.missing.len() as u32;
+        match self.shop.order {
+            Order::Hasty => self.due.max(self.now + self.period * f64::from(ahead)),
+            _ => next_due(self.due, self.now, ahead, self.period as f32),
+        }
+    }
+
+    fn enqueue(&mut self, k: usize, batch: &Batch) {
+        let expected: Vec<f32> = batch.iter().map(|s| s.expected).collect();
+        let window = self.period * f64::from(self.shop.window);
+        let leads = leads(
+            &expected,
+            self.shop.workers,
+            self.period as f32,
+            window as f32,
+        );
+        for (sample, lead) in batch.iter().zip(leads) {
+            let expected = f64::from(sample.expected);
+            let key = match self.shop.order {
+                Order::Drawn => k as f64,
+                Order::Longest => -expected,
+                Order::Due => self.due - expected,
+                Order::Leads | Order::Hasty => self.due - f64::from(lead),
+            };
+            let cost = At(f64::from(sample.cost));
+            self.waiting.push(Reverse((At(key), k, cost)));
+        }
+    }
+
+    fn start(&mut self) {
+        while self.running.len() < self.shop.workers as usize {
+            let Some(Reverse((_, k, At(cost)))) = self.waiting.pop() else {
+                return;
+            };
+            self.running.push(Reverse((At(self.now + cost), k)));
+        }
+    }
+}
