@@ -6,7 +6,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use coprep_cache::sample_cache::Form;
-use coprep_costs::{Budget, CostTable, Features, Measured, Predictor, Recent};
+use coprep_costs::{Budget, CostTable, Features, Measured, Predictor, Recent, early};
 
 use crate::prepare::Cost;
 
@@ -91,9 +91,9 @@ impl Costs {
         self.learned().budget.seconds()
     }
 
-    /// Minibatches to draw ahead.
-    pub(crate) fn window(&self, slots: u32, workers: u32, most: u32) -> u32 {
-        early::window_needed(&self.learned().recent, slots, workers, most)
+    /// Minibatches to draw ahead, `period` seconds apart.
+    pub(crate) fn window(&self, period: f32, most: u32) -> u32 {
+        early::window_needed(&self.learned().recent, period, most)
     }
 
     /// The samples that cost most.
@@ -131,7 +131,7 @@ impl AllCosts {
 
 impl Cost {
     fn measured(&self) -> Measured {
-        let ran = |time: std::time::Duration| (!time.is_zero()).then(|| time.as_secs_f32());
+        let ran = |time: std::time::Duration| (!time.is_zero()).then_some(time.as_secs_f32());
         Measured {
             fetch: ran(self.fetch),
             decode: ran(self.decode),
@@ -139,39 +139,5 @@ impl Cost {
             random: ran(self.random),
             cpu: ran(self.cpu),
         }
-    }
-}
-
-pub(crate) mod early {
-    pub(crate) fn window_needed(
-        recent: &coprep_costs::Recent,
-        _slots: u32,
-        _workers: u32,
-        most: u32,
-    ) -> u32 {
-        let (Some(mean), Some(q)) = (recent.quantile(0.5), recent.quantile(0.98)) else {
-            return 0;
-        };
-        if q > 4.0 * mean { 5.min(most) } else { 0 }
-    }
-    pub(crate) fn leads(costs: &[f32], workers: u32, period: f32, window: f32) -> Vec<f32> {
-        let mut sorted = costs.to_vec();
-        sorted.sort_by(f32::total_cmp);
-        let median = sorted[sorted.len() / 2];
-        let slow = costs.iter().filter(|c| **c > 3.0 * median).count();
-        let mut i = 0;
-        costs
-            .iter()
-            .map(|&c| {
-                if c > 3.0 * median {
-                    i += 1;
-                    (c * workers as f32)
-                        .max(window * (i as f32 / slow as f32))
-                        .max(period * 0.1)
-                } else {
-                    c
-                }
-            })
-            .collect()
     }
 }

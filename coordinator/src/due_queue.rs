@@ -18,18 +18,14 @@ impl Moment {
         Moment(START.get_or_init(Instant::now).elapsed().as_nanos() as u64)
     }
 
-    pub(crate) fn after(self, seconds: f32) -> Self {
-        Moment(self.0.saturating_add(nanoseconds(seconds)))
+    /// Seconds since then. What is no number is the beginning, what is too far whenever.
+    pub(crate) fn at(seconds: f64) -> Self {
+        Moment((seconds * 1e9) as u64)
     }
 
-    pub(crate) fn before(self, seconds: f32) -> Self {
-        Moment(self.0.saturating_sub(nanoseconds(seconds)))
+    pub(crate) fn seconds(self) -> f64 {
+        self.0 as f64 / 1e9
     }
-}
-
-fn nanoseconds(seconds: f32) -> u64 {
-    // Saturates, and takes no negative and no NaN.
-    (f64::from(seconds) * 1e9) as u64
 }
 
 /// The earliest first; of those for the same moment, the first that came.
@@ -138,11 +134,10 @@ mod tests {
     }
 
     #[test]
-    fn moments_take_whatever_a_prediction_says() {
-        let now = Moment::now();
-        assert_eq!(now.after(f32::NAN), now);
-        assert_eq!(now.before(-1.0), now);
-        assert_eq!(now.after(f32::INFINITY), Moment::WHENEVER);
-        assert_eq!(Moment(10).before(1.0), Moment(0));
+    fn a_moment_takes_whatever_a_prediction_says() {
+        assert_eq!(Moment::at(f64::NAN), Moment::default());
+        assert_eq!(Moment::at(-1.0), Moment::default());
+        assert_eq!(Moment::at(f64::INFINITY), Moment::WHENEVER);
+        assert_eq!(Moment::at(1.5).seconds(), 1.5);
     }
 }

@@ -11,7 +11,6 @@ use coprep_protocol::message::{Attach, JobStatus, Reply, Resume, SampleError};
 use coprep_scheduler::{self as scheduler, Delivery, Draw, JobId, JobSpec, Scheduler};
 use roaring::RoaringBitmap;
 
-use crate::due_queue::Moment;
 use crate::prepare::Failure;
 use crate::stream::Seat;
 use crate::stream::afloat::{Afloat, Berth, Ticket};
@@ -33,8 +32,8 @@ pub(crate) struct Engine {
     pub(crate) drawn: u64,
     /// Minibatches that are drawn ahead, because some samples are slow.
     pub(crate) window: u32,
-    /// When the minibatch drawn last is due.
-    pub(crate) due: Moment,
+    /// When the minibatch drawn last is due: a [`Moment`](crate::due_queue::Moment)'s seconds.
+    pub(crate) due: f64,
     next_job: u64,
     next_tag: u64,
     /// Samples whose failure has been logged.
@@ -74,7 +73,7 @@ impl Engine {
             overtaken: 0,
             drawn: 0,
             window: 0,
-            due: Moment::default(),
+            due: 0.0,
             next_job: 1,
             next_tag: 1,
             logged: BTreeSet::new(),

@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use coprep_cache::handover::{Doorbell, Sender};
 use coprep_cache::staging::{Layout, StagingPool};
+use coprep_costs::early;
 use coprep_protocol::message::{
     Attach, Attached, CacheForm, CostStatus, Resume, SampleCost, StreamStatus,
 };
@@ -400,39 +401,31 @@ impl Stream {
         let Some(costs) = maker.costs() else {
             return vec![now; samples.len()];
         };
-        let workers = self.worker_count();
+        let mean = costs.mean();
+        let period = mean * samples.len() as f32 / self.worker_count() as f32;
         let most = QUEUE_DEPTH.min(self.pool.layout().buffers.saturating_sub(2));
-        engine.window = costs.window(samples.len() as u32, workers, most);
+        engine.window = costs.window(period, most);
         if engine.window == 0 {
-            engine.due = now;
             return vec![now; samples.len()];
         }
-        let mean = costs.mean();
-        let expected: Vec<f32> = samples
-            .iter()
-            .map(|draw| maker.expected(draw.id).unwrap_or(mean))
-            .collect();
-        let period = mean * samples.len() as f32 / workers as f32;
-        let ahead = engine.in_preparation.len() as f32 + 1.0;
-        engine.due = engine.due.max(now.after(period * ahead));
+        let known: Vec<Option<f32>> = samples.iter().map(|draw| maker.expected(draw.id)).collect();
+        let expected: Vec<f32> = known.iter().map(|cost| cost.unwrap_or(mean)).collect();
+        let ahead = engine.in_preparation.len() as u32 + 1;
+        engine.due = early::next_due(engine.due, now.seconds(), ahead, period);
         let window = period * engine.window as f32;
-        let leads = crate::costs::early::leads(&expected, workers, period, window);
-        let is_known = |draw: &Draw| maker.expected(draw.id).is_some();
-        let starts = leads.iter().zip(samples).map(|(&lead, draw)| {
-            // Who is not known is looked at first.
-            if is_known(draw) || maker.crew().is_some() {
-                engine.due.before(lead)
-            } else {
-                now
-            }
-        });
-        starts.collect()
+        let leads = early::leads(&expected, self.worker_count(), period, window);
+        let start = |(lead, known): (f32, Option<f32>)| match known {
+            Some(_) => Moment::at(engine.due - f64::from(lead)),
+            // Looked at first, or begun at once: it may be slow.
+            None => now,
+        };
+        leads.into_iter().zip(known).map(start).collect()
     }
 
-    /// The same for a sample that has been looked at.
-    fn start_of_one(&self, due: Moment, expected: Option<f32>) -> Moment {
-        // With the time of another slow one, which may be before it.
-        due.before(2.0 * expected.unwrap_or(0.0))
+    /// The same for a sample that has been looked at, and is expected to take so long.
+    fn start_of_one(due: f64, expected: Option<f32>) -> Moment {
+        // A second one may be before it.
+        Moment::at(due - 2.0 * f64::from(expected.unwrap_or(0.0)))
     }
 
     fn draws_ahead(&self) -> bool {

@@ -27,8 +27,8 @@ pub(super) struct SampleWork {
     /// The minibatch it was drawn for.
     drawn_for: Arc<Batch>,
     draw: Draw,
-    /// When its minibatch is due.
-    due: Moment,
+    /// When its minibatch is due, seconds.
+    due: f64,
     /// No worker has begun it.
     is_waiting: bool,
     /// Its file, if it was read before its turn.
@@ -49,7 +49,7 @@ impl Work for SampleWork {
             && self.looks_ahead(recipe, tools)
         {
             let expected = self.fetched.as_ref().and_then(|f| f.expected);
-            let start = stream.start_of_one(self.due, expected);
+            let start = Stream::start_of_one(self.due, expected);
             return stream.workers.submit(start, self);
         }
         if self.start() {
@@ -142,7 +142,7 @@ impl Task for SampleWork {
 
 impl SampleWork {
     /// For the slot of `berth`, come what may.
-    pub(super) fn bound(stream: Arc<Stream>, berth: Berth, draw: Draw, due: Moment) -> Self {
+    pub(super) fn bound(stream: Arc<Stream>, berth: Berth, draw: Draw, due: f64) -> Self {
         let drawn_for = berth.batch.clone();
         Self::new(stream, At::Bound(berth), drawn_for, draw, due)
     }
@@ -153,12 +153,12 @@ impl SampleWork {
         ticket: Ticket,
         drawn_for: Arc<Batch>,
         draw: Draw,
-        due: Moment,
+        due: f64,
     ) -> Self {
         Self::new(stream, At::Afloat(ticket), drawn_for, draw, due)
     }
 
-    fn new(stream: Arc<Stream>, at: At, drawn_for: Arc<Batch>, draw: Draw, due: Moment) -> Self {
+    fn new(stream: Arc<Stream>, at: At, drawn_for: Arc<Batch>, draw: Draw, due: f64) -> Self {
         SampleWork {
             stream,
             at,
