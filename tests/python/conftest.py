@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import coprep
 import numpy as np
@@ -20,9 +22,15 @@ from PIL import Image
 
 # The command that belongs to this interpreter's environment.
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+# In the background it is ignored, and would be in all that is started.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 WAIT = 60.0
 """Seconds after which something that should happen counts as not happening."""
+SOON = 30.0
+"""The same for what should end at once: less than a loaded dataset is kept for, which is a minute."""
+QUEUE = 8
+"""Minibatches that lie ready for a job at most."""
 
 
 def photo(seed: int, width: int, height: int) -> Image.Image:
@@ -46,15 +54,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_folder(tmp_path_factory.mktemp("photos"), 200)
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A runtime folder of the test's own. Whatever runs there is ended, and nothing may be left."""
-    runtime = tmp_path / "run"
+@contextlib.contextmanager
+def coordinator_at(runtime: Path, patch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A socket in this folder, for the coordinator. Whatever runs there is ended, and nothing may be left."""
     runtime.mkdir(mode=0o700)
     socket = runtime / "coordinator.sock"
-    monkeypatch.setenv("COPREP_SOCKET", str(socket))
-    monkeypatch.setenv("COPREP_CACHE", "64M")
-    monkeypatch.setenv("COPREP_STAGING", "64M")
+    patch.setenv("COPREP_SOCKET", str(socket))
+    patch.setenv("COPREP_CACHE", "64M")
+    patch.setenv("COPREP_STAGING", "64M")
     before = shm()
     yield socket
     if socket.exists():
@@ -63,6 +70,22 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     until(lambda: not socket.exists() or not alive(socket), "the coordinator ends")
     shutil.rmtree(runtime, ignore_errors=True)
     assert shm() == before, "something is left in /dev/shm"
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The socket of a coordinator of the test's own."""
+    with coordinator_at(tmp_path / "run", monkeypatch) as socket:
+        yield socket
+
+
+@pytest.fixture
+def nothing_is_left(place: Path) -> Iterator[None]:
+    """Once the coordinator has ended, none of the processes that it started is there any more."""
+    yield
+    with contextlib.suppress(coprep.CoprepError):
+        coprep.stop()
+    until(lambda: not processes_of(place), "every process ends", SOON)
 
 
 def alive(socket: Path) -> bool:
@@ -84,6 +107,31 @@ def processes_of(socket: Path) -> list[int]:
             if folder.name.isdecimal() and os.fsencode(socket) in (folder / "environ").read_bytes():
                 found.append(int(folder.name))
     return found
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        # A zombie whose parent has not looked yet is gone as well.
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return True
+
+
+def coordinator_pid() -> int:
+    return coprep.status()["pid"]
+
+
+def stream() -> dict[str, Any]:
+    """The only one. For a moment there is none while it is opened anew."""
+    streams: list[dict[str, Any]] = []
+
+    def one() -> bool:
+        streams[:] = coprep.status()["streams"]
+        return len(streams) == 1
+
+    until(one, "there is one stream")
+    return streams[0]
 
 
 def until(condition: Callable[[], bool], what: str, seconds: float = WAIT) -> None:
@@ -126,6 +174,12 @@ class Job:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(WAIT)
 
+    def run_on(self) -> None:
+        """It waits for no line any more."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.stdin = None
+
     def result(self) -> str:
         """What it printed, once it has ended well."""
         out, err = self.process.communicate(timeout=WAIT * 2)
@@ -138,8 +192,11 @@ class Job:
         return self.process.returncode, err
 
 
+Start = Callable[..., Job]
+
+
 @pytest.fixture
-def start() -> Iterator[Callable[..., Job]]:
+def start() -> Iterator[Start]:
     """Starts jobs, and ends those that are left."""
     jobs: list[Job] = []
 
@@ -153,6 +210,49 @@ def start() -> Iterator[Callable[..., Job]]:
             job.kill()
 
 
+def go(*jobs: Job) -> None:
+    for job in jobs:
+        job.say("go")
+
+
+def in_step(*jobs: Job, batches: int) -> None:
+    """Jobs that wait for a line after each batch take so many, side by side."""
+    for _ in range(batches):
+        go(*jobs)
+        assert {job.line() for job in jobs} == {"batch"}
+
+
+def run_on(*jobs: Job) -> None:
+    for job in jobs:
+        job.run_on()
+
+
+def reports(job: Job) -> list[dict[str, Any]]:
+    """What it says of each epoch, once it has ended well."""
+    return [json.loads(line) for line in job.result().splitlines() if line.startswith("{")]
+
+
+def seen(job: Job) -> list[list[int]]:
+    """Ids of each epoch, in ascending order."""
+    return [sorted(report["seen"]) for report in reports(job)]
+
+
 def ids(loader: coprep.DataLoader) -> list[int]:
     """Sample ids of one epoch, in order."""
     return [int(i) for batch in loader for i in batch[-1]]
+
+
+def content(value: Any) -> Any:
+    """What can be compared bit for bit."""
+    if hasattr(value, "numpy"):
+        value = value.numpy()
+    if isinstance(value, np.ndarray):
+        return str(value.dtype), value.shape, value.tobytes()
+    if isinstance(value, (list, tuple)):
+        return [content(item) for item in value]
+    return value
+
+
+def batches(loader: coprep.DataLoader, epochs: int) -> list[Any]:
+    with loader:
+        return [content(batch) for _ in range(epochs) for batch in loader]

@@ -10,13 +10,12 @@ import signal
 import socket as sockets
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import coprep
 import pytest
-from conftest import WAIT, ids, shm, until
-from test_sharing import TRAIN, N, epochs
+from conftest import WAIT, Start, coordinator_pid, go, gone, ids, in_step, run_on, seen, shm, stream, until
+from test_sharing import TRAIN, N, job, whole
 
 HOLD = """
 import sys, time, coprep
@@ -29,29 +28,16 @@ time.sleep(600)
 """
 
 
-def coordinator_pid() -> int:
-    return coprep.status()["pid"]
-
-
-def gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    # A zombie whose parent has not looked yet is gone as well.
-    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-
-
-def test_two_jobs_that_start_the_coordinator_at_once_share_one(pipeline: coprep.Pipeline, start) -> None:
+def test_two_jobs_that_start_the_coordinator_at_once_share_one(pipeline: coprep.Pipeline, start: Start) -> None:
     jobs = [start(TRAIN, pipeline.root, 16, 2, 0.02) for _ in range(6)]
-    for job in jobs:
-        assert all(sorted(e) == list(range(N)) for e in epochs(job))
-    (place,) = [Path(os.environ["COPREP_SOCKET"])]
+    go(*jobs)
+    assert [seen(one) for one in jobs] == [whole(2)] * 6
+    place = os.environ["COPREP_SOCKET"]
     running = subprocess.run(["pgrep", "-f", f"serve.*{place}"], capture_output=True, text=True).stdout.split()
     assert len(running) == 1
 
 
-def test_a_killed_job_releases_its_batches(pipeline: coprep.Pipeline, start) -> None:
+def test_a_killed_job_releases_its_batches(pipeline: coprep.Pipeline, start: Start) -> None:
     with coprep.DataLoader(pipeline, batch_size=16, shuffle=True, framework="numpy", with_index=True) as train:
         batches = iter(train)
         next(batches)
@@ -64,27 +50,25 @@ def test_a_killed_job_releases_its_batches(pipeline: coprep.Pipeline, start) -> 
             assert sorted(ids(train)) == list(range(N))
 
 
-def test_a_killed_job_alone_frees_everything(pipeline: coprep.Pipeline, start) -> None:
+def test_a_killed_job_alone_frees_everything(pipeline: coprep.Pipeline, start: Start) -> None:
     victim = start(HOLD, pipeline.root)
     assert victim.line() == "holding"
     victim.kill()
     until(lambda: coprep.status()["streams"] == [], "the stream is closed")
 
 
-def test_a_killed_coordinator_loses_and_repeats_nothing(pipeline: coprep.Pipeline, start) -> None:
-    jobs = [start(TRAIN, pipeline.root, 16, 3, 0.05) for _ in range(3)]
-    for job in jobs:
-        assert job.line() == "ready"
-    until(lambda: sum(s["totals"]["delivered"] for s in coprep.status()["streams"]) > 150, "jobs are in mid-epoch")
+def test_a_killed_coordinator_loses_and_repeats_nothing(pipeline: coprep.Pipeline, start: Start) -> None:
+    jobs = [job(start, pipeline, 16, 3, 0.05, "step") for _ in range(3)]
+    in_step(*jobs, batches=5)
     first = coordinator_pid()
+    run_on(*jobs)
     os.kill(first, signal.SIGKILL)
-    for job in jobs:
-        assert all(sorted(e) == list(range(N)) for e in epochs(job))
+    assert [seen(one) for one in jobs] == [whole(3)] * 3
     assert coordinator_pid() != first
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_ranks_survive_a_killed_coordinator(pipeline: coprep.Pipeline, start, ahead: int) -> None:
+def test_ranks_survive_a_killed_coordinator(pipeline: coprep.Pipeline, start: Start, ahead: int) -> None:
     """Ranks march in step, as an all-reduce makes them; the first may be one batch ahead of the second."""
     code = """
     import json, sys, coprep
@@ -148,28 +132,28 @@ def test_ranks_survive_a_killed_coordinator(pipeline: coprep.Pipeline, start, ah
     assert killed > full[0] // 3
 
 
-def test_ctrl_c_in_a_job_ends_it_and_nothing_else(pipeline: coprep.Pipeline, start) -> None:
-    other = start(TRAIN, pipeline.root, 16, 20, 0.01)
-    assert other.line() == "ready"
-    job = start(TRAIN, pipeline.root, 16, 1000, 0.01)
-    assert job.line() == "ready"
-    time.sleep(0.5)
-    job.process.send_signal(signal.SIGINT)
-    code, error = job.ended()
+def test_ctrl_c_in_a_job_ends_it_and_nothing_else(pipeline: coprep.Pipeline, start: Start) -> None:
+    other = job(start, pipeline, 16, 20, 0.01)
+    victim = job(start, pipeline, 16, 1000, 0.01, "mark")
+    go(other, victim)
+    for _ in range(20):
+        assert victim.line() == "batch"
+    victim.process.send_signal(signal.SIGINT)
+    code, error = victim.ended()
     assert code != 0 and "KeyboardInterrupt" in error
-    assert all(sorted(e) == list(range(N)) for e in epochs(other))
+    assert seen(other) == whole(20)
 
 
-def test_ctrl_c_wakes_a_job_that_waits(pipeline: coprep.Pipeline, start) -> None:
+def test_ctrl_c_wakes_a_job_that_waits(pipeline: coprep.Pipeline, start: Start) -> None:
     # A cohort of two of which one never comes.
     code = HOLD.replace("shuffle=True", 'shuffle=True, cohort="c", cohort_size=2').replace(
-        "batches = iter", 'print("waiting", flush=True)\nbatches = iter'
+        "batches = iter", 'len(train)\nprint("waiting", flush=True)\nbatches = iter'
     )
-    job = start(code, pipeline.root)
-    assert job.line() == "waiting"
-    time.sleep(1)
-    job.process.send_signal(signal.SIGINT)
-    code, error = job.ended()
+    waiting = start(code, pipeline.root)
+    assert waiting.line() == "waiting"
+    until(lambda: stream()["jobs"][0]["idle_s"] > 1, "it waits")
+    waiting.process.send_signal(signal.SIGINT)
+    code, error = waiting.ended()
     assert code != 0 and "KeyboardInterrupt" in error
 
 
@@ -232,12 +216,13 @@ def test_ctrl_c_in_warm_keeps_what_is_cached(folder: Path, place: Path) -> None:
     server = serve(place, "--workers", "1")
     command = ["coprep", "--socket", str(place), "warm", str(folder), "--json"]
     warm = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    time.sleep(0.1)
+    until(lambda: any(cache["entries"] > 0 for cache in coprep.status()["caches"]), "something is cached")
     warm.send_signal(signal.SIGINT)
     warm.wait(WAIT)
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT, check=True)
     last = json.loads(done.stdout.splitlines()[-1])
     assert last["cached"] == last["done"] == last["total"] == N
+    assert last["fetched_bytes"] < sum(file.stat().st_size for file in folder.rglob("*.jpg"))
     assert server.poll() is None
 
 
@@ -279,26 +264,18 @@ def test_a_named_cache_is_taken_over_warm(folder: Path, place: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs a mount namespace")
 def test_a_small_dev_shm_is_enough(pipeline: coprep.Pipeline, place: Path) -> None:
     script = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'
-    command = [
-        "unshare",
-        "--mount",
-        "sh",
-        "-c",
-        script,
-        "sh",
-        sys.executable,
-        "-c",
-        TRAIN,
-        str(pipeline.root),
-        "16",
-        "2",
-        "0",
-    ]
-    env = {**os.environ, "COPREP_STAGING": "256M", "COPREP_CACHE": "256M"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT * 2, env=env)
+    training = [sys.executable, "-c", TRAIN, str(pipeline.root), "16", "2", "0"]
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script, "sh", *training],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=WAIT * 2,
+        env={**os.environ, "COPREP_STAGING": "256M", "COPREP_CACHE": "256M"},
+    )
     assert done.returncode == 0, done.stderr
-    seen = [json.loads(line)["seen"] for line in done.stdout.splitlines() if line != "ready"]
-    assert all(sorted(e) == list(range(N)) for e in seen)
+    epochs = [json.loads(line)["seen"] for line in done.stdout.splitlines() if line != "ready"]
+    assert [sorted(epoch) for epoch in epochs] == whole(2)
 
 
 def test_nothing_is_left_when_all_is_over(pipeline: coprep.Pipeline, place: Path) -> None:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
-import coprep
 import pytest
-from conftest import alive, shm, until
+from conftest import coordinator_at
 
 pytest.register_assert_rewrite("torch_behaviour.behaviours")
 
@@ -18,22 +14,9 @@ from torch_behaviour.behaviours import BEHAVIOURS, Behaviour, Loader  # noqa: E4
 
 @pytest.fixture(scope="module")
 def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One for all behaviours, as jobs on a machine have. Nothing may be left of it."""
-    runtime: Path = tmp_path_factory.mktemp("run")
-    runtime.chmod(0o700)
-    socket = runtime / "coordinator.sock"
-    before = shm()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("COPREP_SOCKET", str(socket))
-        patch.setenv("COPREP_CACHE", "64M")
-        patch.setenv("COPREP_STAGING", "64M")
+    """One for all behaviours, as jobs on a machine have."""
+    with pytest.MonkeyPatch.context() as patch, coordinator_at(tmp_path_factory.mktemp("behaviours") / "run", patch):
         yield
-        if socket.exists():
-            with contextlib.suppress(coprep.CoprepError):
-                coprep.stop()
-        until(lambda: not socket.exists() or not alive(socket), "the coordinator ends")
-    shutil.rmtree(runtime, ignore_errors=True)
-    assert shm() == before, "something is left in /dev/shm"
 
 
 @pytest.mark.parametrize("behaviour", BEHAVIOURS, ids=lambda b: b.key)

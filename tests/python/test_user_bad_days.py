@@ -11,28 +11,34 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import coprep
 import pytest
 import user_datasets as ud
-from conftest import Job, processes_of, until
-from test_bad_days import coordinator_pid, gone
-from test_user_datasets import HERE, NUMPY, go, ids, job, reports, seen, stream
+from conftest import (
+    QUEUE,
+    SOON,
+    WAIT,
+    Start,
+    coordinator_pid,
+    go,
+    gone,
+    ids,
+    in_step,
+    processes_of,
+    reports,
+    run_on,
+    seen,
+    stream,
+    until,
+)
+from user_jobs import HERE, NUMPY, RANK, TRAIN, job
 
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 N = 24
-Start = Callable[..., Job]
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left(place: Path) -> Iterator[None]:
-    """Once the coordinator has ended, none of the processes that it started is there any more."""
-    yield
-    with contextlib.suppress(coprep.CoprepError):
-        coprep.stop()
-    until(lambda: not processes_of(place), "every process ends", 5)
 
 
 def epoch(loader: coprep.DataLoader) -> tuple[list[int], list[Exception]]:
@@ -59,9 +65,21 @@ def parent(pid: int) -> int:
 
 def host() -> int:
     """The process that the workers were forked from."""
-    until(lambda: bool(stream()["worker_pids"]), "there are workers")
-    (pid,) = {parent(worker) for worker in stream()["worker_pids"]}
+    pids: list[int] = []
+
+    def found() -> bool:
+        # A worker may have ended since, and be replaced.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            pids[:] = {parent(worker) for worker in stream()["worker_pids"]}
+        return bool(pids)
+
+    until(found, "there are workers")
+    (pid,) = pids
     return pid
+
+
+def until_delivered(samples: int) -> None:
+    until(lambda: stream()["totals"]["delivered"] == samples, "workers have nothing to do")
 
 
 # --- user code raises ----------------------------------------------------------------------------------------
@@ -73,7 +91,7 @@ def test_an_exception_reaches_every_job(start: Start, stage: str) -> None:
     if stage == "transform":
         data, transform = f"Numbers({N})", "FaultyTransform([5, 17], fail)"
     options = "{'batch_size': %d, 'shuffle': True, 'transform': " + transform + "}"
-    jobs = [start(ud.TRAIN, data, options % size, 2, 0.005, PYTHONPATH=HERE) for size in (4, 4, 6)]
+    jobs = [start(TRAIN, data, options % size, 2, 0.005, PYTHONPATH=HERE) for size in (4, 4, 6)]
     for one in jobs:
         assert one.line() == "ready"
     assert len(stream()["jobs"]) == 3
@@ -145,10 +163,9 @@ def test_a_worker_init_fn_that_raises_says_so() -> None:
 def test_a_worker_that_is_killed_while_idle_is_replaced() -> None:
     with coprep.DataLoader(ud.Numbers(N), 4, True, **NUMPY) as loader:
         assert epoch(loader) == (without(), [])
-        for _ in range(2):
-            prepared = -1
-            while prepared != (prepared := stream()["totals"]["prepared"]):
-                time.sleep(0.15)
+        for number in range(2):
+            # The whole next epoch lies ready.
+            until_delivered((2 + 3 * number) * N)
             pids = stream()["worker_pids"]
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
@@ -158,14 +175,15 @@ def test_a_worker_that_is_killed_while_idle_is_replaced() -> None:
 
 
 def test_a_worker_that_is_killed_while_busy_loses_nothing(start: Start) -> None:
-    jobs = [job(start, f"Numbers({N}, pause=0.03)", 3, 0.0, batch_size=4) for _ in range(2)]
-    go(*jobs)
+    jobs = [job(start, f"Numbers({N}, pause=0.03)", 4, 0, "step", batch_size=4) for _ in range(2)]
     for _ in range(4):
         # So far that what was lost before has been made.
         prepared = stream()["totals"]["prepared"]
+        in_step(*jobs, batches=3)
         until(lambda prepared=prepared: stream()["totals"]["prepared"] >= prepared + 6, "samples are made")
         with contextlib.suppress(IndexError, ProcessLookupError):
             os.kill(stream()["worker_pids"][0], signal.SIGKILL)
+    run_on(*jobs)
     for one in jobs:
         for report in reports(one):
             assert sorted(report["seen"]) == without() and report["errors"] == []
@@ -177,11 +195,14 @@ def test_many_workers_that_are_killed_are_replaced_by_the_same_host() -> None:
         batches = iter(loader)
         taken = next(batches)[-1].tolist()
         first = host()
-        for _ in range(4):
+        for number in range(4):
+            # No sample is lost twice: all that may lie ready does.
+            until_delivered((1 + 5 * number + QUEUE) * 4)
+            for _ in range(5):
+                taken += next(batches)[-1].tolist()
             for pid in stream()["worker_pids"]:
-                os.kill(pid, signal.SIGKILL)
-            time.sleep(0.1)
-            taken += next(batches)[-1].tolist()
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         taken += [i for batch in batches for i in batch[-1].tolist()]
         assert sorted(taken) == list(range(96))
         assert host() == first and loader.stats()["reconnects"] == 0
@@ -228,7 +249,7 @@ def test_a_sample_that_hangs_is_reported_with_the_time() -> None:
     with coprep.DataLoader(ud.Faulty(N, [5], ud.hang), 4, timeout=1, **NUMPY) as loader:
         began = time.monotonic()
         taken, (error,) = epoch(loader)
-        assert 2 < time.monotonic() - began < 10
+        assert 2 < time.monotonic() - began < WAIT
         assert taken == without(5)
         assert type(error) is coprep.SampleError and error.id == 5
         assert "longer than 1 s" in str(error)
@@ -250,27 +271,28 @@ def test_a_short_timeout_is_for_samples_and_not_for_loading() -> None:
 
 
 def test_jobs_go_on_when_the_host_is_killed(start: Start) -> None:
-    jobs = [job(start, f"Numbers({N}, pause=0.005)", 4, 0.02, batch_size=size) for size in (4, 6)]
-    go(*jobs)
-    for _ in range(2):
-        until(lambda: stream()["totals"]["delivered"] > N, "jobs are in mid-epoch")
+    jobs = [job(start, f"Numbers({N}, pause=0.005)", 7, 0.01, "step", batch_size=size) for size in (4, 6)]
+    for last in (False, True):
+        # More than lay ready.
+        in_step(*jobs, batches=QUEUE + 2)
         before = stream()["worker_pids"]
         killed = host()
+        if last:
+            run_on(*jobs)
         os.kill(killed, signal.SIGKILL)
-        until(lambda killed=killed, before=before: all(map(gone, [killed, *before])), "workers end with it", 3)
-        until(lambda: bool(coprep.status()["streams"]), "the stream is opened anew")
+        until(lambda killed=killed, before=before: all(map(gone, [killed, *before])), "workers end with it", SOON)
     for one in jobs:
         for report in reports(one):
             assert sorted(report["seen"]) == without() and report["errors"] == []
 
 
-def test_jobs_go_on_when_the_coordinator_is_killed(start: Start, place: Path) -> None:
-    jobs = [job(start, f"Numbers({N}, pause=0.005)", 4, 0.03, batch_size=size) for size in (4, 6)]
-    go(*jobs)
-    until(lambda: stream()["totals"]["delivered"] > N, "jobs are in mid-epoch")
+def test_jobs_go_on_when_the_coordinator_is_killed(start: Start) -> None:
+    jobs = [job(start, f"Numbers({N}, pause=0.005)", 4, 0.03, "step", batch_size=size) for size in (4, 6)]
+    in_step(*jobs, batches=5)
     first, others = coordinator_pid(), [host(), *stream()["worker_pids"]]
+    run_on(*jobs)
     os.kill(first, signal.SIGKILL)
-    until(lambda: all(map(gone, others)), "nothing that runs user code outlives it", 3)
+    until(lambda: all(map(gone, others)), "nothing that runs user code outlives it", SOON)
     for one in jobs:
         for report in reports(one):
             assert sorted(report["seen"]) == without() and report["errors"] == []
@@ -278,13 +300,14 @@ def test_jobs_go_on_when_the_coordinator_is_killed(start: Start, place: Path) ->
 
 
 def test_ranks_go_on_when_the_host_is_killed(start: Start, tmp_path: Path) -> None:
-    options = "{'rank': %d, 'world_size': 2, 'group': 'g', 'collate_fn': SlowCollate()}"
-    code = ud.RANK.replace(
-        "state, steps", "class SlowCollate:\n    def __call__(self, x): time.sleep(0.1); return x\nstate, steps"
-    )
+    code = RANK.replace("count += 1", 'count += 1\n    print("batch", flush=True)\n    sys.stdin.readline()')
+    code = code.replace("seen, batches, count", "sys.stdin.readline()\nseen, batches, count", 1)
+    options = "{'rank': %d, 'world_size': 2, 'group': 'g'}"
     ranks = [start(code, tmp_path / "none", -1, options % rank, PYTHONPATH=HERE) for rank in range(2)]
-    until(lambda: place_has_stream() and stream()["totals"]["delivered"] > 10, "they are in mid-epoch")
+    in_step(*ranks, batches=3)
     os.kill(host(), signal.SIGKILL)
+    in_step(*ranks, batches=4)
+    go(*ranks)
     results = [json.loads(one.line()) for one in ranks]
     for one in ranks:
         one.say("end")
@@ -293,19 +316,13 @@ def test_ranks_go_on_when_the_host_is_killed(start: Start, tmp_path: Path) -> No
     assert sorted(i for _, taken in results for i in taken) == list(range(50))
 
 
-def place_has_stream() -> bool:
-    with contextlib.suppress(coprep.CoprepError):
-        return bool(coprep.status()["streams"])
-    return False
-
-
 def test_stopping_leaves_no_process(place: Path) -> None:
     with coprep.DataLoader(ud.Numbers(N, pause=0.01), 4, True, **NUMPY) as loader:
         batches = iter(loader)
         taken = next(batches)[-1].tolist()
         others = [coordinator_pid(), host(), *stream()["worker_pids"]]
         coprep.stop()
-        until(lambda: all(map(gone, others)), "all processes end", 3)
+        until(lambda: all(map(gone, others)), "all processes end", SOON)
         assert sorted(taken + [i for batch in batches for i in batch[-1].tolist()]) == without()
 
 
@@ -317,7 +334,7 @@ def test_closing_the_last_loader_ends_its_workers(place: Path) -> None:
             assert epoch(loader) == (without(), [])
             hosts.add(host())
             workers = stream()["worker_pids"]
-        until(lambda workers=workers: all(map(gone, workers)), "its workers end", 3)
+        until(lambda workers=workers: all(map(gone, workers)), "its workers end", SOON)
         assert set(processes_of(place)) <= {coordinator_pid(), *hosts}
     assert len(hosts) == 1
 
@@ -331,8 +348,8 @@ def test_what_is_kept_is_not_for_jobs_in_another_environment(monkeypatch: pytest
 
 
 def test_a_job_that_is_killed_while_its_dataset_is_loaded_leaves_nothing(start: Start, place: Path) -> None:
-    victim = start(ud.TRAIN, f"SlowToLoad({N}, 1.5)", "{}", 1, 0, PYTHONPATH=HERE)
-    until(lambda: len(processes_of(place)) == 3, "the host loads")
+    victim = start(TRAIN, f"SlowToLoad({N}, 1.5)", "{}", 1, 0, PYTHONPATH=HERE)
+    until(lambda: len(processes_of(place)) >= 3, "the host loads")
     victim.kill()
     until(lambda: victim.process.pid not in processes_of(place), "it is gone")
     with coprep.DataLoader(ud.Numbers(N), 4, **NUMPY) as loader:
@@ -420,7 +437,7 @@ def test_user_code_may_print_a_lot() -> None:
 
 def test_a_job_may_come_after_one_that_failed(start: Start) -> None:
     """What a job's own process is like keeps nobody else from the dataset."""
-    code = ud.TRAIN.replace("train.seed", "import resource\ntrain.seed")
+    code = TRAIN.replace("train.seed", "import resource\ntrain.seed")
     broken = start(code, "Shrinking(24)", "{}", 1, 0, PYTHONPATH=HERE)
     assert broken.ended()[0] != 0
     after = job(start, f"Numbers({N})", 1)

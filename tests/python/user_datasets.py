@@ -1,4 +1,4 @@
-"""Datasets and training scripts of the tests of user code. Without torch, so that workers start quickly."""
+"""Datasets of the tests of user code. Without torch, so that workers start quickly."""
 
 from __future__ import annotations
 
@@ -303,60 +303,3 @@ def make() -> Numbers:
 def as_they_are(samples: list[Any]) -> list[Any]:
     """A collate_fn."""
     return samples
-
-
-TRAIN = """
-import json, sys, time, coprep
-from user_datasets import *
-options = dict(framework="numpy", with_index=True, num_workers=2)
-data, own, epochs, pause = eval(sys.argv[1]), eval(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
-train = coprep.DataLoader(data, **{**options, **own})
-train.seed  # attaches
-print("ready", flush=True)
-sys.stdin.readline()
-for epoch in range(epochs):
-    seen, errors, batches = [], [], iter(train)
-    while True:
-        try:
-            (values, *_), ids = next(batches)
-        except StopIteration:
-            break
-        except Exception as error:
-            cause = error.__cause__ or error
-            errors.append([type(error).__name__, str(error), getattr(cause, "id", -1), getattr(cause, "stage", ""),
-                           getattr(cause, "worker", ""), str(cause)])
-            continue
-        if isinstance(values, np.ndarray) and values.ndim == 2 and not own.get("transform"):
-            assert (values == ids[:, None]).all()
-        seen += ids.tolist()
-        if "mark" in sys.argv:
-            print("batch", flush=True)
-        time.sleep(pause)
-    print(json.dumps({"seen": seen, "errors": errors}), flush=True)
-"""
-"""A job: expressions of its dataset and of its loader's options, epochs, seconds per batch. Waits for a line."""
-
-
-RANK = """
-import json, pickle, sys, coprep
-from user_datasets import *
-state, steps, own = sys.argv[1], int(sys.argv[2]), eval(sys.argv[3])
-options = dict(batch_size=4, framework="numpy", with_index=True, num_workers=1, shuffle=True)
-train = coprep.DataLoader(Numbers(50), **{**options, **own})
-if Path(state).exists():
-    train.load_state_dict(pickle.loads(Path(state).read_bytes()))
-seen, batches, count = [], iter(train), 0
-while steps < 0 or count < steps:
-    batch = next(batches, None)
-    if batch is None:
-        break
-    seen += batch[-1].tolist()
-    count += 1
-if steps >= 0 and own.get("rank", 0) == 0:
-    Path(state).write_bytes(pickle.dumps(train.state_dict()))
-elif steps >= 0:
-    train.state_dict()
-print(json.dumps([count, seen]), flush=True)
-sys.stdin.readline()
-"""
-"""One rank: where its state is, steps to take (-1: the rest of the epoch), options. Stays until it is given a line."""
