@@ -17,12 +17,13 @@ HANDOVER := $(TARGET)/release/examples/handover
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find cache coordinator bindings tools -name '*.rs' -o -name Cargo.toml)
 WHEEL_SOURCES := $(RUST_SOURCES) $(shell find bindings -name '*.py' -o -name '*.pyi' -o -name '*.md' -o -name pyproject.toml)
 PYTHON_TESTS := $(wildcard bindings/python/tests tests/python)
-PYTHON_CODE := tools/demo tests/bench docs/examples $(wildcard bindings/python tests/python)
+PYTHON_CODE := tools/demo tests/bench tests/bench_slow docs/examples $(wildcard bindings/python tests/python)
 
 .PHONY: help
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{ printf "  make %-8s %s\n", $$1, $$2 }'
-	@echo "  settings:     DATA=folder (demo, bench), SECONDS=n (bench, fuzz), ONLY=coprep,limit REPEAT=n JOBS=1,2 (bench)"
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{ printf "  make %-10s %s\n", $$1, $$2 }'
+	@echo "  settings:       DATA=folder (demo, bench, bench-slow), SECONDS=n (bench, fuzz), ONLY=coprep,limit REPEAT=n JOBS=1,2 (bench),"
+	@echo "                  ONLY=order,forms,cost REPEAT=n QUICK=1 ARGS=\"--samples spin-10x\" (bench-slow)"
 
 # --- what has to be there ------------------------------------------------------------------------------------
 
@@ -97,6 +98,13 @@ bench: $(VENV)/.package $(if $(or $(findstring torch,$(or $(ONLY),torch)),$(find
 		$(if $(ONLY),--only "$(ONLY)") $(if $(REPEAT),--repeat "$(REPEAT)") $(if $(JOBS),--jobs "$(JOBS)") \
 		$(if $(SECONDS),--seconds "$(SECONDS)")
 
+# Where DATA has images that are many times as large as the others, they are the slow ones.
+.PHONY: bench-slow
+bench-slow: $(VENV)/.package $(if $(or $(findstring order,$(or $(ONLY),order)),$(findstring cost,$(ONLY))),$(VENV)/.torch) $(filter demo-data,$(DATA)) | deps ## slow samples: the order of batches, the form of the cache
+	@cargo build --release -p coprep-pipeline --example limit
+	@$(PY) -m tests.bench_slow "$(DATA)" --limit "$(LIMIT)" --out "$(TARGET)/bench-slow" \
+		$(if $(ONLY),--only "$(ONLY)") $(if $(REPEAT),--repeat "$(REPEAT)") $(if $(QUICK),--quick) $(ARGS)
+
 # --- to check it ---------------------------------------------------------------------------------------------
 
 LOG := $(TARGET)/test.log
@@ -127,7 +135,7 @@ lint: $(VENV)/.package $(VENV)/.checks | deps ## formatting, clippy, ruff, mypy
 	cargo clippy --workspace --all-targets --quiet -- -D warnings
 	$(VENV)/bin/ruff format --check --quiet --line-length 120 $(PYTHON_CODE)
 	$(VENV)/bin/ruff check --quiet --target-version py310 --line-length 120 --select E,F,W,I,B,UP,C4,SIM,RET $(PYTHON_CODE)
-	$(VENV)/bin/mypy --strict --no-error-summary --ignore-missing-imports -p tools.demo -p tests.bench -p coprep
+	$(VENV)/bin/mypy --strict --no-error-summary --ignore-missing-imports -p tools.demo -p tests.bench -p tests.bench_slow -p coprep
 	@echo "lint: all clean"
 
 # The coverage instrumentation of libFuzzer and AddressSanitizer, which a stable compiler has but does not offer.

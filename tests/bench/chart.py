@@ -1,13 +1,14 @@
-"""A chart of images per second over the number of jobs, both on logarithmic axes, as SVG."""
+"""Charts as SVG, both axes logarithmic: images per second over the number of jobs, and whatever else has such lines."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from tests.bench.measure import Setup
-from tests.bench.records import Record
+from tests.bench.records import Record, Spread
 
 WIDTH, HEIGHT = 790, 420
 LEFT, RIGHT, TOP, BOTTOM = 70, 240, 30, 50
@@ -23,25 +24,53 @@ COLOURS = {
     Setup("limit"): "#7f7f7f",
 }
 LABEL_HEIGHT = 15
+DASHES = 'stroke-dasharray="5 4"'
 Place = tuple[float, float]
 
 
+@dataclass(frozen=True)
+class Line:
+    """Values over x, with what they are called."""
+
+    label: str
+    colour: str
+    points: Sequence[tuple[float, Spread]]
+    across: bool = False
+    """Of a value measured once: it holds for all x."""
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Words:
+    """What is written on a chart."""
+
+    title: str
+    below: str
+    tick: Callable[[float], str]
+    """A value of x."""
+    value: Callable[[float], str]
+
+
+def whole(value: float) -> str:
+    return f"{value:,.0f}"
+
+
 class Axes:
-    """From jobs and rates to places on the drawing."""
+    """From x and values to places on the drawing."""
 
-    def __init__(self, jobs: Sequence[int], rates: Sequence[float]) -> None:
-        self.jobs = sorted(set(jobs))
-        self.low = 10 ** math.floor(math.log10(min(rates)))
-        self.high = 10 ** math.ceil(math.log10(max(rates) * 1.01))
+    def __init__(self, xs: Sequence[float], values: Sequence[float]) -> None:
+        self.xs = sorted(set(xs))
+        self.low = 10.0 ** math.floor(math.log10(min(values)))
+        self.high = 10.0 ** math.ceil(math.log10(max(values) * 1.01))
 
-    def x(self, jobs: float) -> float:
-        span = math.log(self.jobs[-1] / self.jobs[0]) or 1
-        return LEFT + (WIDTH - LEFT - RIGHT) * math.log(jobs / self.jobs[0]) / span
+    def x(self, x: float) -> float:
+        span = math.log(self.xs[-1] / self.xs[0]) or 1
+        return LEFT + (WIDTH - LEFT - RIGHT) * math.log(x / self.xs[0]) / span
 
-    def y(self, rate: float) -> float:
-        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * math.log(rate / self.low) / math.log(self.high / self.low)
+    def y(self, value: float) -> float:
+        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * math.log(value / self.low) / math.log(self.high / self.low)
 
-    def rates(self) -> list[float]:
+    def ticks(self) -> list[float]:
         """1, 2 and 5 of each power of ten."""
         powers = range(round(math.log10(self.low)), round(math.log10(self.high)) + 1)
         ticks = [step * 10.0**power for power in powers for step in (1, 2, 5)]
@@ -49,48 +78,59 @@ class Axes:
 
 
 def draw(records: Sequence[Record], title: str) -> str:
-    axes = Axes([record.jobs for record in records], [record.images_per_s.max for record in records])
-    lines = [part for setup in COLOURS if (part := line(setup, records, axes))]
-    body = [frame(title), grid(axes), *lines, names(records, axes)]
+    """Images per second over jobs."""
+    lines = []
+    for setup, colour in COLOURS.items():
+        mine = sorted((record for record in records if record.setup == setup), key=lambda record: record.jobs)
+        points = [(record.jobs, record.images_per_s) for record in mine]
+        lines.append(Line(setup.label, colour, points, across=setup.loader == "limit"))
+    return draw_lines(lines, Words(title, "jobs at a time", whole, whole))
+
+
+def draw_lines(lines: Sequence[Line], words: Words) -> str:
+    """Lines without points are left out."""
+    lines = [line for line in lines if line.points]
+    points = [point for line in lines for point in line.points]
+    axes = Axes([x for x, _ in points], [value for _, spread in points for value in (spread.min, spread.max)])
+    body = [frame(words), grid(axes, words), *(drawn(line, axes) for line in lines), names(lines, axes, words)]
     size = f'width="{WIDTH}" height="{HEIGHT}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">'
     return "\n".join([head, *body, "</svg>"]) + "\n"
 
 
-def frame(title: str) -> str:
+def frame(words: Words) -> str:
     middle = (LEFT + WIDTH - RIGHT) / 2
     return (
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>'
-        f'<text x="{LEFT}" y="18" font-size="13">{title}</text>'
-        f'<text x="{middle}" y="{HEIGHT - 10}" text-anchor="middle">jobs at a time</text>'
+        f'<text x="{LEFT}" y="18" font-size="13">{words.title}</text>'
+        f'<text x="{middle}" y="{HEIGHT - 10}" text-anchor="middle">{words.below}</text>'
     )
 
 
-def grid(axes: Axes) -> str:
+def grid(axes: Axes, words: Words) -> str:
     parts = []
-    for rate in axes.rates():
-        y = axes.y(rate)
+    for value in axes.ticks():
+        y = axes.y(value)
         parts.append(segment((LEFT, y), (WIDTH - RIGHT, y), "#e4e4e4"))
-        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{rate:,.0f}</text>')
-    for jobs in axes.jobs:
-        parts.append(f'<text x="{axes.x(jobs):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{jobs}</text>')
+        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{words.value(value)}</text>')
+    for x in axes.xs:
+        place = f'x="{axes.x(x):.1f}" y="{HEIGHT - BOTTOM + 18}"'
+        parts.append(f'<text {place} text-anchor="middle">{words.tick(x)}</text>')
     return "\n".join(parts)
 
 
-def line(setup: Setup, records: Sequence[Record], axes: Axes) -> str:
-    """The medians joined, a mark for each, and its spread. The limit, measured once, goes across."""
-    colour = COLOURS[setup]
-    mine = sorted((record for record in records if record.setup == setup), key=lambda record: record.jobs)
+def drawn(line: Line, axes: Axes) -> str:
+    """The medians joined, a mark for each, and its spread."""
     parts = []
-    if setup.loader == "limit" and mine:
-        y = axes.y(mine[0].images_per_s.median)
-        parts.append(segment((LEFT, y), (WIDTH - RIGHT, y), colour, 'stroke-dasharray="5 4"'))
-    places = [(axes.x(record.jobs), axes.y(record.images_per_s.median)) for record in mine]
-    parts += [segment(one, next_one, colour, 'stroke-width="2"') for one, next_one in pairwise(places)]
-    for (x, y), record in zip(places, mine, strict=True):
-        low, high = axes.y(record.images_per_s.min), axes.y(record.images_per_s.max)
-        parts.append(segment((x, low), (x, high), colour))
-        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"/>')
+    if line.across:
+        y = axes.y(line.points[0][1].median)
+        parts.append(segment((LEFT, y), (WIDTH - RIGHT, y), line.colour, DASHES))
+    style = f'stroke-width="2" {DASHES}' if line.dashed else 'stroke-width="2"'
+    places = [(axes.x(x), axes.y(spread.median)) for x, spread in line.points]
+    parts += [segment(one, next_one, line.colour, style) for one, next_one in pairwise(places)]
+    for (x, y), (_, spread) in zip(places, line.points, strict=True):
+        parts.append(segment((x, axes.y(spread.min)), (x, axes.y(spread.max)), line.colour))
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{line.colour}"/>')
     return "\n".join(parts)
 
 
@@ -99,13 +139,13 @@ def segment(one: Place, other: Place, colour: str, style: str = "") -> str:
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}" {style}/>'
 
 
-def names(records: Sequence[Record], axes: Axes) -> str:
+def names(lines: Sequence[Line], axes: Axes, words: Words) -> str:
     """Beside the last point of each line, moved apart where they would overlap."""
-    last = {record.setup: record for record in sorted(records, key=lambda record: record.jobs)}
     parts = []
     free = float("-inf")
-    for setup, record in sorted(last.items(), key=lambda item: -item[1].images_per_s.median):
-        free = max(axes.y(record.images_per_s.median) + 4, free + LABEL_HEIGHT)
-        text = f"{setup.label}: {record.images_per_s.median:,.0f}"
-        parts.append(f'<text x="{WIDTH - RIGHT + 10}" y="{free:.1f}" fill="{COLOURS[setup]}">{text}</text>')
+    for line in sorted(lines, key=lambda line: -line.points[-1][1].median):
+        last = line.points[-1][1].median
+        free = max(axes.y(last) + 4, free + LABEL_HEIGHT)
+        text = f"{line.label}: {words.value(last)}"
+        parts.append(f'<text x="{WIDTH - RIGHT + 10}" y="{free:.1f}" fill="{line.colour}">{text}</text>')
     return "\n".join(parts)

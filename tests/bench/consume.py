@@ -66,8 +66,9 @@ def forever(loader: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
         yield from loader
 
 
-def touch(images: Any) -> int:
-    return int(images[:, 0, 0, 0].sum())
+def touch(samples: Any) -> int:
+    """Read the first element of each sample."""
+    return int(samples[(slice(None), *[0] * (samples.ndim - 1))].sum())
 
 
 def told_window() -> Window | None:

@@ -1,0 +1,102 @@
+"""Slow samples: the order of batches, the form of cached samples, and what it costs to measure.
+
+usage: python -m tests.bench_slow DATA --out FOLDER [--limit PROGRAM] [--only order,forms,cost] [--repeat 3] [--quick]
+       [--samples images-native,spin-10x] [--loaders coprep-relaxed] [--storages slowed] [--forms auto] [--budgets 5,50]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tests.bench.measure import Dataset
+from tests.bench_slow import forms, order, report, samples
+from tests.bench_slow.cost import CostOptions, measure_cost
+from tests.bench_slow.features import Features
+from tests.bench_slow.forms import FormsOptions, measure_forms
+from tests.bench_slow.order import OrderOptions, measure_order
+from tests.bench_slow.samples import all_samples
+from tests.bench_slow.subset import part_of
+from tools.demo.children import exit_code
+from tools.demo.screen import heading
+
+PARTS = ("order", "forms", "cost")
+QUICK_IMAGES = 256
+"""Of the parts that else take all."""
+
+
+def benchmark(args: argparse.Namespace, folder: Path) -> None:
+    """`folder`: for links to images, where a part takes some of them."""
+    features = Features.find()
+    data = Dataset.find(args.data.resolve())
+    few = part_of(data, QUICK_IMAGES, folder / "few") if args.quick else data
+    results = report.Results(few, features.missing(), args.repeat, args.quick)
+    if results.missing:
+        print(f"not in this coprep, and left out: {'; '.join(results.missing)}")
+    if "order" in args.only:
+        heading("order")
+        sets = all_samples(few, args.samples, args.quick)
+        limit = args.limit and args.limit.resolve()
+        results.order = measure_order(OrderOptions(sets, args.loaders, features, limit, args.repeat, args.quick))
+    if "forms" in args.only:
+        heading("forms")
+        some = part_of(data, forms.QUICK_IMAGES if args.quick else forms.IMAGES, folder / "forms")
+        budgets = args.budgets or (forms.QUICK_BUDGETS if args.quick else forms.BUDGETS)
+        results.forms = measure_forms(FormsOptions(some, args.forms, args.storages, budgets, features, args.repeat))
+    if "cost" in args.only:
+        heading("cost")
+        results.cost = measure_cost(CostOptions(few, features, args.repeat, args.quick))
+    report.show(results)
+    print("\n" + ", ".join(map(str, report.write(results, args.out))))
+
+
+def words(known: Sequence[str]) -> Callable[[str], list[str]]:
+    """A list of some of these, with commas."""
+
+    def of(text: str) -> list[str]:
+        found = text.split(",")
+        if unknown := set(found) - set(known):
+            raise argparse.ArgumentTypeError(f"there is no {', '.join(unknown)}; there are {', '.join(known)}")
+        return found
+
+    return of
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make bench-slow", description="how slow samples are dealt with")
+    parser.add_argument("data", type=Path, help="an image folder: one sub-folder per class, with a few large images")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--limit", type=Path, help="the program that measures the limit of coprep's own pipeline")
+    parser.add_argument("--repeat", type=int)
+    parser.add_argument("--quick", action="store_true", help="small sizes, to see that everything runs")
+    for name, known in (
+        ("only", PARTS),
+        ("samples", samples.NAMES),
+        ("loaders", tuple(order.LOADERS)),
+        ("forms", forms.FORMS),
+        ("storages", tuple(forms.STORAGES)),
+    ):
+        parser.add_argument(f"--{name}", type=words(known), default=known, help=f"of {', '.join(known)}")
+    parser.add_argument("--budgets", type=lambda text: [int(word) for word in text.split(",")], help="per cent")
+    args = parser.parse_args()
+    args.repeat = args.repeat or (1 if args.quick else 3)
+    if not args.data.is_dir() or not Dataset.find(args.data.resolve()).files:
+        parser.error(f"no files in {args.data}")
+    return args
+
+
+def main() -> int:
+    args = parse()
+
+    def work() -> None:
+        with tempfile.TemporaryDirectory(prefix="coprep-") as folder:
+            benchmark(args, Path(folder))
+
+    return exit_code(work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""What is asked of the measurements, and what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tests.bench.records import Bar, Spread
+from tests.bench_slow.cost import CostResults
+from tests.bench_slow.forms import AUTO, DECODED, ENCODED, FormsRecord, FormsResults
+from tests.bench_slow.order import DETERMINISTIC, RELAXED, OrderRecord, OrderResults
+
+RATE = 0.95
+GAP = 2.5
+NEAR_OPTIMUM = 1.05
+COST_PERCENT = 1.0
+
+
+def order_bars(results: OrderResults) -> list[Bar]:
+    by_case = {(record.samples, record.loader): record for record in results.records}
+    found = []
+    for samples in results.samples:
+        found += deterministic_bars(samples, by_case.get((samples, DETERMINISTIC)))
+        found += relaxed_bars(samples, by_case.get((samples, RELAXED)))
+    for record in results.digests:
+        what = f"{record.samples}, deterministic: different sequences of {', '.join(map(str, record.digests))} workers"
+        found.append(Bar(what, 2, False, record.different, "sequences"))
+    return found
+
+
+def deterministic_bars(samples: str, record: OrderRecord | None) -> list[Bar]:
+    return [
+        *later_bars(f"{samples}, deterministic, from the second epoch", record),
+        exactly_once(f"{samples}, deterministic", record),
+    ]
+
+
+def relaxed_bars(samples: str, record: OrderRecord | None) -> list[Bar]:
+    """Asked of the first epoch and of the later ones apart, so that neither hides the other."""
+    return [
+        *first_bars(f"{samples}, relaxed, first epoch", record),
+        *later_bars(f"{samples}, relaxed, later epochs", record),
+        exactly_once(f"{samples}, relaxed", record),
+    ]
+
+
+def first_bars(what: str, record: OrderRecord | None) -> list[Bar]:
+    if record is None:
+        return epoch_bars(what, None, None)
+    return epoch_bars(what, record.first_rate_to_limit, record.first_gaps.p99_to_p50)
+
+
+def later_bars(what: str, record: OrderRecord | None) -> list[Bar]:
+    if record is None:
+        return epoch_bars(what, None, None)
+    return epoch_bars(what, record.later_rate_to_limit, record.later_gaps.p99_to_p50)
+
+
+def epoch_bars(what: str, rate: Spread | None, gaps: Spread | None) -> list[Bar]:
+    return [
+        Bar(f"{what}: rate against the limit", RATE, True, rate.median if rate else None),
+        Bar(f"{what}: p99 gap against the median", GAP, False, gaps.median if gaps else None),
+    ]
+
+
+def exactly_once(what: str, record: OrderRecord | None) -> Bar:
+    return Bar(f"{what}: samples not given exactly once", 1, False, record.astray if record else None, "samples")
+
+
+class Against(NamedTuple):
+    """One budget: seconds with `auto` over those of the better fixed form, and how far runs differ by chance."""
+
+    budget: int
+    ratio: float
+    spread: float
+
+
+def against_fixed(records: Sequence[FormsRecord], storage: str) -> list[Against]:
+    found = []
+    mine = {(record.budget_percent, record.form): record for record in records if record.storage == storage}
+    for budget in dict.fromkeys(budget for budget, _ in mine):
+        auto, fixed = mine.get((budget, AUTO)), [mine.get((budget, form)) for form in (ENCODED, DECODED)]
+        known = [record for record in fixed if record]
+        if auto and len(known) == len(fixed):
+            best = min(record.epoch_s.median for record in known)
+            found.append(Against(budget, auto.epoch_s.median / best, max(map(spread_of, [auto, *known]))))
+    return found
+
+
+def spread_of(record: FormsRecord) -> float:
+    """From the fastest to the slowest repetition, as a share of the median."""
+    return (record.epoch_s.max - record.epoch_s.min) / record.epoch_s.median
+
+
+def forms_bars(results: FormsResults) -> list[Bar]:
+    found = []
+    best = {(record.storage, record.budget_percent): record.epoch_s for record in results.optima}
+    for storage in results.storages:
+        ratios = [
+            (record.epoch_s.median / best[storage, record.budget_percent], record.budget_percent)
+            for record in results.records
+            if record.form == AUTO and record.storage == storage and (storage, record.budget_percent) in best
+        ]
+        ratio, budget = max(ratios, default=(None, None))
+        what = f"storage {storage}: an epoch with auto against the optimum, the worst budget"
+        found.append(Bar(what + (f" ({budget} %)" if ratios else ""), NEAR_OPTIMUM, False, ratio))
+        worst = max(against_fixed(results.records, storage), key=lambda one: one.ratio - one.spread, default=None)
+        what = f"storage {storage}: auto against the better of encoded and decoded, the worst budget"
+        if worst is None:
+            found.append(Bar(what, 1, False, None))
+            continue
+        what += f" ({worst.budget} %; runs differ by {100 * worst.spread:.1f} %, which is allowed)"
+        found.append(Bar(what, 1 + round(worst.spread, 3), False, worst.ratio))
+    return found
+
+
+def cost_bars(results: CostResults) -> list[Bar]:
+    found = []
+    for record in results.records:
+        slower = record.slower_percent if record.switched else None
+        more = record.more_cpu_percent if record.switched else None
+        found.append(Bar(f"{record.work}: slower by measuring costs", COST_PERCENT, False, slower, "%"))
+        found.append(Bar(f"{record.work}: more CPU by measuring costs", COST_PERCENT, False, more, "%"))
+    return found

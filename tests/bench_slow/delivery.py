@@ -1,0 +1,111 @@
+"""From what arrived when to figures: rates, gaps, what came how often and where slow samples lay. No clock, no I/O."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from typing import Any
+
+from tests.bench.records import quantile
+
+LAST_BATCHES = 8
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One pass, as it arrived."""
+
+    began: float
+    """The first sample was begun, or, where that is not known, the first batch was asked for."""
+    arrivals: Sequence[float]
+    batches: Sequence[Sequence[int]]
+    digest: str = ""
+
+    @classmethod
+    def of(cls, message: dict[str, Any]) -> Epoch:
+        return cls(message["began"], message["arrivals"], message["ids"], message["digest"])
+
+    @property
+    def ids(self) -> list[int]:
+        return list(chain.from_iterable(self.batches))
+
+    @property
+    def end(self) -> float:
+        return self.arrivals[-1]
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """Milliseconds from one batch to the next."""
+
+    p50: float
+    p99: float
+    max: float
+
+    @classmethod
+    def of(cls, arrivals: Sequence[float]) -> Gaps:
+        gaps = [1000 * (after - before) for before, after in pairwise(arrivals)]
+        p50, p99 = quantile(gaps, 0.5), quantile(gaps, 0.99)
+        assert p50 is not None and p99 is not None, "an epoch of one batch has no gaps"
+        return cls(p50, p99, max(gaps))
+
+    @property
+    def ratio(self) -> float:
+        return self.p99 / self.p50
+
+
+def rates(epochs: Sequence[Epoch]) -> list[float]:
+    """Samples per second of each epoch. The later ones go from the last batch before them to their own."""
+    begins = [epochs[0].began, *(epoch.end for epoch in epochs)]
+    return [len(epoch.ids) / (epoch.end - began) for began, epoch in zip(begins, epochs, strict=False)]
+
+
+def later_rate(epochs: Sequence[Epoch]) -> float:
+    """Of the second epoch and those after it, together."""
+    return sum(len(epoch.ids) for epoch in epochs[1:]) / (epochs[-1].end - epochs[0].end)
+
+
+def first_gaps(epochs: Sequence[Epoch]) -> Gaps:
+    """Within the first epoch."""
+    return Gaps.of(epochs[0].arrivals)
+
+
+def later_gaps(epochs: Sequence[Epoch]) -> Gaps:
+    """From the last batch of the first epoch on, where one epoch meets the next included."""
+    return Gaps.of([epochs[0].end, *chain.from_iterable(epoch.arrivals for epoch in epochs[1:])])
+
+
+def astray(epoch: Epoch, samples: int) -> int:
+    """How many samples did not come exactly once, and how many came that there are not."""
+    times = Counter(epoch.ids)
+    wrong = sum(times[sample] != 1 for sample in range(samples))
+    return wrong + sum(not 0 <= sample < samples for sample in times)
+
+
+def mean_rank(epoch: Epoch, of: Collection[int]) -> float | None:
+    """Where these samples lie in the epoch, on average: 0 at its begin, 1 at its end."""
+    ranks = [place for place, sample in enumerate(epoch.ids) if sample in of]
+    return statistics.fmean(ranks) / (len(epoch.ids) - 1) if ranks else None
+
+
+def share_at_end(epoch: Epoch, of: Collection[int]) -> float | None:
+    """How many of these samples lie in the last batches, against how many would by chance. None: these are all."""
+    last = list(chain.from_iterable(epoch.batches[-LAST_BATCHES:]))
+    expected = len(of) * len(last) / len(epoch.ids)
+    return sum(sample in of for sample in last) / expected if expected and len(last) < len(epoch.ids) else None
+
+
+def distances(delivered: Sequence[int], drawn: Sequence[int], batch_size: int) -> list[int]:
+    """How far each sample lies from its drawn place, in batches."""
+    place = {sample: number // batch_size for number, sample in enumerate(drawn)}
+    return [abs(number // batch_size - place[sample]) for number, sample in enumerate(delivered)]
+
+
+def is_same_draw(delivered: Sequence[int], drawn: Sequence[int], batch_size: int) -> bool:
+    """Whether half of all samples lie near their drawn place. Of two draws that differ, half lie 0.29 epochs apart."""
+    if sorted(delivered) != sorted(drawn):
+        return False
+    return statistics.median(distances(delivered, drawn, batch_size)) <= len(drawn) / batch_size / 8

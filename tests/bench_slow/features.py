@@ -1,0 +1,61 @@
+"""What the installed coprep can be asked for. What it cannot is left out, and said."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from typing import Any
+
+import coprep
+
+from tools.demo.children import coprep_command
+
+
+@dataclass(frozen=True)
+class Features:
+    """Each is named as users write it."""
+
+    relaxed: bool
+    auto: bool
+    cpus: bool
+    slow_storage: bool
+    listing: bool
+
+    @classmethod
+    def find(cls) -> Features:
+        serve, status = help_of("serve"), help_of("status")
+        return cls(
+            relaxed=takes(order="relaxed"),
+            auto=takes(cache="auto"),
+            cpus="--cpus" in serve,
+            slow_storage="--storage-rate" in serve and "--storage-latency" in serve,
+            listing="--slow" in status,
+        )
+
+    def missing(self) -> list[str]:
+        names = {
+            'order="relaxed"': self.relaxed,
+            'cache="auto"': self.auto,
+            "serve --cpus (--workers is taken)": self.cpus,
+            "serve --storage-rate, --storage-latency": self.slow_storage,
+            "status --slow": self.listing,
+        }
+        return [name for name, there in names.items() if not there]
+
+    def threads(self, count: int) -> list[str]:
+        """Options of `coprep serve`."""
+        return ["--cpus" if self.cpus else "--workers", str(count)]
+
+
+def help_of(command: str) -> str:
+    words = [str(coprep_command()), command, "--help"]
+    return subprocess.run(words, capture_output=True, check=True, text=True, timeout=30).stdout
+
+
+def takes(**arguments: Any) -> bool:
+    """Whether a loader can be made with them. None is used, so that nothing is connected."""
+    try:
+        coprep.DataLoader(coprep.Files([]), **arguments)
+    except ValueError:
+        return False
+    return True

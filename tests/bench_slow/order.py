@@ -1,0 +1,308 @@
+"""The order of batches: how fast, how evenly and in which order they come where some samples are slow."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tests.bench.measure import BATCH_SIZE, measure_limit, median_or_none
+from tests.bench.records import Spread
+from tests.bench_slow import delivery
+from tests.bench_slow.delivery import Epoch, Gaps
+from tests.bench_slow.features import Features
+from tests.bench_slow.running import Coordinator, Job, Outcome, Progress, run, side_by_side
+from tests.bench_slow.samples import Samples
+
+WORKERS = 2
+"""Of each loader: processes for a Python dataset, threads for coprep's own pipeline."""
+EPOCHS = 3
+DIGEST_WORKERS = (1, 2, 8)
+DIGEST_EPOCHS = 2
+DIGEST_SEED = 7
+DIGEST_MEDIAN_MS = 0.2
+"""Of artificial samples: cheaper ones than where speed is measured, with the same tail."""
+CALIBRATION_S = 2.0
+"""Of the artificial samples so many seconds' worth are made to see what they cost beyond what they are told to."""
+LIMIT_S = 8
+QUICK_LIMIT_S = 2
+
+TORCH_IN_ORDER, TORCH_OUT_OF_ORDER = "torch-in-order", "torch-out-of-order"
+DETERMINISTIC, RELAXED = "coprep-deterministic", "coprep-relaxed"
+LOADERS: dict[str, dict[str, Any]] = {
+    TORCH_IN_ORDER: {"in_order": True},
+    TORCH_OUT_OF_ORDER: {"in_order": False},
+    DETERMINISTIC: {"cache": "off"},
+    RELAXED: {"cache": "off", "order": "relaxed"},
+}
+"""With what each is told beside."""
+
+
+@dataclass(frozen=True)
+class OrderOptions:
+    """What to measure."""
+
+    samples: Sequence[Samples]
+    loaders: Sequence[str]
+    features: Features
+    limit: Path | None
+    repeat: int
+    quick: bool
+
+    def loaders_of(self, samples: Samples) -> list[str]:
+        chosen = [loader for loader in self.loaders if loader != RELAXED or self.features.relaxed]
+        return [loader for loader in chosen if loader.startswith("coprep") or not samples.is_native]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One job's epochs, against the limit as it was measured just before."""
+
+    limit: float | None
+    epochs: Sequence[Epoch]
+    first_batch_s: float
+    displacement: int | None
+    costs: dict[str, Any]
+    others_cores: float
+
+
+@dataclass(frozen=True)
+class GapRecord:
+    """Milliseconds, medians of the repetitions."""
+
+    p50: float
+    p99: float
+    max: float
+    p99_to_p50: Spread
+
+    @classmethod
+    def of(cls, gaps: Sequence[Gaps]) -> GapRecord:
+        return cls(
+            statistics.median(one.p50 for one in gaps),
+            statistics.median(one.p99 for one in gaps),
+            statistics.median(one.max for one in gaps),
+            Spread.of([one.ratio for one in gaps]),
+        )
+
+
+@dataclass(frozen=True)
+class OrderRecord:
+    """A set of samples under one loader."""
+
+    samples: str
+    loader: str
+    count: int
+    slow: int
+    limit: float | None
+    """Samples per second, if the workers did nothing but prepare."""
+    rates: Sequence[float]
+    """By epoch."""
+    first_rate_to_limit: Spread | None
+    later_rate_to_limit: Spread | None
+    first_batch_s: float
+    first_gaps: GapRecord
+    later_gaps: GapRecord
+    astray: int
+    """Samples that did not come exactly once in an epoch, of all epochs of all repetitions."""
+    slow_mean_rank: float | None
+    slow_share_at_end: float | None
+    displacement: int | None
+    drawn_ahead: int | None
+    """Minibatches, because of slow samples."""
+    overtaken: int | None
+    """Samples, of all epochs of a repetition. Both by coprep's own account, the most of the repetitions."""
+    others_cores: float
+    repetitions: int
+
+    @classmethod
+    def of(cls, samples: Samples, loader: str, runs: Sequence[Run]) -> OrderRecord:
+        epochs = [epoch for run in runs for epoch in run.epochs]
+        return cls(
+            samples=samples.name,
+            loader=loader,
+            count=samples.count,
+            slow=len(samples.slow),
+            limit=median_or_none([run.limit for run in runs]),
+            rates=[statistics.median(each) for each in zip(*(delivery.rates(run.epochs) for run in runs), strict=True)],
+            first_rate_to_limit=to_limit(runs, [delivery.rates(run.epochs)[0] for run in runs]),
+            later_rate_to_limit=to_limit(runs, [delivery.later_rate(run.epochs) for run in runs]),
+            first_batch_s=statistics.median(run.first_batch_s for run in runs),
+            first_gaps=GapRecord.of([delivery.first_gaps(run.epochs) for run in runs]),
+            later_gaps=GapRecord.of([delivery.later_gaps(run.epochs) for run in runs]),
+            astray=sum(delivery.astray(epoch, samples.count) for epoch in epochs),
+            slow_mean_rank=mean_or_none([delivery.mean_rank(epoch, samples.slow) for epoch in epochs]),
+            slow_share_at_end=mean_or_none([delivery.share_at_end(epoch, samples.slow) for epoch in epochs]),
+            displacement=most(run.displacement for run in runs),
+            drawn_ahead=most(run.costs.get("window") for run in runs),
+            overtaken=most(run.costs.get("overtaken") for run in runs),
+            others_cores=statistics.median(run.others_cores for run in runs),
+            repetitions=len(runs),
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        return {"part": "order", **asdict(self)}
+
+
+@dataclass(frozen=True)
+class DigestRecord:
+    """Of all batches of one seed in deterministic order, by the number of workers."""
+
+    samples: str
+    digests: dict[int, Sequence[str]]
+    """By epoch."""
+
+    @property
+    def different(self) -> int:
+        return len({tuple(epochs) for epochs in self.digests.values()})
+
+    def as_json(self) -> dict[str, Any]:
+        return {"part": "order, digests", **asdict(self)}
+
+
+@dataclass
+class OrderResults:
+    """Everything of this part."""
+
+    samples: Sequence[str]
+    """Asked for."""
+    records: list[OrderRecord] = field(default_factory=list)
+    digests: list[DigestRecord] = field(default_factory=list)
+
+
+def most(values: Iterable[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def mean_or_none(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def to_limit(runs: Sequence[Run], rates: Sequence[float]) -> Spread | None:
+    shares = [rate / run.limit for run, rate in zip(runs, rates, strict=True) if run.limit]
+    return Spread.of(shares) if shares else None
+
+
+def measure_order(options: OrderOptions) -> OrderResults:
+    runs: dict[tuple[str, str], list[Run]] = {}
+    digested = [samples for samples in options.samples if DETERMINISTIC in options.loaders]
+    cases = sum(1 + len(options.loaders_of(samples)) for samples in options.samples)
+    progress = Progress(options.repeat * cases + len(DIGEST_WORKERS) * len(digested))
+    for repetition in range(options.repeat):
+        for samples in options.samples:
+            one_turn(options, samples, 1 + repetition, runs, progress)
+    results = OrderResults([samples.name for samples in options.samples])
+    for samples in options.samples:
+        for loader in options.loaders_of(samples):
+            results.records.append(OrderRecord.of(samples, loader, runs[samples.name, loader]))
+    results.digests = [digests_of(samples, options.features, progress) for samples in digested]
+    return results
+
+
+def one_turn(
+    options: OrderOptions, samples: Samples, seed: int, runs: dict[tuple[str, str], list[Run]], progress: Progress
+) -> None:
+    """The limit, then each loader."""
+    limit = limit_of(samples, options.limit, options.quick)
+    progress.say(f"{samples.name}, limit: {limit:,.0f}/s" if limit else f"{samples.name}, limit: not measured")
+    deterministic: list[list[int]] = []
+    for loader in options.loaders_of(samples):
+        outcome = run_loader(samples, loader, WORKERS, seed, EPOCHS, options.features)
+        epochs = [Epoch.of(message) for message in outcome.of("epoch")]
+        if loader == DETERMINISTIC:
+            deterministic = [epoch.ids for epoch in epochs]
+        drawn: Sequence[Sequence[int]] = [message["ids"] for message in outcome.of("drawn")]
+        if loader == RELAXED:
+            drawn = relaxed_draw(epochs, deterministic)
+        first_batch_s = epochs[0].arrivals[0] - outcome.of("epoch")[0]["went"]
+        one = Run(limit, epochs, first_batch_s, farthest(epochs, drawn), outcome.costs, outcome.others_cores)
+        runs.setdefault((samples.name, loader), []).append(one)
+        progress.say(f"{samples.name}, {loader}: {summary(one)}")
+
+
+def farthest(epochs: Sequence[Epoch], drawn: Sequence[Sequence[int]]) -> int | None:
+    """The largest distance of a sample from its drawn place, in batches. None: that place is not known."""
+    if len(drawn) != len(epochs):
+        return None
+    return max(
+        max(delivery.distances(epoch.ids, order, BATCH_SIZE)) for epoch, order in zip(epochs, drawn, strict=True)
+    )
+
+
+def relaxed_draw(epochs: Sequence[Epoch], deterministic: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+    """What was drawn in relaxed order, if it is what the same seed gave in deterministic order."""
+    same = all(
+        delivery.is_same_draw(epoch.ids, order, BATCH_SIZE) for epoch, order in zip(epochs, deterministic, strict=False)
+    )
+    return deterministic if same else []
+
+
+def summary(run: Run) -> str:
+    rates = delivery.rates(run.epochs)[0], delivery.later_rate(run.epochs)
+    gaps = delivery.first_gaps(run.epochs), delivery.later_gaps(run.epochs)
+    parts = []
+    for when, rate, gap in zip(("first epoch", "later"), rates, gaps, strict=True):
+        share = f" ({rate / run.limit:.2f} of the limit)" if run.limit else ""
+        parts.append(f"{when} {rate:,.0f}/s{share}, p99 gap {gap.ratio:.1f}x")
+    return f"{'; '.join(parts)} (others used {run.others_cores:.2f} cores)"
+
+
+def run_loader(
+    samples: Samples, loader: str, workers: int, seed: int, epochs: int, features: Features, digest: str = ""
+) -> Outcome:
+    if samples.data:
+        samples.data.read()
+    options = json.dumps({**LOADERS[loader], "seed": seed})
+    kind = loader.partition("-")[0]
+    coordinator = Coordinator(options=features.threads(workers)) if kind == "coprep" else None
+    rest = [options, str(epochs), digest]
+    if samples.is_native:
+        assert samples.data is not None
+        return run(Job("tests.bench_slow.job_native", [str(samples.data.root), *rest]), coordinator)
+    arguments = [kind, samples.argument, str(workers), *rest]
+    return run(Job("tests.bench_slow.job_python", arguments, samples.env), coordinator)
+
+
+def limit_of(samples: Samples, program: Path | None, quick: bool) -> float | None:
+    """Samples per second of workers that do nothing but prepare: their number over the CPU seconds of a sample."""
+    if samples.data:
+        samples.data.read()
+    if not samples.is_native:
+        return WORKERS / plain_cost_s(samples)
+    if program is None:
+        return None
+    assert samples.data is not None
+    return 1000 * WORKERS / measure_limit(program, samples.data, QUICK_LIMIT_S if quick else LIMIT_S).cpu_s_per_1000
+
+
+def plain_cost_s(samples: Samples) -> float:
+    """CPU seconds of a sample, on average, in a plain loop of as many processes as there are workers.
+
+    Of artificial samples it is known; only what they cost beyond is measured, on some of them.
+    """
+    told = [samples.spin.cost_s(index) for index in range(samples.count)] if samples.spin else [0.0] * samples.count
+    stride = max(int(sum(told) / WORKERS / CALIBRATION_S), 1)
+    jobs = [
+        Job("tests.bench_slow.job_plain", [samples.argument, str(stride * part), str(stride * WORKERS)], samples.env)
+        for part in range(WORKERS)
+    ]
+    beyond = [
+        spent - told[index]
+        for message in side_by_side(jobs)
+        for index, spent in zip(message["ids"], message["cpu_s"], strict=True)
+    ]
+    return statistics.fmean(told) + statistics.fmean(beyond)
+
+
+def digests_of(samples: Samples, features: Features, progress: Progress) -> DigestRecord:
+    found: dict[int, Sequence[str]] = {}
+    if samples.spin:
+        samples = replace(samples, spin=replace(samples.spin, median_ms=DIGEST_MEDIAN_MS))
+    for workers in DIGEST_WORKERS:
+        outcome = run_loader(samples, DETERMINISTIC, workers, DIGEST_SEED, DIGEST_EPOCHS, features, "digest")
+        found[workers] = [message["digest"] for message in outcome.of("epoch")]
+        progress.say(f"{samples.name}, deterministic order, {workers} workers: {' '.join(found[workers])}")
+    return DigestRecord(samples.name, found)

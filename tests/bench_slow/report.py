@@ -1,0 +1,310 @@
+"""The results for people: tables on the terminal, and a page with charts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Protocol
+
+from tests.bench import machine
+from tests.bench.chart import Line, Words, draw_lines
+from tests.bench.measure import BATCH_SIZE, MIB, Dataset
+from tests.bench.records import Bar, Spread
+from tests.bench.report import Table, markdown, number
+from tests.bench_slow.bars import against_fixed, cost_bars, forms_bars, order_bars, spread_of
+from tests.bench_slow.cost import CostResults
+from tests.bench_slow.delivery import LAST_BATCHES
+from tests.bench_slow.forms import AUTO, DECODED, ENCODED, FormsResults
+from tests.bench_slow.order import WORKERS, GapRecord, OrderRecord, OrderResults
+from tools.demo import screen
+
+OPTIMUM = "optimum"
+COLOURS = {AUTO: "#d62728", ENCODED: "#17becf", DECODED: "#2ca02c", OPTIMUM: "#7f7f7f"}
+
+
+class HasJson(Protocol):
+    """A record of any part."""
+
+    def as_json(self) -> dict[str, Any]: ...
+
+
+@dataclass
+class Results:
+    """Everything that one call measured; None: a part that was left out."""
+
+    data: Dataset
+    missing: Sequence[str]
+    """In this coprep."""
+    repeat: int
+    quick: bool
+    order: OrderResults | None = None
+    forms: FormsResults | None = None
+    cost: CostResults | None = None
+
+    def conditions(self) -> str:
+        when = datetime.now(timezone.utc).date()
+        parts = [
+            f"{when}, {machine.processor()}, {machine.cores()} cores. {len(self.data.files):,} images,"
+            f" {self.data.bytes / MIB:,.0f} MiB, in the page cache; batches of {BATCH_SIZE}, shuffled;"
+            f" {WORKERS} workers each; medians of {self.repeat} taken in turn (lowest to highest)."
+        ]
+        if self.forms:
+            some = self.forms.data
+            parts.append(f"Forms of {len(some.files):,} of these images, {some.bytes / MIB:,.0f} MiB.")
+        others = [record.others_cores for record in self.order.records] if self.order else []
+        others += [record.others_cores for record in self.forms.records] if self.forms else []
+        if others:
+            parts.append(f"Meanwhile others used {min(others):.2f} to {max(others):.2f} cores.")
+        if self.missing:
+            parts.append(f"Not in this coprep, and left out: {'; '.join(self.missing)}.")
+        if self.quick:
+            parts.append("QUICK: sizes so small that the numbers mean nothing.")
+        return " ".join(parts)
+
+    def bars(self) -> list[Bar]:
+        found = order_bars(self.order) if self.order else []
+        found += forms_bars(self.forms) if self.forms else []
+        return found + (cost_bars(self.cost) if self.cost else [])
+
+    def as_json(self) -> list[dict[str, Any]]:
+        records: list[HasJson] = []
+        if self.order:
+            records += [*self.order.records, *self.order.digests]
+        if self.forms:
+            records += [*self.forms.records, *self.forms.optima, *self.forms.models]
+        if self.cost:
+            records += [*self.cost.records, *([self.cost.bytes] if self.cost.bytes else [])]
+        return [record.as_json() for record in records]
+
+
+# Order.
+
+
+def rates_table(records: Sequence[OrderRecord]) -> Table:
+    epochs = max(len(record.rates) for record in records)
+    header = ["samples/s", "limit", *(f"epoch {epoch}" for epoch in range(1, epochs + 1))]
+    header += ["first epoch / limit", "later / limit", "first batch s", "not exactly once"]
+    rows = [
+        [
+            named(record),
+            number(record.limit, 0),
+            *(number(rate, 0) for rate in record.rates),
+            spread(record.first_rate_to_limit),
+            spread(record.later_rate_to_limit),
+            number(record.first_batch_s, 2),
+            str(record.astray),
+        ]
+        for record in records
+    ]
+    return header, rows
+
+
+def gaps_table(records: Sequence[OrderRecord]) -> Table:
+    header = ["gaps, ms", "first epoch p50", "p99", "max", "p99 / p50", "later p50", "p99", "max", "p99 / p50"]
+    return header, [[named(record), *gaps(record.first_gaps), *gaps(record.later_gaps)] for record in records]
+
+
+def gaps(record: GapRecord) -> list[str]:
+    return [number(record.p50, 1), number(record.p99, 1), number(record.max, 1), spread(record.p99_to_p50)]
+
+
+def places_table(records: Sequence[OrderRecord]) -> Table:
+    header = [
+        "slow samples",
+        "how many",
+        "mean rank (0 to 1)",
+        f"in the last {LAST_BATCHES} batches, against chance",
+        "farthest of any sample from its draw, batches",
+        "drawn ahead, batches",
+        "overtaken",
+    ]
+    rows = [
+        [
+            named(record),
+            f"{record.slow} of {record.count:,}",
+            number(record.slow_mean_rank, 3),
+            number(record.slow_share_at_end, 2),
+            number(record.displacement, 0),
+            number(record.drawn_ahead, 0),
+            number(record.overtaken, 0),
+        ]
+        for record in records
+    ]
+    return header, rows
+
+
+def digests_table(results: OrderResults) -> Table:
+    workers = list(dict.fromkeys(count for record in results.digests for count in record.digests))
+    header = ["all batches of one seed", *(f"{count} worker{'s' * (count > 1)}" for count in workers)]
+    rows = [
+        [record.samples, *(" ".join(digest[:8] for digest in record.digests[count]) for count in workers)]
+        for record in results.digests
+    ]
+    return header, rows
+
+
+def named(record: OrderRecord) -> str:
+    return f"{record.samples}, {record.loader}"
+
+
+# Forms.
+
+
+def forms_table(results: FormsResults, storage: str) -> Table:
+    forms = [form for form in (AUTO, ENCODED, DECODED) if any(record.form == form for record in results.records)]
+    found = {(record.budget_percent, record.form): record for record in results.records if record.storage == storage}
+    best = {record.budget_percent: record for record in results.optima if record.storage == storage}
+    fixed = {one.budget: one for one in against_fixed(results.records, storage)}
+    header = [f"seconds of an epoch, storage {storage}", *forms, OPTIMUM, "auto / optimum", "auto / better fixed"]
+    header += ["runs differ by", "auto keeps", "the optimum keeps"]
+    rows = []
+    for budget in dict.fromkeys(budget for budget, _ in found):
+        auto, optimum, against = found.get((budget, AUTO)), best.get(budget), fixed.get(budget)
+        mine = [found[budget, form] for form in forms if (budget, form) in found]
+        rows.append(
+            [
+                f"{budget} % ({mine[0].budget_bytes / MIB:,.0f} MiB)",
+                *(spread(record.epoch_s) for record in mine),
+                number(optimum.epoch_s if optimum else None, 2),
+                number(auto.epoch_s.median / optimum.epoch_s if auto and optimum else None, 3),
+                number(against.ratio if against else None, 3),
+                f"{100 * max(map(spread_of, mine)):.1f} %",
+                kept(auto.by_form) if auto else "",
+                kept(optimum.by_form) if optimum else "",
+            ]
+        )
+    return header, rows
+
+
+def kept(by_form: dict[str, int]) -> str:
+    return ", ".join(f"{count} {form}" for form, count in sorted(by_form.items())) or "nothing"
+
+
+def accounts_table(results: FormsResults) -> Table:
+    """What the coordinator itself says of its choice."""
+    header = ["auto", "used MiB", "lambda, s/MiB", "saves s an epoch, by its account", "to fill s"]
+    rows = [
+        [
+            f"storage {record.storage}, {record.budget_percent} %",
+            number(record.used_bytes / MIB, 1),
+            "" if record.lambda_s_per_mib is None else f"{record.lambda_s_per_mib:.3g}",
+            number(record.saves_s_per_epoch, 2),
+            spread(record.fill_s),
+        ]
+        for record in results.records
+        if record.form == AUTO
+    ]
+    return header, rows
+
+
+def models_table(results: FormsResults) -> Table:
+    header = ["the model behind the optimum", "predicted s", "measured s", "measured / predicted"]
+    rows = [
+        [
+            f"storage {record.storage}, cache {record.form}",
+            number(record.predicted_s, 2),
+            number(record.measured_s, 2),
+            number(record.measured_s / record.predicted_s if record.predicted_s else None, 3),
+        ]
+        for record in results.models
+    ]
+    return header, rows
+
+
+def forms_charts(results: FormsResults) -> dict[str, str]:
+    """By file name, one for each storage."""
+    words = Words("", "cache, % of the encoded bytes", lambda budget: f"{budget:g}", lambda seconds: f"{seconds:.3g}")
+    found = {}
+    for storage in dict.fromkeys(record.storage for record in results.records):
+        points: dict[str, list[tuple[float, Spread]]] = {form: [] for form in COLOURS}
+        for record in results.records:
+            if record.storage == storage:
+                points[record.form].append((record.budget_percent, record.epoch_s))
+        for best in results.optima:
+            if best.storage == storage:
+                points[OPTIMUM].append((best.budget_percent, Spread.of([best.epoch_s])))
+        lines = [Line(form, COLOURS[form], each, dashed=form == OPTIMUM) for form, each in points.items()]
+        title = f"seconds of an epoch, storage {storage.replace('-', ' ')}"
+        found[f"forms-{storage}.svg"] = draw_lines(lines, Words(title, words.below, words.tick, words.value))
+    return found
+
+
+# Cost.
+
+
+def cost_table(results: CostResults) -> Table:
+    header = ["what measuring costs", "samples/s with", "without", "with / without", "CPU with / without", "pairs"]
+    rows = [
+        [
+            record.work,
+            number(record.on_per_s, 0),
+            number(record.off_per_s, 0),
+            spread(record.rate_ratio, 3),
+            spread(record.cpu_ratio, 3),
+            str(record.pairs),
+        ]
+        for record in results.records
+    ]
+    if results.bytes:
+        told = results.bytes.told_per_sample
+        text = f"bytes of a sample, of {results.bytes.samples:,}: {results.bytes.per_sample:.1f} more memory (PSS)"
+        rows.append([text + ("" if told is None else f", {told:.1f} by its own account"), *[""] * 5])
+    return header, rows
+
+
+# All.
+
+
+def tables(results: Results) -> list[Table]:
+    found = []
+    if results.order and results.order.records:
+        records = results.order.records
+        found += [rates_table(records), gaps_table(records), places_table(records)]
+    if results.order and results.order.digests:
+        found.append(digests_table(results.order))
+    if results.forms:
+        storages = dict.fromkeys(record.storage for record in results.forms.records)
+        found += [forms_table(results.forms, storage) for storage in storages]
+        found += [table for table in (accounts_table(results.forms), models_table(results.forms)) if table[1]]
+    if results.cost:
+        found.append(cost_table(results.cost))
+    return [*found, (["against the bar", "asked", "got", ""], [bar.cells() for bar in results.bars()])]
+
+
+def spread(values: Spread | None, digits: int = 2) -> str:
+    if values is None:
+        return ""
+    return f"{values.median:.{digits}f} ({values.min:.{digits}f}-{values.max:.{digits}f})"
+
+
+def notes(results: Results) -> list[str]:
+    if results.cost and not all(record.switched for record in results.cost.records):
+        return ["Costs are not switched: both sides of a pair measure them, or none does, and what differs is chance."]
+    return []
+
+
+def show(results: Results) -> None:
+    for header, rows in tables(results):
+        print()
+        screen.table(header, rows)
+    print("\n" + "\n".join([*notes(results), results.conditions()]))
+
+
+def write(results: Results, folder: Path) -> list[Path]:
+    """`report.json`, `report.md` and a chart for each storage. Returns what was written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = ["# Benchmark of slow samples", results.conditions(), *notes(results)]
+    charts = forms_charts(results.forms) if results.forms and results.forms.records else {}
+    parts += [f"![seconds of an epoch over the size of the cache]({name})" for name in charts]
+    parts += [markdown(table) for table in tables(results)]
+    files = {
+        "report.json": json.dumps(results.as_json(), indent=1) + "\n",
+        "report.md": "\n\n".join(parts) + "\n",
+        **charts,
+    }
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return [folder / name for name in files]

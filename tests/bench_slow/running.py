@@ -1,0 +1,141 @@
+"""One job at a time, with a coordinator of its own where it needs one; nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.bench.machine import CpuClock, remove_torch_files, trees
+from tests.bench.measure import ONE_THREAD, coordinator_status
+from tools.demo.children import Child, Children, coprep_command, messages
+
+READY_PATIENCE_S = 120.0
+DONE_PATIENCE_S = 900.0
+END_PATIENCE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """A module of this repository, run as a process."""
+
+    module: str
+    arguments: Sequence[str]
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Coordinator:
+    """Options of `coprep serve`, and what to ask it once the job is done."""
+
+    cache: str = "0"
+    options: Sequence[str] = ()
+    slowest: int = 0
+    """So many samples, with their costs."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a job said between `ready` and `done`, and what else was seen."""
+
+    said: Sequence[dict[str, Any]]
+    status: dict[str, Any]
+    cpu_s: float
+    """Of all its processes, the coordinator's included, from `ready` to `done`."""
+    others_cores: float
+
+    @property
+    def costs(self) -> dict[str, Any]:
+        """What the coordinator says of the costs of the job's samples. Empty: it does not."""
+        streams = self.status.get("streams") or [{}]
+        costs: dict[str, Any] = streams[0].get("costs", {})
+        return costs
+
+    def of(self, event: str) -> list[dict[str, Any]]:
+        return [message for message in self.said if message["event"] == event]
+
+
+def run(job: Job, coordinator: Coordinator | None = None) -> Outcome:
+    """Start, wait until it is done, end."""
+    with Children() as children:
+        env = dict(ONE_THREAD) | dict(job.env)
+        roots, processes = [], list[int]()
+        children.callback(lambda: remove_torch_files(processes))
+        if coordinator:
+            child, place = children.coordinator(coordinator.cache, coordinator.options)
+            env |= place
+            roots.append(child.pid)
+        child = children.module("job", job.module, job.arguments, env)
+        roots.append(child.pid)
+        children.callback(lambda: processes.extend(trees(roots)))
+        hear(child, "ready", READY_PATIENCE_S)
+        before, began = CpuClock.read(roots), time.monotonic()
+        child.tell("go")
+        said = hear(child, "done", DONE_PATIENCE_S)
+        after, elapsed = CpuClock.read(roots), time.monotonic() - began
+        status = listed_status(env, coordinator.slowest) if coordinator else {}
+        processes += trees(roots)
+        end(child)
+    return Outcome(said, status, after.ours_since(before), after.others_since(before) / elapsed)
+
+
+def hear(child: Child, event: str, patience: float) -> list[dict[str, Any]]:
+    """All that it says until it says `event`, after which it waits to be told something."""
+    said = []
+    for _, message in messages([child], patience):
+        said.append(message)
+        if message["event"] == event:
+            return said
+    raise child.failure(f"did not say {event!r} within {patience:.0f} s" if child.running() else "")
+
+
+def end(child: Child) -> None:
+    """Let it end by itself, with its workers."""
+    child.tell("end")
+    deadline = time.monotonic() + END_PATIENCE_S
+    while child.running():
+        if time.monotonic() > deadline:
+            raise child.failure(f"did not end within {END_PATIENCE_S:.0f} s")
+        time.sleep(0.01)
+
+
+def listed_status(env: dict[str, str], slowest: int) -> dict[str, Any]:
+    """With the costs of so many samples."""
+    if not slowest:
+        return coordinator_status(env)
+    command = [str(coprep_command()), "status", "--slow", str(slowest), "--json"]
+    answer = subprocess.run(command, env={**os.environ, **env}, capture_output=True, check=True, timeout=60)
+    status: dict[str, Any] = json.loads(answer.stdout)
+    return status
+
+
+@dataclass
+class Progress:
+    """A line for each thing that was done of so many."""
+
+    of: int
+    done: int = 0
+    began: float = field(default_factory=time.monotonic)
+
+    def say(self, what: str) -> None:
+        self.done += 1
+        print(f"[{self.done}/{self.of} {time.monotonic() - self.began:5.0f} s] {what}", flush=True)
+
+
+def side_by_side(jobs: Sequence[Job]) -> Iterator[dict[str, Any]]:
+    """What jobs that need no coordinator say when they are done, run at once."""
+    with Children() as children:
+        started = [
+            children.module(f"job {number}", job.module, job.arguments, {**ONE_THREAD, **job.env})
+            for number, job in enumerate(jobs, 1)
+        ]
+        for child in started:
+            hear(child, "ready", READY_PATIENCE_S)
+        for child in started:
+            child.tell("go")
+        for child in started:
+            yield hear(child, "done", DONE_PATIENCE_S)[-1]

@@ -1,0 +1,67 @@
+"""The sets of samples whose order is measured, as the benchmark and its jobs speak of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tests.bench import DATA_VARIABLE
+from tests.bench.measure import Dataset
+from tests.bench_slow.spin import Spin
+from tests.bench_slow.subset import slow_images
+
+MEDIAN_MS = 2.0
+SPINS = {10: 3840, 50: 3840, 200: 1536}
+"""Samples by slowdown: 60 batches of 64, and 24 where an epoch would take too long."""
+QUICK_SPINS = {10: 1280, 50: 640, 200: 320}
+QUICK_MEDIAN_MS = 0.5
+NATIVE, PYTHON = "images-native", "images-python"
+NAMES = (NATIVE, PYTHON, *(f"spin-{slowdown}x" for slowdown in SPINS))
+
+
+@dataclass(frozen=True)
+class Samples:
+    """One set."""
+
+    name: str
+    count: int
+    slow: frozenset[int]
+    """Ids."""
+    data: Dataset | None = None
+    spin: Spin | None = None
+
+    @property
+    def is_native(self) -> bool:
+        return self.name == NATIVE
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {DATA_VARIABLE: str(self.data.root)} if self.data else {}
+
+    @property
+    def argument(self) -> str:
+        """For `opened`, in another process."""
+        return f"{self.spin.samples},{self.spin.slowdown:g},{self.spin.median_ms:g}" if self.spin else "images"
+
+
+def opened(argument: str) -> Any:
+    """The Python dataset of that argument. Images need PyTorch."""
+    if argument == "images":
+        from tests.bench import datasets
+
+        return datasets.images()
+    count, slowdown, median_ms = argument.split(",")
+    return Spin(int(count), float(slowdown), float(median_ms))
+
+
+def all_samples(data: Dataset, only: Sequence[str], quick: bool) -> list[Samples]:
+    found = []
+    if NATIVE in only or PYTHON in only:
+        slow = slow_images(data.files)
+        found += [Samples(name, len(data.files), slow, data=data) for name in (NATIVE, PYTHON) if name in only]
+    for slowdown, count in (QUICK_SPINS if quick else SPINS).items():
+        if (name := f"spin-{slowdown}x") in only:
+            spin = Spin(count, slowdown, QUICK_MEDIAN_MS if quick else MEDIAN_MS)
+            found.append(Samples(name, count, spin.slow(), spin=spin))
+    return found

@@ -1,0 +1,43 @@
+"""Images by what their files say: how large they are, and a smaller folder of them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from PIL import Image
+
+from tests.bench.measure import Dataset
+
+SLOW_FROM = 5
+"""Times as many pixels as the median image has: such an image counts as slow."""
+
+
+def part_of(data: Dataset, count: int, folder: Path) -> Dataset:
+    """An image folder of `count` links. Taken evenly from the files by size, so that the share of large ones stays."""
+    by_size = sorted(data.files, key=lambda path: (path.stat().st_size, path))
+    count = min(count, len(by_size))
+    for number in range(count):
+        path = by_size[(2 * number + 1) * len(by_size) // (2 * count)]
+        link = folder / path.relative_to(data.root)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(path)
+    return Dataset.find(folder)
+
+
+def pixels(files: Sequence[Path]) -> list[int]:
+    """Width times height, from the files' headers."""
+    Image.MAX_IMAGE_PIXELS = None
+    found = []
+    for path in files:
+        with Image.open(path) as image:
+            found.append(image.width * image.height)
+    return found
+
+
+def slow_images(files: Sequence[Path]) -> frozenset[int]:
+    """By id: an image folder numbers its files in the order of their paths."""
+    sizes = pixels(files)
+    bound = SLOW_FROM * statistics.median(sizes)
+    return frozenset(number for number, size in enumerate(sizes) if size >= bound)
