@@ -1,9 +1,9 @@
 //! What samples cost lately, and from when on one is slow.
 //!
 //! MinatoLoader (Nouaji, Bitchebe, Balmau, Macedo 2025, arXiv 2509.10712) tells slow samples from fast ones by
-//! a timeout: a percentile, by default the 75th, of the preparation times it measured, set anew as it runs.
-//! A quarter of all samples is then slow also where all take about the same. So [`Budget`] sets its
-//! limit from the same quartile, but outside the bulk:
+//! a timeout: a percentile of the preparation times that it measured, set anew as it runs. A percentile alone
+//! calls a fixed share of the samples slow, also where all take about the same. So [`Budget`] starts from the
+//! upper quartile, and lies outside the bulk:
 //!
 //! ```text
 //! budget = max(2 * q75, q75 + 3 * (q75 - q25))
