@@ -108,6 +108,13 @@ impl Task for SampleWork {
         }
     }
 
+    fn is_quick(&self) -> bool {
+        let maker = &self.stream.blueprint.maker;
+        let budget = maker.costs().and_then(|costs| costs.budget());
+        let expected = maker.expected(self.draw.id);
+        matches!((expected, budget), (Some(expected), Some(budget)) if expected <= budget)
+    }
+
     fn bind(&mut self, is_about_to_write: bool) -> (u32, u32) {
         if is_about_to_write {
             self.claim();

@@ -35,6 +35,8 @@ pub(crate) trait Task: Send {
     fn begin(&mut self) -> Begin;
     /// What to make, and where, if that is known before it is made.
     fn order(&self) -> Order;
+    /// It is known to take no longer than most.
+    fn is_quick(&self) -> bool;
     /// Where: buffer and slot. Decided now, if it was not before. `is_about_to_write`: it is made.
     fn bind(&mut self, is_about_to_write: bool) -> (u32, u32);
     /// Ends it.

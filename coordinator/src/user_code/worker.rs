@@ -25,7 +25,7 @@ use crate::{Error, Result};
 const CHUNK: Duration = Duration::from_millis(2);
 /// Most samples of a chunk.
 const MOST: usize = 64;
-/// Chunks that a worker is given at a time, where samples are so quick that waiting for the next counts.
+/// Chunks that a worker is given at a time, where what it makes is quick: it need not wait for the next one.
 const AHEAD: usize = 2;
 /// How long a thread sleeps before it looks around.
 const NAP: Duration = Duration::from_millis(100);
@@ -87,6 +87,8 @@ struct Chunk {
     jobs: Vec<Option<Job>>,
     left: usize,
     scratch: usize,
+    /// Nobody waits long behind it.
+    is_quick: bool,
 }
 
 impl Worker {
@@ -146,7 +148,10 @@ impl Worker {
     }
 
     fn ahead(&self) -> usize {
-        if self.crew.chunk() > 1 { AHEAD } else { 1 }
+        match self.chunks.iter().all(|chunk| chunk.is_quick) {
+            true => AHEAD,
+            false => 1,
+        }
     }
 
     /// The next samples to make. Waits for the first if nothing else is under way.
@@ -188,6 +193,7 @@ impl Worker {
     fn give(&mut self, jobs: Vec<Job>) -> std::result::Result<(), String> {
         // Noted before anything can fail: what is lost is given to another.
         self.chunks.push_back(Chunk {
+            is_quick: self.crew.chunk() > 1 || jobs.iter().all(|job| job.task.is_quick()),
             left: jobs.len(),
             jobs: jobs.into_iter().map(Some).collect(),
             scratch: 0,
@@ -213,10 +219,10 @@ impl Worker {
         let (Some(process), Some(chunk)) = (&mut self.process, self.chunks.back_mut()) else {
             return Ok(());
         };
-        // A message to say where takes as long as a quick sample: those are told at once.
-        if self.crew.chunk() > 1 || chunk.jobs.len() > 1 {
+        // To ask where takes time too: a quick sample is told at once.
+        if chunk.is_quick || chunk.jobs.len() > 1 {
             for job in chunk.jobs.iter_mut().flatten() {
-                job.task.bind(false);
+                job.task.bind(true);
             }
         }
         let message = process.orders(chunk, self.crew.cache.as_deref())?;
