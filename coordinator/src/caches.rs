@@ -90,7 +90,11 @@ impl Cache {
         };
         let forms = (opening.key.form == CacheForm::Auto).then(|| {
             let usage = store.usage();
-            let left = usage.capacity.saturating_sub(usage.used);
+            // Where everything has room, nothing has a price.
+            let left = match usage.capacity >= opening.wanted {
+                true => u64::MAX,
+                false => usage.capacity.saturating_sub(usage.used),
+            };
             let samples = u64::from(opening.samples).saturating_sub(usage.entries());
             Forms {
                 chooser: Mutex::new(Chooser::new(left, samples as u32)),

@@ -17,6 +17,8 @@ const MOST_KEPT: usize = 16;
 
 /// See the module.
 pub(crate) struct Costs {
+    /// False: nothing is measured.
+    is_on: bool,
     table: CostTable,
     learned: Mutex<Learned>,
 }
@@ -31,9 +33,10 @@ struct Learned {
 }
 
 impl Costs {
-    pub(crate) fn new(samples: u32) -> Self {
+    fn new(samples: u32, is_on: bool) -> Self {
         Costs {
-            table: CostTable::new(samples),
+            is_on,
+            table: CostTable::new(if is_on { samples } else { 0 }),
             learned: Mutex::new(Learned {
                 predictor: Predictor::new(),
                 seen: 0,
@@ -47,8 +50,15 @@ impl Costs {
         self.learned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    pub(crate) fn is_on(&self) -> bool {
+        self.is_on
+    }
+
     /// A sample was prepared.
     pub(crate) fn record(&self, id: u32, cost: &Cost) {
+        if !self.is_on {
+            return;
+        }
         let measured = cost.measured();
         self.table.record(id, &measured);
         let Ok(mut learned) = self.learned.try_lock() else {
@@ -108,13 +118,25 @@ impl Costs {
 }
 
 /// The costs of all pipelines.
-#[derive(Default)]
-pub(crate) struct AllCosts(Mutex<Vec<(u128, Arc<Costs>)>>);
+pub(crate) struct AllCosts {
+    is_on: bool,
+    by_pipeline: Mutex<Vec<(u128, Arc<Costs>)>>,
+}
 
 impl AllCosts {
+    pub(crate) fn new(is_on: bool) -> Self {
+        AllCosts {
+            is_on,
+            by_pipeline: Mutex::default(),
+        }
+    }
+
     /// Those of one pipeline.
     pub(crate) fn of(&self, pipeline: u128, samples: u32) -> Arc<Costs> {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self
+            .by_pipeline
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if let Some((_, costs)) = all.iter().find(|(key, _)| *key == pipeline) {
             return costs.clone();
         }
@@ -123,7 +145,7 @@ impl AllCosts {
         {
             all.remove(unused);
         }
-        let costs = Arc::new(Costs::new(samples));
+        let costs = Arc::new(Costs::new(samples, self.is_on));
         all.push((pipeline, costs.clone()));
         costs
     }

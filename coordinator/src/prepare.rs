@@ -97,7 +97,7 @@ impl Recipe {
         tools: &mut Tools,
         slot: &mut dyn Slot,
     ) -> Prepared {
-        let prepared = guarded(tools, |tools| match &self.cache {
+        let prepared = guarded(tools, self.costs.is_on(), |tools| match &self.cache {
             None => self.prepare_from_storage(key, tools, slot),
             Some(cache) => self.prepare_cached(cache, key, tools, slot),
         });
@@ -144,7 +144,9 @@ impl Recipe {
         if cache.store.has(id) {
             return Ok(Cost::default());
         }
-        let cost = guarded(tools, |tools| self.admit_to(cache, id, tools))?;
+        let cost = guarded(tools, self.costs.is_on(), |tools| {
+            self.admit_to(cache, id, tools)
+        })?;
         self.costs.record(id, &cost);
         Ok(cost)
     }
@@ -439,8 +441,16 @@ fn decoded_as(shape: DecodedShape) -> Meta {
     }
 }
 
-fn guarded(tools: &mut Tools, run: impl FnOnce(&mut Tools) -> Prepared) -> Prepared {
-    let before = thread_cpu();
+fn guarded(
+    tools: &mut Tools,
+    is_measured: bool,
+    run: impl FnOnce(&mut Tools) -> Prepared,
+) -> Prepared {
+    let cpu = || match is_measured {
+        true => thread_cpu(),
+        false => Duration::ZERO,
+    };
+    let before = cpu();
     let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(tools)));
     let prepared = caught.unwrap_or_else(|_| {
         *tools = Tools::new();
@@ -450,7 +460,7 @@ fn guarded(tools: &mut Tools, run: impl FnOnce(&mut Tools) -> Prepared) -> Prepa
         ))
     })?;
     Ok(Cost {
-        cpu: thread_cpu().saturating_sub(before),
+        cpu: cpu().saturating_sub(before),
         ..prepared
     })
 }

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use clap::builder::BoolishValueParser;
+use clap::{ArgAction, Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use coprep_protocol::message::CacheForm;
 use coprep_protocol::place::Place;
 use coprep_protocol::size;
@@ -67,6 +68,9 @@ pub(crate) struct Serve {
     /// Let each read of a file take this long beside, such as 5ms.
     #[arg(long, value_parser = milliseconds, value_name = "TIME", help_heading = "Experiments")]
     pub(crate) storage_latency: Option<Duration>,
+    /// Whether to measure what samples cost; off: nothing follows from it, for comparison.
+    #[arg(long, env = "COPREP_COSTS", action = ArgAction::Set, value_parser = BoolishValueParser::new(), default_value = "on", value_name = "ON|OFF", help_heading = "Experiments")]
+    pub(crate) costs: bool,
     /// End after this many seconds without a connection; 0: never [default: 0, or 60 if a job started it].
     #[arg(long, env = "COPREP_IDLE", value_name = "SECONDS")]
     pub(crate) idle: Option<u64>,

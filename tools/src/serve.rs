@@ -57,6 +57,7 @@ fn settings(args: &Serve) -> Settings {
             bytes_per_s: args.storage_rate,
             latency: args.storage_latency.unwrap_or_default(),
         },
+        costs: args.costs,
         workers: args.workers.map_or(default.workers, usize::from),
         cache_budget: args.cache.unwrap_or(default.cache_budget),
         cache_form: args.cache_form.into(),

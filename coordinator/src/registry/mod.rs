@@ -58,6 +58,7 @@ impl Registry {
     pub(crate) fn new(settings: Settings) -> Result<Self> {
         let workers = Arc::new(Workers::start(settings.workers)?);
         Ok(Registry {
+            costs: AllCosts::new(settings.costs),
             settings,
             workers,
             started: Instant::now(),
@@ -65,7 +66,6 @@ impl Registry {
             open: Mutex::default(),
             next_stream: AtomicU64::new(1),
             warmed: AtomicBool::new(false),
-            costs: AllCosts::default(),
             user_code: UserCodes::default(),
         })
     }
