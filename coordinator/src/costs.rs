@@ -67,8 +67,8 @@ impl Costs {
         let seconds = cost.total().as_secs_f32();
         learned.recent.observe(seconds);
         learned.budget.observe(seconds);
-        // Only a whole preparation says what the stages cost.
-        if measured.decode.is_some() {
+        // Only a preparation from the file says what is saved by what is cached.
+        if measured.decode.is_some() && !cost.in_full {
             learned.predictor.observe(cost.features, &measured);
             learned.seen = learned.seen.saturating_add(1);
         }

@@ -56,6 +56,8 @@ pub(crate) struct Cost {
     pub(crate) cpu: Duration,
     pub(crate) fetched_bytes: u64,
     pub(crate) features: Features,
+    /// It was decoded in full into the cache, which takes longer than what a slot needs of it.
+    pub(crate) in_full: bool,
 }
 
 /// Where a preparation failed, and why.
@@ -251,7 +253,7 @@ impl Recipe {
             .pipeline
             .decoded_size(&tools.file)
             .map_err(Failure::decode)?;
-        let fetch = fetch.as_secs_f32();
+        let fetch = usual(fetch.as_secs_f32(), stages.fetch);
         let mut offers = vec![
             (Form::Encoded, tools.file.len(), fetch),
             (
@@ -428,8 +430,18 @@ impl Recipe {
         place.commit();
         Ok(Cost {
             decode: start.elapsed(),
+            in_full: true,
             ..Cost::default()
         })
+    }
+}
+
+/// Seconds that fetching will take: as measured, unless this was a bad moment. One measurement is all there is when a
+/// form is chosen, and it is chosen for good.
+fn usual(measured: f32, predicted: f32) -> f32 {
+    match predicted > 0.0 {
+        true => measured.clamp(predicted / 2.0, predicted * 2.0),
+        false => measured,
     }
 }
 
@@ -544,6 +556,7 @@ impl Cost {
             } else {
                 other.features
             },
+            in_full: self.in_full || other.in_full,
         }
     }
 }

@@ -199,7 +199,9 @@ def test_of_a_native_pipeline_the_paths_are_shown(tail: Path) -> None:
     with native(tail, cache="off") as one:
         for _ in one:
             pass
-        slowest = coprep.status(slow=6)["streams"][0]["costs"]
+        found = coprep.status(slow=6)["streams"][0]
+        assert found["totals"]["fetched"] == 96, "each file is read once, ahead of its turn or in it"
+        slowest = found["costs"]
         assert slowest["measured"] == 96 and slowest["bytes"] <= 32 * 96
         assert sum("large" in s["path"] for s in slowest["slowest"]) >= 5
 

@@ -199,10 +199,10 @@ impl SampleWork {
             && self.drawn_for.is_wanted()
             && self.stream.draws_ahead()
             && recipe.is_unknown(self.draw.id);
-        // What fails is tried again in its turn, and reported then.
-        self.fetched = is_to_look
-            .then(|| recipe.fetch_ahead(self.draw.id, tools).ok())
-            .flatten();
+        if is_to_look {
+            // What fails is tried again in its turn, and reported then.
+            self.fetched = recipe.fetch_ahead(self.draw.id, tools).ok();
+        }
         is_to_look && self.fetched.is_some()
     }
 
