@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -82,17 +84,16 @@ def test_where_costs_are_even_nothing_is_drawn_ahead() -> None:
 
 
 def test_relaxed_a_slow_sample_is_overtaken_and_comes_later_in_its_epoch_once() -> None:
-    with loader(seed=5) as strict:
-        drawn = [batches(strict) for _ in range(3)]
-    with loader(seed=5, order="relaxed") as relaxed:
+    with loader(ud.Numbers(SIZE, pause=0.002), seed=5) as strict:
+        drawn = batches(strict)
+    # By then it is known what the others take.
+    slow = drawn[10][0]
+    with loader(ud.Numbers(SIZE, pause=0.002, slow={slow: 0.5}), seed=5, order="relaxed") as relaxed:
         found = [batches(relaxed) for _ in range(3)]
         assert stream()["costs"]["overtaken"] > 0
-    for before, after in zip(drawn, found, strict=True):
-        assert once(flat(after)) and [len(b) for b in after] == [len(b) for b in before]
-    # In the first epoch nobody knew which ones are slow: they are the ones that came later.
-    later = [i for i in range(SIZE) if place_of(i, found[0]) > place_of(i, drawn[0])]
-    assert set(later) & set(SLOW)
-    assert found != drawn
+    assert place_of(slow, found[0]) > 10
+    for epoch in found:
+        assert once(flat(epoch)) and [len(b) for b in epoch] == [len(b) for b in drawn]
 
 
 def place_of(sample: int, batches: list[list[int]]) -> int:
@@ -200,7 +201,9 @@ def test_of_a_native_pipeline_the_paths_are_shown(tail: Path) -> None:
         for _ in one:
             pass
         found = coprep.status(slow=6)["streams"][0]
-        assert found["totals"]["fetched"] == 96, "each file is read once, ahead of its turn or in it"
+        with contextlib.suppress(PermissionError):
+            read = int(re.search(r"rchar: (\d+)", Path(f"/proc/{coordinator_pid()}/io").read_text())[1])  # type: ignore[index]
+            assert read < 1.5 * found["totals"]["fetched_bytes"] + (4 << 20), "files are read twice"
         slowest = found["costs"]
         assert slowest["measured"] == 96 and slowest["bytes"] <= 32 * 96
         assert sum("large" in s["path"] for s in slowest["slowest"]) >= 5
