@@ -53,6 +53,8 @@ pub(crate) struct Cache {
 
 /// Who chooses forms, and for which samples it was asked: once for each.
 pub(crate) struct Forms {
+    /// Whether the decoded form is among them.
+    with_decoded: bool,
     chooser: Mutex<Chooser>,
     judged: Box<[AtomicU64]>,
 }
@@ -70,10 +72,15 @@ pub(crate) struct Opening<'a> {
     pub(crate) budget_left: u64,
     /// Prefix of a named segment.
     pub(crate) segment: Option<&'a str>,
+    /// What is not decoded in full for the cache is decoded faster.
+    pub(crate) reduces: bool,
 }
 
 /// Bytes beyond its payload that a sample takes in an arena, at most: alignment.
 const PER_SAMPLE: u64 = 64;
+/// Decoding with reduction takes an eighth less than in full, which is what all samples of a stream need if any of them
+/// is cached decoded: pixels must not depend on the cache. So there must be room for this part of them.
+const WORTH_DECODING: u64 = 8;
 /// How many samples are looked at to know what a dataset needs.
 const PROBES: u32 = 4096;
 
@@ -91,12 +98,13 @@ impl Cache {
         let forms = (opening.key.form == CacheForm::Auto).then(|| {
             let usage = store.usage();
             // Where everything has room, nothing has a price.
-            let left = match usage.capacity >= opening.wanted {
+            let left = match capacity >= opening.wanted {
                 true => u64::MAX,
                 false => usage.capacity.saturating_sub(usage.used),
             };
             let samples = u64::from(opening.samples).saturating_sub(usage.entries());
             Forms {
+                with_decoded: opening.with_decoded(),
                 chooser: Mutex::new(Chooser::new(left, samples as u32)),
                 judged: (0..opening.samples.div_ceil(64))
                     .map(|_| AtomicU64::new(0))
@@ -118,14 +126,17 @@ impl Cache {
     /// The form that is worth most of what is offered: form, bytes, seconds that it saves per epoch. None: no form is
     /// worth its bytes, or the sample was judged before.
     pub(crate) fn choose(&self, id: u32, offers: &[(Form, usize, f32)]) -> Option<Form> {
-        if !self.forms.as_ref()?.judge(id) {
+        let forms = self.forms.as_ref()?;
+        if !forms.judge(id) {
             return None;
         }
+        let is_kept = |form| form != Form::Decoded || forms.with_decoded;
+        let offers: Vec<_> = offers.iter().filter(|offer| is_kept(offer.0)).collect();
         let usage = self.store.usage();
         let left = usage.capacity.saturating_sub(usage.used);
         let priced: Vec<Offer> = offers
             .iter()
-            .map(|&(_, bytes, saves)| Offer {
+            .map(|&&(_, bytes, saves)| Offer {
                 bytes: (bytes as u64).next_multiple_of(PER_SAMPLE),
                 saves: f64::from(saves),
             })
@@ -141,6 +152,14 @@ impl Cache {
     fn chooser(&self) -> Option<MutexGuard<'_, Chooser>> {
         let chooser = &self.forms.as_ref()?.chooser;
         Some(chooser.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Whether samples are kept decoded: then all of them are to be decoded in full.
+    pub(crate) fn keeps_decoded(&self) -> bool {
+        match &self.forms {
+            Some(forms) => forms.with_decoded,
+            None => self.form == CacheForm::Decoded,
+        }
     }
 
     /// Whether a sample that is not here might still be admitted.
@@ -236,6 +255,10 @@ fn by_form(usage: &Usage) -> Vec<FormStatus> {
 }
 
 impl Opening<'_> {
+    fn with_decoded(&self) -> bool {
+        !self.reduces || self.capacity().saturating_mul(WORTH_DECODING) >= self.wanted
+    }
+
     fn capacity(&self) -> u64 {
         // An explicit size is taken as it is: too large is an error of the reservation, not of taste.
         match self.bytes {

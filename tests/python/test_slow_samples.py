@@ -283,6 +283,22 @@ def test_pixels_do_not_depend_on_the_form(tail: Path) -> None:
             assert all((x == y).all() for x, y in zip(a, b, strict=True))
 
 
+@pytest.mark.parametrize(("room", "like"), [("1M", "off"), ("512M", "decoded")])
+def test_where_decoding_may_be_scaled_pixels_depend_on_the_room_alone(tail: Path, room: str, like: str) -> None:
+    pipeline = coprep.ImageFolder(tail).decode().random_resized_crop(32)
+    found = []
+    for form in ("auto", like):
+        bytes = {} if form == "off" else {"cache_bytes": room}
+        with coprep.DataLoader(
+            pipeline, batch_size=BATCH, shuffle=True, framework="numpy", seed=8, cache=form, **bytes
+        ) as one:
+            found.append([images.copy() for _ in range(2) for images, _ in one])
+            kept = {f["form"] for c in coprep.status()["caches"] for f in c["by_form"]}
+        coprep.stop()
+        assert ("decoded" in kept) == (like == "decoded")
+    assert all((a == b).all() for a, b in zip(*found, strict=True))
+
+
 def test_what_is_deterministic_is_kept_prepared(tail: Path) -> None:
     pipeline = coprep.ImageFolder(tail).decode().resize((24, 32))
     with coprep.DataLoader(pipeline, batch_size=BATCH, shuffle=True, framework="numpy", cache="auto") as one:

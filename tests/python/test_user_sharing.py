@@ -86,9 +86,11 @@ def in_turn(*loaders: coprep.DataLoader) -> list[list[int]]:
 
 
 def test_folds_share_what_they_have_in_common() -> None:
-    folds = [[i for i in range(N) if i % 4 != k] for k in range(2)]
-    loaders = [coprep.DataLoader(ud.Numbers(N), 6, True, subset=fold, **NUMPY) for fold in folds]
-    assert [len(loader) for loader in loaders] == [6, 6]
+    # An epoch is several times as long as a queue: whoever comes first cannot have been given all of it.
+    size = 8 * QUEUE * 6
+    folds = [[i for i in range(size) if i % 4 != k] for k in range(2)]
+    loaders = [coprep.DataLoader(ud.Numbers(size), 6, True, subset=fold, **NUMPY) for fold in folds]
+    assert [len(loader) for loader in loaders] == [size // 8] * 2
     for _ in range(2):
         assert in_turn(*loaders) == folds
     totals = stream()["totals"]

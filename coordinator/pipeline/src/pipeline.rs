@@ -184,6 +184,12 @@ impl Pipeline {
         self.random.is_empty()
     }
 
+    /// Whether it decodes large images at a fraction of their size.
+    #[must_use]
+    pub fn reduces(&self) -> bool {
+        self.decode.scaled
+    }
+
     /// The same pipeline with reduced decoding off, so that pixels do not depend on whether a sample's
     /// decoded form was at hand.
     #[must_use]

@@ -274,13 +274,13 @@ impl Registry {
         }
         let dataset = Arc::new(Dataset::open(&spec.source)?.slowed(self.settings.storage));
         let pipeline = Pipeline::compile(&spec.ops)?;
-        // Pixels must not depend on whether a sample found room in the cache.
-        let is_exact = matches!(form, CacheForm::Decoded | CacheForm::Auto);
-        let pipeline = if is_exact { pipeline.exact() } else { pipeline };
         let cache = match form {
             CacheForm::Off => None,
             form => Some(self.cache(spec, request, form, &dataset, &pipeline)?),
         };
+        // Pixels must not depend on whether a sample found room in the cache.
+        let is_exact = cache.as_ref().is_some_and(|cache| cache.keeps_decoded());
+        let pipeline = if is_exact { pipeline.exact() } else { pipeline };
         let costs = self.costs.of(timed_alike(spec, is_exact), dataset.len());
         Ok(Recipe {
             dataset,
@@ -306,7 +306,8 @@ impl Registry {
         };
         let wanted = || wanted(dataset, pipeline, form);
         let name = source_name(&spec.source);
-        self.find_or_open_cache(key, dataset.len(), &name, request.bytes, wanted)
+        let reduces = pipeline.reduces();
+        self.find_or_open_cache(key, dataset.len(), &name, request.bytes, reduces, wanted)
     }
 
     fn find_or_open_cache(
@@ -315,6 +316,7 @@ impl Registry {
         samples: u32,
         dataset_name: &str,
         bytes: Option<u64>,
+        reduces: bool,
         wanted: impl FnOnce() -> u64,
     ) -> Result<Arc<Cache>> {
         if let Some(cache) = self.open().caches.iter().find(|c| c.key == key) {
@@ -328,6 +330,7 @@ impl Registry {
             bytes,
             budget_left: self.budget_left(),
             segment: self.settings.cache_name.as_deref(),
+            reduces,
         };
         let cache = Arc::new(Cache::open(&opening)?);
         self.open().caches.push(cache.clone());

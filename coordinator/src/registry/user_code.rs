@@ -159,7 +159,7 @@ impl Registry {
             reuse: request.cache.reuse,
         };
         let wanted = || wanted_by_size(sample_bytes, samples);
-        self.find_or_open_cache(key, samples, &user.name, request.cache.bytes, wanted)
+        self.find_or_open_cache(key, samples, &user.name, request.cache.bytes, false, wanted)
             .map(Some)
     }
 
