@@ -97,14 +97,15 @@ impl Cache {
         };
         let forms = (opening.key.form == CacheForm::Auto).then(|| {
             let usage = store.usage();
+            let has_room = usage.capacity + PER_SAMPLE > opening.wanted;
             // Where everything has room, nothing has a price.
-            let left = match capacity >= opening.wanted {
+            let left = match has_room {
                 true => u64::MAX,
                 false => usage.capacity.saturating_sub(usage.used),
             };
             let samples = u64::from(opening.samples).saturating_sub(usage.entries());
             Forms {
-                with_decoded: opening.with_decoded(),
+                with_decoded: opening.with_decoded(&usage),
                 chooser: Mutex::new(Chooser::new(left, samples as u32)),
                 judged: (0..opening.samples.div_ceil(64))
                     .map(|_| AtomicU64::new(0))
@@ -131,22 +132,23 @@ impl Cache {
             return None;
         }
         let is_kept = |form| form != Form::Decoded || forms.with_decoded;
-        let offers: Vec<_> = offers.iter().filter(|offer| is_kept(offer.0)).collect();
-        let usage = self.store.usage();
-        let left = usage.capacity.saturating_sub(usage.used);
-        let priced: Vec<Offer> = offers
+        let (offered, priced): (Vec<Form>, Vec<Offer>) = offers
             .iter()
-            .map(|&&(_, bytes, saves)| Offer {
-                bytes: (bytes as u64).next_multiple_of(PER_SAMPLE),
-                saves: f64::from(saves),
+            .filter(|offer| is_kept(offer.0))
+            .map(|&(form, bytes, saves)| {
+                let bytes = (bytes as u64).next_multiple_of(PER_SAMPLE);
+                let saves = f64::from(saves);
+                (form, Offer { bytes, saves })
             })
-            .collect();
-        let chosen = self.chooser()?.decide(&priced)?;
-        if priced[chosen].bytes > left {
-            self.chooser()?.give_back(chosen, priced[chosen]);
+            .unzip();
+        let usage = self.store.usage();
+        let mut chooser = self.chooser()?;
+        let chosen = chooser.decide(&priced)?;
+        if usage.used + priced[chosen].bytes > usage.capacity {
+            chooser.give_back(chosen, priced[chosen]);
             return None;
         }
-        Some(offers[chosen].0)
+        Some(offered[chosen])
     }
 
     fn chooser(&self) -> Option<MutexGuard<'_, Chooser>> {
@@ -255,8 +257,11 @@ fn by_form(usage: &Usage) -> Vec<FormStatus> {
 }
 
 impl Opening<'_> {
-    fn with_decoded(&self) -> bool {
-        !self.reduces || self.capacity().saturating_mul(WORTH_DECODING) >= self.wanted
+    /// A segment that was taken over keeps its size, and what is in it.
+    fn with_decoded(&self, usage: &Usage) -> bool {
+        !self.reduces
+            || usage.entries_by_form[Form::Decoded as usize] > 0
+            || usage.capacity.saturating_mul(WORTH_DECODING) >= self.wanted
     }
 
     fn capacity(&self) -> u64 {

@@ -6,7 +6,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use coprep_cache::sample_cache::Form;
-use coprep_costs::{Budget, CostTable, Features, Measured, Predictor, Recent, early};
+use coprep_costs::{Budget, CostTable, Features, Measured, Predictor, early};
 
 use crate::prepare::Cost;
 
@@ -27,8 +27,7 @@ struct Learned {
     predictor: Predictor,
     /// Samples that the predictor has seen.
     seen: u32,
-    /// Seconds of the last preparations, whatever was cached.
-    recent: Recent,
+    /// Of the seconds of the last preparations, whatever was cached.
     budget: Budget,
 }
 
@@ -40,7 +39,6 @@ impl Costs {
             learned: Mutex::new(Learned {
                 predictor: Predictor::new(),
                 seen: 0,
-                recent: Recent::new(),
                 budget: Budget::new(),
             }),
         }
@@ -64,9 +62,7 @@ impl Costs {
         let Ok(mut learned) = self.learned.try_lock() else {
             return;
         };
-        let seconds = cost.total().as_secs_f32();
-        learned.recent.observe(seconds);
-        learned.budget.observe(seconds);
+        learned.budget.observe(cost.total().as_secs_f32());
         // Only a preparation from the file says what is saved by what is cached.
         if measured.decode.is_some() && !cost.in_full {
             learned.predictor.observe(cost.features, &measured);
@@ -93,7 +89,7 @@ impl Costs {
 
     /// Mean seconds of the last preparations.
     pub(crate) fn mean(&self) -> f32 {
-        self.learned().recent.mean().unwrap_or(0.0)
+        self.learned().budget.recent().mean().unwrap_or(0.0)
     }
 
     /// Seconds beyond which a sample counts as slow.
@@ -103,7 +99,7 @@ impl Costs {
 
     /// Minibatches to draw ahead, `period` seconds apart.
     pub(crate) fn window(&self, period: f32, most: u32) -> u32 {
-        early::window_needed(&self.learned().recent, period, most)
+        early::window_needed(self.learned().budget.recent(), period, most)
     }
 
     /// The samples that cost most.
@@ -117,10 +113,13 @@ impl Costs {
     }
 }
 
+/// A pipeline, and how many samples its dataset has: one that was listed anew is another.
+type Key = (u128, u32);
+
 /// The costs of all pipelines.
 pub(crate) struct AllCosts {
     is_on: bool,
-    by_pipeline: Mutex<Vec<(u128, Arc<Costs>)>>,
+    by_pipeline: Mutex<Vec<(Key, Arc<Costs>)>>,
 }
 
 impl AllCosts {
@@ -137,7 +136,7 @@ impl AllCosts {
             .by_pipeline
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, costs)) = all.iter().find(|(key, _)| *key == pipeline) {
+        if let Some((_, costs)) = all.iter().find(|(key, _)| *key == (pipeline, samples)) {
             return costs.clone();
         }
         if all.len() >= MOST_KEPT
@@ -146,7 +145,7 @@ impl AllCosts {
             all.remove(unused);
         }
         let costs = Arc::new(Costs::new(samples, self.is_on));
-        all.push((pipeline, costs.clone()));
+        all.push(((pipeline, samples), costs.clone()));
         costs
     }
 }

@@ -46,6 +46,12 @@ pub(crate) struct Fetched {
     pub(crate) expected: Option<f32>,
 }
 
+/// What the header of a sample's file says.
+struct Looked {
+    features: Features,
+    decoded: DecodedShape,
+}
+
 /// What a preparation took: wall time by stage, and the thread's CPU time of all stages.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Cost {
@@ -124,8 +130,8 @@ impl Recipe {
     pub(crate) fn fetch_ahead(&self, id: u32, tools: &mut Tools) -> Result<Fetched, Failure> {
         let cost = self.fetch(id, tools)?;
         // What is wrong with the file is reported when it is decoded.
-        let features = self.features(&tools.file).unwrap_or(cost.features);
-        let predicted = self.costs.predict(features);
+        let looked = self.look(&tools.file).ok();
+        let predicted = looked.and_then(|picture| self.costs.predict(picture.features));
         Ok(Fetched {
             file: std::mem::take(&mut tools.file),
             cost,
@@ -143,7 +149,7 @@ impl Recipe {
         let Some(cache) = &self.cache else {
             return Ok(Cost::default());
         };
-        if cache.store.has(id) {
+        if cache.store.has(id) || !cache.may_admit(id) {
             return Ok(Cost::default());
         }
         let cost = guarded(tools, self.costs.is_on(), |tools| {
@@ -153,11 +159,14 @@ impl Recipe {
         Ok(cost)
     }
 
-    fn features(&self, file: &[u8]) -> Option<Features> {
-        let picture = self.pipeline.look(file).ok()?;
-        Some(Features {
-            bytes: file.len() as u64,
-            pixels: picture.pixels,
+    fn look(&self, file: &[u8]) -> Result<Looked, Failure> {
+        let picture = self.pipeline.look(file).map_err(Failure::decode)?;
+        Ok(Looked {
+            features: Features {
+                bytes: file.len() as u64,
+                pixels: picture.pixels,
+            },
+            decoded: picture.decoded,
         })
     }
 
@@ -210,8 +219,8 @@ impl Recipe {
         slot: &mut dyn Slot,
     ) -> Prepared {
         let fetched = self.fetch(key.id, tools)?;
-        let features = self.features(&tools.file).unwrap_or_default();
-        let (mut done, stages) = match self.costs.predict(features) {
+        let picture = self.look(&tools.file)?;
+        let (mut done, stages) = match self.costs.predict(picture.features) {
             Some(expected) => (None, expected),
             // The first samples are measured before they are judged.
             None => {
@@ -219,7 +228,7 @@ impl Recipe {
                 (Some(cost), cost.seconds())
             }
         };
-        let form = self.choose(cache, key.id, fetched.fetch, &stages, tools)?;
+        let form = self.choose(cache, key.id, fetched.fetch, &stages, &picture);
         let mut admitted = Cost::default();
         match form {
             Some(Form::Encoded) => cache.keep(key.id, Meta::of(Form::Encoded), &tools.file),
@@ -247,18 +256,14 @@ impl Recipe {
         id: u32,
         fetch: Duration,
         stages: &coprep_costs::Cost,
-        tools: &Tools,
-    ) -> Result<Option<Form>, Failure> {
-        let decoded = self
-            .pipeline
-            .decoded_size(&tools.file)
-            .map_err(Failure::decode)?;
+        picture: &Looked,
+    ) -> Option<Form> {
         let fetch = usual(fetch.as_secs_f32(), stages.fetch);
         let mut offers = vec![
-            (Form::Encoded, tools.file.len(), fetch),
+            (Form::Encoded, picture.features.bytes as usize, fetch),
             (
                 Form::Decoded,
-                decoded.bytes(),
+                picture.decoded.bytes(),
                 fetch + stages.decode + stages.fixed,
             ),
         ];
@@ -266,7 +271,7 @@ impl Recipe {
             let bytes = self.pipeline.output().sample_bytes();
             offers.push((Form::Prepared, bytes, fetch + stages.prep()));
         }
-        Ok(cache.choose(id, &offers))
+        cache.choose(id, &offers)
     }
 
     fn prepare_hit(
@@ -302,17 +307,8 @@ impl Recipe {
                 .pipeline
                 .prepare_encoded(&hit, key, &mut tools.scratch, || slot.bytes()),
         };
-        let features = match meta.form {
-            Form::Encoded => self.features(&hit).unwrap_or_default(),
-            _ => Features::default(),
-        };
-        Ok(Some(
-            Cost {
-                features,
-                ..Cost::default()
-            }
-            .with(stages.map_err(Failure::decode)?),
-        ))
+        let stages = stages.map_err(Failure::decode)?;
+        Ok(Some(Cost::of(&stages, hit.len())))
     }
 
     fn prepare_fetched(&self, key: SampleKey, tools: &mut Tools, slot: &mut dyn Slot) -> Prepared {
@@ -321,12 +317,7 @@ impl Recipe {
             .pipeline
             .prepare_encoded(file, key, scratch, || slot.bytes())
             .map_err(Failure::decode)?;
-        let features = self.features(file).unwrap_or_default();
-        Ok(Cost {
-            features,
-            ..Cost::default()
-        }
-        .with(stages))
+        Ok(Cost::of(&stages, file.len()))
     }
 
     fn fetch(&self, id: u32, tools: &mut Tools) -> Prepared {
@@ -358,9 +349,10 @@ impl Recipe {
     /// For a warm-up, which prepares nothing.
     fn admit_by_price(&self, cache: &Cache, id: u32, tools: &mut Tools) -> Prepared {
         let mut cost = self.fetch(id, tools)?;
-        cost.features = self.features(&tools.file).unwrap_or_default();
+        let picture = self.look(&tools.file)?;
+        cost.features = picture.features;
         if let Some(stages) = self.costs.predict(cost.features) {
-            let form = self.choose(cache, id, cost.fetch, &stages, tools)?;
+            let form = self.choose(cache, id, cost.fetch, &stages, &picture);
             return Ok(match form {
                 Some(Form::Encoded) => {
                     cache.keep(id, Meta::of(Form::Encoded), &tools.file);
@@ -373,7 +365,7 @@ impl Recipe {
         // The first samples are measured before they are judged.
         let (decoded, pixels) = self.decode(tools)?;
         cost = cost.plus(decoded);
-        match self.choose(cache, id, cost.fetch, &cost.seconds(), tools)? {
+        match self.choose(cache, id, cost.fetch, &cost.seconds(), &picture) {
             Some(Form::Encoded) => cache.keep(id, Meta::of(Form::Encoded), &tools.file),
             Some(_) => cache.keep(id, pixels.0, &pixels.1),
             None => {}
@@ -534,12 +526,21 @@ impl Cost {
         }
     }
 
-    fn with(self, stages: Stages) -> Cost {
+    /// Of what was made of a file of so many bytes, or of what was decoded before.
+    fn of(stages: &Stages, bytes: usize) -> Cost {
+        let features = match stages.pixels {
+            0 => Features::default(),
+            pixels => Features {
+                bytes: bytes as u64,
+                pixels,
+            },
+        };
         Cost {
             decode: stages.decode,
             fixed: stages.fixed,
             random: stages.random,
-            ..self
+            features,
+            ..Cost::default()
         }
     }
 

@@ -9,6 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use coprep_cache::sample_cache::Form;
 use coprep_protocol::message::{CacheForm, Reply, Warm, WarmProgress};
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded};
 
@@ -140,8 +141,9 @@ impl Run<'_> {
         match admitted.result {
             Ok(bytes) => {
                 self.progress.fetched_bytes += bytes;
-                // Looked at and not there: there was no room for it.
-                self.progress.full |= self.cache.store.get(admitted.id).is_none();
+                // Looked at and not there: there was no room for it, unless it was not worth its bytes.
+                let is_absent = !self.cache.store.has(admitted.id);
+                self.progress.full |= is_absent && self.cache.forms.is_none();
             }
             Err(failure) => {
                 self.progress.failed += 1;
@@ -176,6 +178,10 @@ impl Run<'_> {
         progress.capacity = usage.capacity;
         match self.cache.form {
             CacheForm::Encoded => progress.encoded_bytes = usage.used,
+            CacheForm::Auto => {
+                progress.encoded_bytes = usage.bytes_by_form[Form::Encoded as usize];
+                progress.decoded_bytes = usage.bytes() - progress.encoded_bytes;
+            }
             _ => progress.decoded_bytes = usage.used,
         }
         progress

@@ -27,8 +27,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 WAIT = 60.0
 """Seconds after which something that should happen counts as not happening."""
-SOON = 30.0
-"""The same for what should end at once: less than a loaded dataset is kept for, which is a minute."""
 QUEUE = 8
 """Minibatches that lie ready for a job at most."""
 
@@ -85,7 +83,7 @@ def nothing_is_left(place: Path) -> Iterator[None]:
     yield
     with contextlib.suppress(coprep.CoprepError):
         coprep.stop()
-    until(lambda: not processes_of(place), "every process ends", SOON)
+    until(lambda: not processes_of(place), "every process ends", 5)
 
 
 def alive(socket: Path) -> bool:

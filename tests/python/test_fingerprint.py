@@ -357,9 +357,9 @@ def test_repeated_objects_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     value: list[Any] = ["x"]
     for _ in range(60):
         value = [value, value]
-    begin = time.process_time()
+    begin = time.monotonic()
     assert here(value) != here([])
-    assert time.process_time() - begin < 20
+    assert time.monotonic() - begin < 20
 
 
 def test_arrays() -> None:
@@ -496,9 +496,9 @@ def test_unpicklable_global_is_named() -> None:
 
 def test_a_million_samples_take_seconds() -> None:
     samples = [(f"/data/train/{i // 1000:05}/{i:08}.jpeg", i // 1000) for i in range(1_000_000)]
-    begin = time.process_time()
+    begin = time.monotonic()
     fingerprint({"samples": samples})
-    assert time.process_time() - begin < 15
+    assert time.monotonic() - begin < 15
 
 
 # --- files ----------------------------------------------------------------------------------------------------

@@ -20,7 +20,6 @@ import pytest
 import user_datasets as ud
 from conftest import (
     QUEUE,
-    SOON,
     WAIT,
     Start,
     coordinator_pid,
@@ -249,7 +248,7 @@ def test_a_sample_that_hangs_is_reported_with_the_time() -> None:
     with coprep.DataLoader(ud.Faulty(N, [5], ud.hang), 4, timeout=1, **NUMPY) as loader:
         began = time.monotonic()
         taken, (error,) = epoch(loader)
-        assert 2 < time.monotonic() - began < WAIT
+        assert 2 < time.monotonic() - began < 10
         assert taken == without(5)
         assert type(error) is coprep.SampleError and error.id == 5
         assert "longer than 1 s" in str(error)
@@ -280,7 +279,7 @@ def test_jobs_go_on_when_the_host_is_killed(start: Start) -> None:
         if last:
             run_on(*jobs)
         os.kill(killed, signal.SIGKILL)
-        until(lambda killed=killed, before=before: all(map(gone, [killed, *before])), "workers end with it", SOON)
+        until(lambda killed=killed, before=before: all(map(gone, [killed, *before])), "workers end with it", 3)
     for one in jobs:
         for report in reports(one):
             assert sorted(report["seen"]) == without() and report["errors"] == []
@@ -292,7 +291,7 @@ def test_jobs_go_on_when_the_coordinator_is_killed(start: Start) -> None:
     first, others = coordinator_pid(), [host(), *stream()["worker_pids"]]
     run_on(*jobs)
     os.kill(first, signal.SIGKILL)
-    until(lambda: all(map(gone, others)), "nothing that runs user code outlives it", SOON)
+    until(lambda: all(map(gone, others)), "nothing that runs user code outlives it", 3)
     for one in jobs:
         for report in reports(one):
             assert sorted(report["seen"]) == without() and report["errors"] == []
@@ -322,7 +321,7 @@ def test_stopping_leaves_no_process(place: Path) -> None:
         taken = next(batches)[-1].tolist()
         others = [coordinator_pid(), host(), *stream()["worker_pids"]]
         coprep.stop()
-        until(lambda: all(map(gone, others)), "all processes end", SOON)
+        until(lambda: all(map(gone, others)), "all processes end", 3)
         assert sorted(taken + [i for batch in batches for i in batch[-1].tolist()]) == without()
 
 
@@ -334,7 +333,7 @@ def test_closing_the_last_loader_ends_its_workers(place: Path) -> None:
             assert epoch(loader) == (without(), [])
             hosts.add(host())
             workers = stream()["worker_pids"]
-        until(lambda workers=workers: all(map(gone, workers)), "its workers end", SOON)
+        until(lambda workers=workers: all(map(gone, workers)), "its workers end", 3)
         assert set(processes_of(place)) <= {coordinator_pid(), *hosts}
     assert len(hosts) == 1
 
@@ -349,7 +348,7 @@ def test_what_is_kept_is_not_for_jobs_in_another_environment(monkeypatch: pytest
 
 def test_a_job_that_is_killed_while_its_dataset_is_loaded_leaves_nothing(start: Start, place: Path) -> None:
     victim = start(TRAIN, f"SlowToLoad({N}, 1.5)", "{}", 1, 0, PYTHONPATH=HERE)
-    until(lambda: len(processes_of(place)) >= 3, "the host loads")
+    until(lambda: len(processes_of(place)) == 3, "the host loads")
     victim.kill()
     until(lambda: victim.process.pid not in processes_of(place), "it is gone")
     with coprep.DataLoader(ud.Numbers(N), 4, **NUMPY) as loader:

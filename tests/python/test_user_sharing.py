@@ -11,7 +11,7 @@ from typing import Any
 import coprep
 import pytest
 import user_datasets as ud
-from conftest import QUEUE, SOON, Start, go, in_step, processes_of, run_on, seen, stream, until
+from conftest import QUEUE, Start, go, in_step, processes_of, run_on, seen, stream, until
 from user_jobs import NUMPY, job
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -57,7 +57,7 @@ def test_jobs_that_stop_early_take_nothing_from_the_others(start: Start, place: 
         jobs.remove(victim)
     assert [seen(one) for one in jobs] == [[list(range(N))] * 5] * 2
     until(lambda: coprep.status()["streams"] == [], "the stream is closed")
-    until(lambda: not set(workers) & set(processes_of(place)), "the stream's workers end", SOON)
+    until(lambda: not set(workers) & set(processes_of(place)), "the stream's workers end", 30)
     # What was loaded is kept for the next job.
     assert len(processes_of(place)) <= 2
 

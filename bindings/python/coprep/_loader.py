@@ -23,8 +23,6 @@ with contextlib.suppress(ImportError):
     from coprep import _usercode  # noqa: F401
 
 STATE_VERSION = 1
-SLOWEST = 10
-"""Samples in ``stats()["slow"]``."""
 _TIMEOUT = 600.0
 """Seconds that nothing takes, unless ``timeout`` says otherwise."""
 _LONGEST = 1e7
@@ -466,21 +464,22 @@ class DataLoader:
             before.close()
         self._iteration += 1
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self, slow: int = 10) -> dict[str, Any]:
         """Counts since the loader was made.
 
         ``batches``, ``samples``, ``copies`` (batches that were copied), ``errors``, ``reconnects``; and the stall, the
         seconds spent in waiting: ``wait_s``, of which ``fetch_stall_s`` and ``prep_stall_s`` by what was waited for.
-        ``slow``: the samples of the stream that cost most, each with ``id``, ``path``, and seconds by stage.
+        ``slow``: so many samples of the stream, those that cost most, each with ``id``, ``path``, and seconds by stage. For
+        them the coordinator is asked, which takes some milliseconds; with ``slow=0`` it is not.
         """
         stats: dict[str, Any] = self._native.stats()
-        stats["slow"] = self._slowest()
+        stats["slow"] = self._slowest(slow) if slow else []
         return stats
 
-    def _slowest(self) -> list[dict[str, Any]]:
+    def _slowest(self, count: int) -> list[dict[str, Any]]:
         stream = self._native.attached()["stream"]
         try:
-            status = json.loads(_coprep.status(self._options["socket"], SLOWEST))
+            status = json.loads(_coprep.status(self._options["socket"], count))
         except CoprepError:
             # The coordinator has just ended.
             return []

@@ -91,7 +91,7 @@ pub struct DecodedView<'a> {
     pub pixels: &'a [u8],
 }
 
-/// How long the stages of a preparation took, wall time. What did not run took no time.
+/// What a preparation took: wall time by stage, no time for what did not run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stages {
     /// From the file's bytes to pixels.
@@ -100,6 +100,8 @@ pub struct Stages {
     pub fixed: Duration,
     /// From the first random one on, with the writing of the slot.
     pub random: Duration,
+    /// Pixels in the file; 0 if it was not read.
+    pub pixels: u64,
 }
 
 /// What a file's header says.
@@ -295,6 +297,7 @@ impl Pipeline {
             decode: decoded - began,
             fixed: after_fixed - decoded,
             random: after_fixed.elapsed(),
+            pixels: header.size().pixels(),
         })
     }
 

@@ -121,3 +121,30 @@ impl Ledger {
         Some(later.flat_map(|b| b.ids.iter().copied()).collect())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ids(bitmap: Option<RoaringBitmap>) -> Vec<u32> {
+        bitmap.expect("remembered").into_iter().collect()
+    }
+
+    #[test]
+    fn samples_that_change_places_are_each_dealt_where_the_other_was() {
+        let mut ledger = Ledger::new(0);
+        ledger.add(0, 0, &[1, 2], true);
+        ledger.add(0, 1, &[3, 4], true);
+        ledger.add(1, 0, &[2, 3], true);
+        ledger.exchange(0, 2, 3);
+        assert_eq!(ids(ledger.since(0, 0)), [1, 2, 3, 4], "none is lost");
+        assert_eq!(ids(ledger.since(0, 1)), [2, 4]);
+        assert_eq!(
+            ids(ledger.since(1, 0)),
+            [2, 3],
+            "another epoch is as it was"
+        );
+        ledger.exchange(0, 2, 3);
+        assert_eq!(ids(ledger.since(0, 1)), [3, 4]);
+    }
+}

@@ -21,8 +21,9 @@ pub(super) fn content(spec: &PipelineSpec, form: CacheForm, dataset: &Dataset) -
 }
 
 /// What the costs of samples depend on.
-pub(super) fn timed_alike(spec: &PipelineSpec, is_exact: bool) -> u128 {
+pub(super) fn timed_alike(spec: &PipelineSpec, dataset: &Dataset, is_exact: bool) -> u128 {
     let mut key = spec.fingerprint().to_le_bytes().to_vec();
+    key.extend(dataset.fingerprint().to_le_bytes());
     key.push(u8::from(is_exact));
     xxhash_rust::xxh3::xxh3_128(&key)
 }

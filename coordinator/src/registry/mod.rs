@@ -281,7 +281,9 @@ impl Registry {
         // Pixels must not depend on whether a sample found room in the cache.
         let is_exact = cache.as_ref().is_some_and(|cache| cache.keeps_decoded());
         let pipeline = if is_exact { pipeline.exact() } else { pipeline };
-        let costs = self.costs.of(timed_alike(spec, is_exact), dataset.len());
+        let costs = self
+            .costs
+            .of(timed_alike(spec, &dataset, is_exact), dataset.len());
         Ok(Recipe {
             dataset,
             pipeline: Arc::new(pipeline),

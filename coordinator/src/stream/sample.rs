@@ -197,8 +197,8 @@ impl SampleWork {
         let is_to_look = self.is_waiting
             && self.fetched.is_none()
             && self.drawn_for.is_wanted()
-            && self.stream.draws_ahead()
-            && recipe.is_unknown(self.draw.id);
+            && recipe.is_unknown(self.draw.id)
+            && self.stream.draws_ahead();
         if is_to_look {
             // What fails is tried again in its turn, and reported then.
             self.fetched = recipe.fetch_ahead(self.draw.id, tools).ok();
