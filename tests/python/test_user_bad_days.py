@@ -20,7 +20,6 @@ import pytest
 import user_datasets as ud
 from conftest import (
     QUEUE,
-    WAIT,
     Start,
     coordinator_pid,
     go,

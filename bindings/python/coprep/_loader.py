@@ -469,8 +469,8 @@ class DataLoader:
 
         ``batches``, ``samples``, ``copies`` (batches that were copied), ``errors``, ``reconnects``; and the stall, the
         seconds spent in waiting: ``wait_s``, of which ``fetch_stall_s`` and ``prep_stall_s`` by what was waited for.
-        ``slow``: so many samples of the stream, those that cost most, each with ``id``, ``path``, and seconds by stage. For
-        them the coordinator is asked, which takes some milliseconds; with ``slow=0`` it is not.
+        ``slow``: so many samples of the stream, those that cost most, each with ``id``, ``path``, and seconds by stage.
+        For them the coordinator is asked, which takes some milliseconds; with ``slow=0`` it is not.
         """
         stats: dict[str, Any] = self._native.stats()
         stats["slow"] = self._slowest(slow) if slow else []
