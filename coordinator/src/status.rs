@@ -13,6 +13,7 @@ pub(crate) fn status(registry: &Arc<Registry>, slow: u32) -> Status {
         version: env!("CARGO_PKG_VERSION").into(),
         uptime_s: registry.started.elapsed().as_secs_f64(),
         workers: registry.workers.count() as u32,
+        pool: registry.workers.status(),
         pss_bytes: pss_bytes(),
         cache_budget: registry.settings.cache_budget,
         caches: caches.iter().map(|c| c.status(registry.users(c))).collect(),

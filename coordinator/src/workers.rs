@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use coprep_protocol::message::PoolStatus;
+
 use crate::due_queue::{DueQueue, Moment};
 use crate::prepare::Tools;
 use crate::{Error, Result};
@@ -47,6 +49,14 @@ impl Workers {
 
     pub(crate) fn count(&self) -> usize {
         self.threads.len()
+    }
+
+    pub(crate) fn status(&self) -> PoolStatus {
+        PoolStatus {
+            cpus: self.count() as u32,
+            threads: self.count() as u32,
+            ..PoolStatus::default()
+        }
     }
 
     /// Something to be begun at `due`, or as soon as a thread is free.

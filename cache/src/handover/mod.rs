@@ -71,7 +71,7 @@ mod region;
 #[cfg(not(loom))]
 mod sender;
 
-pub use protocol::{Item, ItemKind};
+pub use protocol::{Account, Item, ItemKind};
 
 #[cfg(not(loom))]
 pub use self::{

@@ -114,7 +114,7 @@ pub struct Deliver {
 }
 
 /// Tells a *deliver* region, and the version of this protocol.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"CPRPdlv1");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"CPRPdlv2");
 
 /// Head of the *reply* region.
 #[repr(C)]
@@ -126,6 +126,55 @@ pub struct Reply {
     pub(crate) released: CachePadded<AtomicU32>,
     /// 1: the consumer sleeps, or is about to.
     pub(crate) sleeping: CachePadded<AtomicU32>,
+    /// An [`Account`].
+    pub(crate) account: CachePadded<[AtomicU64; ACCOUNT]>,
+}
+
+/// What a consumer says of itself. For people: nothing depends on it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Account {
+    /// Batches that it took.
+    pub batches: u64,
+    /// Nanoseconds that it waited because storage was lacking,
+    pub fetch_ns: u64,
+    /// because processors were lacking,
+    pub prep_ns: u64,
+    /// and because other jobs were.
+    pub others_ns: u64,
+    /// Nanoseconds of a wait that lasts.
+    pub open_ns: u64,
+}
+
+const ACCOUNT: usize = 5;
+
+impl Account {
+    fn words(&self) -> [u64; ACCOUNT] {
+        [
+            self.batches,
+            self.fetch_ns,
+            self.prep_ns,
+            self.others_ns,
+            self.open_ns,
+        ]
+    }
+
+    /// Writes it for the coordinator. Each number is whole; they may be of different moments.
+    pub(crate) fn store(&self, words: &impl Words) {
+        for (word, value) in words.reply().account.iter().zip(self.words()) {
+            word.store(value, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn load(words: &impl Words) -> Self {
+        let word = |i: usize| words.reply().account[i].load(Ordering::Relaxed);
+        Account {
+            batches: word(0),
+            fetch_ns: word(1),
+            prep_ns: word(2),
+            others_ns: word(3),
+            open_ns: word(4),
+        }
+    }
 }
 
 /// Where the words of one consumer lie.
@@ -310,6 +359,11 @@ impl<W: Words> Publisher<W> {
         let reply = self.words.reply();
         reply.taken.load(Ordering::Acquire) != self.taken as u32
             || reply.released.load(Ordering::Acquire) != self.read as u32
+    }
+
+    /// What the consumer says of itself.
+    pub fn account(&self) -> Account {
+        Account::load(&self.words)
     }
 
     /// Says how many buffers the consumer may hold.

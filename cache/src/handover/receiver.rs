@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Result};
 use crate::futex::{self, Woken};
 use crate::handover::doorbell::Ringer;
-use crate::handover::protocol::{Futex, Item, ItemKind, Releaser, Taker, Words};
+use crate::handover::protocol::{Account, Futex, Item, ItemKind, Releaser, Taker, Words};
 use crate::handover::region::{Files, Regions};
 use crate::staging::Layout;
 use crate::sync::{AtomicU32, Ordering};
@@ -119,6 +119,11 @@ impl Receiver {
     #[must_use]
     pub fn held(&self) -> usize {
         lock(&self.releasing).held.len()
+    }
+
+    /// Says what this consumer did and waited for, for the coordinator to show.
+    pub fn tell(&self, account: &Account) {
+        account.store(&self.regions);
     }
 
     /// Buffers that this consumer may hold at present.

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use crate::error::{Error, Result};
-use crate::handover::protocol::{Full, Futex, Item, Nonsense, Publisher};
+use crate::handover::protocol::{Account, Full, Futex, Item, Nonsense, Publisher};
 use crate::handover::region::{Files, Regions};
 use crate::mapping;
 use crate::sync::AtomicU32;
@@ -105,6 +105,12 @@ impl Sender {
     #[must_use]
     pub fn has_news(&self) -> bool {
         self.publisher.has_news()
+    }
+
+    /// What the consumer says of itself.
+    #[must_use]
+    pub fn account(&self) -> Account {
+        self.publisher.account()
     }
 
     /// Says how many buffers the consumer may hold at a time.

@@ -340,6 +340,8 @@ pub struct Status {
     pub uptime_s: f64,
     /// Worker threads.
     pub workers: u32,
+    /// What they do.
+    pub pool: PoolStatus,
     /// Proportional share of the coordinator's own memory, bytes.
     pub pss_bytes: u64,
     /// Bytes all caches may take together.
@@ -348,6 +350,46 @@ pub struct Status {
     pub caches: Vec<CacheStatus>,
     /// Streams.
     pub streams: Vec<StreamStatus>,
+}
+
+/// The pool of threads that fetches and prepares samples of native pipelines, for all streams.
+#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Default)]
+pub struct PoolStatus {
+    /// Most threads that decode and run operators at a time: the CPUs that may be used.
+    pub cpus: u32,
+    /// Most threads that work at a time; those beyond `cpus` wait for storage. Follows what is measured.
+    pub threads: u32,
+    /// Threads that fetch now.
+    pub fetching: u32,
+    /// Threads that decode or run operators now.
+    pub preparing: u32,
+    /// Samples that wait to be fetched.
+    pub to_fetch: u32,
+    /// Samples that wait for a CPU: fetched, or cached.
+    pub to_prepare: u32,
+    /// Samples fetched since the start.
+    pub fetched: u64,
+    /// Samples prepared since the start.
+    pub prepared: u64,
+    /// Thread seconds spent in fetching since the start.
+    pub fetch_s: f64,
+    /// Thread seconds spent in preparing since the start.
+    pub prepare_s: f64,
+}
+
+/// Time that a job waited for batches, by what the coordinator lacked, in seconds.
+#[derive(
+    Archive, Serialize, Deserialize, serde::Serialize, Clone, Copy, Debug, PartialEq, Default,
+)]
+pub struct Stalls {
+    /// Storage.
+    pub fetch_s: f64,
+    /// Processors.
+    pub prep_s: f64,
+    /// Other jobs: the rest of a cohort, a rank, or a buffer that somebody holds.
+    pub others_s: f64,
+    /// Of a wait that lasts: not known yet.
+    pub open_s: f64,
 }
 
 /// One dataset's cache.
@@ -514,4 +556,10 @@ pub struct JobStatus {
     pub skipped: u64,
     /// Seconds since it last took a batch.
     pub idle_s: f64,
+    /// Batches that its ranks took.
+    pub batches: u64,
+    /// Seconds since it came (its first rank).
+    pub age_s: f64,
+    /// What its ranks waited for, together.
+    pub stalls: Stalls,
 }

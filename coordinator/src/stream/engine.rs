@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coprep_protocol::message::{Attach, JobStatus, Reply, Resume, SampleError};
+use coprep_cache::handover::Account;
+use coprep_protocol::message::{Attach, JobStatus, Reply, Resume, SampleError, Stalls};
 use coprep_scheduler::{self as scheduler, Delivery, Draw, JobId, JobSpec, Scheduler};
 use roaring::RoaringBitmap;
 
@@ -57,6 +58,7 @@ pub(crate) struct Job {
     level: (u64, u64),
     delivered: u64,
     skipped: u64,
+    came: Instant,
 }
 
 /// Most steps that the ranks of a job may lie apart when they come back: without any synchronisation between
@@ -189,6 +191,7 @@ impl Engine {
             level: (0, 0),
             delivered: 0,
             skipped: 0,
+            came: Instant::now(),
         };
         self.jobs.insert(id, job);
         Ok(id)
@@ -507,6 +510,7 @@ impl Engine {
     fn job_status(&self, id: u64, job: &Job) -> JobStatus {
         let view = self.scheduler.job(JobId(id));
         let consumers = || job.ranks.iter().flatten();
+        let accounts = || consumers().map(|c| c.sender.account());
         let idle = consumers()
             .map(|c| c.last_taken)
             .max()
@@ -527,8 +531,22 @@ impl Engine {
             held: consumers().map(Consumer::buffers_held).sum(),
             skipped: job.skipped,
             idle_s: idle.as_secs_f64(),
+            batches: accounts().map(|a| a.batches).fold(0, u64::saturating_add),
+            age_s: job.came.elapsed().as_secs_f64(),
+            stalls: stalls(accounts()),
         }
     }
+}
+
+/// What consumers say they waited for, together.
+fn stalls(accounts: impl Iterator<Item = Account>) -> Stalls {
+    let seconds = |ns: u64| ns as f64 / 1e9;
+    accounts.fold(Stalls::default(), |sum, account| Stalls {
+        fetch_s: sum.fetch_s + seconds(account.fetch_ns),
+        prep_s: sum.prep_s + seconds(account.prep_ns),
+        others_s: sum.others_s + seconds(account.others_ns),
+        open_s: sum.open_s + seconds(account.open_ns),
+    })
 }
 
 fn end(consumer: &Consumer, why: &Misbehaved) {
