@@ -253,6 +253,7 @@ impl Loader {
         counts.set_item("wait_s", stats.wait.as_secs_f64())?;
         counts.set_item("fetch_stall_s", stats.fetch_stall.as_secs_f64())?;
         counts.set_item("prep_stall_s", stats.prep_stall.as_secs_f64())?;
+        counts.set_item("others_stall_s", stats.others_stall.as_secs_f64())?;
         counts.set_item("copies", stats.copies)?;
         counts.set_item("copied_bytes", stats.copied_bytes)?;
         counts.set_item("reconnects", stats.reconnects)?;

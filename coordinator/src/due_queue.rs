@@ -29,16 +29,9 @@ impl Moment {
 }
 
 /// The earliest first; of those for the same moment, the first that came.
-pub(crate) struct DueQueue<T> {
-    state: Mutex<State<T>>,
-    more: Condvar,
-}
-
-struct State<T> {
+pub(crate) struct DueHeap<T> {
     waiting: BinaryHeap<Reverse<Entry<T>>>,
     came: u64,
-    /// Threads that wait.
-    idle: usize,
 }
 
 struct Entry<T> {
@@ -46,12 +39,55 @@ struct Entry<T> {
     item: T,
 }
 
+impl<T> DueHeap<T> {
+    pub(crate) fn new() -> Self {
+        DueHeap {
+            waiting: BinaryHeap::new(),
+            came: 0,
+        }
+    }
+
+    pub(crate) fn push(&mut self, due: Moment, item: T) {
+        let key = (due, self.came);
+        self.came += 1;
+        self.waiting.push(Reverse(Entry { key, item }));
+    }
+
+    pub(crate) fn pop(&mut self) -> Option<T> {
+        self.waiting.pop().map(|Reverse(entry)| entry.item)
+    }
+
+    /// When the first is due.
+    pub(crate) fn first(&self) -> Option<Moment> {
+        self.waiting.peek().map(|Reverse(entry)| entry.key.0)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+}
+
+/// The same, between threads.
+pub(crate) struct DueQueue<T> {
+    state: Mutex<State<T>>,
+    more: Condvar,
+}
+
+struct State<T> {
+    waiting: DueHeap<T>,
+    /// Threads that wait.
+    idle: usize,
+}
+
 impl<T> DueQueue<T> {
     pub(crate) fn new() -> Self {
         DueQueue {
             state: Mutex::new(State {
-                waiting: BinaryHeap::new(),
-                came: 0,
+                waiting: DueHeap::new(),
                 idle: 0,
             }),
             more: Condvar::new(),
@@ -60,9 +96,7 @@ impl<T> DueQueue<T> {
 
     pub(crate) fn push(&self, due: Moment, item: T) {
         let mut state = self.state();
-        let key = (due, state.came);
-        state.came += 1;
-        state.waiting.push(Reverse(Entry { key, item }));
+        state.waiting.push(due, item);
         let somebody_waits = state.idle > 0;
         drop(state);
         if somebody_waits {
@@ -71,7 +105,7 @@ impl<T> DueQueue<T> {
     }
 
     pub(crate) fn try_pop(&self) -> Option<T> {
-        self.state().waiting.pop().map(|Reverse(entry)| entry.item)
+        self.state().waiting.pop()
     }
 
     /// Waits for so long if there is nothing.
@@ -85,7 +119,7 @@ impl<T> DueQueue<T> {
             (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
             state.idle -= 1;
         }
-        state.waiting.pop().map(|Reverse(entry)| entry.item)
+        state.waiting.pop()
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -4,7 +4,7 @@
 //! * [`session`]: one connection, one consumer at most.
 //! * [`registry`]: what is open: datasets, caches, streams.
 //! * [`stream`]: jobs that share a pipeline, their scheduler and their staging area.
-//! * [`workers`]: the threads that run pipelines; [`due_queue`]: what waits for one.
+//! * [`workers`]: the threads that run pipelines; [`due_queue`]: what waits for one; [`stalls`]: what is lacking.
 //! * [`costs`]: what samples were measured to cost.
 //! * [`prepare`]: one sample's way from storage, or the cache, into its slot.
 //! * [`maker`]: what makes the samples of a stream: those threads, the jobs' own code, or the jobs.
@@ -27,6 +27,7 @@ mod registry;
 mod server;
 mod session;
 mod settings;
+mod stalls;
 mod status;
 mod stream;
 mod user_code;

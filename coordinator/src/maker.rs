@@ -7,7 +7,9 @@ use coprep_protocol::spec::{Dtype, Field};
 use crate::caches::Cache;
 use crate::costs::Costs;
 use crate::prepare::Recipe;
+use crate::stalls::Lacks;
 use crate::user_code::Crew;
+use crate::workers::Workers;
 
 /// See the module.
 pub(crate) enum Maker {
@@ -111,6 +113,20 @@ impl Maker {
             Maker::Native(recipe) => recipe.cache.as_ref(),
             Maker::Crew { prepared, kept, .. } => prepared.as_ref().or(kept.as_ref()),
             Maker::Jobs { .. } => None,
+        }
+    }
+
+    /// What was lacking until now.
+    pub(crate) fn lacks(&self, workers: &Workers) -> Lacks {
+        match self {
+            Maker::Crew {
+                crew,
+                prepared: None,
+                ..
+            } => crew.lacks(),
+            // What is cached as it is delivered needs no crew.
+            Maker::Crew { crew, .. } => crew.lacks().with(workers.lacks()),
+            Maker::Native(_) | Maker::Jobs { .. } => workers.lacks(),
         }
     }
 

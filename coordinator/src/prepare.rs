@@ -11,6 +11,7 @@ use coprep_cache::sample_cache::{Form, Meta};
 use coprep_costs::Features;
 use coprep_pipeline::{Dataset, DecodedShape, DecodedView, Pipeline, SampleKey, Scratch, Stages};
 use coprep_protocol::message::{CacheForm, SampleError};
+use nix::sys::resource::{UsageWho, getrusage};
 use nix::time::{ClockId, clock_gettime};
 
 use crate::caches::Cache;
@@ -31,18 +32,29 @@ pub(crate) trait Slot {
 }
 
 /// What a worker thread brings: memory that is used again for every sample.
+#[derive(Default)]
 pub(crate) struct Tools {
     scratch: Scratch,
     file: Vec<u8>,
-    /// The file is the sample's that comes next: what it took to fetch.
-    fetched: Option<Cost>,
+    /// The sample that comes next was fetched: what that took.
+    fetched: Option<(Cost, Lies)>,
 }
 
-/// A sample's file, before its turn.
+/// Where a sample lies that was fetched.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lies {
+    InMemory,
+    InCache,
+}
+
+/// A sample that was fetched, and is yet to be prepared.
 pub(crate) struct Fetched {
     file: Vec<u8>,
-    cost: Cost,
-    /// Seconds that preparing it will take. None: too little is known.
+    lies: Lies,
+    pub(crate) cost: Cost,
+    /// The part of the time of fetching in which it did not wait.
+    pub(crate) at_work: Duration,
+    /// Seconds that preparing it will take, by its header. None: too little is known, or nobody asked.
     pub(crate) expected: Option<f32>,
 }
 
@@ -80,18 +92,15 @@ pub(crate) struct Failure {
 type Prepared = Result<Cost, Failure>;
 
 impl Tools {
-    pub(crate) fn new() -> Self {
-        Tools {
-            scratch: Scratch::new(),
-            file: Vec::new(),
-            fetched: None,
-        }
-    }
-
-    /// Takes over a file that was fetched before.
+    /// Takes over what was fetched before.
     pub(crate) fn take_over(&mut self, fetched: Fetched) {
         self.file = fetched.file;
-        self.fetched = Some(fetched.cost);
+        self.fetched = Some((fetched.cost, fetched.lies));
+    }
+
+    /// Gives the memory that the file lay in, for another.
+    pub(crate) fn take_buffer(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.file)
     }
 }
 
@@ -116,27 +125,44 @@ impl Recipe {
         prepared
     }
 
-    /// Whether [`fetch_ahead`](Self::fetch_ahead) is of use: what the sample costs is not known, and its file is needed.
-    pub(crate) fn is_unknown(&self, id: u32) -> bool {
-        let form = self.cached_as(id);
-        let reads_itself = self
-            .cache
-            .as_ref()
-            .is_some_and(|c| c.form == CacheForm::Encoded);
-        !reads_itself && form.is_none() && self.costs.expected(id, form).is_none()
+    /// Fetches a sample that is not cached: into the cache if its file is to lie there as it is, else into `buffer`,
+    /// which is then taken. `is_looking`: its header is to say what it will cost, unless that is known.
+    pub(crate) fn fetch_ahead(
+        &self,
+        id: u32,
+        buffer: &mut Vec<u8>,
+        is_looking: bool,
+    ) -> Result<Fetched, Failure> {
+        let before = Effort::now();
+        let (cost, lies) = match self.fetch_into_cache(id)? {
+            Some(cost) => (cost, Lies::InCache),
+            None => (self.fetch_file(id, buffer)?, Lies::InMemory),
+        };
+        let (cpu, at_work) = before.spent(cost.fetch);
+        let mut expected = self.costs.expected(id, self.cached_as(id));
+        if expected.is_none() && is_looking && lies == Lies::InMemory {
+            // What is wrong with the file is reported when it is decoded.
+            let looked = self.look(buffer).ok();
+            let predicted = looked.and_then(|picture| self.costs.predict(picture.features));
+            expected = predicted.map(|cost| cost.prep());
+        }
+        Ok(Fetched {
+            file: std::mem::take(buffer),
+            lies,
+            cost: Cost { cpu, ..cost },
+            at_work,
+            expected,
+        })
     }
 
-    /// Reads a sample's file before its turn, so that its header says what it will cost.
-    pub(crate) fn fetch_ahead(&self, id: u32, tools: &mut Tools) -> Result<Fetched, Failure> {
-        let cost = self.fetch(id, tools)?;
-        // What is wrong with the file is reported when it is decoded.
-        let looked = self.look(&tools.file).ok();
-        let predicted = looked.and_then(|picture| self.costs.predict(picture.features));
-        Ok(Fetched {
-            file: std::mem::take(&mut tools.file),
-            cost,
-            expected: predicted.map(|cost| cost.prep()),
-        })
+    /// None: it is not to lie there as it is, or there is no room.
+    fn fetch_into_cache(&self, id: u32) -> Result<Option<Cost>, Failure> {
+        let encoded = |cache: &&Arc<Cache>| cache.form == CacheForm::Encoded;
+        let Some(cache) = self.cache.as_ref().filter(encoded) else {
+            return Ok(None);
+        };
+        let cost = self.admit_encoded(cache, id)?;
+        Ok((cost.fetched_bytes > 0).then_some(cost))
     }
 
     /// The form that a sample is cached in.
@@ -146,17 +172,28 @@ impl Recipe {
 
     /// Brings sample `id` into the cache, if it is not there and there is room. Prepares nothing else.
     pub(crate) fn admit(&self, id: u32, tools: &mut Tools) -> Prepared {
-        let Some(cache) = &self.cache else {
-            return Ok(Cost::default());
+        let fetched = tools.fetched.map(|(cost, _)| cost);
+        let Some(cache) = self.cache.as_ref().filter(|_| self.is_to_admit(id)) else {
+            tools.fetched = None;
+            if let Some(cost) = &fetched {
+                self.costs.record(id, cost);
+            }
+            return Ok(fetched.unwrap_or_default());
         };
-        if cache.store.has(id) || !cache.may_admit(id) {
-            return Ok(Cost::default());
-        }
         let cost = guarded(tools, self.costs.is_on(), |tools| {
             self.admit_to(cache, id, tools)
-        })?;
-        self.costs.record(id, &cost);
-        Ok(cost)
+        });
+        tools.fetched = None;
+        if let Ok(cost) = &cost {
+            self.costs.record(id, cost);
+        }
+        cost
+    }
+
+    /// Whether [`admit`](Self::admit) would do anything.
+    pub(crate) fn is_to_admit(&self, id: u32) -> bool {
+        let cache = self.cache.as_ref();
+        cache.is_some_and(|cache| !cache.store.has(id) && cache.may_admit(id))
     }
 
     fn look(&self, file: &[u8]) -> Result<Looked, Failure> {
@@ -187,9 +224,17 @@ impl Recipe {
         tools: &mut Tools,
         slot: &mut dyn Slot,
     ) -> Prepared {
+        let fetched = match tools.fetched {
+            Some((cost, Lies::InCache)) => Some(cost),
+            _ => None,
+        };
         if let Some(cost) = self.prepare_hit(cache, key, tools, slot)? {
-            cache.count_hit();
-            return Ok(cost);
+            let Some(fetched) = fetched else {
+                cache.count_hit();
+                return Ok(cost);
+            };
+            cache.count_miss();
+            return Ok(fetched.plus(cost));
         }
         cache.count_miss();
         if cache.forms.is_some() {
@@ -321,16 +366,18 @@ impl Recipe {
     }
 
     fn fetch(&self, id: u32, tools: &mut Tools) -> Prepared {
-        if let Some(cost) = tools.fetched.take() {
-            return Ok(cost);
+        match tools.fetched.take() {
+            Some((cost, Lies::InMemory)) => Ok(cost),
+            _ => self.fetch_file(id, &mut tools.file),
         }
+    }
+
+    fn fetch_file(&self, id: u32, into: &mut Vec<u8>) -> Prepared {
         let start = Instant::now();
-        self.dataset
-            .fetch(id, &mut tools.file)
-            .map_err(Failure::fetch)?;
+        self.dataset.fetch(id, into).map_err(Failure::fetch)?;
         Ok(Cost {
             fetch: start.elapsed(),
-            fetched_bytes: tools.file.len() as u64,
+            fetched_bytes: into.len() as u64,
             ..Cost::default()
         })
     }
@@ -457,16 +504,44 @@ fn guarded(
     let before = cpu();
     let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(tools)));
     let prepared = caught.unwrap_or_else(|_| {
-        *tools = Tools::new();
+        *tools = Tools::default();
         Err(Failure::new(
             "prepare",
             "an operator panicked: a defect of coprep, please report it".into(),
         ))
     })?;
+    // What was fetched before brought its own.
     Ok(Cost {
-        cpu: cpu().saturating_sub(before),
+        cpu: prepared.cpu + cpu().saturating_sub(before),
         ..prepared
     })
+}
+
+/// What this thread has done so far.
+struct Effort {
+    cpu: Duration,
+    /// Times that it gave its processor up, to wait for something.
+    waits: Option<i64>,
+}
+
+impl Effort {
+    fn now() -> Self {
+        let usage = getrusage(UsageWho::RUSAGE_THREAD).ok();
+        Effort {
+            cpu: thread_cpu(),
+            waits: usage.map(|usage| usage.voluntary_context_switches()),
+        }
+    }
+
+    /// Since then, of `wall`: CPU time, and time that was not waiting for something. Waiting for a processor is not.
+    fn spent(&self, wall: Duration) -> (Duration, Duration) {
+        let now = Effort::now();
+        let cpu = now.cpu.saturating_sub(self.cpu);
+        match now.waits == self.waits {
+            true => (cpu, wall),
+            false => (cpu, cpu.min(wall)),
+        }
+    }
 }
 
 /// CPU time of this thread.

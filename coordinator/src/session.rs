@@ -3,8 +3,9 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::time::Duration;
 
-use coprep_pipeline::{Dataset, Pipeline};
+use coprep_pipeline::{Dataset, Pipeline, Slowness};
 use coprep_protocol::frame::{self, FrameError};
 use coprep_protocol::message::{Attach, Reply, Request};
 use coprep_protocol::spec::PipelineSpec;
@@ -127,6 +128,16 @@ impl Session<'_> {
             Request::Drop { name } => Ok(Some(Reply::Dropped {
                 bytes: self.registry.drop_caches(name.as_deref()),
             })),
+            Request::Throttle {
+                bytes_per_s,
+                latency_ns,
+            } => {
+                self.registry.throttle.set(Slowness {
+                    bytes_per_s,
+                    latency: Duration::from_nanos(latency_ns),
+                });
+                Ok(Some(Reply::Throttled))
+            }
             Request::Stop => {
                 // Answered first: stopping hangs up on everybody.
                 let _ = self.client.outbox.send(&Reply::Stopping);

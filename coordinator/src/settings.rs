@@ -8,8 +8,8 @@ use coprep_protocol::message::CacheForm;
 /// Settings of one coordinator.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Threads that run pipelines.
-    pub workers: usize,
+    /// Processors that pipelines may use; None: those that affinity and control group leave, as they change.
+    pub cpus: Option<u32>,
     /// Bytes that all caches may take together.
     pub cache_budget: u64,
     /// Form of the samples in a cache whose job does not say.
@@ -31,7 +31,7 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Settings {
-            workers: std::thread::available_parallelism().map_or(1, usize::from),
+            cpus: None,
             cache_budget: coprep_cache::memory::available().unwrap_or(0) / 4,
             cache_form: CacheForm::Auto,
             cache_name: None,

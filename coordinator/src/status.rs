@@ -12,7 +12,6 @@ pub(crate) fn status(registry: &Arc<Registry>, slow: u32) -> Status {
         pid: std::process::id(),
         version: env!("CARGO_PKG_VERSION").into(),
         uptime_s: registry.started.elapsed().as_secs_f64(),
-        workers: registry.workers.count() as u32,
         pool: registry.workers.status(),
         pss_bytes: pss_bytes(),
         cache_budget: registry.settings.cache_budget,

@@ -11,24 +11,25 @@ use std::time::{Duration, Instant};
 
 use coprep_cache::sample_cache::Form;
 use coprep_protocol::message::{CacheForm, Reply, Warm, WarmProgress};
-use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 
 use crate::caches::Cache;
 use crate::due_queue::Moment;
 use crate::outbox::Outbox;
-use crate::prepare::{Failure, Recipe, Tools};
+use crate::prepare::{Failure, Fetched, Recipe, Tools};
 use crate::registry::Registry;
-use crate::workers::Work;
+use crate::workers::{Ready, Work};
 use crate::{Error, Result};
 
 /// How often the client hears of it.
 const REPORT_EVERY: Duration = Duration::from_millis(200);
-/// Samples under way, per worker.
-const AHEAD: usize = 4;
+/// Samples under way, per thread.
+const AHEAD: u32 = 4;
 
 struct Admit {
     recipe: Recipe,
     id: u32,
+    fetched: Option<Fetched>,
     done: Sender<Admitted>,
 }
 
@@ -38,7 +39,27 @@ struct Admitted {
 }
 
 impl Work for Admit {
-    fn run(self: Box<Self>, tools: &mut Tools) {
+    fn needs_fetch(&self) -> bool {
+        self.recipe.is_to_admit(self.id)
+    }
+
+    fn fetch(&mut self, buffer: &mut Vec<u8>) -> Ready {
+        if self.needs_fetch() {
+            // What fails is tried again when it is admitted, and reported then.
+            self.fetched = self.recipe.fetch_ahead(self.id, buffer, false).ok();
+        }
+        let fetched = self.fetched.as_ref();
+        Ready {
+            due: Moment::WHENEVER,
+            at_work: fetched.map_or(Duration::ZERO, |f| f.at_work),
+            bytes: fetched.map_or(0, |f| f.cost.fetched_bytes),
+        }
+    }
+
+    fn run(mut self: Box<Self>, tools: &mut Tools) {
+        if let Some(fetched) = self.fetched.take() {
+            tools.take_over(fetched);
+        }
         let result = self
             .recipe
             .admit(self.id, tools)
@@ -65,8 +86,7 @@ pub(crate) fn warm(
         ));
     };
     registry.keep_warm();
-    let window = registry.workers.count() * AHEAD;
-    let (done, results) = bounded(window);
+    let (done, results) = unbounded();
     let mut run = Run {
         registry,
         recipe: &recipe,
@@ -75,7 +95,7 @@ pub(crate) fn warm(
         progress: WarmProgress::default(),
     };
     run.progress.total = u64::from(recipe.dataset.len());
-    run.all(&results, window, socket, outbox)?;
+    run.all(&results, socket, outbox)?;
     Ok(run.report())
 }
 
@@ -91,12 +111,12 @@ impl Run<'_> {
     fn all(
         &mut self,
         results: &Receiver<Admitted>,
-        window: usize,
         socket: &UnixStream,
         outbox: &Outbox,
     ) -> Result<()> {
         let (mut next, mut under_way, mut reported) = (0, 0, Instant::now());
         loop {
+            let window = self.registry.workers.threads() * AHEAD;
             while under_way < window && next < self.recipe.dataset.len() && !self.is_full() {
                 self.submit(next);
                 (next, under_way) = (next + 1, under_way + 1);
@@ -123,6 +143,7 @@ impl Run<'_> {
         let work = Admit {
             recipe: self.recipe.clone(),
             id,
+            fetched: None,
             done: self.done.clone(),
         };
         self.registry

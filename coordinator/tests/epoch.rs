@@ -34,7 +34,7 @@ impl Node {
             grey.save(class.join(format!("{i:03}.png"))).unwrap();
         }
         let settings = Settings {
-            workers: 2,
+            cpus: Some(2),
             cache_budget: 16 << 20,
             staging_bytes: 8 << 20,
             ..Settings::default()

@@ -41,6 +41,8 @@ pub(crate) enum Command {
         /// Only of this dataset (its root folder, as `coprep status` shows it).
         dataset: Option<String>,
     },
+    /// Read datasets more slowly from now on, to see what slower storage does to the jobs; without options: as before.
+    Throttle(Throttle),
     /// Say what on this machine would go wrong, and what to do about it.
     Doctor(Doctor),
 }
@@ -59,9 +61,9 @@ pub(crate) struct Serve {
     /// Bytes of one stream's staging area.
     #[arg(long, env = "COPREP_STAGING", value_parser = size::parse, default_value = "256M", value_name = "SIZE")]
     pub(crate) staging: u64,
-    /// Threads that fetch, decode and augment: leave some processors to training [default: all processors].
-    #[arg(long, visible_alias = "cpus", env = "COPREP_WORKERS", value_parser = clap::value_parser!(u16).range(1..=1024), value_name = "N")]
-    pub(crate) workers: Option<u16>,
+    /// Processors that decode and augment: leave some to training [default: all that this process may use].
+    #[arg(long, visible_alias = "workers", env = "COPREP_WORKERS", value_parser = clap::value_parser!(u16).range(1..=1024), value_name = "N")]
+    pub(crate) cpus: Option<u16>,
     /// Read datasets at no more than this many bytes a second, to see what slower storage would do.
     #[arg(long, value_parser = size::parse, value_name = "SIZE", help_heading = "Experiments")]
     pub(crate) storage_rate: Option<u64>,
@@ -83,6 +85,16 @@ pub(crate) struct Serve {
     /// Descriptor on which to say that the coordinator is ready, or why not.
     #[arg(long, hide = true, value_name = "FD")]
     pub(crate) ready_fd: Option<i32>,
+}
+
+#[derive(ClapArgs)]
+pub(crate) struct Throttle {
+    /// Bytes a second that all reads together get.
+    #[arg(long, value_parser = size::parse, value_name = "SIZE")]
+    pub(crate) rate: Option<u64>,
+    /// What each read of a file takes beside, such as 5ms.
+    #[arg(long, value_parser = milliseconds, value_name = "TIME")]
+    pub(crate) latency: Option<Duration>,
 }
 
 fn milliseconds(text: &str) -> Result<Duration, String> {

@@ -26,6 +26,7 @@ fn main() -> ExitCode {
         Command::Serve(serve) => serve::run(place, &serve),
         Command::Warm(warm) => warm::run(&place, &warm),
         Command::Status(status) => status::run(&place, &status),
+        Command::Throttle(throttle) => status::throttle(&place, &throttle),
         Command::Stop => status::stop(&place),
         Command::Drop { dataset } => status::drop_caches(&place, dataset),
         Command::Doctor(doctor) => doctor::run(&place, &doctor),

@@ -58,7 +58,7 @@ fn settings(args: &Serve) -> Settings {
             latency: args.storage_latency.unwrap_or_default(),
         },
         costs: args.costs,
-        workers: args.workers.map_or(default.workers, usize::from),
+        cpus: args.cpus.map(u32::from),
         cache_budget: args.cache.unwrap_or(default.cache_budget),
         cache_form: args.cache_form.into(),
         cache_name: args.cache_name.clone(),

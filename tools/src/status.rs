@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use coprep_client::{Error, control};
 use coprep_protocol::message::{
-    CacheStatus, CostStatus, FormStatus, JobStatus, SampleCost, Status, StreamStatus,
+    CacheStatus, CostStatus, FormStatus, JobStatus, PoolStatus, SampleCost, Status, StreamStatus,
 };
 use coprep_protocol::place::Place;
 
@@ -18,6 +18,23 @@ pub(crate) fn run(place: &Place, args: &args::Status) -> Outcome {
         println!("{}", serde_json::to_string_pretty(&status)?);
     } else {
         println!("{}", describe(&status));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(crate) fn throttle(place: &Place, args: &args::Throttle) -> Outcome {
+    let latency = args.latency.unwrap_or_default();
+    control::throttle(place, args.rate, latency)?;
+    match (args.rate, latency.is_zero()) {
+        (None, true) => println!("storage is as it is"),
+        (rate, _) => println!(
+            "each read takes {} ms more, and all together get {}",
+            latency.as_secs_f64() * 1e3,
+            rate.map_or("what storage gives".into(), |r| format!(
+                "{} a second",
+                human(r)
+            ))
+        ),
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -43,11 +60,11 @@ pub(crate) fn drop_caches(place: &Place, dataset: Option<String>) -> Outcome {
 
 fn describe(status: &Status) -> String {
     let mut parts = vec![format!(
-        "coordinator {} (version {}), up {}, {} workers, {} of memory, caches may take {}",
+        "coordinator {} (version {}), up {}, {}, {} of memory, caches may take {}",
         status.pid,
         status.version,
         duration(status.uptime_s),
-        status.workers,
+        pool(&status.pool),
         human(status.pss_bytes),
         human(status.cache_budget)
     )];
@@ -57,6 +74,14 @@ fn describe(status: &Status) -> String {
         parts.push("no jobs".into());
     }
     parts.join("\n\n")
+}
+
+/// What the threads do now.
+fn pool(p: &PoolStatus) -> String {
+    format!(
+        "{} CPUs, {} threads ({} fetching, {} preparing)",
+        p.cpus, p.threads, p.fetching, p.preparing
+    )
 }
 
 fn caches(caches: &[CacheStatus]) -> String {

@@ -123,6 +123,22 @@ pub fn drop_caches(place: &Place, dataset: Option<String>) -> Result<u64> {
     }
 }
 
+/// Makes storage slower than it is, for all that is read from now on; without either, as it is.
+///
+/// # Errors
+/// [`Error::Absent`] when there is no coordinator.
+pub fn throttle(place: &Place, bytes_per_s: Option<u64>, latency: Duration) -> Result<()> {
+    let connection = Connection::open(place, &How::find("coprep throttle"))?;
+    let request = Request::Throttle {
+        bytes_per_s,
+        latency_ns: u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX),
+    };
+    match connection.ask(&request, "storage to be throttled", SOON, &no_pulse())? {
+        Reply::Throttled => Ok(()),
+        other => unexpected(&other),
+    }
+}
+
 /// Fills a cache, and starts a coordinator for it if there is none. `progress` is called several times a
 /// second. Dropping the caller (Ctrl-C) ends it; what is cached stays.
 ///

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use coprep_cache::handover::Account;
+
 /// Counts since the loader was made.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Stats {
@@ -11,10 +13,12 @@ pub struct Stats {
     pub samples: u64,
     /// Time spent in waiting for batches: the stall.
     pub wait: Duration,
-    /// The part of the stall that is due to fetching, by its share in the cost of what was waited for.
+    /// The part of it in which the coordinator lacked storage;
     pub fetch_stall: Duration,
-    /// The part of the stall that is due to decoding and operators.
+    /// in which it lacked processors;
     pub prep_stall: Duration,
+    /// in which it lacked neither, but other jobs: the rest of a cohort, a rank, or a buffer; or was not there itself.
+    pub others_stall: Duration,
     /// Batches that were copied into private memory.
     pub copies: u64,
     /// Bytes of these.
@@ -26,10 +30,79 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Splits a wait that has ended by `fetch_share` of 255.
-    pub(crate) fn split(&mut self, waited: Duration, fetch_share: u8) {
-        let fetch = waited.mul_f64(f64::from(fetch_share) / 255.0);
+    /// Divides a wait that has ended.
+    pub(crate) fn split(&mut self, waited: Duration, shares: Shares) {
+        let fetch = waited.mul_f64(shares.fetch);
+        let prep = waited
+            .mul_f64(shares.prep)
+            .min(waited.saturating_sub(fetch));
         self.fetch_stall += fetch;
-        self.prep_stall += waited.saturating_sub(fetch);
+        self.prep_stall += prep;
+        self.others_stall += waited.saturating_sub(fetch + prep);
+    }
+
+    /// The part of the stall that is not divided yet.
+    #[must_use]
+    pub fn open_stall(&self) -> Duration {
+        self.wait
+            .saturating_sub(self.fetch_stall + self.prep_stall + self.others_stall)
+    }
+
+    /// As the coordinator is told.
+    pub(crate) fn account(&self) -> Account {
+        let ns = |time: Duration| time.as_nanos() as u64;
+        Account {
+            batches: self.batches,
+            fetch_ns: ns(self.fetch_stall),
+            prep_ns: ns(self.prep_stall),
+            others_ns: ns(self.others_stall),
+            open_ns: ns(self.open_stall()),
+        }
+    }
+}
+
+/// Parts of a wait, 0 to 1, by what was lacking. The rest is due to other jobs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Shares {
+    fetch: f64,
+    prep: f64,
+}
+
+impl Shares {
+    pub(crate) const OTHERS: Shares = Shares {
+        fetch: 0.0,
+        prep: 0.0,
+    };
+
+    /// As an item carries them: parts of 65,536, two numbers of 32 bits.
+    pub(crate) fn unpack(word: u64) -> Self {
+        let part = |word: u64| f64::from(word as u32).min(65_536.0) / 65_536.0;
+        Shares {
+            fetch: part(word),
+            prep: part(word >> 32),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parts_of_a_wait_add_up() {
+        let second = Duration::from_secs(1);
+        let mut stats = Stats {
+            wait: 4 * second,
+            ..Stats::default()
+        };
+        stats.split(2 * second, Shares::unpack(1 << 14 | 1 << (15 + 32)));
+        assert_eq!(stats.fetch_stall, second / 2);
+        assert_eq!(stats.prep_stall, second);
+        assert_eq!(stats.others_stall, second / 2);
+        assert_eq!(stats.open_stall(), 2 * second);
+        // Whatever a word says, no part is more than the whole.
+        stats.split(2 * second, Shares::unpack(u64::MAX));
+        assert_eq!(stats.fetch_stall, second / 2 + 2 * second);
+        assert_eq!(stats.open_stall(), Duration::ZERO);
     }
 }

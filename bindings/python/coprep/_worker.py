@@ -24,6 +24,7 @@ import signal
 import socket
 import struct
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -40,6 +41,7 @@ from coprep._structure import Structure
 _LENGTH = struct.Struct("<I")
 _ORDER = struct.Struct("<IIIIQQQ")
 _HEADER = struct.Struct("<BII")
+_DONE = struct.Struct("<BQ")
 _WRITTEN = struct.Struct("<IQQQQQ")
 _READY = struct.Struct("<BI")
 _PLACE = struct.Struct("<BII")
@@ -341,6 +343,7 @@ class _Worker:
         self._seed = 0 if layout is None else layout.seed
         self._scratch = [_Scratch(descriptor) for descriptor in scratch]
         self._done = bytearray()
+        self._queue = _RunQueue()
         self._flushed = 0
         if layout is not None:
             self._structure: Structure = _exchange.loads(layout.structure)
@@ -439,7 +442,7 @@ class _Worker:
 
     def _flush(self) -> None:
         if self._done:
-            self._channel.send(b"D" + self._done)
+            self._channel.send(_DONE.pack(ord("D"), self._queue.since()) + self._done)
             self._done.clear()
         self._flushed = time.perf_counter_ns()
 
@@ -530,6 +533,27 @@ def _prepare_torch(number: int, workers: int, seed: int, dataset: Any) -> None:
 
         info = torch_worker.WorkerInfo(id=number, num_workers=workers, seed=seed + number, dataset=dataset)
         torch_worker._worker_info = info
+
+
+class _RunQueue:
+    """How long this thread was ready to run and had no processor."""
+
+    def __init__(self) -> None:
+        try:
+            self._file = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._file = -1  # a kernel without it
+        self._before = self._read()
+
+    def since(self) -> int:
+        """Nanoseconds since the last call."""
+        before, self._before = self._before, self._read()
+        return max(self._before - before, 0)
+
+    def _read(self) -> int:
+        if self._file < 0:
+            return 0
+        return int(os.pread(self._file, 64, 0).split()[1])
 
 
 class _Scratch:

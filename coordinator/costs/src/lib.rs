@@ -9,6 +9,7 @@
 //! | [`predict`] | and before it was ever prepared? | a line in its bytes and pixels, fitted as the samples come |
 //! | [`quantile`] | from when on is a sample slow? | a fence over the recent costs |
 //! | [`forms`] | in which form is it worth its bytes in the cache? | the best at a common price per byte |
+//! | [`balance`] | how many threads keep processors and storage busy? | the ratio of waiting to work, while more helps |
 //! | [`early`] | when is it to be started? | before its minibatch is due, by its cost; slow ones spread over the minibatches before |
 //!
 //! ```
@@ -41,12 +42,14 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod balance;
 pub mod early;
 pub mod forms;
 pub mod predict;
 pub mod quantile;
 pub mod table;
 
+pub use balance::{Balance, Interval};
 pub use forms::{Chooser, Offer};
 pub use predict::{Features, Predictor};
 pub use quantile::{Budget, Recent};

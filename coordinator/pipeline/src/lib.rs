@@ -36,4 +36,4 @@ pub use error::{Error, ErrorKind};
 pub use pipeline::{DecodedView, Picture, Pipeline, Scratch, Stages};
 pub use rng::SampleKey;
 pub use source::Dataset;
-pub use throttle::Slowness;
+pub use throttle::{Slowness, Throttle};

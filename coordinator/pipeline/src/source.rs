@@ -10,11 +10,12 @@ use std::fs::File;
 use std::io::Read;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use coprep_protocol::spec::{FileList, Source};
 
 use crate::error::{Error, ErrorKind};
-use crate::throttle::{Slowness, Throttle};
+use crate::throttle::Throttle;
 
 /// File names that are samples of a folder, in any case.
 const DECODED: [&str; 4] = [".jpg", ".jpeg", ".png", ".webp"];
@@ -37,7 +38,7 @@ pub struct Dataset {
     ends: Vec<u64>,
     ignored: u64,
     fingerprint: u128,
-    throttle: Option<Throttle>,
+    throttle: Option<Arc<Throttle>>,
 }
 
 impl Dataset {
@@ -160,9 +161,11 @@ impl Dataset {
 
     /// The same dataset on slower storage.
     #[must_use]
-    pub fn slowed(self, slowness: Slowness) -> Dataset {
-        let throttle = (!slowness.is_none()).then(|| Throttle::new(slowness));
-        Dataset { throttle, ..self }
+    pub fn slowed(self, throttle: Arc<Throttle>) -> Dataset {
+        Dataset {
+            throttle: Some(throttle),
+            ..self
+        }
     }
 
     /// Length of a sample's file.

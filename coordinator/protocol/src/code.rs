@@ -275,7 +275,7 @@ pub fn probe(ids: &[u32], enough: u8, split: bool) -> Vec<u8> {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Report {
     /// These are written.
-    Done(Vec<Written>),
+    Done(Made),
     /// This one is made: where is it to be written?
     Ready(u32),
     /// This one raised.
@@ -284,6 +284,28 @@ pub enum Report {
     TooLarge(u32, u64),
     /// Answer to a probe.
     Probed(Box<Probed>),
+}
+
+/// Samples that a worker has written, one after the other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Made {
+    /// Nanoseconds in which it was ready to run, and had no processor.
+    pub queued_ns: u64,
+    /// The samples.
+    pub samples: Vec<Written>,
+}
+
+impl Made {
+    /// Part of the time off a processor, 0 to 1, that was not for want of one.
+    #[must_use]
+    pub fn waited_for_nothing(&self) -> f64 {
+        let off = |w: &Written| w.wall_ns.saturating_sub(w.cpu_ns);
+        let off: u64 = self.samples.iter().map(off).fold(0, u64::saturating_add);
+        match off {
+            0 => 0.0,
+            off => off.saturating_sub(self.queued_ns) as f64 / off as f64,
+        }
+    }
 }
 
 /// A sample that a worker has written.
@@ -343,7 +365,7 @@ impl Report {
         let (&kind, rest) = message.split_first().ok_or("an empty message")?;
         let json = |e: serde_json::Error| e.to_string();
         match kind {
-            b'D' => written(rest).map(Report::Done),
+            b'D' => made(rest).map(Report::Done),
             b'P' => serde_json::from_slice(rest)
                 .map(Report::Probed)
                 .map_err(json),
@@ -367,7 +389,8 @@ impl Report {
 
 const WRITTEN: usize = 44;
 
-fn written(bytes: &[u8]) -> Result<Vec<Written>, String> {
+fn made(bytes: &[u8]) -> Result<Made, String> {
+    let (queued, bytes) = bytes.split_first_chunk::<8>().ok_or("too short")?;
     let (records, []) = bytes.as_chunks::<WRITTEN>() else {
         return Err("records of another length".into());
     };
@@ -382,7 +405,10 @@ fn written(bytes: &[u8]) -> Result<Vec<Written>, String> {
         dataset_ns: long(r, 20),
         kept: (long(r, 28), long(r, 36)),
     };
-    Ok(records.iter().map(record).collect())
+    Ok(Made {
+        queued_ns: u64::from_le_bytes(*queued),
+        samples: records.iter().map(record).collect(),
+    })
 }
 
 /// Hexadecimal digits of bytes.
@@ -438,7 +464,8 @@ mod tests {
         for message in [
             &b""[..],
             b"X",
-            b"D1",
+            b"D",
+            b"D\0\0\0\0\0\0\0\x001",
             b"E",
             b"E\0\0\0\0{",
             b"L\0\0\0\0\0",
@@ -447,7 +474,15 @@ mod tests {
         ] {
             assert!(Report::parse(message).is_err(), "{message:?}");
         }
-        assert_eq!(Report::parse(b"D"), Ok(Report::Done(Vec::new())));
+        let none = Made {
+            queued_ns: 1,
+            samples: Vec::new(),
+        };
+        assert_eq!(none.waited_for_nothing(), 0.0);
+        assert_eq!(
+            Report::parse(b"D\x01\0\0\0\0\0\0\0"),
+            Ok(Report::Done(none))
+        );
         assert_eq!(unhex("00fF"), Ok(vec![0, 255]));
         assert!(unhex("0").is_err() && unhex("0g").is_err());
     }

@@ -50,6 +50,13 @@ pub enum Request {
         /// Only the dataset whose source has this root folder or name.
         name: Option<String>,
     },
+    /// Storage is to be slower than it is, from now on; without either, as it is. Answered by [`Reply::Throttled`].
+    Throttle {
+        /// Bytes a second that all reads together get.
+        bytes_per_s: Option<u64>,
+        /// Nanoseconds that each read takes beside.
+        latency_ns: u64,
+    },
     /// Finish: jobs lose their connection, memory is freed. Answered by [`Reply::Stopping`].
     Stop,
 }
@@ -226,6 +233,8 @@ pub enum Reply {
         /// What was freed.
         bytes: u64,
     },
+    /// Answer to [`Request::Throttle`].
+    Throttled,
     /// Answer to [`Request::Stop`].
     Stopping,
     /// The request was refused or failed.
@@ -338,9 +347,7 @@ pub struct Status {
     pub version: String,
     /// Seconds since the start.
     pub uptime_s: f64,
-    /// Worker threads.
-    pub workers: u32,
-    /// What they do.
+    /// What the threads do.
     pub pool: PoolStatus,
     /// Proportional share of the coordinator's own memory, bytes.
     pub pss_bytes: u64,
@@ -503,6 +510,8 @@ pub struct StreamStatus {
     pub staging_bytes: u64,
     /// Totals since the stream was opened.
     pub totals: Totals,
+    /// What all its jobs waited for, those that have left too.
+    pub stalls: Stalls,
     /// Jobs taking part.
     pub jobs: Vec<JobStatus>,
 }

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use coprep_cache::staging::StagingPool;
-use coprep_pipeline::{Dataset, Pipeline};
+use coprep_pipeline::{Dataset, Pipeline, Throttle};
 use coprep_protocol::message::{Attach, CacheForm, CacheRequest, StreamStatus};
 use coprep_protocol::spec::{PipelineSpec, Source};
 
@@ -31,6 +31,8 @@ use crate::{Error, Result, Settings};
 pub(crate) struct Registry {
     pub(crate) settings: Settings,
     pub(crate) workers: Arc<Workers>,
+    /// What all datasets are read through.
+    pub(crate) throttle: Arc<Throttle>,
     pub(crate) started: Instant,
     opening: Mutex<()>,
     open: Mutex<Open>,
@@ -56,9 +58,10 @@ struct Open {
 
 impl Registry {
     pub(crate) fn new(settings: Settings) -> Result<Self> {
-        let workers = Arc::new(Workers::start(settings.workers)?);
+        let workers = Arc::new(Workers::start(settings.cpus)?);
         Ok(Registry {
             costs: AllCosts::new(settings.costs),
+            throttle: Arc::new(Throttle::new(settings.storage)),
             settings,
             workers,
             started: Instant::now(),
@@ -239,6 +242,7 @@ impl Registry {
     /// Ends what has had nothing to do for long.
     pub(crate) fn tidy(&self) {
         self.user_code.tidy();
+        self.workers.tidy();
     }
 
     /// With so many samples of each stream, those that cost most.
@@ -272,7 +276,7 @@ impl Registry {
                 "cache=\"prepared\" and reuse are for datasets of your own code: choose \"decoded\", \"encoded\" or \"off\"".into(),
             ));
         }
-        let dataset = Arc::new(Dataset::open(&spec.source)?.slowed(self.settings.storage));
+        let dataset = Arc::new(Dataset::open(&spec.source)?.slowed(self.throttle.clone()));
         let pipeline = Pipeline::compile(&spec.ops)?;
         let cache = match form {
             CacheForm::Off => None,

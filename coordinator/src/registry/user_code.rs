@@ -110,7 +110,7 @@ impl Registry {
         };
         let code = request.code.as_ref();
         let workers = match code.map_or(0, |c| c.workers) {
-            0 => self.workers.count() as u32,
+            0 => self.workers.cpus(),
             asked => asked.min(MOST_CODE_WORKERS),
         };
         let patience = Duration::from_millis(code.map_or(0, |c| c.patience_ms));

@@ -40,7 +40,17 @@ struct Sample {
     id: u32,
     number: u64,
     berth: Berth,
+    /// When a worker took it up, if one works at it.
     began: Option<Instant>,
+    /// What was worked at it before.
+    worked: Duration,
+}
+
+impl Sample {
+    fn worked(&self) -> Duration {
+        let now = self.began.map_or(Duration::ZERO, |began| began.elapsed());
+        self.worked + now
+    }
 }
 
 /// Sample `slow` and sample `ready` exchanged their slots.
@@ -60,15 +70,24 @@ impl Afloat {
             number,
             berth,
             began: None,
+            worked: Duration::ZERO,
         };
         self.samples.insert(ticket, sample);
         ticket
     }
 
-    /// A worker begins it: its time runs.
+    /// A worker takes it up: its time runs.
     pub(crate) fn begin(&mut self, ticket: Ticket) {
         if let Some(sample) = self.samples.get_mut(&ticket) {
             sample.began.get_or_insert_with(Instant::now);
+        }
+    }
+
+    /// It is fetched, and waits to be prepared: its time stands still.
+    pub(crate) fn pause(&mut self, ticket: Ticket) {
+        if let Some(sample) = self.samples.get_mut(&ticket) {
+            sample.worked = sample.worked();
+            sample.began = None;
         }
     }
 
@@ -109,8 +128,7 @@ impl Afloat {
     fn slowest_before(&self, ready: &Sample, budget: Duration) -> Option<Ticket> {
         let is_slow = |ticket: &Ticket| {
             self.samples.get(ticket).is_some_and(|sample| {
-                sample.began.is_some_and(|began| began.elapsed() > budget)
-                    && sample.berth.batch.targets == ready.berth.batch.targets
+                sample.worked() > budget && sample.berth.batch.targets == ready.berth.batch.targets
             })
         };
         let before = self.by_place.range(..(ready.number, 0));

@@ -1,13 +1,11 @@
 //! A minibatch while it is prepared.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use coprep_cache::staging::{Lease, Unfinished};
 use coprep_scheduler::Target;
-
-use crate::prepare::Cost;
 
 /// A minibatch, from its draw until its last slot is written.
 pub(crate) struct Batch {
@@ -20,8 +18,6 @@ pub(crate) struct Batch {
     remaining: AtomicU32,
     /// Deliveries that somebody still waits for.
     wanted: AtomicU32,
-    fetch_ns: AtomicU64,
-    prep_ns: AtomicU64,
     /// Slots whose sample failed and was not replaced.
     bad: Mutex<Vec<u32>>,
     unfinished: Mutex<Option<Unfinished>>,
@@ -33,8 +29,6 @@ pub(crate) struct Done {
     pub(crate) lease: Lease,
     /// Slots that were taken out, ascending.
     bad: Vec<u32>,
-    /// Share of fetching in the cost, 0..=255.
-    pub(crate) fetch_share: u32,
 }
 
 impl Batch {
@@ -50,8 +44,6 @@ impl Batch {
             drawn: Instant::now(),
             remaining: AtomicU32::new(slots),
             wanted: AtomicU32::new(deliveries),
-            fetch_ns: AtomicU64::new(0),
-            prep_ns: AtomicU64::new(0),
             bad: Mutex::default(),
             unfinished: Mutex::new(Some(unfinished)),
             done: OnceLock::new(),
@@ -73,13 +65,6 @@ impl Batch {
 
     pub(crate) fn one_delivery_less(&self) {
         self.wanted.fetch_sub(1, Ordering::Relaxed);
-    }
-
-    pub(crate) fn add_cost(&self, cost: &Cost) {
-        self.fetch_ns
-            .fetch_add(cost.fetch.as_nanos() as u64, Ordering::Relaxed);
-        self.prep_ns
-            .fetch_add(cost.prep().as_nanos() as u64, Ordering::Relaxed);
     }
 
     pub(crate) fn mark_bad(&self, slot: u32) {
@@ -113,16 +98,7 @@ impl Batch {
         let _ = self.done.set(Done {
             lease: unfinished.finish(),
             bad,
-            fetch_share: self.fetch_share(),
         });
-    }
-
-    fn fetch_share(&self) -> u32 {
-        let (fetch, prep) = (
-            self.fetch_ns.load(Ordering::Relaxed),
-            self.prep_ns.load(Ordering::Relaxed),
-        );
-        (fetch * 255).checked_div(fetch + prep).unwrap_or(0) as u32
     }
 }
 

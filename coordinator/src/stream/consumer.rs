@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use coprep_cache::handover::{Item, ItemKind, Sender};
 use coprep_cache::staging::Lease;
@@ -11,6 +11,7 @@ use coprep_protocol::message::{Reply, SampleError};
 use coprep_scheduler::Delivery;
 
 use crate::outbox::Outbox;
+use crate::stalls::{Lacks, Shares};
 use crate::stream::batch::Batch;
 
 /// Something a consumer will be told, in this order.
@@ -45,6 +46,12 @@ pub(crate) struct Consumer {
     published: BTreeMap<u64, Published>,
     next_taken: u64,
     next_seq: u64,
+    /// When it came, as long as nothing was begun for it.
+    came: Option<Instant>,
+    /// For how long that was.
+    idle: Duration,
+    /// What had been lacking when it was last given something to take.
+    lacks: Lacks,
 }
 
 /// What a consumer did since the last look.
@@ -64,17 +71,42 @@ const ENDS_EPOCH: u32 = 2;
 
 impl Consumer {
     pub(crate) fn new(pid: u32, outbox: Arc<Outbox>, sender: Sender) -> Self {
+        let now = Instant::now();
         Consumer {
             pid,
             outbox,
             sender,
             pending: VecDeque::new(),
-            last_taken: Instant::now(),
+            last_taken: now,
             wants_restart: false,
             published: BTreeMap::new(),
             next_taken: 0,
             next_seq: 0,
+            came: Some(now),
+            idle: Duration::ZERO,
+            lacks: Lacks::default(),
         }
+    }
+
+    /// A slice of a minibatch will be for it.
+    pub(crate) fn expect(&mut self, batch: Arc<Batch>, delivery: Delivery, lacks: &Lacks) {
+        if let Some(came) = self.came.take() {
+            (self.idle, self.lacks) = (came.elapsed(), *lacks);
+        }
+        self.pending.push_back(Pending::Part { batch, delivery });
+    }
+
+    /// How the time since the last minibatch was divided.
+    fn shares(&mut self, lacks: &Lacks) -> Shares {
+        let before = std::mem::replace(&mut self.lacks, *lacks);
+        lacks.since(&before, std::mem::take(&mut self.idle))
+    }
+
+    /// Whether [`flush`](Self::flush) would publish a minibatch.
+    pub(crate) fn has_ready(&self) -> bool {
+        self.pending
+            .front()
+            .is_some_and(|next| ready(next).is_some())
     }
 
     /// Sequence number of the next item that will be published.
@@ -112,16 +144,19 @@ impl Consumer {
     }
 
     /// Publishes what is ready, in order; gives the number of samples handed over.
-    pub(crate) fn flush(&mut self) -> Result<u64, Misbehaved> {
+    pub(crate) fn flush(&mut self, lacks: &Lacks) -> Result<u64, Misbehaved> {
         let mut samples = 0;
         while let Some(next) = self.pending.front() {
-            let Some((item, lease)) = ready(next) else {
+            let Some((mut item, lease)) = ready(next) else {
                 break;
             };
             if self.sender.is_full() {
                 break;
             }
             self.announce()?;
+            if lease.is_some() {
+                item.tag = self.shares(lacks).pack();
+            }
             let seq = self
                 .sender
                 .publish(item)
@@ -197,8 +232,7 @@ fn ready(pending: &Pending) -> Option<(Item, Option<Lease>)> {
             let done = batch.done()?;
             let (start, len) = done.place(delivery.start, delivery.len);
             let flags = u32::from(delivery.ends_batch) * ENDS_BATCH
-                + u32::from(delivery.ends_epoch) * ENDS_EPOCH
-                + (done.fetch_share << 8);
+                + u32::from(delivery.ends_epoch) * ENDS_EPOCH;
             let item = Item {
                 kind: ItemKind::Part as u32,
                 buffer: batch.buffer,

@@ -13,6 +13,7 @@ use coprep_scheduler::{self as scheduler, Delivery, Draw, JobId, JobSpec, Schedu
 use roaring::RoaringBitmap;
 
 use crate::prepare::Failure;
+use crate::stalls::Lacks;
 use crate::stream::Seat;
 use crate::stream::afloat::{Afloat, Berth, Ticket};
 use crate::stream::batch::Batch;
@@ -37,6 +38,8 @@ pub(crate) struct Engine {
     pub(crate) due: f64,
     next_job: u64,
     next_tag: u64,
+    /// What those that have left waited for.
+    stalls_of_gone: Stalls,
     /// Samples whose failure has been logged.
     logged: BTreeSet<u32>,
 }
@@ -77,6 +80,7 @@ impl Engine {
             window: 0,
             due: 0.0,
             next_job: 1,
+            stalls_of_gone: Stalls::default(),
             next_tag: 1,
             logged: BTreeSet::new(),
         }
@@ -246,8 +250,9 @@ impl Engine {
         let Some(job) = self.jobs.get_mut(&seat.job) else {
             return;
         };
-        if let Some(rank) = job.ranks.get_mut(seat.rank as usize) {
-            *rank = None;
+        let rank = job.ranks.get_mut(seat.rank as usize);
+        if let Some(consumer) = rank.and_then(Option::take) {
+            add_stalls(&mut self.stalls_of_gone, &consumer.sender.account());
         }
         if job.ranks.iter().any(Option::is_some) {
             return self.absorb(seat);
@@ -318,11 +323,17 @@ impl Engine {
     }
 
     /// Hands over what is ready; gives the number of samples.
-    pub(crate) fn publish(&mut self) -> u64 {
+    ///
+    /// `lacks`: says what was lacking until now, if anybody wants to know.
+    pub(crate) fn publish(&mut self, lacks: impl FnOnce() -> Lacks) -> u64 {
         let mut delivered = 0;
+        let lacks = match self.consumers().any(|consumer| consumer.has_ready()) {
+            true => lacks(),
+            false => Lacks::default(),
+        };
         for job in self.jobs.values_mut() {
             for consumer in job.ranks.iter_mut().flatten() {
-                match consumer.flush() {
+                match consumer.flush(&lacks) {
                     Ok(samples) => {
                         job.delivered += samples;
                         delivered += samples;
@@ -336,7 +347,7 @@ impl Engine {
     }
 
     /// Notes to whom a minibatch will go.
-    pub(crate) fn expect(&mut self, batch: &Arc<Batch>, deliveries: Vec<Delivery>) {
+    pub(crate) fn expect(&mut self, batch: &Arc<Batch>, deliveries: Vec<Delivery>, lacks: &Lacks) {
         self.in_preparation.push(batch.clone());
         for delivery in deliveries {
             let seat = Seat {
@@ -349,10 +360,7 @@ impl Engine {
                 self.scheduler.taken(JobId(seat.job), seat.rank, 1);
                 continue;
             };
-            consumer.pending.push_back(Pending::Part {
-                batch: batch.clone(),
-                delivery,
-            });
+            consumer.expect(batch.clone(), delivery, lacks);
             if ends_epoch {
                 consumer.pending.push_back(Pending::EpochEnd { epoch });
             }
@@ -500,6 +508,22 @@ impl Engine {
         })
     }
 
+    /// What all jobs waited for since the stream was opened.
+    pub(crate) fn stalls(&self) -> Stalls {
+        let here = self
+            .jobs
+            .values()
+            .flat_map(|job| job.ranks.iter().flatten());
+        let here = stalls(here.map(|c| c.sender.account()));
+        let gone = &self.stalls_of_gone;
+        Stalls {
+            fetch_s: gone.fetch_s + here.fetch_s,
+            prep_s: gone.prep_s + here.prep_s,
+            others_s: gone.others_s + here.others_s,
+            open_s: here.open_s,
+        }
+    }
+
     pub(crate) fn status(&self) -> Vec<JobStatus> {
         self.jobs
             .iter()
@@ -540,13 +564,17 @@ impl Engine {
 
 /// What consumers say they waited for, together.
 fn stalls(accounts: impl Iterator<Item = Account>) -> Stalls {
+    let mut sum = Stalls::default();
+    accounts.for_each(|account| add_stalls(&mut sum, &account));
+    sum
+}
+
+fn add_stalls(sum: &mut Stalls, account: &Account) {
     let seconds = |ns: u64| ns as f64 / 1e9;
-    accounts.fold(Stalls::default(), |sum, account| Stalls {
-        fetch_s: sum.fetch_s + seconds(account.fetch_ns),
-        prep_s: sum.prep_s + seconds(account.prep_ns),
-        others_s: sum.others_s + seconds(account.others_ns),
-        open_s: sum.open_s + seconds(account.open_ns),
-    })
+    sum.fetch_s += seconds(account.fetch_ns);
+    sum.prep_s += seconds(account.prep_ns);
+    sum.others_s += seconds(account.others_ns);
+    sum.open_s += seconds(account.open_ns);
 }
 
 fn end(consumer: &Consumer, why: &Misbehaved) {

@@ -35,7 +35,7 @@ use crate::stream::batch::Batch;
 use crate::stream::consumer::Consumer;
 use crate::stream::counters::Counters;
 use crate::stream::engine::Engine;
-use crate::stream::sample::SampleWork;
+use crate::stream::sample::{SampleWork, Times};
 use crate::user_code::{Resting, Trouble};
 use crate::workers::Workers;
 use crate::{Error, Result};
@@ -260,6 +260,7 @@ impl Stream {
     pub(crate) fn status(&self, slow: u32) -> StreamStatus {
         let layout = self.pool.layout();
         let costs = self.cost_status(slow);
+        let engine = self.engine();
         StreamStatus {
             id: self.blueprint.id,
             dataset: self.blueprint.dataset_name.clone(),
@@ -276,7 +277,8 @@ impl Stream {
             buffers_free: self.pool.free(),
             staging_bytes: layout.total_bytes() as u64,
             totals: self.counters.totals(),
-            jobs: self.engine().status(),
+            stalls: engine.stalls(),
+            jobs: engine.status(),
         }
     }
 
@@ -332,14 +334,14 @@ impl Stream {
     fn few_waiting(&self) -> u32 {
         match self.blueprint.maker.crew() {
             Some(crew) => crew.few_waiting(),
-            None => 2 * self.workers.count() as u32,
+            None => 2 * self.workers.threads(),
         }
     }
 
     fn worker_count(&self) -> u32 {
         match self.blueprint.maker.crew() {
             Some(crew) => crew.workers(),
-            None => self.workers.count() as u32,
+            None => self.workers.threads(),
         }
     }
 
@@ -351,7 +353,8 @@ impl Stream {
     }
 
     fn publish(&self, engine: &mut Engine) {
-        self.counters.add_delivered(engine.publish());
+        let lacks = || self.blueprint.maker.lacks(&self.workers);
+        self.counters.add_delivered(engine.publish(lacks));
     }
 
     /// Gives a minibatch its buffer and its samples to the workers.
@@ -372,10 +375,12 @@ impl Stream {
         ));
         engine.drawn += 1;
         let starts = self.starts(engine, &samples);
-        engine.expect(&batch, minibatch.deliveries);
+        let lacks = self.blueprint.maker.lacks(&self.workers);
+        engine.expect(&batch, minibatch.deliveries, &lacks);
         self.waiting
             .fetch_add(samples.len() as u32, Ordering::Relaxed);
         let is_relaxed = self.blueprint.key.relaxed;
+        let is_ahead = engine.window > 0;
         for (place, ((slot, draw), start)) in slots.into_iter().zip(samples).zip(starts).enumerate()
         {
             let berth = Berth {
@@ -383,12 +388,15 @@ impl Stream {
                 slot,
                 place: place as u32,
             };
-            let due = engine.due;
+            let times = Times {
+                start,
+                due: is_ahead.then_some(engine.due),
+            };
             let work = if is_relaxed {
                 let ticket = engine.afloat.add(draw.id, engine.drawn, berth);
-                SampleWork::afloat(self.clone(), ticket, batch.clone(), draw, due)
+                SampleWork::afloat(self.clone(), ticket, batch.clone(), draw, times)
             } else {
-                SampleWork::bound(self.clone(), berth, draw, due)
+                SampleWork::bound(self.clone(), berth, draw, times)
             };
             self.assign(start, work);
         }
@@ -426,10 +434,6 @@ impl Stream {
     fn start_of_one(due: f64, expected: Option<f32>) -> Moment {
         // A second one may be before it.
         Moment::at(due - 2.0 * f64::from(expected.unwrap_or(0.0)))
-    }
-
-    fn draws_ahead(&self) -> bool {
-        self.engine().window > 0
     }
 
     /// Binds a sample that is about to be written to a slot.

@@ -1,7 +1,7 @@
 //! A sample on its way into a slot of its minibatch, made by a thread of the coordinator or by a worker of user code.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use coprep_cache::sample_cache::{Form, Meta};
 use coprep_cache::staging::{Layout, SlotMut};
@@ -18,7 +18,7 @@ use crate::stream::Stream;
 use crate::stream::afloat::{Berth, Ticket};
 use crate::stream::batch::Batch;
 use crate::user_code::{Begin, Outcome, Task};
-use crate::workers::Work;
+use crate::workers::{Ready, Work};
 
 /// One sample of a minibatch, for a worker.
 pub(super) struct SampleWork {
@@ -27,12 +27,19 @@ pub(super) struct SampleWork {
     /// The minibatch it was drawn for.
     drawn_for: Arc<Batch>,
     draw: Draw,
-    /// When its minibatch is due, seconds.
-    due: f64,
-    /// No worker has begun it.
+    times: Times,
+    /// No worker has begun to prepare it.
     is_waiting: bool,
-    /// Its file, if it was read before its turn.
     fetched: Option<Fetched>,
+}
+
+/// When a sample is to be made.
+#[derive(Clone, Copy)]
+pub(super) struct Times {
+    /// When it is to be begun.
+    pub(super) start: Moment,
+    /// When its minibatch is due, in a moment's seconds, if samples are drawn ahead because some are slow.
+    pub(super) due: Option<f64>,
 }
 
 /// Where it is written.
@@ -43,15 +50,36 @@ enum At {
 }
 
 impl Work for SampleWork {
-    fn run(mut self: Box<Self>, tools: &mut Tools) {
+    fn needs_fetch(&self) -> bool {
+        match &self.stream.blueprint.maker {
+            Maker::Native(recipe) => recipe.cached_as(self.draw.id).is_none(),
+            _ => false,
+        }
+    }
+
+    fn fetch(&mut self, buffer: &mut Vec<u8>) -> Ready {
         let stream = self.stream.clone();
         if let Maker::Native(recipe) = &stream.blueprint.maker
-            && self.looks_ahead(recipe, tools)
+            && self.needs_fetch()
+            && self.drawn_for.is_wanted()
         {
-            let expected = self.fetched.as_ref().and_then(|f| f.expected);
-            let start = Stream::start_of_one(self.due, expected);
-            return stream.workers.submit(start, self);
+            self.time_runs(true);
+            let is_looking = self.times.due.is_some();
+            // What fails is tried again in its turn, and reported then.
+            self.fetched = recipe.fetch_ahead(self.draw.id, buffer, is_looking).ok();
+            self.time_runs(false);
         }
+        let fetched = self.fetched.as_ref();
+        let expected = fetched.and_then(|f| f.expected);
+        Ready {
+            due: self.start_when_fetched(expected),
+            at_work: fetched.map_or(Duration::ZERO, |f| f.at_work),
+            bytes: fetched.map_or(0, |f| f.cost.fetched_bytes),
+        }
+    }
+
+    fn run(mut self: Box<Self>, tools: &mut Tools) {
+        let stream = self.stream.clone();
         if self.start() {
             match &stream.blueprint.maker {
                 Maker::Native(recipe) => self.fill(recipe, tools),
@@ -149,9 +177,9 @@ impl Task for SampleWork {
 
 impl SampleWork {
     /// For the slot of `berth`, come what may.
-    pub(super) fn bound(stream: Arc<Stream>, berth: Berth, draw: Draw, due: f64) -> Self {
+    pub(super) fn bound(stream: Arc<Stream>, berth: Berth, draw: Draw, times: Times) -> Self {
         let drawn_for = berth.batch.clone();
-        Self::new(stream, At::Bound(berth), drawn_for, draw, due)
+        Self::new(stream, At::Bound(berth), drawn_for, draw, times)
     }
 
     /// For the slot that `ticket` will give.
@@ -160,18 +188,18 @@ impl SampleWork {
         ticket: Ticket,
         drawn_for: Arc<Batch>,
         draw: Draw,
-        due: f64,
+        times: Times,
     ) -> Self {
-        Self::new(stream, At::Afloat(ticket), drawn_for, draw, due)
+        Self::new(stream, At::Afloat(ticket), drawn_for, draw, times)
     }
 
-    fn new(stream: Arc<Stream>, at: At, drawn_for: Arc<Batch>, draw: Draw, due: f64) -> Self {
+    fn new(stream: Arc<Stream>, at: At, drawn_for: Arc<Batch>, draw: Draw, times: Times) -> Self {
         SampleWork {
             stream,
             at,
             drawn_for,
             draw,
-            due,
+            times,
             is_waiting: true,
             fetched: None,
         }
@@ -191,26 +219,28 @@ impl SampleWork {
         }
     }
 
-    /// Reads the file of a sample that was never prepared, where samples are drawn ahead because some are slow: its
-    /// header says whether this is one. False: it is its turn.
-    fn looks_ahead(&mut self, recipe: &Recipe, tools: &mut Tools) -> bool {
-        let is_to_look = self.is_waiting
-            && self.fetched.is_none()
-            && self.drawn_for.is_wanted()
-            && recipe.is_unknown(self.draw.id)
-            && self.stream.draws_ahead();
-        if is_to_look {
-            // What fails is tried again in its turn, and reported then.
-            self.fetched = recipe.fetch_ahead(self.draw.id, tools).ok();
+    /// A sample that nothing was known of was drawn to be begun at once: now it is known, and has its time.
+    fn start_when_fetched(&self, expected: Option<f32>) -> Moment {
+        let was_known = self.stream.blueprint.maker.expected(self.draw.id).is_some();
+        match self.times.due.filter(|_| !was_known) {
+            Some(due) => Stream::start_of_one(due, expected),
+            None => self.times.start,
         }
-        is_to_look && self.fetched.is_some()
     }
 
-    /// A worker begins it. False: nobody wants it any more.
-    fn start(&mut self) -> bool {
-        if let At::Afloat(ticket) = self.at {
-            self.stream.engine().afloat.begin(ticket);
+    /// Where it may be overtaken: whether somebody works at it.
+    fn time_runs(&self, is_running: bool) {
+        let At::Afloat(ticket) = self.at else { return };
+        let afloat = &mut self.stream.engine().afloat;
+        match is_running {
+            true => afloat.begin(ticket),
+            false => afloat.pause(ticket),
         }
+    }
+
+    /// A worker begins to prepare it. False: nobody wants it any more.
+    fn start(&mut self) -> bool {
+        self.time_runs(true);
         if std::mem::take(&mut self.is_waiting) {
             self.stream.sample_begun();
         }
@@ -315,9 +345,8 @@ impl SampleWork {
     fn prepared(&mut self, cost: &Cost) {
         let index = self.stream.fields.len() - 1;
         let id = i64::from(self.draw.id);
-        let Berth { batch, slot, .. } = self.berth();
+        let slot = self.slot();
         slot.field_mut(index).copy_from_slice(&id.to_ne_bytes());
-        batch.add_cost(cost);
         self.stream.counters.add(cost, self.draw.visit);
     }
 

@@ -14,7 +14,7 @@ mod worker;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use coprep_cache::staging::Layout;
@@ -25,6 +25,7 @@ use coprep_protocol::spec::{BLOB, Dtype, Field};
 use crate::caches::Cache;
 use crate::due_queue::{DueQueue, Moment};
 use crate::prepare::{Cost, Failure};
+use crate::stalls::{BusyClock, Lacks};
 use crate::user_code::host::{Forked, Host};
 use crate::user_code::worker::{Job, Worker};
 use crate::{Error, Result};
@@ -324,6 +325,7 @@ pub(crate) struct Crew {
     queue: DueQueue<Job>,
     /// Mean time of a sample, nanoseconds; 0: none has been made.
     mean_ns: AtomicU64,
+    clock: Mutex<BusyClock>,
     over: OnceLock<Option<Trouble>>,
     /// Called when it comes to its end by itself.
     on_trouble: OnceLock<Box<dyn Fn(Trouble) + Send + Sync>>,
@@ -347,6 +349,7 @@ impl Crew {
             cache,
             queue: DueQueue::new(),
             mean_ns: AtomicU64::new(0),
+            clock: Mutex::new(BusyClock::new(Instant::now())),
             over: OnceLock::new(),
             on_trouble: OnceLock::new(),
         });
@@ -386,6 +389,15 @@ impl Crew {
 
     pub(crate) fn workers(&self) -> u32 {
         self.workers
+    }
+
+    /// What was lacking until now.
+    pub(crate) fn lacks(&self) -> Lacks {
+        self.clock().look(Instant::now())
+    }
+
+    fn clock(&self) -> MutexGuard<'_, BusyClock> {
+        self.clock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn pids(&self) -> Vec<u32> {
@@ -454,8 +466,15 @@ impl Crew {
         self.chunk().min(share)
     }
 
+    /// A worker has something to do, or nothing more.
+    fn turns(&self, is_busy: bool) {
+        self.clock().turns(Instant::now(), is_busy);
+    }
+
     /// A mean over the last few hundred samples or so; a race loses one of them.
-    fn took(&self, time: Duration) {
+    fn took(&self, cost: &Cost) {
+        let time = cost.total();
+        self.clock().took(cost.fetch, cost.prep());
         let (now, before) = (time.as_nanos() as u64, self.mean_ns.load(Ordering::Relaxed));
         let mean = match before {
             0 => now,

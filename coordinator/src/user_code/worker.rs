@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coprep_cache::sample_cache::{Form, Meta};
-use coprep_protocol::code::{self, Channel, Order, Raised, Report, Written};
+use coprep_protocol::code::{self, Channel, Made, Order, Raised, Report, Written};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use crate::caches::Cache;
@@ -72,6 +72,8 @@ pub(super) struct Worker {
     pause: Duration,
     /// When the process last said something, or was given something after having nothing.
     heard: Instant,
+    /// The crew was told that it has something to do.
+    is_busy: bool,
 }
 
 struct Process {
@@ -101,6 +103,7 @@ impl Worker {
             aside: None,
             pause: PAUSES.0,
             heard: Instant::now(),
+            is_busy: false,
         }
     }
 
@@ -110,12 +113,21 @@ impl Worker {
             if let Err(why) = self.turn() {
                 self.lost(&why);
             }
+            self.tell_whether_busy();
         }
         let chunks = std::mem::take(&mut self.chunks);
         let given = chunks.into_iter().flat_map(|c| c.jobs).flatten();
         given
             .chain(self.aside.take())
             .for_each(|job| job.task.finish(Outcome::Dropped));
+    }
+
+    fn tell_whether_busy(&mut self) {
+        let is_busy = !self.chunks.is_empty();
+        if is_busy != self.is_busy {
+            self.is_busy = is_busy;
+            self.crew.turns(is_busy);
+        }
     }
 
     /// Gives the process something to do, or hears what it did. Err: why it must be replaced.
@@ -259,7 +271,10 @@ impl Worker {
     fn report(&mut self, report: Report) -> std::result::Result<(), String> {
         self.pause = PAUSES.0;
         match report {
-            Report::Done(written) => written.iter().try_for_each(|w| self.written(w))?,
+            Report::Done(made) => made
+                .samples
+                .iter()
+                .try_for_each(|w| self.written(w, &made))?,
             Report::Ready(index) => self.tell_where(index)?,
             Report::Raised(index, raised) => self.raised(index, raised)?,
             Report::TooLarge(index, bytes) => {
@@ -300,7 +315,7 @@ impl Worker {
             .map_err(|_| String::new())
     }
 
-    fn written(&mut self, written: &Written) -> std::result::Result<(), String> {
+    fn written(&mut self, written: &Written, with: &Made) -> std::result::Result<(), String> {
         let wall = Duration::from_nanos(written.wall_ns);
         let cpu = Duration::from_nanos(written.cpu_ns).min(wall);
         let dataset = Duration::from_nanos(written.dataset_ns).min(wall);
@@ -308,16 +323,17 @@ impl Worker {
             self.keep(written, dataset)?;
         }
         let job = self.job(written.index)?;
-        self.crew.took(wall);
-        // Time off the processor is taken to be the dataset's, which reads.
-        let fetch = (wall - cpu).min(dataset);
-        job.task.finish(Outcome::Made(Cost {
+        // Time off the processor, and not for want of one, is taken to be the dataset's, which reads.
+        let fetch = (wall - cpu).mul_f64(with.waited_for_nothing()).min(dataset);
+        let cost = Cost {
             fetch,
             decode: dataset - fetch,
             random: wall - dataset,
             cpu,
             ..Cost::default()
-        }));
+        };
+        self.crew.took(&cost);
+        job.task.finish(Outcome::Made(cost));
         Ok(())
     }
 

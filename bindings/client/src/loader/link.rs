@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coprep_cache::handover::Item;
+use coprep_cache::handover::{Account, Item};
 use coprep_protocol::message::{Attach, Attached, Reply, Request, SampleError};
 use coprep_protocol::place::Place;
 use roaring::RoaringBitmap;
@@ -17,6 +17,7 @@ use crate::loader::Code;
 use crate::loader::position;
 use crate::patience::{Patience, Pulse};
 use crate::raw;
+use crate::stats::Shares;
 
 /// An error's text is sent before its item is published: it is there, or nearly.
 const TEXT: Duration = Duration::from_secs(10);
@@ -25,8 +26,8 @@ const TEXT: Duration = Duration::from_secs(10);
 pub(super) struct Part {
     pub(super) ends_batch: bool,
     pub(super) ends_epoch: bool,
-    /// Share of fetching in the cost of the minibatch, of 255.
-    pub(super) fetch_share: u8,
+    /// How the time since the last minibatch was divided.
+    pub(super) shares: Shares,
 }
 
 impl Part {
@@ -34,7 +35,7 @@ impl Part {
         Part {
             ends_batch: item.flags & 1 != 0,
             ends_epoch: item.flags & 2 != 0,
-            fetch_share: (item.flags >> 8) as u8,
+            shares: Shares::unpack(item.tag),
         }
     }
 }
@@ -152,6 +153,11 @@ impl Link {
         }
         self.assembly = Some(assembly);
         Ok(None)
+    }
+
+    /// Says what this consumer did and waited for, for people who look.
+    pub(super) fn tell(&self, account: &Account) {
+        self.attachment.receiver.tell(account);
     }
 
     // Requests.

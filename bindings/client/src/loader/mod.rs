@@ -30,7 +30,7 @@ use crate::error::{Error, Result};
 use crate::loader::link::{Link, Part};
 use crate::loader::position::Position;
 use crate::patience::{Patience, Pulse, SLICE, no_pulse};
-use crate::stats::Stats;
+use crate::stats::{Shares, Stats};
 
 /// First and longest pause between two attempts to reconnect.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
@@ -252,7 +252,7 @@ impl Loader {
         self.attach_if_needed(&mut inner)?;
         self.leave_epoch(&mut inner)?;
         let epoch = inner.position.begin();
-        inner.waiting = Waiting::default();
+        inner.waiting.since = None;
         self.tell_epoch(&mut inner);
         Ok(epoch)
     }
@@ -340,15 +340,13 @@ impl Loader {
         }
         let began = Instant::now();
         link.wait(end.saturating_duration_since(began).min(SLICE));
-        self.waited(&mut inner.waiting, began);
-        Ok(None)
-    }
-
-    fn waited(&self, waiting: &mut Waiting, began: Instant) {
         let time = began.elapsed();
-        waiting.since.get_or_insert(began);
-        waiting.unsplit += time;
-        self.count().wait += time;
+        inner.waiting.since.get_or_insert(began);
+        inner.waiting.unsplit += time;
+        let mut stats = self.count();
+        stats.wait += time;
+        link.tell(&stats.account());
+        Ok(None)
     }
 
     fn take(&self, inner: &mut Inner, seq: u64, item: &Item) -> Result<Option<Event>> {
@@ -358,7 +356,7 @@ impl Loader {
         match item.kind() {
             Some(ItemKind::Part) => {
                 let waited = std::mem::take(&mut inner.waiting.unsplit);
-                self.count().split(waited, Part::of(item).fetch_share);
+                self.count().split(waited, Part::of(item).shares);
                 self.take_part(inner, seq, item)
             }
             Some(ItemKind::EpochEnd) => {
@@ -388,11 +386,6 @@ impl Loader {
         if batch.samples() == 0 && self.options.attach.world_size <= 1 {
             return Ok(None);
         }
-        self.count_batch(&batch);
-        Ok(Some(Event::Batch(batch)))
-    }
-
-    fn count_batch(&self, batch: &Batch) {
         let mut stats = self.count();
         stats.batches += 1;
         stats.samples += u64::from(batch.samples());
@@ -400,6 +393,9 @@ impl Loader {
             stats.copies += 1;
             stats.copied_bytes += batch.bytes() as u64;
         }
+        link.tell(&stats.account());
+        drop(stats);
+        Ok(Some(Event::Batch(batch)))
     }
 
     fn not_yet(&self, inner: &mut Inner) -> Result<Event> {
@@ -500,7 +496,10 @@ impl Loader {
         if inner.position.is_iterating() {
             self.tell_epoch(inner);
         }
-        self.count().wait += began.elapsed();
+        let time = began.elapsed();
+        let mut stats = self.count();
+        stats.wait += time;
+        stats.split(time, Shares::OTHERS);
         Ok(())
     }
 

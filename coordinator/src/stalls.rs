@@ -1,0 +1,175 @@
+//! What those who wait for minibatches wait for.
+//!
+//! At any moment a pool of workers lacks storage, or processors, or nothing: then whoever waits, waits for other jobs.
+//! Three clocks say how long it was each. A consumer that had to wait for a minibatch is told how the time since the
+//! one before it was divided, and divides its wait alike: so the parts of a wait add up to it.
+
+use std::time::{Duration, Instant};
+
+/// Clocks since the pool was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Lacks {
+    pub(crate) fetch: Duration,
+    pub(crate) prep: Duration,
+    /// Nothing was lacking.
+    pub(crate) none: Duration,
+}
+
+/// Parts of a whole of [`Shares::WHOLE`]; what is missing is the part for which nothing was lacking.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shares {
+    pub(crate) fetch: u32,
+    pub(crate) prep: u32,
+}
+
+impl Shares {
+    pub(crate) const WHOLE: u32 = 1 << 16;
+    /// Nothing was lacking.
+    pub(crate) const OTHERS: Shares = Shares { fetch: 0, prep: 0 };
+
+    /// As an item carries them.
+    pub(crate) fn pack(self) -> u64 {
+        u64::from(self.fetch) | u64::from(self.prep) << 32
+    }
+}
+
+impl Lacks {
+    /// So much was lacking of each for all of this time.
+    pub(crate) fn add(&mut self, time: Duration, fetch: f64, prep: f64) {
+        let all = fetch + prep;
+        if all <= 0.0 {
+            self.none += time;
+            return;
+        }
+        let fetch = time.mul_f64(fetch / all);
+        self.fetch += fetch;
+        self.prep += time.saturating_sub(fetch);
+    }
+
+    /// What two pools lacked that the same consumers wait for: nothing only if neither did.
+    pub(crate) fn with(self, other: Lacks) -> Lacks {
+        Lacks {
+            fetch: self.fetch + other.fetch,
+            prep: self.prep + other.prep,
+            none: self.none.min(other.none),
+        }
+    }
+
+    /// How the time from `before` to here was divided, of which nothing was prepared for `idle` at the beginning.
+    pub(crate) fn since(&self, before: &Lacks, idle: Duration) -> Shares {
+        let part = |now: Duration, then: Duration| now.saturating_sub(then).as_secs_f64();
+        let (fetch, prep) = (part(self.fetch, before.fetch), part(self.prep, before.prep));
+        let all = fetch + prep + part(self.none, before.none) + idle.as_secs_f64();
+        if all <= 0.0 {
+            return Shares::OTHERS;
+        }
+        let whole = f64::from(Shares::WHOLE);
+        let fetch = (fetch / all * whole).round() as u32;
+        Shares {
+            fetch,
+            prep: ((prep / all * whole).round() as u32).min(Shares::WHOLE - fetch),
+        }
+    }
+}
+
+/// The clocks of workers that do not say which stage they are in, only what it took when they are done.
+#[derive(Debug)]
+pub(crate) struct BusyClock {
+    busy: u32,
+    until: Instant,
+    /// Recent work, microseconds.
+    fetch_us: f64,
+    prep_us: f64,
+    lacks: Lacks,
+}
+
+/// Weight of what a piece of work says against those before it.
+const NEWS: f64 = 1.0 / 64.0;
+
+impl BusyClock {
+    pub(crate) fn new(now: Instant) -> Self {
+        BusyClock {
+            busy: 0,
+            until: now,
+            fetch_us: 0.0,
+            prep_us: 0.0,
+            lacks: Lacks::default(),
+        }
+    }
+
+    /// A worker has something to do, or nothing more.
+    pub(crate) fn turns(&mut self, now: Instant, is_busy: bool) {
+        self.look(now);
+        self.busy = match is_busy {
+            true => self.busy + 1,
+            false => self.busy.saturating_sub(1),
+        };
+    }
+
+    /// A piece of work took this.
+    pub(crate) fn took(&mut self, fetch: Duration, prep: Duration) {
+        self.fetch_us += NEWS * (fetch.as_secs_f64() * 1e6 - self.fetch_us);
+        self.prep_us += NEWS * (prep.as_secs_f64() * 1e6 - self.prep_us);
+    }
+
+    pub(crate) fn look(&mut self, now: Instant) -> Lacks {
+        let time = now.saturating_duration_since(self.until);
+        self.until = now;
+        match self.busy {
+            0 => self.lacks.add(time, 0.0, 0.0),
+            // As long as nothing is done, it counts as preparing.
+            _ => self.lacks.add(time, self.fetch_us, self.prep_us.max(1e-3)),
+        }
+        self.lacks
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn shares_are_of_the_time_between_two_looks() {
+        let mut lacks = Lacks::default();
+        lacks.add(SECOND, 0.0, 7.0);
+        let before = lacks;
+        lacks.add(3 * SECOND, 1.0, 0.0);
+        lacks.add(SECOND, 0.0, 0.0);
+        let shares = lacks.since(&before, Duration::ZERO);
+        assert_eq!(shares.fetch, Shares::WHOLE / 4 * 3);
+        assert_eq!(shares.prep, 0);
+        assert_eq!(lacks.since(&lacks, Duration::ZERO), Shares::OTHERS);
+        let shares = lacks.since(&before, 4 * SECOND);
+        assert_eq!(shares.fetch, Shares::WHOLE / 8 * 3);
+    }
+
+    #[test]
+    fn time_of_both_is_divided() {
+        let mut lacks = Lacks::default();
+        lacks.add(SECOND, 1.0, 3.0);
+        assert_eq!(lacks.fetch, SECOND / 4);
+        assert_eq!(lacks.prep, SECOND / 4 * 3);
+        let shares = lacks.since(&Lacks::default(), Duration::ZERO);
+        assert_eq!(shares.fetch + shares.prep, Shares::WHOLE);
+    }
+
+    #[test]
+    fn workers_that_are_busy_lack_what_their_work_took() {
+        let start = Instant::now();
+        let mut clock = BusyClock::new(start);
+        clock.turns(start + SECOND, true);
+        clock.turns(start + SECOND, true);
+        for _ in 0..1000 {
+            clock.took(SECOND * 3, SECOND);
+        }
+        clock.turns(start + 5 * SECOND, false);
+        clock.turns(start + 5 * SECOND, false);
+        let lacks = clock.look(start + 6 * SECOND);
+        let seconds = |d: Duration| d.as_secs_f64().round();
+        assert_eq!(seconds(lacks.fetch), 3.0);
+        assert_eq!(seconds(lacks.prep), 1.0);
+        assert_eq!(lacks.none, 2 * SECOND);
+    }
+}

@@ -1,0 +1,267 @@
+//! The threads that fetch and prepare samples by native pipelines, one pool for all streams.
+//!
+//! What is due first is begun first, whatever stream it is for; work for a warm-up, when nothing is due. How many
+//! threads fetch and how many prepare follows what both take ([`stages`], [`coprep_costs::balance`]).
+
+mod stages;
+
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use coprep_costs::Balance;
+use coprep_protocol::message::PoolStatus;
+
+use crate::due_queue::Moment;
+use crate::prepare::Tools;
+use crate::stalls::Lacks;
+use crate::workers::stages::{Done, Stages, Step};
+use crate::{Error, Result};
+
+/// Something the pool does.
+pub(crate) trait Work: Send {
+    /// It reads from storage before it is run.
+    fn needs_fetch(&self) -> bool;
+    /// Reads. `buffer`: memory that may be used, and kept until it is run.
+    fn fetch(&mut self, buffer: &mut Vec<u8>) -> Ready;
+    /// Does the rest, or all if nothing was fetched.
+    fn run(self: Box<Self>, tools: &mut Tools);
+}
+
+/// Something that was fetched.
+pub(crate) struct Ready {
+    /// When it is to be run.
+    pub(crate) due: Moment,
+    /// The part of the time it took in which it did not wait for storage.
+    pub(crate) at_work: Duration,
+    pub(crate) bytes: u64,
+}
+
+/// The pool.
+pub(crate) struct Workers {
+    pool: Arc<Pool>,
+    /// Most processors, if somebody said so.
+    cap: Option<u32>,
+    started: Mutex<Vec<JoinHandle<()>>>,
+    /// No more threads can be had.
+    is_short: Mutex<bool>,
+}
+
+struct Pool {
+    state: Mutex<State>,
+    more: Condvar,
+}
+
+struct State {
+    stages: Stages<Box<dyn Work>>,
+    balance: Balance,
+    /// Threads that wait.
+    idle: usize,
+    stop: bool,
+}
+
+/// Threads that wait for storage, at most.
+const MOST_WAITING: u32 = 128;
+/// Seconds from one balance to the next: at least, and at most if little was fetched.
+const OFTEN: f64 = 0.5;
+const SELDOM: f64 = 2.0;
+/// Samples that say something about the time between.
+const ENOUGH: u64 = 32;
+/// How long a worker sleeps before it looks whether it should end.
+const NAP: Duration = Duration::from_millis(200);
+
+impl Workers {
+    /// A thread for each processor that may be used, `cap` at most.
+    pub(crate) fn start(cap: Option<u32>) -> Result<Self> {
+        let (cpus, now) = (usable(cap), Instant::now());
+        let state = State {
+            stages: Stages::new(cpus, now),
+            balance: Balance::new(cpus, cpus + MOST_WAITING),
+            idle: 0,
+            stop: false,
+        };
+        let workers = Workers {
+            pool: Arc::new(Pool {
+                state: Mutex::new(state),
+                more: Condvar::new(),
+            }),
+            cap,
+            started: Mutex::default(),
+            is_short: Mutex::new(false),
+        };
+        workers.start_threads(cpus)?;
+        Ok(workers)
+    }
+
+    fn start_threads(&self, wanted: u32) -> Result<()> {
+        let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
+        for number in started.len()..wanted as usize {
+            let pool = self.pool.clone();
+            let builder = std::thread::Builder::new().name(format!("worker-{number}"));
+            let thread = builder
+                .spawn(move || work(&pool))
+                .map_err(|e| Error::io("cannot start worker threads", e))?;
+            started.push(thread);
+        }
+        Ok(())
+    }
+
+    /// Threads that may be at work.
+    pub(crate) fn threads(&self) -> u32 {
+        self.pool.state().stages.now().threads
+    }
+
+    /// Threads that may prepare.
+    pub(crate) fn cpus(&self) -> u32 {
+        self.pool.state().stages.now().cpus
+    }
+
+    /// Something to be begun at `due`, or as soon as a thread is free.
+    pub(crate) fn submit(&self, due: Moment, work: Box<dyn Work>) {
+        let is_to_fetch = work.needs_fetch();
+        let mut state = self.pool.state();
+        state.stages.submit(Instant::now(), due, is_to_fetch, work);
+        self.pool.wake(state);
+    }
+
+    /// What was lacking until now.
+    pub(crate) fn lacks(&self) -> Lacks {
+        let mut state = self.pool.state();
+        state.stages.look(Instant::now());
+        state.stages.lacks()
+    }
+
+    /// Strikes the balance between the stages, if it is time. To be called now and then.
+    pub(crate) fn tidy(&self) {
+        let wanted = self.pool.strike(self.cap);
+        let mut is_short = self.is_short.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(wanted) = wanted.filter(|_| !*is_short)
+            && let Err(e) = self.start_threads(wanted)
+        {
+            *is_short = true;
+            tracing::warn!("{e}: storage is waited for by fewer threads than it could serve");
+        }
+    }
+
+    pub(crate) fn status(&self) -> PoolStatus {
+        let mut state = self.pool.state();
+        state.stages.look(Instant::now());
+        let (now, sums) = (state.stages.now(), state.stages.sums());
+        PoolStatus {
+            cpus: now.cpus,
+            threads: now.threads,
+            fetching: now.fetching,
+            preparing: now.preparing,
+            to_fetch: now.to_fetch,
+            to_prepare: now.to_prepare,
+            fetched: sums.fetched,
+            prepared: sums.prepared,
+            fetch_s: sums.fetch_s,
+            prepare_s: sums.prepare_s,
+        }
+    }
+}
+
+/// Processors that this process may use now: what affinity and control group leave it, and nobody forbade.
+fn usable(cap: Option<u32>) -> u32 {
+    let there = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
+    // Asked for, they are had, be they there or not.
+    cap.unwrap_or(there).max(1)
+}
+
+impl Pool {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wake(&self, state: MutexGuard<'_, State>) {
+        let is_to_wake = state.idle > 0 && state.stages.has_step();
+        drop(state);
+        if is_to_wake {
+            self.more.notify_one();
+        }
+    }
+
+    /// Gives the threads that should be there.
+    fn strike(&self, cap: Option<u32>) -> Option<u32> {
+        let now = Instant::now();
+        let mut state = self.state();
+        state.stages.look(now);
+        let (time, fetched) = state.stages.lately();
+        if time < OFTEN || (fetched < ENOUGH && time < SELDOM) {
+            return None;
+        }
+        let seen = state.stages.turn();
+        let cpus = usable(cap);
+        let threads = state.balance.observe(cpus, &seen);
+        state.stages.limit(cpus, threads);
+        drop(state);
+        self.more.notify_all();
+        Some(threads)
+    }
+
+    /// Waits for something to do. None: look whether there is still something to be done at all.
+    fn next(&self, mut state: MutexGuard<'_, State>) -> Option<Step<Box<dyn Work>>> {
+        if !state.stages.has_step() {
+            state.idle += 1;
+            let waited = self
+                .more
+                .wait_timeout_while(state, NAP, |state| !state.stop && !state.stages.has_step());
+            (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            state.idle -= 1;
+        }
+        let step = state.stages.next(Instant::now());
+        // There may be more to do than this.
+        self.wake(state);
+        step
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        self.pool.state().stop = true;
+        self.pool.more.notify_all();
+        let this = std::thread::current().id();
+        let started = std::mem::take(
+            self.started
+                .get_mut()
+                .unwrap_or_else(PoisonError::into_inner),
+        );
+        // The last owner may be a piece of work: a thread cannot wait for itself.
+        for thread in started.into_iter().filter(|t| t.thread().id() != this) {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn work(pool: &Pool) {
+    let mut done = None;
+    loop {
+        let mut state = pool.state();
+        if let Some(done) = done.take() {
+            state.stages.done(Instant::now(), done);
+        }
+        if state.stop {
+            return;
+        }
+        done = pool.next(state).map(carry_out);
+    }
+}
+
+fn carry_out(step: Step<Box<dyn Work>>) -> Done<Box<dyn Work>> {
+    match step {
+        Step::Fetch(mut work, mut buffer) => {
+            let ready = work.fetch(&mut buffer);
+            Done::Fetched(work, ready, buffer)
+        }
+        Step::Prepare(work, mut tools) => {
+            let ran = std::panic::catch_unwind(AssertUnwindSafe(|| work.run(&mut tools)));
+            if ran.is_err() {
+                tracing::error!("a worker panicked: a defect of coprep, please report it");
+                *tools = Tools::default();
+            }
+            Done::Prepared(tools)
+        }
+    }
+}

@@ -1,0 +1,379 @@
+//! What waits for the threads of the pool, and who may begin what.
+//!
+//! A sample is *fetched*, unless it is cached, and then *prepared*. At most `cpus` threads prepare at a time, and at
+//! most `threads` do either. Where these are the same number, storage is quick: whoever fetches a sample goes on
+//! with it, unless another is due earlier. Where there are more threads, they fetch ahead: then a processor that
+//! is free is worth more than what is due first, and what is fetched waits, a bounded number of samples.
+
+use std::time::Instant;
+
+use coprep_costs::Interval;
+
+use crate::due_queue::{DueHeap, Moment};
+use crate::prepare::Tools;
+use crate::stalls::Lacks;
+use crate::workers::Ready;
+
+/// Something for a thread to do.
+pub(super) enum Step<W> {
+    Fetch(W, Vec<u8>),
+    Prepare(W, Box<Tools>),
+}
+
+/// Something that a thread has done.
+pub(super) enum Done<W> {
+    /// With memory to be used again.
+    Fetched(W, Ready, Vec<u8>),
+    Prepared(Box<Tools>),
+}
+
+/// See the module.
+pub(super) struct Stages<W> {
+    to_fetch: DueHeap<W>,
+    to_prepare: DueHeap<W>,
+    fetching: u32,
+    preparing: u32,
+    cpus: u32,
+    threads: u32,
+    /// Memory that is used again.
+    #[expect(clippy::vec_box, reason = "boxes pass from hand to hand")]
+    tools: Vec<Box<Tools>>,
+    buffers: Vec<Vec<u8>>,
+    /// Up to when the sums are made.
+    until: Instant,
+    sums: Sums,
+    /// The sums a moment ago.
+    recent: Sums,
+    lacks: Lacks,
+}
+
+/// Since the start.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sums {
+    pub(super) fetched: u64,
+    pub(super) fetched_bytes: u64,
+    pub(super) prepared: u64,
+    pub(super) fetch_s: f64,
+    pub(super) fetch_cpu_s: f64,
+    pub(super) prepare_s: f64,
+    /// Waiting samples times seconds.
+    to_fetch: f64,
+    seconds: f64,
+}
+
+/// What the pool does.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Now {
+    pub(super) cpus: u32,
+    pub(super) threads: u32,
+    pub(super) fetching: u32,
+    pub(super) preparing: u32,
+    pub(super) to_fetch: u32,
+    pub(super) to_prepare: u32,
+}
+
+/// Larger buffers are not kept.
+const LARGEST_KEPT: usize = 4 << 20;
+
+impl<W> Stages<W> {
+    pub(super) fn new(cpus: u32, now: Instant) -> Self {
+        Stages {
+            to_fetch: DueHeap::new(),
+            to_prepare: DueHeap::new(),
+            fetching: 0,
+            preparing: 0,
+            cpus,
+            threads: cpus,
+            tools: Vec::new(),
+            buffers: Vec::new(),
+            until: now,
+            sums: Sums::default(),
+            recent: Sums::default(),
+            lacks: Lacks::default(),
+        }
+    }
+
+    pub(super) fn limit(&mut self, cpus: u32, threads: u32) {
+        (self.cpus, self.threads) = (cpus, threads.max(cpus));
+    }
+
+    pub(super) fn submit(&mut self, now: Instant, due: Moment, is_to_fetch: bool, work: W) {
+        self.look(now);
+        match is_to_fetch {
+            true => self.to_fetch.push(due, work),
+            false => self.to_prepare.push(due, work),
+        }
+    }
+
+    pub(super) fn done(&mut self, now: Instant, done: Done<W>) {
+        self.look(now);
+        match done {
+            Done::Fetched(work, ready, buffer) => {
+                self.fetching -= 1;
+                self.sums.fetched += 1;
+                self.sums.fetched_bytes += ready.bytes;
+                self.sums.fetch_cpu_s += ready.at_work.as_secs_f64();
+                self.to_prepare.push(ready.due, work);
+                self.keep(buffer);
+            }
+            Done::Prepared(mut tools) => {
+                self.preparing -= 1;
+                self.sums.prepared += 1;
+                self.keep(tools.take_buffer());
+                self.tools.push(tools);
+            }
+        }
+    }
+
+    fn keep(&mut self, buffer: Vec<u8>) {
+        let is_worth_it = (1..=LARGEST_KEPT).contains(&buffer.capacity());
+        if is_worth_it && self.buffers.len() < self.threads as usize {
+            self.buffers.push(buffer);
+        }
+    }
+
+    /// Whether a thread has something to do.
+    pub(super) fn has_step(&self) -> bool {
+        self.may_prepare() || self.may_fetch()
+    }
+
+    pub(super) fn next(&mut self, now: Instant) -> Option<Step<W>> {
+        self.look(now);
+        match (self.may_prepare(), self.may_fetch()) {
+            (true, true) if self.is_fetching_first() => self.fetch(),
+            (true, _) => self.prepare(),
+            (false, true) => self.fetch(),
+            (false, false) => None,
+        }
+    }
+
+    fn prepare(&mut self) -> Option<Step<W>> {
+        let work = self.to_prepare.pop()?;
+        self.preparing += 1;
+        Some(Step::Prepare(work, self.tools.pop().unwrap_or_default()))
+    }
+
+    fn fetch(&mut self) -> Option<Step<W>> {
+        let work = self.to_fetch.pop()?;
+        self.fetching += 1;
+        Some(Step::Fetch(work, self.buffers.pop().unwrap_or_default()))
+    }
+
+    fn is_full(&self) -> bool {
+        self.fetching + self.preparing >= self.threads
+    }
+
+    fn may_prepare(&self) -> bool {
+        !self.is_full() && self.preparing < self.cpus && !self.to_prepare.is_empty()
+    }
+
+    fn may_fetch(&self) -> bool {
+        !self.is_full() && !self.to_fetch.is_empty() && (self.has_room() || self.is_earlier())
+    }
+
+    /// Not too much is fetched and not prepared.
+    fn has_room(&self) -> bool {
+        self.to_prepare.len() < (self.cpus + self.threads) as usize
+    }
+
+    fn is_earlier(&self) -> bool {
+        self.to_fetch.first() < self.to_prepare.first()
+    }
+
+    /// Storage is quick, and what is due first is not fetched yet.
+    fn is_fetching_first(&self) -> bool {
+        self.threads == self.cpus && self.is_earlier()
+    }
+
+    /// Adds up the time since the last change.
+    pub(super) fn look(&mut self, now: Instant) {
+        let time = now.saturating_duration_since(self.until);
+        self.until = now;
+        let (fetch, prep) = self.lacking();
+        self.lacks.add(time, fetch, prep);
+        let seconds = time.as_secs_f64();
+        self.sums.seconds += seconds;
+        self.sums.fetch_s += seconds * f64::from(self.fetching);
+        self.sums.prepare_s += seconds * f64::from(self.preparing);
+        self.sums.to_fetch += seconds * self.to_fetch.len() as f64;
+    }
+
+    /// What those who wait lack, by weight.
+    fn lacking(&self) -> (f64, f64) {
+        let (fetching, preparing) = (f64::from(self.fetching), f64::from(self.preparing));
+        if self.threads > self.cpus {
+            // Threads fetch ahead: either processors wait for storage, or what is fetched for processors.
+            let are_free = self.preparing < self.cpus || self.to_prepare.is_empty();
+            return match self.fetching > 0 && are_free {
+                true => (1.0, 0.0),
+                false => (0.0, preparing),
+            };
+        }
+        // A thread does one after the other: as far as it waits for storage, a processor is free meanwhile.
+        match self.fetching > 0 {
+            true => (fetching, preparing * self.on_processor()),
+            false => (0.0, preparing),
+        }
+    }
+
+    /// Part of the time of fetching that was not waiting, lately.
+    fn on_processor(&self) -> f64 {
+        let seen = self.sums.since(&self.recent);
+        match seen.fetch_s > 0.0 {
+            true => (seen.fetch_cpu_s / seen.fetch_s).min(1.0),
+            false => 1.0,
+        }
+    }
+
+    /// Seconds since then, and samples fetched.
+    pub(super) fn lately(&self) -> (f64, u64) {
+        let (now, then) = (&self.sums, &self.recent);
+        (now.seconds - then.seconds, now.fetched - then.fetched)
+    }
+
+    /// Begins anew what [`lately`](Self::lately) is since; gives what was done.
+    pub(super) fn turn(&mut self) -> Interval {
+        let before = std::mem::replace(&mut self.recent, self.sums);
+        self.sums.since(&before)
+    }
+
+    pub(super) fn lacks(&self) -> Lacks {
+        self.lacks
+    }
+
+    pub(super) fn sums(&self) -> Sums {
+        self.sums
+    }
+
+    pub(super) fn now(&self) -> Now {
+        Now {
+            cpus: self.cpus,
+            threads: self.threads,
+            fetching: self.fetching,
+            preparing: self.preparing,
+            to_fetch: self.to_fetch.len() as u32,
+            to_prepare: self.to_prepare.len() as u32,
+        }
+    }
+}
+
+impl Sums {
+    /// From `before` to here.
+    pub(super) fn since(&self, before: &Sums) -> Interval {
+        let seconds = self.seconds - before.seconds;
+        Interval {
+            seconds,
+            fetched: (self.fetched - before.fetched) as u32,
+            fetched_bytes: self.fetched_bytes - before.fetched_bytes,
+            prepared: (self.prepared - before.prepared) as u32,
+            fetch_s: self.fetch_s - before.fetch_s,
+            fetch_cpu_s: self.fetch_cpu_s - before.fetch_cpu_s,
+            prepare_s: self.prepare_s - before.prepare_s,
+            to_fetch: (self.to_fetch - before.to_fetch) / seconds.max(f64::MIN_POSITIVE),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// A pool with samples of these names, in the order in which they are due.
+    fn pool(cpus: u32, threads: u32, to_fetch: &str, to_prepare: &str) -> Stages<char> {
+        let now = Instant::now();
+        let mut stages = Stages::new(cpus, now);
+        stages.limit(cpus, threads);
+        for (i, name) in to_fetch.chars().enumerate() {
+            stages.submit(now, Moment::at(i as f64), true, name);
+        }
+        for (i, name) in to_prepare.chars().enumerate() {
+            stages.submit(now, Moment::at(i as f64 + 0.5), false, name);
+        }
+        stages
+    }
+
+    /// What threads that come one after the other are given.
+    fn begun(stages: &mut Stages<char>) -> String {
+        let step = |stages: &mut Stages<char>| match stages.next(Instant::now())? {
+            Step::Fetch(name, _) => Some(format!("f{name} ")),
+            Step::Prepare(name, _) => Some(format!("p{name} ")),
+        };
+        std::iter::from_fn(|| step(stages)).collect()
+    }
+
+    fn fetched(stages: &mut Stages<char>, name: char, due: f64) {
+        let ready = Ready {
+            due: Moment::at(due),
+            at_work: Duration::ZERO,
+            bytes: 1,
+        };
+        let done = Done::Fetched(name, ready, Vec::new());
+        stages.done(Instant::now(), done);
+    }
+
+    #[test]
+    fn without_more_threads_than_processors_what_is_due_first_is_begun_first() {
+        assert_eq!(begun(&mut pool(3, 3, "ab", "xy")), "fa px fb ");
+        assert_eq!(begun(&mut pool(1, 1, "", "x")), "px ");
+    }
+
+    #[test]
+    fn whoever_fetched_a_sample_goes_on_with_it() {
+        let mut stages = pool(1, 1, "ab", "");
+        assert_eq!(begun(&mut stages), "fa ");
+        fetched(&mut stages, 'a', 0.0);
+        assert_eq!(begun(&mut stages), "pa ");
+    }
+
+    #[test]
+    fn more_threads_fetch_and_never_prepare_more_than_there_are_processors() {
+        assert_eq!(begun(&mut pool(1, 4, "abcd", "xyz")), "px fa fb fc ");
+        assert_eq!(begun(&mut pool(2, 4, "", "xyz")), "px py ");
+    }
+
+    #[test]
+    fn no_more_is_fetched_than_can_soon_be_prepared() {
+        let mut stages = pool(1, 2, "abcdefgh", "");
+        for name in "abc".chars() {
+            stages.submit(Instant::now(), Moment::default(), false, name);
+        }
+        assert_eq!(begun(&mut stages), "pa fa ");
+        fetched(&mut stages, 'a', 9.0);
+        assert_eq!(begun(&mut stages), "", "three wait already");
+        stages.done(Instant::now(), Done::Prepared(Box::default()));
+        assert_eq!(begun(&mut stages), "pb fb ");
+    }
+
+    #[test]
+    fn a_processor_that_is_taken_away_is_given_up_when_it_is_free() {
+        let mut stages = pool(2, 2, "", "wxyz");
+        assert_eq!(begun(&mut stages), "pw px ");
+        stages.limit(1, 1);
+        stages.done(Instant::now(), Done::Prepared(Box::default()));
+        assert_eq!(begun(&mut stages), "");
+        stages.done(Instant::now(), Done::Prepared(Box::default()));
+        assert_eq!(begun(&mut stages), "py ");
+    }
+
+    #[test]
+    fn what_is_lacking_is_what_the_threads_wait_for() {
+        let second = Duration::from_secs(1);
+        let lacks_of = |mut stages: Stages<char>, starts: usize| {
+            for _ in 0..starts {
+                stages.next(stages.until);
+            }
+            let before = stages.lacks();
+            stages.look(stages.until + second);
+            let shares = stages.lacks().since(&before, Duration::ZERO);
+            (shares.fetch >> 14, shares.prep >> 14)
+        };
+        // In quarters.
+        assert_eq!(lacks_of(pool(2, 2, "", ""), 0), (0, 0));
+        assert_eq!(lacks_of(pool(2, 2, "", "xy"), 2), (0, 4));
+        assert_eq!(lacks_of(pool(2, 2, "a", "x"), 2), (2, 2));
+        assert_eq!(lacks_of(pool(2, 6, "abcd", "x"), 5), (4, 0));
+        assert_eq!(lacks_of(pool(2, 6, "abcd", "xyz"), 5), (0, 4));
+    }
+}
