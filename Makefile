@@ -45,6 +45,20 @@ deps: ## install the build tools that are missing, or say which
 		echo "missing:$$missing. Install with your package manager, for example: sudo apt-get install$$missing" >&2; exit 1; \
 	fi
 
+# The page of a report is looked at in a browser. Where there is none, those tests are skipped.
+.PHONY: browser
+browser: | deps
+	@for name in chromium chromium-browser google-chrome google-chrome-stable; do \
+		! $$name --version >/dev/null 2>&1 || exit 0; \
+	done; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing chromium (about 0.35 GB; once)"; \
+		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; } \
+			|| echo "chromium cannot be installed: tests that need it are skipped"; \
+	else \
+		echo "chromium is missing: tests that need it are skipped. To have them: sudo apt-get install chromium"; \
+	fi
+
 $(VENV)/.base: | deps
 	@echo "making $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
@@ -52,7 +66,7 @@ $(VENV)/.base: | deps
 	@touch $@
 
 $(VENV)/.checks: $(VENV)/.base
-	@$(PIP) pytest pytest-timeout ruff mypy
+	@$(PIP) pytest pytest-timeout websockets ruff mypy
 	@touch $@
 
 $(VENV)/.torch: $(VENV)/.base
@@ -116,7 +130,7 @@ TOTAL := awk '/^ *Summary \[|^test result:|^=* ?[0-9]+ (passed|failed|skipped|er
 	END { printf "%d passed, %d failed\n", count[1], count[0] }'
 
 .PHONY: test
-test: $(VENV)/.package $(VENV)/.checks $(VENV)/.examples ## all tests, Rust and Python
+test: $(VENV)/.package $(VENV)/.checks $(VENV)/.examples browser ## all tests, Rust and Python
 	@failed=""; mkdir -p $(TARGET); : >$(LOG); \
 	run() { echo "== $$1"; shift; "$$@" 2>&1 | tee -a $(LOG); }; \
 	[[ "$(RUST_TESTS)" == *nextest* ]] || echo "cargo-nextest is not installed: using cargo test, which does not end a test that hangs"; \

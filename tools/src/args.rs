@@ -41,6 +41,8 @@ pub(crate) enum Command {
         /// Only of this dataset (its root folder, as `coprep status` shows it).
         dataset: Option<String>,
     },
+    /// Say where an epoch's time goes, and what would help.
+    Analyze(Analyze),
     /// Read datasets more slowly from now on, to see what slower storage does to the jobs; without options: as before.
     Throttle(Throttle),
     /// Say what on this machine would go wrong, and what to do about it.
@@ -138,6 +140,19 @@ pub(crate) struct Status {
     /// Show of each stream so many samples, those that cost most.
     #[arg(long, value_name = "N", default_value_t = 0, default_missing_value = "10", num_args = 0..=1)]
     pub(crate) slow: u32,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(ClapArgs)]
+pub(crate) struct Analyze {
+    /// Measure nothing, and show the report of this file: JSON, or a page.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) render: Option<PathBuf>,
+    /// Write the report as a page to this file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,

@@ -3,6 +3,7 @@
 //! Exit codes: 0 done, 1 failed, 2 wrong usage.
 #![deny(unsafe_code)]
 
+mod analyze;
 mod args;
 mod doctor;
 mod serve;
@@ -29,6 +30,7 @@ fn main() -> ExitCode {
         Command::Throttle(throttle) => status::throttle(&place, &throttle),
         Command::Stop => status::stop(&place),
         Command::Drop { dataset } => status::drop_caches(&place, dataset),
+        Command::Analyze(analyze) => analyze::run(&analyze),
         Command::Doctor(doctor) => doctor::run(&place, &doctor),
     };
     outcome.unwrap_or_else(|e| {

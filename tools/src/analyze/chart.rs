@@ -1,0 +1,479 @@
+//! Charts of a report as SVG. Colours are classes, which the page's style sheet gives their values.
+//!
+//! Nothing moves and nothing runs: what a point says stands in it, and the style sheet shows that of the present
+//! setting, or of the point under the pointer.
+
+use super::axis::{CHAR, nice_ticks, shortened, thinned, time_unit, unit_factor};
+use super::report::{Knee, Line, Outcome, Part, Point, Series, Shape};
+use super::words;
+
+const WIDTH: f64 = 360.0;
+const HEIGHT: f64 = 246.0;
+const LEFT: f64 = 50.0;
+const RIGHT: f64 = 350.0;
+const TOP: f64 = 56.0;
+const BOTTOM: f64 = 206.0;
+/// Where marks over the plot have their words.
+const MARKS: f64 = TOP - 9.0;
+/// Share of its slot that a bar takes.
+const BAR: f64 = 0.64;
+
+/// Text in HTML and SVG, also in attributes.
+pub(crate) fn esc(text: &str) -> String {
+    text.chars().fold(String::new(), |mut out, c| {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&#39;"),
+            c if c.is_control() && c != '\n' => out.push('\u{fffd}'),
+            c => out.push(c),
+        }
+        out
+    })
+}
+
+/// A part's class in the style sheet.
+pub(crate) fn class(part: Part) -> &'static str {
+    match part {
+        Part::Compute => "compute",
+        Part::FetchStall => "fetch",
+        Part::PrepStall => "prep",
+    }
+}
+
+/// One epoch as a bar as wide as its place.
+pub(crate) fn epoch_bar(outcome: &Outcome) -> String {
+    let whole = outcome.epoch_s.max(f64::MIN_POSITIVE);
+    let mut parts = String::new();
+    for (part, from, to) in outcome
+        .stack()
+        .into_iter()
+        .filter(|(_, from, to)| to > from)
+    {
+        let (x, width) = (100.0 * from / whole, 100.0 * (to - from) / whole);
+        parts += &format!(
+            r#"<rect class="mark {}" x="{x:.3}%" y="0" width="{width:.3}%" height="100%"><title>{}: {}</title></rect>"#,
+            class(part),
+            words::part(part),
+            words::seconds(to - from)
+        );
+    }
+    let says = Part::ALL.map(|p| {
+        format!(
+            "{} {}",
+            words::part(p),
+            words::percent(outcome.of(p), whole)
+        )
+    });
+    format!(
+        r#"<svg class="epoch" role="img" aria-labelledby="epoch-t epoch-d"><title id="epoch-t">An epoch now</title><desc id="epoch-d">{}</desc>{parts}</svg>"#,
+        says.join(", ")
+    )
+}
+
+/// The chart of a series, whose points [`super::report::Report::check`] has found good.
+pub(crate) fn chart(series: &Series, knee: Option<&Knee>) -> String {
+    let plot = Plot::new(series);
+    let id = esc(&series.key);
+    let drawing = [
+        plot.y_axis(),
+        plot.shape(),
+        plot.compared(),
+        plot.marks(knee),
+        plot.x_axis(),
+        plot.names(),
+        plot.readings(),
+        plot.measured(),
+    ];
+    format!(
+        r#"<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="{id}-t {id}-d"><title id="{id}-t">{}</title><desc id="{id}-d">{}</desc>{}</svg>"#,
+        esc(&series.title),
+        esc(&plot.describe()),
+        drawing.concat()
+    )
+}
+
+/// A series on its axes.
+struct Plot<'a> {
+    series: &'a Series,
+    shape: Shape,
+    /// Ticks of the y axis in `unit`; the last is its top.
+    ticks: Vec<f64>,
+    unit: (&'static str, f64),
+}
+
+impl<'a> Plot<'a> {
+    fn new(series: &'a Series) -> Plot<'a> {
+        let highest = series.highest_s();
+        let unit = time_unit(highest);
+        let first = series.lines.first().map_or(&[][..], |l| &l.points);
+        let has_width = first.first().map(|p| p.x) < first.last().map(|p| p.x);
+        Plot {
+            series,
+            // To scale, there would be nothing to see.
+            shape: if has_width { series.shape } else { Shape::Bars },
+            ticks: nice_ticks(highest / unit.1, 4),
+            unit,
+        }
+    }
+
+    /// The line that is drawn in the series' shape.
+    fn first(&self) -> &'a [Point] {
+        self.series.lines.first().map_or(&[], |l| &l.points)
+    }
+
+    fn y(&self, seconds: f64) -> f64 {
+        let top = self.ticks.last().copied().unwrap_or(1.0) * self.unit.1;
+        BOTTOM - (seconds / top).clamp(0.0, 1.0) * (BOTTOM - TOP)
+    }
+
+    /// None: not on the axis.
+    fn x(&self, x: f64) -> Option<f64> {
+        let points = self.first();
+        if self.shape == Shape::Bars {
+            let at = points.iter().position(|p| p.x == x)?;
+            return Some(LEFT + self.slot() * (at as f64 + 0.5));
+        }
+        let ends = [points.first()?.x, points.last()?.x];
+        let inset = if self.shape == Shape::Lines {
+            10.0
+        } else {
+            0.0
+        };
+        let share = (x - ends[0]) / (ends[1] - ends[0]);
+        let place = LEFT + inset + share * (RIGHT - LEFT - 2.0 * inset);
+        (0.0..=1.0).contains(&share).then_some(place)
+    }
+
+    /// Width of a bar and its surroundings.
+    fn slot(&self) -> f64 {
+        (RIGHT - LEFT) / self.first().len().max(1) as f64
+    }
+
+    /// Points with their places, those that have one.
+    fn placed<'p>(&self, points: &'p [Point]) -> impl Iterator<Item = (f64, &'p Point)> {
+        points.iter().filter_map(|p| Some((self.x(p.x)?, p)))
+    }
+
+    fn y_axis(&self) -> String {
+        let last = self.ticks.len().saturating_sub(1);
+        let tick = |(i, tick): (usize, &f64)| {
+            let y = self.y(tick * self.unit.1);
+            let unit = if i == last {
+                format!(" {}", self.unit.0)
+            } else {
+                String::new()
+            };
+            let class = if i == 0 { "base" } else { "grid" };
+            format!(
+                r#"<line class="{class}" x1="{LEFT}" x2="{RIGHT}" y1="{y:.1}" y2="{y:.1}"/><text class="tick" x="{}" y="{:.1}" text-anchor="end">{}{unit}</text>"#,
+                LEFT - 6.0,
+                y + 4.0,
+                words::number(*tick)
+            )
+        };
+        self.ticks.iter().enumerate().map(tick).collect()
+    }
+
+    fn x_axis(&self) -> String {
+        let unit = &self.series.x_unit;
+        let label = match unit.is_empty() {
+            true => self.series.x_label.clone(),
+            false => format!("{}, {unit}", self.series.x_label),
+        };
+        let tick = |(x, words, is_present): (f64, String, bool)| {
+            let class = if is_present { "tick present" } else { "tick" };
+            format!(
+                r#"<text class="{class}" x="{x:.1}" y="{}" text-anchor="middle">{}</text>"#,
+                BOTTOM + 16.0,
+                esc(&words)
+            )
+        };
+        let ticks: String = thinned(self.x_ticks()).into_iter().map(tick).collect();
+        format!(
+            r#"{ticks}<text class="label" x="{RIGHT}" y="{}" text-anchor="end">{}</text>"#,
+            BOTTOM + 35.0,
+            esc(&shortened(&label, 50))
+        )
+    }
+
+    /// Place, text, and whether it belongs to the present setting.
+    fn x_ticks(&self) -> Vec<(f64, String, bool)> {
+        if self.shape != Shape::Area {
+            let tick = |(x, p): (f64, &Point)| (x, shortened(&p.x_text, 12), self.is_present(p.x));
+            return self.placed(self.first()).map(tick).collect();
+        }
+        let factor = unit_factor(&self.series.x_unit);
+        let end = self.first().last().map_or(0.0, |p| p.x) / factor;
+        nice_ticks(end, 5)
+            .into_iter()
+            .filter_map(|tick| Some((self.x(tick * factor)?, words::number(tick), false)))
+            .collect()
+    }
+
+    fn is_present(&self, x: f64) -> bool {
+        self.series.points().any(|p| p.present && p.x == x)
+    }
+
+    fn shape(&self) -> String {
+        match self.shape {
+            Shape::Bars => self.bars(),
+            Shape::Area => self.areas(),
+            Shape::Lines => self.line(self.first(), "line first"),
+        }
+    }
+
+    fn bars(&self) -> String {
+        let width = (self.slot() * BAR).min(44.0);
+        let bar = |(x, point): (f64, &Point)| -> String {
+            let stack = point
+                .outcome
+                .stack()
+                .into_iter()
+                .filter(|(_, from, to)| to > from);
+            let rect = |(part, from, to): (Part, f64, f64)| {
+                let (top, bottom) = (self.y(to), self.y(from));
+                format!(
+                    r#"<rect class="mark {}" x="{:.1}" y="{top:.2}" width="{width:.1}" height="{:.2}"/>"#,
+                    class(part),
+                    x - width / 2.0,
+                    bottom - top
+                )
+            };
+            stack.map(rect).collect()
+        };
+        self.placed(self.first()).map(bar).collect()
+    }
+
+    fn areas(&self) -> String {
+        let area = |index: usize| {
+            let edge = |(x, p): (f64, &Point)| {
+                let (_, from, to) = p.outcome.stack()[index];
+                (
+                    format!("{x:.1},{:.2}", self.y(to)),
+                    format!("{x:.1},{:.2}", self.y(from)),
+                    to > from,
+                )
+            };
+            let edges: Vec<_> = self.placed(self.first()).map(edge).collect();
+            if !edges.iter().any(|(_, _, is_there)| *is_there) {
+                return String::new();
+            }
+            let above = edges.iter().map(|(top, _, _)| top.as_str());
+            let below = edges.iter().rev().map(|(_, bottom, _)| bottom.as_str());
+            let corners: Vec<&str> = above.chain(below).collect();
+            format!(
+                r#"<polygon class="mark {}" points="{}"/>"#,
+                class(Part::ALL[index]),
+                corners.join(" ")
+            )
+        };
+        (0..Part::ALL.len()).map(area).collect()
+    }
+
+    fn line(&self, points: &[Point], class: &str) -> String {
+        let at = |(x, p): (f64, &Point)| (x, self.y(p.outcome.epoch_s));
+        let places: Vec<(f64, f64)> = self.placed(points).map(at).collect();
+        let corners: Vec<String> = places
+            .iter()
+            .map(|(x, y)| format!("{x:.1},{y:.2}"))
+            .collect();
+        let dot = |(x, y): &(f64, f64)| {
+            format!(r#"<circle class="{class} dot" cx="{x:.1}" cy="{y:.2}" r="2.5"/>"#)
+        };
+        let dots: String = places.iter().map(dot).collect();
+        format!(
+            r#"<polyline class="mark {class}" points="{}"/>{dots}"#,
+            corners.join(" ")
+        )
+    }
+
+    /// The lines over the first one.
+    fn compared(&self) -> String {
+        let others = self.series.lines.iter().skip(1);
+        others.map(|l| self.line(&l.points, "line other")).collect()
+    }
+
+    /// Where the present setting and the knee are.
+    fn marks(&self, knee: Option<&Knee>) -> String {
+        let present = self.series.points().find(|p| p.present);
+        let present = present.and_then(|p| Some((self.x(p.x)?, self.y(p.outcome.epoch_s))));
+        let knee = knee.filter(|_| self.shape == Shape::Area);
+        let knee = knee.and_then(|k| self.x(k.cache_bytes as f64));
+        // Where their words would meet, each stands on its side.
+        let between = present.zip(knee).map(|((now, _), knee)| now - knee);
+        let aside = between
+            .filter(|d| d.abs() < 44.0)
+            .map_or(0.0, |d| if d > 0.0 { 1.0 } else { -1.0 });
+        let from = TOP - 5.0;
+        let now = present.map(|(x, y)| {
+            let says = over(x, "now", aside);
+            format!(r#"<g class="now"><line x1="{x:.1}" x2="{x:.1}" y1="{from}" y2="{y:.2}"/><circle cx="{x:.1}" cy="{y:.2}" r="3"/>{says}</g>"#)
+        });
+        let knee = knee.map(|x| {
+            let says = over(x, "knee", -aside);
+            format!(r#"<g class="knee"><line x1="{x:.1}" x2="{x:.1}" y1="{from}" y2="{BOTTOM}"/>{says}</g>"#)
+        });
+        now.into_iter().chain(knee).collect()
+    }
+
+    /// Epochs that were run.
+    fn measured(&self) -> String {
+        let ring = |point: &Point| {
+            let (x, y) = (self.x(point.x)?, self.y(point.measured_epoch_s?));
+            Some(format!(
+                r#"<circle class="measured" cx="{x:.1}" cy="{y:.2}" r="4.5"/>"#
+            ))
+        };
+        self.series.points().filter_map(ring).collect()
+    }
+
+    /// Lines have their names where there is most room for them.
+    fn names(&self) -> String {
+        let lines = &self.series.lines;
+        let skipped = if self.shape == Shape::Lines { 0 } else { 1 };
+        if lines.len() < 2 {
+            return String::new();
+        }
+        lines
+            .iter()
+            .skip(skipped)
+            .filter_map(|line| self.name(line))
+            .collect()
+    }
+
+    fn name(&self, line: &Line) -> Option<String> {
+        let room = |p: &Point| self.room(line, p);
+        let point = line
+            .points
+            .iter()
+            .max_by(|a, b| room(a).abs().total_cmp(&room(b).abs()))?;
+        let epoch_s = point.outcome.epoch_s;
+        let (x, y) = (self.x(point.x)?, self.y(epoch_s));
+        let name = shortened(&line.name, 24);
+        let is_above = room(point) >= 0.0 || y + 20.0 > BOTTOM;
+        let after = line.points.iter().find(|p| p.x > point.x);
+        let rises = after.is_some_and(|p| p.outcome.epoch_s > epoch_s);
+        let fits = x + 7.0 + name.chars().count() as f64 * CHAR < RIGHT;
+        let (anchor, x) = match is_above != rises && fits {
+            true => ("start", x + 6.0),
+            false => ("end", x - 6.0),
+        };
+        let y = if is_above { y - 6.0 } else { y + 15.0 };
+        Some(format!(
+            r#"<text class="name" x="{x:.1}" y="{y:.1}" text-anchor="{anchor}">{}</text>"#,
+            esc(&name)
+        ))
+    }
+
+    /// Seconds from the nearest other line to this one, at this point.
+    fn room(&self, line: &Line, point: &Point) -> f64 {
+        let others = self
+            .series
+            .lines
+            .iter()
+            .filter(|other| !std::ptr::eq(*other, line));
+        let at_x = others
+            .flat_map(|other| &other.points)
+            .filter(|other| other.x == point.x);
+        at_x.map(|other| point.outcome.epoch_s - other.outcome.epoch_s)
+            .min_by(|a, b| a.abs().total_cmp(&b.abs()))
+            .unwrap_or(0.0)
+    }
+
+    /// For each x what it stands for, and the place that shows it.
+    fn readings(&self) -> String {
+        let placed: Vec<(f64, &Point)> = self.placed(self.first()).collect();
+        let between = |a: usize, b: usize| Some((placed.get(a)?.0 + placed.get(b)?.0) / 2.0);
+        let reading = |(i, (_, point)): (usize, &(f64, &Point))| {
+            let from = i
+                .checked_sub(1)
+                .and_then(|before| between(before, i))
+                .unwrap_or(LEFT);
+            let to = between(i, i + 1).unwrap_or(RIGHT);
+            self.reading(point, from, to)
+        };
+        placed.iter().enumerate().map(reading).collect()
+    }
+
+    fn reading(&self, point: &Point, from: f64, to: f64) -> String {
+        let class = if self.is_present(point.x) {
+            "point at-present"
+        } else {
+            "point"
+        };
+        let (whole, parts) = (esc(&self.whole(point)), split(&point.outcome));
+        let by = words::bottleneck(point.outcome.bottleneck);
+        format!(
+            r#"<g class="{class}"><rect class="hit" x="{from:.1}" y="{}" width="{:.1}" height="{:.1}"><title>{whole}; {parts}; held up by {by}</title></rect><g class="says"><text class="whole" x="0" y="12">{whole}</text><text class="parts" x="0" y="28">{parts}</text></g></g>"#,
+            TOP - 4.0,
+            to - from,
+            BOTTOM - TOP + 26.0
+        )
+    }
+
+    /// Epochs of all lines with this point's x.
+    fn whole(&self, point: &Point) -> String {
+        let many = self.series.lines.len() > 1;
+        let epoch = |(i, line): (usize, &Line)| {
+            let p = line.points.iter().find(|p| p.x == point.x)?;
+            let is_named = many && (i > 0 || self.shape == Shape::Lines);
+            let name = if is_named {
+                format!("{} ", shortened(&line.name, 10))
+            } else {
+                String::new()
+            };
+            Some(format!("{name}{}", words::seconds(p.outcome.epoch_s)))
+        };
+        let lines = self.series.lines.iter().enumerate();
+        let mut epochs: Vec<String> = lines.filter_map(epoch).collect();
+        // Two lines leave no room for it; the table has it.
+        let measured = point.measured_epoch_s.filter(|_| !many);
+        epochs.extend(measured.map(|s| format!("{} measured", words::seconds(s))));
+        let x = format!(
+            "{} {} {}",
+            self.series.x_label, point.x_text, self.series.x_unit
+        );
+        format!("{}: {}", shortened(x.trim_end(), 24), epochs.join(", "))
+    }
+
+    /// The chart in a sentence, for those who do not see it.
+    fn describe(&self) -> String {
+        let ends = self.first().first().zip(self.first().last());
+        let (from, to) =
+            ends.map_or_else(Default::default, |(a, b)| (self.whole(a), self.whole(b)));
+        let present = self.series.points().find(|p| p.present);
+        let now = present.map_or_else(String::new, |p| {
+            format!(
+                " Now {} {}: {}.",
+                self.series.x_label,
+                p.x_text,
+                split(&p.outcome)
+            )
+        });
+        format!("Seconds of an epoch, from {from} to {to}.{now} The table below has all numbers.")
+    }
+}
+
+fn split(outcome: &Outcome) -> String {
+    let of = |part| {
+        format!(
+            "{} {}",
+            words::percent(outcome.of(part), outcome.epoch_s),
+            words::part(part)
+        )
+    };
+    Part::ALL.map(of).join(", ")
+}
+
+/// Words over the plot at this x; or, where two would meet, to the left (-1) or right (1) of it.
+fn over(x: f64, words: &str, aside: f64) -> String {
+    let (anchor, x) = match aside {
+        a if a < 0.0 => ("end", x - 1.0),
+        a if a > 0.0 => ("start", x + 1.0),
+        _ => ("middle", x.clamp(12.0, WIDTH - 14.0)),
+    };
+    format!(r#"<text x="{x:.1}" y="{MARKS}" text-anchor="{anchor}">{words}</text>"#)
+}

@@ -1,0 +1,212 @@
+//! How a report's numbers are written, the same in all renderings. A number keeps its unit on its line: between them
+//! is a no-break space.
+
+use coprep_protocol::size::human;
+
+use super::report::{Bottleneck, Dataset, Machine, Outcome, Part, Report, Setting};
+use crate::show::duration;
+
+const NBSP: char = '\u{a0}';
+
+/// `2.1 ms`, `8.40 s`, `3 min 20 s`.
+pub(crate) fn seconds(s: f64) -> String {
+    match s {
+        s if s <= 0.0 => format!("0{NBSP}s"),
+        s if s < 0.001 => format!("{}{NBSP}µs", number(s * 1e6)),
+        s if s < 1.0 => format!("{}{NBSP}ms", number(s * 1e3)),
+        s if s < 59.5 => format!("{}{NBSP}s", number(s)),
+        s => whole(&duration(s.round())),
+    }
+}
+
+/// Three digits at least: `0.21`, `3.5`, `41.8`, `1,240`.
+pub(crate) fn number(n: f64) -> String {
+    let digits = match n.abs() {
+        a if a >= 99.95 => 0,
+        a if a >= 9.995 => 1,
+        a if a >= 0.0995 => 2,
+        _ => 3,
+    };
+    let text = format!("{n:.digits$}");
+    match text.split_once('.') {
+        Some(_) => text.trim_end_matches('0').trim_end_matches('.').into(),
+        None => grouped(&text),
+    }
+}
+
+/// `50000` as `50,000`.
+fn grouped(digits: &str) -> String {
+    let count = digits.len();
+    digits
+        .char_indices()
+        .flat_map(|(i, c)| {
+            let comma = i > 0 && (count - i).is_multiple_of(3) && !digits[..i].ends_with('-');
+            comma.then_some(',').into_iter().chain([c])
+        })
+        .collect()
+}
+
+/// A value in the unit that fits it.
+pub(crate) fn quantity(value: f64, unit: &str) -> String {
+    match unit {
+        "s" => seconds(value),
+        "bytes" => bytes(value as u64),
+        "bytes/s" => rate(value),
+        "" => number(value),
+        _ => format!("{}{NBSP}{unit}", number(value)),
+    }
+}
+
+fn rate(bytes_per_s: f64) -> String {
+    format!("{}/s", bytes(bytes_per_s as u64))
+}
+
+fn bytes(count: u64) -> String {
+    whole(&human(count))
+}
+
+/// Without a place to break it.
+fn whole(text: &str) -> String {
+    text.replace(' ', "\u{a0}")
+}
+
+/// `52 %`; what is there but rounds to nothing is `<1 %`.
+pub(crate) fn percent(part: f64, whole: f64) -> String {
+    match 100.0 * part / whole.max(f64::MIN_POSITIVE) {
+        p if p > 0.0 && p < 0.5 => format!("<1{NBSP}%"),
+        p => format!("{p:.0}{NBSP}%"),
+    }
+}
+
+/// `2.9×`.
+pub(crate) fn gain(x: f64) -> String {
+    let digits = if x < 9.95 { 1 } else { 0 };
+    format!("{x:.digits$}×")
+}
+
+pub(crate) fn part(part: Part) -> &'static str {
+    match part {
+        Part::Compute => "compute",
+        Part::FetchStall => "fetch stall",
+        Part::PrepStall => "prep stall",
+    }
+}
+
+pub(crate) fn bottleneck(bottleneck: Bottleneck) -> &'static str {
+    match bottleneck {
+        Bottleneck::Storage => "storage",
+        Bottleneck::Processors => "processors",
+        Bottleneck::Job => "the job",
+    }
+}
+
+/// Where an epoch's time goes, in one or two sentences.
+pub(crate) fn verdict(outcome: &Outcome) -> String {
+    let of = |part| percent(outcome.of(part), outcome.epoch_s);
+    let stalls = outcome.fetch_stall_s + outcome.prep_stall_s;
+    let epoch = seconds(outcome.epoch_s);
+    if stalls < 0.005 * outcome.epoch_s {
+        return format!("An epoch takes {epoch}, and the job waits for none of it.");
+    }
+    let waits = match (outcome.fetch_stall_s > 0.0, outcome.prep_stall_s > 0.0) {
+        (true, false) => "all of it for storage".into(),
+        (false, true) => "all of it for preparation".into(),
+        _ => format!(
+            "{} for storage and {} for preparation",
+            of(Part::FetchStall),
+            of(Part::PrepStall)
+        ),
+    };
+    format!(
+        "An epoch takes {epoch}. The job computes for {} of it and waits for {}: {waits}.",
+        of(Part::Compute),
+        percent(stalls, outcome.epoch_s)
+    )
+}
+
+/// What an advice comes to, if an epoch changes: `An epoch would take 5 min 56 s, not 14 min 51 s.`
+pub(crate) fn then(report: &Report, gain_x: f64) -> Option<String> {
+    let (now, then) = (
+        report.present.outcome.epoch_s,
+        report.present.outcome.epoch_s / gain_x,
+    );
+    let changes = (gain_x - 1.0).abs() >= 0.005;
+    changes.then(|| {
+        format!(
+            "An epoch would take {}, not {}.",
+            seconds(then),
+            seconds(now)
+        )
+    })
+}
+
+/// Names and values of the present setting.
+pub(crate) fn setting(s: &Setting) -> Vec<(&'static str, String)> {
+    let cache = match s.cache_bytes {
+        0 => "none".into(),
+        bytes => format!("{}, {}", self::bytes(bytes), s.form),
+    };
+    let jobs = match (s.jobs, s.shared) {
+        (1, _) => "1".into(),
+        (n, true) => format!("{n}, sharing one preparation"),
+        (n, false) => format!("{n}, each preparing for itself"),
+    };
+    let gpu = if s.gpu_speed == 1.0 {
+        "as measured".into()
+    } else {
+        format!("{} times as measured", number(s.gpu_speed))
+    };
+    vec![
+        ("cache", cache),
+        ("processors", number(s.cpus)),
+        (
+            "storage",
+            s.storage_bytes_per_s.map_or("as measured".into(), rate),
+        ),
+        ("jobs", jobs),
+        ("GPU speed", gpu),
+    ]
+}
+
+/// Names and values of the dataset, the pipeline and the machine.
+pub(crate) fn circumstances(r: &Report) -> Vec<(&'static str, String)> {
+    vec![
+        ("analysed", r.command.clone()),
+        ("dataset", dataset(&r.dataset)),
+        ("bytes", forms(&r.dataset)),
+        ("pipeline", r.pipeline.clone()),
+        ("batch size", r.batch_size.to_string()),
+        ("machine", machine(&r.machine)),
+        ("storage", r.machine.storage.clone()),
+        ("made", format!("{}, coprep {}", r.made, r.version)),
+    ]
+}
+
+fn dataset(d: &Dataset) -> String {
+    let pixels = d
+        .mean_pixels
+        .map(|p| format!(", {} pixels each", number(p)));
+    let samples = number(d.samples as f64);
+    format!(
+        "{}: {samples} samples{}",
+        d.name,
+        pixels.unwrap_or_default()
+    )
+}
+
+fn forms(d: &Dataset) -> String {
+    let [encoded, decoded] = [d.encoded_bytes, d.decoded_bytes].map(bytes);
+    format!("{encoded} encoded, about {decoded} decoded")
+}
+
+fn machine(m: &Machine) -> String {
+    let mut parts = vec![format!(
+        "{} of {} processors",
+        number(m.cpus_usable),
+        m.cpus
+    )];
+    parts.extend(m.cpu_model.clone());
+    parts.push(format!("{} of memory", bytes(m.memory_bytes)));
+    parts.extend(m.kernel.as_ref().map(|k| format!("Linux {k}")));
+    parts.join(", ")
+}
