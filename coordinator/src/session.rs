@@ -128,6 +128,14 @@ impl Session<'_> {
             Request::Drop { name } => Ok(Some(Reply::Dropped {
                 bytes: self.registry.drop_caches(name.as_deref()),
             })),
+            Request::Pipeline { stream } => {
+                let streams = self.registry.streams();
+                let found = streams.into_iter().find(|s| s.blueprint.id == stream);
+                let found =
+                    found.ok_or_else(|| Error::Invalid(format!("there is no stream {stream}")))?;
+                let spec = found.blueprint.spec.clone().map(Box::new);
+                Ok(Some(Reply::Pipeline(spec)))
+            }
             Request::Throttle {
                 bytes_per_s,
                 latency_ns,

@@ -20,6 +20,8 @@ pub struct Settings {
     pub staging_bytes: u64,
     /// Storage is to be slower than it is, to see what then.
     pub storage: Slowness,
+    /// Minibatches are handed over again without being prepared: to see how fast jobs are by themselves.
+    pub replay: bool,
     /// Whether the costs of samples are measured; if not, nothing follows from them.
     pub costs: bool,
     /// Without a connection for this long, the coordinator ends; None: never.
@@ -37,6 +39,7 @@ impl Default for Settings {
             cache_name: None,
             staging_bytes: 256 << 20,
             storage: Slowness::default(),
+            replay: false,
             costs: true,
             idle: None,
             idle_warm: None,

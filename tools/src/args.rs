@@ -72,6 +72,9 @@ pub(crate) struct Serve {
     /// Let each read of a file take this long beside, such as 5ms.
     #[arg(long, value_parser = milliseconds, value_name = "TIME", help_heading = "Experiments")]
     pub(crate) storage_latency: Option<Duration>,
+    /// Hand the same minibatches over again and again, unprepared and with wrong labels: to see how fast jobs are.
+    #[arg(long, help_heading = "Experiments")]
+    pub(crate) replay: bool,
     /// Whether to measure what samples cost; off: nothing follows from it, for comparison.
     #[arg(long, env = "COPREP_COSTS", action = ArgAction::Set, value_parser = BoolishValueParser::new(), default_value = "on", value_name = "ON|OFF", help_heading = "Experiments")]
     pub(crate) costs: bool,

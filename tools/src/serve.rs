@@ -57,6 +57,7 @@ fn settings(args: &Serve) -> Settings {
             bytes_per_s: args.storage_rate,
             latency: args.storage_latency.unwrap_or_default(),
         },
+        replay: args.replay,
         costs: args.costs,
         cpus: args.cpus.map(u32::from),
         cache_budget: args.cache.unwrap_or(default.cache_budget),

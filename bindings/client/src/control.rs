@@ -123,6 +123,19 @@ pub fn drop_caches(place: &Place, dataset: Option<String>) -> Result<u64> {
     }
 }
 
+/// How the samples of a stream are made. None: by the jobs' own code.
+///
+/// # Errors
+/// [`Error::Refused`] when there is no such stream, [`Error::Absent`] when there is no coordinator.
+pub fn pipeline(place: &Place, stream: u64) -> Result<Option<PipelineSpec>> {
+    let connection = Connection::open(place, &How::find("coprep analyze"))?;
+    let request = Request::Pipeline { stream };
+    match connection.ask(&request, "a stream's operators", SOON, &no_pulse())? {
+        Reply::Pipeline(spec) => Ok(spec.map(|spec| *spec)),
+        other => unexpected(&other),
+    }
+}
+
 /// Makes storage slower than it is, for all that is read from now on; without either, as it is.
 ///
 /// # Errors

@@ -50,6 +50,11 @@ pub enum Request {
         /// Only the dataset whose source has this root folder or name.
         name: Option<String>,
     },
+    /// How a stream's samples are made. Answered by [`Reply::Pipeline`].
+    Pipeline {
+        /// Its number.
+        stream: u64,
+    },
     /// Storage is to be slower than it is, from now on; without either, as it is. Answered by [`Reply::Throttled`].
     Throttle {
         /// Bytes a second that all reads together get.
@@ -233,6 +238,8 @@ pub enum Reply {
         /// What was freed.
         bytes: u64,
     },
+    /// Answer to [`Request::Pipeline`]; None: by the jobs' own code.
+    Pipeline(Option<Box<PipelineSpec>>),
     /// Answer to [`Request::Throttle`].
     Throttled,
     /// Answer to [`Request::Stop`].

@@ -230,6 +230,8 @@ impl Registry {
             dataset_name: source_name(&request.pipeline.source),
             pipeline_text: describe(&request.pipeline),
             maker,
+            spec: identity.is_none().then(|| request.pipeline.clone()),
+            is_replayed: self.settings.replay,
             identity,
             code_key: code_key(request),
         };

@@ -11,6 +11,7 @@ mod consumer;
 mod counters;
 mod engine;
 mod explain;
+mod replay;
 mod sample;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -23,7 +24,7 @@ use coprep_costs::early;
 use coprep_protocol::message::{
     Attach, Attached, CacheForm, CostStatus, Resume, SampleCost, StreamStatus,
 };
-use coprep_protocol::spec::{Field, UserDataset};
+use coprep_protocol::spec::{Field, PipelineSpec, UserDataset};
 use coprep_scheduler::{Config, Draw, Minibatch, Scheduler};
 
 use crate::caches::Cache;
@@ -35,7 +36,8 @@ use crate::stream::batch::Batch;
 use crate::stream::consumer::Consumer;
 use crate::stream::counters::Counters;
 use crate::stream::engine::Engine;
-use crate::stream::sample::{SampleWork, Times};
+use crate::stream::replay::Replay;
+use crate::stream::sample::{Plan, SampleWork};
 use crate::user_code::{Resting, Trouble};
 use crate::workers::Workers;
 use crate::{Error, Result};
@@ -72,6 +74,10 @@ pub(crate) struct Blueprint {
     pub(crate) identity: Option<UserDataset>,
     pub(crate) dataset_name: String,
     pub(crate) pipeline_text: String,
+    /// Of streams that the coordinator's own pipelines make.
+    pub(crate) spec: Option<PipelineSpec>,
+    /// Minibatches are handed over again without being prepared.
+    pub(crate) is_replayed: bool,
 }
 
 /// Who attaches.
@@ -104,6 +110,8 @@ pub(crate) struct Stream {
     doorbell: Doorbell,
     workers: Arc<Workers>,
     engine: Mutex<Engine>,
+    /// If minibatches are to be handed over again.
+    replay: Option<Replay>,
     /// Samples that no worker has begun.
     waiting: AtomicU32,
     counters: Counters,
@@ -127,7 +135,12 @@ impl Stream {
             seed: blueprint.seed,
             shuffle: blueprint.key.shuffle,
         };
+        let layout = pool.layout();
+        let replay = blueprint
+            .is_replayed
+            .then(|| Replay::new(layout.buffers, layout.slots));
         let stream = Arc::new(Stream {
+            replay,
             fields: blueprint.maker.fields(),
             pool,
             doorbell: Doorbell::new()?,
@@ -388,15 +401,17 @@ impl Stream {
                 slot,
                 place: place as u32,
             };
-            let times = Times {
+            let is_filled = |replay: &Replay| replay.is_filled(batch.buffer, berth.slot.slot());
+            let plan = Plan {
                 start,
                 due: is_ahead.then_some(engine.due),
+                is_there: self.replay.as_ref().is_some_and(is_filled),
             };
             let work = if is_relaxed {
                 let ticket = engine.afloat.add(draw.id, engine.drawn, berth);
-                SampleWork::afloat(self.clone(), ticket, batch.clone(), draw, times)
+                SampleWork::afloat(self.clone(), ticket, batch.clone(), draw, plan)
             } else {
-                SampleWork::bound(self.clone(), berth, draw, times)
+                SampleWork::bound(self.clone(), berth, draw, plan)
             };
             self.assign(start, work);
         }
@@ -452,7 +467,9 @@ impl Stream {
 
     fn assign(self: &Arc<Self>, start: Moment, work: SampleWork) {
         match &self.blueprint.maker {
-            Maker::Crew { crew, prepared, .. } if !is_in(prepared.as_deref(), work.id()) => {
+            Maker::Crew { crew, prepared, .. }
+                if !work.is_there() && !is_in(prepared.as_deref(), work.id()) =>
+            {
                 crew.submit(start, Box::new(work));
             }
             _ => self.workers.submit(start, Box::new(work)),

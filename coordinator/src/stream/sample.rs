@@ -27,19 +27,21 @@ pub(super) struct SampleWork {
     /// The minibatch it was drawn for.
     drawn_for: Arc<Batch>,
     draw: Draw,
-    times: Times,
+    plan: Plan,
     /// No worker has begun to prepare it.
     is_waiting: bool,
     fetched: Option<Fetched>,
 }
 
-/// When a sample is to be made.
+/// How a sample is to be made.
 #[derive(Clone, Copy)]
-pub(super) struct Times {
+pub(super) struct Plan {
     /// When it is to be begun.
     pub(super) start: Moment,
     /// When its minibatch is due, in a moment's seconds, if samples are drawn ahead because some are slow.
     pub(super) due: Option<f64>,
+    /// Its slot stays as it is: see [`replay`](super::replay).
+    pub(super) is_there: bool,
 }
 
 /// Where it is written.
@@ -52,7 +54,9 @@ enum At {
 impl Work for SampleWork {
     fn needs_fetch(&self) -> bool {
         match &self.stream.blueprint.maker {
-            Maker::Native(recipe) => recipe.cached_as(self.draw.id).is_none(),
+            Maker::Native(recipe) if !self.plan.is_there => {
+                recipe.cached_as(self.draw.id).is_none()
+            }
             _ => false,
         }
     }
@@ -64,7 +68,7 @@ impl Work for SampleWork {
             && self.drawn_for.is_wanted()
         {
             self.time_runs(true);
-            let is_looking = self.times.due.is_some();
+            let is_looking = self.plan.due.is_some();
             // What fails is tried again in its turn, and reported then.
             self.fetched = recipe.fetch_ahead(self.draw.id, buffer, is_looking).ok();
             self.time_runs(false);
@@ -82,6 +86,7 @@ impl Work for SampleWork {
         let stream = self.stream.clone();
         if self.start() {
             match &stream.blueprint.maker {
+                _ if self.plan.is_there => self.prepared(&Cost::default()),
                 Maker::Native(recipe) => self.fill(recipe, tools),
                 Maker::Crew { crew, prepared, .. } => match self.restore(prepared.as_deref()) {
                     Some(cost) => self.prepared(&cost),
@@ -177,9 +182,9 @@ impl Task for SampleWork {
 
 impl SampleWork {
     /// For the slot of `berth`, come what may.
-    pub(super) fn bound(stream: Arc<Stream>, berth: Berth, draw: Draw, times: Times) -> Self {
+    pub(super) fn bound(stream: Arc<Stream>, berth: Berth, draw: Draw, plan: Plan) -> Self {
         let drawn_for = berth.batch.clone();
-        Self::new(stream, At::Bound(berth), drawn_for, draw, times)
+        Self::new(stream, At::Bound(berth), drawn_for, draw, plan)
     }
 
     /// For the slot that `ticket` will give.
@@ -188,18 +193,18 @@ impl SampleWork {
         ticket: Ticket,
         drawn_for: Arc<Batch>,
         draw: Draw,
-        times: Times,
+        plan: Plan,
     ) -> Self {
-        Self::new(stream, At::Afloat(ticket), drawn_for, draw, times)
+        Self::new(stream, At::Afloat(ticket), drawn_for, draw, plan)
     }
 
-    fn new(stream: Arc<Stream>, at: At, drawn_for: Arc<Batch>, draw: Draw, times: Times) -> Self {
+    fn new(stream: Arc<Stream>, at: At, drawn_for: Arc<Batch>, draw: Draw, plan: Plan) -> Self {
         SampleWork {
             stream,
             at,
             drawn_for,
             draw,
-            times,
+            plan,
             is_waiting: true,
             fetched: None,
         }
@@ -207,6 +212,10 @@ impl SampleWork {
 
     pub(super) fn id(&self) -> u32 {
         self.draw.id
+    }
+
+    pub(super) fn is_there(&self) -> bool {
+        self.plan.is_there
     }
 
     /// What keys its random numbers. A prepared sample has the same in all visits that it is used for.
@@ -222,9 +231,9 @@ impl SampleWork {
     /// A sample that nothing was known of was drawn to be begun at once: now it is known, and has its time.
     fn start_when_fetched(&self, expected: Option<f32>) -> Moment {
         let was_known = self.stream.blueprint.maker.expected(self.draw.id).is_some();
-        match self.times.due.filter(|_| !was_known) {
+        match self.plan.due.filter(|_| !was_known) {
             Some(due) => Stream::start_of_one(due, expected),
-            None => self.times.start,
+            None => self.plan.start,
         }
     }
 
@@ -345,8 +354,12 @@ impl SampleWork {
     fn prepared(&mut self, cost: &Cost) {
         let index = self.stream.fields.len() - 1;
         let id = i64::from(self.draw.id);
-        let slot = self.slot();
+        let stream = self.stream.clone();
+        let Berth { batch, slot, .. } = self.berth();
         slot.field_mut(index).copy_from_slice(&id.to_ne_bytes());
+        if let Some(replay) = &stream.replay {
+            replay.fill(batch.buffer, slot.slot());
+        }
         self.stream.counters.add(cost, self.draw.visit);
     }
 
