@@ -8,6 +8,7 @@ mod doctor;
 mod serve;
 mod show;
 mod status;
+mod top;
 mod warm;
 
 use std::process::ExitCode;
@@ -17,7 +18,7 @@ use clap::Parser;
 use crate::args::{Args, Command};
 
 /// What a command comes to: an error is printed as one line.
-pub(crate) type Outcome = Result<ExitCode, Box<dyn std::error::Error>>;
+pub(crate) type Outcome<T = ExitCode> = Result<T, Box<dyn std::error::Error>>;
 
 fn main() -> ExitCode {
     let args = Args::parse();
@@ -26,6 +27,7 @@ fn main() -> ExitCode {
         Command::Serve(serve) => serve::run(place, &serve),
         Command::Warm(warm) => warm::run(&place, &warm),
         Command::Status(status) => status::run(&place, &status),
+        Command::Top(top) => top::run(&place, &top),
         Command::Stop => status::stop(&place),
         Command::Drop { dataset } => status::drop_caches(&place, dataset),
         Command::Doctor(doctor) => doctor::run(&place, &doctor),
