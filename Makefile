@@ -52,7 +52,7 @@ $(VENV)/.base: | deps
 	@touch $@
 
 $(VENV)/.checks: $(VENV)/.base
-	@$(PIP) pytest pytest-timeout ruff mypy
+	@$(PIP) pytest pytest-timeout pyte ruff mypy
 	@touch $@
 
 $(VENV)/.torch: $(VENV)/.base
