@@ -66,7 +66,7 @@ $(VENV)/.base: | deps
 	@touch $@
 
 $(VENV)/.checks: $(VENV)/.base
-	@$(PIP) pytest pytest-timeout websockets ruff mypy
+	@$(PIP) pytest pytest-timeout pyte websockets ruff mypy
 	@touch $@
 
 $(VENV)/.torch: $(VENV)/.base

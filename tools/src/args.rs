@@ -34,6 +34,8 @@ pub(crate) enum Command {
     Warm(Warm),
     /// Show streams, jobs and caches.
     Status(Status),
+    /// Watch streams, jobs and caches on a live screen.
+    Top(Top),
     /// End the coordinator; its caches are freed.
     Stop,
     /// Free caches that no job uses, and named segments that no coordinator has.
@@ -159,6 +161,24 @@ pub(crate) struct Analyze {
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(ClapArgs)]
+pub(crate) struct Top {
+    /// Time between two looks at the coordinator, such as 0.5s.
+    #[arg(long, value_parser = interval, value_name = "TIME", default_value = "1s")]
+    pub(crate) interval: Duration,
+    /// Print one look, after an interval, and end.
+    #[arg(long)]
+    pub(crate) once: bool,
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let sensible = Duration::from_millis(100)..=Duration::from_secs(3600);
+    milliseconds(text).and_then(|time| match sensible.contains(&time) {
+        true => Ok(time),
+        false => Err("from 0.1s to 3600s".into()),
+    })
 }
 
 #[derive(ClapArgs)]

@@ -9,6 +9,7 @@ mod doctor;
 mod serve;
 mod show;
 mod status;
+mod top;
 mod warm;
 
 use std::process::ExitCode;
@@ -18,7 +19,7 @@ use clap::Parser;
 use crate::args::{Args, Command};
 
 /// What a command comes to: an error is printed as one line.
-pub(crate) type Outcome = Result<ExitCode, Box<dyn std::error::Error>>;
+pub(crate) type Outcome<T = ExitCode> = Result<T, Box<dyn std::error::Error>>;
 
 fn main() -> ExitCode {
     let args = Args::parse();
@@ -28,6 +29,7 @@ fn main() -> ExitCode {
         Command::Warm(warm) => warm::run(&place, &warm),
         Command::Status(status) => status::run(&place, &status),
         Command::Throttle(throttle) => status::throttle(&place, &throttle),
+        Command::Top(top) => top::run(&place, &top),
         Command::Stop => status::stop(&place),
         Command::Drop { dataset } => status::drop_caches(&place, dataset),
         Command::Analyze(analyze) => analyze::run(&analyze),

@@ -1,0 +1,156 @@
+//! `coprep top`: streams, jobs and caches on a live screen.
+//!
+//! Three threads wait, for keys, for signals and for the coordinator, and tell the one that draws. What is shown is
+//! computed in [`model`] and [`screen`], without I/O or clock, and drawn by [`view`].
+
+mod columns;
+mod help;
+mod model;
+mod numbers;
+mod screen;
+mod table;
+mod theme;
+mod view;
+mod watch;
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::{Duration, Instant};
+
+use coprep_client::{Error, control};
+use coprep_protocol::message::Status;
+use coprep_protocol::place::Place;
+use nix::sys::signal::{Signal, raise};
+use ratatui::DefaultTerminal;
+use ratatui::backend::Backend;
+
+use crate::top::screen::{Link, Next, Screen};
+use crate::top::theme::Theme;
+use crate::top::watch::{News, Watch};
+use crate::{Outcome, args};
+
+/// Of each stream so many samples, those that cost most.
+const SLOW: u32 = 8;
+/// Longest time between two drawings.
+const REDRAW: Duration = Duration::from_secs(1);
+/// An answer that is later than this is said to be late.
+const LATE: Duration = Duration::from_secs(3);
+
+pub(crate) fn run(place: &Place, args: &args::Top) -> Outcome {
+    if args.once {
+        return once(place, args.interval);
+    }
+    if let Some(why) = unfit() {
+        eprintln!(
+            "coprep: {why}: use `coprep top --once` for one look, or `coprep status` for all there is to know"
+        );
+        return Ok(ExitCode::from(2));
+    }
+    let first = control::status(place, SLOW)?;
+    let mut watch = Watch::start(place, args.interval)?;
+    let end = on_screen(|terminal| show(terminal, &mut watch, first, args.interval))?;
+    match end {
+        End::Asked => Ok(ExitCode::SUCCESS),
+        End::Signal(signal) => {
+            // Dies of it, as whoever sent it expects.
+            watch.signals.thread_unblock()?;
+            raise(signal)?;
+            Ok(ExitCode::from(1))
+        }
+    }
+}
+
+/// Why there can be no screen.
+fn unfit() -> Option<&'static str> {
+    let dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
+    match (std::io::stdout().is_terminal(), dumb) {
+        (false, _) => Some("top needs a terminal, and its output is none"),
+        (_, true) => Some(
+            "top needs a terminal that can move its cursor, and TERM says that this one cannot",
+        ),
+        _ => None,
+    }
+}
+
+/// One look, after an interval for the rates.
+fn once(place: &Place, interval: Duration) -> Outcome {
+    let mut screen = Screen::default();
+    screen.look(control::status(place, SLOW)?);
+    std::thread::sleep(interval);
+    screen.look(control::status(place, SLOW)?);
+    let theme = Theme {
+        colour: false,
+        ..Theme::from_env()
+    };
+    println!("{}", view::text(&screen, &theme));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Why the screen is left.
+enum End {
+    Asked,
+    Signal(Signal),
+}
+
+/// Runs it on the terminal's other screen, and leaves the terminal as it was, whatever happens. A panic restores it
+/// before its message is printed.
+fn on_screen<T>(run: impl FnOnce(&mut DefaultTerminal) -> Outcome<T>) -> Outcome<T> {
+    let mut terminal = match ratatui::try_init() {
+        Ok(terminal) => terminal,
+        Err(e) => {
+            let _ = ratatui::try_restore();
+            return Err(format!("the terminal cannot be used: {e}").into());
+        }
+    };
+    // Where there is no other screen, as on the console, it is this one that has to be empty.
+    let result = match terminal.backend_mut().clear() {
+        Ok(()) => run(&mut terminal),
+        Err(e) => Err(e.into()),
+    };
+    // The cursor, and then the rest. A terminal that has gone away needs neither.
+    let _ = terminal.show_cursor();
+    let _ = ratatui::try_restore();
+    result
+}
+
+/// Draws whatever is news, until it is to end.
+fn show(
+    terminal: &mut DefaultTerminal,
+    watch: &mut Watch,
+    first: Status,
+    interval: Duration,
+) -> Outcome<End> {
+    let theme = Theme::from_env();
+    let mut screen = Screen::default();
+    let mut answered = Instant::now();
+    screen.look(first);
+    loop {
+        terminal.draw(|frame| view::draw(frame, &screen, &theme))?;
+        match watch.news.recv_timeout(REDRAW) {
+            Ok(News::Key(key)) if screen.key(key) == Next::Quit => return Ok(End::Asked),
+            Ok(News::Key(_) | News::Resized) => {}
+            Ok(News::Look(look)) => {
+                answered = Instant::now();
+                take(&mut screen, *look);
+            }
+            Ok(News::Signal(signal)) => return Ok(End::Signal(signal)),
+            Ok(News::NoKeys(e)) => return Err(format!("the keyboard cannot be read: {e}").into()),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return Err("nobody watches any more".into()),
+        }
+        watch.check()?;
+        let silent = answered.elapsed();
+        if silent > interval + LATE {
+            screen.link = Link::Late(silent.as_secs());
+        }
+    }
+}
+
+fn take(screen: &mut Screen, look: Result<Status, Error>) {
+    match look {
+        Ok(status) => screen.look(status),
+        Err(Error::Absent { .. } | Error::Lost(_)) => screen.link = Link::Ended,
+        Err(e) => screen.link = Link::Failed(e.to_string()),
+    }
+}

@@ -1,0 +1,109 @@
+//! The threads that wait for what happens. They end with the process.
+
+use std::io;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+use coprep_client::{Error, control};
+use coprep_protocol::message::Status;
+use coprep_protocol::place::Place;
+use nix::sys::signal::{SigSet, Signal};
+use ratatui::crossterm::event::{self, Event, KeyEvent, KeyEventKind};
+
+use crate::Outcome;
+use crate::top::SLOW;
+
+/// Something happened.
+pub(crate) enum News {
+    Key(KeyEvent),
+    Resized,
+    /// The answer of the coordinator.
+    Look(Box<Result<Status, Error>>),
+    /// The process is to end.
+    Signal(Signal),
+    /// There will be no more keys.
+    NoKeys(io::Error),
+}
+
+/// Whoever waits.
+pub(crate) struct Watch {
+    pub(crate) news: Receiver<News>,
+    /// Those that are waited for, and blocked.
+    pub(crate) signals: SigSet,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Watch {
+    /// Blocks the signals that end a process, for all threads that the caller starts from now on.
+    pub(crate) fn start(place: &Place, interval: Duration) -> Outcome<Self> {
+        let (tell, news) = channel();
+        let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT]);
+        signals.thread_block()?;
+        let (place, to_keys, to_signals) = (place.clone(), tell.clone(), tell.clone());
+        let threads = vec![
+            thread("keys", move || keys(&to_keys))?,
+            thread("signals", move || wait_for(&signals, &to_signals))?,
+            thread("looks", move || looks(&place, interval, &tell))?,
+        ];
+        Ok(Watch {
+            news,
+            signals,
+            threads,
+        })
+    }
+
+    /// # Errors
+    /// When one of the threads has panicked: its message has spoilt the screen already.
+    pub(crate) fn check(&self) -> Outcome<()> {
+        match self.threads.iter().find(|t| t.is_finished()) {
+            Some(thread) => {
+                let name = thread.thread().name().unwrap_or("watching").to_owned();
+                Err(format!("the thread for {name} has ended").into())
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+fn thread(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    Builder::new().name(name.into()).spawn(run)
+}
+
+fn keys(tell: &Sender<News>) {
+    loop {
+        let news = match event::read() {
+            Ok(Event::Key(key)) if key.kind != KeyEventKind::Release => News::Key(key),
+            Ok(Event::Resize(..)) => News::Resized,
+            Ok(_) => continue,
+            Err(e) => {
+                let _ = tell.send(News::NoKeys(e));
+                return;
+            }
+        };
+        if tell.send(news).is_err() {
+            return;
+        }
+    }
+}
+
+fn wait_for(signals: &SigSet, tell: &Sender<News>) {
+    while let Ok(signal) = signals.wait() {
+        if tell.send(News::Signal(signal)).is_err() {
+            return;
+        }
+    }
+}
+
+/// Looks at the coordinator at even times; after an answer that took longer, at once.
+fn looks(place: &Place, interval: Duration, tell: &Sender<News>) {
+    let mut due = Instant::now() + interval;
+    loop {
+        std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        due = Instant::now() + interval;
+        let look = Box::new(control::status(place, SLOW));
+        if tell.send(News::Look(look)).is_err() {
+            return;
+        }
+    }
+}
