@@ -427,6 +427,7 @@ pub(crate) mod tests {
             buffers: 14,
             buffers_free: 12,
             staging_bytes: 256 << 20,
+            stalls: Stalls::default(),
             totals: Totals {
                 prepared: 1000,
                 delivered: 3900,
@@ -464,7 +465,6 @@ pub(crate) mod tests {
             pid: 4711,
             version: "0.1.0".into(),
             uptime_s: 100.0,
-            workers: 2,
             pool: PoolStatus {
                 cpus: 2,
                 threads: 8,
