@@ -5,6 +5,8 @@
 
 mod args;
 mod doctor;
+mod logs;
+mod metrics;
 mod serve;
 mod show;
 mod status;
