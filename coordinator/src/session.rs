@@ -35,7 +35,7 @@ pub(crate) fn serve(registry: &Arc<Registry>, shutdown: &Shutdown, socket: &Unix
             // Whatever this thread logs says whose connection it serves.
             let client = &session.client;
             let _span =
-                tracing::error_span!("session", pid = client.pid, name = client.name).entered();
+                tracing::error_span!("session", pid = client.pid, client = client.name).entered();
             if let Err(e) = session.run(socket) {
                 tracing::warn!(error = %e, "a connection has ended");
             }

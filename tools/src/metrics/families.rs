@@ -489,3 +489,146 @@ impl From<f64> for Value {
         Value::Real(x)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use coprep_protocol::message::{CacheForm, CacheStatus, FormStatus, Stalls, Status, Totals};
+
+    use super::{Family, JobStatus, StreamStatus, Value, families};
+
+    fn cache(hits: u64, lambda: f64) -> CacheStatus {
+        CacheStatus {
+            dataset: "2 files".into(),
+            form: CacheForm::Auto,
+            policy: "no-eviction".into(),
+            capacity: 100,
+            used: 10,
+            entries: 1,
+            by_form: vec![FormStatus {
+                form: CacheForm::Encoded,
+                entries: 1,
+                bytes: 10,
+            }],
+            lambda_s_per_mib: Some(lambda),
+            saves_s_per_epoch: None,
+            hits,
+            misses: 0,
+            users: 1,
+        }
+    }
+
+    fn job(id: u64) -> JobStatus {
+        JobStatus {
+            id,
+            name: "train.py".into(),
+            pids: vec![1],
+            batch_size: 8,
+            epoch: 0,
+            need: 0,
+            samples: 2,
+            delivered: 0,
+            queued: 0,
+            held: 0,
+            skipped: 0,
+            idle_s: 0.0,
+            batches: 0,
+            age_s: 1.0,
+            stalls: Stalls {
+                fetch_s: 1.5,
+                ..Stalls::default()
+            },
+        }
+    }
+
+    fn stream(id: u64, jobs: Vec<JobStatus>) -> StreamStatus {
+        StreamStatus {
+            id,
+            dataset: "2 files".into(),
+            samples: 2,
+            pipeline: "decode".into(),
+            seed: 0,
+            cache: CacheForm::Auto,
+            relaxed: false,
+            costs: Default::default(),
+            worker_pids: Vec::new(),
+            differs: Vec::new(),
+            slots: 8,
+            buffers: 12,
+            buffers_free: 12,
+            staging_bytes: 0,
+            totals: Totals::default(),
+            jobs,
+        }
+    }
+
+    fn busy() -> Status {
+        Status {
+            caches: vec![cache(1, 0.25), cache(2, 0.5)],
+            streams: vec![stream(1, vec![job(0), job(1)]), stream(2, vec![job(0)])],
+            ..Status::default()
+        }
+    }
+
+    fn of(name: &str) -> Family {
+        let found = families(&busy()).into_iter().find(|f| f.name == name);
+        found.unwrap_or_else(|| panic!("{name} is not exported"))
+    }
+
+    #[test]
+    fn no_name_and_no_labels_are_exported_twice() {
+        let all = families(&busy());
+        let names: BTreeSet<_> = all.iter().map(|f| f.name).collect();
+        assert_eq!(names.len(), all.len());
+        for family in &all {
+            let labels: BTreeSet<_> = family.samples.iter().map(|s| &s.0).collect();
+            assert_eq!(labels.len(), family.samples.len(), "{}", family.name);
+        }
+    }
+
+    #[test]
+    fn an_idle_coordinator_exports_the_same_names() {
+        let names = |status: &Status| families(status).iter().map(|f| f.name).collect::<Vec<_>>();
+        assert_eq!(names(&Status::default()), names(&busy()));
+    }
+
+    #[test]
+    fn names_follow_prometheus_conventions() {
+        for family in families(&busy()) {
+            assert!(family.name.starts_with("coprep_"));
+            assert!(family.help.ends_with('.'));
+            assert!(!family.help.contains(['\n', '\\']));
+            let reserved = ["job", "instance", "le", "quantile"];
+            let labels = family.samples.iter().flat_map(|s| &s.0);
+            assert!(labels.into_iter().all(|(name, _)| !reserved.contains(name)));
+        }
+    }
+
+    #[test]
+    fn caches_of_equal_labels_count_as_one() {
+        let only = |name| of(name).samples.iter().map(|s| s.1).collect::<Vec<_>>();
+        assert_eq!(only("coprep_cache_hits_total"), [Value::Whole(3)]);
+        let lambda = 0.5 / f64::from(1 << 20);
+        assert_eq!(
+            only("coprep_cache_lambda_seconds_per_byte"),
+            [Value::Real(lambda)]
+        );
+        assert!(only("coprep_cache_saved_seconds").is_empty());
+        let whole = |n| Value::Whole(n);
+        assert_eq!(
+            only("coprep_cache_entries"),
+            [whole(0), whole(2), whole(0)],
+            "decoded, encoded, prepared"
+        );
+    }
+
+    #[test]
+    fn a_stall_has_its_reason() {
+        let stalls = of("coprep_job_stall_seconds_total");
+        assert_eq!(stalls.samples.len(), 9);
+        let (labels, value) = &stalls.samples[0];
+        assert_eq!(labels.last(), Some(&("reason", "fetch".to_owned())));
+        assert_eq!(*value, Value::Real(1.5));
+    }
+}

@@ -124,3 +124,50 @@ impl EncodeGaugeValue for Value {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Format, write};
+    use crate::metrics::families::{Family, Value};
+
+    fn two() -> Vec<Family> {
+        let strange = vec![("dataset", "a\"b\\c\nd".to_owned())];
+        vec![
+            Family {
+                name: "coprep_read_bytes_total",
+                help: "Bytes.",
+                samples: vec![(strange, Value::Whole(u64::MAX))],
+            },
+            Family {
+                name: "coprep_age_seconds",
+                help: "Age.",
+                samples: vec![(Vec::new(), Value::Real(0.5))],
+            },
+        ]
+    }
+
+    #[test]
+    fn prometheus_wants_the_whole_name_of_a_counter() {
+        let expected = "# HELP coprep_read_bytes_total Bytes.\n\
+                        # TYPE coprep_read_bytes_total counter\n\
+                        coprep_read_bytes_total{dataset=\"a\\\"b\\\\c\\nd\"} 18446744073709551615\n\
+                        # HELP coprep_age_seconds Age.\n\
+                        # TYPE coprep_age_seconds gauge\n\
+                        coprep_age_seconds 0.5\n";
+        assert_eq!(write(two(), Format::Prometheus).unwrap(), expected);
+    }
+
+    #[test]
+    fn open_metrics_wants_units_and_an_end() {
+        let expected = "# HELP coprep_read_bytes Bytes.\n\
+                        # TYPE coprep_read_bytes counter\n\
+                        # UNIT coprep_read_bytes bytes\n\
+                        coprep_read_bytes_total{dataset=\"a\\\"b\\\\c\\nd\"} 18446744073709551615\n\
+                        # HELP coprep_age_seconds Age.\n\
+                        # TYPE coprep_age_seconds gauge\n\
+                        # UNIT coprep_age_seconds seconds\n\
+                        coprep_age_seconds 0.5\n\
+                        # EOF\n";
+        assert_eq!(write(two(), Format::OpenMetrics).unwrap(), expected);
+    }
+}
