@@ -23,7 +23,7 @@ use super::text::{self, Format};
 /// Most connections at a time.
 const MOST: usize = 32;
 /// Longest time for a connection, from the first byte of the request to the last of the answer.
-const LIMIT: Duration = Duration::from_secs(10);
+const LIMIT: Duration = Duration::from_secs(5);
 /// Most bytes of a request's head.
 const HEAD: usize = 16 << 10;
 /// Most headers of a request.
