@@ -59,6 +59,18 @@ browser: | deps
 		echo "chromium is missing: tests that need it are skipped. To have them: sudo apt-get install chromium"; \
 	fi
 
+# A Prometheus server, for the test of metrics: Debian's package, unpacked and not installed, so that no service starts.
+# Nothing needs root but a first list of packages. Where it cannot be had, its tests are skipped.
+PROMETHEUS := $(abspath $(TARGET))/prometheus
+.PHONY: prometheus
+prometheus:
+	@[ ! -x $(PROMETHEUS)/usr/bin/prometheus ] && ! command -v prometheus >/dev/null || exit 0; \
+	echo "fetching Prometheus for a test (20 MB; once)"; \
+	rm -rf $(PROMETHEUS); mkdir -p $(PROMETHEUS)/new; cd $(PROMETHEUS)/new; \
+	fetch() { apt-get download -qq prometheus && dpkg -x prometheus_*.deb . && mv usr .. && rm -r ../new; }; \
+	{ fetch || { apt-get update -qq && fetch; }; } >/dev/null 2>&1 \
+		|| echo "it cannot be had here: tests with a real Prometheus server will be skipped" >&2
+
 $(VENV)/.base: | deps
 	@echo "making $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
@@ -130,8 +142,9 @@ TOTAL := awk '/^ *Summary \[|^test result:|^=* ?[0-9]+ (passed|failed|skipped|er
 	END { printf "%d passed, %d failed\n", count[1], count[0] }'
 
 .PHONY: test
-test: $(VENV)/.package $(VENV)/.checks $(VENV)/.examples browser ## all tests, Rust and Python
+test: $(VENV)/.package $(VENV)/.checks $(VENV)/.examples | browser prometheus ## all tests, Rust and Python
 	@failed=""; mkdir -p $(TARGET); : >$(LOG); \
+	export PATH="$$PATH:$(PROMETHEUS)/usr/bin"; \
 	run() { echo "== $$1"; shift; "$$@" 2>&1 | tee -a $(LOG); }; \
 	[[ "$(RUST_TESTS)" == *nextest* ]] || echo "cargo-nextest is not installed: using cargo test, which does not end a test that hangs"; \
 	run "Rust" $(RUST_TESTS) || failed+=" Rust"; \

@@ -195,8 +195,10 @@ impl Cache {
         let (bytes, segment) = (self.capacity(), self.segment.clone());
         // As long as it is mapped, the segment counts as used.
         drop(self);
-        if let Some(Err(e)) = segment.as_deref().map(remove_named) {
-            tracing::warn!("a cache's segment stays: {e}");
+        if let Some(name) = segment
+            && let Err(e) = remove_named(&name)
+        {
+            tracing::warn!(name, error = %e, "a cache's segment stays");
         }
         bytes
     }

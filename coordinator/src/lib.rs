@@ -2,6 +2,7 @@
 //!
 //! * [`server`]: the socket, signals, idle exit.
 //! * [`session`]: one connection, one consumer at most.
+//! * [`status`]: what is seen of it from outside.
 //! * [`registry`]: what is open: datasets, caches, streams.
 //! * [`stream`]: jobs that share a pipeline, their scheduler and their staging area.
 //! * [`workers`]: the threads that run pipelines; [`due_queue`]: what waits for one; [`stalls`]: what is lacking.
@@ -39,3 +40,4 @@ pub use coprep_pipeline::Slowness;
 pub use error::{Error, Result};
 pub use server::{Server, StopReason};
 pub use settings::Settings;
+pub use status::Monitor;

@@ -21,18 +21,18 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use crate::registry::Registry;
-use crate::{Error, Result, Settings, session};
+use crate::{Error, Monitor, Result, Settings, session};
 
 /// Most connections at a time.
 const MAX_CONNECTIONS: usize = 4096;
 /// How long sessions may take to end.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// A coordinator that listens.
+/// A coordinator that listens. Dropped, it gives up its place.
 pub struct Server {
     place: Place,
     listener: UnixListener,
-    lock: Flock<File>,
+    _lock: Flock<File>,
     signals: SignalFd,
     registry: Arc<Registry>,
     shutdown: Arc<Shutdown>,
@@ -95,7 +95,7 @@ impl Server {
         Ok(Server {
             place,
             listener,
-            lock,
+            _lock: lock,
             signals,
             registry,
             shutdown,
@@ -107,12 +107,17 @@ impl Server {
     ///
     /// # Errors
     /// When the socket fails.
-    pub fn run(self) -> Result<StopReason> {
+    pub fn run(&self) -> Result<StopReason> {
         let reason = self.serve();
         self.connections.hang_up();
         self.connections.wait_until_gone(GRACE);
-        self.clean_up();
         reason
+    }
+
+    /// For whoever is to look at it while it runs.
+    #[must_use]
+    pub fn monitor(&self) -> Monitor {
+        Monitor::of(&self.registry)
     }
 
     fn serve(&self) -> Result<StopReason> {
@@ -172,7 +177,7 @@ impl Server {
             Ok((socket, _)) => self.admit(socket),
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
             Err(e) => {
-                tracing::warn!("cannot accept a connection: {e}");
+                tracing::warn!(error = %e, "cannot accept a connection");
                 std::thread::sleep(Duration::from_millis(50));
             }
         }
@@ -184,13 +189,16 @@ impl Server {
         match frame::peer_uid(&socket) {
             Ok(uid) if uid == me => {}
             Ok(uid) => return tracing::warn!(uid, "a connection of another user is refused"),
-            Err(e) => return tracing::warn!("a connection of an unknown user is refused: {e}"),
+            Err(e) => {
+                return tracing::warn!(error = %e, "a connection of an unknown user is refused");
+            }
         }
         if self.connections.count() >= MAX_CONNECTIONS {
-            return tracing::warn!("more than {MAX_CONNECTIONS} connections: one more is refused");
+            let most = MAX_CONNECTIONS;
+            return tracing::warn!(most, "too many connections: one more is refused");
         }
         if let Err(e) = self.start_session(socket) {
-            tracing::warn!("cannot serve a connection: {e}");
+            tracing::warn!(error = %e, "cannot serve a connection");
         }
     }
 
@@ -213,12 +221,13 @@ impl Server {
         }
         started.map(|_| ())
     }
+}
 
-    fn clean_up(&self) {
+impl Drop for Server {
+    fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.place.socket);
         // Removed while it is held: whoever opened it meanwhile sees that it is gone, and makes a new one.
         let _ = std::fs::remove_file(self.place.lock());
-        let _ = &self.lock;
     }
 }
 

@@ -33,12 +33,17 @@ pub(crate) fn serve(registry: &Arc<Registry>, shutdown: &Shutdown, socket: &Unix
                 client,
                 place: None,
             };
+            // Whatever this thread logs says whose connection it serves.
+            let client = &session.client;
+            let _span =
+                tracing::error_span!("session", pid = client.pid, client = client.name).entered();
             if let Err(e) = session.run(socket) {
-                tracing::warn!(pid = session.client.pid, "connection ended: {e}");
+                tracing::warn!(error = %e, "a connection has ended");
             }
+            drop(session);
         }
         Err(FrameError::Closed) => {}
-        Err(e) => tracing::warn!("connection refused: {e}"),
+        Err(e) => tracing::warn!(error = %e, "a connection is refused"),
     }
     let _ = socket.shutdown(std::net::Shutdown::Both);
 }
@@ -169,6 +174,8 @@ impl Session<'_> {
         let Answer::Admitted(stream, admission) = answer else {
             return Ok(Some(Reply::WantCode));
         };
+        let Seat { job, rank } = admission.seat;
+        tracing::info!(stream = stream.blueprint.id, job, rank, "a job joins");
         self.place = Some((stream.clone(), admission.seat));
         let descriptors = admission.descriptors.each_ref().map(|fd| fd.as_raw_fd());
         let attached = Reply::Attached(Box::new(admission.attached));
@@ -182,6 +189,8 @@ impl Session<'_> {
 impl Drop for Session<'_> {
     fn drop(&mut self) {
         if let Some((stream, seat)) = self.place.take() {
+            let Seat { job, rank } = seat;
+            tracing::info!(stream = stream.blueprint.id, job, rank, "a job leaves");
             self.registry.detach(&stream, seat);
         }
     }

@@ -1,19 +1,43 @@
 //! Everything `coprep status` shows.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use coprep_protocol::message::Status;
 
 use crate::registry::Registry;
 
+/// Looks at a coordinator from within its process. Does not keep it.
+#[derive(Clone)]
+pub struct Monitor(Weak<Registry>);
+
+impl Monitor {
+    pub(crate) fn of(registry: &Arc<Registry>) -> Self {
+        Monitor(Arc::downgrade(registry))
+    }
+
+    /// What `coprep status` shows, but for the memory, which takes the kernel long where caches are large. None: the
+    /// coordinator has ended.
+    #[must_use]
+    pub fn status(&self) -> Option<Status> {
+        self.0.upgrade().map(|registry| snapshot(&registry, 0))
+    }
+}
+
 pub(crate) fn status(registry: &Arc<Registry>, slow: u32) -> Status {
+    Status {
+        pss_bytes: pss_bytes(),
+        ..snapshot(registry, slow)
+    }
+}
+
+fn snapshot(registry: &Arc<Registry>, slow: u32) -> Status {
     let caches = registry.caches();
     Status {
         pid: std::process::id(),
         version: env!("CARGO_PKG_VERSION").into(),
         uptime_s: registry.started.elapsed().as_secs_f64(),
         pool: registry.workers.status(),
-        pss_bytes: pss_bytes(),
+        pss_bytes: 0,
         cache_budget: registry.settings.cache_budget,
         caches: caches.iter().map(|c| c.status(registry.users(c))).collect(),
         streams: registry.stream_status(slow),

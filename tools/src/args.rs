@@ -1,5 +1,6 @@
 //! What the command line may say.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -8,6 +9,8 @@ use clap::{ArgAction, Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use coprep_protocol::message::CacheForm;
 use coprep_protocol::place::Place;
 use coprep_protocol::size;
+
+use crate::metrics;
 
 /// Coordinated data preparation: concurrent training jobs share one preparation of their data.
 #[derive(Parser)]
@@ -86,6 +89,12 @@ pub(crate) struct Serve {
     /// The same while a warmed cache is held [default: 3600].
     #[arg(long, env = "COPREP_IDLE_WARM", value_name = "SECONDS")]
     pub(crate) idle_warm: Option<u64>,
+    /// Serve metrics for Prometheus at this address of this machine, such as 127.0.0.1:9400; port 0: any free one.
+    #[arg(long, env = "COPREP_METRICS", value_parser = metrics::loopback, value_name = "ADDRESS:PORT")]
+    pub(crate) metrics: Option<SocketAddr>,
+    /// How the log is written.
+    #[arg(long, env = "COPREP_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    pub(crate) log_format: LogFormat,
     /// Started by a job: end when idle.
     #[arg(long, hide = true)]
     pub(crate) auto: bool,
@@ -186,6 +195,15 @@ pub(crate) struct Doctor {
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// How a log is written.
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// Lines for people.
+    Text,
+    /// A JSON object per line.
+    Json,
 }
 
 /// A cache's form, on the command line.

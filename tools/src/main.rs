@@ -6,6 +6,8 @@
 mod analyze;
 mod args;
 mod doctor;
+mod logs;
+mod metrics;
 mod serve;
 mod show;
 mod status;

@@ -9,18 +9,19 @@ use std::time::Duration;
 use coprep_coordinator::{Server, Settings, Slowness, StopReason};
 use coprep_protocol::place::Place;
 
-use crate::Outcome;
 use crate::args::Serve;
+use crate::metrics::Metrics;
+use crate::{Outcome, logs};
 
 pub(crate) fn run(place: Place, args: &Serve) -> Outcome {
-    log_to_stderr();
+    logs::to_stderr(args.log_format);
     let socket = place.socket.clone();
     let mut ready = args.ready_fd.map(starter);
-    let server = match Server::bind(place.clone(), settings(args)) {
-        Ok(server) => server,
+    let (server, metrics) = match start(place.clone(), args) {
+        Ok(started) => started,
         Err(e) => {
             tell(&mut ready, &serde_json::json!({ "error": e.to_string() }));
-            return Err(e.into());
+            return Err(e);
         }
     };
     tell(
@@ -29,7 +30,11 @@ pub(crate) fn run(place: Place, args: &Serve) -> Outcome {
     );
     drop(ready);
     tracing::info!(socket = %socket.display(), pid = std::process::id(), "coordinator listens");
-    let reason = server.run()?;
+    let reason = server.run();
+    // The port is free before the place is: the next coordinator may want both.
+    drop(metrics);
+    drop(server);
+    let reason = reason?;
     tracing::info!(?reason, "coordinator ends");
     if args.auto && reason != StopReason::Signal {
         let _ = std::fs::remove_file(place.log());
@@ -37,16 +42,17 @@ pub(crate) fn run(place: Place, args: &Serve) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-fn log_to_stderr() {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("COPREP_LOG");
-    let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    let colour = std::io::IsTerminal::is_terminal(&std::io::stderr())
-        && std::env::var_os("NO_COLOR").is_none();
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_ansi(colour)
-        .with_writer(std::io::stderr)
-        .init();
+type Started = Result<(Server, Option<Metrics>), Box<dyn std::error::Error>>;
+
+fn start(place: Place, args: &Serve) -> Started {
+    let server = Server::bind(place, settings(args))?;
+    let serve = |address| Metrics::serve(address, server.monitor());
+    let metrics = args.metrics.map(serve).transpose()?;
+    if let Some(metrics) = &metrics {
+        let url = format!("http://{}/metrics", metrics.address());
+        tracing::info!(url, "metrics are served");
+    }
+    Ok((server, metrics))
 }
 
 fn settings(args: &Serve) -> Settings {

@@ -147,6 +147,7 @@ impl Registry {
             self.user_code.rest(stream.blueprint.code_key, resting);
         }
         self.open().streams.retain(|s| !Arc::ptr_eq(s, stream));
+        tell_of(stream, "a stream is closed");
     }
 
     fn find(&self, request: &Attach) -> Option<Arc<Stream>> {
@@ -236,6 +237,7 @@ impl Registry {
             code_key: code_key(request),
         };
         let stream = Stream::open(blueprint, pool, self.workers.clone())?;
+        tell_of(&stream, "a stream is opened");
         self.tell_of_trouble(&stream);
         self.open().streams.push(stream.clone());
         Ok(stream)
@@ -370,6 +372,13 @@ impl Registry {
         self.open().caches = kept;
         gone.into_iter().map(Cache::discard).sum()
     }
+}
+
+fn tell_of(stream: &Stream, what: &str) {
+    let Blueprint {
+        id, dataset_name, ..
+    } = &stream.blueprint;
+    tracing::info!(stream = id, dataset = dataset_name, "{what}");
 }
 
 /// A seed for a stream whose jobs did not name one.

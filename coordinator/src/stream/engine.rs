@@ -22,6 +22,8 @@ use crate::{Error, Result};
 
 /// See the module.
 pub(crate) struct Engine {
+    /// Number of the stream, for the log.
+    stream: u64,
     pub(crate) scheduler: Scheduler,
     pub(crate) jobs: BTreeMap<u64, Job>,
     /// Minibatches in preparation or waiting to be published, for explanations.
@@ -69,8 +71,9 @@ pub(crate) struct Job {
 const MOST_BEHIND: u32 = 4096;
 
 impl Engine {
-    pub(crate) fn new(scheduler: Scheduler) -> Self {
+    pub(crate) fn new(stream: u64, scheduler: Scheduler) -> Self {
         Engine {
+            stream,
             scheduler,
             jobs: BTreeMap::new(),
             in_preparation: Vec::new(),
@@ -406,12 +409,15 @@ impl Engine {
         failure: Failure,
     ) -> Option<Draw> {
         if self.logged.insert(draw.id) {
+            // The thread may be one that serves another job.
             tracing::warn!(
-                id = draw.id,
+                parent: None,
+                stream = self.stream,
+                sample = draw.id,
                 path,
                 stage = failure.stage,
-                "{}",
-                failure.message
+                error = failure.message,
+                "a sample failed"
             );
         }
         let error = failure.of_sample(self.next_tag, draw.id, path);
@@ -579,9 +585,10 @@ fn add_stalls(sum: &mut Stalls, account: &Account) {
 
 fn end(consumer: &Consumer, why: &Misbehaved) {
     tracing::warn!(
+        parent: None,
         pid = consumer.pid,
-        "a consumer's connection is ended: {}",
-        why.0
+        error = %why.0,
+        "a consumer's connection is ended"
     );
     consumer.outbox.hang_up();
 }

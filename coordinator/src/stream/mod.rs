@@ -145,7 +145,7 @@ impl Stream {
             pool,
             doorbell: Doorbell::new()?,
             workers,
-            engine: Mutex::new(Engine::new(Scheduler::new(config))),
+            engine: Mutex::new(Engine::new(blueprint.id, Scheduler::new(config))),
             waiting: AtomicU32::new(0),
             counters: Counters::default(),
             closed: AtomicBool::new(false),
@@ -236,7 +236,7 @@ impl Stream {
     /// Its makers came to their end: every job is sent away, comes again with what it was given, and finds
     /// another stream.
     pub(crate) fn break_off(&self, trouble: &Trouble) {
-        tracing::warn!(stream = self.blueprint.id, "opened anew: {trouble}");
+        tracing::warn!(parent: None, stream = self.blueprint.id, error = %trouble, "a stream is opened anew");
         self.broken.store(true, Ordering::Release);
         self.engine().hang_up();
     }
@@ -374,7 +374,7 @@ impl Stream {
     fn start(self: &Arc<Self>, engine: &mut Engine, minibatch: Minibatch) {
         let Some(filling) = self.pool.allocate() else {
             // The scheduler was told of a free buffer, and only this thread allocates under the lock.
-            tracing::error!("no staging buffer for a minibatch that was drawn");
+            tracing::error!(parent: None, stream = self.blueprint.id, "no staging buffer for a minibatch that was drawn");
             return;
         };
         let samples = minibatch.samples;

@@ -260,7 +260,7 @@ impl Host {
             ),
         };
         if !self.closing.load(Ordering::Acquire) {
-            tracing::warn!("the host of a stream's user code {ended}");
+            tracing::warn!(how = ended, "the host of a stream's user code has ended");
         }
         self.state().ended = Some(ended);
         self.changed.notify_all();

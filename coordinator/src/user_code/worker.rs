@@ -256,7 +256,7 @@ impl Worker {
             pid,
             socket,
         } = host.fork(self.id, self.crew.workers, &descriptors)?;
-        tracing::debug!(worker = self.id, pid, "a worker for user code starts");
+        tracing::debug!(worker = self.id, pid, "a worker of user code starts");
         Ok(Process {
             number,
             pid,
@@ -386,7 +386,7 @@ impl Worker {
             return;
         }
         let name = self.name();
-        let Some(Process { number, .. }) = self.process.take() else {
+        let Some(Process { number, pid, .. }) = self.process.take() else {
             return self.blame(&name, why);
         };
         // It must be gone before anybody else is given the slots that it may be writing.
@@ -402,7 +402,12 @@ impl Worker {
             return self.crew.end(Trouble::Host(format!("it {why}")));
         };
         let how = if why.is_empty() { exited } else { why.into() };
-        tracing::warn!("worker {name} of a stream's user code {how}: it is replaced");
+        tracing::warn!(
+            worker = self.id,
+            pid,
+            how,
+            "a worker of user code is replaced"
+        );
         self.blame(&name, &how);
         if !self.crew.is_over() {
             std::thread::sleep(self.pause);

@@ -1,0 +1,148 @@
+//! `coprep serve --metrics`: the numbers of `coprep status`, for Prometheus.
+//!
+//! * [`families`]: what is exported, under which name.
+//! * [`text`]: how that is written down.
+//! * [`http`]: who may ask for it, and for how long.
+//!
+//! All of it is one thread, which is there only if it was asked for. It looks at the coordinator when it is scraped, as
+//! `coprep status` does; nothing is counted on its behalf. So a job that has left leaves no series behind.
+
+mod families;
+mod http;
+mod text;
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::thread::JoinHandle;
+
+use coprep_coordinator::Monitor;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::oneshot;
+
+/// Serves metrics until it is dropped.
+pub(crate) struct Metrics {
+    address: SocketAddr,
+    end: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Metrics cannot be served.
+#[derive(Debug)]
+pub(crate) struct Error {
+    address: SocketAddr,
+    source: io::Error,
+}
+
+impl Metrics {
+    /// Listens at this address, port 0: at any free one.
+    pub(crate) fn serve(address: SocketAddr, monitor: Monitor) -> Result<Self, Error> {
+        let failed = |source| Error { address, source };
+        let listener = TcpListener::bind(address).map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        let (end, ended) = oneshot::channel();
+        let run = runtime(listener, monitor, ended).map_err(failed)?;
+        let builder = std::thread::Builder::new().name("metrics".into());
+        let thread = builder.spawn(run).map_err(failed)?;
+        Ok(Metrics {
+            address,
+            end: Some(end),
+            thread: Some(thread),
+        })
+    }
+
+    /// Where it listens.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Drop for Metrics {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What the thread does. Connections that are open when it ends are closed with it.
+fn runtime(
+    listener: TcpListener,
+    monitor: Monitor,
+    ended: oneshot::Receiver<()>,
+) -> io::Result<impl FnOnce() + Send> {
+    listener.set_nonblocking(true)?;
+    let runtime: Runtime = Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .build()?;
+    let listener = {
+        let _within = runtime.enter();
+        tokio::net::TcpListener::from_std(listener)?
+    };
+    Ok(move || {
+        runtime.spawn(http::listen(listener, monitor));
+        let _ = runtime.block_on(ended);
+    })
+}
+
+/// An address that only this machine reaches. What is exported names datasets and jobs, and asks nobody who they are.
+pub(crate) fn loopback(text: &str) -> Result<SocketAddr, String> {
+    let address: SocketAddr = text
+        .parse()
+        .map_err(|_| "it is no address with a port, such as 127.0.0.1:9400".to_owned())?;
+    if address.ip().to_canonical().is_loopback() {
+        return Ok(address);
+    }
+    let port = match address.port() {
+        0 => 9400,
+        port => port,
+    };
+    Err(format!(
+        "metrics are served on this machine only, without a password: use 127.0.0.1:{port}, and from elsewhere an ssh \
+         tunnel (ssh -L {port}:127.0.0.1:{port} HOST) or a proxy that knows its users"
+    ))
+}
+
+impl std::fmt::Display for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Error { address, source } = self;
+        write!(f, "cannot serve metrics at {address}: {source}")?;
+        match source.kind() {
+            io::ErrorKind::AddrInUse => write!(
+                f,
+                "; somebody else listens there, perhaps another coordinator: choose another port, or 0 for any free \
+                 one, with --metrics or COPREP_METRICS"
+            ),
+            io::ErrorKind::PermissionDenied => write!(f, "; choose a port above 1023"),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::loopback;
+
+    #[test]
+    fn only_this_machine_is_served() {
+        for good in [
+            "127.0.0.1:9400",
+            "127.1.2.3:0",
+            "[::1]:9400",
+            "[::ffff:127.0.0.1]:9400",
+        ] {
+            assert!(loopback(good).is_ok(), "{good}");
+        }
+        for bad in ["0.0.0.0:9400", "[::]:9400", "10.0.0.1:9400", "[fe80::1]:1"] {
+            let why = loopback(bad).unwrap_err();
+            assert!(why.contains("ssh"), "{bad}: {why}");
+        }
+        for bad in ["9400", "127.0.0.1", "localhost:9400", ""] {
+            let why = loopback(bad).unwrap_err();
+            assert!(why.contains("127.0.0.1:9400"), "{bad}: {why}");
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! The two text formats: Prometheus' own, and OpenMetrics, which a caller has to ask for.
+//!
+//! `prometheus-client` writes OpenMetrics. What Prometheus' own format has differently is the name of a counter, which
+//! there includes `_total`, and that there are neither units nor an end.
+
+use std::fmt;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::{encode_eof, encode_registry};
+use prometheus_client::encoding::{
+    CounterValueEncoder, DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue,
+    GaugeValueEncoder, MetricEncoder, NoLabelSet,
+};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::{Registry, Unit};
+
+use super::families::{Family, TOTAL, Value};
+
+/// How metrics are written down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Format {
+    /// Version 0.0.4, which everybody reads.
+    Prometheus,
+    /// Version 1.0.0.
+    OpenMetrics,
+}
+
+impl Format {
+    pub(super) fn content_type(self) -> &'static str {
+        match self {
+            Format::Prometheus => "text/plain; version=0.0.4; charset=utf-8",
+            Format::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        }
+    }
+
+    pub(super) fn media_type(self) -> &'static str {
+        let (media_type, _) = self.content_type().split_once(';').unwrap_or_default();
+        media_type
+    }
+}
+
+/// The families as a text.
+pub(super) fn write(families: Vec<Family>, format: Format) -> Result<String, fmt::Error> {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Snapshot { families, format }));
+    let mut text = String::new();
+    encode_registry(&mut text, &registry)?;
+    if format == Format::OpenMetrics {
+        encode_eof(&mut text)?;
+    }
+    Ok(text)
+}
+
+#[derive(Debug)]
+struct Snapshot {
+    families: Vec<Family>,
+    format: Format,
+}
+
+impl Collector for Snapshot {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        self.families.iter().try_for_each(|family| {
+            let metrics = self.describe(family, &mut encoder)?;
+            self.encode_samples(family, metrics)
+        })
+    }
+}
+
+impl Snapshot {
+    fn describe<'a>(
+        &self,
+        family: &'a Family,
+        encoder: &'a mut DescriptorEncoder<'_>,
+    ) -> Result<MetricEncoder<'a>, fmt::Error> {
+        let kind = match family.is_counter() {
+            true => MetricType::Counter,
+            false => MetricType::Gauge,
+        };
+        let (name, unit) = match self.format {
+            Format::OpenMetrics => split_unit(family.name.trim_end_matches(TOTAL)),
+            Format::Prometheus => (family.name, None),
+        };
+        encoder.encode_descriptor(name, family.help, unit, kind)
+    }
+
+    fn encode_samples(&self, family: &Family, mut metrics: MetricEncoder<'_>) -> fmt::Result {
+        // In Prometheus' own format a counter is written like a gauge: by its whole name.
+        let with_suffix = self.format == Format::OpenMetrics && family.is_counter();
+        let encode = |metric: &mut MetricEncoder<'_>, value: &Value| match with_suffix {
+            true => metric.encode_counter::<NoLabelSet, _, f64>(value, None),
+            false => metric.encode_gauge(value),
+        };
+        family
+            .samples
+            .iter()
+            .try_for_each(|(labels, value)| match labels.is_empty() {
+                true => encode(&mut metrics, value),
+                false => encode(&mut metrics.encode_family(labels)?, value),
+            })
+    }
+}
+
+/// The encoder wants units apart from names.
+fn split_unit(name: &str) -> (&str, Option<&Unit>) {
+    let units = [("_seconds", &Unit::Seconds), ("_bytes", &Unit::Bytes)];
+    let split = |(suffix, unit)| Some((name.strip_suffix(suffix)?, Some(unit)));
+    units.into_iter().find_map(split).unwrap_or((name, None))
+}
+
+impl EncodeCounterValue for Value {
+    fn encode(&self, encoder: &mut CounterValueEncoder<'_>) -> fmt::Result {
+        match *self {
+            Value::Whole(n) => EncodeCounterValue::encode(&n, encoder),
+            Value::Real(x) => EncodeCounterValue::encode(&x, encoder),
+        }
+    }
+}
+
+impl EncodeGaugeValue for Value {
+    fn encode(&self, encoder: &mut GaugeValueEncoder<'_>) -> fmt::Result {
+        match *self {
+            Value::Whole(n) => EncodeGaugeValue::encode(&n, encoder),
+            Value::Real(x) => EncodeGaugeValue::encode(&x, encoder),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Format, write};
+    use crate::metrics::families::{Family, Value};
+
+    fn two() -> Vec<Family> {
+        let strange = vec![("dataset", "a\"b\\c\nd".to_owned())];
+        vec![
+            Family {
+                name: "coprep_read_bytes_total",
+                help: "Bytes.",
+                samples: vec![(strange, Value::Whole(u64::MAX))],
+            },
+            Family {
+                name: "coprep_age_seconds",
+                help: "Age.",
+                samples: vec![(Vec::new(), Value::Real(0.5))],
+            },
+        ]
+    }
+
+    #[test]
+    fn prometheus_wants_the_whole_name_of_a_counter() {
+        let expected = "# HELP coprep_read_bytes_total Bytes.\n\
+                        # TYPE coprep_read_bytes_total counter\n\
+                        coprep_read_bytes_total{dataset=\"a\\\"b\\\\c\\nd\"} 18446744073709551615\n\
+                        # HELP coprep_age_seconds Age.\n\
+                        # TYPE coprep_age_seconds gauge\n\
+                        coprep_age_seconds 0.5\n";
+        assert_eq!(write(two(), Format::Prometheus).unwrap(), expected);
+    }
+
+    #[test]
+    fn open_metrics_wants_units_and_an_end() {
+        let expected = "# HELP coprep_read_bytes Bytes.\n\
+                        # TYPE coprep_read_bytes counter\n\
+                        # UNIT coprep_read_bytes bytes\n\
+                        coprep_read_bytes_total{dataset=\"a\\\"b\\\\c\\nd\"} 18446744073709551615\n\
+                        # HELP coprep_age_seconds Age.\n\
+                        # TYPE coprep_age_seconds gauge\n\
+                        # UNIT coprep_age_seconds seconds\n\
+                        coprep_age_seconds 0.5\n\
+                        # EOF\n";
+        assert_eq!(write(two(), Format::OpenMetrics).unwrap(), expected);
+    }
+}
