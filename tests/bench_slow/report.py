@@ -158,8 +158,8 @@ def forms_table(results: FormsResults, storage: str) -> Table:
     found = {(record.budget_percent, record.form): record for record in results.records if record.storage == storage}
     best = {record.budget_percent: record for record in results.optima if record.storage == storage}
     fixed = {one.budget: one for one in against_fixed(results.records, storage)}
-    header = [f"seconds of an epoch, storage {storage}", *forms, OPTIMUM, "auto / optimum", "auto / better fixed"]
-    header += ["runs differ by", "auto keeps", "the optimum keeps"]
+    header = [f"seconds of an epoch, storage {storage}", *forms, OPTIMUM, "its bound", "auto / optimum"]
+    header += ["auto / better fixed", "runs differ by", "auto keeps", "the optimum keeps", "it decodes"]
     rows = []
     for budget in dict.fromkeys(budget for budget, _ in found):
         auto, optimum, against = found.get((budget, AUTO)), best.get(budget), fixed.get(budget)
@@ -169,11 +169,13 @@ def forms_table(results: FormsResults, storage: str) -> Table:
                 f"{budget} % ({mine[0].budget_bytes / MIB:,.0f} MiB)",
                 *(spread(record.epoch_s) for record in mine),
                 number(optimum.epoch_s if optimum else None, 2),
+                number(optimum.bound_s if optimum else None, 2),
                 number(auto.epoch_s.median / optimum.epoch_s if auto and optimum else None, 3),
                 number(against.ratio if against else None, 3),
                 f"{100 * max(map(spread_of, mine)):.1f} %",
                 kept(auto.by_form) if auto else "",
                 kept(optimum.by_form) if optimum else "",
+                optimum.decoding if optimum else "",
             ]
         )
     return header, rows
@@ -204,7 +206,7 @@ def models_table(results: FormsResults) -> Table:
     header = ["the model behind the optimum", "predicted s", "measured s", "measured / predicted"]
     rows = [
         [
-            f"storage {record.storage}, cache {record.form}",
+            f"storage {record.storage}, cache {record.form}, decoding {record.decoding}",
             number(record.predicted_s, 2),
             number(record.measured_s, 2),
             number(record.measured_s / record.predicted_s if record.predicted_s else None, 3),

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Iterator
+from dataclasses import replace
 
+import pytest
+
+from tests.bench.measure import MIB
 from tests.bench_slow.delivery import (
     Epoch,
     Gaps,
@@ -16,31 +21,134 @@ from tests.bench_slow.delivery import (
     rates,
     share_at_end,
 )
-from tests.bench_slow.knapsack import NOTHING, Item, choose
+from tests.bench_slow.forms import WORKERS, Costs, optimum
+from tests.bench_slow.knapsack import Item, choose, fastest
 
 
 def test_the_optimum_of_forms_lies_between_the_choice_and_its_bound() -> None:
     for seed in range(200):
         draw = random.Random(seed)
-        samples = [some_forms(draw) for _ in range(draw.randint(1, 5))]
-        budget = draw.randint(0, 80)
-        choice = choose(samples, budget)
-        fitting = [pick for pick in picks(samples) if sum(item.bytes for item in pick) <= budget]
-        best = max(sum(item.saved_s for item in pick) for pick in fitting)
+        samples, budget = some_samples(draw), draw.randint(0, 80)
+        choice = choose(samples, budget, (1.0, 0.0))
+        best = max(saved(pick)[0] for pick in fitting(samples, budget))
         assert choice.bytes <= budget, seed
-        assert choice.saved_s <= best + 1e-9, seed
+        assert choice.worth_s <= best + 1e-9, seed
         assert choice.bound_s >= best - 1e-9, seed
-        assert best - choice.saved_s <= max(item.saved_s for items in samples for item in items), seed
+        assert best - choice.worth_s <= max(item.saved_s[0] for items in samples for item in items), seed
+
+
+LONGER = 0.03
+"""Than the shortest epochs, of such few samples: a sample is a large part of them."""
+
+
+def test_the_shortest_epoch_of_two_resources_lies_between_the_plan_and_its_bound() -> None:
+    planned, best = 0.0, 0.0
+    for seed, samples, budget, needs in problems():
+        plan = fastest(samples, budget, needs)
+        shortest = shortest_epoch(samples, budget, needs)
+        assert plan.choice.bytes <= budget, seed
+        assert plan.epoch_s >= shortest - 1e-9, seed
+        assert plan.bound_s <= shortest + 1e-9, seed
+        planned, best = planned + plan.epoch_s, best + shortest
+    assert planned <= (1 + LONGER) * best
+
+
+@pytest.mark.parametrize("weights", [(1.0, 0.0), (0.0, 1.0), (1.0, 1.0)])
+def test_what_is_best_for_one_resource_or_for_their_sum_would_not_pass_for_that(weights: tuple[float, float]) -> None:
+    planned, best = 0.0, 0.0
+    for _, samples, budget, needs in problems():
+        choice = choose(samples, budget, weights)
+        planned += max(need - choice.saved_s(resource) for resource, need in enumerate(needs))
+        best += shortest_epoch(samples, budget, needs)
+    assert planned > (1 + LONGER) * best
+
+
+def test_a_bound_for_resources_that_work_one_after_the_other_would_not_pass() -> None:
+    assert any(
+        sum(needs) - choose(samples, budget, (1.0, 1.0)).bound_s > shortest_epoch(samples, budget, needs)
+        for _, samples, budget, needs in problems()
+    )
+
+
+def test_with_many_samples_the_plan_is_nearly_as_good_as_its_bound() -> None:
+    draw = random.Random(1)
+    samples = [some_forms(draw) for _ in range(400)]
+    for budget in (100, 1_000, 5_000):
+        plan = fastest(samples, budget, some_needs(draw, samples))
+        assert plan.bound_s <= plan.epoch_s <= 1.01 * plan.bound_s, budget
+
+
+Problem = tuple[int, list[list[Item]], int, tuple[float, float]]
+
+
+def problems() -> Iterator[Problem]:
+    """A seed, samples, a budget, and what an epoch needs without a cache."""
+    for seed in range(200):
+        draw = random.Random(seed)
+        samples, budget = some_samples(draw), draw.randint(0, 80)
+        yield seed, samples, budget, some_needs(draw, samples)
+
+
+def some_samples(draw: random.Random) -> list[list[Item]]:
+    return [some_forms(draw) for _ in range(draw.randint(1, 5))]
 
 
 def some_forms(draw: random.Random) -> list[Item]:
-    encoded = Item("encoded", draw.randint(1, 10), 3 * draw.random())
-    return [encoded, Item("decoded", draw.randint(5, 40), 9 * draw.random())]
+    """Of two resources, of which the second is spared by either."""
+    encoded = Item("encoded", draw.randint(1, 10), (draw.random(), 3 * draw.random()))
+    return [encoded, Item("decoded", draw.randint(5, 40), (9 * draw.random(), 3 * draw.random()))]
 
 
-def picks(samples: list[list[Item]]) -> list[tuple[Item, ...]]:
-    """Every way to keep one form of each sample, or none."""
-    return list(itertools.product(*([NOTHING, *items] for items in samples)))
+def some_needs(draw: random.Random, samples: list[list[Item]]) -> tuple[float, float]:
+    """At least what can be saved."""
+    first, second = (draw.random() + sum(max(i.saved_s[at] for i in items) for items in samples) for at in (0, 1))
+    return first, second
+
+
+Pick = tuple[Item | None, ...]
+
+
+def fitting(samples: list[list[Item]], budget: int) -> list[Pick]:
+    """Every way to keep one form of each sample, or none, within the budget."""
+    picks: list[Pick] = list(itertools.product(*([None, *items] for items in samples)))
+    return [pick for pick in picks if sum(item.bytes for item in pick if item) <= budget]
+
+
+def saved(pick: Pick) -> tuple[float, float]:
+    first, second = (sum(item.saved_s[at] for item in pick if item) for at in (0, 1))
+    return first, second
+
+
+def shortest_epoch(samples: list[list[Item]], budget: int, needs: tuple[float, float]) -> float:
+    return min(max(needs[0] - saved(pick)[0], needs[1] - saved(pick)[1]) for pick in fitting(samples, budget))
+
+
+def costs_of(samples: int) -> Costs:
+    """A millisecond to copy, 10 to decode, 8 if reduced, 1 to crop. 100,000 bytes, 1,000,000 if decoded."""
+    row = {"fetch_s": 0.001, "fixed_s": 0.0, "random_s": 0.001}
+    off = {"reduced": [{**row, "decode_s": 0.008}] * samples, "full": [{**row, "decode_s": 0.010}] * samples}
+    return Costs([100_000] * samples, [1_000_000] * samples, off, [0.001] * samples)
+
+
+def test_the_optimum_decodes_in_full_only_where_enough_is_kept_decoded() -> None:
+    costs = costs_of(100)
+    small, large = (optimum(costs, "as-it-is", budget, budget * 100_000) for budget in (100, 1_000))
+    assert (small.decoding, small.by_form) == ("reduced", {"encoded": 100})
+    assert small.epoch_s == pytest.approx(100 * 0.009 / WORKERS)
+    assert (large.decoding, large.by_form) == ("full", {"decoded": 100})
+    assert large.epoch_s == pytest.approx(100 * 0.001 / WORKERS)
+
+
+def test_what_is_read_and_what_is_worked_meanwhile_do_not_add_up() -> None:
+    """An epoch on slowed storage is as long as the longer of the two, however little is kept."""
+    costs = costs_of(100)
+    nothing = optimum(costs, "slowed", 0, 0)
+    assert (nothing.processors_s, nothing.storage_s) == (pytest.approx(0.5), pytest.approx(100 * 100_000 / 20 / MIB))
+    assert nothing.epoch_s == nothing.bound_s == nothing.processors_s
+    slower = replace(costs, encoded_bytes=[200_000] * 100)
+    half = optimum(slower, "slowed", 50, 10_000_000)
+    assert half.epoch_s == pytest.approx(max(half.processors_s, half.storage_s))
+    assert half.by_form == {"encoded": 50}
 
 
 def epoch(began: float, every: float, batches: list[list[int]]) -> Epoch:
