@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import pytest
 
 from tests.bench.measure import MIB
+from tests.bench_slow.balance import SCENARIOS, PhaseRecord, Series
 from tests.bench_slow.delivery import (
     Epoch,
     Gaps,
@@ -23,6 +25,8 @@ from tests.bench_slow.delivery import (
 )
 from tests.bench_slow.forms import WORKERS, Costs, optimum
 from tests.bench_slow.knapsack import Item, choose, fastest
+from tests.bench_slow.series import WINDOW_S, Moment, Phase, bytes_of, phases, samples_of
+from tests.bench_slow.timeline import Part, draw_timeline
 
 
 def test_the_optimum_of_forms_lies_between_the_choice_and_its_bound() -> None:
@@ -187,3 +191,88 @@ def test_a_draw_is_told_from_another_one() -> None:
     assert is_same_draw(delayed, drawn, 10)
     assert not is_same_draw(random.Random(1).sample(drawn, len(drawn)), drawn, 10)
     assert not is_same_draw(drawn[:-1], drawn, 10)
+
+
+def pool_at(at: float, samples: float, threads: int = 4, cpus: int = 2) -> Moment:
+    """Samples of 100,000 bytes."""
+    return Moment(at, cpus, threads, threads - cpus, cpus, 50, 3, round(samples), round(samples) * 100_000)
+
+
+def run_of(rate_at: Callable[[float], float], seconds: float, **others: int) -> list[Moment]:
+    """Four moments a second of a pool that prepares so many samples a second."""
+    samples, moments = 0.0, []
+    for number in range(int(4 * seconds) + 1):
+        moments.append(pool_at(number / 4, samples, **others))
+        samples += rate_at(number / 4) / 4
+    return moments
+
+
+def test_phases_part_at_the_turns_and_their_windows_do_not_look_back() -> None:
+    first, second = phases(run_of(lambda at: 1000 if at < 5 else 100, 15), [0.0, 5.0])
+    assert [len(phase.moments) for phase in (first, second)] == [20, 41]
+    assert (first.reaches(samples_of), second.reaches(samples_of)) == (1000, 100)
+    assert second.reaches(bytes_of) == 100 * 100_000
+    assert (first.settled_s(samples_of), second.settled_s(samples_of)) == (0, 0)
+    assert second.seconds == 10
+
+
+def test_a_rate_that_climbs_has_settled_when_it_is_near_what_it_reaches() -> None:
+    (phase,) = phases(run_of(lambda at: min(100 * at, 1000), 40), [0.0])
+    settled = phase.settled_s(samples_of)
+    assert settled == pytest.approx(8.5 - WINDOW_S / 2, abs=0.25)
+    assert phase.astray(samples_of) == 0
+
+
+def test_a_rate_that_is_right_for_a_moment_has_not_settled() -> None:
+    (phase,) = phases(run_of(lambda at: 1000 if 2 <= at < 4 or at >= 7 else 400, 30), [0.0])
+    assert phase.settled_s(samples_of) == pytest.approx(7, abs=0.25)
+
+
+def test_what_leaves_its_rate_again_has_settled_but_is_astray() -> None:
+    (phase,) = phases(run_of(lambda at: 400 if at < 1 or 15 <= at < 18 else 1000, 30), [0.0])
+    assert phase.settled_s(samples_of) == pytest.approx(1, abs=0.25)
+    assert phase.astray(samples_of) == pytest.approx(3 / 28, abs=0.03)
+
+
+def test_what_changes_to_the_end_never_settles() -> None:
+    phase = Phase(0.0, run_of(lambda at: 4.0**at, 12))
+    assert phase.settled_s(samples_of) is None
+    assert phase.astray(samples_of) == 1
+
+
+def test_the_pool_follows_processors_when_it_first_counts_on_as_many() -> None:
+    moments = [*run_of(lambda _: 100, 2), pool_at(2.5, 250, cpus=1), pool_at(2.75, 275, cpus=1)]
+    (_, phase) = phases(moments, [0.0, 1.0])
+    assert (phase.cpus_s(1), phase.cpus_s(2), phase.cpus_s(3)) == (1.5, 0.0, None)
+
+
+def series(scenario: str, poor_rate: float) -> Series:
+    """1,000 samples a second, so many between 10 and 30 s, and again 1,000."""
+    moments = run_of(lambda at: poor_rate if 10 <= at < 30 else 1000, 40)
+    return Series(SCENARIOS[scenario], moments, [0.0, 10.0, 30.0], 0.0)
+
+
+def test_what_a_phase_reaches_is_held_against_what_its_world_allows() -> None:
+    storage_rate = 20 * MIB / 100_000
+    for scenario, allowed in (("storage", storage_rate), ("latency", 1000), ("processors", 500)):
+        one = series(scenario, allowed / 2)
+        assert one.allowed() == [None, pytest.approx(allowed), 1000], scenario
+        records = [PhaseRecord.of(number, [one]) for number in range(3)]
+        assert records[0].of_allowed is None and records[0].settled_s is None
+        shares = [record.of_allowed.median for record in records[1:] if record.of_allowed]
+        assert shares == pytest.approx([0.5, 1.0], abs=0.01), scenario
+
+
+def test_storage_that_gives_more_than_processors_can_take_allows_what_they_take() -> None:
+    one = series("storage", 100)
+    plenty = replace(one, scenario=replace(one.scenario, poor=replace(one.scenario.poor, mib_per_s=500)))
+    assert plenty.allowed()[1] == pytest.approx(1000)
+
+
+def test_a_timeline_is_drawn_with_its_turns() -> None:
+    one = series("storage", 200)
+    parts = [Part(phase, f"world {number}", 210.0 if number else None) for number, phase in enumerate(one.phases)]
+    drawn = ElementTree.fromstring(draw_timeline(parts, "a pool"))
+    words = [element.text for element in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"a pool", "world 0", "world 1", "world 2", "fetching", "1,000"} <= set(words)
+    assert len(list(drawn.iter("{http://www.w3.org/2000/svg}polyline"))) == 1 + len(parts)
