@@ -1,1 +1,2 @@
-"""The benchmark of slow samples: the order of batches, the form of cached samples, and what it costs to measure."""
+"""The benchmark of slow samples: the order of batches, the form of cached samples, what it costs to measure, and the
+balance of threads."""

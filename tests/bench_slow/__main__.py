@@ -1,7 +1,8 @@
-"""Slow samples: the order of batches, the form of cached samples, and what it costs to measure.
+"""Slow samples: the order of batches, the form of cached samples, what it costs to measure, and the balance of threads.
 
-usage: python -m tests.bench_slow DATA --out FOLDER [--limit PROGRAM] [--only order,forms,cost] [--repeat 3] [--quick]
+usage: python -m tests.bench_slow DATA --out FOLDER [--limit PROGRAM] [--only order,forms,cost,balance] [--repeat 3]
        [--samples images-native,spin-10x] [--loaders coprep-relaxed] [--storages slowed] [--forms auto] [--budgets 5,50]
+       [--scenarios storage,latency] [--quick]
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.bench.measure import Dataset
-from tests.bench_slow import forms, order, report, samples
+from tests.bench_slow import balance, forms, order, report, samples
+from tests.bench_slow.balance import BalanceOptions, measure_balance
 from tests.bench_slow.cost import CostOptions, measure_cost
 from tests.bench_slow.features import Features
 from tests.bench_slow.forms import FormsOptions, measure_forms
@@ -23,7 +25,7 @@ from tests.bench_slow.subset import part_of
 from tools.demo.children import exit_code
 from tools.demo.screen import heading
 
-PARTS = ("order", "forms", "cost")
+PARTS = ("order", "forms", "cost", "balance")
 QUICK_IMAGES = 256
 """Of the parts that else take all."""
 
@@ -49,6 +51,9 @@ def benchmark(args: argparse.Namespace, folder: Path) -> None:
     if "cost" in args.only:
         heading("cost")
         results.cost = measure_cost(CostOptions(few, features, args.repeat, args.quick))
+    if "balance" in args.only:
+        heading("balance")
+        results.balance = measure_balance(BalanceOptions(few, args.scenarios, features, args.repeat, args.quick))
     report.show(results)
     print("\n" + ", ".join(map(str, report.write(results, args.out))))
 
@@ -78,6 +83,7 @@ def parse() -> argparse.Namespace:
         ("loaders", tuple(order.LOADERS)),
         ("forms", forms.FORMS),
         ("storages", tuple(forms.STORAGES)),
+        ("scenarios", tuple(balance.SCENARIOS)),
     ):
         parser.add_argument(f"--{name}", type=words(known), default=known, help=f"of {', '.join(known)}")
     parser.add_argument("--budgets", type=lambda text: [int(word) for word in text.split(",")], help="per cent")

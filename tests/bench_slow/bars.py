@@ -6,14 +6,19 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tests.bench.records import Bar, Spread
+from tests.bench_slow.balance import PROCESSORS, BalanceResults, PhaseRecord
 from tests.bench_slow.cost import CostResults
 from tests.bench_slow.forms import AUTO, DECODED, ENCODED, FormsRecord, FormsResults
 from tests.bench_slow.order import DETERMINISTIC, RELAXED, OrderRecord, OrderResults
+from tests.bench_slow.series import NEAR
 
 RATE = 0.95
 GAP = 2.5
 NEAR_OPTIMUM = 1.05
 COST_PERCENT = 1.0
+FOLLOWS_S = 5.0
+REACHES = 1 - NEAR
+"""Of what is allowed. A pool that soon settles at too little would else be as good as one that follows."""
 
 
 def order_bars(results: OrderResults) -> list[Bar]:
@@ -122,3 +127,32 @@ def cost_bars(results: CostResults) -> list[Bar]:
         found.append(Bar(f"{record.work}: slower by measuring costs", COST_PERCENT, False, slower, "%"))
         found.append(Bar(f"{record.work}: more CPU by measuring costs", COST_PERCENT, False, more, "%"))
     return found
+
+
+TURNS = {1: "it turns poor", 2: "it is as before"}
+"""By the number of the phase that begins."""
+
+
+def balance_bars(results: BalanceResults) -> list[Bar]:
+    by_case = {(record.scenario, record.number): record for record in results.records}
+    found = []
+    for scenario in results.scenarios:
+        for number, turn in TURNS.items():
+            record = by_case.get((scenario, number))
+            found += turn_bars(f"balance, {scenario}, {turn}", record)
+            if scenario == PROCESSORS:
+                what = f"balance, {scenario}, {turn}: until the pool counts on as many as there are"
+                found.append(Bar(what, FOLLOWS_S, False, median_of(record.cpus_s if record else None), "s"))
+    return found
+
+
+def turn_bars(what: str, record: PhaseRecord | None) -> list[Bar]:
+    settled, reached = (record.settled_s, record.of_allowed) if record else (None, None)
+    return [
+        Bar(f"{what}: until the rate stays near what it reaches", FOLLOWS_S, False, median_of(settled), "s"),
+        Bar(f"{what}: that rate against what is allowed", round(REACHES, 2), True, median_of(reached)),
+    ]
+
+
+def median_of(values: Spread | None) -> float | None:
+    return values.median if values else None

@@ -20,16 +20,18 @@ class Features:
     cpus: bool
     slow_storage: bool
     listing: bool
+    throttle: bool
 
     @classmethod
     def find(cls) -> Features:
-        serve, status = help_of("serve"), help_of("status")
+        serve, status, commands = help_of("serve"), help_of("status"), help_of()
         return cls(
             relaxed=takes(order="relaxed"),
             auto=takes(cache="auto"),
             cpus="--cpus" in serve,
             slow_storage="--storage-rate" in serve and "--storage-latency" in serve,
             listing="--slow" in status,
+            throttle="throttle" in commands,
         )
 
     def missing(self) -> list[str]:
@@ -39,6 +41,7 @@ class Features:
             "serve --cpus (--workers is taken)": self.cpus,
             "serve --storage-rate, --storage-latency": self.slow_storage,
             "status --slow": self.listing,
+            "throttle": self.throttle,
         }
         return [name for name, there in names.items() if not there]
 
@@ -47,8 +50,8 @@ class Features:
         return ["--cpus" if self.cpus else "--workers", str(count)]
 
 
-def help_of(command: str) -> str:
-    words = [str(coprep_command()), command, "--help"]
+def help_of(*command: str) -> str:
+    words = [str(coprep_command()), *command, "--help"]
     return subprocess.run(words, capture_output=True, check=True, text=True, timeout=30).stdout
 
 

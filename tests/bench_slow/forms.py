@@ -1,4 +1,14 @@
-"""The form of cached samples: seconds of an epoch by what the cache may take, against the best that is possible."""
+"""The form of cached samples: seconds of an epoch by what the cache may take, against the best that is possible.
+
+Fetching and preparing overlap, so an epoch takes as long as the longer of two: processor seconds over processors, and
+bytes read over the rate of storage. Its latency does not count, since several threads wait at a time. Copying from the
+page cache is a processor's work; so where storage is as it is, there is nothing beside the processors.
+
+The best is the better of two regimes: nothing is kept decoded, and all samples are decoded only as large as their crop
+needs; or decoded forms are allowed, and all samples are decoded in full. What mixes the two is not comparable: decoding
+at a reduced size gives slightly other pixels, so a sample's pixels would depend on what happens to be cached. coprep
+never mixes them in a stream, hence an optimum that did would be of another, easier problem.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +18,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tests.bench.measure import Dataset
+from tests.bench.measure import MIB, Dataset
 from tests.bench.records import Spread
 from tests.bench_slow.delivery import Epoch
 from tests.bench_slow.features import Features
-from tests.bench_slow.knapsack import Choice, Item, choose
+from tests.bench_slow.knapsack import Item, fastest
 from tests.bench_slow.running import Coordinator, Job, Outcome, Progress, run
 from tests.bench_slow.subset import pixels
 from tools.demo.children import ChildFailed
@@ -23,17 +33,33 @@ WORKERS = 2
 SEED = 1
 AUTO, ENCODED, DECODED = "auto", "encoded", "decoded"
 FORMS = (AUTO, ENCODED, DECODED)
+OFF = "off"
 BUDGETS = (5, 10, 25, 50, 100, 200)
 QUICK_BUDGETS = (10, 100)
 """Per cent of the encoded bytes."""
+REDUCED, FULL = "reduced", "full"
+"""How samples are decoded: as large as their crop needs, or with all their pixels."""
 FAST, SLOWED = "as-it-is", "slowed"
-STORAGES: dict[str, list[str]] = {
-    FAST: [],
-    SLOWED: ["--storage-rate", "20M", "--storage-latency", "5ms"],
+
+
+@dataclass(frozen=True)
+class Storage:
+    """What the coordinator is told of it, and what it takes."""
+
+    options: Sequence[str]
+    bytes_per_s: int | None
+    """None: what is read lies in the page cache, and copying it is a processor's work."""
+    later_epochs: int
+    """Those measured, after one that fills the cache: more of them where they are short."""
+
+    def seconds(self, size: int) -> float:
+        return size / self.bytes_per_s if self.bytes_per_s else 0.0
+
+
+STORAGES = {
+    FAST: Storage([], None, 6),
+    SLOWED: Storage(["--storage-rate", "20M", "--storage-latency", "5ms"], 20 * MIB, 2),
 }
-"""With what the coordinator is told."""
-LATER_EPOCHS = {FAST: 6, SLOWED: 2}
-"""Those measured, after one that fills the cache: more of them where they are short."""
 LISTED_EPOCHS = 3
 STAGES = ("fetch_s", "decode_s", "fixed_s", "random_s")
 """Of a sample, as its costs are listed."""
@@ -122,6 +148,10 @@ class OptimumRecord:
     epoch_s: float
     bound_s: float
     """No choice of forms is faster."""
+    processors_s: float
+    storage_s: float
+    """The two, of which the longer is the epoch."""
+    decoding: str
     by_form: dict[str, int]
 
     def as_json(self) -> dict[str, Any]:
@@ -134,6 +164,7 @@ class ModelRecord:
 
     storage: str
     form: str
+    decoding: str
     predicted_s: float
     measured_s: float
 
@@ -157,12 +188,11 @@ def measure_forms(options: FormsOptions) -> FormsResults:
     """The costs of all samples first, then every form with every budget, taken in turn."""
     forms, storages = options.there()
     cases = [(storage, form, budget) for storage in storages for budget in options.budgets for form in forms]
-    listings = 2 * len(storages) if options.features.listing else 0
+    listings = len(LISTED) + sum(storage != FAST for storage in storages) if options.features.listing else 0
     progress = Progress(listings + options.repeat * len(cases))
     results = FormsResults(options.data, options.storages)
     if listings:
-        for storage in storages:
-            predict(options, storage, results, progress)
+        predict(options, storages, results, progress)
     runs: dict[tuple[str, str, int], list[FormsRun]] = {case: [] for case in cases}
     for _ in range(options.repeat):
         for storage, form, budget in cases:
@@ -177,20 +207,23 @@ def measure_forms(options: FormsOptions) -> FormsResults:
 
 
 def one_run(options: FormsOptions, storage: str, form: str, cache_bytes: int) -> FormsRun:
-    outcome = run_job(options, storage, form, cache_bytes, 1 + LATER_EPOCHS[storage], listing=False)
+    outcome = run_job(options, storage, form, cache_bytes, 1 + STORAGES[storage].later_epochs)
     fill, *later = epoch_seconds(outcome)
     (cache,) = outcome.status["caches"]
     return FormsRun(fill, later, cache, outcome.others_cores)
 
 
-def run_job(options: FormsOptions, storage: str, form: str, cache_bytes: int, epochs: int, *, listing: bool) -> Outcome:
+def run_job(
+    options: FormsOptions, storage: str, form: str, cache_bytes: int, epochs: int, listed: str | None = None
+) -> Outcome:
+    """`listed`: so decoded, and with the costs of all samples."""
     options.data.read()
     loader: dict[str, Any] = {"cache": form, "seed": SEED}
-    if form != "off":
+    if form != OFF:
         loader["cache_bytes"] = cache_bytes
-    arguments = [str(options.data.root), json.dumps(loader), str(epochs), ""]
-    serve = [*options.features.threads(WORKERS), *STORAGES[storage]]
-    slowest = len(options.data.files) if listing else 0
+    arguments = [str(options.data.root), json.dumps(loader), str(epochs), "", "exact" if listed == FULL else ""]
+    serve = [*options.features.threads(WORKERS), *STORAGES[storage].options]
+    slowest = len(options.data.files) if listed else 0
     return run(Job("tests.bench_slow.job_native", arguments), Coordinator(str(2 * cache_bytes), serve, slowest))
 
 
@@ -213,42 +246,102 @@ def entries_by_form(cache: dict[str, Any]) -> dict[str, int]:
 # The best that is possible.
 
 
-def predict(options: FormsOptions, storage: str, results: FormsResults, progress: Progress) -> None:
-    """Costs without a cache and with all samples decoded say what each form of each sample saves.
+@dataclass(frozen=True)
+class Costs:
+    """Of each sample, measured on storage as it is: seconds of a processor, and bytes."""
 
-    Two runs, since a sample that is not cached is decoded only as far as its crop asks, and one that is cached is
-    cropped out of all its pixels.
-    """
+    encoded_bytes: Sequence[int]
+    decoded_bytes: Sequence[int]
+    off: dict[str, Sequence[dict[str, float]]]
+    """Of each stage, without a cache, by how it is decoded."""
+    cropped_s: Sequence[float]
+    """What is left where it is kept decoded."""
+
+    def needs_s(self, storage: Storage, decoding: str) -> tuple[float, float]:
+        """Seconds of an epoch without a cache: of the processors, and of storage."""
+        total = sum(sum(row.values()) for row in self.off[decoding])
+        return total / WORKERS, storage.seconds(sum(self.encoded_bytes))
+
+    def forms(self, storage: Storage, decoding: str) -> list[list[Item]]:
+        """What of each sample can be kept, with what that saves of the two."""
+        found = []
+        columns = (self.encoded_bytes, self.decoded_bytes, self.off[decoding], self.cropped_s)
+        for encoded, decoded, row, cropped in zip(*columns, strict=True):
+            read_s = storage.seconds(encoded)
+            items = [Item(ENCODED, encoded, (row["fetch_s"] / WORKERS, read_s))]
+            if decoding == FULL:
+                items.append(Item(DECODED, decoded, ((sum(row.values()) - cropped) / WORKERS, read_s)))
+            found.append(items)
+        return found
+
+
+LISTED = ((OFF, REDUCED), (OFF, FULL), (DECODED, FULL))
+"""Runs that list costs: each is also one that the model can be compared with."""
+
+
+def predict(options: FormsOptions, storages: Sequence[str], results: FormsResults, progress: Progress) -> None:
+    """The optima, and how well the model behind them predicts epochs."""
+    costs = list_costs(options, results, progress)
+    for storage in storages:
+        if storage != FAST:
+            outcome = run_job(options, storage, OFF, 0, LISTED_EPOCHS)
+            predicted = max(costs.needs_s(STORAGES[storage], REDUCED))
+            note_model(ModelRecord(storage, OFF, REDUCED, predicted, later_epoch(outcome)), results, progress)
+        for budget in options.budgets:
+            results.optima.append(optimum(costs, storage, budget, options.bytes_of(budget)))
+
+
+def list_costs(options: FormsOptions, results: FormsResults, progress: Progress) -> Costs:
+    """Of all samples: without a cache, decoded in both ways, and with all of them kept decoded."""
     files = options.data.files
     decoded_bytes = [3 * count for count in pixels(files)]
-    costs: dict[str, list[dict[str, float]]] = {}
-    measured: dict[str, float] = {}
-    for form, cache_bytes in (("off", 0), (DECODED, sum(decoded_bytes) + 4096 * len(files))):
-        outcome = run_job(options, storage, form, cache_bytes, LISTED_EPOCHS, listing=True)
-        costs[form] = listing(outcome.status, len(files))
-        measured[form] = statistics.median(epoch_seconds(outcome)[1:])
-        progress.say(f"storage {storage}, costs of all samples, {form}: {measured[form]:.2f} s an epoch")
-    total = [sum(row.values()) for row in costs["off"]]
-    cropped = [row["random_s"] for row in costs[DECODED]]
-    samples = [
-        [Item(ENCODED, path.stat().st_size, off["fetch_s"]), Item(DECODED, size, whole - crop)]
-        for path, size, off, whole, crop in zip(files, decoded_bytes, costs["off"], total, cropped, strict=True)
-    ]
-    for form, seconds in (("off", sum(total)), (DECODED, sum(cropped))):
-        results.models.append(ModelRecord(storage, form, seconds / WORKERS, measured[form]))
-    for budget in options.budgets:
-        choice = choose(samples, options.bytes_of(budget))
-        results.optima.append(optimum(storage, budget, options.bytes_of(budget), sum(total), choice))
+    rows: dict[tuple[str, str], list[dict[str, float]]] = {}
+    for form, decoding in LISTED:
+        room = 0 if form == OFF else sum(decoded_bytes) + 4096 * len(files)
+        outcome = run_job(options, FAST, form, room, LISTED_EPOCHS, decoding)
+        rows[form, decoding] = mine = listing(outcome.status, len(files))
+        spent = [row["random_s"] if form == DECODED else sum(row.values()) for row in mine]
+        note_model(ModelRecord(FAST, form, decoding, sum(spent) / WORKERS, later_epoch(outcome)), results, progress)
+    return Costs(
+        encoded_bytes=[path.stat().st_size for path in files],
+        decoded_bytes=decoded_bytes,
+        off={decoding: rows[OFF, decoding] for decoding in (REDUCED, FULL)},
+        cropped_s=[row["random_s"] for row in rows[DECODED, FULL]],
+    )
 
 
-def optimum(storage: str, budget: int, budget_bytes: int, total_s: float, choice: Choice) -> OptimumRecord:
+def note_model(record: ModelRecord, results: FormsResults, progress: Progress) -> None:
+    results.models.append(record)
+    progress.say(
+        f"storage {record.storage}, cache {record.form}, decoding {record.decoding}:"
+        f" {record.measured_s:.2f} s an epoch, predicted {record.predicted_s:.2f} s"
+    )
+
+
+def later_epoch(outcome: Outcome) -> float:
+    return statistics.median(epoch_seconds(outcome)[1:])
+
+
+def optimum(costs: Costs, storage: str, budget: int, budget_bytes: int) -> OptimumRecord:
+    """The better of the two regimes. A choice is of one of them, so the lower of their bounds is one for all."""
+    there = STORAGES[storage]
+    plans = {
+        decoding: fastest(costs.forms(there, decoding), budget_bytes, costs.needs_s(there, decoding))
+        for decoding in (REDUCED, FULL)
+    }
+    # Where storage is what takes long, the two differ by a few bytes: then the first is named.
+    decoding, best = min(plans.items(), key=lambda plan: round(plan[1].epoch_s, 4))
+    processors_s, storage_s = best.needs_s
     return OptimumRecord(
         storage=storage,
         budget_percent=budget,
         budget_bytes=budget_bytes,
-        epoch_s=(total_s - choice.saved_s) / WORKERS,
-        bound_s=(total_s - choice.bound_s) / WORKERS,
-        by_form=choice.by_form,
+        epoch_s=best.epoch_s,
+        bound_s=min(plan.bound_s for plan in plans.values()),
+        processors_s=processors_s,
+        storage_s=storage_s,
+        decoding=decoding,
+        by_form=best.choice.by_form,
     )
 
 

@@ -1,4 +1,9 @@
-"""A job over coprep's own pipeline. Its batches are numpy arrays."""
+"""A job over coprep's own pipeline. Its batches are numpy arrays.
+
+usage: python -m tests.bench_slow.job_native DATA LOADER_OPTIONS EPOCHS [digest] [exact]
+
+`digest`: of all batches. `exact`: samples are decoded in full, however small their crop becomes.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +24,21 @@ def batches(loader: Iterable[Any]) -> Iterator[Batch]:
 
 
 def main() -> None:
-    data, options, epochs, digest = sys.argv[1:]
+    data, options, epochs, *words = sys.argv[1:]
 
     def open_loader() -> Callable[[], Iterable[Batch]]:
-        pipeline = coprep.ImageFolder(data).decode().random_resized_crop(224).random_horizontal_flip()
+        pipeline = (
+            coprep.ImageFolder(data)
+            .decode(scaled="exact" not in words)
+            .random_resized_crop(224)
+            .random_horizontal_flip()
+        )
         loader = coprep.DataLoader(
             pipeline, batch_size=BATCH_SIZE, shuffle=True, framework="numpy", with_index=True, **json.loads(options)
         )
         return lambda: batches(loader)
 
-    take(open_loader, int(epochs), digest == "digest")
+    take(open_loader, int(epochs), "digest" in words)
 
 
 if __name__ == "__main__":

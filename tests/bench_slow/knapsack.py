@@ -3,14 +3,23 @@
 The greedy way along the efficient frontiers (Sinha & Zoltners 1979, "The Multiple-Choice Knapsack Problem"): of each
 sample only the forms on the upper convex hull of seconds over bytes matter, and steps from one to the next are taken by
 seconds per byte. It is within one step of the optimum, which the linear relaxation bounds from above.
+
+Where two resources work at the same time, an epoch takes as long as the one that takes longer, and what a form saves of
+the other is not seen. The larger of two numbers is at least any mean of them, so for every weight the knapsack of the
+weighted seconds bounds the epoch from below (Lagrangian relaxation: Fisher 1981, "The Lagrangian Relaxation Method for
+Solving Integer Programming Problems"). The highest of these bounds, and the best of their choices, lie where both
+resources take about equally long.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+HALVINGS = 20
+"""Of the range of weights."""
 
 
 class Item(NamedTuple):
@@ -18,11 +27,11 @@ class Item(NamedTuple):
 
     form: str
     bytes: int
-    saved_s: float
-    """In each epoch, against not keeping it."""
+    saved_s: Sequence[float]
+    """Of each resource, in each epoch, against not keeping it."""
 
-
-NOTHING = Item("", 0, 0.0)
+    def worth_s(self, weights: Sequence[float]) -> float:
+        return sum(weight * saved for weight, saved in zip(weights, self.saved_s, strict=True))
 
 
 class Step(NamedTuple):
@@ -30,69 +39,132 @@ class Step(NamedTuple):
 
     sample: int
     bytes: int
-    saved_s: float
+    worth_s: float
     to: Item
 
     @property
-    def worth(self) -> float:
-        return self.saved_s / self.bytes
+    def density(self) -> float:
+        return self.worth_s / self.bytes
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What is kept, and what it saves in each epoch."""
+    """What is kept, and what it saves in each epoch, the resources weighted."""
 
-    saved_s: float
+    kept: dict[int, Item]
+    """By sample."""
+    worth_s: float
     bound_s: float
     """No choice saves more."""
+
+    @property
+    def bytes(self) -> int:
+        return sum(item.bytes for item in self.kept.values())
+
+    @property
+    def by_form(self) -> dict[str, int]:
+        """Samples."""
+        return dict(Counter(item.form for item in self.kept.values()))
+
+    def saved_s(self, resource: int) -> float:
+        return sum(item.saved_s[resource] for item in self.kept.values())
+
+
+class Place(NamedTuple):
+    """A form among those of its sample: its bytes, and what it is worth."""
+
     bytes: int
-    by_form: dict[str, int]
-    """Samples."""
+    worth_s: float
+    item: Item | None
 
 
-def frontier(items: Sequence[Item], budget: int) -> list[Item]:
-    """The forms that some price per byte would choose, the smallest first. None that exceeds the budget alone."""
-    hull = [NOTHING]
-    for item in sorted(items, key=lambda item: (item.bytes, -item.saved_s)):
-        if not 0 < item.bytes <= budget or item.saved_s <= hull[-1].saved_s:
+def frontier(items: Sequence[Item], budget: int, weights: Sequence[float]) -> list[Place]:
+    """The forms that some price per byte would choose, after nothing, the smallest first. None that exceeds the budget
+    alone."""
+    hull = [Place(0, 0.0, None)]
+    places = [Place(item.bytes, item.worth_s(weights), item) for item in items]
+    for place in sorted(places, key=lambda place: (place.bytes, -place.worth_s)):
+        if not 0 < place.bytes <= budget or place.worth_s <= hull[-1].worth_s:
             continue
-        while len(hull) > 1 and slope(hull[-2], hull[-1]) <= slope(hull[-2], item):
+        while len(hull) > 1 and slope(hull[-2], hull[-1]) <= slope(hull[-2], place):
             hull.pop()
-        hull.append(item)
-    return hull[1:]
+        hull.append(place)
+    return hull
 
 
-def slope(one: Item, other: Item) -> float:
+def slope(one: Place, other: Place) -> float:
     if one.bytes == other.bytes:
         return float("inf")
-    return (other.saved_s - one.saved_s) / (other.bytes - one.bytes)
+    return (other.worth_s - one.worth_s) / (other.bytes - one.bytes)
 
 
-def choose(samples: Sequence[Sequence[Item]], budget: int) -> Choice:
-    """Steps by their worth. A sample whose step does not fit stays as it is, and cheaper steps of others are tried."""
-    steps = [step for number, items in enumerate(samples) for step in steps_of(number, frontier(items, budget))]
-    steps.sort(key=lambda step: -step.worth)
+def choose(samples: Sequence[Sequence[Item]], budget: int, weights: Sequence[float]) -> Choice:
+    """Steps by their density. A sample whose step does not fit stays as it is, and cheaper ones of others are tried."""
+    steps = [step for number, items in enumerate(samples) for step in steps_of(number, items, budget, weights)]
+    steps.sort(key=lambda step: -step.density)
     kept: dict[int, Item] = {}
     stuck: set[int] = set()
-    left, saved, bound = budget, 0.0, 0.0
+    left, worth = budget, 0.0
+    bound: float | None = None
     for step in steps:
         if step.sample in stuck:
             continue
         if step.bytes <= left:
             kept[step.sample] = step.to
             left -= step.bytes
-            saved += step.saved_s
+            worth += step.worth_s
         else:
-            bound = bound or saved + left * step.worth
+            bound = worth + left * step.density if bound is None else bound
             stuck.add(step.sample)
-    by_form = Counter(item.form for item in kept.values())
-    return Choice(saved, bound or saved, budget - left, dict(by_form))
+    return Choice(kept, worth, worth if bound is None else bound)
 
 
-def steps_of(sample: int, hull: Sequence[Item]) -> list[Step]:
+def steps_of(sample: int, items: Sequence[Item], budget: int, weights: Sequence[float]) -> list[Step]:
     found = []
-    before = NOTHING
-    for item in hull:
-        found.append(Step(sample, item.bytes - before.bytes, item.saved_s - before.saved_s, item))
-        before = item
+    before, *hull = frontier(items, budget, weights)
+    for place in hull:
+        assert place.item is not None
+        found.append(Step(sample, place.bytes - before.bytes, place.worth_s - before.worth_s, place.item))
+        before = place
     return found
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A choice, where two resources work at the same time."""
+
+    choice: Choice
+    needs_s: tuple[float, float]
+    """Of each resource, with this choice."""
+    bound_s: float
+    """No choice makes an epoch shorter."""
+
+    @property
+    def epoch_s(self) -> float:
+        return max(self.needs_s)
+
+
+def fastest(samples: Sequence[Sequence[Item]], budget: int, needs_s: tuple[float, float]) -> Plan:
+    """The shortest epoch. `needs_s`: seconds of each resource where nothing is kept.
+
+    The more a resource weighs, the less is left of it, so the weight where both take equally long is found by halving.
+    """
+    plans = [weighed(samples, budget, needs_s, weight) for weight in (0.0, 1.0)]
+    low, high = 0.0, 1.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        plan = weighed(samples, budget, needs_s, middle)
+        plans.append(plan)
+        first, second = plan.needs_s
+        low, high = (middle, high) if second > first else (low, middle)
+    best = min(plans, key=lambda plan: plan.epoch_s)
+    return replace(best, bound_s=max(plan.bound_s for plan in plans))
+
+
+def weighed(samples: Sequence[Sequence[Item]], budget: int, needs_s: tuple[float, float], weight: float) -> Plan:
+    """`weight`: of the second resource. The first has what it leaves of 1."""
+    weights = (1 - weight, weight)
+    choice = choose(samples, budget, weights)
+    first, second = (needs - choice.saved_s(resource) for resource, needs in enumerate(needs_s))
+    whole = sum(part * needs for part, needs in zip(weights, needs_s, strict=True))
+    return Plan(choice, (first, second), whole - choice.bound_s)

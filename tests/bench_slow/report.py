@@ -1,10 +1,12 @@
-"""The results for people: tables on the terminal, and a page with charts."""
+"""The results for people: tables on the terminal, a page with charts, and series for other tools."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,11 +16,14 @@ from tests.bench.chart import Line, Words, draw_lines
 from tests.bench.measure import BATCH_SIZE, MIB, Dataset
 from tests.bench.records import Bar, Spread
 from tests.bench.report import Table, markdown, number
-from tests.bench_slow.bars import against_fixed, cost_bars, forms_bars, order_bars, spread_of
+from tests.bench_slow.balance import BalanceResults, Series
+from tests.bench_slow.bars import against_fixed, balance_bars, cost_bars, forms_bars, order_bars, spread_of
 from tests.bench_slow.cost import CostResults
 from tests.bench_slow.delivery import LAST_BATCHES
 from tests.bench_slow.forms import AUTO, DECODED, ENCODED, FormsResults
 from tests.bench_slow.order import WORKERS, GapRecord, OrderRecord, OrderResults
+from tests.bench_slow.series import Moment
+from tests.bench_slow.timeline import Part, draw_timeline
 from tools.demo import screen
 
 OPTIMUM = "optimum"
@@ -43,19 +48,22 @@ class Results:
     order: OrderResults | None = None
     forms: FormsResults | None = None
     cost: CostResults | None = None
+    balance: BalanceResults | None = None
 
     def conditions(self) -> str:
         when = datetime.now(timezone.utc).date()
         parts = [
             f"{when}, {machine.processor()}, {machine.cores()} cores. {len(self.data.files):,} images,"
             f" {self.data.bytes / MIB:,.0f} MiB, in the page cache; batches of {BATCH_SIZE}, shuffled;"
-            f" {WORKERS} workers each; medians of {self.repeat} taken in turn (lowest to highest)."
+            f" {WORKERS} workers each (balance: one for each core, and as many that wait as it takes);"
+            f" medians of {self.repeat} taken in turn (lowest to highest)."
         ]
         if self.forms:
             some = self.forms.data
             parts.append(f"Forms of {len(some.files):,} of these images, {some.bytes / MIB:,.0f} MiB.")
         others = [record.others_cores for record in self.order.records] if self.order else []
         others += [record.others_cores for record in self.forms.records] if self.forms else []
+        others += [record.others_cores for record in self.balance.records] if self.balance else []
         if others:
             parts.append(f"Meanwhile others used {min(others):.2f} to {max(others):.2f} cores.")
         if self.missing:
@@ -67,7 +75,8 @@ class Results:
     def bars(self) -> list[Bar]:
         found = order_bars(self.order) if self.order else []
         found += forms_bars(self.forms) if self.forms else []
-        return found + (cost_bars(self.cost) if self.cost else [])
+        found += cost_bars(self.cost) if self.cost else []
+        return found + (balance_bars(self.balance) if self.balance else [])
 
     def as_json(self) -> list[dict[str, Any]]:
         records: list[HasJson] = []
@@ -77,6 +86,8 @@ class Results:
             records += [*self.forms.records, *self.forms.optima, *self.forms.models]
         if self.cost:
             records += [*self.cost.records, *([self.cost.bytes] if self.cost.bytes else [])]
+        if self.balance:
+            records += self.balance.records
         return [record.as_json() for record in records]
 
 
@@ -158,8 +169,8 @@ def forms_table(results: FormsResults, storage: str) -> Table:
     found = {(record.budget_percent, record.form): record for record in results.records if record.storage == storage}
     best = {record.budget_percent: record for record in results.optima if record.storage == storage}
     fixed = {one.budget: one for one in against_fixed(results.records, storage)}
-    header = [f"seconds of an epoch, storage {storage}", *forms, OPTIMUM, "auto / optimum", "auto / better fixed"]
-    header += ["runs differ by", "auto keeps", "the optimum keeps"]
+    header = [f"seconds of an epoch, storage {storage}", *forms, OPTIMUM, "its bound", "auto / optimum"]
+    header += ["auto / better fixed", "runs differ by", "auto keeps", "the optimum keeps", "it decodes"]
     rows = []
     for budget in dict.fromkeys(budget for budget, _ in found):
         auto, optimum, against = found.get((budget, AUTO)), best.get(budget), fixed.get(budget)
@@ -169,11 +180,13 @@ def forms_table(results: FormsResults, storage: str) -> Table:
                 f"{budget} % ({mine[0].budget_bytes / MIB:,.0f} MiB)",
                 *(spread(record.epoch_s) for record in mine),
                 number(optimum.epoch_s if optimum else None, 2),
+                number(optimum.bound_s if optimum else None, 2),
                 number(auto.epoch_s.median / optimum.epoch_s if auto and optimum else None, 3),
                 number(against.ratio if against else None, 3),
                 f"{100 * max(map(spread_of, mine)):.1f} %",
                 kept(auto.by_form) if auto else "",
                 kept(optimum.by_form) if optimum else "",
+                optimum.decoding if optimum else "",
             ]
         )
     return header, rows
@@ -204,7 +217,7 @@ def models_table(results: FormsResults) -> Table:
     header = ["the model behind the optimum", "predicted s", "measured s", "measured / predicted"]
     rows = [
         [
-            f"storage {record.storage}, cache {record.form}",
+            f"storage {record.storage}, cache {record.form}, decoding {record.decoding}",
             number(record.predicted_s, 2),
             number(record.measured_s, 2),
             number(record.measured_s / record.predicted_s if record.predicted_s else None, 3),
@@ -255,6 +268,54 @@ def cost_table(results: CostResults) -> Table:
     return header, rows
 
 
+# Balance.
+
+
+def balance_table(results: BalanceResults) -> Table:
+    header = ["balance", "threads", "samples/s", "MiB/s", "against what is allowed", "s to settle", "astray after that"]
+    header.append("s until processors are counted right")
+    rows = [
+        [
+            f"{record.scenario}, {record.number + 1}: {record.world}",
+            spread(record.threads, 0),
+            spread(record.samples_per_s, 0),
+            spread(record.mib_per_s, 1),
+            spread(record.of_allowed),
+            spread(record.settled_s, 1),
+            f"{100 * record.astray:.0f} %",
+            spread(record.cpus_s, 1),
+        ]
+        for record in results.records
+    ]
+    return header, rows
+
+
+def balance_charts(results: BalanceResults) -> dict[str, str]:
+    """By file name, one for each scenario, of its last repetition."""
+    found = {}
+    for scenario, runs in results.runs.items():
+        last = runs[-1]
+        names = (world.name for world in last.scenario.worlds)
+        parts = [Part(*each) for each in zip(last.phases, names, last.allowed(), strict=True)]
+        found[f"balance-{scenario}.svg"] = draw_timeline(parts, f"threads by stage, and samples a second: {scenario}")
+    return found
+
+
+def balance_series(results: BalanceResults) -> dict[str, str]:
+    """By file name, one for each scenario: every moment of every repetition."""
+    return {f"balance-{scenario}.csv": series_csv(runs) for scenario, runs in results.runs.items()}
+
+
+def series_csv(runs: Sequence[Series]) -> str:
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(["repetition", "phase", *(column.name for column in fields(Moment))])
+    for repetition, run in enumerate(runs, 1):
+        for place, phase in enumerate(run.phases, 1):
+            rows.writerows([repetition, place, *moment.row()] for moment in phase.moments)
+    return text.getvalue()
+
+
 # All.
 
 
@@ -271,6 +332,8 @@ def tables(results: Results) -> list[Table]:
         found += [table for table in (accounts_table(results.forms), models_table(results.forms)) if table[1]]
     if results.cost:
         found.append(cost_table(results.cost))
+    if results.balance and results.balance.records:
+        found.append(balance_table(results.balance))
     return [*found, (["against the bar", "asked", "got", ""], [bar.cells() for bar in results.bars()])]
 
 
@@ -294,16 +357,20 @@ def show(results: Results) -> None:
 
 
 def write(results: Results, folder: Path) -> list[Path]:
-    """`report.json`, `report.md` and a chart for each storage. Returns what was written."""
+    """`report.json`, `report.md`, a chart for each storage and scenario, and series. Returns what was written."""
     folder.mkdir(parents=True, exist_ok=True)
     parts = ["# Benchmark of slow samples", results.conditions(), *notes(results)]
     charts = forms_charts(results.forms) if results.forms and results.forms.records else {}
     parts += [f"![seconds of an epoch over the size of the cache]({name})" for name in charts]
+    timelines = balance_charts(results.balance) if results.balance else {}
+    parts += [f"![threads by stage and samples a second over time]({name})" for name in timelines]
     parts += [markdown(table) for table in tables(results)]
     files = {
         "report.json": json.dumps(results.as_json(), indent=1) + "\n",
         "report.md": "\n\n".join(parts) + "\n",
         **charts,
+        **timelines,
+        **(balance_series(results.balance) if results.balance else {}),
     }
     for name, text in files.items():
         (folder / name).write_text(text)

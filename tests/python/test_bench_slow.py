@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from xml.etree import ElementTree
 
+import pytest
+
+from tests.bench.measure import MIB
+from tests.bench_slow.balance import SCENARIOS, PhaseRecord, Series
 from tests.bench_slow.delivery import (
     Epoch,
     Gaps,
@@ -16,31 +23,136 @@ from tests.bench_slow.delivery import (
     rates,
     share_at_end,
 )
-from tests.bench_slow.knapsack import NOTHING, Item, choose
+from tests.bench_slow.forms import WORKERS, Costs, optimum
+from tests.bench_slow.knapsack import Item, choose, fastest
+from tests.bench_slow.series import WINDOW_S, Moment, Phase, bytes_of, phases, samples_of
+from tests.bench_slow.timeline import Part, draw_timeline
 
 
 def test_the_optimum_of_forms_lies_between_the_choice_and_its_bound() -> None:
     for seed in range(200):
         draw = random.Random(seed)
-        samples = [some_forms(draw) for _ in range(draw.randint(1, 5))]
-        budget = draw.randint(0, 80)
-        choice = choose(samples, budget)
-        fitting = [pick for pick in picks(samples) if sum(item.bytes for item in pick) <= budget]
-        best = max(sum(item.saved_s for item in pick) for pick in fitting)
+        samples, budget = some_samples(draw), draw.randint(0, 80)
+        choice = choose(samples, budget, (1.0, 0.0))
+        best = max(saved(pick)[0] for pick in fitting(samples, budget))
         assert choice.bytes <= budget, seed
-        assert choice.saved_s <= best + 1e-9, seed
+        assert choice.worth_s <= best + 1e-9, seed
         assert choice.bound_s >= best - 1e-9, seed
-        assert best - choice.saved_s <= max(item.saved_s for items in samples for item in items), seed
+        assert best - choice.worth_s <= max(item.saved_s[0] for items in samples for item in items), seed
+
+
+LONGER = 0.03
+"""Than the shortest epochs, of such few samples: a sample is a large part of them."""
+
+
+def test_the_shortest_epoch_of_two_resources_lies_between_the_plan_and_its_bound() -> None:
+    planned, best = 0.0, 0.0
+    for seed, samples, budget, needs in problems():
+        plan = fastest(samples, budget, needs)
+        shortest = shortest_epoch(samples, budget, needs)
+        assert plan.choice.bytes <= budget, seed
+        assert plan.epoch_s >= shortest - 1e-9, seed
+        assert plan.bound_s <= shortest + 1e-9, seed
+        planned, best = planned + plan.epoch_s, best + shortest
+    assert planned <= (1 + LONGER) * best
+
+
+@pytest.mark.parametrize("weights", [(1.0, 0.0), (0.0, 1.0), (1.0, 1.0)])
+def test_what_is_best_for_one_resource_or_for_their_sum_would_not_pass_for_that(weights: tuple[float, float]) -> None:
+    planned, best = 0.0, 0.0
+    for _, samples, budget, needs in problems():
+        choice = choose(samples, budget, weights)
+        planned += max(need - choice.saved_s(resource) for resource, need in enumerate(needs))
+        best += shortest_epoch(samples, budget, needs)
+    assert planned > (1 + LONGER) * best
+
+
+def test_a_bound_for_resources_that_work_one_after_the_other_would_not_pass() -> None:
+    assert any(
+        sum(needs) - choose(samples, budget, (1.0, 1.0)).bound_s > shortest_epoch(samples, budget, needs)
+        for _, samples, budget, needs in problems()
+    )
+
+
+def test_with_many_samples_the_plan_is_nearly_as_good_as_its_bound() -> None:
+    draw = random.Random(1)
+    samples = [some_forms(draw) for _ in range(400)]
+    for budget in (100, 1_000, 5_000):
+        plan = fastest(samples, budget, some_needs(draw, samples))
+        assert plan.bound_s <= plan.epoch_s <= 1.01 * plan.bound_s, budget
+
+
+Problem = tuple[int, list[list[Item]], int, tuple[float, float]]
+
+
+def problems() -> Iterator[Problem]:
+    """A seed, samples, a budget, and what an epoch needs without a cache."""
+    for seed in range(200):
+        draw = random.Random(seed)
+        samples, budget = some_samples(draw), draw.randint(0, 80)
+        yield seed, samples, budget, some_needs(draw, samples)
+
+
+def some_samples(draw: random.Random) -> list[list[Item]]:
+    return [some_forms(draw) for _ in range(draw.randint(1, 5))]
 
 
 def some_forms(draw: random.Random) -> list[Item]:
-    encoded = Item("encoded", draw.randint(1, 10), 3 * draw.random())
-    return [encoded, Item("decoded", draw.randint(5, 40), 9 * draw.random())]
+    """Of two resources, of which the second is spared by either."""
+    encoded = Item("encoded", draw.randint(1, 10), (draw.random(), 3 * draw.random()))
+    return [encoded, Item("decoded", draw.randint(5, 40), (9 * draw.random(), 3 * draw.random()))]
 
 
-def picks(samples: list[list[Item]]) -> list[tuple[Item, ...]]:
-    """Every way to keep one form of each sample, or none."""
-    return list(itertools.product(*([NOTHING, *items] for items in samples)))
+def some_needs(draw: random.Random, samples: list[list[Item]]) -> tuple[float, float]:
+    """At least what can be saved."""
+    first, second = (draw.random() + sum(max(i.saved_s[at] for i in items) for items in samples) for at in (0, 1))
+    return first, second
+
+
+Pick = tuple[Item | None, ...]
+
+
+def fitting(samples: list[list[Item]], budget: int) -> list[Pick]:
+    """Every way to keep one form of each sample, or none, within the budget."""
+    picks: list[Pick] = list(itertools.product(*([None, *items] for items in samples)))
+    return [pick for pick in picks if sum(item.bytes for item in pick if item) <= budget]
+
+
+def saved(pick: Pick) -> tuple[float, float]:
+    first, second = (sum(item.saved_s[at] for item in pick if item) for at in (0, 1))
+    return first, second
+
+
+def shortest_epoch(samples: list[list[Item]], budget: int, needs: tuple[float, float]) -> float:
+    return min(max(needs[0] - saved(pick)[0], needs[1] - saved(pick)[1]) for pick in fitting(samples, budget))
+
+
+def costs_of(samples: int) -> Costs:
+    """A millisecond to copy, 10 to decode, 8 if reduced, 1 to crop. 100,000 bytes, 1,000,000 if decoded."""
+    row = {"fetch_s": 0.001, "fixed_s": 0.0, "random_s": 0.001}
+    off = {"reduced": [{**row, "decode_s": 0.008}] * samples, "full": [{**row, "decode_s": 0.010}] * samples}
+    return Costs([100_000] * samples, [1_000_000] * samples, off, [0.001] * samples)
+
+
+def test_the_optimum_decodes_in_full_only_where_enough_is_kept_decoded() -> None:
+    costs = costs_of(100)
+    small, large = (optimum(costs, "as-it-is", budget, budget * 100_000) for budget in (100, 1_000))
+    assert (small.decoding, small.by_form) == ("reduced", {"encoded": 100})
+    assert small.epoch_s == pytest.approx(100 * 0.009 / WORKERS)
+    assert (large.decoding, large.by_form) == ("full", {"decoded": 100})
+    assert large.epoch_s == pytest.approx(100 * 0.001 / WORKERS)
+
+
+def test_what_is_read_and_what_is_worked_meanwhile_do_not_add_up() -> None:
+    """An epoch on slowed storage is as long as the longer of the two, however little is kept."""
+    costs = costs_of(100)
+    nothing = optimum(costs, "slowed", 0, 0)
+    assert (nothing.processors_s, nothing.storage_s) == (pytest.approx(0.5), pytest.approx(100 * 100_000 / 20 / MIB))
+    assert nothing.epoch_s == nothing.bound_s == nothing.processors_s
+    slower = replace(costs, encoded_bytes=[200_000] * 100)
+    half = optimum(slower, "slowed", 50, 10_000_000)
+    assert half.epoch_s == pytest.approx(max(half.processors_s, half.storage_s))
+    assert half.by_form == {"encoded": 50}
 
 
 def epoch(began: float, every: float, batches: list[list[int]]) -> Epoch:
@@ -79,3 +191,88 @@ def test_a_draw_is_told_from_another_one() -> None:
     assert is_same_draw(delayed, drawn, 10)
     assert not is_same_draw(random.Random(1).sample(drawn, len(drawn)), drawn, 10)
     assert not is_same_draw(drawn[:-1], drawn, 10)
+
+
+def pool_at(at: float, samples: float, threads: int = 4, cpus: int = 2) -> Moment:
+    """Samples of 100,000 bytes."""
+    return Moment(at, cpus, threads, threads - cpus, cpus, 50, 3, round(samples), round(samples) * 100_000)
+
+
+def run_of(rate_at: Callable[[float], float], seconds: float, **others: int) -> list[Moment]:
+    """Four moments a second of a pool that prepares so many samples a second."""
+    samples, moments = 0.0, []
+    for number in range(int(4 * seconds) + 1):
+        moments.append(pool_at(number / 4, samples, **others))
+        samples += rate_at(number / 4) / 4
+    return moments
+
+
+def test_phases_part_at_the_turns_and_their_windows_do_not_look_back() -> None:
+    first, second = phases(run_of(lambda at: 1000 if at < 5 else 100, 15), [0.0, 5.0])
+    assert [len(phase.moments) for phase in (first, second)] == [20, 41]
+    assert (first.reaches(samples_of), second.reaches(samples_of)) == (1000, 100)
+    assert second.reaches(bytes_of) == 100 * 100_000
+    assert (first.settled_s(samples_of), second.settled_s(samples_of)) == (0, 0)
+    assert second.seconds == 10
+
+
+def test_a_rate_that_climbs_has_settled_when_it_is_near_what_it_reaches() -> None:
+    (phase,) = phases(run_of(lambda at: min(100 * at, 1000), 40), [0.0])
+    settled = phase.settled_s(samples_of)
+    assert settled == pytest.approx(8.5 - WINDOW_S / 2, abs=0.25)
+    assert phase.astray(samples_of) == 0
+
+
+def test_a_rate_that_is_right_for_a_moment_has_not_settled() -> None:
+    (phase,) = phases(run_of(lambda at: 1000 if 2 <= at < 4 or at >= 7 else 400, 30), [0.0])
+    assert phase.settled_s(samples_of) == pytest.approx(7, abs=0.25)
+
+
+def test_what_leaves_its_rate_again_has_settled_but_is_astray() -> None:
+    (phase,) = phases(run_of(lambda at: 400 if at < 1 or 15 <= at < 18 else 1000, 30), [0.0])
+    assert phase.settled_s(samples_of) == pytest.approx(1, abs=0.25)
+    assert phase.astray(samples_of) == pytest.approx(3 / 28, abs=0.03)
+
+
+def test_what_changes_to_the_end_never_settles() -> None:
+    phase = Phase(0.0, run_of(lambda at: 4.0**at, 12))
+    assert phase.settled_s(samples_of) is None
+    assert phase.astray(samples_of) == 1
+
+
+def test_the_pool_follows_processors_when_it_first_counts_on_as_many() -> None:
+    moments = [*run_of(lambda _: 100, 2), pool_at(2.5, 250, cpus=1), pool_at(2.75, 275, cpus=1)]
+    (_, phase) = phases(moments, [0.0, 1.0])
+    assert (phase.cpus_s(1), phase.cpus_s(2), phase.cpus_s(3)) == (1.5, 0.0, None)
+
+
+def series(scenario: str, poor_rate: float) -> Series:
+    """1,000 samples a second, so many between 10 and 30 s, and again 1,000."""
+    moments = run_of(lambda at: poor_rate if 10 <= at < 30 else 1000, 40)
+    return Series(SCENARIOS[scenario], moments, [0.0, 10.0, 30.0], 0.0)
+
+
+def test_what_a_phase_reaches_is_held_against_what_its_world_allows() -> None:
+    storage_rate = 20 * MIB / 100_000
+    for scenario, allowed in (("storage", storage_rate), ("latency", 1000), ("processors", 500)):
+        one = series(scenario, allowed / 2)
+        assert one.allowed() == [None, pytest.approx(allowed), 1000], scenario
+        records = [PhaseRecord.of(number, [one]) for number in range(3)]
+        assert records[0].of_allowed is None and records[0].settled_s is None
+        shares = [record.of_allowed.median for record in records[1:] if record.of_allowed]
+        assert shares == pytest.approx([0.5, 1.0], abs=0.01), scenario
+
+
+def test_storage_that_gives_more_than_processors_can_take_allows_what_they_take() -> None:
+    one = series("storage", 100)
+    plenty = replace(one, scenario=replace(one.scenario, poor=replace(one.scenario.poor, mib_per_s=500)))
+    assert plenty.allowed()[1] == pytest.approx(1000)
+
+
+def test_a_timeline_is_drawn_with_its_turns() -> None:
+    one = series("storage", 200)
+    parts = [Part(phase, f"world {number}", 210.0 if number else None) for number, phase in enumerate(one.phases)]
+    drawn = ElementTree.fromstring(draw_timeline(parts, "a pool"))
+    words = [element.text for element in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"a pool", "world 0", "world 1", "world 2", "fetching", "1,000"} <= set(words)
+    assert len(list(drawn.iter("{http://www.w3.org/2000/svg}polyline"))) == 1 + len(parts)

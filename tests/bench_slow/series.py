@@ -1,0 +1,137 @@
+"""From what a pool did, moment after moment, to figures: phases, rates, seconds to settle. No clock, no I/O."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+WINDOW_S = 1.0
+"""Over which a rate is taken. Samples are not alike: a shorter one would show their differences."""
+NEAR = 0.15
+"""A rate that differs from another by this part at most is as good as the same."""
+STAYS_S = 3.0
+"""What stays near for so long, or until its phase ends, has settled."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The pool, as `coprep status` tells of it."""
+
+    at: float
+    """Seconds since the series began."""
+    cpus: int
+    threads: int
+    fetching: int
+    preparing: int
+    to_fetch: int
+    to_prepare: int
+    prepared: int
+    """Samples so far,"""
+    fetched_bytes: int
+    """and bytes read for them."""
+
+    @classmethod
+    def of(cls, at: float, status: dict[str, Any]) -> Moment:
+        """Of a coordinator with one stream."""
+        pool = status["pool"]
+        (stream,) = status["streams"]
+        now = ("cpus", "threads", "fetching", "preparing", "to_fetch", "to_prepare", "prepared")
+        return cls(at=at, **{key: pool[key] for key in now}, fetched_bytes=stream["totals"]["fetched_bytes"])
+
+    def row(self) -> list[Any]:
+        return list(asdict(self).values())
+
+
+Count = Callable[[Moment], int]
+"""Something that only grows."""
+
+
+def samples_of(moment: Moment) -> int:
+    return moment.prepared
+
+
+def bytes_of(moment: Moment) -> int:
+    return moment.fetched_bytes
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What came from one turn to the next."""
+
+    turn: float
+    moments: Sequence[Moment]
+    """The first of them just after the turn."""
+
+    @property
+    def seconds(self) -> float:
+        return self.moments[-1].at - self.turn
+
+    @property
+    def last_third(self) -> Sequence[Moment]:
+        begin = self.moments[-1].at - (self.moments[-1].at - self.moments[0].at) / 3
+        return [moment for moment in self.moments if moment.at >= begin]
+
+    def reaches(self, count: Count) -> float:
+        """A second, in its last third."""
+        return rate(self.last_third, count)
+
+    @property
+    def threads(self) -> float:
+        """The median of its last third."""
+        return statistics.median(moment.threads for moment in self.last_third)
+
+    def settled_s(self, count: Count) -> float | None:
+        """From the turn until the rate is near what the phase reaches, and stays there. None: it never does."""
+        near = self.near(count)
+        for number, (at, _) in enumerate(near):
+            if all(is_near for later, is_near in near[number:] if later <= at + STAYS_S):
+                return at - self.turn
+        return None
+
+    def astray(self, count: Count) -> float:
+        """Part of the windows after it has settled in which the rate is not near what the phase reaches."""
+        settled = self.settled_s(count)
+        after = [] if settled is None else [near for at, near in self.near(count) if at >= self.turn + settled]
+        return after.count(False) / len(after) if after else 1.0
+
+    def near(self, count: Count) -> list[tuple[float, bool]]:
+        """For each window its begin, and whether its rate is near what the phase reaches."""
+        reaches = self.reaches(count)
+        return [(at, abs(value - reaches) <= NEAR * reaches) for at, value in windows(self.moments, count)]
+
+    def cpus_s(self, cpus: int) -> float | None:
+        """From the turn until the pool counts on so many processors. None: it never does."""
+        return next((moment.at - self.turn for moment in self.moments if moment.cpus == cpus), None)
+
+
+def phases(moments: Sequence[Moment], turns: Sequence[float]) -> list[Phase]:
+    """A phase from each turn; the first turn is the begin."""
+    ends = [*turns[1:], float("inf")]
+    return [
+        Phase(turn, [moment for moment in moments if turn <= moment.at < end])
+        for turn, end in zip(turns, ends, strict=True)
+    ]
+
+
+def rate(moments: Sequence[Moment], count: Count) -> float:
+    """A second, from the first to the last of them."""
+    first, last = moments[0], moments[-1]
+    return (count(last) - count(first)) / (last.at - first.at)
+
+
+def windows(moments: Sequence[Moment], count: Count) -> list[tuple[float, float]]:
+    """The rate from each moment to the first that is `WINDOW_S` later, as far as there is one.
+
+    Each looks ahead, so that those of a phase know nothing of the phase before.
+    """
+    found = []
+    end = 0
+    for number, moment in enumerate(moments):
+        while end < len(moments) and moments[end].at < moment.at + WINDOW_S:
+            end += 1
+        if end == len(moments):
+            break
+        found.append((moment.at, rate((moments[number], moments[end]), count)))
+    return found
