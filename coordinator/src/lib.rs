@@ -36,8 +36,9 @@ mod warm;
 mod workers;
 
 pub use caches::drop_left_segments;
-pub use coprep_pipeline::Slowness;
+pub use coprep_pipeline::{Dataset, Pipeline, Slowness, Throttle};
 pub use error::{Error, Result};
+pub use registry::describe;
 pub use server::{Server, StopReason};
 pub use settings::Settings;
 pub use status::Monitor;

@@ -1,5 +1,6 @@
 //! What the command line may say.
 
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -113,6 +114,13 @@ pub(crate) struct Throttle {
     pub(crate) latency: Option<Duration>,
 }
 
+fn sensible_seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(seconds),
+        _ => Err("from 0.1 to 3600".into()),
+    }
+}
+
 fn milliseconds(text: &str) -> Result<Duration, String> {
     let (number, unit) = match text.strip_suffix("ms") {
         Some(number) => (number, 1e-3),
@@ -161,6 +169,53 @@ pub(crate) struct Status {
 
 #[derive(ClapArgs)]
 pub(crate) struct Analyze {
+    /// Folder with one subfolder per class, prepared as the options say.
+    pub(crate) folder: Option<PathBuf>,
+    /// A training script that uses coprep, with its arguments: it is run as it is for some seconds.
+    #[arg(last = true, value_name = "COMMAND", conflicts_with = "folder")]
+    pub(crate) command: Vec<OsString>,
+    /// The jobs' pipeline has `.resize(N)` before its first random operator.
+    #[arg(long, value_name = "N")]
+    pub(crate) resize: Option<u32>,
+    /// The jobs' pipeline has `.center_crop(N)` before its first random operator.
+    #[arg(long, value_name = "N")]
+    pub(crate) center_crop: Option<u32>,
+    /// The jobs' pipeline has `.random_resized_crop(N)`.
+    #[arg(long, value_name = "N", default_value_t = 224, value_parser = clap::value_parser!(u32).range(1..=16384))]
+    pub(crate) image_size: u32,
+    /// The jobs' pipeline decodes with `apply_exif_orientation=True`.
+    #[arg(long)]
+    pub(crate) exif: bool,
+    /// Samples of a batch.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) batch_size: u32,
+    /// What a job does with a batch takes this long, such as 50ms [default: unknown, it takes batches as they come].
+    #[arg(long, value_parser = milliseconds, value_name = "TIME")]
+    pub(crate) step_time: Option<Duration>,
+    /// Jobs at the same time.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(crate) jobs: u32,
+    /// The jobs do not share: each has its own loader.
+    #[arg(long)]
+    pub(crate) unshared: bool,
+    /// Bytes the cache may take [default: a quarter of the free memory, as `serve` has it].
+    #[arg(long, value_parser = size::parse, value_name = "SIZE")]
+    pub(crate) cache: Option<u64>,
+    /// Form of cached samples.
+    #[arg(long, value_enum, default_value_t = Form::Auto)]
+    pub(crate) form: Form,
+    /// Processors that prepare [default: all that this process may use].
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024), value_name = "N")]
+    pub(crate) cpus: Option<u16>,
+    /// As if storage read no more than this many bytes a second.
+    #[arg(long, value_parser = size::parse, value_name = "SIZE")]
+    pub(crate) storage_rate: Option<u64>,
+    /// As if each read took this long beside, such as 5ms.
+    #[arg(long, value_parser = milliseconds, value_name = "TIME")]
+    pub(crate) storage_latency: Option<Duration>,
+    /// Seconds of each measurement; there are eight or so.
+    #[arg(long, value_name = "SECONDS", default_value_t = 4.0, value_parser = sensible_seconds)]
+    pub(crate) seconds: f64,
     /// Measure nothing, and show the report of this file: JSON, or a page.
     #[arg(long, value_name = "FILE")]
     pub(crate) render: Option<PathBuf>,

@@ -8,6 +8,7 @@ mod args;
 mod doctor;
 mod logs;
 mod metrics;
+mod progress;
 mod serve;
 mod show;
 mod status;

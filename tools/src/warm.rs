@@ -1,8 +1,7 @@
 //! `coprep warm`.
 
-use std::io::IsTerminal;
+use std::path::Path;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
 
 use coprep_client::control;
 use coprep_protocol::message::{CacheRequest, Warm, WarmProgress};
@@ -10,16 +9,21 @@ use coprep_protocol::place::Place;
 use coprep_protocol::spec::{
     DEFAULT_MAX_PIXELS, Interpolation, Op, PipelineSpec, ResizeTo, Source,
 };
-use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::Outcome;
 use crate::args;
-use crate::show::duration;
+use crate::progress::Progress;
 use coprep_protocol::size::human;
 
 pub(crate) fn run(place: &Place, args: &args::Warm) -> Outcome {
     let request = Warm {
-        pipeline: pipeline(args)?,
+        pipeline: pipeline(&Described {
+            folder: &args.folder,
+            resize: args.resize,
+            center_crop: args.center_crop,
+            exif: args.exif,
+            random_crop: 224,
+        })?,
         cache: cache(args),
     };
     let mut shown = Shown::new(args.json);
@@ -42,9 +46,19 @@ fn cache(args: &args::Warm) -> CacheRequest {
     }
 }
 
+/// A pipeline as a command line describes it.
+pub(crate) struct Described<'a> {
+    pub(crate) folder: &'a Path,
+    pub(crate) resize: Option<u32>,
+    pub(crate) center_crop: Option<u32>,
+    pub(crate) exif: bool,
+    /// Side of a random crop, pixels.
+    pub(crate) random_crop: u32,
+}
+
 /// The jobs' deterministic operators, and a crop in place of their random ones: what is cached does not
 /// depend on those.
-fn pipeline(args: &args::Warm) -> Result<PipelineSpec, Box<dyn std::error::Error>> {
+pub(crate) fn pipeline(args: &Described<'_>) -> Result<PipelineSpec, Box<dyn std::error::Error>> {
     let folder = args
         .folder
         .canonicalize()
@@ -69,8 +83,8 @@ fn pipeline(args: &args::Warm) -> Result<PipelineSpec, Box<dyn std::error::Error
     }));
     let (scale, ratio) = ((0.08, 1.0), (0.75, 4.0 / 3.0));
     ops.push(Op::RandomResizedCrop {
-        height: 224,
-        width: 224,
+        height: args.random_crop,
+        width: args.random_crop,
         scale,
         ratio,
         interpolation,
@@ -81,60 +95,36 @@ fn pipeline(args: &args::Warm) -> Result<PipelineSpec, Box<dyn std::error::Error
     })
 }
 
-/// A bar on a terminal, else a line every few seconds, or JSON lines.
+/// JSON lines, or for people.
 enum Shown {
     Json,
-    Bar(ProgressBar),
-    Lines { started: Instant, last: Instant },
+    Progress(Progress),
 }
-
-const BETWEEN_LINES: Duration = Duration::from_secs(5);
 
 impl Shown {
     fn new(json: bool) -> Self {
-        let now = Instant::now();
-        match (json, std::io::stderr().is_terminal()) {
-            (true, _) => Shown::Json,
-            (false, false) => Shown::Lines {
-                started: now,
-                last: now,
-            },
-            (false, true) => Shown::Bar(bar()),
+        match json {
+            true => Shown::Json,
+            false => Shown::Progress(Progress::new("samples")),
         }
     }
 
     fn update(&mut self, p: &WarmProgress) {
         match self {
             Shown::Json => print_json(p),
-            Shown::Bar(bar) => {
-                bar.set_length(p.total);
-                bar.set_position(p.done);
-                bar.set_message(bytes(p));
-            }
-            Shown::Lines { started, last } if last.elapsed() >= BETWEEN_LINES => {
-                *last = Instant::now();
-                eprintln!("{}", line(p, started.elapsed().as_secs_f64()));
-            }
-            Shown::Lines { .. } => {}
+            Shown::Progress(progress) => progress.update(p.done, p.total, &bytes(p)),
         }
     }
 
     fn finish(&self, p: &WarmProgress) {
-        if let Shown::Bar(bar) = self {
-            bar.finish_and_clear();
-        }
         match self {
             Shown::Json => print_json(p),
-            _ => println!("{}", summary(p)),
+            Shown::Progress(progress) => {
+                progress.finish();
+                println!("{}", summary(p));
+            }
         }
     }
-}
-
-fn bar() -> ProgressBar {
-    let plain = "{bar:30} {pos}/{len} samples, {per_sec}, {eta} left, {msg}";
-    let style =
-        ProgressStyle::with_template(plain).unwrap_or_else(|_| ProgressStyle::default_bar());
-    ProgressBar::new(0).with_style(style)
 }
 
 fn print_json(p: &WarmProgress) {
@@ -150,18 +140,6 @@ fn bytes(p: &WarmProgress) -> String {
         .map(|(b, form)| format!("{} {form}", human(*b)))
         .collect();
     format!("{} of {}", used.join(", "), human(p.capacity))
-}
-
-fn line(p: &WarmProgress, seconds: f64) -> String {
-    let rate = p.done as f64 / seconds.max(1e-3);
-    let left = (p.total - p.done.min(p.total)) as f64 / rate.max(1e-3);
-    format!(
-        "{}/{} samples, {rate:.0}/s, {} left, {}",
-        p.done,
-        p.total,
-        duration(left),
-        bytes(p)
-    )
 }
 
 fn summary(p: &WarmProgress) -> String {

@@ -101,7 +101,8 @@ pub(super) fn source_name(source: &Source) -> String {
     }
 }
 
-pub(super) fn describe(spec: &PipelineSpec) -> String {
+/// Operators, for people.
+pub fn describe(spec: &PipelineSpec) -> String {
     match &spec.source {
         Source::UserCode(user) if user.in_job => "made by the jobs".into(),
         Source::UserCode(user) if user.split => "dataset[i] > transform".into(),

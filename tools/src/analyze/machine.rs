@@ -1,0 +1,43 @@
+//! The machine, for the report.
+
+use std::path::Path;
+
+use super::report::Machine;
+
+/// Processors that this process may use: affinity and control group.
+pub(super) fn usable() -> u32 {
+    std::thread::available_parallelism().map_or(1, |n| n.get() as u32)
+}
+
+pub(super) fn machine(folder: Option<&Path>) -> Machine {
+    let online = nix::unistd::sysconf(nix::unistd::SysconfVar::_NPROCESSORS_ONLN);
+    let kernel = nix::sys::utsname::uname().ok();
+    Machine {
+        cpus: online.ok().flatten().map_or_else(usable, |n| n as u32),
+        cpus_usable: usable().into(),
+        memory_bytes: coprep_cache::memory::available().unwrap_or(0),
+        kernel: kernel.map(|k| k.release().to_string_lossy().into_owned()),
+        cpu_model: cpu_model(),
+        storage: folder.map_or_else(String::new, storage),
+    }
+}
+
+fn cpu_model() -> Option<String> {
+    let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = text.lines().find_map(|l| l.strip_prefix("model name"))?;
+    Some(line.trim_start_matches([' ', '\t', ':']).into())
+}
+
+/// File system and device of the mount that a folder lies on.
+fn storage(folder: &Path) -> String {
+    let folder = folder.canonicalize().unwrap_or_else(|_| folder.into());
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let mount = |line: &str| {
+        let mut words = line.split(' ');
+        let (device, point, kind) = (words.next()?, words.next()?, words.next()?);
+        let is_there = folder.starts_with(point);
+        is_there.then(|| (point.len(), format!("{kind} on {device}")))
+    };
+    let found = mounts.lines().filter_map(mount).max_by_key(|(len, _)| *len);
+    found.map_or_else(String::new, |(_, text)| text)
+}

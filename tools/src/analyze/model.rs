@@ -1,0 +1,309 @@
+//! What an epoch takes under other circumstances, from what was measured under these.
+//!
+//! Fetching, preparing and the jobs' own work overlap: threads fetch ahead of those that prepare, and batches lie ready
+//! in queues. So an epoch takes as long as the busiest of three takes for it, and the others are hidden behind it:
+//!
+//! - *storage*: the bytes that are not cached, at its rate;
+//! - *processors*: what preparing takes of them, less what is cached, and what the jobs take of the same ones;
+//! - *the job*: its own work on all batches.
+//!
+//! What each of them takes was measured with the others out of the way (DS-Analyzer, VLDB'21, section 3). A stall is what an
+//! epoch takes beyond the job's own work: as far as preparing alone would cause it a prep stall, beyond that a fetch
+//! stall.
+
+use super::report::{Bottleneck, Outcome, Setting};
+
+/// What was measured.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Facts {
+    pub(super) samples: f64,
+    /// Of all samples.
+    pub(super) encoded_bytes: f64,
+    pub(super) decoded_bytes: f64,
+    pub(super) prepare: Prepare,
+    /// The same if decoding must not be scaled, because some samples are cached decoded.
+    pub(super) in_full: Prepare,
+    /// Bytes a second.
+    pub(super) storage: f64,
+    /// What is not cached lies in the kernel's page cache, and storage is not read again.
+    pub(super) is_in_page_cache: bool,
+    /// Processors of the machine, which the jobs use too.
+    pub(super) processors: f64,
+    pub(super) job: Job,
+}
+
+/// Processor seconds that one sample takes, by what it is made from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Prepare {
+    pub(super) from_storage: f64,
+    pub(super) from_encoded: f64,
+    pub(super) from_decoded: f64,
+    /// With so many processors at work.
+    pub(super) cpus: f64,
+    /// What `from_storage` is with one processor at work: they may share caches, or a core.
+    pub(super) alone: f64,
+}
+
+/// What a job does beside waiting.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Job {
+    /// Seconds per sample; 0: none, it takes batches as fast as they come.
+    pub(super) seconds: f64,
+    /// Of them, on this machine's processors: may be more, with several threads.
+    pub(super) cpu_seconds: f64,
+}
+
+/// Parts of the samples.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Cached {
+    encoded: f64,
+    decoded: f64,
+}
+
+/// Seconds of an epoch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Busy {
+    storage: f64,
+    processors: f64,
+    job: f64,
+}
+
+impl Busy {
+    fn longest(&self) -> f64 {
+        self.storage.max(self.processors).max(self.job)
+    }
+}
+
+/// Steps in which the best mixture of forms is looked for.
+const STEPS: u32 = 100;
+/// As coprep itself has it: with less room than this part of all samples decoded, none is kept decoded.
+const WORTH_DECODING: f64 = 8.0;
+
+impl Prepare {
+    /// How much longer a sample takes with `cpus` at work than when it was measured.
+    fn crowding(&self, cpus: f64) -> f64 {
+        if self.cpus <= 1.0 {
+            return 1.0;
+        }
+        let slope = (self.from_storage - self.alone) / (self.cpus - 1.0);
+        let seconds = self.alone + slope * (cpus - 1.0);
+        (seconds / self.from_storage).max(0.1)
+    }
+}
+
+impl Facts {
+    /// What an epoch of one job takes.
+    pub(super) fn predict(&self, setting: &Setting) -> Outcome {
+        self.outcome(&self.busy(setting))
+    }
+
+    fn busy(&self, setting: &Setting) -> Busy {
+        let loaders = match setting.shared {
+            true => 1.0,
+            false => f64::from(setting.jobs),
+        };
+        let room = setting.cache_bytes as f64 / loaders;
+        let encoded = (room / self.encoded_bytes).min(1.0);
+        let decoded = (room / self.decoded_bytes).min(1.0);
+        let with = |cached| self.busy_with(setting, loaders, cached, &self.prepare);
+        let in_full = |cached| self.busy_with(setting, loaders, cached, &self.in_full);
+        match setting.form.as_str() {
+            "encoded" => with(Cached {
+                encoded,
+                decoded: 0.0,
+            }),
+            "decoded" => in_full(Cached {
+                encoded: 0.0,
+                decoded,
+            }),
+            "auto" if room * WORTH_DECODING < self.decoded_bytes => with(Cached {
+                encoded,
+                decoded: 0.0,
+            }),
+            "auto" => {
+                let mixtures = (0..=STEPS).map(|step| {
+                    let decoded = decoded * f64::from(step) / f64::from(STEPS);
+                    let left = room - decoded * self.decoded_bytes;
+                    let encoded = (left / self.encoded_bytes).clamp(0.0, 1.0 - decoded);
+                    in_full(Cached { encoded, decoded })
+                });
+                let best = mixtures.min_by(|a, b| {
+                    let by_longest = a.longest().total_cmp(&b.longest());
+                    by_longest.then(a.processors.total_cmp(&b.processors))
+                });
+                best.unwrap_or_else(|| with(Cached::default()))
+            }
+            _ => with(Cached::default()),
+        }
+    }
+
+    fn busy_with(&self, setting: &Setting, loaders: f64, cached: Cached, cost: &Prepare) -> Busy {
+        let absent = (1.0 - cached.encoded - cached.decoded).max(0.0);
+        let each = absent * cost.from_storage
+            + cached.encoded * cost.from_encoded
+            + cached.decoded * cost.from_decoded;
+        let prepared = self.samples * loaders;
+        let prepare = prepared * each * self.prepare.crowding(setting.cpus);
+        let jobs = f64::from(setting.jobs);
+        let train = self.samples * jobs * self.job.cpu_seconds;
+        let storage = setting.storage_bytes_per_s.unwrap_or(self.storage);
+        let is_read = setting.storage_bytes_per_s.is_some() || !self.is_in_page_cache;
+        Busy {
+            storage: match is_read {
+                true => absent * self.encoded_bytes * loaders / storage,
+                false => 0.0,
+            },
+            processors: (prepare / setting.cpus)
+                .max((prepare + train) / self.processors.max(setting.cpus)),
+            job: self.samples * self.job.seconds / setting.gpu_speed,
+        }
+    }
+
+    fn outcome(&self, busy: &Busy) -> Outcome {
+        let epoch_s = busy.longest();
+        let without_storage = busy.processors.max(busy.job);
+        Outcome {
+            epoch_s,
+            samples_per_s: self.samples / epoch_s.max(f64::MIN_POSITIVE),
+            compute_s: busy.job,
+            fetch_stall_s: epoch_s - without_storage,
+            prep_stall_s: without_storage - busy.job,
+            bottleneck: match () {
+                () if busy.job >= epoch_s => Bottleneck::Job,
+                () if busy.processors >= epoch_s => Bottleneck::Processors,
+                () => Bottleneck::Storage,
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// 1,000 samples of 100 kB encoded and 1 MB decoded.
+    pub(in crate::analyze) fn facts() -> Facts {
+        let prepare = Prepare {
+            from_storage: 0.002,
+            from_encoded: 0.0019,
+            from_decoded: 0.0005,
+            cpus: 2.0,
+            alone: 0.0016,
+        };
+        Facts {
+            samples: 1000.0,
+            encoded_bytes: 1e8,
+            decoded_bytes: 1e9,
+            prepare,
+            in_full: prepare,
+            storage: 2e7,
+            is_in_page_cache: false,
+            processors: 2.0,
+            job: Job {
+                seconds: 0.0005,
+                cpu_seconds: 0.0,
+            },
+        }
+    }
+
+    pub(in crate::analyze) fn setting() -> Setting {
+        Setting {
+            cache_bytes: 0,
+            cpus: 2.0,
+            storage_bytes_per_s: None,
+            jobs: 1,
+            shared: true,
+            form: "encoded".into(),
+            gpu_speed: 1.0,
+        }
+    }
+
+    fn close(a: f64, b: f64) -> bool {
+        (a - b).abs() < 1e-9
+    }
+
+    #[test]
+    fn an_epoch_takes_what_the_busiest_takes() {
+        let (facts, slow) = (facts(), setting());
+        let outcome = facts.predict(&slow);
+        assert!(close(outcome.epoch_s, 5.0), "100 MB at 20 MB/s");
+        assert!(close(outcome.compute_s, 0.5));
+        assert!(close(outcome.prep_stall_s, 0.5), "1 s on two processors");
+        assert!(close(outcome.fetch_stall_s, 4.0));
+        assert_eq!(outcome.bottleneck, Bottleneck::Storage);
+        let cached = Setting {
+            cache_bytes: 100_000_000,
+            ..slow
+        };
+        let outcome = facts.predict(&cached);
+        assert!(close(outcome.epoch_s, 0.95));
+        assert_eq!(outcome.bottleneck, Bottleneck::Processors);
+        let slower = Setting {
+            gpu_speed: 0.25,
+            ..cached
+        };
+        let outcome = facts.predict(&slower);
+        assert!(close(outcome.epoch_s, 2.0) && close(outcome.prep_stall_s, 0.0));
+        assert_eq!(outcome.bottleneck, Bottleneck::Job);
+    }
+
+    #[test]
+    fn one_processor_is_not_half_of_two_that_share() {
+        let facts = facts();
+        let with = |cpus| {
+            let setting = Setting {
+                cpus,
+                storage_bytes_per_s: Some(1e12),
+                ..setting()
+            };
+            facts.predict(&setting).epoch_s
+        };
+        assert!(close(with(1.0), 1.6));
+        assert!(close(with(2.0), 1.0));
+    }
+
+    #[test]
+    fn jobs_that_do_not_share_read_and_prepare_each_for_itself() {
+        let facts = facts();
+        let with = |jobs, shared| {
+            let setting = Setting {
+                jobs,
+                shared,
+                ..setting()
+            };
+            facts.predict(&setting).epoch_s
+        };
+        assert!(close(with(4, true), with(1, true)));
+        assert!(close(with(4, false), 4.0 * with(1, false)));
+    }
+
+    #[test]
+    fn what_jobs_take_of_the_processors_is_not_there_for_preparing() {
+        let mut facts = facts();
+        facts.is_in_page_cache = true;
+        facts.job.cpu_seconds = 0.001;
+        let outcome = facts.predict(&Setting {
+            jobs: 4,
+            ..setting()
+        });
+        assert!(close(outcome.epoch_s, (2.0 + 4.0) / 2.0));
+    }
+
+    #[test]
+    fn the_mixture_is_never_worse_than_either_form() {
+        let facts = facts();
+        for percent in (0..=100).step_by(5) {
+            let with = |form: &str| {
+                let setting = Setting {
+                    cache_bytes: 12_000_000 * percent,
+                    form: form.into(),
+                    ..setting()
+                };
+                facts.predict(&setting).epoch_s
+            };
+            let auto = with("auto");
+            assert!(auto <= with("encoded") + 1e-9, "{percent} %");
+            assert!(auto <= with("decoded") + 1e-9, "{percent} %");
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! A coordinator of the analysis' own: nobody else uses it, and it is gone when the analysis is.
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use coprep_client::control;
+use coprep_protocol::message::Status;
+use coprep_protocol::place::Place;
+use tempfile::TempDir;
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+/// Longest time until it listens, and until it ends.
+const PATIENCE: Duration = Duration::from_secs(30);
+const NAP: Duration = Duration::from_millis(10);
+
+/// See the module.
+pub(super) struct Private {
+    child: Child,
+    pub(super) place: Place,
+    folder: TempDir,
+}
+
+impl Private {
+    /// Runs `coprep serve` with these arguments, and waits until it listens.
+    pub(super) fn start(arguments: &[String]) -> Result<Self> {
+        let folder = tempfile::Builder::new()
+            .prefix("coprep-analyze-")
+            .tempdir()?;
+        let place = Place::at(folder.path().join("socket"));
+        let log = std::fs::File::create(folder.path().join("log"))?;
+        let mut command = Command::new(std::env::current_exe()?);
+        command
+            .arg("serve")
+            .args(arguments)
+            .env("COPREP_SOCKET", &place.socket)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log);
+        for name in SETTINGS {
+            command.env_remove(name);
+        }
+        let mut started = Private {
+            child: command.spawn()?,
+            place,
+            folder,
+        };
+        started.wait_until_it_listens()?;
+        Ok(started)
+    }
+
+    fn wait_until_it_listens(&mut self) -> Result<()> {
+        let end = Instant::now() + PATIENCE;
+        while control::status(&self.place, 0).is_err() {
+            if let Some(how) = self.child.try_wait()? {
+                return Err(format!("its coordinator ended ({how}): {}", self.log()).into());
+            }
+            if Instant::now() > end {
+                return Err(format!("its coordinator does not listen: {}", self.log()).into());
+            }
+            std::thread::sleep(NAP);
+        }
+        Ok(())
+    }
+
+    fn log(&self) -> String {
+        let path: PathBuf = self.folder.path().join("log");
+        std::fs::read_to_string(path)
+            .unwrap_or_default()
+            .trim()
+            .into()
+    }
+
+    pub(super) fn status(&self) -> Result<Status> {
+        Ok(control::status(&self.place, 0)?)
+    }
+}
+
+/// What would change it from outside.
+const SETTINGS: [&str; 8] = [
+    "COPREP_CACHE",
+    "COPREP_CACHE_FORM",
+    "COPREP_CACHE_NAME",
+    "COPREP_WORKERS",
+    "COPREP_COSTS",
+    "COPREP_IDLE",
+    "COPREP_METRICS",
+    "COPREP_LOG_FORMAT",
+];
+
+impl Drop for Private {
+    fn drop(&mut self) {
+        let _ = control::stop(&self.place);
+        let end = Instant::now() + PATIENCE;
+        while matches!(self.child.try_wait(), Ok(None)) {
+            if Instant::now() > end {
+                let _ = self.child.kill();
+                let _ = self.child.wait();
+                return;
+            }
+            std::thread::sleep(NAP);
+        }
+    }
+}

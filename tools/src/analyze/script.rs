@@ -1,0 +1,210 @@
+//! How fast a training script is by itself: its batches come again and again without being prepared.
+//!
+//! The script runs as it is, with a coordinator of the analysis' own in its environment; no line of it is changed. It is
+//! ended when enough was seen.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use coprep_client::control;
+use coprep_protocol::message::{Status, StreamStatus};
+use coprep_protocol::spec::PipelineSpec;
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::{Pid, SysconfVar, sysconf};
+
+use super::private::Private;
+use crate::progress::Progress;
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+/// What was seen of a script.
+pub(super) struct Seen {
+    /// None: its dataset is its own code.
+    pub(super) spec: Option<PipelineSpec>,
+    pub(super) stream: StreamStatus,
+    pub(super) batch_size: u32,
+    /// Jobs that it started.
+    pub(super) jobs: u32,
+    /// Seconds of a job per sample, without waiting.
+    pub(super) seconds: f64,
+    /// Processor seconds of a job per sample.
+    pub(super) cpu_seconds: f64,
+    /// Batches that this is a mean of.
+    pub(super) batches: u64,
+}
+
+/// Longest time until a script takes its first batch.
+const PATIENCE: Duration = Duration::from_secs(300);
+const NAP: Duration = Duration::from_millis(50);
+/// How long it may take to end when asked.
+const GRACE: Duration = Duration::from_secs(5);
+/// Batches for each staging buffer before a look counts: by then all were prepared once.
+const ROUNDS: u64 = 2;
+/// A look that counts has at least so many batches, however long that takes within `LONGEST`.
+const FEWEST: u64 = 20;
+const LONGEST: f64 = 120.0;
+
+/// A script and what it starts.
+struct Script(Child);
+
+impl Drop for Script {
+    fn drop(&mut self) {
+        let group = Pid::from_raw(self.0.id() as i32);
+        let _ = killpg(group, Signal::SIGTERM);
+        let end = Instant::now() + GRACE;
+        while matches!(self.0.try_wait(), Ok(None)) && Instant::now() < end {
+            std::thread::sleep(NAP);
+        }
+        // What it started may have outlived it.
+        let _ = killpg(group, Signal::SIGKILL);
+        let _ = self.0.wait();
+    }
+}
+
+/// What jobs have done until a moment.
+#[derive(Clone, Copy)]
+struct Look {
+    at: Instant,
+    jobs: u32,
+    batches: u64,
+    samples: u64,
+    /// Seconds that they waited, together.
+    waited: f64,
+    cpu: f64,
+}
+
+impl Look {
+    fn of(stream: &StreamStatus, ticks: f64) -> Look {
+        let waited =
+            |s: &coprep_protocol::message::Stalls| s.fetch_s + s.prep_s + s.others_s + s.open_s;
+        let pids = stream.jobs.iter().flat_map(|job| &job.pids);
+        Look {
+            at: Instant::now(),
+            jobs: stream.jobs.iter().map(|job| job.pids.len() as u32).sum(),
+            batches: stream.jobs.iter().map(|job| job.batches).sum(),
+            samples: stream
+                .jobs
+                .iter()
+                .map(|job| job.batches * u64::from(job.batch_size))
+                .sum(),
+            waited: stream.jobs.iter().map(|job| waited(&job.stalls)).sum(),
+            cpu: pids.map(|&pid| ticks_of(pid)).sum::<f64>() / ticks,
+        }
+    }
+}
+
+/// Processor time of a process, in the kernel's ticks.
+fn ticks_of(pid: u32) -> f64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    let number = |i: usize| {
+        fields
+            .split_whitespace()
+            .nth(i)
+            .and_then(|f| f.parse::<f64>().ok())
+    };
+    number(11).unwrap_or(0.0) + number(12).unwrap_or(0.0)
+}
+
+/// Runs it until enough was seen, `seconds` of it.
+pub(super) fn watch(
+    command: &[OsString],
+    arguments: &[String],
+    seconds: f64,
+    progress: &mut Progress,
+) -> Result<Seen> {
+    let coordinator = Private::start(arguments)?;
+    let [program, rest @ ..] = command else {
+        return Err("no command".into());
+    };
+    let child = Command::new(program)
+        .args(rest)
+        .env("COPREP_SOCKET", &coordinator.place.socket)
+        .stdin(Stdio::null())
+        // What it prints is not the report.
+        .stdout(std::io::stderr())
+        .process_group(0)
+        .spawn()
+        .map_err(|e| format!("{}: {e}", program.display()))?;
+    let mut script = Script(child);
+    let ticks = sysconf(SysconfVar::CLK_TCK)?.unwrap_or(100) as f64;
+    let began = Instant::now();
+    let first = loop {
+        let stream = busiest(&coordinator.status()?);
+        if let Some(stream) = stream.filter(is_warm) {
+            break Look::of(&stream, ticks);
+        }
+        if began.elapsed() > PATIENCE {
+            return Err(format!(
+                "the script took no batches from coprep within {} s: does it use coprep.DataLoader?",
+                PATIENCE.as_secs()
+            )
+            .into());
+        }
+        look_after(&mut script)?;
+    };
+    loop {
+        look_after(&mut script)?;
+        let Some(stream) = busiest(&coordinator.status()?) else {
+            return Err(
+                "the script's jobs left before enough was seen: let it train for longer".into(),
+            );
+        };
+        let last = Look::of(&stream, ticks);
+        let time = first.at.elapsed().as_secs_f64();
+        progress.update((time * 10.0) as u64, (seconds * 10.0) as u64, "");
+        let is_enough = time >= seconds && last.batches >= first.batches + FEWEST;
+        if is_enough || time > LONGEST {
+            let spec = control::pipeline(&coordinator.place, stream.id)?;
+            return seen(spec, stream, first, last);
+        }
+    }
+}
+
+fn seen(spec: Option<PipelineSpec>, stream: StreamStatus, first: Look, last: Look) -> Result<Seen> {
+    let samples = last.samples.saturating_sub(first.samples) as f64;
+    if samples == 0.0 {
+        return Err("the script took no more batches: is its step longer than two minutes?".into());
+    }
+    let jobs = f64::from(last.jobs.max(1));
+    let time = (last.at - first.at).as_secs_f64() * jobs;
+    Ok(Seen {
+        spec,
+        batch_size: stream
+            .jobs
+            .iter()
+            .map(|job| job.batch_size)
+            .max()
+            .unwrap_or(1),
+        jobs: stream.jobs.len().max(1) as u32,
+        seconds: (time - (last.waited - first.waited)).max(0.0) / samples,
+        cpu_seconds: (last.cpu - first.cpu).max(0.0) / samples,
+        batches: last.batches - first.batches,
+        stream,
+    })
+}
+
+/// A script that ends too soon, or a signal.
+fn look_after(script: &mut Script) -> Result<()> {
+    std::thread::sleep(NAP);
+    match script.0.try_wait()? {
+        Some(how) => Err(format!(
+            "the script ended ({how}) before enough was seen: let it train for longer"
+        )
+        .into()),
+        None => Ok(()),
+    }
+}
+
+fn busiest(status: &Status) -> Option<StreamStatus> {
+    let with_jobs = status.streams.iter().filter(|s| !s.jobs.is_empty());
+    with_jobs.max_by_key(|s| s.totals.delivered).cloned()
+}
+
+/// All its staging buffers were filled once.
+fn is_warm(stream: &StreamStatus) -> bool {
+    let rounds = ROUNDS * u64::from(stream.buffers);
+    !stream.jobs.is_empty() && stream.jobs.iter().all(|job| job.batches >= rounds)
+}
