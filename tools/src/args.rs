@@ -216,6 +216,9 @@ pub(crate) struct Analyze {
     /// Seconds of each measurement; there are eight or so.
     #[arg(long, value_name = "SECONDS", default_value_t = 4.0, value_parser = sensible_seconds)]
     pub(crate) seconds: f64,
+    /// Measure nothing, and predict for other settings from what was measured for this report: JSON, or a page.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["folder", "command"])]
+    pub(crate) again: Option<PathBuf>,
     /// Measure nothing, and show the report of this file: JSON, or a page.
     #[arg(long, value_name = "FILE")]
     pub(crate) render: Option<PathBuf>,

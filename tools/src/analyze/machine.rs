@@ -9,7 +9,7 @@ pub(super) fn usable() -> u32 {
     std::thread::available_parallelism().map_or(1, |n| n.get() as u32)
 }
 
-pub(super) fn machine(folder: Option<&Path>) -> Machine {
+pub(super) fn machine(folder: &Path) -> Machine {
     let online = nix::unistd::sysconf(nix::unistd::SysconfVar::_NPROCESSORS_ONLN);
     let kernel = nix::sys::utsname::uname().ok();
     Machine {
@@ -18,7 +18,7 @@ pub(super) fn machine(folder: Option<&Path>) -> Machine {
         memory_bytes: coprep_cache::memory::available().unwrap_or(0),
         kernel: kernel.map(|k| k.release().to_string_lossy().into_owned()),
         cpu_model: cpu_model(),
-        storage: folder.map_or_else(String::new, storage),
+        storage: storage(folder),
     }
 }
 
@@ -30,7 +30,9 @@ fn cpu_model() -> Option<String> {
 
 /// File system and device of the mount that a folder lies on.
 fn storage(folder: &Path) -> String {
-    let folder = folder.canonicalize().unwrap_or_else(|_| folder.into());
+    let Ok(folder) = folder.canonicalize() else {
+        return String::new();
+    };
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let mount = |line: &str| {
         let mut words = line.split(' ');

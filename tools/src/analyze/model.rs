@@ -11,11 +11,13 @@
 //! epoch takes beyond the job's own work: as far as preparing alone would cause it a prep stall, beyond that a fetch
 //! stall.
 
+use serde::{Deserialize, Serialize};
+
 use super::report::{Bottleneck, Outcome, Setting};
 
 /// What was measured.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Facts {
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Facts {
     pub(super) samples: f64,
     /// Of all samples.
     pub(super) encoded_bytes: f64,
@@ -27,14 +29,16 @@ pub(super) struct Facts {
     pub(super) storage: f64,
     /// What is not cached lies in the kernel's page cache, and storage is not read again.
     pub(super) is_in_page_cache: bool,
+    /// It is known what each form of a cached sample saves.
+    pub(super) has_forms: bool,
     /// Processors of the machine, which the jobs use too.
     pub(super) processors: f64,
     pub(super) job: Job,
 }
 
 /// Processor seconds that one sample takes, by what it is made from.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Prepare {
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Prepare {
     pub(super) from_storage: f64,
     pub(super) from_encoded: f64,
     pub(super) from_decoded: f64,
@@ -45,8 +49,8 @@ pub(super) struct Prepare {
 }
 
 /// What a job does beside waiting.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Job {
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Job {
     /// Seconds per sample; 0: none, it takes batches as fast as they come.
     pub(super) seconds: f64,
     /// Of them, on this machine's processors: may be more, with several threads.
@@ -198,6 +202,7 @@ pub(super) mod tests {
             in_full: prepare,
             storage: 2e7,
             is_in_page_cache: false,
+            has_forms: true,
             processors: 2.0,
             job: Job {
                 seconds: 0.0005,

@@ -4,6 +4,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::model::Facts;
+
 /// Format of the JSON: raised when a reader of the one before would misread it.
 pub(crate) const FORMAT: u32 = 1;
 
@@ -37,6 +39,8 @@ pub(crate) struct Report {
     pub(crate) advice: Vec<Advice>,
     /// What makes the numbers doubtful.
     pub(crate) warnings: Vec<String>,
+    /// What the predictions are made from, to predict again.
+    pub(crate) facts: Option<Facts>,
 }
 
 /// Where it was measured.

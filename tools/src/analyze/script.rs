@@ -23,6 +23,7 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 pub(super) struct Seen {
     /// None: its dataset is its own code.
     pub(super) spec: Option<PipelineSpec>,
+    /// When enough was seen.
     pub(super) stream: StreamStatus,
     pub(super) batch_size: u32,
     /// Jobs that it started.
@@ -40,8 +41,6 @@ const PATIENCE: Duration = Duration::from_secs(300);
 const NAP: Duration = Duration::from_millis(50);
 /// How long it may take to end when asked.
 const GRACE: Duration = Duration::from_secs(5);
-/// Batches for each staging buffer before a look counts: by then all were prepared once.
-const ROUNDS: u64 = 2;
 /// A look that counts has at least so many batches, however long that takes within `LONGEST`.
 const FEWEST: u64 = 20;
 const LONGEST: f64 = 120.0;
@@ -108,10 +107,11 @@ fn ticks_of(pid: u32) -> f64 {
     number(11).unwrap_or(0.0) + number(12).unwrap_or(0.0)
 }
 
-/// Runs it until enough was seen, `seconds` of it.
+/// Runs it until enough was seen, `seconds` of it, after so many batches for each staging buffer.
 pub(super) fn watch(
     command: &[OsString],
     arguments: &[String],
+    rounds: u64,
     seconds: f64,
     progress: &mut Progress,
 ) -> Result<Seen> {
@@ -133,7 +133,7 @@ pub(super) fn watch(
     let began = Instant::now();
     let first = loop {
         let stream = busiest(&coordinator.status()?);
-        if let Some(stream) = stream.filter(is_warm) {
+        if let Some(stream) = stream.filter(|stream| is_warm(stream, rounds)) {
             break Look::of(&stream, ticks);
         }
         if began.elapsed() > PATIENCE {
@@ -203,8 +203,8 @@ fn busiest(status: &Status) -> Option<StreamStatus> {
     with_jobs.max_by_key(|s| s.totals.delivered).cloned()
 }
 
-/// All its staging buffers were filled once.
-fn is_warm(stream: &StreamStatus) -> bool {
-    let rounds = ROUNDS * u64::from(stream.buffers);
-    !stream.jobs.is_empty() && stream.jobs.iter().all(|job| job.batches >= rounds)
+/// Its jobs have taken so many batches for each staging buffer, and some at all.
+fn is_warm(stream: &StreamStatus, rounds: u64) -> bool {
+    let batches = (rounds * u64::from(stream.buffers)).max(FEWEST / 4);
+    !stream.jobs.is_empty() && stream.jobs.iter().all(|job| job.batches >= batches)
 }

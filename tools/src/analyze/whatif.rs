@@ -31,11 +31,17 @@ struct Varied<'a> {
 /// All of them.
 pub(super) fn series(facts: &Facts, present: &Setting) -> Vec<Series> {
     let varied = Varied { facts, present };
-    let mut all = vec![varied.cache(), varied.cpus(), varied.storage()];
+    let mut all = vec![varied.cpus(), varied.storage()];
+    if facts.has_forms {
+        all.insert(0, varied.cache());
+    }
     if facts.job.seconds > 0.0 {
         all.push(varied.gpu());
     }
-    all.extend([varied.jobs(), varied.forms()]);
+    all.push(varied.jobs());
+    if facts.has_forms {
+        all.push(varied.forms());
+    }
     all
 }
 
@@ -278,6 +284,9 @@ impl Varied<'_> {
 
 /// The smallest cache with which an epoch is as short as with any.
 pub(super) fn knee(facts: &Facts, present: &Setting) -> Option<Knee> {
+    if !facts.has_forms {
+        return None;
+    }
     let with = |bytes: f64| {
         let setting = Setting {
             cache_bytes: bytes as u64,
@@ -309,7 +318,7 @@ pub(super) fn knee(facts: &Facts, present: &Setting) -> Option<Knee> {
         "With {} an epoch takes {}, limited by {}; more cache does not make it shorter.",
         human(high as u64),
         words::seconds(all.epoch_s),
-        limit(&with(high))
+        limit(&all)
     );
     Some(Knee {
         cache_bytes: high as u64,
@@ -362,7 +371,7 @@ pub(super) fn advice(facts: &Facts, present: &Setting) -> Vec<Advice> {
             format!("`coprep serve --cache {}`. {}", knee.cache_bytes, knee.why),
         );
     }
-    if present.form != "auto" && present.cache_bytes > 0 {
+    if facts.has_forms && present.form != "auto" && present.cache_bytes > 0 {
         offer(
             with(&|s| s.form = "auto".into()),
             "Let coprep choose the form of each cached sample".into(),

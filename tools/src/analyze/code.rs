@@ -1,0 +1,103 @@
+//! Of a dataset that is the script's own code: what it reads and what it does cannot be seen, only how long its
+//! workers wait and work for a sample.
+
+use super::model::{Facts, Job, Prepare};
+use super::report::{Dataset, Report, Setting};
+use super::script::{self, Seen};
+use super::{About, FEW_SECONDS, Result, cpus, machine, of_job, one, present, report, words};
+use crate::args;
+use crate::progress::Progress;
+
+/// Runs the script once more, with its samples prepared as ever. `alone`: with batches that came again.
+pub(super) fn analyze(
+    args: &args::Analyze,
+    alone: &Seen,
+    progress: &mut Progress,
+) -> Result<Report> {
+    progress.step("the script as it is");
+    let cpus = cpus(args).to_string();
+    let arguments = ["--cache".into(), "0".into(), "--cpus".into(), cpus];
+    let seconds = args.seconds.max(FEW_SECONDS);
+    let seen = script::watch(&args.command, &arguments, 0, seconds, progress)?;
+    let facts = facts(alone, &seen);
+    let setting = Setting {
+        cache_bytes: 0,
+        form: "off".into(),
+        cpus: facts.prepare.cpus,
+        ..present(args, Some(alone))
+    };
+    report(args, about(alone, &seen, &facts), facts, setting)
+}
+
+/// Seconds that a worker waits, and works, for a sample.
+fn times(seen: &Seen) -> (f64, f64) {
+    let totals = &seen.stream.totals;
+    let prepared = totals.prepared.max(1) as f64;
+    (totals.fetch_s / prepared, totals.prep_s / prepared)
+}
+
+fn facts(alone: &Seen, seen: &Seen) -> Facts {
+    let stream = &seen.stream;
+    let samples = f64::from(stream.samples);
+    let workers = stream.worker_pids.len().max(1) as f64;
+    let (waits, works) = times(seen);
+    let slots = f64::from(stream.buffers) * f64::from(stream.slots);
+    let bytes = samples * stream.staging_bytes as f64 / slots.max(1.0);
+    let processors = f64::from(machine::usable());
+    let prepare = Prepare {
+        from_storage: works,
+        from_encoded: works,
+        from_decoded: works,
+        cpus: workers.min(processors),
+        alone: works,
+    };
+    Facts {
+        samples,
+        encoded_bytes: bytes,
+        decoded_bytes: bytes,
+        prepare,
+        in_full: prepare,
+        // As many bytes as its workers get, together, while they wait.
+        storage: bytes * workers / (samples * waits).max(1e-9),
+        is_in_page_cache: false,
+        has_forms: false,
+        processors,
+        job: Job {
+            seconds: alone.seconds,
+            cpu_seconds: alone.cpu_seconds,
+        },
+    }
+}
+
+fn about(alone: &Seen, seen: &Seen, facts: &Facts) -> About {
+    let stream = &seen.stream;
+    let (waits, works) = times(seen);
+    let mean = format!(
+        "Mean of {} samples, by {} workers.",
+        words::number(stream.totals.prepared as f64),
+        stream.worker_pids.len()
+    );
+    let off = format!("{mean} Off the processor, and not for want of one.");
+    let mut measured = of_job(alone);
+    measured.extend([
+        one("fetch_s", "A worker waits for one sample", waits, "s", off),
+        one("prep_s", "A worker works at one sample", works, "s", mean),
+    ]);
+    About {
+        dataset: Dataset {
+            name: stream.dataset.clone(),
+            samples: stream.samples.into(),
+            encoded_bytes: facts.encoded_bytes as u64,
+            decoded_bytes: facts.decoded_bytes as u64,
+            mean_pixels: None,
+        },
+        pipeline: stream.pipeline.clone(),
+        batch_size: seen.batch_size,
+        measured,
+        warnings: vec![
+            "The dataset is the script's own code: its bytes in storage are not known, and what a cache would save is \
+             not predicted. Processors stand for its workers (num_workers)."
+                .into(),
+        ],
+    }
+}

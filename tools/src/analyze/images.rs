@@ -1,0 +1,272 @@
+//! Of images, prepared by coprep's own operators: all that the model asks for is measured.
+
+use std::path::Path;
+
+use coprep_coordinator::Slowness;
+use coprep_protocol::message::CacheForm;
+use coprep_protocol::spec::PipelineSpec;
+
+use super::measure::{self, From, Plan, Rate, Sizes, Storage};
+use super::model::{Facts, Job, Prepare};
+use super::report::{Dataset, Measured, Report};
+use super::script::Seen;
+use super::{About, Result, cpus, machine, of_job, one, present, report, words};
+use crate::args;
+use crate::progress::Progress;
+
+/// Everything that was measured.
+struct Measurements {
+    sizes: Sizes,
+    storage: Storage,
+    from_storage: Rate,
+    alone: Rate,
+    in_full: Rate,
+    encoded: Rate,
+    decoded: Rate,
+    /// Samples that were looked at.
+    part: u32,
+}
+
+/// Measures and predicts. `seen`: the script, if there is one.
+pub(super) fn analyze(
+    args: &args::Analyze,
+    spec: PipelineSpec,
+    seen: Option<&Seen>,
+    progress: &mut Progress,
+) -> Result<Report> {
+    let plan = Plan {
+        batch_size: seen.map_or(args.batch_size, |s| s.batch_size),
+        spec,
+        cpus: cpus(args),
+        storage: Slowness {
+            bytes_per_s: args.storage_rate,
+            latency: args.storage_latency.unwrap_or_default(),
+        },
+        seconds: args.seconds,
+    };
+    let dataset = plan.dataset()?;
+    let found = measure(&plan, &dataset, progress)?;
+    let facts = facts(args, &plan, f64::from(dataset.len()), &found, seen);
+    let folder = dataset.path(0);
+    let folder = folder.parent().and_then(Path::parent).unwrap_or(&folder);
+    let about = About {
+        dataset: Dataset {
+            name: folder.display().to_string(),
+            samples: dataset.len().into(),
+            encoded_bytes: found.sizes.encoded as u64,
+            decoded_bytes: found.sizes.decoded as u64,
+            mean_pixels: Some(found.sizes.pixels),
+        },
+        pipeline: coprep_coordinator::describe(&plan.spec),
+        batch_size: plan.batch_size,
+        measured: measured(&found, seen, &facts),
+        warnings: warnings(&found, &facts, &plan),
+    };
+    report(args, about, facts, present(args, seen))
+}
+
+fn measure(
+    plan: &Plan,
+    dataset: &coprep_coordinator::Dataset,
+    progress: &mut Progress,
+) -> Result<Measurements> {
+    progress.step("how many samples are enough");
+    let part = plan.part(dataset.len())?;
+    let sizes = measure::sizes(dataset, &part, &plan.spec)?;
+    progress.step("storage, samples that the page cache has forgotten");
+    let storage = measure::storage(dataset, &part, plan.seconds, progress)?;
+    let mut rate = |what: &str, spec, from, cpus| {
+        progress.step(what);
+        plan.prepare_by(spec, from, &part, cpus, plan.seconds)
+    };
+    let (spec, in_full) = (&plan.spec, &plan.in_full());
+    Ok(Measurements {
+        sizes,
+        storage,
+        from_storage: rate(
+            "preparing, from the page cache",
+            spec,
+            From::PageCache,
+            plan.cpus,
+        )?,
+        alone: match plan.cpus {
+            1 => rate("preparing, once more", spec, From::PageCache, 1)?,
+            _ => rate("preparing with one processor", spec, From::PageCache, 1)?,
+        },
+        in_full: match in_full == spec {
+            true => rate(
+                "preparing, decoded in full, once more",
+                in_full,
+                From::PageCache,
+                plan.cpus,
+            )?,
+            false => rate(
+                "preparing, decoded in full",
+                in_full,
+                From::PageCache,
+                plan.cpus,
+            )?,
+        },
+        encoded: rate(
+            "preparing, all cached encoded",
+            spec,
+            From::Cache(CacheForm::Encoded),
+            plan.cpus,
+        )?,
+        decoded: rate(
+            "preparing, all cached decoded",
+            spec,
+            From::Cache(CacheForm::Decoded),
+            plan.cpus,
+        )?,
+        part: part.len() as u32,
+    })
+}
+
+fn facts(
+    args: &args::Analyze,
+    plan: &Plan,
+    samples: f64,
+    found: &Measurements,
+    seen: Option<&Seen>,
+) -> Facts {
+    let prepare = Prepare {
+        from_storage: found.from_storage.cost(),
+        from_encoded: found.encoded.cost(),
+        from_decoded: found.decoded.cost(),
+        cpus: found.from_storage.cpus,
+        alone: found.alone.cost(),
+    };
+    let more = (found.in_full.cost() - prepare.from_storage).max(0.0);
+    let in_full = Prepare {
+        from_storage: prepare.from_storage + more,
+        from_encoded: prepare.from_encoded + more,
+        alone: prepare.alone * (1.0 + more / prepare.from_storage),
+        ..prepare
+    };
+    let job = match (seen, args.step_time) {
+        (Some(seen), _) => Job {
+            seconds: seen.seconds,
+            cpu_seconds: seen.cpu_seconds,
+        },
+        (None, time) => Job {
+            seconds: time.map_or(0.0, |time| time.as_secs_f64()) / f64::from(plan.batch_size),
+            cpu_seconds: 0.0,
+        },
+    };
+    let free = coprep_cache::memory::available().unwrap_or(0) as f64;
+    Facts {
+        samples,
+        encoded_bytes: found.sizes.encoded,
+        decoded_bytes: found.sizes.decoded,
+        prepare,
+        in_full,
+        storage: found.storage.bytes_per_s,
+        has_forms: true,
+        is_in_page_cache: plan.storage.is_none() && found.sizes.encoded < free / 2.0,
+        processors: machine::usable().into(),
+        job,
+    }
+}
+
+fn measured(found: &Measurements, seen: Option<&Seen>, facts: &Facts) -> Vec<Measured> {
+    let samples = words::number(found.part.into());
+    let rate = |key: &str, name: &str, rate: &Rate, what: &str| {
+        one(
+            key,
+            name,
+            rate.samples_per_s,
+            "samples/s",
+            format!(
+                "{samples} samples {what}, again and again, with {} processors and no other work.",
+                rate.cpus
+            ),
+        )
+    };
+    let mut all = Vec::new();
+    if let Some(seen) = seen {
+        all.extend(of_job(seen));
+    } else if facts.job.seconds > 0.0 {
+        all.push(one(
+            "ingestion_rate",
+            "The job's own rate",
+            1.0 / facts.job.seconds,
+            "samples/s",
+            "As it was given.".into(),
+        ));
+    }
+    all.extend([
+        rate(
+            "prep_rate",
+            "Preparation, from files",
+            &found.from_storage,
+            "in the page cache",
+        ),
+        rate(
+            "prep_rate_alone",
+            "Preparation, one processor",
+            &found.alone,
+            "in the page cache",
+        ),
+        rate(
+            "prep_rate_in_full",
+            "Preparation, decoded in full",
+            &found.in_full,
+            "in the page cache",
+        ),
+        rate(
+            "prep_rate_encoded",
+            "Preparation, all cached encoded",
+            &found.encoded,
+            "in the cache as they are read",
+        ),
+        rate(
+            "prep_rate_decoded",
+            "Preparation, all cached decoded",
+            &found.decoded,
+            "in the cache decoded",
+        ),
+        one(
+            "storage_bandwidth",
+            "Storage",
+            found.storage.bytes_per_s,
+            "bytes/s",
+            format!(
+                "Files that the page cache was asked to forget, by {} readers: more did not help.",
+                found.storage.threads
+            ),
+        ),
+        one(
+            "fetch_s",
+            "Fetching one sample",
+            found.storage.latency_s,
+            "s",
+            "The same, one reader.".into(),
+        ),
+    ]);
+    all
+}
+
+/// Faster than this, the page cache did not forget.
+const TOO_FAST: f64 = 4e9;
+
+fn warnings(found: &Measurements, facts: &Facts, plan: &Plan) -> Vec<String> {
+    let mut all = Vec::new();
+    if found.storage.bytes_per_s > TOO_FAST {
+        all.push("Storage is as fast as memory: this file system keeps its files there, or the page cache does not forget.".into());
+    }
+    if facts.is_in_page_cache {
+        all.push(
+            "The dataset fits in memory, so the kernel keeps it in its page cache: storage counts in the first epoch \
+             only. Give --storage-rate to see what storage does to a dataset that does not fit."
+                .into(),
+        );
+    }
+    if facts.job.seconds == 0.0 {
+        all.push("Nothing is known of the jobs' own work: give --step-time, or a training script after --.".into());
+    }
+    if f64::from(plan.cpus) > facts.processors {
+        all.push("More processors are asked for than this process may use.".into());
+    }
+    all
+}
