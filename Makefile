@@ -17,7 +17,7 @@ HANDOVER := $(TARGET)/release/examples/handover
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find cache coordinator bindings tools -name '*.rs' -o -name Cargo.toml)
 WHEEL_SOURCES := $(RUST_SOURCES) $(shell find bindings -name '*.py' -o -name '*.pyi' -o -name '*.md' -o -name pyproject.toml)
 PYTHON_TESTS := $(wildcard bindings/python/tests tests/python)
-PYTHON_CODE := tools/demo tests/bench tests/bench_slow docs/examples $(wildcard bindings/python tests/python)
+PYTHON_CODE := tools/demo tests/bench tests/bench_slow tests/what_if docs/examples $(wildcard bindings/python tests/python)
 
 .PHONY: help
 help: ## this list
@@ -131,6 +131,10 @@ bench-slow: $(VENV)/.package $(if $(or $(findstring order,$(or $(ONLY),order)),$
 	@$(PY) -m tests.bench_slow "$(DATA)" --limit "$(LIMIT)" --out "$(TARGET)/bench-slow" \
 		$(if $(ONLY),--only "$(ONLY)") $(if $(REPEAT),--repeat "$(REPEAT)") $(if $(QUICK),--quick) $(ARGS)
 
+.PHONY: what-if
+what-if: $(VENV)/.package $(filter demo-data,$(DATA)) ## what analyze predicts, against epochs that are run
+	@$(PY) -m tests.what_if "$(DATA)" --out "$(TARGET)/what-if" $(if $(ONLY),--only "$(ONLY)") $(if $(REPEAT),--repeat "$(REPEAT)")
+
 # --- to check it ---------------------------------------------------------------------------------------------
 
 LOG := $(TARGET)/test.log
@@ -162,7 +166,7 @@ lint: $(VENV)/.package $(VENV)/.checks | deps ## formatting, clippy, ruff, mypy
 	cargo clippy --workspace --all-targets --quiet -- -D warnings
 	$(VENV)/bin/ruff format --check --quiet --line-length 120 $(PYTHON_CODE)
 	$(VENV)/bin/ruff check --quiet --target-version py310 --line-length 120 --select E,F,W,I,B,UP,C4,SIM,RET $(PYTHON_CODE)
-	$(VENV)/bin/mypy --strict --no-error-summary --ignore-missing-imports -p tools.demo -p tests.bench -p tests.bench_slow -p coprep
+	$(VENV)/bin/mypy --strict --no-error-summary --ignore-missing-imports -p tools.demo -p tests.bench -p tests.bench_slow -p tests.what_if -p coprep
 	@echo "lint: all clean"
 
 # The coverage instrumentation of libFuzzer and AddressSanitizer, which a stable compiler has but does not offer.

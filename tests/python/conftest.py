@@ -24,6 +24,7 @@ from PIL import Image
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 # In the background it is ignored, and would be in all that is started.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 WAIT = 60.0
 """Seconds after which something that should happen counts as not happening."""

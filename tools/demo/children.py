@@ -126,11 +126,13 @@ class Children(contextlib.ExitStack):
         """Run a Python module of this repository in this interpreter's environment."""
         return self.start(name, [sys.executable, "-m", module, *arguments], env)
 
-    def coordinator(self, cache: str = "0", options: Sequence[str] = ()) -> tuple[Child, dict[str, str]]:
+    def coordinator(
+        self, cache: str = "0", options: Sequence[str] = (), name: str = "coordinator"
+    ) -> tuple[Child, dict[str, str]]:
         """A coordinator of our own that answers, and the environment in which jobs find it."""
-        path = self.folder / "coordinator.sock"
+        path = self.folder / f"{name}.sock"
         command = [str(coprep_command()), "serve", "--socket", str(path), "--cache", cache, *options]
-        child = self.start("coordinator", command)
+        child = self.start(name, command)
         await_socket(child, path)
         return child, {"COPREP_SOCKET": str(path)}
 

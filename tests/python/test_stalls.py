@@ -1,0 +1,265 @@
+"""What a job waits for: runs whose cause is known, sums that add up, and the pool that follows storage."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import coprep
+import pytest
+from conftest import coordinator_pid, make_folder, processes_of, stream, until
+
+PARTS = ("fetch_stall_s", "prep_stall_s", "others_stall_s")
+RIGHT = 0.95
+"""Part of the wait that must be in its class."""
+
+
+@pytest.fixture(autouse=True)
+def _coordinator(nothing_is_left: None) -> None:
+    pass
+
+
+@contextlib.contextmanager
+def serve(place: Path, *options: str) -> Iterator[None]:
+    """A coordinator with these options, instead of one that the job starts."""
+    command = ["coprep", "--socket", str(place), "serve", *options]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: is_there(process.pid), "the coordinator is there")
+        yield
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def is_there(pid: int) -> bool:
+    with contextlib.suppress(coprep.CoprepError):
+        return coordinator_pid() == pid
+    return False
+
+
+def pool() -> dict[str, int]:
+    return coprep.status()["pool"]  # type: ignore[no-any-return]
+
+
+def images(folder: Path, **arguments: Any) -> coprep.DataLoader:
+    pipeline = coprep.ImageFolder(folder).decode().random_resized_crop(64)
+    arguments = {"batch_size": 16, "shuffle": True, "framework": "numpy", "cache": "off"} | arguments
+    return coprep.DataLoader(pipeline, **arguments)
+
+
+def take(loader: coprep.DataLoader, batches: int, pause: float = 0.0) -> float:
+    """Takes so many batches, of any number of epochs; gives the seconds that were spent in asking for them."""
+    inside = 0.0
+    forever = itertools.chain.from_iterable(iter(loader) for _ in itertools.count())
+    for _ in range(batches):
+        began = time.monotonic()
+        next(forever)
+        inside += time.monotonic() - began
+        time.sleep(pause)
+    return inside
+
+
+def parts(loader: coprep.DataLoader) -> dict[str, float]:
+    """Of the whole wait."""
+    stats = loader.stats(slow=0)
+    return {part: stats[part] / stats["wait_s"] for part in PARTS}
+
+
+def test_slow_storage_is_a_fetch_stall(folder: Path, place: Path) -> None:
+    with serve(place, "--storage-rate", "300K"), contextlib.closing(images(folder)) as loader:
+        take(loader, 12)
+        assert parts(loader)["fetch_stall_s"] >= RIGHT
+
+
+def test_storage_that_is_far_away_is_a_fetch_stall(folder: Path, place: Path) -> None:
+    with serve(place, "--storage-latency", "200ms", "--cpus", "1"), contextlib.closing(images(folder)) as loader:
+        take(loader, 4)
+        assert parts(loader)["fetch_stall_s"] >= RIGHT
+
+
+def test_one_processor_with_heavy_operators_is_a_prep_stall(folder: Path, place: Path) -> None:
+    heavy = coprep.ImageFolder(folder).decode().resize(1200).random_resized_crop(64)
+    with (
+        serve(place, "--cpus", "1"),
+        contextlib.closing(
+            coprep.DataLoader(heavy, batch_size=16, shuffle=True, framework="numpy", cache="off")
+        ) as loader,
+    ):
+        take(loader, 12)
+        assert parts(loader)["prep_stall_s"] >= RIGHT
+
+
+def test_a_slow_model_waits_for_nothing(folder: Path) -> None:
+    with contextlib.closing(images(folder)) as loader:
+        take(loader, 1)
+        before, began = loader.stats(slow=0)["wait_s"], time.monotonic()
+        take(loader, 20, pause=0.1)
+        assert loader.stats(slow=0)["wait_s"] - before <= (1 - RIGHT) * (time.monotonic() - began)
+
+
+def test_the_rest_of_a_cohort_is_a_wait_for_others(folder: Path) -> None:
+    first = images(folder, cohort="both", cohort_size=2, seed=1)
+    second = images(folder, cohort="both", cohort_size=2, seed=1)
+    with contextlib.closing(first), contextlib.closing(second):
+        waiting = threading.Thread(target=take, args=(first, 4))
+        waiting.start()
+        until(lambda: first.stats(slow=0)["wait_s"] > 1.5, "the first waits for the second")
+        shown = stream()["jobs"][0]["stalls"]
+        assert shown["open_s"] > 1.0, "a wait that lasts is shown, and not yet given a reason"
+        take(second, 4)
+        waiting.join()
+        assert parts(first)["others_stall_s"] >= RIGHT
+
+
+class Reads:
+    """A dataset whose workers wait."""
+
+    def __len__(self) -> int:
+        return 256
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(0.02)
+        return index
+
+
+class Works(Reads):
+    """A dataset whose workers compute."""
+
+    def __getitem__(self, index: int) -> int:
+        end = time.thread_time() + 0.01
+        while time.thread_time() < end:
+            pass
+        return index
+
+
+@pytest.mark.parametrize(("dataset", "lacks"), [(Reads(), "fetch_stall_s"), (Works(), "prep_stall_s")])
+def test_of_user_code_waiting_is_fetching_and_computing_is_preparing(dataset: Any, lacks: str) -> None:
+    # More workers than processors: to wait for one is not to wait for storage.
+    loader = coprep.DataLoader(dataset, batch_size=16, num_workers=4, framework="numpy")
+    with contextlib.closing(loader):
+        take(loader, 2)
+        before = loader.stats(slow=0)
+        take(loader, 24)
+        after = loader.stats(slow=0)
+        assert after[lacks] - before[lacks] >= 0.9 * (after["wait_s"] - before["wait_s"])
+
+
+def test_the_parts_add_up_to_what_a_clock_says(folder: Path, place: Path) -> None:
+    with serve(place, "--storage-rate", "500K"), contextlib.closing(images(folder)) as loader:
+        iter(loader)
+        inside = take(loader, 30)
+        stats = loader.stats(slow=0)
+        assert sum(stats[part] for part in PARTS) == pytest.approx(stats["wait_s"], rel=1e-6)
+        assert stats["wait_s"] == pytest.approx(inside, rel=0.01, abs=0.02)
+        (job,) = stream()["jobs"]
+        assert job["batches"] == stats["batches"]
+        assert sum(job["stalls"].values()) == pytest.approx(stats["wait_s"], rel=1e-6)
+
+
+def test_a_stream_keeps_the_waits_of_jobs_that_have_left(folder: Path) -> None:
+    with contextlib.closing(images(folder)) as stays:
+        leaves = images(folder)
+        take(stays, 4)
+        take(leaves, 4)
+        waited = leaves.stats(slow=0)["wait_s"] + stays.stats(slow=0)["wait_s"]
+        leaves.close()
+        until(lambda: len(stream()["jobs"]) == 1, "it has left")
+        shown = stream()["stalls"]
+        assert sum(shown.values()) == pytest.approx(waited, rel=1e-6, abs=1e-4)
+
+
+def test_the_pool_follows_storage_that_turns_slow_and_back(folder: Path, place: Path) -> None:
+    with serve(place, "--cpus", "1"), contextlib.closing(images(folder)) as loader:
+        stop = threading.Event()
+        job = threading.Thread(target=lambda: [take(loader, 1) for _ in iter(stop.is_set, True)])
+        job.start()
+        try:
+            until(lambda: pool()["fetched"] > 100, "it fetches")
+            assert pool()["threads"] <= 2
+            throttle(place, "--latency", "30ms")
+            until(lambda: pool()["threads"] >= 8, "more threads fetch", 10)
+            throttle(place)
+            until(lambda: pool()["threads"] <= 2, "one is enough again", 10)
+        finally:
+            stop.set()
+            job.join()
+
+
+def throttle(place: Path, *options: str) -> None:
+    subprocess.run(
+        ["coprep", "--socket", str(place), "throttle", *options], check=True, timeout=20, capture_output=True
+    )
+
+
+def test_no_more_processors_are_used_than_are_given(tmp_path: Path, place: Path) -> None:
+    many = make_folder(tmp_path / "many", 300)
+    with serve(place, "--cpus", "1", "--storage-latency", "20ms"), contextlib.closing(images(many)) as loader:
+        stop = threading.Event()
+        job = threading.Thread(target=lambda: [take(loader, 1) for _ in iter(stop.is_set, True)])
+        job.start()
+        try:
+            until(lambda: pool()["threads"] > 4, "many threads fetch")
+            assert max(pool()["preparing"] for _ in range(200)) == 1
+        finally:
+            stop.set()
+            job.join()
+
+
+def test_minibatches_that_come_again_are_not_prepared(folder: Path, place: Path) -> None:
+    with serve(place, "--replay"), contextlib.closing(images(folder, with_index=True)) as loader:
+        ids = [int(i) for _ in range(12) for batch in loader for i in batch[-1]]
+        assert sorted(ids) == sorted(list(range(200)) * 12), "each sample's turn comes once an epoch"
+        (shown,) = coprep.status()["streams"]
+        assert shown["totals"]["fetched"] <= shown["buffers"] * shown["slots"]
+
+
+def test_a_script_is_analysed_as_it_is(folder: Path, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, time, coprep\n"
+        f"images = coprep.ImageFolder({str(folder)!r}).decode().random_resized_crop(64)\n"
+        "loader = coprep.DataLoader(images, batch_size=16, shuffle=True, framework='numpy')\n"
+        "while True:\n"
+        "    for batch in loader:\n"
+        "        time.sleep(float(sys.argv[1]))\n"
+    )
+    report = analyze("--seconds=0.3", "--", sys.executable, str(script), "0.02")
+    facts = {one["key"]: one["value"] for one in report["measured"]}
+    assert facts["ingestion_rate"] == pytest.approx(16 / 0.02, rel=0.2)
+    assert {series["key"] for series in report["series"]} == {"cache", "cpus", "storage", "gpu", "jobs", "form"}
+    assert report["batch_size"] == 16
+    assert report["dataset"]["samples"] == 200
+
+
+def test_a_report_predicts_again_for_other_settings(folder: Path, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    report.write_text(json.dumps(analyze(str(folder), "--seconds=0.2", "--image-size=64")))
+    slow = analyze(f"--again={report}", "--storage-rate=100K", "--cache=0")["present"]["outcome"]
+    assert slow["bottleneck"] == "storage"
+    encoded = sum(path.stat().st_size for path in folder.rglob("*.jpg"))
+    assert slow["epoch_s"] == pytest.approx(encoded / (100 << 10), rel=0.1)
+
+
+def analyze(*arguments: str) -> dict[str, Any]:
+    ran = subprocess.run(["coprep", "analyze", "--json", *arguments], capture_output=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr.decode()
+    report: dict[str, Any] = json.loads(ran.stdout)
+    return report
+
+
+def test_a_script_that_ends_too_soon_is_an_error_and_leaves_nothing() -> None:
+    ran = subprocess.run(
+        ["coprep", "analyze", "--", sys.executable, "-c", "print('nothing')"], capture_output=True, timeout=60
+    )
+    assert ran.returncode == 1
+    assert b"let it train for longer" in ran.stderr
+    assert not processes_of(Path("coprep-analyze-"))

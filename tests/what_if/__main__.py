@@ -1,0 +1,220 @@
+"""What `coprep analyze` predicts, against epochs that are run: cache sizes, processors, storage, jobs.
+
+usage: python -m tests.what_if DATA --out FOLDER [--repeat 3] [--only cache,jobs]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.bench.machine import CpuClock
+from tests.bench.measure import ONE_THREAD, Dataset
+from tests.bench_slow.running import READY_PATIENCE_S, Progress, end, hear
+from tests.bench_slow.subset import part_of
+from tools.demo.children import Children, coprep_command, exit_code
+
+IMAGES = 600
+SECONDS = 6.0
+"""Of each measurement of `coprep analyze`."""
+SHORTEST_S = 4.0
+"""Epochs are run until they take so long together, after those that fill caches and queues."""
+FIRST = 2
+WITHIN = 0.10
+GROUPS = ("cache", "cpus", "storage", "jobs", "unshared")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is varied. Sizes and rates are in bytes."""
+
+    group: str
+    name: str
+    cache: int
+    form: str = "encoded"
+    cpus: int = 2
+    storage: int | None = None
+    jobs: int = 1
+    shared: bool = True
+    step_ms: float = 2.0
+
+    def arguments(self) -> list[str]:
+        """For `coprep analyze --again`."""
+        found = [f"--cache={self.cache}", f"--form={self.form}", f"--cpus={self.cpus}", f"--jobs={self.jobs}"]
+        found += [f"--step-time={self.step_ms}ms"]
+        found += [f"--storage-rate={self.storage}"] if self.storage else []
+        return found if self.shared else [*found, "--unshared"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One setting, predicted and run."""
+
+    setting: Setting
+    predicted_s: float
+    measured_s: float
+    spread: float
+    """Of the repetitions, largest over smallest less 1."""
+    predicted_waits: Sequence[float]
+    """Parts of the epoch: for storage, for processors."""
+    measured_waits: Sequence[float]
+    others_cores: float
+
+    @property
+    def ratio(self) -> float:
+        return self.predicted_s / self.measured_s
+
+    @property
+    def is_met(self) -> bool:
+        return abs(self.ratio - 1) <= WITHIN
+
+
+def settings(encoded: int) -> list[Setting]:
+    """`encoded`: bytes of all files."""
+    slow, fast = 40 << 20, 160 << 20
+    full = 2 * encoded
+    found = [Setting("cache", f"cache {n} %, 40 MiB/s", encoded * n // 100, storage=slow) for n in (0, 25, 50, 75)]
+    found.append(Setting("cache", "cache 100 %, 40 MiB/s", full, storage=slow))
+    found += [Setting("cpus", f"{n} processors, all cached", full, cpus=n) for n in (1, 2)]
+    found += [Setting("cpus", f"{n} processors, nothing cached", 0, form="off", cpus=n) for n in (1, 2)]
+    found += [Setting("storage", "no cache, 40 MiB/s", 0, form="off", storage=slow)]
+    found += [Setting("storage", "no cache, 160 MiB/s", 0, form="off", storage=fast)]
+    found += [Setting("jobs", f"{n} jobs that share", 0, form="off", jobs=n) for n in (1, 2, 4, 8)]
+    found += [Setting("jobs", f"{n} jobs that share, 60 ms a step", 0, form="off", jobs=n, step_ms=60) for n in (1, 8)]
+    found += [Setting("unshared", f"{n} jobs, each its own", 0, form="off", jobs=n, shared=False) for n in (2, 4, 8)]
+    return found
+
+
+def predict(report: Path, setting: Setting) -> dict[str, Any]:
+    answer = coprep("analyze", f"--again={report}", "--json", *setting.arguments())
+    outcome: dict[str, Any] = json.loads(answer)["present"]["outcome"]
+    return outcome
+
+
+def coprep(*arguments: str) -> str:
+    ran = subprocess.run([str(coprep_command()), *arguments], stdout=subprocess.PIPE, check=True, timeout=600)
+    return ran.stdout.decode()
+
+
+def measure(data: Dataset, setting: Setting, epoch_s: float) -> tuple[float, Sequence[float], float]:
+    """Seconds of an epoch, the parts of it that were waits, and the processors that others used."""
+    data.read()
+    epochs = FIRST + max(2, min(12, round(SHORTEST_S / epoch_s)))
+    options: dict[str, Any] = {"cache": setting.form}
+    if setting.form != "off":
+        options["cache_bytes"] = setting.cache
+    serve = [f"--cpus={setting.cpus}", *([f"--storage-rate={setting.storage}"] if setting.storage else [])]
+    places = 1 if setting.shared else setting.jobs
+    arguments = [str(data.root), json.dumps(options), str(epochs), str(setting.step_ms / 1e3)]
+    with Children() as children:
+        coordinators = [children.coordinator(str(2 * setting.cache), serve, f"coordinator-{n}") for n in range(places)]
+        jobs = [
+            children.module(f"job {n}", "tests.what_if.job", arguments, {**ONE_THREAD, **coordinators[n % places][1]})
+            for n in range(setting.jobs)
+        ]
+        for job in jobs:
+            hear(job, "ready", READY_PATIENCE_S)
+        roots = [child.pid for child in [*jobs, *(child for child, _ in coordinators)]]
+        before, began = CpuClock.read(roots), time.monotonic()
+        for job in jobs:
+            job.tell("go")
+        done = [hear(job, "done", 900.0)[-1] for job in jobs]
+        others = CpuClock.read(roots).others_since(before) / (time.monotonic() - began)
+        for job in jobs:
+            end(job)
+    # All jobs run at once from when the last has begun: the first epochs are left out.
+    means = [(said["ends"][-1] - said["ends"][FIRST - 1]) / (epochs - FIRST) for said in done]
+    waits = [[said["waits"][key] / said["ends"][-1] for key in ("fetch_stall_s", "prep_stall_s")] for said in done]
+    return statistics.median(means), [statistics.median(part) for part in zip(*waits, strict=True)], others
+
+
+def rows(data: Dataset, report: Path, groups: Sequence[str], repeat: int) -> Iterator[Row]:
+    encoded = sum(path.stat().st_size for path in data.files)
+    wanted = [setting for setting in settings(encoded) if setting.group in groups]
+    progress = Progress(len(wanted))
+    for setting in wanted:
+        predicted = predict(report, setting)
+        epoch_s = predicted["epoch_s"]
+        runs = [measure(data, setting, epoch_s) for _ in range(repeat)]
+        seconds = [run[0] for run in runs]
+        row = Row(
+            setting,
+            epoch_s,
+            statistics.median(seconds),
+            max(seconds) / min(seconds) - 1,
+            [predicted["fetch_stall_s"] / epoch_s, predicted["prep_stall_s"] / epoch_s],
+            [statistics.median(part) for part in zip(*(run[1] for run in runs), strict=True)],
+            statistics.median(run[2] for run in runs),
+        )
+        progress.say(
+            f"{setting.name}: predicted {row.predicted_s:.3f} s, measured {row.measured_s:.3f} s, {row.ratio:.3f}"
+        )
+        yield row
+
+
+def table(found: Sequence[Row]) -> str:
+    lines = [
+        "| setting | predicted s | measured s | predicted / measured | waits predicted: storage, processors | measured |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in found:
+        parts = [
+            ", ".join(f"{100 * part:.0f} %" for part in waits) for waits in (row.predicted_waits, row.measured_waits)
+        ]
+        mark = "" if row.is_met else " **"
+        lines.append(
+            f"| {row.setting.name} | {row.predicted_s:.3f} | {row.measured_s:.3f}"
+            f" | {mark}{row.ratio:.2f}{mark.strip()} | {parts[0]} | {parts[1]} |"
+        )
+    return "\n".join(lines)
+
+
+def run(arguments: argparse.Namespace, folder: Path) -> None:
+    data = part_of(Dataset.find(arguments.data.resolve()), IMAGES, folder / "images")
+    out = arguments.out
+    out.mkdir(parents=True, exist_ok=True)
+    report = out / "report.json"
+    print(f"measuring: coprep analyze, {len(data.files)} images", flush=True)
+    data.read()
+    report.write_text(coprep("analyze", str(data.root), f"--seconds={arguments.seconds}", "--json"))
+    found = list(rows(data, report, arguments.only, arguments.repeat))
+    text = table(found)
+    print(f"\n{text}\n")
+    met = sum(row.is_met for row in found)
+    print(f"within {WITHIN:.0%}: {met} of {len(found)}{'' if met == len(found) else ' (NOT MET)'}")
+    others = max(row.others_cores for row in found)
+    print(f"others used up to {others:.2f} cores; repetitions differ by up to {max(row.spread for row in found):.0%}")
+    (out / "what-if.md").write_text(text + "\n")
+    lines = [json.dumps(asdict(row) | {"ratio": row.ratio}) for row in found]
+    (out / "what-if.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make what-if", description="predictions against measured epochs")
+    parser.add_argument("data", type=Path, help="an image folder: one sub-folder per class")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=SECONDS)
+    parser.add_argument("--only", type=lambda text: text.split(","), default=GROUPS)
+    return parser.parse_args()
+
+
+def main() -> int:
+    arguments = parse()
+    os.environ.pop("COPREP_SOCKET", None)
+    with tempfile.TemporaryDirectory(prefix="coprep-what-if-") as folder:
+        return exit_code(lambda: run(arguments, Path(folder)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

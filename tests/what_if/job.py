@@ -1,0 +1,40 @@
+"""A job whose own work is a pause of known length for each batch: a device that computes without this machine's processors."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import coprep
+
+from tests.bench.measure import BATCH_SIZE
+
+
+def say(**message: object) -> None:
+    print(json.dumps(message), flush=True)
+
+
+def main() -> None:
+    data, options, epochs, step_s = sys.argv[1:]
+    pipeline = coprep.ImageFolder(data).decode().random_resized_crop(224)
+    loader = coprep.DataLoader(
+        pipeline, batch_size=BATCH_SIZE, shuffle=True, framework="numpy", seed=1, **json.loads(options)
+    )
+    say(event="ready")
+    sys.stdin.readline()
+    before = loader.stats(slow=0)
+    began = time.monotonic()
+    ends = []
+    for _ in range(int(epochs)):
+        for _batch in loader:
+            time.sleep(float(step_s))
+        ends.append(time.monotonic() - began)
+    after = loader.stats(slow=0)
+    waits = {key: after[key] - before[key] for key in after if key.endswith("_s")}
+    say(event="done", ends=ends, waits=waits)
+    sys.stdin.readline()
+
+
+if __name__ == "__main__":
+    main()
