@@ -164,7 +164,8 @@ def rows(data: Dataset, report: Path, groups: Sequence[str], repeat: int) -> Ite
 
 def table(found: Sequence[Row]) -> str:
     lines = [
-        "| setting | predicted s | measured s | predicted / measured | waits predicted: storage, processors | measured |",
+        "| setting | predicted s | measured s | predicted / measured"
+        " | waits for storage, processors: predicted | measured |",
         "|---|---|---|---|---|---|",
     ]
     for row in found:

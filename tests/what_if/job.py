@@ -1,4 +1,4 @@
-"""A job whose own work is a pause of known length for each batch: a device that computes without this machine's processors."""
+"""A job whose own work is a pause of known length for each batch, like a device that needs none of our processors."""
 
 from __future__ import annotations
 
