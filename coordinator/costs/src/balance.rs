@@ -6,9 +6,9 @@
 //! measured, and both change: files get cached, storage turns slow, a control group is given fewer processors.
 //!
 //! The formula alone runs away where storage has no more to give: each thread more makes all of them wait longer. So
-//! a pool grows in steps, by as much as is missing but at most to twice its size, while all its threads are busy,
-//! samples wait to be fetched and processors are idle; and of a step that did not bring
-//! what its threads would bring elsewhere only that part is kept which the new rate needs, and it is not tried again
+//! a pool grows in steps, by as much as is missing but at most to four times its size, while all its threads are busy,
+//! samples wait to be fetched and processors are idle; and of a step after which each
+//! fetch took longer only that part is kept which the new rate needs, and it is not tried again
 //! for some time, unless the rate changes. Rates are of bytes: those of storage that has no more to give are even,
 //! however much the samples' sizes differ.
 
@@ -51,6 +51,8 @@ pub struct Balance {
 struct Step {
     from: u32,
     rate: f64,
+    /// Seconds of a fetch.
+    each: f64,
     /// Intervals since then. The first is still partly of the time before.
     age: u32,
 }
@@ -72,6 +74,8 @@ const MARGIN: f64 = 1.25;
 const LITTLE: f64 = 0.05;
 /// Part by which rates differ anyway.
 const LEAST: f64 = 0.1;
+/// Part of the growth by which a fetch may take longer after a step, and storage still counts as answering as before.
+const PATIENT: f64 = 0.3;
 /// Seconds that a limit holds at first, and at most; it is doubled each time it is found again.
 const HOLDS: (f64, f64) = (4.0, 64.0);
 /// Weight of the last interval's rate, where one is not enough.
@@ -104,7 +108,8 @@ impl Balance {
         self.now += seen.seconds;
         self.most = self.most.max(cpus);
         let rate = seen.fetched_bytes as f64 / seen.seconds;
-        self.judge(rate);
+        let each = seen.fetch_s / f64::from(seen.fetched.max(1));
+        self.judge(rate, each);
         let busy = (seen.prepare_s + seen.fetch_cpu_s) / seen.seconds;
         let at_work = (seen.prepare_s + seen.fetch_s) / seen.seconds;
         let wanted = wanted(cpus, seen).clamp(cpus, self.most);
@@ -112,22 +117,28 @@ impl Balance {
             // Processors are what is missing.
             self.threads = self.threads.clamp(cpus, wanted);
         } else if at_work >= BUSY * f64::from(self.threads) && seen.to_fetch >= 1.0 {
-            self.grow(cpus, wanted, rate);
+            self.grow(cpus, wanted, rate, each);
         }
         self.threads = self.threads.clamp(cpus, self.most);
         self.threads
     }
 
-    fn grow(&mut self, cpus: u32, wanted: u32, rate: f64) {
+    fn grow(&mut self, cpus: u32, wanted: u32, rate: f64, each: f64) {
         let is_limit = |limit: &Limit| self.threads >= limit.threads;
         if self.step.is_some() || self.limit.as_ref().is_some_and(is_limit) {
             return;
         }
-        let target = wanted.min(2 * self.threads).max(cpus);
+        // Carefully where more threads did not help before.
+        let most = match self.limit {
+            Some(_) => 2 * self.threads,
+            None => 4 * self.threads,
+        };
+        let target = wanted.min(most).max(cpus);
         if target > self.threads {
             self.step = Some(Step {
                 from: self.threads,
                 rate,
+                each,
                 age: 0,
             });
             self.threads = target;
@@ -135,7 +146,7 @@ impl Balance {
     }
 
     /// Whether the last step helped, and whether a limit still holds.
-    fn judge(&mut self, rate: f64) {
+    fn judge(&mut self, rate: f64, each: f64) {
         self.usual += SMOOTH * (rate - self.usual);
         if let Some(limit) = self.limit {
             let is_other = self.usual > limit.rate * CHANGED || self.usual * CHANGED < limit.rate;
@@ -156,6 +167,15 @@ impl Balance {
         }
         let step = *step;
         self.step = None;
+        // Threads do not make storage so much slower: it turned slow by itself, and this says nothing of them.
+        if rate * CHANGED < step.rate {
+            return;
+        }
+        // Storage answers each as fast as before: it has more to give.
+        let more = f64::from(self.threads) / f64::from(step.from) - 1.0;
+        if each < step.each * (1.0 + PATIENT * more) {
+            return;
+        }
         let useful = useful(&step, rate).min(self.threads);
         if useful == self.threads {
             return;
