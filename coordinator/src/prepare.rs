@@ -16,6 +16,7 @@ use nix::time::{ClockId, clock_gettime};
 
 use crate::caches::Cache;
 use crate::costs::Costs;
+use crate::stalls::Price;
 
 /// What a sample is made by.
 #[derive(Clone)]
@@ -24,6 +25,8 @@ pub(crate) struct Recipe {
     pub(crate) pipeline: Arc<Pipeline>,
     pub(crate) cache: Option<Arc<Cache>>,
     pub(crate) costs: Arc<Costs>,
+    /// Of waiting for storage.
+    pub(crate) price: Arc<Price>,
 }
 
 /// Where a sample is written. Asked for when the last step is about to write.
@@ -273,7 +276,7 @@ impl Recipe {
                 (Some(cost), cost.seconds())
             }
         };
-        let form = self.choose(cache, key.id, fetched.fetch, &stages, &picture);
+        let form = self.choose(cache, key.id, &fetched, &stages, &picture);
         let mut admitted = Cost::default();
         match form {
             Some(Form::Encoded) => cache.keep(key.id, Meta::of(Form::Encoded), &tools.file),
@@ -299,11 +302,13 @@ impl Recipe {
         &self,
         cache: &Cache,
         id: u32,
-        fetch: Duration,
+        fetched: &Cost,
         stages: &coprep_costs::Cost,
         picture: &Looked,
     ) -> Option<Form> {
-        let fetch = usual(fetch.as_secs_f32(), stages.fetch);
+        let fetch = usual(fetched.fetch.as_secs_f32(), stages.fetch);
+        let at_work = fetched.cpu.as_secs_f32().min(fetch);
+        let fetch = at_work + self.price.get() * (fetch - at_work);
         let mut offers = vec![
             (Form::Encoded, picture.features.bytes as usize, fetch),
             (
@@ -399,7 +404,7 @@ impl Recipe {
         let picture = self.look(&tools.file)?;
         cost.features = picture.features;
         if let Some(stages) = self.costs.predict(cost.features) {
-            let form = self.choose(cache, id, cost.fetch, &stages, &picture);
+            let form = self.choose(cache, id, &cost, &stages, &picture);
             return Ok(match form {
                 Some(Form::Encoded) => {
                     cache.keep(id, Meta::of(Form::Encoded), &tools.file);
@@ -412,7 +417,7 @@ impl Recipe {
         // The first samples are measured before they are judged.
         let (decoded, pixels) = self.decode(tools)?;
         cost = cost.plus(decoded);
-        match self.choose(cache, id, cost.fetch, &cost.seconds(), &picture) {
+        match self.choose(cache, id, &cost, &cost.seconds(), &picture) {
             Some(Form::Encoded) => cache.keep(id, Meta::of(Form::Encoded), &tools.file),
             Some(_) => cache.keep(id, pixels.0, &pixels.1),
             None => {}

@@ -4,6 +4,7 @@
 //! Three clocks say how long it was each. A consumer that had to wait for a minibatch is told how the time since the
 //! one before it was divided, and divides its wait alike: so the parts of a wait add up to it.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// Clocks since the pool was made.
@@ -55,6 +56,16 @@ impl Lacks {
         }
     }
 
+    /// Of the time from `before` to here in which something was lacking: the part in which it was storage.
+    pub(crate) fn fetch_part(&self, before: &Lacks) -> f32 {
+        let fetch = self.fetch.saturating_sub(before.fetch).as_secs_f32();
+        let prep = self.prep.saturating_sub(before.prep).as_secs_f32();
+        match fetch + prep > 0.0 {
+            true => fetch / (fetch + prep),
+            false => 1.0,
+        }
+    }
+
     /// How the time from `before` to here was divided, of which nothing was prepared for `idle` at the beginning.
     pub(crate) fn since(&self, before: &Lacks, idle: Duration) -> Shares {
         let part = |now: Duration, then: Duration| now.saturating_sub(then).as_secs_f64();
@@ -69,6 +80,28 @@ impl Lacks {
             fetch,
             prep: ((prep / all * whole).round() as u32).min(Shares::WHOLE - fetch),
         }
+    }
+}
+
+/// What a second of waiting for storage costs, 0 to 1, in seconds of a worker.
+///
+/// All of it where a thread that waits keeps a processor idle, nothing where others prepare meanwhile what was fetched
+/// before. What caching saves is reckoned with it.
+#[derive(Debug)]
+pub(crate) struct Price(AtomicU32);
+
+impl Price {
+    pub(crate) fn new() -> Self {
+        Price(AtomicU32::new(1f32.to_bits()))
+    }
+
+    pub(crate) fn get(&self) -> f32 {
+        f32::from_bits(self.0.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn set(&self, price: f32) {
+        self.0
+            .store(price.clamp(0.0, 1.0).to_bits(), Ordering::Relaxed);
     }
 }
 

@@ -298,6 +298,7 @@ impl Registry {
             pipeline: Arc::new(pipeline),
             cache,
             costs,
+            price: self.workers.price(),
         })
     }
 

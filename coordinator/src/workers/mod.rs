@@ -15,7 +15,7 @@ use coprep_protocol::message::PoolStatus;
 
 use crate::due_queue::Moment;
 use crate::prepare::Tools;
-use crate::stalls::Lacks;
+use crate::stalls::{Lacks, Price};
 use crate::workers::stages::{Done, Stages, Step};
 use crate::{Error, Result};
 
@@ -49,11 +49,14 @@ pub(crate) struct Workers {
 }
 
 struct Pool {
+    price: Arc<Price>,
     state: Mutex<State>,
     more: Condvar,
 }
 
 struct State {
+    /// What was lacking when the balance was last struck.
+    lacked: Lacks,
     stages: Stages<Box<dyn Work>>,
     balance: Balance,
     /// Threads that wait.
@@ -76,6 +79,7 @@ impl Workers {
     pub(crate) fn start(cap: Option<u32>) -> Result<Self> {
         let (cpus, now) = (usable(cap), Instant::now());
         let state = State {
+            lacked: Lacks::default(),
             stages: Stages::new(cpus, now),
             balance: Balance::new(cpus, cpus + MOST_WAITING),
             idle: 0,
@@ -83,6 +87,7 @@ impl Workers {
         };
         let workers = Workers {
             pool: Arc::new(Pool {
+                price: Arc::new(Price::new()),
                 state: Mutex::new(state),
                 more: Condvar::new(),
             }),
@@ -115,6 +120,11 @@ impl Workers {
     /// Threads that may prepare.
     pub(crate) fn cpus(&self) -> u32 {
         self.pool.state().stages.now().cpus
+    }
+
+    /// What waiting for storage costs.
+    pub(crate) fn price(&self) -> Arc<Price> {
+        self.pool.price.clone()
     }
 
     /// Something to be begun at `due`, or as soon as a thread is free.
@@ -196,7 +206,14 @@ impl Pool {
         let cpus = usable(cap);
         let threads = state.balance.observe(cpus, &seen);
         state.stages.limit(cpus, threads);
+        let lacks = state.stages.lacks();
+        let before = std::mem::replace(&mut state.lacked, lacks);
         drop(state);
+        let now = match threads > cpus {
+            true => lacks.fetch_part(&before),
+            false => 1.0,
+        };
+        self.price.set((self.price.get() + now) / 2.0);
         self.more.notify_all();
         Some(threads)
     }
