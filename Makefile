@@ -14,10 +14,10 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 DATA ?= demo-data
 LIMIT := $(TARGET)/release/examples/limit
 HANDOVER := $(TARGET)/release/examples/handover
-RUST_SOURCES := Cargo.toml Cargo.lock $(shell find cache coordinator bindings tools -name '*.rs' -o -name Cargo.toml)
+RUST_SOURCES := Cargo.toml Cargo.lock $(shell find cache coordinator bindings tools -name '*.rs' -o -name Cargo.toml -o -path '*/src/*.py')
 WHEEL_SOURCES := $(RUST_SOURCES) $(shell find bindings -name '*.py' -o -name '*.pyi' -o -name '*.md' -o -name pyproject.toml)
 PYTHON_TESTS := $(wildcard bindings/python/tests tests/python)
-PYTHON_CODE := tools/demo tests/bench tests/bench_slow tests/what_if docs/examples $(wildcard bindings/python tests/python)
+PYTHON_CODE := tools/demo tools/src/bench tests/bench tests/bench_slow tests/what_if docs/examples $(wildcard bindings/python tests/python)
 
 .PHONY: help
 help: ## this list

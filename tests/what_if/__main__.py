@@ -27,7 +27,7 @@ from tools.demo.children import Children, coprep_command, exit_code
 IMAGES = 600
 SECONDS = 6.0
 """Of each measurement of `coprep analyze`."""
-SHORTEST_S = 4.0
+SHORTEST_S = 10.0
 """Epochs are run until they take so long together, after those that fill caches and queues."""
 FIRST = 2
 WITHIN = 0.10
@@ -109,7 +109,7 @@ def coprep(*arguments: str) -> str:
 def measure(data: Dataset, setting: Setting, epoch_s: float) -> tuple[float, Sequence[float], float]:
     """Seconds of an epoch, the parts of it that were waits, and the processors that others used."""
     data.read()
-    epochs = FIRST + max(2, min(12, round(SHORTEST_S / epoch_s)))
+    epochs = FIRST + max(3, min(24, round(SHORTEST_S / epoch_s)))
     options: dict[str, Any] = {"cache": setting.form}
     if setting.form != "off":
         options["cache_bytes"] = setting.cache

@@ -180,9 +180,11 @@ def demonstrate(data: Path) -> None:
     work = plan(data)
     thinned = "" if work.stride == 1 else f", of which each job takes {work.samples // work.stride:,}"
     print(f"{work.samples:,} images in {data}{thinned}; 4 jobs, started 2 s apart, {work.epochs} epochs each, no cache")
-    screen.heading("1. The jobs share: each sample is prepared once for all of them")
+    screen.heading("1 of 2. The jobs share: each sample is prepared once for all of them")
     shared = run_round(work, [None] * len(LEARNING_RATES))
-    screen.heading("2. One loader per job: the same, but with a seed of its own for each, so that nothing is shared")
+    screen.heading(
+        "2 of 2. One loader per job: the same, but with a seed of its own for each, so that nothing is shared"
+    )
     alone = run_round(work, range(1, len(LEARNING_RATES) + 1))
     screen.heading("The jobs")
     show_jobs(shared, alone, work.epochs)

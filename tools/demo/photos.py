@@ -22,6 +22,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from tools.demo import screen
+
 PHOTOS = {
     "scikit-image": (
         "skimage/data/",
@@ -98,7 +100,8 @@ def make(target: Path, count: int) -> None:
         for name, _ in sources:
             (unfinished / name).mkdir(parents=True, exist_ok=True)
         with Pool() as pool:
-            pool.map(write, [(index, unfinished) for index in range(count)], chunksize=25)
+            tasks = [(index, unfinished) for index in range(count)]
+            screen.counted(pool.imap_unordered(write, tasks, chunksize=5), count, "images")
         unfinished.rename(target)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

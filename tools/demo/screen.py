@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 PLAIN_EVERY_S = 3.0
 REDRAW_EVERY_S = 0.2
 BAR = 24
+BESIDE_BAR = 78
+"""Columns of a job's line without its bar: longer lines could not be drawn in place."""
+FEW = 0.02
+"""Before so much is done, nothing can be said of what is left."""
 
 
 @dataclass
@@ -32,7 +37,7 @@ class Progress:
     """Draws the jobs in place on a terminal, and as a line now and then elsewhere."""
 
     jobs: list[JobLine]
-    live: bool = field(default_factory=lambda: sys.stdout.isatty() and os.environ.get("TERM") != "dumb")
+    live: bool = field(default_factory=lambda: is_live())
     began: float = field(default_factory=time.monotonic)
     _drawn: float = 0.0
     _lines: int = 0
@@ -56,16 +61,42 @@ class Progress:
     def _total(self) -> str:
         seconds = time.monotonic() - self.began
         samples = sum(job.samples for job in self.jobs)
-        return f"  {seconds:5.1f} s  {samples:,} samples delivered, {samples / max(seconds, 0.1):,.0f}/s"
+        done = sum(min(job.epoch / job.epochs, 1) for job in self.jobs) / len(self.jobs)
+        rate = f"{samples / max(seconds, 0.1):,.0f}/s"
+        return f"  {seconds:5.1f} s  {samples:,} samples delivered, {rate}, {done:.0%} done{left(done, seconds)}"
 
     def _plain(self) -> str:
         parts = [f"{job.name}: {short_state(job)}" for job in self.jobs]
         return f"{self._total()} ({', '.join(parts)})"
 
 
+def left(done: float, seconds: float) -> str:
+    """How long it takes still, if that can be said: `, 12 s left`."""
+    return f", {seconds * (1 - done) / done:.0f} s left" if done >= FEW else ""
+
+
+def counted(made: Iterable[object], total: int, what: str) -> None:
+    """Take all of them, and say how many there are: in place on a terminal, and as a line now and then elsewhere."""
+    live = is_live()
+    began = shown = time.monotonic()
+    for number, _ in enumerate(made, 1):
+        now = time.monotonic()
+        if now - shown >= (REDRAW_EVERY_S if live else PLAIN_EVERY_S):
+            shown = now
+            line = f"  {number:,} of {total:,} {what}{left(number / total, now - began)}"
+            print(f"\r{line}\x1b[K" if live else line, end="" if live else "\n", flush=True)
+    if live:
+        print("\r\x1b[K", end="", flush=True)
+
+
+def is_live() -> bool:
+    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
 def job_line(job: JobLine) -> str:
-    filled = round(BAR * min(job.epoch / job.epochs, 1))
-    bar = colour("32", "━" * filled) + colour("2", "─" * (BAR - filled))
+    width = max(3, min(BAR, shutil.get_terminal_size().columns - BESIDE_BAR))
+    filled = round(width * min(job.epoch / job.epochs, 1))
+    bar = colour("32", "━" * filled) + colour("2", "─" * (width - filled))
     if job.loss is None:
         return f"  {job.name}, {job.detail:20} {bar} {job.state}"
     return (
@@ -79,7 +110,7 @@ def short_state(job: JobLine) -> str:
 
 
 def colour(code: str, text: str) -> str:
-    plain = "NO_COLOR" in os.environ or not sys.stdout.isatty()
+    plain = bool(os.environ.get("NO_COLOR")) or not sys.stdout.isatty()
     return text if plain else f"\x1b[{code}m{text}\x1b[0m"
 
 

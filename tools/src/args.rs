@@ -49,6 +49,8 @@ pub(crate) enum Command {
     },
     /// Say where an epoch's time goes, and what would help.
     Analyze(Analyze),
+    /// Say how fast a folder of images is prepared here, beside PyTorch's DataLoader if that is there.
+    Bench(Bench),
     /// Read datasets more slowly from now on, to see what slower storage does to the jobs; without options: as before.
     Throttle(Throttle),
     /// Say what on this machine would go wrong, and what to do about it.
@@ -143,15 +145,8 @@ pub(crate) struct Warm {
     /// Bytes to cache at most [default: what the dataset needs, within the coordinator's budget].
     #[arg(long, value_parser = size::parse, value_name = "SIZE")]
     pub(crate) bytes: Option<u64>,
-    /// The jobs' pipeline has `.resize(N)` before its first random operator.
-    #[arg(long, value_name = "N")]
-    pub(crate) resize: Option<u32>,
-    /// The jobs' pipeline has `.center_crop(N)` before its first random operator.
-    #[arg(long, value_name = "N")]
-    pub(crate) center_crop: Option<u32>,
-    /// The jobs' pipeline decodes with `apply_exif_orientation=True`.
-    #[arg(long)]
-    pub(crate) exif: bool,
+    #[command(flatten)]
+    pub(crate) fixed: Fixed,
     /// Print JSON lines instead of a progress bar.
     #[arg(long)]
     pub(crate) json: bool,
@@ -167,6 +162,36 @@ pub(crate) struct Status {
     pub(crate) json: bool,
 }
 
+/// The deterministic operators of a pipeline.
+#[derive(ClapArgs)]
+pub(crate) struct Fixed {
+    /// The jobs' pipeline has `.resize(N)` before its first random operator.
+    #[arg(long, value_name = "N")]
+    pub(crate) resize: Option<u32>,
+    /// The jobs' pipeline has `.center_crop(N)` before its first random operator.
+    #[arg(long, value_name = "N")]
+    pub(crate) center_crop: Option<u32>,
+    /// The jobs' pipeline decodes with `apply_exif_orientation=True`.
+    #[arg(long)]
+    pub(crate) exif: bool,
+}
+
+/// A pipeline of images, and how it is run.
+#[derive(ClapArgs)]
+pub(crate) struct Images {
+    #[command(flatten)]
+    pub(crate) fixed: Fixed,
+    /// The jobs' pipeline has `.random_resized_crop(N)`.
+    #[arg(long, value_name = "N", default_value_t = 224, value_parser = clap::value_parser!(u32).range(1..=16384))]
+    pub(crate) image_size: u32,
+    /// Samples of a batch.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) batch_size: u32,
+    /// Processors that prepare [default: all that this process may use].
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024), value_name = "N")]
+    pub(crate) cpus: Option<u16>,
+}
+
 #[derive(ClapArgs)]
 pub(crate) struct Analyze {
     /// Folder with one subfolder per class, prepared as the options say.
@@ -174,21 +199,8 @@ pub(crate) struct Analyze {
     /// A training script that uses coprep, with its arguments: it is run as it is for some seconds.
     #[arg(last = true, value_name = "COMMAND", conflicts_with = "folder")]
     pub(crate) command: Vec<OsString>,
-    /// The jobs' pipeline has `.resize(N)` before its first random operator.
-    #[arg(long, value_name = "N")]
-    pub(crate) resize: Option<u32>,
-    /// The jobs' pipeline has `.center_crop(N)` before its first random operator.
-    #[arg(long, value_name = "N")]
-    pub(crate) center_crop: Option<u32>,
-    /// The jobs' pipeline has `.random_resized_crop(N)`.
-    #[arg(long, value_name = "N", default_value_t = 224, value_parser = clap::value_parser!(u32).range(1..=16384))]
-    pub(crate) image_size: u32,
-    /// The jobs' pipeline decodes with `apply_exif_orientation=True`.
-    #[arg(long)]
-    pub(crate) exif: bool,
-    /// Samples of a batch.
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65536))]
-    pub(crate) batch_size: u32,
+    #[command(flatten)]
+    pub(crate) images: Images,
     /// What a job does with a batch takes this long, such as 50ms [default: unknown, it takes batches as they come].
     #[arg(long, value_parser = milliseconds, value_name = "TIME")]
     pub(crate) step_time: Option<Duration>,
@@ -204,9 +216,6 @@ pub(crate) struct Analyze {
     /// Form of cached samples.
     #[arg(long, value_enum, default_value_t = Form::Auto)]
     pub(crate) form: Form,
-    /// Processors that prepare [default: all that this process may use].
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024), value_name = "N")]
-    pub(crate) cpus: Option<u16>,
     /// As if storage read no more than this many bytes a second.
     #[arg(long, value_parser = size::parse, value_name = "SIZE")]
     pub(crate) storage_rate: Option<u64>,
@@ -228,6 +237,29 @@ pub(crate) struct Analyze {
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(ClapArgs)]
+pub(crate) struct Bench {
+    /// Folder with one subfolder per class, prepared as the options say.
+    pub(crate) folder: PathBuf,
+    #[command(flatten)]
+    pub(crate) images: Images,
+    /// Jobs at the same time, beside one alone.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) jobs: u32,
+    /// Seconds of each measurement; there are seven.
+    #[arg(long, value_name = "SECONDS", default_value_t = 5.0, value_parser = sensible_seconds)]
+    pub(crate) seconds: f64,
+    /// Python with torch and torchvision, to compare with [default: the environment's, that beside coprep, python3].
+    #[arg(long, value_name = "PATH")]
+    pub(crate) python: Option<PathBuf>,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Be one of the jobs: orders come on stdin.
+    #[arg(long, hide = true)]
+    pub(crate) consumer: bool,
 }
 
 #[derive(ClapArgs)]

@@ -5,8 +5,11 @@
 
 mod analyze;
 mod args;
+mod bench;
 mod doctor;
+mod interrupt;
 mod logs;
+mod measure;
 mod metrics;
 mod progress;
 mod serve;
@@ -36,6 +39,7 @@ fn main() -> ExitCode {
         Command::Stop => status::stop(&place),
         Command::Drop { dataset } => status::drop_caches(&place, dataset),
         Command::Analyze(analyze) => analyze::run(&analyze),
+        Command::Bench(bench) => bench::run(&bench),
         Command::Doctor(doctor) => doctor::run(&place, &doctor),
     };
     outcome.unwrap_or_else(|e| {

@@ -8,15 +8,14 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::show::duration;
 
 const BETWEEN_LINES: Duration = Duration::from_secs(5);
+const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
 
-/// Work of known length, or made of steps of known lengths.
+/// Work of known length.
 pub(crate) struct Progress {
     /// None: lines.
     bar: Option<ProgressBar>,
     started: Instant,
     last: Instant,
-    /// What is done at the moment.
-    what: String,
 }
 
 impl Progress {
@@ -27,25 +26,10 @@ impl Progress {
             bar: std::io::stderr().is_terminal().then(|| bar(unit)),
             started: now,
             last: now,
-            what: String::new(),
         }
     }
 
-    /// Another step, counted anew: always said.
-    pub(crate) fn step(&mut self, what: &str) {
-        self.what = what.into();
-        self.started = Instant::now();
-        self.last = self.started;
-        match &self.bar {
-            Some(bar) => {
-                bar.reset();
-                bar.set_prefix(format!("{what}: "));
-            }
-            None => eprintln!("{what}"),
-        }
-    }
-
-    /// So much of the step is done.
+    /// So much is done.
     pub(crate) fn update(&mut self, done: u64, total: u64, more: &str) {
         if let Some(bar) = &self.bar {
             bar.set_length(total);
@@ -60,16 +44,12 @@ impl Progress {
     fn line(&self, done: u64, total: u64, more: &str) -> String {
         let rate = done as f64 / self.started.elapsed().as_secs_f64().max(1e-3);
         let left = total.saturating_sub(done) as f64 / rate.max(1e-3);
-        let what = match self.what.is_empty() {
-            true => String::new(),
-            false => format!("{}: ", self.what),
-        };
         let more = match more.is_empty() {
             true => String::new(),
             false => format!(", {more}"),
         };
         let left = duration(left);
-        format!("{what}{done}/{total}, {rate:.0}/s, {left} left{more}")
+        format!("{done}/{total}, {rate:.0}/s, {left} left{more}")
     }
 
     /// Takes the bar away.
@@ -81,9 +61,163 @@ impl Progress {
 }
 
 fn bar(unit: &str) -> ProgressBar {
-    let plain =
-        format!("{{prefix}}{{bar:30}} {{pos}}/{{len}} {unit}, {{per_sec}}, {{eta}} left, {{msg}}");
+    drawn(&format!(
+        "{{bar:30}} {{pos}}/{{len}} {unit}, {{per_sec}}, {{eta}} left, {{msg}}"
+    ))
+}
+
+fn drawn(template: &str) -> ProgressBar {
     let style =
-        ProgressStyle::with_template(&plain).unwrap_or_else(|_| ProgressStyle::default_bar());
+        ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
     ProgressBar::new(0).with_style(style)
+}
+
+/// Work made of steps, each of which takes about a known time.
+pub(crate) struct Steps {
+    /// None: lines.
+    bar: Option<ProgressBar>,
+    /// Seconds of each step.
+    expected: Vec<f64>,
+    /// Steps of the plan that are done.
+    done: usize,
+    /// When the first began.
+    began: Instant,
+    step: Option<Step>,
+    last: Instant,
+}
+
+/// The step at the moment.
+struct Step {
+    what: String,
+    began: Instant,
+}
+
+impl Steps {
+    /// Without a plan yet: steps are neither counted nor timed.
+    pub(crate) fn new() -> Self {
+        let now = Instant::now();
+        let bar = || drawn("{bar:20} {wide_msg}");
+        Steps {
+            bar: std::io::stderr().is_terminal().then(bar),
+            expected: Vec::new(),
+            done: 0,
+            began: now,
+            step: None,
+            last: now,
+        }
+    }
+
+    /// All steps that follow, by the seconds that they are expected to take.
+    pub(crate) fn plan(&mut self, expected: Vec<f64>) {
+        self.expected = expected;
+        self.done = 0;
+        self.began = Instant::now();
+        self.step = None;
+    }
+
+    /// The next step: always said.
+    pub(crate) fn step(&mut self, what: &str) {
+        let now = Instant::now();
+        self.done += usize::from(self.step.is_some());
+        self.step = Some(Step {
+            what: what.into(),
+            began: now,
+        });
+        self.last = now;
+        self.show();
+    }
+
+    /// Time goes by in a step.
+    pub(crate) fn tick(&mut self) {
+        let between = match self.bar {
+            Some(_) => BETWEEN_LOOKS,
+            None => BETWEEN_LINES,
+        };
+        if self.last.elapsed() >= between {
+            self.last = Instant::now();
+            self.show();
+        }
+    }
+
+    fn show(&self) {
+        let Some(step) = &self.step else { return };
+        let took = (step.began - self.began).as_secs_f64();
+        let now = step.began.elapsed().as_secs_f64();
+        let left = left(&self.expected, self.done, took, now);
+        let line = said(&step.what, self.done, self.expected.len(), left);
+        match &self.bar {
+            Some(bar) => {
+                let past = took + now;
+                bar.set_length(((past + left.unwrap_or(0.0)) * 1e3) as u64);
+                bar.set_position((past * 1e3) as u64);
+                bar.set_message(line);
+            }
+            None => eprintln!("{line}"),
+        }
+    }
+
+    /// Takes the bar away.
+    pub(crate) fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// How much the steps that are done tell of those to come.
+const PACE: (f64, f64) = (0.5, 2.0);
+
+/// Seconds that are left: `done` steps took `took` seconds, the next one `now` so far. None: it is not in the plan.
+fn left(expected: &[f64], done: usize, took: f64, now: f64) -> Option<f64> {
+    let this = expected.get(done)?;
+    let should: f64 = expected.iter().take(done).sum();
+    let pace = match should > 0.0 {
+        true => (took / should).clamp(PACE.0, PACE.1),
+        false => 1.0,
+    };
+    let later: f64 = expected.iter().skip(done + 1).sum();
+    Some((pace * this - now).max(0.0) + pace * later)
+}
+
+/// `3 of 8: storage, 20 s left`.
+fn said(what: &str, done: usize, steps: usize, left: Option<f64>) -> String {
+    match left {
+        Some(left) => format!("{} of {steps}: {what}, {} left", done + 1, duration(left)),
+        None => what.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_follows_the_pace_so_far() {
+        let expected = [2.0, 4.0, 4.0];
+        assert_eq!(left(&expected, 0, 0.0, 0.5), Some(9.5));
+        assert_eq!(
+            left(&expected, 1, 3.0, 1.0),
+            Some(5.0 + 6.0),
+            "half as fast again"
+        );
+        assert_eq!(
+            left(&expected, 2, 8.0, 60.0),
+            Some(0.0),
+            "never less than nothing"
+        );
+        assert_eq!(
+            left(&expected, 1, 1e3, 0.0),
+            Some(16.0),
+            "one step is no rule"
+        );
+    }
+
+    #[test]
+    fn steps_are_counted_where_their_number_is_known() {
+        let expected = [2.0, 4.0];
+        let line =
+            |expected: &[f64]| said("storage", 1, expected.len(), left(expected, 1, 2.0, 1.0));
+        assert_eq!(line(&expected), "2 of 2: storage, 3 s left");
+        assert_eq!(line(&[]), "storage");
+    }
 }

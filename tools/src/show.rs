@@ -1,5 +1,18 @@
 //! Words and numbers for a person at a terminal.
 
+use std::io::IsTerminal;
+
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+
+/// Columns of what is printed.
+pub(crate) const WIDTH: usize = 80;
+
+/// As <https://no-color.org> has it.
+pub(crate) fn is_coloured() -> bool {
+    let refused = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
+    !refused && std::io::stdout().is_terminal()
+}
+
 /// Right-aligned columns under a header.
 pub(crate) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     let width = |i: usize| {
@@ -33,4 +46,70 @@ pub(crate) fn duration(seconds: f64) -> String {
         60..=3599 => format!("{} min {} s", s / 60, s % 60),
         _ => format!("{} h {} min", s / 3600, s % 3600 / 60),
     }
+}
+
+/// Three digits at least: `0.21`, `3.5`, `41.8`, `1,240`.
+pub(crate) fn number(n: f64) -> String {
+    let digits = match n.abs() {
+        a if a >= 99.95 => 0,
+        a if a >= 9.995 => 1,
+        a if a >= 0.0995 => 2,
+        _ => 3,
+    };
+    let text = format!("{n:.digits$}");
+    match text.split_once('.') {
+        Some(_) => text.trim_end_matches('0').trim_end_matches('.').into(),
+        None => grouped(&text),
+    }
+}
+
+/// `50000` as `50,000`.
+fn grouped(digits: &str) -> String {
+    let count = digits.len();
+    digits
+        .char_indices()
+        .flat_map(|(i, c)| {
+            let comma = i > 0 && (count - i).is_multiple_of(3) && !digits[..i].ends_with('-');
+            comma.then_some(',').into_iter().chain([c])
+        })
+        .collect()
+}
+
+/// Without what a terminal would obey.
+pub(crate) fn clean(text: &str) -> String {
+    let harmless = |c: char| if c.is_control() { '\u{fffd}' } else { c };
+    text.chars().map(harmless).collect()
+}
+
+/// Lines that fit, each with its end and `indent` spaces before it.
+pub(crate) fn wrapped(text: &str, indent: usize) -> String {
+    let room = WIDTH - indent;
+    let mut lines: Vec<String> = Vec::new();
+    let text = clean(&text.replace(['\n', '\t'], " "));
+    for word in text
+        .split(' ')
+        .filter(|w| !w.is_empty())
+        .flat_map(|w| pieces(w, room))
+    {
+        match lines.last_mut() {
+            Some(line) if line.width() + 1 + word.width() <= room => {
+                *line = format!("{line} {word}")
+            }
+            _ => lines.push(word),
+        }
+    }
+    let line = |line: String| format!("{}{line}\n", " ".repeat(indent));
+    lines.into_iter().map(line).collect()
+}
+
+/// A word that is longer than a line, in several.
+fn pieces(word: &str, room: usize) -> Vec<String> {
+    let mut pieces = vec![String::new()];
+    for c in word.chars() {
+        match pieces.last_mut() {
+            Some(piece) if piece.width() + c.width().unwrap_or(0) <= room => piece.push(c),
+            _ => pieces.push(c.into()),
+        }
+    }
+    pieces
 }

@@ -17,13 +17,7 @@ use coprep_protocol::size::human;
 
 pub(crate) fn run(place: &Place, args: &args::Warm) -> Outcome {
     let request = Warm {
-        pipeline: pipeline(&Described {
-            folder: &args.folder,
-            resize: args.resize,
-            center_crop: args.center_crop,
-            exif: args.exif,
-            random_crop: 224,
-        })?,
+        pipeline: pipeline(&args.folder, &args.fixed, 224)?,
         cache: cache(args),
     };
     let mut shown = Shown::new(args.json);
@@ -46,23 +40,16 @@ fn cache(args: &args::Warm) -> CacheRequest {
     }
 }
 
-/// A pipeline as a command line describes it.
-pub(crate) struct Described<'a> {
-    pub(crate) folder: &'a Path,
-    pub(crate) resize: Option<u32>,
-    pub(crate) center_crop: Option<u32>,
-    pub(crate) exif: bool,
-    /// Side of a random crop, pixels.
-    pub(crate) random_crop: u32,
-}
-
 /// The jobs' deterministic operators, and a crop in place of their random ones: what is cached does not
-/// depend on those.
-pub(crate) fn pipeline(args: &Described<'_>) -> Result<PipelineSpec, Box<dyn std::error::Error>> {
-    let folder = args
-        .folder
+/// depend on those. `random_crop`: its side, pixels.
+pub(crate) fn pipeline(
+    folder: &Path,
+    args: &args::Fixed,
+    random_crop: u32,
+) -> Result<PipelineSpec, Box<dyn std::error::Error>> {
+    let folder = folder
         .canonicalize()
-        .map_err(|e| format!("{}: {e}", args.folder.display()))?;
+        .map_err(|e| format!("{}: {e}", folder.display()))?;
     let root = folder
         .into_os_string()
         .into_string()
@@ -83,8 +70,8 @@ pub(crate) fn pipeline(args: &Described<'_>) -> Result<PipelineSpec, Box<dyn std
     }));
     let (scale, ratio) = ((0.08, 1.0), (0.75, 4.0 / 3.0));
     ops.push(Op::RandomResizedCrop {
-        height: args.random_crop,
-        width: args.random_crop,
+        height: random_crop,
+        width: random_crop,
         scale,
         ratio,
         interpolation,

@@ -122,7 +122,7 @@ fn attach() -> Attach {
             command: vec![b"/usr/bin/python3".to_vec(), b"-c".to_vec()],
             environment: vec![(b"HOME".to_vec(), b"/root".to_vec())],
             directory: b"/".to_vec(),
-            cpus: Some(2),
+            workers: 2,
             patience_ms: 1000,
         }),
         seed: Some(1),

@@ -4,21 +4,19 @@
 use super::model::{Facts, Job, Prepare};
 use super::report::{Dataset, Report, Setting};
 use super::script::{self, Seen};
-use super::{About, FEW_SECONDS, Result, cpus, machine, of_job, one, present, report, words};
+use super::{About, FEW_SECONDS, Result, cpus, of_job, one, present, report, words};
 use crate::args;
-use crate::progress::Progress;
+use crate::measure::usable;
+use crate::progress::Steps;
 
 /// Runs the script once more, with its samples prepared as ever. `alone`: with batches that came again.
-pub(super) fn analyze(
-    args: &args::Analyze,
-    alone: &Seen,
-    progress: &mut Progress,
-) -> Result<Report> {
-    progress.step("the script as it is");
+pub(super) fn analyze(args: &args::Analyze, alone: &Seen, steps: &mut Steps) -> Result<Report> {
+    let seconds = args.seconds.max(FEW_SECONDS);
+    steps.plan(vec![super::STARTING + seconds]);
+    steps.step("the script as it is");
     let cpus = cpus(args).to_string();
     let arguments = ["--cache".into(), "0".into(), "--cpus".into(), cpus];
-    let seconds = args.seconds.max(FEW_SECONDS);
-    let seen = script::watch(&args.command, &arguments, 0, seconds, progress)?;
+    let seen = script::watch(&args.command, &arguments, 0, seconds, steps)?;
     let facts = facts(alone, &seen);
     let setting = Setting {
         cache_bytes: 0,
@@ -43,7 +41,7 @@ fn facts(alone: &Seen, seen: &Seen) -> Facts {
     let (waits, works) = times(seen);
     let slots = f64::from(stream.buffers) * f64::from(stream.slots);
     let bytes = samples * stream.staging_bytes as f64 / slots.max(1.0);
-    let processors = f64::from(machine::usable());
+    let processors = f64::from(usable());
     let prepare = Prepare {
         from_storage: works,
         from_encoded: works,

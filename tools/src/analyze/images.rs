@@ -6,13 +6,14 @@ use coprep_coordinator::Slowness;
 use coprep_protocol::message::CacheForm;
 use coprep_protocol::spec::PipelineSpec;
 
-use super::measure::{self, From, Plan, Rate, Sizes, Storage};
 use super::model::{Facts, Job, Prepare};
 use super::report::{Dataset, Measured, Report};
 use super::script::Seen;
-use super::{About, Result, cpus, machine, of_job, one, present, report, words};
+use super::storage::{self, Storage};
+use super::{About, Result, cpus, of_job, one, present, report, words};
 use crate::args;
-use crate::progress::Progress;
+use crate::measure::{self, From, Plan, Rate, Sizes, usable};
+use crate::progress::Steps;
 
 /// Everything that was measured.
 struct Measurements {
@@ -32,10 +33,10 @@ pub(super) fn analyze(
     args: &args::Analyze,
     spec: PipelineSpec,
     seen: Option<&Seen>,
-    progress: &mut Progress,
+    steps: &mut Steps,
 ) -> Result<Report> {
     let plan = Plan {
-        batch_size: seen.map_or(args.batch_size, |s| s.batch_size),
+        batch_size: seen.map_or(args.images.batch_size, |s| s.batch_size),
         spec,
         cpus: cpus(args),
         storage: Slowness {
@@ -45,7 +46,7 @@ pub(super) fn analyze(
         seconds: args.seconds,
     };
     let dataset = plan.dataset()?;
-    let found = measure(&plan, &dataset, progress)?;
+    let found = measure(&plan, &dataset, steps)?;
     let facts = facts(args, &plan, f64::from(dataset.len()), &found, seen);
     let folder = dataset.path(0);
     let folder = folder.parent().and_then(Path::parent).unwrap_or(&folder);
@@ -65,19 +66,27 @@ pub(super) fn analyze(
     report(args, about, facts, present(args, seen))
 }
 
+/// Seconds of each step of [`measure`], about: before a rate all samples are prepared once.
+fn expected(seconds: f64) -> Vec<f64> {
+    let mut steps = vec![1.0, seconds];
+    steps.extend([1.5 * seconds; 5]);
+    steps
+}
+
 fn measure(
     plan: &Plan,
     dataset: &coprep_coordinator::Dataset,
-    progress: &mut Progress,
+    steps: &mut Steps,
 ) -> Result<Measurements> {
-    progress.step("how many samples are enough");
-    let part = plan.part(dataset.len())?;
+    steps.plan(expected(plan.seconds));
+    steps.step("how many samples are enough");
+    let part = plan.part(dataset.len(), steps)?;
     let sizes = measure::sizes(dataset, &part, &plan.spec)?;
-    progress.step("storage, samples that the page cache has forgotten");
-    let storage = measure::storage(dataset, &part, plan.seconds, progress)?;
+    steps.step("storage, samples that the page cache has forgotten");
+    let storage = storage::storage(dataset, &part, plan.seconds, steps)?;
     let mut rate = |what: &str, spec, from, cpus| {
-        progress.step(what);
-        plan.prepare_by(spec, from, &part, cpus, plan.seconds)
+        steps.step(what);
+        plan.prepare(spec, from, &part, cpus, plan.seconds, steps)
     };
     let (spec, in_full) = (&plan.spec, &plan.in_full());
     Ok(Measurements {
@@ -164,7 +173,7 @@ fn facts(
         storage: found.storage.bytes_per_s,
         has_forms: true,
         is_in_page_cache: plan.storage.is_none() && found.sizes.encoded < free / 2.0,
-        processors: machine::usable().into(),
+        processors: usable().into(),
         job,
     }
 }

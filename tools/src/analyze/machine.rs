@@ -3,11 +3,7 @@
 use std::path::Path;
 
 use super::report::Machine;
-
-/// Processors that this process may use: affinity and control group.
-pub(super) fn usable() -> u32 {
-    std::thread::available_parallelism().map_or(1, |n| n.get() as u32)
-}
+use crate::measure::usable;
 
 pub(super) fn machine(folder: &Path) -> Machine {
     let online = nix::unistd::sysconf(nix::unistd::SysconfVar::_NPROCESSORS_ONLN);

@@ -4,9 +4,8 @@
 //! |---|---|
 //! | [`images`] | of coprep's own pipelines |
 //! | [`code`] | of a dataset that is the script's own code |
-//! | [`measure`] | rates of storage and processors |
+//! | [`storage`] | how fast storage reads |
 //! | [`script`] | how fast a training script is by itself |
-//! | [`private`] | the coordinator that both use |
 //! | [`model`] | what an epoch takes under other circumstances |
 //! | [`whatif`] | those circumstances, and what to change |
 //! | [`report`] | all of it; [`text`] and [`page`] show it |
@@ -16,17 +15,15 @@ mod chart;
 mod code;
 mod images;
 mod machine;
-mod measure;
 mod model;
 mod page;
-mod private;
 mod report;
 mod script;
+mod storage;
 mod text;
 mod whatif;
 mod words;
 
-use std::io::IsTerminal;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::SystemTime;
@@ -36,10 +33,10 @@ use report::{Dataset, Measured, Present, Report, Setting};
 use script::Seen;
 
 use crate::args::{self, Form};
-use crate::progress::Progress;
-use crate::warm;
-
-type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+use crate::measure::{Result, usable};
+use crate::progress::Steps;
+use crate::show::is_coloured;
+use crate::{interrupt, warm};
 
 pub(crate) fn run(args: &args::Analyze) -> crate::Outcome {
     let report = match &args.render {
@@ -67,54 +64,41 @@ fn read(file: &Path) -> std::result::Result<Report, String> {
         .map_err(|e| format!("{}: {e}", file.display()))
 }
 
-/// As <https://no-color.org> has it.
-fn is_coloured() -> bool {
-    let refused = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
-    !refused && std::io::stdout().is_terminal()
-}
-
 fn analyze(args: &args::Analyze) -> Result<Report> {
-    let mut progress = Progress::new("");
+    interrupt::heed()?;
+    let mut steps = Steps::new();
     let report = match (&args.folder, args.command.is_empty()) {
-        (_, false) => of_script(args, &mut progress)?,
-        (Some(folder), true) => {
-            let spec = warm::pipeline(&warm::Described {
-                folder,
-                resize: args.resize,
-                center_crop: args.center_crop,
-                exif: args.exif,
-                random_crop: args.image_size,
-            })?;
-            images::analyze(args, spec, None, &mut progress)?
-        }
+        (_, false) => of_script(args, &mut steps),
+        (Some(folder), true) => warm::pipeline(folder, &args.images.fixed, args.images.image_size)
+            .and_then(|spec| images::analyze(args, spec, None, &mut steps)),
         (None, true) => {
-            return Err(
-                "nothing to analyse: name a folder of images, or a command after --".into(),
-            );
+            Err("nothing to analyse: name a folder of images, or a command after --".into())
         }
     };
-    progress.finish();
-    Ok(report)
+    steps.finish();
+    report.map_err(interrupt::reason)
 }
 
 /// Batches for each staging buffer before a look at batches that come again: by then all were prepared once.
 const ROUNDS: u64 = 2;
+/// Seconds until a script takes batches, about.
+const STARTING: f64 = 5.0;
 /// A script is looked at for no less than this.
 const FEW_SECONDS: f64 = 5.0;
 
-fn of_script(args: &args::Analyze, progress: &mut Progress) -> Result<Report> {
-    progress.step("the script by itself, its batches handed over again and again");
+fn of_script(args: &args::Analyze, steps: &mut Steps) -> Result<Report> {
+    steps.step("the script by itself, its batches handed over again and again");
     let arguments = ["--replay".into(), "--cpus".into(), cpus(args).to_string()];
     let seconds = args.seconds.max(FEW_SECONDS);
-    let seen = script::watch(&args.command, &arguments, ROUNDS, seconds, progress)?;
+    let seen = script::watch(&args.command, &arguments, ROUNDS, seconds, steps)?;
     match seen.spec.clone() {
-        Some(spec) => images::analyze(args, spec, Some(&seen), progress),
-        None => code::analyze(args, &seen, progress),
+        Some(spec) => images::analyze(args, spec, Some(&seen), steps),
+        None => code::analyze(args, &seen, steps),
     }
 }
 
 fn cpus(args: &args::Analyze) -> u32 {
-    args.cpus.map_or_else(machine::usable, u32::from)
+    args.images.cpus.map_or_else(usable, u32::from)
 }
 
 /// What a report says beside predictions.
@@ -160,7 +144,10 @@ fn again(args: &args::Analyze, before: Report) -> Result<Report> {
         facts.job.seconds = time.as_secs_f64() / f64::from(before.batch_size);
     }
     let setting = Setting {
-        cpus: args.cpus.map_or(before.present.setting.cpus, f64::from),
+        cpus: args
+            .images
+            .cpus
+            .map_or(before.present.setting.cpus, f64::from),
         ..present(args, None)
     };
     let about = About {

@@ -4,20 +4,18 @@
 //! ended when enough was seen.
 
 use std::ffi::OsString;
-use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use coprep_client::control;
 use coprep_protocol::message::{Status, StreamStatus};
 use coprep_protocol::spec::PipelineSpec;
-use nix::sys::signal::{Signal, killpg};
-use nix::unistd::{Pid, SysconfVar, sysconf};
 
-use super::private::Private;
-use crate::progress::Progress;
-
-type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+use super::Result;
+use crate::interrupt;
+use crate::measure::group::{self, Group};
+use crate::measure::private::Private;
+use crate::progress::Steps;
 
 /// What was seen of a script.
 pub(super) struct Seen {
@@ -46,19 +44,12 @@ const FEWEST: u64 = 20;
 const LONGEST: f64 = 120.0;
 
 /// A script and what it starts.
-struct Script(Child);
+struct Script(Group);
 
 impl Drop for Script {
     fn drop(&mut self) {
-        let group = Pid::from_raw(self.0.id() as i32);
-        let _ = killpg(group, Signal::SIGTERM);
-        let end = Instant::now() + GRACE;
-        while matches!(self.0.try_wait(), Ok(None)) && Instant::now() < end {
-            std::thread::sleep(NAP);
-        }
-        // What it started may have outlived it.
-        let _ = killpg(group, Signal::SIGKILL);
-        let _ = self.0.wait();
+        self.0.terminate();
+        self.0.wait_until(Instant::now() + GRACE);
     }
 }
 
@@ -75,7 +66,7 @@ struct Look {
 }
 
 impl Look {
-    fn of(stream: &StreamStatus, ticks: f64) -> Look {
+    fn of(stream: &StreamStatus) -> Look {
         let waited =
             |s: &coprep_protocol::message::Stalls| s.fetch_s + s.prep_s + s.others_s + s.open_s;
         let pids = stream.jobs.iter().flat_map(|job| &job.pids);
@@ -89,22 +80,9 @@ impl Look {
                 .map(|job| job.batches * u64::from(job.batch_size))
                 .sum(),
             waited: stream.jobs.iter().map(|job| waited(&job.stalls)).sum(),
-            cpu: pids.map(|&pid| ticks_of(pid)).sum::<f64>() / ticks,
+            cpu: pids.map(|&pid| group::cpu_seconds(pid)).sum(),
         }
     }
-}
-
-/// Processor time of a process, in the kernel's ticks.
-fn ticks_of(pid: u32) -> f64 {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-    let number = |i: usize| {
-        fields
-            .split_whitespace()
-            .nth(i)
-            .and_then(|f| f.parse::<f64>().ok())
-    };
-    number(11).unwrap_or(0.0) + number(12).unwrap_or(0.0)
 }
 
 /// Runs it until enough was seen, `seconds` of it, after so many batches for each staging buffer.
@@ -113,28 +91,26 @@ pub(super) fn watch(
     arguments: &[String],
     rounds: u64,
     seconds: f64,
-    progress: &mut Progress,
+    steps: &mut Steps,
 ) -> Result<Seen> {
     let coordinator = Private::start(arguments)?;
     let [program, rest @ ..] = command else {
         return Err("no command".into());
     };
-    let child = Command::new(program)
+    let mut command = Command::new(program);
+    command
         .args(rest)
         .env("COPREP_SOCKET", &coordinator.place.socket)
         .stdin(Stdio::null())
         // What it prints is not the report.
-        .stdout(std::io::stderr())
-        .process_group(0)
-        .spawn()
-        .map_err(|e| format!("{}: {e}", program.display()))?;
-    let mut script = Script(child);
-    let ticks = sysconf(SysconfVar::CLK_TCK)?.unwrap_or(100) as f64;
+        .stdout(std::io::stderr());
+    let group = Group::spawn(&mut command).map_err(|e| format!("{}: {e}", program.display()))?;
+    let script = Script(group);
     let began = Instant::now();
     let first = loop {
         let stream = busiest(&coordinator.status()?);
         if let Some(stream) = stream.filter(|stream| is_warm(stream, rounds)) {
-            break Look::of(&stream, ticks);
+            break Look::of(&stream);
         }
         if began.elapsed() > PATIENCE {
             return Err(format!(
@@ -143,18 +119,17 @@ pub(super) fn watch(
             )
             .into());
         }
-        look_after(&mut script)?;
+        look_after(&script, steps)?;
     };
     loop {
-        look_after(&mut script)?;
+        look_after(&script, steps)?;
         let Some(stream) = busiest(&coordinator.status()?) else {
             return Err(
                 "the script's jobs left before enough was seen: let it train for longer".into(),
             );
         };
-        let last = Look::of(&stream, ticks);
+        let last = Look::of(&stream);
         let time = first.at.elapsed().as_secs_f64();
-        progress.update((time * 10.0) as u64, (seconds * 10.0) as u64, "");
         let is_enough = time >= seconds && last.batches >= first.batches + FEWEST;
         if is_enough || time > LONGEST {
             let spec = control::pipeline(&coordinator.place, stream.id)?;
@@ -187,9 +162,11 @@ fn seen(spec: Option<PipelineSpec>, stream: StreamStatus, first: Look, last: Loo
 }
 
 /// A script that ends too soon, or a signal.
-fn look_after(script: &mut Script) -> Result<()> {
+fn look_after(script: &Script, steps: &mut Steps) -> Result<()> {
     std::thread::sleep(NAP);
-    match script.0.try_wait()? {
+    steps.tick();
+    interrupt::check()?;
+    match script.0.ended() {
         Some(how) => Err(format!(
             "the script ended ({how}) before enough was seen: let it train for longer"
         )

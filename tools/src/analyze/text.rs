@@ -4,8 +4,8 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use super::report::{Advice, Line, Measured, Outcome, Part, Point, Report, Series};
 use super::words;
+use crate::show::{WIDTH, clean, wrapped};
 
-const WIDTH: usize = 80;
 /// Columns of what stands under a heading.
 const INDENT: usize = 2;
 
@@ -248,12 +248,6 @@ impl Columns {
     }
 }
 
-/// Without what a terminal would obey.
-fn clean(text: &str) -> String {
-    let harmless = |c: char| if c.is_control() { '\u{fffd}' } else { c };
-    text.chars().map(harmless).collect()
-}
-
 /// At most so many columns, with an ellipsis where something is left out.
 fn cut(text: &str, columns: usize) -> String {
     if text.width() <= columns {
@@ -277,37 +271,4 @@ fn filled(text: &str, columns: usize) -> String {
         return text + &" ".repeat(left);
     }
     format!("{text} {}", ".".repeat(left - 1))
-}
-
-/// Lines that fit, each with its end and `indent` spaces before it.
-fn wrapped(text: &str, indent: usize) -> String {
-    let room = WIDTH - indent;
-    let mut lines: Vec<String> = Vec::new();
-    let text = clean(&text.replace(['\n', '\t'], " "));
-    for word in text
-        .split(' ')
-        .filter(|w| !w.is_empty())
-        .flat_map(|w| pieces(w, room))
-    {
-        match lines.last_mut() {
-            Some(line) if line.width() + 1 + word.width() <= room => {
-                *line = format!("{line} {word}")
-            }
-            _ => lines.push(word),
-        }
-    }
-    let line = |line: String| format!("{}{line}\n", " ".repeat(indent));
-    lines.into_iter().map(line).collect()
-}
-
-/// A word that is longer than a line, in several.
-fn pieces(word: &str, room: usize) -> Vec<String> {
-    let mut pieces = vec![String::new()];
-    for c in word.chars() {
-        match pieces.last_mut() {
-            Some(piece) if piece.width() + c.width().unwrap_or(0) <= room => piece.push(c),
-            _ => pieces.push(c.into()),
-        }
-    }
-    pieces
 }

@@ -5,6 +5,7 @@ use coprep_protocol::size::human;
 
 use super::report::{Bottleneck, Dataset, Machine, Outcome, Part, Report, Setting};
 use crate::show::duration;
+pub(crate) use crate::show::number;
 
 const NBSP: char = '\u{a0}';
 
@@ -17,33 +18,6 @@ pub(crate) fn seconds(s: f64) -> String {
         s if s < 59.5 => format!("{}{NBSP}s", number(s)),
         s => whole(&duration(s.round())),
     }
-}
-
-/// Three digits at least: `0.21`, `3.5`, `41.8`, `1,240`.
-pub(crate) fn number(n: f64) -> String {
-    let digits = match n.abs() {
-        a if a >= 99.95 => 0,
-        a if a >= 9.995 => 1,
-        a if a >= 0.0995 => 2,
-        _ => 3,
-    };
-    let text = format!("{n:.digits$}");
-    match text.split_once('.') {
-        Some(_) => text.trim_end_matches('0').trim_end_matches('.').into(),
-        None => grouped(&text),
-    }
-}
-
-/// `50000` as `50,000`.
-fn grouped(digits: &str) -> String {
-    let count = digits.len();
-    digits
-        .char_indices()
-        .flat_map(|(i, c)| {
-            let comma = i > 0 && (count - i).is_multiple_of(3) && !digits[..i].ends_with('-');
-            comma.then_some(',').into_iter().chain([c])
-        })
-        .collect()
 }
 
 /// A value in the unit that fits it.

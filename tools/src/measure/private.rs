@@ -1,4 +1,4 @@
-//! A coordinator of the analysis' own: nobody else uses it, and it is gone when the analysis is.
+//! A coordinator of a measurement's own: nobody else uses it, and it is gone when the measurement is.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -9,30 +9,31 @@ use coprep_protocol::message::Status;
 use coprep_protocol::place::Place;
 use tempfile::TempDir;
 
-type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+use super::{Result, scratch};
+use crate::interrupt;
 
 /// Longest time until it listens, and until it ends.
 const PATIENCE: Duration = Duration::from_secs(30);
 const NAP: Duration = Duration::from_millis(10);
 
 /// See the module.
-pub(super) struct Private {
+pub(crate) struct Private {
     child: Child,
-    pub(super) place: Place,
+    pub(crate) place: Place,
     folder: TempDir,
 }
 
 impl Private {
     /// Runs `coprep serve` with these arguments, and waits until it listens.
-    pub(super) fn start(arguments: &[String]) -> Result<Self> {
-        let folder = tempfile::Builder::new()
-            .prefix("coprep-analyze-")
-            .tempdir()?;
+    pub(crate) fn start(arguments: &[String]) -> Result<Self> {
+        let folder = scratch()?;
         let place = Place::at(folder.path().join("socket"));
         let log = std::fs::File::create(folder.path().join("log"))?;
         let mut command = Command::new(std::env::current_exe()?);
         command
             .arg("serve")
+            // Should we be killed, it does not stay.
+            .args(["--idle", "60"])
             .args(arguments)
             .env("COPREP_SOCKET", &place.socket)
             .stdin(Stdio::null())
@@ -59,6 +60,7 @@ impl Private {
             if Instant::now() > end {
                 return Err(format!("its coordinator does not listen: {}", self.log()).into());
             }
+            interrupt::check()?;
             std::thread::sleep(NAP);
         }
         Ok(())
@@ -72,7 +74,11 @@ impl Private {
             .into()
     }
 
-    pub(super) fn status(&self) -> Result<Status> {
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn status(&self) -> Result<Status> {
         Ok(control::status(&self.place, 0)?)
     }
 }

@@ -1,0 +1,93 @@
+//! How fast storage reads files that the page cache was asked to forget.
+
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Instant;
+
+use coprep_coordinator::Dataset;
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
+
+use super::Result;
+use crate::interrupt;
+use crate::progress::Steps;
+
+/// How storage reads.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Storage {
+    /// With as many threads as help.
+    pub(super) bytes_per_s: f64,
+    pub(super) threads: u32,
+    /// Seconds of one file, with one thread.
+    pub(super) latency_s: f64,
+}
+
+/// Threads that read, until more do not help.
+const READERS: [u32; 4] = [1, 4, 16, 64];
+
+/// Reads with more and more threads until that does not help.
+pub(super) fn storage(
+    dataset: &Dataset,
+    ids: &[u32],
+    seconds: f64,
+    steps: &mut Steps,
+) -> Result<Storage> {
+    let mut best = Storage {
+        bytes_per_s: 0.0,
+        threads: 0,
+        latency_s: 0.0,
+    };
+    for threads in READERS {
+        interrupt::check()?;
+        forget(dataset, ids);
+        let (files, bytes, time) = read(dataset, ids, threads, seconds / READERS.len() as f64)?;
+        steps.tick();
+        let rate = bytes as f64 / time;
+        if threads == 1 {
+            best.latency_s = time / files.max(1) as f64;
+        }
+        // A tenth is chance.
+        if rate < best.bytes_per_s * 1.1 {
+            break;
+        }
+        (best.bytes_per_s, best.threads) = (rate, threads);
+    }
+    Ok(best)
+}
+
+fn forget(dataset: &Dataset, ids: &[u32]) {
+    for &id in ids {
+        // What cannot be forgotten is read fast: seen in the rate.
+        if let Ok(file) = std::fs::File::open(dataset.path(id)) {
+            let _ = posix_fadvise(file.as_fd(), 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
+        }
+    }
+}
+
+/// Files, bytes, and the seconds from the first read to the last that was begun in time.
+fn read(dataset: &Dataset, ids: &[u32], threads: u32, seconds: f64) -> Result<(u64, u64, f64)> {
+    let (next, bytes) = (AtomicUsize::new(0), AtomicU64::new(0));
+    let began = Instant::now();
+    let one = || -> Result<()> {
+        let mut file = Vec::new();
+        while began.elapsed().as_secs_f64() < seconds {
+            let Some(&id) = ids.get(next.fetch_add(1, Ordering::Relaxed)) else {
+                return Ok(());
+            };
+            dataset.fetch(id, &mut file)?;
+            bytes.fetch_add(file.len() as u64, Ordering::Relaxed);
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..threads)
+            .map(|_| scope.spawn(|| one().map_err(|e| e.to_string())))
+            .collect();
+        readers.into_iter().try_for_each(|r| {
+            r.join()
+                .map_err(|_| "a reader panicked".to_owned())
+                .and_then(|done| done)
+        })
+    })?;
+    let files = next.into_inner().min(ids.len()) as u64;
+    Ok((files, bytes.into_inner(), began.elapsed().as_secs_f64()))
+}

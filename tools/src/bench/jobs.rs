@@ -1,0 +1,255 @@
+//! Jobs at the same time, each a process, measured while all of them run.
+//!
+//! A job is told what to do in a line of JSON, takes batches, and says `ready` when it goes at its usual speed. Told to go,
+//! it counts from its next batch on until the time is over, says what came in a line of JSON, and goes on taking
+//! batches, so that none of the others has the machine for itself, until its stdin is closed.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+use tempfile::TempDir;
+
+use crate::interrupt;
+use crate::measure::group::{self, Group};
+use crate::measure::{self, Result};
+use crate::progress::Steps;
+
+/// Longest time until a job is ready, and beyond the measured time until it says what came.
+const PATIENCE: Duration = Duration::from_secs(90);
+/// Longest time for all jobs to end by themselves.
+const GRACE: Duration = Duration::from_secs(2);
+const NAP: Duration = Duration::from_millis(100);
+/// What is said of why a job ended.
+const LONGEST_REASON: usize = 300;
+
+/// What came of all jobs together.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Together {
+    pub(super) samples_per_s: f64,
+    /// Processors that were busy with it.
+    pub(super) cpus: f64,
+    /// Processors that were busy with something else.
+    pub(super) cpus_of_others: f64,
+}
+
+/// What came to one job.
+#[derive(Deserialize)]
+struct Came {
+    samples: u64,
+    seconds: f64,
+}
+
+/// See the module.
+pub(super) struct Jobs {
+    all: Vec<Job>,
+    // Removed after the jobs have ended.
+    _folder: TempDir,
+}
+
+struct Job {
+    group: Group,
+    /// None: it is to end.
+    orders: Option<ChildStdin>,
+    says: Receiver<String>,
+    log: PathBuf,
+}
+
+impl Jobs {
+    /// Starts so many, and tells each of them the order.
+    pub(super) fn start(
+        count: u32,
+        command: impl Fn() -> Command,
+        order: &serde_json::Value,
+    ) -> Result<Self> {
+        let folder = measure::scratch()?;
+        let mut jobs = Jobs {
+            all: Vec::new(),
+            _folder: folder,
+        };
+        for number in 0..count {
+            let job = Job::start(command(), jobs._folder.path(), number)?;
+            jobs.all.push(job);
+        }
+        jobs.all
+            .iter_mut()
+            .try_for_each(|job| job.tell(&order.to_string()))?;
+        Ok(jobs)
+    }
+
+    /// Until each of them goes at its usual speed.
+    pub(super) fn begin(&mut self, steps: &mut Steps) -> Result<()> {
+        let end = Instant::now() + PATIENCE;
+        let mut all = self.all.iter();
+        all.try_for_each(|job| job.hear(end, steps).map(drop))
+    }
+
+    /// Measures them while they run. `server`: a process that works for them.
+    pub(super) fn measure(
+        &mut self,
+        server: Option<u32>,
+        seconds: f64,
+        steps: &mut Steps,
+    ) -> Result<Together> {
+        let (began, cpu) = (Instant::now(), self.cpu_seconds(server));
+        let machine = group::machine_cpu_seconds();
+        let end = began + Duration::from_secs_f64(seconds) + PATIENCE;
+        self.all.iter_mut().try_for_each(|job| job.tell("go"))?;
+        let mut samples_per_s = 0.0;
+        for job in &self.all {
+            let came: Came = serde_json::from_str(&job.hear(end, steps)?)?;
+            samples_per_s += came.samples as f64 / came.seconds.max(f64::MIN_POSITIVE);
+        }
+        let used = self.cpu_seconds(server) - cpu;
+        let (machine, time) = (
+            group::machine_cpu_seconds() - machine,
+            began.elapsed().as_secs_f64(),
+        );
+        Ok(Together {
+            samples_per_s,
+            cpus: used / time,
+            cpus_of_others: (machine - used).max(0.0) / time,
+        })
+    }
+
+    fn cpu_seconds(&self, server: Option<u32>) -> f64 {
+        let jobs: f64 = self.all.iter().map(|job| job.group.cpu_seconds()).sum();
+        jobs + server.map_or(0.0, group::cpu_seconds)
+    }
+}
+
+impl Drop for Jobs {
+    fn drop(&mut self) {
+        self.all.iter_mut().for_each(|job| drop(job.orders.take()));
+        let end = Instant::now() + GRACE;
+        self.all.iter().for_each(|job| job.group.wait_until(end));
+        // Those that are left are killed.
+        self.all.clear();
+    }
+}
+
+impl Job {
+    fn start(mut command: Command, folder: &Path, number: u32) -> Result<Job> {
+        let log = folder.join(format!("log.{number}"));
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(File::create(&log)?)
+            .env("TMPDIR", folder);
+        let program = command.get_program().to_owned();
+        let mut group =
+            Group::spawn(&mut command).map_err(|e| format!("{}: {e}", program.display()))?;
+        let child = group.child();
+        let (orders, stdout) = (child.stdin.take(), child.stdout.take());
+        let (sender, says) = channel();
+        std::thread::spawn(move || {
+            let lines = stdout
+                .map(BufReader::new)
+                .into_iter()
+                .flat_map(BufRead::lines);
+            lines
+                .map_while(std::result::Result::ok)
+                .try_for_each(|line| sender.send(line))
+        });
+        Ok(Job {
+            group,
+            orders,
+            says,
+            log,
+        })
+    }
+
+    /// A job that has ended is found out by whoever hears it.
+    fn tell(&mut self, line: &str) -> Result<()> {
+        if let Some(orders) = &mut self.orders {
+            match writeln!(orders, "{line}").and_then(|()| orders.flush()) {
+                Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => return Err(e.into()),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The next line that it says.
+    fn hear(&self, end: Instant, steps: &mut Steps) -> Result<String> {
+        loop {
+            interrupt::check()?;
+            steps.tick();
+            match self.says.recv_timeout(NAP) {
+                Ok(line) => return Ok(line),
+                Err(RecvTimeoutError::Disconnected) => return Err(self.why().into()),
+                Err(RecvTimeoutError::Timeout) if Instant::now() > end => {
+                    let last = self.last_words().map(|words| format!(": {words}"));
+                    let last = last.unwrap_or_default();
+                    return Err(format!("nothing came of it in time{last}").into());
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+    }
+
+    /// Why it ended.
+    fn why(&self) -> String {
+        self.group.wait_until(Instant::now() + GRACE);
+        let how = self.group.ended().unwrap_or_else(|| "still there".into());
+        self.last_words()
+            .unwrap_or_else(|| format!("it ended ({how})"))
+    }
+
+    /// The last line that it wrote to stderr.
+    fn last_words(&self) -> Option<String> {
+        let log = std::fs::read(&self.log).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log);
+        let last = log.lines().rev().find(|line| !line.trim().is_empty())?;
+        Some(last.trim().chars().take(LONGEST_REASON).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn rates_of_jobs_add_up() -> Result<()> {
+        let script =
+            r#"read order; echo ready; read go; echo '{"samples": 30, "seconds": 2}'; read end"#;
+        let mut steps = Steps::new();
+        let mut jobs = Jobs::start(2, || shell(script), &serde_json::json!({}))?;
+        jobs.begin(&mut steps)?;
+        assert_eq!(jobs.measure(None, 1.0, &mut steps)?.samples_per_s, 30.0);
+        Ok(())
+    }
+
+    #[test]
+    fn a_job_that_ends_says_why() -> Result<()> {
+        let command = || shell("echo first >&2; echo 'ImportError: no torch' >&2; exit 1");
+        let mut jobs = Jobs::start(1, command, &serde_json::json!({}))?;
+        let why = jobs.begin(&mut Steps::new()).map_err(|e| e.to_string());
+        assert_eq!(why, Err("ImportError: no torch".into()));
+        Ok(())
+    }
+
+    #[test]
+    fn nothing_that_a_job_started_outlives_it() -> Result<()> {
+        let script = "sleep 300 & echo $!; wait";
+        let jobs = Jobs::start(1, || shell(script), &serde_json::json!({}))?;
+        let pid = jobs.all[0].hear(Instant::now() + PATIENCE, &mut Steps::new())?;
+        let folder = jobs._folder.path().to_owned();
+        drop(jobs);
+        // Its new parent may not have looked yet.
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        assert!(stat.is_empty() || stat.contains(") Z "), "{stat}");
+        assert!(!folder.exists());
+        Ok(())
+    }
+}

@@ -1,0 +1,267 @@
+//! `coprep bench`: how fast a folder of images is prepared here, by coprep and by PyTorch's DataLoader.
+//!
+//! All loaders get the same samples, drawn evenly, and the same number of processors; the samples lie in the page cache.
+//! Each job is a process that takes batches and does nothing else, and what counts is what comes while all of them run.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | [`jobs`] | starts jobs and measures them |
+//! | [`consumer`] | such a job, of coprep |
+//! | [`torch`] | such a job, of PyTorch |
+//! | [`report`] | what was measured, and how it is written |
+
+mod consumer;
+mod jobs;
+mod report;
+mod torch;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use coprep_coordinator::{Dataset, Slowness};
+use coprep_protocol::message::CacheForm;
+use coprep_protocol::spec::Op;
+
+use crate::measure::private::Private;
+use crate::measure::{self, From, Plan, Result, evenly, usable};
+use crate::progress::Steps;
+use crate::show::is_coloured;
+use crate::{args, interrupt, warm};
+use jobs::{Jobs, Together};
+use report::{Loader, Report, Row};
+use torch::Python;
+
+pub(crate) fn run(args: &args::Bench) -> crate::Outcome {
+    if args.consumer {
+        return consumer::run(args);
+    }
+    interrupt::heed()?;
+    let mut steps = Steps::new();
+    let report = bench(args, &mut steps);
+    steps.finish();
+    let report = report.map_err(interrupt::reason)?;
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        print!("{}", report::render(&report, is_coloured()));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Shares of the free memory that the samples take at most, decoded: the cache may have a quarter.
+const SHARE_OF_MEMORY: f64 = 0.2;
+/// Samples that are looked at to learn how large they are.
+const LOOKED_AT: u32 = 256;
+
+/// What all measurements have in common.
+struct Bench<'a> {
+    args: &'a args::Bench,
+    plan: Plan,
+    dataset: Dataset,
+    /// The samples.
+    part: Vec<u32>,
+}
+
+/// One row to be.
+#[derive(Clone, Copy)]
+struct Measurement {
+    loader: Loader,
+    jobs: u32,
+}
+
+fn bench(args: &args::Bench, steps: &mut Steps) -> Result<Report> {
+    let plan = plan(args)?;
+    let dataset = plan.dataset()?;
+    let found = torch::find(args.python.as_deref())?;
+    let wanted = measurements(args.jobs, found.is_ok());
+    let times = wanted.iter().map(|m| m.seconds(args.seconds));
+    steps.plan([1.0].into_iter().chain(times).collect());
+    steps.step("how many samples are enough");
+    let part = part(&plan, &dataset, steps)?;
+    let bench = Bench {
+        args,
+        plan,
+        dataset,
+        part,
+    };
+    let mut report = bench.report(&found);
+    for measurement in wanted {
+        steps.step(&measurement.name());
+        let measured = bench.measure(measurement, found.as_ref().ok(), steps);
+        interrupt::check()?;
+        match measured {
+            Ok(together) => {
+                report.rows.push(row(measurement, &together));
+                report.notes.extend(disturbed(measurement, &together));
+            }
+            Err(why) => report.notes.push(format!("{}: {why}.", measurement.name())),
+        }
+    }
+    report.compare();
+    match report.rows.is_empty() {
+        true => Err(report.notes.join(" ").into()),
+        false => Ok(report),
+    }
+}
+
+fn plan(args: &args::Bench) -> Result<Plan> {
+    let mut spec = warm::pipeline(&args.folder, &args.images.fixed, args.images.image_size)?;
+    spec.ops.push(Op::RandomHorizontalFlip { p: 0.5 });
+    Ok(Plan {
+        spec,
+        batch_size: args.images.batch_size,
+        cpus: args.images.cpus.map_or_else(usable, u32::from),
+        storage: Slowness::default(),
+        seconds: args.seconds,
+    })
+}
+
+/// As many samples as the time is enough for, and as fit decoded in a cache.
+fn part(plan: &Plan, dataset: &Dataset, steps: &mut Steps) -> Result<Vec<u32>> {
+    let part = plan.part(dataset.len(), steps)?;
+    let sizes = measure::sizes(dataset, &evenly(dataset.len(), LOOKED_AT), &plan.spec)?;
+    let each = (sizes.decoded / f64::from(dataset.len())).max(1.0);
+    let free = coprep_cache::memory::available().unwrap_or(0) as f64;
+    let most = ((free * SHARE_OF_MEMORY / each) as u32).max(plan.batch_size);
+    match part.len() as u32 > most {
+        true => Ok(evenly(dataset.len(), most)),
+        false => Ok(part),
+    }
+}
+
+fn measurements(jobs: u32, with_torch: bool) -> Vec<Measurement> {
+    let one = [Loader::Coprep, Loader::Encoded, Loader::Decoded].map(|l| (l, 1));
+    let all = [(Loader::Coprep, jobs), (Loader::Decoded, jobs)];
+    let torch = [(Loader::Torch, 1), (Loader::Torch, jobs)];
+    let mut wanted: Vec<(Loader, u32)> = one.into_iter().chain(all).collect();
+    wanted.extend(torch.into_iter().filter(|_| with_torch));
+    let mut seen = Vec::new();
+    wanted.retain(|pair| !seen.contains(pair) && (seen.push(*pair), true).1);
+    let measurement = |(loader, jobs)| Measurement { loader, jobs };
+    wanted.into_iter().map(measurement).collect()
+}
+
+/// Processors that other work may take without being noticed.
+const LITTLE: f64 = 0.3;
+
+fn disturbed(measurement: Measurement, together: &Together) -> Option<String> {
+    let others = together.cpus_of_others;
+    (others > LITTLE).then(|| {
+        format!(
+            "{}: other work took {others:.1} processors meanwhile; measure again when the machine is quiet.",
+            measurement.name()
+        )
+    })
+}
+
+fn row(measurement: Measurement, together: &Together) -> Row {
+    let rate = together.samples_per_s;
+    Row {
+        loader: measurement.loader,
+        jobs: measurement.jobs,
+        images_per_s: rate,
+        images_per_s_per_job: rate / f64::from(measurement.jobs),
+        times_pytorch: None,
+        cpu_s_per_1000: together.cpus / rate * 1e3,
+    }
+}
+
+impl Measurement {
+    fn name(self) -> String {
+        match self.jobs {
+            1 => format!("{}, 1 job", self.loader.name()),
+            n => format!("{}, {n} jobs", self.loader.name()),
+        }
+    }
+
+    /// How long it takes, about.
+    fn seconds(self, seconds: f64) -> f64 {
+        match self.loader {
+            // Importing torch takes some seconds of a processor, for each job.
+            Loader::Torch => seconds + 4.0 + 2.0 * f64::from(self.jobs),
+            _ => 1.5 * seconds + 0.5,
+        }
+    }
+}
+
+impl Bench<'_> {
+    fn report(&self, found: &std::result::Result<Python, String>) -> Report {
+        Report {
+            format: report::FORMAT,
+            version: env!("CARGO_PKG_VERSION").into(),
+            folder: self.root().display().to_string(),
+            samples: self.part.len() as u32,
+            of_samples: self.dataset.len(),
+            pipeline: coprep_coordinator::describe(&self.plan.spec),
+            batch_size: self.plan.batch_size,
+            cpus: self.plan.cpus,
+            jobs: self.args.jobs,
+            seconds: self.plan.seconds,
+            pytorch: found.as_ref().ok().cloned(),
+            rows: Vec::new(),
+            notes: found.as_ref().err().cloned().into_iter().collect(),
+        }
+    }
+
+    fn root(&self) -> &Path {
+        match &self.plan.spec.source {
+            coprep_protocol::spec::Source::ImageFolder { root } => Path::new(root),
+            _ => &self.args.folder,
+        }
+    }
+
+    fn measure(
+        &self,
+        measurement: Measurement,
+        python: Option<&Python>,
+        steps: &mut Steps,
+    ) -> Result<Together> {
+        measure::read_all(&self.dataset, &self.part, steps)?;
+        let jobs = measurement.jobs;
+        match (measurement.loader, python) {
+            (Loader::Torch, Some(python)) => self.torch(python, jobs, steps),
+            (Loader::Torch, None) => Err("no Python has it".into()),
+            (Loader::Coprep, _) => self.coprep(From::PageCache, jobs, steps),
+            (Loader::Encoded, _) => self.coprep(From::Cache(CacheForm::Encoded), jobs, steps),
+            (Loader::Decoded, _) => self.coprep(From::Cache(CacheForm::Decoded), jobs, steps),
+        }
+    }
+
+    fn coprep(&self, from: From, jobs: u32, steps: &mut Steps) -> Result<Together> {
+        let coordinator = Private::start(&["--cpus".into(), self.plan.cpus.to_string()])?;
+        let program = std::env::current_exe()?;
+        let command = || consumer::command(&program, &coordinator.place, self.args);
+        let order = consumer::order(from.form(), &self.part);
+        let mut jobs = Jobs::start(jobs, command, &order)?;
+        jobs.begin(steps)?;
+        let before = coordinator.status()?.pool.fetched;
+        let together = jobs.measure(Some(coordinator.pid()), self.plan.seconds, steps)?;
+        from.check(coordinator.status()?.pool.fetched - before)?;
+        Ok(together)
+    }
+
+    fn torch(&self, python: &Python, jobs: u32, steps: &mut Steps) -> Result<Together> {
+        let workers = (self.plan.cpus / jobs).max(1);
+        let order = torch::order(self.args, self.root(), self.paths(), workers);
+        let mut jobs = Jobs::start(jobs, || python.command(), &order)?;
+        jobs.begin(steps)?;
+        jobs.measure(None, self.plan.seconds, steps)
+    }
+
+    fn paths(&self) -> Vec<String> {
+        let path = |&id| self.dataset.path(id).to_string_lossy().into_owned();
+        self.part.iter().map(path).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_job_alone_is_measured_once() {
+        assert_eq!(measurements(4, true).len(), 7);
+        assert_eq!(measurements(4, false).len(), 5);
+        assert_eq!(measurements(1, true).len(), 4);
+    }
+}

@@ -1,0 +1,110 @@
+//! A process with everything that it starts: none of it outlives its owner.
+
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, killpg};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
+use nix::unistd::{Pid, SysconfVar, sysconf};
+
+const NAP: Duration = Duration::from_millis(10);
+
+/// See the module. Dropped, it is killed.
+pub(crate) struct Group(Child);
+
+impl Group {
+    pub(crate) fn spawn(command: &mut Command) -> std::io::Result<Group> {
+        command.process_group(0).spawn().map(Group)
+    }
+
+    pub(crate) fn child(&mut self) -> &mut Child {
+        &mut self.0
+    }
+
+    /// How the first process ended, if it did. Its number stays taken.
+    pub(crate) fn ended(&self) -> Option<String> {
+        let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+        match waitid(Id::Pid(self.id()), flags) {
+            Ok(WaitStatus::StillAlive) => None,
+            Ok(WaitStatus::Exited(_, code)) => Some(format!("exit status {code}")),
+            Ok(WaitStatus::Signaled(_, signal, _)) => Some(format!("killed by {signal}")),
+            Ok(_) | Err(_) => Some("unknown how".into()),
+        }
+    }
+
+    pub(crate) fn terminate(&self) {
+        let _ = killpg(self.id(), Signal::SIGTERM);
+    }
+
+    /// Waits for the first process until `end`.
+    pub(crate) fn wait_until(&self, end: Instant) {
+        while self.ended().is_none() && Instant::now() < end {
+            std::thread::sleep(NAP);
+        }
+    }
+
+    fn id(&self) -> Pid {
+        Pid::from_raw(self.0.id() as i32)
+    }
+
+    /// Processor seconds of those that are there.
+    pub(crate) fn cpu_seconds(&self) -> f64 {
+        let Ok(processes) = std::fs::read_dir("/proc") else {
+            return 0.0;
+        };
+        let pids = processes
+            .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+            .filter_map(stat);
+        let ours = pids.filter(|stat| stat.group == self.0.id());
+        ours.map(|stat| stat.ticks).sum::<f64>() / ticks_per_second()
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // What it started may have outlived it.
+        let _ = killpg(self.id(), Signal::SIGKILL);
+        let _ = self.0.wait();
+    }
+}
+
+/// Processor seconds of one process.
+pub(crate) fn cpu_seconds(pid: u32) -> f64 {
+    stat(pid).map_or(0.0, |stat| stat.ticks) / ticks_per_second()
+}
+
+/// Processor seconds of all processes of the machine, since it began.
+pub(crate) fn machine_cpu_seconds() -> f64 {
+    let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+    let first = text.lines().next().unwrap_or_default();
+    let ticks = first.split_whitespace().skip(1).map(|f| f.parse::<f64>());
+    // Of its numbers the fourth and the fifth are idle time, and those from the ninth on are counted already.
+    let busy = ticks
+        .take(8)
+        .enumerate()
+        .filter(|(i, _)| !matches!(i, 3 | 4));
+    busy.filter_map(|(_, ticks)| ticks.ok()).sum::<f64>() / ticks_per_second()
+}
+
+fn ticks_per_second() -> f64 {
+    let ticks = sysconf(SysconfVar::CLK_TCK).ok().flatten();
+    ticks.unwrap_or(100) as f64
+}
+
+/// A part of `/proc/PID/stat`.
+struct Stat {
+    group: u32,
+    /// Processor time, in user mode and in the kernel.
+    ticks: f64,
+}
+
+fn stat(pid: u32) -> Option<Stat> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
+    let ticks = |i: usize| fields.get(i)?.parse::<f64>().ok();
+    Some(Stat {
+        group: fields.get(2)?.parse().ok()?,
+        ticks: ticks(11)? + ticks(12)?,
+    })
+}

@@ -1,0 +1,99 @@
+//! A job that takes batches and does nothing else.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use coprep_client::loader::Options;
+use coprep_client::{Event, Loader, Pulse};
+use coprep_protocol::message::{Attach, CacheForm, CacheRequest};
+use coprep_protocol::place::Place;
+use coprep_protocol::spec::PipelineSpec;
+use roaring::RoaringBitmap;
+
+use super::Result;
+use crate::interrupt;
+
+/// Longest wait for a batch.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What the job wants, and from whom.
+pub(crate) struct Wish<'a> {
+    pub(crate) place: &'a Place,
+    pub(crate) spec: &'a PipelineSpec,
+    pub(crate) form: CacheForm,
+    /// Samples of an epoch.
+    pub(crate) ids: &'a [u32],
+    pub(crate) batch_size: u32,
+}
+
+/// See the module.
+pub(crate) struct Job {
+    loader: Arc<Loader>,
+}
+
+impl Job {
+    /// Jobs with the same wish share.
+    pub(crate) fn attach(wish: &Wish<'_>) -> Result<Job> {
+        let loader = Loader::new(Options {
+            place: wish.place.clone(),
+            name: "coprep".into(),
+            program: None,
+            attach: attach(wish)?,
+            code: None,
+            timeout: PATIENCE,
+            reconnect: Duration::ZERO,
+            pulse: pulse(),
+        })?;
+        Ok(Job { loader })
+    }
+
+    /// One epoch. `each` is told the samples of each batch, and 0 now and then while none comes.
+    pub(crate) fn epoch(&self, mut each: impl FnMut(u64) -> Result<()>) -> Result<()> {
+        self.loader.start_epoch()?;
+        loop {
+            match self.loader.next(coprep_client::SLICE)? {
+                Event::Batch(batch) => each(u64::from(batch.samples()))?,
+                Event::EndOfEpoch => return Ok(()),
+                Event::NotYet => each(0)?,
+            }
+        }
+    }
+
+    pub(crate) fn close(&self) {
+        self.loader.close();
+    }
+}
+
+fn pulse() -> Pulse {
+    Arc::new(|| Ok(interrupt::check()?))
+}
+
+fn attach(wish: &Wish<'_>) -> Result<Attach> {
+    let subset: RoaringBitmap = wish.ids.iter().copied().collect();
+    let mut bytes = Vec::new();
+    subset.serialize_into(&mut bytes)?;
+    Ok(Attach {
+        pipeline: wish.spec.clone(),
+        code: None,
+        seed: Some(0),
+        seed_hint: None,
+        shuffle: true,
+        relaxed: false,
+        cache: CacheRequest {
+            form: Some(wish.form),
+            bytes: None,
+            lru: false,
+            reuse: 0,
+        },
+        batch_size: wish.batch_size,
+        drop_last: false,
+        rank: 0,
+        world_size: 1,
+        group: String::new(),
+        subset: Some(bytes),
+        resume: None,
+        dataset_samples: None,
+        cohort: None,
+        skip_errors: true,
+    })
+}

@@ -1,0 +1,242 @@
+//! How fast samples are prepared, by a job that does nothing but take batches, on samples that lie in the page cache or in
+//! coprep's own. A part of the samples is enough, drawn evenly from all: as many as some seconds' work.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | [`private`] | the coordinator |
+//! | [`job`] | the job |
+//! | [`group`] | processes that are measured, and end with the measurement |
+
+pub(crate) mod group;
+pub(crate) mod job;
+pub(crate) mod private;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use coprep_coordinator::{Dataset, Slowness, Throttle};
+use coprep_protocol::message::CacheForm;
+use coprep_protocol::spec::{Op, PipelineSpec};
+use tempfile::TempDir;
+
+use crate::interrupt;
+use crate::progress::Steps;
+use job::{Job, Wish};
+use private::Private;
+
+pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+/// What is measured, and how long.
+pub(crate) struct Plan {
+    pub(crate) spec: PipelineSpec,
+    pub(crate) batch_size: u32,
+    /// Processors that prepare.
+    pub(crate) cpus: u32,
+    pub(crate) storage: Slowness,
+    /// Seconds of each measurement.
+    pub(crate) seconds: f64,
+}
+
+/// A rate of preparing.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rate {
+    /// Samples a second.
+    pub(crate) samples_per_s: f64,
+    /// With so many processors.
+    pub(crate) cpus: f64,
+}
+
+impl Rate {
+    /// Processor seconds of a sample.
+    pub(crate) fn cost(&self) -> f64 {
+        self.cpus / self.samples_per_s
+    }
+}
+
+/// Sizes of all samples, estimated from those looked at.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sizes {
+    pub(crate) encoded: f64,
+    pub(crate) decoded: f64,
+    pub(crate) pixels: f64,
+}
+
+/// Where samples come from when preparing is measured.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum From {
+    PageCache,
+    Cache(CacheForm),
+}
+
+impl From {
+    pub(crate) fn form(self) -> CacheForm {
+        match self {
+            From::PageCache => CacheForm::Off,
+            From::Cache(form) => form,
+        }
+    }
+
+    /// What is measured of a cache must come from it. `fetched`: samples that were read.
+    pub(crate) fn check(self, fetched: u64) -> Result<()> {
+        match fetched > 0 && self != From::PageCache {
+            true => Err(format!(
+                "{fetched} samples were not cached: there is too little memory to measure this form"
+            )
+            .into()),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Processors that this process may use: affinity and control group.
+pub(crate) fn usable() -> u32 {
+    std::thread::available_parallelism().map_or(1, |n| n.get() as u32)
+}
+
+/// The samples of most measurements: at least this many batches, and at most so many samples.
+const BATCHES: u32 = 8;
+const MOST: u32 = 20_000;
+/// Samples that are taken to learn how many are enough.
+const FIRST: u32 = 256;
+
+/// So many of `all`, evenly.
+pub(crate) fn evenly(all: u32, count: u32) -> Vec<u32> {
+    let count = count.clamp(1, all.max(1));
+    let place = |i: u32| (u64::from(i) * u64::from(all) / u64::from(count)) as u32;
+    (0..count).map(place).collect()
+}
+
+impl Plan {
+    pub(crate) fn dataset(&self) -> Result<Dataset> {
+        let throttle = Arc::new(Throttle::new(self.storage));
+        Ok(Dataset::open(&self.spec.source)?.slowed(throttle))
+    }
+
+    /// As many samples as `seconds` are enough for.
+    pub(crate) fn part(&self, all: u32, steps: &mut Steps) -> Result<Vec<u32>> {
+        let few = evenly(all, FIRST.max(self.batch_size));
+        let first = self.prepare(&self.spec, From::PageCache, &few, self.cpus, 0.5, steps)?;
+        let enough = (first.samples_per_s * self.seconds / 2.0) as u32;
+        Ok(evenly(all, enough.clamp(BATCHES * self.batch_size, MOST)))
+    }
+
+    /// The same pipeline, with every sample decoded in full.
+    pub(crate) fn in_full(&self) -> PipelineSpec {
+        let mut spec = self.spec.clone();
+        for op in &mut spec.ops {
+            if let Op::Decode { scaled, .. } = op {
+                *scaled = false;
+            }
+        }
+        spec
+    }
+
+    /// Rate at which `ids` are prepared again and again, after once.
+    pub(crate) fn prepare(
+        &self,
+        spec: &PipelineSpec,
+        from: From,
+        ids: &[u32],
+        cpus: u32,
+        seconds: f64,
+        steps: &mut Steps,
+    ) -> Result<Rate> {
+        let coordinator = Private::start(&["--cpus".into(), cpus.to_string()])?;
+        let job = Job::attach(&Wish {
+            place: &coordinator.place,
+            spec,
+            form: from.form(),
+            ids,
+            batch_size: self.batch_size,
+        })?;
+        // Fills caches, and tells what samples cost.
+        epochs(&job, 0.0, steps)?;
+        let before = coordinator.status()?.pool;
+        let (samples, time) = epochs(&job, seconds, steps)?;
+        let after = coordinator.status()?.pool;
+        job.close();
+        from.check(after.fetched - before.fetched)?;
+        Ok(Rate {
+            samples_per_s: samples as f64 / time,
+            cpus: cpus.into(),
+        })
+    }
+}
+
+/// Whole epochs, until they took so many seconds; one at least. Gives samples and seconds.
+fn epochs(job: &Job, seconds: f64, steps: &mut Steps) -> Result<(u64, f64)> {
+    let (began, mut samples) = (Instant::now(), 0);
+    loop {
+        job.epoch(|count| {
+            samples += count;
+            steps.tick();
+            Ok(interrupt::check()?)
+        })?;
+        let time = began.elapsed().as_secs_f64();
+        if time >= seconds {
+            return Ok((samples, time));
+        }
+    }
+}
+
+/// Longest name of a folder in which sockets can have names.
+const LONGEST_FOLDER: usize = 48;
+
+/// A folder for sockets and logs: where temporary files go, if the names of sockets can be so long.
+pub(crate) fn scratch() -> std::io::Result<TempDir> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix("coprep-");
+    match std::env::temp_dir().as_os_str().len() > LONGEST_FOLDER {
+        true => builder.tempdir_in("/tmp"),
+        false => builder.tempdir(),
+    }
+}
+
+/// Reads samples, so that the page cache has them.
+pub(crate) fn read_all(dataset: &Dataset, ids: &[u32], steps: &mut Steps) -> Result<()> {
+    let mut file = Vec::new();
+    for &id in ids {
+        dataset.fetch(id, &mut file)?;
+        steps.tick();
+        interrupt::check()?;
+    }
+    Ok(())
+}
+
+/// Of all samples, from the files of `ids`.
+pub(crate) fn sizes(dataset: &Dataset, ids: &[u32], spec: &PipelineSpec) -> Result<Sizes> {
+    let pipeline = coprep_coordinator::Pipeline::compile(&spec.ops)?;
+    let (mut head, mut looked) = (Vec::new(), 0.0);
+    let mut sum = Sizes {
+        encoded: 0.0,
+        decoded: 0.0,
+        pixels: 0.0,
+    };
+    for &id in ids {
+        sum.encoded += dataset.file_len(id)? as f64;
+        dataset.fetch_head(id, &mut head)?;
+        if let Ok(picture) = pipeline.look(&head) {
+            looked += 1.0;
+            sum.decoded += picture.decoded.bytes() as f64;
+            sum.pixels += picture.pixels as f64;
+        }
+    }
+    let (all, few) = (f64::from(dataset.len()), ids.len() as f64);
+    Ok(Sizes {
+        encoded: sum.encoded / few * all,
+        decoded: sum.decoded / f64::max(looked, 1.0) * all,
+        pixels: sum.pixels / f64::max(looked, 1.0),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_is_drawn_evenly_from_all() {
+        assert_eq!(evenly(10, 5), [0, 2, 4, 6, 8]);
+        assert_eq!(evenly(3, 10), [0, 1, 2]);
+        assert_eq!(evenly(1 << 31, 2), [0, 1 << 30]);
+    }
+}
