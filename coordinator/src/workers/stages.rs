@@ -110,7 +110,8 @@ impl<W> Stages<W> {
         match done {
             Done::Fetched(work, ready, buffer) => {
                 self.fetching -= 1;
-                self.sums.fetched += 1;
+                // It may have been cached meanwhile.
+                self.sums.fetched += u64::from(ready.bytes > 0);
                 self.sums.fetched_bytes += ready.bytes;
                 self.sums.fetch_cpu_s += ready.at_work.as_secs_f64();
                 self.to_prepare.push(ready.due, work);

@@ -27,6 +27,9 @@ pub(super) fn analyze(args: &args::Analyze, alone: &Seen, steps: &mut Steps) -> 
     report(args, about(alone, &seen, &facts), facts, setting)
 }
 
+/// Waiting and working alternate in each worker, and overlap among them: taken to be between the two.
+const OVERLAP: f64 = 3.0;
+
 /// Seconds that a worker waits, and works, for a sample.
 fn times(seen: &Seen) -> (f64, f64) {
     let totals = &seen.stream.totals;
@@ -55,9 +58,10 @@ fn facts(alone: &Seen, seen: &Seen) -> Facts {
         decoded_bytes: bytes,
         prepare,
         in_full: prepare,
-        // As many bytes as its workers get, together, while they wait.
-        storage: bytes * workers / (samples * waits).max(1e-9),
+        // As many bytes as its workers get, together: each waits and works for one sample at a time.
+        storage: bytes * workers / (samples * (waits + works)).max(1e-9),
         is_in_page_cache: false,
+        overlap: OVERLAP,
         has_forms: false,
         processors,
         job: Job {

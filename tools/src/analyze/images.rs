@@ -24,6 +24,8 @@ struct Measurements {
     in_full: Rate,
     encoded: Rate,
     decoded: Rate,
+    /// See [`Facts::overlap`].
+    overlap: f64,
     /// Samples that were looked at.
     part: u32,
 }
@@ -70,6 +72,7 @@ pub(super) fn analyze(
 fn expected(seconds: f64) -> Vec<f64> {
     let mut steps = vec![1.0, seconds];
     steps.extend([1.5 * seconds; 5]);
+    steps.push(4.0 * seconds);
     steps
 }
 
@@ -80,7 +83,7 @@ fn measure(
 ) -> Result<Measurements> {
     steps.plan(expected(plan.seconds));
     steps.step("how many samples are enough");
-    let part = plan.part(dataset.len(), steps)?;
+    let part = plan.part(dataset, steps)?;
     let sizes = measure::sizes(dataset, &part, &plan.spec)?;
     steps.step("storage, samples that the page cache has forgotten");
     let storage = storage::storage(dataset, &part, plan.seconds, steps)?;
@@ -89,15 +92,17 @@ fn measure(
         plan.prepare(spec, from, &part, cpus, plan.seconds, steps)
     };
     let (spec, in_full) = (&plan.spec, &plan.in_full());
-    Ok(Measurements {
+    let from_storage = rate(
+        "preparing, from the page cache",
+        spec,
+        From::PageCache,
+        plan.cpus,
+    )?;
+    let measured = Measurements {
         sizes,
         storage,
-        from_storage: rate(
-            "preparing, from the page cache",
-            spec,
-            From::PageCache,
-            plan.cpus,
-        )?,
+        from_storage,
+        overlap: 0.0,
         alone: match plan.cpus {
             1 => rate("preparing, once more", spec, From::PageCache, 1)?,
             _ => rate("preparing with one processor", spec, From::PageCache, 1)?,
@@ -129,8 +134,33 @@ fn measure(
             plan.cpus,
         )?,
         part: part.len() as u32,
+    };
+    steps.step("fetching and preparing at the same rate");
+    Ok(Measurements {
+        overlap: overlap(plan, &measured, &part, steps)?,
+        ..measured
     })
 }
+
+/// Storage is made just as fast as preparing. If they overlapped wholly, an epoch would take as long as either; if not at
+/// all, twice as long: by how much longer says how far they do ([`Facts::overlap`]).
+fn overlap(plan: &Plan, found: &Measurements, part: &[u32], steps: &mut Steps) -> Result<f64> {
+    let alone = found.from_storage.samples_per_s;
+    let dataset = plan.dataset()?;
+    let bytes = found.sizes.encoded / f64::from(dataset.len());
+    let rate = ((alone * bytes) as u64).max(1);
+    let serve = [
+        format!("--cpus={}", plan.cpus),
+        format!("--storage-rate={rate}"),
+    ];
+    // Longer: the pool has to find its balance, and chance weighs more.
+    let seconds = 2.0 * plan.seconds;
+    let both = plan.rate(&plan.spec, From::PageCache, part, &serve, seconds, steps)?;
+    Ok((2f64.ln() / (alone / both).max(1.0).ln()).clamp(OVERLAP.0, OVERLAP.1))
+}
+
+/// Least and most that is believed of a measurement.
+const OVERLAP: (f64, f64) = (1.5, 12.0);
 
 fn facts(
     args: &args::Analyze,
@@ -171,6 +201,7 @@ fn facts(
         prepare,
         in_full,
         storage: found.storage.bytes_per_s,
+        overlap: found.overlap,
         has_forms: true,
         is_in_page_cache: plan.storage.is_none() && found.sizes.encoded < free / 2.0,
         processors: usable().into(),

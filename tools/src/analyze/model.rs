@@ -1,7 +1,8 @@
 //! What an epoch takes under other circumstances, from what was measured under these.
 //!
 //! Fetching, preparing and the jobs' own work overlap: threads fetch ahead of those that prepare, and batches lie ready
-//! in queues. So an epoch takes as long as the busiest of three takes for it, and the others are hidden behind it:
+//! in queues. So an epoch takes as long as the busiest of three takes for it, and the others are hidden behind it (the first
+//! two not wholly, where they take about as long: how far is measured too):
 //!
 //! - *storage*: the bytes that are not cached, at its rate;
 //! - *processors*: what preparing takes of them, less what is cached, and what the jobs take of the same ones;
@@ -29,6 +30,9 @@ pub(crate) struct Facts {
     pub(super) storage: f64,
     /// What is not cached lies in the kernel's page cache, and storage is not read again.
     pub(super) is_in_page_cache: bool,
+    /// How far fetching and preparing overlap: with `a` and `b` seconds of each, both take `(a^p + b^p)^(1/p)`. 1: not at
+    /// all; the larger, the more wholly, up to the longer of both.
+    pub(super) overlap: f64,
     /// It is known what each form of a cached sample saves.
     pub(super) has_forms: bool,
     /// Processors of the machine, which the jobs use too.
@@ -73,8 +77,20 @@ struct Busy {
 }
 
 impl Busy {
-    fn longest(&self) -> f64 {
-        self.storage.max(self.processors).max(self.job)
+    /// Queues of batches lie between preparing and the job, so that these two overlap wholly.
+    fn epoch(&self, overlap: f64) -> f64 {
+        self.both(overlap).max(self.job)
+    }
+
+    fn both(&self, overlap: f64) -> f64 {
+        let (long, short) = match self.storage > self.processors {
+            true => (self.storage, self.processors),
+            false => (self.processors, self.storage),
+        };
+        match long > 0.0 {
+            true => long * (1.0 + (short / long).powf(overlap)).powf(1.0 / overlap),
+            false => 0.0,
+        }
     }
 }
 
@@ -132,8 +148,8 @@ impl Facts {
                     in_full(Cached { encoded, decoded })
                 });
                 let best = mixtures.min_by(|a, b| {
-                    let by_longest = a.longest().total_cmp(&b.longest());
-                    by_longest.then(a.processors.total_cmp(&b.processors))
+                    let by_epoch = a.epoch(self.overlap).total_cmp(&b.epoch(self.overlap));
+                    by_epoch.then(a.processors.total_cmp(&b.processors))
                 });
                 best.unwrap_or_else(|| with(Cached::default()))
             }
@@ -164,7 +180,7 @@ impl Facts {
     }
 
     fn outcome(&self, busy: &Busy) -> Outcome {
-        let epoch_s = busy.longest();
+        let epoch_s = busy.epoch(self.overlap);
         let without_storage = busy.processors.max(busy.job);
         Outcome {
             epoch_s,
@@ -174,7 +190,7 @@ impl Facts {
             prep_stall_s: without_storage - busy.job,
             bottleneck: match () {
                 () if busy.job >= epoch_s => Bottleneck::Job,
-                () if busy.processors >= epoch_s => Bottleneck::Processors,
+                () if busy.processors >= busy.storage => Bottleneck::Processors,
                 () => Bottleneck::Storage,
             },
         }
@@ -202,6 +218,7 @@ pub(super) mod tests {
             in_full: prepare,
             storage: 2e7,
             is_in_page_cache: false,
+            overlap: 1e3,
             has_forms: true,
             processors: 2.0,
             job: Job {
@@ -250,6 +267,18 @@ pub(super) mod tests {
         let outcome = facts.predict(&slower);
         assert!(close(outcome.epoch_s, 2.0) && close(outcome.prep_stall_s, 0.0));
         assert_eq!(outcome.bottleneck, Bottleneck::Job);
+    }
+
+    #[test]
+    fn what_overlaps_in_part_takes_longer_than_either_and_less_than_both() {
+        let busy = Busy {
+            storage: 3.0,
+            processors: 4.0,
+            job: 1.0,
+        };
+        assert!(close(busy.epoch(1.0), 7.0));
+        assert!(close(busy.epoch(2.0), 5.0));
+        assert!(busy.epoch(50.0) < 4.01);
     }
 
     #[test]

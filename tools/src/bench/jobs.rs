@@ -246,9 +246,14 @@ mod tests {
         let pid = jobs.all[0].hear(Instant::now() + PATIENCE, &mut Steps::new())?;
         let folder = jobs._folder.path().to_owned();
         drop(jobs);
-        // Its new parent may not have looked yet.
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        assert!(stat.is_empty() || stat.contains(") Z "), "{stat}");
+        // It is killed, and dies when it is next on a processor; its new parent may not look at once.
+        let stat = || std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let is_dead = || stat().is_empty() || stat().contains(") Z ");
+        let end = Instant::now() + PATIENCE;
+        while !is_dead() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(is_dead(), "{}", stat());
         assert!(!folder.exists());
         Ok(())
     }

@@ -23,7 +23,7 @@ use coprep_protocol::message::CacheForm;
 use coprep_protocol::spec::Op;
 
 use crate::measure::private::Private;
-use crate::measure::{self, From, Plan, Result, evenly, usable};
+use crate::measure::{self, From, Plan, Result, usable};
 use crate::progress::Steps;
 use crate::show::is_coloured;
 use crate::{args, interrupt, warm};
@@ -47,11 +47,6 @@ pub(crate) fn run(args: &args::Bench) -> crate::Outcome {
     }
     Ok(ExitCode::SUCCESS)
 }
-
-/// Shares of the free memory that the samples take at most, decoded: the cache may have a quarter.
-const SHARE_OF_MEMORY: f64 = 0.2;
-/// Samples that are looked at to learn how large they are.
-const LOOKED_AT: u32 = 256;
 
 /// What all measurements have in common.
 struct Bench<'a> {
@@ -77,7 +72,7 @@ fn bench(args: &args::Bench, steps: &mut Steps) -> Result<Report> {
     let times = wanted.iter().map(|m| m.seconds(args.seconds));
     steps.plan([1.0].into_iter().chain(times).collect());
     steps.step("how many samples are enough");
-    let part = part(&plan, &dataset, steps)?;
+    let part = plan.part(&dataset, steps)?;
     let bench = Bench {
         args,
         plan,
@@ -114,19 +109,6 @@ fn plan(args: &args::Bench) -> Result<Plan> {
         storage: Slowness::default(),
         seconds: args.seconds,
     })
-}
-
-/// As many samples as the time is enough for, and as fit decoded in a cache.
-fn part(plan: &Plan, dataset: &Dataset, steps: &mut Steps) -> Result<Vec<u32>> {
-    let part = plan.part(dataset.len(), steps)?;
-    let sizes = measure::sizes(dataset, &evenly(dataset.len(), LOOKED_AT), &plan.spec)?;
-    let each = (sizes.decoded / f64::from(dataset.len())).max(1.0);
-    let free = coprep_cache::memory::available().unwrap_or(0) as f64;
-    let most = ((free * SHARE_OF_MEMORY / each) as u32).max(plan.batch_size);
-    match part.len() as u32 > most {
-        true => Ok(evenly(dataset.len(), most)),
-        false => Ok(part),
-    }
 }
 
 fn measurements(jobs: u32, with_torch: bool) -> Vec<Measurement> {

@@ -112,12 +112,17 @@ impl Plan {
         Ok(Dataset::open(&self.spec.source)?.slowed(throttle))
     }
 
-    /// As many samples as `seconds` are enough for.
-    pub(crate) fn part(&self, all: u32, steps: &mut Steps) -> Result<Vec<u32>> {
+    /// As many samples as `seconds` are enough for, and as are sure to fit into a cache, decoded.
+    pub(crate) fn part(&self, dataset: &Dataset, steps: &mut Steps) -> Result<Vec<u32>> {
+        let all = dataset.len();
         let few = evenly(all, FIRST.max(self.batch_size));
+        let each = sizes(dataset, &few, &self.spec)?.decoded / f64::from(all);
+        let room = coprep_cache::memory::available().unwrap_or(u64::MAX) as f64 / 8.0;
+        let fitting = (room / each.max(1.0)) as u32;
         let first = self.prepare(&self.spec, From::PageCache, &few, self.cpus, 0.5, steps)?;
         let enough = (first.samples_per_s * self.seconds / 2.0) as u32;
-        Ok(evenly(all, enough.clamp(BATCHES * self.batch_size, MOST)))
+        let enough = enough.clamp(BATCHES * self.batch_size, MOST);
+        Ok(evenly(all, enough.min(fitting)))
     }
 
     /// The same pipeline, with every sample decoded in full.
@@ -141,7 +146,25 @@ impl Plan {
         seconds: f64,
         steps: &mut Steps,
     ) -> Result<Rate> {
-        let coordinator = Private::start(&["--cpus".into(), cpus.to_string()])?;
+        let serve = ["--cpus".into(), cpus.to_string()];
+        let samples_per_s = self.rate(spec, from, ids, &serve, seconds, steps)?;
+        Ok(Rate {
+            samples_per_s,
+            cpus: cpus.into(),
+        })
+    }
+
+    /// The same with these arguments of `coprep serve`; samples a second.
+    pub(crate) fn rate(
+        &self,
+        spec: &PipelineSpec,
+        from: From,
+        ids: &[u32],
+        serve: &[String],
+        seconds: f64,
+        steps: &mut Steps,
+    ) -> Result<f64> {
+        let coordinator = Private::start(serve)?;
         let job = Job::attach(&Wish {
             place: &coordinator.place,
             spec,
@@ -156,10 +179,7 @@ impl Plan {
         let after = coordinator.status()?.pool;
         job.close();
         from.check(after.fetched - before.fetched)?;
-        Ok(Rate {
-            samples_per_s: samples as f64 / time,
-            cpus: cpus.into(),
-        })
+        Ok(samples as f64 / time)
     }
 }
 
