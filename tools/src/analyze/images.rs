@@ -12,7 +12,7 @@ use super::script::Seen;
 use super::storage::{self, Storage};
 use super::{About, Result, cpus, of_job, one, present, report, words};
 use crate::args;
-use crate::measure::{self, From, Plan, Rate, Sizes, usable};
+use crate::measure::{self, From, Plan, Sizes, usable};
 use crate::progress::Steps;
 
 /// Everything that was measured.
@@ -68,11 +68,47 @@ pub(super) fn analyze(
     report(args, about, facts, present(args, seen))
 }
 
-/// Seconds of each step of [`measure`], about: before a rate all samples are prepared once.
+/// A rate of preparing, the median of some.
+#[derive(Clone, Copy, Debug)]
+struct Rate {
+    samples_per_s: f64,
+    /// Median absolute deviation.
+    spread: f64,
+    /// With so many processors.
+    cpus: f64,
+}
+
+impl Rate {
+    fn of(mut rates: Vec<f64>, cpus: u32) -> Self {
+        let samples_per_s = median(&mut rates);
+        let mut off: Vec<f64> = rates.iter().map(|r| (r - samples_per_s).abs()).collect();
+        Rate {
+            samples_per_s,
+            spread: median(&mut off),
+            cpus: cpus.into(),
+        }
+    }
+
+    /// Processor seconds of a sample.
+    fn cost(&self) -> f64 {
+        self.cpus / self.samples_per_s
+    }
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(0.0)
+}
+
+/// What is measured in turn, so often: the machine is not equally fast at all times.
+const ROUNDS: usize = 3;
+const PROBES: usize = 5;
+
+/// Seconds of each step of [`measure`], about.
 fn expected(seconds: f64) -> Vec<f64> {
-    let mut steps = vec![1.0, seconds];
-    steps.extend([1.5 * seconds; 5]);
-    steps.push(4.0 * seconds);
+    let mut steps = vec![1.0, seconds, 0.25 * seconds * PROBES as f64];
+    steps.extend([0.5 * seconds; PROBES * ROUNDS]);
+    steps.push(3.0 * seconds);
     steps
 }
 
@@ -87,75 +123,72 @@ fn measure(
     let sizes = measure::sizes(dataset, &part, &plan.spec)?;
     steps.step("storage, samples that the page cache has forgotten");
     let storage = storage::storage(dataset, &part, plan.seconds, steps)?;
-    let mut rate = |what: &str, spec, from, cpus| {
-        steps.step(what);
-        plan.prepare(spec, from, &part, cpus, plan.seconds, steps)
-    };
-    let (spec, in_full) = (&plan.spec, &plan.in_full());
-    let from_storage = rate(
-        "preparing, from the page cache",
-        spec,
-        From::PageCache,
-        plan.cpus,
-    )?;
-    let measured = Measurements {
+    let [from_storage, alone, in_full, encoded, decoded] = rates(plan, &part, steps)?;
+    steps.step("fetching and preparing at the same rate");
+    Ok(Measurements {
         sizes,
         storage,
         from_storage,
-        overlap: 0.0,
-        alone: match plan.cpus {
-            1 => rate("preparing, once more", spec, From::PageCache, 1)?,
-            _ => rate("preparing with one processor", spec, From::PageCache, 1)?,
-        },
-        in_full: match in_full == spec {
-            true => rate(
-                "preparing, decoded in full, once more",
-                in_full,
-                From::PageCache,
-                plan.cpus,
-            )?,
-            false => rate(
-                "preparing, decoded in full",
-                in_full,
-                From::PageCache,
-                plan.cpus,
-            )?,
-        },
-        encoded: rate(
-            "preparing, all cached encoded",
+        alone,
+        in_full,
+        encoded,
+        decoded,
+        overlap: overlap(plan, &sizes, &part, steps)?,
+        part: part.len() as u32,
+    })
+}
+
+/// From storage; the same with one processor; decoded in full; from the cache, encoded; and decoded.
+fn rates(plan: &Plan, part: &[u32], steps: &mut Steps) -> Result<[Rate; PROBES]> {
+    steps.step("samples into caches");
+    let (spec, in_full) = (&plan.spec, &plan.in_full());
+    let cases = [
+        ("from the page cache", spec, From::PageCache, plan.cpus),
+        ("with one processor", spec, From::PageCache, 1),
+        ("decoded in full", in_full, From::PageCache, plan.cpus),
+        (
+            "cached encoded",
             spec,
             From::Cache(CacheForm::Encoded),
             plan.cpus,
-        )?,
-        decoded: rate(
-            "preparing, all cached decoded",
+        ),
+        (
+            "cached decoded",
             spec,
             From::Cache(CacheForm::Decoded),
             plan.cpus,
-        )?,
-        part: part.len() as u32,
-    };
-    steps.step("fetching and preparing at the same rate");
-    Ok(Measurements {
-        overlap: overlap(plan, &measured, &part, steps)?,
-        ..measured
-    })
+        ),
+    ];
+    let mut probes = Vec::new();
+    for (_, spec, from, cpus) in cases {
+        let serve = [format!("--cpus={cpus}")];
+        probes.push(plan.open(spec, from, part, &serve, steps)?);
+    }
+    let mut found: [Vec<f64>; PROBES] = Default::default();
+    for round in 1..=ROUNDS {
+        for ((what, ..), (probe, found)) in cases.iter().zip(probes.iter().zip(&mut found)) {
+            steps.step(&format!("preparing, {what} ({round} of {ROUNDS})"));
+            found.push(probe.rate(plan.seconds / ROUNDS as f64, steps)?);
+        }
+    }
+    let mut cpus = cases.iter().map(|(.., cpus)| *cpus);
+    Ok(found.map(|rates| Rate::of(rates, cpus.next().unwrap_or(1))))
 }
 
 /// Storage is made just as fast as preparing. If they overlapped wholly, an epoch would take as long as either; if not at
 /// all, twice as long: by how much longer says how far they do ([`Facts::overlap`]).
-fn overlap(plan: &Plan, found: &Measurements, part: &[u32], steps: &mut Steps) -> Result<f64> {
-    let alone = found.from_storage.samples_per_s;
-    let dataset = plan.dataset()?;
-    let bytes = found.sizes.encoded / f64::from(dataset.len());
+fn overlap(plan: &Plan, sizes: &Sizes, part: &[u32], steps: &mut Steps) -> Result<f64> {
+    let cpus = format!("--cpus={}", plan.cpus);
+    let from = From::PageCache;
+    let free = plan.open(&plan.spec, from, part, std::slice::from_ref(&cpus), steps)?;
+    let alone = free.rate(plan.seconds / 2.0, steps)?;
+    let bytes = sizes.encoded / f64::from(plan.dataset()?.len());
     let rate = ((alone * bytes) as u64).max(1);
-    let serve = [
-        format!("--cpus={}", plan.cpus),
-        format!("--storage-rate={rate}"),
-    ];
+    let serve = [cpus, format!("--storage-rate={rate}")];
+    let slowed = plan.open(&plan.spec, from, part, &serve, steps)?;
     // Longer: the pool has to find its balance, and chance weighs more.
-    let seconds = 2.0 * plan.seconds;
-    let both = plan.rate(&plan.spec, From::PageCache, part, &serve, seconds, steps)?;
+    let both = slowed.rate(1.5 * plan.seconds, steps)?;
+    let alone = (alone + free.rate(plan.seconds / 2.0, steps)?) / 2.0;
     Ok((2f64.ln() / (alone / both).max(1.0).ln()).clamp(OVERLAP.0, OVERLAP.1))
 }
 
@@ -171,7 +204,8 @@ fn facts(
 ) -> Facts {
     let prepare = Prepare {
         from_storage: found.from_storage.cost(),
-        from_encoded: found.encoded.cost(),
+        // The same work but for reading: what is more is chance.
+        from_encoded: found.encoded.cost().min(found.from_storage.cost()),
         from_decoded: found.decoded.cost(),
         cpus: found.from_storage.cpus,
         alone: found.alone.cost(),
@@ -212,16 +246,14 @@ fn facts(
 fn measured(found: &Measurements, seen: Option<&Seen>, facts: &Facts) -> Vec<Measured> {
     let samples = words::number(found.part.into());
     let rate = |key: &str, name: &str, rate: &Rate, what: &str| {
-        one(
-            key,
-            name,
-            rate.samples_per_s,
-            "samples/s",
-            format!(
-                "{samples} samples {what}, again and again, with {} processors and no other work.",
-                rate.cpus
-            ),
-        )
+        let how = format!(
+            "{samples} samples {what}, again and again, with {} processors and no other work.",
+            rate.cpus
+        );
+        Measured {
+            spread: Some(rate.spread),
+            ..one(key, name, rate.samples_per_s, "samples/s", how)
+        }
     };
     let mut all = Vec::new();
     if let Some(seen) = seen {

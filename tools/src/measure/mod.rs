@@ -37,22 +37,6 @@ pub(crate) struct Plan {
     pub(crate) seconds: f64,
 }
 
-/// A rate of preparing.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Rate {
-    /// Samples a second.
-    pub(crate) samples_per_s: f64,
-    /// With so many processors.
-    pub(crate) cpus: f64,
-}
-
-impl Rate {
-    /// Processor seconds of a sample.
-    pub(crate) fn cost(&self) -> f64 {
-        self.cpus / self.samples_per_s
-    }
-}
-
 /// Sizes of all samples, estimated from those looked at.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
@@ -119,8 +103,8 @@ impl Plan {
         let each = sizes(dataset, &few, &self.spec)?.decoded / f64::from(all);
         let room = coprep_cache::memory::available().unwrap_or(u64::MAX) as f64 / 8.0;
         let fitting = (room / each.max(1.0)) as u32;
-        let first = self.prepare(&self.spec, From::PageCache, &few, self.cpus, 0.5, steps)?;
-        let enough = (first.samples_per_s * self.seconds / 2.0) as u32;
+        let first = self.prepare(&self.spec, From::PageCache, &few, 0.5, steps)?;
+        let enough = (first * self.seconds / 4.0) as u32;
         let enough = enough.clamp(BATCHES * self.batch_size, MOST);
         Ok(evenly(all, enough.min(fitting)))
     }
@@ -136,34 +120,29 @@ impl Plan {
         spec
     }
 
-    /// Rate at which `ids` are prepared again and again, after once.
+    /// Samples a second at which `ids` are prepared again and again, after once.
     pub(crate) fn prepare(
         &self,
         spec: &PipelineSpec,
         from: From,
         ids: &[u32],
-        cpus: u32,
         seconds: f64,
         steps: &mut Steps,
-    ) -> Result<Rate> {
-        let serve = ["--cpus".into(), cpus.to_string()];
-        let samples_per_s = self.rate(spec, from, ids, &serve, seconds, steps)?;
-        Ok(Rate {
-            samples_per_s,
-            cpus: cpus.into(),
-        })
+    ) -> Result<f64> {
+        let serve = [format!("--cpus={}", self.cpus)];
+        self.open(spec, from, ids, &serve, steps)?
+            .rate(seconds, steps)
     }
 
-    /// The same with these arguments of `coprep serve`; samples a second.
-    pub(crate) fn rate(
+    /// A job that has been given `ids` once, so that caches are full; with these arguments of `coprep serve`.
+    pub(crate) fn open(
         &self,
         spec: &PipelineSpec,
         from: From,
         ids: &[u32],
         serve: &[String],
-        seconds: f64,
         steps: &mut Steps,
-    ) -> Result<f64> {
+    ) -> Result<Probe> {
         let coordinator = Private::start(serve)?;
         let job = Job::attach(&Wish {
             place: &coordinator.place,
@@ -172,29 +151,52 @@ impl Plan {
             ids,
             batch_size: self.batch_size,
         })?;
-        // Fills caches, and tells what samples cost.
         epochs(&job, 0.0, steps)?;
-        let before = coordinator.status()?.pool;
-        let (samples, time) = epochs(&job, seconds, steps)?;
-        let after = coordinator.status()?.pool;
-        job.close();
-        from.check(after.fetched - before.fetched)?;
-        Ok(samples as f64 / time)
+        Ok(Probe {
+            job,
+            coordinator,
+            from,
+        })
     }
 }
 
-/// Whole epochs, until they took so many seconds; one at least. Gives samples and seconds.
-fn epochs(job: &Job, seconds: f64, steps: &mut Steps) -> Result<(u64, f64)> {
-    let (began, mut samples) = (Instant::now(), 0);
+/// A job that is measured, several times if need be, and does nothing between.
+pub(crate) struct Probe {
+    job: Job,
+    coordinator: Private,
+    from: From,
+}
+
+impl Probe {
+    /// Samples a second, of `seconds` or one epoch.
+    pub(crate) fn rate(&self, seconds: f64, steps: &mut Steps) -> Result<f64> {
+        // What was made ahead while nothing was asked for does not count.
+        epochs(&self.job, 0.0, steps)?;
+        // Samples are counted where they are made: how many batches are ahead when an epoch ends is chance.
+        let (began, before) = (Instant::now(), self.coordinator.status()?.pool);
+        epochs(&self.job, seconds, steps)?;
+        let (time, after) = (began.elapsed(), self.coordinator.status()?.pool);
+        self.from.check(after.fetched - before.fetched)?;
+        Ok((after.prepared - before.prepared) as f64 / time.as_secs_f64())
+    }
+}
+
+impl Drop for Probe {
+    fn drop(&mut self) {
+        self.job.close();
+    }
+}
+
+/// Whole epochs, until they took so many seconds; one at least.
+fn epochs(job: &Job, seconds: f64, steps: &mut Steps) -> Result<()> {
+    let began = Instant::now();
     loop {
-        job.epoch(|count| {
-            samples += count;
+        job.epoch(|_| {
             steps.tick();
             Ok(interrupt::check()?)
         })?;
-        let time = began.elapsed().as_secs_f64();
-        if time >= seconds {
-            return Ok((samples, time));
+        if began.elapsed().as_secs_f64() >= seconds {
+            return Ok(());
         }
     }
 }
