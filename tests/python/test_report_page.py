@@ -93,10 +93,10 @@ def test_a_saved_page_is_rendered_as_its_report_is(file: Path, tmp_path: Path) -
     assert (tmp_path / "again.html").read_bytes() == file.read_bytes()
 
 
-def test_without_a_saved_report_it_says_what_is_missing() -> None:
+def test_without_anything_to_analyse_it_says_what_is_missing() -> None:
     ended = subprocess.run(["coprep", "analyze"], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 1
-    assert "--render" in ended.stderr
+    assert "name a folder of images, or a command after --" in ended.stderr
 
 
 @needs_browser
