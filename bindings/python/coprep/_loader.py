@@ -468,7 +468,8 @@ class DataLoader:
         """Counts since the loader was made.
 
         ``batches``, ``samples``, ``copies`` (batches that were copied), ``errors``, ``reconnects``; and the stall, the
-        seconds spent in waiting: ``wait_s``, of which ``fetch_stall_s`` and ``prep_stall_s`` by what was waited for.
+        seconds spent in waiting: ``wait_s``, of which ``fetch_stall_s``, ``prep_stall_s`` and
+        ``others_stall_s`` by what the coordinator lacked: storage, processors, or other jobs.
         ``slow``: so many samples of the stream, those that cost most, each with ``id``, ``path``, and seconds by stage.
         For them the coordinator is asked, which takes some milliseconds; with ``slow=0`` it is not.
         """

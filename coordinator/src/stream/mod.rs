@@ -405,7 +405,8 @@ impl Stream {
             let plan = Plan {
                 start,
                 due: is_ahead.then_some(engine.due),
-                is_there: self.replay.as_ref().is_some_and(is_filled),
+                // In relaxed order it may come to another slot.
+                is_there: !is_relaxed && self.replay.as_ref().is_some_and(is_filled),
             };
             let work = if is_relaxed {
                 let ticket = engine.afloat.add(draw.id, engine.drawn, berth);

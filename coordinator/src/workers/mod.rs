@@ -30,6 +30,7 @@ pub(crate) trait Work: Send {
 }
 
 /// Something that was fetched.
+#[derive(Default)]
 pub(crate) struct Ready {
     /// When it is to be run.
     pub(crate) due: Moment,
@@ -269,7 +270,9 @@ fn work(pool: &Pool) {
 fn carry_out(step: Step<Box<dyn Work>>) -> Done<Box<dyn Work>> {
     match step {
         Step::Fetch(mut work, mut buffer) => {
-            let ready = work.fetch(&mut buffer);
+            let fetched = std::panic::catch_unwind(AssertUnwindSafe(|| work.fetch(&mut buffer)));
+            // It is tried again when it is prepared, and reported then.
+            let ready = fetched.unwrap_or_default();
             Done::Fetched(work, ready, buffer)
         }
         Step::Prepare(work, mut tools) => {
