@@ -206,7 +206,7 @@ fn page_maps() -> Finding {
 
 fn processors() -> Finding {
     let check = "processors";
-    let usable = std::thread::available_parallelism().map_or(1, usize::from);
+    let usable = crate::measure::usable() as usize;
     let online = nix::unistd::sysconf(nix::unistd::SysconfVar::_NPROCESSORS_ONLN)
         .ok()
         .flatten()

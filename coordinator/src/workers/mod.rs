@@ -176,9 +176,9 @@ impl Workers {
 
 /// Processors that this process may use now: what affinity and control group leave it, and nobody forbade.
 fn usable(cap: Option<u32>) -> u32 {
-    let there = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
     // Asked for, they are had, be they there or not.
-    cap.unwrap_or(there).max(1)
+    let there = || std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
+    cap.unwrap_or_else(there).max(1)
 }
 
 impl Pool {

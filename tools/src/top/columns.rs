@@ -30,10 +30,8 @@ const fn rest<R>(
     cell: fn(&R, &Theme) -> Span<'static>,
 ) -> Column<R> {
     Column {
-        head,
         width: Width::Rest(least),
-        rank,
-        cell,
+        ..column(head, least, rank, cell)
     }
 }
 

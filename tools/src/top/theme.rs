@@ -195,14 +195,14 @@ fn cells(parts: &[(f64, Fill)], width: usize) -> Vec<(usize, Fill)> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    const UTF8: Theme = Theme {
+    pub(in crate::top) const UTF8: Theme = Theme {
         colour: true,
         utf8: true,
     };
-    const ASCII: Theme = Theme {
+    pub(in crate::top) const ASCII: Theme = Theme {
         colour: false,
         utf8: false,
     };

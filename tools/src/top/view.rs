@@ -485,15 +485,7 @@ mod tests {
     use super::*;
     use crate::top::model::tests::{a_cache, a_job, a_stream, two_looks};
     use crate::top::screen::tests::{a_screen, press};
-
-    const UTF8: Theme = Theme {
-        colour: true,
-        utf8: true,
-    };
-    const ASCII: Theme = Theme {
-        colour: false,
-        utf8: false,
-    };
+    use crate::top::theme::tests::{ASCII, UTF8};
 
     fn drawn(screen: &Screen, theme: &Theme, width: u16, height: u16) -> Vec<String> {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
