@@ -23,7 +23,7 @@ PYTHON_CODE := tools/demo tools/src/bench tests/bench tests/bench_slow tests/wha
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{ printf "  make %-10s %s\n", $$1, $$2 }'
 	@echo "  settings:       DATA=folder (demo, bench, bench-slow), SECONDS=n (bench, fuzz), ONLY=coprep,limit REPEAT=n JOBS=1,2 (bench),"
-	@echo "                  ONLY=order,forms,cost,balance REPEAT=n QUICK=1 ARGS=\"--samples spin-10x\" (bench-slow)"
+	@echo "                  ONLY=order,forms,cost,watch,balance REPEAT=n QUICK=1 ARGS=\"--samples spin-10x\" (bench-slow)"
 
 # --- what has to be there ------------------------------------------------------------------------------------
 
@@ -126,7 +126,7 @@ bench: $(VENV)/.package $(if $(or $(findstring torch,$(or $(ONLY),torch)),$(find
 
 # Where DATA has images that are many times as large as the others, they are the slow ones.
 .PHONY: bench-slow
-bench-slow: $(VENV)/.package $(if $(or $(findstring order,$(or $(ONLY),order)),$(findstring cost,$(ONLY))),$(VENV)/.torch) $(filter demo-data,$(DATA)) | deps ## slow samples: the order of batches, the form of the cache, the balance of threads
+bench-slow: $(VENV)/.package $(if $(or $(findstring order,$(or $(ONLY),order)),$(findstring cost,$(ONLY))$(findstring watch,$(ONLY))),$(VENV)/.torch) $(filter demo-data,$(DATA)) | deps ## slow samples: the order of batches, the form of the cache, the balance of threads
 	@cargo build --release -p coprep-pipeline --example limit
 	@$(PY) -m tests.bench_slow "$(DATA)" --limit "$(LIMIT)" --out "$(TARGET)/bench-slow" \
 		$(if $(ONLY),--only "$(ONLY)") $(if $(REPEAT),--repeat "$(REPEAT)") $(if $(QUICK),--quick) $(ARGS)

@@ -24,6 +24,8 @@ pub struct Settings {
     pub replay: bool,
     /// Whether the costs of samples are measured; if not, nothing follows from them.
     pub costs: bool,
+    /// Whether it is told apart what waits are for; if not, storage that is waited for counts in full for what is cached.
+    pub attribution: bool,
     /// Without a connection for this long, the coordinator ends; None: never.
     pub idle: Option<Duration>,
     /// The same, while it holds a warmed cache.
@@ -41,6 +43,7 @@ impl Default for Settings {
             storage: Slowness::default(),
             replay: false,
             costs: true,
+            attribution: true,
             idle: None,
             idle_warm: None,
         }

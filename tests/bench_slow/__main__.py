@@ -1,7 +1,7 @@
 """Slow samples: the order of batches, the form of cached samples, what it costs to measure, and the balance of threads.
 
-usage: python -m tests.bench_slow DATA --out FOLDER [--limit PROGRAM] [--only order,forms,cost,balance] [--repeat 3]
-       [--samples images-native,spin-10x] [--loaders coprep-relaxed] [--storages slowed] [--forms auto] [--budgets 5,50]
+usage: python -m tests.bench_slow DATA --out FOLDER [--limit PROGRAM] [--only order,forms,cost,watch,balance]
+       [--repeat 3] [--samples images-native,spin-10x] [--loaders coprep-relaxed] [--storages slowed] [--forms auto] [--budgets 5,50]
        [--scenarios storage,latency] [--quick]
 """
 
@@ -16,16 +16,18 @@ from pathlib import Path
 from tests.bench.measure import Dataset
 from tests.bench_slow import balance, forms, order, report, samples
 from tests.bench_slow.balance import BalanceOptions, measure_balance
-from tests.bench_slow.cost import CostOptions, measure_cost
+from tests.bench_slow.cost import measure_cost
 from tests.bench_slow.features import Features
 from tests.bench_slow.forms import FormsOptions, measure_forms
 from tests.bench_slow.order import OrderOptions, measure_order
+from tests.bench_slow.pairs import PairOptions
 from tests.bench_slow.samples import all_samples
 from tests.bench_slow.subset import part_of
+from tests.bench_slow.watch import measure_watch
 from tools.demo.children import exit_code
 from tools.demo.screen import heading
 
-PARTS = ("order", "forms", "cost", "balance")
+PARTS = ("order", "forms", "cost", "watch", "balance")
 QUICK_IMAGES = 256
 """Of the parts that else take all."""
 
@@ -50,7 +52,10 @@ def benchmark(args: argparse.Namespace, folder: Path) -> None:
         results.forms = measure_forms(FormsOptions(some, args.forms, args.storages, budgets, features, args.repeat))
     if "cost" in args.only:
         heading("cost")
-        results.cost = measure_cost(CostOptions(few, features, args.repeat, args.quick))
+        results.cost = measure_cost(PairOptions(few, features, args.repeat, args.quick))
+    if "watch" in args.only:
+        heading("watch")
+        results.watch = measure_watch(PairOptions(few, features, args.repeat, args.quick))
     if "balance" in args.only:
         heading("balance")
         results.balance = measure_balance(BalanceOptions(few, args.scenarios, features, args.repeat, args.quick))

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from tests.bench.records import Bar, Spread
 from tests.bench_slow.balance import PROCESSORS, BalanceResults, PhaseRecord
-from tests.bench_slow.cost import CostResults
 from tests.bench_slow.forms import AUTO, DECODED, ENCODED, FormsRecord, FormsResults
 from tests.bench_slow.order import DETERMINISTIC, RELAXED, OrderRecord, OrderResults
+from tests.bench_slow.pairs import PairRecord
 from tests.bench_slow.series import NEAR
 
 RATE = 0.95
@@ -119,13 +119,13 @@ def forms_bars(results: FormsResults) -> list[Bar]:
     return found
 
 
-def cost_bars(results: CostResults) -> list[Bar]:
+def pair_bars(records: Sequence[PairRecord]) -> list[Bar]:
     found = []
-    for record in results.records:
+    for record in records:
         slower = record.slower_percent if record.switched else None
         more = record.more_cpu_percent if record.switched else None
-        found.append(Bar(f"{record.work}: slower by measuring costs", COST_PERCENT, False, slower, "%"))
-        found.append(Bar(f"{record.work}: more CPU by measuring costs", COST_PERCENT, False, more, "%"))
+        found.append(Bar(f"{record.work}: slower by {record.what}", COST_PERCENT, False, slower, "%"))
+        found.append(Bar(f"{record.work}: more CPU by {record.what}", COST_PERCENT, False, more, "%"))
     return found
 
 

@@ -17,11 +17,12 @@ from tests.bench.measure import BATCH_SIZE, MIB, Dataset
 from tests.bench.records import Bar, Spread
 from tests.bench.report import Table, markdown, number
 from tests.bench_slow.balance import BalanceResults, Series
-from tests.bench_slow.bars import against_fixed, balance_bars, cost_bars, forms_bars, order_bars, spread_of
-from tests.bench_slow.cost import CostResults
+from tests.bench_slow.bars import against_fixed, balance_bars, forms_bars, order_bars, pair_bars, spread_of
+from tests.bench_slow.cost import BytesRecord, CostResults
 from tests.bench_slow.delivery import LAST_BATCHES
 from tests.bench_slow.forms import AUTO, DECODED, ENCODED, FormsResults
 from tests.bench_slow.order import WORKERS, GapRecord, OrderRecord, OrderResults
+from tests.bench_slow.pairs import PairRecord
 from tests.bench_slow.series import Moment
 from tests.bench_slow.timeline import Part, draw_timeline
 from tools.demo import screen
@@ -48,6 +49,7 @@ class Results:
     order: OrderResults | None = None
     forms: FormsResults | None = None
     cost: CostResults | None = None
+    watch: Sequence[PairRecord] = ()
     balance: BalanceResults | None = None
 
     def conditions(self) -> str:
@@ -72,10 +74,13 @@ class Results:
             parts.append("QUICK: sizes so small that the numbers mean nothing.")
         return " ".join(parts)
 
+    def pairs(self) -> list[PairRecord]:
+        return [*(self.cost.records if self.cost else []), *self.watch]
+
     def bars(self) -> list[Bar]:
         found = order_bars(self.order) if self.order else []
         found += forms_bars(self.forms) if self.forms else []
-        found += cost_bars(self.cost) if self.cost else []
+        found += pair_bars(self.pairs())
         return found + (balance_bars(self.balance) if self.balance else [])
 
     def as_json(self) -> list[dict[str, Any]]:
@@ -84,8 +89,7 @@ class Results:
             records += [*self.order.records, *self.order.digests]
         if self.forms:
             records += [*self.forms.records, *self.forms.optima, *self.forms.models]
-        if self.cost:
-            records += [*self.cost.records, *([self.cost.bytes] if self.cost.bytes else [])]
+        records += [*self.pairs(), *([self.cost.bytes] if self.cost and self.cost.bytes else [])]
         if self.balance:
             records += self.balance.records
         return [record.as_json() for record in records]
@@ -245,11 +249,13 @@ def forms_charts(results: FormsResults) -> dict[str, str]:
     return found
 
 
-# Cost.
+# Pairs.
 
 
-def cost_table(results: CostResults) -> Table:
-    header = ["what measuring costs", "samples/s with", "without", "with / without", "CPU with / without", "pairs"]
+def pairs_table(records: Sequence[PairRecord], memory: BytesRecord | None = None) -> Table:
+    """`memory`: what samples' costs take of it."""
+    what = ", ".join(dict.fromkeys(record.what for record in records))
+    header = [what, "samples/s with", "without", "with / without", "CPU with / without", "pairs"]
     rows = [
         [
             record.work,
@@ -259,11 +265,11 @@ def cost_table(results: CostResults) -> Table:
             spread(record.cpu_ratio, 3),
             str(record.pairs),
         ]
-        for record in results.records
+        for record in records
     ]
-    if results.bytes:
-        told = results.bytes.told_per_sample
-        text = f"bytes of a sample, of {results.bytes.samples:,}: {results.bytes.per_sample:.1f} more memory (PSS)"
+    if memory:
+        told = memory.told_per_sample
+        text = f"bytes of a sample, of {memory.samples:,}: {memory.per_sample:.1f} more memory (PSS)"
         rows.append([text + ("" if told is None else f", {told:.1f} by its own account"), *[""] * 5])
     return header, rows
 
@@ -331,7 +337,9 @@ def tables(results: Results) -> list[Table]:
         found += [forms_table(results.forms, storage) for storage in storages]
         found += [table for table in (accounts_table(results.forms), models_table(results.forms)) if table[1]]
     if results.cost:
-        found.append(cost_table(results.cost))
+        found.append(pairs_table(results.cost.records, results.cost.bytes))
+    if results.watch:
+        found.append(pairs_table(results.watch))
     if results.balance and results.balance.records:
         found.append(balance_table(results.balance))
     return [*found, (["against the bar", "asked", "got", ""], [bar.cells() for bar in results.bars()])]
@@ -344,9 +352,10 @@ def spread(values: Spread | None, digits: int = 2) -> str:
 
 
 def notes(results: Results) -> list[str]:
-    if results.cost and not all(record.switched for record in results.cost.records):
-        return ["Costs are not switched: both sides of a pair measure them, or none does, and what differs is chance."]
-    return []
+    unswitched = [f"{record.work}, {record.what}" for record in results.pairs() if not record.switched]
+    return [
+        f"Not switched, on both sides of a pair or on none, so what differs is chance: {each}." for each in unswitched
+    ]
 
 
 def show(results: Results) -> None:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,12 @@ from tests.bench_slow.subset import part_of
 from tools.demo.children import Children, coprep_command, exit_code
 
 IMAGES = 600
-SECONDS = 6.0
-"""Of each measurement of `coprep analyze`."""
+SECONDS = 10.0
 SHORTEST_S = 10.0
 """Epochs are run until they take so long together, after those that fill caches and queues."""
 FIRST = 2
 WITHIN = 0.10
+WAITS = ("fetch_stall_s", "prep_stall_s")
 GROUPS = ("cache", "cpus", "storage", "jobs", "unshared")
 
 
@@ -57,18 +57,59 @@ class Setting:
 
 
 @dataclass(frozen=True)
+class Options:
+    """What to measure."""
+
+    groups: Sequence[str]
+    rounds: int
+    seconds: float
+    """Of each measurement of `coprep analyze`."""
+
+
+@dataclass(frozen=True)
+class Once:
+    """One setting, predicted and run in one round."""
+
+    predicted: dict[str, Any]
+    measured_s: float
+    waits: Sequence[float]
+    others_cores: float
+
+    @property
+    def predicted_s(self) -> float:
+        return float(self.predicted["epoch_s"])
+
+    @property
+    def predicted_waits(self) -> list[float]:
+        return [self.predicted[key] / self.predicted_s for key in WAITS]
+
+
+@dataclass(frozen=True)
 class Row:
-    """One setting, predicted and run."""
+    """One setting: medians of the rounds."""
 
     setting: Setting
     predicted_s: float
     measured_s: float
     spread: float
-    """Of the repetitions, largest over smallest less 1."""
+    """Of what was measured, largest over smallest less 1."""
     predicted_waits: Sequence[float]
     """Parts of the epoch: for storage, for processors."""
     measured_waits: Sequence[float]
     others_cores: float
+
+    @classmethod
+    def of(cls, setting: Setting, rounds: Sequence[Once]) -> Row:
+        seconds = [once.measured_s for once in rounds]
+        return cls(
+            setting,
+            statistics.median(once.predicted_s for once in rounds),
+            statistics.median(seconds),
+            max(seconds) / min(seconds) - 1,
+            medians([once.predicted_waits for once in rounds]),
+            medians([once.waits for once in rounds]),
+            statistics.median(once.others_cores for once in rounds),
+        )
 
     @property
     def ratio(self) -> float:
@@ -77,6 +118,11 @@ class Row:
     @property
     def is_met(self) -> bool:
         return abs(self.ratio - 1) <= WITHIN
+
+
+def medians(rows: Sequence[Sequence[float]]) -> list[float]:
+    """Of each column."""
+    return [statistics.median(column) for column in zip(*rows, strict=True)]
 
 
 def settings(encoded: int) -> list[Setting]:
@@ -134,32 +180,29 @@ def measure(data: Dataset, setting: Setting, epoch_s: float) -> tuple[float, Seq
             end(job)
     # All jobs run at once from when the last has begun: the first epochs are left out.
     means = [(said["ends"][-1] - said["ends"][FIRST - 1]) / (epochs - FIRST) for said in done]
-    waits = [[said["waits"][key] / said["ends"][-1] for key in ("fetch_stall_s", "prep_stall_s")] for said in done]
-    return statistics.median(means), [statistics.median(part) for part in zip(*waits, strict=True)], others
+    waits = [[said["waits"][key] / said["ends"][-1] for key in WAITS] for said in done]
+    return statistics.median(means), medians(waits), others
 
 
-def rows(data: Dataset, report: Path, groups: Sequence[str], repeat: int) -> Iterator[Row]:
+def rows(data: Dataset, out: Path, options: Options) -> list[Row]:
+    """In rounds, since the machine is not equally fast at all times: each measures both what is predicted from and what
+    is predicted."""
     encoded = sum(path.stat().st_size for path in data.files)
-    wanted = [setting for setting in settings(encoded) if setting.group in groups]
-    progress = Progress(len(wanted))
-    for setting in wanted:
-        predicted = predict(report, setting)
-        epoch_s = predicted["epoch_s"]
-        runs = [measure(data, setting, epoch_s) for _ in range(repeat)]
-        seconds = [run[0] for run in runs]
-        row = Row(
-            setting,
-            epoch_s,
-            statistics.median(seconds),
-            max(seconds) / min(seconds) - 1,
-            [predicted["fetch_stall_s"] / epoch_s, predicted["prep_stall_s"] / epoch_s],
-            [statistics.median(part) for part in zip(*(run[1] for run in runs), strict=True)],
-            statistics.median(run[2] for run in runs),
-        )
-        progress.say(
-            f"{setting.name}: predicted {row.predicted_s:.3f} s, measured {row.measured_s:.3f} s, {row.ratio:.3f}"
-        )
-        yield row
+    wanted = [setting for setting in settings(encoded) if setting.group in options.groups]
+    progress = Progress(options.rounds * (1 + len(wanted)))
+    found: dict[Setting, list[Once]] = {setting: [] for setting in wanted}
+    for number in range(1, options.rounds + 1):
+        report = out / f"report-{number}.json"
+        data.read()
+        report.write_text(coprep("analyze", str(data.root), f"--seconds={options.seconds}", "--json"))
+        progress.say(f"round {number}: coprep analyze of {len(data.files)} images")
+        for setting in wanted:
+            predicted = predict(report, setting)
+            once = Once(predicted, *measure(data, setting, predicted["epoch_s"]))
+            found[setting].append(once)
+            said = f"predicted {once.predicted_s:.3f} s, measured {once.measured_s:.3f} s"
+            progress.say(f"round {number}: {setting.name}: {said}, {once.predicted_s / once.measured_s:.3f}")
+    return [Row.of(setting, each) for setting, each in found.items()]
 
 
 def table(found: Sequence[Row]) -> str:
@@ -184,17 +227,13 @@ def run(arguments: argparse.Namespace, folder: Path) -> None:
     data = part_of(Dataset.find(arguments.data.resolve()), IMAGES, folder / "images")
     out = arguments.out
     out.mkdir(parents=True, exist_ok=True)
-    report = out / "report.json"
-    print(f"measuring: coprep analyze, {len(data.files)} images", flush=True)
-    data.read()
-    report.write_text(coprep("analyze", str(data.root), f"--seconds={arguments.seconds}", "--json"))
-    found = list(rows(data, report, arguments.only, arguments.repeat))
+    found = rows(data, out, Options(arguments.only, arguments.repeat, arguments.seconds))
     text = table(found)
     print(f"\n{text}\n")
     met = sum(row.is_met for row in found)
     print(f"within {WITHIN:.0%}: {met} of {len(found)}{'' if met == len(found) else ' (NOT MET)'}")
-    others = max(row.others_cores for row in found)
-    print(f"others used up to {others:.2f} cores; repetitions differ by up to {max(row.spread for row in found):.0%}")
+    others, spread = max(row.others_cores for row in found), max(row.spread for row in found)
+    print(f"{arguments.repeat} rounds; others used up to {others:.2f} cores; epochs differ by up to {spread:.0%}")
     (out / "what-if.md").write_text(text + "\n")
     lines = [json.dumps(asdict(row) | {"ratio": row.ratio}) for row in found]
     (out / "what-if.jsonl").write_text("\n".join(lines) + "\n")
@@ -204,7 +243,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make what-if", description="predictions against measured epochs")
     parser.add_argument("data", type=Path, help="an image folder: one sub-folder per class")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--repeat", type=int, default=3, help="rounds")
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--only", type=lambda text: text.split(","), default=GROUPS)
     return parser.parse_args()

@@ -86,6 +86,9 @@ pub(crate) struct Serve {
     /// Whether to measure what samples cost; off: nothing follows from it, for comparison.
     #[arg(long, env = "COPREP_COSTS", action = ArgAction::Set, value_parser = BoolishValueParser::new(), default_value = "on", value_name = "ON|OFF", help_heading = "Experiments")]
     pub(crate) costs: bool,
+    /// Whether to tell apart what jobs wait for; off: all of it counts as waiting for other jobs, for comparison.
+    #[arg(long, env = "COPREP_ATTRIBUTION", action = ArgAction::Set, value_parser = BoolishValueParser::new(), default_value = "on", value_name = "ON|OFF", help_heading = "Experiments")]
+    pub(crate) attribution: bool,
     /// End after this many seconds without a connection; 0: never [default: 0, or 60 if a job started it].
     #[arg(long, env = "COPREP_IDLE", value_name = "SECONDS")]
     pub(crate) idle: Option<u64>,

@@ -65,6 +65,7 @@ fn settings(args: &Serve) -> Settings {
         },
         replay: args.replay,
         costs: args.costs,
+        attribution: args.attribution,
         cpus: args.cpus.map(u32::from),
         cache_budget: args.cache.unwrap_or(default.cache_budget),
         cache_form: args.cache_form.into(),

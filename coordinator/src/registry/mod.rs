@@ -59,7 +59,7 @@ struct Open {
 
 impl Registry {
     pub(crate) fn new(settings: Settings) -> Result<Self> {
-        let workers = Arc::new(Workers::start(settings.cpus)?);
+        let workers = Arc::new(Workers::start(settings.cpus, settings.attribution)?);
         Ok(Registry {
             costs: AllCosts::new(settings.costs),
             throttle: Arc::new(Throttle::new(settings.storage)),

@@ -114,7 +114,13 @@ impl Registry {
             asked => asked.min(MOST_CODE_WORKERS),
         };
         let patience = Duration::from_millis(code.map_or(0, |c| c.patience_ms));
-        let crew = Crew::start(loaded, workers, patience, kept.clone())?;
+        let crew = Crew::start(
+            loaded,
+            workers,
+            patience,
+            kept.clone(),
+            self.settings.attribution,
+        )?;
         let maker = Maker::Crew {
             crew,
             samples,

@@ -325,7 +325,8 @@ pub(crate) struct Crew {
     queue: DueQueue<Job>,
     /// Mean time of a sample, nanoseconds; 0: none has been made.
     mean_ns: AtomicU64,
-    clock: Mutex<BusyClock>,
+    /// None: it does not attribute.
+    clock: Option<Mutex<BusyClock>>,
     over: OnceLock<Option<Trouble>>,
     /// Called when it comes to its end by itself.
     on_trouble: OnceLock<Box<dyn Fn(Trouble) + Send + Sync>>,
@@ -341,6 +342,7 @@ impl Crew {
         workers: u32,
         patience: Duration,
         cache: Option<Arc<Cache>>,
+        attributes: bool,
     ) -> Result<Arc<Crew>> {
         let crew = Arc::new(Crew {
             host: loaded.host,
@@ -349,7 +351,7 @@ impl Crew {
             cache,
             queue: DueQueue::new(),
             mean_ns: AtomicU64::new(0),
-            clock: Mutex::new(BusyClock::new(Instant::now())),
+            clock: attributes.then(|| Mutex::new(BusyClock::new(Instant::now()))),
             over: OnceLock::new(),
             on_trouble: OnceLock::new(),
         });
@@ -393,11 +395,13 @@ impl Crew {
 
     /// What was lacking until now.
     pub(crate) fn lacks(&self) -> Lacks {
-        self.clock().look(Instant::now())
+        let clock = self.clock();
+        clock.map_or_else(Lacks::default, |mut clock| clock.look(Instant::now()))
     }
 
-    fn clock(&self) -> MutexGuard<'_, BusyClock> {
-        self.clock.lock().unwrap_or_else(PoisonError::into_inner)
+    fn clock(&self) -> Option<MutexGuard<'_, BusyClock>> {
+        let clock = self.clock.as_ref()?;
+        Some(clock.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     pub(crate) fn pids(&self) -> Vec<u32> {
@@ -468,13 +472,17 @@ impl Crew {
 
     /// A worker has something to do, or nothing more.
     fn turns(&self, is_busy: bool) {
-        self.clock().turns(Instant::now(), is_busy);
+        if let Some(mut clock) = self.clock() {
+            clock.turns(Instant::now(), is_busy);
+        }
     }
 
     /// A mean over the last few hundred samples or so; a race loses one of them.
     fn took(&self, cost: &Cost) {
         let time = cost.total();
-        self.clock().took(cost.fetch, cost.prep());
+        if let Some(mut clock) = self.clock() {
+            clock.took(cost.fetch, cost.prep());
+        }
         let (now, before) = (time.as_nanos() as u64, self.mean_ns.load(Ordering::Relaxed));
         let mean = match before {
             0 => now,

@@ -76,12 +76,12 @@ const ENOUGH: u64 = 32;
 const NAP: Duration = Duration::from_millis(200);
 
 impl Workers {
-    /// A thread for each processor that may be used, `cap` at most.
-    pub(crate) fn start(cap: Option<u32>) -> Result<Self> {
+    /// A thread for each processor that may be used, `cap` at most. `attributes`: see [`lacks`](Self::lacks).
+    pub(crate) fn start(cap: Option<u32>, attributes: bool) -> Result<Self> {
         let (cpus, now) = (usable(cap), Instant::now());
         let state = State {
             lacked: Lacks::default(),
-            stages: Stages::new(cpus, now),
+            stages: Stages::new(cpus, attributes, now),
             balance: Balance::new(cpus, cpus + MOST_WAITING),
             idle: 0,
             stop: false,
@@ -136,7 +136,7 @@ impl Workers {
         self.pool.wake(state);
     }
 
-    /// What was lacking until now.
+    /// What was lacking until now. All zero for a pool that does not attribute.
     pub(crate) fn lacks(&self) -> Lacks {
         let mut state = self.pool.state();
         state.stages.look(Instant::now());

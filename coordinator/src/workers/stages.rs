@@ -44,7 +44,7 @@ pub(super) struct Stages<W> {
     sums: Sums,
     /// The sums a moment ago.
     recent: Sums,
-    lacks: Lacks,
+    lacks: Option<Lacks>,
 }
 
 /// Since the start.
@@ -76,7 +76,8 @@ pub(super) struct Now {
 const LARGEST_KEPT: usize = 4 << 20;
 
 impl<W> Stages<W> {
-    pub(super) fn new(cpus: u32, now: Instant) -> Self {
+    /// `attributes`: whether it keeps the clocks of what is lacking.
+    pub(super) fn new(cpus: u32, attributes: bool, now: Instant) -> Self {
         Stages {
             to_fetch: DueHeap::new(),
             to_prepare: DueHeap::new(),
@@ -89,7 +90,7 @@ impl<W> Stages<W> {
             until: now,
             sums: Sums::default(),
             recent: Sums::default(),
-            lacks: Lacks::default(),
+            lacks: attributes.then(Lacks::default),
         }
     }
 
@@ -190,8 +191,11 @@ impl<W> Stages<W> {
     pub(super) fn look(&mut self, now: Instant) {
         let time = now.saturating_duration_since(self.until);
         self.until = now;
-        let (fetch, prep) = self.lacking();
-        self.lacks.add(time, fetch, prep);
+        if let Some(mut lacks) = self.lacks.take() {
+            let (fetch, prep) = self.lacking();
+            lacks.add(time, fetch, prep);
+            self.lacks = Some(lacks);
+        }
         let seconds = time.as_secs_f64();
         self.sums.seconds += seconds;
         self.sums.fetch_s += seconds * f64::from(self.fetching);
@@ -239,7 +243,7 @@ impl<W> Stages<W> {
     }
 
     pub(super) fn lacks(&self) -> Lacks {
-        self.lacks
+        self.lacks.unwrap_or_default()
     }
 
     pub(super) fn sums(&self) -> Sums {
@@ -284,7 +288,7 @@ mod tests {
     /// A pool with samples of these names, in the order in which they are due.
     fn pool(cpus: u32, threads: u32, to_fetch: &str, to_prepare: &str) -> Stages<char> {
         let now = Instant::now();
-        let mut stages = Stages::new(cpus, now);
+        let mut stages = Stages::new(cpus, true, now);
         stages.limit(cpus, threads);
         for (i, name) in to_fetch.chars().enumerate() {
             stages.submit(now, Moment::at(i as f64), true, name);

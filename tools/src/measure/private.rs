@@ -84,12 +84,13 @@ impl Private {
 }
 
 /// What would change it from outside.
-const SETTINGS: [&str; 8] = [
+const SETTINGS: [&str; 9] = [
     "COPREP_CACHE",
     "COPREP_CACHE_FORM",
     "COPREP_CACHE_NAME",
     "COPREP_WORKERS",
     "COPREP_COSTS",
+    "COPREP_ATTRIBUTION",
     "COPREP_IDLE",
     "COPREP_METRICS",
     "COPREP_LOG_FORMAT",
