@@ -42,7 +42,7 @@ def benchmark(args: argparse.Namespace, folder: Path) -> None:
         print(f"not in this coprep, and left out: {'; '.join(results.missing)}")
     if "order" in args.only:
         heading("order")
-        sets = all_samples(few, args.samples, args.quick)
+        sets = all_samples(few, args.samples, args.quick, folder / "order")
         limit = args.limit and args.limit.resolve()
         results.order = measure_order(OrderOptions(sets, args.loaders, features, limit, args.repeat, args.quick))
     if "forms" in args.only:

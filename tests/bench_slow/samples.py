@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tests.bench import DATA_VARIABLE
 from tests.bench.measure import Dataset
 from tests.bench_slow.spin import Spin
-from tests.bench_slow.subset import slow_images
+from tests.bench_slow.subset import repeated, slow_images
 
 MEDIAN_MS = 2.0
 SPINS = {10: 3840, 50: 3840, 200: 1536}
 """Samples by slowdown: 60 batches of 64, and 24 where an epoch would take too long."""
 QUICK_SPINS = {10: 1280, 50: 640, 200: 320}
 QUICK_MEDIAN_MS = 0.5
+NATIVE_TIMES = 4
+"""Each image: an epoch of a second or two is hardly longer than what is drawn ahead of the next one."""
 NATIVE, PYTHON = "images-native", "images-python"
 NAMES = (NATIVE, PYTHON, *(f"spin-{slowdown}x" for slowdown in SPINS))
 
@@ -55,11 +58,12 @@ def opened(argument: str) -> Any:
     return Spin(int(count), float(slowdown), float(median_ms))
 
 
-def all_samples(data: Dataset, only: Sequence[str], quick: bool) -> list[Samples]:
-    found = []
-    if NATIVE in only or PYTHON in only:
-        slow = slow_images(data.files)
-        found += [Samples(name, len(data.files), slow, data=data) for name in (NATIVE, PYTHON) if name in only]
+def all_samples(data: Dataset, only: Sequence[str], quick: bool, folder: Path) -> list[Samples]:
+    """`folder`: for links to images."""
+    images = {PYTHON: data} if PYTHON in only else {}
+    if NATIVE in only:
+        images = {NATIVE: data if quick else repeated(data, NATIVE_TIMES, folder), **images}
+    found = [Samples(name, len(each.files), slow_images(each.files), data=each) for name, each in images.items()]
     for slowdown, count in (QUICK_SPINS if quick else SPINS).items():
         if (name := f"spin-{slowdown}x") in only:
             spin = Spin(count, slowdown, QUICK_MEDIAN_MS if quick else MEDIAN_MS)

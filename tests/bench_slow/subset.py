@@ -26,6 +26,16 @@ def part_of(data: Dataset, count: int, folder: Path) -> Dataset:
     return Dataset.find(folder)
 
 
+def repeated(data: Dataset, times: int, folder: Path) -> Dataset:
+    """An image folder in which each file of `data` is linked so many times."""
+    for path in data.files:
+        place = folder / path.relative_to(data.root).parent
+        place.mkdir(parents=True, exist_ok=True)
+        for number in range(times):
+            (place / f"{number}-{path.name}").symlink_to(path)
+    return Dataset.find(folder)
+
+
 def pixels(files: Sequence[Path]) -> list[int]:
     """Width times height, from the files' headers."""
     Image.MAX_IMAGE_PIXELS = None

@@ -346,10 +346,10 @@ def test_what_is_kept_is_not_for_jobs_in_another_environment(monkeypatch: pytest
 
 
 def test_a_job_that_is_killed_while_its_dataset_is_loaded_leaves_nothing(start: Start, place: Path) -> None:
-    victim = start(TRAIN, f"SlowToLoad({N}, 1.5)", "{}", 1, 0, PYTHONPATH=HERE)
+    victim = start(TRAIN, f"SlowToLoad({N}, 300)", "{}", 1, 0, PYTHONPATH=HERE)
     until(lambda: len(processes_of(place)) == 3, "the host loads")
     victim.kill()
-    until(lambda: victim.process.pid not in processes_of(place), "it is gone")
+    until(lambda: processes_of(place) == [coordinator_pid()], "it is gone, and what loads for it", 10)
     with coprep.DataLoader(ud.Numbers(N), 4, **NUMPY) as loader:
         assert epoch(loader) == (without(), [])
 

@@ -136,10 +136,11 @@ def _end_with_parent(parent: int) -> None:
 
 
 class _Channel:
-    """Messages, each with its length before it."""
+    """Messages, each with its length before it. `has_descriptors`: some may come with descriptors."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, has_descriptors: bool) -> None:
         self.socket = sock
+        self._has_descriptors = has_descriptors
         self.descriptors: list[int] = []
         self._received = bytearray()
 
@@ -164,16 +165,22 @@ class _Channel:
                 message = bytes(received[4:end])
                 del received[:end]
                 return message
-            data, descriptors, _, _ = socket.recv_fds(self.socket, 1 << 16, 4)
-            self.descriptors += descriptors
+            data = self._read()
             if not data:
                 return None
             received += data
 
+    def _read(self) -> bytes:
+        if not self._has_descriptors:
+            return self.socket.recv(1 << 16)
+        data, descriptors, _, _ = socket.recv_fds(self.socket, 1 << 16, 4)
+        self.descriptors += descriptors
+        return data
+
 
 class _Host:
     def __init__(self, control: socket.socket) -> None:
-        self._channel = _Channel(control)
+        self._channel = _Channel(control, has_descriptors=True)
         self._workers: dict[int, tuple[int, int]] = {}  # by descriptor of the process: number, id
         self._sent = memoryview(b"")
         self._program: Program | None = None
@@ -337,7 +344,7 @@ class _Worker:
         program, layout = host._program, host._layout
         if program is None:
             program = load_program(host._sent[PROGRAM:])
-        self._channel = _Channel(sock)
+        self._channel = _Channel(sock, has_descriptors=False)
         self._program = program
         self._fetch, self._transform = program.fetch(), program.transform
         self._seed = 0 if layout is None else layout.seed

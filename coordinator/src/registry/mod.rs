@@ -111,7 +111,9 @@ impl Registry {
             .as_ref()
             .map(|t| t.lock().unwrap_or_else(PoisonError::into_inner));
         let loaded = match (runs_code(request), self.find(request)) {
-            (Some((user, code)), None) => self.load(request, user, code, dataset)?,
+            (Some((user, code)), None) => {
+                self.load(request, user, code, dataset, || !client.outbox.is_gone())?
+            }
             _ => None,
         };
         let _one_at_a_time = self.opening();

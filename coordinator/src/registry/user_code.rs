@@ -50,6 +50,7 @@ impl Registry {
         user: &UserDataset,
         code: &UserCode,
         dataset: Option<&OwnedFd>,
+        is_awaited: impl Fn() -> bool,
     ) -> Result<Option<Loaded>> {
         check_user_form(self.form(request), user)?;
         let probes = |samples: u32| probes(request, samples, user.split);
@@ -58,7 +59,9 @@ impl Registry {
         let resting = self.user_code.take_resting(code_key(request));
         let loaded = match (resting, dataset) {
             (Some(resting), _) => Loaded::again(resting, code, probes, split, room)?,
-            (None, Some(dataset)) => Loaded::load(code, dataset, probes, split, room)?,
+            (None, Some(dataset)) => {
+                Loaded::load(code, dataset, is_awaited, probes, split, room)?
+            },
             (None, None) => return Ok(None),
         };
         let there = loaded.samples;

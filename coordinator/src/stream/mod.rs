@@ -427,7 +427,11 @@ impl Stream {
         };
         let mean = costs.mean();
         let period = mean * samples.len() as f32 / self.worker_count() as f32;
-        let most = QUEUE_DEPTH.min(self.pool.layout().buffers.saturating_sub(2));
+        let most = match self.blueprint.key.relaxed {
+            // A slow sample holds nobody up, whenever it is begun.
+            true => 0,
+            false => QUEUE_DEPTH.min(self.pool.layout().buffers.saturating_sub(2)),
+        };
         engine.window = costs.window(period, most);
         if engine.window == 0 {
             return vec![now; samples.len()];

@@ -22,6 +22,7 @@ use crate::{Error, Result};
 
 /// Longest time to load a dataset: slow storage, large imports.
 const LOADING: Duration = Duration::from_secs(600);
+const NOW_AND_THEN: Duration = Duration::from_millis(500);
 /// Longest time for anything else.
 const PROMPT: Duration = Duration::from_secs(60);
 /// How long a host may take to end by itself.
@@ -64,8 +65,12 @@ struct WorkerState {
 }
 
 impl Host {
-    /// Starts the host and lets it load the dataset; gives the number of samples.
-    pub(super) fn start(code: &UserCode, dataset: &OwnedFd) -> Result<(Arc<Host>, u64)> {
+    /// Starts the host and lets it load the dataset, as long as somebody awaits it; gives the number of samples.
+    pub(super) fn start(
+        code: &UserCode,
+        dataset: &OwnedFd,
+        is_awaited: impl Fn() -> bool,
+    ) -> Result<(Arc<Host>, u64)> {
         let (ours, theirs) =
             UnixStream::pair().map_err(|e| Error::io("cannot make a pair of sockets", e))?;
         let receiving = ours
@@ -82,9 +87,16 @@ impl Host {
             .name("code-host".into())
             .spawn(move || hearer.run(command, receiving))
             .map_err(|e| Error::io("cannot start a thread", e))?;
+        let look = |s: &mut State| match s.samples {
+            None if !is_awaited() => Some(Err(Error::Code(
+                "the job left while its dataset was loaded".into(),
+            ))),
+            samples => samples.map(Ok),
+        };
         let loaded = host
             .ask(&HostRequest::Load, &[dataset.as_raw_fd()])
-            .and_then(|()| host.wait("to load the dataset", LOADING, |s| s.samples));
+            .and_then(|()| host.wait("to load the dataset", LOADING, look))
+            .and_then(|looked| looked);
         match loaded {
             Ok(samples) => Ok((host, samples)),
             Err(e) => {
@@ -105,7 +117,7 @@ impl Host {
         Ok(())
     }
 
-    /// Waits for `look` to find something.
+    /// Waits for `look` to find something. It looks whenever something changed, and now and then.
     fn wait<T>(
         &self,
         what: &str,
@@ -135,7 +147,7 @@ impl Host {
             }
             state = self
                 .changed
-                .wait_timeout(state, left)
+                .wait_timeout(state, left.min(NOW_AND_THEN))
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
         }

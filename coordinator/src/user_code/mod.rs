@@ -119,15 +119,17 @@ const BLOB_MARGIN: u64 = 2;
 const MOST_EXCEPTION: usize = 1 << 20;
 
 impl Loaded {
-    /// Loads a dataset, and looks at one of the samples `ids`. `blob`: room that blobs are known to need.
+    /// Loads a dataset, as long as somebody awaits it, and looks at one of the samples `ids`. `blob`: room that blobs are
+    /// known to need.
     pub(crate) fn load(
         code: &UserCode,
         dataset: &OwnedFd,
+        is_awaited: impl Fn() -> bool,
         probes: impl FnOnce(u32) -> Vec<u32>,
         split: bool,
         blob: u64,
     ) -> Result<Loaded> {
-        let (host, _) = Host::start(code, dataset)?;
+        let (host, _) = Host::start(code, dataset, is_awaited)?;
         Self::look(host, code, probes, split, blob)
     }
 

@@ -309,10 +309,12 @@ impl Worker {
         };
         let (buffer, slot) = job.task.bind(true);
         let message = code::place(buffer, slot);
-        process
-            .channel
-            .send(&message, &[])
-            .map_err(|_| String::new())
+        let told = process.channel.send(&message, &[]);
+        // As good as done: what comes next need not wait until it is.
+        if let Some(chunk) = self.chunks.front_mut() {
+            chunk.is_quick = chunk.left == 1;
+        }
+        told.map_err(|_| String::new())
     }
 
     fn written(&mut self, written: &Written, with: &Made) -> std::result::Result<(), String> {
