@@ -97,9 +97,9 @@ impl Costs {
         self.learned().budget.seconds()
     }
 
-    /// Minibatches to draw ahead, `period` seconds apart.
-    pub(crate) fn window(&self, period: f32, most: u32) -> u32 {
-        early::window_needed(self.learned().budget.recent(), period, most)
+    /// Minibatches to draw ahead, `period` seconds apart; `spread`: beyond what the longest sample needs.
+    pub(crate) fn window(&self, period: f32, spread: u32, most: u32) -> u32 {
+        early::window_needed(self.learned().budget.recent(), period, spread, most)
     }
 
     /// The samples that cost most.

@@ -8,7 +8,7 @@ mod random;
 mod workshop;
 
 use coprep_costs::Recent;
-use coprep_costs::early::window_needed;
+use coprep_costs::early::{SPREAD, window_needed};
 use random::Random;
 use workshop::{Batch, Order, Run, Workshop, batches, misjudged};
 
@@ -56,5 +56,5 @@ fn needed(workers: u32, batches: &[Batch]) -> u32 {
     let mut costs = Recent::new();
     batches.iter().flatten().for_each(|s| costs.observe(s.cost));
     let mean = costs.mean().unwrap_or(0.0);
-    window_needed(&costs, 64.0 * mean / workers as f32, MOST)
+    window_needed(&costs, 64.0 * mean / workers as f32, SPREAD, MOST)
 }

@@ -61,7 +61,7 @@ const SLOW: f32 = 3.0;
 const FOLLOW: f64 = 0.1;
 
 /// Minibatches drawn ahead beyond the longest sample, to spread the slow ones over.
-const SPREAD: f32 = 3.0;
+pub const SPREAD: u32 = 3;
 
 /// When the next minibatch is due, in seconds on any clock. `before`: when the one before it is; at first, now.
 /// `ahead`: minibatches drawn and not delivered, this one included. `period`: seconds from one minibatch to the next.
@@ -105,14 +105,13 @@ fn median(costs: &[f32]) -> f32 {
 }
 
 /// How many minibatches to draw ahead: none where costs are even, else as many as the longest samples take, of
-/// a hundred the longest left out, and three to spread the slow ones over. `period`: seconds from one minibatch to
-/// the next.
-pub fn window_needed(costs: &Recent, period: f32, most: u32) -> u32 {
+/// a hundred the longest left out, and `spread` more. `period`: seconds from one minibatch to the next.
+pub fn window_needed(costs: &Recent, period: f32, spread: u32, most: u32) -> u32 {
     let (Some(usual), Some(longest)) = (costs.quantile(0.5), costs.quantile(0.99)) else {
         return 0;
     };
     match longest > SLOW * usual {
-        true => ((longest / period).ceil() + SPREAD).min(most as f32) as u32,
+        true => ((longest / period).ceil() + spread as f32).min(most as f32) as u32,
         false => 0,
     }
 }
@@ -145,18 +144,18 @@ mod tests {
     #[test]
     fn where_costs_are_even_nothing_is_drawn_ahead() {
         let mut costs = Recent::new();
-        assert_eq!(window_needed(&costs, 1.0, 8), 0);
+        assert_eq!(window_needed(&costs, 1.0, SPREAD, 8), 0);
         (0..200u8).for_each(|i| costs.observe(1.0 + f32::from(i % 10) / 10.0));
-        assert_eq!(window_needed(&costs, 1.0, 8), 0);
+        assert_eq!(window_needed(&costs, 1.0, SPREAD, 8), 0);
     }
 
     #[test]
     fn the_window_is_long_enough_for_the_longest_and_three_more() {
         let mut costs = Recent::new();
         (0..200u8).for_each(|i| costs.observe(if i % 20 == 0 { 100.0 } else { 1.0 }));
-        assert_eq!(window_needed(&costs, 40.0, 8), 6);
-        assert_eq!(window_needed(&costs, 10.0, 8), 8);
-        assert_eq!(window_needed(&costs, 0.0, 8), 8);
+        assert_eq!(window_needed(&costs, 40.0, SPREAD, 8), 6);
+        assert_eq!(window_needed(&costs, 10.0, SPREAD, 8), 8);
+        assert_eq!(window_needed(&costs, 0.0, SPREAD, 8), 8);
     }
 
     #[test]

@@ -4,7 +4,7 @@ mod random;
 mod workshop;
 
 use coprep_costs::Recent;
-use coprep_costs::early::window_needed;
+use coprep_costs::early::{SPREAD, window_needed};
 use proptest::prelude::*;
 use random::Random;
 use workshop::{Batch, Order, Run, Sample, Workshop, batches};
@@ -77,7 +77,7 @@ fn the_window_that_is_needed_is_enough() {
         let mut costs = Recent::new();
         batches.iter().flatten().for_each(|s| costs.observe(s.cost));
         let whole = run(workers, Order::Leads, batches);
-        let window = window_needed(&costs, whole.period() as f32, 8);
+        let window = window_needed(&costs, whole.period() as f32, SPREAD, 8);
         let shop = Workshop {
             workers,
             window,

@@ -59,9 +59,7 @@ impl Registry {
         let resting = self.user_code.take_resting(code_key(request));
         let loaded = match (resting, dataset) {
             (Some(resting), _) => Loaded::again(resting, code, probes, split, room)?,
-            (None, Some(dataset)) => {
-                Loaded::load(code, dataset, is_awaited, probes, split, room)?
-            },
+            (None, Some(dataset)) => Loaded::load(code, dataset, is_awaited, probes, split, room)?,
             (None, None) => return Ok(None),
         };
         let there = loaded.samples;

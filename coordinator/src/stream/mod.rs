@@ -427,12 +427,13 @@ impl Stream {
         };
         let mean = costs.mean();
         let period = mean * samples.len() as f32 / self.worker_count() as f32;
-        let most = match self.blueprint.key.relaxed {
-            // A slow sample holds nobody up, whenever it is begun.
+        let most = QUEUE_DEPTH.min(self.pool.layout().buffers.saturating_sub(2));
+        let spread = match self.blueprint.key.relaxed {
+            // A slow sample holds nobody up but at the epoch's end.
             true => 0,
-            false => QUEUE_DEPTH.min(self.pool.layout().buffers.saturating_sub(2)),
+            false => early::SPREAD,
         };
-        engine.window = costs.window(period, most);
+        engine.window = costs.window(period, spread, most);
         if engine.window == 0 {
             return vec![now; samples.len()];
         }
