@@ -63,6 +63,8 @@ impl Offer {
 const REMEMBERED: u32 = 4096;
 /// The price is found anew when so much of what was decided, or of what is to come, has passed.
 const PART: u32 = 64;
+/// This part of all samples is the end, at which the price falls to nothing.
+const THE_END: u32 = 8;
 
 /// Five equally likely outcomes of something normal, in standard deviations.
 const LUCK: [f64; 5] = [-1.28, -0.52, 0.0, 0.52, 1.28];
@@ -79,6 +81,8 @@ pub struct Chooser {
     samples: u32,
     decided: u32,
     price: f64,
+    /// The last one before the end.
+    usual_price: f64,
     /// The decision before which the price is found anew.
     due: u32,
     /// Of the recent samples, the highest ratio first.
@@ -96,6 +100,7 @@ impl Chooser {
             samples,
             decided: 0,
             price: 0.0,
+            usual_price: 0.0,
             due: 0,
             steps: Vec::new(),
         }
@@ -108,6 +113,9 @@ impl Chooser {
             self.forget();
             by_ratio(&mut self.steps);
             self.price = self.find_price();
+            if self.to_come() > self.samples / THE_END {
+                self.usual_price = self.price;
+            }
             let part = self.decided.min(self.to_come()) / PART;
             self.due = self.decided.saturating_add(part.max(1));
         }
@@ -128,9 +136,9 @@ impl Chooser {
         }
     }
 
-    /// The price: seconds per byte.
+    /// The price, seconds per byte: what most samples pay, and not the last ones, to whom the rest is given.
     pub fn lambda(&self) -> f64 {
-        self.price
+        self.usual_price
     }
 
     /// Seconds per epoch that all that was taken saves.
@@ -373,6 +381,15 @@ mod tests {
         assert_eq!(Chooser::new(100, 1).decide(&offers), None);
         assert_eq!(offline(&[offers.to_vec()], 100), [None]);
         assert_eq!(optimum(&[offers.to_vec()], 100), 0.0);
+    }
+
+    #[test]
+    fn the_price_that_most_paid_is_told_when_all_are_decided() {
+        let mut chooser = Chooser::new(1000, 200);
+        for saves in 1..=200u32 {
+            chooser.decide(&[offer(10, f64::from(1 + saves * 73 % 200))]);
+        }
+        assert!(chooser.lambda() > 5.0, "{}", chooser.lambda());
     }
 
     #[test]
