@@ -91,7 +91,7 @@ def run(job: Job, coordinator: Coordinator | None = None) -> Outcome:
 def hear(
     child: Child, event: str, patience: float, note: Callable[[dict[str, Any]], None] = lambda message: None
 ) -> list[dict[str, Any]]:
-    """All that it says until it says `event`, after which it waits to be told something. `note`: of each before that."""
+    """All that it says until it says `event`, after which it waits to be told something. `note`: of each before."""
     said = []
     for _, message in messages([child], patience):
         said.append(message)
