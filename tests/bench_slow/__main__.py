@@ -1,8 +1,8 @@
 """Slow samples: the order of batches, the form of cached samples, what it costs to measure, and the balance of threads.
 
 usage: python -m tests.bench_slow DATA --out FOLDER [--limit PROGRAM] [--only order,forms,cost,watch,balance]
-       [--repeat 3] [--samples images-native,spin-10x] [--loaders coprep-relaxed] [--storages slowed] [--forms auto] [--budgets 5,50]
-       [--scenarios storage,latency] [--quick]
+       [--repeat 3] [--samples images-native,spin-10x] [--loaders coprep-relaxed] [--storages slowed] [--forms auto]
+       [--budgets 5,50] [--scenarios storage,latency] [--quick]
 """
 
 from __future__ import annotations
