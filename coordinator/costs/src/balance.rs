@@ -184,7 +184,9 @@ impl Balance {
             return;
         }
         let (spare, holds) = match self.limit {
-            None => (SPARE, HOLDS.0),
+            // It helped, as far as storage could.
+            None if useful > step.from => (SPARE.min(useful), HOLDS.0),
+            None => (0, HOLDS.0),
             // Tried again, with what is spare.
             Some(limit) => (0, (2.0 * limit.holds).min(HOLDS.1)),
         };
@@ -310,7 +312,7 @@ mod tests {
                 .find(|&n| world.rate(n) >= 0.95 * best)
                 .unwrap_or(128);
             assert!(
-                threads <= SPARE + (3 * fewest).max(world.cpus),
+                threads <= (3 * fewest).max(world.cpus + 2),
                 "seed {seed}: {threads} threads where {fewest} would do"
             );
         }
@@ -357,7 +359,7 @@ mod tests {
         let mut tried = 0;
         for _ in 0..200 {
             run(&mut balance, disk, 1, &mut random);
-            tried += u32::from(balance.threads() > 2 + SPARE);
+            tried += u32::from(balance.threads() > 2);
         }
         assert!(
             tried < 30,
