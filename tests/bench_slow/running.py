@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,24 +77,26 @@ def run(job: Job, coordinator: Coordinator | None = None) -> Outcome:
         hear(child, "ready", READY_PATIENCE_S)
         before, began = CpuClock.read(roots), time.monotonic()
         child.tell("go")
-        said = hear(child, "epoch", DONE_PATIENCE_S, or_at="done")
-        first_epoch = CpuClock.read(roots)
-        if said[-1]["event"] != "done":
-            said += hear(child, "done", DONE_PATIENCE_S)
+        first_epoch: list[CpuClock] = []
+        said = hear(child, "done", DONE_PATIENCE_S, lambda: first_epoch.append(CpuClock.read(roots)))
         after, elapsed = CpuClock.read(roots), time.monotonic() - began
         status = listed_status(env, coordinator.slowest) if coordinator else {}
         processes += trees(roots)
         end(child)
-    cpu_s = after.ours_since(before), after.ours_since(first_epoch)
+    cpu_s = after.ours_since(before), after.ours_since(first_epoch[0])
     return Outcome(said, status, *cpu_s, after.others_since(before) / elapsed)
 
 
-def hear(child: Child, event: str, patience: float, or_at: str | None = None) -> list[dict[str, Any]]:
-    """All that it says until it says `event`, or `or_at`, after which it waits to be told something."""
-    said = []
+def hear(
+    child: Child, event: str, patience: float, at_first: Callable[[], None] = lambda: None
+) -> list[dict[str, Any]]:
+    """All that it says until it says `event`, after which it waits to be told something. `at_first`: once."""
+    said: list[dict[str, Any]] = []
     for _, message in messages([child], patience):
+        if not said:
+            at_first()
         said.append(message)
-        if message["event"] in (event, or_at):
+        if message["event"] == event:
             return said
     raise child.failure(f"did not say {event!r} within {patience:.0f} s" if child.running() else "")
 
