@@ -59,13 +59,15 @@ class OrderOptions:
 
 @dataclass(frozen=True)
 class Run:
-    """One job's epochs, against the limit as it was measured just before."""
+    """One job's epochs, against the limit as it was measured just before and just after: a machine drifts."""
 
     limit: float | None
     epochs: Sequence[Epoch]
     first_batch_s: float
     displacement: int | None
     costs: dict[str, Any]
+    cores: float | None
+    """In use by coprep and the job, from the second epoch on. None: PyTorch, whose processes end with an epoch."""
     others_cores: float
 
 
@@ -114,6 +116,8 @@ class OrderRecord:
     """Minibatches, because of slow samples."""
     overtaken: int | None
     """Samples, of all epochs of a repetition. Both by coprep's own account, the most of the repetitions."""
+    cores: float | None
+    """In use by coprep and the job, from the second epoch on."""
     others_cores: float
     repetitions: int
 
@@ -138,6 +142,7 @@ class OrderRecord:
             displacement=most(run.displacement for run in runs),
             drawn_ahead=most(run.costs.get("window") for run in runs),
             overtaken=most(run.costs.get("overtaken") for run in runs),
+            cores=median_or_none([run.cores for run in runs]),
             others_cores=statistics.median(run.others_cores for run in runs),
             repetitions=len(runs),
         )
@@ -205,9 +210,9 @@ def measure_order(options: OrderOptions) -> OrderResults:
 def one_turn(
     options: OrderOptions, samples: Samples, seed: int, runs: dict[tuple[str, str], list[Run]], progress: Progress
 ) -> None:
-    """The limit, then each loader."""
-    limit = limit_of(samples, options.limit, options.quick)
-    progress.say(f"{samples.name}, limit: {limit:,.0f}/s" if limit else f"{samples.name}, limit: not measured")
+    """The limit, and each loader with the limit once more after it."""
+    before = limit_of(samples, options.limit, options.quick)
+    progress.say(f"{samples.name}, limit: {before:,.0f}/s" if before else f"{samples.name}, limit: not measured")
     deterministic: list[list[int]] = []
     for loader in options.loaders_of(samples):
         outcome = run_loader(samples, loader, WORKERS, seed, EPOCHS, options.features)
@@ -218,7 +223,13 @@ def one_turn(
         if loader == RELAXED:
             drawn = relaxed_draw(epochs, deterministic)
         first_batch_s = epochs[0].arrivals[0] - outcome.of("epoch")[0]["went"]
-        one = Run(limit, epochs, first_batch_s, farthest(epochs, drawn), outcome.costs, outcome.others_cores)
+        after = limit_of(samples, options.limit, options.quick)
+        limit = (before + after) / 2 if before and after else None
+        before = after
+        later_s = epochs[-1].end - epochs[0].end
+        cores = outcome.later_cpu_s / later_s if loader.startswith("coprep") else None
+        place = farthest(epochs, drawn)
+        one = Run(limit, epochs, first_batch_s, place, outcome.costs, cores, outcome.others_cores)
         runs.setdefault((samples.name, loader), []).append(one)
         progress.say(f"{samples.name}, {loader}: {summary(one)}")
 

@@ -101,7 +101,7 @@ class Results:
 def rates_table(records: Sequence[OrderRecord]) -> Table:
     epochs = max(len(record.rates) for record in records)
     header = ["samples/s", "limit", *(f"epoch {epoch}" for epoch in range(1, epochs + 1))]
-    header += ["first epoch / limit", "later / limit", "first batch s", "not exactly once"]
+    header += ["first epoch / limit", "later / limit", "cores in use", "first batch s", "not exactly once"]
     rows = [
         [
             named(record),
@@ -109,6 +109,7 @@ def rates_table(records: Sequence[OrderRecord]) -> Table:
             *(number(rate, 0) for rate in record.rates),
             spread(record.first_rate_to_limit),
             spread(record.later_rate_to_limit),
+            number(record.cores, 2),
             number(record.first_batch_s, 2),
             str(record.astray),
         ]
