@@ -14,6 +14,7 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 DATA ?= demo-data
 LIMIT := $(TARGET)/release/examples/limit
 HANDOVER := $(TARGET)/release/examples/handover
+OVERHEAD := $(TARGET)/release/examples/overhead
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find cache coordinator bindings tools -name '*.rs' -o -name Cargo.toml -o -path '*/src/*.py')
 WHEEL_SOURCES := $(RUST_SOURCES) $(shell find bindings -name '*.py' -o -name '*.pyi' -o -name '*.md' -o -name pyproject.toml)
 PYTHON_TESTS := $(wildcard bindings/python/tests tests/python)
@@ -127,8 +128,8 @@ bench: $(VENV)/.package $(if $(or $(findstring torch,$(or $(ONLY),torch)),$(find
 # Where DATA has images that are many times as large as the others, they are the slow ones.
 .PHONY: bench-slow
 bench-slow: $(VENV)/.package $(if $(or $(findstring order,$(or $(ONLY),order)),$(findstring cost,$(ONLY))$(findstring watch,$(ONLY))),$(VENV)/.torch) $(filter demo-data,$(DATA)) | deps ## slow samples: the order of batches, the form of the cache, the balance of threads
-	@cargo build --release -p coprep-pipeline --example limit
-	@$(PY) -m tests.bench_slow "$(DATA)" --limit "$(LIMIT)" --out "$(TARGET)/bench-slow" \
+	@cargo build --release -p coprep-pipeline --example limit -p coprep-coordinator --example overhead
+	@$(PY) -m tests.bench_slow "$(DATA)" --limit "$(LIMIT)" --overhead "$(OVERHEAD)" --out "$(TARGET)/bench-slow" \
 		$(if $(ONLY),--only "$(ONLY)") $(if $(REPEAT),--repeat "$(REPEAT)") $(if $(QUICK),--quick) $(ARGS)
 
 .PHONY: what-if

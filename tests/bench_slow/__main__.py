@@ -1,8 +1,9 @@
 """Slow samples: the order of batches, the form of cached samples, what it costs to measure, and the balance of threads.
 
-usage: python -m tests.bench_slow DATA --out FOLDER [--limit PROGRAM] [--only order,forms,cost,watch,balance]
-       [--repeat 3] [--samples images-native,spin-10x] [--loaders coprep-relaxed] [--storages slowed] [--forms auto]
-       [--budgets 5,50] [--scenarios storage,latency] [--quick]
+usage: python -m tests.bench_slow DATA --out FOLDER [--limit PROGRAM] [--overhead PROGRAM]
+       [--only order,forms,cost,watch,balance] [--repeat 3] [--samples images-native,spin-10x]
+       [--loaders coprep-relaxed] [--storages slowed] [--forms auto] [--budgets 5,50]
+       [--scenarios storage,latency] [--quick]
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def benchmark(args: argparse.Namespace, folder: Path) -> None:
         results.forms = measure_forms(FormsOptions(some, args.forms, args.storages, budgets, features, args.repeat))
     if "cost" in args.only:
         heading("cost")
-        results.cost = measure_cost(PairOptions(few, features, args.repeat, args.quick))
+        overhead = args.overhead and args.overhead.resolve()
+        results.cost = measure_cost(PairOptions(few, features, args.repeat, args.quick), overhead)
     if "watch" in args.only:
         heading("watch")
         results.watch = measure_watch(PairOptions(few, features, args.repeat, args.quick))
@@ -80,6 +82,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("data", type=Path, help="an image folder: one sub-folder per class, with a few large images")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--limit", type=Path, help="the program that measures the limit of coprep's own pipeline")
+    parser.add_argument("--overhead", type=Path, help="the program that measures what measuring costs by itself")
     parser.add_argument("--repeat", type=int)
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that everything runs")
     for name, known in (

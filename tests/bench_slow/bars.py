@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from tests.bench.records import Bar, Spread
 from tests.bench_slow.balance import PROCESSORS, BalanceResults, PhaseRecord
+from tests.bench_slow.cost import CostResults
 from tests.bench_slow.forms import AUTO, DECODED, ENCODED, FormsRecord, FormsResults
 from tests.bench_slow.order import DETERMINISTIC, RELAXED, OrderRecord, OrderResults
 from tests.bench_slow.pairs import PairRecord
@@ -16,6 +17,7 @@ RATE = 0.95
 GAP = 2.5
 NEAR_OPTIMUM = 1.05
 COST_PERCENT = 1.0
+COST_BYTES = 32
 FOLLOWS_S = 5.0
 REACHES = 1 - NEAR
 """Of what is allowed. A pool that soon settles at too little would else be as good as one that follows."""
@@ -117,6 +119,16 @@ def forms_bars(results: FormsResults) -> list[Bar]:
         what += f" ({worst.budget} %; runs differ by {100 * worst.spread:.1f} %, which is allowed)"
         found.append(Bar(what, 1 + round(worst.spread, 3), False, worst.ratio))
     return found
+
+
+def cost_bars(results: CostResults) -> list[Bar]:
+    shares = (results.by_itself.of_images, results.by_itself.of_decoded) if results.by_itself else (None, None)
+    found = [
+        Bar(f"{work}: measuring costs, by itself, of the preparation", COST_PERCENT, False, median_of(share), "%")
+        for work, share in zip(("images, cache off", "images, cache decoded"), shares, strict=True)
+    ]
+    size = results.bytes.per_sample if results.bytes else None
+    return [*found, Bar("memory for the costs of a sample", COST_BYTES, False, size, "bytes")]
 
 
 def pair_bars(records: Sequence[PairRecord]) -> list[Bar]:

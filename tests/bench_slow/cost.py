@@ -1,11 +1,13 @@
-"""What it costs to measure each sample's cost: speed with and without, in pairs, and bytes."""
+"""What it costs to measure each sample's cost: speed with and without, in pairs; by itself; and bytes."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tests.bench.measure import MIB
+from tests.bench_slow.overhead import OverheadRecord, measure_overhead
 from tests.bench_slow.pairs import PairOptions, PairRecord, Switch, environment, measure_pairs
 from tests.bench_slow.running import Coordinator, Job, Outcome, Progress, run
 
@@ -42,16 +44,19 @@ class CostResults:
     """Everything of this part."""
 
     records: list[PairRecord] = field(default_factory=list)
+    by_itself: OverheadRecord | None = None
     bytes: BytesRecord | None = None
 
 
-def measure_cost(options: PairOptions) -> CostResults:
+def measure_cost(options: PairOptions, overhead: Path | None) -> CostResults:
+    """`overhead`: the program that measures it by itself."""
+    by_itself = measure_overhead(overhead, options.data, options.quick) if overhead else None
     records = measure_pairs(COSTS, options)
     samples = QUICK_SAMPLES if options.quick else SAMPLES
     progress = Progress(2)
     one, other = (many_samples(samples, measured, progress) for measured in (True, False))
     told = BytesRecord(samples, one.status["pss_bytes"], other.status["pss_bytes"], one.costs.get("bytes"))
-    return CostResults(records, told)
+    return CostResults(records, by_itself, told)
 
 
 def many_samples(samples: int, on: bool, progress: Progress) -> Outcome:

@@ -17,11 +17,12 @@ from tests.bench.measure import BATCH_SIZE, MIB, Dataset
 from tests.bench.records import Bar, Spread
 from tests.bench.report import Table, markdown, number
 from tests.bench_slow.balance import BalanceResults, Series
-from tests.bench_slow.bars import against_fixed, balance_bars, forms_bars, order_bars, pair_bars, spread_of
+from tests.bench_slow.bars import against_fixed, balance_bars, cost_bars, forms_bars, order_bars, pair_bars, spread_of
 from tests.bench_slow.cost import BytesRecord, CostResults
 from tests.bench_slow.delivery import LAST_BATCHES
 from tests.bench_slow.forms import AUTO, DECODED, ENCODED, FormsResults
 from tests.bench_slow.order import WORKERS, GapRecord, OrderRecord, OrderResults
+from tests.bench_slow.overhead import OverheadRecord
 from tests.bench_slow.pairs import PairRecord
 from tests.bench_slow.series import Moment
 from tests.bench_slow.timeline import Part, draw_timeline
@@ -80,6 +81,7 @@ class Results:
     def bars(self) -> list[Bar]:
         found = order_bars(self.order) if self.order else []
         found += forms_bars(self.forms) if self.forms else []
+        found += cost_bars(self.cost) if self.cost else []
         found += pair_bars(self.pairs())
         return found + (balance_bars(self.balance) if self.balance else [])
 
@@ -89,7 +91,9 @@ class Results:
             records += [*self.order.records, *self.order.digests]
         if self.forms:
             records += [*self.forms.records, *self.forms.optima, *self.forms.models]
-        records += [*self.pairs(), *([self.cost.bytes] if self.cost and self.cost.bytes else [])]
+        records += self.pairs()
+        if self.cost:
+            records += [record for record in (self.cost.by_itself, self.cost.bytes) if record]
         if self.balance:
             records += self.balance.records
         return [record.as_json() for record in records]
@@ -275,6 +279,13 @@ def pairs_table(records: Sequence[PairRecord], memory: BytesRecord | None = None
     return header, rows
 
 
+def overhead_table(record: OverheadRecord) -> Table:
+    header = ["costs measured, by itself", *(f"{step.replace('_', ' ')}, ns" for step in record.steps_ns)]
+    header += ["% of preparing an image", "% of preparing it decoded from the cache", "runs"]
+    shares = [spread(share) for share in (record.of_images, record.of_decoded)]
+    return header, [["a sample", *(number(ns, 0) for ns in record.steps_ns.values()), *shares, str(record.runs)]]
+
+
 # Balance.
 
 
@@ -339,6 +350,8 @@ def tables(results: Results) -> list[Table]:
         found += [table for table in (accounts_table(results.forms), models_table(results.forms)) if table[1]]
     if results.cost:
         found.append(pairs_table(results.cost.records, results.cost.bytes))
+        if results.cost.by_itself:
+            found.append(overhead_table(results.cost.by_itself))
     if results.watch:
         found.append(pairs_table(results.watch))
     if results.balance and results.balance.records:

@@ -1,0 +1,344 @@
+//! What it takes to measure what samples cost and to use it, by itself, against the preparation of the same samples:
+//! CPU nanoseconds for each sample, step by step.
+//!
+//! The steps are those of a coordinator that prepares an image from its file for the first time and chooses its form by
+//! price: the one that has most to do. The threads share one table and one model, as workers do.
+//!
+//! ```text
+//! cargo run --release -p coprep-coordinator --example overhead -- DATA --threads 2
+//! ```
+#![expect(clippy::print_stdout, reason = "its answer")]
+
+use std::hint::black_box;
+use std::path::Path;
+use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use coprep_costs::early::{SPREAD, leads, next_due, window_needed};
+use coprep_costs::{Budget, Chooser, CostTable, Features, Measured, Offer, Predictor};
+use coprep_pipeline::{Dataset, DecodedView, Pipeline, SampleKey, Scratch};
+use coprep_protocol::spec::{DEFAULT_MAX_PIXELS, Interpolation, Op, Source};
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::time::{ClockId, clock_gettime};
+
+const USAGE: &str = "usage: overhead DATA [--threads N]";
+const BATCH: u32 = 64;
+/// Minibatches drawn ahead, at most.
+const MOST: u32 = 8;
+/// Samples whose costs are kept, each of an image: there are more samples than images, so that the table is large.
+const SAMPLES: u32 = 1_000_000;
+/// Images at most, since they are kept decoded.
+const IMAGES: u32 = 500;
+/// How often an image is prepared.
+const TIMES: u32 = 4;
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+type Step = fn(&mut Thread<'_>, u32);
+
+fn main() -> Outcome<()> {
+    let (data, threads) = options(std::env::args().skip(1)).ok_or(USAGE)?;
+    let work = Work::new(&data, threads)?;
+    let images = work.images.len() as u32;
+    let of_images = |times: u32, step: Step| work.nanoseconds(times * images, step);
+    let of_samples = |step: Step| work.nanoseconds(SAMPLES, step);
+    let prepare = of_images(TIMES, |thread, id| thread.prepare(id));
+    let prepare_decoded = of_images(TIMES, |thread, id| thread.prepare_decoded(id));
+    let look = of_images(100, |thread, id| thread.look(id));
+    let fetch = of_samples(|_, _| fetch_clocks());
+    let stages = of_samples(|_, _| stage_clocks());
+    let record = of_samples(|thread, id| thread.record(id));
+    let start = of_samples(|thread, id| thread.start(id));
+    let form = of_samples(|thread, id| thread.form(id));
+    let cached = stages + record + start;
+    let all = cached + fetch + look + form;
+    println!(
+        "{{\"threads\": {threads}, \"fetch_clocks\": {fetch:.0}, \"look\": {look:.0}, \"stage_clocks\": {stages:.0}, \
+         \"record\": {record:.0}, \"start\": {start:.0}, \"form\": {form:.0}, \"all\": {all:.0}, \
+         \"cached\": {cached:.0}, \"prepare\": {prepare:.0}, \"prepare_decoded\": {prepare_decoded:.0}}}"
+    );
+    Ok(())
+}
+
+fn options(mut arguments: impl Iterator<Item = String>) -> Option<(String, u32)> {
+    let (mut data, mut threads) = (None, 2);
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--threads" => threads = arguments.next()?.parse().ok().filter(|&n| n > 0)?,
+            flag if flag.starts_with('-') => return None,
+            folder => data = Some(folder.into()),
+        }
+    }
+    Some((data?, threads))
+}
+
+/// An image in all forms, and what it costs.
+struct Image {
+    file: Vec<u8>,
+    decoded: (u32, u32, Vec<u8>),
+    features: Features,
+    measured: Measured,
+    seconds: f32,
+}
+
+struct Learned {
+    predictor: Predictor,
+    budget: Budget,
+}
+
+/// What all threads share.
+struct Work {
+    threads: u32,
+    dataset: Dataset,
+    pipeline: Pipeline,
+    images: Vec<Image>,
+    table: CostTable,
+    learned: Mutex<Learned>,
+    chooser: Mutex<Chooser>,
+}
+
+struct Thread<'a> {
+    work: &'a Work,
+    scratch: Scratch,
+    file: Vec<u8>,
+    slot: Vec<u8>,
+}
+
+impl Work {
+    fn new(data: &str, threads: u32) -> Outcome<Self> {
+        let root = Path::new(data).canonicalize()?;
+        let root = root.to_string_lossy().into_owned();
+        let dataset = Dataset::open(&Source::ImageFolder { root })?;
+        let pipeline = Pipeline::compile(&operators())?;
+        let some = 0..dataset.len().min(IMAGES);
+        let images: Vec<_> = some
+            .map(|id| Image::new(&dataset, &pipeline, id))
+            .collect::<Outcome<_>>()?;
+        if images.is_empty() {
+            return Err(format!("no images in {data}").into());
+        }
+        let bytes: u64 = images.iter().map(|image| image.features.bytes).sum();
+        let budget = bytes / images.len() as u64 * u64::from(SAMPLES);
+        let work = Work {
+            threads,
+            dataset,
+            pipeline,
+            images,
+            table: CostTable::new(SAMPLES),
+            learned: Mutex::new(Learned {
+                predictor: Predictor::new(),
+                budget: Budget::new(),
+            }),
+            chooser: Mutex::new(Chooser::new(budget, SAMPLES)),
+        };
+        // So that each sample is expected to cost what it does.
+        let mut thread = work.thread();
+        (0..SAMPLES).for_each(|id| thread.record(id));
+        Ok(work)
+    }
+
+    fn thread(&self) -> Thread<'_> {
+        Thread {
+            work: self,
+            scratch: Scratch::new(),
+            file: Vec::new(),
+            slot: vec![0; self.pipeline.output().sample_bytes()],
+        }
+    }
+
+    fn image(&self, id: u32) -> &Image {
+        &self.images[id as usize % self.images.len()]
+    }
+
+    fn learned(&self) -> MutexGuard<'_, Learned> {
+        self.learned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// CPU time of `step`, the mean of so many samples, shared out among the threads.
+    fn nanoseconds(&self, samples: u32, step: Step) -> f64 {
+        let line = Barrier::new(self.threads as usize);
+        let run = |number| {
+            let mut thread = self.thread();
+            let line = &line;
+            move || {
+                step(&mut thread, number);
+                line.wait();
+                let before = thread_cpu();
+                let ids = (number..samples).step_by(self.threads as usize);
+                ids.for_each(|id| step(&mut thread, id));
+                thread_cpu().saturating_sub(before)
+            }
+        };
+        let spent: Duration = std::thread::scope(|scope| {
+            let started: Vec<_> = (0..self.threads).map(|n| scope.spawn(run(n))).collect();
+            let ended = started.into_iter().map(|thread| {
+                let outcome = thread.join();
+                outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            });
+            ended.sum()
+        });
+        spent.as_nanos() as f64 / f64::from(samples)
+    }
+}
+
+impl Image {
+    fn new(dataset: &Dataset, pipeline: &Pipeline, id: u32) -> Outcome<Self> {
+        let mut file = Vec::new();
+        let before = Instant::now();
+        dataset.fetch(id, &mut file)?;
+        let fetched = Instant::now();
+        let picture = pipeline.look(&file)?;
+        let shape = picture.decoded;
+        let mut pixels = vec![0; shape.bytes()];
+        pipeline.decode_into(&file, &mut Scratch::new(), &mut pixels)?;
+        let (fetch, decode) = (fetched - before, fetched.elapsed());
+        Ok(Image {
+            features: Features {
+                bytes: file.len() as u64,
+                pixels: picture.pixels,
+            },
+            measured: Measured {
+                fetch: Some(fetch.as_secs_f32()),
+                decode: Some(decode.as_secs_f32()),
+                fixed: None,
+                random: Some(0.2 * decode.as_secs_f32()),
+                cpu: Some(1.2 * decode.as_secs_f32()),
+            },
+            seconds: (fetch + decode).as_secs_f32(),
+            file,
+            decoded: (shape.width, shape.height, pixels),
+        })
+    }
+}
+
+impl Thread<'_> {
+    /// From its file.
+    fn prepare(&mut self, id: u32) {
+        let Thread {
+            work,
+            scratch,
+            file,
+            slot,
+        } = self;
+        let id = id % work.images.len() as u32;
+        work.dataset.fetch(id, file).expect("read before");
+        let pipeline = &work.pipeline;
+        let prepared = pipeline.prepare_encoded(file, key(id), scratch, || &mut slot[..]);
+        prepared.expect("decoded before");
+    }
+
+    /// From the cache.
+    fn prepare_decoded(&mut self, id: u32) {
+        let (width, height, pixels) = &self.work.image(id).decoded;
+        let view = DecodedView {
+            width: *width,
+            height: *height,
+            pixels,
+        };
+        let (pipeline, slot) = (&self.work.pipeline, &mut self.slot);
+        let prepared = pipeline.prepare_decoded(view, key(id), &mut self.scratch, || &mut slot[..]);
+        prepared.expect("decoded before");
+    }
+
+    /// Looks at its header.
+    fn look(&mut self, id: u32) {
+        let file = &self.work.image(id).file;
+        black_box(self.work.pipeline.look(file)).expect("looked at before");
+    }
+
+    /// What it cost goes to the table, the model and the budget.
+    fn record(&mut self, id: u32) {
+        let image = self.work.image(id);
+        self.work.table.record(id, &image.measured);
+        if let Ok(mut learned) = self.work.learned.try_lock() {
+            learned.budget.observe(image.seconds);
+            learned.predictor.observe(image.features, &image.measured);
+        }
+    }
+
+    /// When it is to be started: done for a whole minibatch.
+    fn start(&mut self, id: u32) {
+        let work = self.work;
+        if !(id / work.threads).is_multiple_of(BATCH) {
+            return;
+        }
+        let expected: Vec<f32> = (0..BATCH)
+            .map(|place| work.table.get((id + place * 7919) % SAMPLES))
+            .map(|cost| cost.map_or(0.0, |c| c.total()))
+            .collect();
+        let learned = work.learned();
+        let costs = learned.budget.recent();
+        let period = costs.mean().unwrap_or(0.0) * BATCH as f32 / work.threads as f32;
+        let window = window_needed(costs, period, SPREAD, MOST);
+        drop(learned);
+        let due = next_due(0.0, 0.0, window, period);
+        black_box((
+            due,
+            leads(&expected, work.threads, period, period * window as f32),
+        ));
+    }
+
+    /// In which form it is to be kept.
+    fn form(&mut self, id: u32) {
+        let image = self.work.image(id);
+        let cost = self.work.learned().predictor.predict(image.features);
+        let offer = |bytes, saves: f32| Offer {
+            bytes,
+            saves: saves.into(),
+        };
+        let offers = [
+            offer(image.features.bytes, cost.fetch),
+            offer(image.decoded.2.len() as u64, cost.fetch + cost.decode),
+        ];
+        let chooser = self.work.chooser.lock();
+        let mut chooser = chooser.unwrap_or_else(PoisonError::into_inner);
+        black_box(chooser.decide(&offers));
+    }
+}
+
+/// Of fetching: the time, what of it was work, and whether the thread waited.
+fn fetch_clocks() {
+    for _ in 0..2 {
+        black_box(Instant::now());
+        black_box((thread_cpu(), getrusage(UsageWho::RUSAGE_THREAD).ok()));
+    }
+}
+
+/// Of preparing: the time of its stages, and the work.
+fn stage_clocks() {
+    for _ in 0..6 {
+        black_box(Instant::now());
+    }
+    for _ in 0..2 {
+        black_box(thread_cpu());
+    }
+}
+
+fn operators() -> Vec<Op> {
+    vec![
+        Op::Decode {
+            apply_exif_orientation: false,
+            max_pixels: DEFAULT_MAX_PIXELS,
+            scaled: true,
+        },
+        Op::RandomResizedCrop {
+            height: 224,
+            width: 224,
+            scale: (0.08, 1.0),
+            ratio: (3.0 / 4.0, 4.0 / 3.0),
+            interpolation: Interpolation::Bilinear,
+        },
+        Op::RandomHorizontalFlip { p: 0.5 },
+    ]
+}
+
+fn key(id: u32) -> SampleKey {
+    SampleKey {
+        seed: 0,
+        id,
+        visit: 0,
+    }
+}
+
+fn thread_cpu() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
+}

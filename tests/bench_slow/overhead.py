@@ -1,0 +1,58 @@
+"""What it takes to measure each sample's cost and to use it, by itself: CPU time, against that of the preparation."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.bench.measure import Dataset
+from tests.bench.records import Spread
+from tests.bench_slow.running import Progress
+
+THREADS = 2
+TIMES, QUICK_TIMES = 5, 1
+PATIENCE_S = 300
+STEPS = ("fetch_clocks", "look", "stage_clocks", "record", "start", "form")
+
+
+@dataclass(frozen=True)
+class OverheadRecord:
+    """Medians of the program's runs."""
+
+    steps_ns: Mapping[str, float]
+    """CPU nanoseconds of a sample."""
+    of_images: Spread
+    """All steps, as per cent of an image's preparation from its file."""
+    of_decoded: Spread
+    """Those steps that are left where it comes decoded from the cache, as per cent of its preparation."""
+    runs: int
+
+    @classmethod
+    def of(cls, said: Sequence[Mapping[str, float]]) -> OverheadRecord:
+        return cls(
+            {step: statistics.median(one[step] for one in said) for step in STEPS},
+            Spread.of([100 * one["all"] / one["prepare"] for one in said]),
+            Spread.of([100 * one["cached"] / one["prepare_decoded"] for one in said]),
+            len(said),
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        return {"part": "cost, by itself", **asdict(self)}
+
+
+def measure_overhead(program: Path, data: Dataset, quick: bool) -> OverheadRecord:
+    times = QUICK_TIMES if quick else TIMES
+    progress, said = Progress(times), []
+    for _ in range(times):
+        data.read()
+        command = [str(program), str(data.root), "--threads", str(THREADS)]
+        answer = subprocess.run(command, capture_output=True, check=True, timeout=PATIENCE_S)
+        one = json.loads(answer.stdout)
+        said.append(one)
+        progress.say(f"measuring by itself: {one['all']:,.0f} ns of {one['prepare']:,.0f} for an image")
+    return OverheadRecord.of(said)
