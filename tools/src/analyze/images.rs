@@ -230,6 +230,7 @@ fn facts(
     let free = coprep_cache::memory::available().unwrap_or(0) as f64;
     Facts {
         samples,
+        remainder: samples % f64::from(plan.batch_size),
         encoded_bytes: found.sizes.encoded,
         decoded_bytes: found.sizes.decoded,
         prepare,

@@ -20,6 +20,9 @@ use super::report::{Bottleneck, Outcome, Setting};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Facts {
     pub(super) samples: f64,
+    /// Of them in the last minibatch, where it is a short one; else 0.
+    #[serde(default)]
+    pub(super) remainder: f64,
     /// Of all samples.
     pub(super) encoded_bytes: f64,
     pub(super) decoded_bytes: f64,
@@ -162,20 +165,29 @@ impl Facts {
         let each = absent * cost.from_storage
             + cached.encoded * cost.from_encoded
             + cached.decoded * cost.from_decoded;
-        let prepared = self.samples * loaders;
-        let prepare = prepared * each * self.prepare.crowding(setting.cpus);
+        let made = loaders * self.made_per_loader(setting);
+        let prepare = self.samples * made * each * self.prepare.crowding(setting.cpus);
         let jobs = f64::from(setting.jobs);
         let train = self.samples * jobs * self.job.cpu_seconds;
         let storage = setting.storage_bytes_per_s.unwrap_or(self.storage);
         let is_read = setting.storage_bytes_per_s.is_some() || !self.is_in_page_cache;
         Busy {
             storage: match is_read {
-                true => absent * self.encoded_bytes * loaders / storage,
+                true => absent * self.encoded_bytes * made / storage,
                 false => 0.0,
             },
             processors: (prepare / setting.cpus)
                 .max((prepare + train) / self.processors.max(setting.cpus)),
             job: self.samples * self.job.seconds / setting.gpu_speed,
+        }
+    }
+
+    /// How often each sample is prepared. A short last minibatch goes only to the jobs whose epoch it ends, and so sets those
+    /// that share apart: it is prepared twice.
+    fn made_per_loader(&self, setting: &Setting) -> f64 {
+        match setting.shared && setting.jobs > 1 {
+            true => 1.0 + self.remainder / self.samples.max(1.0),
+            false => 1.0,
         }
     }
 
@@ -212,6 +224,7 @@ pub(super) mod tests {
         };
         Facts {
             samples: 1000.0,
+            remainder: 0.0,
             encoded_bytes: 1e8,
             decoded_bytes: 1e9,
             prepare,
@@ -309,6 +322,23 @@ pub(super) mod tests {
         };
         assert!(close(with(4, true), with(1, true)));
         assert!(close(with(4, false), 4.0 * with(1, false)));
+    }
+
+    #[test]
+    fn jobs_that_share_make_a_short_last_minibatch_twice() {
+        let mut facts = facts();
+        facts.remainder = 40.0;
+        let with = |jobs, shared| {
+            let setting = Setting {
+                jobs,
+                shared,
+                ..setting()
+            };
+            facts.predict(&setting).epoch_s
+        };
+        assert!(close(with(2, true), 1.04 * with(1, true)));
+        assert!(close(with(8, true), with(2, true)));
+        assert!(close(with(2, false), 2.0 * with(1, true)));
     }
 
     #[test]
