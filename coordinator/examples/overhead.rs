@@ -1,5 +1,5 @@
-//! What it takes to measure what samples cost and to use it, by itself, against the preparation of the same samples:
-//! CPU nanoseconds for each sample, step by step.
+//! What it takes to measure what samples cost and to use it, by itself, and to tell apart what jobs wait for, against the
+//! preparation of the same samples: CPU nanoseconds for each sample, step by step.
 //!
 //! The steps are those of a coordinator that prepares an image from its file for the first time and chooses its form by
 //! price: the one that has most to do. The threads share one table and one model, as workers do.
@@ -14,6 +14,7 @@ use std::path::Path;
 use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use coprep_coordinator::pass;
 use coprep_costs::early::{SPREAD, leads, next_due, window_needed};
 use coprep_costs::{Budget, Chooser, CostTable, Features, Measured, Offer, Predictor};
 use coprep_pipeline::{Dataset, DecodedView, Pipeline, SampleKey, Scratch};
@@ -31,6 +32,7 @@ const SAMPLES: u32 = 1_000_000;
 const IMAGES: u32 = 500;
 /// How often an image is prepared.
 const TIMES: u32 = 4;
+const PAIRS: usize = 9;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 type Step = fn(&mut Thread<'_>, u32);
@@ -49,12 +51,13 @@ fn main() -> Outcome<()> {
     let record = of_samples(|thread, id| thread.record(id));
     let start = of_samples(|thread, id| thread.start(id));
     let form = of_samples(|thread, id| thread.form(id));
+    let attribution = attribution();
     let cached = stages + record + start;
     let all = cached + fetch + look + form;
     println!(
         "{{\"threads\": {threads}, \"fetch_clocks\": {fetch:.0}, \"look\": {look:.0}, \"stage_clocks\": {stages:.0}, \
          \"record\": {record:.0}, \"start\": {start:.0}, \"form\": {form:.0}, \"all\": {all:.0}, \
-         \"cached\": {cached:.0}, \"prepare\": {prepare:.0}, \"prepare_decoded\": {prepare_decoded:.0}}}"
+         \"cached\": {cached:.0}, \"prepare\": {prepare:.0}, \"prepare_decoded\": {prepare_decoded:.0}, \"attribution\": {attribution:.1}}}"
     );
     Ok(())
 }
@@ -293,6 +296,17 @@ impl Thread<'_> {
         let mut chooser = chooser.unwrap_or_else(PoisonError::into_inner);
         black_box(chooser.decide(&offers));
     }
+}
+
+/// What a pool takes longer for a sample if it keeps the clocks of what is lacking: the median of some pairs.
+fn attribution() -> f64 {
+    let pair = |_| {
+        let [off, on] = [false, true].map(|attributes| pass(attributes, SAMPLES).as_nanos() as f64);
+        (on - off) / f64::from(SAMPLES)
+    };
+    let mut pairs: Vec<f64> = (0..PAIRS).map(pair).collect();
+    pairs.sort_by(f64::total_cmp);
+    pairs[PAIRS / 2]
 }
 
 /// Of fetching: the time, what of it was work, and whether the thread waited.

@@ -42,3 +42,6 @@ pub use registry::describe;
 pub use server::{Server, StopReason};
 pub use settings::Settings;
 pub use status::Monitor;
+/// For `examples/overhead` alone.
+#[doc(hidden)]
+pub use workers::pass;

@@ -3,7 +3,7 @@
 usage: python -m tests.bench_slow DATA --out FOLDER [--limit PROGRAM] [--overhead PROGRAM]
        [--only order,forms,cost,watch,balance] [--repeat 3] [--samples images-native,spin-10x]
        [--loaders coprep-relaxed] [--storages slowed] [--forms auto] [--budgets 5,50]
-       [--scenarios storage,latency] [--quick]
+       [--scenarios storage,latency] [--works images-off,python] [--quick]
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.bench_slow.cost import measure_cost
 from tests.bench_slow.features import Features
 from tests.bench_slow.forms import FormsOptions, measure_forms
 from tests.bench_slow.order import OrderOptions, measure_order
-from tests.bench_slow.pairs import PairOptions
+from tests.bench_slow.pairs import WORKS, PairOptions
 from tests.bench_slow.samples import all_samples
 from tests.bench_slow.subset import part_of
 from tests.bench_slow.watch import measure_watch
@@ -51,13 +51,14 @@ def benchmark(args: argparse.Namespace, folder: Path) -> None:
         some = part_of(data, forms.QUICK_IMAGES if args.quick else forms.IMAGES, folder / "forms")
         budgets = args.budgets or (forms.QUICK_BUDGETS if args.quick else forms.BUDGETS)
         results.forms = measure_forms(FormsOptions(some, args.forms, args.storages, budgets, features, args.repeat))
+    overhead = args.overhead and args.overhead.resolve()
+    pairs = PairOptions(few, features, args.works, args.repeat, args.quick)
     if "cost" in args.only:
         heading("cost")
-        overhead = args.overhead and args.overhead.resolve()
-        results.cost = measure_cost(PairOptions(few, features, args.repeat, args.quick), overhead)
+        results.cost = measure_cost(pairs, overhead)
     if "watch" in args.only:
         heading("watch")
-        results.watch = measure_watch(PairOptions(few, features, args.repeat, args.quick))
+        results.watch = measure_watch(pairs, overhead)
     if "balance" in args.only:
         heading("balance")
         results.balance = measure_balance(BalanceOptions(few, args.scenarios, features, args.repeat, args.quick))
@@ -92,6 +93,7 @@ def parse() -> argparse.Namespace:
         ("forms", forms.FORMS),
         ("storages", tuple(forms.STORAGES)),
         ("scenarios", tuple(balance.SCENARIOS)),
+        ("works", tuple(work.name for work in WORKS)),
     ):
         parser.add_argument(f"--{name}", type=words(known), default=known, help=f"of {', '.join(known)}")
     parser.add_argument("--budgets", type=lambda text: [int(word) for word in text.split(",")], help="per cent")

@@ -10,8 +10,10 @@ from tests.bench_slow.balance import PROCESSORS, BalanceResults, PhaseRecord
 from tests.bench_slow.cost import CostResults
 from tests.bench_slow.forms import AUTO, DECODED, ENCODED, FormsRecord, FormsResults
 from tests.bench_slow.order import DETERMINISTIC, RELAXED, OrderRecord, OrderResults
+from tests.bench_slow.overhead import OverheadRecord
 from tests.bench_slow.pairs import PairRecord
 from tests.bench_slow.series import NEAR
+from tests.bench_slow.watch import WatchRecord
 
 RATE = 0.95
 GAP = 2.5
@@ -122,13 +124,17 @@ def forms_bars(results: FormsResults) -> list[Bar]:
 
 
 def cost_bars(results: CostResults) -> list[Bar]:
-    shares = (results.by_itself.of_images, results.by_itself.of_decoded) if results.by_itself else (None, None)
-    found = [
-        Bar(f"{work}: measuring costs, by itself, of the preparation", COST_PERCENT, False, median_of(share), "%")
-        for work, share in zip(("images, cache off", "images, cache decoded"), shares, strict=True)
-    ]
+    found = by_itself_bars("measuring costs", results.by_itself)
     size = results.bytes.per_sample if results.bytes else None
     return [*found, Bar("memory for the costs of a sample", COST_BYTES, False, size, "bytes")]
+
+
+def by_itself_bars(what: str, record: OverheadRecord | WatchRecord | None) -> list[Bar]:
+    shares = (record.of_images, record.of_decoded) if record else (None, None)
+    return [
+        Bar(f"{work}: {what}, by itself, of the preparation", COST_PERCENT, False, median_of(share), "%")
+        for work, share in zip(("images, cache off", "images, cache decoded"), shares, strict=True)
+    ]
 
 
 def pair_bars(records: Sequence[PairRecord]) -> list[Bar]:

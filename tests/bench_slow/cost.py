@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.measure import MIB
-from tests.bench_slow.overhead import OverheadRecord, measure_overhead
+from tests.bench_slow.overhead import OverheadRecord, run_overhead
 from tests.bench_slow.pairs import PairOptions, PairRecord, Switch, environment, measure_pairs
 from tests.bench_slow.running import Coordinator, Job, Outcome, Progress, run
 
@@ -50,7 +50,7 @@ class CostResults:
 
 def measure_cost(options: PairOptions, overhead: Path | None) -> CostResults:
     """`overhead`: the program that measures it by itself."""
-    by_itself = measure_overhead(overhead, options.data, options.quick) if overhead else None
+    by_itself = OverheadRecord.of(run_overhead(overhead, options.data, options.quick)) if overhead else None
     records = measure_pairs(COSTS, options)
     samples = QUICK_SAMPLES if options.quick else SAMPLES
     progress = Progress(2)

@@ -1,4 +1,4 @@
-"""What it takes to measure each sample's cost and to use it, by itself: CPU time, against that of the preparation."""
+"""What coprep does by the way, by itself: CPU time, against that of the preparation."""
 
 from __future__ import annotations
 
@@ -20,9 +20,13 @@ PATIENCE_S = 300
 STEPS = ("fetch_clocks", "look", "stage_clocks", "record", "start", "form")
 
 
+Said = Mapping[str, float]
+"""Of one run of the program."""
+
+
 @dataclass(frozen=True)
 class OverheadRecord:
-    """Medians of the program's runs."""
+    """Of measuring costs and using them. Medians of the program's runs."""
 
     steps_ns: Mapping[str, float]
     """CPU nanoseconds of a sample."""
@@ -33,7 +37,7 @@ class OverheadRecord:
     runs: int
 
     @classmethod
-    def of(cls, said: Sequence[Mapping[str, float]]) -> OverheadRecord:
+    def of(cls, said: Sequence[Said]) -> OverheadRecord:
         return cls(
             {step: statistics.median(one[step] for one in said) for step in STEPS},
             Spread.of([100 * one["all"] / one["prepare"] for one in said]),
@@ -45,7 +49,7 @@ class OverheadRecord:
         return {"part": "cost, by itself", **asdict(self)}
 
 
-def measure_overhead(program: Path, data: Dataset, quick: bool) -> OverheadRecord:
+def run_overhead(program: Path, data: Dataset, quick: bool) -> list[Said]:
     times = QUICK_TIMES if quick else TIMES
     progress, said = Progress(times), []
     for _ in range(times):
@@ -54,5 +58,6 @@ def measure_overhead(program: Path, data: Dataset, quick: bool) -> OverheadRecor
         answer = subprocess.run(command, capture_output=True, check=True, timeout=PATIENCE_S)
         one = json.loads(answer.stdout)
         said.append(one)
-        progress.say(f"measuring by itself: {one['all']:,.0f} ns of {one['prepare']:,.0f} for an image")
-    return OverheadRecord.of(said)
+        telling = f"telling waits apart {one['attribution']:,.0f}"
+        progress.say(f"of {one['prepare']:,.0f} ns for an image: measuring costs {one['all']:,.0f}, {telling}")
+    return said

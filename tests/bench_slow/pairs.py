@@ -29,6 +29,7 @@ CHEAP = "50000,1,0"
 class Work:
     """What is done on both sides. Whole epochs of one seed: both prepare the very same."""
 
+    name: str
     label: str
     epochs: int
     """As many as make some seconds, and one before that is not looked at."""
@@ -45,9 +46,9 @@ class Work:
 
 
 WORKS = (
-    Work("images, cache off", 1 + 3, "off"),
-    Work("images, cache decoded", 1 + 16, "decoded"),
-    Work("Python samples that cost next to nothing", 1 + 10),
+    Work("images-off", "images, cache off", 1 + 3, "off"),
+    Work("images-decoded", "images, cache decoded", 1 + 16, "decoded"),
+    Work("python", "Python samples that cost next to nothing", 1 + 10),
 )
 """From where a sample costs most to where it costs least, and what is done by the way most beside that."""
 
@@ -58,6 +59,8 @@ class PairOptions:
 
     data: Dataset
     features: Features
+    works: Sequence[str]
+    """Names."""
     repeat: int
     quick: bool
 
@@ -138,10 +141,10 @@ class PairRecord:
 
 
 def measure_pairs(switch: Switch, options: PairOptions) -> list[PairRecord]:
-    pairs: dict[Work, list[Pair]] = {work: [] for work in WORKS}
-    progress = Progress(options.pairs * len(WORKS))
+    pairs: dict[Work, list[Pair]] = {work: [] for work in WORKS if work.name in options.works}
+    progress = Progress(options.pairs * len(pairs))
     for number in range(options.pairs):
-        for work in WORKS:
+        for work in pairs:
             on, off = one_pair(switch, work, options, on_first=number % 2 == 0)
             pairs[work].append((on, off))
             progress.say(f"{work.label}: {on.per_s:,.0f}/s with {switch.what}, {off.per_s:,.0f} without")

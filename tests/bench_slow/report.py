@@ -17,7 +17,16 @@ from tests.bench.measure import BATCH_SIZE, MIB, Dataset
 from tests.bench.records import Bar, Spread
 from tests.bench.report import Table, markdown, number
 from tests.bench_slow.balance import BalanceResults, Series
-from tests.bench_slow.bars import against_fixed, balance_bars, cost_bars, forms_bars, order_bars, pair_bars, spread_of
+from tests.bench_slow.bars import (
+    against_fixed,
+    balance_bars,
+    by_itself_bars,
+    cost_bars,
+    forms_bars,
+    order_bars,
+    pair_bars,
+    spread_of,
+)
 from tests.bench_slow.cost import BytesRecord, CostResults
 from tests.bench_slow.delivery import LAST_BATCHES
 from tests.bench_slow.forms import AUTO, DECODED, ENCODED, FormsResults
@@ -26,6 +35,7 @@ from tests.bench_slow.overhead import OverheadRecord
 from tests.bench_slow.pairs import PairRecord
 from tests.bench_slow.series import Moment
 from tests.bench_slow.timeline import Part, draw_timeline
+from tests.bench_slow.watch import WatchRecord, WatchResults
 from tools.demo import screen
 
 OPTIMUM = "optimum"
@@ -50,7 +60,7 @@ class Results:
     order: OrderResults | None = None
     forms: FormsResults | None = None
     cost: CostResults | None = None
-    watch: Sequence[PairRecord] = ()
+    watch: WatchResults | None = None
     balance: BalanceResults | None = None
 
     def conditions(self) -> str:
@@ -76,12 +86,13 @@ class Results:
         return " ".join(parts)
 
     def pairs(self) -> list[PairRecord]:
-        return [*(self.cost.records if self.cost else []), *self.watch]
+        return [*(self.cost.records if self.cost else []), *(self.watch.records if self.watch else [])]
 
     def bars(self) -> list[Bar]:
         found = order_bars(self.order) if self.order else []
         found += forms_bars(self.forms) if self.forms else []
         found += cost_bars(self.cost) if self.cost else []
+        found += by_itself_bars("attribution and metrics", self.watch.by_itself) if self.watch else []
         found += pair_bars(self.pairs())
         return found + (balance_bars(self.balance) if self.balance else [])
 
@@ -94,6 +105,7 @@ class Results:
         records += self.pairs()
         if self.cost:
             records += [record for record in (self.cost.by_itself, self.cost.bytes) if record]
+        records += [self.watch.by_itself] if self.watch and self.watch.by_itself else []
         if self.balance:
             records += self.balance.records
         return [record.as_json() for record in records]
@@ -279,11 +291,20 @@ def pairs_table(records: Sequence[PairRecord], memory: BytesRecord | None = None
     return header, rows
 
 
+PREPARING = ("% of preparing an image", "% of preparing it decoded from the cache")
+
+
 def overhead_table(record: OverheadRecord) -> Table:
     header = ["costs measured, by itself", *(f"{step.replace('_', ' ')}, ns" for step in record.steps_ns)]
-    header += ["% of preparing an image", "% of preparing it decoded from the cache", "runs"]
+    header += [*PREPARING, "runs"]
     shares = [spread(share) for share in (record.of_images, record.of_decoded)]
     return header, [["a sample", *(number(ns, 0) for ns in record.steps_ns.values()), *shares, str(record.runs)]]
+
+
+def watch_table(record: WatchRecord) -> Table:
+    header = ["attribution and metrics, by themselves", "attribution, ns a sample", "an answer, ms", *PREPARING]
+    shares = [spread(share, 3) for share in (record.of_images, record.of_decoded)]
+    return header, [["fetched every second", spread(record.attribution_ns, 0), number(record.answer_ms, 2), *shares]]
 
 
 # Balance.
@@ -353,7 +374,9 @@ def tables(results: Results) -> list[Table]:
         if results.cost.by_itself:
             found.append(overhead_table(results.cost.by_itself))
     if results.watch:
-        found.append(pairs_table(results.watch))
+        found.append(pairs_table(results.watch.records))
+        if results.watch.by_itself:
+            found.append(watch_table(results.watch.by_itself))
     if results.balance and results.balance.records:
         found.append(balance_table(results.balance))
     return [*found, (["against the bar", "asked", "got", ""], [bar.cells() for bar in results.bars()])]

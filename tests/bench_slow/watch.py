@@ -1,24 +1,102 @@
-"""What it costs to tell apart what jobs wait for, and to serve metrics of it: speed with and without, in pairs."""
+"""What it costs to tell apart what jobs wait for, and to serve metrics of it: by itself, and in pairs."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import threading
 import urllib.request
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
+from tests.bench.machine import CpuClock, cores
+from tests.bench.measure import ONE_THREAD, Dataset, Setup, cache_budget
+from tests.bench.records import Spread
+from tests.bench_slow.overhead import Said, run_overhead
 from tests.bench_slow.pairs import PairOptions, PairRecord, Switch, measure_pairs
-from tests.bench_slow.running import Outcome
+from tests.bench_slow.running import DONE_PATIENCE_S, READY_PATIENCE_S, Outcome, end, hear
+from tools.demo.children import Children
 
 EVERY_S = 1.0
 """Prometheus asks each 15 s to 60 s, as it is usually set up."""
 PATIENCE_S = 10.0
 
 
-def measure_watch(options: PairOptions) -> list[PairRecord]:
-    return measure_pairs(WATCH, options)
+ANSWERS = 200
+"""So many times metrics are fetched, to see what one answer takes."""
+
+
+@dataclass(frozen=True)
+class WatchRecord:
+    """By itself: per cent of the time in which samples are prepared by all processors."""
+
+    attribution_ns: Spread
+    """A sample's way through the pool is longer by so much."""
+    answer_ms: float
+    """CPU time of the coordinator for one answer with metrics."""
+    of_images: Spread
+    of_decoded: Spread
+    """Of samples that come decoded from the cache."""
+
+    @classmethod
+    def of(cls, said: Sequence[Said], answer_s: float) -> WatchRecord:
+        metrics = answer_s / EVERY_S / cores()
+        return cls(
+            Spread.of([one["attribution"] for one in said]),
+            1000 * answer_s,
+            Spread.of([100 * (metrics + one["attribution"] / one["prepare"]) for one in said]),
+            Spread.of([100 * (metrics + one["attribution"] / one["prepare_decoded"]) for one in said]),
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        return {"part": "watch, by itself", **asdict(self)}
+
+
+@dataclass
+class WatchResults:
+    """Everything of this part."""
+
+    records: list[PairRecord] = field(default_factory=list)
+    by_itself: WatchRecord | None = None
+
+
+def measure_watch(options: PairOptions, overhead: Path | None) -> WatchResults:
+    """`overhead`: the program that measures it by itself."""
+    found = WatchResults()
+    if overhead:
+        said = run_overhead(overhead, options.data, options.quick)
+        found.by_itself = WatchRecord.of(said, answer_cpu_s(options.data))
+    found.records = measure_pairs(WATCH, options)
+    return found
+
+
+def answer_cpu_s(data: Dataset) -> float:
+    """CPU time of a coordinator that serves a job, for one answer with its metrics."""
+    with Children() as children:
+        port = free_port()
+        serve = [f"--metrics=127.0.0.1:{port}"]
+        coordinator, place = children.coordinator(cache_budget(Setup("coprep", "decoded")), serve)
+        options = json.dumps({"cache": "decoded"})
+        job = children.module("job", "tests.bench_slow.job_native", [str(data.root), options, "1"], ONE_THREAD | place)
+        hear(job, "ready", READY_PATIENCE_S)
+        job.tell("go")
+        hear(job, "done", DONE_PATIENCE_S)
+        before = CpuClock.read([coordinator.pid])
+        for _ in range(ANSWERS):
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S) as answer:
+                answer.read()
+        spent = CpuClock.read([coordinator.pid]).ours_since(before)
+        end(job)
+    return spent / ANSWERS
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+        return port
 
 
 def attributes(outcome: Outcome) -> bool:
@@ -30,8 +108,7 @@ def attributes(outcome: Outcome) -> bool:
 @contextlib.contextmanager
 def scraped() -> Iterator[Sequence[str]]:
     """Options with which a coordinator serves metrics, which are fetched again and again until this ends."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     ended, seen = threading.Event(), list[int]()
 
     def scrape() -> None:

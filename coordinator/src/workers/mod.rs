@@ -3,6 +3,7 @@
 //! What is due first is begun first, whatever stream it is for; work for a warm-up, when nothing is due. How many
 //! threads fetch and how many prepare follows what both take ([`stages`], [`coprep_costs::balance`]).
 
+mod pass;
 mod stages;
 
 use std::panic::AssertUnwindSafe;
@@ -16,6 +17,7 @@ use coprep_protocol::message::PoolStatus;
 use crate::due_queue::Moment;
 use crate::prepare::Tools;
 use crate::stalls::{Lacks, Price};
+pub use crate::workers::pass::pass;
 use crate::workers::stages::{Done, Stages, Step};
 use crate::{Error, Result};
 
