@@ -51,13 +51,22 @@ fn main() -> Outcome<()> {
     let record = of_samples(|thread, id| thread.record(id));
     let start = of_samples(|thread, id| thread.start(id));
     let form = of_samples(|thread, id| thread.form(id));
-    let attribution = attribution();
     let cached = stages + record + start;
-    let all = cached + fetch + look + form;
     println!(
-        "{{\"threads\": {threads}, \"fetch_clocks\": {fetch:.0}, \"look\": {look:.0}, \"stage_clocks\": {stages:.0}, \
-         \"record\": {record:.0}, \"start\": {start:.0}, \"form\": {form:.0}, \"all\": {all:.0}, \
-         \"cached\": {cached:.0}, \"prepare\": {prepare:.0}, \"prepare_decoded\": {prepare_decoded:.0}, \"attribution\": {attribution:.1}}}"
+        "{}",
+        serde_json::json!({
+            "fetch_clocks": fetch,
+            "look": look,
+            "stage_clocks": stages,
+            "record": record,
+            "start": start,
+            "form": form,
+            "all": cached + fetch + look + form,
+            "cached": cached,
+            "prepare": prepare,
+            "prepare_decoded": prepare_decoded,
+            "attribution": attribution(),
+        })
     );
     Ok(())
 }

@@ -29,5 +29,10 @@ pub fn pass(attributes: bool, samples: u32) -> Duration {
             stages.done(Instant::now(), done);
         }
     }
+    assert_eq!(
+        stages.sums().prepared,
+        u64::from(samples),
+        "all went through"
+    );
     began.elapsed()
 }

@@ -309,17 +309,19 @@ pub(super) mod tests {
         assert!(close(with(2.0), 1.0));
     }
 
+    fn epoch_of(facts: &Facts, jobs: u32, shared: bool) -> f64 {
+        let setting = Setting {
+            jobs,
+            shared,
+            ..setting()
+        };
+        facts.predict(&setting).epoch_s
+    }
+
     #[test]
     fn jobs_that_do_not_share_read_and_prepare_each_for_itself() {
         let facts = facts();
-        let with = |jobs, shared| {
-            let setting = Setting {
-                jobs,
-                shared,
-                ..setting()
-            };
-            facts.predict(&setting).epoch_s
-        };
+        let with = |jobs, shared| epoch_of(&facts, jobs, shared);
         assert!(close(with(4, true), with(1, true)));
         assert!(close(with(4, false), 4.0 * with(1, false)));
     }
@@ -328,14 +330,7 @@ pub(super) mod tests {
     fn jobs_that_share_make_a_short_last_minibatch_twice() {
         let mut facts = facts();
         facts.remainder = 40.0;
-        let with = |jobs, shared| {
-            let setting = Setting {
-                jobs,
-                shared,
-                ..setting()
-            };
-            facts.predict(&setting).epoch_s
-        };
+        let with = |jobs, shared| epoch_of(&facts, jobs, shared);
         assert!(close(with(2, true), 1.04 * with(1, true)));
         assert!(close(with(8, true), with(2, true)));
         assert!(close(with(2, false), 2.0 * with(1, true)));
