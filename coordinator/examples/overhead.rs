@@ -9,6 +9,9 @@
 //! ```
 #![expect(clippy::print_stdout, reason = "its answer")]
 
+#[path = "../pipeline/examples/usual/mod.rs"]
+mod usual;
+
 use std::hint::black_box;
 use std::path::Path;
 use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
@@ -18,7 +21,7 @@ use coprep_coordinator::pass;
 use coprep_costs::early::{SPREAD, leads, next_due, window_needed};
 use coprep_costs::{Budget, Chooser, CostTable, Features, Measured, Offer, Predictor};
 use coprep_pipeline::{Dataset, DecodedView, Pipeline, SampleKey, Scratch};
-use coprep_protocol::spec::{DEFAULT_MAX_PIXELS, Interpolation, Op, Source};
+use coprep_protocol::spec::Source;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::time::{ClockId, clock_gettime};
 
@@ -120,7 +123,7 @@ impl Work {
         let root = Path::new(data).canonicalize()?;
         let root = root.to_string_lossy().into_owned();
         let dataset = Dataset::open(&Source::ImageFolder { root })?;
-        let pipeline = Pipeline::compile(&operators())?;
+        let pipeline = Pipeline::compile(&usual::operators(true))?;
         let some = 0..dataset.len().min(IMAGES);
         let images: Vec<_> = some
             .map(|id| Image::new(&dataset, &pipeline, id))
@@ -334,24 +337,6 @@ fn stage_clocks() {
     for _ in 0..2 {
         black_box(thread_cpu());
     }
-}
-
-fn operators() -> Vec<Op> {
-    vec![
-        Op::Decode {
-            apply_exif_orientation: false,
-            max_pixels: DEFAULT_MAX_PIXELS,
-            scaled: true,
-        },
-        Op::RandomResizedCrop {
-            height: 224,
-            width: 224,
-            scale: (0.08, 1.0),
-            ratio: (3.0 / 4.0, 4.0 / 3.0),
-            interpolation: Interpolation::Bilinear,
-        },
-        Op::RandomHorizontalFlip { p: 0.5 },
-    ]
 }
 
 fn key(id: u32) -> SampleKey {

@@ -11,12 +11,14 @@
 //! `--cache encoded` or `--cache decoded` keeps that form of every sample in memory first.
 //! `--exact` turns reduced decoding off, `--normalize` gives float32.
 
+mod usual;
+
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use coprep_pipeline::{Dataset, DecodedView, Error, Pipeline, SampleKey, Scratch};
-use coprep_protocol::spec::{DEFAULT_MAX_PIXELS, Interpolation, Op, Source};
+use coprep_protocol::spec::{Op, Source};
 
 const USAGE: &str = "usage: limit DATA [--threads N] [--seconds S] [--cache off|encoded|decoded] [--exact] \
                      [--normalize] [--json]";
@@ -94,21 +96,7 @@ fn cache(name: &str) -> Option<Cache> {
 }
 
 fn operators(options: &Options) -> Vec<Op> {
-    let mut operators = vec![
-        Op::Decode {
-            apply_exif_orientation: false,
-            max_pixels: DEFAULT_MAX_PIXELS,
-            scaled: !options.exact,
-        },
-        Op::RandomResizedCrop {
-            height: 224,
-            width: 224,
-            scale: (0.08, 1.0),
-            ratio: (3.0 / 4.0, 4.0 / 3.0),
-            interpolation: Interpolation::Bilinear,
-        },
-        Op::RandomHorizontalFlip { p: 0.5 },
-    ];
+    let mut operators = usual::operators(!options.exact);
     if options.normalize {
         operators.push(Op::Normalize {
             mean: [0.485, 0.456, 0.406],

@@ -54,7 +54,7 @@ fn facts(alone: &Seen, seen: &Seen) -> Facts {
     };
     Facts {
         samples,
-        remainder: samples % f64::from(seen.batch_size.max(1)),
+        remainder: samples % f64::from(seen.batch_size),
         encoded_bytes: bytes,
         decoded_bytes: bytes,
         prepare,
