@@ -1,4 +1,5 @@
-//! Everything of coprep that lies in shared memory. What a sample means is not known here.
+//! Everything of coprep that lies in shared memory, and how a coordinator deals with its own ([`allocator`]). What a
+//! sample means is not known here.
 //!
 //! There are two sides: the **coordinator** creates and writes, **consumers** (other processes of the same
 //! user) map, read and release. And there are two regions with a protocol each:
@@ -20,6 +21,8 @@
 //! - `unsafe` lives in the modules that say `#![expect(unsafe_code)]` and nowhere else.
 #![deny(unsafe_code)]
 
+#[cfg(not(loom))]
+pub mod allocator;
 #[cfg(not(loom))]
 mod error;
 #[cfg(not(loom))]

@@ -34,10 +34,12 @@ pub(crate) trait Slot {
     fn bytes(&mut self) -> &mut [u8];
 }
 
-/// What a worker thread brings: memory that is used again for every sample.
+/// What a worker thread brings.
 #[derive(Default)]
 pub(crate) struct Tools {
+    /// Used again for every sample.
     scratch: Scratch,
+    /// As it was read, for this sample only; see [`allocator`](coprep_cache::allocator).
     file: Vec<u8>,
     /// The sample that comes next was fetched: what that took.
     fetched: Option<(Cost, Lies)>,
@@ -101,9 +103,10 @@ impl Tools {
         self.fetched = Some((fetched.cost, fetched.lies));
     }
 
-    /// Gives the memory that the file lay in, for another.
-    pub(crate) fn take_buffer(&mut self) -> Vec<u8> {
-        std::mem::take(&mut self.file)
+    /// The sample is done with.
+    fn clear(&mut self) {
+        self.file = Vec::new();
+        self.fetched = None;
     }
 }
 
@@ -121,36 +124,32 @@ impl Recipe {
             None => self.prepare_from_storage(key, tools, slot),
             Some(cache) => self.prepare_cached(cache, key, tools, slot),
         });
-        tools.fetched = None;
+        tools.clear();
         if let Ok(cost) = &prepared {
             self.costs.record(key.id, cost);
         }
         prepared
     }
 
-    /// Fetches a sample that is not cached: into the cache if its file is to lie there as it is, else into `buffer`,
-    /// which is then taken. `is_looking`: its header is to say what it will cost, unless that is known.
-    pub(crate) fn fetch_ahead(
-        &self,
-        id: u32,
-        buffer: &mut Vec<u8>,
-        is_looking: bool,
-    ) -> Result<Fetched, Failure> {
+    /// Fetches a sample that is not cached, into the cache if its file is to lie there as it is.
+    /// `is_looking`: its header is to say what it will cost, unless that is known.
+    pub(crate) fn fetch_ahead(&self, id: u32, is_looking: bool) -> Result<Fetched, Failure> {
         let before = Effort::now();
+        let mut file = Vec::new();
         let (cost, lies) = match self.fetch_into_cache(id)? {
             Some(cost) => (cost, Lies::InCache),
-            None => (self.fetch_file(id, buffer)?, Lies::InMemory),
+            None => (self.fetch_file(id, &mut file)?, Lies::InMemory),
         };
         let (cpu, at_work) = before.spent(cost.fetch);
         let mut expected = self.costs.expected(id, self.cached_as(id));
         if expected.is_none() && is_looking && lies == Lies::InMemory {
             // What is wrong with the file is reported when it is decoded.
-            let looked = self.look(buffer).ok();
+            let looked = self.look(&file).ok();
             let predicted = looked.and_then(|picture| self.costs.predict(picture.features));
             expected = predicted.map(|cost| cost.prep());
         }
         Ok(Fetched {
-            file: std::mem::take(buffer),
+            file,
             lies,
             cost: Cost { cpu, ..cost },
             at_work,
@@ -177,7 +176,7 @@ impl Recipe {
     pub(crate) fn admit(&self, id: u32, tools: &mut Tools) -> Prepared {
         let fetched = tools.fetched.map(|(cost, _)| cost);
         let Some(cache) = self.cache.as_ref().filter(|_| self.is_to_admit(id)) else {
-            tools.fetched = None;
+            tools.clear();
             if let Some(cost) = &fetched {
                 self.costs.record(id, cost);
             }
@@ -186,7 +185,7 @@ impl Recipe {
         let cost = guarded(tools, self.costs.is_on(), |tools| {
             self.admit_to(cache, id, tools)
         });
-        tools.fetched = None;
+        tools.clear();
         if let Ok(cost) = &cost {
             self.costs.record(id, cost);
         }

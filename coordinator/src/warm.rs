@@ -43,10 +43,10 @@ impl Work for Admit {
         self.recipe.is_to_admit(self.id)
     }
 
-    fn fetch(&mut self, buffer: &mut Vec<u8>) -> Ready {
+    fn fetch(&mut self) -> Ready {
         if self.needs_fetch() {
             // What fails is tried again when it is admitted, and reported then.
-            self.fetched = self.recipe.fetch_ahead(self.id, buffer, false).ok();
+            self.fetched = self.recipe.fetch_ahead(self.id, false).ok();
         }
         let fetched = self.fetched.as_ref();
         Ready {

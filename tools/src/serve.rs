@@ -15,6 +15,7 @@ use crate::{Outcome, logs};
 
 pub(crate) fn run(place: Place, args: &Serve) -> Outcome {
     logs::to_stderr(args.log_format);
+    coprep_cache::allocator::keep_freed_memory();
     let socket = place.socket.clone();
     let mut ready = args.ready_fd.map(starter);
     let (server, metrics) = match start(place.clone(), args) {

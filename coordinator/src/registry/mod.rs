@@ -27,6 +27,7 @@ use crate::stream::{Admission, Blueprint, Client, Seat, Stream, StreamKey, layou
 use crate::user_code::Loaded;
 use crate::workers::Workers;
 use crate::{Error, Result, Settings};
+use coprep_cache::allocator;
 
 /// See the module.
 pub(crate) struct Registry {
@@ -149,7 +150,13 @@ impl Registry {
         if let Some(resting) = stream.close() {
             self.user_code.rest(stream.blueprint.code_key, resting);
         }
-        self.open().streams.retain(|s| !Arc::ptr_eq(s, stream));
+        let mut open = self.open();
+        open.streams.retain(|s| !Arc::ptr_eq(s, stream));
+        let is_idle = open.streams.is_empty();
+        drop(open);
+        if is_idle {
+            allocator::give_back();
+        }
         tell_of(stream, "a stream is closed");
     }
 

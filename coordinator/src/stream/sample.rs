@@ -61,7 +61,7 @@ impl Work for SampleWork {
         }
     }
 
-    fn fetch(&mut self, buffer: &mut Vec<u8>) -> Ready {
+    fn fetch(&mut self) -> Ready {
         let stream = self.stream.clone();
         if let Maker::Native(recipe) = &stream.blueprint.maker
             && self.needs_fetch()
@@ -70,7 +70,7 @@ impl Work for SampleWork {
             self.time_runs(true);
             let is_looking = self.plan.due.is_some();
             // What fails is tried again in its turn, and reported then.
-            self.fetched = recipe.fetch_ahead(self.draw.id, buffer, is_looking).ok();
+            self.fetched = recipe.fetch_ahead(self.draw.id, is_looking).ok();
             self.time_runs(false);
         }
         let fetched = self.fetched.as_ref();

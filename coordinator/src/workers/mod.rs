@@ -25,8 +25,8 @@ use crate::{Error, Result};
 pub(crate) trait Work: Send {
     /// It reads from storage before it is run.
     fn needs_fetch(&self) -> bool;
-    /// Reads. `buffer`: memory that may be used, and kept until it is run.
-    fn fetch(&mut self, buffer: &mut Vec<u8>) -> Ready;
+    /// Reads, and keeps what was read until it is run.
+    fn fetch(&mut self) -> Ready;
     /// Does the rest, or all if nothing was fetched.
     fn run(self: Box<Self>, tools: &mut Tools);
 }
@@ -271,11 +271,11 @@ fn work(pool: &Pool) {
 
 fn carry_out(step: Step<Box<dyn Work>>) -> Done<Box<dyn Work>> {
     match step {
-        Step::Fetch(mut work, mut buffer) => {
-            let fetched = std::panic::catch_unwind(AssertUnwindSafe(|| work.fetch(&mut buffer)));
+        Step::Fetch(mut work) => {
+            let fetched = std::panic::catch_unwind(AssertUnwindSafe(|| work.fetch()));
             // It is tried again when it is prepared, and reported then.
             let ready = fetched.unwrap_or_default();
-            Done::Fetched(work, ready, buffer)
+            Done::Fetched(work, ready)
         }
         Step::Prepare(work, mut tools) => {
             let ran = std::panic::catch_unwind(AssertUnwindSafe(|| work.run(&mut tools)));

@@ -22,7 +22,7 @@ pub fn pass(attributes: bool, samples: u32) -> Duration {
         // What is fetched is prepared next: it was due as early, and this pool does not fetch ahead.
         for _ in 0..2 {
             let done = match stages.next(Instant::now()) {
-                Some(Step::Fetch(id, buffer)) => Done::Fetched(id, Ready::default(), buffer),
+                Some(Step::Fetch(id)) => Done::Fetched(id, Ready::default()),
                 Some(Step::Prepare(_, tools)) => Done::Prepared(tools),
                 None => break,
             };

@@ -16,14 +16,13 @@ use crate::workers::Ready;
 
 /// Something for a thread to do.
 pub(super) enum Step<W> {
-    Fetch(W, Vec<u8>),
+    Fetch(W),
     Prepare(W, Box<Tools>),
 }
 
 /// Something that a thread has done.
 pub(super) enum Done<W> {
-    /// With memory to be used again.
-    Fetched(W, Ready, Vec<u8>),
+    Fetched(W, Ready),
     Prepared(Box<Tools>),
 }
 
@@ -38,7 +37,6 @@ pub(super) struct Stages<W> {
     /// Memory that is used again.
     #[expect(clippy::vec_box, reason = "boxes pass from hand to hand")]
     tools: Vec<Box<Tools>>,
-    buffers: Vec<Vec<u8>>,
     /// Up to when the sums are made.
     until: Instant,
     sums: Sums,
@@ -72,9 +70,6 @@ pub(super) struct Now {
     pub(super) to_prepare: u32,
 }
 
-/// Larger buffers are not kept.
-const LARGEST_KEPT: usize = 4 << 20;
-
 impl<W> Stages<W> {
     /// `attributes`: whether it keeps the clocks of what is lacking.
     pub(super) fn new(cpus: u32, attributes: bool, now: Instant) -> Self {
@@ -86,7 +81,6 @@ impl<W> Stages<W> {
             cpus,
             threads: cpus,
             tools: Vec::new(),
-            buffers: Vec::new(),
             until: now,
             sums: Sums::default(),
             recent: Sums::default(),
@@ -109,28 +103,19 @@ impl<W> Stages<W> {
     pub(super) fn done(&mut self, now: Instant, done: Done<W>) {
         self.look(now);
         match done {
-            Done::Fetched(work, ready, buffer) => {
+            Done::Fetched(work, ready) => {
                 self.fetching -= 1;
                 // It may have been cached meanwhile.
                 self.sums.fetched += u64::from(ready.bytes > 0);
                 self.sums.fetched_bytes += ready.bytes;
                 self.sums.fetch_cpu_s += ready.at_work.as_secs_f64();
                 self.to_prepare.push(ready.due, work);
-                self.keep(buffer);
             }
-            Done::Prepared(mut tools) => {
+            Done::Prepared(tools) => {
                 self.preparing -= 1;
                 self.sums.prepared += 1;
-                self.keep(tools.take_buffer());
                 self.tools.push(tools);
             }
-        }
-    }
-
-    fn keep(&mut self, buffer: Vec<u8>) {
-        let is_worth_it = (1..=LARGEST_KEPT).contains(&buffer.capacity());
-        if is_worth_it && self.buffers.len() < self.threads as usize {
-            self.buffers.push(buffer);
         }
     }
 
@@ -158,7 +143,7 @@ impl<W> Stages<W> {
     fn fetch(&mut self) -> Option<Step<W>> {
         let work = self.to_fetch.pop()?;
         self.fetching += 1;
-        Some(Step::Fetch(work, self.buffers.pop().unwrap_or_default()))
+        Some(Step::Fetch(work))
     }
 
     fn is_full(&self) -> bool {
@@ -302,7 +287,7 @@ mod tests {
     /// What threads that come one after the other are given.
     fn begun(stages: &mut Stages<char>) -> String {
         let step = |stages: &mut Stages<char>| match stages.next(Instant::now())? {
-            Step::Fetch(name, _) => Some(format!("f{name} ")),
+            Step::Fetch(name) => Some(format!("f{name} ")),
             Step::Prepare(name, _) => Some(format!("p{name} ")),
         };
         std::iter::from_fn(|| step(stages)).collect()
@@ -314,7 +299,7 @@ mod tests {
             at_work: Duration::ZERO,
             bytes: 1,
         };
-        let done = Done::Fetched(name, ready, Vec::new());
+        let done = Done::Fetched(name, ready);
         stages.done(Instant::now(), done);
     }
 
