@@ -3,7 +3,8 @@
 //! A sample is *fetched*, unless it is cached, and then *prepared*. At most `cpus` threads prepare at a time, and at
 //! most `threads` do either. Where these are the same number, storage is quick: whoever fetches a sample goes on
 //! with it, unless another is due earlier. Where there are more threads, they fetch ahead: then a processor that
-//! is free is worth more than what is due first, and what is fetched waits, a bounded number of samples.
+//! is free is worth more than what is due first, and what is fetched waits, a bounded number of samples. Those that
+//! nothing is known of are fetched when they are drawn, and wait for what their headers say.
 
 use std::time::Instant;
 
