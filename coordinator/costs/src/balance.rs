@@ -62,7 +62,10 @@ struct Step {
 #[derive(Clone, Copy, Debug)]
 struct Limit {
     threads: u32,
+    /// With these, once it has [settled](SETTLES).
     rate: f64,
+    /// Intervals since it was found.
+    age: u32,
     until: f64,
     holds: f64,
 }
@@ -81,6 +84,9 @@ const SPARE: u32 = 4;
 const PATIENT: f64 = 0.3;
 /// Seconds that a limit holds at first, and at most; it is doubled each time it is found again.
 const HOLDS: (f64, f64) = (4.0, 64.0);
+/// Intervals after a limit was found in which a rate tells nothing: what the threads that were too many have begun
+/// comes late, and then all at once.
+const SETTLES: u32 = 4;
 /// Weight of the last interval's rate, where one is not enough.
 const SMOOTH: f64 = 0.5;
 /// A rate that changed by this much is of another time.
@@ -151,6 +157,12 @@ impl Balance {
     /// Whether the last step helped, and whether a limit still holds.
     fn judge(&mut self, rate: f64, each: f64) {
         self.usual += SMOOTH * (rate - self.usual);
+        if let Some(limit) = &mut self.limit {
+            limit.age += 1;
+            if limit.age <= SETTLES {
+                limit.rate = self.usual;
+            }
+        }
         if let Some(limit) = self.limit {
             let is_other = self.usual > limit.rate * CHANGED || self.usual * CHANGED < limit.rate;
             if is_other {
@@ -194,6 +206,7 @@ impl Balance {
         self.limit = Some(Limit {
             threads: self.threads,
             rate: self.usual,
+            age: 0,
             until: self.now + holds,
             holds,
         });
@@ -365,6 +378,29 @@ mod tests {
             tried < 30,
             "{tried} of 200 intervals with more threads than help"
         );
+    }
+
+    #[test]
+    fn what_too_many_threads_have_begun_is_no_sign_that_storage_changed() {
+        let disk = World {
+            cpus: 2,
+            prepare: 1e-3,
+            latency: 0.0,
+            bandwidth: 100.0,
+        };
+        let mut random = Random(1);
+        let mut balance = Balance::new(2, 128);
+        while balance.limit.is_none() {
+            run(&mut balance, disk, 1, &mut random);
+        }
+        // So many begin at once that few are done for a while, and then all.
+        for noise in [0.5, 0.3, 1.7, 1.7] {
+            balance.observe(2, &disk.seen(balance.threads(), noise));
+        }
+        for _ in 0..(HOLDS.0 / STEP) as u32 - 5 {
+            run(&mut balance, disk, 1, &mut random);
+            assert_eq!(balance.threads(), 2);
+        }
     }
 
     #[test]
