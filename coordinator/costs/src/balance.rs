@@ -64,8 +64,6 @@ struct Limit {
     threads: u32,
     /// With these, once it has [settled](SETTLES).
     rate: f64,
-    /// Intervals since it was found.
-    age: u32,
     until: f64,
     holds: f64,
 }
@@ -84,9 +82,9 @@ const SPARE: u32 = 4;
 const PATIENT: f64 = 0.3;
 /// Seconds that a limit holds at first, and at most; it is doubled each time it is found again.
 const HOLDS: (f64, f64) = (4.0, 64.0);
-/// Intervals after a limit was found in which a rate tells nothing: what the threads that were too many have begun
+/// Seconds after a limit was found in which a rate tells nothing: what the threads that were too many have begun
 /// comes late, and then all at once.
-const SETTLES: u32 = 4;
+const SETTLES: f64 = 2.0;
 /// Weight of the last interval's rate, where one is not enough.
 const SMOOTH: f64 = 0.5;
 /// A rate that changed by this much is of another time.
@@ -158,8 +156,8 @@ impl Balance {
     fn judge(&mut self, rate: f64, each: f64) {
         self.usual += SMOOTH * (rate - self.usual);
         if let Some(limit) = &mut self.limit {
-            limit.age += 1;
-            if limit.age <= SETTLES {
+            let found = limit.until - limit.holds;
+            if self.now <= found + SETTLES {
                 limit.rate = self.usual;
             }
         }
@@ -206,7 +204,6 @@ impl Balance {
         self.limit = Some(Limit {
             threads: self.threads,
             rate: self.usual,
-            age: 0,
             until: self.now + holds,
             holds,
         });

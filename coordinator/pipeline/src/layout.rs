@@ -66,41 +66,37 @@ impl<const N: usize, F: Fn(usize, u8) -> [u8; N]> NullaryFnOnce for Planes<'_, F
 
     #[inline(always)]
     fn call(self) {
-        planes(self.view, self.mirrored, self.out, self.value);
-    }
-}
-
-#[inline(always)]
-fn planes<const N: usize>(
-    view: View<'_>,
-    mirrored: bool,
-    out: &mut [u8],
-    value: impl Fn(usize, u8) -> [u8; N],
-) {
-    let width = view.rect.size.width as usize;
-    let (elements, _) = out.as_chunks_mut::<N>();
-    let (red, rest) = elements.split_at_mut(elements.len() / 3);
-    let (green, blue) = rest.split_at_mut(rest.len() / 2);
-    let targets = red
-        .chunks_exact_mut(width)
-        .zip(green.chunks_exact_mut(width))
-        .zip(blue.chunks_exact_mut(width));
-    for (((red, green), blue), row) in targets.zip(view.rows()) {
-        let (pixels, _) = row.as_chunks::<3>();
-        // With their length known, and a loop for each direction, the compiler makes vectors of both.
-        let n = pixels.len();
-        let (red, green, blue) = (&mut red[..n], &mut green[..n], &mut blue[..n]);
-        if mirrored {
-            for (i, &[r, g, b]) in pixels.iter().enumerate() {
-                red[n - 1 - i] = value(0, r);
-                green[n - 1 - i] = value(1, g);
-                blue[n - 1 - i] = value(2, b);
-            }
-        } else {
-            for (i, &[r, g, b]) in pixels.iter().enumerate() {
-                red[i] = value(0, r);
-                green[i] = value(1, g);
-                blue[i] = value(2, b);
+        let Planes {
+            view,
+            mirrored,
+            out,
+            value,
+        } = self;
+        let width = view.rect.size.width as usize;
+        let (elements, _) = out.as_chunks_mut::<N>();
+        let (red, rest) = elements.split_at_mut(elements.len() / 3);
+        let (green, blue) = rest.split_at_mut(rest.len() / 2);
+        let targets = red
+            .chunks_exact_mut(width)
+            .zip(green.chunks_exact_mut(width))
+            .zip(blue.chunks_exact_mut(width));
+        for (((red, green), blue), row) in targets.zip(view.rows()) {
+            let (pixels, _) = row.as_chunks::<3>();
+            // With their length known, and a loop for each direction, the compiler makes vectors of both.
+            let n = pixels.len();
+            let (red, green, blue) = (&mut red[..n], &mut green[..n], &mut blue[..n]);
+            if mirrored {
+                for (i, &[r, g, b]) in pixels.iter().enumerate() {
+                    red[n - 1 - i] = value(0, r);
+                    green[n - 1 - i] = value(1, g);
+                    blue[n - 1 - i] = value(2, b);
+                }
+            } else {
+                for (i, &[r, g, b]) in pixels.iter().enumerate() {
+                    red[i] = value(0, r);
+                    green[i] = value(1, g);
+                    blue[i] = value(2, b);
+                }
             }
         }
     }

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use coprep_cache::allocator;
 use coprep_cache::staging::StagingPool;
 use coprep_pipeline::{Dataset, Pipeline, Throttle};
 use coprep_protocol::message::{Attach, CacheForm, CacheRequest, StreamStatus};
@@ -27,7 +28,6 @@ use crate::stream::{Admission, Blueprint, Client, Seat, Stream, StreamKey, layou
 use crate::user_code::Loaded;
 use crate::workers::Workers;
 use crate::{Error, Result, Settings};
-use coprep_cache::allocator;
 
 /// See the module.
 pub(crate) struct Registry {
