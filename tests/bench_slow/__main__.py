@@ -50,7 +50,10 @@ def benchmark(args: argparse.Namespace, folder: Path) -> None:
         heading("forms")
         some = part_of(data, forms.QUICK_IMAGES if args.quick else forms.IMAGES, folder / "forms")
         budgets = args.budgets or (forms.QUICK_BUDGETS if args.quick else forms.BUDGETS)
-        results.forms = measure_forms(FormsOptions(some, args.forms, args.storages, budgets, features, args.repeat))
+        listings = forms.QUICK_LISTINGS if args.quick else forms.LISTINGS
+        results.forms = measure_forms(
+            FormsOptions(some, args.forms, args.storages, budgets, features, listings, args.repeat)
+        )
     overhead = args.overhead and args.overhead.resolve()
     pairs = PairOptions(few, features, args.works, args.repeat, args.quick)
     if "cost" in args.only:

@@ -8,6 +8,11 @@ The best is the better of two regimes: nothing is kept decoded, and all samples 
 needs; or decoded forms are allowed, and all samples are decoded in full. What mixes the two is not comparable: decoding
 at a reduced size gives slightly other pixels, so a sample's pixels would depend on what happens to be cached. coprep
 never mixes them in a stream, hence an optimum that did would be of another, easier problem.
+
+What a sample costs differs from epoch to epoch: a small crop is decoded from a small part of the file. A choice that is
+best for a few measurements is so in part by their chance, and no choice does as well in the next epochs. So all samples
+are measured in several runs, each with crops of its own, and costs are the means. What chance is left is told: it shows
+where the choice by half of the runs is valued by the other half.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ from tests.bench.measure import MIB, Dataset
 from tests.bench.records import Spread
 from tests.bench_slow.delivery import Epoch
 from tests.bench_slow.features import Features
-from tests.bench_slow.knapsack import Item, fastest
+from tests.bench_slow.knapsack import Choice, Item, Plan, fastest
 from tests.bench_slow.running import Coordinator, Job, Outcome, Progress, run
 from tests.bench_slow.subset import pixels
 from tools.demo.children import ChildFailed
@@ -61,6 +66,9 @@ STORAGES = {
     SLOWED: Storage(["--storage-rate", "20M", "--storage-latency", "5ms"], 20 * MIB, 2),
 }
 LISTED_EPOCHS = 3
+LISTINGS = 8
+QUICK_LISTINGS = 2
+"""Runs by which all samples are measured, each with a seed of its own."""
 STAGES = ("fetch_s", "decode_s", "fixed_s", "random_s")
 """Of a sample, as its costs are listed."""
 
@@ -74,6 +82,7 @@ class FormsOptions:
     storages: Sequence[str]
     budgets: Sequence[int]
     features: Features
+    listings: int
     repeat: int
 
     def there(self) -> tuple[list[str], list[str]]:
@@ -148,6 +157,9 @@ class OptimumRecord:
     epoch_s: float
     bound_s: float
     """No choice of forms is faster."""
+    by_others_s: float | None
+    """The choice by half of the measurements, valued by the other half; without chance it would be the same. None: there
+    is one measurement only."""
     processors_s: float
     storage_s: float
     """The two, of which the longer is the epoch."""
@@ -185,16 +197,20 @@ class FormsResults:
 
 
 def measure_forms(options: FormsOptions) -> FormsResults:
-    """The costs of all samples first, then every form with every budget, taken in turn."""
+    """In each repetition a part of the costs first, so that both are of the same time, then every form with every
+    budget, taken in turn."""
     forms, storages = options.there()
     cases = [(storage, form, budget) for storage in storages for budget in options.budgets for form in forms]
-    listings = len(LISTED) + sum(storage != FAST for storage in storages) if options.features.listing else 0
-    progress = Progress(listings + options.repeat * len(cases))
-    results = FormsResults(options.data, options.storages)
-    if listings:
-        predict(options, storages, results, progress)
+    listings = options.listings if options.features.listing else 0
+    slowed = [storage for storage in storages if storage != FAST and listings]
+    progress = Progress(len(LISTED) * listings + options.repeat * (len(slowed) + len(cases)))
+    listed = Listed(options, progress)
     runs: dict[tuple[str, str, int], list[FormsRun]] = {case: [] for case in cases}
-    for _ in range(options.repeat):
+    for turn in range(options.repeat):
+        for number in range(turn, listings, options.repeat):
+            listed.measure(SEED + number)
+        for storage in slowed:
+            listed.run_uncached(storage)
         for storage, form, budget in cases:
             one = one_run(options, storage, form, options.bytes_of(budget))
             runs[storage, form, budget].append(one)
@@ -202,7 +218,15 @@ def measure_forms(options: FormsOptions) -> FormsResults:
                 f"storage {storage}, {form}, {budget} %: {statistics.median(one.epochs_s):.2f} s,"
                 f" to fill {one.fill_s:.2f} s (others used {one.others_cores:.2f} cores)"
             )
+    results = FormsResults(options.data, options.storages)
     results.records = [FormsRecord.of(case, options.bytes_of(case[2]), each) for case, each in runs.items()]
+    if listings:
+        results.models = listed.models()
+        results.optima = [
+            optimum(listed.costs, storage, budget, options.bytes_of(budget))
+            for storage in storages
+            for budget in options.budgets
+        ]
     return results
 
 
@@ -214,11 +238,17 @@ def one_run(options: FormsOptions, storage: str, form: str, cache_bytes: int) ->
 
 
 def run_job(
-    options: FormsOptions, storage: str, form: str, cache_bytes: int, epochs: int, listed: str | None = None
+    options: FormsOptions,
+    storage: str,
+    form: str,
+    cache_bytes: int,
+    epochs: int,
+    listed: str | None = None,
+    seed: int = SEED,
 ) -> Outcome:
     """`listed`: so decoded, and with the costs of all samples."""
     options.data.read()
-    loader: dict[str, Any] = {"cache": form, "seed": SEED}
+    loader: dict[str, Any] = {"cache": form, "seed": seed}
     if form != OFF:
         loader["cache_bytes"] = cache_bytes
     arguments = [str(options.data.root), json.dumps(loader), str(epochs), "", "exact" if listed == FULL else ""]
@@ -232,6 +262,10 @@ def epoch_seconds(outcome: Outcome) -> list[float]:
     epochs = [Epoch.of(message) for message in outcome.of("epoch")]
     begins = [epochs[0].began, *(epoch.end for epoch in epochs)]
     return [epoch.end - began for began, epoch in zip(begins, epochs, strict=False)]
+
+
+def later_epoch(outcome: Outcome) -> float:
+    return statistics.median(epoch_seconds(outcome)[1:])
 
 
 def entries_by_form(cache: dict[str, Any]) -> dict[str, int]:
@@ -257,6 +291,17 @@ class Costs:
     cropped_s: Sequence[float]
     """What is left where it is kept decoded."""
 
+    @classmethod
+    def mean(cls, of: Sequence[Costs]) -> Costs:
+        """Of several measurements of the same samples."""
+        first = of[0]
+        off = {
+            decoding: [mean_row(rows) for rows in zip(*(one.off[decoding] for one in of), strict=True)]
+            for decoding in first.off
+        }
+        cropped = [statistics.fmean(each) for each in zip(*(one.cropped_s for one in of), strict=True)]
+        return cls(first.encoded_bytes, first.decoded_bytes, off, cropped)
+
     def needs_s(self, storage: Storage, decoding: str) -> tuple[float, float]:
         """Seconds of an epoch without a cache: of the processors, and of storage."""
         total = sum(sum(row.values()) for row in self.off[decoding])
@@ -274,63 +319,77 @@ class Costs:
             found.append(items)
         return found
 
+    def epoch_s(self, storage: Storage, decoding: str, choice: Choice) -> float:
+        """With what a choice, perhaps by other costs, keeps."""
+        forms = self.forms(storage, decoding)
+        items = [{item.form: item for item in forms[sample]}[kept.form] for sample, kept in choice.kept.items()]
+        saved = [sum(item.saved_s[resource] for item in items) for resource in (0, 1)]
+        return max(needs - saves for needs, saves in zip(self.needs_s(storage, decoding), saved, strict=True))
+
 
 LISTED = ((OFF, REDUCED), (OFF, FULL), (DECODED, FULL))
 """Runs that list costs: each is also one that the model can be compared with."""
 
 
-def predict(options: FormsOptions, storages: Sequence[str], results: FormsResults, progress: Progress) -> None:
-    """The optima, and how well the model behind them predicts epochs."""
-    costs = list_costs(options, results, progress)
-    for storage in storages:
-        if storage != FAST:
-            outcome = run_job(options, storage, OFF, 0, LISTED_EPOCHS)
-            predicted = max(costs.needs_s(STORAGES[storage], REDUCED))
-            note_model(ModelRecord(storage, OFF, REDUCED, predicted, later_epoch(outcome)), results, progress)
-        for budget in options.budgets:
-            results.optima.append(optimum(costs, storage, budget, options.bytes_of(budget)))
+def mean_row(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {stage: statistics.fmean(row[stage] for row in rows) for stage in rows[0]}
 
 
-def list_costs(options: FormsOptions, results: FormsResults, progress: Progress) -> Costs:
-    """Of all samples: without a cache, decoded in both ways, and with all of them kept decoded."""
-    files = options.data.files
-    decoded_bytes = [3 * count for count in pixels(files)]
-    rows: dict[tuple[str, str], list[dict[str, float]]] = {}
-    for form, decoding in LISTED:
-        room = 0 if form == OFF else sum(decoded_bytes) + 4096 * len(files)
-        outcome = run_job(options, FAST, form, room, LISTED_EPOCHS, decoding)
-        rows[form, decoding] = mine = listing(outcome.status, len(files))
-        spent = [row["random_s"] if form == DECODED else sum(row.values()) for row in mine]
-        note_model(ModelRecord(FAST, form, decoding, sum(spent) / WORKERS, later_epoch(outcome)), results, progress)
-    return Costs(
-        encoded_bytes=[path.stat().st_size for path in files],
-        decoded_bytes=decoded_bytes,
-        off={decoding: rows[OFF, decoding] for decoding in (REDUCED, FULL)},
-        cropped_s=[row["random_s"] for row in rows[DECODED, FULL]],
-    )
+class Listed:
+    """The costs of all samples, measured several times: without a cache, decoded in both ways, and with all of them
+    kept decoded."""
+
+    def __init__(self, options: FormsOptions, progress: Progress) -> None:
+        self.options, self.progress = options, progress
+        self.costs: list[Costs] = []
+        self.epochs: dict[tuple[str, str, str], list[float]] = {}
+        """Seconds, by storage, cache and decoding."""
+
+    def measure(self, seed: int) -> None:
+        files = self.options.data.files
+        decoded_bytes = [3 * count for count in pixels(files)]
+        rows = {}
+        for form, decoding in LISTED:
+            room = 0 if form == OFF else sum(decoded_bytes) + 4096 * len(files)
+            outcome = run_job(self.options, FAST, form, room, LISTED_EPOCHS, decoding, seed)
+            rows[form, decoding] = listing(outcome.status, len(files))
+            self.note(FAST, form, decoding, outcome)
+        self.costs.append(
+            Costs(
+                encoded_bytes=[path.stat().st_size for path in files],
+                decoded_bytes=decoded_bytes,
+                off={decoding: rows[OFF, decoding] for decoding in (REDUCED, FULL)},
+                cropped_s=[row["random_s"] for row in rows[DECODED, FULL]],
+            )
+        )
+
+    def run_uncached(self, storage: str) -> None:
+        """For the model alone: its costs are those of storage as it is."""
+        self.note(storage, OFF, REDUCED, run_job(self.options, storage, OFF, 0, LISTED_EPOCHS))
+
+    def note(self, storage: str, form: str, decoding: str, outcome: Outcome) -> None:
+        seconds = later_epoch(outcome)
+        self.epochs.setdefault((storage, form, decoding), []).append(seconds)
+        self.progress.say(f"costs, storage {storage}, cache {form}, decoding {decoding}: {seconds:.2f} s an epoch")
+
+    def models(self) -> list[ModelRecord]:
+        """How well the model behind the optima predicts epochs."""
+        costs = Costs.mean(self.costs)
+        found = []
+        for (storage, form, decoding), epochs in self.epochs.items():
+            cropped = sum(costs.cropped_s) / WORKERS
+            predicted = cropped if form == DECODED else max(costs.needs_s(STORAGES[storage], decoding))
+            found.append(ModelRecord(storage, form, decoding, predicted, statistics.median(epochs)))
+        return found
 
 
-def note_model(record: ModelRecord, results: FormsResults, progress: Progress) -> None:
-    results.models.append(record)
-    progress.say(
-        f"storage {record.storage}, cache {record.form}, decoding {record.decoding}:"
-        f" {record.measured_s:.2f} s an epoch, predicted {record.predicted_s:.2f} s"
-    )
-
-
-def later_epoch(outcome: Outcome) -> float:
-    return statistics.median(epoch_seconds(outcome)[1:])
-
-
-def optimum(costs: Costs, storage: str, budget: int, budget_bytes: int) -> OptimumRecord:
-    """The better of the two regimes. A choice is of one of them, so the lower of their bounds is one for all."""
+def optimum(measured: Sequence[Costs], storage: str, budget: int, budget_bytes: int) -> OptimumRecord:
+    """By the means of all that was measured. The better of the two regimes. A choice is of one of them, so the lower of
+    their bounds is one for all."""
     there = STORAGES[storage]
-    plans = {
-        decoding: fastest(costs.forms(there, decoding), budget_bytes, costs.needs_s(there, decoding))
-        for decoding in (REDUCED, FULL)
-    }
-    # Where storage is what takes long, the two differ by a few bytes: then the first is named.
-    decoding, best = min(plans.items(), key=lambda plan: round(plan[1].epoch_s, 4))
+    costs = Costs.mean(measured)
+    plans = plans_of(costs, there, budget_bytes)
+    decoding, best = shortest(plans)
     processors_s, storage_s = best.needs_s
     return OptimumRecord(
         storage=storage,
@@ -338,11 +397,37 @@ def optimum(costs: Costs, storage: str, budget: int, budget_bytes: int) -> Optim
         budget_bytes=budget_bytes,
         epoch_s=best.epoch_s,
         bound_s=min(plan.bound_s for plan in plans.values()),
+        by_others_s=by_others(measured, there, budget_bytes),
         processors_s=processors_s,
         storage_s=storage_s,
         decoding=decoding,
         by_form=best.choice.by_form,
     )
+
+
+def plans_of(costs: Costs, storage: Storage, budget_bytes: int) -> dict[str, Plan]:
+    """The best, by how samples are decoded."""
+    return {
+        decoding: fastest(costs.forms(storage, decoding), budget_bytes, costs.needs_s(storage, decoding))
+        for decoding in (REDUCED, FULL)
+    }
+
+
+def shortest(plans: dict[str, Plan]) -> tuple[str, Plan]:
+    # Where storage is what takes long, the two differ by a few bytes: then the first is named.
+    return min(plans.items(), key=lambda plan: round(plan[1].epoch_s, 4))
+
+
+def by_others(measured: Sequence[Costs], storage: Storage, budget_bytes: int) -> float | None:
+    """The mean of both halves."""
+    if len(measured) < 2:
+        return None
+    halves = [Costs.mean(measured[first::2]) for first in (0, 1)]
+    valued = []
+    for chooses, values in (halves, halves[::-1]):
+        decoding, plan = shortest(plans_of(chooses, storage, budget_bytes))
+        valued.append(values.epoch_s(storage, decoding, plan.choice))
+    return statistics.fmean(valued)
 
 
 def listing(status: dict[str, Any], samples: int) -> list[dict[str, float]]:

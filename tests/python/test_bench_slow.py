@@ -136,7 +136,7 @@ def costs_of(samples: int) -> Costs:
 
 def test_the_optimum_decodes_in_full_only_where_enough_is_kept_decoded() -> None:
     costs = costs_of(100)
-    small, large = (optimum(costs, "as-it-is", budget, budget * 100_000) for budget in (100, 1_000))
+    small, large = (optimum([costs], "as-it-is", budget, budget * 100_000) for budget in (100, 1_000))
     assert (small.decoding, small.by_form) == ("reduced", {"encoded": 100})
     assert small.epoch_s == pytest.approx(100 * 0.009 / WORKERS)
     assert (large.decoding, large.by_form) == ("full", {"decoded": 100})
@@ -146,13 +146,26 @@ def test_the_optimum_decodes_in_full_only_where_enough_is_kept_decoded() -> None
 def test_what_is_read_and_what_is_worked_meanwhile_do_not_add_up() -> None:
     """An epoch on slowed storage is as long as the longer of the two, however little is kept."""
     costs = costs_of(100)
-    nothing = optimum(costs, "slowed", 0, 0)
+    nothing = optimum([costs], "slowed", 0, 0)
     assert (nothing.processors_s, nothing.storage_s) == (pytest.approx(0.5), pytest.approx(100 * 100_000 / 20 / MIB))
     assert nothing.epoch_s == nothing.bound_s == nothing.processors_s
     slower = replace(costs, encoded_bytes=[200_000] * 100)
-    half = optimum(slower, "slowed", 50, 10_000_000)
+    half = optimum([slower], "slowed", 50, 10_000_000)
     assert half.epoch_s == pytest.approx(max(half.processors_s, half.storage_s))
     assert half.by_form == {"encoded": 50}
+
+
+def test_what_is_best_by_chance_for_some_measurements_is_not_for_others() -> None:
+    costs = costs_of(100)
+    same = optimum([costs, costs], "as-it-is", 500, 50_000_000)
+    assert same.by_others_s == pytest.approx(same.epoch_s)
+    assert optimum([costs], "as-it-is", 500, 50_000_000).by_others_s is None
+    draw = random.Random(1)
+    rows = [[{**row, "decode_s": draw.uniform(0.005, 0.015)} for row in costs.off["full"]] for _ in range(2)]
+    noisy = [replace(costs, off={**costs.off, "full": each}) for each in rows]
+    best = optimum(noisy, "as-it-is", 500, 50_000_000)
+    assert best.by_others_s is not None
+    assert best.epoch_s < 0.95 * best.by_others_s
 
 
 def epoch(began: float, every: float, batches: list[list[int]]) -> Epoch:
