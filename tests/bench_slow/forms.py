@@ -158,8 +158,8 @@ class OptimumRecord:
     bound_s: float
     """No choice of forms is faster."""
     by_others_s: float | None
-    """The choice by half of the measurements, valued by the other half; without chance it would be the same. None: there
-    is one measurement only."""
+    """The choice by half of the measurements, valued by the other half; without chance it would be the same. None: of
+    one measurement."""
     processors_s: float
     storage_s: float
     """The two, of which the longer is the epoch."""
