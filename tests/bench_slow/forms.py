@@ -295,7 +295,7 @@ class Costs:
     def mean(cls, of: Sequence[Costs]) -> Costs:
         """Of several measurements of the same samples."""
         first = of[0]
-        off = {
+        off: dict[str, Sequence[dict[str, float]]] = {
             decoding: [mean_row(rows) for rows in zip(*(one.off[decoding] for one in of), strict=True)]
             for decoding in first.off
         }
