@@ -28,7 +28,7 @@ from tests.bench.measure import BATCH_SIZE, MIB, ONE_THREAD, Dataset, sleep_unti
 from tests.bench.records import Spread
 from tests.bench_slow.features import Features
 from tests.bench_slow.running import READY_PATIENCE_S, Progress, hear
-from tests.bench_slow.series import Count, Moment, Phase, bytes_of, phases, samples_of
+from tests.bench_slow.series import Moment, Phase, bytes_of, phases, samples_of
 from tools.demo.children import Child, ChildFailed, Children, coprep_command
 
 EVERY_S = 0.25
@@ -71,26 +71,19 @@ class Scenario:
     def worlds(self) -> list[World]:
         return [self.usual, self.poor, self.usual]
 
-    def allowed(self, number: int, first: Phase, phase: Phase) -> float | None:
-        """Samples a second that the world of this phase lets the pool reach. None: that is not known.
+    def allowed(self, number: int, first: Phase) -> float | None:
+        """Bytes a second that the world of this phase lets the pool reach. None: that is not known.
 
-        Where storage gives fewer bytes a second than the first phase took, as many samples as these bytes are; else
-        what the first phase reached, with as many processors as are left.
+        What storage gives, where that is less than the first phase took; else what the first phase reached, with as
+        many processors as are left.
         """
         if number == 0:
             return None
         world = self.worlds[number]
-        usual = first.reaches(samples_of)
+        usual = first.reaches(bytes_of)
         if world.cpus:
             usual *= world.cpus / first.moments[-1].cpus
-        if world.mib_per_s is None:
-            return usual
-        of_storage = world.mib_per_s * MIB * phase.reaches(samples_of) / phase.reaches(bytes_of)
-        return min(usual, of_storage)
-
-    def counts(self, number: int) -> Count:
-        """Bytes, where they are what is scarce: they are more even than samples."""
-        return bytes_of if number == 1 and self.poor.mib_per_s else samples_of
+        return min(usual, world.mib_per_s * MIB) if world.mib_per_s else usual
 
 
 SCENARIOS = {
@@ -137,8 +130,8 @@ class Series:
 
     def allowed(self) -> list[float | None]:
         """By phase."""
-        found = self.phases
-        return [self.scenario.allowed(number, found[0], phase) for number, phase in enumerate(found)]
+        first, *_ = found = self.phases
+        return [self.scenario.allowed(number, first) for number in range(len(found))]
 
 
 @dataclass(frozen=True)
@@ -166,9 +159,8 @@ class PhaseRecord:
     def of(cls, number: int, runs: Sequence[Series]) -> PhaseRecord:
         scenario = runs[0].scenario
         mine = [run.phases[number] for run in runs]
-        count = scenario.counts(number)
         shares = [
-            phase.reaches(samples_of) / allowed
+            phase.reaches(bytes_of) / allowed
             for phase, allowed in zip(mine, (run.allowed()[number] for run in runs), strict=True)
             if allowed
         ]
@@ -180,8 +172,8 @@ class PhaseRecord:
             samples_per_s=Spread.of([phase.reaches(samples_of) for phase in mine]),
             mib_per_s=Spread.of([phase.reaches(bytes_of) / MIB for phase in mine]),
             of_allowed=Spread.of(shares) if shares else None,
-            settled_s=Spread.of([or_all(phase.settled_s(count), phase) for phase in mine]) if number else None,
-            astray=statistics.median(phase.astray(count) for phase in mine),
+            settled_s=Spread.of([or_all(phase.settled_s(), phase) for phase in mine]) if number else None,
+            astray=statistics.median(phase.astray() for phase in mine),
             cpus_s=cpus_followed(number, runs) if number and scenario.poor.cpus else None,
             others_cores=statistics.median(run.others_cores for run in runs),
             repetitions=len(runs),
@@ -232,7 +224,7 @@ def measure_balance(options: BalanceOptions) -> BalanceResults:
 def summary(run: Series) -> str:
     parts = []
     for number, phase in enumerate(run.phases):
-        settled = phase.settled_s(run.scenario.counts(number))
+        settled = phase.settled_s()
         after = "" if number == 0 else f" after {settled:.1f} s" if settled is not None else ", not settled"
         parts.append(f"{phase.reaches(samples_of):,.0f}/s with {phase.threads:g} threads{after}")
     return f"{'; '.join(parts)} (others used {run.others_cores:.2f} cores)"

@@ -338,7 +338,7 @@ def balance_charts(results: BalanceResults) -> dict[str, str]:
         last = runs[-1]
         names = (world.name for world in last.scenario.worlds)
         parts = [Part(*each) for each in zip(last.phases, names, last.allowed(), strict=True)]
-        found[f"balance-{scenario}.svg"] = draw_timeline(parts, f"threads by stage, and samples a second: {scenario}")
+        found[f"balance-{scenario}.svg"] = draw_timeline(parts, f"threads by stage, and MiB a second: {scenario}")
     return found
 
 

@@ -82,24 +82,24 @@ class Phase:
         """The median of its last third."""
         return statistics.median(moment.threads for moment in self.last_third)
 
-    def settled_s(self, count: Count) -> float | None:
+    def settled_s(self) -> float | None:
         """From the turn until the rate is near what the phase reaches, and stays there. None: it never does."""
-        near = self.near(count)
+        near = self.near()
         for number, (at, _) in enumerate(near):
             if all(is_near for later, is_near in near[number:] if later <= at + STAYS_S):
                 return at - self.turn
         return None
 
-    def astray(self, count: Count) -> float:
+    def astray(self) -> float:
         """Part of the windows after it has settled in which the rate is not near what the phase reaches."""
-        settled = self.settled_s(count)
-        after = [] if settled is None else [near for at, near in self.near(count) if at >= self.turn + settled]
+        settled = self.settled_s()
+        after = [] if settled is None else [near for at, near in self.near() if at >= self.turn + settled]
         return after.count(False) / len(after) if after else 1.0
 
-    def near(self, count: Count) -> list[tuple[float, bool]]:
+    def near(self) -> list[tuple[float, bool]]:
         """For each window its begin, and whether its rate is near what the phase reaches."""
-        reaches = self.reaches(count)
-        return [(at, abs(value - reaches) <= NEAR * reaches) for at, value in windows(self.moments, count)]
+        reaches = self.reaches(bytes_of)
+        return [(at, abs(value - reaches) <= NEAR * reaches) for at, value in windows(self.moments)]
 
     def cpus_s(self, cpus: int) -> float | None:
         """From the turn until the pool counts on so many processors. None: it never does."""
@@ -121,8 +121,8 @@ def rate(moments: Sequence[Moment], count: Count) -> float:
     return (count(last) - count(first)) / (last.at - first.at)
 
 
-def windows(moments: Sequence[Moment], count: Count) -> list[tuple[float, float]]:
-    """The rate from each moment to the first that is `WINDOW_S` later, as far as there is one.
+def windows(moments: Sequence[Moment]) -> list[tuple[float, float]]:
+    """Bytes a second from each moment to the first that is `WINDOW_S` later, as far as there is one.
 
     Each looks ahead, so that those of a phase know nothing of the phase before.
     """
@@ -133,5 +133,5 @@ def windows(moments: Sequence[Moment], count: Count) -> list[tuple[float, float]
             end += 1
         if end == len(moments):
             break
-        found.append((moment.at, rate((moments[number], moments[end]), count)))
+        found.append((moment.at, rate((moments[number], moments[end]), bytes_of)))
     return found

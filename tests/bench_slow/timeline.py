@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 
 from tests.bench.chart import DASHES, Place, segment
-from tests.bench_slow.series import WINDOW_S, Moment, Phase, samples_of, windows
+from tests.bench.measure import MIB
+from tests.bench_slow.series import WINDOW_S, Moment, Phase, windows
 
 WIDTH = 790
 LEFT, RIGHT = 70, 150
@@ -27,12 +28,17 @@ class Part:
     phase: Phase
     name: str
     allowed: float | None
-    """Samples a second that could be reached."""
+    """Bytes a second that could be reached."""
 
     @property
     def rates(self) -> list[tuple[float, float]]:
-        """Each in the middle of the time over which it is taken, which lies within the phase."""
-        return [(at + WINDOW_S / 2, value) for at, value in windows(self.phase.moments, samples_of)]
+        """MiB a second, each in the middle of the time over which it is taken, which lies within the phase."""
+        return [(at + WINDOW_S / 2, value / MIB) for at, value in windows(self.phase.moments)]
+
+    @property
+    def limit(self) -> float | None:
+        """MiB a second."""
+        return None if self.allowed is None else self.allowed / MIB
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,7 @@ def draw_timeline(parts: Sequence[Part], title: str) -> str:
     moments = [moment for part in parts for moment in part.phase.moments]
     until = moments[-1].at
     most = max(max(moment.fetching + moment.preparing, moment.threads) for moment in moments)
-    highest = max(value for part in parts for value in [part.allowed or 0.0, *(each for _, each in part.rates)])
+    highest = max(value for part in parts for value in [part.limit or 0.0, *(each for _, each in part.rates)])
     above = Panel(TOP, until, rounded_up(most))
     below = Panel(TOP + HEIGHT + GAP, until, rounded_up(highest))
     height = below.bottom + BELOW
@@ -72,7 +78,7 @@ def draw_timeline(parts: Sequence[Part], title: str) -> str:
         *turns(parts, above, below),
         *times(below),
         *legend(above, [("preparing", PREPARING), ("fetching", FETCHING), ("threads it may have", THREADS)]),
-        *legend(below, [("samples/s", RATE), ("what is allowed", ALLOWED)]),
+        *legend(below, [("MiB/s", RATE), ("what is allowed", ALLOWED)]),
     ]
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height:g}"'
     return "\n".join([f'{head} font-family="sans-serif" font-size="12">', *body, "</svg>"]) + "\n"
@@ -96,8 +102,8 @@ def rate_lines(parts: Sequence[Part], panel: Panel) -> list[str]:
     ends = [*(part.phase.turn for part in parts[1:]), panel.until]
     for part, end in zip(parts, ends, strict=True):
         found.append(polyline(points(part.rates, panel), RATE))
-        if part.allowed is not None:
-            places = panel.place(part.phase.turn, part.allowed), panel.place(end, part.allowed)
+        if part.limit is not None:
+            places = panel.place(part.phase.turn, part.limit), panel.place(end, part.limit)
             found.append(segment(*places, ALLOWED, DASHES))
     return found
 

@@ -6,12 +6,15 @@
 //! measured, and both change: files get cached, storage turns slow, a control group is given fewer processors.
 //!
 //! The formula alone runs away where storage has no more to give: each thread more makes all of them wait longer. So
-//! a pool grows in steps, by as much as is missing but at most to four times its size, while all its threads are busy,
-//! samples wait to be fetched and processors are idle; and of a step after which each
-//! fetch took longer only that part is kept which the new rate needs, and it is not tried again
-//! for some time, unless the rate changes; and a few more, since samples are not all alike, so that storage
-//! always has something to do. Rates are of bytes: those of storage that has no more to give are even,
-//! however much the samples' sizes differ.
+//! a pool grows in trials, by as much as is missing but at most to four times its size, while all its threads are busy,
+//! samples wait to be fetched and processors are idle. Where storage then answers each as fast as before, it has more
+//! to give. Where not, only those of the new threads are kept that its rate needs, and a few more, since samples are not
+//! all alike, so that storage always has something to do; and this is a limit. From time to time it is tried whether
+//! more threads help now, or fewer do as well; more and more seldom, as long as they do not. A limit is forgotten when
+//! the rate changes.
+//!
+//! Rates are of bytes: those of storage that has no more to give are even, however much the samples' sizes differ; and
+//! they are means over seconds, since one large sample is much of what comes in half of one.
 
 /// What a pool did in an interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -39,23 +42,21 @@ pub struct Interval {
 pub struct Balance {
     most: u32,
     threads: u32,
-    step: Option<Step>,
+    trial: Option<Trial>,
     limit: Option<Limit>,
-    /// Bytes fetched a second, lately.
+    /// With as many threads as now.
+    lately: Seen,
+    /// Bytes fetched a second in the last intervals.
     usual: f64,
     /// Seconds since the start.
     now: f64,
 }
 
-/// A step that is being judged.
+/// Other threads than before, until it is known whether they do better.
 #[derive(Clone, Copy, Debug)]
-struct Step {
+struct Trial {
     from: u32,
-    rate: f64,
-    /// Seconds of a fetch.
-    each: f64,
-    /// Intervals since then. The first is still partly of the time before.
-    age: u32,
+    before: Seen,
 }
 
 /// More threads than these did not help.
@@ -64,8 +65,65 @@ struct Limit {
     threads: u32,
     /// With these, once it has [settled](SETTLES).
     rate: f64,
-    until: f64,
+    /// The highest with these or more.
+    best: f64,
+    found: f64,
+    /// Seconds until the next trial.
     holds: f64,
+    /// What that will be of.
+    next: Direction,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Direction {
+    More,
+    Fewer,
+}
+
+/// What was seen since the threads became more or fewer.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    /// Seconds to come that are still of the time before.
+    skips: f64,
+    seconds: f64,
+    bytes: f64,
+    samples: f64,
+    fetch_s: f64,
+}
+
+impl Seen {
+    /// After a change, when a fetch took so long.
+    fn after(each: f64) -> Seen {
+        Seen {
+            skips: each.max(f64::MIN_POSITIVE),
+            ..Seen::default()
+        }
+    }
+
+    fn add(&mut self, seen: &Interval) {
+        if self.skips > 0.0 {
+            self.skips -= seen.seconds;
+            return;
+        }
+        self.seconds += seen.seconds;
+        self.bytes += seen.fetched_bytes as f64;
+        self.samples += f64::from(seen.fetched);
+        self.fetch_s += seen.fetch_s;
+    }
+
+    fn is_enough(&self, (seconds, samples): (f64, f64)) -> bool {
+        self.seconds >= LONGEST || (self.seconds >= seconds && self.samples >= samples)
+    }
+
+    /// Bytes a second.
+    fn rate(&self) -> f64 {
+        self.bytes / self.seconds.max(f64::MIN_POSITIVE)
+    }
+
+    /// Seconds of a fetch.
+    fn each(&self) -> f64 {
+        self.fetch_s / self.samples.max(1.0)
+    }
 }
 
 /// Part of the processors beyond which they count as busy.
@@ -76,11 +134,23 @@ const MARGIN: f64 = 1.25;
 const LITTLE: f64 = 0.05;
 /// Part by which rates differ anyway.
 const LEAST: f64 = 0.1;
+/// Part of the best rate that fewer threads must still bring.
+const SAME: f64 = 0.97;
 /// Threads beyond what a rate needs if all samples were alike: while some wait, the others may all have short ones.
 const SPARE: u32 = 4;
-/// Part of the growth by which a fetch may take longer after a step, and storage still counts as answering as before.
+/// Part of the growth by which a fetch may take longer after it, and storage still counts as answering as before.
 const PATIENT: f64 = 0.3;
-/// Seconds that a limit holds at first, and at most; it is doubled each time it is found again.
+/// Seconds and samples over which rates are compared in a first trial, which is waited for.
+const FIRST: (f64, f64) = (3.0, 128.0);
+/// The same where a limit is tried: what it may gain is less.
+const AGAIN: (f64, f64) = (6.0, 512.0);
+/// The same where a trial seems to be in vain.
+const IN_VAIN: (f64, f64) = (1.0, 64.0);
+/// Seconds after which there must be an answer.
+const LONGEST: f64 = 30.0;
+/// Samples from which on their mean time is told from another at once.
+const MANY: f64 = 64.0;
+/// Seconds that a limit holds at first, and at most; doubled each time that more threads do not help.
 const HOLDS: (f64, f64) = (4.0, 64.0);
 /// Seconds after a limit was found in which a rate tells nothing: what the threads that were too many have begun
 /// comes late, and then all at once.
@@ -97,8 +167,9 @@ impl Balance {
         Balance {
             most: most.max(cpus),
             threads: cpus,
-            step: None,
+            trial: None,
             limit: None,
+            lately: Seen::default(),
             usual: 0.0,
             now: 0.0,
         }
@@ -114,109 +185,204 @@ impl Balance {
     pub fn observe(&mut self, cpus: u32, seen: &Interval) -> u32 {
         self.now += seen.seconds;
         self.most = self.most.max(cpus);
-        let rate = seen.fetched_bytes as f64 / seen.seconds;
-        let each = seen.fetch_s / f64::from(seen.fetched.max(1));
-        self.judge(rate, each);
+        self.follow(seen);
+        self.lately.add(seen);
+        self.judge();
         let busy = (seen.prepare_s + seen.fetch_cpu_s) / seen.seconds;
         let at_work = (seen.prepare_s + seen.fetch_s) / seen.seconds;
         let wanted = wanted(cpus, seen).clamp(cpus, self.most);
         if busy >= BUSY * f64::from(cpus) || seen.fetched == 0 {
             // Processors are what is missing.
-            self.threads = self.threads.clamp(cpus, wanted);
+            self.change(self.threads.clamp(cpus, wanted));
         } else if at_work >= BUSY * f64::from(self.threads) && seen.to_fetch >= 1.0 {
-            self.grow(cpus, wanted, rate, each);
+            self.try_others(cpus, wanted);
         }
-        self.threads = self.threads.clamp(cpus, self.most);
+        self.change(self.threads.clamp(cpus, self.most));
         self.threads
     }
 
-    fn grow(&mut self, cpus: u32, wanted: u32, rate: f64, each: f64) {
-        let is_limit = |limit: &Limit| self.threads >= limit.threads;
-        if self.step.is_some() || self.limit.as_ref().is_some_and(is_limit) {
-            return;
-        }
-        // Carefully where more threads did not help before.
-        let most = match self.limit {
-            Some(_) => 2 * self.threads,
-            None => 4 * self.threads,
-        };
-        let target = wanted.min(most).max(cpus);
-        if target > self.threads {
-            self.step = Some(Step {
-                from: self.threads,
-                rate,
-                each,
-                age: 0,
-            });
-            self.threads = target;
+    fn change(&mut self, threads: u32) {
+        if threads != self.threads {
+            self.threads = threads;
+            self.trial = None;
+            self.lately = Seen::after(self.lately.each());
         }
     }
 
-    /// Whether the last step helped, and whether a limit still holds.
-    fn judge(&mut self, rate: f64, each: f64) {
-        self.usual += SMOOTH * (rate - self.usual);
-        if let Some(limit) = &mut self.limit {
-            let found = limit.until - limit.holds;
-            if self.now <= found + SETTLES {
-                limit.rate = self.usual;
+    /// Storage has no more to give, or it is not known whether it has.
+    fn try_others(&mut self, cpus: u32, wanted: u32) {
+        if self.trial.is_some() || self.lately.seconds == 0.0 {
+            return;
+        }
+        let more = wanted.min(2 * self.threads);
+        let fewer = (2 * self.threads / 3).max(cpus + SPARE).min(self.threads);
+        let target = match &self.limit {
+            None => wanted.min(4 * self.threads),
+            Some(limit)
+                if self.now < limit.found + limit.holds || !self.lately.is_enough(AGAIN) =>
+            {
+                wanted.min(limit.threads).max(self.threads)
             }
-        }
-        if let Some(limit) = self.limit {
-            let is_other = self.usual > limit.rate * CHANGED || self.usual * CHANGED < limit.rate;
-            if is_other {
-                self.limit = None;
-            } else if self.now >= limit.until {
-                // Tried again; what it holds is remembered in case it is found again.
-                self.limit = Some(Limit {
-                    threads: u32::MAX,
-                    ..limit
-                });
-            }
-        }
-        let Some(step) = &mut self.step else { return };
-        step.age += 1;
-        if step.age < 2 {
-            return;
-        }
-        let step = *step;
-        self.step = None;
-        // Threads do not make storage so much slower: it turned slow by itself, and this says nothing of them.
-        if rate * CHANGED < step.rate {
-            return;
-        }
-        // Storage answers each as fast as before: it has more to give.
-        let more = f64::from(self.threads) / f64::from(step.from) - 1.0;
-        if each < step.each * (1.0 + PATIENT * more) {
-            return;
-        }
-        let useful = useful(&step, rate).min(self.threads);
-        if useful == self.threads {
-            return;
-        }
-        let (spare, holds) = match self.limit {
-            // It helped, as far as storage could.
-            None if useful > step.from => (SPARE.min(useful), HOLDS.0),
-            None => (0, HOLDS.0),
-            // Tried again, with what is spare.
-            Some(limit) => (0, (2.0 * limit.holds).min(HOLDS.1)),
+            Some(limit) if limit.next == Direction::More && more > self.threads => more,
+            Some(_) if fewer < self.threads => fewer,
+            Some(_) => more,
         };
-        self.threads = (useful + spare).min(self.threads);
-        self.limit = Some(Limit {
+        let trial = Trial {
+            from: self.threads,
+            before: self.lately,
+        };
+        if target != self.threads {
+            self.change(target);
+            self.trial = Some(trial);
+        } else if self.limit.is_none() && self.threads == self.most {
+            self.limit = Some(self.limit_here());
+        }
+    }
+
+    /// What changed by itself says that nothing is known of storage.
+    fn follow(&mut self, seen: &Interval) {
+        let rate = seen.fetched_bytes as f64 / seen.seconds;
+        let weight = (f64::from(seen.fetched) / MANY).min(SMOOTH);
+        self.usual += weight * (rate - self.usual);
+        if self.trial.is_some() {
+            return;
+        }
+        let is_of_another_time = match &mut self.limit {
+            None => {
+                let each = seen.fetch_s / f64::from(seen.fetched.max(1));
+                self.lately.seconds > 0.0 && is_other(each, self.lately.each())
+            }
+            Some(limit) => {
+                if self.now <= limit.found + SETTLES {
+                    limit.rate = self.usual;
+                } else if self.lately.seconds >= SETTLES {
+                    limit.rate = self.lately.rate();
+                    if self.lately.is_enough(AGAIN) {
+                        limit.best = limit.best.max(limit.rate);
+                    }
+                }
+                is_other(self.usual, limit.rate)
+            }
+        };
+        if is_of_another_time {
+            self.forget();
+        }
+    }
+
+    fn forget(&mut self) {
+        (self.trial, self.limit) = (None, None);
+        self.lately = Seen::after(0.0);
+    }
+
+    /// Whether the threads of a trial do better.
+    fn judge(&mut self) {
+        let Some(trial) = self.trial else { return };
+        let (before, after) = (trial.before, self.lately);
+        if after.seconds == 0.0 {
+            return;
+        }
+        let is_fewer = self.threads < trial.from;
+        // Threads do not make storage so much slower, nor fewer make it faster: it changed by itself.
+        if after.rate() * CHANGED < before.rate()
+            || (is_fewer && is_other(self.usual, before.rate()))
+        {
+            self.forget();
+            return;
+        }
+        if is_fewer {
+            self.judge_fewer(&trial);
+            return;
+        }
+        // Storage answers each as fast as before: it has more to give. By chance it may seem so.
+        let grown = f64::from(self.threads) / f64::from(trial.from);
+        let patience = 1.0 + PATIENT * (grown - 1.0);
+        let is_sure = after.rate() * patience >= before.rate() * grown
+            || (self.limit.is_none() && after.samples >= MANY);
+        let is_long = after.is_enough(if self.limit.is_none() { FIRST } else { AGAIN });
+        if after.each() < before.each() * patience && (is_sure || is_long) {
+            (self.trial, self.limit) = (None, None);
+        } else {
+            self.judge_more(&trial);
+        }
+    }
+
+    fn judge_more(&mut self, trial: &Trial) {
+        let is_first = self.limit.is_none();
+        let gain = self.lately.rate() / trial.before.rate().max(f64::MIN_POSITIVE);
+        let is_in_vain = gain < 1.0 + LITTLE && self.lately.is_enough(IN_VAIN);
+        if !is_in_vain && !self.lately.is_enough(if is_first { FIRST } else { AGAIN }) {
+            return;
+        }
+        // Of the threads, as many as the rate needs, if each brings what it brought before.
+        let needed = f64::from(trial.from) * gain;
+        let useful = match gain {
+            _ if gain < 1.0 + LITTLE => trial.from,
+            _ if is_first && gain < 1.0 + LEAST => needed as u32 + 1,
+            _ => (needed * MARGIN) as u32 + SPARE,
+        };
+        self.trial = None;
+        self.change(useful.min(self.threads));
+        let here = self.limit_here();
+        self.limit = Some(match self.limit {
+            Some(before) if here.threads == trial.from => before.again(here, Direction::More),
+            _ => here,
+        });
+    }
+
+    fn limit_here(&self) -> Limit {
+        Limit {
             threads: self.threads,
             rate: self.usual,
-            until: self.now + holds,
-            holds,
+            best: 0.0,
+            found: self.now,
+            holds: HOLDS.0,
+            next: Direction::More,
+        }
+    }
+
+    fn judge_fewer(&mut self, trial: &Trial) {
+        let Some(limit) = self.limit else { return };
+        let share = self.lately.rate() / limit.best.max(f64::MIN_POSITIVE);
+        let is_in_vain = share < SAME - LEAST && self.lately.is_enough(IN_VAIN);
+        if !is_in_vain && !self.lately.is_enough(AGAIN) {
+            return;
+        }
+        self.trial = None;
+        let does_as_well = share >= SAME;
+        if !does_as_well {
+            self.change(trial.from);
+        }
+        let here = self.limit_here();
+        self.limit = Some(match does_as_well {
+            true => Limit {
+                best: limit.best,
+                next: Direction::Fewer,
+                ..here
+            },
+            false => limit.again(here, Direction::Fewer),
         });
     }
 }
 
-/// Of the threads after a step, those that the rate needs, if each brings what it brought before.
-fn useful(step: &Step, rate: f64) -> u32 {
-    let gain = rate / step.rate.max(f64::MIN_POSITIVE);
-    match gain < 1.0 + LEAST {
-        true => step.from,
-        false => (f64::from(step.from) * gain * (1.0 + LEAST)).ceil() as u32,
+impl Limit {
+    /// Others were tried, and it holds on.
+    fn again(self, here: Limit, tried: Direction) -> Limit {
+        let (next, holds) = match tried {
+            Direction::More => (Direction::Fewer, (2.0 * self.holds).min(HOLDS.1)),
+            Direction::Fewer => (Direction::More, self.holds),
+        };
+        Limit {
+            rate: self.rate,
+            best: self.best,
+            holds,
+            next,
+            ..here
+        }
     }
+}
+
+fn is_other(one: f64, other: f64) -> bool {
+    one > other * CHANGED || one * CHANGED < other
 }
 
 /// Threads that would keep the processors busy.
@@ -230,7 +396,7 @@ fn wanted(cpus: u32, seen: &Interval) -> u32 {
         return cpus;
     }
     let extra = f64::from(cpus) * waits / works;
-    cpus.saturating_add((extra * MARGIN).ceil() as u32)
+    cpus.saturating_add((extra * MARGIN).ceil() as u32 + SPARE)
 }
 
 #[cfg(test)]
@@ -309,7 +475,7 @@ mod tests {
             let world = World::random(&mut random);
             let mut balance = Balance::new(world.cpus, 128);
             run(&mut balance, world, 12, &mut random);
-            while balance.step.is_some() {
+            while balance.trial.is_some() {
                 run(&mut balance, world, 1, &mut random);
             }
             let (threads, best) = (balance.threads(), world.best(128));
