@@ -396,7 +396,8 @@ fn wanted(cpus: u32, seen: &Interval) -> u32 {
         return cpus;
     }
     let extra = f64::from(cpus) * waits / works;
-    cpus.saturating_add((extra * MARGIN).ceil() as u32 + SPARE)
+    let spare = SPARE.min((2.0 * extra) as u32);
+    cpus.saturating_add((extra * MARGIN).ceil() as u32 + spare)
 }
 
 #[cfg(test)]
