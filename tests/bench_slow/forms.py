@@ -55,15 +55,16 @@ class Storage:
     bytes_per_s: int | None
     """None: what is read lies in the page cache, and copying it is a processor's work."""
     later_epochs: int
-    """Those measured, after one that fills the cache: more of them where they are short."""
+    """Those measured, after one that fills the cache. The coordinator draws ahead beyond the end of an epoch, as far as the
+    slowest samples need: so one epoch takes what the next does not have to, and few of them say little."""
 
     def seconds(self, size: int) -> float:
         return size / self.bytes_per_s if self.bytes_per_s else 0.0
 
 
 STORAGES = {
-    FAST: Storage([], None, 6),
-    SLOWED: Storage(["--storage-rate", "20M", "--storage-latency", "5ms"], 20 * MIB, 2),
+    FAST: Storage([], None, 8),
+    SLOWED: Storage(["--storage-rate", "20M", "--storage-latency", "5ms"], 20 * MIB, 8),
 }
 LISTED_EPOCHS = 3
 LISTINGS = 8
@@ -107,7 +108,7 @@ class FormsRun:
 
 @dataclass(frozen=True)
 class FormsRecord:
-    """Seconds of an epoch; the spread is over the repetitions, each the median of its epochs after the first."""
+    """Seconds of an epoch; the spread is over the repetitions, each the mean of its epochs after the first."""
 
     storage: str
     form: str
@@ -134,7 +135,7 @@ class FormsRecord:
             budget_percent=budget,
             budget_bytes=budget_bytes,
             fill_s=Spread.of([run.fill_s for run in runs]),
-            epoch_s=Spread.of([statistics.median(run.epochs_s) for run in runs]),
+            epoch_s=Spread.of([statistics.fmean(run.epochs_s) for run in runs]),
             by_form=entries_by_form(cache),
             used_bytes=cache["used"],
             lambda_s_per_mib=cache.get("lambda_s_per_mib"),
@@ -215,7 +216,7 @@ def measure_forms(options: FormsOptions) -> FormsResults:
             one = one_run(options, storage, form, options.bytes_of(budget))
             runs[storage, form, budget].append(one)
             progress.say(
-                f"storage {storage}, {form}, {budget} %: {statistics.median(one.epochs_s):.2f} s,"
+                f"storage {storage}, {form}, {budget} %: {statistics.fmean(one.epochs_s):.2f} s,"
                 f" to fill {one.fill_s:.2f} s (others used {one.others_cores:.2f} cores)"
             )
     results = FormsResults(options.data, options.storages)
@@ -265,7 +266,7 @@ def epoch_seconds(outcome: Outcome) -> list[float]:
 
 
 def later_epoch(outcome: Outcome) -> float:
-    return statistics.median(epoch_seconds(outcome)[1:])
+    return statistics.fmean(epoch_seconds(outcome)[1:])
 
 
 def entries_by_form(cache: dict[str, Any]) -> dict[str, int]:
