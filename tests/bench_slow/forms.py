@@ -54,18 +54,18 @@ class Storage:
     options: Sequence[str]
     bytes_per_s: int | None
     """None: what is read lies in the page cache, and copying it is a processor's work."""
-    later_epochs: int
-    """Those measured, after one that fills the cache. The coordinator draws ahead beyond the end of an epoch, as far as the
-    slowest samples need: so one epoch takes what the next does not have to, and few of them say little."""
 
     def seconds(self, size: int) -> float:
         return size / self.bytes_per_s if self.bytes_per_s else 0.0
 
 
 STORAGES = {
-    FAST: Storage([], None, 8),
-    SLOWED: Storage(["--storage-rate", "20M", "--storage-latency", "5ms"], 20 * MIB, 8),
+    FAST: Storage([], None),
+    SLOWED: Storage(["--storage-rate", "20M", "--storage-latency", "5ms"], 20 * MIB),
 }
+LATER_EPOCHS = 8
+"""Those measured, after one that fills the cache. The coordinator draws ahead beyond the end of an epoch, as far as the
+slowest samples need: so one takes what the next does not have to, and few of them say little."""
 LISTED_EPOCHS = 3
 LISTINGS = 8
 QUICK_LISTINGS = 2
@@ -232,7 +232,7 @@ def measure_forms(options: FormsOptions) -> FormsResults:
 
 
 def one_run(options: FormsOptions, storage: str, form: str, cache_bytes: int) -> FormsRun:
-    outcome = run_job(options, storage, form, cache_bytes, 1 + STORAGES[storage].later_epochs)
+    outcome = run_job(options, storage, form, cache_bytes, 1 + LATER_EPOCHS)
     fill, *later = epoch_seconds(outcome)
     (cache,) = outcome.status["caches"]
     return FormsRun(fill, later, cache, outcome.others_cores)
