@@ -232,6 +232,11 @@ impl Balance {
             before: self.lately,
         };
         if target != self.threads {
+            if let Some(limit) = &mut self.limit
+                && self.lately.is_enough(AGAIN)
+            {
+                limit.best = limit.best.max(self.lately.rate());
+            }
             self.change(target);
             self.trial = Some(trial);
         } else if self.limit.is_none() && self.threads == self.most {
@@ -257,9 +262,6 @@ impl Balance {
                     limit.rate = self.usual;
                 } else if self.lately.seconds >= SETTLES {
                     limit.rate = self.lately.rate();
-                    if self.lately.is_enough(AGAIN) {
-                        limit.best = limit.best.max(limit.rate);
-                    }
                 }
                 is_other(self.usual, limit.rate)
             }
@@ -542,6 +544,29 @@ mod tests {
             tried < 30,
             "{tried} of 200 intervals with more threads than help"
         );
+    }
+
+    #[test]
+    fn fewer_threads_that_bring_less_do_not_stay_however_slowly_samples_come() {
+        let far = World {
+            cpus: 2,
+            prepare: 1e-3,
+            latency: 0.3,
+            bandwidth: 60.0,
+        };
+        let mut random = Random(1);
+        let mut balance = Balance::new(2, 128);
+        balance.threads = 24;
+        balance.limit = Some(Limit {
+            next: Direction::Fewer,
+            ..balance.limit_here()
+        });
+        let mut seen = Vec::new();
+        for _ in 0..40 {
+            run(&mut balance, far, 1, &mut random);
+            seen.push(balance.threads());
+        }
+        assert!(seen.contains(&16) && balance.threads() == 24, "{seen:?}");
     }
 
     #[test]

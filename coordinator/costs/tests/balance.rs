@@ -29,7 +29,7 @@ struct Storage {
     latency: f64,
 }
 
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy)]
 enum Done {
     Fetched,
     Prepared,
