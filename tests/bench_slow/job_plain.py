@@ -7,11 +7,12 @@ import time
 
 from tests.bench.consume import report
 from tests.bench_slow.samples import opened
+from tests.bench_slow.take import Stamped
 
 
 def main() -> None:
     samples, first, step = sys.argv[1:]
-    dataset = opened(samples)
+    dataset = Stamped(opened(samples))
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
     report(event="ready")

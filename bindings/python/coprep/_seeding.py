@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import _random
 import random
 import sys
 from typing import Any
 
 import numpy as np
 
+_PYTHON: Any = random.seed.__self__  # type: ignore[attr-defined]
+"""The global generator of ``random``."""
 _MASK = 2**64 - 1
 
 
@@ -25,7 +28,9 @@ def key(seed: int, sample: int, visit: int) -> int:
 def seed_all(seed: int, sample: int, visit: int) -> None:
     """Seed the global generators of ``random``, NumPy, and PyTorch (its CPU one) if it has been imported."""
     number = key(seed, sample, visit)
-    random.seed(number)
+    # random.seed of an integer, without looking at what it is given.
+    _random.Random.seed(_PYTHON, number)
+    _PYTHON.gauss_next = None
     np.random.seed(number & 0xFFFFFFFF)
     torch: Any = sys.modules.get("torch")
     if torch is not None:

@@ -41,7 +41,8 @@ from coprep._structure import Structure
 _LENGTH = struct.Struct("<I")
 _ORDER = struct.Struct("<IIIIQQQ")
 _HEADER = struct.Struct("<BII")
-_DONE = struct.Struct("<BQ")
+_DONE = struct.Struct("<IBQ")
+"""After its length."""
 _WRITTEN = struct.Struct("<IQQQQQ")
 _READY = struct.Struct("<BI")
 _PLACE = struct.Struct("<BII")
@@ -51,6 +52,8 @@ _LARGE = struct.Struct("<BIQ")
 _RAISED = struct.Struct("<BI")
 _FLUSH_NS = 1_000_000
 """Samples that are quicker than this are reported together."""
+_HARDLY = 32
+"""Time off the processor that is less than this part of all time is not looked into."""
 _TEXT = 60_000
 """Longest text of an exception."""
 _PR_SET_PDEATHSIG = 1
@@ -168,6 +171,8 @@ class _Channel:
             data = self._read()
             if not data:
                 return None
+            if not received and len(data) >= 4 and len(data) == 4 + _LENGTH.unpack_from(data)[0]:
+                return data[4:]  # as a rule
             received += data
 
     def _read(self) -> bytes:
@@ -349,7 +354,9 @@ class _Worker:
         self._fetch, self._transform = program.fetch(), program.transform
         self._seed = 0 if layout is None else layout.seed
         self._scratch = [_Scratch(descriptor) for descriptor in scratch]
-        self._done = bytearray()
+        self._done = bytearray(_DONE.size)
+        # Nanoseconds that what is in it took, and those of them off the processor.
+        self._wall = self._off = 0
         self._queue = _RunQueue()
         self._flushed = 0
         if layout is not None:
@@ -437,7 +444,10 @@ class _Worker:
             self._channel.send(_LARGE.pack(ord("L"), index, packed.size))
             return
         now = time.perf_counter_ns()
-        self._done += _WRITTEN.pack(index, now - wall, time.thread_time_ns() - cpu, made - wall, *kept)
+        took, on = now - wall, time.thread_time_ns() - cpu
+        self._done += _WRITTEN.pack(index, took, on, made - wall, *kept)
+        self._wall += took
+        self._off += max(took - on, 0)
         if now - self._flushed >= _FLUSH_NS:
             self._flush()
 
@@ -448,9 +458,13 @@ class _Worker:
         return True
 
     def _flush(self) -> None:
-        if self._done:
-            self._channel.send(_DONE.pack(ord("D"), self._queue.since()) + self._done)
-            self._done.clear()
+        done = self._done
+        if len(done) > _DONE.size:
+            queued = self._queue.since(self._wall, self._off)
+            _DONE.pack_into(done, 0, len(done) - _LENGTH.size, ord("D"), queued)
+            self._channel.socket.sendall(done)
+            del done[_DONE.size :]
+            self._wall = self._off = 0
         self._flushed = time.perf_counter_ns()
 
     # A look at what samples are like.
@@ -552,8 +566,14 @@ class _RunQueue:
             self._file = -1  # a kernel without it
         self._before = self._read()
 
-    def since(self) -> int:
-        """Nanoseconds since the last call."""
+    def since(self, wall: int, off: int) -> int:
+        """Nanoseconds since the last call, of ``wall`` of which the thread was off the processor for ``off``.
+
+        Where that is hardly anything, it is taken for that: to ask takes longer than a message.
+        """
+        if off * _HARDLY < wall:
+            self._before += off
+            return off
         before, self._before = self._before, self._read()
         return max(self._before - before, 0)
 

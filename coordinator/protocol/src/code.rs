@@ -23,13 +23,18 @@ use crate::frame;
 
 /// Longest message.
 const MAX_LENGTH: usize = 64 << 20;
-/// What is read at a time.
-const STEP: usize = 64 << 10;
+/// What is read at a time, at least.
+const STEP: usize = 16 << 10;
+/// Memory that is kept for messages.
+const KEPT: usize = 1 << 20;
 
 /// One end of a connection with a host or a worker.
 pub struct Channel {
     socket: UnixStream,
-    received: Vec<u8>,
+    /// What was received and not yet taken lies in `from..to`.
+    buffer: Vec<u8>,
+    from: usize,
+    to: usize,
     descriptors: Vec<OwnedFd>,
 }
 
@@ -39,7 +44,9 @@ impl Channel {
     pub fn new(socket: UnixStream) -> Self {
         Channel {
             socket,
-            received: Vec::new(),
+            buffer: Vec::new(),
+            from: 0,
+            to: 0,
             descriptors: Vec::new(),
         }
     }
@@ -96,23 +103,23 @@ impl Channel {
     }
 
     fn message(&mut self) -> io::Result<Option<Vec<u8>>> {
-        let Some(&length) = self.received.first_chunk::<4>() else {
+        let received = &self.buffer[self.from..self.to];
+        let Some((&length, rest)) = received.split_first_chunk::<4>() else {
             return Ok(None);
         };
         let length = u32::from_le_bytes(length) as usize;
         if length > MAX_LENGTH {
             return Err(io::Error::other(format!("a message of {length} bytes")));
         }
-        if self.received.len() < 4 + length {
-            return Ok(None);
+        let message = rest.get(..length).map(<[u8]>::to_vec);
+        if message.is_some() {
+            self.from += 4 + length;
         }
-        let rest = self.received.split_off(4 + length);
-        let mut message = std::mem::replace(&mut self.received, rest);
-        message.drain(..4);
-        Ok(Some(message))
+        Ok(message)
     }
 
     fn is_readable(&self, limit: Duration) -> io::Result<bool> {
+        // Who waits in recvmsg is also woken when the other side has read what was sent to it.
         let mut fds = [PollFd::new(
             std::os::fd::AsFd::as_fd(&self.socket),
             PollFlags::POLLIN,
@@ -130,18 +137,29 @@ impl Channel {
     }
 
     fn read(&mut self) -> io::Result<()> {
-        let have = self.received.len();
-        self.received.resize(have + STEP, 0);
-        let read = frame::receive_part(
-            &self.socket,
-            &mut self.received[have..],
-            &mut self.descriptors,
-        );
-        self.received.truncate(have + *read.as_ref().unwrap_or(&0));
-        match read {
+        self.make_room();
+        let room = &mut self.buffer[self.to..];
+        match frame::receive_part(&self.socket, room, &mut self.descriptors) {
             Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(read) => {
+                self.to += read;
+                Ok(())
+            }
             Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(()),
-            other => other.map(drop),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Memory is made only for a message that is longer than those before it, and not kept for a very long one.
+    fn make_room(&mut self) {
+        self.buffer.copy_within(self.from..self.to, 0);
+        (self.from, self.to) = (0, self.to - self.from);
+        if self.to == 0 && self.buffer.len() > KEPT {
+            self.buffer = Vec::new();
+        }
+        let needed = self.to + STEP;
+        if self.buffer.len() < needed {
+            self.buffer.resize(needed.max(self.buffer.len() * 2).max(2 * STEP), 0);
         }
     }
 }
