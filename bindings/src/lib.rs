@@ -6,6 +6,7 @@
 //! | `loader` | one rank of a job: epochs, batches, state |
 //! | `array` | a field of a batch, through NumPy's array interface |
 //! | `control` | status, stop |
+//! | `worker` | a worker process's end of its socket |
 //! | `errors` | which exception an error becomes |
 //!
 //! Argument checks that need no coordinator, the iterator and the choice of framework are Python's
@@ -17,6 +18,7 @@ mod control;
 mod errors;
 mod loader;
 mod pipeline;
+mod worker;
 
 use coprep_protocol::place::Place;
 use pyo3::prelude::*;
@@ -36,6 +38,8 @@ mod _coprep {
     use crate::loader::Loader;
     #[pymodule_export]
     use crate::pipeline::{Pipeline, files, image_folder, user_dataset};
+    #[pymodule_export]
+    use crate::worker::{WorkerLink, sample_key};
     use pyo3::prelude::*;
 
     #[pymodule_init]

@@ -67,7 +67,12 @@ def later_bars(what: str, record: OrderRecord | None) -> list[Bar]:
 
 def epoch_bars(what: str, rate: Spread | None, gaps: Spread | None) -> list[Bar]:
     return [
-        Bar(f"{what}: rate against the limit", RATE, True, rate.median if rate else None),
+        Bar(
+            f"{what}: rate against the limit of the processors that others left",
+            RATE,
+            True,
+            rate.median if rate else None,
+        ),
         Bar(f"{what}: p99 gap against the median", GAP, False, gaps.median if gaps else None),
     ]
 

@@ -63,9 +63,13 @@ STORAGES = {
     FAST: Storage([], None),
     SLOWED: Storage(["--storage-rate", "20M", "--storage-latency", "5ms"], 20 * MIB),
 }
-LATER_EPOCHS = 8
-"""Those measured, after one that fills the cache. The coordinator draws ahead beyond the end of an epoch, as far as the
-slowest samples need: so one takes what the next does not have to, and few of them say little."""
+SETTLING_EPOCHS = 3
+"""One fills the cache. In the next ones costs and look-ahead settle: with what is quick from then on in the cache, what
+is left takes so much longer than the usual sample that it is drawn further ahead, and is once fetched for later epochs.
+These are told, and not compared."""
+SETTLED_EPOCHS = 6
+"""Those compared. The coordinator draws ahead beyond the end of an epoch, as far as the slowest samples need: so one
+takes what the next does not have to, and few of them say little."""
 LISTED_EPOCHS = 3
 LISTINGS = 8
 QUICK_LISTINGS = 2
@@ -100,6 +104,8 @@ class FormsRun:
     """One job's epochs with one cache."""
 
     fill_s: float
+    settling_s: Sequence[float]
+    """The epochs between."""
     epochs_s: Sequence[float]
     cache: dict[str, Any]
     """Its status when the job was done."""
@@ -108,7 +114,7 @@ class FormsRun:
 
 @dataclass(frozen=True)
 class FormsRecord:
-    """Seconds of an epoch; the spread is over the repetitions, each the mean of its epochs after the first."""
+    """Seconds of an epoch; the spread is over the repetitions, each the mean of its settled epochs."""
 
     storage: str
     form: str
@@ -116,6 +122,8 @@ class FormsRecord:
     budget_bytes: int
     fill_s: Spread
     epoch_s: Spread
+    from_second_s: Spread
+    """The mean of all epochs but the first."""
     by_form: dict[str, int]
     """Samples in the cache, of the last repetition."""
     used_bytes: int
@@ -136,6 +144,7 @@ class FormsRecord:
             budget_bytes=budget_bytes,
             fill_s=Spread.of([run.fill_s for run in runs]),
             epoch_s=Spread.of([statistics.fmean(run.epochs_s) for run in runs]),
+            from_second_s=Spread.of([statistics.fmean([*run.settling_s, *run.epochs_s]) for run in runs]),
             by_form=entries_by_form(cache),
             used_bytes=cache["used"],
             lambda_s_per_mib=cache.get("lambda_s_per_mib"),
@@ -232,10 +241,11 @@ def measure_forms(options: FormsOptions) -> FormsResults:
 
 
 def one_run(options: FormsOptions, storage: str, form: str, cache_bytes: int) -> FormsRun:
-    outcome = run_job(options, storage, form, cache_bytes, 1 + LATER_EPOCHS)
-    fill, *later = epoch_seconds(outcome)
+    outcome = run_job(options, storage, form, cache_bytes, SETTLING_EPOCHS + SETTLED_EPOCHS)
+    seconds = epoch_seconds(outcome)
     (cache,) = outcome.status["caches"]
-    return FormsRun(fill, later, cache, outcome.others_cores)
+    fill, settling, settled = seconds[0], seconds[1:SETTLING_EPOCHS], seconds[SETTLING_EPOCHS:]
+    return FormsRun(fill, settling, settled, cache, outcome.others_cores)
 
 
 def run_job(

@@ -1,4 +1,9 @@
-"""The order of batches: how fast, how evenly and in which order they come where some samples are slow."""
+"""The order of batches: how fast, how evenly and in which order they come where some samples are slow.
+
+A rate is compared with the limit: that of the same workers if they did nothing but prepare. A machine is never quite
+free; what others take of its processors in a run, the host of a virtual machine included (steal time), is not there for
+anybody's workers. So it is compared with the limit of the processors that others left; with all of it too, beside that.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tests.bench.machine import cores
 from tests.bench.measure import BATCH_SIZE, measure_limit, median_or_none
 from tests.bench.records import Spread
 from tests.bench_slow import delivery
@@ -69,6 +75,16 @@ class Run:
     cores: float | None
     """In use by coprep and the job, from the second epoch on. None: PyTorch, whose processes end with an epoch."""
     others_cores: float
+    first_left: float
+    """Part of the workers' processors that others left, in the first epoch."""
+    later_left: float
+    """The same, from there on."""
+
+    def first_to_limit(self) -> float | None:
+        return self.limit and delivery.rates(self.epochs)[0] / (self.limit * self.first_left)
+
+    def later_to_limit(self) -> float | None:
+        return self.limit and delivery.later_rate(self.epochs) / (self.limit * self.later_left)
 
 
 @dataclass(frozen=True)
@@ -104,6 +120,10 @@ class OrderRecord:
     """By epoch."""
     first_rate_to_limit: Spread | None
     later_rate_to_limit: Spread | None
+    """Of the processors that others left."""
+    first_rate_to_whole: Spread | None
+    later_rate_to_whole: Spread | None
+    """Of all processors."""
     first_batch_s: float
     first_gaps: GapRecord
     later_gaps: GapRecord
@@ -131,8 +151,10 @@ class OrderRecord:
             slow=len(samples.slow),
             limit=median_or_none([run.limit for run in runs]),
             rates=[statistics.median(each) for each in zip(*(delivery.rates(run.epochs) for run in runs), strict=True)],
-            first_rate_to_limit=to_limit(runs, [delivery.rates(run.epochs)[0] for run in runs]),
-            later_rate_to_limit=to_limit(runs, [delivery.later_rate(run.epochs) for run in runs]),
+            first_rate_to_limit=spread_of([run.first_to_limit() for run in runs]),
+            later_rate_to_limit=spread_of([run.later_to_limit() for run in runs]),
+            first_rate_to_whole=spread_of([times(run.first_to_limit(), run.first_left) for run in runs]),
+            later_rate_to_whole=spread_of([times(run.later_to_limit(), run.later_left) for run in runs]),
             first_batch_s=statistics.median(run.first_batch_s for run in runs),
             first_gaps=GapRecord.of([delivery.first_gaps(run.epochs) for run in runs]),
             later_gaps=GapRecord.of([delivery.later_gaps(run.epochs) for run in runs]),
@@ -186,9 +208,18 @@ def mean_or_none(values: Sequence[float | None]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def to_limit(runs: Sequence[Run], rates: Sequence[float]) -> Spread | None:
-    shares = [rate / run.limit for run, rate in zip(runs, rates, strict=True) if run.limit]
-    return Spread.of(shares) if shares else None
+def times(value: float | None, part: float) -> float | None:
+    return None if value is None else value * part
+
+
+def spread_of(values: Sequence[float | None]) -> Spread | None:
+    known = [value for value in values if value is not None]
+    return Spread.of(known) if known else None
+
+
+def left_by(others_cores: float) -> float:
+    """Part of the workers' processors, where others use so many of all."""
+    return min(max(cores() - others_cores, 0.01) / WORKERS, 1.0)
 
 
 def measure_order(options: OrderOptions) -> OrderResults:
@@ -227,9 +258,17 @@ def one_turn(
         limit = (before + after) / 2 if before and after else None
         before = after
         later_s = epochs[-1].end - epochs[0].end
-        cores = outcome.later_cpu_s / later_s if loader.startswith("coprep") else None
-        place = farthest(epochs, drawn)
-        one = Run(limit, epochs, first_batch_s, place, outcome.costs, cores, outcome.others_cores)
+        one = Run(
+            limit,
+            epochs,
+            first_batch_s,
+            displacement=farthest(epochs, drawn),
+            costs=outcome.costs,
+            cores=outcome.later_cpu_s / later_s if loader.startswith("coprep") else None,
+            others_cores=outcome.others_cores,
+            first_left=left_by(outcome.first_others_cores),
+            later_left=left_by(outcome.later_others_cores),
+        )
         runs.setdefault((samples.name, loader), []).append(one)
         progress.say(f"{samples.name}, {loader}: {summary(one)}")
 
@@ -254,10 +293,11 @@ def relaxed_draw(epochs: Sequence[Epoch], deterministic: Sequence[Sequence[int]]
 def summary(run: Run) -> str:
     rates = delivery.rates(run.epochs)[0], delivery.later_rate(run.epochs)
     gaps = delivery.first_gaps(run.epochs), delivery.later_gaps(run.epochs)
+    shares = run.first_to_limit(), run.later_to_limit()
     parts = []
-    for when, rate, gap in zip(("first epoch", "later"), rates, gaps, strict=True):
-        share = f" ({rate / run.limit:.2f} of the limit)" if run.limit else ""
-        parts.append(f"{when} {rate:,.0f}/s{share}, p99 gap {gap.ratio:.1f}x")
+    for when, rate, share, gap in zip(("first epoch", "later"), rates, shares, gaps, strict=True):
+        of = f" ({share:.2f} of the limit)" if share else ""
+        parts.append(f"{when} {rate:,.0f}/s{of}, p99 gap {gap.ratio:.1f}x")
     return f"{'; '.join(parts)} (others used {run.others_cores:.2f} cores)"
 
 

@@ -117,7 +117,8 @@ class Results:
 def rates_table(records: Sequence[OrderRecord]) -> Table:
     epochs = max(len(record.rates) for record in records)
     header = ["samples/s", "limit", *(f"epoch {epoch}" for epoch in range(1, epochs + 1))]
-    header += ["first epoch / limit", "later / limit", "cores in use", "first batch s", "not exactly once"]
+    header += ["first epoch / limit", "later / limit", "the same by all processors", "cores in use", "first batch s"]
+    header.append("not exactly once")
     rows = [
         [
             named(record),
@@ -125,6 +126,7 @@ def rates_table(records: Sequence[OrderRecord]) -> Table:
             *(number(rate, 0) for rate in record.rates),
             spread(record.first_rate_to_limit),
             spread(record.later_rate_to_limit),
+            f"{middle(record.first_rate_to_whole)}, {middle(record.later_rate_to_whole)}",
             number(record.cores, 2),
             number(record.first_batch_s, 2),
             str(record.astray),
@@ -191,7 +193,12 @@ def forms_table(results: FormsResults, storage: str) -> Table:
     best = {record.budget_percent: record for record in results.optima if record.storage == storage}
     fixed = {one.budget: one for one in against_fixed(results.records, storage)}
     header = [f"seconds of an epoch, storage {storage}", *forms, OPTIMUM, "its bound", "by others"]
-    header += ["auto / optimum", "auto / better fixed", "runs differ by"]
+    header += [
+        "auto / optimum",
+        "auto / better fixed",
+        "runs differ by",
+        "auto, encoded, decoded from the second epoch on",
+    ]
     header += ["auto keeps", "the optimum keeps", "it decodes"]
     rows = []
     for budget in dict.fromkeys(budget for budget, _ in found):
@@ -207,6 +214,7 @@ def forms_table(results: FormsResults, storage: str) -> Table:
                 number(auto.epoch_s.median / optimum.epoch_s if auto and optimum else None, 3),
                 number(against.ratio if against else None, 3),
                 f"{100 * max(map(spread_of, mine)):.1f} %",
+                ", ".join(number(record.from_second_s.median, 2) for record in mine),
                 kept(auto.by_form) if auto else "",
                 kept(optimum.by_form) if optimum else "",
                 optimum.decoding if optimum else "",
@@ -388,6 +396,10 @@ def spread(values: Spread | None, digits: int = 2) -> str:
     if values is None:
         return ""
     return f"{values.median:.{digits}f} ({values.min:.{digits}f}-{values.max:.{digits}f})"
+
+
+def middle(values: Spread | None) -> str:
+    return number(values.median if values else None, 2)
 
 
 def notes(results: Results) -> list[str]:

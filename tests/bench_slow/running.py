@@ -49,6 +49,10 @@ class Outcome:
     later_cpu_s: float
     """The same from the end of the first epoch, of a job that tells its epochs."""
     others_cores: float
+    first_others_cores: float
+    """The same until the end of the first epoch."""
+    later_others_cores: float
+    """From there on."""
 
     @property
     def costs(self) -> dict[str, Any]:
@@ -77,24 +81,37 @@ def run(job: Job, coordinator: Coordinator | None = None) -> Outcome:
         hear(child, "ready", READY_PATIENCE_S)
         before, began = CpuClock.read(roots), time.monotonic()
         child.tell("go")
-        first_epoch: list[CpuClock] = []
-        said = hear(child, "done", DONE_PATIENCE_S, lambda: first_epoch.append(CpuClock.read(roots)))
-        after, elapsed = CpuClock.read(roots), time.monotonic() - began
+        first_epoch: list[tuple[CpuClock, float]] = []
+        said = hear(
+            child, "done", DONE_PATIENCE_S, lambda: first_epoch.append((CpuClock.read(roots), time.monotonic()))
+        )
+        after, ended = CpuClock.read(roots), time.monotonic()
         status = listed_status(env, coordinator.slowest) if coordinator else {}
         processes += trees(roots)
         end(child)
-    cpu_s = after.ours_since(before), after.ours_since(first_epoch[0])
-    return Outcome(said, status, *cpu_s, after.others_since(before) / elapsed)
+    ((middle, turned),) = first_epoch
+    return Outcome(
+        said,
+        status,
+        cpu_s=after.ours_since(before),
+        later_cpu_s=after.ours_since(middle),
+        others_cores=after.others_since(before) / (ended - began),
+        first_others_cores=middle.others_since(before) / (turned - began),
+        later_others_cores=after.others_since(middle) / (ended - turned),
+    )
 
 
 def hear(
     child: Child, event: str, patience: float, at_first: Callable[[], None] = lambda: None
 ) -> list[dict[str, Any]]:
-    """All that it says until it says `event`, after which it waits to be told something. `at_first`: once."""
+    """All that it says until it says `event`, after which it waits to be told something. `at_first`: once, when it has
+    told an epoch, or else all."""
     said: list[dict[str, Any]] = []
+    is_first = True
     for _, message in messages([child], patience):
-        if not said:
+        if is_first and message["event"] in ("epoch", event):
             at_first()
+            is_first = False
         said.append(message)
         if message["event"] == event:
             return said

@@ -25,6 +25,7 @@ from tests.bench_slow.delivery import (
 )
 from tests.bench_slow.forms import WORKERS, Costs, optimum
 from tests.bench_slow.knapsack import Item, choose, fastest
+from tests.bench_slow.order import Run, left_by
 from tests.bench_slow.series import WINDOW_S, Moment, Phase, bytes_of, phases, samples_of
 from tests.bench_slow.timeline import Part, draw_timeline
 
@@ -176,6 +177,17 @@ def test_later_epochs_are_counted_from_the_end_of_the_one_before() -> None:
     epochs = [epoch(10, 1, [[0, 1], [2, 3]]), epoch(15, 2, [[3, 2], [1, 0]])]
     assert rates(epochs) == [2.0, 4 / 7]
     assert later_rate(epochs) == 4 / 7
+
+
+def test_a_rate_is_compared_with_the_processors_that_others_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.bench_slow.order.cores", lambda: 2)
+    assert (left_by(0), left_by(0.5), left_by(2)) == (1, 0.75, 0.005)
+    monkeypatch.setattr("tests.bench_slow.order.cores", lambda: 8)
+    assert (left_by(5), left_by(7)) == (1, 0.5)
+    epochs = [epoch(10, 1, [[0, 1], [2, 3]]), epoch(12, 2, [[3, 2], [1, 0]])]
+    run = Run(4.0, epochs, 1.0, None, {}, None, 0.2, first_left=0.5, later_left=0.75)
+    assert run.first_to_limit() == pytest.approx(2 / (4 * 0.5))
+    assert run.later_to_limit() == pytest.approx(1 / (4 * 0.75))
 
 
 def test_gaps_have_their_tail_beside_their_median() -> None:

@@ -172,3 +172,29 @@ def test_a_dataset_that_is_said_not_to_change_is_not_looked_at_again() -> None:
 def test_a_sampler_needs_more_than_the_name_of_a_dataset() -> None:
     with pytest.raises(ValueError, match="needs the dataset itself"):
         coprep.DataLoader("user_datasets:made", sampler=[1, 2])
+
+
+def test_a_sample_is_seeded_as_its_generators_seed_themselves() -> None:
+    import random
+
+    from coprep._seeding import seed_all, seed_by
+
+    def drawn() -> tuple[Any, ...]:
+        return random.random(), random.gauss(0, 1), np.random.random(), np.random.normal()
+
+    number = 2**64 - 3
+    random.seed(number)
+    np.random.seed(number & 0xFFFFFFFF)
+    expected = drawn()
+    # Half of a pair of normal numbers is left over from before.
+    random.gauss(0, 1)
+    np.random.normal()
+    seed_by(number)
+    assert drawn() == expected
+    seed_all(3, 5, 7)
+    first = drawn()
+    for other in ((4, 5, 7), (3, 6, 7), (3, 5, 8), (2**64 - 1, 2**32 - 1, 2**64 - 1)):
+        seed_all(*other)
+        assert drawn() != first
+    seed_all(3, 5, 7)
+    assert drawn() == first

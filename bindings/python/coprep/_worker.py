@@ -10,7 +10,6 @@ coordinator.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import ctypes
 import gc
@@ -24,8 +23,6 @@ import signal
 import socket
 import struct
 import sys
-import threading
-import time
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -34,26 +31,14 @@ import numpy as np
 import numpy.typing as npt
 
 from coprep import _exchange
+from coprep._coprep import WorkerLink
 from coprep._packing import Packed, pack, unpack
-from coprep._seeding import seed_all
+from coprep._seeding import seed_all, seed_by
 from coprep._structure import Structure
 
 _LENGTH = struct.Struct("<I")
-_ORDER = struct.Struct("<IIIIQQQ")
-_HEADER = struct.Struct("<BII")
-_DONE = struct.Struct("<IBQ")
-"""After its length."""
-_WRITTEN = struct.Struct("<IQQQQQ")
-_READY = struct.Struct("<BI")
-_PLACE = struct.Struct("<BII")
 _LATER = 2**32 - 1
 """A slot that is not yet known."""
-_LARGE = struct.Struct("<BIQ")
-_RAISED = struct.Struct("<BI")
-_FLUSH_NS = 1_000_000
-"""Samples that are quicker than this are reported together."""
-_HARDLY = 32
-"""Time off the processor that is less than this part of all time is not looked into."""
 _TEXT = 60_000
 """Longest text of an exception."""
 _PR_SET_PDEATHSIG = 1
@@ -139,11 +124,10 @@ def _end_with_parent(parent: int) -> None:
 
 
 class _Channel:
-    """Messages, each with its length before it. `has_descriptors`: some may come with descriptors."""
+    """The host's messages, each with its length before it. Some come with descriptors."""
 
-    def __init__(self, sock: socket.socket, has_descriptors: bool) -> None:
+    def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
-        self._has_descriptors = has_descriptors
         self.descriptors: list[int] = []
         self._received = bytearray()
 
@@ -168,24 +152,16 @@ class _Channel:
                 message = bytes(received[4:end])
                 del received[:end]
                 return message
-            data = self._read()
+            data, descriptors, _, _ = socket.recv_fds(self.socket, 1 << 16, 4)
+            self.descriptors += descriptors
             if not data:
                 return None
-            if not received and len(data) >= 4 and len(data) == 4 + _LENGTH.unpack_from(data)[0]:
-                return data[4:]  # as a rule
             received += data
-
-    def _read(self) -> bytes:
-        if not self._has_descriptors:
-            return self.socket.recv(1 << 16)
-        data, descriptors, _, _ = socket.recv_fds(self.socket, 1 << 16, 4)
-        self.descriptors += descriptors
-        return data
 
 
 class _Host:
     def __init__(self, control: socket.socket) -> None:
-        self._channel = _Channel(control, has_descriptors=True)
+        self._channel = _Channel(control)
         self._workers: dict[int, tuple[int, int]] = {}  # by descriptor of the process: number, id
         self._sent = memoryview(b"")
         self._program: Program | None = None
@@ -349,22 +325,18 @@ class _Worker:
         program, layout = host._program, host._layout
         if program is None:
             program = load_program(host._sent[PROGRAM:])
-        self._channel = _Channel(sock, has_descriptors=False)
+        # Descriptors are closed with the process.
+        self._socket = sock
+        self._link = WorkerLink(sock.fileno(), 0 if layout is None else layout.seed)
         self._program = program
         self._fetch, self._transform = program.fetch(), program.transform
         self._seed = 0 if layout is None else layout.seed
         self._scratch = [_Scratch(descriptor) for descriptor in scratch]
-        self._done = bytearray(_DONE.size)
-        # Nanoseconds that what is in it took, and those of them off the processor.
-        self._wall = self._off = 0
-        self._queue = _RunQueue()
-        self._flushed = 0
         if layout is not None:
             self._structure: Structure = _exchange.loads(layout.structure)
             self._views = _views(layout, self._structure)
             self._blobs = _blobs(layout, self._structure)
         _prepare_torch(number, workers, self._seed, program.dataset)
-        self._early: collections.deque[bytes] = collections.deque()
         self._broken: Exception | None = None
         try:
             if program.worker_init_fn is not None:
@@ -373,52 +345,26 @@ class _Worker:
             self._broken = error
 
     def run(self) -> None:
-        while (message := self._next()) is not None:
-            if message[0] == ord("S"):
-                self._chunk(message)
+        while (told := self._link.next()) is not None:
+            if isinstance(told, tuple):
+                self._sample(*told)
             else:
-                self._channel.send(b"P" + json.dumps(self._probe(message)).encode())
+                self._link.answer(b"P" + json.dumps(self._probe(told)).encode())
 
-    def _next(self) -> bytes | None:
-        return self._early.popleft() if self._early else self._channel.receive()
-
-    def _place(self, index: int) -> tuple[int, int]:
-        """Where to write a sample that is made: as late as this, so that a slow one holds no minibatch up."""
-        self._channel.send(_READY.pack(ord("W"), index))
-        while (message := self._channel.receive()) is not None:
-            if message[0] == ord("B"):
-                _, buffer, slot = _PLACE.unpack(message)
-                return buffer, slot
-            self._early.append(message)
-        raise SystemExit(0)
-
-    # Chunks of samples.
-
-    def _chunk(self, message: bytes) -> None:
-        _, scratch, count = _HEADER.unpack_from(message)
-        orders = list(_ORDER.iter_unpack(message[_HEADER.size :]))
-        assert len(orders) == count
-        place = self._scratch[scratch] if self._scratch else None
-        if place is not None:
-            place.begin(max(at + size for *_, at, size in orders))
-        self._flushed = time.perf_counter_ns()
-        for index, order in enumerate(orders):
-            self._sample(index, order, place)
-        self._flush()
-
-    def _sample(self, index: int, order: tuple[int, ...], scratch: _Scratch | None) -> None:
-        sample, buffer, slot, keep, visit, at, size = order
-        wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
-        kept = (0, 0)
+    def _sample(
+        self, index: int, sample: int, buffer: int, slot: int, keep: bool, key: int, at: int, size: int
+    ) -> None:
+        link, kept = self._link, (0, 0)
         stage = "dataset"
         try:
             if self._broken is not None:
                 raise self._broken
             if self._transform is None:
-                seed_all(self._seed, sample, visit)
+                seed_by(key)
                 value = self._fetch(sample)
-                made = time.perf_counter_ns()
+                link.made()
             else:
+                scratch = self._scratch_of(index)
                 if size and scratch is not None:
                     value = unpack(scratch.view(at, size))
                 else:
@@ -427,45 +373,42 @@ class _Worker:
                     value = self._fetch(sample)
                     if keep and scratch is not None:
                         kept = scratch.keep(pack(value))
-                made = time.perf_counter_ns()
+                link.made()
                 stage = "transform"
-                seed_all(self._seed, sample, visit)
+                seed_by(key)
                 value = self._transform(value)
             if slot == _LATER:
-                buffer, slot = self._place(index)
+                buffer, slot = self._place()
             packed = self._structure.write(value, self._views, (buffer, slot))
         except Exception as error:
-            self._flush()
-            text = json.dumps(_raised(sample, stage, error)).encode()
-            self._channel.send(_RAISED.pack(ord("E"), index) + text)
+            link.raised(json.dumps(_raised(sample, stage, error)).encode())
             return
         if packed is not None and not self._write_blob(packed, buffer, slot):
-            self._flush()
-            self._channel.send(_LARGE.pack(ord("L"), index, packed.size))
+            link.too_large(packed.size)
             return
-        now = time.perf_counter_ns()
-        took, on = now - wall, time.thread_time_ns() - cpu
-        self._done += _WRITTEN.pack(index, took, on, made - wall, *kept)
-        self._wall += took
-        self._off += max(took - on, 0)
-        if now - self._flushed >= _FLUSH_NS:
-            self._flush()
+        link.done(*kept)
+
+    def _scratch_of(self, index: int) -> _Scratch | None:
+        """Of the chunk whose sample number ``index`` is being made."""
+        if not self._scratch:
+            return None
+        which, end = self._link.scratch()
+        scratch = self._scratch[which]
+        if index == 0:
+            scratch.begin(end)
+        return scratch
+
+    def _place(self) -> tuple[int, int]:
+        place = self._link.place()
+        if place is None:
+            raise SystemExit(0)
+        return place
 
     def _write_blob(self, packed: Packed, buffer: int, slot: int) -> bool:
         if self._blobs is None or packed.size > self._blobs.shape[-1]:
             return False
         packed.write_to(self._blobs[buffer, slot].data)
         return True
-
-    def _flush(self) -> None:
-        done = self._done
-        if len(done) > _DONE.size:
-            queued = self._queue.since(self._wall, self._off)
-            _DONE.pack_into(done, 0, len(done) - _LENGTH.size, ord("D"), queued)
-            self._channel.socket.sendall(done)
-            del done[_DONE.size :]
-            self._wall = self._off = 0
-        self._flushed = time.perf_counter_ns()
 
     # A look at what samples are like.
 
@@ -554,33 +497,6 @@ def _prepare_torch(number: int, workers: int, seed: int, dataset: Any) -> None:
 
         info = torch_worker.WorkerInfo(id=number, num_workers=workers, seed=seed + number, dataset=dataset)
         torch_worker._worker_info = info
-
-
-class _RunQueue:
-    """How long this thread was ready to run and had no processor."""
-
-    def __init__(self) -> None:
-        try:
-            self._file = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            self._file = -1  # a kernel without it
-        self._before = self._read()
-
-    def since(self, wall: int, off: int) -> int:
-        """Nanoseconds since the last call, of ``wall`` of which the thread was off the processor for ``off``.
-
-        Where that is hardly anything, it is taken for that: to ask takes longer than a message.
-        """
-        if off * _HARDLY < wall:
-            self._before += off
-            return off
-        before, self._before = self._before, self._read()
-        return max(self._before - before, 0)
-
-    def _read(self) -> int:
-        if self._file < 0:
-            return 0
-        return int(os.pread(self._file, 64, 0).split()[1])
 
 
 class _Scratch:

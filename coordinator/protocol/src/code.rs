@@ -31,10 +31,7 @@ const KEPT: usize = 1 << 20;
 /// One end of a connection with a host or a worker.
 pub struct Channel {
     socket: UnixStream,
-    /// What was received and not yet taken lies in `from..to`.
-    buffer: Vec<u8>,
-    from: usize,
-    to: usize,
+    incoming: Incoming,
     descriptors: Vec<OwnedFd>,
 }
 
@@ -44,9 +41,7 @@ impl Channel {
     pub fn new(socket: UnixStream) -> Self {
         Channel {
             socket,
-            buffer: Vec::new(),
-            from: 0,
-            to: 0,
+            incoming: Incoming::default(),
             descriptors: Vec::new(),
         }
     }
@@ -71,7 +66,7 @@ impl Channel {
     pub fn receive(&mut self, limit: Duration) -> io::Result<Option<Vec<u8>>> {
         let end = Instant::now() + limit;
         loop {
-            if let Some(message) = self.message()? {
+            if let Some(message) = self.incoming.message()? {
                 return Ok(Some(message));
             }
             if !self.is_readable(end.saturating_duration_since(Instant::now()))? {
@@ -102,22 +97,6 @@ impl Channel {
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
     }
 
-    fn message(&mut self) -> io::Result<Option<Vec<u8>>> {
-        let received = &self.buffer[self.from..self.to];
-        let Some((&length, rest)) = received.split_first_chunk::<4>() else {
-            return Ok(None);
-        };
-        let length = u32::from_le_bytes(length) as usize;
-        if length > MAX_LENGTH {
-            return Err(io::Error::other(format!("a message of {length} bytes")));
-        }
-        let message = rest.get(..length).map(<[u8]>::to_vec);
-        if message.is_some() {
-            self.from += 4 + length;
-        }
-        Ok(message)
-    }
-
     fn is_readable(&self, limit: Duration) -> io::Result<bool> {
         // Who waits in recvmsg is also woken when the other side has read what was sent to it.
         let mut fds = [PollFd::new(
@@ -137,21 +116,52 @@ impl Channel {
     }
 
     fn read(&mut self) -> io::Result<()> {
-        self.make_room();
-        let room = &mut self.buffer[self.to..];
+        let room = self.incoming.room();
         match frame::receive_part(&self.socket, room, &mut self.descriptors) {
             Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(read) => {
-                self.to += read;
+                self.incoming.came(read);
                 Ok(())
             }
             Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(()),
             Err(e) => Err(e),
         }
     }
+}
 
-    /// Memory is made only for a message that is longer than those before it, and not kept for a very long one.
-    fn make_room(&mut self) {
+/// What was received and not yet taken.
+#[derive(Default)]
+pub struct Incoming {
+    /// It lies in `from..to`.
+    buffer: Vec<u8>,
+    from: usize,
+    to: usize,
+}
+
+impl Incoming {
+    /// Takes the next message. None: it has not come whole.
+    ///
+    /// # Errors
+    /// When it says that it is too long.
+    pub fn message(&mut self) -> io::Result<Option<Vec<u8>>> {
+        let received = &self.buffer[self.from..self.to];
+        let Some((&length, rest)) = received.split_first_chunk::<4>() else {
+            return Ok(None);
+        };
+        let length = u32::from_le_bytes(length) as usize;
+        if length > MAX_LENGTH {
+            return Err(io::Error::other(format!("a message of {length} bytes")));
+        }
+        let message = rest.get(..length).map(<[u8]>::to_vec);
+        if message.is_some() {
+            self.from += 4 + length;
+        }
+        Ok(message)
+    }
+
+    /// Where more can be received. Memory is made only for a message that is longer than those before it, and not kept
+    /// for a very long one.
+    pub fn room(&mut self) -> &mut [u8] {
         self.buffer.copy_within(self.from..self.to, 0);
         (self.from, self.to) = (0, self.to - self.from);
         if self.to == 0 && self.buffer.len() > KEPT {
@@ -159,8 +169,15 @@ impl Channel {
         }
         let needed = self.to + STEP;
         if self.buffer.len() < needed {
-            self.buffer.resize(needed.max(self.buffer.len() * 2).max(2 * STEP), 0);
+            let size = needed.max(self.buffer.len() * 2).max(2 * STEP);
+            self.buffer.resize(size, 0);
         }
+        &mut self.buffer[self.to..]
+    }
+
+    /// So many bytes came into that room.
+    pub fn came(&mut self, bytes: usize) {
+        self.to = (self.to + bytes).min(self.buffer.len());
     }
 }
 
@@ -254,15 +271,19 @@ pub struct Order {
     pub cached: (u64, u64),
 }
 
+/// Instead of a buffer and a slot that are not yet known.
+const NO_PLACE: (u32, u32) = (u32::MAX, u32::MAX);
+/// Bytes of an order.
+const ORDER: usize = 40;
+
 /// Message to a worker: make these samples. `scratch`: which of its files.
 #[must_use]
 pub fn orders(scratch: u32, orders: &[Order]) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(9 + 40 * orders.len());
+    let mut bytes = Vec::with_capacity(5 + ORDER * orders.len());
     bytes.push(b'S');
     bytes.extend(scratch.to_le_bytes());
-    bytes.extend((orders.len() as u32).to_le_bytes());
     for order in orders {
-        let (buffer, slot) = order.place.unwrap_or((u32::MAX, u32::MAX));
+        let (buffer, slot) = order.place.unwrap_or(NO_PLACE);
         let words = [order.id, buffer, slot, u32::from(order.keep)];
         words.iter().for_each(|w| bytes.extend(w.to_le_bytes()));
         let longs = [order.visit, order.cached.0, order.cached.1];
@@ -278,6 +299,59 @@ pub fn place(buffer: u32, slot: u32) -> Vec<u8> {
     bytes.extend(buffer.to_le_bytes());
     bytes.extend(slot.to_le_bytes());
     bytes
+}
+
+/// What a worker is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// [`orders`]: which scratch file, and what to make.
+    Make(u32, Vec<Order>),
+    /// [`place`]: where to write what was made.
+    Place(u32, u32),
+    /// Something else, such as a [`probe`].
+    Other,
+}
+
+impl Told {
+    /// From a message.
+    ///
+    /// # Errors
+    /// What makes no sense.
+    pub fn parse(message: &[u8]) -> Result<Told, String> {
+        let (&kind, rest) = message.split_first().ok_or("an empty message")?;
+        match kind {
+            b'S' => {
+                let (scratch, rest) = rest.split_first_chunk().ok_or("too short")?;
+                let (records, []) = rest.as_chunks::<ORDER>() else {
+                    return Err("orders of another length".into());
+                };
+                let orders = records.iter().map(order).collect();
+                Ok(Told::Make(u32::from_le_bytes(*scratch), orders))
+            }
+            b'B' if rest.len() == 8 => Ok(Told::Place(word(rest, 0), word(rest, 4))),
+            b'B' => Err("a place of another length".into()),
+            _ => Ok(Told::Other),
+        }
+    }
+}
+
+fn order(record: &[u8; ORDER]) -> Order {
+    let place = (word(record, 4), word(record, 8));
+    Order {
+        id: word(record, 0),
+        place: (place != NO_PLACE).then_some(place),
+        keep: word(record, 12) != 0,
+        visit: long(record, 16),
+        cached: (long(record, 24), long(record, 32)),
+    }
+}
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..].first_chunk().copied().unwrap_or_default())
+}
+
+fn long(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..].first_chunk().copied().unwrap_or_default())
 }
 
 /// Message to a worker: make these samples, without writing them, until `enough` have succeeded, and say what they are
@@ -405,19 +479,39 @@ impl Report {
     }
 }
 
+/// Bytes of what is said of a written sample.
 const WRITTEN: usize = 44;
+
+impl Written {
+    /// Adds it to a message that begins with [`done`].
+    pub fn append_to(&self, message: &mut Vec<u8>) {
+        message.extend(self.index.to_le_bytes());
+        let longs = [
+            self.wall_ns,
+            self.cpu_ns,
+            self.dataset_ns,
+            self.kept.0,
+            self.kept.1,
+        ];
+        longs.iter().for_each(|w| message.extend(w.to_le_bytes()));
+    }
+}
+
+/// Beginning of the message [`Report::Done`].
+#[must_use]
+pub fn done(queued_ns: u64) -> [u8; 9] {
+    let mut bytes = [b'D'; 9];
+    bytes[1..].copy_from_slice(&queued_ns.to_le_bytes());
+    bytes
+}
 
 fn made(bytes: &[u8]) -> Result<Made, String> {
     let (queued, bytes) = bytes.split_first_chunk::<8>().ok_or("too short")?;
     let (records, []) = bytes.as_chunks::<WRITTEN>() else {
         return Err("records of another length".into());
     };
-    let long = |record: &[u8; WRITTEN], at: usize| {
-        let bytes = record[at..].first_chunk().copied().unwrap_or_default();
-        u64::from_le_bytes(bytes)
-    };
     let record = |r: &[u8; WRITTEN]| Written {
-        index: u32::from_le_bytes(r.first_chunk().copied().unwrap_or_default()),
+        index: word(r, 0),
         wall_ns: long(r, 4),
         cpu_ns: long(r, 12),
         dataset_ns: long(r, 20),
@@ -475,6 +569,48 @@ mod tests {
         let end = there.receive(limit).expect_err("the other side is gone");
         assert_eq!(end.kind(), io::ErrorKind::UnexpectedEof);
         assert!(there.is_lost());
+    }
+
+    #[test]
+    fn a_worker_reads_what_it_is_told() {
+        let first = Order {
+            id: 7,
+            place: Some((1, 2)),
+            keep: true,
+            visit: u64::MAX,
+            cached: (64, 1 << 40),
+        };
+        let second = Order {
+            place: None,
+            keep: false,
+            ..first
+        };
+        let told = |message: &[u8]| Told::parse(message);
+        let all = vec![first, second];
+        assert_eq!(told(&orders(3, &all)), Ok(Told::Make(3, all)));
+        assert_eq!(told(&place(5, 6)), Ok(Told::Place(5, 6)));
+        assert_eq!(told(&probe(&[1], 1, false)), Ok(Told::Other));
+        for message in [&b""[..], b"S", b"S\0\0\0\0\0", b"B\0\0"] {
+            assert!(told(message).is_err(), "{message:?}");
+        }
+    }
+
+    #[test]
+    fn what_a_worker_wrote_is_read_as_it_was_said() {
+        let written = |index| Written {
+            index,
+            wall_ns: 2,
+            cpu_ns: 3,
+            dataset_ns: 4,
+            kept: (5, u64::MAX),
+        };
+        let made = Made {
+            queued_ns: 9,
+            samples: vec![written(0), written(1)],
+        };
+        let mut message = done(9).to_vec();
+        made.samples.iter().for_each(|w| w.append_to(&mut message));
+        assert_eq!(Report::parse(&message), Ok(Report::Done(made)));
     }
 
     #[test]

@@ -1,0 +1,334 @@
+//! A worker process's end of its socket: takes orders, one at a time, and reports what was made of them.
+//!
+//! What [`coprep_protocol::code`] says is read and written here and not in Python, since it is done once per sample:
+//! code that is run that seldom is in no processor's cache, and costs in Python ten times what it does in a loop.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::os::fd::RawFd;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+use coprep_protocol::code::{Incoming, Order, Told, Written, done};
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, recv, send};
+use nix::time::{ClockId, clock_gettime};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+/// Samples that are quicker than this are reported together.
+const SOON: Duration = Duration::from_millis(1);
+/// Time off the processor that is less than this part of all time is not looked into.
+const HARDLY: u64 = 32;
+/// A slot that is not yet known.
+const LATER: u32 = u32::MAX;
+
+/// See the module. For one thread.
+#[pyclass]
+pub(crate) struct WorkerLink {
+    socket: RawFd,
+    /// Of the stream.
+    seed: u64,
+    incoming: Incoming,
+    /// Messages that came before an answer.
+    early: VecDeque<Vec<u8>>,
+    chunk: Chunk,
+    /// The sample that is being made.
+    now: Clocks,
+    /// What was written and not yet reported, after room for the beginning of the message.
+    written: Vec<u8>,
+    /// Of these samples, nanoseconds: all, and off the processor.
+    wall: u64,
+    off: u64,
+    reported: Instant,
+    queue: RunQueue,
+}
+
+#[derive(Default)]
+struct Chunk {
+    scratch: u32,
+    orders: Vec<Order>,
+    begun: usize,
+}
+
+struct Clocks {
+    began: Instant,
+    cpu: Duration,
+    /// The deterministic part was there.
+    made: Option<Instant>,
+}
+
+impl Clocks {
+    fn start() -> Self {
+        Clocks {
+            began: Instant::now(),
+            cpu: thread_cpu(),
+            made: None,
+        }
+    }
+}
+
+/// Of a message: its length.
+const LENGTH: usize = 4;
+/// Room for the length, and the beginning of a report.
+const HEAD: usize = LENGTH + 9;
+
+#[pymethods]
+impl WorkerLink {
+    /// `socket`: its descriptor, which stays the caller's. `seed`: of the stream.
+    #[new]
+    fn new(socket: RawFd, seed: u64) -> Self {
+        WorkerLink {
+            socket,
+            seed,
+            incoming: Incoming::default(),
+            early: VecDeque::new(),
+            chunk: Chunk::default(),
+            now: Clocks::start(),
+            written: vec![0; HEAD],
+            wall: 0,
+            off: 0,
+            reported: Instant::now(),
+            queue: RunQueue::new(),
+        }
+    }
+
+    /// The next sample to make, whose clocks run from now on; or a message that says something else; None: the
+    /// coordinator is gone.
+    fn next<'py>(&mut self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        loop {
+            let index = self.chunk.begun;
+            if let Some(&order) = self.chunk.orders.get(index) {
+                self.chunk.begun += 1;
+                self.now = Clocks::start();
+                return self.told(py, index, &order).map(Some);
+            }
+            self.report(py)?;
+            let Some(message) = self.message(py)? else {
+                return Ok(None);
+            };
+            match Told::parse(&message).map_err(PyValueError::new_err)? {
+                Told::Make(scratch, orders) => {
+                    self.reported = Instant::now();
+                    self.chunk = Chunk {
+                        scratch,
+                        orders,
+                        begun: 0,
+                    };
+                }
+                _ => return Ok(Some(PyBytes::new(py, &message).into_any())),
+            }
+        }
+    }
+
+    /// Of the chunk: its scratch file, and where what came in it ends.
+    fn scratch(&self) -> (u32, u64) {
+        let ends = self.chunk.orders.iter().map(|o| o.cached.0 + o.cached.1);
+        (self.chunk.scratch, ends.max().unwrap_or(0))
+    }
+
+    /// The deterministic part of the sample is there.
+    fn made(&mut self) {
+        self.now.made = Some(Instant::now());
+    }
+
+    /// Buffer and slot of a sample that is made: as late as this, so that a slow one holds no minibatch up. None: the
+    /// coordinator is gone.
+    fn place(&mut self, py: Python<'_>) -> PyResult<Option<(u32, u32)>> {
+        self.say(py, b'W', &[])?;
+        while let Some(message) = self.receive(py)? {
+            match Told::parse(&message).map_err(PyValueError::new_err)? {
+                Told::Place(buffer, slot) => return Ok(Some((buffer, slot))),
+                _ => self.early.push_back(message),
+            }
+        }
+        Ok(None)
+    }
+
+    /// The sample is written. `at`, `size`: where in the scratch file its deterministic part lies, if it was kept.
+    fn done(&mut self, py: Python<'_>, at: u64, size: u64) -> PyResult<()> {
+        let now = Instant::now();
+        let wall = nanos(now - self.now.began);
+        let cpu = nanos(thread_cpu().saturating_sub(self.now.cpu));
+        let made = self.now.made.unwrap_or(now);
+        let written = Written {
+            index: self.index(),
+            wall_ns: wall,
+            cpu_ns: cpu,
+            dataset_ns: nanos(made - self.now.began),
+            kept: (at, size),
+        };
+        written.append_to(&mut self.written);
+        self.wall += wall;
+        self.off += wall.saturating_sub(cpu);
+        match now - self.reported >= SOON {
+            true => self.report(py),
+            false => Ok(()),
+        }
+    }
+
+    /// The sample raised: what, as JSON.
+    fn raised(&mut self, py: Python<'_>, what: &[u8]) -> PyResult<()> {
+        self.report(py)?;
+        self.say(py, b'E', what)
+    }
+
+    /// The sample is larger than its slot.
+    fn too_large(&mut self, py: Python<'_>, size: u64) -> PyResult<()> {
+        self.report(py)?;
+        self.say(py, b'L', &size.to_le_bytes())
+    }
+
+    /// Answers a message.
+    fn answer(&self, py: Python<'_>, message: &[u8]) -> PyResult<()> {
+        self.send(py, &framed(&[message]))
+    }
+}
+
+impl WorkerLink {
+    /// Of the sample that is being made, within its chunk.
+    fn index(&self) -> u32 {
+        self.chunk.begun.saturating_sub(1) as u32
+    }
+
+    /// As Python is told: index, sample, buffer, slot, whether to keep it, key of its random numbers, where its cached
+    /// part lies, and bytes of that.
+    fn told<'py>(
+        &self,
+        py: Python<'py>,
+        index: usize,
+        order: &Order,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (buffer, slot) = order.place.unwrap_or((LATER, LATER));
+        let key = sample_key(self.seed, u64::from(order.id), order.visit);
+        let (at, size) = order.cached;
+        let told = (index, order.id, buffer, slot, order.keep, key, at, size);
+        Ok(told.into_pyobject(py)?.into_any())
+    }
+
+    /// What is written is said.
+    fn report(&mut self, py: Python<'_>) -> PyResult<()> {
+        self.reported = Instant::now();
+        if self.written.len() == HEAD {
+            return Ok(());
+        }
+        let queued = self.queue.since(self.wall, self.off);
+        let length = (self.written.len() - LENGTH) as u32;
+        self.written[..LENGTH].copy_from_slice(&length.to_le_bytes());
+        self.written[LENGTH..HEAD].copy_from_slice(&done(queued));
+        self.send(py, &self.written)?;
+        self.written.truncate(HEAD);
+        (self.wall, self.off) = (0, 0);
+        Ok(())
+    }
+
+    /// Something of the sample that is being made.
+    fn say(&self, py: Python<'_>, kind: u8, what: &[u8]) -> PyResult<()> {
+        self.send(py, &framed(&[&[kind], &self.index().to_le_bytes(), what]))
+    }
+
+    fn message(&mut self, py: Python<'_>) -> PyResult<Option<Vec<u8>>> {
+        match self.early.pop_front() {
+            Some(message) => Ok(Some(message)),
+            None => self.receive(py),
+        }
+    }
+
+    /// None: the coordinator is gone.
+    fn receive(&mut self, py: Python<'_>) -> PyResult<Option<Vec<u8>>> {
+        loop {
+            if let Some(message) = self.incoming.message()? {
+                return Ok(Some(message));
+            }
+            let (socket, room) = (self.socket, self.incoming.room());
+            match py.detach(|| recv(socket, room, MsgFlags::empty())) {
+                Ok(0) | Err(Errno::ECONNRESET) => return Ok(None),
+                Ok(read) => self.incoming.came(read),
+                Err(Errno::EINTR) => py.check_signals()?,
+                Err(e) => return Err(io::Error::from(e).into()),
+            }
+        }
+    }
+
+    fn send(&self, py: Python<'_>, mut bytes: &[u8]) -> PyResult<()> {
+        while !bytes.is_empty() {
+            match py.detach(|| send(self.socket, bytes, MsgFlags::MSG_NOSIGNAL)) {
+                Ok(sent) => bytes = &bytes[sent..],
+                Err(Errno::EINTR) => py.check_signals()?,
+                Err(e) => return Err(io::Error::from(e).into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn framed(parts: &[&[u8]]) -> Vec<u8> {
+    let length: usize = parts.iter().map(|part| part.len()).sum();
+    let mut bytes = Vec::with_capacity(LENGTH + length);
+    bytes.extend((length as u32).to_le_bytes());
+    parts.iter().for_each(|part| bytes.extend_from_slice(part));
+    bytes
+}
+
+fn nanos(time: Duration) -> u64 {
+    time.as_nanos() as u64
+}
+
+/// CPU time of this thread.
+fn thread_cpu() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
+}
+
+/// 64 well-mixed bits (SplitMix64, Steele et al. 2014) of three numbers: the seed of a stream, a sample, its visit.
+#[pyfunction]
+pub(crate) fn sample_key(seed: u64, sample: u64, visit: u64) -> u64 {
+    [sample, visit].into_iter().fold(seed, |state, word| {
+        let state = state ^ word.wrapping_mul(0xD134_2543_DE82_EF95);
+        let state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let state = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let state = (state ^ (state >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        state ^ (state >> 31)
+    })
+}
+
+/// How long this thread was ready to run and had no processor.
+struct RunQueue {
+    /// None: a kernel without it.
+    file: Option<File>,
+    before: u64,
+}
+
+impl RunQueue {
+    fn new() -> Self {
+        let thread = nix::unistd::gettid();
+        let file = File::open(format!("/proc/self/task/{thread}/schedstat")).ok();
+        let mut queue = RunQueue { file, before: 0 };
+        queue.before = queue.read();
+        queue
+    }
+
+    /// Nanoseconds since the last call, of `wall` of which the thread was off the processor for `off`. Where that is
+    /// hardly anything, it is taken for that: to ask takes longer than a message.
+    fn since(&mut self, wall: u64, off: u64) -> u64 {
+        if off.saturating_mul(HARDLY) < wall {
+            self.before = self.before.saturating_add(off);
+            return off;
+        }
+        let before = self.before;
+        self.before = self.read();
+        self.before.saturating_sub(before)
+    }
+
+    fn read(&self) -> u64 {
+        let mut text = [0; 64];
+        let read = self
+            .file
+            .as_ref()
+            .and_then(|f| f.read_at(&mut text, 0).ok());
+        let text = std::str::from_utf8(&text[..read.unwrap_or(0)]).unwrap_or("");
+        let queued = text.split_whitespace().nth(1);
+        queued.and_then(|word| word.parse().ok()).unwrap_or(0)
+    }
+}
