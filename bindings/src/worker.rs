@@ -18,8 +18,6 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-/// Samples that are quicker than this are reported together.
-const SOON: Duration = Duration::from_millis(1);
 /// Time off the processor that is less than this part of all time is not looked into.
 const HARDLY: u64 = 32;
 /// A slot that is not yet known.
@@ -49,6 +47,8 @@ pub(crate) struct WorkerLink {
 #[derive(Default)]
 struct Chunk {
     scratch: u32,
+    /// What is made is reported after so long.
+    soon: Duration,
     orders: Vec<Order>,
     begun: usize,
 }
@@ -110,10 +110,11 @@ impl WorkerLink {
                 return Ok(None);
             };
             match Told::parse(&message).map_err(PyValueError::new_err)? {
-                Told::Make(scratch, orders) => {
+                Told::Make(scratch, soon, orders) => {
                     self.reported = Instant::now();
                     self.chunk = Chunk {
                         scratch,
+                        soon,
                         orders,
                         begun: 0,
                     };
@@ -163,7 +164,7 @@ impl WorkerLink {
         written.append_to(&mut self.written);
         self.wall += wall;
         self.off += wall.saturating_sub(cpu);
-        match now - self.reported >= SOON {
+        match now - self.reported >= self.chunk.soon {
             true => self.report(py),
             false => Ok(()),
         }

@@ -276,12 +276,14 @@ const NO_PLACE: (u32, u32) = (u32::MAX, u32::MAX);
 /// Bytes of an order.
 const ORDER: usize = 40;
 
-/// Message to a worker: make these samples. `scratch`: which of its files.
+/// Message to a worker: make these samples. `scratch`: which of its files. `soon`: it says what it made after so long, or
+/// when all are made.
 #[must_use]
-pub fn orders(scratch: u32, orders: &[Order]) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(5 + ORDER * orders.len());
+pub fn orders(scratch: u32, soon: Duration, orders: &[Order]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(9 + ORDER * orders.len());
     bytes.push(b'S');
     bytes.extend(scratch.to_le_bytes());
+    bytes.extend((soon.as_micros() as u32).to_le_bytes());
     for order in orders {
         let (buffer, slot) = order.place.unwrap_or(NO_PLACE);
         let words = [order.id, buffer, slot, u32::from(order.keep)];
@@ -304,8 +306,8 @@ pub fn place(buffer: u32, slot: u32) -> Vec<u8> {
 /// What a worker is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Told {
-    /// [`orders`]: which scratch file, and what to make.
-    Make(u32, Vec<Order>),
+    /// [`orders`]: which scratch file, after how long to say what was made, and what to make.
+    Make(u32, Duration, Vec<Order>),
     /// [`place`]: where to write what was made.
     Place(u32, u32),
     /// Something else, such as a [`probe`].
@@ -322,11 +324,13 @@ impl Told {
         match kind {
             b'S' => {
                 let (scratch, rest) = rest.split_first_chunk().ok_or("too short")?;
+                let (soon, rest) = rest.split_first_chunk().ok_or("too short")?;
+                let soon = Duration::from_micros(u32::from_le_bytes(*soon).into());
                 let (records, []) = rest.as_chunks::<ORDER>() else {
                     return Err("orders of another length".into());
                 };
                 let orders = records.iter().map(order).collect();
-                Ok(Told::Make(u32::from_le_bytes(*scratch), orders))
+                Ok(Told::Make(u32::from_le_bytes(*scratch), soon, orders))
             }
             b'B' if rest.len() == 8 => Ok(Told::Place(word(rest, 0), word(rest, 4))),
             b'B' => Err("a place of another length".into()),
@@ -587,10 +591,17 @@ mod tests {
         };
         let told = |message: &[u8]| Told::parse(message);
         let all = vec![first, second];
-        assert_eq!(told(&orders(3, &all)), Ok(Told::Make(3, all)));
+        let soon = Duration::from_millis(8);
+        assert_eq!(told(&orders(3, soon, &all)), Ok(Told::Make(3, soon, all)));
         assert_eq!(told(&place(5, 6)), Ok(Told::Place(5, 6)));
         assert_eq!(told(&probe(&[1], 1, false)), Ok(Told::Other));
-        for message in [&b""[..], b"S", b"S\0\0\0\0\0", b"B\0\0"] {
+        for message in [
+            &b""[..],
+            b"S",
+            b"S\0\0\0\0\0",
+            b"S\0\0\0\0\0\0\0\0\0",
+            b"B\0\0",
+        ] {
             assert!(told(message).is_err(), "{message:?}");
         }
     }

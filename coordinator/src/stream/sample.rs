@@ -141,11 +141,11 @@ impl Task for SampleWork {
         }
     }
 
-    fn is_quick(&self) -> bool {
+    fn quick(&self) -> Option<f32> {
         let maker = &self.stream.blueprint.maker;
-        let budget = maker.costs().and_then(|costs| costs.budget());
-        let expected = maker.expected(self.draw.id);
-        matches!((expected, budget), (Some(expected), Some(budget)) if expected <= budget)
+        let budget = maker.costs()?.budget()?;
+        let expected = maker.expected(self.draw.id)?;
+        (expected <= budget).then_some(expected)
     }
 
     fn bind(&mut self, is_about_to_write: bool) -> (u32, u32) {

@@ -36,8 +36,8 @@ pub(crate) trait Task: Send {
     fn begin(&mut self) -> Begin;
     /// What to make, and where, if that is known before it is made.
     fn order(&self) -> Order;
-    /// It is known to take no longer than most.
-    fn is_quick(&self) -> bool;
+    /// Seconds that it will take, if that is known and no longer than most take.
+    fn quick(&self) -> Option<f32>;
     /// Where: buffer and slot. Decided now, if it was not before. `is_about_to_write`: it is made.
     fn bind(&mut self, is_about_to_write: bool) -> (u32, u32);
     /// Ends it.
@@ -466,10 +466,9 @@ impl Crew {
         worker::chunk(self.mean_ns.load(Ordering::Relaxed))
     }
 
-    /// The same, but no more than leaves as many for each of the others.
-    fn fair_chunk(&self) -> usize {
-        let share = self.queue.len() / self.workers as usize + 1;
-        self.chunk().min(share)
+    /// As many as leave as many for each of the others.
+    fn share(&self) -> usize {
+        self.queue.len() / self.workers as usize + 1
     }
 
     /// A worker has something to do, or nothing more.

@@ -21,8 +21,13 @@ use crate::user_code::host::Forked;
 use crate::user_code::{Begin, Crew, Outcome, Task, Trouble, failure};
 use crate::{Error, Result};
 
-/// A chunk is as many samples as take about this long.
+/// A chunk is as many samples as take about this long on average.
 const CHUNK: Duration = Duration::from_millis(2);
+/// Or as many that are known to be quick as take together no more seconds than this: nobody waits longer behind them, or
+/// for what is said of all of them at once.
+const TOGETHER: f32 = 8e-3;
+/// A worker says what it made after so long, or when a chunk is done. Longer where no sample of the chunk is slow.
+const SOON: Duration = Duration::from_millis(1);
 /// Most samples of a chunk.
 const MOST: usize = 64;
 /// Chunks that a worker is given at a time, where what it makes is quick: it need not wait for the next one.
@@ -48,6 +53,8 @@ pub(super) struct Job {
     attempts: u32,
     /// A worker ended on a chunk that had it: from now on it is made alone.
     alone: bool,
+    /// See [`Task::quick`], when it was taken from the queue.
+    quick: Option<f32>,
 }
 
 impl Job {
@@ -56,6 +63,7 @@ impl Job {
             task,
             attempts: 0,
             alone: false,
+            quick: None,
         }
     }
 }
@@ -91,6 +99,8 @@ struct Chunk {
     scratch: usize,
     /// Nobody waits long behind it.
     is_quick: bool,
+    /// When what is made is said.
+    soon: Duration,
 }
 
 impl Worker {
@@ -175,22 +185,24 @@ impl Worker {
         };
         let mut jobs = Vec::new();
         let first = self.aside.take().or_else(|| self.crew.next(wait));
-        let Some(first) = first else { return jobs };
-        let most = if first.alone {
-            1
-        } else {
-            self.crew.fair_chunk()
-        };
+        let Some(mut first) = first else { return jobs };
+        first.quick = first.task.quick();
+        let share = if first.alone { 1 } else { self.crew.share() };
+        let most = self.crew.chunk();
+        let mut together = first.quick;
         jobs.push(first);
-        while jobs.len() < most {
-            match self.crew.next(Duration::ZERO) {
-                Some(job) if job.alone => {
-                    self.aside = Some(job);
-                    break;
-                }
-                Some(job) => jobs.push(job),
-                None => break,
+        while jobs.len() < share.min(MOST) && (jobs.len() < most || together.is_some()) {
+            let Some(mut job) = self.crew.next(Duration::ZERO) else {
+                break;
+            };
+            job.quick = job.task.quick();
+            let longer = together.zip(job.quick).map(|(a, b)| a + b);
+            together = longer.filter(|&seconds| seconds <= TOGETHER);
+            if job.alone || (jobs.len() >= most && together.is_none()) {
+                self.aside = Some(job);
+                break;
             }
+            jobs.push(job);
         }
         let mut to_make = Vec::with_capacity(jobs.len());
         for mut job in jobs {
@@ -205,7 +217,11 @@ impl Worker {
     fn give(&mut self, jobs: Vec<Job>) -> std::result::Result<(), String> {
         // Noted before anything can fail: what is lost is given to another.
         self.chunks.push_back(Chunk {
-            is_quick: self.crew.chunk() > 1 || jobs.iter().all(|job| job.task.is_quick()),
+            is_quick: self.crew.chunk() > 1 || jobs.iter().all(|job| job.quick.is_some()),
+            soon: match jobs.iter().all(|job| job.quick.is_some()) {
+                true => Duration::from_secs_f32(TOGETHER),
+                false => SOON,
+            },
             left: jobs.len(),
             jobs: jobs.into_iter().map(Some).collect(),
             scratch: 0,
@@ -471,7 +487,7 @@ impl Process {
             }
             orders.push(order);
         }
-        Ok(code::orders(chunk.scratch as u32, &orders))
+        Ok(code::orders(chunk.scratch as u32, chunk.soon, &orders))
     }
 }
 
