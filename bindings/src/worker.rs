@@ -20,8 +20,6 @@ use pyo3::types::PyBytes;
 
 /// Time off the processor that is less than this part of all time is not looked into.
 const HARDLY: u64 = 32;
-/// A slot that is not yet known.
-const LATER: u32 = u32::MAX;
 
 /// See the module. For one thread.
 #[pyclass]
@@ -47,6 +45,8 @@ pub(crate) struct WorkerLink {
 #[derive(Default)]
 struct Chunk {
     scratch: u32,
+    /// Where what came in that file ends.
+    end: u64,
     /// What is made is reported after so long.
     soon: Duration,
     orders: Vec<Order>,
@@ -112,8 +112,10 @@ impl WorkerLink {
             match Told::parse(&message).map_err(PyValueError::new_err)? {
                 Told::Make(scratch, soon, orders) => {
                     self.reported = Instant::now();
+                    let ends = orders.iter().map(|o| o.cached.0 + o.cached.1);
                     self.chunk = Chunk {
                         scratch,
+                        end: ends.max().unwrap_or(0),
                         soon,
                         orders,
                         begun: 0,
@@ -126,8 +128,7 @@ impl WorkerLink {
 
     /// Of the chunk: its scratch file, and where what came in it ends.
     fn scratch(&self) -> (u32, u64) {
-        let ends = self.chunk.orders.iter().map(|o| o.cached.0 + o.cached.1);
-        (self.chunk.scratch, ends.max().unwrap_or(0))
+        (self.chunk.scratch, self.chunk.end)
     }
 
     /// The deterministic part of the sample is there.
@@ -194,18 +195,17 @@ impl WorkerLink {
         self.chunk.begun.saturating_sub(1) as u32
     }
 
-    /// As Python is told: index, sample, buffer, slot, whether to keep it, key of its random numbers, where its cached
-    /// part lies, and bytes of that.
+    /// As Python is told: index, sample, buffer and slot if they are known, whether to keep it, key of its random
+    /// numbers, where its cached part lies, and bytes of that.
     fn told<'py>(
         &self,
         py: Python<'py>,
         index: usize,
         order: &Order,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let (buffer, slot) = order.place.unwrap_or((LATER, LATER));
         let key = sample_key(self.seed, u64::from(order.id), order.visit);
         let (at, size) = order.cached;
-        let told = (index, order.id, buffer, slot, order.keep, key, at, size);
+        let told = (index, order.id, order.place, order.keep, key, at, size);
         Ok(told.into_pyobject(py)?.into_any())
     }
 

@@ -37,8 +37,6 @@ from coprep._seeding import seed_all, seed_by
 from coprep._structure import Structure
 
 _LENGTH = struct.Struct("<I")
-_LATER = 2**32 - 1
-"""A slot that is not yet known."""
 _TEXT = 60_000
 """Longest text of an exception."""
 _PR_SET_PDEATHSIG = 1
@@ -352,7 +350,7 @@ class _Worker:
                 self._link.answer(b"P" + json.dumps(self._probe(told)).encode())
 
     def _sample(
-        self, index: int, sample: int, buffer: int, slot: int, keep: bool, key: int, at: int, size: int
+        self, index: int, sample: int, place: tuple[int, int] | None, keep: bool, key: int, at: int, size: int
     ) -> None:
         link, kept = self._link, (0, 0)
         stage = "dataset"
@@ -377,13 +375,13 @@ class _Worker:
                 stage = "transform"
                 seed_by(key)
                 value = self._transform(value)
-            if slot == _LATER:
-                buffer, slot = self._place()
-            packed = self._structure.write(value, self._views, (buffer, slot))
+            if place is None:
+                place = self._place()
+            packed = self._structure.write(value, self._views, place)
         except Exception as error:
             link.raised(json.dumps(_raised(sample, stage, error)).encode())
             return
-        if packed is not None and not self._write_blob(packed, buffer, slot):
+        if packed is not None and not self._write_blob(packed, *place):
             link.too_large(packed.size)
             return
         link.done(*kept)

@@ -183,14 +183,25 @@ impl Worker {
         } else {
             Duration::ZERO
         };
-        let mut jobs = Vec::new();
         let first = self.aside.take().or_else(|| self.crew.next(wait));
-        let Some(mut first) = first else { return jobs };
+        let jobs = first.map_or_else(Vec::new, |first| self.gather(first));
+        let mut to_make = Vec::with_capacity(jobs.len());
+        for mut job in jobs {
+            match job.task.begin() {
+                Begin::Make => to_make.push(job),
+                Begin::Over(outcome) => job.task.finish(outcome),
+            }
+        }
+        to_make
+    }
+
+    /// A chunk that begins with this one, of what is waiting.
+    fn gather(&mut self, mut first: Job) -> Vec<Job> {
         first.quick = first.task.quick();
         let share = if first.alone { 1 } else { self.crew.share() };
         let most = self.crew.chunk();
         let mut together = first.quick;
-        jobs.push(first);
+        let mut jobs = vec![first];
         while jobs.len() < share.min(MOST) && (jobs.len() < most || together.is_some()) {
             let Some(mut job) = self.crew.next(Duration::ZERO) else {
                 break;
@@ -204,21 +215,15 @@ impl Worker {
             }
             jobs.push(job);
         }
-        let mut to_make = Vec::with_capacity(jobs.len());
-        for mut job in jobs {
-            match job.task.begin() {
-                Begin::Make => to_make.push(job),
-                Begin::Over(outcome) => job.task.finish(outcome),
-            }
-        }
-        to_make
+        jobs
     }
 
     fn give(&mut self, jobs: Vec<Job>) -> std::result::Result<(), String> {
+        let is_known_quick = jobs.iter().all(|job| job.quick.is_some());
         // Noted before anything can fail: what is lost is given to another.
         self.chunks.push_back(Chunk {
-            is_quick: self.crew.chunk() > 1 || jobs.iter().all(|job| job.quick.is_some()),
-            soon: match jobs.iter().all(|job| job.quick.is_some()) {
+            is_quick: is_known_quick || self.crew.chunk() > 1,
+            soon: match is_known_quick {
                 true => Duration::from_secs_f32(TOGETHER),
                 false => SOON,
             },
