@@ -39,7 +39,7 @@ mod _coprep {
     #[pymodule_export]
     use crate::pipeline::{Pipeline, files, image_folder, user_dataset};
     #[pymodule_export]
-    use crate::worker::{WorkerLink, sample_key};
+    use crate::worker::{WorkerLink, keep_freed_memory, sample_key};
     use pyo3::prelude::*;
 
     #[pymodule_init]

@@ -282,6 +282,12 @@ fn thread_cpu() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
+/// Lets this process keep the memory that its samples leave: see [`coprep_cache::allocator`].
+#[pyfunction]
+pub(crate) fn keep_freed_memory() {
+    coprep_cache::allocator::keep_freed_memory();
+}
+
 /// 64 well-mixed bits (SplitMix64, Steele et al. 2014) of three numbers: the seed of a stream, a sample, its visit.
 #[pyfunction]
 pub(crate) fn sample_key(seed: u64, sample: u64, visit: u64) -> u64 {

@@ -31,9 +31,7 @@
 
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
-
-use crossbeam::queue::ArrayQueue;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::{Error, Result};
 use crate::mapping::{self, Mapping, page_size};
@@ -187,7 +185,15 @@ struct Area {
     layout: Layout,
     mapping: Mapping,
     file: OwnedFd,
-    free: ArrayQueue<u32>,
+    /// Buffers that nobody uses. The one that was used last is taken first: what a processor's caches hold of it is
+    /// written again there.
+    free: Mutex<Vec<u32>>,
+}
+
+impl Area {
+    fn free(&self) -> MutexGuard<'_, Vec<u32>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl StagingPool {
@@ -212,11 +218,7 @@ impl StagingPool {
         let (file, mapping) = mapping::huge_memory_file(WHAT, "coprep-staging", bytes)?;
         share(file.as_fd())?;
         mapping::seal(WHAT, &file, mapping::write_seals())?;
-        let free = ArrayQueue::new(layout.buffers as usize);
-        for buffer in 0..layout.buffers {
-            // There is room for all.
-            let _ = free.push(buffer);
-        }
+        let free = Mutex::new((0..layout.buffers).rev().collect());
         Ok(StagingPool {
             area: Arc::new(Area {
                 layout,
@@ -244,13 +246,13 @@ impl StagingPool {
     /// Buffers that nobody uses.
     #[must_use]
     pub fn free(&self) -> u32 {
-        self.area.free.len() as u32
+        self.area.free().len() as u32
     }
 
     /// Takes a free buffer, if there is one. It holds whatever was in it.
     #[must_use]
     pub fn allocate(&self) -> Option<Filling> {
-        let buffer = self.area.free.pop()?;
+        let buffer = self.area.free().pop()?;
         Some(Filling {
             hold: Hold {
                 area: self.area.clone(),
@@ -284,8 +286,7 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        // There is room: the queue has a place for every buffer, and each is in it at most once.
-        let _ = self.area.free.push(self.buffer);
+        self.area.free().push(self.buffer);
     }
 }
 

@@ -78,6 +78,18 @@ fn a_buffer_that_is_given_up_is_free_again_once_its_last_writer_is_gone() {
 }
 
 #[test]
+fn the_buffer_that_was_used_last_is_taken_first() {
+    let pool = StagingPool::create(layout()).unwrap();
+    let (first, second) = (fill(&pool, 1), fill(&pool, 2));
+    let (first_number, second_number) = (first.buffer(), second.buffer());
+    drop(first);
+    drop(second);
+    assert_eq!(fill(&pool, 3).buffer(), second_number);
+    let _again = fill(&pool, 3);
+    assert_eq!(fill(&pool, 3).buffer(), first_number);
+}
+
+#[test]
 fn there_are_no_more_buffers_than_there_are() {
     let pool = StagingPool::create(layout()).unwrap();
     let all: Vec<_> = (0..3).map(|_| pool.allocate().unwrap()).collect();

@@ -286,3 +286,14 @@ def measure_limit(program: Path, data: Dataset, seconds: int) -> Run:
         job_cpu_us_per_batch=None,
         others_cores=after.others_since(before) / elapsed,
     )
+
+
+def limit_cpu_s_per_1000(program: Path, data: Dataset) -> float:
+    """The same over each image once, so that it is of the very images that an epoch has."""
+    with Children() as children:
+        command = [str(program), str(data.root), "--threads", str(cores()), "--epochs", "1", "--json"]
+        child = children.start("limit", command)
+        said = [message for _, message in messages([child], WARM_PATIENCE_S + len(data.files))]
+        if not said:
+            raise child.failure()
+    return float(said[-1]["cpu_seconds_per_1000"])

@@ -45,7 +45,7 @@ def benchmark(args: argparse.Namespace, folder: Path) -> None:
         heading("order")
         sets = all_samples(few, args.samples, args.quick, folder / "order")
         limit = args.limit and args.limit.resolve()
-        results.order = measure_order(OrderOptions(sets, args.loaders, features, limit, args.repeat, args.quick))
+        results.order = measure_order(OrderOptions(sets, args.loaders, features, limit, args.repeat))
     if "forms" in args.only:
         heading("forms")
         some = part_of(data, forms.QUICK_IMAGES if args.quick else forms.IMAGES, folder / "forms")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.machine import cores
-from tests.bench.measure import BATCH_SIZE, measure_limit, median_or_none
+from tests.bench.measure import BATCH_SIZE, limit_cpu_s_per_1000, median_or_none
 from tests.bench.records import Spread
 from tests.bench_slow import delivery
 from tests.bench_slow.delivery import Epoch, Gaps
@@ -33,8 +33,6 @@ DIGEST_MEDIAN_MS = 0.2
 """Of artificial samples: cheaper ones than where speed is measured, with the same tail."""
 CALIBRATION_S = 2.0
 """Of the artificial samples so many seconds' worth are made to see what they cost beyond what they are told to."""
-LIMIT_S = 8
-QUICK_LIMIT_S = 2
 
 TORCH_IN_ORDER, TORCH_OUT_OF_ORDER = "torch-in-order", "torch-out-of-order"
 DETERMINISTIC, RELAXED = "coprep-deterministic", "coprep-relaxed"
@@ -56,7 +54,6 @@ class OrderOptions:
     features: Features
     limit: Path | None
     repeat: int
-    quick: bool
 
     def loaders_of(self, samples: Samples) -> list[str]:
         chosen = [loader for loader in self.loaders if loader != RELAXED or self.features.relaxed]
@@ -242,7 +239,7 @@ def one_turn(
     options: OrderOptions, samples: Samples, seed: int, runs: dict[tuple[str, str], list[Run]], progress: Progress
 ) -> None:
     """The limit, and each loader with the limit once more after it."""
-    before = limit_of(samples, options.limit, options.quick)
+    before = limit_of(samples, options.limit)
     progress.say(f"{samples.name}, limit: {before:,.0f}/s" if before else f"{samples.name}, limit: not measured")
     deterministic: list[list[int]] = []
     for loader in options.loaders_of(samples):
@@ -254,7 +251,7 @@ def one_turn(
         if loader == RELAXED:
             drawn = relaxed_draw(epochs, deterministic)
         first_batch_s = epochs[0].arrivals[0] - outcome.of("epoch")[0]["went"]
-        after = limit_of(samples, options.limit, options.quick)
+        after = limit_of(samples, options.limit)
         limit = (before + after) / 2 if before and after else None
         before = after
         later_s = epochs[-1].end - epochs[0].end
@@ -317,7 +314,7 @@ def run_loader(
     return run(Job("tests.bench_slow.job_python", arguments, samples.env), coordinator)
 
 
-def limit_of(samples: Samples, program: Path | None, quick: bool) -> float | None:
+def limit_of(samples: Samples, program: Path | None) -> float | None:
     """Samples per second of workers that do nothing but prepare: their number over the CPU seconds of a sample."""
     if samples.data:
         samples.data.read()
@@ -326,7 +323,7 @@ def limit_of(samples: Samples, program: Path | None, quick: bool) -> float | Non
     if program is None:
         return None
     assert samples.data is not None
-    return 1000 * WORKERS / measure_limit(program, samples.data, QUICK_LIMIT_S if quick else LIMIT_S).cpu_s_per_1000
+    return 1000 * WORKERS / limit_cpu_s_per_1000(program, samples.data)
 
 
 def plain_cost_s(samples: Samples) -> float:

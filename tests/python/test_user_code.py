@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,14 @@ def test_spawned_workers_load_the_dataset_themselves() -> None:
     for method in ("spawn", "forkserver"):
         by, here, own = loaded(multiprocessing_context=method)
         assert len(here) == 2 and all(own)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator keeps what it likes")
+def test_workers_use_again_the_memory_that_samples_leave() -> None:
+    with coprep.DataLoader(ud.Churning(), batch_size=4, num_workers=1, framework="numpy", cache="off") as loader:
+        given = [pages for batch, _ in loader for pages in batch.tolist()]
+    # Of 2,197 each.
+    assert sum(given[N // 2 :]) < 500, given
 
 
 def test_a_dataset_that_changes_is_seen_in_the_next_epoch() -> None:

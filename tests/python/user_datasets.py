@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import random
+import resource
 import signal
 import sys
 import threading
@@ -135,6 +136,16 @@ class Growing(Numbers):
     def __getitem__(self, i: int) -> Any:
         size = 100 if i < self.size // 2 else 1_000_000
         return np.full(size, i % 251, np.uint8), i
+
+
+class Churning(Numbers):
+    """Takes 9 MB for each sample, as a large image does, and tells how many pages of it the kernel had to give."""
+
+    def __getitem__(self, i: int) -> Any:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for taken in [np.empty(3_000_000, np.uint8) for _ in range(3)]:
+            taken.fill(i)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, i
 
 
 class Place(Numbers):

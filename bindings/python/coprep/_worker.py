@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coprep import _exchange
-from coprep._coprep import WorkerLink
+from coprep._coprep import WorkerLink, keep_freed_memory
 from coprep._packing import Packed, pack, unpack
 from coprep._seeding import seed_all, seed_by
 from coprep._structure import Structure
@@ -304,6 +304,7 @@ def _run_worker(host: _Host, sock: socket.socket, scratch: list[int], number: in
     status = 1
     try:
         _end_with_parent(parent)
+        keep_freed_memory()
         _Worker(host, sock, scratch, number, workers).run()
         status = 0
     except SystemExit as end:

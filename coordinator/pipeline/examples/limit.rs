@@ -8,7 +8,8 @@
 //! cargo run --release -p coprep-pipeline --example limit -- DATA --threads 2 --seconds 8
 //! ```
 //!
-//! `--cache encoded` or `--cache decoded` keeps that form of every sample in memory first.
+//! `--epochs N` takes every sample N times instead of as many as the time allows: a part of a dataset may be cheaper
+//! than the whole. `--cache encoded` or `--cache decoded` keeps that form of every sample in memory first.
 //! `--exact` turns reduced decoding off, `--normalize` gives float32.
 
 mod usual;
@@ -20,13 +21,14 @@ use std::time::{Duration, Instant};
 use coprep_pipeline::{Dataset, DecodedView, Error, Pipeline, SampleKey, Scratch};
 use coprep_protocol::spec::{Op, Source};
 
-const USAGE: &str = "usage: limit DATA [--threads N] [--seconds S] [--cache off|encoded|decoded] [--exact] \
-                     [--normalize] [--json]";
+const USAGE: &str = "usage: limit DATA [--threads N] [--seconds S | --epochs N] [--cache off|encoded|decoded] \
+                     [--exact] [--normalize] [--json]";
 
 struct Options {
     data: String,
     threads: usize,
     seconds: u64,
+    epochs: Option<u32>,
     cache: Cache,
     exact: bool,
     normalize: bool,
@@ -66,6 +68,7 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Option<Options> {
         data: String::new(),
         threads: 2,
         seconds: 8,
+        epochs: None,
         cache: Cache::Off,
         exact: false,
         normalize: false,
@@ -75,6 +78,7 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Option<Options> {
         match argument.as_str() {
             "--threads" => options.threads = arguments.next()?.parse().ok()?,
             "--seconds" => options.seconds = arguments.next()?.parse().ok()?,
+            "--epochs" => options.epochs = Some(arguments.next()?.parse().ok()?),
             "--cache" => options.cache = cache(&arguments.next()?)?,
             "--exact" => options.exact = true,
             "--normalize" => options.normalize = true,
@@ -149,13 +153,19 @@ fn run(
 ) -> Result<Done, Error> {
     let (next, images) = (AtomicU32::new(0), AtomicU64::new(0));
     let (start, cpu) = (Instant::now(), cpu_seconds());
-    let end = start + Duration::from_secs(options.seconds);
+    let is_over = |turn: u32| match options.epochs {
+        Some(epochs) => turn / dataset.len() >= epochs,
+        None => start.elapsed() >= Duration::from_secs(options.seconds),
+    };
     let work = || -> Result<(), Error> {
         let mut scratch = Scratch::new();
         let mut file = Vec::new();
         let mut slot = vec![0; pipeline.output().sample_bytes()];
-        while Instant::now() < end {
+        loop {
             let turn = next.fetch_add(1, Ordering::Relaxed);
+            if is_over(turn) {
+                break Ok(());
+            }
             let id = shuffled(turn, dataset.len());
             let key = SampleKey {
                 seed: 0,
@@ -185,7 +195,6 @@ fn run(
             }
             images.fetch_add(1, Ordering::Relaxed);
         }
-        Ok(())
     };
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..options.threads).map(|_| scope.spawn(work)).collect();
