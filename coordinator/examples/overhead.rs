@@ -18,7 +18,7 @@ use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use coprep_coordinator::pass;
-use coprep_costs::early::{SPREAD, leads, next_due, window_needed};
+use coprep_costs::early::{Plan, SPREAD, window_needed};
 use coprep_costs::{Budget, Chooser, CostTable, Features, Measured, Offer, Predictor};
 use coprep_pipeline::{Dataset, DecodedView, Pipeline, SampleKey, Scratch};
 use coprep_protocol::spec::Source;
@@ -116,6 +116,8 @@ struct Thread<'a> {
     scratch: Scratch,
     file: Vec<u8>,
     slot: Vec<u8>,
+    plan: Plan,
+    began: Instant,
 }
 
 impl Work {
@@ -157,6 +159,8 @@ impl Work {
             scratch: Scratch::new(),
             file: Vec::new(),
             slot: vec![0; self.pipeline.output().sample_bytes()],
+            plan: Plan::new(),
+            began: Instant::now(),
         }
     }
 
@@ -233,6 +237,7 @@ impl Thread<'_> {
             scratch,
             file,
             slot,
+            ..
         } = self;
         let id = id % work.images.len() as u32;
         work.dataset.fetch(id, file).expect("read before");
@@ -285,11 +290,9 @@ impl Thread<'_> {
         let period = costs.mean().unwrap_or(0.0) * BATCH as f32 / work.threads as f32;
         let window = window_needed(costs, period, SPREAD, MOST);
         drop(learned);
-        let due = next_due(0.0, 0.0, window, period);
-        black_box((
-            due,
-            leads(&expected, work.threads, period, period * window as f32),
-        ));
+        let now = self.began.elapsed().as_secs_f64();
+        let starts = (self.plan).draw(now, window, &expected, work.threads, period);
+        black_box(starts);
     }
 
     /// In which form it is to be kept.

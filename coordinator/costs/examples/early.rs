@@ -16,7 +16,7 @@ const MOST: u32 = 8;
 
 fn main() {
     println!(
-        "| slow | workers | as drawn | longest first | due less cost | **rule** | due at once | missed | needed | makespan |"
+        "| slow | workers | as drawn | longest first | due less cost | spread | **rule** | missed | needed | makespan |"
     );
     println!("|---|---|---|---|---|---|---|---|---|---|");
     for tail in [10.0, 50.0, 200.0] {
@@ -39,15 +39,14 @@ fn line(workers: u32, known: &[Batch], missed: &[Batch]) {
         shop.run(batches)
     };
     let uneven = |run: &Run| run.gap(0.99) / run.period();
-    for order in [Order::Drawn, Order::Longest, Order::Due] {
+    for order in [Order::Drawn, Order::Longest, Order::Due, Order::Spread] {
         print!(" {:.1} |", uneven(&run(order, MOST, known)));
     }
-    let rule = run(Order::Leads, MOST, known);
+    let rule = run(Order::Plan, MOST, known);
     print!(" **{:.1}** |", uneven(&rule));
-    print!(" {:.1} |", uneven(&run(Order::Hasty, MOST, known)));
-    print!(" {:.1} |", uneven(&run(Order::Leads, MOST, missed)));
+    print!(" {:.1} |", uneven(&run(Order::Plan, MOST, missed)));
     let needed = needed(workers, known);
-    let enough = run(Order::Leads, needed, known);
+    let enough = run(Order::Plan, needed, known);
     print!(" {:.1} with {needed} |", uneven(&enough));
     println!(" {:.3} |", rule.makespan() / rule.share);
 }

@@ -1,16 +1,16 @@
 //! When each sample of a minibatch is to be started.
 //!
-//! Minibatches are drawn some time ahead, and their samples wait in one queue for the workers, the smallest
-//! key first. The key of a sample is `due - lead`: [`next_due`] says when its minibatch is due, [`leads`] by how
-//! much each of its samples comes before that.
+//! Minibatches are drawn some time ahead, and their samples wait in one queue for the workers, the earliest start first.
+//! [`next_due`] says when a minibatch is due; [`Plan`] says when its samples are to be begun for that.
 //!
-//! - A sample that is not slow leads by its cost: of one minibatch the longest first (Graham, Bounds on
-//!   Multiprocessing Timing Anomalies, 1969).
-//! - The slow ones, above three times the usual cost, lead by their cost or more: they are spread evenly over
-//!   the window of minibatches drawn ahead, the longest first. For how many of them a minibatch has is chance:
-//!   of 64 samples with 5 % of 200 times the cost one minibatch takes half as long again as the mean, another
-//!   half as long. If it is begun when those before it are done, it is delivered so much too late; so it is
-//!   worked at while lighter ones are.
+//! - A sample that is not slow is begun by its cost before its minibatch is due: of one minibatch the longest first
+//!   (Graham, Bounds on Multiprocessing Timing Anomalies, 1969).
+//! - How many slow ones a minibatch has, those above three times the usual cost, is chance: of 64 samples with 5 % of
+//!   200 times the cost one minibatch takes half as long again as the mean, another half as long. If it is begun when
+//!   those before it are done, it is delivered so much too late; so it is worked at while lighter ones are. The plan
+//!   knows how much work each *turn* has, the time from one delivery to the next. A slow sample, the longest first, is
+//!   begun in the turn that has least, of those that are early enough: Graham's rule once more, with turns for
+//!   machines. One that takes several turns counts in each of them.
 //! - Due times run at an even rate, and follow deliveries by a tenth of the difference. If they followed at
 //!   once, one late minibatch would make all that is drawn then late, and so on round the window.
 //!
@@ -24,33 +24,32 @@
 //! the bottleneck. The gap between two deliveries, in order, that 99 of 100 stay below, in mean gaps; and the
 //! time for all, over the work of all by the workers:
 //!
-//! | slow | workers | as drawn | longest first | due less cost | **rule** | due at once | missed | needed | makespan |
+//! | slow | workers | as drawn | longest first | due less cost | spread | **rule** | missed | needed | makespan |
 //! |---|---|---|---|---|---|---|---|---|---|
-//! | 10 x | 1 | 1.5 | 8.5 | 1.5 | **1.3** | 1.3 | 1.4 | 1.3 with 4 | 1.000 |
-//! | 10 x | 2 | 1.5 | 8.5 | 1.5 | **1.3** | 1.3 | 1.4 | 1.3 with 4 | 1.000 |
-//! | 10 x | 8 | 1.7 | 8.7 | 1.5 | **1.3** | 1.3 | 2.0 | 1.3 with 4 | 1.000 |
-//! | 10 x | 16 | 2.3 | 8.7 | 1.5 | **1.3** | 1.3 | 2.9 | 1.3 with 5 | 1.000 |
-//! | 50 x | 1 | 2.1 | 9.3 | 2.1 | **1.6** | 1.9 | 1.8 | 1.6 with 4 | 1.000 |
-//! | 50 x | 2 | 2.1 | 9.5 | 2.1 | **1.6** | 1.9 | 1.9 | 1.6 with 4 | 1.000 |
-//! | 50 x | 8 | 2.5 | 9.6 | 2.2 | **1.9** | 2.3 | 3.5 | 2.0 with 5 | 1.000 |
-//! | 50 x | 16 | 3.3 | 9.7 | 2.3 | **2.0** | 3.4 | 5.4 | 2.2 with 7 | 1.001 |
-//! | 200 x | 1 | 2.4 | 9.6 | 2.4 | **1.8** | 2.5 | 2.0 | 1.8 with 4 | 1.000 |
-//! | 200 x | 2 | 2.5 | 9.7 | 2.5 | **1.8** | 3.1 | 2.2 | 1.8 with 4 | 1.000 |
-//! | 200 x | 8 | 3.1 | 10.1 | 2.4 | **2.1** | 3.9 | 4.6 | 2.3 with 6 | 1.000 |
-//! | 200 x | 16 | 4.1 | 9.1 | 2.7 | **3.0** | 5.5 | 6.7 | 3.0 with 8 | 1.002 |
+//! | 10 x | 1 | 1.5 | 8.5 | 1.5 | 1.3 | **1.1** | 1.3 | 1.2 with 5 | 1.000 |
+//! | 10 x | 2 | 1.5 | 8.5 | 1.5 | 1.3 | **1.1** | 1.3 | 1.2 with 5 | 1.000 |
+//! | 10 x | 8 | 1.7 | 8.7 | 1.5 | 1.3 | **1.2** | 1.9 | 1.2 with 5 | 1.000 |
+//! | 10 x | 16 | 2.3 | 8.7 | 1.5 | 1.3 | **1.2** | 2.9 | 1.2 with 6 | 1.000 |
+//! | 50 x | 1 | 2.1 | 9.3 | 2.1 | 1.6 | **1.3** | 1.6 | 1.4 with 5 | 1.000 |
+//! | 50 x | 2 | 2.1 | 9.5 | 2.1 | 1.6 | **1.3** | 1.8 | 1.4 with 5 | 1.000 |
+//! | 50 x | 8 | 2.5 | 9.6 | 2.2 | 1.9 | **1.8** | 3.4 | 1.8 with 6 | 1.000 |
+//! | 50 x | 16 | 3.3 | 9.7 | 2.3 | 2.0 | **2.1** | 5.2 | 2.1 with 8 | 1.000 |
+//! | 200 x | 1 | 2.4 | 9.6 | 2.4 | 1.8 | **1.4** | 1.8 | 1.5 with 5 | 1.000 |
+//! | 200 x | 2 | 2.5 | 9.7 | 2.5 | 1.8 | **1.5** | 2.0 | 1.6 with 5 | 1.000 |
+//! | 200 x | 8 | 3.1 | 10.1 | 2.4 | 2.1 | **2.2** | 4.1 | 2.2 with 7 | 1.001 |
+//! | 200 x | 16 | 4.1 | 9.1 | 2.7 | 3.0 | **2.6** | 6.8 | 2.6 with 8 | 1.002 |
 //!
 //! - *Longest first*, of all that is drawn, delivers eight minibatches at once.
-//! - *Due less cost* spreads nothing. On many workers, where the window is hardly longer than a slow sample,
+//! - *Due less cost* levels nothing. On many workers, where the window is hardly longer than a slow sample,
 //!   there is nothing to win beyond it.
-//! - *Due at once*: due times that follow deliveries at once undo what the leads do.
+//! - *Spread*: the slow samples of a minibatch at even distances over the window, whatever is planned there. It is as
+//!   good or better only where a slow sample takes two turns or more.
 //! - *Missed*: expectations are a third off, and one slow sample in ten is taken for a usual one. It is started
 //!   last, and the others wait for it: a sample that nothing is known of is better started as soon as it is
 //!   drawn.
 //! - *Needed*: with the window of [`window_needed`].
-//!
-//! With a slack, slow samples leading by twice their cost at least, it is no better anywhere, and worse where
-//! there are many workers (16: 2.4 for 2.0, and 3.2 for 3.0): what is started too early is in the way of what
-//! is due.
+
+use std::collections::VecDeque;
 
 use crate::quantile::Recent;
 
@@ -60,8 +59,109 @@ const SLOW: f32 = 3.0;
 /// How far due times follow deliveries.
 const FOLLOW: f64 = 0.1;
 
-/// Minibatches drawn ahead beyond the longest sample, to spread the slow ones over.
-pub const SPREAD: u32 = 3;
+/// Minibatches drawn ahead beyond the longest sample, to level the slow ones over.
+pub const SPREAD: u32 = 4;
+
+/// The work that is planned for each turn: the time from one delivery to the next. See the module.
+#[derive(Clone, Debug, Default)]
+pub struct Plan {
+    /// One for each minibatch that is drawn and not delivered, in their order.
+    turns: VecDeque<Turn>,
+    /// When the minibatch drawn last is due.
+    due: f64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Turn {
+    /// Its end.
+    due: f64,
+    /// Seconds of work.
+    load: f32,
+}
+
+impl Plan {
+    /// Nothing is drawn.
+    pub fn new() -> Self {
+        Plan::default()
+    }
+
+    /// When the minibatch drawn last is due, in seconds.
+    pub fn due(&self) -> f64 {
+        self.due
+    }
+
+    /// Takes a minibatch in, and says before which moment each of its samples is to be begun: the earliest first.
+    ///
+    /// `now`: seconds, on any clock. `ahead`: minibatches drawn before it and not delivered. `costs`: seconds that each of
+    /// its samples is expected to take. `period`: seconds from one minibatch to the next.
+    pub fn draw(
+        &mut self,
+        now: f64,
+        ahead: u32,
+        costs: &[f32],
+        workers: u32,
+        period: f32,
+    ) -> Vec<f64> {
+        let delivered = self.turns.len().saturating_sub(ahead as usize);
+        self.turns.drain(..delivered);
+        self.due = next_due(self.due, now, self.turns.len() as u32 + 1, period);
+        let due = self.due;
+        self.turns.push_back(Turn { due, load: 0.0 });
+        let cost = |sample: usize| costs[sample].max(0.0);
+        let mut starts: Vec<f64> = (0..costs.len()).map(|i| due - f64::from(cost(i))).collect();
+        let slow = slow(costs, period * workers as f32);
+        let usual = costs.iter().map(|c| c.max(0.0)).sum::<f32>()
+            - slow.iter().map(|&i| cost(i)).sum::<f32>();
+        self.load(self.turns.len() - 1, usual);
+        for sample in slow {
+            let turn = self.lightest(cost(sample), period);
+            for (turn, part) in parts(turn, cost(sample), period) {
+                self.load(turn, part);
+            }
+            starts[sample] = starts[sample].min(self.begin_of(turn, period));
+        }
+        starts
+    }
+
+    fn load(&mut self, turn: usize, seconds: f32) {
+        if let Some(turn) = self.turns.get_mut(turn) {
+            turn.load += seconds;
+        }
+    }
+
+    fn begin_of(&self, turn: usize, period: f32) -> f64 {
+        match turn {
+            0 => self.turns[0].due - f64::from(period.max(0.0)),
+            _ => self.turns[turn - 1].due,
+        }
+    }
+
+    /// The turn to begin a sample in: of those in which it is early enough, the one with which the fullest of all that it
+    /// goes on in is the least full, and of equals the last.
+    fn lightest(&self, cost: f32, period: f32) -> usize {
+        let turns = self.turns.len();
+        let takes = (cost / period).ceil().clamp(1.0, turns as f32) as usize;
+        let fullest = |first: usize| {
+            parts(first, cost, period)
+                .filter_map(|(turn, part)| self.turns.get(turn).map(|turn| turn.load + part))
+                .fold(0.0, f32::max)
+        };
+        (0..=turns - takes)
+            .rev()
+            .map(|first| (first, fullest(first)))
+            .min_by(|a, b| a.1.total_cmp(&b.1))
+            .map_or(0, |(first, _)| first)
+    }
+}
+
+/// The turns that one worker is at a sample for, from `first` on, and for how long in each.
+fn parts(first: usize, cost: f32, period: f32) -> impl Iterator<Item = (usize, f32)> {
+    let whole = (cost / period).ceil().clamp(1.0, MOST_TURNS) as usize;
+    (0..whole).map(move |i| (first + i, (cost - period * i as f32).min(period)))
+}
+
+/// More than are ever drawn ahead.
+const MOST_TURNS: f32 = 64.0;
 
 /// When the next minibatch is due, in seconds on any clock. `before`: when the one before it is; at first, now.
 /// `ahead`: minibatches drawn and not delivered, this one included. `period`: seconds from one minibatch to the next.
@@ -70,20 +170,6 @@ pub fn next_due(before: f64, now: f64, ahead: u32, period: f32) -> f64 {
     let steady = period * f64::from(ahead);
     let next = (before + period).clamp(now, now + 2.0 * steady);
     next + FOLLOW * (now + steady - next)
-}
-
-/// By how many seconds each sample of a minibatch comes before its minibatch is due.
-///
-/// `costs`: seconds that each is expected to take. `period`: seconds from one minibatch to the next.
-/// `window`: seconds that the minibatch was drawn ahead.
-pub fn leads(costs: &[f32], workers: u32, period: f32, window: f32) -> Vec<f32> {
-    let mut leads: Vec<f32> = costs.iter().map(|c| c.max(0.0)).collect();
-    let slow = slow(&leads, period * workers as f32);
-    let part = window / slow.len() as f32;
-    for (place, sample) in slow.into_iter().enumerate() {
-        leads[sample] = leads[sample].max(window - part * place as f32);
-    }
-    leads
 }
 
 /// The longest first. `work`: what a minibatch costs on average.
@@ -121,24 +207,49 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    #[test]
-    fn slow_samples_are_spread_over_the_window_the_longest_first() {
-        let costs = [1.0, 20.0, 1.2, 30.0, 0.9, 1.0, 1.1, 10.0];
-        let leads = leads(&costs, 2, 32.0, 96.0);
-        assert_eq!(leads, [1.0, 64.0, 1.2, 96.0, 0.9, 1.0, 1.1, 32.0]);
+    /// Starts of a minibatch that is drawn when `ahead` others are, with one worker and a period of 10.
+    fn draw(plan: &mut Plan, ahead: u32, costs: &[f32]) -> Vec<f64> {
+        plan.draw(0.0, ahead, costs, 1, 10.0)
+    }
+
+    fn loads(plan: &Plan) -> Vec<f32> {
+        plan.turns.iter().map(|turn| turn.load).collect()
     }
 
     #[test]
-    fn a_slow_sample_leads_by_its_cost_at_least() {
-        assert_eq!(
-            leads(&[1.0, 1.0, 50.0, 40.0], 8, 4.0, 20.0),
-            [1.0, 1.0, 50.0, 40.0]
-        );
+    fn slow_samples_go_where_least_is_planned_the_longest_first() {
+        let mut plan = Plan::new();
+        draw(&mut plan, 0, &[1.0; 9]);
+        draw(&mut plan, 1, &[1.0; 3]);
+        let starts = draw(&mut plan, 2, &[1.0, 8.0, 1.0, 7.0, 1.0, 1.0, 1.0]);
+        // The longer one to its own turn would make 13 of it, to the second 11.
+        assert_eq!(loads(&plan), [9.0, 11.0, 12.0]);
+        assert_eq!(starts[1], plan.turns[0].due);
+        assert_eq!(starts[3], plan.turns[1].due);
+        assert_eq!(starts[0], plan.due() - 1.0);
     }
 
     #[test]
-    fn a_minibatch_of_slow_samples_alone_is_spread_too() {
-        assert_eq!(leads(&[10.0, 10.0], 1, 2.0, 100.0), [100.0, 50.0]);
+    fn a_sample_that_takes_many_turns_is_begun_so_many_before() {
+        let mut plan = Plan::new();
+        (0..4).for_each(|ahead| _ = draw(&mut plan, ahead, &[1.0; 5]));
+        let starts = draw(&mut plan, 4, &[1.0, 1.0, 25.0, 1.0]);
+        assert_eq!(loads(&plan), [5.0, 5.0, 15.0, 15.0, 8.0]);
+        assert!(starts[2] <= plan.due() - 25.0);
+        // It takes longer than is drawn ahead.
+        let starts = draw(&mut plan, 2, &[1.0, 1.0, 95.0]);
+        assert_eq!(loads(&plan), [25.0, 18.0, 12.0]);
+        assert_eq!(starts[2], plan.due() - 95.0);
+    }
+
+    #[test]
+    fn what_is_delivered_is_planned_no_more() {
+        let mut plan = Plan::new();
+        (0..6).for_each(|ahead| _ = draw(&mut plan, ahead, &[2.0]));
+        draw(&mut plan, 1, &[3.0]);
+        assert_eq!(loads(&plan), [2.0, 3.0]);
+        draw(&mut plan, 7, &[4.0]);
+        assert_eq!(loads(&plan), [2.0, 3.0, 4.0]);
     }
 
     #[test]
@@ -150,10 +261,11 @@ mod tests {
     }
 
     #[test]
-    fn the_window_is_long_enough_for_the_longest_and_three_more() {
+    fn the_window_is_long_enough_for_the_longest_and_some_more() {
         let mut costs = Recent::new();
         (0..200u8).for_each(|i| costs.observe(if i % 20 == 0 { 100.0 } else { 1.0 }));
-        assert_eq!(window_needed(&costs, 40.0, SPREAD, 8), 6);
+        assert_eq!(window_needed(&costs, 40.0, 0, 8), 3);
+        assert_eq!(window_needed(&costs, 40.0, SPREAD, 8), 3 + SPREAD);
         assert_eq!(window_needed(&costs, 10.0, SPREAD, 8), 8);
         assert_eq!(window_needed(&costs, 0.0, SPREAD, 8), 8);
     }
@@ -171,12 +283,19 @@ mod tests {
 
     proptest! {
         #[test]
-        fn leads_are_finite_and_not_below_the_costs(
-            costs in prop::collection::vec(0.0..1e6f32, 0..100), workers in 0..64u32, period in 0.0..1e6f32, window in 0.0..1e7f32,
+        fn no_sample_is_to_begin_later_than_its_cost_before_its_minibatch_is_due(
+            batches in prop::collection::vec(prop::collection::vec(0.0..1e6f32, 0..50), 1..20), ahead in 0..10u32,
+            workers in 0..64u32, period in 0.0..1e6f32,
         ) {
-            let leads = leads(&costs, workers, period, window);
-            prop_assert_eq!(leads.len(), costs.len());
-            prop_assert!(leads.iter().zip(&costs).all(|(l, c)| l.is_finite() && l >= c && *l <= c.max(window)));
+            let mut plan = Plan::new();
+            for (place, costs) in batches.iter().enumerate() {
+                let starts = plan.draw(1e3 * place as f64, ahead, costs, workers, period);
+                prop_assert_eq!(starts.len(), costs.len());
+                for (start, cost) in starts.iter().zip(costs) {
+                    prop_assert!(start.is_finite() && *start <= plan.due() - f64::from(*cost));
+                }
+                prop_assert!(plan.turns.len() <= ahead as usize + 1);
+            }
         }
 
         #[test]

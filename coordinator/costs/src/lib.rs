@@ -10,7 +10,7 @@
 //! | [`quantile`] | from when on is a sample slow? | a fence over the recent costs |
 //! | [`forms`] | in which form is it worth its bytes in the cache? | the best at a common price per byte |
 //! | [`balance`] | how many threads keep processors and storage busy? | the ratio of waiting to work, while more helps |
-//! | [`early`] | when is it to be started? | before its minibatch is due, by its cost; slow ones spread over the minibatches before |
+//! | [`early`] | when is it to be started? | before its minibatch is due, by its cost; slow ones when least else is planned |
 //!
 //! ```
 //! use coprep_costs::{Chooser, CostTable, Features, Measured, Offer, Predictor};

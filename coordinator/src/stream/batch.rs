@@ -9,6 +9,8 @@ use coprep_scheduler::Target;
 
 /// A minibatch, from its draw until its last slot is written.
 pub(crate) struct Batch {
+    /// How many were drawn by then, this one included.
+    pub(crate) number: u64,
     /// For whom it was drawn: a sample that fails is replaced by one that all of them need.
     pub(crate) targets: Vec<Target>,
     /// Staging buffer it is written to.
@@ -33,12 +35,14 @@ pub(crate) struct Done {
 
 impl Batch {
     pub(crate) fn new(
+        number: u64,
         targets: Vec<Target>,
         slots: u32,
         deliveries: u32,
         unfinished: Unfinished,
     ) -> Self {
         Batch {
+            number,
             targets,
             buffer: unfinished.buffer(),
             drawn: Instant::now(),

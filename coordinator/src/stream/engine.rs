@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coprep_cache::handover::Account;
+use coprep_costs::early::Plan;
 use coprep_protocol::message::{Attach, JobStatus, Reply, Resume, SampleError, Stalls};
 use coprep_scheduler::{self as scheduler, Delivery, Draw, JobId, JobSpec, Scheduler};
 use roaring::RoaringBitmap;
@@ -36,8 +37,8 @@ pub(crate) struct Engine {
     pub(crate) drawn: u64,
     /// Minibatches that are drawn ahead, because some samples are slow.
     pub(crate) window: u32,
-    /// When the minibatch drawn last is due: a [`Moment`](crate::due_queue::Moment)'s seconds.
-    pub(crate) due: f64,
+    /// Of those: when samples are begun, in a [`Moment`](crate::due_queue::Moment)'s seconds.
+    pub(crate) plan: Plan,
     next_job: u64,
     next_tag: u64,
     /// What those that have left waited for.
@@ -81,7 +82,7 @@ impl Engine {
             overtaken: 0,
             drawn: 0,
             window: 0,
-            due: 0.0,
+            plan: Plan::new(),
             next_job: 1,
             stalls_of_gone: Stalls::default(),
             next_tag: 1,

@@ -380,13 +380,14 @@ impl Stream {
         let samples = minibatch.samples;
         let (slots, unfinished) = filling.split(samples.len() as u32);
         let deliveries = minibatch.deliveries.len() as u32;
+        engine.drawn += 1;
         let batch = Arc::new(Batch::new(
+            engine.drawn,
             minibatch.targets,
             samples.len() as u32,
             deliveries,
             unfinished,
         ));
-        engine.drawn += 1;
         let starts = self.starts(engine, &samples);
         let lacks = self.blueprint.maker.lacks(&self.workers);
         engine.expect(&batch, minibatch.deliveries, &lacks);
@@ -404,7 +405,7 @@ impl Stream {
             let is_filled = |replay: &Replay| replay.is_filled(batch.buffer, berth.slot.slot());
             let plan = Plan {
                 start,
-                due: is_ahead.then_some(engine.due),
+                due: is_ahead.then(|| engine.plan.due()),
                 // In relaxed order it may come to another slot.
                 is_there: !is_relaxed && self.replay.as_ref().is_some_and(is_filled),
             };
@@ -435,20 +436,21 @@ impl Stream {
         };
         engine.window = costs.window(period, spread, most);
         if engine.window == 0 {
+            engine.plan = early::Plan::new();
             return vec![now; samples.len()];
         }
         let known: Vec<Option<f32>> = samples.iter().map(|draw| maker.expected(draw.id)).collect();
         let expected: Vec<f32> = known.iter().map(|cost| cost.unwrap_or(mean)).collect();
-        let ahead = engine.in_preparation.len() as u32 + 1;
-        engine.due = early::next_due(engine.due, now.seconds(), ahead, period);
-        let window = period * engine.window as f32;
-        let leads = early::leads(&expected, self.worker_count(), period, window);
-        let start = |(lead, known): (f32, Option<f32>)| match known {
-            Some(_) => Moment::at(engine.due - f64::from(lead)),
+        let first = engine.in_preparation.first().map(|batch| batch.number);
+        let ahead = first.map_or(0, |first| engine.drawn - first) as u32;
+        let workers = self.worker_count();
+        let starts = (engine.plan).draw(now.seconds(), ahead, &expected, workers, period);
+        let start = |(start, known): (f64, Option<f32>)| match known {
+            Some(_) => Moment::at(start),
             // Looked at first, or begun at once: it may be slow.
             None => now,
         };
-        leads.into_iter().zip(known).map(start).collect()
+        starts.into_iter().zip(known).map(start).collect()
     }
 
     /// The same for a sample that has been looked at, and is expected to take so long.

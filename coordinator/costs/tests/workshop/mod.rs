@@ -8,7 +8,7 @@
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BinaryHeap, VecDeque};
 
-use coprep_costs::early::{leads, next_due};
+use coprep_costs::early::{Plan, next_due};
 
 use crate::random::Random;
 
@@ -21,10 +21,10 @@ pub(crate) enum Order {
     Longest,
     /// By due time less cost.
     Due,
-    /// By due time less [`leads`].
-    Leads,
-    /// The same, with due times that follow deliveries at once.
-    Hasty,
+    /// By due time less cost; the slow ones of a minibatch, the longest first, at even distances over the window.
+    Spread,
+    /// By [`Plan`].
+    Plan,
 }
 
 /// A sample, in seconds.
@@ -117,6 +117,7 @@ impl Workshop {
             missing: VecDeque::new(),
             delivered: Vec::new(),
             due: 0.0,
+            plan: Plan::new(),
         };
         while floor.step() {}
         Run {
@@ -158,6 +159,7 @@ struct Floor<'a> {
     missing: VecDeque<usize>,
     delivered: Vec<f64>,
     due: f64,
+    plan: Plan,
 }
 
 impl Floor<'_> {
@@ -183,39 +185,45 @@ impl Floor<'_> {
             let Some(batch) = self.batches.get(k) else {
                 return;
             };
+            let keys = self.keys(k, batch);
             self.missing.push_back(batch.len());
-            self.due = self.next_due();
-            self.enqueue(k, batch);
+            for (sample, key) in batch.iter().zip(keys) {
+                let cost = At(f64::from(sample.cost));
+                self.waiting.push(Reverse((At(key), k, cost)));
+            }
         }
     }
 
-    fn next_due(&self) -> f64 {
-        let ahead = self.missing.len() as u32;
-        match self.shop.order {
-            Order::Hasty => self.due.max(self.now + self.period * f64::from(ahead)),
-            _ => next_due(self.due, self.now, ahead, self.period as f32),
-        }
-    }
-
-    fn enqueue(&mut self, k: usize, batch: &Batch) {
+    fn keys(&mut self, k: usize, batch: &Batch) -> Vec<f64> {
+        let (ahead, period) = (self.missing.len() as u32, self.period as f32);
         let expected: Vec<f32> = batch.iter().map(|s| s.expected).collect();
+        self.due = next_due(self.due, self.now, ahead + 1, period);
+        let due = self.due;
+        let less_cost = expected.iter().map(|&e| due - f64::from(e));
+        match self.shop.order {
+            Order::Drawn => vec![k as f64; batch.len()],
+            Order::Longest => expected.iter().map(|&e| -f64::from(e)).collect(),
+            Order::Due => less_cost.collect(),
+            Order::Spread => {
+                let mut keys: Vec<f64> = less_cost.collect();
+                self.spread(&expected, &mut keys);
+                keys
+            }
+            Order::Plan => self
+                .plan
+                .draw(self.now, ahead, &expected, self.shop.workers, period),
+        }
+    }
+
+    fn spread(&self, expected: &[f32], keys: &mut [f64]) {
+        let mut longest: Vec<usize> = (0..expected.len()).collect();
+        longest.sort_by(|&a, &b| expected[b].total_cmp(&expected[a]));
+        let usual = expected[longest[expected.len() / 2]];
+        longest.retain(|&i| expected[i] > 3.0 * usual);
         let window = self.period * f64::from(self.shop.window);
-        let leads = leads(
-            &expected,
-            self.shop.workers,
-            self.period as f32,
-            window as f32,
-        );
-        for (sample, lead) in batch.iter().zip(leads) {
-            let expected = f64::from(sample.expected);
-            let key = match self.shop.order {
-                Order::Drawn => k as f64,
-                Order::Longest => -expected,
-                Order::Due => self.due - expected,
-                Order::Leads | Order::Hasty => self.due - f64::from(lead),
-            };
-            let cost = At(f64::from(sample.cost));
-            self.waiting.push(Reverse((At(key), k, cost)));
+        for (place, &i) in longest.iter().enumerate() {
+            let lead = window * (1.0 - place as f64 / longest.len() as f64);
+            keys[i] = keys[i].min(self.due - lead);
         }
     }
 
