@@ -90,7 +90,7 @@ impl Plan {
         self.due
     }
 
-    /// Takes a minibatch in, and says before which moment each of its samples is to be begun: the earliest first.
+    /// Takes a minibatch in, and says when each of its samples is to be begun: the earliest first.
     ///
     /// `now`: seconds, on any clock. `ahead`: minibatches drawn before it and not delivered. `costs`: seconds that each of
     /// its samples is expected to take. `period`: seconds from one minibatch to the next.
@@ -104,29 +104,27 @@ impl Plan {
     ) -> Vec<f64> {
         let delivered = self.turns.len().saturating_sub(ahead as usize);
         self.turns.drain(..delivered);
-        self.due = next_due(self.due, now, self.turns.len() as u32 + 1, period);
+        self.due = next_due(self.due, now, ahead + 1, period);
         let due = self.due;
-        self.turns.push_back(Turn { due, load: 0.0 });
         let cost = |sample: usize| costs[sample].max(0.0);
         let mut starts: Vec<f64> = (0..costs.len()).map(|i| due - f64::from(cost(i))).collect();
         let slow = slow(costs, period * workers as f32);
-        let usual = costs.iter().map(|c| c.max(0.0)).sum::<f32>()
-            - slow.iter().map(|&i| cost(i)).sum::<f32>();
-        self.load(self.turns.len() - 1, usual);
+        let all: f32 = (0..costs.len()).map(cost).sum();
+        let usual = all - slow.iter().map(|&i| cost(i)).sum::<f32>();
+        self.turns.push_back(Turn { due, load: usual });
         for sample in slow {
             let turn = self.lightest(cost(sample), period);
-            for (turn, part) in parts(turn, cost(sample), period) {
-                self.load(turn, part);
+            for (turn, part) in self
+                .turns
+                .iter_mut()
+                .skip(turn)
+                .zip(parts(cost(sample), period))
+            {
+                turn.load += part;
             }
             starts[sample] = starts[sample].min(self.begin_of(turn, period));
         }
         starts
-    }
-
-    fn load(&mut self, turn: usize, seconds: f32) {
-        if let Some(turn) = self.turns.get_mut(turn) {
-            turn.load += seconds;
-        }
     }
 
     fn begin_of(&self, turn: usize, period: f32) -> f64 {
@@ -142,9 +140,11 @@ impl Plan {
         let turns = self.turns.len();
         let takes = (cost / period).ceil().clamp(1.0, turns as f32) as usize;
         let fullest = |first: usize| {
-            parts(first, cost, period)
-                .filter_map(|(turn, part)| self.turns.get(turn).map(|turn| turn.load + part))
-                .fold(0.0, f32::max)
+            let turns = self.turns.iter().skip(first);
+            let loads = turns
+                .zip(parts(cost, period))
+                .map(|(turn, part)| turn.load + part);
+            loads.fold(0.0, f32::max)
         };
         (0..=turns - takes)
             .rev()
@@ -154,14 +154,11 @@ impl Plan {
     }
 }
 
-/// The turns that one worker is at a sample for, from `first` on, and for how long in each.
-fn parts(first: usize, cost: f32, period: f32) -> impl Iterator<Item = (usize, f32)> {
-    let whole = (cost / period).ceil().clamp(1.0, MOST_TURNS) as usize;
-    (0..whole).map(move |i| (first + i, (cost - period * i as f32).min(period)))
+/// For how long one worker is at a sample, turn by turn, until it ends.
+fn parts(cost: f32, period: f32) -> impl Iterator<Item = f32> {
+    let part = move |i: u16| (cost - period * f32::from(i)).min(period);
+    (0..u16::MAX).map(part).take_while(|&part| part > 0.0)
 }
-
-/// More than are ever drawn ahead.
-const MOST_TURNS: f32 = 64.0;
 
 /// When the next minibatch is due, in seconds on any clock. `before`: when the one before it is; at first, now.
 /// `ahead`: minibatches drawn and not delivered, this one included. `period`: seconds from one minibatch to the next.
