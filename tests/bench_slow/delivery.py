@@ -6,7 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 from tests.bench.records import quantile
@@ -66,6 +66,17 @@ def rates(epochs: Sequence[Epoch]) -> list[float]:
 def later_rate(epochs: Sequence[Epoch]) -> float:
     """Of the second epoch and those after it, together."""
     return sum(len(epoch.ids) for epoch in epochs[1:]) / (epochs[-1].end - epochs[0].end)
+
+
+def steady_epoch(epochs: Sequence[Epoch]) -> float:
+    """Seconds of an epoch, by the line of least squares through the moments at which batches came.
+
+    The coordinator draws ahead beyond the end of an epoch, and at some moments more bytes than at others: from the first
+    moment to the last would say more of these two than of what lies between.
+    """
+    delivered = accumulate(len(batch) for epoch in epochs for batch in epoch.batches)
+    passes = [samples / len(epochs[0].ids) for samples in delivered]
+    return statistics.linear_regression(passes, list(chain.from_iterable(epoch.arrivals for epoch in epochs))).slope
 
 
 def first_gaps(epochs: Sequence[Epoch]) -> Gaps:

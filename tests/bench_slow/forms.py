@@ -25,7 +25,7 @@ from typing import Any
 
 from tests.bench.measure import MIB, Dataset
 from tests.bench.records import Spread
-from tests.bench_slow.delivery import Epoch
+from tests.bench_slow.delivery import Epoch, steady_epoch
 from tests.bench_slow.features import Features
 from tests.bench_slow.knapsack import Choice, Item, Plan, fastest
 from tests.bench_slow.running import Coordinator, Job, Outcome, Progress, run
@@ -67,9 +67,8 @@ SETTLING_EPOCHS = 3
 """One fills the cache. In the next ones costs and look-ahead settle: with what is quick from then on in the cache, what
 is left takes so much longer than the usual sample that it is drawn further ahead, and is once fetched for later epochs.
 These are told, and not compared."""
-SETTLED_EPOCHS = 6
-"""Those compared. The coordinator draws ahead beyond the end of an epoch, as far as the slowest samples need: so one
-takes what the next does not have to, and few of them say little."""
+SETTLED_EPOCHS = 9
+"""Those compared."""
 LISTED_EPOCHS = 3
 LISTINGS = 8
 QUICK_LISTINGS = 2
@@ -104,9 +103,9 @@ class FormsRun:
     """One job's epochs with one cache."""
 
     fill_s: float
-    settling_s: Sequence[float]
-    """The epochs between."""
-    epochs_s: Sequence[float]
+    epoch_s: float
+    """In the steady state."""
+    from_second_s: float
     cache: dict[str, Any]
     """Its status when the job was done."""
     others_cores: float
@@ -114,7 +113,7 @@ class FormsRun:
 
 @dataclass(frozen=True)
 class FormsRecord:
-    """Seconds of an epoch; the spread is over the repetitions, each the mean of its settled epochs."""
+    """Seconds of an epoch; the spread is over the repetitions."""
 
     storage: str
     form: str
@@ -143,8 +142,8 @@ class FormsRecord:
             budget_percent=budget,
             budget_bytes=budget_bytes,
             fill_s=Spread.of([run.fill_s for run in runs]),
-            epoch_s=Spread.of([statistics.fmean(run.epochs_s) for run in runs]),
-            from_second_s=Spread.of([statistics.fmean([*run.settling_s, *run.epochs_s]) for run in runs]),
+            epoch_s=Spread.of([run.epoch_s for run in runs]),
+            from_second_s=Spread.of([run.from_second_s for run in runs]),
             by_form=entries_by_form(cache),
             used_bytes=cache["used"],
             lambda_s_per_mib=cache.get("lambda_s_per_mib"),
@@ -222,10 +221,10 @@ def measure_forms(options: FormsOptions) -> FormsResults:
         for storage in slowed:
             listed.run_uncached(storage)
         for storage, form, budget in cases:
-            one = one_run(options, storage, form, options.bytes_of(budget))
+            one = one_run(options, storage, form, options.bytes_of(budget), SEED + turn)
             runs[storage, form, budget].append(one)
             progress.say(
-                f"storage {storage}, {form}, {budget} %: {statistics.fmean(one.epochs_s):.2f} s,"
+                f"storage {storage}, {form}, {budget} %: {one.epoch_s:.2f} s,"
                 f" to fill {one.fill_s:.2f} s (others used {one.others_cores:.2f} cores)"
             )
     results = FormsResults(options.data, options.storages)
@@ -240,12 +239,17 @@ def measure_forms(options: FormsOptions) -> FormsResults:
     return results
 
 
-def one_run(options: FormsOptions, storage: str, form: str, cache_bytes: int) -> FormsRun:
-    outcome = run_job(options, storage, form, cache_bytes, SETTLING_EPOCHS + SETTLED_EPOCHS)
-    seconds = epoch_seconds(outcome)
+def one_run(options: FormsOptions, storage: str, form: str, cache_bytes: int, seed: int) -> FormsRun:
+    outcome = run_job(options, storage, form, cache_bytes, SETTLING_EPOCHS + SETTLED_EPOCHS, seed=seed)
+    epochs = epochs_of(outcome)
     (cache,) = outcome.status["caches"]
-    fill, settling, settled = seconds[0], seconds[1:SETTLING_EPOCHS], seconds[SETTLING_EPOCHS:]
-    return FormsRun(fill, settling, settled, cache, outcome.others_cores)
+    return FormsRun(
+        fill_s=epochs[0].end - epochs[0].began,
+        epoch_s=steady_epoch(epochs[SETTLING_EPOCHS:]),
+        from_second_s=later_epoch(outcome),
+        cache=cache,
+        others_cores=outcome.others_cores,
+    )
 
 
 def run_job(
@@ -268,15 +272,14 @@ def run_job(
     return run(Job("tests.bench_slow.job_native", arguments), Coordinator(str(2 * cache_bytes), serve, slowest))
 
 
-def epoch_seconds(outcome: Outcome) -> list[float]:
-    """From the end of the one before; the first from when its first batch was asked for."""
-    epochs = [Epoch.of(message) for message in outcome.of("epoch")]
-    begins = [epochs[0].began, *(epoch.end for epoch in epochs)]
-    return [epoch.end - began for began, epoch in zip(begins, epochs, strict=False)]
+def epochs_of(outcome: Outcome) -> list[Epoch]:
+    return [Epoch.of(message) for message in outcome.of("epoch")]
 
 
 def later_epoch(outcome: Outcome) -> float:
-    return statistics.fmean(epoch_seconds(outcome)[1:])
+    """The mean from the second on."""
+    first, *later = epochs_of(outcome)
+    return (later[-1].end - first.end) / len(later)
 
 
 def entries_by_form(cache: dict[str, Any]) -> dict[str, int]:

@@ -22,6 +22,7 @@ from tests.bench_slow.delivery import (
     mean_rank,
     rates,
     share_at_end,
+    steady_epoch,
 )
 from tests.bench_slow.forms import WORKERS, Costs, optimum
 from tests.bench_slow.knapsack import Item, choose, fastest
@@ -188,6 +189,15 @@ def test_a_rate_is_compared_with_the_processors_that_others_left(monkeypatch: py
     run = Run(4.0, epochs, 1.0, None, {}, None, 0.2, first_left=0.5, later_left=0.75)
     assert run.first_to_limit() == pytest.approx(2 / (4 * 0.5))
     assert run.later_to_limit() == pytest.approx(1 / (4 * 0.75))
+
+
+def test_a_steady_epoch_is_the_same_whatever_was_fetched_ahead_at_its_ends() -> None:
+    passes = [epoch(20 * number, 1, [[0, 1], [2, 3]]) for number in range(6)]
+    steady = [replace(one, arrivals=[20 * number + 8, 20 * number + 18]) for number, one in enumerate(passes)]
+    assert steady_epoch(steady) == pytest.approx(20)
+    ahead = [replace(steady[0], arrivals=[2, 18]), *steady[1:-1], replace(steady[-1], arrivals=[108, 124])]
+    assert steady_epoch(ahead) == pytest.approx(20, rel=0.06)
+    assert (ahead[-1].end - ahead[0].arrivals[0]) / (steady[-1].end - steady[0].arrivals[0]) > 1.1
 
 
 def test_gaps_have_their_tail_beside_their_median() -> None:
