@@ -9,7 +9,8 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 TARGET := $(or $(CARGO_TARGET_DIR),target)
-PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+# One at a time: some of what is made side by side installs something.
+PIP := flock $(VENV) $(PY) -m pip install --quiet --disable-pip-version-check
 
 DATA ?= demo-data
 LIMIT := $(TARGET)/release/examples/limit
@@ -146,8 +147,15 @@ TOTAL := awk '/^ *Summary \[|^test result:|^=* ?[0-9]+ (passed|failed|skipped|er
 		split(substr($$0, RSTART, RLENGTH), word, " "); count[word[2] == "passed"] += word[1]; $$0 = substr($$0, RSTART + RLENGTH) } } \
 	END { printf "%d passed, %d failed\n", count[1], count[0] }'
 
+.PHONY: test-build
+test-build: | deps
+	@echo "building the tests"
+	@$(RUST_TESTS) --no-run
+
+# What is downloaded and what is built, side by side.
 .PHONY: test
-test: $(VENV)/.package $(VENV)/.checks $(VENV)/.examples | browser prometheus ## all tests, Rust and Python
+test: | browser prometheus ## all tests, Rust and Python
+	@$(MAKE) --no-print-directory --jobs=3 $(VENV)/.package $(VENV)/.checks $(VENV)/.examples test-build
 	@failed=""; mkdir -p $(TARGET); : >$(LOG); \
 	export PATH="$$PATH:$(PROMETHEUS)/usr/bin"; \
 	run() { echo "== $$1"; shift; "$$@" 2>&1 | tee -a $(LOG); }; \

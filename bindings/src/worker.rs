@@ -10,11 +10,12 @@ use std::os::fd::RawFd;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use coprep_protocol::code::{Incoming, Order, Told, Written, done};
+use coprep_cache::offers::Offers;
+use coprep_protocol::code::{Incoming, OFFERS, Order, Told, Written, done};
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv, send};
 use nix::time::{ClockId, clock_gettime};
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -25,6 +26,8 @@ const HARDLY: u64 = 32;
 #[pyclass]
 pub(crate) struct WorkerLink {
     socket: RawFd,
+    /// By which places are taken. None: there are no samples to make.
+    offers: Option<Offers>,
     /// Of the stream.
     seed: u64,
     incoming: Incoming,
@@ -77,11 +80,12 @@ const HEAD: usize = LENGTH + 9;
 
 #[pymethods]
 impl WorkerLink {
-    /// `socket`: its descriptor, which stays the caller's. `seed`: of the stream.
+    /// `socket`: its descriptor. `offers`: that of the offers, if there are any. Both stay the caller's. `seed`: of the stream.
     #[new]
-    fn new(socket: RawFd, seed: u64) -> Self {
-        WorkerLink {
+    fn new(socket: RawFd, offers: Option<RawFd>, seed: u64) -> PyResult<Self> {
+        Ok(WorkerLink {
             socket,
+            offers: offers.map(open_offers).transpose()?,
             seed,
             incoming: Incoming::default(),
             early: VecDeque::new(),
@@ -92,7 +96,7 @@ impl WorkerLink {
             off: 0,
             reported: Instant::now(),
             queue: RunQueue::new(),
-        }
+        })
     }
 
     /// The next sample to make, whose clocks run from now on; or a message that says something else; None: the
@@ -139,6 +143,9 @@ impl WorkerLink {
     /// Buffer and slot of a sample that is made: as late as this, so that a slow one holds no minibatch up. None: the
     /// coordinator is gone.
     fn place(&mut self, py: Python<'_>) -> PyResult<Option<(u32, u32)>> {
+        if let Some(place) = self.offered() {
+            return Ok(Some(place));
+        }
         self.say(py, b'W', &[])?;
         while let Some(message) = self.receive(py)? {
             match Told::parse(&message).map_err(PyValueError::new_err)? {
@@ -195,7 +202,14 @@ impl WorkerLink {
         self.chunk.begun.saturating_sub(1) as u32
     }
 
-    /// As Python is told: index, sample, buffer and slot if they are known, whether to keep it, key of its random
+    /// The place that is offered for the sample that is being made, unless it was taken back.
+    fn offered(&self) -> Option<(u32, u32)> {
+        let order = self.chunk.orders.get(self.index() as usize)?;
+        let is_ours = order.is_offered && self.offers.as_ref()?.take(self.chunk.scratch);
+        order.place.filter(|_| is_ours)
+    }
+
+    /// As Python is told: index, sample, buffer and slot if they are known for sure, whether to keep it, key of its random
     /// numbers, where its cached part lies, and bytes of that.
     fn told<'py>(
         &self,
@@ -205,7 +219,8 @@ impl WorkerLink {
     ) -> PyResult<Bound<'py, PyAny>> {
         let key = sample_key(self.seed, u64::from(order.id), order.visit);
         let (at, size) = order.cached;
-        let told = (index, order.id, order.place, order.keep, key, at, size);
+        let place = order.place.filter(|_| !order.is_offered);
+        let told = (index, order.id, place, order.keep, key, at, size);
         Ok(told.into_pyobject(py)?.into_any())
     }
 
@@ -271,6 +286,13 @@ fn framed(parts: &[&[u8]]) -> Vec<u8> {
     bytes.extend((length as u32).to_le_bytes());
     parts.iter().for_each(|part| bytes.extend_from_slice(part));
     bytes
+}
+
+/// By a descriptor of its own.
+fn open_offers(file: RawFd) -> PyResult<Offers> {
+    let path = format!("/proc/self/fd/{file}");
+    let file = File::options().read(true).write(true).open(path)?;
+    Offers::open(file.into(), OFFERS).map_err(|e| PyOSError::new_err(e.to_string()))
 }
 
 fn nanos(time: Duration) -> u64 {

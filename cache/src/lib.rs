@@ -2,12 +2,13 @@
 //! sample means is not known here.
 //!
 //! There are two sides: the **coordinator** creates and writes, **consumers** (other processes of the same
-//! user) map, read and release. And there are two regions with a protocol each:
+//! user) map, read and release. And there are three regions with a protocol each:
 //!
 //! | region | module | life of a byte |
 //! |---|---|---|
 //! | the staging area | [`staging`], [`handover`], [`view`] | written, handed over, read, released, written again |
 //! | the sample cache | [`sample_cache`] | written once, then immutable until the cache goes as a whole |
+//! | the offers to a worker of user code | [`offers`] | a word: offered, then taken or taken back, then offered again |
 //!
 //! All memory is reserved when it is created ([`memory`]): a shortage is an [`Error`] that says what was
 //! wanted, what there was and what helps, and never a SIGBUS later.
@@ -32,6 +33,8 @@ pub mod handover;
 mod mapping;
 #[cfg(not(loom))]
 pub mod memory;
+#[cfg(not(loom))]
+pub mod offers;
 #[cfg(not(loom))]
 pub mod sample_cache;
 #[cfg(not(loom))]

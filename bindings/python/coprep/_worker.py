@@ -239,7 +239,8 @@ class _Host:
             self._layout.memory.close()
             self._layout = None
 
-    def _fork(self, worker: int, id: int, workers: int, scratch: int) -> None:
+    def _fork(self, worker: int, id: int, workers: int, scratch: int, offers: bool) -> None:
+        offered = self._channel.descriptors.pop(0) if offers else None
         files = [self._channel.descriptors.pop(0) for _ in range(scratch)]
         ours, theirs = socket.socketpair()
         host = os.getpid()
@@ -254,9 +255,9 @@ class _Host:
             theirs.close()
             for other in self._workers:
                 os.close(other)
-            _run_worker(self, ours, files, id, workers, host)
+            _run_worker(self, ours, offered, files, id, workers, host)
         ours.close()
-        for descriptor in files:
+        for descriptor in files if offered is None else [offered, *files]:
             os.close(descriptor)
         self._workers[os.pidfd_open(pid)] = (worker, pid)
         self._say("forked", (theirs.fileno(),), worker=worker, pid=pid)
@@ -300,12 +301,14 @@ def _failed(what: str, error: Exception) -> str:
 # --- a worker -------------------------------------------------------------------------------------------------
 
 
-def _run_worker(host: _Host, sock: socket.socket, scratch: list[int], number: int, workers: int, parent: int) -> None:
+def _run_worker(
+    host: _Host, sock: socket.socket, offers: int | None, scratch: list[int], number: int, workers: int, parent: int
+) -> None:
     status = 1
     try:
         _end_with_parent(parent)
         keep_freed_memory()
-        _Worker(host, sock, scratch, number, workers).run()
+        _Worker(host, sock, offers, scratch, number, workers).run()
         status = 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -320,13 +323,15 @@ def _run_worker(host: _Host, sock: socket.socket, scratch: list[int], number: in
 
 
 class _Worker:
-    def __init__(self, host: _Host, sock: socket.socket, scratch: list[int], number: int, workers: int) -> None:
+    def __init__(
+        self, host: _Host, sock: socket.socket, offers: int | None, scratch: list[int], number: int, workers: int
+    ) -> None:
         program, layout = host._program, host._layout
         if program is None:
             program = load_program(host._sent[PROGRAM:])
         # Descriptors are closed with the process.
         self._socket = sock
-        self._link = WorkerLink(sock.fileno(), 0 if layout is None else layout.seed)
+        self._link = WorkerLink(sock.fileno(), offers, 0 if layout is None else layout.seed)
         self._program = program
         self._fetch, self._transform = program.fetch(), program.transform
         self._seed = 0 if layout is None else layout.seed

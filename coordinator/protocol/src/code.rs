@@ -195,8 +195,11 @@ pub enum HostRequest {
         id: u32,
         /// Workers there will be.
         workers: u32,
-        /// Descriptors of scratch files that come with it.
+        /// Descriptors that come with it, of scratch files; before them, if there are samples to make, comes that of the
+        /// [`OFFERS`] words by which it takes places.
         scratch: u32,
+        /// Whether that comes.
+        offers: bool,
     },
     /// Map the staging area, the descriptor, for the workers to come. Answered by [`HostEvent::Mapped`].
     Map {
@@ -263,6 +266,8 @@ pub struct Order {
     pub id: u32,
     /// Staging buffer, and slot in it. None: the worker asks when it has made the sample ([`Report::Ready`]).
     pub place: Option<(u32, u32)>,
+    /// The place is offered, by the word with the scratch file's number: the worker takes it, or asks if it was taken back.
+    pub is_offered: bool,
     /// The value of the deterministic part is wanted for the cache.
     pub keep: bool,
     /// Keys its random numbers.
@@ -270,6 +275,9 @@ pub struct Order {
     /// Where the cached value of the deterministic part lies in the scratch file; of no bytes: it is not cached.
     pub cached: (u64, u64),
 }
+
+/// Words by which places are offered to a worker, one for each scratch file.
+pub const OFFERS: u32 = 2;
 
 /// Instead of a buffer and a slot that are not yet known.
 const NO_PLACE: (u32, u32) = (u32::MAX, u32::MAX);
@@ -286,7 +294,8 @@ pub fn orders(scratch: u32, soon: Duration, orders: &[Order]) -> Vec<u8> {
     bytes.extend((soon.as_micros() as u32).to_le_bytes());
     for order in orders {
         let (buffer, slot) = order.place.unwrap_or(NO_PLACE);
-        let words = [order.id, buffer, slot, u32::from(order.keep)];
+        let flags = u32::from(order.keep) | u32::from(order.is_offered) << 1;
+        let words = [order.id, buffer, slot, flags];
         words.iter().for_each(|w| bytes.extend(w.to_le_bytes()));
         let longs = [order.visit, order.cached.0, order.cached.1];
         longs.iter().for_each(|w| bytes.extend(w.to_le_bytes()));
@@ -344,7 +353,8 @@ fn order(record: &[u8; ORDER]) -> Order {
     Order {
         id: word(record, 0),
         place: (place != NO_PLACE).then_some(place),
-        keep: word(record, 12) != 0,
+        is_offered: word(record, 12) & 2 != 0,
+        keep: word(record, 12) & 1 != 0,
         visit: long(record, 16),
         cached: (long(record, 24), long(record, 32)),
     }
@@ -580,6 +590,7 @@ mod tests {
         let first = Order {
             id: 7,
             place: Some((1, 2)),
+            is_offered: false,
             keep: true,
             visit: u64::MAX,
             cached: (64, 1 << 40),
@@ -589,8 +600,12 @@ mod tests {
             keep: false,
             ..first
         };
+        let third = Order {
+            is_offered: true,
+            ..first
+        };
         let told = |message: &[u8]| Told::parse(message);
-        let all = vec![first, second];
+        let all = vec![first, second, third];
         let soon = Duration::from_millis(8);
         assert_eq!(told(&orders(3, soon, &all)), Ok(Told::Make(3, soon, all)));
         assert_eq!(told(&place(5, 6)), Ok(Told::Place(5, 6)));

@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use coprep_cache::handover::{Doorbell, Sender};
+use coprep_cache::offers::Offer;
 use coprep_cache::staging::{Layout, StagingPool};
 use coprep_costs::early;
 use coprep_protocol::message::{
@@ -459,10 +460,21 @@ impl Stream {
         Moment::at(due - 2.0 * f64::from(expected.unwrap_or(0.0)))
     }
 
+    /// Beyond which a sample counts as slow.
+    fn budget(&self) -> Option<Duration> {
+        let budget = self.blueprint.maker.costs().and_then(|c| c.budget());
+        budget.map(Duration::from_secs_f32)
+    }
+
+    /// Offers a sample's slot to the process that makes it: buffer and slot.
+    fn offer(&self, ticket: Ticket, offer: Offer) -> Option<(u32, u32)> {
+        let budget = self.budget();
+        self.engine().afloat.offer(ticket, budget, offer)
+    }
+
     /// Binds a sample that is about to be written to a slot.
     fn claim(&self, ticket: Ticket) -> Berth {
-        let budget = self.blueprint.maker.costs().and_then(|c| c.budget());
-        let budget = budget.map(Duration::from_secs_f32);
+        let budget = self.budget();
         let berth = self.engine().claim(ticket, budget);
         berth.expect("a ticket is given up once")
     }

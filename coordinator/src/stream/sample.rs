@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use coprep_cache::offers::Offer;
 use coprep_cache::sample_cache::{Form, Meta};
 use coprep_cache::staging::{Layout, SlotMut};
 use coprep_pipeline::SampleKey;
@@ -135,6 +136,7 @@ impl Task for SampleWork {
                 At::Bound(berth) => Some((berth.batch.buffer, berth.slot.slot())),
                 At::Afloat(_) => None,
             },
+            is_offered: false,
             keep: false,
             visit: self.visit(),
             cached: (0, 0),
@@ -146,6 +148,13 @@ impl Task for SampleWork {
         let budget = maker.costs()?.budget()?;
         let expected = maker.expected(self.draw.id)?;
         (expected <= budget).then_some(expected)
+    }
+
+    fn offer(&mut self, offer: Offer) -> Option<(u32, u32)> {
+        match self.at {
+            At::Afloat(ticket) => self.stream.offer(ticket, offer),
+            At::Bound(_) => None,
+        }
     }
 
     fn bind(&mut self, is_about_to_write: bool) -> (u32, u32) {

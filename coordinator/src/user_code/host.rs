@@ -178,7 +178,13 @@ impl Host {
     }
 
     /// Starts worker `id` of `workers`.
-    pub(super) fn fork(&self, id: u32, workers: u32, scratch: &[RawFd]) -> Result<Forked> {
+    pub(super) fn fork(
+        &self,
+        id: u32,
+        workers: u32,
+        offers: Option<BorrowedFd<'_>>,
+        scratch: &[RawFd],
+    ) -> Result<Forked> {
         let number = {
             let mut state = self.state();
             state.workers.push(WorkerState::default());
@@ -189,8 +195,11 @@ impl Host {
             id,
             workers,
             scratch: scratch.len() as u32,
+            offers: offers.is_some(),
         };
-        self.ask(&request, scratch)?;
+        let offers = offers.as_ref().map(AsRawFd::as_raw_fd);
+        let descriptors: Vec<RawFd> = offers.into_iter().chain(scratch.iter().copied()).collect();
+        self.ask(&request, &descriptors)?;
         self.wait("to start a worker", PROMPT, |s| {
             let worker = s.workers.get_mut(number as usize)?;
             let socket = worker.socket.take()?;

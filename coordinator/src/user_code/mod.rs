@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use coprep_cache::offers::Offer;
 use coprep_cache::staging::Layout;
 use coprep_protocol::code::{self, Channel, Order, Probed, Raised, Report};
 use coprep_protocol::message::UserCode;
@@ -38,6 +39,8 @@ pub(crate) trait Task: Send {
     fn order(&self) -> Order;
     /// Seconds that it will take, if that is known and no longer than most take.
     fn quick(&self) -> Option<f32>;
+    /// Where, buffer and slot, as long as the offer stands. None: that is known, or better decided when it is made.
+    fn offer(&mut self, offer: Offer) -> Option<(u32, u32)>;
     /// Where: buffer and slot. Decided now, if it was not before. `is_about_to_write`: it is made.
     fn bind(&mut self, is_about_to_write: bool) -> (u32, u32);
     /// Ends it.
@@ -204,7 +207,7 @@ fn look(host: &Host, ids: &[u32], split: bool, patience: Duration) -> Result<Pro
 }
 
 fn look_once(host: &Host, ids: &[u32], split: bool, patience: Duration) -> Result<Probed> {
-    let Forked { number, socket, .. } = host.fork(0, 1, &[])?;
+    let Forked { number, socket, .. } = host.fork(0, 1, None, &[])?;
     let mut channel = Channel::new(socket);
     let gone = |e: std::io::Error| match host.exited(number, Duration::from_secs(2)) {
         Some(how) => Error::Code(format!(

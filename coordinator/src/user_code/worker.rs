@@ -6,13 +6,14 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use coprep_cache::offers::{Offer, Offers};
 use coprep_cache::sample_cache::{Form, Meta};
-use coprep_protocol::code::{self, Channel, Made, Order, Raised, Report, Written};
+use coprep_protocol::code::{self, Channel, Made, OFFERS, Order, Raised, Report, Written};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use crate::caches::Cache;
@@ -31,7 +32,7 @@ const SOON: Duration = Duration::from_millis(1);
 /// Most samples of a chunk.
 const MOST: usize = 64;
 /// Chunks that a worker is given at a time, where what it makes is quick: it need not wait for the next one.
-const AHEAD: usize = 2;
+const AHEAD: usize = OFFERS as usize;
 /// How long a thread sleeps before it looks around.
 const NAP: Duration = Duration::from_millis(100);
 /// First and longest pause before a worker that ended is replaced.
@@ -68,6 +69,9 @@ impl Job {
     }
 }
 
+/// Buffer and slot.
+type Place = (u32, u32);
+
 /// See the module.
 pub(super) struct Worker {
     crew: Arc<Crew>,
@@ -90,6 +94,8 @@ struct Process {
     channel: Channel,
     /// Where the values of deterministic parts pass: one file per chunk under way. None: nothing is cached.
     scratch: Vec<File>,
+    /// By which places are offered, one for each chunk under way.
+    offers: Arc<Offers>,
     next_scratch: usize,
 }
 
@@ -97,6 +103,8 @@ struct Chunk {
     jobs: Vec<Option<Job>>,
     left: usize,
     scratch: usize,
+    /// The place of its one sample, where that may yet become another.
+    offered: Option<(Place, Offer)>,
     /// Nobody waits long behind it.
     is_quick: bool,
     /// When what is made is said.
@@ -230,6 +238,7 @@ impl Worker {
             left: jobs.len(),
             jobs: jobs.into_iter().map(Some).collect(),
             scratch: 0,
+            offered: None,
         });
         let idle = self.chunks.len() == 1;
         if idle && self.process.as_ref().is_some_and(|p| p.channel.is_lost()) {
@@ -252,11 +261,19 @@ impl Worker {
         let (Some(process), Some(chunk)) = (&mut self.process, self.chunks.back_mut()) else {
             return Ok(());
         };
-        // To ask where takes time too: a quick sample is told at once.
-        if chunk.is_quick || chunk.jobs.len() > 1 {
-            for job in chunk.jobs.iter_mut().flatten() {
-                job.task.bind(true);
+        chunk.scratch = process.next_scratch;
+        process.next_scratch = (process.next_scratch + 1) % AHEAD;
+        match &mut chunk.jobs[..] {
+            [Some(job)] if !chunk.is_quick => {
+                let offer = Offer::new(&process.offers, chunk.scratch as u32);
+                let place = job.task.offer(offer.clone());
+                chunk.offered = place.map(|place| (place, offer));
             }
+            // To ask where takes time too: a quick sample is told at once.
+            jobs => jobs
+                .iter_mut()
+                .flatten()
+                .for_each(|job| _ = job.task.bind(true)),
         }
         let message = process.orders(chunk, self.crew.cache.as_deref())?;
         process
@@ -271,18 +288,20 @@ impl Worker {
             None => Vec::new(),
         };
         let descriptors: Vec<RawFd> = scratch.iter().map(File::as_raw_fd).collect();
-        let host = &self.crew.host;
+        let offers = Offers::create(OFFERS)?;
+        let (host, workers) = (&self.crew.host, self.crew.workers);
         let Forked {
             number,
             pid,
             socket,
-        } = host.fork(self.id, self.crew.workers, &descriptors)?;
+        } = host.fork(self.id, workers, Some(offers.as_fd()), &descriptors)?;
         tracing::debug!(worker = self.id, pid, "a worker of user code starts");
         Ok(Process {
             number,
             pid,
             channel: Channel::new(socket),
             scratch,
+            offers,
             next_scratch: 0,
         })
     }
@@ -334,6 +353,7 @@ impl Worker {
         // As good as done: what comes next need not wait until it is.
         if let Some(chunk) = self.chunks.front_mut() {
             chunk.is_quick = chunk.left == 1;
+            chunk.offered = None;
         }
         told.map_err(|_| String::new())
     }
@@ -342,6 +362,10 @@ impl Worker {
         let wall = Duration::from_nanos(written.wall_ns);
         let cpu = Duration::from_nanos(written.cpu_ns).min(wall);
         let dataset = Duration::from_nanos(written.dataset_ns).min(wall);
+        let offered = self.chunks.front().and_then(|c| c.offered.as_ref());
+        if offered.is_some_and(|(_, offer)| !offer.is_taken()) {
+            return Err("wrote to a place that it did not take".into());
+        }
         if written.kept.1 > 0 {
             self.keep(written, dataset)?;
         }
@@ -476,17 +500,14 @@ impl Worker {
 
 impl Process {
     /// The message for a chunk. Cached values go to the scratch file.
-    fn orders(
-        &mut self,
-        chunk: &mut Chunk,
-        cache: Option<&Cache>,
-    ) -> std::result::Result<Vec<u8>, String> {
-        chunk.scratch = self.next_scratch;
-        self.next_scratch = (self.next_scratch + 1) % AHEAD;
+    fn orders(&self, chunk: &Chunk, cache: Option<&Cache>) -> std::result::Result<Vec<u8>, String> {
         let mut at = 0;
         let mut orders = Vec::with_capacity(chunk.jobs.len());
         for job in chunk.jobs.iter().flatten() {
             let mut order = job.task.order();
+            if let Some((place, _)) = &chunk.offered {
+                (order.place, order.is_offered) = (Some(*place), true);
+            }
             if let (Some(cache), Some(file)) = (cache, self.scratch.get(chunk.scratch)) {
                 fill(&mut order, cache, file, &mut at).map_err(|e| e.to_string())?;
             }
