@@ -71,8 +71,8 @@ def later_rate(epochs: Sequence[Epoch]) -> float:
 def steady_epoch(epochs: Sequence[Epoch]) -> float:
     """Seconds of an epoch, by the line of least squares through the moments at which batches came.
 
-    The coordinator draws ahead beyond the end of an epoch, and at some moments more bytes than at others: from the first
-    moment to the last would say more of these two than of what lies between.
+    The coordinator draws ahead beyond the end of an epoch, and at some moments more bytes than at others: from the
+    first moment to the last would say more of these two than of what lies between.
     """
     delivered = accumulate(len(batch) for epoch in epochs for batch in epoch.batches)
     passes = [samples / len(epochs[0].ids) for samples in delivered]
