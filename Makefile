@@ -18,8 +18,10 @@ HANDOVER := $(TARGET)/release/examples/handover
 OVERHEAD := $(TARGET)/release/examples/overhead
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find cache coordinator bindings tools -name '*.rs' -o -name Cargo.toml -o -path '*/src/*.py')
 WHEEL_SOURCES := $(RUST_SOURCES) $(shell find bindings -name '*.py' -o -name '*.pyi' -o -name '*.md' -o -name pyproject.toml)
-PYTHON_TESTS := $(wildcard bindings/python/tests tests/python)
-PYTHON_CODE := tools/demo tools/src/bench tests/bench tests/bench_slow tests/what_if docs/examples $(wildcard bindings/python tests/python)
+PYTHON_TESTS := tests/python
+# Most of what these do is to start programs that import PyTorch. None looks at the clock, so two run at a time.
+PROGRAM_TESTS := $(addprefix $(PYTHON_TESTS)/,test_examples.py test_torch_behaviour.py)
+PYTHON_CODE := tools/demo tools/src/bench tests/bench tests/bench_slow tests/what_if docs/examples bindings/python $(PYTHON_TESTS)
 
 .PHONY: help
 help: ## this list
@@ -80,7 +82,7 @@ $(VENV)/.base: | deps
 	@touch $@
 
 $(VENV)/.checks: $(VENV)/.base
-	@$(PIP) pytest pytest-timeout pyte websockets ruff mypy
+	@$(PIP) pytest pytest-timeout pytest-xdist pyte websockets ruff mypy
 	@touch $@
 
 $(VENV)/.torch: $(VENV)/.base
@@ -162,9 +164,9 @@ test: | browser prometheus ## all tests, Rust and Python
 	[[ "$(RUST_TESTS)" == *nextest* ]] || echo "cargo-nextest is not installed: using cargo test, which does not end a test that hangs"; \
 	run "Rust" $(RUST_TESTS) || failed+=" Rust"; \
 	run "Rust, examples in the documentation" cargo test --doc --quiet || failed+=" examples"; \
-	for folder in $(PYTHON_TESTS); do \
-		run "Python, $$folder" $(PY) -m pytest -q --timeout=180 $$folder || failed+=" $$folder"; \
-	done; \
+	pytest() { $(PY) -m pytest -q --timeout=180 "$$@"; }; \
+	run "Python, programs" pytest -n 2 --dist worksteal $(PROGRAM_TESTS) || failed+=" programs"; \
+	run "Python" pytest $(addprefix --ignore=,$(PROGRAM_TESTS)) $(PYTHON_TESTS) || failed+=" Python"; \
 	echo "== Total"; \
 	$(TOTAL) $(LOG); \
 	[ -z "$$failed" ] || { echo "FAILED:$$failed (everything is in $(LOG))"; exit 1; }
