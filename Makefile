@@ -16,11 +16,12 @@ DATA ?= demo-data
 LIMIT := $(TARGET)/release/examples/limit
 HANDOVER := $(TARGET)/release/examples/handover
 OVERHEAD := $(TARGET)/release/examples/overhead
-RUST_SOURCES := Cargo.toml Cargo.lock $(shell find cache coordinator bindings tools -name '*.rs' -o -name Cargo.toml -o -path '*/src/*.py')
+RUST_SOURCES := Cargo.toml Cargo.lock .cargo/config.toml $(shell find cache coordinator bindings tools -name '*.rs' -o -name Cargo.toml -o -path '*/src/*.py')
 WHEEL_SOURCES := $(RUST_SOURCES) $(shell find bindings -name '*.py' -o -name '*.pyi' -o -name '*.md' -o -name pyproject.toml)
 PYTHON_TESTS := tests/python
-# Most of what these do is to start programs that import PyTorch. None looks at the clock, so two run at a time.
-PROGRAM_TESTS := $(addprefix $(PYTHON_TESTS)/,test_examples.py test_torch_behaviour.py)
+# Most of these take one processor, and none minds some seconds more: two run at a time. The others look at the clock, or
+# have several jobs of their own.
+BEHAVIOURS := $(PYTHON_TESTS)/test_torch_behaviour.py
 PYTHON_CODE := tools/demo tools/src/bench tests/bench tests/bench_slow tests/what_if docs/examples bindings/python $(PYTHON_TESTS)
 
 .PHONY: help
@@ -165,8 +166,8 @@ test: | browser prometheus ## all tests, Rust and Python
 	run "Rust" $(RUST_TESTS) || failed+=" Rust"; \
 	run "Rust, examples in the documentation" cargo test --doc --quiet || failed+=" examples"; \
 	pytest() { $(PY) -m pytest -q --timeout=180 "$$@"; }; \
-	run "Python, programs" pytest -n 2 --dist worksteal $(PROGRAM_TESTS) || failed+=" programs"; \
-	run "Python" pytest $(addprefix --ignore=,$(PROGRAM_TESTS)) $(PYTHON_TESTS) || failed+=" Python"; \
+	run "Python, PyTorch's behaviours" pytest -n 2 --dist worksteal $(BEHAVIOURS) || failed+=" behaviours"; \
+	run "Python" pytest --ignore=$(BEHAVIOURS) $(PYTHON_TESTS) || failed+=" Python"; \
 	echo "== Total"; \
 	$(TOTAL) $(LOG); \
 	[ -z "$$failed" ] || { echo "FAILED:$$failed (everything is in $(LOG))"; exit 1; }
