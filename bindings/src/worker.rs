@@ -10,8 +10,8 @@ use std::os::fd::RawFd;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use coprep_cache::offers::Offers;
-use coprep_protocol::code::{Incoming, OFFERS, Order, Told, Written, done};
+use coprep_cache::worklist::{Worklist, Written};
+use coprep_protocol::code::{ENTRIES, Incoming, Order, Progress, Told, entry};
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv, send};
 use nix::time::{ClockId, clock_gettime};
@@ -26,8 +26,8 @@ const HARDLY: u64 = 32;
 #[pyclass]
 pub(crate) struct WorkerLink {
     socket: RawFd,
-    /// By which places are taken. None: there are no samples to make.
-    offers: Option<Offers>,
+    /// None: there are no samples to make.
+    worklist: Option<Worklist>,
     /// Of the stream.
     seed: u64,
     incoming: Incoming,
@@ -36,24 +36,24 @@ pub(crate) struct WorkerLink {
     chunk: Chunk,
     /// The sample that is being made.
     now: Clocks,
-    /// What was written and not yet reported, after room for the beginning of the message.
-    written: Vec<u8>,
-    /// Of these samples, nanoseconds: all, and off the processor.
+    /// Of samples that are written and were not yet reported, nanoseconds: all, and off the processor.
     wall: u64,
     off: u64,
-    reported: Instant,
     queue: RunQueue,
 }
 
 #[derive(Default)]
 struct Chunk {
-    scratch: u32,
-    /// Where what came in that file ends.
+    number: u32,
+    /// Where what came in its scratch file ends.
     end: u64,
-    /// What is made is reported after so long.
-    soon: Duration,
     orders: Vec<Order>,
-    begun: usize,
+    /// Of the orders, those that were looked at.
+    seen: usize,
+    /// One was begun.
+    is_begun: bool,
+    /// The coordinator knows that it is at its end.
+    is_ended: bool,
 }
 
 struct Clocks {
@@ -75,26 +75,25 @@ impl Clocks {
 
 /// Of a message: its length.
 const LENGTH: usize = 4;
-/// Room for the length, and the beginning of a report.
-const HEAD: usize = LENGTH + 9;
-
 #[pymethods]
 impl WorkerLink {
-    /// `socket`: its descriptor. `offers`: that of the offers, if there are any. Both stay the caller's. `seed`: of the stream.
+    /// `socket`: its descriptor. `worklist`: that of the worklist, if there is one. Both stay the caller's. `seed`: of the
+    /// stream.
     #[new]
-    fn new(socket: RawFd, offers: Option<RawFd>, seed: u64) -> PyResult<Self> {
+    fn new(socket: RawFd, worklist: Option<RawFd>, seed: u64) -> PyResult<Self> {
         Ok(WorkerLink {
             socket,
-            offers: offers.map(open_offers).transpose()?,
+            worklist: worklist.map(open_worklist).transpose()?,
             seed,
             incoming: Incoming::default(),
             early: VecDeque::new(),
-            chunk: Chunk::default(),
+            chunk: Chunk {
+                is_ended: true,
+                ..Chunk::default()
+            },
             now: Clocks::start(),
-            written: vec![0; HEAD],
             wall: 0,
             off: 0,
-            reported: Instant::now(),
             queue: RunQueue::new(),
         })
     }
@@ -103,26 +102,28 @@ impl WorkerLink {
     /// coordinator is gone.
     fn next<'py>(&mut self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         loop {
-            let index = self.chunk.begun;
-            if let Some(&order) = self.chunk.orders.get(index) {
-                self.chunk.begun += 1;
-                self.now = Clocks::start();
-                return self.told(py, index, &order).map(Some);
+            while let Some(&order) = self.chunk.orders.get(self.chunk.seen) {
+                self.chunk.seen += 1;
+                if self.list()?.begin(self.entry()) {
+                    self.now = Clocks::start();
+                    let is_first = !std::mem::replace(&mut self.chunk.is_begun, true);
+                    return self.told(py, is_first, &order).map(Some);
+                }
             }
-            self.report(py)?;
+            if !self.chunk.is_ended {
+                self.report(py, true)?;
+            }
             let Some(message) = self.message(py)? else {
                 return Ok(None);
             };
             match Told::parse(&message).map_err(PyValueError::new_err)? {
-                Told::Make(scratch, soon, orders) => {
-                    self.reported = Instant::now();
+                Told::Make(number, orders) => {
                     let ends = orders.iter().map(|o| o.cached.0 + o.cached.1);
                     self.chunk = Chunk {
-                        scratch,
+                        number,
                         end: ends.max().unwrap_or(0),
-                        soon,
                         orders,
-                        begun: 0,
+                        ..Chunk::default()
                     };
                 }
                 _ => return Ok(Some(PyBytes::new(py, &message).into_any())),
@@ -132,7 +133,7 @@ impl WorkerLink {
 
     /// Of the chunk: its scratch file, and where what came in it ends.
     fn scratch(&self) -> (u32, u64) {
-        (self.chunk.scratch, self.chunk.end)
+        (self.chunk.number, self.chunk.end)
     }
 
     /// The deterministic part of the sample is there.
@@ -146,6 +147,7 @@ impl WorkerLink {
         if let Some(place) = self.offered() {
             return Ok(Some(place));
         }
+        self.report(py, false)?;
         self.say(py, b'W', &[])?;
         while let Some(message) = self.receive(py)? {
             match Told::parse(&message).map_err(PyValueError::new_err)? {
@@ -163,30 +165,29 @@ impl WorkerLink {
         let cpu = nanos(thread_cpu().saturating_sub(self.now.cpu));
         let made = self.now.made.unwrap_or(now);
         let written = Written {
-            index: self.index(),
             wall_ns: wall,
             cpu_ns: cpu,
             dataset_ns: nanos(made - self.now.began),
             kept: (at, size),
         };
-        written.append_to(&mut self.written);
+        self.list()?.write(self.entry(), &written);
         self.wall += wall;
         self.off += wall.saturating_sub(cpu);
-        match now - self.reported >= self.chunk.soon {
-            true => self.report(py),
+        match self.chunk.seen == self.chunk.orders.len() {
+            true => self.report(py, true),
             false => Ok(()),
         }
     }
 
     /// The sample raised: what, as JSON.
     fn raised(&mut self, py: Python<'_>, what: &[u8]) -> PyResult<()> {
-        self.report(py)?;
+        self.report(py, false)?;
         self.say(py, b'E', what)
     }
 
     /// The sample is larger than its slot.
     fn too_large(&mut self, py: Python<'_>, size: u64) -> PyResult<()> {
-        self.report(py)?;
+        self.report(py, false)?;
         self.say(py, b'L', &size.to_le_bytes())
     }
 
@@ -197,46 +198,56 @@ impl WorkerLink {
 }
 
 impl WorkerLink {
+    fn list(&self) -> PyResult<&Worklist> {
+        let missing = || PyValueError::new_err("samples to make, and no worklist");
+        self.worklist.as_ref().ok_or_else(missing)
+    }
+
     /// Of the sample that is being made, within its chunk.
     fn index(&self) -> u32 {
-        self.chunk.begun.saturating_sub(1) as u32
+        self.chunk.seen.saturating_sub(1) as u32
+    }
+
+    /// Of the sample that is being made.
+    fn entry(&self) -> u32 {
+        entry(self.chunk.number, self.index())
     }
 
     /// The place that is offered for the sample that is being made, unless it was taken back.
     fn offered(&self) -> Option<(u32, u32)> {
         let order = self.chunk.orders.get(self.index() as usize)?;
-        let is_ours = order.is_offered && self.offers.as_ref()?.take(self.chunk.scratch);
+        let is_ours = order.is_offered && self.worklist.as_ref()?.take(self.entry());
         order.place.filter(|_| is_ours)
     }
 
-    /// As Python is told: index, sample, buffer and slot if they are known for sure, whether to keep it, key of its random
-    /// numbers, where its cached part lies, and bytes of that.
+    /// As Python is told: whether it is the first of its chunk, sample, buffer and slot if they are known for sure, whether to
+    /// keep it, key of its random numbers, where its cached part lies, and bytes of that.
     fn told<'py>(
         &self,
         py: Python<'py>,
-        index: usize,
+        is_first: bool,
         order: &Order,
     ) -> PyResult<Bound<'py, PyAny>> {
         let key = sample_key(self.seed, u64::from(order.id), order.visit);
         let (at, size) = order.cached;
         let place = order.place.filter(|_| !order.is_offered);
-        let told = (index, order.id, place, order.keep, key, at, size);
+        let told = (is_first, order.id, place, order.keep, key, at, size);
         Ok(told.into_pyobject(py)?.into_any())
     }
 
-    /// What is written is said.
-    fn report(&mut self, py: Python<'_>) -> PyResult<()> {
-        self.reported = Instant::now();
-        if self.written.len() == HEAD {
+    /// That more is written, or that the chunk is at its end.
+    fn report(&mut self, py: Python<'_>, ends_chunk: bool) -> PyResult<()> {
+        if self.wall == 0 && !ends_chunk {
             return Ok(());
         }
-        let queued = self.queue.since(self.wall, self.off);
-        let length = (self.written.len() - LENGTH) as u32;
-        self.written[..LENGTH].copy_from_slice(&length.to_le_bytes());
-        self.written[LENGTH..HEAD].copy_from_slice(&done(queued));
-        self.send(py, &self.written)?;
-        self.written.truncate(HEAD);
+        let progress = Progress {
+            ends_chunk,
+            queued_ns: self.queue.since(self.wall, self.off),
+            off_ns: self.off,
+        };
+        self.send(py, &framed(&[&progress.message()]))?;
         (self.wall, self.off) = (0, 0);
+        self.chunk.is_ended = ends_chunk;
         Ok(())
     }
 
@@ -289,10 +300,10 @@ fn framed(parts: &[&[u8]]) -> Vec<u8> {
 }
 
 /// By a descriptor of its own.
-fn open_offers(file: RawFd) -> PyResult<Offers> {
+fn open_worklist(file: RawFd) -> PyResult<Worklist> {
     let path = format!("/proc/self/fd/{file}");
     let file = File::options().read(true).write(true).open(path)?;
-    Offers::open(file.into(), OFFERS).map_err(|e| PyOSError::new_err(e.to_string()))
+    Worklist::open(file.into(), ENTRIES).map_err(|e| PyOSError::new_err(e.to_string()))
 }
 
 fn nanos(time: Duration) -> u64 {

@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | the staging area | [`staging`], [`handover`], [`view`] | written, handed over, read, released, written again |
 //! | the sample cache | [`sample_cache`] | written once, then immutable until the cache goes as a whole |
-//! | the offers to a worker of user code | [`offers`] | a word: offered, then taken or taken back, then offered again |
+//! | what a worker of user code is to make | [`worklist`] | an entry: given, begun or withdrawn, written, then given again |
 //!
 //! All memory is reserved when it is created ([`memory`]): a shortage is an [`Error`] that says what was
 //! wanted, what there was and what helps, and never a SIGBUS later.
@@ -34,14 +34,14 @@ mod mapping;
 #[cfg(not(loom))]
 pub mod memory;
 #[cfg(not(loom))]
-pub mod offers;
-#[cfg(not(loom))]
 pub mod sample_cache;
 #[cfg(not(loom))]
 pub mod staging;
 mod sync;
 #[cfg(not(loom))]
 pub mod view;
+#[cfg(not(loom))]
+pub mod worklist;
 
 #[cfg(not(loom))]
 pub use error::{Error, ErrorKind, Result};

@@ -81,6 +81,24 @@ def test_where_costs_are_even_nothing_is_drawn_ahead() -> None:
         assert stream()["costs"]["window"] == 0
 
 
+@pytest.mark.parametrize("order", ["deterministic", "relaxed"])
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_what_waits_behind_a_slow_sample_is_made_by_another_worker(tmp_path: Path, order: str, epoch: int) -> None:
+    """Whether nothing is known of it, or it was quick before."""
+    log, flag = tmp_path / "log", tmp_path / "slow"
+    slow = 120
+    dataset = ud.Turning(SIZE, str(flag), pause=0.001, slow={slow: 0.4}, log=str(log))
+    with loader(dataset, shuffle=False, order=order) as one:
+        for number in range(epoch + 1):
+            if number == epoch:
+                flag.touch()
+            assert once(flat(batches(one)))
+    made = [int(line.removeprefix("dataset:")) for line in ud.noted(log)]
+    last = {i: at for at, i in enumerate(made)}
+    # Of what the worker was given with it, and of what it was given next.
+    assert all(last[i] < last[slow] for i in range(slow + 1, slow + 7))
+
+
 # --- relaxed --------------------------------------------------------------------------------------------------
 
 

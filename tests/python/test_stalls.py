@@ -156,10 +156,16 @@ def test_of_user_code_waiting_is_fetching_and_computing_is_preparing(dataset: An
 def test_the_parts_add_up_to_what_a_clock_says(folder: Path, place: Path) -> None:
     with serve(place, "--storage-rate", "500K"), contextlib.closing(images(folder)) as loader:
         iter(loader)
-        inside = take(loader, 30)
-        stats = loader.stats(slow=0)
-        assert sum(stats[part] for part in PARTS) == pytest.approx(stats["wait_s"], rel=1e-6)
-        assert stats["wait_s"] == pytest.approx(inside, rel=0.01, abs=0.02)
+        # Between one clock and the other another process may have the processor.
+        for attempt in range(3):
+            before = loader.stats(slow=0)["wait_s"]
+            inside = take(loader, 30)
+            stats = loader.stats(slow=0)
+            assert sum(stats[part] for part in PARTS) == pytest.approx(stats["wait_s"], rel=1e-6)
+            told = stats["wait_s"] - before
+            if attempt == 2 or told == pytest.approx(inside, rel=0.01, abs=0.02):
+                break
+        assert told == pytest.approx(inside, rel=0.01, abs=0.02)
         (job,) = stream()["jobs"]
         assert job["batches"] == stats["batches"]
         assert sum(job["stalls"].values()) == pytest.approx(stats["wait_s"], rel=1e-6)

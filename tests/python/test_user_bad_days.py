@@ -116,6 +116,22 @@ def test_an_exception_is_raised_as_it_was() -> None:
         assert loader.stats()["errors"] == 2
 
 
+def test_of_several_in_a_batch_the_first_is_raised_first_whoever_was_quicker() -> None:
+    data = ud.Faulty(N, [8, 9, 10, 16], ud.fail, pause=0.002, slow={8: 0.3, 9: 0.1})
+    with coprep.DataLoader(data, 4, **{**NUMPY, "num_workers": 4}) as loader:
+        batches = iter(loader)
+        found: list[Any] = []
+        while True:
+            try:
+                found.append(next(batches)[-1].tolist())
+            except ud.Broken as error:
+                found.append(error.id)
+            except StopIteration:
+                break
+        rest = [[i, i + 1, i + 2, i + 3] for i in range(0, N, 4)]
+        assert found == [*rest[:2], 8, 9, 10, [11], rest[3], 16, [17, 18, 19], rest[5]]
+
+
 def test_stop_iteration_ends_no_epoch() -> None:
     with coprep.DataLoader(ud.Faulty(N, [7], ud.stop), 4, **NUMPY) as loader:
         taken, (error,) = epoch(loader)

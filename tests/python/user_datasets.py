@@ -56,6 +56,21 @@ class Numbers:
         return np.full(64, i, np.int64), i
 
 
+class Turning(Numbers):
+    """Samples are slow from when a file is there."""
+
+    def __init__(self, size: int, flag: str, **arguments: Any) -> None:
+        super().__init__(size, **arguments)
+        self.flag = flag
+
+    def __getitem__(self, i: int) -> Any:
+        if i in self.slow and not Path(self.flag).exists():
+            time.sleep(self.pause)
+            note(self.log, f"dataset:{i}")
+            return np.full(64, i, np.int64), i
+        return super().__getitem__(i)
+
+
 class Noisy(Numbers):
     """As a random augmentation in the dataset itself makes them."""
 
@@ -221,8 +236,8 @@ def hang(i: int) -> None:
 class Faulty(Numbers):
     """Some samples do what they should not."""
 
-    def __init__(self, size: int, bad: list[int], what: Any, *, log: str | None = None, pause: float = 0.0) -> None:
-        super().__init__(size, log=log, pause=pause)
+    def __init__(self, size: int, bad: list[int], what: Any, **arguments: Any) -> None:
+        super().__init__(size, **arguments)
         self.bad = bad
         self.what = what
 

@@ -111,11 +111,11 @@ class Loader:
 class WorkerLink:
     """A worker process's end of its socket: takes orders, one at a time, and reports what was made of them."""
 
-    def __init__(self, socket: int, offers: int | None, seed: int) -> None: ...
-    def next(self) -> tuple[int, int, tuple[int, int] | None, bool, int, int, int] | bytes | None:
+    def __init__(self, socket: int, worklist: int | None, seed: int) -> None: ...
+    def next(self) -> tuple[bool, int, tuple[int, int] | None, bool, int, int, int] | bytes | None:
         """The next sample to make, or another message. None: the coordinator is gone.
 
-        A sample: its place in its chunk, its id, its buffer and slot if they are known for sure, whether to keep its
+        A sample: whether it is the first of its chunk, its id, its buffer and slot if they are known for sure, whether to keep its
         deterministic part, the key of its random numbers, where its cached part lies, bytes of that.
         """
 

@@ -239,8 +239,8 @@ class _Host:
             self._layout.memory.close()
             self._layout = None
 
-    def _fork(self, worker: int, id: int, workers: int, scratch: int, offers: bool) -> None:
-        offered = self._channel.descriptors.pop(0) if offers else None
+    def _fork(self, worker: int, id: int, workers: int, scratch: int, worklist: bool) -> None:
+        listed = self._channel.descriptors.pop(0) if worklist else None
         files = [self._channel.descriptors.pop(0) for _ in range(scratch)]
         ours, theirs = socket.socketpair()
         host = os.getpid()
@@ -255,9 +255,9 @@ class _Host:
             theirs.close()
             for other in self._workers:
                 os.close(other)
-            _run_worker(self, ours, offered, files, id, workers, host)
+            _run_worker(self, ours, listed, files, id, workers, host)
         ours.close()
-        for descriptor in files if offered is None else [offered, *files]:
+        for descriptor in files if listed is None else [listed, *files]:
             os.close(descriptor)
         self._workers[os.pidfd_open(pid)] = (worker, pid)
         self._say("forked", (theirs.fileno(),), worker=worker, pid=pid)
@@ -302,13 +302,13 @@ def _failed(what: str, error: Exception) -> str:
 
 
 def _run_worker(
-    host: _Host, sock: socket.socket, offers: int | None, scratch: list[int], number: int, workers: int, parent: int
+    host: _Host, sock: socket.socket, worklist: int | None, scratch: list[int], number: int, workers: int, parent: int
 ) -> None:
     status = 1
     try:
         _end_with_parent(parent)
         keep_freed_memory()
-        _Worker(host, sock, offers, scratch, number, workers).run()
+        _Worker(host, sock, worklist, scratch, number, workers).run()
         status = 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -324,14 +324,14 @@ def _run_worker(
 
 class _Worker:
     def __init__(
-        self, host: _Host, sock: socket.socket, offers: int | None, scratch: list[int], number: int, workers: int
+        self, host: _Host, sock: socket.socket, worklist: int | None, scratch: list[int], number: int, workers: int
     ) -> None:
         program, layout = host._program, host._layout
         if program is None:
             program = load_program(host._sent[PROGRAM:])
         # Descriptors are closed with the process.
         self._socket = sock
-        self._link = WorkerLink(sock.fileno(), offers, 0 if layout is None else layout.seed)
+        self._link = WorkerLink(sock.fileno(), worklist, 0 if layout is None else layout.seed)
         self._program = program
         self._fetch, self._transform = program.fetch(), program.transform
         self._seed = 0 if layout is None else layout.seed
@@ -356,7 +356,7 @@ class _Worker:
                 self._link.answer(b"P" + json.dumps(self._probe(told)).encode())
 
     def _sample(
-        self, index: int, sample: int, place: tuple[int, int] | None, keep: bool, key: int, at: int, size: int
+        self, first: bool, sample: int, place: tuple[int, int] | None, keep: bool, key: int, at: int, size: int
     ) -> None:
         link, kept = self._link, (0, 0)
         stage = "dataset"
@@ -368,7 +368,7 @@ class _Worker:
                 value = self._fetch(sample)
                 link.made()
             else:
-                scratch = self._scratch_of(index)
+                scratch = self._scratch_of(first)
                 if size and scratch is not None:
                     value = unpack(scratch.view(at, size))
                 else:
@@ -392,13 +392,13 @@ class _Worker:
             return
         link.done(*kept)
 
-    def _scratch_of(self, index: int) -> _Scratch | None:
-        """Of the chunk whose sample number ``index`` is being made."""
+    def _scratch_of(self, first: bool) -> _Scratch | None:
+        """Of the chunk that is being made; ``first``: its first sample."""
         if not self._scratch:
             return None
         which, end = self._link.scratch()
         scratch = self._scratch[which]
-        if index == 0:
+        if first:
             scratch.begin(end)
         return scratch
 

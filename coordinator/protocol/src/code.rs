@@ -124,6 +124,10 @@ impl Channel {
                 Ok(())
             }
             Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(()),
+            // It has gone without reading all that it was told.
+            Err(e) if e.kind() == io::ErrorKind::ConnectionReset => {
+                Err(io::ErrorKind::UnexpectedEof.into())
+            }
             Err(e) => Err(e),
         }
     }
@@ -195,11 +199,11 @@ pub enum HostRequest {
         id: u32,
         /// Workers there will be.
         workers: u32,
-        /// Descriptors that come with it, of scratch files; before them, if there are samples to make, comes that of the
-        /// [`OFFERS`] words by which it takes places.
+        /// Descriptors that come with it, of scratch files; before them, if there are samples to make, comes that of its
+        /// worklist, [`ENTRIES`] long.
         scratch: u32,
         /// Whether that comes.
-        offers: bool,
+        worklist: bool,
     },
     /// Map the staging area, the descriptor, for the workers to come. Answered by [`HostEvent::Mapped`].
     Map {
@@ -266,7 +270,7 @@ pub struct Order {
     pub id: u32,
     /// Staging buffer, and slot in it. None: the worker asks when it has made the sample ([`Report::Ready`]).
     pub place: Option<(u32, u32)>,
-    /// The place is offered, by the word with the scratch file's number: the worker takes it, or asks if it was taken back.
+    /// The place is offered, by the sample's [`entry`]: the worker takes it, or asks if it was taken back.
     pub is_offered: bool,
     /// The value of the deterministic part is wanted for the cache.
     pub keep: bool,
@@ -276,22 +280,30 @@ pub struct Order {
     pub cached: (u64, u64),
 }
 
-/// Words by which places are offered to a worker, one for each scratch file.
-pub const OFFERS: u32 = 2;
+/// Chunks of samples that a worker may have at a time, each with a number below this, and a scratch file.
+pub const CHUNKS: u32 = 2;
+/// Most samples of a chunk.
+pub const MOST: u32 = 64;
+/// Of a worker's list of what it is to make.
+pub const ENTRIES: u32 = CHUNKS * MOST;
+
+/// The entry of a sample: its chunk, and which of that it is.
+#[must_use]
+pub fn entry(chunk: u32, index: u32) -> u32 {
+    chunk.saturating_mul(MOST).saturating_add(index)
+}
 
 /// Instead of a buffer and a slot that are not yet known.
 const NO_PLACE: (u32, u32) = (u32::MAX, u32::MAX);
 /// Bytes of an order.
 const ORDER: usize = 40;
 
-/// Message to a worker: make these samples. `scratch`: which of its files. `soon`: it says what it made after so long, or
-/// when all are made.
+/// Message to a worker: make these samples, but for those that are withdrawn. `chunk`: the number of the chunk.
 #[must_use]
-pub fn orders(scratch: u32, soon: Duration, orders: &[Order]) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(9 + ORDER * orders.len());
+pub fn orders(chunk: u32, orders: &[Order]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(5 + ORDER * orders.len());
     bytes.push(b'S');
-    bytes.extend(scratch.to_le_bytes());
-    bytes.extend((soon.as_micros() as u32).to_le_bytes());
+    bytes.extend(chunk.to_le_bytes());
     for order in orders {
         let (buffer, slot) = order.place.unwrap_or(NO_PLACE);
         let flags = u32::from(order.keep) | u32::from(order.is_offered) << 1;
@@ -315,8 +327,8 @@ pub fn place(buffer: u32, slot: u32) -> Vec<u8> {
 /// What a worker is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Told {
-    /// [`orders`]: which scratch file, after how long to say what was made, and what to make.
-    Make(u32, Duration, Vec<Order>),
+    /// [`orders`]: which chunk, and what to make.
+    Make(u32, Vec<Order>),
     /// [`place`]: where to write what was made.
     Place(u32, u32),
     /// Something else, such as a [`probe`].
@@ -332,14 +344,12 @@ impl Told {
         let (&kind, rest) = message.split_first().ok_or("an empty message")?;
         match kind {
             b'S' => {
-                let (scratch, rest) = rest.split_first_chunk().ok_or("too short")?;
-                let (soon, rest) = rest.split_first_chunk().ok_or("too short")?;
-                let soon = Duration::from_micros(u32::from_le_bytes(*soon).into());
+                let (chunk, rest) = rest.split_first_chunk().ok_or("too short")?;
                 let (records, []) = rest.as_chunks::<ORDER>() else {
                     return Err("orders of another length".into());
                 };
                 let orders = records.iter().map(order).collect();
-                Ok(Told::Make(u32::from_le_bytes(*scratch), soon, orders))
+                Ok(Told::Make(u32::from_le_bytes(*chunk), orders))
             }
             b'B' if rest.len() == 8 => Ok(Told::Place(word(rest, 0), word(rest, 4))),
             b'B' => Err("a place of another length".into()),
@@ -377,11 +387,11 @@ pub fn probe(ids: &[u32], enough: u8, split: bool) -> Vec<u8> {
     bytes
 }
 
-/// What a worker says of the chunk it works on; indices count within the chunk.
+/// What a worker says of the chunk it works on, the oldest that it was given and has not ended; indices count within it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Report {
-    /// These are written.
-    Done(Made),
+    /// Some are written: which, its list tells.
+    Written(Progress),
     /// This one is made: where is it to be written?
     Ready(u32),
     /// This one raised.
@@ -392,42 +402,40 @@ pub enum Report {
     Probed(Box<Probed>),
 }
 
-/// Samples that a worker has written, one after the other.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Made {
-    /// Nanoseconds in which it was ready to run, and had no processor.
+/// How far a worker came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// It is done with the chunk.
+    pub ends_chunk: bool,
+    /// Since it last said this: nanoseconds in which it was ready to run, and had no processor.
     pub queued_ns: u64,
-    /// The samples.
-    pub samples: Vec<Written>,
+    /// Of the samples that it wrote since: nanoseconds off a processor.
+    pub off_ns: u64,
 }
 
-impl Made {
+impl Progress {
     /// Part of the time off a processor, 0 to 1, that was not for want of one.
     #[must_use]
     pub fn waited_for_nothing(&self) -> f64 {
-        let off = |w: &Written| w.wall_ns.saturating_sub(w.cpu_ns);
-        let off: u64 = self.samples.iter().map(off).fold(0, u64::saturating_add);
-        match off {
+        match self.off_ns {
             0 => 0.0,
             off => off.saturating_sub(self.queued_ns) as f64 / off as f64,
         }
     }
+
+    /// As a message.
+    #[must_use]
+    pub fn message(&self) -> [u8; PROGRESS] {
+        let mut bytes = [b'D'; PROGRESS];
+        bytes[1] = self.ends_chunk.into();
+        bytes[2..10].copy_from_slice(&self.queued_ns.to_le_bytes());
+        bytes[10..].copy_from_slice(&self.off_ns.to_le_bytes());
+        bytes
+    }
 }
 
-/// A sample that a worker has written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Written {
-    /// Which of the chunk.
-    pub index: u32,
-    /// Time it took.
-    pub wall_ns: u64,
-    /// Of this, time on a processor.
-    pub cpu_ns: u64,
-    /// Of the whole, time until the deterministic part was there.
-    pub dataset_ns: u64,
-    /// Where the value of its deterministic part lies in the scratch file, if it was to be kept.
-    pub kept: (u64, u64),
-}
+/// Bytes of a message of [`Progress`].
+pub const PROGRESS: usize = 18;
 
 /// An exception of user code.
 #[derive(Deserialize, Clone, Debug, PartialEq, Default)]
@@ -471,7 +479,11 @@ impl Report {
         let (&kind, rest) = message.split_first().ok_or("an empty message")?;
         let json = |e: serde_json::Error| e.to_string();
         match kind {
-            b'D' => made(rest).map(Report::Done),
+            b'D' if rest.len() == PROGRESS - 1 => Ok(Report::Written(Progress {
+                ends_chunk: rest[0] != 0,
+                queued_ns: long(rest, 1),
+                off_ns: long(rest, 9),
+            })),
             b'P' => serde_json::from_slice(rest)
                 .map(Report::Probed)
                 .map_err(json),
@@ -491,50 +503,6 @@ impl Report {
             other => Err(format!("a message of kind {other}")),
         }
     }
-}
-
-/// Bytes of what is said of a written sample.
-const WRITTEN: usize = 44;
-
-impl Written {
-    /// Adds it to a message that begins with [`done`].
-    pub fn append_to(&self, message: &mut Vec<u8>) {
-        message.extend(self.index.to_le_bytes());
-        let longs = [
-            self.wall_ns,
-            self.cpu_ns,
-            self.dataset_ns,
-            self.kept.0,
-            self.kept.1,
-        ];
-        longs.iter().for_each(|w| message.extend(w.to_le_bytes()));
-    }
-}
-
-/// Beginning of the message [`Report::Done`].
-#[must_use]
-pub fn done(queued_ns: u64) -> [u8; 9] {
-    let mut bytes = [b'D'; 9];
-    bytes[1..].copy_from_slice(&queued_ns.to_le_bytes());
-    bytes
-}
-
-fn made(bytes: &[u8]) -> Result<Made, String> {
-    let (queued, bytes) = bytes.split_first_chunk::<8>().ok_or("too short")?;
-    let (records, []) = bytes.as_chunks::<WRITTEN>() else {
-        return Err("records of another length".into());
-    };
-    let record = |r: &[u8; WRITTEN]| Written {
-        index: word(r, 0),
-        wall_ns: long(r, 4),
-        cpu_ns: long(r, 12),
-        dataset_ns: long(r, 20),
-        kept: (long(r, 28), long(r, 36)),
-    };
-    Ok(Made {
-        queued_ns: u64::from_le_bytes(*queued),
-        samples: records.iter().map(record).collect(),
-    })
 }
 
 /// Hexadecimal digits of bytes.
@@ -586,6 +554,22 @@ mod tests {
     }
 
     #[test]
+    fn who_goes_without_reading_all_is_heard_to_the_end() {
+        let (here, there) = UnixStream::pair().expect("a pair of sockets");
+        let (mut here, there) = (Channel::new(here), Channel::new(there));
+        here.send(b"never read", &[]).expect("sent");
+        there.send(b"last words", &[]).expect("sent");
+        drop(there);
+        let limit = Duration::from_secs(5);
+        assert_eq!(
+            here.receive(limit).expect("received").expect("in time"),
+            b"last words"
+        );
+        let end = here.receive(limit).expect_err("the other side is gone");
+        assert_eq!(end.kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
     fn a_worker_reads_what_it_is_told() {
         let first = Order {
             id: 7,
@@ -606,37 +590,35 @@ mod tests {
         };
         let told = |message: &[u8]| Told::parse(message);
         let all = vec![first, second, third];
-        let soon = Duration::from_millis(8);
-        assert_eq!(told(&orders(3, soon, &all)), Ok(Told::Make(3, soon, all)));
+        assert_eq!(told(&orders(3, &all)), Ok(Told::Make(3, all)));
         assert_eq!(told(&place(5, 6)), Ok(Told::Place(5, 6)));
         assert_eq!(told(&probe(&[1], 1, false)), Ok(Told::Other));
-        for message in [
-            &b""[..],
-            b"S",
-            b"S\0\0\0\0\0",
-            b"S\0\0\0\0\0\0\0\0\0",
-            b"B\0\0",
-        ] {
+        for message in [&b""[..], b"S", b"S\0\0\0", b"S\0\0\0\0\0", b"B\0\0"] {
             assert!(told(message).is_err(), "{message:?}");
         }
     }
 
     #[test]
-    fn what_a_worker_wrote_is_read_as_it_was_said() {
-        let written = |index| Written {
-            index,
-            wall_ns: 2,
-            cpu_ns: 3,
-            dataset_ns: 4,
-            kept: (5, u64::MAX),
-        };
-        let made = Made {
+    fn how_far_a_worker_came_is_read_as_it_was_said() {
+        let mut progress = Progress {
+            ends_chunk: true,
             queued_ns: 9,
-            samples: vec![written(0), written(1)],
+            off_ns: u64::MAX,
         };
-        let mut message = done(9).to_vec();
-        made.samples.iter().for_each(|w| w.append_to(&mut message));
-        assert_eq!(Report::parse(&message), Ok(Report::Done(made)));
+        let read = Report::parse(&progress.message());
+        assert_eq!(read, Ok(Report::Written(progress)));
+        let parts = [(0, 0, 0.0), (9, 4, 0.0), (3, 4, 0.25), (0, 4, 1.0)];
+        for (queued, off, part) in parts {
+            (progress.queued_ns, progress.off_ns) = (queued, off);
+            assert_eq!(progress.waited_for_nothing(), part);
+        }
+    }
+
+    #[test]
+    fn every_sample_has_an_entry_of_its_own() {
+        let entries = (0..CHUNKS).flat_map(|chunk| (0..MOST).map(move |index| entry(chunk, index)));
+        assert!(entries.eq(0..ENTRIES));
+        assert!(entry(u32::MAX, u32::MAX) >= ENTRIES);
     }
 
     #[test]
@@ -646,6 +628,7 @@ mod tests {
             b"X",
             b"D",
             b"D\0\0\0\0\0\0\0\x001",
+            &[b'D'; PROGRESS + 1],
             b"E",
             b"E\0\0\0\0{",
             b"L\0\0\0\0\0",
@@ -654,15 +637,6 @@ mod tests {
         ] {
             assert!(Report::parse(message).is_err(), "{message:?}");
         }
-        let none = Made {
-            queued_ns: 1,
-            samples: Vec::new(),
-        };
-        assert_eq!(none.waited_for_nothing(), 0.0);
-        assert_eq!(
-            Report::parse(b"D\x01\0\0\0\0\0\0\0"),
-            Ok(Report::Done(none))
-        );
         assert_eq!(unhex("00fF"), Ok(vec![0, 255]));
         assert!(unhex("0").is_err() && unhex("0g").is_err());
     }

@@ -5,8 +5,8 @@
 //! So the earlier minibatch is whole, the slow sample goes on undisturbed, and lands in the later one. Nothing is
 //! restarted, and an exchange neither drops nor repeats: every slot has one sample and every sample one slot, always.
 //!
-//! A process that makes a sample is offered its slot when it begins, unless an earlier minibatch is held up just then: so
-//! only a sample whose slot was taken back meanwhile, for it was slow, has to ask ([`coprep_cache::offers`]).
+//! A process that is to make a sample is offered its slot, and need not ask for one ([`coprep_cache::worklist`]). Not so the
+//! slow one, whose slot was taken back, and as many as there are slots of slow ones to be filled.
 //!
 //! Minibatches of other epochs are for other targets: a sample never leaves its epoch.
 
@@ -14,8 +14,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coprep_cache::offers::Offer;
 use coprep_cache::staging::SlotMut;
+use coprep_cache::worklist::Given;
 
 use crate::stream::batch::Batch;
 
@@ -35,8 +35,10 @@ pub(crate) struct Ticket(u64);
 #[derive(Default)]
 pub(crate) struct Afloat {
     samples: HashMap<Ticket, Sample>,
-    /// By minibatch, in the order of drawing, and place.
+    /// Those that somebody worked at, or will soon, by minibatch, in the order of drawing, and place.
     by_place: BTreeMap<(u64, u32), Ticket>,
+    /// Given to a process that will ask where they are to be written: one of them may fill the slot of a slow one.
+    fillers: usize,
     tickets: u64,
 }
 
@@ -44,23 +46,48 @@ struct Sample {
     id: u32,
     number: u64,
     berth: Berth,
-    /// When a worker took it up, if one works at it.
-    began: Option<Instant>,
+    /// Who works at it.
+    by: By,
     /// What was worked at it before.
     worked: Duration,
-    /// Its slot is offered to who makes it.
-    offer: Option<Offer>,
+    slot: Slot,
+}
+
+/// What a process that makes a sample knows of its slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Slot {
+    /// Nothing: it asks.
+    Unknown,
+    /// It may take it without a word.
+    Offered,
+    /// Nothing, so that it fills the slot of a slow one.
+    Filler,
+}
+
+enum By {
+    Nobody,
+    /// A thread, since then.
+    Thread(Instant),
+    /// A process, or it will.
+    Process(Given),
 }
 
 impl Sample {
     fn worked(&self) -> Duration {
-        let now = self.began.map_or(Duration::ZERO, |began| began.elapsed());
+        let now = match &self.by {
+            By::Nobody => Duration::ZERO,
+            By::Thread(began) => began.elapsed(),
+            By::Process(given) => given.age().unwrap_or_default(),
+        };
         self.worked + now
     }
 
     /// Whether its slot can be another's.
     fn lets_go(&self) -> bool {
-        self.offer.as_ref().is_none_or(Offer::take_back)
+        match &self.by {
+            By::Process(given) if self.slot == Slot::Offered => given.take_back(),
+            _ => true,
+        }
     }
 }
 
@@ -75,14 +102,13 @@ impl Afloat {
     pub(crate) fn add(&mut self, id: u32, number: u64, berth: Berth) -> Ticket {
         let ticket = Ticket(self.tickets);
         self.tickets += 1;
-        self.by_place.insert((number, berth.place), ticket);
         let sample = Sample {
             id,
             number,
             berth,
-            began: None,
+            by: By::Nobody,
             worked: Duration::ZERO,
-            offer: None,
+            slot: Slot::Unknown,
         };
         self.samples.insert(ticket, sample);
         ticket
@@ -90,42 +116,59 @@ impl Afloat {
 
     /// A worker takes it up: its time runs.
     pub(crate) fn begin(&mut self, ticket: Ticket) {
-        if let Some(sample) = self.samples.get_mut(&ticket) {
-            sample.began.get_or_insert_with(Instant::now);
+        if let Some(sample) = self.samples.get_mut(&ticket)
+            && matches!(sample.by, By::Nobody)
+        {
+            sample.by = By::Thread(Instant::now());
+            self.by_place
+                .insert((sample.number, sample.berth.place), ticket);
         }
     }
 
-    /// It is fetched, and waits to be prepared: its time stands still.
+    /// Nobody works at it now: it is fetched, and waits to be prepared, or was withdrawn. Its time stands still.
     pub(crate) fn pause(&mut self, ticket: Ticket) {
         if let Some(sample) = self.samples.get_mut(&ticket) {
             sample.worked = sample.worked();
-            sample.began = None;
+            sample.by = By::Nobody;
+            let slot = std::mem::replace(&mut sample.slot, Slot::Unknown);
+            self.fillers -= usize::from(slot == Slot::Filler);
         }
     }
 
-    /// Offers its slot, buffer and slot, to the process that makes it. None: an earlier minibatch is held up, and so it is
+    /// A process is given it, and its slot offered: buffer and slot. None: an earlier minibatch is held up, and so it is
     /// better decided when it is made.
     pub(crate) fn offer(
         &mut self,
         ticket: Ticket,
         budget: Option<Duration>,
-        offer: Offer,
+        given: Given,
     ) -> Option<(u32, u32)> {
-        self.samples.get_mut(&ticket)?.offer = None;
         let sample = self.samples.get(&ticket)?;
-        if budget.is_some_and(|budget| self.slow_before(sample, budget).next().is_some()) {
-            return None;
-        }
+        let is_filler = budget
+            .is_some_and(|budget| self.slow_before(sample, budget).nth(self.fillers).is_some());
         let sample = self.samples.get_mut(&ticket)?;
-        sample.offer = Some(offer);
-        Some((sample.berth.batch.buffer, sample.berth.slot.slot()))
+        sample.by = By::Process(given);
+        self.by_place
+            .insert((sample.number, sample.berth.place), ticket);
+        self.fillers += usize::from(is_filler);
+        sample.slot = if is_filler {
+            Slot::Filler
+        } else {
+            Slot::Offered
+        };
+        (!is_filler).then(|| (sample.berth.batch.buffer, sample.berth.slot.slot()))
     }
 
     /// Binds it to its own slot.
     pub(crate) fn take(&mut self, ticket: Ticket) -> Option<Berth> {
+        self.remove(ticket).map(|sample| sample.berth)
+    }
+
+    fn remove(&mut self, ticket: Ticket) -> Option<Sample> {
         let sample = self.samples.remove(&ticket)?;
         self.by_place.remove(&(sample.number, sample.berth.place));
-        Some(sample.berth)
+        self.fillers -= usize::from(sample.slot == Slot::Filler);
+        Some(sample)
     }
 
     /// It is about to be written: binds it to its slot, or to that of a sample that holds an earlier minibatch up.
@@ -134,8 +177,7 @@ impl Afloat {
         ticket: Ticket,
         budget: Option<Duration>,
     ) -> Option<(Berth, Option<Overtaken>)> {
-        let mut ready = self.samples.remove(&ticket)?;
-        self.by_place.remove(&(ready.number, ready.berth.place));
+        let mut ready = self.remove(ticket)?;
         let lets_go = |ticket: &Ticket| self.samples.get(ticket).is_some_and(Sample::lets_go);
         let slow = budget.and_then(|budget| self.slow_before(&ready, budget).find(lets_go));
         let Some(slow) = slow.and_then(|ticket| Some((ticket, self.samples.get_mut(&ticket)?)))
@@ -146,7 +188,9 @@ impl Afloat {
         self.by_place.remove(&(slow.number, slow.berth.place));
         std::mem::swap(&mut slow.berth, &mut ready.berth);
         std::mem::swap(&mut slow.number, &mut ready.number);
-        slow.offer = None;
+        // It may have been a filler itself, and turned out to be slow.
+        let slot = std::mem::replace(&mut slow.slot, Slot::Unknown);
+        self.fillers -= usize::from(slot == Slot::Filler);
         self.by_place
             .insert((slow.number, slow.berth.place), ticket);
         let overtaken = Overtaken {
@@ -173,23 +217,24 @@ impl Afloat {
 mod tests {
     use std::os::fd::AsFd;
 
-    use coprep_cache::offers::Offers;
     use coprep_cache::staging::{Layout, StagingPool};
+    use coprep_cache::worklist::Worklist;
 
     use super::*;
 
-    /// Two minibatches of one sample each.
-    struct Two {
+    /// Minibatches of one sample each.
+    struct Few {
         afloat: Afloat,
         first: Ticket,
         second: Ticket,
-        buffers: [u32; 2],
-        ours: Arc<Offers>,
-        theirs: Offers,
+        third: Ticket,
+        buffers: [u32; 3],
+        ours: Arc<Worklist>,
+        theirs: Worklist,
     }
 
-    fn two() -> Two {
-        let pool = StagingPool::create(Layout::new(&[8], 1, 2).unwrap()).unwrap();
+    fn few() -> Few {
+        let pool = StagingPool::create(Layout::new(&[8], 1, 3).unwrap()).unwrap();
         let mut afloat = Afloat::default();
         let mut add = |number| {
             let (mut slots, unfinished) = pool.allocate().unwrap().split(1);
@@ -203,24 +248,27 @@ mod tests {
             };
             (afloat.add(number as u32, number, berth), buffer)
         };
-        let ((first, a), (second, b)) = (add(1), add(2));
-        let ours = Offers::create(2).unwrap();
-        let theirs = Offers::open(ours.as_fd().try_clone_to_owned().unwrap(), 2).unwrap();
-        Two {
+        let ((first, a), (second, b), (third, c)) = (add(1), add(2), add(3));
+        let ours = Worklist::create(4).unwrap();
+        let theirs = Worklist::open(ours.as_fd().try_clone_to_owned().unwrap(), 4).unwrap();
+        Few {
             afloat,
             first,
             second,
-            buffers: [a, b],
+            third,
+            buffers: [a, b, c],
             ours,
             theirs,
         }
     }
 
-    impl Two {
-        fn offer(&mut self, ticket: Ticket, word: u32, budget: Duration) -> Option<(u32, u32)> {
-            let offer = Offer::new(&self.ours, word);
-            self.afloat.begin(ticket);
-            self.afloat.offer(ticket, Some(budget), offer)
+    impl Few {
+        /// It is begun, too.
+        fn offer(&mut self, ticket: Ticket, entry: u32, budget: Duration) -> Option<(u32, u32)> {
+            let given = Given::new(&self.ours, entry);
+            let offered = self.afloat.offer(ticket, Some(budget), given);
+            assert!(self.theirs.begin(entry));
+            offered
         }
 
         /// The buffer it is bound to, and who was overtaken for that.
@@ -235,42 +283,80 @@ mod tests {
 
     #[test]
     fn a_slot_that_is_offered_is_taken_back_for_one_that_is_ready() {
-        let mut two = two();
-        let [a, b] = two.buffers;
-        assert_eq!(two.offer(two.first, 0, QUICK), Some((a, 0)));
-        assert_eq!(two.claim(two.second, SLOW), (a, Some(1)));
-        assert!(!two.theirs.take(0));
-        assert_eq!(two.claim(two.first, SLOW), (b, None));
+        let mut few = few();
+        let [a, b, _] = few.buffers;
+        assert_eq!(few.offer(few.first, 0, QUICK), Some((a, 0)));
+        assert_eq!(few.claim(few.second, SLOW), (a, Some(1)));
+        assert!(!few.theirs.take(0));
+        assert_eq!(few.claim(few.first, SLOW), (b, None));
     }
 
     #[test]
     fn a_slot_that_was_taken_stays_its_sample_s() {
-        let mut two = two();
-        let [a, b] = two.buffers;
-        assert_eq!(two.offer(two.first, 0, QUICK), Some((a, 0)));
-        assert!(two.theirs.take(0));
-        assert_eq!(two.claim(two.second, SLOW), (b, None));
-        assert_eq!(two.afloat.take(two.first).unwrap().batch.buffer, a);
+        let mut few = few();
+        let [a, b, _] = few.buffers;
+        assert_eq!(few.offer(few.first, 0, QUICK), Some((a, 0)));
+        assert!(few.theirs.take(0));
+        assert_eq!(few.claim(few.second, SLOW), (b, None));
+        assert_eq!(few.afloat.take(few.first).unwrap().batch.buffer, a);
+    }
+
+    #[test]
+    fn a_slot_whose_sample_is_not_begun_stays_its_sample_s() {
+        let mut few = few();
+        let [a, b, _] = few.buffers;
+        let given = Given::new(&few.ours, 0);
+        let offered = few.afloat.offer(few.first, Some(QUICK), given.clone());
+        assert_eq!(offered, Some((a, 0)));
+        assert_eq!(few.claim(few.second, SLOW), (b, None));
+        // Another makes it after all: nothing of this counts.
+        assert!(given.withdraw());
+        few.afloat.pause(few.first);
+        assert_eq!(few.offer(few.first, 1, SLOW), Some((a, 0)));
+        assert!(few.theirs.take(1));
     }
 
     #[test]
     fn nothing_is_offered_behind_a_minibatch_that_is_held_up() {
-        let mut two = two();
-        let [a, b] = two.buffers;
-        assert_eq!(two.offer(two.first, 0, QUICK), Some((a, 0)));
-        assert_eq!(two.offer(two.second, 1, SLOW), None);
-        assert_eq!(two.offer(two.second, 1, QUICK), Some((b, 0)));
+        let mut few = few();
+        let [a, b, _] = few.buffers;
+        assert_eq!(few.offer(few.first, 0, QUICK), Some((a, 0)));
+        assert_eq!(few.offer(few.second, 1, SLOW), None);
+        assert_eq!(few.offer(few.second, 1, QUICK), Some((b, 0)));
+    }
+
+    #[test]
+    fn one_is_not_offered_its_slot_for_each_that_is_held_up() {
+        let mut few = few();
+        let [a, b, _] = few.buffers;
+        // Not begun, so nobody waits for it.
+        let given = Given::new(&few.ours, 3);
+        let offered = few.afloat.offer(few.second, Some(SLOW), given);
+        assert_eq!(offered, Some((b, 0)));
+        assert_eq!(few.offer(few.first, 0, QUICK), Some((a, 0)));
+        assert_eq!(few.offer(few.third, 1, SLOW), None);
+        // The first has one who fills its slot.
+        few.afloat.pause(few.second);
+        let given = Given::new(&few.ours, 2);
+        let offered = few.afloat.offer(few.second, Some(SLOW), given);
+        assert_eq!(offered, Some((b, 0)));
+        // And none any more.
+        few.afloat.pause(few.second);
+        few.afloat.pause(few.third);
+        assert_eq!(few.offer(few.second, 2, SLOW), None);
+        assert_eq!(few.claim(few.second, SLOW), (a, Some(1)));
+        assert_eq!(few.afloat.fillers, 0);
     }
 
     #[test]
     fn what_was_overtaken_can_be_overtaken_again() {
-        let mut two = two();
-        let [a, b] = two.buffers;
-        assert_eq!(two.offer(two.first, 0, QUICK), Some((a, 0)));
-        let (berth, _) = two.afloat.claim(two.second, Some(SLOW)).unwrap();
+        let mut few = few();
+        let [a, b, _] = few.buffers;
+        assert_eq!(few.offer(few.first, 0, QUICK), Some((a, 0)));
+        let (berth, _) = few.afloat.claim(few.second, Some(SLOW)).unwrap();
         // Drawn for a third minibatch: what was overtaken lies in the second now.
-        let third = two.afloat.add(3, 3, berth);
-        assert_eq!(two.claim(third, SLOW), (b, Some(1)));
-        assert_eq!(two.claim(two.first, SLOW), (a, None));
+        let third = few.afloat.add(3, 3, berth);
+        assert_eq!(few.claim(third, SLOW), (b, Some(1)));
+        assert_eq!(few.claim(few.first, SLOW), (a, None));
     }
 }

@@ -23,8 +23,13 @@ pub(crate) enum Pending {
     },
     /// The consumer has been given its epoch.
     EpochEnd { epoch: u64 },
-    /// A sample failed.
-    Error(SampleError),
+    /// The sample of this slot failed. Told when its minibatch is done: which of several comes first must not depend on
+    /// who was quicker.
+    Error {
+        batch: Arc<Batch>,
+        slot: u32,
+        error: Box<SampleError>,
+    },
 }
 
 /// A published item that the consumer has not released.
@@ -181,14 +186,15 @@ impl Consumer {
 
     /// An error's text goes over the socket before its item is published.
     fn announce(&self) -> Result<(), Misbehaved> {
-        let Some(Pending::Error(error)) = self.pending.front() else {
+        let Some(Pending::Error { error, .. }) = self.pending.front() else {
             return Ok(());
         };
-        let sent = self.outbox.send(&Reply::SampleError(error.clone()));
+        let sent = self.outbox.send(&Reply::SampleError((**error).clone()));
         sent.map_err(|e| Misbehaved(format!("cannot be told of an error: {e}")))
     }
 
-    /// Puts an error before the part of `batch` that holds `slot`. False: this consumer has none.
+    /// Puts an error before the part of `batch` that holds `slot`, those of earlier slots before it. False: this consumer
+    /// has none.
     pub(crate) fn insert_error(
         &mut self,
         batch: &Arc<Batch>,
@@ -202,10 +208,20 @@ impl Consumer {
             } => Arc::ptr_eq(b, batch) && (d.start..d.start + d.len).contains(&slot),
             _ => false,
         };
-        let Some(at) = self.pending.iter().position(holds) else {
+        let Some(mut at) = self.pending.iter().position(holds) else {
             return false;
         };
-        self.pending.insert(at, Pending::Error(error.clone()));
+        let is_later =
+            |p: &Pending| matches!(p, Pending::Error { slot: other, .. } if *other > slot);
+        while at > 0 && is_later(&self.pending[at - 1]) {
+            at -= 1;
+        }
+        let told = Pending::Error {
+            batch: batch.clone(),
+            slot,
+            error: Box::new(error.clone()),
+        };
+        self.pending.insert(at, told);
         true
     }
 
@@ -246,7 +262,10 @@ fn ready(pending: &Pending) -> Option<(Item, Option<Lease>)> {
             Some((item, Some(done.lease.clone())))
         }
         Pending::EpochEnd { epoch } => Some((notice(ItemKind::EpochEnd, *epoch, 0), None)),
-        Pending::Error(error) => Some((notice(ItemKind::Error, 0, error.tag), None)),
+        Pending::Error { batch, error, .. } => {
+            batch.done()?;
+            Some((notice(ItemKind::Error, 0, error.tag), None))
+        }
     }
 }
 

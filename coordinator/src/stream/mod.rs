@@ -19,8 +19,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use coprep_cache::handover::{Doorbell, Sender};
-use coprep_cache::offers::Offer;
 use coprep_cache::staging::{Layout, StagingPool};
+use coprep_cache::worklist::Given;
 use coprep_costs::early;
 use coprep_protocol::message::{
     Attach, Attached, CacheForm, CostStatus, Resume, SampleCost, StreamStatus,
@@ -467,9 +467,9 @@ impl Stream {
     }
 
     /// Offers a sample's slot to the process that makes it: buffer and slot.
-    fn offer(&self, ticket: Ticket, offer: Offer) -> Option<(u32, u32)> {
+    fn offer(&self, ticket: Ticket, given: Given) -> Option<(u32, u32)> {
         let budget = self.budget();
-        self.engine().afloat.offer(ticket, budget, offer)
+        self.engine().afloat.offer(ticket, budget, given)
     }
 
     /// Binds a sample that is about to be written to a slot.

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coprep_cache::offers::Offer;
 use coprep_cache::sample_cache::{Form, Meta};
 use coprep_cache::staging::{Layout, SlotMut};
+use coprep_cache::worklist::Given;
 use coprep_pipeline::SampleKey;
 use coprep_protocol::code::Order;
 use coprep_protocol::message::CacheForm;
@@ -18,7 +18,7 @@ use crate::prepare::{Cost, Failure, Fetched, Recipe, Slot, Tools};
 use crate::stream::Stream;
 use crate::stream::afloat::{Berth, Ticket};
 use crate::stream::batch::Batch;
-use crate::user_code::{Begin, Outcome, Task};
+use crate::user_code::{Begin, Outcome, Outlook, Task};
 use crate::workers::{Ready, Work};
 
 /// One sample of a minibatch, for a worker.
@@ -114,7 +114,7 @@ impl Slot for SampleWork {
 
 impl Task for SampleWork {
     fn begin(&mut self) -> Begin {
-        if !self.start() {
+        if !self.is_started() {
             return Begin::Over(Outcome::Unwanted);
         }
         // Made meanwhile, for an earlier minibatch.
@@ -143,18 +143,27 @@ impl Task for SampleWork {
         }
     }
 
-    fn quick(&self) -> Option<f32> {
-        let maker = &self.stream.blueprint.maker;
-        let budget = maker.costs()?.budget()?;
-        let expected = maker.expected(self.draw.id)?;
-        (expected <= budget).then_some(expected)
+    fn outlook(&self) -> Outlook {
+        let (id, maker) = (self.draw.id, &self.stream.blueprint.maker);
+        let seconds = maker.expected(id);
+        let budget = maker.costs().and_then(|costs| costs.budget());
+        let is_kept = |cache: &Cache| !cache.store.has(id) && cache.may_admit(id);
+        Outlook {
+            seconds,
+            is_quick: seconds.zip(budget).is_some_and(|(s, budget)| s <= budget),
+            is_kept: maker.cache().is_some_and(|cache| is_kept(cache)),
+        }
     }
 
-    fn offer(&mut self, offer: Offer) -> Option<(u32, u32)> {
+    fn offer(&mut self, given: &Given) -> Option<(u32, u32)> {
         match self.at {
-            At::Afloat(ticket) => self.stream.offer(ticket, offer),
+            At::Afloat(ticket) => self.stream.offer(ticket, given.clone()),
             At::Bound(_) => None,
         }
+    }
+
+    fn put_back(&mut self) {
+        self.time_runs(false);
     }
 
     fn bind(&mut self, is_about_to_write: bool) -> (u32, u32) {
@@ -259,6 +268,11 @@ impl SampleWork {
     /// A worker begins to prepare it. False: nobody wants it any more.
     fn start(&mut self) -> bool {
         self.time_runs(true);
+        self.is_started()
+    }
+
+    /// It waits no more. False: nobody wants it any more.
+    fn is_started(&mut self) -> bool {
         if std::mem::take(&mut self.is_waiting) {
             self.stream.sample_begun();
         }

@@ -182,7 +182,7 @@ impl Host {
         &self,
         id: u32,
         workers: u32,
-        offers: Option<BorrowedFd<'_>>,
+        worklist: Option<BorrowedFd<'_>>,
         scratch: &[RawFd],
     ) -> Result<Forked> {
         let number = {
@@ -195,10 +195,13 @@ impl Host {
             id,
             workers,
             scratch: scratch.len() as u32,
-            offers: offers.is_some(),
+            worklist: worklist.is_some(),
         };
-        let offers = offers.as_ref().map(AsRawFd::as_raw_fd);
-        let descriptors: Vec<RawFd> = offers.into_iter().chain(scratch.iter().copied()).collect();
+        let worklist = worklist.as_ref().map(AsRawFd::as_raw_fd);
+        let descriptors: Vec<RawFd> = worklist
+            .into_iter()
+            .chain(scratch.iter().copied())
+            .collect();
         self.ask(&request, &descriptors)?;
         self.wait("to start a worker", PROMPT, |s| {
             let worker = s.workers.get_mut(number as usize)?;

@@ -13,12 +13,12 @@ mod host;
 mod worker;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use coprep_cache::offers::Offer;
 use coprep_cache::staging::Layout;
+use coprep_cache::worklist::Given;
 use coprep_protocol::code::{self, Channel, Order, Probed, Raised, Report};
 use coprep_protocol::message::UserCode;
 use coprep_protocol::spec::{BLOB, Dtype, Field};
@@ -37,14 +37,28 @@ pub(crate) trait Task: Send {
     fn begin(&mut self) -> Begin;
     /// What to make, and where, if that is known before it is made.
     fn order(&self) -> Order;
-    /// Seconds that it will take, if that is known and no longer than most take.
-    fn quick(&self) -> Option<f32>;
-    /// Where, buffer and slot, as long as the offer stands. None: that is known, or better decided when it is made.
-    fn offer(&mut self, offer: Offer) -> Option<(u32, u32)>;
+    /// What it will take, as it is now.
+    fn outlook(&self) -> Outlook;
+    /// A worker has it, and will begin it. Where, buffer and slot, as long as the place is offered. None: that is known, or
+    /// better decided when it is made.
+    fn offer(&mut self, given: &Given) -> Option<(u32, u32)>;
+    /// No worker has it any more: it waits.
+    fn put_back(&mut self);
     /// Where: buffer and slot. Decided now, if it was not before. `is_about_to_write`: it is made.
     fn bind(&mut self, is_about_to_write: bool) -> (u32, u32);
     /// Ends it.
     fn finish(self: Box<Self>, outcome: Outcome);
+}
+
+/// What a task will take a worker.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Outlook {
+    /// None: nothing is known.
+    pub(crate) seconds: Option<f32>,
+    /// That is known, and no longer than most take.
+    pub(crate) is_quick: bool,
+    /// What is made may be cached.
+    pub(crate) is_kept: bool,
 }
 
 /// What is to be done for a task.
@@ -328,8 +342,7 @@ pub(crate) struct Crew {
     /// Where deterministic parts are kept.
     cache: Option<Arc<Cache>>,
     queue: DueQueue<Job>,
-    /// Mean time of a sample, nanoseconds; 0: none has been made.
-    mean_ns: AtomicU64,
+    typical: Typical,
     /// None: it does not attribute.
     clock: Option<Mutex<BusyClock>>,
     over: OnceLock<Option<Trouble>>,
@@ -355,7 +368,7 @@ impl Crew {
             patience,
             cache,
             queue: DueQueue::new(),
-            mean_ns: AtomicU64::new(0),
+            typical: Typical::default(),
             clock: attributes.then(|| Mutex::new(BusyClock::new(Instant::now()))),
             over: OnceLock::new(),
             on_trouble: OnceLock::new(),
@@ -464,9 +477,9 @@ impl Crew {
         }
     }
 
-    /// Samples that make up a chunk.
+    /// Samples that make up a chunk, at most.
     fn chunk(&self) -> usize {
-        worker::chunk(self.mean_ns.load(Ordering::Relaxed))
+        self.typical.seconds().map_or(1, worker::chunk)
     }
 
     /// As many as leave as many for each of the others.
@@ -481,17 +494,69 @@ impl Crew {
         }
     }
 
-    /// A mean over the last few hundred samples or so; a race loses one of them.
     fn took(&self, cost: &Cost) {
-        let time = cost.total();
         if let Some(mut clock) = self.clock() {
             clock.took(cost.fetch, cost.prep());
         }
-        let (now, before) = (time.as_nanos() as u64, self.mean_ns.load(Ordering::Relaxed));
-        let mean = match before {
-            0 => now,
-            before => before - before / 32 + now / 32,
-        };
-        self.mean_ns.store(mean.max(1), Ordering::Relaxed);
+        self.typical.observe(cost.total().as_secs_f32());
+    }
+}
+
+/// Seconds that a sample takes: the geometric mean of the last hundred or so, which a few slow ones hardly change. A race
+/// loses one of them.
+#[derive(Default)]
+struct Typical {
+    seen: AtomicU32,
+    /// Bits of the logarithm.
+    logarithm: AtomicU32,
+}
+
+impl Typical {
+    const MOST_SEEN: u32 = 64;
+
+    fn observe(&self, seconds: f32) {
+        let seen = self.seen.load(Ordering::Relaxed);
+        let before = f32::from_bits(self.logarithm.load(Ordering::Relaxed));
+        let now = seconds.max(f32::MIN_POSITIVE).ln();
+        let after = before + (now - before) / (seen + 1) as f32;
+        self.logarithm.store(after.to_bits(), Ordering::Relaxed);
+        let seen = (seen + 1).min(Self::MOST_SEEN);
+        self.seen.store(seen, Ordering::Relaxed);
+    }
+
+    /// None: none has been made.
+    fn seconds(&self) -> Option<f32> {
+        let logarithm = f32::from_bits(self.logarithm.load(Ordering::Relaxed));
+        (self.seen.load(Ordering::Relaxed) > 0).then(|| logarithm.exp())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_typical_is_what_most_take() {
+        let typical = Typical::default();
+        assert_eq!(typical.seconds(), None);
+        // The first one loads what all need.
+        typical.observe(2.0);
+        for number in 0..1000 {
+            typical.observe(if number % 20 == 7 { 0.4 } else { 0.002 });
+        }
+        let seconds = typical.seconds().unwrap();
+        assert!((0.002..0.003).contains(&seconds), "{seconds}");
+        for _ in 0..1000 {
+            typical.observe(0.02);
+        }
+        assert!((typical.seconds().unwrap() - 0.02).abs() < 1e-4);
+        typical.observe(0.0);
+        assert!(typical.seconds().unwrap().is_finite());
+    }
+
+    #[test]
+    fn a_chunk_is_as_many_as_take_a_few_milliseconds() {
+        let chunks = [0.0, 1e-6, 1e-3, 2.3e-3, 5e-3, 1.0].map(worker::chunk);
+        assert_eq!(chunks, [64, 64, 12, 5, 2, 1]);
     }
 }

@@ -1,8 +1,11 @@
 //! A worker's thread: keeps one worker process busy, and replaces it when it ends.
 //!
-//! It takes a few samples at a time, as many as take a few milliseconds, so that neither messages nor one slow
-//! sample weigh much. A sample on which a worker ended is given to another worker once, alone; if that one ends too, it is
-//! reported. Samples that were only on their way go back, with no mark.
+//! It takes a few samples at a time, as many as take a few milliseconds, and the next few before those are made: so
+//! messages weigh little, and the worker need not wait for them. Where one of them turns out to be slow, those behind it are
+//! withdrawn, for another worker to make; what is written is seen without a word ([`coprep_cache::worklist`]).
+//!
+//! A sample on which a worker ended is given to another worker once, alone; if that one ends too, it is reported. Samples
+//! that were only on their way go back, with no mark.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -11,28 +14,26 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coprep_cache::offers::{Offer, Offers};
 use coprep_cache::sample_cache::{Form, Meta};
-use coprep_protocol::code::{self, Channel, Made, OFFERS, Order, Raised, Report, Written};
+use coprep_cache::worklist::{Given, Worklist, Written};
+use coprep_protocol::code::{
+    self, CHUNKS, Channel, ENTRIES, MOST, Order, Progress, Raised, Report,
+};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use crate::caches::Cache;
 use crate::prepare::{Cost, Failure};
 use crate::user_code::host::Forked;
-use crate::user_code::{Begin, Crew, Outcome, Task, Trouble, failure};
+use crate::user_code::{Begin, Crew, Outcome, Outlook, Task, Trouble, failure};
 use crate::{Error, Result};
 
-/// A chunk is as many samples as take about this long on average.
-const CHUNK: Duration = Duration::from_millis(2);
-/// Or as many that are known to be quick as take together no more seconds than this: nobody waits longer behind them, or
-/// for what is said of all of them at once.
-const TOGETHER: f32 = 8e-3;
-/// A worker says what it made after so long, or when a chunk is done. Longer where no sample of the chunk is slow.
-const SOON: Duration = Duration::from_millis(1);
-/// Most samples of a chunk.
-const MOST: usize = 64;
-/// Chunks that a worker is given at a time, where what it makes is quick: it need not wait for the next one.
-const AHEAD: usize = OFFERS as usize;
+/// A chunk is as many samples as are expected to take together no longer than this. Who is behind one that takes longer is
+/// withdrawn.
+const TOGETHER: Duration = Duration::from_millis(12);
+/// Or than this, where what is made is cached: who draws a sample that is on its way, for another epoch, makes it again.
+const TO_BE_KEPT: Duration = Duration::from_millis(2);
+/// After so long without a word the thread looks whether one takes longer.
+const LOOK: Duration = Duration::from_millis(18);
 /// How long a thread sleeps before it looks around.
 const NAP: Duration = Duration::from_millis(100);
 /// First and longest pause before a worker that ended is replaced.
@@ -41,10 +42,11 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_
 const ATTEMPTS: u32 = 2;
 const NOT_GIVEN: &str = "said something of a sample that it does not have";
 
-/// Samples of a chunk, at so many nanoseconds each; one, as long as that is not known.
-pub(super) fn chunk(mean_ns: u64) -> usize {
-    let fitting = (CHUNK.as_nanos() as u64).checked_div(mean_ns).unwrap_or(1);
-    (fitting as usize).clamp(1, MOST)
+/// Samples of a chunk, at so many seconds each.
+pub(super) fn chunk(seconds: f32) -> usize {
+    // What is beyond all bounds is the largest number.
+    let fitting = (TOGETHER.as_secs_f32() / seconds) as usize;
+    fitting.clamp(1, MOST as usize)
 }
 
 /// A sample that is to be made, and what it went through.
@@ -54,8 +56,8 @@ pub(super) struct Job {
     attempts: u32,
     /// A worker ended on a chunk that had it: from now on it is made alone.
     alone: bool,
-    /// See [`Task::quick`], when it was taken from the queue.
-    quick: Option<f32>,
+    /// When it was taken from the queue.
+    outlook: Outlook,
 }
 
 impl Job {
@@ -64,7 +66,15 @@ impl Job {
             task,
             attempts: 0,
             alone: false,
-            quick: None,
+            outlook: Outlook::default(),
+        }
+    }
+
+    /// How long a chunk with it may be.
+    fn longest(&self) -> Duration {
+        match self.outlook.is_kept {
+            true => TO_BE_KEPT,
+            false => TOGETHER,
         }
     }
 }
@@ -79,11 +89,11 @@ pub(super) struct Worker {
     process: Option<Process>,
     /// What the process was given and has not yet made, oldest first.
     chunks: VecDeque<Chunk>,
-    /// Taken from the queue, but not to be made with what came before it.
-    aside: Option<Job>,
     pause: Duration,
     /// When the process last said something, or was given something after having nothing.
     heard: Instant,
+    /// Of the time off the processor, the part that was not for want of one, as the process said last.
+    waits: f64,
     /// The crew was told that it has something to do.
     is_busy: bool,
 }
@@ -94,21 +104,27 @@ struct Process {
     channel: Channel,
     /// Where the values of deterministic parts pass: one file per chunk under way. None: nothing is cached.
     scratch: Vec<File>,
-    /// By which places are offered, one for each chunk under way.
-    offers: Arc<Offers>,
-    next_scratch: usize,
+    worklist: Arc<Worklist>,
+    next_chunk: u32,
 }
 
 struct Chunk {
+    number: u32,
+    /// None: it is ended, or withdrawn.
     jobs: Vec<Option<Job>>,
     left: usize,
-    scratch: usize,
-    /// The place of its one sample, where that may yet become another.
-    offered: Option<(Place, Offer)>,
+    /// Of each job, once the process is there.
+    hands: Vec<Hand>,
     /// Nobody waits long behind it.
     is_quick: bool,
-    /// When what is made is said.
-    soon: Duration,
+}
+
+/// The thread's hand on a sample that the process was given.
+struct Hand {
+    given: Given,
+    /// Its place, where that may yet become another: the process takes it, or is told.
+    offered: Option<Place>,
+    is_told: bool,
 }
 
 impl Worker {
@@ -118,9 +134,9 @@ impl Worker {
             id,
             process: None,
             chunks: VecDeque::new(),
-            aside: None,
             pause: PAUSES.0,
             heard: Instant::now(),
+            waits: 0.0,
             is_busy: false,
         }
     }
@@ -135,9 +151,7 @@ impl Worker {
         }
         let chunks = std::mem::take(&mut self.chunks);
         let given = chunks.into_iter().flat_map(|c| c.jobs).flatten();
-        given
-            .chain(self.aside.take())
-            .for_each(|job| job.task.finish(Outcome::Dropped));
+        given.for_each(|job| job.task.finish(Outcome::Dropped));
     }
 
     fn tell_whether_busy(&mut self) {
@@ -159,10 +173,11 @@ impl Worker {
         if self.chunks.is_empty() {
             return Ok(());
         }
+        let given: usize = self.chunks.iter().map(|chunk| chunk.left).sum();
         let Some(process) = &mut self.process else {
             return Err("is gone".into());
         };
-        match process.channel.receive(NAP) {
+        match process.channel.receive(if given > 1 { LOOK } else { NAP }) {
             Ok(Some(message)) => {
                 self.heard = Instant::now();
                 self.report(Report::parse(&message)?)
@@ -171,7 +186,7 @@ impl Worker {
                 "took longer than {} s",
                 self.crew.patience.as_secs_f64()
             )),
-            Ok(None) => Ok(()),
+            Ok(None) => self.look(),
             Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => Err(String::new()),
             Err(e) => Err(e.to_string()),
         }
@@ -179,7 +194,7 @@ impl Worker {
 
     fn ahead(&self) -> usize {
         match self.chunks.iter().all(|chunk| chunk.is_quick) {
-            true => AHEAD,
+            true => CHUNKS as usize,
             false => 1,
         }
     }
@@ -191,7 +206,7 @@ impl Worker {
         } else {
             Duration::ZERO
         };
-        let first = self.aside.take().or_else(|| self.crew.next(wait));
+        let first = self.crew.next(wait);
         let jobs = first.map_or_else(Vec::new, |first| self.gather(first));
         let mut to_make = Vec::with_capacity(jobs.len());
         for mut job in jobs {
@@ -204,21 +219,23 @@ impl Worker {
     }
 
     /// A chunk that begins with this one, of what is waiting.
-    fn gather(&mut self, mut first: Job) -> Vec<Job> {
-        first.quick = first.task.quick();
+    fn gather(&self, mut first: Job) -> Vec<Job> {
+        let typical = self.crew.typical.seconds();
+        let seconds = |job: &Job| job.outlook.seconds.or(typical);
+        first.outlook = first.task.outlook();
+        let most = first.longest().as_secs_f32();
         let share = if first.alone { 1 } else { self.crew.share() };
-        let most = self.crew.chunk();
-        let mut together = first.quick;
+        let mut together = seconds(&first);
         let mut jobs = vec![first];
-        while jobs.len() < share.min(MOST) && (jobs.len() < most || together.is_some()) {
-            let Some(mut job) = self.crew.next(Duration::ZERO) else {
-                break;
-            };
-            job.quick = job.task.quick();
-            let longer = together.zip(job.quick).map(|(a, b)| a + b);
-            together = longer.filter(|&seconds| seconds <= TOGETHER);
-            if job.alone || (jobs.len() >= most && together.is_none()) {
-                self.aside = Some(job);
+        while jobs.len() < share.min(MOST as usize)
+            && let Some(so_far) = together.filter(|&sum| sum < most)
+            && let Some(mut job) = self.crew.next(Duration::ZERO)
+        {
+            job.outlook = job.task.outlook();
+            together = seconds(&job).map(|more| so_far + more);
+            if job.alone || together.is_none_or(|sum| sum > most) {
+                // Not kept: who comes first may have it.
+                self.crew.again(job);
                 break;
             }
             jobs.push(job);
@@ -227,18 +244,19 @@ impl Worker {
     }
 
     fn give(&mut self, jobs: Vec<Job>) -> std::result::Result<(), String> {
-        let is_known_quick = jobs.iter().all(|job| job.quick.is_some());
+        let typical = self.crew.typical.seconds();
+        let is_quick = |job: &Job| match job.outlook.seconds {
+            Some(_) => job.outlook.is_quick,
+            // Some of them fit into a chunk.
+            None => typical.is_some_and(|s| 2.0 * s <= job.longest().as_secs_f32()),
+        };
         // Noted before anything can fail: what is lost is given to another.
         self.chunks.push_back(Chunk {
-            is_quick: is_known_quick || self.crew.chunk() > 1,
-            soon: match is_known_quick {
-                true => Duration::from_secs_f32(TOGETHER),
-                false => SOON,
-            },
+            number: 0,
+            is_quick: jobs.iter().all(is_quick),
             left: jobs.len(),
             jobs: jobs.into_iter().map(Some).collect(),
-            scratch: 0,
-            offered: None,
+            hands: Vec::new(),
         });
         let idle = self.chunks.len() == 1;
         if idle && self.process.as_ref().is_some_and(|p| p.channel.is_lost()) {
@@ -261,19 +279,23 @@ impl Worker {
         let (Some(process), Some(chunk)) = (&mut self.process, self.chunks.back_mut()) else {
             return Ok(());
         };
-        chunk.scratch = process.next_scratch;
-        process.next_scratch = (process.next_scratch + 1) % AHEAD;
-        match &mut chunk.jobs[..] {
-            [Some(job)] if !chunk.is_quick => {
-                let offer = Offer::new(&process.offers, chunk.scratch as u32);
-                let place = job.task.offer(offer.clone());
-                chunk.offered = place.map(|place| (place, offer));
-            }
-            // To ask where takes time too: a quick sample is told at once.
-            jobs => jobs
-                .iter_mut()
-                .flatten()
-                .for_each(|job| _ = job.task.bind(true)),
+        chunk.number = process.next_chunk;
+        process.next_chunk = (process.next_chunk + 1) % CHUNKS;
+        for (job, index) in chunk.jobs.iter_mut().flatten().zip(0..) {
+            let given = Given::new(&process.worklist, code::entry(chunk.number, index));
+            let offered = match job.outlook.is_quick {
+                // Nothing can be ready before it.
+                true => {
+                    job.task.bind(true);
+                    None
+                }
+                false => job.task.offer(&given),
+            };
+            chunk.hands.push(Hand {
+                given,
+                offered,
+                is_told: false,
+            });
         }
         let message = process.orders(chunk, self.crew.cache.as_deref())?;
         process
@@ -284,25 +306,25 @@ impl Worker {
 
     fn start(&self) -> Result<Process> {
         let scratch = match &self.crew.cache {
-            Some(_) => (0..AHEAD).map(|_| scratch_file()).collect::<Result<_>>()?,
+            Some(_) => (0..CHUNKS).map(|_| scratch_file()).collect::<Result<_>>()?,
             None => Vec::new(),
         };
         let descriptors: Vec<RawFd> = scratch.iter().map(File::as_raw_fd).collect();
-        let offers = Offers::create(OFFERS)?;
+        let worklist = Worklist::create(ENTRIES)?;
         let (host, workers) = (&self.crew.host, self.crew.workers);
         let Forked {
             number,
             pid,
             socket,
-        } = host.fork(self.id, workers, Some(offers.as_fd()), &descriptors)?;
+        } = host.fork(self.id, workers, Some(worklist.as_fd()), &descriptors)?;
         tracing::debug!(worker = self.id, pid, "a worker of user code starts");
         Ok(Process {
             number,
             pid,
             channel: Channel::new(socket),
             scratch,
-            offers,
-            next_scratch: 0,
+            worklist,
+            next_chunk: 0,
         })
     }
 
@@ -311,10 +333,7 @@ impl Worker {
     fn report(&mut self, report: Report) -> std::result::Result<(), String> {
         self.pause = PAUSES.0;
         match report {
-            Report::Done(made) => made
-                .samples
-                .iter()
-                .try_for_each(|w| self.written(w, &made))?,
+            Report::Written(progress) => self.advanced(progress)?,
             Report::Ready(index) => self.tell_where(index)?,
             Report::Raised(index, raised) => self.raised(index, raised)?,
             Report::TooLarge(index, bytes) => {
@@ -324,8 +343,61 @@ impl Worker {
             }
             Report::Probed(_) => return Err("said what it was not asked".into()),
         }
-        if self.chunks.front().is_some_and(|chunk| chunk.left == 0) {
-            self.chunks.pop_front();
+        Ok(())
+    }
+
+    fn advanced(&mut self, progress: Progress) -> std::result::Result<(), String> {
+        self.waits = progress.waited_for_nothing();
+        self.take_written()?;
+        if progress.ends_chunk {
+            // Not before: until then it may look at the entries of this chunk.
+            match self.chunks.pop_front() {
+                Some(chunk) if chunk.left == 0 => {}
+                Some(chunk) => {
+                    self.chunks.push_front(chunk);
+                    return Err("ended a chunk before all of its samples".into());
+                }
+                None => return Err(NOT_GIVEN.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the samples that are written.
+    fn take_written(&mut self) -> std::result::Result<(), String> {
+        let hands = self.chunks.front().map_or(0, |chunk| chunk.hands.len());
+        for index in 0..hands {
+            let chunk = self.chunks.front();
+            let is_there = chunk.is_some_and(|c| c.jobs[index].is_some());
+            let written = chunk.and_then(|c| c.hands[index].given.written());
+            if let Some(written) = written.filter(|_| is_there) {
+                self.written(index as u32, &written)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// It has said nothing for a while. What waits behind a sample that takes long is for another worker.
+    fn look(&mut self) -> std::result::Result<(), String> {
+        self.take_written()?;
+        let Some(chunk) = self.chunks.front_mut() else {
+            return Ok(());
+        };
+        let mut left = (chunk.jobs.iter().zip(&chunk.hands)).filter(|(job, _)| job.is_some());
+        let age = left.find_map(|(_, hand)| hand.given.age());
+        if age.is_none_or(|age| age < TOGETHER) {
+            return Ok(());
+        }
+        // Nor is more given to it.
+        chunk.is_quick = false;
+        for chunk in &mut self.chunks {
+            for (place, hand) in chunk.jobs.iter_mut().zip(&chunk.hands) {
+                if let Some(mut job) = place.take_if(|_| hand.given.withdraw()) {
+                    chunk.left -= 1;
+                    job.task.put_back();
+                    self.crew.again(job);
+                }
+            }
         }
         Ok(())
     }
@@ -350,28 +422,33 @@ impl Worker {
         let (buffer, slot) = job.task.bind(true);
         let message = code::place(buffer, slot);
         let told = process.channel.send(&message, &[]);
-        // As good as done: what comes next need not wait until it is.
         if let Some(chunk) = self.chunks.front_mut() {
-            chunk.is_quick = chunk.left == 1;
-            chunk.offered = None;
+            // As good as done: what comes next need not wait until it is.
+            chunk.is_quick |= chunk.left == 1;
+            if let Some(hand) = chunk.hands.get_mut(index as usize) {
+                hand.is_told = true;
+            }
         }
         told.map_err(|_| String::new())
     }
 
-    fn written(&mut self, written: &Written, with: &Made) -> std::result::Result<(), String> {
+    fn written(&mut self, index: u32, written: &Written) -> std::result::Result<(), String> {
         let wall = Duration::from_nanos(written.wall_ns);
         let cpu = Duration::from_nanos(written.cpu_ns).min(wall);
         let dataset = Duration::from_nanos(written.dataset_ns).min(wall);
-        let offered = self.chunks.front().and_then(|c| c.offered.as_ref());
-        if offered.is_some_and(|(_, offer)| !offer.is_taken()) {
+        let hand = self
+            .chunks
+            .front()
+            .and_then(|c| c.hands.get(index as usize));
+        if hand.is_some_and(|h| h.offered.is_some() && !h.is_told && !h.given.is_taken()) {
             return Err("wrote to a place that it did not take".into());
         }
         if written.kept.1 > 0 {
-            self.keep(written, dataset)?;
+            self.keep(index, written.kept, dataset)?;
         }
-        let job = self.job(written.index)?;
+        let job = self.job(index)?;
         // Time off the processor, and not for want of one, is taken to be the dataset's, which reads.
-        let fetch = (wall - cpu).mul_f64(with.waited_for_nothing()).min(dataset);
+        let fetch = (wall - cpu).mul_f64(self.waits).min(dataset);
         let cost = Cost {
             fetch,
             decode: dataset - fetch,
@@ -386,17 +463,21 @@ impl Worker {
 
     /// Admits the value of a deterministic part to the cache: the one copy on its way there, so that no
     /// process of user code can write the cache.
-    fn keep(&self, written: &Written, dataset: Duration) -> std::result::Result<(), String> {
-        let (at, len) = written.kept;
+    fn keep(
+        &self,
+        index: u32,
+        (at, len): (u64, u64),
+        dataset: Duration,
+    ) -> std::result::Result<(), String> {
         let scratch = self.chunks.front().zip(self.process.as_ref());
         let (Some((chunk, process)), Some(cache)) = (scratch, &self.crew.cache) else {
             return Ok(());
         };
-        let Some(Some(job)) = chunk.jobs.get(written.index as usize) else {
+        let Some(Some(job)) = chunk.jobs.get(index as usize) else {
             return Err(NOT_GIVEN.into());
         };
         let id = job.task.order().id;
-        let Some(file) = process.scratch.get(chunk.scratch) else {
+        let Some(file) = process.scratch.get(chunk.number as usize) else {
             return Ok(());
         };
         let form = Form::Decoded;
@@ -462,30 +543,43 @@ impl Worker {
         self.pause = (self.pause * 2).min(PAUSES.1);
     }
 
-    /// The oldest sample that was not reported may be at fault, if it was alone for sure.
+    /// The sample that it was at may be at fault; if it had begun none, the oldest.
     fn blame(&mut self, name: &str, how: &str) {
-        let chunks = std::mem::take(&mut self.chunks);
-        let mut jobs = chunks.into_iter().flat_map(|c| c.jobs).flatten().peekable();
-        let Some(mut first) = jobs.next() else { return };
-        if first.alone || jobs.peek().is_none() {
-            first.attempts += 1;
-        }
-        first.alone = true;
-        if first.attempts >= ATTEMPTS {
-            let message = format!(
-                "the worker that made it {how}, and so did another before: run it in the job with num_workers=0 to \
-                 see what it does"
-            );
-            let failure = Failure {
-                worker: name.into(),
-                ..Failure::new("dataset", message)
-            };
-            first.task.finish(Outcome::Failed(failure));
-        } else {
-            self.crew.again(first);
-        }
-        for mut job in jobs {
+        // It is no process any more: what it wrote is written, and a word that makes no sense changes nothing.
+        let _ = self.take_written();
+        let is_at = |chunk: &Chunk, index: usize| {
+            let age = chunk.hands.get(index).map(|hand| hand.given.age());
+            chunk.jobs[index].is_some() && age.flatten().is_some()
+        };
+        let begun = self.chunks.front().and_then(|chunk| {
+            let mut indices = 0..chunk.jobs.len();
+            indices.find(|&index| is_at(chunk, index))
+        });
+        let mut jobs: Vec<Option<Job>> = std::mem::take(&mut self.chunks)
+            .into_iter()
+            .flat_map(|chunk| chunk.jobs)
+            .collect();
+        let at_fault = begun.or_else(|| jobs.iter().position(Option::is_some));
+        if let Some(mut job) = at_fault.and_then(|index| jobs[index].take()) {
+            job.attempts += 1;
             job.alone = true;
+            if job.attempts >= ATTEMPTS {
+                let message = format!(
+                    "the worker that made it {how}, and so did another before: run it in the job with num_workers=0 \
+                     to see what it does"
+                );
+                let failure = Failure {
+                    worker: name.into(),
+                    ..Failure::new("dataset", message)
+                };
+                job.task.finish(Outcome::Failed(failure));
+            } else {
+                job.task.put_back();
+                self.crew.again(job);
+            }
+        }
+        for mut job in jobs.into_iter().flatten() {
+            job.task.put_back();
             self.crew.again(job);
         }
     }
@@ -503,17 +597,17 @@ impl Process {
     fn orders(&self, chunk: &Chunk, cache: Option<&Cache>) -> std::result::Result<Vec<u8>, String> {
         let mut at = 0;
         let mut orders = Vec::with_capacity(chunk.jobs.len());
-        for job in chunk.jobs.iter().flatten() {
+        for (job, hand) in chunk.jobs.iter().flatten().zip(&chunk.hands) {
             let mut order = job.task.order();
-            if let Some((place, _)) = &chunk.offered {
-                (order.place, order.is_offered) = (Some(*place), true);
+            if hand.offered.is_some() {
+                (order.place, order.is_offered) = (hand.offered, true);
             }
-            if let (Some(cache), Some(file)) = (cache, self.scratch.get(chunk.scratch)) {
+            if let (Some(cache), Some(file)) = (cache, self.scratch.get(chunk.number as usize)) {
                 fill(&mut order, cache, file, &mut at).map_err(|e| e.to_string())?;
             }
             orders.push(order);
         }
-        Ok(code::orders(chunk.scratch as u32, chunk.soon, &orders))
+        Ok(code::orders(chunk.number, &orders))
     }
 }
 
