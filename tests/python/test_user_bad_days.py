@@ -117,7 +117,7 @@ def test_an_exception_is_raised_as_it_was() -> None:
 
 
 def test_of_several_in_a_batch_the_first_is_raised_first_whoever_was_quicker() -> None:
-    data = ud.Faulty(N, [8, 9, 10, 16], ud.fail, pause=0.002, slow={8: 0.3, 9: 0.1})
+    data = ud.Faulty(N, [8, 9, 10, 13], ud.fail, pause=0.002, slow={8: 0.3, 9: 0.1})
     with coprep.DataLoader(data, 4, **{**NUMPY, "num_workers": 4}) as loader:
         batches = iter(loader)
         found: list[Any] = []
@@ -128,8 +128,11 @@ def test_of_several_in_a_batch_the_first_is_raised_first_whoever_was_quicker() -
                 found.append(error.id)
             except StopIteration:
                 break
-        rest = [[i, i + 1, i + 2, i + 3] for i in range(0, N, 4)]
-        assert found == [*rest[:2], 8, 9, 10, [11], rest[3], 16, [17, 18, 19], rest[5]]
+    # Another sample may have taken the place of one that failed.
+    assert [found[0], found[1]] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert found[2:5] == [8, 9, 10] and 11 in found[5]
+    assert [one for one in found if isinstance(one, int)] == [8, 9, 10, 13]
+    assert sorted(i for one in found if isinstance(one, list) for i in one) == without(8, 9, 10, 13)
 
 
 def test_stop_iteration_ends_no_epoch() -> None:

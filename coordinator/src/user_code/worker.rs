@@ -90,7 +90,7 @@ pub(super) struct Worker {
     /// What the process was given and has not yet made, oldest first.
     chunks: VecDeque<Chunk>,
     pause: Duration,
-    /// When the process last said something, or was given something after having nothing.
+    /// When the process was last seen to have done something, or was given something after having nothing.
     heard: Instant,
     /// Of the time off the processor, the part that was not for want of one, as the process said last.
     waits: f64,
@@ -182,11 +182,16 @@ impl Worker {
                 self.heard = Instant::now();
                 self.report(Report::parse(&message)?)
             }
-            Ok(None) if self.heard.elapsed() > self.crew.patience => Err(format!(
-                "took longer than {} s",
-                self.crew.patience.as_secs_f64()
-            )),
-            Ok(None) => self.look(),
+            Ok(None) => {
+                self.look()?;
+                match self.heard.elapsed() > self.crew.patience {
+                    true => Err(format!(
+                        "took longer than {} s",
+                        self.crew.patience.as_secs_f64()
+                    )),
+                    false => Ok(()),
+                }
+            }
             Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => Err(String::new()),
             Err(e) => Err(e.to_string()),
         }
@@ -372,6 +377,7 @@ impl Worker {
             let written = chunk.and_then(|c| c.hands[index].given.written());
             if let Some(written) = written.filter(|_| is_there) {
                 self.written(index as u32, &written)?;
+                self.heard = Instant::now();
             }
         }
         Ok(())
