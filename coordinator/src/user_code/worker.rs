@@ -30,6 +30,9 @@ use crate::{Error, Result};
 /// A chunk is as many samples as are expected to take together no longer than this. Who is behind one that takes longer is
 /// withdrawn.
 const TOGETHER: Duration = Duration::from_millis(12);
+/// Samples that nothing is known of go one by one unless as many as this take no longer: each may be slow, and in relaxed
+/// order who is to take its place must be found soon.
+const UNKNOWN: f32 = 4.0;
 /// Or than this, where what is made is cached: who draws a sample that is on its way, for another epoch, makes it again.
 const TO_BE_KEPT: Duration = Duration::from_millis(2);
 /// After so long without a word the thread looks whether one takes longer.
@@ -226,7 +229,10 @@ impl Worker {
     /// A chunk that begins with this one, of what is waiting.
     fn gather(&self, mut first: Job) -> Vec<Job> {
         let typical = self.crew.typical.seconds();
-        let seconds = |job: &Job| job.outlook.seconds.or(typical);
+        let seconds = |job: &Job| {
+            let unknown = typical.filter(|&s| UNKNOWN * s <= job.longest().as_secs_f32());
+            job.outlook.seconds.or(unknown)
+        };
         first.outlook = first.task.outlook();
         let most = first.longest().as_secs_f32();
         let share = if first.alone { 1 } else { self.crew.share() };
@@ -252,8 +258,7 @@ impl Worker {
         let typical = self.crew.typical.seconds();
         let is_quick = |job: &Job| match job.outlook.seconds {
             Some(_) => job.outlook.is_quick,
-            // Some of them fit into a chunk.
-            None => typical.is_some_and(|s| 2.0 * s <= job.longest().as_secs_f32()),
+            None => typical.is_some_and(|s| UNKNOWN * s <= job.longest().as_secs_f32()),
         };
         // Noted before anything can fail: what is lost is given to another.
         self.chunks.push_back(Chunk {
