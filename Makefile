@@ -21,7 +21,8 @@ WHEEL_SOURCES := $(RUST_SOURCES) $(shell find bindings -name '*.py' -o -name '*.
 PYTHON_TESTS := tests/python
 # Most of these take one processor, and none minds some seconds more: two run at a time. The others look at the clock, or
 # have several jobs of their own.
-BEHAVIOURS := $(PYTHON_TESTS)/test_torch_behaviour.py
+SIDE_BY_SIDE := $(patsubst %,$(PYTHON_TESTS)/test_%.py,torch_behaviour fingerprint packing structure report_page epochs \
+	bad_input user_samples user_code user_caching user_resuming user_sharing)
 PYTHON_CODE := tools/demo tools/src/bench tests/bench tests/bench_slow tests/what_if docs/examples bindings/python $(PYTHON_TESTS)
 
 .PHONY: help
@@ -166,8 +167,8 @@ test: | browser prometheus ## all tests, Rust and Python
 	run "Rust" $(RUST_TESTS) || failed+=" Rust"; \
 	run "Rust, examples in the documentation" cargo test --doc --quiet || failed+=" examples"; \
 	pytest() { $(PY) -m pytest -q --timeout=180 "$$@"; }; \
-	run "Python, PyTorch's behaviours" pytest -n 2 --dist worksteal $(BEHAVIOURS) || failed+=" behaviours"; \
-	run "Python" pytest --ignore=$(BEHAVIOURS) $(PYTHON_TESTS) || failed+=" Python"; \
+	run "Python, two at a time" pytest -n 2 --dist worksteal $(SIDE_BY_SIDE) || failed+=" Python, two at a time"; \
+	run "Python" pytest $(addprefix --ignore=,$(SIDE_BY_SIDE)) $(PYTHON_TESTS) || failed+=" Python"; \
 	echo "== Total"; \
 	$(TOTAL) $(LOG); \
 	[ -z "$$failed" ] || { echo "FAILED:$$failed (everything is in $(LOG))"; exit 1; }

@@ -180,13 +180,19 @@ impl Pool {
 
     fn begin(&mut self) {
         let threads = self.threads.unwrap_or(self.balance.threads());
-        while self.fetching + self.preparing < threads {
-            let may_prepare = self.preparing < CPUS;
+        loop {
+            let is_full = self.fetching + self.preparing >= threads;
+            // Those who still wait for storage keep nobody from preparing, where threads became fewer.
+            let may_prepare =
+                self.preparing < CPUS && (!is_full || threads > CPUS || self.fetching > threads);
             if let Some(sample) = self.to_prepare.pop_front_if(|_| may_prepare) {
                 self.preparing += 1;
                 let at = self.now + WORK * self.bytes[sample];
                 self.expect(at, sample, Done::Prepared);
-            } else if self.may_draw() && self.to_prepare.len() < (CPUS + threads) as usize {
+            } else if !is_full
+                && self.may_draw()
+                && self.to_prepare.len() < (CPUS + threads) as usize
+            {
                 let (sample, bytes) = (self.bytes.len(), self.photograph());
                 self.bytes.push(bytes);
                 self.is_done.push_back(false);

@@ -3,8 +3,9 @@
 //! A sample is *fetched*, unless it is cached, and then *prepared*. At most `cpus` threads prepare at a time, and at
 //! most `threads` do either. Where these are the same number, storage is quick: whoever fetches a sample goes on
 //! with it, unless another is due earlier. Where there are more threads, they fetch ahead: then a processor that
-//! is free is worth more than what is due first, and what is fetched waits, a bounded number of samples. Those that
-//! nothing is known of are fetched when they are drawn, and wait for what their headers say.
+//! is free is worth more than what is due first, and what is fetched waits, a bounded number of samples. Where threads
+//! become fewer, those who still wait for storage keep nobody from preparing. Samples that nothing is known of are
+//! fetched when they are drawn, and wait for what their headers say.
 
 use std::time::Instant;
 
@@ -152,7 +153,14 @@ impl<W> Stages<W> {
     }
 
     fn may_prepare(&self) -> bool {
-        !self.is_full() && self.preparing < self.cpus && !self.to_prepare.is_empty()
+        (!self.is_full() || self.fetches_ahead())
+            && self.preparing < self.cpus
+            && !self.to_prepare.is_empty()
+    }
+
+    /// More threads fetch than there are processors, or did a moment ago.
+    fn fetches_ahead(&self) -> bool {
+        self.threads > self.cpus || self.fetching > self.threads
     }
 
     fn may_fetch(&self) -> bool {
@@ -192,8 +200,8 @@ impl<W> Stages<W> {
     /// What those who wait lack, by weight.
     fn lacking(&self) -> (f64, f64) {
         let (fetching, preparing) = (f64::from(self.fetching), f64::from(self.preparing));
-        if self.threads > self.cpus {
-            // Threads fetch ahead: either processors wait for storage, or what is fetched for processors.
+        if self.fetches_ahead() {
+            // Either processors wait for storage, or what is fetched for processors.
             let are_free = self.preparing < self.cpus || self.to_prepare.is_empty();
             return match self.fetching > 0 && are_free {
                 true => (1.0, 0.0),
@@ -346,6 +354,19 @@ mod tests {
         assert_eq!(begun(&mut stages), "");
         stages.done(Instant::now(), Done::Prepared(Box::default()));
         assert_eq!(begun(&mut stages), "py ");
+    }
+
+    #[test]
+    fn threads_that_are_too_many_by_now_keep_nobody_from_preparing() {
+        for threads in [2, 3] {
+            let mut stages = pool(2, 8, "abcdefgh", "");
+            assert_eq!(begun(&mut stages), "fa fb fc fd fe ff fg fh ");
+            stages.limit(2, threads);
+            for name in "abc".chars() {
+                fetched(&mut stages, name, 0.0);
+            }
+            assert_eq!(begun(&mut stages), "pa pb ", "{threads} threads");
+        }
     }
 
     #[test]
