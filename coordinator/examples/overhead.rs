@@ -288,7 +288,7 @@ impl Thread<'_> {
         let learned = work.learned();
         let costs = learned.budget.recent();
         let period = costs.mean().unwrap_or(0.0) * BATCH as f32 / work.threads as f32;
-        let window = window_needed(costs, period, SPREAD, MOST);
+        let window = window_needed(costs, BATCH, period, SPREAD, MOST);
         drop(learned);
         let now = self.began.elapsed().as_secs_f64();
         let starts = (self.plan).draw(now, window, &expected, work.threads, period);

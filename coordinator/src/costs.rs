@@ -97,9 +97,15 @@ impl Costs {
         self.learned().budget.seconds()
     }
 
-    /// Minibatches to draw ahead, `period` seconds apart; `spread`: beyond what the longest sample needs.
-    pub(crate) fn window(&self, period: f32, spread: u32, most: u32) -> u32 {
-        early::window_needed(self.learned().budget.recent(), period, spread, most)
+    /// Minibatches of so many samples to draw ahead, `period` seconds apart; `spread`: beyond what the longest sample needs.
+    pub(crate) fn window(&self, samples: u32, period: f32, spread: u32, most: u32) -> u32 {
+        early::window_needed(
+            self.learned().budget.recent(),
+            samples,
+            period,
+            spread,
+            most,
+        )
     }
 
     /// The samples that cost most.

@@ -55,5 +55,5 @@ fn needed(workers: u32, batches: &[Batch]) -> u32 {
     let mut costs = Recent::new();
     batches.iter().flatten().for_each(|s| costs.observe(s.cost));
     let mean = costs.mean().unwrap_or(0.0);
-    window_needed(&costs, 64.0 * mean / workers as f32, SPREAD, MOST)
+    window_needed(&costs, 64, 64.0 * mean / workers as f32, SPREAD, MOST)
 }

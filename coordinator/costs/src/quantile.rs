@@ -59,6 +59,16 @@ impl Recent {
         (!self.values.is_empty()).then_some(mean as f32)
     }
 
+    /// The standard deviation, in means, where what is above `most` counts as `most`: a few values that are far off, often
+    /// because a thread lost its processor, hardly change it. None: no value yet, or a mean of zero.
+    pub fn variation(&self, most: f32) -> Option<f32> {
+        let values = || self.values.iter().map(|value| f64::from(value.min(most)));
+        let count = self.values.len() as f64;
+        let mean = values().sum::<f64>() / count;
+        let variance = values().map(|value| (value - mean).powi(2)).sum::<f64>() / count;
+        (mean > 0.0).then(|| (variance.sqrt() / mean) as f32)
+    }
+
     /// How many values are remembered: at most 512.
     pub fn len(&self) -> usize {
         self.values.len()
@@ -131,6 +141,7 @@ mod tests {
             prop_assert_eq!(recent.quantile(q), Some(last[rank]));
             let mean = last.iter().sum::<f32>() / last.len() as f32;
             prop_assert!((recent.mean().unwrap() - mean).abs() < 0.1);
+            prop_assert!(recent.variation(values[0]).is_none_or(|v| v.is_finite() && v >= 0.0));
         }
 
         #[test]
@@ -139,6 +150,20 @@ mod tests {
             values.iter().for_each(|&v| budget.observe(v.abs() / 8.0));
             prop_assert!(budget.seconds().is_none_or(f32::is_finite));
         }
+    }
+
+    #[test]
+    fn variation_is_the_deviation_in_means_whatever_the_highest_are() {
+        let mut recent = Recent::new();
+        recent.observe(0.0);
+        assert_eq!(recent.variation(4.0), None);
+        [4e6, 2.0].into_iter().for_each(|v| recent.observe(v));
+        // 0, 2, 4: a variance of 8/3.
+        let variation = recent.variation(4.0).unwrap();
+        assert!(
+            (variation - (8f32 / 3.0).sqrt() / 2.0).abs() < 1e-6,
+            "{variation}"
+        );
     }
 
     #[test]

@@ -93,7 +93,7 @@ fn the_window_that_is_needed_is_enough() {
         let mut costs = Recent::new();
         batches.iter().flatten().for_each(|s| costs.observe(s.cost));
         let whole = run(workers, Order::Plan, batches);
-        let window = window_needed(&costs, whole.period() as f32, SPREAD, 8);
+        let window = window_needed(&costs, 64, whole.period() as f32, SPREAD, 8);
         let shop = Workshop {
             workers,
             window,

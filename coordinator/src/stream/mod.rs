@@ -435,7 +435,7 @@ impl Stream {
             true => 0,
             false => early::SPREAD,
         };
-        engine.window = costs.window(period, spread, most);
+        engine.window = costs.window(samples.len() as u32, period, spread, most);
         if engine.window == 0 {
             engine.plan = early::Plan::new();
             return vec![now; samples.len()];
