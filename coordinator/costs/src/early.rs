@@ -102,6 +102,11 @@ impl Plan {
         self.due
     }
 
+    /// When a minibatch is to be begun that is not drawn ahead: now, but not before those that were.
+    pub fn after(&self, now: f64) -> f64 {
+        now.max(self.due)
+    }
+
     /// Takes a minibatch in, and says when each of its samples is to be begun: the earliest first.
     ///
     /// `now`: seconds, on any clock. `ahead`: minibatches drawn before it and not delivered. `costs`: seconds that each of
@@ -280,6 +285,18 @@ mod tests {
         assert_eq!(window_needed(&costs, 64, 40.0, SPREAD, 8), 3 + SPREAD);
         assert_eq!(window_needed(&costs, 64, 10.0, SPREAD, 8), 8);
         assert_eq!(window_needed(&costs, 64, 0.0, SPREAD, 8), 8);
+    }
+
+    #[test]
+    fn what_is_no_longer_drawn_ahead_comes_after_what_was() {
+        let mut plan = Plan::new();
+        assert_eq!(plan.after(3.0), 3.0);
+        (0..3).for_each(|ahead| _ = draw(&mut plan, ahead, &[1.0; 5]));
+        assert_eq!(plan.after(3.0), plan.due());
+        assert_eq!(plan.after(100.0), 100.0);
+        // And may be drawn ahead again: what was before is forgotten.
+        let starts = plan.draw(100.0, 1, &[1.0; 5], 1, 10.0);
+        assert!(plan.due() >= 100.0 && starts.iter().all(|&start| start >= 99.0));
     }
 
     #[test]

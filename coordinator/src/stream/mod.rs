@@ -437,8 +437,8 @@ impl Stream {
         };
         engine.window = costs.window(samples.len() as u32, period, spread, most);
         if engine.window == 0 {
-            engine.plan = early::Plan::new();
-            return vec![now; samples.len()];
+            let start = Moment::at(engine.plan.after(now.seconds()));
+            return vec![start; samples.len()];
         }
         let known: Vec<Option<f32>> = samples.iter().map(|draw| maker.expected(draw.id)).collect();
         let expected: Vec<f32> = known.iter().map(|cost| cost.unwrap_or(mean)).collect();
