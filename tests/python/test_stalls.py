@@ -15,7 +15,7 @@ from typing import Any
 
 import coprep
 import pytest
-from conftest import coordinator_pid, make_folder, processes_of, stream, until
+from conftest import WAIT, coordinator_pid, make_folder, processes_of, stream, until
 
 PARTS = ("fetch_stall_s", "prep_stall_s", "others_stall_s")
 RIGHT = 0.95
@@ -214,12 +214,13 @@ def test_no_more_processors_are_used_than_are_given(tmp_path: Path, place: Path)
         job.start()
         try:
             until(lambda: pool()["threads"] > 4, "many threads fetch")
-            seen: list[int] = []
+            busy: list[int] = []
             # Each is prepared in a moment, so that most of the time none is.
-            while seen.count(1) < 20:
-                assert len(seen) < 100_000, "samples are prepared"
-                seen.append(pool()["preparing"])
-            assert max(seen) == 1
+            end = time.monotonic() + WAIT
+            while len(busy) < 20:
+                assert time.monotonic() < end, "no sample is prepared"
+                busy += filter(None, [pool()["preparing"]])
+            assert max(busy) == 1
         finally:
             stop.set()
             job.join()

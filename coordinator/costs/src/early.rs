@@ -65,7 +65,7 @@ const SLOW: f32 = 3.0;
 const LONG: f32 = 0.5;
 
 /// If the work of minibatches as they are drawn varies by less than so much (standard deviation, in means), then 99 of 100
-/// take less than 1.4 times the usual one. Levelling that would cost more than it is worth: see the module.
+/// take less than about 1.5 times the usual one. Levelling that would cost more than it is worth: see the module.
 const UNEVEN: f32 = 0.15;
 
 /// How far due times follow deliveries.
@@ -102,8 +102,10 @@ impl Plan {
         self.due
     }
 
-    /// When a minibatch is to be begun that is not drawn ahead: now, but not before those that were.
-    pub fn after(&self, now: f64) -> f64 {
+    /// When a minibatch is to be begun that is not drawn ahead: now, but not before those that were. What was planned is
+    /// forgotten.
+    pub fn pause(&mut self, now: f64) -> f64 {
+        self.turns.clear();
         now.max(self.due)
     }
 
@@ -211,9 +213,9 @@ pub fn window_needed(costs: &Recent, samples: u32, period: f32, spread: u32, mos
     let (Some(usual), Some(longest)) = (costs.quantile(0.5), costs.quantile(0.99)) else {
         return 0;
     };
-    let varies = costs.variation(longest).unwrap_or(0.0) / (samples as f32).sqrt();
-    let is_uneven = longest > LONG * period || varies > UNEVEN;
-    match longest > SLOW * usual && is_uneven {
+    let varies = || costs.variation(longest).unwrap_or(0.0) / (samples as f32).sqrt();
+    let is_uneven = || longest > LONG * period || varies() > UNEVEN;
+    match longest > SLOW * usual && is_uneven() {
         true => ((longest / period).ceil() + spread as f32).min(most as f32) as u32,
         false => 0,
     }
@@ -290,13 +292,14 @@ mod tests {
     #[test]
     fn what_is_no_longer_drawn_ahead_comes_after_what_was() {
         let mut plan = Plan::new();
-        assert_eq!(plan.after(3.0), 3.0);
+        assert_eq!(plan.pause(3.0), 3.0);
         (0..3).for_each(|ahead| _ = draw(&mut plan, ahead, &[1.0; 5]));
-        assert_eq!(plan.after(3.0), plan.due());
-        assert_eq!(plan.after(100.0), 100.0);
-        // And may be drawn ahead again: what was before is forgotten.
-        let starts = plan.draw(100.0, 1, &[1.0; 5], 1, 10.0);
-        assert!(plan.due() >= 100.0 && starts.iter().all(|&start| start >= 99.0));
+        assert_eq!(plan.pause(3.0), plan.due());
+        assert_eq!(plan.pause(100.0), 100.0);
+        // And may be drawn ahead again: no turn of before is taken for one that is to come.
+        let starts = plan.draw(100.0, 1, &[1.0, 8.0, 1.0, 1.0, 1.0], 1, 10.0);
+        assert_eq!(loads(&plan), [12.0]);
+        assert!(plan.due() >= 100.0 && starts.iter().all(|&start| start >= 90.0));
     }
 
     #[test]

@@ -437,7 +437,7 @@ impl Stream {
         };
         engine.window = costs.window(samples.len() as u32, period, spread, most);
         if engine.window == 0 {
-            let start = Moment::at(engine.plan.after(now.seconds()));
+            let start = Moment::at(engine.plan.pause(now.seconds()));
             return vec![start; samples.len()];
         }
         let known: Vec<Option<f32>> = samples.iter().map(|draw| maker.expected(draw.id)).collect();
