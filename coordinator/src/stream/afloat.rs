@@ -6,11 +6,12 @@
 //! restarted, and an exchange neither drops nor repeats: every slot has one sample and every sample one slot, always.
 //!
 //! A process that is to make a sample is offered its slot, and need not ask for one ([`coprep_cache::worklist`]). Not so the
-//! slow one, whose slot was taken back, and as many as there are slots of slow ones to be filled.
+//! slow one, whose slot was taken back, and as many as there are slots of slow ones to be filled. One of these may turn out
+//! to be slow itself: then another is found.
 //!
 //! Minibatches of other epochs are for other targets: a sample never leaves its epoch.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -38,7 +39,7 @@ pub(crate) struct Afloat {
     /// Those that somebody worked at, or will soon, by minibatch, in the order of drawing, and place.
     by_place: BTreeMap<(u64, u32), Ticket>,
     /// Given to a process that will ask where they are to be written: one of them may fill the slot of a slow one.
-    fillers: usize,
+    fillers: HashSet<Ticket>,
     tickets: u64,
 }
 
@@ -50,18 +51,8 @@ struct Sample {
     by: By,
     /// What was worked at it before.
     worked: Duration,
-    slot: Slot,
-}
-
-/// What a process that makes a sample knows of its slot.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Slot {
-    /// Nothing: it asks.
-    Unknown,
-    /// It may take it without a word.
-    Offered,
-    /// Nothing, so that it fills the slot of a slow one.
-    Filler,
+    /// A process makes it that may take its slot without a word.
+    is_offered: bool,
 }
 
 enum By {
@@ -82,10 +73,19 @@ impl Sample {
         self.worked + now
     }
 
-    /// Whether its slot can be another's.
+    /// Whether it holds its minibatch up, and its slot may yet be another's.
+    fn is_over(&self, budget: Duration) -> bool {
+        let is_taken = match &self.by {
+            By::Process(given) if self.is_offered => given.is_taken(),
+            _ => false,
+        };
+        !is_taken && self.worked() > budget
+    }
+
+    /// Whether its slot can be another's: then it is.
     fn lets_go(&self) -> bool {
         match &self.by {
-            By::Process(given) if self.slot == Slot::Offered => given.take_back(),
+            By::Process(given) if self.is_offered => given.take_back(),
             _ => true,
         }
     }
@@ -108,7 +108,7 @@ impl Afloat {
             berth,
             by: By::Nobody,
             worked: Duration::ZERO,
-            slot: Slot::Unknown,
+            is_offered: false,
         };
         self.samples.insert(ticket, sample);
         ticket
@@ -130,8 +130,8 @@ impl Afloat {
         if let Some(sample) = self.samples.get_mut(&ticket) {
             sample.worked = sample.worked();
             sample.by = By::Nobody;
-            let slot = std::mem::replace(&mut sample.slot, Slot::Unknown);
-            self.fillers -= usize::from(slot == Slot::Filler);
+            sample.is_offered = false;
+            self.fillers.remove(&ticket);
         }
     }
 
@@ -144,17 +144,15 @@ impl Afloat {
         given: Given,
     ) -> Option<(u32, u32)> {
         let sample = self.samples.get(&ticket)?;
-        let is_filler = budget
-            .is_some_and(|budget| self.slow_before(sample, budget).nth(self.fillers).is_some());
+        let is_filler = budget.is_some_and(|budget| self.lacks_filler(sample, budget));
         let sample = self.samples.get_mut(&ticket)?;
         sample.by = By::Process(given);
         self.by_place
             .insert((sample.number, sample.berth.place), ticket);
-        self.fillers += usize::from(is_filler);
-        sample.slot = if is_filler {
-            Slot::Filler
-        } else {
-            Slot::Offered
+        sample.is_offered = !is_filler;
+        match is_filler {
+            true => self.fillers.insert(ticket),
+            false => self.fillers.remove(&ticket),
         };
         (!is_filler).then(|| (sample.berth.batch.buffer, sample.berth.slot.slot()))
     }
@@ -167,7 +165,7 @@ impl Afloat {
     fn remove(&mut self, ticket: Ticket) -> Option<Sample> {
         let sample = self.samples.remove(&ticket)?;
         self.by_place.remove(&(sample.number, sample.berth.place));
-        self.fillers -= usize::from(sample.slot == Slot::Filler);
+        self.fillers.remove(&ticket);
         Some(sample)
     }
 
@@ -189,8 +187,8 @@ impl Afloat {
         std::mem::swap(&mut slow.berth, &mut ready.berth);
         std::mem::swap(&mut slow.number, &mut ready.number);
         // It may have been a filler itself, and turned out to be slow.
-        let slot = std::mem::replace(&mut slow.slot, Slot::Unknown);
-        self.fillers -= usize::from(slot == Slot::Filler);
+        slow.is_offered = false;
+        self.fillers.remove(&ticket);
         self.by_place
             .insert((slow.number, slow.berth.place), ticket);
         let overtaken = Overtaken {
@@ -200,12 +198,19 @@ impl Afloat {
         Some((ready.berth, Some(overtaken)))
     }
 
+    /// Whether more minibatches before are held up than there are samples that will fill their slots.
+    fn lacks_filler(&self, next: &Sample, budget: Duration) -> bool {
+        let fillers = self.fillers.iter().filter_map(|t| self.samples.get(t));
+        let quick = fillers.filter(|filler| !filler.is_over(budget)).count();
+        self.slow_before(next, budget).nth(quick).is_some()
+    }
+
     /// Those over their budget in minibatches before, the earliest first.
     fn slow_before(&self, ready: &Sample, budget: Duration) -> impl Iterator<Item = Ticket> {
         let targets = &ready.berth.batch.targets;
         let is_slow = move |ticket: &Ticket| {
             self.samples.get(ticket).is_some_and(|sample| {
-                sample.worked() > budget && sample.berth.batch.targets == *targets
+                sample.is_over(budget) && sample.berth.batch.targets == *targets
             })
         };
         let before = self.by_place.range(..(ready.number, 0));
@@ -334,7 +339,8 @@ mod tests {
         let offered = few.afloat.offer(few.second, Some(SLOW), given);
         assert_eq!(offered, Some((b, 0)));
         assert_eq!(few.offer(few.first, 0, QUICK), Some((a, 0)));
-        assert_eq!(few.offer(few.third, 1, SLOW), None);
+        let given = Given::new(&few.ours, 1);
+        assert_eq!(few.afloat.offer(few.third, Some(SLOW), given), None);
         // The first has one who fills its slot.
         few.afloat.pause(few.second);
         let given = Given::new(&few.ours, 2);
@@ -345,7 +351,32 @@ mod tests {
         few.afloat.pause(few.third);
         assert_eq!(few.offer(few.second, 2, SLOW), None);
         assert_eq!(few.claim(few.second, SLOW), (a, Some(1)));
-        assert_eq!(few.afloat.fillers, 0);
+        assert!(few.afloat.fillers.is_empty());
+    }
+
+    #[test]
+    fn one_that_fills_a_slot_and_is_slow_itself_fills_none() {
+        let mut few = few();
+        let [a, b, c] = few.buffers;
+        assert_eq!(few.offer(few.first, 0, QUICK), Some((a, 0)));
+        assert_eq!(few.offer(few.second, 1, SLOW), None);
+        // Both are held up: the third fills the slot of the first, whoever comes then that of the second.
+        assert_eq!(few.offer(few.third, 2, SLOW), None);
+        assert_eq!(few.claim(few.third, SLOW), (a, Some(1)));
+        let berth = few.afloat.take(few.first).unwrap();
+        assert_eq!(berth.batch.buffer, c);
+        let fourth = few.afloat.add(4, 4, berth);
+        assert_eq!(few.offer(fourth, 3, SLOW), None);
+        assert_eq!(few.claim(fourth, SLOW), (b, Some(2)));
+    }
+
+    #[test]
+    fn one_that_has_taken_its_slot_holds_nobody_up() {
+        let mut few = few();
+        let [a, b, _] = few.buffers;
+        assert_eq!(few.offer(few.first, 0, QUICK), Some((a, 0)));
+        assert!(few.theirs.take(0));
+        assert_eq!(few.offer(few.second, 1, SLOW), Some((b, 0)));
     }
 
     #[test]
