@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use coprep_coordinator::pass;
 use coprep_costs::early::{Plan, SPREAD, window_needed};
-use coprep_costs::{Budget, Chooser, CostTable, Features, Measured, Offer, Predictor};
+use coprep_costs::{Chooser, CostTable, Features, Ledger, Measured, Offer};
 use coprep_pipeline::{Dataset, DecodedView, Pipeline, SampleKey, Scratch};
 use coprep_protocol::spec::Source;
 use nix::sys::resource::{UsageWho, getrusage};
@@ -54,7 +54,8 @@ fn main() -> Outcome<()> {
     let record = of_samples(|thread, id| thread.record(id));
     let start = of_samples(|thread, id| thread.start(id));
     let form = of_samples(|thread, id| thread.form(id));
-    let cached = stages + record + start;
+    let record_cached = of_samples(|thread, id| thread.record_cached(id));
+    let cached = stages + record_cached + start;
     println!(
         "{}",
         serde_json::json!({
@@ -64,7 +65,8 @@ fn main() -> Outcome<()> {
             "record": record,
             "start": start,
             "form": form,
-            "all": cached + fetch + look + form,
+            "record_cached": record_cached,
+            "all": fetch + look + stages + record + start + form,
             "cached": cached,
             "prepare": prepare,
             "prepare_decoded": prepare_decoded,
@@ -92,12 +94,6 @@ struct Image {
     decoded: (u32, u32, Vec<u8>),
     features: Features,
     measured: Measured,
-    seconds: f32,
-}
-
-struct Learned {
-    predictor: Predictor,
-    budget: Budget,
 }
 
 /// What all threads share.
@@ -107,7 +103,7 @@ struct Work {
     pipeline: Pipeline,
     images: Vec<Image>,
     table: CostTable,
-    learned: Mutex<Learned>,
+    ledger: Mutex<Ledger>,
     chooser: Mutex<Chooser>,
 }
 
@@ -141,10 +137,7 @@ impl Work {
             pipeline,
             images,
             table: CostTable::new(SAMPLES),
-            learned: Mutex::new(Learned {
-                predictor: Predictor::new(),
-                budget: Budget::new(),
-            }),
+            ledger: Mutex::new(Ledger::new()),
             chooser: Mutex::new(Chooser::new(budget, SAMPLES)),
         };
         // So that each sample is expected to cost what it does.
@@ -168,8 +161,10 @@ impl Work {
         &self.images[id as usize % self.images.len()]
     }
 
-    fn learned(&self) -> MutexGuard<'_, Learned> {
-        self.learned.lock().unwrap_or_else(PoisonError::into_inner)
+    fn settled(&self) -> MutexGuard<'_, Ledger> {
+        let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
+        ledger.settle(&self.table);
+        ledger
     }
 
     /// CPU time of `step`, the mean of so many samples, shared out among the threads.
@@ -222,7 +217,6 @@ impl Image {
                 random: Some(0.2 * decode.as_secs_f32()),
                 cpu: Some(1.2 * decode.as_secs_f32()),
             },
-            seconds: (fetch + decode).as_secs_f32(),
             file,
             decoded: (shape.width, shape.height, pixels),
         })
@@ -265,14 +259,30 @@ impl Thread<'_> {
         black_box(self.work.pipeline.look(file)).expect("looked at before");
     }
 
-    /// What it cost goes to the table, the model and the budget.
+    /// What it cost goes to the table, the budget and, with features, the model.
+    fn enter(&mut self, id: u32, measured: Measured, features: Option<Features>) {
+        let table = &self.work.table;
+        match self.work.ledger.try_lock() {
+            Ok(mut ledger) => ledger.enter(table, id, measured, features),
+            Err(_) => table.record(id, &measured),
+        }
+    }
+
+    /// Prepared from its file.
     fn record(&mut self, id: u32) {
         let image = self.work.image(id);
-        self.work.table.record(id, &image.measured);
-        if let Ok(mut learned) = self.work.learned.try_lock() {
-            learned.budget.observe(image.seconds);
-            learned.predictor.observe(image.features, &image.measured);
-        }
+        self.enter(id, image.measured, Some(image.features));
+    }
+
+    /// Prepared from what was decoded before.
+    fn record_cached(&mut self, id: u32) {
+        let (fetch, decode) = (None, None);
+        let measured = Measured {
+            fetch,
+            decode,
+            ..self.work.image(id).measured
+        };
+        self.enter(id, measured, None);
     }
 
     /// When it is to be started: done for a whole minibatch.
@@ -285,11 +295,11 @@ impl Thread<'_> {
             .map(|place| work.table.get((id + place * 7919) % SAMPLES))
             .map(|cost| cost.map_or(0.0, |c| c.total()))
             .collect();
-        let learned = work.learned();
-        let costs = learned.budget.recent();
+        let mut ledger = work.settled();
+        let costs = ledger.budget().recent();
         let period = costs.mean().unwrap_or(0.0) * BATCH as f32 / work.threads as f32;
         let window = window_needed(costs, BATCH, period, SPREAD, MOST);
-        drop(learned);
+        drop(ledger);
         let now = self.began.elapsed().as_secs_f64();
         let starts = (self.plan).draw(now, window, &expected, work.threads, period);
         black_box(starts);
@@ -298,7 +308,8 @@ impl Thread<'_> {
     /// In which form it is to be kept.
     fn form(&mut self, id: u32) {
         let image = self.work.image(id);
-        let cost = self.work.learned().predictor.predict(image.features);
+        let cost = self.work.settled().predict(image.features);
+        let cost = cost.expect("enough are known");
         let offer = |bytes, saves: f32| Offer {
             bytes,
             saves: saves.into(),
@@ -337,9 +348,7 @@ fn stage_clocks() {
     for _ in 0..6 {
         black_box(Instant::now());
     }
-    for _ in 0..2 {
-        black_box(thread_cpu());
-    }
+    black_box(thread_cpu());
 }
 
 fn key(id: u32) -> SampleKey {

@@ -6,12 +6,10 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use coprep_cache::sample_cache::Form;
-use coprep_costs::{Budget, CostTable, Features, Measured, Predictor, early};
+use coprep_costs::{CostTable, Features, Ledger, Measured, early};
 
 use crate::prepare::Cost;
 
-/// Measurements before the model is asked.
-const ENOUGH: u32 = 32;
 /// Pipelines whose costs are kept when no stream uses them.
 const MOST_KEPT: usize = 16;
 
@@ -20,15 +18,7 @@ pub(crate) struct Costs {
     /// False: nothing is measured.
     is_on: bool,
     table: CostTable,
-    learned: Mutex<Learned>,
-}
-
-struct Learned {
-    predictor: Predictor,
-    /// Samples that the predictor has seen.
-    seen: u32,
-    /// Of the seconds of the last preparations, whatever was cached.
-    budget: Budget,
+    ledger: Mutex<Ledger>,
 }
 
 impl Costs {
@@ -36,16 +26,15 @@ impl Costs {
         Costs {
             is_on,
             table: CostTable::new(if is_on { samples } else { 0 }),
-            learned: Mutex::new(Learned {
-                predictor: Predictor::new(),
-                seen: 0,
-                budget: Budget::new(),
-            }),
+            ledger: Mutex::new(Ledger::new()),
         }
     }
 
-    fn learned(&self) -> MutexGuard<'_, Learned> {
-        self.learned.lock().unwrap_or_else(PoisonError::into_inner)
+    /// All that was measured until now is in it and in the table.
+    fn settled(&self) -> MutexGuard<'_, Ledger> {
+        let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
+        ledger.settle(&self.table);
+        ledger
     }
 
     pub(crate) fn is_on(&self) -> bool {
@@ -58,25 +47,23 @@ impl Costs {
             return;
         }
         let measured = cost.measured();
-        self.table.record(id, &measured);
-        let Ok(mut learned) = self.learned.try_lock() else {
-            return;
-        };
-        learned.budget.observe(cost.total().as_secs_f32());
         // Only a preparation from the file says what is saved by what is cached.
-        if measured.decode.is_some() && !cost.in_full {
-            learned.predictor.observe(cost.features, &measured);
-            learned.seen = learned.seen.saturating_add(1);
+        let is_from_file = measured.decode.is_some() && !cost.in_full;
+        match self.ledger.try_lock() {
+            Ok(mut ledger) => {
+                let features = is_from_file.then_some(cost.features);
+                ledger.enter(&self.table, id, measured, features);
+            }
+            Err(_) => self.table.record(id, &measured),
         }
     }
 
     /// What the stages of a sample will cost, by its header. None: too little is known.
     pub(crate) fn predict(&self, features: Features) -> Option<coprep_costs::Cost> {
-        let learned = self.learned();
-        (learned.seen >= ENOUGH).then(|| learned.predictor.predict(features))
+        self.settled().predict(features)
     }
 
-    /// Seconds that a sample will take a worker if it is cached in `form`. None: it was never prepared.
+    /// Seconds that a sample will take a worker if it is cached in `form`. None: it was never prepared, or among the last.
     pub(crate) fn expected(&self, id: u32, form: Option<Form>) -> Option<f32> {
         let cost = self.table.get(id)?;
         Some(match form {
@@ -89,32 +76,29 @@ impl Costs {
 
     /// Mean seconds of the last preparations.
     pub(crate) fn mean(&self) -> f32 {
-        self.learned().budget.recent().mean().unwrap_or(0.0)
+        self.settled().budget().recent().mean().unwrap_or(0.0)
     }
 
     /// Seconds beyond which a sample counts as slow.
     pub(crate) fn budget(&self) -> Option<f32> {
-        self.learned().budget.seconds()
+        self.settled().budget().seconds()
     }
 
     /// Minibatches of so many samples to draw ahead, `period` seconds apart; `spread`: beyond what the longest sample needs.
     pub(crate) fn window(&self, samples: u32, period: f32, spread: u32, most: u32) -> u32 {
-        early::window_needed(
-            self.learned().budget.recent(),
-            samples,
-            period,
-            spread,
-            most,
-        )
+        let mut ledger = self.settled();
+        early::window_needed(ledger.budget().recent(), samples, period, spread, most)
     }
 
     /// The samples that cost most.
     pub(crate) fn slowest(&self, count: usize) -> Vec<(u32, coprep_costs::Cost)> {
+        drop(self.settled());
         self.table.slowest(count)
     }
 
     /// Samples that were measured, and the bytes that this takes.
     pub(crate) fn size(&self) -> (u32, usize) {
+        drop(self.settled());
         (self.table.measured(), self.table.heap_bytes())
     }
 }

@@ -4,6 +4,7 @@
 //! will be cached in its encoded form is read straight into the cache, a decoded one is decoded there. Where the form is
 //! chosen by price ([`coprep_costs::forms`]) the file is read first, and copied if its encoded form is chosen.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -372,7 +373,17 @@ impl Recipe {
     fn fetch(&self, id: u32, tools: &mut Tools) -> Prepared {
         match tools.fetched.take() {
             Some((cost, Lies::InMemory)) => Ok(cost),
-            _ => self.fetch_file(id, &mut tools.file),
+            _ => {
+                self.count_from_here();
+                self.fetch_file(id, &mut tools.file)
+            }
+        }
+    }
+
+    /// A thread that waits works less than its stages take, so that what it did before would be counted with them.
+    fn count_from_here(&self) {
+        if self.costs.is_on() {
+            thread_cpu();
         }
     }
 
@@ -388,7 +399,10 @@ impl Recipe {
 
     fn admit_to(&self, cache: &Cache, id: u32, tools: &mut Tools) -> Prepared {
         match cache.form {
-            CacheForm::Encoded => self.admit_encoded(cache, id),
+            CacheForm::Encoded => {
+                self.count_from_here();
+                self.admit_encoded(cache, id)
+            }
             CacheForm::Auto => self.admit_by_price(cache, id, tools),
             _ => {
                 let fetched = self.fetch(id, tools)?;
@@ -501,11 +515,7 @@ fn guarded(
     is_measured: bool,
     run: impl FnOnce(&mut Tools) -> Prepared,
 ) -> Prepared {
-    let cpu = || match is_measured {
-        true => thread_cpu(),
-        false => Duration::ZERO,
-    };
-    let before = cpu();
+    let ahead = tools.fetched.map_or(Duration::ZERO, |(cost, _)| cost.fetch);
     let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(tools)));
     let prepared = caught.unwrap_or_else(|_| {
         *tools = Tools::default();
@@ -514,9 +524,13 @@ fn guarded(
             "an operator panicked: a defect of coprep, please report it".into(),
         ))
     })?;
+    if !is_measured {
+        return Ok(prepared);
+    }
     // What was fetched before brought its own.
+    let wall = prepared.total().saturating_sub(ahead);
     Ok(Cost {
-        cpu: prepared.cpu + cpu().saturating_sub(before),
+        cpu: prepared.cpu + cpu_since_last().min(wall),
         ..prepared
     })
 }
@@ -548,9 +562,25 @@ impl Effort {
     }
 }
 
-/// CPU time of this thread.
+thread_local! {
+    /// CPU time of this thread, when it was last read.
+    static LAST_CPU: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+}
+
+/// CPU time of this thread: a system call.
 fn thread_cpu() -> Duration {
-    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
+    let now =
+        clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from);
+    LAST_CPU.set(now);
+    now
+}
+
+/// CPU time of this thread since it was last read: of a sample, and of what came between the one before and it, which is left
+/// out again where it is more than the stages took. So one clock is read for each sample, and not two: what a system call
+/// drives out of the processor's caches costs more than the call.
+fn cpu_since_last() -> Duration {
+    let last = LAST_CPU.get();
+    thread_cpu().saturating_sub(last)
 }
 
 impl Failure {

@@ -10,6 +10,7 @@
 //! | [`quantile`] | from when on is a sample slow? | a fence over the recent costs |
 //! | [`forms`] | in which form is it worth its bytes in the cache? | the best at a common price per byte |
 //! | [`balance`] | how many threads keep processors and storage busy? | the ratio of waiting to work, while more helps |
+//! | [`ledger`] | where is a measurement entered? | in table, model and budget, short ones many at once |
 //! | [`early`] | when is it to be started? | before its minibatch is due, by its cost; slow ones when least else is planned |
 //!
 //! ```
@@ -45,12 +46,14 @@
 pub mod balance;
 pub mod early;
 pub mod forms;
+pub mod ledger;
 pub mod predict;
 pub mod quantile;
 pub mod table;
 
 pub use balance::{Balance, Interval};
 pub use forms::{Chooser, Offer};
+pub use ledger::Ledger;
 pub use predict::{Features, Predictor};
 pub use quantile::{Budget, Recent};
 pub use table::{Cost, CostTable, Measured};

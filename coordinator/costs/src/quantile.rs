@@ -81,14 +81,15 @@ impl Recent {
 }
 
 /// Observations before there is a budget.
-const ENOUGH: u32 = 32;
-/// Observations after which it is computed anew.
+const ENOUGH: usize = 32;
+/// Observations after which it is computed anew, if somebody asks.
 const PERIOD: u32 = 16;
 
 /// The seconds a sample may take before it counts as slow. See the module for the rule.
 #[derive(Clone, Debug, Default)]
 pub struct Budget {
     recent: Recent,
+    /// Since it was computed.
     observed: u32,
     seconds: Option<f32>,
 }
@@ -102,14 +103,15 @@ impl Budget {
     /// Takes in what a sample took, in seconds.
     pub fn observe(&mut self, seconds: f32) {
         self.recent.observe(seconds);
-        self.observed = self.observed.wrapping_add(1);
-        if self.observed.is_multiple_of(PERIOD) && self.recent.len() >= ENOUGH as usize {
-            self.seconds = fence(&self.recent);
-        }
+        self.observed = self.observed.saturating_add(1);
     }
 
-    /// None before 32 samples. Costs nothing: computed at every 16th observation.
-    pub fn seconds(&self) -> Option<f32> {
+    /// None before 32 samples. Computed when it is asked for and 16 were observed since, so that it costs next to nothing.
+    pub fn seconds(&mut self) -> Option<f32> {
+        if self.observed >= PERIOD && self.recent.len() >= ENOUGH {
+            self.seconds = fence(&self.recent);
+            self.observed = 0;
+        }
         self.seconds
     }
 

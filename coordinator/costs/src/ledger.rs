@@ -1,0 +1,126 @@
+//! Where measurements are entered: in the table, the model and the budget.
+//!
+//! A sample that comes decoded from the cache takes some hundred microseconds, in which it reads and writes a megabyte and
+//! more. To enter what it took is some dozen nanoseconds of arithmetic, and as many cache lines of code and data that have
+//! been driven out meanwhile: microseconds. So what was not read from a file waits, and many are entered one after the other.
+//! Whoever asks has them [settled](Ledger::settle) first.
+
+use crate::predict::{Features, Predictor};
+use crate::quantile::Budget;
+use crate::table::{Cost, CostTable, Measured};
+
+/// Measurements that wait, at most.
+const MOST_WAITING: usize = 32;
+/// Measurements before the model is asked.
+const ENOUGH: u32 = 32;
+
+/// What was measured of all samples but for the [table](CostTable), which is written without a lock.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    predictor: Predictor,
+    /// Samples that the predictor has seen.
+    seen: u32,
+    budget: Budget,
+    waiting: Vec<(u32, Measured)>,
+}
+
+impl Ledger {
+    /// Nothing yet.
+    pub fn new() -> Self {
+        Ledger {
+            waiting: Vec::with_capacity(MOST_WAITING),
+            ..Ledger::default()
+        }
+    }
+
+    /// Enters a measurement of sample `id`, at once or with later ones. `features`: of its file, if the measurement says what
+    /// is to be expected of others; these are entered at once.
+    pub fn enter(
+        &mut self,
+        table: &CostTable,
+        id: u32,
+        measured: Measured,
+        features: Option<Features>,
+    ) {
+        match features {
+            Some(features) => {
+                self.take_in(table, id, &measured);
+                self.predictor.observe(features, &measured);
+                self.seen = self.seen.saturating_add(1);
+            }
+            None => {
+                self.waiting.push((id, measured));
+                if self.waiting.len() >= MOST_WAITING {
+                    self.settle(table);
+                }
+            }
+        }
+    }
+
+    /// Enters what waits.
+    pub fn settle(&mut self, table: &CostTable) {
+        let mut waiting = std::mem::take(&mut self.waiting);
+        for (id, measured) in waiting.drain(..) {
+            self.take_in(table, id, &measured);
+        }
+        // Its memory is used again.
+        self.waiting = waiting;
+    }
+
+    fn take_in(&mut self, table: &CostTable, id: u32, measured: &Measured) {
+        table.record(id, measured);
+        self.budget.observe(measured.total());
+    }
+
+    /// What a sample will cost, by the features of its file. None: too little is known.
+    pub fn predict(&self, features: Features) -> Option<Cost> {
+        (self.seen >= ENOUGH).then(|| self.predictor.predict(features))
+    }
+
+    /// Of the seconds of the last preparations, whatever was cached.
+    pub fn budget(&mut self) -> &mut Budget {
+        &mut self.budget
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn measured(seconds: f32) -> Measured {
+        Measured {
+            random: Some(seconds),
+            ..Measured::default()
+        }
+    }
+
+    #[test]
+    fn what_waits_is_entered_when_somebody_asks_or_many_wait() {
+        let (table, mut ledger) = (CostTable::new(100), Ledger::new());
+        (0..31).for_each(|id| ledger.enter(&table, id, measured(1.0), None));
+        assert_eq!((table.measured(), ledger.budget().recent().len()), (0, 0));
+        ledger.settle(&table);
+        assert_eq!((table.measured(), ledger.budget().recent().len()), (31, 31));
+        (31..63).for_each(|id| ledger.enter(&table, id, measured(1.0), None));
+        assert_eq!((table.measured(), ledger.budget().recent().len()), (63, 63));
+        ledger.settle(&table);
+        assert_eq!(table.measured(), 63);
+    }
+
+    #[test]
+    fn what_was_read_from_a_file_is_entered_at_once_and_learned() {
+        let (table, mut ledger) = (CostTable::new(100), Ledger::new());
+        let features = Features {
+            bytes: 100,
+            pixels: 1000,
+        };
+        for id in 0..ENOUGH {
+            assert_eq!(ledger.predict(features), None);
+            ledger.enter(&table, id, measured(1.0), Some(features));
+            assert_eq!(table.measured(), id + 1);
+        }
+        let expected = ledger.predict(features).unwrap().total();
+        assert!((expected - 1.0).abs() < 1e-3, "{expected}");
+        assert_eq!(ledger.budget().seconds(), Some(2.0));
+    }
+}
