@@ -115,8 +115,8 @@ class WorkerLink:
     def next(self) -> tuple[bool, int, tuple[int, int] | None, bool, int, int, int] | bytes | None:
         """The next sample to make, or another message. None: the coordinator is gone.
 
-        A sample: whether it is the first of its chunk, its id, its buffer and slot if they are known for sure, whether to keep its
-        deterministic part, the key of its random numbers, where its cached part lies, bytes of that.
+        A sample: whether it is the first of its chunk, its id, its buffer and slot if they are known for sure, whether
+        to keep its deterministic part, the key of its random numbers, where its cached part lies, bytes of that.
         """
 
     def scratch(self) -> tuple[int, int]:
