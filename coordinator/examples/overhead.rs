@@ -138,7 +138,7 @@ impl Work {
             images,
             table: CostTable::new(SAMPLES),
             ledger: Mutex::new(Ledger::new()),
-            chooser: Mutex::new(Chooser::new(budget, SAMPLES)),
+            chooser: Mutex::new(Chooser::new(budget, SAMPLES, budget)),
         };
         // So that each sample is expected to cost what it does.
         let mut thread = work.thread();
@@ -320,7 +320,7 @@ impl Thread<'_> {
         ];
         let chooser = self.work.chooser.lock();
         let mut chooser = chooser.unwrap_or_else(PoisonError::into_inner);
-        black_box(chooser.decide(&offers));
+        black_box(chooser.decide(image.features.bytes, &offers));
     }
 }
 

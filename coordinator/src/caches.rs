@@ -64,8 +64,7 @@ pub(crate) struct Opening<'a> {
     pub(crate) key: CacheKey,
     pub(crate) samples: u32,
     pub(crate) dataset_name: &'a str,
-    /// Bytes that all samples take.
-    pub(crate) wanted: u64,
+    pub(crate) sizes: Sizes,
     /// What the job asked for.
     pub(crate) bytes: Option<u64>,
     /// What the node has left for caches.
@@ -74,6 +73,15 @@ pub(crate) struct Opening<'a> {
     pub(crate) segment: Option<&'a str>,
     /// What is not decoded in full for the cache is decoded faster.
     pub(crate) reduces: bool,
+}
+
+/// Bytes of all samples.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sizes {
+    /// That they take in the cache, at most.
+    pub(crate) wanted: u64,
+    /// Where they come from.
+    pub(crate) stored: u64,
 }
 
 /// Bytes beyond its payload that a sample takes in an arena, at most: alignment.
@@ -97,16 +105,18 @@ impl Cache {
         };
         let forms = (opening.key.form == CacheForm::Auto).then(|| {
             let usage = store.usage();
-            let has_room = usage.capacity + PER_SAMPLE > opening.wanted;
+            let has_room = usage.capacity + PER_SAMPLE > opening.sizes.wanted;
             // Where everything has room, nothing has a price.
             let left = match has_room {
                 true => u64::MAX,
                 false => usage.capacity.saturating_sub(usage.used),
             };
             let samples = u64::from(opening.samples).saturating_sub(usage.entries());
+            let stored =
+                opening.sizes.stored as f64 * samples as f64 / f64::from(opening.samples.max(1));
             Forms {
                 with_decoded: opening.with_decoded(&usage),
-                chooser: Mutex::new(Chooser::new(left, samples as u32)),
+                chooser: Mutex::new(Chooser::new(left, samples as u32, stored as u64)),
                 judged: (0..opening.samples.div_ceil(64))
                     .map(|_| AtomicU64::new(0))
                     .collect(),
@@ -124,13 +134,14 @@ impl Cache {
         })
     }
 
-    /// The form that is worth most of what is offered: form, bytes, seconds that it saves per epoch. None: no form is
-    /// worth its bytes, or the sample was judged before.
+    /// The form that is worth most of what is offered: form, bytes, seconds that it saves per epoch; the sample as it
+    /// comes from where it is stored first. None: no form is worth its bytes, or the sample was judged before.
     pub(crate) fn choose(&self, id: u32, offers: &[(Form, usize, f32)]) -> Option<Form> {
         let forms = self.forms.as_ref()?;
         if !forms.judge(id) {
             return None;
         }
+        let size = offers.first().map_or(0, |&(_, bytes, _)| bytes as u64);
         let is_kept = |form| form != Form::Decoded || forms.with_decoded;
         let (offered, priced): (Vec<Form>, Vec<Offer>) = offers
             .iter()
@@ -143,7 +154,7 @@ impl Cache {
             .unzip();
         let usage = self.store.usage();
         let mut chooser = self.chooser()?;
-        let chosen = chooser.decide(&priced)?;
+        let chosen = chooser.decide(size, &priced)?;
         if usage.used + priced[chosen].bytes > usage.capacity {
             chooser.give_back(chosen, priced[chosen]);
             return None;
@@ -263,14 +274,15 @@ impl Opening<'_> {
     fn with_decoded(&self, usage: &Usage) -> bool {
         !self.reduces
             || usage.entries_by_form[Form::Decoded as usize] > 0
-            || usage.capacity.saturating_mul(WORTH_DECODING) >= self.wanted
+            || usage.capacity.saturating_mul(WORTH_DECODING) >= self.sizes.wanted
     }
 
     fn capacity(&self) -> u64 {
         // An explicit size is taken as it is: too large is an error of the reservation, not of taste.
         match self.bytes {
-            Some(bytes) => bytes.min(self.wanted),
+            Some(bytes) => bytes.min(self.sizes.wanted),
             None => self
+                .sizes
                 .wanted
                 .min(self.budget_left)
                 .min(coprep_cache::memory::available().unwrap_or(u64::MAX) / 2),
@@ -313,29 +325,41 @@ pub fn drop_left_segments() -> Result<u64> {
     Ok(bytes)
 }
 
-/// Bytes that all samples take in a form; an estimate from every so manieth of a large dataset.
-pub(crate) fn wanted(dataset: &Dataset, pipeline: &Pipeline, form: CacheForm) -> u64 {
-    let step = dataset.len().div_ceil(PROBES).max(1);
-    let mut file = Vec::new();
-    let size = |id| match form {
-        CacheForm::Encoded => dataset.file_len(id).unwrap_or(0),
-        _ => decoded_bytes(dataset, pipeline, id, &mut file),
-    };
-    let probed: u64 = (0..dataset.len())
-        .step_by(step as usize)
-        .map(size)
-        .map(|bytes| bytes + PER_SAMPLE)
-        .sum();
-    let margin = if step > 1 { probed / 20 } else { 0 };
-    (probed + margin)
-        .saturating_mul(u64::from(step))
-        .max(1 << 20)
-}
+impl Sizes {
+    /// Of samples cached in a form; an estimate from every so manieth of a large dataset.
+    pub(crate) fn of(dataset: &Dataset, pipeline: &Pipeline, form: CacheForm) -> Sizes {
+        let step = dataset.len().div_ceil(PROBES).max(1);
+        let mut head = Vec::new();
+        let (mut kept, mut stored, mut probes) = (0u64, 0u64, 0u32);
+        for id in (0..dataset.len()).step_by(step as usize) {
+            let file = dataset.file_len(id).unwrap_or(0);
+            kept += PER_SAMPLE
+                + match form {
+                    CacheForm::Encoded => file,
+                    _ => decoded_bytes(dataset, pipeline, id, &mut head),
+                };
+            stored += file;
+            probes += 1;
+        }
+        let margin = if step > 1 { kept / 20 } else { 0 };
+        let all = |probed: u64| {
+            u128::from(probed) * u128::from(dataset.len()) / u128::from(probes.max(1))
+        };
+        Sizes {
+            wanted: (kept + margin).saturating_mul(u64::from(step)).max(1 << 20),
+            stored: u64::try_from(all(stored)).unwrap_or(u64::MAX),
+        }
+    }
 
-/// The same for samples of about `sample_bytes` bytes each.
-pub(crate) fn wanted_by_size(sample_bytes: u64, samples: u32) -> u64 {
-    let each = sample_bytes.saturating_add(sample_bytes / 4 + PER_SAMPLE);
-    each.saturating_mul(u64::from(samples)).max(1 << 20)
+    /// Of samples of about `sample_bytes` bytes each.
+    pub(crate) fn by_sample(sample_bytes: u64, samples: u32) -> Sizes {
+        let each = sample_bytes.saturating_add(sample_bytes / 4 + PER_SAMPLE);
+        let all = each.saturating_mul(u64::from(samples));
+        Sizes {
+            wanted: all.max(1 << 20),
+            stored: all,
+        }
+    }
 }
 
 fn decoded_bytes(dataset: &Dataset, pipeline: &Pipeline, id: u32, head: &mut Vec<u8>) -> u64 {

@@ -30,7 +30,7 @@
 //! predictor.observe(photograph, &measured);
 //! let cost = table.get(7).unwrap_or(predictor.predict(photograph));
 //!
-//! let mut chooser = Chooser::new(1 << 30, 1000);
+//! let mut chooser = Chooser::new(1 << 30, 1000, 93_000_000);
 //! let encoded = Offer {
 //!     bytes: 93_000,
 //!     saves: cost.fetch.into(),
@@ -39,7 +39,7 @@
 //!     bytes: 570_000,
 //!     saves: cost.total().into(),
 //! };
-//! assert_eq!(chooser.decide(&[encoded, decoded]), Some(1));
+//! assert_eq!(chooser.decide(photograph.bytes, &[encoded, decoded]), Some(1));
 //! ```
 #![forbid(unsafe_code)]
 

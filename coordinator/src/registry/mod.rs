@@ -17,7 +17,7 @@ use coprep_pipeline::{Dataset, Pipeline, Throttle};
 use coprep_protocol::message::{Attach, CacheForm, CacheRequest, StreamStatus};
 use coprep_protocol::spec::{PipelineSpec, Source};
 
-use crate::caches::{Cache, CacheKey, Opening, check_form, wanted};
+use crate::caches::{Cache, CacheKey, Opening, Sizes, check_form};
 use crate::costs::AllCosts;
 use crate::maker::Maker;
 use crate::prepare::Recipe;
@@ -325,10 +325,10 @@ impl Registry {
             lru: request.lru,
             reuse: 0,
         };
-        let wanted = || wanted(dataset, pipeline, form);
+        let sizes = || Sizes::of(dataset, pipeline, form);
         let name = source_name(&spec.source);
         let reduces = pipeline.reduces();
-        self.find_or_open_cache(key, dataset.len(), &name, request.bytes, reduces, wanted)
+        self.find_or_open_cache(key, dataset.len(), &name, request.bytes, reduces, sizes)
     }
 
     fn find_or_open_cache(
@@ -338,7 +338,7 @@ impl Registry {
         dataset_name: &str,
         bytes: Option<u64>,
         reduces: bool,
-        wanted: impl FnOnce() -> u64,
+        sizes: impl FnOnce() -> Sizes,
     ) -> Result<Arc<Cache>> {
         if let Some(cache) = self.open().caches.iter().find(|c| c.key == key) {
             return Ok(cache.clone());
@@ -347,7 +347,7 @@ impl Registry {
             key,
             samples,
             dataset_name,
-            wanted: wanted(),
+            sizes: sizes(),
             bytes,
             budget_left: self.budget_left(),
             segment: self.settings.cache_name.as_deref(),

@@ -12,7 +12,7 @@ use roaring::RoaringBitmap;
 
 use super::Registry;
 use super::identity::code_key;
-use crate::caches::{Cache, CacheKey, check_form, wanted_by_size};
+use crate::caches::{Cache, CacheKey, Sizes, check_form};
 use crate::maker::Maker;
 use crate::stream::{Stream, layout};
 use crate::user_code::{Crew, Loaded, Resting, Trouble};
@@ -165,8 +165,8 @@ impl Registry {
             lru: request.cache.lru,
             reuse: request.cache.reuse,
         };
-        let wanted = || wanted_by_size(sample_bytes, samples);
-        self.find_or_open_cache(key, samples, &user.name, request.cache.bytes, false, wanted)
+        let sizes = || Sizes::by_sample(sample_bytes, samples);
+        self.find_or_open_cache(key, samples, &user.name, request.cache.bytes, false, sizes)
             .map(Some)
     }
 
