@@ -161,8 +161,12 @@ impl Work {
         &self.images[id as usize % self.images.len()]
     }
 
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn settled(&self) -> MutexGuard<'_, Ledger> {
-        let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ledger = self.ledger();
         ledger.settle(&self.table);
         ledger
     }
@@ -263,7 +267,11 @@ impl Thread<'_> {
     fn enter(&mut self, id: u32, measured: Measured, features: Option<Features>) {
         let table = &self.work.table;
         match self.work.ledger.try_lock() {
-            Ok(mut ledger) => ledger.enter(table, id, measured, features),
+            Ok(mut ledger) => {
+                if ledger.enter(table, id, measured, features) {
+                    black_box(ledger.budget().seconds());
+                }
+            }
             Err(_) => table.record(id, &measured),
         }
     }
@@ -292,14 +300,13 @@ impl Thread<'_> {
             return;
         }
         let expected: Vec<f32> = (0..BATCH)
-            .map(|place| work.table.get((id + place * 7919) % SAMPLES))
-            .map(|cost| cost.map_or(0.0, |c| c.total()))
+            .map(|place| work.table.stages((id + place * 7919) % SAMPLES))
+            .map(|stages| stages.map_or(0.0, |stages| stages.iter().sum()))
             .collect();
-        let mut ledger = work.settled();
-        let costs = ledger.budget().recent();
-        let period = costs.mean().unwrap_or(0.0) * BATCH as f32 / work.threads as f32;
-        let window = window_needed(costs, BATCH, period, SPREAD, MOST);
-        drop(ledger);
+        let lately = work.settled().budget().summary();
+        let lately = lately.expect("some are known");
+        let period = lately.mean * BATCH as f32 / work.threads as f32;
+        let window = window_needed(&lately, BATCH, period, SPREAD, MOST);
         let now = self.began.elapsed().as_secs_f64();
         let starts = (self.plan).draw(now, window, &expected, work.threads, period);
         black_box(starts);
@@ -308,7 +315,7 @@ impl Thread<'_> {
     /// In which form it is to be kept.
     fn form(&mut self, id: u32) {
         let image = self.work.image(id);
-        let cost = self.work.settled().predict(image.features);
+        let cost = self.work.ledger().predict(image.features);
         let cost = cost.expect("enough are known");
         let offer = |bytes, saves: f32| Offer {
             bytes,

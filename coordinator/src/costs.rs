@@ -3,10 +3,12 @@
 //! The sums are [`coprep_costs`]'s; here is who measures, who asks, and the lock between them, which a worker that
 //! measures never waits for: a measurement more or less does not matter.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use coprep_cache::sample_cache::Form;
-use coprep_costs::{CostTable, Features, Ledger, Measured, early};
+use coprep_costs::{CostTable, Features, Ledger, Measured, Summary};
+use crossbeam::utils::CachePadded;
 
 use crate::prepare::Cost;
 
@@ -18,7 +20,10 @@ pub(crate) struct Costs {
     /// False: nothing is measured.
     is_on: bool,
     table: CostTable,
-    ledger: Mutex<Ledger>,
+    /// Seconds, as bits; not a number: there is none yet. What the ledger says, without its lock.
+    budget: AtomicU32,
+    /// Whoever locks it takes no line of the cache from those who look at the table.
+    ledger: CachePadded<Mutex<Ledger>>,
 }
 
 impl Costs {
@@ -26,15 +31,29 @@ impl Costs {
         Costs {
             is_on,
             table: CostTable::new(if is_on { samples } else { 0 }),
-            ledger: Mutex::new(Ledger::new()),
+            budget: AtomicU32::new(f32::NAN.to_bits()),
+            ledger: CachePadded::new(Mutex::new(Ledger::new())),
         }
+    }
+
+    /// With what was entered until now.
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// All that was measured until now is in it and in the table.
     fn settled(&self) -> MutexGuard<'_, Ledger> {
-        let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ledger = self.ledger();
         ledger.settle(&self.table);
+        self.tell_budget(&mut ledger);
         ledger
+    }
+
+    fn tell_budget(&self, ledger: &mut Ledger) {
+        let bits = ledger.budget().seconds().unwrap_or(f32::NAN).to_bits();
+        if bits != self.budget.load(Ordering::Relaxed) {
+            self.budget.store(bits, Ordering::Relaxed);
+        }
     }
 
     pub(crate) fn is_on(&self) -> bool {
@@ -47,12 +66,14 @@ impl Costs {
             return;
         }
         let measured = cost.measured();
-        // Only a preparation from the file says what is saved by what is cached.
+        // Only a preparation from the file says what is saved by what is cached. User code tells nothing of its samples.
         let is_from_file = measured.decode.is_some() && !cost.in_full;
+        let features = Some(cost.features).filter(|f| is_from_file && *f != Features::UNKNOWN);
         match self.ledger.try_lock() {
             Ok(mut ledger) => {
-                let features = is_from_file.then_some(cost.features);
-                ledger.enter(&self.table, id, measured, features);
+                if ledger.enter(&self.table, id, measured, features) {
+                    self.tell_budget(&mut ledger);
+                }
             }
             Err(_) => self.table.record(id, &measured),
         }
@@ -60,34 +81,29 @@ impl Costs {
 
     /// What the stages of a sample will cost, by its header. None: too little is known.
     pub(crate) fn predict(&self, features: Features) -> Option<coprep_costs::Cost> {
-        self.settled().predict(features)
+        self.ledger().predict(features)
     }
 
     /// Seconds that a sample will take a worker if it is cached in `form`. None: it was never prepared, or among the last.
     pub(crate) fn expected(&self, id: u32, form: Option<Form>) -> Option<f32> {
-        let cost = self.table.get(id)?;
+        let [fetch, decode, fixed, random] = self.table.stages(id)?;
         Some(match form {
-            None => cost.total(),
-            Some(Form::Encoded) => cost.prep(),
-            Some(Form::Decoded) => cost.random,
+            None => fetch + decode + fixed + random,
+            Some(Form::Encoded) => decode + fixed + random,
+            Some(Form::Decoded) => random,
             Some(Form::Prepared) => 0.0,
         })
     }
 
-    /// Mean seconds of the last preparations.
-    pub(crate) fn mean(&self) -> f32 {
-        self.settled().budget().recent().mean().unwrap_or(0.0)
+    /// What the last preparations took.
+    pub(crate) fn lately(&self) -> Option<Summary> {
+        self.settled().budget().summary()
     }
 
-    /// Seconds beyond which a sample counts as slow.
+    /// Seconds beyond which a sample counts as slow. Without a lock: it is asked for with many a sample.
     pub(crate) fn budget(&self) -> Option<f32> {
-        self.settled().budget().seconds()
-    }
-
-    /// Minibatches of so many samples to draw ahead, `period` seconds apart; `spread`: beyond what the longest sample needs.
-    pub(crate) fn window(&self, samples: u32, period: f32, spread: u32, most: u32) -> u32 {
-        let mut ledger = self.settled();
-        early::window_needed(ledger.budget().recent(), samples, period, spread, most)
+        let seconds = f32::from_bits(self.budget.load(Ordering::Relaxed));
+        (!seconds.is_nan()).then_some(seconds)
     }
 
     /// The samples that cost most.

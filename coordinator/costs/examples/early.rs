@@ -54,6 +54,8 @@ fn line(workers: u32, known: &[Batch], missed: &[Batch]) {
 fn needed(workers: u32, batches: &[Batch]) -> u32 {
     let mut costs = Recent::new();
     batches.iter().flatten().for_each(|s| costs.observe(s.cost));
-    let mean = costs.mean().unwrap_or(0.0);
-    window_needed(&costs, 64, 64.0 * mean / workers as f32, SPREAD, MOST)
+    costs.summary().map_or(0, |costs| {
+        let period = 64.0 * costs.mean / workers as f32;
+        window_needed(&costs, 64, period, SPREAD, MOST)
+    })
 }

@@ -56,7 +56,7 @@
 
 use std::collections::VecDeque;
 
-use crate::quantile::Recent;
+use crate::quantile::Summary;
 
 /// A sample of more than so many times the usual cost is slow.
 const SLOW: f32 = 3.0;
@@ -209,13 +209,11 @@ fn median(costs: &[f32]) -> f32 {
 /// How many minibatches to draw ahead: none where no sample is slow or the slow ones hardly make turns uneven, else as many
 /// as the longest samples take, of a hundred the longest left out, and `spread` more. `samples`: of a minibatch. `period`:
 /// seconds from one minibatch to the next.
-pub fn window_needed(costs: &Recent, samples: u32, period: f32, spread: u32, most: u32) -> u32 {
-    let (Some(usual), Some(longest)) = (costs.quantile(0.5), costs.quantile(0.99)) else {
-        return 0;
-    };
-    let varies = || costs.variation(longest).unwrap_or(0.0) / (samples as f32).sqrt();
-    let is_uneven = || longest > LONG * period || varies() > UNEVEN;
-    match longest > SLOW * usual && is_uneven() {
+pub fn window_needed(costs: &Summary, samples: u32, period: f32, spread: u32, most: u32) -> u32 {
+    let longest = costs.longest;
+    let varies = costs.variation / (samples as f32).sqrt();
+    let is_uneven = longest > LONG * period || varies > UNEVEN;
+    match longest > SLOW * costs.usual && is_uneven {
         true => ((longest / period).ceil() + spread as f32).min(most as f32) as u32,
         false => 0,
     }
@@ -224,7 +222,14 @@ pub fn window_needed(costs: &Recent, samples: u32, period: f32, spread: u32, mos
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Recent;
     use proptest::prelude::*;
+
+    fn summary(cost: impl Fn(u8) -> f32) -> Summary {
+        let mut costs = Recent::new();
+        (0..200).for_each(|i| costs.observe(cost(i)));
+        costs.summary().unwrap()
+    }
 
     /// Starts of a minibatch that is drawn when `ahead` others are, with one worker and a period of 10.
     fn draw(plan: &mut Plan, ahead: u32, costs: &[f32]) -> Vec<f64> {
@@ -273,16 +278,13 @@ mod tests {
 
     #[test]
     fn where_costs_are_even_nothing_is_drawn_ahead() {
-        let mut costs = Recent::new();
-        assert_eq!(window_needed(&costs, 64, 1.0, SPREAD, 8), 0);
-        (0..200u8).for_each(|i| costs.observe(1.0 + f32::from(i % 10) / 10.0));
+        let costs = summary(|i| 1.0 + f32::from(i % 10) / 10.0);
         assert_eq!(window_needed(&costs, 64, 1.0, SPREAD, 8), 0);
     }
 
     #[test]
     fn the_window_is_long_enough_for_the_longest_and_some_more() {
-        let mut costs = Recent::new();
-        (0..200u8).for_each(|i| costs.observe(if i % 20 == 0 { 100.0 } else { 1.0 }));
+        let costs = summary(|i| if i % 20 == 0 { 100.0 } else { 1.0 });
         assert_eq!(window_needed(&costs, 64, 40.0, 0, 8), 3);
         assert_eq!(window_needed(&costs, 64, 40.0, SPREAD, 8), 3 + SPREAD);
         assert_eq!(window_needed(&costs, 64, 10.0, SPREAD, 8), 8);
@@ -304,8 +306,7 @@ mod tests {
 
     #[test]
     fn what_chance_makes_even_enough_is_not_levelled() {
-        let mut costs = Recent::new();
-        (0..200u8).for_each(|i| costs.observe(if i % 20 == 0 { 6.0 } else { 1.0 }));
+        let costs = summary(|i| if i % 20 == 0 { 6.0 } else { 1.0 });
         // A mean of 1.25, and a deviation of 1.1.
         let needed = |samples: u8, workers: u8| {
             let period = 1.25 * f32::from(samples) / f32::from(workers);

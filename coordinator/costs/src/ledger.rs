@@ -2,8 +2,8 @@
 //!
 //! A sample that comes decoded from the cache takes some hundred microseconds, in which it reads and writes a megabyte and
 //! more. To enter what it took is some dozen nanoseconds of arithmetic, and as many cache lines of code and data that have
-//! been driven out meanwhile: microseconds. So what was not read from a file waits, and many are entered one after the other.
-//! Whoever asks has them [settled](Ledger::settle) first.
+//! been driven out meanwhile: microseconds. So what took less than a millisecond waits, and many are entered one after the
+//! other. Who asks for every sample is answered by what was entered; others have it [settled](Ledger::settle) first.
 
 use crate::predict::{Features, Predictor};
 use crate::quantile::Budget;
@@ -11,6 +11,8 @@ use crate::table::{Cost, CostTable, Measured};
 
 /// Measurements that wait, at most.
 const MOST_WAITING: usize = 32;
+/// Seconds. Beside a sample that took longer, entering it is next to nothing; and so few as wait must not be long behind.
+const SHORT: f32 = 1e-3;
 /// Measurements before the model is asked.
 const ENOUGH: u32 = 32;
 
@@ -33,28 +35,28 @@ impl Ledger {
         }
     }
 
-    /// Enters a measurement of sample `id`, at once or with later ones. `features`: of its file, if the measurement says what
-    /// is to be expected of others; these are entered at once.
+    /// Enters a measurement of sample `id`, at once or, if it was short, with later ones. `features`: of its file, if the
+    /// measurement says what is to be expected of others; then it is entered at once. True: something was entered.
     pub fn enter(
         &mut self,
         table: &CostTable,
         id: u32,
         measured: Measured,
         features: Option<Features>,
-    ) {
-        match features {
-            Some(features) => {
-                self.take_in(table, id, &measured);
-                self.predictor.observe(features, &measured);
-                self.seen = self.seen.saturating_add(1);
-            }
-            None => {
-                self.waiting.push((id, measured));
-                if self.waiting.len() >= MOST_WAITING {
-                    self.settle(table);
-                }
-            }
+    ) -> bool {
+        if let Some(features) = features {
+            self.take_in(table, id, &measured);
+            self.predictor.observe(features, &measured);
+            self.seen = self.seen.saturating_add(1);
+            return true;
         }
+        let is_short = measured.total() < SHORT;
+        self.waiting.push((id, measured));
+        let is_time = !is_short || self.waiting.len() >= MOST_WAITING;
+        if is_time {
+            self.settle(table);
+        }
+        is_time
     }
 
     /// Enters what waits.
@@ -77,7 +79,7 @@ impl Ledger {
         (self.seen >= ENOUGH).then(|| self.predictor.predict(features))
     }
 
-    /// Of the seconds of the last preparations, whatever was cached.
+    /// Of the seconds of the last preparations that were entered, whatever was cached.
     pub fn budget(&mut self) -> &mut Budget {
         &mut self.budget
     }
@@ -95,16 +97,30 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_is_entered_when_somebody_asks_or_many_wait() {
+    fn what_was_short_is_entered_when_somebody_asks_or_many_wait() {
         let (table, mut ledger) = (CostTable::new(100), Ledger::new());
-        (0..31).for_each(|id| ledger.enter(&table, id, measured(1.0), None));
-        assert_eq!((table.measured(), ledger.budget().recent().len()), (0, 0));
+        (0..31).for_each(|id| assert!(!ledger.enter(&table, id, measured(1e-4), None)));
+        assert_eq!((table.measured(), ledger.budget().summary()), (0, None));
         ledger.settle(&table);
-        assert_eq!((table.measured(), ledger.budget().recent().len()), (31, 31));
-        (31..63).for_each(|id| ledger.enter(&table, id, measured(1.0), None));
-        assert_eq!((table.measured(), ledger.budget().recent().len()), (63, 63));
+        assert_eq!((table.measured(), ledger.budget().seconds()), (31, None));
+        (31..62).for_each(|id| assert!(!ledger.enter(&table, id, measured(1e-4), None)));
+        assert!(ledger.enter(&table, 62, measured(1e-4), None));
+        assert_eq!(
+            (table.measured(), ledger.budget().seconds()),
+            (63, Some(1e-3))
+        );
         ledger.settle(&table);
         assert_eq!(table.measured(), 63);
+    }
+
+    #[test]
+    fn what_took_long_is_entered_at_once_with_all_that_waits() {
+        let (table, mut ledger) = (CostTable::new(100), Ledger::new());
+        (0..5).for_each(|id| assert!(!ledger.enter(&table, id, measured(1e-4), None)));
+        assert!(ledger.enter(&table, 5, measured(0.5), None));
+        assert_eq!(table.measured(), 6);
+        let longest = ledger.budget().summary().unwrap().longest;
+        assert_eq!(longest, 0.5);
     }
 
     #[test]
@@ -116,7 +132,7 @@ mod tests {
         };
         for id in 0..ENOUGH {
             assert_eq!(ledger.predict(features), None);
-            ledger.enter(&table, id, measured(1.0), Some(features));
+            assert!(ledger.enter(&table, id, measured(1.0), Some(features)));
             assert_eq!(table.measured(), id + 1);
         }
         let expected = ledger.predict(features).unwrap().total();

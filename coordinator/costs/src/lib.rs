@@ -55,7 +55,7 @@ pub use balance::{Balance, Interval};
 pub use forms::{Chooser, Offer};
 pub use ledger::Ledger;
 pub use predict::{Features, Predictor};
-pub use quantile::{Budget, Recent};
+pub use quantile::{Budget, Recent, Summary};
 pub use table::{Cost, CostTable, Measured};
 
 #[cfg(test)]

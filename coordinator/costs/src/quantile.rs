@@ -6,14 +6,17 @@
 //! upper quartile, and lies outside the bulk:
 //!
 //! ```text
-//! budget = max(2 * q75, q75 + 3 * (q75 - q25))
+//! budget = max(2 * q75, q75 + 3 * (q75 - q25), 1 ms)
 //! ```
 //!
 //! The second is the outer fence of Tukey (Exploratory Data Analysis, 1977), which follows the spread of the
 //! bulk and not the tail; the first keeps jitter out where the spread is next to nothing. Where costs vary by
 //! 30 % (coefficient of variation), fewer than 1 % are over it; of 5 % that take ten times the median nearly
-//! all.
+//! all. The third is how long a thread waits for a processor that it lost: of samples of some microseconds, those would
+//! be slow that happened to be made then. Whoever waits for a sample of a millisecond does not wait long.
 
+/// Seconds. See the module.
+const LEAST: f32 = 1e-3;
 /// Values that are remembered.
 const REMEMBERED: usize = 512;
 
@@ -43,30 +46,48 @@ impl Recent {
         self.place = (self.place + 1) % REMEMBERED;
     }
 
-    /// The value of which a share of `q` (0 to 1) is below; of few values the nearest. None: no value yet.
-    pub fn quantile(&self, q: f32) -> Option<f32> {
+    /// None: no value yet.
+    pub fn summary(&self) -> Option<Summary> {
+        let [longest, high, usual, low] = self.quantiles([0.99, 0.75, 0.5, 0.25])?;
+        Some(Summary {
+            mean: self.mean(),
+            usual,
+            longest,
+            variation: self.variation(longest),
+            fence: (2.0 * high).max(high + 3.0 * (high - low)).max(LEAST),
+        })
+    }
+
+    /// The values of which these shares (0 to 1, falling) are below; of few values the nearest. None: no value yet.
+    fn quantiles<const N: usize>(&self, shares: [f32; N]) -> Option<[f32; N]> {
         let last = self.values.len().checked_sub(1)?;
         let mut values = self.values.clone();
-        let rank = (q.clamp(0.0, 1.0) * last as f32).round() as usize;
-        let (_, value, _) = values.select_nth_unstable_by(rank, f32::total_cmp);
-        Some(*value)
+        let mut end = values.len();
+        Some(shares.map(|share| {
+            let rank = (share.clamp(0.0, 1.0) * last as f32).round() as usize;
+            // What is above the one before need not be looked at again.
+            let (_, value, _) = values[..end].select_nth_unstable_by(rank, f32::total_cmp);
+            end = rank + 1;
+            *value
+        }))
     }
 
-    /// None: no value yet.
-    pub fn mean(&self) -> Option<f32> {
+    /// Not a number: no value yet.
+    fn mean(&self) -> f32 {
         let sum: f64 = self.values.iter().copied().map(f64::from).sum();
-        let mean = sum / self.values.len() as f64;
-        (!self.values.is_empty()).then_some(mean as f32)
+        (sum / self.values.len() as f64) as f32
     }
 
-    /// The standard deviation, in means, where what is above `most` counts as `most`: a few values that are far off, often
-    /// because a thread lost its processor, hardly change it. None: no value yet, or a mean of zero.
-    pub fn variation(&self, most: f32) -> Option<f32> {
+    /// See [`Summary::variation`].
+    fn variation(&self, most: f32) -> f32 {
         let values = || self.values.iter().map(|value| f64::from(value.min(most)));
         let count = self.values.len() as f64;
         let mean = values().sum::<f64>() / count;
         let variance = values().map(|value| (value - mean).powi(2)).sum::<f64>() / count;
-        (mean > 0.0).then(|| (variance.sqrt() / mean) as f32)
+        match mean > 0.0 {
+            true => (variance.sqrt() / mean) as f32,
+            false => 0.0,
+        }
     }
 
     /// How many values are remembered: at most 512.
@@ -80,18 +101,34 @@ impl Recent {
     }
 }
 
+/// What the last values say together.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Summary {
+    /// Of all of them.
+    pub mean: f32,
+    /// The median.
+    pub usual: f32,
+    /// Of a hundred the longest left out.
+    pub longest: f32,
+    /// The standard deviation, in means, where what is above the `longest` counts as that: a few values that are far off,
+    /// often because a thread lost its processor, hardly change it. 0 if the mean is.
+    pub variation: f32,
+    /// What is above it is slow. See the module for the rule.
+    pub fence: f32,
+}
+
 /// Observations before there is a budget.
 const ENOUGH: usize = 32;
-/// Observations after which it is computed anew, if somebody asks.
-const PERIOD: u32 = 16;
+/// What is known is summed up anew when one in so many is new, and somebody asks.
+const RENEWED: u32 = 4;
 
 /// The seconds a sample may take before it counts as slow. See the module for the rule.
 #[derive(Clone, Debug, Default)]
 pub struct Budget {
     recent: Recent,
-    /// Since it was computed.
+    /// Since it was summed up.
     observed: u32,
-    seconds: Option<f32>,
+    summary: Option<Summary>,
 }
 
 impl Budget {
@@ -106,24 +143,23 @@ impl Budget {
         self.observed = self.observed.saturating_add(1);
     }
 
-    /// None before 32 samples. Computed when it is asked for and 16 were observed since, so that it costs next to nothing.
+    /// None before 32 samples.
     pub fn seconds(&mut self) -> Option<f32> {
-        if self.observed >= PERIOD && self.recent.len() >= ENOUGH {
-            self.seconds = fence(&self.recent);
+        match self.recent.len() >= ENOUGH {
+            true => self.summary().map(|summary| summary.fence),
+            false => None,
+        }
+    }
+
+    /// Of what was observed last. Summed up when it is asked for and a quarter is new, so that it costs next to nothing.
+    /// None: nothing was.
+    pub fn summary(&mut self) -> Option<Summary> {
+        if self.observed.saturating_mul(RENEWED) >= self.recent.len() as u32 {
+            self.summary = self.recent.summary();
             self.observed = 0;
         }
-        self.seconds
+        self.summary
     }
-
-    /// What was observed last.
-    pub fn recent(&self) -> &Recent {
-        &self.recent
-    }
-}
-
-fn fence(recent: &Recent) -> Option<f32> {
-    let (low, high) = (recent.quantile(0.25)?, recent.quantile(0.75)?);
-    Some((2.0 * high).max(high + 3.0 * (high - low)))
 }
 
 #[cfg(test)]
@@ -140,10 +176,13 @@ mod tests {
             let mut last = values[values.len().saturating_sub(512)..].to_vec();
             last.sort_by(f32::total_cmp);
             let rank = (q * (last.len() - 1) as f32).round() as usize;
-            prop_assert_eq!(recent.quantile(q), Some(last[rank]));
+            let highest = last[last.len() - 1];
+            prop_assert_eq!(recent.quantiles([1.0, q, q]), Some([highest, last[rank], last[rank]]));
             let mean = last.iter().sum::<f32>() / last.len() as f32;
-            prop_assert!((recent.mean().unwrap() - mean).abs() < 0.1);
-            prop_assert!(recent.variation(values[0]).is_none_or(|v| v.is_finite() && v >= 0.0));
+            let summary = recent.summary().unwrap();
+            prop_assert!((summary.mean - mean).abs() < 0.1);
+            prop_assert!(summary.variation.is_finite() && summary.variation >= 0.0);
+            prop_assert!(summary.usual <= summary.longest && summary.longest <= highest);
         }
 
         #[test]
@@ -158,10 +197,10 @@ mod tests {
     fn variation_is_the_deviation_in_means_whatever_the_highest_are() {
         let mut recent = Recent::new();
         recent.observe(0.0);
-        assert_eq!(recent.variation(4.0), None);
+        assert_eq!(recent.variation(4.0), 0.0);
         [4e6, 2.0].into_iter().for_each(|v| recent.observe(v));
         // 0, 2, 4: a variance of 8/3.
-        let variation = recent.variation(4.0).unwrap();
+        let variation = recent.variation(4.0);
         assert!(
             (variation - (8f32 / 3.0).sqrt() / 2.0).abs() < 1e-6,
             "{variation}"
@@ -172,10 +211,7 @@ mod tests {
     fn nothing_observed_has_no_quantile() {
         let mut recent = Recent::new();
         recent.observe(f32::NAN);
-        assert_eq!(
-            (recent.quantile(0.5), recent.mean(), recent.len()),
-            (None, None, 0)
-        );
+        assert_eq!((recent.summary(), recent.len()), (None, 0));
     }
 
     /// The share of samples over the budget, of those with `is_tail` and of the others.
@@ -210,6 +246,13 @@ mod tests {
             let (tail, others) = over(cv, 0.05, 4);
             assert!(tail > 0.99 && others < 0.01, "{cv}: {tail} {others}");
         }
+    }
+
+    #[test]
+    fn of_samples_of_some_microseconds_none_is_slow_that_lost_its_processor() {
+        let mut budget = Budget::new();
+        (0..512).for_each(|_| budget.observe(8e-6));
+        assert_eq!(budget.seconds(), Some(1e-3));
     }
 
     #[test]

@@ -108,10 +108,21 @@ impl CostTable {
 
     /// None: no stage of it was ever measured.
     pub fn get(&self, id: u32) -> Option<Cost> {
-        let id = id as usize;
-        let stages = self.stages.get(id)?.load(Relaxed);
-        let cpu = self.cpu.get(id)?.load(Relaxed);
-        (stages != 0).then(|| cost(stages, cpu))
+        let [fetch, decode, fixed, random] = self.stages(id)?;
+        Some(Cost {
+            fetch,
+            decode,
+            fixed,
+            random,
+            cpu: seconds(self.cpu.get(id as usize)?.load(Relaxed)),
+        })
+    }
+
+    /// Wall seconds of fetch, decode, fixed and random, for who asks for many a sample: what lies elsewhere is not looked at.
+    /// None: no stage of it was ever measured.
+    pub fn stages(&self, id: u32) -> Option<[f32; 4]> {
+        let stages = self.stages.get(id as usize)?.load(Relaxed);
+        (stages != 0).then(|| codes(stages).map(seconds))
     }
 
     /// The `n` measured samples of the highest [`total`](Cost::total), the slowest first.
@@ -154,17 +165,6 @@ fn merge(stages: u64, measured: &Measured) -> u64 {
 
 fn codes(stages: u64) -> [u16; 4] {
     std::array::from_fn(|i| (stages >> (16 * i)) as u16)
-}
-
-fn cost(stages: u64, cpu: u16) -> Cost {
-    let [fetch, decode, fixed, random] = codes(stages).map(seconds);
-    Cost {
-        fetch,
-        decode,
-        fixed,
-        random,
-        cpu: seconds(cpu),
-    }
 }
 
 /// Weight of the newest measurement.

@@ -92,6 +92,7 @@ fn the_window_that_is_needed_is_enough() {
     each(|tail, workers, batches| {
         let mut costs = Recent::new();
         batches.iter().flatten().for_each(|s| costs.observe(s.cost));
+        let costs = costs.summary().unwrap();
         let whole = run(workers, Order::Plan, batches);
         let window = window_needed(&costs, 64, whole.period() as f32, SPREAD, 8);
         let shop = Workshop {

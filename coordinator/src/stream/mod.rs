@@ -21,7 +21,7 @@ use std::time::Duration;
 use coprep_cache::handover::{Doorbell, Sender};
 use coprep_cache::staging::{Layout, StagingPool};
 use coprep_cache::worklist::Given;
-use coprep_costs::early;
+use coprep_costs::{Summary, early};
 use coprep_protocol::message::{
     Attach, Attached, CacheForm, CostStatus, Resume, SampleCost, StreamStatus,
 };
@@ -315,7 +315,7 @@ impl Stream {
         CostStatus {
             measured,
             bytes: bytes as u64,
-            mean_s: costs.mean(),
+            mean_s: costs.lately().map_or(0.0, |lately| lately.mean),
             budget_s: costs.budget(),
             window: engine.window,
             overtaken: engine.overtaken,
@@ -427,15 +427,10 @@ impl Stream {
         let Some(costs) = maker.costs() else {
             return vec![now; samples.len()];
         };
-        let mean = costs.mean();
+        let lately = costs.lately();
+        let mean = lately.map_or(0.0, |lately| lately.mean);
         let period = mean * samples.len() as f32 / self.worker_count() as f32;
-        let most = QUEUE_DEPTH.min(self.pool.layout().buffers.saturating_sub(2));
-        let spread = match self.blueprint.key.relaxed {
-            // A slow sample holds nobody up but at the epoch's end.
-            true => 0,
-            false => early::SPREAD,
-        };
-        engine.window = costs.window(samples.len() as u32, period, spread, most);
+        engine.window = lately.map_or(0, |lately| self.window(&lately, samples.len(), period));
         if engine.window == 0 {
             let start = Moment::at(engine.plan.pause(now.seconds()));
             return vec![start; samples.len()];
@@ -452,6 +447,17 @@ impl Stream {
             None => now,
         };
         starts.into_iter().zip(known).map(start).collect()
+    }
+
+    /// Minibatches of so many samples to draw ahead, `period` seconds apart.
+    fn window(&self, lately: &Summary, samples: usize, period: f32) -> u32 {
+        let most = QUEUE_DEPTH.min(self.pool.layout().buffers.saturating_sub(2));
+        let spread = match self.blueprint.key.relaxed {
+            // A slow sample holds nobody up but at the epoch's end.
+            true => 0,
+            false => early::SPREAD,
+        };
+        early::window_needed(lately, samples as u32, period, spread, most)
     }
 
     /// The same for a sample that has been looked at, and is expected to take so long.

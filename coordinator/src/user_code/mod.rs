@@ -22,6 +22,7 @@ use coprep_cache::worklist::Given;
 use coprep_protocol::code::{self, Channel, Order, Probed, Raised, Report};
 use coprep_protocol::message::UserCode;
 use coprep_protocol::spec::{BLOB, Dtype, Field};
+use crossbeam::utils::CachePadded;
 
 use crate::caches::Cache;
 use crate::due_queue::{DueQueue, Moment};
@@ -342,7 +343,8 @@ pub(crate) struct Crew {
     /// Where deterministic parts are kept.
     cache: Option<Arc<Cache>>,
     queue: DueQueue<Job>,
-    typical: Typical,
+    /// Written with every sample: on a line of the cache of its own.
+    typical: CachePadded<Typical>,
     /// None: it does not attribute.
     clock: Option<Mutex<BusyClock>>,
     over: OnceLock<Option<Trouble>>,
@@ -368,7 +370,7 @@ impl Crew {
             patience,
             cache,
             queue: DueQueue::new(),
-            typical: Typical::default(),
+            typical: CachePadded::default(),
             clock: attributes.then(|| Mutex::new(BusyClock::new(Instant::now()))),
             over: OnceLock::new(),
             on_trouble: OnceLock::new(),
