@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,25 @@ def test_the_samples_that_cost_most_are_named() -> None:
         assert {s["id"] for s in one.stats()["slow"][: len(SLOW)]} == set(SLOW)
         shown = subprocess.run(["coprep", "status", "--slow", "3"], capture_output=True, text=True, check=True).stdout
         assert "slow sample" in shown and f"{SIZE} samples measured" in shown
+
+
+def test_a_sample_that_had_to_wait_once_is_not_slow_for_ever(tmp_path: Path) -> None:
+    """As where files are in the page cache from the second epoch on."""
+    flag, waited = tmp_path / "slow", {5: 0.05, 77: 0.05}
+    flag.touch()
+    with loader(ud.Turning(SIZE, str(flag), slow=waited)) as one:
+        batches(one)
+        assert min(fetch_s(waited)) > 0.04
+        flag.unlink()
+        for _ in range(12):
+            batches(one)
+        assert max(fetch_s(waited)) < 0.02
+
+
+def fetch_s(samples: Iterable[int]) -> list[float]:
+    slowest = coprep.status(slow=SIZE)["streams"][0]["costs"]["slowest"]
+    costs = {cost["id"]: cost for cost in slowest}
+    return [costs[sample]["fetch_s"] for sample in samples]
 
 
 def test_of_a_native_pipeline_the_paths_are_shown(tail: Path) -> None:

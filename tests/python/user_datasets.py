@@ -51,9 +51,15 @@ class Numbers:
         return self.size
 
     def __getitem__(self, i: int) -> Any:
-        time.sleep(self.slow.get(i, self.pause))
+        wait(self.slow.get(i, self.pause))
         note(self.log, f"dataset:{i}")
         return np.full(64, i, np.int64), i
+
+
+def wait(seconds: float) -> None:
+    """Where that is nothing the processor is kept."""
+    if seconds:
+        time.sleep(seconds)
 
 
 class Turning(Numbers):
@@ -65,7 +71,7 @@ class Turning(Numbers):
 
     def __getitem__(self, i: int) -> Any:
         if i in self.slow and not Path(self.flag).exists():
-            time.sleep(self.pause)
+            wait(self.pause)
             note(self.log, f"dataset:{i}")
             return np.full(64, i, np.int64), i
         return super().__getitem__(i)

@@ -41,6 +41,8 @@ const LOOK: Duration = Duration::from_millis(18);
 const NAP: Duration = Duration::from_millis(100);
 /// First and longest pause before a worker that ended is replaced.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(2));
+/// Time of a stage that ran, and took none that could be measured.
+const LEAST_WAIT: Duration = Duration::from_nanos(1);
 /// Workers that may end on one sample.
 const ATTEMPTS: u32 = 2;
 const NOT_GIVEN: &str = "said something of a sample that it does not have";
@@ -461,7 +463,8 @@ impl Worker {
         // Time off the processor, and not for want of one, is taken to be the dataset's, which reads.
         let fetch = (wall - cpu).mul_f64(self.waits).min(dataset);
         let cost = Cost {
-            fetch,
+            // Where nothing was waited for, that was measured, too: what it waited before is not what it waits.
+            fetch: fetch.max(LEAST_WAIT),
             decode: dataset - fetch,
             random: wall - dataset,
             cpu,
