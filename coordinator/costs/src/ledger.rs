@@ -103,6 +103,7 @@ mod tests {
         assert_eq!((table.measured(), ledger.budget().summary()), (0, None));
         ledger.settle(&table);
         assert_eq!((table.measured(), ledger.budget().seconds()), (31, None));
+        assert!(ledger.budget().summary().is_some());
         (31..62).for_each(|id| assert!(!ledger.enter(&table, id, measured(1e-4), None)));
         assert!(ledger.enter(&table, 62, measured(1e-4), None));
         assert_eq!(

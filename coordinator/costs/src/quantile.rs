@@ -181,7 +181,9 @@ mod tests {
             let mean = last.iter().sum::<f32>() / last.len() as f32;
             let summary = recent.summary().unwrap();
             prop_assert!((summary.mean - mean).abs() < 0.1);
-            prop_assert!(summary.variation.is_finite() && summary.variation >= 0.0);
+            for variation in [summary.variation, recent.variation(values[0])] {
+                prop_assert!(variation.is_finite() && variation >= 0.0);
+            }
             prop_assert!(summary.usual <= summary.longest && summary.longest <= highest);
         }
 
