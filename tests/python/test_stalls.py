@@ -252,6 +252,67 @@ def test_a_script_is_analysed_as_it_is(folder: Path, tmp_path: Path) -> None:
     assert report["dataset"]["samples"] == 200
 
 
+TIMED = """
+import sys, time, coprep, numpy
+
+class Timed:
+    def __len__(self):
+        return 96
+
+    def __getitem__(self, index):
+        time.sleep(float(sys.argv[2]))
+        end = time.thread_time() + float(sys.argv[1])
+        while time.thread_time() < end:
+            pass
+        return numpy.full(1, index)
+
+loader = coprep.DataLoader(Timed(), batch_size=8, shuffle=True, num_workers=2, framework="numpy")
+while True:
+    for batch in loader:
+        pass
+"""
+
+
+def analyze_code(tmp_path: Path, work_s: float, wait_s: float) -> dict[str, Any]:
+    """The report of a script whose own dataset works and waits so long for each sample."""
+    script = tmp_path / "train.py"
+    script.write_text(TIMED)
+    return analyze("--seconds=0.5", "--", sys.executable, str(script), str(work_s), str(wait_s))
+
+
+def test_a_dataset_that_computes_is_held_up_by_processors(tmp_path: Path) -> None:
+    report = analyze_code(tmp_path, 0.005, 0.0)
+    outcome = report["present"]["outcome"]
+    assert outcome["bottleneck"] == "processors"
+    assert outcome["fetch_stall_s"] < 0.1 * outcome["epoch_s"]
+    assert not [advice for advice in report["advice"] if "Storage" in advice["headline"]]
+    assert report["dataset"]["encoded_bytes"] == 0, "its bytes in storage are not known"
+
+
+def test_a_dataset_that_waits_is_held_up_by_storage(tmp_path: Path) -> None:
+    report = analyze_code(tmp_path, 0.0005, 0.02)
+    outcome = report["present"]["outcome"]
+    assert outcome["bottleneck"] == "storage"
+    assert outcome["fetch_stall_s"] > 0.8 * outcome["epoch_s"]
+    (advice,) = [advice for advice in report["advice"] if "Storage" in advice["headline"]]
+    assert advice["gain_x"] == pytest.approx(2, rel=0.15)
+    assert "num_workers" in advice["detail"] and "a second" not in advice["detail"]
+    assert report["present"]["setting"]["storage_bytes_per_s"] is None
+
+
+def test_work_of_other_programs_is_told(folder: Path) -> None:
+    spin = [sys.executable, "-c", "while True: pass"]
+    others = [subprocess.Popen(spin) for _ in range(2)]
+    try:
+        report = analyze(str(folder), "--seconds=0.2", "--image-size=64")
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+    assert any("Other programs used" in warning for warning in report["warnings"])
+    assert any("while other programs used" in one["how"] for one in report["measured"])
+
+
 def test_a_report_predicts_again_for_other_settings(folder: Path, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     report.write_text(json.dumps(analyze(str(folder), "--seconds=0.2", "--image-size=64")))

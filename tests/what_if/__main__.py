@@ -31,7 +31,20 @@ SHORTEST_S = 10.0
 FIRST = 2
 WITHIN = 0.10
 WAITS = ("fetch_stall_s", "prep_stall_s")
-GROUPS = ("cache", "cpus", "storage", "jobs", "unshared")
+GROUPS = ("cache", "cpus", "storage", "jobs", "unshared", "code")
+
+
+@dataclass(frozen=True)
+class Code:
+    """A Python dataset whose samples take a worker so long."""
+
+    work_ms: float
+    wait_ms: float
+    workers: int
+
+    def command(self, step_ms: float, *epochs: str) -> list[str]:
+        times = [str(self.work_ms), str(self.wait_ms), str(self.workers), str(step_ms / 1e3)]
+        return ["tests.what_if.job_code", *times, *epochs]
 
 
 @dataclass(frozen=True)
@@ -47,6 +60,8 @@ class Setting:
     jobs: int = 1
     shared: bool = True
     step_ms: float = 2.0
+    code: Code | None = None
+    """Instead of images. It is analysed by its script."""
 
     def arguments(self) -> list[str]:
         """For `coprep analyze --again`."""
@@ -138,10 +153,17 @@ def settings(encoded: int) -> list[Setting]:
     found += [Setting("jobs", f"{n} jobs that share", 0, form="off", jobs=n) for n in (1, 2, 4, 8)]
     found += [Setting("jobs", f"{n} jobs that share, 60 ms a step", 0, form="off", jobs=n, step_ms=60) for n in (1, 8)]
     found += [Setting("unshared", f"{n} jobs, each its own", 0, form="off", jobs=n, shared=False) for n in (2, 4, 8)]
+    bound = {"processors": Code(4, 0, 2), "storage": Code(1, 9, 2), "both": Code(3, 3, 2), "6 workers": Code(2, 6, 6)}
+    found += [Setting("code", f"Python dataset, bound by {name}", 0, form="off", code=c) for name, c in bound.items()]
     return found
 
 
-def predict(report: Path, setting: Setting) -> dict[str, Any]:
+def predict(report: Path, setting: Setting, seconds: float) -> dict[str, Any]:
+    if setting.code:
+        script = [sys.executable, "-m", *setting.code.command(setting.step_ms)]
+        answer = coprep("analyze", f"--seconds={seconds}", f"--cpus={setting.cpus}", "--json", "--", *script)
+        present: dict[str, Any] = json.loads(answer)["present"]["outcome"]
+        return present
     answer = coprep("analyze", f"--again={report}", "--json", *setting.arguments())
     outcome: dict[str, Any] = json.loads(answer)["present"]["outcome"]
     return outcome
@@ -154,18 +176,23 @@ def coprep(*arguments: str) -> str:
 
 def measure(data: Dataset, setting: Setting, epoch_s: float) -> tuple[float, Sequence[float], float]:
     """Seconds of an epoch, the parts of it that were waits, and the processors that others used."""
-    data.read()
+    if setting.code is None:
+        data.read()
     epochs = FIRST + max(3, min(24, round(SHORTEST_S / epoch_s)))
     options: dict[str, Any] = {"cache": setting.form}
     if setting.form != "off":
         options["cache_bytes"] = setting.cache
     serve = [f"--cpus={setting.cpus}", *([f"--storage-rate={setting.storage}"] if setting.storage else [])]
     places = 1 if setting.shared else setting.jobs
-    arguments = [str(data.root), json.dumps(options), str(epochs), str(setting.step_ms / 1e3)]
+    if setting.code:
+        module, *arguments = setting.code.command(setting.step_ms, str(epochs))
+    else:
+        module = "tests.what_if.job"
+        arguments = [str(data.root), json.dumps(options), str(epochs), str(setting.step_ms / 1e3)]
     with Children() as children:
         coordinators = [children.coordinator(str(2 * setting.cache), serve, f"coordinator-{n}") for n in range(places)]
         jobs = [
-            children.module(f"job {n}", "tests.what_if.job", arguments, {**ONE_THREAD, **coordinators[n % places][1]})
+            children.module(f"job {n}", module, arguments, {**ONE_THREAD, **coordinators[n % places][1]})
             for n in range(setting.jobs)
         ]
         for job in jobs:
@@ -193,11 +220,12 @@ def rows(data: Dataset, out: Path, options: Options) -> list[Row]:
     found: dict[Setting, list[Once]] = {setting: [] for setting in wanted}
     for number in range(1, options.rounds + 1):
         report = out / f"report-{number}.json"
-        data.read()
-        report.write_text(coprep("analyze", str(data.root), f"--seconds={options.seconds}", "--json"))
+        if any(setting.code is None for setting in wanted):
+            data.read()
+            report.write_text(coprep("analyze", str(data.root), f"--seconds={options.seconds}", "--json"))
         progress.say(f"round {number}: coprep analyze of {len(data.files)} images")
         for setting in wanted:
-            predicted = predict(report, setting)
+            predicted = predict(report, setting, options.seconds)
             once = Once(predicted, *measure(data, setting, predicted["epoch_s"]))
             found[setting].append(once)
             said = f"predicted {once.predicted_s:.3f} s, measured {once.measured_s:.3f} s"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from typing import Any
 
 import coprep
 
@@ -21,14 +22,19 @@ def main() -> None:
     loader = coprep.DataLoader(
         pipeline, batch_size=BATCH_SIZE, shuffle=True, framework="numpy", seed=1, **json.loads(options)
     )
+    report_epochs(loader, int(epochs), float(step_s))
+
+
+def report_epochs(loader: Any, epochs: int, step_s: float) -> None:
+    """Train when told to, and say when each epoch ended and what was waited for."""
     say(event="ready")
     sys.stdin.readline()
     before = loader.stats(slow=0)
     began = time.monotonic()
     ends = []
-    for _ in range(int(epochs)):
+    for _ in range(epochs):
         for _batch in loader:
-            time.sleep(float(step_s))
+            time.sleep(step_s)
         ends.append(time.monotonic() - began)
     after = loader.stats(slow=0)
     waits = {key: after[key] - before[key] for key in after if key.endswith("_s")}

@@ -1,10 +1,10 @@
 //! Of a dataset that is the script's own code: what it reads and what it does cannot be seen, only how long its
 //! workers wait and work for a sample.
 
-use super::model::{Facts, Job, Prepare};
+use super::model::{Facts, Job, Prepare, Workers};
 use super::report::{Dataset, Report, Setting};
 use super::script::{self, Seen};
-use super::{About, FEW_SECONDS, Result, cpus, of_job, one, present, report, words};
+use super::{About, FEW_SECONDS, Result, cpus, disturbed, of_job, one, present, report, words};
 use crate::args;
 use crate::measure::usable;
 use crate::progress::Steps;
@@ -22,13 +22,28 @@ pub(super) fn analyze(args: &args::Analyze, alone: &Seen, steps: &mut Steps) -> 
         cache_bytes: 0,
         form: "off".into(),
         cpus: facts.prepare.cpus,
+        // Of code that coprep cannot see into, no rate in bytes is known that this one could take the place of.
+        storage_bytes_per_s: None,
         ..present(args, Some(alone))
     };
-    report(args, about(alone, &seen, &facts), facts, setting)
+    let mut about = about(alone, &seen);
+    if args.storage_rate.is_some() || args.storage_latency.is_some() {
+        about.warnings.push(
+            "--storage-rate and --storage-latency are ignored: the script's own dataset reads its files itself, and \
+             coprep cannot slow it down. The chart of storage shows what faster or slower storage would do."
+                .into(),
+        );
+    }
+    about
+        .warnings
+        .extend(disturbed(alone.cpus_of_others.max(seen.cpus_of_others)));
+    report(args, about, facts, setting)
 }
 
-/// Waiting and working alternate in each worker, and overlap among them: taken to be between the two.
-const OVERLAP: f64 = 3.0;
+/// The model has no other overlap here: what the workers wait beyond the processors' time is added to it.
+const NO_OVERLAP: f64 = 1.0;
+/// Less than the clocks tell apart.
+const NO_TIME: f64 = 1e-9;
 
 /// Seconds that a worker waits, and works, for a sample.
 fn times(seen: &Seen) -> (f64, f64) {
@@ -59,10 +74,15 @@ fn facts(alone: &Seen, seen: &Seen) -> Facts {
         decoded_bytes: bytes,
         prepare,
         in_full: prepare,
-        // As many bytes as its workers get, together: each waits and works for one sample at a time.
-        storage: bytes * workers / (samples * (waits + works)).max(1e-9),
+        // What workers get that do nothing but wait. Its unit is arbitrary, since bytes in storage are not known; only
+        // ratios to it are used.
+        storage: bytes * workers / (samples * waits.max(NO_TIME)),
         is_in_page_cache: false,
-        overlap: OVERLAP,
+        overlap: NO_OVERLAP,
+        workers: Some(Workers {
+            count: workers,
+            waits,
+        }),
         has_forms: false,
         processors,
         job: Job {
@@ -72,7 +92,7 @@ fn facts(alone: &Seen, seen: &Seen) -> Facts {
     }
 }
 
-fn about(alone: &Seen, seen: &Seen, facts: &Facts) -> About {
+fn about(alone: &Seen, seen: &Seen) -> About {
     let stream = &seen.stream;
     let (waits, works) = times(seen);
     let mean = format!(
@@ -90,8 +110,8 @@ fn about(alone: &Seen, seen: &Seen, facts: &Facts) -> About {
         dataset: Dataset {
             name: stream.dataset.clone(),
             samples: stream.samples.into(),
-            encoded_bytes: facts.encoded_bytes as u64,
-            decoded_bytes: facts.decoded_bytes as u64,
+            encoded_bytes: 0,
+            decoded_bytes: 0,
             mean_pixels: None,
         },
         pipeline: stream.pipeline.clone(),

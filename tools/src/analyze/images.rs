@@ -10,22 +10,23 @@ use super::model::{Facts, Job, Prepare};
 use super::report::{Dataset, Measured, Report};
 use super::script::Seen;
 use super::storage::{self, Storage};
-use super::{About, Result, cpus, of_job, one, present, report, words};
+use super::{About, Result, cpus, disturbed, of_job, one, present, report, words};
 use crate::args;
+use crate::measure::quiet::{self, Observed};
 use crate::measure::{self, From, Plan, Sizes, usable};
 use crate::progress::Steps;
 
 /// Everything that was measured.
 struct Measurements {
     sizes: Sizes,
-    storage: Storage,
+    storage: Observed<Storage>,
     from_storage: Rate,
     alone: Rate,
     in_full: Rate,
     encoded: Rate,
     decoded: Rate,
     /// See [`Facts::overlap`].
-    overlap: f64,
+    overlap: Observed<f64>,
     /// Samples that were looked at.
     part: u32,
 }
@@ -63,7 +64,7 @@ pub(super) fn analyze(
         pipeline: coprep_coordinator::describe(&plan.spec),
         batch_size: plan.batch_size,
         measured: measured(&found, seen, &facts),
-        warnings: warnings(&found, &facts, &plan),
+        warnings: warnings(&found, seen, &facts, &plan),
     };
     report(args, about, facts, present(args, seen))
 }
@@ -76,16 +77,20 @@ struct Rate {
     spread: f64,
     /// With so many processors.
     cpus: f64,
+    /// Processors that other programs used meanwhile, at most.
+    cpus_of_others: f64,
 }
 
 impl Rate {
-    fn of(mut rates: Vec<f64>, cpus: u32) -> Self {
+    fn of(observed: &[Observed<f64>], cpus: u32) -> Self {
+        let mut rates: Vec<f64> = observed.iter().map(|o| o.value).collect();
         let samples_per_s = median(&mut rates);
         let mut off: Vec<f64> = rates.iter().map(|r| (r - samples_per_s).abs()).collect();
         Rate {
             samples_per_s,
             spread: median(&mut off),
             cpus: cpus.into(),
+            cpus_of_others: most(observed.iter().map(|o| o.cpus_of_others)),
         }
     }
 
@@ -98,6 +103,11 @@ impl Rate {
 fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(0.0)
+}
+
+/// Returns the largest of some numbers of processors.
+fn most(cpus: impl IntoIterator<Item = f64>) -> f64 {
+    cpus.into_iter().fold(0.0, f64::max)
 }
 
 /// What is measured in turn, so often: the machine is not equally fast at all times.
@@ -122,7 +132,7 @@ fn measure(
     let part = plan.part(dataset, steps)?;
     let sizes = measure::sizes(dataset, &part, &plan.spec)?;
     steps.step("storage, samples that the page cache has forgotten");
-    let storage = storage::storage(dataset, &part, plan.seconds, steps)?;
+    let storage = quiet::measure(|| storage::storage(dataset, &part, plan.seconds, steps))?;
     let [from_storage, alone, in_full, encoded, decoded] = rates(plan, &part, steps)?;
     steps.step("fetching and preparing at the same rate");
     Ok(Measurements {
@@ -164,7 +174,7 @@ fn rates(plan: &Plan, part: &[u32], steps: &mut Steps) -> Result<[Rate; PROBES]>
         let serve = [format!("--cpus={cpus}")];
         probes.push(plan.open(spec, from, part, &serve, steps)?);
     }
-    let mut found: [Vec<f64>; PROBES] = Default::default();
+    let mut found: [Vec<Observed<f64>>; PROBES] = Default::default();
     for round in 1..=ROUNDS {
         for ((what, ..), (probe, found)) in cases.iter().zip(probes.iter().zip(&mut found)) {
             steps.step(&format!("preparing, {what} ({round} of {ROUNDS})"));
@@ -172,24 +182,28 @@ fn rates(plan: &Plan, part: &[u32], steps: &mut Steps) -> Result<[Rate; PROBES]>
         }
     }
     let mut cpus = cases.iter().map(|(.., cpus)| *cpus);
-    Ok(found.map(|rates| Rate::of(rates, cpus.next().unwrap_or(1))))
+    Ok(found.map(|rates| Rate::of(&rates, cpus.next().unwrap_or(1))))
 }
 
 /// Storage is made just as fast as preparing. If they overlapped wholly, an epoch would take as long as either; if not at
 /// all, twice as long: by how much longer says how far they do ([`Facts::overlap`]).
-fn overlap(plan: &Plan, sizes: &Sizes, part: &[u32], steps: &mut Steps) -> Result<f64> {
+fn overlap(plan: &Plan, sizes: &Sizes, part: &[u32], steps: &mut Steps) -> Result<Observed<f64>> {
     let cpus = format!("--cpus={}", plan.cpus);
     let from = From::PageCache;
     let free = plan.open(&plan.spec, from, part, std::slice::from_ref(&cpus), steps)?;
-    let alone = free.rate(plan.seconds / 2.0, steps)?;
+    let first = free.rate(plan.seconds / 2.0, steps)?;
     let bytes = sizes.encoded / f64::from(plan.dataset()?.len());
-    let rate = ((alone * bytes) as u64).max(1);
+    let rate = ((first.value * bytes) as u64).max(1);
     let serve = [cpus, format!("--storage-rate={rate}")];
     let slowed = plan.open(&plan.spec, from, part, &serve, steps)?;
     // Longer: the pool has to find its balance, and chance weighs more.
     let both = slowed.rate(1.5 * plan.seconds, steps)?;
-    let alone = (alone + free.rate(plan.seconds / 2.0, steps)?) / 2.0;
-    Ok((2f64.ln() / (alone / both).max(1.0).ln()).clamp(OVERLAP.0, OVERLAP.1))
+    let last = free.rate(plan.seconds / 2.0, steps)?;
+    let alone = (first.value + last.value) / 2.0;
+    Ok(Observed {
+        value: (2f64.ln() / (alone / both.value).max(1.0).ln()).clamp(OVERLAP.0, OVERLAP.1),
+        cpus_of_others: most([first, both, last].map(|o| o.cpus_of_others)),
+    })
 }
 
 /// Least and most that is believed of a measurement.
@@ -235,8 +249,9 @@ fn facts(
         decoded_bytes: found.sizes.decoded,
         prepare,
         in_full,
-        storage: found.storage.bytes_per_s,
-        overlap: found.overlap,
+        storage: found.storage.value.bytes_per_s,
+        overlap: found.overlap.value,
+        workers: None,
         has_forms: true,
         is_in_page_cache: plan.storage.is_none() && found.sizes.encoded < free / 2.0,
         processors: usable().into(),
@@ -246,10 +261,12 @@ fn facts(
 
 fn measured(found: &Measurements, seen: Option<&Seen>, facts: &Facts) -> Vec<Measured> {
     let samples = words::number(found.part.into());
+    let storage = &found.storage.value;
     let rate = |key: &str, name: &str, rate: &Rate, what: &str| {
         let how = format!(
-            "{samples} samples {what}, again and again, with {} processors and no other work.",
-            rate.cpus
+            "{samples} samples {what}, again and again, with {} {}.",
+            words::processors(rate.cpus),
+            beside(rate.cpus_of_others)
         );
         Measured {
             spread: Some(rate.spread),
@@ -302,17 +319,17 @@ fn measured(found: &Measurements, seen: Option<&Seen>, facts: &Facts) -> Vec<Mea
         one(
             "storage_bandwidth",
             "Storage",
-            found.storage.bytes_per_s,
+            storage.bytes_per_s,
             "bytes/s",
             format!(
                 "Files that the page cache was asked to forget, by {} readers: more did not help.",
-                found.storage.threads
+                storage.threads
             ),
         ),
         one(
             "fetch_s",
             "Fetching one sample",
-            found.storage.latency_s,
+            storage.latency_s,
             "s",
             "The same, one reader.".into(),
         ),
@@ -320,12 +337,39 @@ fn measured(found: &Measurements, seen: Option<&Seen>, facts: &Facts) -> Vec<Mea
     all
 }
 
+/// Says what else the processors did during a measurement.
+fn beside(cpus_of_others: f64) -> String {
+    if cpus_of_others > quiet::LITTLE {
+        format!("while other programs used {cpus_of_others:.1}")
+    } else {
+        "and no other work".into()
+    }
+}
+
+impl Measurements {
+    /// Returns the processors that other programs used in the measurement that they disturbed most.
+    fn cpus_of_others(&self) -> f64 {
+        let rates = [
+            self.from_storage,
+            self.alone,
+            self.in_full,
+            self.encoded,
+            self.decoded,
+        ];
+        let others = rates.map(|rate| rate.cpus_of_others);
+        let beside = [self.storage.cpus_of_others, self.overlap.cpus_of_others];
+        most(others.into_iter().chain(beside))
+    }
+}
+
 /// Faster than this, the page cache did not forget.
 const TOO_FAST: f64 = 4e9;
 
-fn warnings(found: &Measurements, facts: &Facts, plan: &Plan) -> Vec<String> {
+fn warnings(found: &Measurements, seen: Option<&Seen>, facts: &Facts, plan: &Plan) -> Vec<String> {
     let mut all = Vec::new();
-    if found.storage.bytes_per_s > TOO_FAST {
+    let script = seen.map_or(0.0, |seen| seen.cpus_of_others);
+    all.extend(disturbed(found.cpus_of_others().max(script)));
+    if found.storage.value.bytes_per_s > TOO_FAST {
         all.push("Storage is as fast as memory: this file system keeps its files there, or the page cache does not forget.".into());
     }
     if facts.is_in_page_cache {

@@ -33,6 +33,7 @@ use report::{Dataset, Measured, Present, Report, Setting};
 use script::Seen;
 
 use crate::args::{self, Form};
+use crate::measure::quiet::LITTLE;
 use crate::measure::{Result, usable};
 use crate::progress::Steps;
 use crate::show::is_coloured;
@@ -229,6 +230,17 @@ fn of_job(seen: &Seen) -> Vec<Measured> {
             "Its processor time over its wall time, in the same batches.".into(),
         ),
     ]
+}
+
+/// Warns of measurements during which other programs used the processors, though they were repeated.
+fn disturbed(cpus_of_others: f64) -> Option<String> {
+    (cpus_of_others > LITTLE).then(|| {
+        format!(
+            "Other programs used up to {cpus_of_others:.1} processors during the measurements, also when these were \
+             repeated: rates are lower, and what is predicted is less certain, than on a quiet machine. Analyse again \
+             when it is quiet."
+        )
+    })
 }
 
 #[cfg(test)]

@@ -36,6 +36,10 @@ pub(crate) struct Facts {
     /// How far fetching and preparing overlap: with `a` and `b` seconds of each, both take `(a^p + b^p)^(1/p)`. 1: not at
     /// all; the larger, the more wholly, up to the longer of both.
     pub(super) overlap: f64,
+    /// The worker processes of the script's own dataset. `None` for coprep's own pipelines, whose threads fetch ahead of
+    /// those that prepare.
+    #[serde(default)]
+    pub(super) workers: Option<Workers>,
     /// It is known what each form of a cached sample saves.
     pub(super) has_forms: bool,
     /// Processors of the machine, which the jobs use too.
@@ -53,6 +57,24 @@ pub(crate) struct Prepare {
     pub(super) cpus: f64,
     /// What `from_storage` is with one processor at work: they may share caches, or a core.
     pub(super) alone: f64,
+}
+
+/// Worker processes that run a dataset of the script's own code. Each waits and works for one sample at a time, one after
+/// the other.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Workers {
+    /// Number of processes.
+    pub(super) count: f64,
+    /// Seconds for which one of them waits, per sample, off the processor and not for want of one.
+    pub(super) waits: f64,
+}
+
+impl Workers {
+    /// Seconds in which all of them get `samples` done that take `works` processor seconds each, if storage is
+    /// `slower` times as slow as measured. More processors than workers are of use only to more workers.
+    fn busy(&self, samples: f64, works: f64, cpus: f64, slower: f64) -> f64 {
+        samples * (self.waits * slower + works) / self.count.max(cpus)
+    }
 }
 
 /// What a job does beside waiting.
@@ -169,15 +191,23 @@ impl Facts {
         let prepare = self.samples * made * each * self.prepare.crowding(setting.cpus);
         let jobs = f64::from(setting.jobs);
         let train = self.samples * jobs * self.job.cpu_seconds;
+        let processors =
+            (prepare / setting.cpus).max((prepare + train) / self.processors.max(setting.cpus));
         let storage = setting.storage_bytes_per_s.unwrap_or(self.storage);
         let is_read = setting.storage_bytes_per_s.is_some() || !self.is_in_page_cache;
         Busy {
-            storage: match is_read {
-                true => absent * self.encoded_bytes * made / storage,
-                false => 0.0,
+            storage: if let Some(workers) = self.workers {
+                let samples = self.samples * self.made_per_loader(setting);
+                let busy = workers.busy(samples, each, setting.cpus, self.storage / storage);
+                // Storage's part is what the workers take beyond the processors' time: with more workers than
+                // processors, some work while others wait.
+                (busy - processors).max(0.0)
+            } else if is_read {
+                absent * self.encoded_bytes * made / storage
+            } else {
+                0.0
             },
-            processors: (prepare / setting.cpus)
-                .max((prepare + train) / self.processors.max(setting.cpus)),
+            processors,
             job: self.samples * self.job.seconds / setting.gpu_speed,
         }
     }
@@ -232,6 +262,7 @@ pub(super) mod tests {
             storage: 2e7,
             is_in_page_cache: false,
             overlap: 1e3,
+            workers: None,
             has_forms: true,
             processors: 2.0,
             job: Job {
@@ -280,6 +311,88 @@ pub(super) mod tests {
         let outcome = facts.predict(&slower);
         assert!(close(outcome.epoch_s, 2.0) && close(outcome.prep_stall_s, 0.0));
         assert_eq!(outcome.bottleneck, Bottleneck::Job);
+    }
+
+    /// 1,000 samples of a dataset of the script's own code.
+    fn facts_of_code(count: f64, waits: f64, works: f64) -> Facts {
+        let prepare = Prepare {
+            from_storage: works,
+            from_encoded: works,
+            from_decoded: works,
+            cpus: count.min(2.0),
+            alone: works,
+        };
+        Facts {
+            prepare,
+            in_full: prepare,
+            overlap: 1.0,
+            workers: Some(Workers { count, waits }),
+            has_forms: false,
+            job: Job {
+                seconds: 0.0,
+                cpu_seconds: 0.0,
+            },
+            ..facts()
+        }
+    }
+
+    fn setting_of_code() -> Setting {
+        Setting {
+            form: "off".into(),
+            ..setting()
+        }
+    }
+
+    #[test]
+    fn workers_that_hardly_wait_are_held_up_by_processors() {
+        let facts = facts_of_code(2.0, 59e-6, 4.86e-3);
+        let outcome = facts.predict(&setting_of_code());
+        assert!(close(outcome.epoch_s, (0.059 + 4.86) / 2.0));
+        assert!(close(outcome.fetch_stall_s, 0.059 / 2.0));
+        assert!(close(outcome.prep_stall_s, 4.86 / 2.0));
+        assert_eq!(outcome.bottleneck, Bottleneck::Processors);
+    }
+
+    #[test]
+    fn workers_that_mostly_wait_are_held_up_by_storage() {
+        let facts = facts_of_code(2.0, 9e-3, 1e-3);
+        let outcome = facts.predict(&setting_of_code());
+        assert!(close(outcome.epoch_s, 5.0) && close(outcome.fetch_stall_s, 4.5));
+        assert_eq!(outcome.bottleneck, Bottleneck::Storage);
+        let faster = Setting {
+            storage_bytes_per_s: Some(2.0 * facts.storage),
+            ..setting_of_code()
+        };
+        assert!(close(facts.predict(&faster).epoch_s, 2.75));
+    }
+
+    #[test]
+    fn some_workers_work_while_others_wait() {
+        let outcome = |count| facts_of_code(count, 3e-3, 1e-3).predict(&setting_of_code());
+        assert!(
+            close(outcome(4.0).epoch_s, 1.0),
+            "they wait most of the time"
+        );
+        assert!(
+            close(outcome(16.0).epoch_s, 0.5),
+            "two processors work all the time"
+        );
+        assert!(close(outcome(16.0).fetch_stall_s, 0.0));
+    }
+
+    #[test]
+    fn more_processors_are_of_use_with_as_many_workers() {
+        let facts = facts_of_code(2.0, 1e-3, 3e-3);
+        let with = |cpus| {
+            let outcome = facts.predict(&Setting {
+                cpus,
+                ..setting_of_code()
+            });
+            outcome.epoch_s
+        };
+        assert!(close(with(1.0), 3.0), "two workers share one processor");
+        assert!(close(with(2.0), 2.0));
+        assert!(close(with(4.0), 1.0));
     }
 
     #[test]

@@ -64,9 +64,9 @@ pub(crate) struct Machine {
 pub(crate) struct Dataset {
     pub(crate) name: String,
     pub(crate) samples: u64,
-    /// All samples as they lie in storage.
+    /// All samples as they lie in storage; 0 if that is not known.
     pub(crate) encoded_bytes: u64,
-    /// All samples decoded: estimated from those looked at.
+    /// All samples decoded: estimated from those looked at; 0 if that is not known.
     pub(crate) decoded_bytes: u64,
     /// Pixels of a sample, the mean; of images only.
     pub(crate) mean_pixels: Option<f64>,

@@ -15,6 +15,7 @@ use super::Result;
 use crate::interrupt;
 use crate::measure::group::{self, Group};
 use crate::measure::private::Private;
+use crate::measure::quiet;
 use crate::progress::Steps;
 
 /// What was seen of a script.
@@ -32,6 +33,8 @@ pub(super) struct Seen {
     pub(super) cpu_seconds: f64,
     /// Batches that this is a mean of.
     pub(super) batches: u64,
+    /// Processors that other programs used meanwhile.
+    pub(super) cpus_of_others: f64,
 }
 
 /// Longest time until a script takes its first batch.
@@ -94,6 +97,17 @@ pub(super) fn watch(
     steps: &mut Steps,
 ) -> Result<Seen> {
     let coordinator = Private::start(arguments)?;
+    let script = start(command, &coordinator)?;
+    wait_until_warm(&script, &coordinator, rounds, steps)?;
+    let observed = quiet::measure(|| look(&script, &coordinator, seconds, steps))?;
+    interrupt::check()?;
+    Ok(Seen {
+        cpus_of_others: observed.cpus_of_others,
+        ..observed.value
+    })
+}
+
+fn start(command: &[OsString], coordinator: &Private) -> Result<Script> {
     let [program, rest @ ..] = command else {
         return Err("no command".into());
     };
@@ -105,12 +119,20 @@ pub(super) fn watch(
         // What it prints is not the report.
         .stdout(std::io::stderr());
     let group = Group::spawn(&mut command).map_err(|e| format!("{}: {e}", program.display()))?;
-    let script = Script(group);
+    Ok(Script(group))
+}
+
+fn wait_until_warm(
+    script: &Script,
+    coordinator: &Private,
+    rounds: u64,
+    steps: &mut Steps,
+) -> Result<()> {
     let began = Instant::now();
-    let first = loop {
+    loop {
         let stream = busiest(&coordinator.status()?);
-        if let Some(stream) = stream.filter(|stream| is_warm(stream, rounds)) {
-            break Look::of(&stream);
+        if stream.is_some_and(|stream| is_warm(&stream, rounds)) {
+            return Ok(());
         }
         if began.elapsed() > PATIENCE {
             return Err(format!(
@@ -119,15 +141,16 @@ pub(super) fn watch(
             )
             .into());
         }
-        look_after(&script, steps)?;
-    };
+        look_after(script, steps)?;
+    }
+}
+
+/// Watches the script's jobs for `seconds`, and longer if they take few batches.
+fn look(script: &Script, coordinator: &Private, seconds: f64, steps: &mut Steps) -> Result<Seen> {
+    let first = Look::of(&present(coordinator)?);
     loop {
-        look_after(&script, steps)?;
-        let Some(stream) = busiest(&coordinator.status()?) else {
-            return Err(
-                "the script's jobs left before enough was seen: let it train for longer".into(),
-            );
-        };
+        look_after(script, steps)?;
+        let stream = present(coordinator)?;
         let last = Look::of(&stream);
         let time = first.at.elapsed().as_secs_f64();
         let is_enough = time >= seconds && last.batches >= first.batches + FEWEST;
@@ -136,6 +159,13 @@ pub(super) fn watch(
             return seen(spec, stream, first, last);
         }
     }
+}
+
+/// Returns the stream whose jobs have taken most.
+fn present(coordinator: &Private) -> Result<StreamStatus> {
+    busiest(&coordinator.status()?).ok_or_else(|| {
+        "the script's jobs left before enough was seen: let it train for longer".into()
+    })
 }
 
 fn seen(spec: Option<PipelineSpec>, stream: StreamStatus, first: Look, last: Look) -> Result<Seen> {
@@ -157,6 +187,7 @@ fn seen(spec: Option<PipelineSpec>, stream: StreamStatus, first: Look, last: Loo
         seconds: (time - (last.waited - first.waited)).max(0.0) / samples,
         cpu_seconds: (last.cpu - first.cpu).max(0.0) / samples,
         batches: last.batches - first.batches,
+        cpus_of_others: 0.0,
         stream,
     })
 }

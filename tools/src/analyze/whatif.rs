@@ -189,30 +189,32 @@ impl Varied<'_> {
             .storage_bytes_per_s
             .unwrap_or(self.facts.storage);
         let factors = [0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 10.0];
+        // Of the script's own code only the time that its workers wait is known, and no bytes.
+        let is_in_bytes = self.facts.workers.is_none();
+        let unit = if is_in_bytes { now / MIB } else { 1.0 };
         let x = |factor: f64| X {
-            value: now * factor,
-            text: words::number(now * factor / MIB),
+            value: factor * unit,
+            text: words::number(factor * unit),
             setting: self.with(|s| {
                 if factor != 1.0 {
                     s.storage_bytes_per_s = Some(now * factor);
                 }
             }),
         };
-        let note = match self.facts.is_in_page_cache && self.present.storage_bytes_per_s.is_none() {
-            true => {
-                "Now the whole dataset lies in the kernel's page cache: the other bars are for a dataset that does not."
-            }
-            false => "",
+        let note = if !is_in_bytes {
+            "How fast storage is, as a multiple of now: what workers wait, off the processor, counts as waiting for it."
+        } else if self.facts.is_in_page_cache && self.present.storage_bytes_per_s.is_none() {
+            "Now the whole dataset lies in the kernel's page cache: the other bars are for a dataset that does not."
+        } else {
+            ""
+        };
+        let axis = if is_in_bytes {
+            ("bandwidth", "MiB/s")
+        } else {
+            ("speed", "×")
         };
         let xs = factors.into_iter().map(x).collect();
-        self.simple(
-            "storage",
-            "Storage",
-            ("bandwidth", "MiB/s"),
-            Shape::Bars,
-            note.into(),
-            xs,
-        )
+        self.simple("storage", "Storage", axis, Shape::Bars, note.into(), xs)
     }
 
     fn gpu(&self) -> Series {
@@ -399,7 +401,13 @@ pub(super) fn advice(facts: &Facts, present: &Setting) -> Vec<Advice> {
         offer(
             with(&|s| s.storage_bytes_per_s = Some(2.0 * now)),
             "Storage that is twice as fast".into(),
-            format!("Now it gives {} a second.", human(now as u64)),
+            match facts.workers {
+                None => format!("Now it gives {} a second.", human(now as u64)),
+                Some(workers) => format!(
+                    "Now a worker waits {} for a sample; more workers (num_workers) hide waiting too.",
+                    words::seconds(workers.waits)
+                ),
+            },
         );
     }
     all.retain(|advice| advice.gain_x >= WORTH);

@@ -58,6 +58,12 @@ pub(crate) fn gain(x: f64) -> String {
     format!("{x:.digits$}×")
 }
 
+/// `1 processor`, `2 processors`.
+pub(crate) fn processors(count: f64) -> String {
+    let s = if count == 1.0 { "" } else { "s" };
+    format!("{} processor{s}", number(count))
+}
+
 pub(crate) fn part(part: Part) -> &'static str {
     match part {
         Part::Compute => "compute",
@@ -169,6 +175,9 @@ fn dataset(d: &Dataset) -> String {
 }
 
 fn forms(d: &Dataset) -> String {
+    if d.encoded_bytes == 0 {
+        return "not known".into();
+    }
     let [encoded, decoded] = [d.encoded_bytes, d.decoded_bytes].map(bytes);
     format!("{encoded} encoded, about {decoded} decoded")
 }

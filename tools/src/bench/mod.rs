@@ -23,6 +23,7 @@ use coprep_protocol::message::CacheForm;
 use coprep_protocol::spec::Op;
 
 use crate::measure::private::Private;
+use crate::measure::quiet::LITTLE;
 use crate::measure::{self, From, Plan, Result, usable};
 use crate::progress::Steps;
 use crate::show::is_coloured;
@@ -122,9 +123,6 @@ fn measurements(jobs: u32, with_torch: bool) -> Vec<Measurement> {
     let measurement = |(loader, jobs)| Measurement { loader, jobs };
     wanted.into_iter().map(measurement).collect()
 }
-
-/// Processors that other work may take without being noticed.
-const LITTLE: f64 = 0.3;
 
 fn disturbed(measurement: Measurement, together: &Together) -> Option<String> {
     let others = together.cpus_of_others;

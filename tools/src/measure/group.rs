@@ -50,13 +50,9 @@ impl Group {
 
     /// Processor seconds of those that are there.
     pub(crate) fn cpu_seconds(&self) -> f64 {
-        let Ok(processes) = std::fs::read_dir("/proc") else {
-            return 0.0;
-        };
-        let pids = processes
-            .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-            .filter_map(stat);
-        let ours = pids.filter(|stat| stat.group == self.0.id());
+        let ours = pids()
+            .filter_map(stat)
+            .filter(|stat| stat.group == self.0.id());
         ours.map(|stat| stat.ticks).sum::<f64>() / ticks_per_second()
     }
 }
@@ -72,6 +68,22 @@ impl Drop for Group {
 /// Processor seconds of one process.
 pub(crate) fn cpu_seconds(pid: u32) -> f64 {
     stat(pid).map_or(0.0, |stat| stat.ticks) / ticks_per_second()
+}
+
+/// Returns the processor seconds of a process and of everything that descends from it, those that have ended included.
+pub(crate) fn tree_cpu_seconds(root: u32) -> f64 {
+    let all: Vec<Stat> = pids().filter_map(stat).collect();
+    let mut tree = vec![root];
+    let mut next = 0;
+    while let Some(&parent) = tree.get(next) {
+        let children = all.iter().filter(|stat| stat.parent == parent);
+        tree.extend(children.map(|stat| stat.pid));
+        next += 1;
+    }
+    let ours = all.iter().filter(|stat| tree.contains(&stat.pid));
+    ours.map(|stat| stat.ticks + stat.ticks_of_ended)
+        .sum::<f64>()
+        / ticks_per_second()
 }
 
 /// Processor seconds of all processes of the machine, since it began.
@@ -92,11 +104,20 @@ fn ticks_per_second() -> f64 {
     ticks.unwrap_or(100) as f64
 }
 
+fn pids() -> impl Iterator<Item = u32> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten();
+    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+}
+
 /// A part of `/proc/PID/stat`.
 struct Stat {
+    pid: u32,
+    parent: u32,
     group: u32,
     /// Processor time, in user mode and in the kernel.
     ticks: f64,
+    /// The same of its children that have ended and that it has waited for.
+    ticks_of_ended: f64,
 }
 
 fn stat(pid: u32) -> Option<Stat> {
@@ -104,7 +125,10 @@ fn stat(pid: u32) -> Option<Stat> {
     let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
     let ticks = |i: usize| fields.get(i)?.parse::<f64>().ok();
     Some(Stat {
+        pid,
+        parent: fields.get(1)?.parse().ok()?,
         group: fields.get(2)?.parse().ok()?,
         ticks: ticks(11)? + ticks(12)?,
+        ticks_of_ended: ticks(13)? + ticks(14)?,
     })
 }

@@ -6,10 +6,12 @@
 //! | [`private`] | the coordinator |
 //! | [`job`] | the job |
 //! | [`group`] | processes that are measured, and end with the measurement |
+//! | [`quiet`] | whether other programs used the processors meanwhile |
 
 pub(crate) mod group;
 pub(crate) mod job;
 pub(crate) mod private;
+pub(crate) mod quiet;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,6 +25,7 @@ use crate::interrupt;
 use crate::progress::Steps;
 use job::{Job, Wish};
 use private::Private;
+use quiet::Observed;
 
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -131,7 +134,7 @@ impl Plan {
     ) -> Result<f64> {
         let serve = [format!("--cpus={}", self.cpus)];
         self.open(spec, from, ids, &serve, steps)?
-            .rate(seconds, steps)
+            .rate_once(seconds, steps)
     }
 
     /// A job that has been given `ids` once, so that caches are full; with these arguments of `coprep serve`.
@@ -168,8 +171,12 @@ pub(crate) struct Probe {
 }
 
 impl Probe {
-    /// Samples a second, of `seconds` or one epoch.
-    pub(crate) fn rate(&self, seconds: f64, steps: &mut Steps) -> Result<f64> {
+    /// Measures samples a second, for `seconds` or one epoch, again if other programs use the processors meanwhile.
+    pub(crate) fn rate(&self, seconds: f64, steps: &mut Steps) -> Result<Observed<f64>> {
+        quiet::measure(|| self.rate_once(seconds, steps))
+    }
+
+    fn rate_once(&self, seconds: f64, steps: &mut Steps) -> Result<f64> {
         // What was made ahead while nothing was asked for does not count.
         epochs(&self.job, 0.0, steps)?;
         // Samples are counted where they are made: how many batches are ahead when an epoch ends is chance.

@@ -1,0 +1,141 @@
+//! Whether other programs used the processors during a measurement.
+//!
+//! What analyze and bench report holds for a machine that does nothing else. That is checked: the processor time of the
+//! whole machine, less what this process and all that it started used, is what others used.
+
+use std::time::Instant;
+
+use super::Result;
+use super::group;
+
+/// Processors that others may use without changing a result noticeably.
+pub(crate) const LITTLE: f64 = 0.3;
+/// How often a measurement is made until nobody disturbs it.
+const ATTEMPTS: usize = 3;
+
+/// A result, and how many processors other programs used while it was measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Observed<T> {
+    pub(crate) value: T,
+    pub(crate) cpus_of_others: f64,
+}
+
+impl<T> Observed<T> {
+    pub(crate) fn is_disturbed(&self) -> bool {
+        self.cpus_of_others > LITTLE
+    }
+}
+
+/// The processor time of others, from a moment on.
+pub(crate) struct Clock {
+    began: Instant,
+    others: f64,
+}
+
+impl Clock {
+    pub(crate) fn start() -> Self {
+        Clock {
+            began: Instant::now(),
+            others: others_cpu_seconds(),
+        }
+    }
+
+    /// Returns the mean number of processors that others have used since the start.
+    pub(crate) fn cpus_of_others(&self) -> f64 {
+        let time = self.began.elapsed().as_secs_f64();
+        // A process that ended may take its processor time along before its parent has asked for it.
+        (others_cpu_seconds() - self.others).max(0.0) / time.max(f64::MIN_POSITIVE)
+    }
+}
+
+fn others_cpu_seconds() -> f64 {
+    group::machine_cpu_seconds() - group::tree_cpu_seconds(std::process::id())
+}
+
+/// Measures, and again if other programs disturbed it. Returns the result that was disturbed least.
+pub(crate) fn measure<T>(mut once: impl FnMut() -> Result<T>) -> Result<Observed<T>> {
+    least_disturbed(|| {
+        let clock = Clock::start();
+        let value = once()?;
+        let cpus_of_others = clock.cpus_of_others();
+        Ok(Observed {
+            value,
+            cpus_of_others,
+        })
+    })
+}
+
+fn least_disturbed<T>(mut once: impl FnMut() -> Result<Observed<T>>) -> Result<Observed<T>> {
+    let mut best = once()?;
+    for _ in 1..ATTEMPTS {
+        if !best.is_disturbed() {
+            break;
+        }
+        // What was measured before counts all the same, if it cannot be measured again: a script may have ended.
+        let Ok(other) = once() else { break };
+        if other.cpus_of_others < best.cpus_of_others {
+            best = other;
+        }
+    }
+    Ok(best)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Measures on a machine where others use so many processors, attempt by attempt. Returns the attempt that was
+    /// kept, and the number of attempts.
+    fn kept(others: &[f64]) -> (usize, usize) {
+        let mut made = 0;
+        let best = least_disturbed(|| {
+            let cpus_of_others = others[made];
+            made += 1;
+            Ok(Observed {
+                value: made,
+                cpus_of_others,
+            })
+        });
+        (best.unwrap().value, made)
+    }
+
+    #[test]
+    fn a_disturbed_measurement_is_repeated_until_it_is_quiet() {
+        assert_eq!(kept(&[0.0]), (1, 1));
+        assert_eq!(kept(&[1.5, 0.1, 0.0]), (2, 2));
+    }
+
+    #[test]
+    fn of_measurements_that_are_all_disturbed_the_quietest_counts() {
+        assert_eq!(kept(&[1.5, 0.7, 0.9]), (2, 3));
+    }
+
+    #[test]
+    fn a_measurement_that_cannot_be_repeated_counts() {
+        let mut made = 0;
+        let best = least_disturbed(|| {
+            made += 1;
+            if made > 1 {
+                return Err("the script has ended".into());
+            }
+            Ok(Observed {
+                value: made,
+                cpus_of_others: 2.0,
+            })
+        });
+        assert_eq!(best.unwrap().value, 1);
+    }
+
+    #[test]
+    fn own_work_is_not_the_work_of_others() {
+        let clock = Clock::start();
+        let before = group::tree_cpu_seconds(std::process::id());
+        let end = Instant::now() + std::time::Duration::from_millis(200);
+        while Instant::now() < end {
+            std::hint::black_box(0);
+        }
+        let own = group::tree_cpu_seconds(std::process::id()) - before;
+        assert!(own > 0.0, "{own}");
+        assert!(clock.cpus_of_others().is_finite());
+    }
+}
