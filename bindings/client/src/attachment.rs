@@ -81,12 +81,17 @@ impl Attachment {
         }))
     }
 
-    /// True when one more buffer is more than the share of this consumer.
-    pub(crate) fn is_share_used_up(&self, item: &Item) -> bool {
+    /// Returns whether holding `item` would take one buffer more than the share of this consumer.
+    ///
+    /// # Errors
+    /// When the item is not inside the staging area.
+    pub(crate) fn is_share_used_up(&self, item: &Item) -> Result<bool> {
+        item.check(self.view.layout())?;
         let one_more = *self.count(item.buffer) == 0;
-        one_more && self.buffers_held.load(Ordering::Relaxed) >= self.receiver.share()
+        Ok(one_more && self.buffers_held.load(Ordering::Relaxed) >= self.receiver.share())
     }
 
+    /// Locks the number of slices of `buffer` that are held. The buffer must have been checked.
     fn count(&self, buffer: u32) -> MutexGuard<'_, u32> {
         // A count is changed in one step, so a panic leaves nothing half done.
         self.slices[buffer as usize]
@@ -170,6 +175,61 @@ impl Drop for Slice {
         if self.attachment.owner.is_here() && self.attachment.let_go(self.buffer) {
             // It is held, so there is no error.
             let _ = self.attachment.receiver.release(self.seq);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use coprep_cache::handover::{Doorbell, ItemKind, Sender};
+    use coprep_cache::staging::StagingPool;
+
+    const BUFFERS: u32 = 2;
+
+    /// An attachment to a staging area of two buffers, and the coordinator's side of it.
+    fn attachment() -> (Arc<Attachment>, StagingPool, Sender) {
+        let index = Field {
+            name: "index".into(),
+            dtype: Dtype::I64,
+            shape: Vec::new(),
+        };
+        let layout = Layout::new(&[index.sample_bytes()], 4, BUFFERS).unwrap();
+        let pool = StagingPool::create(layout).unwrap();
+        let sender = Sender::create(8).unwrap();
+        let (deliver, reply) = sender.fds().unwrap();
+        let doorbell = Doorbell::new().unwrap().fd().unwrap();
+        let attached = Attached {
+            stream: 1,
+            job: 1,
+            seed: 1,
+            dataset_samples: 8,
+            job_samples: 8,
+            classes: Vec::new(),
+            fields: vec![index],
+            slots: 4,
+            buffers: BUFFERS,
+            epoch: 0,
+            structure: Vec::new(),
+        };
+        let descriptors = vec![pool.reader_fd().unwrap(), deliver, reply, doorbell];
+        let attachment = Attachment::open(&attached, descriptors).unwrap();
+        (attachment, pool, sender)
+    }
+
+    #[test]
+    fn an_item_outside_the_staging_area_is_an_error_before_anything_is_looked_up() {
+        let (attachment, _pool, _sender) = attachment();
+        let part = |buffer| Item {
+            kind: ItemKind::Part as u32,
+            buffer,
+            len: 4,
+            ..Item::default()
+        };
+        assert!(attachment.is_share_used_up(&part(BUFFERS - 1)).is_ok());
+        for buffer in [BUFFERS, u32::MAX] {
+            assert!(attachment.is_share_used_up(&part(buffer)).is_err());
+            assert!(attachment.hold(0, &part(buffer)).is_err());
         }
     }
 }

@@ -74,7 +74,10 @@ fn framed(body: &[u8]) -> Vec<u8> {
 }
 
 fn seeds() -> Vec<Vec<u8>> {
-    let requests = [Request::Status { slow: 3 }, Request::Attach(Box::new(attach()))];
+    let requests = [
+        Request::Status { slow: 3 },
+        Request::Attach(Box::new(attach())),
+    ];
     let replies = [Reply::Stopping, Reply::Attached(Box::new(attached()))];
     let frames = requests
         .iter()

@@ -1,0 +1,432 @@
+//! A coordinator that says and publishes whatever it likes, and a client that attaches to it, takes batches, leaves an
+//! epoch, and asks for its state: never a panic, never a byte out of bounds, never a wait without end. An id that the
+//! client gave counts once in an epoch.
+//!
+//! An input says what the coordinator answers to the request for a place, which descriptors come along, which items it
+//! publishes, and what it replies to later requests.
+#![no_main]
+#![expect(unsafe_code, reason = "reads what a user would read, by its address")]
+
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use coprep_cache::handover::{Doorbell, Item, Sender};
+use coprep_cache::staging::{Layout, StagingPool};
+use coprep_client::loader::Options;
+use coprep_client::{Event, Loader, no_pulse};
+use coprep_fuzz::Bytes;
+use coprep_protocol::frame::{self, to_bytes};
+use coprep_protocol::message::{
+    Attach, Attached, CacheRequest, Refusal, RefusalKind, Reply, Request, Resume, SampleError,
+};
+use coprep_protocol::place::Place;
+use coprep_protocol::spec::{Dtype, Field, FileList, PipelineSpec, Source};
+use libfuzzer_sys::fuzz_target;
+
+const SAMPLES: u32 = 64;
+const BATCH_SIZE: u32 = 4;
+const CAPACITY: u32 = 16;
+/// Longest wait of the client for anything.
+const TIMEOUT: Duration = Duration::from_millis(20);
+/// How long the coordinator waits for the client's next request.
+const PATIENCE: Duration = Duration::from_millis(4);
+/// Events that the client asks for in an epoch, at most.
+const MOST_EVENTS: usize = 24;
+
+fuzz_target!(init: init(), |data: &[u8]| {
+    let mut script = Bytes(data);
+    let coordinator = Coordinator::from_input(&mut script);
+    let rest = script.0.to_vec();
+    std::thread::scope(|scope| {
+        let served = scope.spawn(|| coordinator.serve(&rest));
+        train();
+        // Whoever still waits for a connection is let go.
+        drop(UnixStream::connect(&place().socket));
+        served.join().expect("the coordinator's side does not panic");
+    });
+});
+
+fn init() {
+    coprep_fuzz::seed(&seeds());
+    listener();
+}
+
+fn folder() -> &'static PathBuf {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let folder = std::env::temp_dir().join(format!("coprep-fuzz-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a temporary folder");
+        folder
+    })
+}
+
+fn place() -> Place {
+    Place::at(folder().join("socket"))
+}
+
+fn listener() -> &'static UnixListener {
+    static LISTENER: OnceLock<UnixListener> = OnceLock::new();
+    LISTENER.get_or_init(|| {
+        let socket = place().socket;
+        let _ = std::fs::remove_file(&socket);
+        UnixListener::bind(socket).expect("a socket")
+    })
+}
+
+// The client.
+
+fn train() {
+    let options = Options {
+        place: place(),
+        name: "fuzz".into(),
+        program: Some("/bin/false".into()),
+        attach: attach(),
+        code: None,
+        timeout: TIMEOUT,
+        reconnect: Duration::ZERO,
+        pulse: no_pulse(),
+    };
+    let loader = Loader::new(options).expect("nothing is resumed");
+    let _ = epochs(&loader);
+    loader.close();
+}
+
+/// Two epochs, the first one left in the middle, with a batch held across the border.
+fn epochs(loader: &Loader) -> coprep_client::Result<()> {
+    let mut held = None;
+    for epoch in 0..2 {
+        loader.start_epoch()?;
+        let mut given = Vec::new();
+        for _ in 0..MOST_EVENTS {
+            match loader.next(Duration::from_millis(1)) {
+                Ok(Event::Batch(batch)) => {
+                    read(&batch);
+                    given.push(batch.samples());
+                    held = Some(batch);
+                }
+                Ok(Event::EndOfEpoch) => break,
+                Ok(Event::NotYet) | Err(coprep_client::Error::Sample(_)) => {}
+                Err(e) => return Err(e),
+            }
+            if epoch == 0 && given.len() == 3 {
+                break;
+            }
+        }
+        let state = loader.state()?;
+        let all: u64 = given.iter().map(|&n| u64::from(n)).sum();
+        assert!(state.delivered.len() <= all + u64::from(SAMPLES));
+    }
+    drop(held);
+    Ok(())
+}
+
+/// Looks at the first and the last element of every field of a batch, by the addresses that a user is given.
+fn read(batch: &coprep_client::Batch) {
+    for array in batch.arrays() {
+        let bytes = array.shape.iter().product::<usize>() * element_bytes(array.dtype);
+        for at in [0, bytes.saturating_sub(1)]
+            .into_iter()
+            .filter(|_| bytes > 0)
+        {
+            // SAFETY: the batch promises that this many bytes can be read as long as the array lives. That promise is
+            // what is tested: where it is broken, the fuzzer sees the fault.
+            let _ = unsafe {
+                std::ptr::with_exposed_provenance::<u8>(array.address() + at).read_volatile()
+            };
+        }
+    }
+}
+
+fn element_bytes(dtype: Dtype) -> usize {
+    let one = Field {
+        name: String::new(),
+        dtype,
+        shape: Vec::new(),
+    };
+    one.sample_bytes()
+}
+
+fn attach() -> Attach {
+    Attach {
+        pipeline: PipelineSpec {
+            source: Source::Files(FileList {
+                paths: vec!["/data/a.jpg".into()],
+                labels: vec![0],
+            }),
+            ops: Vec::new(),
+        },
+        code: None,
+        seed: None,
+        seed_hint: None,
+        shuffle: true,
+        relaxed: false,
+        cache: CacheRequest {
+            form: None,
+            bytes: None,
+            lru: false,
+            reuse: 0,
+        },
+        batch_size: BATCH_SIZE,
+        drop_last: false,
+        rank: 0,
+        world_size: 1,
+        group: String::new(),
+        subset: None,
+        resume: None,
+        dataset_samples: None,
+        cohort: None,
+        skip_errors: false,
+    }
+}
+
+// The coordinator.
+
+/// What it makes, and what it says of that.
+struct Coordinator {
+    /// How the staging area is.
+    fields: Vec<Field>,
+    slots: u32,
+    buffers: u32,
+    /// What is told.
+    attached: Attached,
+    /// Which descriptors come along, by number: staging, deliver, reply, doorbell.
+    descriptors: Vec<u8>,
+    items: Vec<Item>,
+}
+
+impl Coordinator {
+    fn from_input(input: &mut Bytes) -> Self {
+        let fields: Vec<Field> = (0..1 + input.byte() % 3).map(|_| field(input)).collect();
+        let fields = fields.into_iter().chain([index()]).collect::<Vec<_>>();
+        let (slots, buffers) = (
+            1 + u32::from(input.byte() % 8),
+            1 + u32::from(input.byte() % 4),
+        );
+        let mut attached = attached(&fields, slots, buffers);
+        let mut descriptors = vec![0, 1, 2, 3];
+        lie(input, &mut attached, &mut descriptors);
+        let items = (0..input.byte() % CAPACITY as u8)
+            .map(|_| item(input))
+            .collect();
+        Coordinator {
+            fields,
+            slots,
+            buffers,
+            attached,
+            descriptors,
+            items,
+        }
+    }
+
+    /// Serves one client, as the script says, until it has left.
+    fn serve(&self, script: &[u8]) {
+        let Ok((socket, _)) = listener().accept() else {
+            return;
+        };
+        let _ = socket.set_read_timeout(Some(Duration::from_secs(5)));
+        let _ = socket.set_write_timeout(Some(Duration::from_secs(5)));
+        let _ = self.talk(&socket, &mut Bytes(script));
+        drop(socket);
+        refuse_others();
+    }
+
+    fn talk(&self, socket: &UnixStream, script: &mut Bytes) -> Option<()> {
+        let (Request::Hello { .. }, _) = frame::receive::<Request>(socket).ok()? else {
+            return None;
+        };
+        let version = "fuzz".into();
+        frame::send(socket, &Reply::Welcome { pid: 1, version }, &[]).ok()?;
+        let (Request::Attach(_), _) = frame::receive::<Request>(socket).ok()? else {
+            return None;
+        };
+        let layout = layout(&self.fields, self.slots, self.buffers)?;
+        let pool = StagingPool::create(layout).ok()?;
+        let mut sender = Sender::create(CAPACITY).ok()?;
+        let doorbell = Doorbell::new().ok()?;
+        sender.set_share(2);
+        let (deliver, reply) = sender.fds().ok()?;
+        let made = [pool.reader_fd().ok()?, deliver, reply, doorbell.fd().ok()?];
+        let chosen: Vec<RawFd> = self.descriptors.iter().map(|n| raw(&made, *n)).collect();
+        let attached = Reply::Attached(Box::new(self.attached.clone()));
+        frame::send(socket, &attached, &chosen).ok()?;
+        for item in &self.items {
+            sender.publish(*item).ok()?;
+        }
+        // A client that waits for something is hung up on soon, so that an input takes milliseconds.
+        let _ = socket.set_read_timeout(Some(PATIENCE));
+        while let Ok((request, _)) = frame::receive::<Request>(socket) {
+            let _ = sender.taken();
+            let _ = sender.poll_released(drop);
+            answer(socket, &request, script)?;
+        }
+        Some(())
+    }
+}
+
+fn raw(made: &[OwnedFd; 4], number: u8) -> RawFd {
+    made[usize::from(number) % made.len()].as_raw_fd()
+}
+
+/// Clients that come again are told to go, until one comes that says nothing.
+fn refuse_others() {
+    loop {
+        let Ok((socket, _)) = listener().accept() else {
+            return;
+        };
+        let _ = socket.set_read_timeout(Some(Duration::from_secs(5)));
+        let Ok((Request::Hello { .. }, _)) = frame::receive::<Request>(&socket) else {
+            return;
+        };
+        let refused = Reply::Refused(Refusal {
+            kind: RefusalKind::Invalid,
+            message: "go".into(),
+            sample: None,
+        });
+        let _ = frame::send(&socket, &refused, &[]);
+    }
+}
+
+/// Says something in return, which the request may or may not have been for.
+fn answer(socket: &UnixStream, request: &Request, script: &mut Bytes) -> Option<()> {
+    let reply = match (request, script.byte() % 8) {
+        (Request::EpochStarted { .. }, 0..=5) => return Some(()),
+        (_, 0) => return None,
+        (_, 1) => {
+            let len = script.small() as usize % 256;
+            return std::io::Write::write_all(&mut &*socket, script.some(len)).ok();
+        }
+        (_, 2) => Reply::SampleError(sample_error(script)),
+        (Request::State { epoch, .. }, _) => Reply::State(Resume {
+            epoch: *epoch,
+            delivered: script.some(40).to_vec(),
+            batches: script.small(),
+        }),
+        (Request::Explain, _) => Reply::Explanation("why".into()),
+        _ => Reply::Restarted {
+            epoch: number(script),
+            first_seq: number(script),
+        },
+    };
+    frame::send(socket, &reply, &[]).ok()
+}
+
+/// Mostly small.
+fn number(input: &mut Bytes) -> u64 {
+    match input.byte() {
+        255 => u64::from_le_bytes(input.take()),
+        254 => u64::MAX,
+        small => u64::from(small % 32),
+    }
+}
+
+fn sample_error(script: &mut Bytes) -> SampleError {
+    SampleError {
+        tag: number(script),
+        id: script.byte().into(),
+        path: "/data/a.jpg".into(),
+        stage: "decode".into(),
+        message: "broken".into(),
+        worker: String::new(),
+        exception: script.some(16).to_vec(),
+    }
+}
+
+fn field(input: &mut Bytes) -> Field {
+    let dtype = [Dtype::U8, Dtype::I64, Dtype::F32][usize::from(input.byte() % 3)];
+    let axes = input.byte() % 4;
+    Field {
+        name: ["image", "label", "index"][usize::from(input.byte() % 3)].into(),
+        dtype,
+        shape: (0..axes).map(|_| u32::from(input.byte() % 9)).collect(),
+    }
+}
+
+fn index() -> Field {
+    Field {
+        name: "index".into(),
+        dtype: Dtype::I64,
+        shape: Vec::new(),
+    }
+}
+
+fn layout(fields: &[Field], slots: u32, buffers: u32) -> Option<Layout> {
+    let sizes: Vec<usize> = fields.iter().map(Field::sample_bytes).collect();
+    Layout::new(&sizes, slots, buffers).ok()
+}
+
+fn attached(fields: &[Field], slots: u32, buffers: u32) -> Attached {
+    Attached {
+        stream: 1,
+        job: 2,
+        seed: 3,
+        dataset_samples: SAMPLES,
+        job_samples: SAMPLES,
+        classes: Vec::new(),
+        fields: fields.to_vec(),
+        slots,
+        buffers,
+        epoch: 0,
+        structure: Vec::new(),
+    }
+}
+
+/// Makes what is told differ from what is made.
+fn lie(input: &mut Bytes, attached: &mut Attached, descriptors: &mut Vec<u8>) {
+    match input.byte() % 16 {
+        0 => attached.slots = u32::from_le_bytes(input.take()),
+        1 => attached.buffers = u32::from_le_bytes(input.take()),
+        2 => attached.fields = (0..input.byte() % 4).map(|_| field(input)).collect(),
+        3 => {
+            for axis in attached.fields.iter_mut().flat_map(|f| &mut f.shape) {
+                *axis = u32::from_le_bytes(input.take());
+            }
+        }
+        4 => descriptors.truncate(usize::from(input.byte() % 4)),
+        5 => descriptors.push(input.byte() % 4),
+        6 => descriptors.iter_mut().for_each(|d| *d = input.byte() % 4),
+        7 => attached.epoch = number(input),
+        8 => attached.dataset_samples = u32::from_le_bytes(input.take()),
+        _ => {}
+    }
+}
+
+fn item(input: &mut Bytes) -> Item {
+    let wild = input.byte();
+    let mut word = |bit: u8, most: u32| {
+        if wild & bit == bit && bit != 0 && wild > 200 {
+            u32::from_le_bytes(input.take())
+        } else {
+            u32::from(input.byte()) % most
+        }
+    };
+    let (kind, buffer, start) = (word(1, 4), word(2, 5), word(4, 8));
+    let (len, flags) = (word(8, 9), word(0, 4));
+    Item {
+        kind,
+        buffer,
+        start,
+        len,
+        flags,
+        pool: 0,
+        epoch: number(input),
+        tag: number(input),
+    }
+}
+
+fn seeds() -> Vec<Vec<u8>> {
+    // One field of three bytes, four slots, two buffers, no lie, and three parts of four samples.
+    let mut honest = vec![0, 0, 1, 0, 3, 3, 1, 15, 3];
+    for buffer in [0, 1, 0] {
+        honest.extend([0, 1, buffer, 0, 4, 1, 0, 0]);
+    }
+    let mut failing = honest.clone();
+    failing.extend([0, 3, 0, 0, 0, 0, 0, 7, 2, 7]);
+    let frame = to_bytes(&Reply::Stopping).expect("memory");
+    let mut babbling = honest.clone();
+    babbling.extend([1, frame.len() as u8, 0]);
+    babbling.extend(frame);
+    vec![honest, failing, babbling, vec![0; 64]]
+}
