@@ -5,10 +5,13 @@ use std::sync::Arc;
 
 use roaring::RoaringBitmap;
 
+use crate::ascending;
 use crate::draw::{self, Key, mix};
 use crate::job::{Job, JobView, Waiting};
 use crate::need::Need;
-use crate::{AttachError, Cohort, Config, Draw, JobId, JobSpec, Minibatch, Resume, Target};
+use crate::{
+    AttachError, Cohort, Config, Draw, DrawOrder, JobId, JobSpec, Minibatch, Resume, Target,
+};
 
 /// The state of a stream's jobs. See the crate.
 #[derive(Debug, Clone)]
@@ -43,7 +46,8 @@ struct Unit {
     starves: bool,
     /// Largest number of minibatches a member was passed over.
     passed_over: u32,
-    need: u64,
+    /// The smallest leads, among units that otherwise have an equal right to.
+    precedence: u64,
 }
 
 /// What was chosen: who, and from what is drawn.
@@ -239,8 +243,12 @@ impl Scheduler {
     }
 
     /// Another sample for the place of `bad` in a minibatch for `targets`: one that all of them need. None
-    /// if there is none: the minibatch gets shorter.
+    /// if there is none: the minibatch gets shorter. In ascending order there never is one.
     pub fn replace(&mut self, targets: &[Target], bad: u32) -> Option<Draw> {
+        // A later id would come too early, and those between it and its place would come after it.
+        if self.config.order == DrawOrder::Ascending {
+            return None;
+        }
         let jobs = || {
             targets
                 .iter()
@@ -344,12 +352,15 @@ impl Scheduler {
             } else {
                 0
             };
-            (std::cmp::Reverse(overdue), !u.starves, u.need)
+            (std::cmp::Reverse(overdue), !u.starves, u.precedence)
         });
         let lead = units.first()?.clone();
         // Rule 3: from the second on, starving or not does not matter.
-        units[1..].sort_by_key(|u| u.need);
-        let choice = self.choose(&lead, &units[1..]);
+        units[1..].sort_by_key(|u| u.precedence);
+        let choice = match self.config.order {
+            DrawOrder::Ascending => self.choose_ascending(&lead, &units[1..]),
+            DrawOrder::Random | DrawOrder::AscendingInCommon => self.choose(&lead, &units[1..]),
+        };
         for id in units.iter().filter(|u| u.starves).flat_map(|u| &u.members) {
             if let Some(job) = self.jobs.get_mut(id) {
                 job.passed_over += 1;
@@ -404,18 +415,35 @@ impl Scheduler {
             is_cohort,
             starves: jobs().any(|job| job.starves(&self.config)),
             passed_over: jobs().map(|job| job.passed_over).max().unwrap_or(0),
-            need: jobs().map(|job| job.need.len()).min().unwrap_or(0),
+            precedence: jobs()
+                .map(|job| self.precedence(job))
+                .min()
+                .unwrap_or(0),
             members,
         }
+    }
+
+    fn precedence(&self, job: &Job) -> u64 {
+        match self.config.order {
+            DrawOrder::Random | DrawOrder::AscendingInCommon => job.need.len(),
+            // Who is behind catches up with those ahead, and shares with them from there on.
+            DrawOrder::Ascending => u64::from(job.need.ids().min().unwrap_or(0)),
+        }
+    }
+
+    /// Samples of the next minibatch that is made for `lead`.
+    fn want(&self, lead: &Unit) -> u64 {
+        // Members of a cohort that drop their last batch may end before others.
+        let deliverable = lead.members.iter().map(|id| self.jobs[id].deliverable());
+        let want = deliverable.min().unwrap_or(0);
+        want.min(u64::from(self.config.slots))
     }
 
     fn choose(&self, lead: &Unit, others: &[Unit]) -> Choice {
         let first = lead.members[0];
         let job = &self.jobs[&first];
         let slots = u64::from(self.config.slots);
-        // Members of a cohort that drop their last batch may end before others.
-        let deliverable = lead.members.iter().map(|id| self.jobs[id].deliverable());
-        let want = deliverable.min().unwrap_or(0).min(slots);
+        let want = self.want(lead);
         let ends = want == job.deliverable();
         let takes_all = |id: &JobId| {
             let other = &self.jobs[id];
@@ -485,6 +513,32 @@ impl Scheduler {
         }
     }
 
+    /// The next ids of `lead`, and everybody who needs just these next.
+    fn choose_ascending(&self, lead: &Unit, others: &[Unit]) -> Choice {
+        let first = lead.members[0];
+        let need = &self.jobs[&first].need;
+        let mut ids = ascending::next_ids(need, self.want(lead));
+        let elsewhere = self.jobs.values().filter(|job| !job.need.shares_bitmap(need));
+        let meeting_points =
+            elsewhere.filter_map(|job| ascending::meeting_point(need, &ids, &job.need));
+        if let Some(nearest) = meeting_points.min() {
+            ids.truncate(nearest);
+        }
+        let takes_part = |id: &&JobId| {
+            let job = &self.jobs[id];
+            job.deliverable() >= ids.len() as u64 && ascending::begins_with(&job.need, &ids)
+        };
+        let others = others.iter().filter(|u| !u.is_cohort);
+        let others = others.flat_map(|u| &u.members);
+        let everyone = lead.members[1..].iter().chain(others).filter(takes_part);
+        Choice {
+            lead: first,
+            targets: std::iter::once(first).chain(everyone.copied()).collect(),
+            is_cohort: lead.is_cohort,
+            ids,
+        }
+    }
+
     fn key(&self, job: &Job, salt: u64) -> Key {
         Key {
             seed: self.config.seed,
@@ -495,10 +549,9 @@ impl Scheduler {
     }
 
     fn draw(&self, from: &RoaringBitmap, count: u32, key: Key) -> Vec<u32> {
-        if self.config.shuffle {
-            draw::random(from, count, key)
-        } else {
-            draw::ascending(from, count)
+        match self.config.order {
+            DrawOrder::Random => draw::random(from, count, key),
+            DrawOrder::Ascending | DrawOrder::AscendingInCommon => draw::ascending(from, count),
         }
     }
 

@@ -5,7 +5,7 @@
 mod audit;
 mod world;
 
-use coprep_scheduler::{Cohort, Config, Draw, JobId, JobSpec, Resume, Scheduler};
+use coprep_scheduler::{Cohort, Config, Draw, DrawOrder, JobId, JobSpec, Resume, Scheduler};
 use proptest::prelude::*;
 use roaring::RoaringBitmap;
 use world::{Op, World};
@@ -38,8 +38,16 @@ fn config(samples: u32, slots: u32, seed: u64) -> Config {
         depth: 8,
         low_water: 2,
         seed,
-        shuffle: true,
+        order: DrawOrder::Random,
     }
+}
+
+fn orders() -> impl Strategy<Value = DrawOrder> {
+    prop_oneof![
+        2 => Just(DrawOrder::Random),
+        2 => Just(DrawOrder::Ascending),
+        1 => Just(DrawOrder::AscendingInCommon),
+    ]
 }
 
 /// A job on samples `from..from + len` of 200, or on all.
@@ -98,12 +106,12 @@ proptest! {
 
     #[test]
     fn every_promise_holds_and_every_job_gets_on(
-        samples in 1..200u32, slots in 1..24u32, shuffle: bool, spare in 0..20u32, bad: bool, mut ops in ops(),
+        samples in 1..200u32, slots in 1..24u32, order in orders(), spare in 0..20u32, bad: bool, mut ops in ops(),
     ) {
         if !bad {
             without_bad(&mut ops);
         }
-        let config = Config { shuffle, ..config(samples, slots, 7) };
+        let config = Config { order, ..config(samples, slots, 7) };
         let mut world = World::new(config, (1, 1 + spare));
         ops.into_iter().for_each(|op| world.apply(op));
         world.everybody_reads();
@@ -112,10 +120,11 @@ proptest! {
 
     #[test]
     fn a_paused_job_stops_nobody_while_there_are_two_buffers_each_and_two(
-        samples in 1..200u32, slots in 1..24u32, mut ops in ops(),
+        samples in 1..200u32, slots in 1..24u32, order in orders(), mut ops in ops(),
     ) {
         without_bad(&mut ops);
-        let mut world = World::new(config(samples, slots, 7), (2, 2));
+        let config = Config { order, ..config(samples, slots, 7) };
+        let mut world = World::new(config, (2, 2));
         ops.into_iter().for_each(|op| world.apply(op));
         world.everybody_finishes_an_epoch();
     }

@@ -26,7 +26,7 @@ use coprep_protocol::message::{
     Attach, Attached, CacheForm, CostStatus, Resume, SampleCost, StreamStatus,
 };
 use coprep_protocol::spec::{Field, PipelineSpec, UserDataset};
-use coprep_scheduler::{Config, Draw, Minibatch, Scheduler};
+use coprep_scheduler::{Config, Draw, DrawOrder, Minibatch, Scheduler};
 
 use crate::caches::Cache;
 use crate::due_queue::Moment;
@@ -61,6 +61,18 @@ pub(crate) struct StreamKey {
     pub(crate) lru: bool,
     pub(crate) reuse: u32,
     pub(crate) relaxed: bool,
+}
+
+impl StreamKey {
+    /// Returns the order of samples that its jobs are promised.
+    fn draw_order(&self) -> DrawOrder {
+        match (self.shuffle, self.relaxed) {
+            (true, _) => DrawOrder::Random,
+            (false, false) => DrawOrder::Ascending,
+            // A job that asked for relaxed order cares for the set of samples, and shares more of them.
+            (false, true) => DrawOrder::AscendingInCommon,
+        }
+    }
 }
 
 /// What a stream is made of.
@@ -134,7 +146,7 @@ impl Stream {
             depth: QUEUE_DEPTH,
             low_water: LOW_WATER,
             seed: blueprint.seed,
-            shuffle: blueprint.key.shuffle,
+            order: blueprint.key.draw_order(),
         };
         let layout = pool.layout();
         let replay = blueprint

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use coprep_scheduler::{Config, JobId, Scheduler};
+use coprep_scheduler::{Config, DrawOrder, JobId, Scheduler};
 
 use crate::model::Plan;
 use crate::report::{Report, most};
@@ -41,7 +41,7 @@ fn times(periods: &[u32]) -> Vec<Duration> {
         depth: 8,
         low_water: 2,
         seed: 1,
-        shuffle: true,
+        order: DrawOrder::Random,
     };
     let mut scheduler = Scheduler::new(config);
     for at in 0..periods.len() as u64 {

@@ -3,7 +3,7 @@
 use crate::model::{self, Jitter, Plan, Setup};
 use crate::random::Random;
 use crate::report::{Report, most};
-use coprep_scheduler::Cohort;
+use coprep_scheduler::{Cohort, DrawOrder};
 
 /// One history. `ranks`: jobs may have several.
 pub(crate) fn random_setup(seed: u64, ranks: bool) -> Setup {
@@ -63,6 +63,7 @@ pub(crate) fn random_setup(seed: u64, ranks: bool) -> Setup {
         horizon,
         seed,
         depth: 8,
+        order: DrawOrder::Random,
         plans,
     }
 }

@@ -8,7 +8,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
-use coprep_scheduler::{Config, Delivery, JobId, JobSpec, Resume, Scheduler};
+use coprep_scheduler::{Config, Delivery, DrawOrder, JobId, JobSpec, Resume, Scheduler};
 use roaring::RoaringBitmap;
 
 use crate::audit::Audit;
@@ -68,6 +68,7 @@ pub(crate) struct Setup {
     pub(crate) horizon: f64,
     pub(crate) seed: u64,
     pub(crate) depth: u32,
+    pub(crate) order: DrawOrder,
     pub(crate) plans: Vec<Plan>,
 }
 
@@ -168,11 +169,11 @@ impl Model {
             depth: setup.depth,
             low_water: 2,
             seed: setup.seed,
-            shuffle: true,
+            order: setup.order,
         };
         let mut model = Model {
             scheduler: Scheduler::new(config),
-            audit: Audit::new(setup.samples, setup.slots),
+            audit: Audit::new(setup.samples, setup.slots, setup.order),
             now: 0.0,
             events: BinaryHeap::new(),
             count: 0,

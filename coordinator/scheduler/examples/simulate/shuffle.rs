@@ -3,7 +3,7 @@
 
 use crate::model::{self, Plan, Setup};
 use crate::report::Report;
-use coprep_scheduler::Cohort;
+use coprep_scheduler::{Cohort, DrawOrder};
 
 const SLOTS: u32 = 16;
 const SAMPLES: u32 = SLOTS * 100;
@@ -57,6 +57,7 @@ pub(crate) fn shuffle(report: &mut Report) {
             horizon: 10_000.0,
             seed: 3,
             depth: 8,
+            order: DrawOrder::Random,
             plans,
         };
         let jobs = model::run_and_record(&setup).jobs;

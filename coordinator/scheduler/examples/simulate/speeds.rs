@@ -3,6 +3,7 @@
 use crate::model::{self, Plan, Setup};
 use crate::random::Random;
 use crate::report::{Report, least, most};
+use coprep_scheduler::DrawOrder;
 
 const SLOTS: u32 = 16;
 const MINIBATCHES: u32 = 100;
@@ -18,6 +19,7 @@ fn setup(prep: f64, plans: Vec<Plan>) -> Setup {
         horizon: HORIZON,
         seed: 1,
         depth: 8,
+        order: DrawOrder::Random,
         plans,
     }
 }

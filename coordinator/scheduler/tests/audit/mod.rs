@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use coprep_scheduler::{Delivery, JobId, JobSpec, Minibatch, Resume, Target};
+use coprep_scheduler::{Delivery, DrawOrder, JobId, JobSpec, Minibatch, Resume, Target};
 use roaring::RoaringBitmap;
 
 /// What a job may still be given, and how its batches went.
@@ -12,6 +12,8 @@ struct Book {
     set: RoaringBitmap,
     epoch: u64,
     left: RoaringBitmap,
+    /// The sample of this epoch that it was dealt last.
+    last: Option<u32>,
     /// By rank.
     ranks: Vec<Rank>,
 }
@@ -28,15 +30,17 @@ struct Rank {
 pub(crate) struct Audit {
     samples: u32,
     slots: u32,
+    order: DrawOrder,
     bad: RoaringBitmap,
     books: BTreeMap<JobId, Book>,
 }
 
 impl Audit {
-    pub(crate) fn new(samples: u32, slots: u32) -> Self {
+    pub(crate) fn new(samples: u32, slots: u32, order: DrawOrder) -> Self {
         Audit {
             samples,
             slots,
+            order,
             bad: RoaringBitmap::new(),
             books: BTreeMap::new(),
         }
@@ -50,6 +54,7 @@ impl Audit {
             spec: spec.clone(),
             epoch: 0,
             left: RoaringBitmap::new(),
+            last: None,
             ranks: Vec::new(),
         };
         let resume = spec.resume.clone().unwrap_or(Resume {
@@ -85,6 +90,7 @@ impl Audit {
     /// `id` is given to all of `targets` in place of a bad sample.
     pub(crate) fn replaced(&mut self, targets: &[Target], id: u32) {
         assert!(!self.bad.contains(id), "{id} is known to be bad");
+        assert_ne!(self.order, DrawOrder::Ascending, "{id} comes too early");
         for target in targets {
             let Some(book) = self.books.get_mut(&target.job) else {
                 continue;
@@ -135,6 +141,7 @@ impl Audit {
 
     fn delivered(&mut self, d: &Delivery, ids: &[u32]) {
         let bad = self.bad.clone();
+        let ascends = self.order == DrawOrder::Ascending;
         let book = self.book(d.job);
         assert_eq!(
             d.epoch, book.epoch,
@@ -145,6 +152,12 @@ impl Audit {
             assert!(
                 book.left.remove(*id),
                 "{id} was given to {:?} before, or is not its",
+                d.job
+            );
+            let before = book.last.replace(*id);
+            assert!(
+                !ascends || before.is_none_or(|before| before < *id),
+                "{:?} is given {id} after {before:?}",
                 d.job
             );
         }
@@ -164,6 +177,7 @@ impl Audit {
 impl Book {
     fn begin(&mut self, epoch: u64, bad: &RoaringBitmap) {
         self.epoch = epoch;
+        self.last = None;
         self.left = self.set.clone();
         // If all that is left would be dropped, or is nothing, its user gets the bad ones too.
         let good = &self.set - bad;

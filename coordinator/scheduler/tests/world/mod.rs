@@ -85,7 +85,7 @@ impl World {
     pub(crate) fn new(config: Config, pool: (u32, u32)) -> Self {
         World {
             samples: config.samples,
-            audit: Audit::new(config.samples, config.slots),
+            audit: Audit::new(config.samples, config.slots, config.order),
             scheduler: Scheduler::new(config),
             jobs: BTreeMap::new(),
             pool,
