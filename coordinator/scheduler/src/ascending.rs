@@ -9,10 +9,7 @@ pub(crate) fn next_ids(need: &Need, count: u64) -> Vec<u32> {
 
 /// Returns whether `ids` are the next ids of a job with this need.
 pub(crate) fn begins_with(need: &Need, ids: &[u32]) -> bool {
-    need.ids()
-        .iter()
-        .take(ids.len())
-        .eq(ids.iter().copied())
+    need.ids().iter().take(ids.len()).eq(ids.iter().copied())
 }
 
 /// Returns how many of its next `ids` the job in front is to be dealt to stand where `other` stands, if both
@@ -42,16 +39,31 @@ mod tests {
         let behind = need(0..100);
         let ids = next_ids(&behind, 8);
         assert_eq!(meeting_point(&behind, &ids, &need(5..100)), Some(5));
-        assert_eq!(meeting_point(&behind, &ids, &need(8..100)), None, "a border");
-        assert_eq!(meeting_point(&behind, &ids, &need(0..100)), None, "it is there");
+        assert_eq!(
+            meeting_point(&behind, &ids, &need(8..100)),
+            None,
+            "a border"
+        );
+        assert_eq!(
+            meeting_point(&behind, &ids, &need(0..100)),
+            None,
+            "it is there"
+        );
     }
 
     #[test]
     fn jobs_whose_ways_part_at_once_do_not_meet() {
         let behind = need(0..100);
         let ids = next_ids(&behind, 8);
-        assert_eq!(meeting_point(&behind, &ids, &need((5..100).step_by(2))), None);
-        assert_eq!(meeting_point(&behind, &ids, &need(5..10)), None, "its epoch ends");
+        assert_eq!(
+            meeting_point(&behind, &ids, &need((5..100).step_by(2))),
+            None
+        );
+        assert_eq!(
+            meeting_point(&behind, &ids, &need(5..10)),
+            None,
+            "its epoch ends"
+        );
         assert_eq!(meeting_point(&behind, &ids, &need([])), None);
     }
 }

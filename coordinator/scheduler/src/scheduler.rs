@@ -415,10 +415,7 @@ impl Scheduler {
             is_cohort,
             starves: jobs().any(|job| job.starves(&self.config)),
             passed_over: jobs().map(|job| job.passed_over).max().unwrap_or(0),
-            precedence: jobs()
-                .map(|job| self.precedence(job))
-                .min()
-                .unwrap_or(0),
+            precedence: jobs().map(|job| self.precedence(job)).min().unwrap_or(0),
             members,
         }
     }
@@ -518,7 +515,10 @@ impl Scheduler {
         let first = lead.members[0];
         let need = &self.jobs[&first].need;
         let mut ids = ascending::next_ids(need, self.want(lead));
-        let elsewhere = self.jobs.values().filter(|job| !job.need.shares_bitmap(need));
+        let elsewhere = self
+            .jobs
+            .values()
+            .filter(|job| !job.need.shares_bitmap(need));
         let meeting_points =
             elsewhere.filter_map(|job| ascending::meeting_point(need, &ids, &job.need));
         if let Some(nearest) = meeting_points.min() {

@@ -130,6 +130,37 @@ proptest! {
     }
 }
 
+fn ops_with_stops() -> impl Strategy<Value = Vec<Op>> {
+    let stop = any::<u8>().prop_map(Op::Stop);
+    let often = prop::collection::vec(stop, 0..6);
+    (ops(), often).prop_map(|(mut ops, stops)| {
+        ops.retain(|op| !matches!(op, Op::Break(_) | Op::Pause(_)));
+        let every = ops.len() / (stops.len() + 1) + 1;
+        for (n, stop) in stops.into_iter().enumerate() {
+            ops.insert(((n + 1) * every).min(ops.len()), stop);
+        }
+        ops
+    })
+}
+
+/// Minibatches in a queue at most, in the coordinator.
+const DEPTH: u32 = 16;
+
+proptest! {
+    #![proptest_config(cases(500))]
+
+    #[test]
+    fn jobs_that_stop_for_good_stop_nobody_while_each_rank_may_fill_its_queue(
+        samples in 1..600u32, slots in 1..24u32, order in orders(), ops in ops_with_stops(), who: u8,
+    ) {
+        let config = Config { order, depth: DEPTH, ..config(samples, slots, 7) };
+        let mut world = World::new(config, (DEPTH + 1, 1));
+        ops.into_iter().for_each(|op| world.apply(op));
+        world.all_others_stop(who);
+        world.everybody_finishes_an_epoch();
+    }
+}
+
 /// The draws of one job's epochs 0, 1 and 2, and on the way it is interrupted.
 struct Alone {
     scheduler: Scheduler,
@@ -233,8 +264,9 @@ proptest! {
 
     #[test]
     fn a_job_alone_is_dealt_the_same_however_it_is_cut_and_interrupted(
-        samples in 1..200u32, batch in 1..12u32, more in 0..12u32, seed: u64, beats in beats(),
+        samples in 1..200u32, batch in 1..12u32, more in 0..12u32, seed: u64, order in orders(), beats in beats(),
     ) {
+        let config = |samples, slots, seed| Config { order, ..config(samples, slots, seed) };
         let plain = Alone::new(config(samples, 200, seed), spec(batch)).finish();
         prop_assert_eq!(plain.iter().map(Vec::len).collect::<Vec<_>>(), vec![samples as usize; 3]);
         let cut = config(samples, batch + more, seed);
@@ -254,8 +286,9 @@ proptest! {
     #[test]
     fn a_cohort_is_dealt_what_a_job_alone_is(
         samples in 1..200u32, batch in 1..12u32, more in 0..12u32, seed: u64, size in 1..4u32,
-        ops in ops(), batch_of_others in 1..12u32,
+        order in orders(), ops in ops(), batch_of_others in 1..12u32,
     ) {
+        let config = |samples, slots, seed| Config { order, ..config(samples, slots, seed) };
         let plain = Alone::new(config(samples, 200, seed), spec(batch)).finish();
         let cohort = Some(Cohort { name: "it".into(), size });
         let config = config(samples, batch + more, seed);
@@ -280,9 +313,10 @@ proptest! {
     #[test]
     fn no_job_meets_a_sample_twice_in_the_same_guise(
         samples in 1..60u32, slots in 4..24u32, speeds in prop::collection::vec(1..9u8, 2..5),
-        starts in prop::collection::vec(0..40u8, 5),
+        starts in prop::collection::vec(0..40u8, 5), order in orders(),
     ) {
-        let mut world = World::new(config(samples, slots, 3), (3, 2));
+        let config = Config { order, ..config(samples, slots, 3) };
+        let mut world = World::new(config, (3, 2));
         let mut ids = vec![None; speeds.len()];
         for beat in 0..120 {
             for (at, id) in ids.iter_mut().enumerate() {

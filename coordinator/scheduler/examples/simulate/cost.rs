@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use coprep_scheduler::{Config, DrawOrder, JobId, Scheduler};
 
-use crate::model::Plan;
+use crate::model::{DEPTH, Plan};
 use crate::report::{Report, most};
 
 const SAMPLES: u32 = 1_280_000;
@@ -38,7 +38,7 @@ fn times(periods: &[u32]) -> Vec<Duration> {
     let config = Config {
         samples: SAMPLES,
         slots: 64,
-        depth: 8,
+        depth: DEPTH,
         low_water: 2,
         seed: 1,
         order: DrawOrder::Random,

@@ -14,6 +14,9 @@ use roaring::RoaringBitmap;
 use crate::audit::Audit;
 use crate::random::Random;
 
+/// Minibatches in a queue at most, as in the coordinator.
+pub(crate) const DEPTH: u32 = 16;
+
 /// How long steps take, for a mean of 1.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Jitter {

@@ -26,6 +26,8 @@ pub(crate) enum Op {
     Restart(u8),
     /// It stops reading, or goes on. Then others that had stopped go on.
     Pause(u8),
+    /// It stops reading, for good.
+    Stop(u8),
     /// A sample cannot be read from now on.
     Break(u32),
     /// Compares the scheduler's idea of what a job was given with what it was.
@@ -116,6 +118,7 @@ impl World {
             Op::Rejoin(who) => self.on(who, World::rejoin),
             Op::Restart(who) => self.on(who, World::restart),
             Op::Pause(who) => self.on(who, World::pause),
+            Op::Stop(who) => self.on(who, |w, id| w.job(id).paused = true),
             Op::Break(id) => drop(self.broken.insert(id)),
             Op::State(who) => self.on(who, World::compare_state),
         }
@@ -249,6 +252,12 @@ impl World {
         let pauses = !self.job(id).paused && self.job(id).spec.world_size == 1;
         self.everybody_reads();
         self.job(id).paused = pauses;
+    }
+
+    /// Only this one of the jobs still reads.
+    pub(crate) fn all_others_stop(&mut self, who: u8) {
+        self.jobs.values_mut().for_each(|job| job.paused = true);
+        self.on(who, |world, id| world.job(id).paused = false);
     }
 
     // Buffers.
