@@ -289,10 +289,12 @@ def test_a_short_timeout_is_for_samples_and_not_for_loading() -> None:
 
 
 def test_jobs_go_on_when_the_host_is_killed(start: Start) -> None:
-    jobs = [job(start, f"Numbers({N}, pause=0.005)", 7, 0.01, "step", batch_size=size) for size in (4, 6)]
+    # More than lay ready, twice, and an epoch more.
+    steps, sizes = QUEUE + 2, (4, 6)
+    epochs = 2 * steps // (N // max(sizes)) + 2
+    jobs = [job(start, f"Numbers({N}, pause=0.005)", epochs, 0.01, "step", batch_size=size) for size in sizes]
     for last in (False, True):
-        # More than lay ready.
-        in_step(*jobs, batches=QUEUE + 2)
+        in_step(*jobs, batches=steps)
         before = stream()["worker_pids"]
         killed = host()
         if last:
