@@ -12,11 +12,10 @@ pub(crate) fn begins_with(need: &Need, ids: &[u32]) -> bool {
     need.ids().iter().take(ids.len()).eq(ids.iter().copied())
 }
 
-/// Returns how many of its next `ids` the job in front is to be dealt to stand where `other` stands, if both
-/// then need the same `ids.len()` ids next.
+/// Returns how many of its next `ids` a job with this need is dealt before it stands where `other` stands. `None`
+/// unless both then need the same `ids.len()` ids.
 ///
-/// A shorter stretch in common is not worth a short minibatch: subsets that were drawn at random have one
-/// nearly everywhere.
+/// A shorter stretch in common is not worth a short minibatch: random subsets have one nearly everywhere.
 pub(crate) fn meeting_point(need: &Need, ids: &[u32], other: &Need) -> Option<usize> {
     let stands_at = other.ids().min()?;
     let steps = ids.binary_search(&stands_at).ok().filter(|&at| at > 0)?;

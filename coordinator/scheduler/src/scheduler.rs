@@ -46,7 +46,7 @@ struct Unit {
     starves: bool,
     /// Largest number of minibatches a member was passed over.
     passed_over: u32,
-    /// The smallest leads, among units that otherwise have an equal right to.
+    /// Among units with an equal right to lead, the one with the smallest leads.
     precedence: u64,
 }
 
@@ -245,7 +245,7 @@ impl Scheduler {
     /// Another sample for the place of `bad` in a minibatch for `targets`: one that all of them need. None
     /// if there is none: the minibatch gets shorter. In ascending order there never is one.
     pub fn replace(&mut self, targets: &[Target], bad: u32) -> Option<Draw> {
-        // A later id would come too early, and those between it and its place would come after it.
+        // Any other sample that they need has a later id, and would come before those in between.
         if self.config.order == DrawOrder::Ascending {
             return None;
         }
