@@ -1,0 +1,72 @@
+"""Command line of the campaign."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.chaos.campaign import Campaign
+from tests.chaos.history import Settings
+from tests.chaos.plan import Plan, draw, loads
+
+
+def points_of(command: str, listed: Path) -> tuple[str, ...]:
+    """Returns the failpoints that may be used: those that are listed, if this build has them."""
+    version = subprocess.run([command, "--version"], capture_output=True, text=True).stdout
+    if "failpoints" not in version or not listed.exists():
+        return ()
+    lines = (line.split("#")[0].strip() for line in listed.read_text().splitlines())
+    return tuple(line for line in lines if line)
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first history")
+    parser.add_argument("--histories", type=int, default=200, help="number of histories")
+    parser.add_argument("--seconds", type=float, help="begin no history after so long")
+    parser.add_argument("--parallel", type=int, default=2, help="histories at a time")
+    parser.add_argument("--plan", type=Path, help="run this plan (JSON) and no other; --histories times")
+    parser.add_argument("--show", action="store_true", help="print the plans and run nothing")
+    parser.add_argument("--verbose", action="store_true", help="print plans, faults and ends as they come")
+    parser.add_argument("--out", type=Path, default=Path("target/chaos"), help="folder of findings")
+    parser.add_argument("--timeout", type=float, default=15.0, help="seconds that a job waits for a batch")
+    parser.add_argument("--deadline", type=float, default=60.0, help="seconds that a history may take")
+    return parser.parse_args(arguments)
+
+
+def plans_of(options: argparse.Namespace, points: tuple[str, ...]) -> Iterator[Plan]:
+    end = None if options.seconds is None else time.monotonic() + options.seconds
+    for number in range(options.histories):
+        if end is not None and time.monotonic() > end:
+            return
+        if options.plan:
+            raw = loads(options.plan.read_text())
+            yield Plan(**{**vars(raw), "seed": raw.seed + number})
+        else:
+            yield draw(options.seed + number, points)
+
+
+def main() -> int:
+    options = parse()
+    command = Path(sys.executable).parent / "coprep"
+    points = points_of(str(command), Path(__file__).parent / "failpoints.txt")
+    if options.show or options.verbose:
+        for plan in plans_of(options, points):
+            print(plan.dumps())
+    if options.show:
+        return 0
+    out = options.out.absolute()
+    settings = Settings(out / "images", out, str(command), options.timeout, options.deadline, options.verbose)
+    began = time.monotonic()
+    summary = Campaign(settings, options.parallel).run(plans_of(options, points))
+    print(summary.text())
+    print(f"{time.monotonic() - began:.0f} s")
+    return 1 if summary.bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
