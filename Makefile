@@ -23,7 +23,7 @@ PYTHON_TESTS := tests/python
 # have several jobs of their own.
 SIDE_BY_SIDE := $(patsubst %,$(PYTHON_TESTS)/test_%.py,torch_behaviour fingerprint packing structure report_page epochs \
 	bad_input user_samples user_code user_caching user_resuming user_sharing)
-PYTHON_CODE := tools/demo tools/src/bench tests/bench tests/bench_slow tests/what_if docs/examples bindings/python $(PYTHON_TESTS)
+PYTHON_CODE := tools/demo tools/src/bench tests/bench tests/bench_slow tests/what_if tests/chaos docs/examples bindings/python $(PYTHON_TESTS)
 
 .PHONY: help
 help: ## this list
@@ -179,7 +179,7 @@ lint: $(VENV)/.package $(VENV)/.checks | deps ## formatting, clippy, ruff, mypy
 	cargo clippy --workspace --all-targets --quiet -- -D warnings
 	$(VENV)/bin/ruff format --check --quiet --line-length 120 $(PYTHON_CODE)
 	$(VENV)/bin/ruff check --quiet --target-version py310 --line-length 120 --select E,F,W,I,B,UP,C4,SIM,RET $(PYTHON_CODE)
-	$(VENV)/bin/mypy --strict --no-error-summary --ignore-missing-imports -p tools.demo -p tests.bench -p tests.bench_slow -p tests.what_if -p coprep
+	$(VENV)/bin/mypy --strict --no-error-summary --ignore-missing-imports -p tools.demo -p tests.bench -p tests.bench_slow -p tests.what_if -p tests.chaos -p coprep
 	@echo "lint: all clean"
 
 # The coverage instrumentation of libFuzzer and AddressSanitizer, which a stable compiler has but does not offer.
@@ -200,6 +200,12 @@ fuzz: | deps ## every fuzz target for SECONDS (300) each
 			-max_total_time=$(or $(SECONDS),300) -timeout=10 -rss_limit_mb=4096 -print_final_stats=1; \
 	done
 	@echo "fuzz: no finding"
+
+# One history if only SEED is given, with all that happens in it.
+.PHONY: chaos
+chaos: $(VENV)/.package ## random histories of jobs and faults: HISTORIES=n PARALLEL=n SEED=n, or SEED=n alone for one again
+	@$(PY) -m tests.chaos --out "$(TARGET)/chaos" --seed $(or $(SEED),0) --parallel $(or $(PARALLEL),2) \
+		--histories $(or $(HISTORIES),$(if $(SEED),1,200)) $(if $(SEED),$(if $(HISTORIES),,--verbose)) $(ARGS)
 
 .PHONY: loom
 loom: | deps ## model-check the hand-over and the release

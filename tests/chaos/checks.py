@@ -159,7 +159,9 @@ def due_of(plan: Plan, number: int) -> Due:
     )
 
 
-def check_job(plan: Plan, number: int, ranks: Sequence[Rank], is_cut: bool = False) -> list[Finding]:
+def check_job(
+    plan: Plan, number: int, ranks: Sequence[Rank], is_cut: bool = False, is_alone: bool = False
+) -> list[Finding]:
     """Checks what the ranks of a job were given.
 
     Args:
@@ -167,13 +169,14 @@ def check_job(plan: Plan, number: int, ranks: Sequence[Rank], is_cut: bool = Fal
         number: of the job.
         ranks: what they say.
         is_cut: the job was killed: its last epoch need not be whole.
+        is_alone: another member of its cohort has failed.
     """
     job = plan.jobs[number]
     due = due_of(plan, number)
     name = f"job {number}"
     found = [Finding("contents", f"{name}, rank {n}: {text}") for n, rank in enumerate(ranks) for text in rank.wrong]
     for n, rank in enumerate(ranks):
-        if rank.crash and not is_due(plan, *rank.crash):
+        if rank.crash and not is_due(plan, *rank.crash, is_alone or _others_failed(ranks, rank)):
             found.append(Finding(f"error not due, {rank.crash[0]}", f"{name}, rank {n}: {rank.crash[1]}"))
         if rank.kept:
             found.append(Finding("memory kept", f"{name}, rank {n}: after closing: {rank.kept[:3]}"))
@@ -284,22 +287,34 @@ def check_cohort(plan: Plan, jobs: Sequence[Sequence[Rank]]) -> list[Finding]:
 
 # --- errors that a plan makes due ----------------------------------------------------------------------------
 
+
+def _others_failed(ranks: Sequence[Rank], rank: Rank) -> bool:
+    """Returns True if another rank has failed by itself, so that this one waits in vain."""
+    return any(other.crash and not re.search(_SHORT["cohort"], other.crash[1]) for other in ranks if other is not rank)
+
+
 _SHORT = {
     "descriptors": r"descriptor|[Tt]oo many open files|os error 24|EMFILE",
     "disk": r"[Nn]o space left|os error 28|disk is full",
     "memory": r"memory|signal: 9|os error 12",
-    "cohort": r"cohort",
+    "cohort": r"cohort|barrier|waiting for rank",
 }
 """What a clear error says, by what is short."""
 
 
-def is_due(plan: Plan, kind: str, text: str) -> bool:
-    """Returns True if the plan makes this error due, and the error says why."""
+def is_due(plan: Plan, kind: str, text: str, is_alone: bool = False) -> bool:
+    """Returns True if the plan makes this error due, and the error says why.
+
+    Args:
+        plan: of the history.
+        kind, text: class and text of the exception.
+        is_alone: another member of the job's cohort, or another of its ranks, has failed.
+    """
     reasons = {
         "descriptors": plan.descriptors > 0,
         "disk": plan.small_disk,
         "memory": plan.is_short_of_memory or (plan.small_shm and kind == "MemoryError"),
-        "cohort": any(job.cohort and plan.is_killed(n) for n, job in enumerate(plan.jobs)),
+        "cohort": is_alone or any(job.cohort and plan.is_killed(n) for n, job in enumerate(plan.jobs)),
     }
     return any(holds and re.search(_SHORT[why], f"{kind} {text}") for why, holds in reasons.items())
 

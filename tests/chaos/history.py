@@ -109,6 +109,8 @@ class History:
         self.ended: list[tuple[int, str, int]] = []
         """Processes that were not jobs: id, name, exit code."""
         self.limit: faults.MemoryLimit | None = None
+        self.barriers: list[object] = []
+        """Kept, since the memory of one that is dropped here becomes that of the next, while ranks still use it."""
         self.panics: set[str] = set()
 
     # What is said on the way.
@@ -206,6 +208,7 @@ class History:
         ranks = self.plan.jobs[job].ranks
         meets = self.plan.jobs[job].barrier and ranks > 1
         barrier = multiprocessing.get_context("fork").Barrier(ranks) if meets else None
+        self.barriers.append(barrier)
         for rank in range(ranks):
             part = jobs.Part(job, rank, attempt)
             pid = os.fork()
@@ -383,7 +386,9 @@ class History:
             unexpected = [one for one in dead if one.pid not in self.killed and not self._may_be_killed(one.status)]
             self.find(*(Finding("job died", f"job {job}: signal {-(one.status or 0)}") for one in unexpected))
             is_cut = job in self.cut or is_given_up or bool(dead)
-            self.find(*checks.check_job(self.plan, job, ranks, is_cut))
+            others = [n for n, one in enumerate(self.plan.jobs) if one.cohort and n != job]
+            is_alone = bool(self.plan.jobs[job].cohort) and any(said[n][0].crash or n in self.cut for n in others)
+            self.find(*checks.check_job(self.plan, job, ranks, is_cut, is_alone))
             self.result.batches += sum(len(p.batches) for r in ranks for passes in r.passes.values() for p in passes)
         self.find(*checks.check_cohort(self.plan, said))
 
@@ -416,11 +421,21 @@ class History:
         if not is_gone:
             self.find(*checks.check_left("process", (f"{p.command} ({p})" for p in faults.descendants(os.getpid()))))
         if coordinators and coordinators[-1] not in self.killed:
-            self.find(*checks.check_left("file", {p.name for p in self.runtime.iterdir()} - {"filling"}))
+            self.find(*checks.check_left("file", {p.name for p in self.runtime.iterdir()} - self._may_stay()))
         if self.result.is_isolated:
             self.find(*checks.check_left("/dev/shm entry", self._shared()))
         if self.limit is not None and not self.plan.is_short_of_memory and self.limit.kills():
             self.find(Finding("memory without bound", f"{self.limit.kills()} killed at {self.plan.memory >> 20} MiB"))
+
+    def _may_stay(self) -> set[str]:
+        may_stay = {"filling"}
+        if self.plan.ending == "term":
+            # Whoever ends it by a signal may want to know why it was slow to do so.
+            may_stay.add("s.log")
+        if any(one.pid in self.killed for one in self.processes):
+            # A job that was killed while it started a coordinator. Whoever starts the next one removes it.
+            may_stay.add("s.starting")
+        return may_stay
 
     def _coordinators(self) -> list[int]:
         return faults.targets(faults.descendants(os.getpid()), "coordinator")
@@ -435,18 +450,20 @@ class History:
 
         def is_idle() -> bool:
             last.clear()
-            last.update(coprep.status())
+            try:
+                last.update(coprep.status())
+            except coprep.CoprepError as error:
+                # It may be about to start, or to end.
+                last["mute"] = str(error)
+                return not self._coordinators()
             return not last["streams"]
 
-        try:
-            if not self._until(is_idle):
-                self.find(Finding("job not forgotten", f"{json.dumps(last['streams'])[:600]}"))
-                return False
-        except coprep.CoprepError as error:
-            if self._coordinators() and not self.plan.descriptors:
-                self.find(Finding("coordinator is mute", str(error)))
-            return False
-        return True
+        is_settled = self._until(is_idle)
+        if not is_settled and "mute" in last and not self.plan.descriptors:
+            self.find(Finding("coordinator is mute", last["mute"]))
+        elif not is_settled and "mute" not in last:
+            self.find(Finding("job not forgotten", f"{json.dumps(last['streams'])[:600]}"))
+        return is_settled and "mute" not in last
 
     def _probe(self, coordinator: int) -> None:
         if not self.plan.probe or self.plan.descriptors:

@@ -303,7 +303,7 @@ def _cohort(d: _Draw, base: Job, count: int) -> list[Job]:
 def _alike(d: _Draw, base: Job) -> Job:
     """A job that shares the stream of ``base``: what makes a stream is the same, everything else is its own."""
     own = _job(d, base.data)
-    return dataclasses.replace(
+    alike = dataclasses.replace(
         own,
         shuffle=base.shuffle,
         relaxed=base.relaxed,
@@ -315,6 +315,7 @@ def _alike(d: _Draw, base: Job) -> Job:
         batch_size=base.batch_size if d.chance(0.6) else own.batch_size,
         start_s=0.0 if d.chance(0.5) else own.start_s,
     )
+    return _possible(alike, d.datas[base.data])
 
 
 def _step(d: _Draw) -> float:
@@ -347,7 +348,17 @@ def _job(d: _Draw, number: int) -> Job:
         close=d.chance(0.7),
     )
     job = _with_cache(d, job, data)
-    return _with_events(d, job, data)
+    return _with_events(d, _possible(job, data), data)
+
+
+def _possible(job: Job, data: Data) -> Job:
+    """The job without what a loader refuses: samples that cannot be dealt evenly to its ranks, or fill no batch."""
+    if job.ranks > 1 and job.batch_size < 3:
+        job = dataclasses.replace(job, batch_size=3)
+    fold, folds = job.subset or (0, 0)
+    samples = sum(not folds or i % folds != fold for i in range(data.samples))
+    fills_none = samples < job.batch_size * job.ranks
+    return dataclasses.replace(job, drop_last=False) if fills_none else job
 
 
 def _with_cache(d: _Draw, job: Job, data: Data) -> Job:
@@ -357,8 +368,9 @@ def _with_cache(d: _Draw, job: Job, data: Data) -> Job:
     form = d.rng.choice(forms if data.kind != "transform" else [*forms, "decoded", "auto"])
     if form == "reuse":
         return dataclasses.replace(job, reuse=d.rng.choice([1, 2, 3]))
-    limited = d.rng.choice([None, 4096, 65536])
-    return dataclasses.replace(job, cache=form, cache_bytes=limited, lru=form != "off" and d.chance(0.2))
+    if form == "off":
+        return dataclasses.replace(job, cache=form)
+    return dataclasses.replace(job, cache=form, cache_bytes=d.rng.choice([None, 4096, 65536]), lru=d.chance(0.2))
 
 
 def _with_events(d: _Draw, job: Job, data: Data) -> Job:
