@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import itertools
 import subprocess
 import sys
 import time
@@ -11,7 +13,7 @@ from pathlib import Path
 
 from tests.chaos.campaign import Campaign
 from tests.chaos.history import Settings
-from tests.chaos.plan import Plan, draw, loads
+from tests.chaos.plan import Plan, draw, features, loads
 
 
 def points_of(command: str, listed: Path) -> tuple[str, ...]:
@@ -28,6 +30,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="seed of the first history")
     parser.add_argument("--histories", type=int, default=200, help="number of histories")
     parser.add_argument("--seconds", type=float, help="begin no history after so long")
+    parser.add_argument("--only", default="", help="features of the summary's table: only seeds whose plans have all")
     parser.add_argument("--parallel", type=int, default=2, help="histories at a time")
     parser.add_argument("--plan", type=Path, help="run this plan (JSON) and no other; --histories times")
     parser.add_argument("--show", action="store_true", help="print the plans and run nothing")
@@ -40,14 +43,24 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def plans_of(options: argparse.Namespace, points: tuple[str, ...]) -> Iterator[Plan]:
     end = None if options.seconds is None else time.monotonic() + options.seconds
-    for number in range(options.histories):
-        if end is not None and time.monotonic() > end:
+    for number, plan in enumerate(itertools.islice(_endless(options, points), options.histories)):
+        if end is not None and number and time.monotonic() > end:
             return
-        if options.plan:
-            raw = loads(options.plan.read_text())
-            yield Plan(**{**vars(raw), "seed": raw.seed + number})
-        else:
-            yield draw(options.seed + number, points)
+        yield plan
+
+
+def _endless(options: argparse.Namespace, points: tuple[str, ...]) -> Iterator[Plan]:
+    if options.plan:
+        raw = loads(options.plan.read_text())
+        yield from (dataclasses.replace(raw, seed=raw.seed + number) for number in itertools.count())
+    wanted = {name.strip() for name in options.only.split(",") if name.strip()}
+    known = {feature for seed in range(2000) for feature in features(draw(seed, points))} if wanted else set()
+    if not wanted <= known:
+        raise SystemExit(
+            f"--only: no plan has {', '.join(sorted(wanted - known))}; there are {', '.join(sorted(known))}"
+        )
+    drawn = (draw(options.seed + number, points) for number in itertools.count())
+    yield from (plan for plan in drawn if wanted <= features(plan))
 
 
 def main() -> int:

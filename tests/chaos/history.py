@@ -192,10 +192,17 @@ class History:
             self._fire_due()
             self._hear(TICK_S)
             self._reap()
+            self._wake()
         # What was stopped goes on.
         for _, action in self.later:
             if getattr(action, "is_end", False):
                 action()
+
+    def _wake(self) -> None:
+        """When only jobs that sleep are left, they go on."""
+        left = [one.part.job for one in self.processes if one.status is None] + [job for _, job, _ in self.to_start]
+        if all(self.plan.jobs[job].sleep for job in left):
+            self.room.wake.touch()
 
     def _start_due(self) -> None:
         for entry in list(self.to_start):
@@ -283,7 +290,6 @@ class History:
         if fault.kind == "stop":
             self._signal(fault, alive[0].pid)
             return
-        # Of a job with several ranks, a launcher ends all when one has died.
         for one in alive:
             self._signal(fault, one.pid)
         if fault.again:
@@ -336,6 +342,15 @@ class History:
         run = [p for p in self.processes if (p.part.job, p.part.attempt) == (one.part.job, one.part.attempt)]
         if all(p.status == jobs.PAUSED for p in run):
             self.to_start.append((self.now(), one.part.job, one.part.attempt + 1))
+        if status < 0 and pid not in self.killed:
+            self._end_ranks(run)
+
+    def _end_ranks(self, run: list[Running]) -> None:
+        """Of a job with several ranks, a launcher ends all when one has died: by the limit of memory, for example."""
+        for one in run:
+            if one.status is None:
+                self.killed.add(one.pid)
+                faults.send(one.pid, signal.SIGKILL)
 
     def _give_up(self) -> None:
         """At the deadline: says all that can be said of what still runs, and ends it."""

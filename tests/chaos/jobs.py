@@ -45,6 +45,11 @@ class Room:
     """The history's own copy of the list, if its files are changed."""
     timeout: float
 
+    @property
+    def wake(self) -> Path:
+        """Is there when jobs that sleep shall go on."""
+        return self.folder / "wake"
+
     def log(self, job: int, rank: int, attempt: int) -> Path:
         return self.folder / f"job{job}-rank{rank}-run{attempt}.jsonl"
 
@@ -256,6 +261,8 @@ class Training:
         job, part = self.job, self.part
         if job.rest and job.rest[:2] == (epoch, taken):
             time.sleep(job.rest[2])
+        while job.sleep == (epoch, taken) and not self.room.wake.exists():
+            time.sleep(0.01)
         leaves = job.resume == (epoch, taken) and part.attempt == 0
         if leaves or (job.saves and taken % job.saves == 0):
             path = self.room.state(part.job, part.rank)

@@ -108,6 +108,8 @@ class Job:
     """``(epoch, batches)``: leaves that epoch after so many batches."""
     rest: tuple[int, int, float] | None = None
     """``(epoch, batches, seconds)``: pauses there, as for a validation."""
+    sleep: tuple[int, int] | None = None
+    """``(epoch, batches)``: takes nothing more there until all jobs that do not sleep have ended."""
     resume: tuple[int, int] | None = None
     """``(epoch, batches)``: ends there, and another process goes on from its state."""
     saves: int = 0
@@ -504,6 +506,20 @@ def _shm(d: _Draw, plan: Plan) -> Plan:
     return dataclasses.replace(plan, small_shm=True, cache=cache, faults=tuple(kills))
 
 
+def _sleepers(d: _Draw, plan: Plan) -> Plan:
+    """Jobs that stop reading stop nobody, nor those that come later."""
+    awake = dataclasses.replace(
+        plan.jobs[0], ranks=1, barrier=False, cohort=0, leave=None, resume=None, saves=0, second=""
+    )
+    batches = max(1, plan.datas[awake.data].samples // awake.batch_size)
+    jobs = []
+    for _ in range(d.rng.choice([1, 2, 4, 4, 6])):
+        moment = (0, min(batches, d.rng.choice([1, 2, 5])))
+        jobs.append(dataclasses.replace(awake, start_s=0.0, rest=None, sleep=moment, pause_s=0.0))
+    late = dataclasses.replace(awake, start_s=round(d.rng.uniform(0.4, 1.0), 2))
+    return dataclasses.replace(plan, jobs=(*jobs, late), staging=d.rng.choice(["64K", plan.staging]))
+
+
 def _points(d: _Draw, plan: Plan) -> Plan:
     chosen = d.rng.sample(d.points, min(len(d.points), d.rng.choice([1, 1, 2])))
     panics = ";".join(f"{name}={d.rng.choice(['1%', '5%', '1*', '20%'])}panic" for name in chosen)
@@ -519,6 +535,7 @@ _TROUBLES = {
     "descriptors": _descriptors,
     "memory": _memory,
     "shm": _shm,
+    "sleepers": _sleepers,
     "points": _points,
 }
 
@@ -559,6 +576,7 @@ def _job_features(job: Job, data: Data) -> set[str]:
         "job: writes in place": job.write,
         "job: leaves an epoch": job.leave,
         "job: pauses": job.rest,
+        "job: sleeps": job.sleep,
         "job: resumes": job.resume or job.saves,
         "job: second loader": job.second,
         "job: barrier": job.barrier,
