@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -13,16 +12,19 @@ from pathlib import Path
 
 from tests.chaos.campaign import Campaign
 from tests.chaos.history import Settings
-from tests.chaos.plan import Plan, draw, features, loads
+from tests.chaos.plan import Plan, Point, draw, features, loads
 
 
-def points_of(command: str, listed: Path) -> tuple[str, ...]:
-    """Returns the failpoints that may be used: those that are listed, if this build has them."""
-    version = subprocess.run([command, "--version"], capture_output=True, text=True).stdout
-    if "failpoints" not in version or not listed.exists():
-        return ()
-    lines = (line.split("#")[0].strip() for line in listed.read_text().splitlines())
-    return tuple(line for line in lines if line)
+def listed_points() -> tuple[Point, ...]:
+    """Returns the failpoints that plans may use. The same for each build, so that a seed has one plan."""
+    text = (Path(__file__).parent / "failpoints.txt").read_text()
+    lines = [line.split() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    return tuple(Point(name, cost == "sample") for name, cost in lines)
+
+
+def has_failpoints(command: Path) -> bool:
+    """Returns True for a command that reads ``FAILPOINTS``, which only a build with them does."""
+    return b"FAILPOINTS" in command.read_bytes()
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -41,7 +43,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def plans_of(options: argparse.Namespace, points: tuple[str, ...]) -> Iterator[Plan]:
+def plans_of(options: argparse.Namespace, points: tuple[Point, ...]) -> Iterator[Plan]:
     end = None if options.seconds is None else time.monotonic() + options.seconds
     for number, plan in enumerate(itertools.islice(_endless(options, points), options.histories)):
         if end is not None and number and time.monotonic() > end:
@@ -49,7 +51,7 @@ def plans_of(options: argparse.Namespace, points: tuple[str, ...]) -> Iterator[P
         yield plan
 
 
-def _endless(options: argparse.Namespace, points: tuple[str, ...]) -> Iterator[Plan]:
+def _endless(options: argparse.Namespace, points: tuple[Point, ...]) -> Iterator[Plan]:
     if options.plan:
         raw = loads(options.plan.read_text())
         yield from (dataclasses.replace(raw, seed=raw.seed + number) for number in itertools.count())
@@ -66,14 +68,22 @@ def _endless(options: argparse.Namespace, points: tuple[str, ...]) -> Iterator[P
 def main() -> int:
     options = parse()
     command = Path(sys.executable).parent / "coprep"
-    points = points_of(str(command), Path(__file__).parent / "failpoints.txt")
+    points = listed_points()
     if options.show or options.verbose:
         for plan in plans_of(options, points):
             print(plan.dumps())
     if options.show:
         return 0
     out = options.out.absolute()
-    settings = Settings(out / "images", out, str(command), options.timeout, options.deadline, options.verbose)
+    settings = Settings(
+        out / "images",
+        out,
+        str(command),
+        options.timeout,
+        options.deadline,
+        options.verbose,
+        has_failpoints(command),
+    )
     began = time.monotonic()
     summary = Campaign(settings, options.parallel).run(plans_of(options, points))
     print(summary.text())

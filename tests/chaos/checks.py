@@ -142,7 +142,7 @@ class Due:
     may_fail: frozenset[int]
     """May or may not be prepared, since their files were changed."""
     any_may_fail: bool
-    """Workers were killed: two kills at one sample are reported, as they must be."""
+    """Workers were killed: two kills at one sample are reported, as they must be. Or panics cost samples."""
 
 
 def due_of(plan: Plan, number: int) -> Due:
@@ -150,12 +150,12 @@ def due_of(plan: Plan, number: int) -> Due:
     data = plan.datas[job.data]
     ids = frozenset(ids_of(job, data.samples))
     worker_kills = sum(f.kind == "kill" and f.target == "worker" for f in plan.faults)
+    workers_die_twice = worker_kills + bool(data.deadly_once) > 1 or plan.is_short_of_memory
     return Due(
         ids,
         ids & {*data.failing, *data.deadly},
         ids & (plan.affected(job.data) | (frozenset(data.deadly_once) if plan.kills else frozenset())),
-        not data.is_native
-        and (worker_kills > 1 or (worker_kills == 1 and bool(data.deadly_once)) or plan.is_short_of_memory),
+        plan.panics_cost_samples or (not data.is_native and workers_die_twice),
     )
 
 
@@ -237,9 +237,11 @@ def _check_whole(
     """Checks an epoch that all ranks have ended."""
     found = []
     step = job.batch_size * len(passes)
-    lost = due.ids - given - due.bad - due.may_fail - errors
-    if job.skip:
-        lost = due.ids - given - due.bad - due.may_fail
+    lost = due.ids - given - due.bad - due.may_fail
+    if not job.skip:
+        lost -= errors
+    elif due.any_may_fail:
+        lost = frozenset()
     silent = (due.bad | due.may_fail) - given - errors if not job.skip else frozenset()
     left_out = len(due.ids) - len(given)
     most = step - 1 + len(due.bad | due.may_fail | errors) if job.drop_last else 0
@@ -250,7 +252,7 @@ def _check_whole(
     steps = [len(one.batches) for one in passes]
     if len(set(steps)) > 1:
         found.append(Finding("steps unequal", f"{where}: {steps}"))
-    elif not due.bad and not due.may_fail and not errors:
+    elif not due.bad and not due.may_fail and not due.any_may_fail and not errors:
         expected = len(due.ids) // step if job.drop_last else -(-len(due.ids) // step)
         if steps[0] != expected:
             found.append(Finding("number of batches", f"{where}: {steps[0]} and not {expected}"))

@@ -47,6 +47,8 @@ class Settings:
     deadline: float = 60.0
     """Seconds after which a history must have ended."""
     verbose: bool = False
+    has_failpoints: bool = False
+    """The command was built with them."""
 
 
 @dataclass
@@ -150,6 +152,8 @@ class History:
 
     def _prepare(self) -> None:
         plan = self.plan
+        if plan.failpoints and not self.settings.has_failpoints:
+            raise faults.Unable("the command was built without failpoints")
         faults.adopt()
         self.result.is_isolated = faults.isolate(plan, self.runtime)
         if plan.memory:
@@ -524,8 +528,11 @@ class History:
 
     def _may_end(self, status: int) -> bool:
         # One that cannot start for want of descriptors or room says so, and ends.
-        return self._may_be_killed(status) or (
-            status == 1 and bool(self.plan.descriptors or self.plan.small_disk or self.plan.is_short_of_memory)
+        return (
+            self._may_be_killed(status)
+            or bool(self.plan.failpoints and status > 0)
+            or status == 1
+            and bool(self.plan.descriptors or self.plan.small_disk or self.plan.is_short_of_memory)
         )
 
     def _clear(self) -> None:

@@ -20,6 +20,14 @@ ROOMY = 600 << 20
 
 
 @dataclass(frozen=True)
+class Point:
+    """Where a build with failpoints can panic."""
+
+    name: str
+    costs_a_sample: bool = False
+
+
+@dataclass(frozen=True)
 class Data:
     """A dataset. The jobs that use the same one and the same options share a stream."""
 
@@ -147,6 +155,8 @@ class Plan:
     """Limit of the control group of jobs and coordinator, in bytes; 0: none."""
     failpoints: str = ""
     """Panics that a build with failpoints injects."""
+    panics_cost_samples: bool = False
+    """A sample at which such a panic happens cannot be prepared."""
     ending: str = "stop"
     """How the coordinator ends: ``stop``, ``term`` or ``idle``."""
     probe: bool = False
@@ -216,7 +226,7 @@ class _Draw:
     """What a plan is drawn from."""
 
     rng: random.Random
-    points: tuple[str, ...] = ()
+    points: tuple[Point, ...] = ()
     datas: list[Data] = field(default_factory=list)
 
     def chance(self, probability: float) -> bool:
@@ -229,12 +239,12 @@ class _Draw:
         return tuple(sorted(self.rng.sample(range(samples), self.rng.randint(1, most))))
 
 
-def draw(seed: int, points: tuple[str, ...] = ()) -> Plan:
+def draw(seed: int, points: tuple[Point, ...] = ()) -> Plan:
     """Returns the plan of a seed.
 
     Args:
         seed: any integer.
-        points: names of the failpoints that a plan may use.
+        points: failpoints that a plan may use.
     """
     d = _Draw(random.Random(seed), points)
     d.datas.append(_data(d))
@@ -242,7 +252,16 @@ def draw(seed: int, points: tuple[str, ...] = ()) -> Plan:
         d.datas.append(_data(d))
     jobs = _jobs(d)
     trouble = d.pick(
-        none=12, kills=46, stops=10, files=10, disk=6, descriptors=6, memory=5, shm=5, points=6 if points else 0
+        none=12,
+        kills=46,
+        stops=10,
+        files=10,
+        disk=6,
+        descriptors=6,
+        memory=5,
+        shm=5,
+        sleepers=4,
+        points=6 if points else 0,
     )
     plan = Plan(
         seed=seed,
@@ -522,8 +541,9 @@ def _sleepers(d: _Draw, plan: Plan) -> Plan:
 
 def _points(d: _Draw, plan: Plan) -> Plan:
     chosen = d.rng.sample(d.points, min(len(d.points), d.rng.choice([1, 1, 2])))
-    panics = ";".join(f"{name}={d.rng.choice(['1%', '5%', '1*', '20%'])}panic" for name in chosen)
-    return dataclasses.replace(plan, failpoints=panics)
+    panics = ";".join(f"{point.name}={d.rng.choice(['1%', '5%', '1*', '20%'])}panic" for point in chosen)
+    costs = any(point.costs_a_sample for point in chosen)
+    return dataclasses.replace(plan, failpoints=panics, panics_cost_samples=costs)
 
 
 _TROUBLES = {

@@ -26,10 +26,11 @@ from tests.chaos.checks import (
     read_rank,
 )
 from tests.chaos.history import Result
-from tests.chaos.plan import At, Data, Fault, Job, Plan, draw, features, loads
+from tests.chaos.plan import At, Data, Fault, Job, Plan, Point, draw, features, loads
 
 ROUND = (5, 7, 12, 15, 21, 26, 27, 33, 34, 38)
 """Seeds of the short round: each kind of dataset, several ranks, and kills of everything."""
+POINTS = (Point("some-point"), Point("another", costs_a_sample=True))
 ROOT = Path(__file__).parents[2]
 
 # --- faked logs ----------------------------------------------------------------------------------------------
@@ -142,6 +143,13 @@ def test_a_changed_file_may_fail_or_be_given_but_must_not_vanish() -> None:
     assert found(plan, [*log_of(*rest[:2], [8, 9, 10], e3="SampleError"), DONE]) == ["sample lost"]
 
 
+def test_a_panic_may_cost_the_sample_at_which_it_happens() -> None:
+    plan = plan_of(JOB, failpoints="a=panic", panics_cost_samples=True)
+    rest = ([0, 1, 2], [4, 5, 6, 7], [8, 9, 10, 11])
+    assert found(plan, [*log_of(*rest, e3="SampleError"), DONE]) == []
+    assert found(plan, [*log_of(*rest), DONE]) == ["sample lost"]
+
+
 def test_a_crash_is_found_unless_the_plan_makes_it_due() -> None:
     crash = {"what": "crash", "type": "CoprepError", "text": "Too many open files (os error 24)"}
     assert found(plan_of(JOB), [*log_of(*GOOD[:1], whole=False), crash]) == ["error not due, CoprepError"]
@@ -246,12 +254,12 @@ def test_contents_tell_their_sample() -> None:
 
 def test_a_seed_says_what_the_plan_is() -> None:
     for seed in range(300):
-        plan = draw(seed, ("some-point",))
-        assert draw(seed, ("some-point",)) == plan == loads(plan.dumps())
+        plan = draw(seed, POINTS)
+        assert draw(seed, POINTS) == plan == loads(plan.dumps())
 
 
 def test_plans_meet_everything_often() -> None:
-    seen = Counter(feature for seed in range(2000) for feature in features(draw(seed, ("some-point",))))
+    seen = Counter(feature for seed in range(2000) for feature in features(draw(seed, POINTS)))
     rare = {name: count for name, count in seen.items() if count < 10}
     assert not rare
     for fault in ("kill coordinator", "kill host", "kill worker", "kill job", "stop coordinator", "few descriptors"):
