@@ -39,7 +39,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--verbose", action="store_true", help="print plans, faults and ends as they come")
     parser.add_argument("--out", type=Path, default=Path("target/chaos"), help="folder of findings")
     parser.add_argument("--timeout", type=float, default=15.0, help="seconds that a job waits for a batch")
-    parser.add_argument("--deadline", type=float, default=60.0, help="seconds that a history may take")
+    parser.add_argument(
+        "--deadline",
+        type=float,
+        default=120.0,
+        help="seconds that a history may take; a job that cannot reconnect says so after 60",
+    )
     return parser.parse_args(arguments)
 
 

@@ -101,9 +101,10 @@ def send(pid: int, number: signal.Signals) -> bool:
 def descriptors(pid: int) -> Counter[str]:
     """Counts the descriptors of a process by what they lead to."""
     found: Counter[str] = Counter()
-    for path in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(OSError):
-            found[re.sub(r"\d+", "N", os.readlink(path))] += 1
+    with contextlib.suppress(OSError):
+        for path in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                found[re.sub(r"\d+", "N", os.readlink(path))] += 1
     return found
 
 

@@ -516,7 +516,10 @@ def _descriptors(d: _Draw, plan: Plan) -> Plan:
 
 
 def _memory(d: _Draw, plan: Plan) -> Plan:
-    return dataclasses.replace(plan, memory=d.rng.choice([64, 96, 128, 192]) << 20, staging=d.rng.choice(["8M", "64M"]))
+    # Staging areas for samples of unequal size are so large that they are refused at once, for a minute.
+    datas = tuple(dataclasses.replace(one, kind="plain") if one.kind == "pickled" else one for one in plan.datas)
+    limit = d.rng.choice([64, 96, 128, 192]) << 20
+    return dataclasses.replace(plan, datas=datas, memory=limit, staging=d.rng.choice(["8M", "64M"]))
 
 
 def _shm(d: _Draw, plan: Plan) -> Plan:
@@ -532,9 +535,11 @@ def _sleepers(d: _Draw, plan: Plan) -> Plan:
     )
     batches = max(1, plan.datas[awake.data].samples // awake.batch_size)
     jobs = []
-    for _ in range(d.rng.choice([1, 2, 4, 4, 6])):
-        moment = (0, min(batches, d.rng.choice([1, 2, 5])))
-        jobs.append(dataclasses.replace(awake, start_s=0.0, rest=None, sleep=moment, pause_s=0.0))
+    # At different places, they have few minibatches in common, and each keeps buffers of its own.
+    for number in range(d.rng.choice([2, 4, 5, 6])):
+        moment = (0, min(batches, d.rng.choice([1, 2, 5, 9])))
+        start = round(0.1 * number * d.rng.choice([0, 1]), 2)
+        jobs.append(dataclasses.replace(awake, start_s=start, rest=None, sleep=moment, pause_s=_step(d)))
     late = dataclasses.replace(awake, start_s=round(d.rng.uniform(0.4, 1.0), 2))
     return dataclasses.replace(plan, jobs=(*jobs, late), staging=d.rng.choice(["64K", plan.staging]))
 
