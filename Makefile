@@ -29,7 +29,8 @@ PYTHON_CODE := tools/demo tools/src/bench tests/bench tests/bench_slow tests/wha
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{ printf "  make %-10s %s\n", $$1, $$2 }'
 	@echo "  settings:       DATA=folder (demo, bench, bench-slow), SECONDS=n (bench, fuzz), ONLY=coprep,limit REPEAT=n JOBS=1,2 (bench),"
-	@echo "                  ONLY=order,forms,cost,watch,balance REPEAT=n QUICK=1 ARGS=\"--samples spin-10x\" (bench-slow)"
+	@echo "                  ONLY=order,forms,cost,watch,balance REPEAT=n QUICK=1 ARGS=\"--samples spin-10x\" (bench-slow),"
+	@echo "                  HISTORIES=n PARALLEL=n SEED=n ARGS=\"--only 'ranks: 2'\" (chaos)"
 
 # --- what has to be there ------------------------------------------------------------------------------------
 
@@ -203,7 +204,7 @@ fuzz: | deps ## every fuzz target for SECONDS (300) each
 
 # One history if only SEED is given, with all that happens in it.
 .PHONY: chaos
-chaos: $(VENV)/.package ## random histories of jobs and faults: HISTORIES=n PARALLEL=n SEED=n, or SEED=n alone for one again
+chaos: $(VENV)/.package ## random histories of jobs and faults; with SEED=n alone one of them again
 	@$(PY) -m tests.chaos --out "$(TARGET)/chaos" --seed $(or $(SEED),0) --parallel $(or $(PARALLEL),2) \
 		--histories $(or $(HISTORIES),$(if $(SEED),1,200)) $(if $(SEED),$(if $(HISTORIES),,--verbose)) $(ARGS)
 

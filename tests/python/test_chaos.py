@@ -28,7 +28,7 @@ from tests.chaos.checks import (
 from tests.chaos.history import Result
 from tests.chaos.plan import At, Data, Fault, Job, Plan, Point, draw, features, loads
 
-ROUND = (5, 7, 12, 15, 21, 26, 27, 33, 34, 38)
+ROUND = (21, 43, 44, 48, 51, 71, 88, 120, 126, 150, 158, 189)
 """Seeds of the short round: each kind of dataset, several ranks, and kills of everything."""
 POINTS = (Point("some-point"), Point("another", costs_a_sample=True))
 ROOT = Path(__file__).parents[2]
