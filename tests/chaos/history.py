@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import multiprocessing
 import os
@@ -75,6 +76,16 @@ class Result:
         )
 
 
+@dataclass(frozen=True)
+class Later:
+    """What is to be done at a moment of the history."""
+
+    moment: float
+    action: Callable[[], object]
+    is_owed: bool = False
+    """It is done even if the history ends before."""
+
+
 @dataclass
 class Running:
     """A process of a job."""
@@ -101,7 +112,7 @@ class History:
         self.processes: list[Running] = []
         self.to_start: list[tuple[float, int, int]] = [(job.start_s, n, 0) for n, job in enumerate(plan.jobs)]
         """When, which job, and its how manieth run."""
-        self.later: list[tuple[float, Callable[[], object]]] = []
+        self.later: list[Later] = []
         self.waiting: list[Fault] = []
         self.points: tuple[int, int] = (-1, -1)
         self.killed: set[int] = set()
@@ -167,7 +178,7 @@ class History:
         self.began = time.monotonic()
         for fault in plan.faults:
             if fault.at.event == "start":
-                self.later.append((fault.at.seconds, lambda fault=fault: self._fire(fault)))  # type: ignore[misc]
+                self.later.append(Later(fault.at.seconds, functools.partial(self._fire, fault)))
             else:
                 self.waiting.append(fault)
 
@@ -198,9 +209,9 @@ class History:
             self._reap()
             self._wake()
         # What was stopped goes on.
-        for _, action in self.later:
-            if getattr(action, "is_end", False):
-                action()
+        for one in self.later:
+            if one.is_owed:
+                one.action()
 
     def _wake(self) -> None:
         """When only jobs that sleep are left, they go on."""
@@ -244,10 +255,11 @@ class History:
     # Faults.
 
     def _fire_due(self) -> None:
-        due = [entry for entry in self.later if self.now() >= entry[0]]
-        self.later = [entry for entry in self.later if entry not in due]
-        for _, action in due:
-            action()
+        now = self.now()
+        due = [one for one in self.later if now >= one.moment]
+        self.later = [one for one in self.later if now < one.moment]
+        for one in due:
+            one.action()
         awaited = [fault for fault in self.waiting if fault.at.event == "appears"]
         if awaited:
             below = faults.descendants(os.getpid())
@@ -260,7 +272,7 @@ class History:
         if fault.at.seconds == 0:
             self._fire(fault)
         else:
-            self.later.append((self.now() + fault.at.seconds, lambda: self._fire(fault)))
+            self.later.append(Later(self.now() + fault.at.seconds, functools.partial(self._fire, fault)))
 
     def _hear(self, seconds: float) -> None:
         """Waits for a job to come to a point that a fault waits for."""
@@ -310,12 +322,8 @@ class History:
             return
         if faults.send(pid, signal.SIGSTOP):
             self._fired(fault, f"{pid} for {fault.seconds} s")
-
-            def go_on() -> None:
-                faults.send(pid, signal.SIGCONT)
-
-            go_on.is_end = True  # type: ignore[attr-defined]
-            self.later.append((self.now() + fault.seconds, go_on))
+            go_on = functools.partial(faults.send, pid, signal.SIGCONT)
+            self.later.append(Later(self.now() + fault.seconds, go_on, is_owed=True))
 
     def _fired(self, fault: Fault, what: str) -> None:
         self.result.fired[f"{fault.kind} {fault.target}".strip()] += 1
