@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import itertools
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,17 +81,19 @@ def main() -> int:
     if options.show:
         return 0
     out = options.out.absolute()
-    settings = Settings(
-        out / "images",
-        out,
-        str(command),
-        options.timeout,
-        options.deadline,
-        options.verbose,
-        has_failpoints(command),
-    )
     began = time.monotonic()
-    summary = Campaign(settings, options.parallel).run(plans_of(options, points))
+    with tempfile.TemporaryDirectory(prefix="chaos-") as runtime:
+        settings = Settings(
+            out / "images",
+            out,
+            Path(runtime),
+            str(command),
+            options.timeout,
+            options.deadline,
+            options.verbose,
+            has_failpoints(command),
+        )
+        summary = Campaign(settings, options.parallel).run(plans_of(options, points))
     print(summary.text())
     print(f"{time.monotonic() - began:.0f} s")
     return 1 if summary.bad else 0

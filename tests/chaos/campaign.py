@@ -151,6 +151,8 @@ class Campaign:
     def _take(self, plan: Plan, status: int) -> None:
         folder = self.settings.out / str(plan.seed)
         result = Result(plan.seed)
+        # What was mounted there has gone with the history.
+        shutil.rmtree(self.settings.runtime / str(plan.seed), ignore_errors=True)
         with contextlib.suppress(FileNotFoundError):
             result = Result.loads((folder / "result.json").read_text())
         if status != 0:

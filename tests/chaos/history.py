@@ -12,7 +12,6 @@ import select
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -41,6 +40,8 @@ class Settings:
     images: Path
     out: Path
     """Each history has a folder here; it stays if there is a finding."""
+    runtime: Path
+    """Each history has its socket in a folder here. The path must be short."""
     command: str
     """The ``coprep`` program."""
     timeout: float = 15.0
@@ -103,7 +104,8 @@ class History:
         self.plan, self.settings = plan, settings
         self.result = Result(plan.seed)
         self.out = settings.out / str(plan.seed)
-        self.runtime = Path(tempfile.mkdtemp(prefix="chaos-"))
+        self.runtime = settings.runtime / str(plan.seed)
+        self.runtime.mkdir(mode=0o700)
         self.socket = self.runtime / "s"
         self.server_log = self.out / "coordinator.log"
         has_changes = any(plan.affected(n) for n in range(len(plan.datas)))
@@ -549,7 +551,5 @@ class History:
         self._until(lambda: not faults.descendants(os.getpid()), 5)
         if self.limit is not None:
             self.limit.remove()
-        with contextlib.suppress(OSError):
-            shutil.rmtree(self.runtime)
         if self.room.copy is not None:
             shutil.rmtree(self.room.copy, ignore_errors=True)
