@@ -163,6 +163,7 @@ impl Loader {
                 epoch,
                 delivered,
                 batches: 0,
+                is_done: false,
             }),
             cohort: cohort.map(|(name, size)| Cohort { name, size }),
             skip_errors,

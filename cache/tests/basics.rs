@@ -267,6 +267,57 @@ fn a_wait_ends_when_its_time_is_up_or_something_comes() {
 }
 
 #[test]
+fn what_is_taken_back_is_neither_seen_nor_released() {
+    let (mut sender, receiver, _) = ends();
+    for tag in 0..3 {
+        sender.publish(part(tag)).unwrap();
+    }
+    assert_eq!(receiver.try_next().unwrap(), Some((0, part(0))));
+    assert_eq!(
+        sender.take_back().unwrap(),
+        1,
+        "the first is the consumer's"
+    );
+    assert_eq!(receiver.try_next().unwrap(), None);
+    assert!(!receiver.wait(Duration::ZERO));
+    assert_eq!((sender.taken().unwrap(), sender.in_flight()), (3, 1));
+    assert_eq!(sender.take_back().unwrap(), 3, "there is nothing");
+    // Of four places three are free again, and go round as ever.
+    for round in 0..20 {
+        let first = 3 + 3 * round;
+        for seq in first..first + 3 {
+            assert_eq!(sender.publish(part(seq)).unwrap(), seq);
+        }
+        assert!(sender.is_full());
+        assert_eq!(receiver.try_next().unwrap(), Some((first, part(first))));
+        assert_eq!(sender.take_back().unwrap(), first + 1);
+        receiver.release(first).unwrap();
+        assert!(receiver.release(first + 1).is_err());
+        let mut released = Vec::new();
+        sender.poll_released(|seq| released.push(seq)).unwrap();
+        assert_eq!(released, [first]);
+    }
+    assert_eq!((receiver.held(), sender.in_flight()), (1, 1));
+}
+
+#[test]
+fn an_absent_consumer_rings_when_it_waits() {
+    let (mut sender, receiver, doorbell) = ends();
+    sender.publish(part(0)).unwrap();
+    sender.take_back().unwrap();
+    sender.set_absent(true);
+    assert!(!sender.is_waiting() && !sender.has_news());
+    assert!(!doorbell.wait(Duration::ZERO), "it computes");
+    let waiting = std::thread::spawn(move || receiver.wait(Duration::from_secs(20)));
+    assert!(doorbell.wait(Duration::from_secs(20)));
+    assert!(sender.is_waiting() && sender.has_news());
+    sender.set_absent(false);
+    sender.publish(part(1)).unwrap();
+    assert!(!sender.is_waiting(), "there is something to take");
+    assert!(waiting.join().unwrap());
+}
+
+#[test]
 fn the_share_arrives() {
     let (sender, receiver, _) = ends();
     assert_eq!(receiver.share(), 0);

@@ -145,7 +145,7 @@ fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
 }
 
 /// Takes the next item, asleep until it is there.
-fn next(taker: &mut Taker, words: &Shared, bell: Option<&ModelBell>) -> (u64, Item) {
+fn next(taker: &Taker, words: &Shared, bell: Option<&ModelBell>) -> (u64, Item) {
     loop {
         if let Some((seq, item, ring)) = taker.take(words) {
             if let (true, Some(bell)) = (ring, bell) {
@@ -153,7 +153,9 @@ fn next(taker: &mut Taker, words: &Shared, bell: Option<&ModelBell>) -> (u64, It
             }
             return (seq, item);
         }
-        taker.wait(words, &words.0.futex);
+        taker.wait(words, &words.0.futex, || {
+            bell.into_iter().for_each(ModelBell::ring)
+        });
     }
 }
 
@@ -170,9 +172,9 @@ fn a_consumer_that_sleeps_is_woken_for_every_item_and_finds_it_whole() {
         let consumer = thread::spawn({
             let words = words.clone();
             move || {
-                let mut taker = Taker::default();
+                let taker = Taker;
                 for seq in 0..2 {
-                    assert_eq!(next(&mut taker, &words, None), (seq, item(seq)));
+                    assert_eq!(next(&taker, &words, None), (seq, item(seq)));
                 }
             }
         });
@@ -196,7 +198,7 @@ fn an_honest_consumer_is_never_accused() {
         let consumer = thread::spawn({
             let words = words.clone();
             move || {
-                let (mut taker, mut releaser) = (Taker::default(), Releaser::default());
+                let (taker, mut releaser) = (Taker, Releaser::default());
                 (0..2).for_each(|_| assert!(taker.take(&words).is_some()));
                 releaser.release(&words, 1);
                 releaser.release(&words, 0);
@@ -220,7 +222,7 @@ fn a_coordinator_that_sleeps_hears_of_every_release() {
         let consumer = thread::spawn({
             let (words, bell) = (words.clone(), bell.clone());
             move || {
-                let (seq, _) = next(&mut Taker::default(), &words, Some(&bell));
+                let (seq, _) = next(&Taker, &words, Some(&bell));
                 release(&mut Releaser::default(), &words, seq, Some(&bell));
             }
         });
@@ -261,7 +263,7 @@ fn one_doorbell_serves_two_consumers() {
             let bell = bell.clone();
             thread::spawn(move || {
                 // Taken before; the model is of the release.
-                let (seq, _, _) = Taker::default().take(&words).unwrap();
+                let (seq, _, _) = Taker.take(&words).unwrap();
                 release(&mut Releaser::default(), &words, seq, Some(&bell));
             })
         });
@@ -281,9 +283,9 @@ fn a_buffer_is_written_again_only_when_its_reader_is_done() {
         let consumer = thread::spawn({
             let (words, bell, buffer) = (words.clone(), bell.clone(), buffer.clone());
             move || {
-                let (mut taker, mut releaser) = (Taker::default(), Releaser::default());
+                let (taker, mut releaser) = (Taker, Releaser::default());
                 for expected in 0..2 {
-                    let (seq, found) = next(&mut taker, &words, Some(&bell));
+                    let (seq, found) = next(&taker, &words, Some(&bell));
                     assert_eq!((seq, found), (expected, item(expected)));
                     assert_eq!(buffer.read(), 100 + expected);
                     release(&mut releaser, &words, seq, Some(&bell));
@@ -313,7 +315,7 @@ fn a_buffer_of_two_consumers_is_written_again_only_when_both_are_done() {
         let consumers = words.map(|words| {
             let (bell, buffer) = (bell.clone(), buffer.clone());
             thread::spawn(move || {
-                let (seq, _, _) = Taker::default().take(&words).unwrap();
+                let (seq, _, _) = Taker.take(&words).unwrap();
                 assert_eq!(buffer.read(), 100);
                 release(&mut Releaser::default(), &words, seq, Some(&bell));
             })
@@ -335,11 +337,11 @@ fn the_rings_wrap_around_while_older_items_are_held() {
         let consumer = thread::spawn({
             let (words, bell) = (words.clone(), bell.clone());
             move || {
-                let (mut taker, mut releaser) = (Taker::default(), Releaser::default());
-                let (first, _) = next(&mut taker, &words, Some(&bell));
-                let (second, _) = next(&mut taker, &words, Some(&bell));
+                let (taker, mut releaser) = (Taker, Releaser::default());
+                let (first, _) = next(&taker, &words, Some(&bell));
+                let (second, _) = next(&taker, &words, Some(&bell));
                 release(&mut releaser, &words, second, Some(&bell));
-                let (third, found) = next(&mut taker, &words, Some(&bell));
+                let (third, found) = next(&taker, &words, Some(&bell));
                 assert_eq!(found, item(2));
                 release(&mut releaser, &words, third, Some(&bell));
                 release(&mut releaser, &words, first, Some(&bell));
@@ -348,6 +350,69 @@ fn the_rings_wrap_around_while_older_items_are_held() {
         until_released(&mut publishers, &bell, 1);
         publishers[0].publish(&item(2), &words.0.futex).unwrap();
         until_released(&mut publishers, &bell, 2);
+        consumer.join().unwrap();
+    });
+}
+
+#[test]
+fn every_item_is_taken_or_taken_back_and_none_is_both() {
+    model(3, || {
+        let (words, bell) = (Shared::new(2), Arc::new(ModelBell::default()));
+        let mut publisher = Publisher::new(words.clone());
+        for seq in 0..2 {
+            publisher.publish(&item(seq), &words.0.futex).unwrap();
+        }
+        let consumer = thread::spawn({
+            let (words, bell) = (words.clone(), bell.clone());
+            move || {
+                let (taker, mut releaser, mut taken) = (Taker, Releaser::default(), Vec::new());
+                // The last one is never taken back.
+                while taken.last() != Some(&2) {
+                    let (seq, found) = next(&taker, &words, Some(&bell));
+                    assert_eq!(found, item(seq), "whole, and the one that it took");
+                    taken.push(seq);
+                    release(&mut releaser, &words, seq, Some(&bell));
+                }
+                taken
+            }
+        });
+        let first = publisher.take_back().unwrap();
+        let mut released = Vec::new();
+        // The ring has room for two: what was taken back makes room at once.
+        while publisher.is_full() {
+            publisher.arm();
+            if !publisher.has_news() {
+                bell.wait();
+            }
+            publisher.disarm();
+            publisher.poll_released(|seq| released.push(seq)).unwrap();
+        }
+        assert_eq!(publisher.publish(&item(2), &words.0.futex), Ok(2));
+        let taken = consumer.join().unwrap();
+        assert_eq!(taken, (0..first).chain([2]).collect::<Vec<_>>());
+        publisher.poll_released(|seq| released.push(seq)).unwrap();
+        assert_eq!((released, publisher.in_flight()), (taken, 0));
+    });
+}
+
+#[test]
+fn an_absent_consumer_that_reads_again_is_heard() {
+    model(3, || {
+        let (words, bell) = (Shared::new(2), Arc::new(ModelBell::default()));
+        let mut publisher = Publisher::new(words.clone());
+        publisher.publish(&item(0), &words.0.futex).unwrap();
+        let consumer = thread::spawn({
+            let (words, bell) = (words.clone(), bell.clone());
+            move || while next(&Taker, &words, Some(&bell)).0 < 1 {}
+        });
+        publisher.take_back().unwrap();
+        publisher.set_absent(true);
+        // It may have gone to sleep before that, or not yet: either we see it, or it rings.
+        while !publisher.is_waiting() {
+            bell.wait();
+        }
+        publisher.set_absent(false);
+        publisher.publish(&item(1), &words.0.futex).unwrap();
         consumer.join().unwrap();
     });
 }

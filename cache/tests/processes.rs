@@ -386,7 +386,12 @@ fn nonsense_in_the_reply_region_ends_the_session_and_nothing_else() {
                     .write_volatile(value)
             };
             let leases = &mut coordinator.leases;
-            let polled = coordinator.sender.taken().map(drop);
+            let polled = if random.below(2) == 0 {
+                coordinator.sender.taken()
+            } else {
+                coordinator.sender.take_back()
+            };
+            let polled = polled.map(drop);
             let polled = polled.and_then(|()| {
                 coordinator
                     .sender

@@ -77,6 +77,19 @@ class Turning(Numbers):
         return super().__getitem__(i)
 
 
+class Gated(Numbers):
+    """Sample ``gated`` is made only when a file is there."""
+
+    def __init__(self, size: int, gated: int, gate: str, **arguments: Any) -> None:
+        super().__init__(size, **arguments)
+        self.gated, self.gate = gated, gate
+
+    def __getitem__(self, i: int) -> Any:
+        while i == self.gated and not Path(self.gate).exists():
+            time.sleep(0.01)
+        return super().__getitem__(i)
+
+
 class Noisy(Numbers):
     """As a random augmentation in the dataset itself makes them."""
 

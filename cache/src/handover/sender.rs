@@ -67,18 +67,45 @@ impl Sender {
         self.publisher.is_full()
     }
 
-    /// Items published whose release has not been read.
+    /// Items published that are neither taken back nor released, as far as that was read.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.publisher.in_flight()
     }
 
-    /// How many items the consumer has taken, all told.
+    /// Returns how many items are taken or taken back, all told.
     ///
     /// # Errors
     /// [`crate::ErrorKind::Misbehaved`] when its count went back, or past what is published.
     pub fn taken(&mut self) -> Result<u64> {
         self.publisher.taken().map_err(misbehaved)
+    }
+
+    /// Takes back all items that the consumer has not taken, and returns the number of the first of them. The consumer
+    /// will neither see nor release them.
+    ///
+    /// # Errors
+    /// As [`taken`](Self::taken).
+    pub fn take_back(&mut self) -> Result<u64> {
+        self.publisher.take_back().map_err(misbehaved)
+    }
+
+    /// Says whether the consumer counts as absent: then it rings the doorbell when it waits for an item. After `true`
+    /// ask once whether it [waits already](Self::is_waiting).
+    pub fn set_absent(&mut self, is_absent: bool) {
+        self.publisher.set_absent(is_absent);
+    }
+
+    /// Returns whether the consumer counts as absent.
+    #[must_use]
+    pub fn is_absent(&self) -> bool {
+        self.publisher.is_absent()
+    }
+
+    /// Returns whether the consumer sleeps with nothing left to take.
+    #[must_use]
+    pub fn is_waiting(&self) -> bool {
+        self.publisher.is_waiting()
     }
 
     /// Calls `each` with every item released since the last call.

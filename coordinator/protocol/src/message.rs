@@ -171,6 +171,8 @@ pub struct Resume {
     /// Batches that this rank was given in it since the job was begun or resumed by its user: ranks that
     /// come back from different steps are made level.
     pub batches: u64,
+    /// This rank was given all of its part of the epoch: what is left is for the other ranks.
+    pub is_done: bool,
 }
 
 /// See [`Attach::cohort`].

@@ -127,6 +127,15 @@ pub struct Resume {
     pub delivered: RoaringBitmap,
 }
 
+/// How the ranks of a job come back to an epoch; see [`Scheduler::attach_behind`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Behind<'a> {
+    /// By rank: how many batches less it was given than the rank that was given most. Empty: all are level.
+    pub batches: &'a [u32],
+    /// Some rank was given all of its part of the epoch. What is left is for those that are behind.
+    pub others_are_done: bool,
+}
+
 /// See [`JobSpec::cohort`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cohort {

@@ -10,7 +10,7 @@ use crate::draw::{self, Key, mix};
 use crate::job::{Job, JobView, Waiting};
 use crate::need::Need;
 use crate::{
-    AttachError, Cohort, Config, Draw, DrawOrder, JobId, JobSpec, Minibatch, Resume, Target,
+    AttachError, Behind, Cohort, Config, Draw, DrawOrder, JobId, JobSpec, Minibatch, Resume, Target,
 };
 
 /// The state of a stream's jobs. See the crate.
@@ -87,7 +87,7 @@ impl Scheduler {
     /// # Errors
     /// When it cannot be served as it asks; nothing has changed then.
     pub fn attach(&mut self, id: JobId, spec: JobSpec) -> Result<(), AttachError> {
-        self.attach_behind(id, spec, &[])
+        self.attach_behind(id, spec, Behind::default())
     }
 
     /// Whether a job could be attached now, but for its number.
@@ -96,15 +96,14 @@ impl Scheduler {
     /// As [`attach`](Self::attach).
     pub fn admits(&self, spec: &JobSpec) -> Result<(), AttachError> {
         self.check(spec)?;
-        let job = Job::new(spec, &[], &self.all, &self.bad)?;
+        let job = Job::new(spec, Behind::default(), &self.all, &self.bad)?;
         spec.cohort
             .as_ref()
             .map_or(Ok(()), |cohort| self.has_place(cohort, &job))
     }
 
-    /// As [`attach`](Self::attach), for a job whose ranks resume from different steps of an epoch. `behind`:
-    /// by rank, how many batches less it was given than the rank that was given most; these come first, so
-    /// that all ranks end the epoch after equally many.
+    /// As [`attach`](Self::attach), for a job whose ranks resume from different steps of an epoch. What ranks were given
+    /// less than others comes first, so that all ranks end the epoch after equally many batches.
     ///
     /// # Errors
     /// As [`attach`](Self::attach).
@@ -112,7 +111,7 @@ impl Scheduler {
         &mut self,
         id: JobId,
         spec: JobSpec,
-        behind: &[u32],
+        behind: Behind<'_>,
     ) -> Result<(), AttachError> {
         if self.jobs.contains_key(&id) {
             return Err(AttachError::Duplicate(id));
@@ -218,6 +217,40 @@ impl Scheduler {
         }
     }
 
+    /// A rank was told something of what it takes next, so that this is not taken back.
+    pub fn told(&mut self, id: JobId, rank: u32) {
+        if let Some(job) = self.jobs.get_mut(&id) {
+            job.keep_next(rank);
+        }
+    }
+
+    /// Takes back what a job was dealt after the last minibatch of which a rank took something: its samples are in the
+    /// job's need again. Returns by rank how many deliveries are void, counted from the latest.
+    ///
+    /// A job alone and a cohort are then dealt the same sequence as without it. Minibatches that are not prepared yet are
+    /// no longer for this job: it must not be among the targets that [`replace`](Self::replace) and
+    /// [`exchange`](Self::exchange) are called with for them.
+    pub fn take_back(&mut self, id: JobId) -> Vec<u32> {
+        let Some(job) = self.jobs.get_mut(&id) else {
+            return Vec::new();
+        };
+        let void = job.take_back(&self.bad);
+        let need = job.need.clone();
+        let mut others = self.jobs.iter().filter(|(other, _)| **other != id);
+        let equal = others.find(|(_, other)| other.need.equals(&need));
+        if let Some(shared) = equal.map(|(_, other)| other.need.clone()) {
+            self.set_need(id, &shared);
+        }
+        void
+    }
+
+    /// Says whether a job reads. While it does not, nothing is made for it and nobody waits for it, but for its cohort.
+    pub fn set_absent(&mut self, id: JobId, is_absent: bool) {
+        if let Some(job) = self.jobs.get_mut(&id) {
+            job.is_absent = is_absent;
+        }
+    }
+
     /// A rank began to iterate an epoch.
     pub fn epoch_started(&mut self, id: JobId, rank: u32, epoch: u64) {
         if let Some(job) = self.jobs.get_mut(&id) {
@@ -235,10 +268,9 @@ impl Scheduler {
     /// A sample cannot be read: jobs that skip such samples are not dealt it any more.
     pub fn mark_bad(&mut self, id: u32) {
         self.bad.insert(id);
+        let bad = RoaringBitmap::from([id]);
         for job in self.jobs.values_mut().filter(|job| job.skip_bad) {
-            if job.need.ids().contains(id) && job.can_lose_one() {
-                job.need.remove(&[id]);
-            }
+            job.lose(&bad);
         }
     }
 
@@ -304,6 +336,21 @@ impl Scheduler {
         self.jobs.get(&id).map(Job::view)
     }
 
+    /// Returns whether a job reads, has no whole batch, and waits for nothing but a staging buffer.
+    #[must_use]
+    pub fn lacks_buffers(&self) -> bool {
+        let mut jobs = self.jobs.iter();
+        jobs.any(|(&id, job)| {
+            job.is_out_of_batches(&self.config) && self.cohort_waits(id).is_none()
+        })
+    }
+
+    /// Returns whether [`take_back`](Self::take_back) would take anything back.
+    #[must_use]
+    pub fn can_take_back(&self, id: JobId) -> bool {
+        self.jobs.get(&id).is_some_and(Job::can_be_taken_back)
+    }
+
     /// Why a job's cohort is not served, if that is the reason why the job is not.
     #[must_use]
     pub fn cohort_waits(&self, id: JobId) -> Option<String> {
@@ -341,7 +388,8 @@ impl Scheduler {
         }
         let bound = self.bound(free);
         let mut units = self.units(bound);
-        let all_have_room = units.iter().map(|u| u.members.len()).sum::<usize>() == self.jobs.len();
+        let present = self.jobs.values().filter(|job| !job.is_absent).count();
+        let all_have_room = units.iter().map(|u| u.members.len()).sum::<usize>() == present;
         if !all_have_room && !units.iter().any(|u| u.starves) {
             return None;
         }
@@ -371,7 +419,8 @@ impl Scheduler {
 
     /// Most minibatches in a rank's queue: a buffer is left for every rank whose queue is empty.
     fn bound(&self, free: u32) -> u32 {
-        let empty: u32 = self.jobs.values().map(Job::empty_queues).sum();
+        let present = self.jobs.values().filter(|job| !job.is_absent);
+        let empty: u32 = present.map(Job::empty_queues).sum();
         free.saturating_sub(empty)
             .clamp(1, self.config.depth.max(1))
     }

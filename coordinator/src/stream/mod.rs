@@ -5,6 +5,7 @@
 //! driver, which sleeps on the doorbell and is rung when a consumer takes or releases something.
 //! Samples are prepared outside it.
 
+mod absent;
 mod afloat;
 mod batch;
 mod consumer;
@@ -16,7 +17,7 @@ mod sample;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coprep_cache::handover::{Doorbell, Sender};
 use coprep_cache::staging::{Layout, StagingPool};
@@ -32,6 +33,7 @@ use crate::caches::Cache;
 use crate::due_queue::Moment;
 use crate::maker::Maker;
 use crate::outbox::Outbox;
+use crate::stream::absent::SOON;
 use crate::stream::afloat::{Berth, Ticket};
 use crate::stream::batch::Batch;
 use crate::stream::consumer::Consumer;
@@ -340,17 +342,40 @@ impl Stream {
 
     /// Looks at every consumer, decides, starts and publishes. True: something happened.
     fn pump(self: &Arc<Self>, engine: &mut Engine) -> bool {
+        let before = engine.look_again.take();
         let mut progress = engine.poll();
+        if progress {
+            engine.share_again(self.pool.layout().buffers);
+        }
         self.publish(engine);
         while self.is_time_to_draw(engine) {
-            let Some(minibatch) = engine.scheduler.next(self.pool.free()) else {
+            let Some(minibatch) = self.next_minibatch(engine) else {
                 break;
             };
             progress = true;
             self.start(engine, minibatch);
         }
         self.publish(engine);
+        self.wake_driver_for(engine.look_again, before);
         progress
+    }
+
+    /// The driver sleeps until `look_again`, but it may be asleep already, until `before` if that is known.
+    fn wake_driver_for(&self, look_again: Option<Instant>, before: Option<Instant>) {
+        let is_sooner = |at: Instant| before.is_none_or(|before| at + SOON < before);
+        if look_again.is_some_and(is_sooner) {
+            self.doorbell.ring();
+        }
+    }
+
+    /// Draws a minibatch. Makes room for it if need be.
+    fn next_minibatch(&self, engine: &mut Engine) -> Option<Minibatch> {
+        loop {
+            let minibatch = engine.scheduler.next(self.pool.free());
+            if minibatch.is_some() || !engine.make_room() {
+                return minibatch;
+            }
+        }
     }
 
     /// Late, so that a minibatch is for the jobs as they are when it is prepared, and before a worker is idle. But so
@@ -533,19 +558,22 @@ fn drive(stream: &Weak<Stream>) {
         if stream.closed.load(Ordering::Acquire) {
             return;
         }
-        stream.pump_until_quiet();
-        stream.doorbell.wait(NAP);
+        let look_again = stream.pump_until_quiet();
+        let nap = look_again.map_or(NAP, |at| at.saturating_duration_since(Instant::now()));
+        stream.doorbell.wait(nap.min(NAP));
         stream.engine().disarm();
     }
 }
 
 impl Stream {
-    /// Leaves every consumer armed: it rings from now on. What it did before is seen here.
-    fn pump_until_quiet(self: &Arc<Self>) {
+    /// Leaves every consumer armed: it rings from now on. What it did before is seen here. Returns when to look again, if
+    /// somebody lacks what another may hold without reading.
+    fn pump_until_quiet(self: &Arc<Self>) -> Option<Instant> {
         let mut engine = self.engine();
         while self.pump(&mut engine) {}
         engine.arm();
         while self.pump(&mut engine) {}
+        engine.look_again
     }
 }
 

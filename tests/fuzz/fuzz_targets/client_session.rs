@@ -303,6 +303,7 @@ fn answer(socket: &UnixStream, request: &Request, script: &mut Bytes) -> Option<
             epoch: *epoch,
             delivered: script.some(40).to_vec(),
             batches: script.small(),
+            is_done: false,
         }),
         (Request::Explain, _) => Reply::Explanation("why".into()),
         _ => Reply::Restarted {

@@ -148,6 +148,7 @@ fn attach() -> Attach {
             epoch: 3,
             delivered: vec![4, 5],
             batches: 6,
+            is_done: true,
         }),
         dataset_samples: Some(1000),
         cohort: Some(Cohort {

@@ -270,21 +270,34 @@ impl Loader {
         self.restart(inner)
     }
 
+    /// Leaves the epoch together with the other ranks.
+    ///
+    /// When the connection is lost meanwhile it asks again: other ranks may have batches to take before they leave, and
+    /// if this rank were in the next epoch already, they would not be given them.
     fn restart(&self, inner: &mut Inner) -> Result<()> {
+        let began = Instant::now();
+        let next = loop {
+            match self.try_restart(inner) {
+                Err(e) if e.is_lost() && began.elapsed() < self.options.timeout => {
+                    self.reconnect(inner, &self.options.pulse)?;
+                }
+                restarted => break restarted?,
+            }
+            // All ranks had asked, and another one was answered before the connection was lost.
+            if let Some(next) = inner.position.passed() {
+                break next;
+            }
+        };
+        inner.position.jump(next);
+        Ok(())
+    }
+
+    fn try_restart(&self, inner: &mut Inner) -> Result<u64> {
         let patience = Patience::new(self.options.timeout, &self.options.pulse);
-        let restarted = match &mut inner.link {
+        match &mut inner.link {
             Some(link) => link.restart(&patience),
             None => Err(Error::Lost("it was lost before".into())),
-        };
-        match restarted {
-            Ok(epoch) => inner.position.jump(epoch),
-            Err(e) if e.is_lost() => {
-                inner.position.jump(inner.position.epoch() + 1);
-                self.reconnect(inner, &self.options.pulse)?;
-            }
-            Err(e) => return Err(e),
         }
-        Ok(())
     }
 
     /// One way; if it fails, the next look at the connection finds out why.
@@ -367,6 +380,7 @@ impl Loader {
                 link.release(seq)?;
                 self.count().errors += 1;
                 let error = link.sample_error(item.tag, &self.options.pulse)?;
+                inner.position.fail(error.id);
                 Err(Error::Sample(Box::new(error)))
             }
             None => Err(Error::Misbehaved(format!("an item of kind {}", item.kind))),

@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release -p coprep-scheduler --example simulate [SECTION...]` prints the tables of
 //! `docs/scheduler.md`, and ends with code 1 if a bar is missed. Sections: speeds, prep, ascending, pools,
-//! folds, shuffle, histories, cost.
+//! folds, shuffle, histories, cost, pauses.
 #![expect(clippy::print_stdout, reason = "it prints tables")]
 
 mod ascending;
@@ -23,11 +23,12 @@ use report::Report;
 type Section = fn(&mut Report);
 
 fn main() -> std::process::ExitCode {
-    let sections: [(&str, Section); 8] = [
+    let sections: [(&str, Section); 9] = [
         ("speeds", speeds::speeds),
         ("prep", speeds::prep_bound),
         ("ascending", ascending::ascending),
         ("pools", pools::pools),
+        ("pauses", pools::pauses),
         ("folds", speeds::folds),
         ("shuffle", shuffle::shuffle),
         ("histories", histories::histories),

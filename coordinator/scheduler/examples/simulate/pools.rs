@@ -49,6 +49,44 @@ fn hundredth(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 100).copied().unwrap_or(f64::NAN)
 }
 
+/// A job that comes while all others pause, each with the queue of a job that had many buffers.
+pub(crate) fn pauses(report: &mut Report) {
+    report.table(
+        "Jobs that pause: what one that joins then is given, against being alone with an unlimited pool",
+        &["jobs that pause", "buffers", "samples of the job that joins"],
+    );
+    for paused in [1u32, 3, 7, 15] {
+        for buffers in [paused + 3, 12.max(paused + 3), 64] {
+            let mut setup = random_setup(1, false);
+            (setup.horizon, setup.buffers, setup.prep) = (400.0, buffers, 0.5);
+            (setup.samples, setup.slots) = (1600, 16);
+            setup.plans = (0..paused).map(|_| model::Plan::new(16, 1.0)).collect();
+            for plan in &mut setup.plans {
+                plan.pauses = Some((50.0, 1000.0));
+            }
+            let joiner = model::Plan {
+                start: 100.0,
+                ..model::Plan::new(16, 1.0)
+            };
+            setup.plans.push(joiner.clone());
+            let mut alone = setup.clone();
+            (alone.plans, alone.buffers) = (vec![joiner], 100_000);
+            let samples = |setup| model::run(setup).jobs.last().map_or(0, |job| job.samples) as f64;
+            let ratio = samples(&setup) / samples(&alone);
+            report.row(&[
+                paused.to_string(),
+                buffers.to_string(),
+                format!("{ratio:.3}"),
+            ]);
+            report.at_least(
+                &format!("pauses: {paused} with {buffers} buffers"),
+                ratio,
+                0.95,
+            );
+        }
+    }
+}
+
 /// Batches that each job was given.
 fn given(seed: u64, buffers: u32) -> Vec<f64> {
     let mut setup = random_setup(seed, false);
