@@ -1,14 +1,17 @@
 //! `coprep status`, `coprep stop`, `coprep drop`.
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use coprep_client::{Error, control};
+use coprep_protocol::dataset_path;
 use coprep_protocol::message::{
-    CacheStatus, CostStatus, FormStatus, JobStatus, PoolStatus, SampleCost, Status, StreamStatus,
+    CacheForm, CacheStatus, CostStatus, FormStatus, JobStatus, PoolStatus, SampleCost, Status,
+    StreamStatus,
 };
 use coprep_protocol::place::Place;
 
-use crate::show::{duration, table};
+use crate::show::{duration, number, table, wrapped};
 use crate::{Outcome, args};
 use coprep_protocol::size::human;
 
@@ -46,16 +49,57 @@ pub(crate) fn stop(place: &Place) -> Outcome {
 }
 
 pub(crate) fn drop_caches(place: &Place, dataset: Option<String>) -> Outcome {
-    let named = dataset.is_some();
-    let mut bytes = match control::drop_caches(place, dataset) {
-        Err(Error::Absent { .. }) if !named => 0,
-        other => other?,
+    let bytes = match dataset {
+        Some(named) => drop_of_dataset(place, &named)?,
+        None => drop_all(place)?,
     };
-    if !named {
-        bytes += coprep_coordinator::drop_left_segments()?;
-    }
     println!("{} freed", human(bytes));
     Ok(ExitCode::SUCCESS)
+}
+
+fn drop_all(place: &Place) -> Outcome<u64> {
+    let bytes = match control::drop_caches(place, None) {
+        // Named segments may be left of a coordinator that has ended.
+        Err(Error::Absent { .. }) => 0,
+        other => other?,
+    };
+    Ok(bytes + coprep_coordinator::drop_left_segments()?)
+}
+
+/// Frees the caches of a dataset, which is named as `status` shows it, or by any path of its folder.
+fn drop_of_dataset(place: &Place, named: &str) -> Outcome<u64> {
+    let caches = control::status(place, 0)?.caches;
+    let of = |name: &str| {
+        caches
+            .iter()
+            .filter(|c| c.dataset == name)
+            .collect::<Vec<_>>()
+    };
+    let mut name = named.to_owned();
+    if of(&name).is_empty() {
+        let folder = dataset_path::folder(Path::new(named))?;
+        name = folder.to_string_lossy().into_owned();
+    }
+    let found = of(&name);
+    if found.is_empty() {
+        return Err(no_cache_of(named, &caches).into());
+    }
+    if found.iter().all(|c| c.users > 0) {
+        let text =
+            format!("the cache of {name} is in use: it can be dropped when its jobs have ended");
+        return Err(text.into());
+    }
+    Ok(control::drop_caches(place, Some(name))?)
+}
+
+fn no_cache_of(named: &str, caches: &[CacheStatus]) -> String {
+    let mut names: Vec<&str> = caches.iter().map(|c| c.dataset.as_str()).collect();
+    names.sort_unstable();
+    names.dedup();
+    match names.as_slice() {
+        [] => format!("no cache of {named}; there are no caches"),
+        names => format!("no cache of {named}; there are: {}", names.join(", ")),
+    }
 }
 
 fn describe(status: &Status) -> String {
@@ -88,52 +132,53 @@ fn caches(caches: &[CacheStatus]) -> String {
     if caches.is_empty() {
         return "no caches".into();
     }
-    let header = [
-        "cache", "form", "policy", "samples", "used", "capacity", "hits", "misses", "saves",
-    ];
-    let row = |c: &CacheStatus| {
-        vec![
-            c.dataset.clone(),
-            format!("{:?}", c.form).to_lowercase(),
-            c.policy.clone(),
-            c.entries.to_string(),
-            human(c.used),
-            human(c.capacity),
-            c.hits.to_string(),
-            c.misses.to_string(),
-            c.saves_s_per_epoch
-                .map_or(String::new(), |s| format!("{s:.1} s per epoch")),
-        ]
-    };
-    let rows = table(&header, &caches.iter().map(row).collect::<Vec<_>>());
-    let prices = caches.iter().filter_map(price);
-    std::iter::once(rows)
-        .chain(prices)
-        .collect::<Vec<_>>()
-        .join("\n")
+    caches.iter().map(cache).collect::<Vec<_>>().join("\n\n")
 }
 
-/// What is cached in which form, where that is chosen by price.
-fn price(c: &CacheStatus) -> Option<String> {
-    let lambda = c.lambda_s_per_mib?;
-    let form = |f: &FormStatus| {
-        format!(
-            "{} {} ({})",
-            f.entries,
-            format!("{:?}", f.form).to_lowercase(),
-            human(f.bytes)
-        )
-    };
-    let forms: Vec<String> = c.by_form.iter().map(form).collect();
-    let forms = if forms.is_empty() {
-        "nothing yet".into()
-    } else {
-        forms.join(", ")
-    };
-    Some(format!(
-        "  {}: {forms}; a MiB must save {lambda:.4} s per epoch",
-        c.dataset
-    ))
+/// Shows one cache. Two of one dataset differ in their form, in what was done before, or in their policy.
+fn cache(c: &CacheStatus) -> String {
+    let mut kind = vec![form_name(c.form)];
+    kind.extend((!c.pipeline.is_empty()).then(|| format!("after {}", c.pipeline)));
+    kind.push(c.policy.clone());
+    kind.extend(c.warmed.then(|| "warmed".into()));
+    let mut facts = vec![format!(
+        "{}, {} of {}",
+        count(c.entries, "sample"),
+        human(c.used),
+        human(c.capacity)
+    )];
+    facts.push(format!("{}, {} misses", count(c.hits, "hit"), c.misses));
+    // With a single form, the line above says all.
+    if c.by_form.len() > 1 {
+        let form =
+            |f: &FormStatus| format!("{} {} ({})", f.entries, form_name(f.form), human(f.bytes));
+        facts.push(c.by_form.iter().map(form).collect::<Vec<_>>().join(", "));
+    }
+    let saves = c.saves_s_per_epoch.filter(|&s| s > 0.0);
+    facts.extend(saves.map(|s| format!("saves {} s per epoch", number(s))));
+    // Where everything has room, nothing has a price.
+    let price = c.lambda_s_per_mib.filter(|&lambda| lambda >= 1e-4);
+    facts.extend(
+        price.map(|lambda| format!("a MiB must save {} ms per epoch", number(lambda * 1e3))),
+    );
+    let head = wrapped(&format!("cache of {}", c.dataset), 0);
+    format!(
+        "{head}{}{}",
+        wrapped(&kind.join(", "), 2),
+        wrapped(&facts.join("; "), 2)
+    )
+    .trim_end()
+    .to_owned()
+}
+
+fn form_name(form: CacheForm) -> String {
+    format!("{form:?}").to_lowercase()
+}
+
+/// `1 sample`, `2 samples`.
+fn count(n: u64, what: &str) -> String {
+    let plural = if n == 1 { "" } else { "s" };
+    format!("{n} {what}{plural}")
 }
 
 /// What the samples cost.
@@ -213,10 +258,10 @@ fn stream(s: &StreamStatus) -> String {
         true => String::new(),
         false => format!("\n  workers {}", pids.join(", ")),
     };
-    let differs: String = s
-        .differs
-        .iter()
-        .map(|d| format!("\n  not shared with {d}"))
+    let differs = s.differs.iter().map(|d| format!("not shared with {d}"));
+    let notes: String = differs
+        .chain(s.notes.iter().cloned())
+        .map(|note| format!("\n{}", wrapped(&note, 2).trim_end()))
         .collect();
     let header = [
         "job",
@@ -232,7 +277,7 @@ fn stream(s: &StreamStatus) -> String {
         "idle",
     ];
     format!(
-        "{head}{workers}{differs}{}\n{}",
+        "{head}{workers}{notes}{}\n{}",
         costs(&s.costs),
         table(&header, &s.jobs.iter().map(job).collect::<Vec<_>>())
     )

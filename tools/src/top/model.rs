@@ -171,7 +171,8 @@ impl<'a> Since<'a> {
 
     fn cache(self, now: &CacheStatus) -> Option<&'a CacheStatus> {
         let same = |c: &&CacheStatus| {
-            (&c.dataset, c.form, &c.policy) == (&now.dataset, now.form, &now.policy)
+            let one = (&c.dataset, c.form, &c.pipeline, &c.policy);
+            one == (&now.dataset, now.form, &now.pipeline, &now.policy)
         };
         self.status.caches.iter().find(same)
     }
@@ -423,6 +424,7 @@ pub(crate) mod tests {
             },
             worker_pids: Vec::new(),
             differs: Vec::new(),
+            notes: Vec::new(),
             slots: 64,
             buffers: 14,
             buffers_free: 12,
@@ -446,6 +448,8 @@ pub(crate) mod tests {
         CacheStatus {
             dataset: "/data/train".into(),
             form: CacheForm::Auto,
+            pipeline: "decode".into(),
+            warmed: false,
             policy: "no-eviction".into(),
             capacity: 1000,
             used: 750,

@@ -351,6 +351,8 @@ fn stream_notes(screen: &Screen, theme: &Theme) -> Vec<Piece> {
     let mut pieces = vec![plain(format!("{}: {}", s.id, theme.clean(&s.pipeline)))];
     let differs = s.differs.iter();
     pieces.extend(differs.map(|d| (Tone::Notice, format!("not shared with {}", theme.clean(d)))));
+    let notes = s.notes.iter();
+    pieces.extend(notes.map(|note| (Tone::Notice, theme.clean(note))));
     if s.totals.failed > 0 {
         pieces.push((Tone::Bad, format!("{} failed", grouped(s.totals.failed))));
     }
