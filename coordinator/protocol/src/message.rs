@@ -530,6 +530,8 @@ pub struct StreamStatus {
     pub costs: CostStatus,
     /// Process ids of the workers that run user code.
     pub worker_pids: Vec<u32>,
+    /// Of these, how many have a sample to make. 0 if the coordinator does not attribute waits.
+    pub busy_workers: u32,
     /// In what it differs from another stream that looks like it.
     pub differs: Vec<String>,
     /// As [`Attached::notes`], at this moment.

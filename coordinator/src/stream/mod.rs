@@ -303,6 +303,7 @@ impl Stream {
             relaxed: self.blueprint.key.relaxed,
             costs,
             worker_pids: self.blueprint.maker.crew().map_or(Vec::new(), |c| c.pids()),
+            busy_workers: self.blueprint.maker.crew().map_or(0, |c| c.busy()),
             differs: Vec::new(),
             notes: Vec::new(),
             slots: layout.slots,

@@ -561,6 +561,7 @@ mod tests {
             relaxed: false,
             costs: Default::default(),
             worker_pids: Vec::new(),
+            busy_workers: 0,
             differs: Vec::new(),
             notes: Vec::new(),
             slots: 8,

@@ -4,6 +4,7 @@ use coprep_protocol::message::{CacheForm, FormStatus, SampleCost};
 use coprep_protocol::size::human;
 use ratatui::text::Span;
 
+use crate::show::label;
 use crate::top::model::{Cache, Job, SortBy, Split, Stream};
 use crate::top::numbers::{brief, count, factor, milliseconds, percent, rate};
 use crate::top::table::{Column, Width};
@@ -194,5 +195,5 @@ pub(crate) static SLOW: [Column<SampleCost>; 7] = [
     column("fixed", 7, 4, |s, _| plain(milliseconds(s.fixed_s))),
     column("random", 7, 4, |s, _| plain(milliseconds(s.random_s))),
     column("cpu", 7, 3, |s, _| plain(milliseconds(s.cpu_s))),
-    rest("path", 12, 2, |s, t| plain(t.clean(&s.path))),
+    rest("path", 12, 2, |s, t| plain(t.clean(&label(s)))),
 ];

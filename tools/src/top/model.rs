@@ -1,6 +1,8 @@
 //! What the screen shows, from two looks at the coordinator. Pure: the coordinator's uptime is the clock.
 
-use coprep_protocol::message::{CacheStatus, JobStatus, PoolStatus, Stalls, Status, StreamStatus};
+use coprep_protocol::message::{
+    CacheForm, CacheStatus, JobStatus, PoolStatus, Stalls, Status, StreamStatus, Totals,
+};
 
 /// Everything that is shown. A rate is None where there was no earlier look.
 #[derive(Clone, Debug, Default)]
@@ -20,9 +22,15 @@ pub(crate) struct Report {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pool {
     pub(crate) status: PoolStatus,
-    /// Samples per second.
+    /// Worker processes of user code.
+    pub(crate) processes: u32,
+    /// Threads and processes that fetched between the two looks, on average; at the first look, threads at that moment.
+    pub(crate) fetching: f64,
+    /// The same of preparing.
+    pub(crate) preparing: f64,
+    /// Samples per second that threads fetched: processes do not say when they do.
     pub(crate) fetched: Option<f64>,
-    /// Samples per second.
+    /// Samples per second that threads and processes prepared.
     pub(crate) prepared: Option<f64>,
 }
 
@@ -104,7 +112,7 @@ impl Report {
             version: now.version.clone(),
             uptime_s: now.uptime_s,
             pss_bytes: now.pss_bytes,
-            pool: pool(since, &now.pool),
+            pool: pool(since, now),
             caches: now.caches.iter().map(|c| cache(since, c)).collect(),
             streams: now.streams.iter().map(|s| stream(since, s)).collect(),
             jobs: now.streams.iter().flat_map(|s| jobs(since, s)).collect(),
@@ -123,6 +131,13 @@ impl Report {
     pub(crate) fn holder(&self, stream: u64) -> Option<&Job> {
         let holds = |j: &&Job| j.stream == stream && j.status.held > 0;
         self.jobs.iter().filter(holds).max_by_key(|j| j.status.held)
+    }
+}
+
+impl Stream {
+    /// Returns whether worker processes make its samples.
+    pub(crate) fn runs_processes(&self) -> bool {
+        !self.status.worker_pids.is_empty()
     }
 }
 
@@ -177,20 +192,48 @@ impl<'a> Since<'a> {
         self.status.caches.iter().find(same)
     }
 
+    /// By how much a count of the streams that worker processes make has grown. Samples that are cached as they are handed
+    /// out are left out: threads hand them out, and count them.
+    fn of_code(self, now: &Status, count: fn(&Totals) -> f64) -> f64 {
+        let made = now
+            .streams
+            .iter()
+            .filter(|s| !s.worker_pids.is_empty() && s.cache != CacheForm::Prepared);
+        let grown = |s: &StreamStatus| {
+            let before = self
+                .stream(s.id)
+                .map_or(0.0, |before| count(&before.totals));
+            count(&s.totals) - before
+        };
+        made.map(grown).sum::<f64>().max(0.0)
+    }
+
     /// Per second. None for a count that began anew.
     fn rate(self, before: u64, now: u64) -> Option<f64> {
         Some(now.checked_sub(before)? as f64 / self.seconds)
     }
 }
 
-fn pool(since: Option<Since>, now: &PoolStatus) -> Pool {
+fn pool(since: Option<Since>, now: &Status) -> Pool {
     let rate = |count: fn(&PoolStatus) -> u64| {
-        since.and_then(|s| s.rate(count(&s.status.pool), count(now)))
+        since.and_then(|s| s.rate(count(&s.status.pool), count(&now.pool)))
     };
+    // Threads say what they did together, processes what each stream's did.
+    let busy = |threads: fn(&PoolStatus) -> f64, processes: fn(&Totals) -> f64| {
+        let since = since?;
+        let grown = threads(&now.pool) - threads(&since.status.pool);
+        let code = since.of_code(now, processes);
+        Some(((grown + code) / since.seconds).max(0.0))
+    };
+    let made = since.map(|s| s.of_code(now, |t| t.prepared as f64) / s.seconds);
+    let streams = now.streams.iter();
     Pool {
-        status: now.clone(),
+        status: now.pool.clone(),
+        processes: streams.map(|s| s.worker_pids.len() as u32).sum(),
+        fetching: busy(|p| p.fetch_s, |t| t.fetch_s).unwrap_or(f64::from(now.pool.fetching)),
+        preparing: busy(|p| p.prepare_s, |t| t.prep_s).unwrap_or(f64::from(now.pool.preparing)),
         fetched: rate(|p| p.fetched),
-        prepared: rate(|p| p.prepared),
+        prepared: rate(|p| p.prepared).zip(made).map(|(p, made)| p + made),
     }
 }
 
@@ -373,7 +416,7 @@ pub(crate) fn sort(jobs: &mut [Job], by: SortBy, reversed: bool) {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use coprep_protocol::message::{CacheForm, CostStatus, FormStatus, SampleCost, Totals};
+    use coprep_protocol::message::{CostStatus, FormStatus, SampleCost};
 
     use super::*;
 
@@ -423,6 +466,7 @@ pub(crate) mod tests {
                 ..CostStatus::default()
             },
             worker_pids: Vec::new(),
+            busy_workers: 0,
             differs: Vec::new(),
             notes: Vec::new(),
             slots: 64,
