@@ -534,6 +534,8 @@ pub(crate) mod tests {
         };
         let before = now.clone();
         now.uptime_s += 2.0;
+        now.pool.fetch_s += 6.0;
+        now.pool.prepare_s += 4.0;
         (before, now)
     }
 
@@ -571,6 +573,32 @@ pub(crate) mod tests {
         assert_eq!(
             (report.pool.fetched, report.pool.prepared),
             (Some(2.5), Some(25.0))
+        );
+    }
+
+    #[test]
+    fn worker_processes_are_at_work_beside_threads() {
+        let mut looks = two_looks();
+        for status in [&mut looks.0, &mut looks.1] {
+            status.streams[0].worker_pids = vec![1, 2, 3, 4];
+            status.streams[1].worker_pids = vec![5];
+            // Threads hand out what is cached as it is delivered, and count it themselves.
+            status.streams[1].cache = CacheForm::Prepared;
+        }
+        for stream in &mut looks.1.streams {
+            stream.totals.fetch_s += 1.0;
+            stream.totals.prep_s += 6.0;
+            stream.totals.prepared += 500;
+        }
+        looks.1.pool.prepared += 50;
+        let pool = report(&looks).pool;
+        assert_eq!(pool.processes, 5);
+        assert_eq!((pool.fetching, pool.preparing), (3.5, 5.0));
+        assert_eq!(pool.prepared, Some(275.0));
+        let first = Report::new(None, &looks.1).pool;
+        assert_eq!(
+            (first.fetching, first.preparing, first.prepared),
+            (3.0, 2.0, None)
         );
     }
 

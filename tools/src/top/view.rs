@@ -704,7 +704,10 @@ mod tests {
         screen.look(before);
         screen.look(now);
         let lines = drawn(&screen, &UTF8, 120, 40);
-        assert!(contains(&lines, "500 behind 4002 (+250/s)"), "{lines:#?}");
+        assert!(
+            contains(&lines, "500 behind train_2.py (4002) (+250/s)"),
+            "{lines:#?}"
+        );
         assert!(contains(&lines, "most held by train_2.py (4002): 6"));
         assert!(
             contains(&lines, "not shared with stream 2: dataset.root")
