@@ -69,15 +69,19 @@ pub(crate) struct Origin {
 
 impl Origin {
     pub(crate) fn of(spec: &PipelineSpec, form: CacheForm) -> Self {
-        // Files are cached as they were read, whatever is done to them afterwards.
-        let is_raw = form == CacheForm::Encoded;
         Origin {
             source: spec.source.fingerprint(),
-            ops: if is_raw {
-                Vec::new()
-            } else {
-                spec.cached_ops()
-            },
+            ops: Self::ops_of(spec, form),
+        }
+    }
+
+    /// Returns the operators that are applied before samples are cached in a form.
+    pub(crate) fn ops_of(spec: &PipelineSpec, form: CacheForm) -> Vec<Op> {
+        // Files are cached as they were read, whatever is done to them afterwards.
+        if form == CacheForm::Encoded {
+            Vec::new()
+        } else {
+            spec.cached_ops()
         }
     }
 }

@@ -14,7 +14,7 @@ from typing import Any
 
 import coprep
 import pytest
-from conftest import WAIT, Start, coordinator_at, ids, make_folder, stream
+from conftest import WAIT, Start, ids, make_folder, stream
 
 N = 24
 HERE = str(Path(__file__).parent)
@@ -133,10 +133,10 @@ def test_status_says_which_arguments_keep_streams_apart(data: Path, place: Path)
 
 def test_status_says_which_files_keep_streams_apart(data: Path, place: Path) -> None:
     paths = sorted(data.rglob("*.jpg"))
-    with loader(random_crop(coprep.Files(paths).decode())) as a:
-        with loader(random_crop(coprep.Files(paths[::-1]).decode())) as b:
-            assert len(a) == len(b) == 3
-            (differs,) = coprep.status()["streams"][0]["differs"]
+    forwards, backwards = (random_crop(coprep.Files(files).decode()) for files in (paths, paths[::-1]))
+    with loader(forwards) as a, loader(backwards) as b:
+        assert len(a) == len(b) == 3
+        (differs,) = coprep.status()["streams"][0]["differs"]
     assert differs == f"stream 2: path of sample 0, {paths[0]} and {paths[-1]}"
 
 

@@ -1,8 +1,8 @@
 """Fills the caches of a training script's loaders before the jobs come: the Python side of ``coprep warm --from``.
 
-The script runs as it would by itself, until it begins to iterate over a ``coprep.DataLoader``. The caches of all loaders
-made until then are filled, and the process ends there: no line of the script after that runs. What happens is told on
-the standard output, a JSON object per line; what the script prints goes to the standard error.
+The script runs as it would by itself, until it begins to iterate over a ``coprep.DataLoader``. The caches of all
+loaders made until then are filled, and the process ends there: no line of the script after that runs. What happens is
+told on the standard output, a JSON object per line; what the script prints goes to the standard error.
 """
 
 from __future__ import annotations

@@ -76,16 +76,19 @@ pub(super) fn names_no_form(request: &Attach) -> bool {
 /// Returns why a stream does not use a warmed cache of the same samples; `None` if it is of other samples.
 fn unused_warmth(blueprint: &Blueprint, cache: &Cache) -> Option<String> {
     let (spec, held) = (blueprint.spec.as_ref()?, cache.origin()?);
-    let wanted = Origin::of(spec, cache.form);
-    if held.source != wanted.source {
+    // The stream's own cache knows its source; of a long list of files it takes a while to compute.
+    let own = blueprint.maker.cache().and_then(|cache| cache.origin());
+    let source = own.map_or_else(|| spec.source.fingerprint(), |own| own.source);
+    if held.source != source {
         return None;
     }
+    let wanted = Origin::ops_of(spec, cache.form);
     let form = format!("{:?}", cache.form).to_lowercase();
-    let why = if held.ops != wanted.ops {
+    let why = if held.ops != wanted {
         format!(
             "it holds samples after {}, and this pipeline has {} before its first random operator",
             describe_operators(&held.ops),
-            describe_operators(&wanted.ops)
+            describe_operators(&wanted)
         )
     } else if blueprint.key.lru {
         "it never evicts, and the job asked for cache_policy=\"lru\"".into()

@@ -140,10 +140,7 @@ fn buffers(stream: &Stream, theme: &Theme) -> Span<'static> {
 }
 
 pub(crate) static CACHES: [Column<Cache>; 9] = [
-    rest("cache", 8, 0, |c, t| {
-        let name = format!("{} {}", c.status.dataset, c.status.pipeline);
-        plain(t.clean(name.trim_end()))
-    }),
+    rest("cache", 8, 0, |c, t| plain(t.clean(&c.name))),
     column("form", 4, 5, |c, _| {
         plain(format!("{:?}", c.status.form).to_lowercase())
     }),

@@ -37,6 +37,8 @@ pub(crate) struct Pool {
 /// A dataset's cache.
 #[derive(Clone, Debug)]
 pub(crate) struct Cache {
+    /// What it is called; no other cache of its form is called so.
+    pub(crate) name: String,
     pub(crate) status: CacheStatus,
     /// Lookups per second that found their sample.
     pub(crate) hits: Option<f64>,
@@ -113,7 +115,7 @@ impl Report {
             uptime_s: now.uptime_s,
             pss_bytes: now.pss_bytes,
             pool: pool(since, now),
-            caches: now.caches.iter().map(|c| cache(since, c)).collect(),
+            caches: now.caches.iter().map(|c| cache(since, now, c)).collect(),
             streams: now.streams.iter().map(|s| stream(since, s)).collect(),
             jobs: now.streams.iter().flat_map(|s| jobs(since, s)).collect(),
         }
@@ -237,11 +239,21 @@ fn pool(since: Option<Since>, now: &Status) -> Pool {
     }
 }
 
-fn cache(since: Option<Since>, now: &CacheStatus) -> Cache {
+fn cache(since: Option<Since>, status: &Status, now: &CacheStatus) -> Cache {
+    let differs = |c: &CacheStatus| {
+        (&c.dataset, c.form) == (&now.dataset, now.form) && c.pipeline != now.pipeline
+    };
+    // Screens are narrow: what was done before is shown where it tells two caches apart.
+    let name = if status.caches.iter().any(differs) {
+        format!("{} {}", now.dataset, now.pipeline)
+    } else {
+        now.dataset.clone()
+    };
     let rate = |count: fn(&CacheStatus) -> u64| {
         since.and_then(|s| s.rate(count(s.cache(now)?), count(now)))
     };
     Cache {
+        name,
         status: now.clone(),
         hits: rate(|c| c.hits),
         misses: rate(|c| c.misses),
@@ -573,6 +585,21 @@ pub(crate) mod tests {
         assert_eq!(
             (report.pool.fetched, report.pool.prepared),
             (Some(2.5), Some(25.0))
+        );
+    }
+
+    #[test]
+    fn caches_that_differ_in_what_was_done_before_have_different_names() {
+        let mut looks = two_looks();
+        assert_eq!(report(&looks).caches[0].name, "/data/train");
+        looks.1.caches.push(CacheStatus {
+            pipeline: "decode > resize(256)".into(),
+            ..a_cache()
+        });
+        let names: Vec<String> = report(&looks).caches.into_iter().map(|c| c.name).collect();
+        assert_eq!(
+            names,
+            ["/data/train decode", "/data/train decode > resize(256)"]
         );
     }
 

@@ -559,6 +559,8 @@ mod tests {
         ];
         let mut now = before.clone();
         now.uptime_s += 1.0;
+        now.pool.fetch_s += 3.0;
+        now.pool.prepare_s += 2.0;
         for job in &mut now.streams[0].jobs {
             job.delivered += 100 * job.id;
             job.stalls.fetch_s += 0.25;
