@@ -46,7 +46,7 @@ fn serialise(set: &RoaringBitmap) -> Vec<u8> {
     bytes
 }
 
-fn cache_form(name: Option<&str>) -> PyResult<Option<CacheForm>> {
+pub(crate) fn cache_form(name: Option<&str>) -> PyResult<Option<CacheForm>> {
     match name {
         None => Ok(None),
         Some("off") => Ok(Some(CacheForm::Off)),
@@ -224,6 +224,7 @@ impl Loader {
         info.set_item("classes", &attached.classes)?;
         info.set_item("fields", fields)?;
         info.set_item("structure", PyBytes::new(py, &attached.structure))?;
+        info.set_item("notes", &attached.notes)?;
         Ok(info)
     }
 

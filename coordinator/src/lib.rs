@@ -35,7 +35,7 @@ mod user_code;
 mod warm;
 mod workers;
 
-pub use caches::drop_left_segments;
+pub use caches::{check_cache_name, drop_left_segments};
 pub use coprep_pipeline::{Dataset, Pipeline, Slowness, Throttle};
 pub use error::{Error, Result};
 pub use registry::describe;

@@ -133,11 +133,12 @@ impl Session<'_> {
             Request::Drop { name } => Ok(Some(Reply::Dropped {
                 bytes: self.registry.drop_caches(name.as_deref()),
             })),
+            Request::KeepWarm { stream } => {
+                let stream = self.stream(stream)?;
+                warm::keep(&stream).map(|p| Some(Reply::Warmed(p)))
+            }
             Request::Pipeline { stream } => {
-                let streams = self.registry.streams();
-                let found = streams.into_iter().find(|s| s.blueprint.id == stream);
-                let found =
-                    found.ok_or_else(|| Error::Invalid(format!("there is no stream {stream}")))?;
+                let found = self.stream(stream)?;
                 let spec = found.blueprint.spec.clone().map(Box::new);
                 Ok(Some(Reply::Pipeline(spec)))
             }
@@ -158,6 +159,12 @@ impl Session<'_> {
                 Ok(None)
             }
         }
+    }
+
+    fn stream(&self, id: u64) -> Result<Arc<Stream>> {
+        let streams = self.registry.streams();
+        let found = streams.into_iter().find(|s| s.blueprint.id == id);
+        found.ok_or_else(|| Error::Invalid(format!("there is no stream {id}")))
     }
 
     fn place(&self) -> Result<&(Arc<Stream>, Seat)> {

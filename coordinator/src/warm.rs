@@ -18,6 +18,7 @@ use crate::due_queue::Moment;
 use crate::outbox::Outbox;
 use crate::prepare::{Failure, Fetched, Recipe, Tools};
 use crate::registry::Registry;
+use crate::stream::Stream;
 use crate::workers::{Ready, Work};
 use crate::{Error, Result};
 
@@ -85,7 +86,7 @@ pub(crate) fn warm(
             "nothing to warm: the cache is off (choose the form \"encoded\" or \"decoded\", and serve with --cache)".into(),
         ));
     };
-    registry.keep_warm();
+    cache.mark_warmed();
     let (done, results) = unbounded();
     let mut run = Run {
         registry,
@@ -97,6 +98,39 @@ pub(crate) fn warm(
     run.progress.total = u64::from(recipe.dataset.len());
     run.all(&results, socket, outbox)?;
     Ok(run.report())
+}
+
+/// Serves [`coprep_protocol::message::Request::KeepWarm`].
+pub(crate) fn keep(stream: &Stream) -> Result<WarmProgress> {
+    let maker = &stream.blueprint.maker;
+    let cache = maker
+        .cache()
+        .ok_or_else(|| Error::Invalid("nothing to keep: the stream has no cache".into()))?;
+    cache.mark_warmed();
+    let samples = u64::from(maker.samples());
+    let so_far = WarmProgress {
+        done: samples,
+        total: samples,
+        ..WarmProgress::default()
+    };
+    Ok(with_usage(so_far, cache))
+}
+
+/// Adds what lies in the cache.
+fn with_usage(mut progress: WarmProgress, cache: &Cache) -> WarmProgress {
+    let usage = cache.store.usage();
+    progress.cached = usage.entries();
+    progress.capacity = usage.capacity;
+    progress.form = Some(cache.form);
+    match cache.form {
+        CacheForm::Encoded => progress.encoded_bytes = usage.used,
+        CacheForm::Auto => {
+            progress.encoded_bytes = usage.bytes_by_form[Form::Encoded as usize];
+            progress.decoded_bytes = usage.bytes() - progress.encoded_bytes;
+        }
+        _ => progress.decoded_bytes = usage.used,
+    }
+    progress
 }
 
 struct Run<'a> {
@@ -193,19 +227,7 @@ impl Run<'_> {
     }
 
     fn report(&self) -> WarmProgress {
-        let usage = self.cache.store.usage();
-        let mut progress = self.progress.clone();
-        progress.cached = usage.entries();
-        progress.capacity = usage.capacity;
-        match self.cache.form {
-            CacheForm::Encoded => progress.encoded_bytes = usage.used,
-            CacheForm::Auto => {
-                progress.encoded_bytes = usage.bytes_by_form[Form::Encoded as usize];
-                progress.decoded_bytes = usage.bytes() - progress.encoded_bytes;
-            }
-            _ => progress.decoded_bytes = usage.used,
-        }
-        progress
+        with_usage(self.progress.clone(), self.cache)
     }
 }
 

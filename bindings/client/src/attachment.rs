@@ -211,6 +211,7 @@ mod tests {
             buffers: BUFFERS,
             epoch: 0,
             structure: Vec::new(),
+            notes: Vec::new(),
         };
         let descriptors = vec![pool.reader_fd().unwrap(), deliver, reply, doorbell];
         let attachment = Attachment::open(&attached, descriptors).unwrap();

@@ -123,6 +123,20 @@ pub fn drop_caches(place: &Place, dataset: Option<String>) -> Result<u64> {
     }
 }
 
+/// Tells the coordinator that the cache of a stream was filled on purpose: it stays for as long as a warmed one.
+/// Returns what lies in it.
+///
+/// # Errors
+/// [`Error::Refused`] when there is no such stream, or it has no cache; [`Error::Absent`] when no coordinator runs.
+pub fn keep_warm(place: &Place, stream: u64) -> Result<WarmProgress> {
+    let connection = Connection::open(place, &How::find("coprep warm"))?;
+    let request = Request::KeepWarm { stream };
+    match connection.ask(&request, "a cache to be kept", SOON, &no_pulse())? {
+        Reply::Warmed(done) => Ok(done),
+        other => unexpected(&other),
+    }
+}
+
 /// How the samples of a stream are made. None: by the jobs' own code.
 ///
 /// # Errors

@@ -37,5 +37,9 @@ class TimeoutError(CoprepError, builtins.TimeoutError):
     """A wait lasted longer than ``timeout``. The message says who is awaited, for what, since when."""
 
 
+class CacheWarning(UserWarning):
+    """A cache was warmed of the job's samples, and the job does not use it; the message says why."""
+
+
 class UnsharedWarning(UserWarning):
     """A loader works, but shares nothing with other jobs; the message says why."""

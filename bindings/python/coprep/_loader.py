@@ -15,7 +15,7 @@ import numpy.typing as npt
 from coprep import _arguments as arguments
 from coprep import _coprep
 from coprep._batches import NOTHING, Images, InJob, Make, Samples, framework_of, pinner, samples_errors
-from coprep._errors import CoprepError, UnsharedWarning
+from coprep._errors import CacheWarning, CoprepError, UnsharedWarning
 
 # With the package, not with the first loader: a job that joins is to have its first batch at once. What it needs beyond
 # NumPy, native pipelines do without.
@@ -225,6 +225,7 @@ class DataLoader:
         self._loader: _coprep.Loader | None = None
         self._resume: tuple[int, bytes, int, int] | None = None
         self._iteration = 0
+        self._has_warned = False
 
     # What the arguments come to.
 
@@ -402,7 +403,16 @@ class DataLoader:
         with samples_errors():
             self._native.start_epoch()
         self._iteration += 1
+        self._warn_of_cold_cache()
         return _Epoch(self, self._iteration)
+
+    def _warn_of_cold_cache(self) -> None:
+        """Say once, on one rank, that somebody warmed a cache for such jobs and that this job does not use it."""
+        if self._has_warned or arguments.place(*self._place).rank != 0:
+            return
+        self._has_warned = True
+        for note in self._native.attached()["notes"]:
+            warnings.warn(note, CacheWarning, stacklevel=3)
 
     def __len__(self) -> int:
         """Batches of this rank in an epoch."""

@@ -15,7 +15,7 @@ use std::ops::Deref;
 
 pub use index::Form;
 pub use lru::Lru;
-pub use named::{NamedSegment, list_named, remove_named};
+pub use named::{LONGEST as LONGEST_NAME, NamedSegment, is_name, list_named, remove_named};
 pub use no_eviction::{NoEviction, TakeOver};
 pub use renewing::Renewing;
 

@@ -8,6 +8,7 @@
 //! * [`frame`]: how a message lies on the wire: a fixed header with magic, version and length, then the
 //!   message as a *validated* rkyv archive, then, for some replies, file descriptors.
 //! * [`code`]: what the coordinator and the processes that run user code say to each other.
+//! * [`dataset_path`]: how a path of a dataset is spelled.
 //! * [`place`]: where the socket lies, and who may own it.
 //! * [`size`]: sizes in bytes as people write them, in settings and arguments.
 //!
@@ -16,6 +17,7 @@
 #![deny(unsafe_code)]
 
 pub mod code;
+pub mod dataset_path;
 pub mod frame;
 #[expect(missing_docs, reason = "rkyv derives undocumented archived types")]
 pub mod message;
@@ -25,4 +27,4 @@ pub mod size;
 pub mod spec;
 
 /// Version of the messages. Client and coordinator must have the same.
-pub const PROTOCOL_VERSION: u16 = 4;
+pub const PROTOCOL_VERSION: u16 = 5;

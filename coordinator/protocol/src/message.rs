@@ -50,6 +50,11 @@ pub enum Request {
         /// Only the dataset whose source has this root folder or name.
         name: Option<String>,
     },
+    /// The cache that a stream uses was filled on purpose, as by [`Request::Warm`]. Answered by [`Reply::Warmed`].
+    KeepWarm {
+        /// Its number.
+        stream: u64,
+    },
     /// How a stream's samples are made. Answered by [`Reply::Pipeline`].
     Pipeline {
         /// Its number.
@@ -72,6 +77,7 @@ pub enum Request {
     Serialize,
     Deserialize,
     serde::Serialize,
+    serde::Deserialize,
     Clone,
     Copy,
     Debug,
@@ -301,6 +307,8 @@ pub struct Attached {
     pub epoch: u64,
     /// How user code makes batches of the fields; empty for others.
     pub structure: Vec<u8>,
+    /// Why a warmed cache of the same samples is not used; one sentence for each cache.
+    pub notes: Vec<String>,
 }
 
 /// A sample that could not be prepared.
@@ -323,7 +331,18 @@ pub struct SampleError {
 }
 
 /// Counts of a warm-up.
-#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Default)]
+#[derive(
+    Archive,
+    Serialize,
+    Deserialize,
+    serde::Serialize,
+    serde::Deserialize,
+    Clone,
+    Debug,
+    PartialEq,
+    Default,
+)]
+#[serde(default)]
 pub struct WarmProgress {
     /// Samples looked at.
     pub done: u64,
@@ -345,6 +364,8 @@ pub struct WarmProgress {
     pub first_failure: Option<String>,
     /// The cache is full: the rest will be prepared as it is needed.
     pub full: bool,
+    /// Form of the cache.
+    pub form: Option<CacheForm>,
 }
 
 /// Everything `coprep status` shows.
@@ -415,6 +436,10 @@ pub struct CacheStatus {
     pub dataset: String,
     /// Form of its samples.
     pub form: CacheForm,
+    /// What was done to them before they were cached, readable; empty for user code, and for files as they are.
+    pub pipeline: String,
+    /// It was filled by [`Request::Warm`].
+    pub warmed: bool,
     /// `no-eviction` or `lru`.
     pub policy: String,
     /// Bytes reserved.
@@ -507,8 +532,12 @@ pub struct StreamStatus {
     pub costs: CostStatus,
     /// Process ids of the workers that run user code.
     pub worker_pids: Vec<u32>,
+    /// Of these, how many have a sample to make. 0 if the coordinator does not attribute waits.
+    pub busy_workers: u32,
     /// In what it differs from another stream that looks like it.
     pub differs: Vec<String>,
+    /// As [`Attached::notes`], at this moment.
+    pub notes: Vec<String>,
     /// Samples of one staging buffer.
     pub slots: u32,
     /// Staging buffers.

@@ -5,9 +5,10 @@
 
 mod identity;
 mod user_code;
+mod warmth;
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -17,13 +18,15 @@ use coprep_pipeline::{Dataset, Pipeline, Throttle};
 use coprep_protocol::message::{Attach, CacheForm, CacheRequest, StreamStatus};
 use coprep_protocol::spec::{PipelineSpec, Source};
 
-use crate::caches::{Cache, CacheKey, Opening, Sizes, check_form};
+use crate::caches::{Cache, CacheKey, Opening, Origin, Sizes, check_form};
 use crate::costs::AllCosts;
 use crate::maker::Maker;
 use crate::prepare::Recipe;
 pub use crate::registry::identity::describe;
+pub(crate) use crate::registry::identity::describe_operators;
 use crate::registry::identity::{code_key, content, differs, source_name, timed_alike};
 use crate::registry::user_code::{UserCodes, ids_only, runs_code};
+use crate::registry::warmth::names_no_form;
 use crate::stream::{Admission, Blueprint, Client, Seat, Stream, StreamKey, layout};
 use crate::user_code::Loaded;
 use crate::workers::Workers;
@@ -39,7 +42,6 @@ pub(crate) struct Registry {
     opening: Mutex<()>,
     open: Mutex<Open>,
     next_stream: AtomicU64,
-    warmed: AtomicBool,
     costs: AllCosts,
     user_code: UserCodes,
 }
@@ -70,7 +72,6 @@ impl Registry {
             opening: Mutex::new(()),
             open: Mutex::default(),
             next_stream: AtomicU64::new(1),
-            warmed: AtomicBool::new(false),
             user_code: UserCodes::default(),
         })
     }
@@ -132,7 +133,12 @@ impl Registry {
         if stream.is_empty() {
             self.close(&stream);
         }
-        Ok(Answer::Admitted(stream, Box::new(admitted?)))
+        let mut admitted = admitted?;
+        admitted.attached.notes = self.notes(&stream);
+        for note in &admitted.attached.notes {
+            tracing::warn!(stream = stream.blueprint.id, "{note}");
+        }
+        Ok(Answer::Admitted(stream, Box::new(admitted)))
     }
 
     /// A consumer left, however.
@@ -163,11 +169,21 @@ impl Registry {
     fn find(&self, request: &Attach) -> Option<Arc<Stream>> {
         let key = self.key(request);
         let fits = |s: &&Arc<Stream>| {
+            let blueprint = &s.blueprint;
+            // A job that names no form takes that of the jobs before it, whichever cache was warm when those came.
+            let takes_its_form = blueprint.takes_any_form && names_no_form(request);
+            let cache = if takes_its_form {
+                blueprint.key.cache
+            } else {
+                key.cache
+            };
             !s.is_broken()
-                && s.blueprint.key == key
-                && request.seed.is_none_or(|seed| seed == s.blueprint.seed)
+                && blueprint.key == StreamKey { cache, ..key }
+                && request.seed.is_none_or(|seed| seed == blueprint.seed)
         };
-        self.open().streams.iter().find(fits).cloned()
+        let open = self.open();
+        let fitting = open.streams.iter().filter(fits);
+        fitting.max_by_key(|s| s.blueprint.takes_any_form).cloned()
     }
 
     fn key(&self, request: &Attach) -> StreamKey {
@@ -236,7 +252,8 @@ impl Registry {
         };
         let blueprint = Blueprint {
             id: self.next_stream.fetch_add(1, Ordering::Relaxed),
-            key: self.key(request),
+            key: self.key_of_new_stream(request, &maker),
+            takes_any_form: names_no_form(request),
             seed,
             dataset_name: source_name(&request.pipeline.source),
             pipeline_text: describe(&request.pipeline),
@@ -267,6 +284,7 @@ impl Registry {
                 .iter()
                 .filter_map(|other| differs(s, other))
                 .collect(),
+            notes: self.notes(s),
             ..s.status(slow)
         };
         streams.iter().map(status).collect()
@@ -292,6 +310,9 @@ impl Registry {
         }
         let dataset = Arc::new(Dataset::open(&spec.source)?.slowed(self.throttle.clone()));
         let pipeline = Pipeline::compile(&spec.ops)?;
+        let form = self
+            .warmed_form(spec, request, form, &dataset)
+            .unwrap_or(form);
         let cache = match form {
             CacheForm::Off => None,
             form => Some(self.cache(spec, request, form, &dataset, &pipeline)?),
@@ -326,16 +347,16 @@ impl Registry {
             reuse: 0,
         };
         let sizes = || Sizes::of(dataset, pipeline, form);
-        let name = source_name(&spec.source);
+        let name = (source_name(&spec.source), Some(Origin::of(spec, form)));
         let reduces = pipeline.reduces();
-        self.find_or_open_cache(key, dataset.len(), &name, request.bytes, reduces, sizes)
+        self.find_or_open_cache(key, dataset.len(), name, request.bytes, reduces, sizes)
     }
 
     fn find_or_open_cache(
         &self,
         key: CacheKey,
         samples: u32,
-        dataset_name: &str,
+        (dataset_name, origin): (String, Option<Origin>),
         bytes: Option<u64>,
         reduces: bool,
         sizes: impl FnOnce() -> Sizes,
@@ -346,7 +367,8 @@ impl Registry {
         let opening = Opening {
             key,
             samples,
-            dataset_name,
+            dataset_name: &dataset_name,
+            origin,
             sizes: sizes(),
             bytes,
             budget_left: self.budget_left(),
@@ -358,13 +380,8 @@ impl Registry {
         Ok(cache)
     }
 
-    /// From now on the coordinator stays for longer without connections.
-    pub(crate) fn keep_warm(&self) {
-        self.warmed.store(true, Ordering::Relaxed);
-    }
-
     pub(crate) fn is_warmed(&self) -> bool {
-        self.warmed.load(Ordering::Relaxed)
+        self.caches().iter().any(|cache| cache.is_warmed())
     }
 
     fn budget_left(&self) -> u64 {
@@ -377,9 +394,6 @@ impl Registry {
         let _one_at_a_time = self.opening();
         let unused = |c: &Arc<Cache>| self.users(c) == 0 && name.is_none_or(|n| c.belongs_to(n));
         let (gone, kept): (Vec<_>, Vec<_>) = self.caches().into_iter().partition(unused);
-        if kept.is_empty() {
-            self.warmed.store(false, Ordering::Relaxed);
-        }
         self.open().caches = kept;
         gone.into_iter().map(Cache::discard).sum()
     }

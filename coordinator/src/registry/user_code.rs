@@ -166,7 +166,8 @@ impl Registry {
             reuse: request.cache.reuse,
         };
         let sizes = || Sizes::by_sample(sample_bytes, samples);
-        self.find_or_open_cache(key, samples, &user.name, request.cache.bytes, false, sizes)
+        let name = (user.name.clone(), None);
+        self.find_or_open_cache(key, samples, name, request.cache.bytes, false, sizes)
             .map(Some)
     }
 

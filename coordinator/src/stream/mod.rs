@@ -84,6 +84,8 @@ impl StreamKey {
 pub(crate) struct Blueprint {
     pub(crate) id: u64,
     pub(crate) key: StreamKey,
+    /// Its first job named no form of the cache: it is for all jobs that name none.
+    pub(crate) takes_any_form: bool,
     pub(crate) seed: u64,
     pub(crate) maker: Maker,
     /// What a process that has loaded its user code is good for.
@@ -224,6 +226,7 @@ impl Stream {
             buffers: self.pool.layout().buffers,
             epoch,
             structure: maker.structure().to_vec(),
+            notes: Vec::new(),
         }
     }
 
@@ -302,7 +305,9 @@ impl Stream {
             relaxed: self.blueprint.key.relaxed,
             costs,
             worker_pids: self.blueprint.maker.crew().map_or(Vec::new(), |c| c.pids()),
+            busy_workers: self.blueprint.maker.crew().map_or(0, |c| c.busy()),
             differs: Vec::new(),
+            notes: Vec::new(),
             slots: layout.slots,
             buffers: layout.buffers,
             buffers_free: self.pool.free(),

@@ -424,6 +424,11 @@ impl Crew {
         Some(clock.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Returns how many workers have a sample to make.
+    pub(crate) fn busy(&self) -> u32 {
+        self.clock().map_or(0, |clock| clock.busy())
+    }
+
     pub(crate) fn pids(&self) -> Vec<u32> {
         self.host.pids()
     }

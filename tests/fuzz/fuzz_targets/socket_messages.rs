@@ -183,5 +183,6 @@ fn attached() -> Attached {
         buffers: 8,
         epoch: 1,
         structure: vec![1, 2, 3],
+        notes: vec!["a warmed cache".into()],
     }
 }
