@@ -40,7 +40,6 @@ pub mod staging;
 mod sync;
 #[cfg(not(loom))]
 pub mod view;
-#[cfg(not(loom))]
 pub mod worklist;
 
 #[cfg(not(loom))]
