@@ -155,8 +155,14 @@ impl Run {
             sender.publish(item).unwrap();
         }
         while self.in_flight() > 0 {
-            self.consumers.iter().for_each(|(_, sender, _)| sender.arm());
-            if !self.consumers.iter().any(|(_, sender, _)| sender.has_news()) {
+            self.consumers
+                .iter()
+                .for_each(|(_, sender, _)| sender.arm());
+            if !self
+                .consumers
+                .iter()
+                .any(|(_, sender, _)| sender.has_news())
+            {
                 assert!(self.doorbell.wait(PATIENCE), "nobody rang");
             }
             self.consumers
