@@ -3,17 +3,18 @@
 //! One coordinator per socket: it holds a lock file (`flock`) as long as it lives, which no death can
 //! leave held. Socket and lock file are removed when it ends in any way that lets it run to the end.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use coprep_protocol::frame;
-use coprep_protocol::place::Place;
+use coprep_protocol::place::{Place, open_private};
 use nix::fcntl::{Flock, FlockArg};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -281,14 +282,7 @@ fn take_lock(place: &Place) -> Result<Flock<File>> {
     let path = place.lock();
     let what = || format!("cannot lock {}", path.display());
     loop {
-        let options = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .clone();
-        let file = options.open(&path).map_err(|e| Error::io(what(), e))?;
+        let file = open_private(&path).map_err(|e| Error::io(what(), e))?;
         let opened = file.metadata().map_err(|e| Error::io(what(), e))?.ino();
         let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, _)| {
             Error::Invalid(format!(
@@ -297,18 +291,27 @@ fn take_lock(place: &Place) -> Result<Flock<File>> {
             ))
         })?;
         // A coordinator that just ended may have removed the file between the opening and the locking.
-        if std::fs::metadata(&path).is_ok_and(|now| now.ino() == opened) {
+        if std::fs::symlink_metadata(&path).is_ok_and(|now| now.ino() == opened) {
             return Ok(lock);
         }
     }
 }
 
+/// Removes what a coordinator that was killed left behind, and nothing else.
+fn remove_old_socket(path: &Path) -> io::Result<()> {
+    match std::fs::symlink_metadata(path) {
+        Ok(there) if there.file_type().is_socket() => std::fs::remove_file(path),
+        Ok(_) => Err(io::Error::other(
+            "something that is no socket is there: remove it, or name another socket in COPREP_SOCKET",
+        )),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(e) => Err(e),
+    }
+}
+
 fn listen(place: &Place) -> Result<UnixListener> {
     let what = || format!("cannot listen on {}", place.socket.display());
-    match std::fs::remove_file(&place.socket) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(Error::io(what(), e)),
-        _ => {}
-    }
+    remove_old_socket(&place.socket).map_err(|e| Error::io(what(), e))?;
     // The socket is made 0600 from its first moment on.
     let before = nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o177));
     let listener = UnixListener::bind(&place.socket);

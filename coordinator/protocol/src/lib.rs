@@ -19,6 +19,7 @@ pub mod code;
 pub mod frame;
 #[expect(missing_docs, reason = "rkyv derives undocumented archived types")]
 pub mod message;
+pub mod nap;
 pub mod place;
 pub mod size;
 #[expect(missing_docs, reason = "rkyv derives undocumented archived types")]
