@@ -40,8 +40,9 @@ pub mod staging;
 mod sync;
 /// The one part of the sample cache that is lock-free, for its models.
 #[cfg(loom)]
-#[path = "sample_cache/table.rs"]
-pub mod table;
+pub mod sample_cache {
+    pub mod table;
+}
 #[cfg(not(loom))]
 pub mod view;
 pub mod worklist;

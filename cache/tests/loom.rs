@@ -17,7 +17,7 @@ use coprep_cache::handover::Item;
 use coprep_cache::handover::protocol::{
     Deliver, Futex, Publisher, Releaser, Reply, Slot, Taker, Words,
 };
-use coprep_cache::table::{Present, Table};
+use coprep_cache::sample_cache::table::{Present, Table};
 use coprep_cache::worklist::Written;
 use coprep_cache::worklist::entry::Entry;
 use loom::cell::UnsafeCell;

@@ -223,7 +223,11 @@ fn a_segment_of_which_most_is_damaged_is_filled_again() {
     const MANY: u32 = 400;
     let segment = Segment::of("damaged");
     let open = || segment.open_as(1 << 18, MANY, FINGERPRINT).unwrap();
-    let fill = |cache: &NoEviction| (0..MANY).for_each(|id| drop(put(cache, id)));
+    let fill = |cache: &NoEviction| {
+        for id in 0..MANY {
+            put(cache, id);
+        }
+    };
     let there = |cache: &NoEviction| {
         let is_whole = |id: &u32| cache.get(*id).is_some_and(|hit| *hit == *payload(*id));
         (0..MANY).filter(is_whole).count()
@@ -257,7 +261,9 @@ fn threads_that_find_the_same_damage_at_once_give_its_room_back_once() {
     let segment = Segment::of("at-once");
     for round in 0..50 {
         let (cache, _) = segment.open();
-        (0..SAMPLES).for_each(|id| drop(put(&cache, id)));
+        for id in 0..SAMPLES {
+            put(&cache, id);
+        }
         let used = cache.usage();
         drop(cache);
         for id in 0..u64::from(SAMPLES) {
