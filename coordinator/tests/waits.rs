@@ -181,9 +181,12 @@ fn a_job_that_joins_while_the_coordinator_sleeps_gets_every_batch() {
     let node = Node::start(|_| ());
     let first = node.job(node.images(), 1);
     assert_eq!(first.epoch(STEP), IMAGES);
-    // All is cached, and nobody is waited for: the driver sleeps. The queue of whoever joins is filled at once.
+    // All is cached, and nobody is waited for: the driver sleeps. The queue of whoever joins is full before it takes
+    // anything, and no worker looks around any more.
     for _ in 0..3 {
         let joins = node.job(node.images(), 1);
+        joins.0.attached().unwrap();
+        std::thread::sleep(Duration::from_millis(200));
         assert_eq!(joins.epoch(STEP), IMAGES);
         joins.0.close();
     }
