@@ -202,7 +202,7 @@ fuzz: | deps ## every fuzz target for SECONDS (300) each
 	@echo "fuzz: no finding"
 
 .PHONY: loom
-loom: | deps ## model-check the hand-over and the release
+loom: | deps ## model-check what is lock-free in shared memory
 	@RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$(abspath $(TARGET)/loom)" cargo test --release -p coprep-cache --test loom
 
 .PHONY: clean
