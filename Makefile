@@ -209,7 +209,7 @@ chaos: $(VENV)/.package ## random histories of jobs and faults; with SEED=n alon
 		--histories $(or $(HISTORIES),$(if $(SEED),1,200)) $(if $(SEED),$(if $(HISTORIES),,--verbose)) $(ARGS)
 
 .PHONY: loom
-loom: | deps ## model-check the hand-over and the release
+loom: | deps ## model-check what is lock-free in shared memory
 	@RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$(abspath $(TARGET)/loom)" cargo test --release -p coprep-cache --test loom
 
 .PHONY: clean

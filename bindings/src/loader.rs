@@ -7,6 +7,7 @@ use std::time::Duration;
 use coprep_client::loader::Options;
 use coprep_client::{Error, Event, Loader as Client, SLICE};
 use coprep_protocol::message::{Attach, CacheForm, CacheRequest, Cohort, Resume, UserCode};
+use coprep_protocol::nap::nap;
 use coprep_protocol::spec::Field;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -192,7 +193,7 @@ impl Loader {
     /// The next batch, one array per field; None when the epoch is over.
     fn next(&self, py: Python<'_>) -> PyResult<Option<Vec<Array>>> {
         loop {
-            match py.detach(|| self.client.next(SLICE)).map_err(raise)? {
+            match py.detach(|| self.client.next(nap(SLICE))).map_err(raise)? {
                 Event::Batch(batch) => {
                     return Ok(Some(batch.arrays().into_iter().map(Array::new).collect()));
                 }

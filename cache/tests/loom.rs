@@ -1,4 +1,5 @@
-//! Every interleaving, and every value that weak memory allows, of the hand-over's steps.
+//! Every interleaving, and every value that weak memory allows, of the steps of each lock-free protocol: the hand-over,
+//! a worker's list, and the table of the sample cache.
 //!
 //! ```sh
 //! RUSTFLAGS="--cfg loom" cargo test --release -p coprep-cache --test loom
@@ -16,9 +17,12 @@ use coprep_cache::handover::Item;
 use coprep_cache::handover::protocol::{
     Deliver, Futex, Publisher, Releaser, Reply, Slot, Taker, Words,
 };
+use coprep_cache::sample_cache::table::{Present, Table};
+use coprep_cache::worklist::Written;
+use coprep_cache::worklist::entry::Entry;
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use loom::sync::{Condvar, Mutex};
+use loom::sync::{Condvar, Mutex, RwLock};
 use loom::thread;
 
 /// The words of one consumer.
@@ -414,5 +418,261 @@ fn an_absent_consumer_that_reads_again_is_heard() {
         publisher.set_absent(false);
         publisher.publish(&item(1), &words.0.futex).unwrap();
         consumer.join().unwrap();
+    });
+}
+
+/// A consumer that comes is armed before it is told of its place, whatever the coordinator's driver does meanwhile.
+#[test]
+fn a_consumer_that_joins_while_the_coordinator_sleeps_is_heard() {
+    model(2, || {
+        let (words, bell) = (Shared::new(1), Arc::new(ModelBell::default()));
+        let publishers = Arc::new(Mutex::new(Vec::new()));
+        let session = thread::spawn({
+            let (words, bell, publishers) = (words.clone(), bell.clone(), publishers.clone());
+            move || {
+                let mut publisher = Publisher::new(words.clone());
+                publisher.arm();
+                publisher.publish(&item(0), &words.0.futex).unwrap();
+                publishers.lock().unwrap().push(publisher);
+                let (seq, _) = next(&Taker, &words, Some(&bell));
+                release(&mut Releaser::default(), &words, seq, Some(&bell));
+            }
+        });
+        let mut released = 0;
+        let mut look = |publishers: &mut Vec<Publisher<Shared>>| {
+            for publisher in publishers.iter_mut() {
+                publisher.taken().unwrap();
+                publisher.poll_released(|_| released += 1).unwrap();
+            }
+            released == 1
+        };
+        loop {
+            let mut there = publishers.lock().unwrap();
+            there.iter().for_each(Publisher::arm);
+            let is_over = look(&mut there);
+            drop(there);
+            if is_over {
+                break;
+            }
+            bell.wait();
+            publishers
+                .lock()
+                .unwrap()
+                .iter()
+                .for_each(Publisher::disarm);
+        }
+        session.join().unwrap();
+    });
+}
+
+/// A buffer becomes free on a thread that is not the driver's: either the driver sees it when it looks for the last time,
+/// or it is rung for (`Doorbell::rest`, `StagingPool::on_free`).
+#[test]
+fn a_buffer_that_becomes_free_while_the_coordinator_goes_to_sleep_is_seen() {
+    model(3, || {
+        let (bell, rests) = (Arc::new(ModelBell::default()), Arc::new(AtomicU32::new(0)));
+        let free = Arc::new(Mutex::new(0));
+        let worker = thread::spawn({
+            let (bell, rests, free) = (bell.clone(), rests.clone(), free.clone());
+            move || {
+                *free.lock().unwrap() += 1;
+                if rests.load(Ordering::SeqCst) != 0 {
+                    bell.ring();
+                }
+            }
+        });
+        loop {
+            rests.store(1, Ordering::SeqCst);
+            if *free.lock().unwrap() > 0 {
+                break;
+            }
+            bell.wait();
+            rests.store(0, Ordering::SeqCst);
+        }
+        worker.join().unwrap();
+    });
+}
+
+// A worker's list.
+
+fn told(value: u64) -> Written {
+    Written {
+        wall_ns: value,
+        cpu_ns: value + 1,
+        dataset_ns: value + 2,
+        kept: (value + 3, value + 4),
+    }
+}
+
+/// One of both makes it, never both, and what was made is visible to the coordinator.
+#[test]
+fn a_sample_is_made_by_the_worker_or_withdrawn_and_made_elsewhere() {
+    model(3, || {
+        let (entry, slot) = (Arc::new(Entry::default()), Buffer::new());
+        entry.give();
+        let worker = thread::spawn({
+            let (entry, slot) = (entry.clone(), slot.clone());
+            move || {
+                let is_ours = entry.begin(7);
+                if is_ours {
+                    slot.write(1);
+                    entry.write(&told(10));
+                }
+                is_ours
+            }
+        });
+        let is_withdrawn = entry.withdraw();
+        if is_withdrawn {
+            slot.write(2);
+            assert_eq!((entry.began(), entry.written()), (None, None));
+        } else {
+            assert_eq!(entry.began(), Some(7));
+            if let Some(written) = entry.written() {
+                assert_eq!((written, slot.read()), (told(10), 1));
+            }
+        }
+        assert_ne!(worker.join().unwrap(), is_withdrawn);
+        assert_eq!(entry.written(), (!is_withdrawn).then(|| told(10)));
+    });
+}
+
+/// The place of a sample is written by the worker, or taken back and given to another.
+#[test]
+fn a_place_that_is_offered_is_had_by_one_of_both() {
+    model(3, || {
+        let (entry, place) = (Arc::new(Entry::default()), Buffer::new());
+        entry.give();
+        let worker = thread::spawn({
+            let (entry, place) = (entry.clone(), place.clone());
+            move || {
+                assert!(entry.begin(7), "nobody withdraws it");
+                let is_ours = entry.take();
+                if is_ours {
+                    place.write(1);
+                    entry.write(&told(10));
+                }
+                is_ours
+            }
+        });
+        // Not before it is begun: it may not be the worker's yet.
+        let is_back = entry.take_back();
+        if is_back {
+            place.write(2);
+            assert!(!entry.is_taken() && entry.began() == Some(7));
+        }
+        let is_taken = worker.join().unwrap();
+        assert!(is_back != is_taken && entry.is_taken() == is_taken);
+    });
+}
+
+/// The coordinator learns by a message that the worker is done with a chunk, and gives its entries anew.
+#[test]
+fn what_was_told_of_an_earlier_sample_is_not_believed_of_a_later_one() {
+    model(2, || {
+        let entry = Arc::new(Entry::default());
+        let (given, ended) = (
+            Arc::new(ModelBell::default()),
+            Arc::new(ModelBell::default()),
+        );
+        let worker = thread::spawn({
+            let (entry, given, ended) = (entry.clone(), given.clone(), ended.clone());
+            move || {
+                let mut made = Vec::new();
+                for round in 1..=2 {
+                    given.wait();
+                    if entry.begin(round) {
+                        entry.write(&told(round * 10));
+                        made.push(round);
+                    }
+                    ended.ring();
+                }
+                made
+            }
+        });
+        let mut expected = Vec::new();
+        for round in 1..=2 {
+            entry.give();
+            given.ring();
+            let is_withdrawn = entry.withdraw();
+            // While the worker may be at it: of this round, or nothing.
+            assert!(
+                entry
+                    .written()
+                    .is_none_or(|told_of| told_of == told(round * 10))
+            );
+            assert!(entry.began().is_none_or(|began| began == round));
+            ended.wait();
+            assert_eq!(entry.written(), (!is_withdrawn).then(|| told(round * 10)));
+            if !is_withdrawn {
+                expected.push(round);
+            }
+        }
+        assert_eq!(worker.join().unwrap(), expected);
+    });
+}
+
+// The table of the sample cache.
+
+#[test]
+fn a_sample_is_cached_by_one_writer_and_found_whole() {
+    model(3, || {
+        let (table, payload) = (Arc::new(Table::new(1)), Buffer::new());
+        let put = |value| {
+            let (table, payload) = (table.clone(), payload.clone());
+            thread::spawn(move || {
+                let is_writer = table.begin(0);
+                if is_writer {
+                    payload.write(value);
+                    let (place, checked) = (value as u32, true);
+                    table.set(0, Present { place, checked });
+                }
+                is_writer
+            })
+        };
+        let writers = [put(1), put(2)];
+        if let Some(present) = table.get(0) {
+            assert_eq!(payload.read(), u64::from(present.place));
+        }
+        let wrote = writers.map(|writer| writer.join().unwrap());
+        assert!(wrote[0] != wrote[1]);
+    });
+}
+
+/// The steps of `NoEviction::check`: who finds damage first gives the room away, and nobody looks at it any more.
+#[test]
+fn the_room_of_a_damaged_sample_is_another_s_only_when_nobody_looks_at_it() {
+    model(2, || {
+        let (table, payload) = (Arc::new(Table::new(2)), Buffer::new());
+        let looks = Arc::new(RwLock::new(()));
+        let unchecked = Present {
+            place: 5,
+            checked: false,
+        };
+        table.set(0, unchecked);
+        let hit = {
+            let (table, payload, looks) = (table.clone(), payload.clone(), looks.clone());
+            move || {
+                if table.get(0).is_none_or(|present| present.checked) {
+                    return false;
+                }
+                let look = looks.read().unwrap();
+                let Some(present) = table.get(0).filter(|present| !present.checked) else {
+                    return false;
+                };
+                assert_eq!(payload.read(), 0, "another's");
+                let is_ours = table.withdraw(0, present.place);
+                drop(look);
+                if is_ours {
+                    drop(looks.write().unwrap());
+                    // The room is free, and another sample's at once.
+                    payload.write(9);
+                    table.give_up(0);
+                }
+                is_ours
+            }
+        };
+        let other = thread::spawn(hit.clone());
+        let (ours, theirs) = (hit(), other.join().unwrap());
+        assert!(ours != theirs && table.begin(0));
     });
 }

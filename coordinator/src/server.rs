@@ -3,17 +3,19 @@
 //! One coordinator per socket: it holds a lock file (`flock`) as long as it lives, which no death can
 //! leave held. Socket and lock file are removed when it ends in any way that lets it run to the end.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use coprep_protocol::frame;
-use coprep_protocol::place::Place;
+use coprep_protocol::nap::nap;
+use coprep_protocol::place::{Place, open_private};
 use nix::fcntl::{Flock, FlockArg};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -25,6 +27,10 @@ use crate::{Error, Monitor, Result, Settings, session};
 
 /// Most connections at a time.
 const MAX_CONNECTIONS: usize = 4096;
+/// While somebody is connected, the pool's balance is looked at this often.
+const TIDY: Duration = Duration::from_millis(250);
+/// How long the thread sleeps before it looks around though nothing woke it, which nothing needs: see [`nap`].
+const NAP: Duration = Duration::from_secs(1);
 /// How long sessions may take to end.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -63,9 +69,12 @@ impl Shutdown {
     }
 }
 
-#[derive(Default)]
 struct Connections {
     count: AtomicUsize,
+    /// When the last one ended.
+    emptied: Mutex<Instant>,
+    /// Tells the server that one has ended.
+    ended: EventFd,
     sockets: Mutex<Vec<(u64, UnixStream)>>,
     next: std::sync::atomic::AtomicU64,
 }
@@ -85,11 +94,9 @@ impl Server {
             .map_err(|e| Error::io("cannot use the socket's folder", e))?;
         let lock = take_lock(&place)?;
         let listener = listen(&place)?;
-        let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
-        let event = event.map_err(|e| Error::io("cannot make an eventfd", e))?;
         let shutdown = Arc::new(Shutdown {
             requested: AtomicBool::new(false),
-            event,
+            event: event()?,
         });
         let registry = Arc::new(Registry::new(settings)?);
         Ok(Server {
@@ -99,7 +106,7 @@ impl Server {
             signals,
             registry,
             shutdown,
-            connections: Arc::default(),
+            connections: Arc::new(Connections::new()?),
         })
     }
 
@@ -121,15 +128,8 @@ impl Server {
     }
 
     fn serve(&self) -> Result<StopReason> {
-        let mut busy = Instant::now();
         loop {
-            if self.connections.count() > 0 {
-                busy = Instant::now();
-            }
-            if self
-                .idle_limit()
-                .is_some_and(|limit| busy.elapsed() >= limit)
-            {
+            if self.idle_end().is_some_and(|end| end <= Instant::now()) {
                 return Ok(StopReason::Idle);
             }
             if let Some(reason) = self.turn()? {
@@ -147,6 +147,27 @@ impl Server {
         }
     }
 
+    /// Returns when the coordinator ends if nobody comes, or `None` while somebody is here or it stays for good.
+    fn idle_end(&self) -> Option<Instant> {
+        let since = self.connections.idle_since()?;
+        since.checked_add(self.idle_limit()?)
+    }
+
+    /// Returns how long nothing is due.
+    fn pause(&self) -> Duration {
+        let now = Instant::now();
+        let until_end = self
+            .idle_end()
+            .map(|end| end.saturating_duration_since(now));
+        let is_connected = self.connections.count() > 0;
+        let until_tidy = match is_connected {
+            true => Some(TIDY),
+            false => self.registry.next_tidy(),
+        };
+        let due = [until_end, until_tidy].into_iter().flatten();
+        due.fold(nap(NAP), Duration::min)
+    }
+
     /// Waits for something to happen, a bounded time, and deals with it.
     fn turn(&self) -> Result<Option<StopReason>> {
         self.registry.tidy();
@@ -154,12 +175,21 @@ impl Server {
             PollFd::new(self.listener.as_fd(), PollFlags::POLLIN),
             PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
             PollFd::new(self.shutdown.event.as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.connections.ended.as_fd(), PollFlags::POLLIN),
         ];
-        match poll(&mut fds, PollTimeout::from(250u8)) {
+        // Rounded up: a rest of less than a millisecond is no reason to spin.
+        let pause = self.pause() + Duration::from_millis(1);
+        match poll(
+            &mut fds,
+            PollTimeout::try_from(pause).unwrap_or(PollTimeout::MAX),
+        ) {
             Ok(_) | Err(nix::errno::Errno::EINTR) => {}
             Err(e) => return Err(Error::io("cannot wait for connections", e)),
         }
-        let [connection, signal, _] = fds.map(|fd| fd.any().unwrap_or(false));
+        let [connection, signal, _, ended] = fds.map(|fd| fd.any().unwrap_or(false));
+        if ended {
+            let _ = self.connections.ended.read();
+        }
         if self.shutdown.requested.load(Ordering::Acquire) {
             return Ok(Some(StopReason::Asked));
         }
@@ -232,6 +262,22 @@ impl Drop for Server {
 }
 
 impl Connections {
+    fn new() -> Result<Self> {
+        Ok(Connections {
+            count: AtomicUsize::new(0),
+            emptied: Mutex::new(Instant::now()),
+            ended: event()?,
+            sockets: Mutex::default(),
+            next: std::sync::atomic::AtomicU64::new(0),
+        })
+    }
+
+    /// Returns since when nobody is here.
+    fn idle_since(&self) -> Option<Instant> {
+        let is_empty = self.count() == 0;
+        is_empty.then(|| *self.emptied.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     fn count(&self) -> usize {
         self.count.load(Ordering::Acquire)
     }
@@ -249,7 +295,9 @@ impl Connections {
 
     fn remove(&self, number: u64) {
         self.sockets().retain(|(n, _)| *n != number);
+        *self.emptied.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
         self.count.fetch_sub(1, Ordering::AcqRel);
+        let _ = self.ended.write(1);
     }
 
     fn hang_up(&self) {
@@ -264,6 +312,11 @@ impl Connections {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
+}
+
+fn event() -> Result<EventFd> {
+    let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
+    event.map_err(|e| Error::io("cannot make an eventfd", e))
 }
 
 /// SIGINT and SIGTERM come through a descriptor; threads started later inherit the mask.
@@ -281,14 +334,7 @@ fn take_lock(place: &Place) -> Result<Flock<File>> {
     let path = place.lock();
     let what = || format!("cannot lock {}", path.display());
     loop {
-        let options = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .clone();
-        let file = options.open(&path).map_err(|e| Error::io(what(), e))?;
+        let file = open_private(&path).map_err(|e| Error::io(what(), e))?;
         let opened = file.metadata().map_err(|e| Error::io(what(), e))?.ino();
         let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, _)| {
             Error::Invalid(format!(
@@ -297,18 +343,27 @@ fn take_lock(place: &Place) -> Result<Flock<File>> {
             ))
         })?;
         // A coordinator that just ended may have removed the file between the opening and the locking.
-        if std::fs::metadata(&path).is_ok_and(|now| now.ino() == opened) {
+        if std::fs::symlink_metadata(&path).is_ok_and(|now| now.ino() == opened) {
             return Ok(lock);
         }
     }
 }
 
+/// Removes what a coordinator that was killed left behind, and nothing else.
+fn remove_old_socket(path: &Path) -> io::Result<()> {
+    match std::fs::symlink_metadata(path) {
+        Ok(there) if there.file_type().is_socket() => std::fs::remove_file(path),
+        Ok(_) => Err(io::Error::other(
+            "something that is no socket is there: remove it, or name another socket in COPREP_SOCKET",
+        )),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(e) => Err(e),
+    }
+}
+
 fn listen(place: &Place) -> Result<UnixListener> {
     let what = || format!("cannot listen on {}", place.socket.display());
-    match std::fs::remove_file(&place.socket) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(Error::io(what(), e)),
-        _ => {}
-    }
+    remove_old_socket(&place.socket).map_err(|e| Error::io(what(), e))?;
     // The socket is made 0600 from its first moment on.
     let before = nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o177));
     let listener = UnixListener::bind(&place.socket);

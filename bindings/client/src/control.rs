@@ -61,7 +61,9 @@ pub fn stop(place: &Place) -> Result<u32> {
 }
 
 fn inode(place: &Place) -> Option<u64> {
-    std::fs::metadata(place.lock()).ok().map(|file| file.ino())
+    std::fs::symlink_metadata(place.lock())
+        .ok()
+        .map(|file| file.ino())
 }
 
 fn is_running(pid: u32) -> bool {

@@ -4,15 +4,15 @@
 //! new process says on a pipe that it listens, or why it does not; everything else it says goes to
 //! [`Place::log`], the end of which an error quotes.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use coprep_protocol::place::Place;
+use coprep_protocol::place::{Place, open_private};
 use nix::fcntl::{Flock, FlockArg, OFlag};
 
 use crate::connection::{Connection, How};
@@ -71,7 +71,7 @@ fn failed(why: impl Into<String>) -> Error {
 
 /// True while a coordinator holds the place, listening or not.
 fn is_served(place: &Place) -> bool {
-    let Ok(file) = File::open(place.lock()) else {
+    let Ok(file) = open_private(&place.lock()) else {
         return false;
     };
     Flock::lock(file, FlockArg::LockSharedNonblock).is_err()
@@ -87,23 +87,13 @@ impl StartLock {
     fn try_take(place: &Place) -> Result<Option<Self>> {
         let path = place.start_lock();
         let what = |e: std::io::Error| failed(format!("cannot lock {}: {e}", path.display()));
-        let mut options = OpenOptions::new();
-        options
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600);
-        let file = options
-            .custom_flags(OFlag::O_NOFOLLOW.bits())
-            .open(&path)
-            .map_err(what)?;
+        let file = open_private(&path).map_err(what)?;
         let opened = file.metadata().map_err(what)?.ino();
         let Ok(lock) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else {
             return Ok(None);
         };
         // Whoever held it before may have removed the file between the opening and the locking.
-        let is_current = std::fs::metadata(&path).is_ok_and(|now| now.ino() == opened);
+        let is_current = std::fs::symlink_metadata(&path).is_ok_and(|now| now.ino() == opened);
         Ok(is_current.then_some(StartLock { path, _lock: lock }))
     }
 }
@@ -242,14 +232,7 @@ impl Log {
     fn open(path: &Path) -> Result<Self> {
         let what =
             |e: std::io::Error| failed(format!("cannot write its log {}: {e}", path.display()));
-        let mut options = OpenOptions::new();
-        options
-            .read(true)
-            .append(true)
-            .create(true)
-            .mode(0o600)
-            .custom_flags(OFlag::O_NOFOLLOW.bits());
-        let file = options.open(path).map_err(what)?;
+        let file = open_private(path).map_err(what)?;
         let start = file.metadata().map_err(what)?.len();
         Ok(Log {
             path: path.to_owned(),

@@ -8,7 +8,7 @@
 //! | word | region | who writes | who reads | zero means |
 //! |---|---|---|---|---|
 //! | `published` | deliver | coordinator | consumer; its futex | nothing published yet |
-//! | `armed` | deliver | coordinator | consumer | the coordinator is awake |
+//! | `armed` | deliver | coordinator | consumer | the coordinator is awake; it is 1 from the beginning |
 //! | `share` | deliver | coordinator | consumer | no buffer may be held |
 //! | `absent` | deliver | coordinator | consumer | items are kept ready for the consumer |
 //! | ring of [`Item`]s | deliver | coordinator | consumer | not an item |
@@ -51,6 +51,8 @@
 //! and either side that did something looks whether the other sleeps: one of the two must see the other
 //! (Dekker), because both put a sequentially consistent fence between their store and their load.
 //!
+//! A consumer is armed when its regions are made: the coordinator may be asleep while a session thread lets it in.
+//!
 //! | | stores | fence | loads |
 //! |---|---|---|---|
 //! | consumer going to sleep | `sleeping` | | `published`; `absent`: rings the [`Doorbell`] |
@@ -60,8 +62,8 @@
 //! | coordinator that gives a consumer up as absent | `absent = 1` | | `sleeping`: it is not absent |
 //!
 //! The consumer sleeps on `published` by futex: the kernel compares it with what the consumer saw last, so a
-//! publication between the look and the sleep is not missed. The coordinator sleeps in `poll` on an eventfd
-//! that keeps its count, so a ring before the `poll` is not missed either.
+//! publication between the look and the sleep is not missed. The coordinator sleeps in `epoll_wait` on an eventfd
+//! per consumer, whose event waits in the epoll set, so a ring before the sleep is not missed either ([`Doorbell`]).
 //!
 //! For an *absent* consumer nothing is kept ready, so it cannot be seen to take. That it reads again is seen when it goes
 //! to sleep. `sleeping` names the item that it sleeps for, because a consumer may be stopped (`SIGSTOP`) in its sleep, and
@@ -92,7 +94,7 @@ pub use protocol::{Account, Item, ItemKind};
 
 #[cfg(not(loom))]
 pub use self::{
-    doorbell::{Doorbell, Ringer},
+    doorbell::{Bell, Doorbell, Ringer},
     receiver::Receiver,
     sender::Sender,
 };

@@ -121,6 +121,12 @@ impl Receiver {
         lock(&self.releasing).held.len()
     }
 
+    /// Returns how many items can be published and not released at a time.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.regions.items().len()
+    }
+
     /// Says what this consumer did and waited for, for the coordinator to show.
     pub fn tell(&self, account: &Account) {
         account.store(&self.regions);

@@ -9,7 +9,7 @@ mod lru;
 mod named;
 mod no_eviction;
 mod renewing;
-mod table;
+pub mod table;
 
 use std::ops::Deref;
 

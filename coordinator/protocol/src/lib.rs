@@ -21,6 +21,7 @@ pub mod dataset_path;
 pub mod frame;
 #[expect(missing_docs, reason = "rkyv derives undocumented archived types")]
 pub mod message;
+pub mod nap;
 pub mod place;
 pub mod size;
 #[expect(missing_docs, reason = "rkyv derives undocumented archived types")]

@@ -10,7 +10,7 @@ mod warmth;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use coprep_cache::allocator;
 use coprep_cache::staging::StagingPool;
@@ -274,6 +274,11 @@ impl Registry {
     pub(crate) fn tidy(&self) {
         self.user_code.tidy();
         self.workers.tidy();
+    }
+
+    /// Returns how long nothing has to be ended, or `None` if there is nothing to be ended.
+    pub(crate) fn next_tidy(&self) -> Option<Duration> {
+        self.user_code.next_tidy()
     }
 
     /// With so many samples of each stream, those that cost most.

@@ -224,6 +224,12 @@ impl UserCodes {
         Some(all.swap_remove(at).1)
     }
 
+    /// Returns how long it takes until something has had nothing to do for long.
+    pub(super) fn next_tidy(&self) -> Option<Duration> {
+        let left = |(_, resting): &(u128, Resting)| REST.saturating_sub(resting.time());
+        self.resting().iter().map(left).min()
+    }
+
     /// Ends what has had nothing to do for long.
     pub(super) fn tidy(&self) {
         self.resting()

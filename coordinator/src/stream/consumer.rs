@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coprep_cache::handover::{Item, ItemKind, Sender};
+use coprep_cache::handover::{Bell, Item, ItemKind, Sender};
 use coprep_cache::staging::Lease;
 use coprep_protocol::message::{Reply, SampleError};
 use coprep_scheduler::{Delivery, JobId};
@@ -46,6 +46,8 @@ pub(crate) struct Consumer {
     pub(crate) pid: u32,
     pub(crate) outbox: Arc<Outbox>,
     pub(crate) sender: Sender,
+    /// What it rings; as long as it is here.
+    _bell: Bell,
     pub(crate) pending: VecDeque<Pending>,
     pub(crate) last_taken: Instant,
     /// Since when something that it could take lies there unread.
@@ -94,12 +96,13 @@ const ENDS_BATCH: u32 = 1;
 const ENDS_EPOCH: u32 = 2;
 
 impl Consumer {
-    pub(crate) fn new(pid: u32, outbox: Arc<Outbox>, sender: Sender) -> Self {
+    pub(crate) fn new(pid: u32, outbox: Arc<Outbox>, sender: Sender, bell: Bell) -> Self {
         let now = Instant::now();
         Consumer {
             pid,
             outbox,
             sender,
+            _bell: bell,
             pending: VecDeque::new(),
             last_taken: now,
             unread_since: None,

@@ -26,6 +26,7 @@ use coprep_costs::{Summary, early};
 use coprep_protocol::message::{
     Attach, Attached, CacheForm, CostStatus, Resume, SampleCost, StreamStatus,
 };
+use coprep_protocol::nap::nap;
 use coprep_protocol::spec::{Field, PipelineSpec, UserDataset};
 use coprep_scheduler::{Config, Draw, DrawOrder, Minibatch, Scheduler};
 
@@ -52,8 +53,11 @@ const QUEUE_DEPTH: u32 = 16;
 const LOOKAHEAD: u32 = 8;
 /// Minibatches under which a job is about to starve.
 const LOW_WATER: u32 = 2;
-/// The driver looks around this often even if nobody rings.
+/// The driver looks around this often even if nobody rings, which nothing needs: see [`nap`].
 const NAP: Duration = Duration::from_millis(500);
+/// Most items of a consumer that are published and not released. What is beyond waits in the coordinator until some are
+/// released; a consumer copies rather than hold more than half of them.
+const RING: u64 = 4096;
 /// Fewest and most staging buffers of a stream.
 const BUFFERS: std::ops::RangeInclusive<u64> = 12..=64;
 
@@ -127,7 +131,7 @@ pub(crate) struct Stream {
     pub(crate) blueprint: Blueprint,
     fields: Vec<Field>,
     pool: StagingPool,
-    doorbell: Doorbell,
+    doorbell: Arc<Doorbell>,
     workers: Arc<Workers>,
     engine: Mutex<Engine>,
     /// If minibatches are to be handed over again.
@@ -159,11 +163,15 @@ impl Stream {
         let replay = blueprint
             .is_replayed
             .then(|| Replay::new(layout.buffers, layout.slots));
+        let doorbell = Arc::new(Doorbell::new()?);
+        // Whoever lets go of a minibatch last may be a worker, or another job.
+        let rung = doorbell.clone();
+        pool.on_free(move || rung.ring_if_resting());
         let stream = Arc::new(Stream {
             replay,
             fields: blueprint.maker.fields(),
             pool,
-            doorbell: Doorbell::new()?,
+            doorbell,
             workers,
             engine: Mutex::new(Engine::new(blueprint.id, Scheduler::new(config))),
             waiting: AtomicU32::new(0),
@@ -191,10 +199,11 @@ impl Stream {
 
     /// Adds a consumer. A job of several ranks begins when its last rank is here.
     pub(crate) fn attach(self: &Arc<Self>, request: &Attach, client: &Client) -> Result<Admission> {
-        let sender = Sender::create(self.ring_capacity(request.batch_size))?;
+        let mut sender = Sender::create(self.ring_capacity(request.batch_size))?;
         let (deliver, reply) = sender.fds()?;
-        let descriptors = [self.pool.reader_fd()?, deliver, reply, self.doorbell.fd()?];
-        let consumer = Consumer::new(client.pid, client.outbox.clone(), sender);
+        let bell = self.doorbell.bell()?;
+        let descriptors = [self.pool.reader_fd()?, deliver, reply, bell.fd()?];
+        let consumer = Consumer::new(client.pid, client.outbox.clone(), sender, bell);
         let mut engine = self.engine();
         let seat = engine.attach(request, &client.name, consumer)?;
         engine.share_buffers(self.pool.layout().buffers);
@@ -230,10 +239,12 @@ impl Stream {
         }
     }
 
-    /// Room for every part of a full queue and of all buffers that can be held.
+    /// Returns room for every part of a full queue and of all buffers that can be held, within [`RING`].
     fn ring_capacity(&self, batch_size: u32) -> u32 {
-        let parts = self.pool.layout().slots / batch_size.max(1) + 2;
-        ((QUEUE_DEPTH + self.pool.layout().buffers) * parts + 64).next_power_of_two()
+        let layout = self.pool.layout();
+        let parts = u64::from(layout.slots / batch_size.max(1)) + 2;
+        let all = u64::from(QUEUE_DEPTH + layout.buffers) * parts + 64;
+        all.min(RING).next_power_of_two() as u32
     }
 
     /// Removes a consumer, however it left. True: nobody is left.
@@ -564,8 +575,9 @@ fn drive(stream: &Weak<Stream>) {
             return;
         }
         let look_again = stream.pump_until_quiet();
-        let nap = look_again.map_or(NAP, |at| at.saturating_duration_since(Instant::now()));
-        stream.doorbell.wait(nap.min(NAP));
+        let longest = nap(NAP);
+        let rest = look_again.map_or(longest, |at| at.saturating_duration_since(Instant::now()));
+        stream.doorbell.wait(rest.min(longest));
         stream.engine().disarm();
     }
 }
@@ -576,6 +588,8 @@ impl Stream {
     fn pump_until_quiet(self: &Arc<Self>) -> Option<Instant> {
         let mut engine = self.engine();
         while self.pump(&mut engine) {}
+        // From here on whoever changes something rings: consumers, and whoever frees a buffer.
+        self.doorbell.rest();
         engine.arm();
         while self.pump(&mut engine) {}
         engine.look_again

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use coprep_cache::staging::Layout;
 use coprep_protocol::code::{self, Channel, HostEvent, HostRequest};
 use coprep_protocol::message::UserCode;
+use coprep_protocol::nap::nap;
 
 use crate::user_code::Shape;
 use crate::{Error, Result};
@@ -27,7 +28,7 @@ const NOW_AND_THEN: Duration = Duration::from_millis(500);
 const PROMPT: Duration = Duration::from_secs(60);
 /// How long a host may take to end by itself.
 const GRACE: Duration = Duration::from_secs(2);
-/// How often the thread looks around.
+/// How often the thread looks around though nothing woke it, which nothing needs: see [`nap`].
 const NAP: Duration = Duration::from_millis(500);
 
 /// A running host.
@@ -293,7 +294,7 @@ impl Host {
     /// Until it has ended. Some: why it must be ended.
     fn hear(&self, mut channel: Channel) -> Option<String> {
         loop {
-            match channel.receive(NAP) {
+            match channel.receive(nap(NAP)) {
                 Ok(Some(message)) => {
                     if let Err(why) = self.heard(&message, &mut channel) {
                         return Some(why);

@@ -269,11 +269,16 @@ fn shape(probed: Probed, blob: u64) -> Result<Shape> {
         .map(field)
         .collect::<Result<Vec<_>>>()?;
     if probed.blob > 0 {
+        // Both numbers are a worker's word.
         let room = (probed.blob.saturating_mul(BLOB_MARGIN))
             .max(blob)
-            .next_multiple_of(64);
-        let room = u32::try_from(room).map_err(|_| {
-            Error::Invalid(format!("a sample of {} bytes is too large", probed.blob))
+            .checked_next_multiple_of(64);
+        let room = room.and_then(|room| u32::try_from(room).ok());
+        let room = room.ok_or_else(|| {
+            Error::Invalid(format!(
+                "a sample of {} bytes is too large",
+                probed.blob.max(blob)
+            ))
         })?;
         fields.push(Field {
             name: BLOB.into(),
@@ -464,8 +469,9 @@ impl Crew {
         self.over.get().is_some()
     }
 
-    /// Ends what nobody will make.
+    /// Ends what nobody will make, and wakes the threads that wait for something to make.
     fn drain(&self) {
+        self.queue.close();
         let queued = std::iter::from_fn(|| self.queue.try_pop());
         queued.for_each(|job| job.task.finish(Outcome::Dropped));
     }

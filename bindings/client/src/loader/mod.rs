@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use coprep_cache::handover::{Item, ItemKind};
 use coprep_protocol::message::{Attach, Attached, RefusalKind};
+use coprep_protocol::nap::nap;
 use coprep_protocol::place::Place;
 use coprep_protocol::spec::{BLOB, Field};
 use roaring::RoaringBitmap;
@@ -352,7 +353,8 @@ impl Loader {
             return Err(Error::Lost("it has hung up".into()));
         }
         let began = Instant::now();
-        link.wait(end.saturating_duration_since(began).min(SLICE));
+        // What the slice is for: the pulse, and whether the coordinator lives. An item wakes.
+        link.wait(end.saturating_duration_since(began).min(nap(SLICE)));
         let time = began.elapsed();
         inner.waiting.since.get_or_insert(began);
         inner.waiting.unsplit += time;
