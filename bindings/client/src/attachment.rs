@@ -200,7 +200,7 @@ mod tests {
         };
         let layout = Layout::new(&[index.sample_bytes()], 4, BUFFERS).unwrap();
         let pool = StagingPool::create(layout).unwrap();
-        let sender = Sender::create(8).unwrap();
+        let mut sender = Sender::create(8).unwrap();
         let (deliver, reply) = sender.fds().unwrap();
         let doorbell = Doorbell::new().unwrap().bell().unwrap().fd().unwrap();
         let attached = Attached {
