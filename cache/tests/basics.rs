@@ -278,7 +278,7 @@ fn a_wait_ends_when_its_time_is_up_or_something_comes() {
 
 #[test]
 fn what_is_taken_back_is_neither_seen_nor_released() {
-    let (mut sender, receiver, _) = ends();
+    let (mut sender, receiver, _, _bell) = ends();
     for tag in 0..3 {
         sender.publish(part(tag)).unwrap();
     }
@@ -312,7 +312,7 @@ fn what_is_taken_back_is_neither_seen_nor_released() {
 
 #[test]
 fn an_absent_consumer_rings_when_it_waits() {
-    let (mut sender, receiver, doorbell) = ends();
+    let (mut sender, receiver, doorbell, _bell) = ends();
     sender.publish(part(0)).unwrap();
     sender.take_back().unwrap();
     sender.set_absent(true);
