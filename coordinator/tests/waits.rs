@@ -259,9 +259,9 @@ fn a_job_of_small_batches_shares_a_stream_with_one_of_large_ones() {
         let jobs = [first, second].map(|batch_size| node.job(ids(SAMPLES), batch_size));
         jobs.iter().for_each(|job| drop(job.0.attached().unwrap()));
         let rings = rings();
-        // Of all tests that run in this process.
+        // Other tests may run in this process, and have rings of their own.
         assert!(
-            rings.len() == 4 && rings.iter().all(|&b| b < 1 << 18),
+            rings.len() >= 4 && rings.iter().all(|&b| b < 1 << 18),
             "{rings:?}"
         );
         std::thread::scope(|scope| {
