@@ -111,10 +111,14 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let client = client(&ours);
         let mut guest = Guest::new(&client);
-        guest.still_waits(STEP, ago(Duration::from_secs(7))).unwrap();
+        guest
+            .still_waits(STEP, ago(Duration::from_secs(7)))
+            .unwrap();
         guest.came = ago(TELL_AFTER);
         for _ in 0..3 {
-            guest.still_waits(STEP, ago(Duration::from_secs(7))).unwrap();
+            guest
+                .still_waits(STEP, ago(Duration::from_secs(7)))
+                .unwrap();
         }
         guest.still_waits("more", Instant::now()).unwrap();
         let told = || match frame::receive::<Reply>(&theirs).unwrap().0 {
@@ -135,6 +139,10 @@ mod tests {
         assert_eq!(refusal.kind, RefusalKind::Late);
         assert!(refusal.message.contains(STEP), "{}", refusal.message);
         drop(theirs);
-        assert!(Guest::new(&client).still_waits(STEP, Instant::now()).is_err());
+        assert!(
+            Guest::new(&client)
+                .still_waits(STEP, Instant::now())
+                .is_err()
+        );
     }
 }
