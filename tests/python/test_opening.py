@@ -57,6 +57,10 @@ class Slow:
         lines = self.log.read_text().splitlines() if self.log.exists() else []
         return lines.count(str(self.folder))
 
+    def waiting(self) -> int:
+        """How many jobs the coordinator has told its log to wait for it."""
+        return (self.gate.parent / "serve.log").read_text().count("a client waits")
+
     def open(self) -> None:
         self.gate.unlink()
 
@@ -106,6 +110,7 @@ def test_a_slow_folder_holds_up_nobody_else(slow: Slow, folder: Path, tmp_path: 
     freed = subprocess.run(["coprep", "drop", str(tmp_path / "other")], capture_output=True, text=True, timeout=WAIT)
     assert freed.returncode == 0 and not freed.stdout.startswith("0 B")
     # Those of the slow folder wait on, for one listing.
+    until(lambda: slow.waiting() == 2, "both wait")
     assert slow.listings() == 1 and all(one.process.poll() is None for one in waiting)
 
     slow.open()
@@ -129,19 +134,18 @@ def test_who_waits_for_a_slow_folder_is_told_which(slow: Slow, folder: Path) -> 
 def test_a_long_wait_for_a_folder_is_told_once(slow: Slow, start: Start) -> None:
     job = start(TRAIN, slow.folder, 16, 1, 0.0)
     go(job)
-    log = slow.gate.parent / "serve.log"
-    until(lambda: "a client waits" in log.read_text(), "the coordinator logs it")
+    until(lambda: slow.waiting() == 1, "the coordinator logs it")
     time.sleep(3)
     slow.open()
     out, err = job.process.communicate(timeout=WAIT)
     assert job.process.returncode == 0 and '"seen"' in out
     assert err.count("WaitingWarning") == 1 and f"the folder {slow.folder}" in err, err
-    assert log.read_text().count("a client waits") == 1
+    assert slow.waiting() == 1
 
 
 def test_a_job_that_leaves_while_its_folder_is_listed_disturbs_nobody(slow: Slow, start: Start) -> None:
     first, second = (start(TRAIN, slow.folder, 16, 1, 0.0) for _ in range(2))
-    until(lambda: slow.listings() == 1, "the slow folder is being listed")
+    until(lambda: slow.waiting() == 2, "both wait")
     first.kill()
     slow.open()
     go(second)
