@@ -76,12 +76,12 @@ impl<T: Clone> Flight<T> {
         self.state().waiters > 0
     }
 
-    /// Ends the flight. Returns true if somebody takes the outcome.
-    pub(super) fn land(&self, outcome: Outcome<T>) -> bool {
+    /// Ends the flight. `before`: is told how many will take the outcome, before any of them does.
+    pub(super) fn land(&self, outcome: Outcome<T>, before: impl FnOnce(usize)) {
         let mut state = self.state();
+        before(state.waiters);
         state.outcome = Some(outcome);
         self.landed.notify_all();
-        state.waiters > 0
     }
 }
 
@@ -237,7 +237,7 @@ mod tests {
             let waits = [first, second]
                 .map(|waiter| scope.spawn(move || waiter.wait(&looks(1000)).unwrap()));
             flights.remove(&flight);
-            assert!(flight.land(Outcome::Done(5)));
+            flight.land(Outcome::Done(5), |waiters| assert_eq!(waiters, 2));
             for wait in waits {
                 assert!(matches!(wait.join().unwrap(), Outcome::Done(5)));
             }
@@ -255,7 +255,7 @@ mod tests {
         drop(second);
         assert!(!flight.is_awaited());
         assert!(flight.still_waits("more", Instant::now()).is_err());
-        assert!(!flight.land(Outcome::Nothing));
+        flight.land(Outcome::Nothing, |waiters| assert_eq!(waiters, 0));
     }
 
     #[test]
@@ -268,7 +268,7 @@ mod tests {
             while outer.state().step != "listing" {
                 std::thread::yield_now();
             }
-            flight.land(Outcome::Done(1));
+            flight.land(Outcome::Done(1), |_| {});
             assert!(waiting.join().unwrap());
         });
     }

@@ -140,15 +140,18 @@ impl Registry {
         let (key, guest) = (self.key(request), Guest::new(client));
         // Until a stream admits it: one that was found may be closed before the job is in it.
         loop {
-            let stream = match self.find_or_open(key, request, dataset) {
-                Found::Stream(stream) => stream,
+            let (stream, is_expected) = match self.find_or_open(key, request, dataset) {
+                Found::Stream(stream) => (stream, false),
                 Found::WantCode => return Ok(Answer::WantCode),
                 Found::Opening(waiter) => match wait_for(waiter, &guest)? {
-                    Some(stream) => stream,
+                    Some(stream) => (stream, true),
                     None => continue,
                 },
             };
             let admitted = stream.attach(request, client);
+            if is_expected {
+                stream.has_come();
+            }
             if !matches!(admitted, Ok(Some(_))) {
                 self.close_if_empty(&stream);
             }
@@ -236,7 +239,7 @@ impl Registry {
         let mut open = self.open();
         open.opening_streams.remove(flight);
         open.streams.extend(opened.clone());
-        let is_awaited = flight.land(outcome);
+        let is_awaited = flight.land(outcome, |_| {});
         drop(open);
         // All who waited for it have left.
         if let Some(stream) = opened.filter(|_| !is_awaited) {
@@ -472,7 +475,7 @@ impl Registry {
 
     fn land_dataset(&self, flight: &Arc<Flight<Arc<Dataset>>>, outcome: Outcome<Arc<Dataset>>) {
         self.open().listing.remove(flight);
-        flight.land(outcome);
+        flight.land(outcome, |_| {});
     }
 
     fn cache(
@@ -575,7 +578,7 @@ impl Registry {
         if let Outcome::Done(cache) = &outcome {
             open.caches.push(cache.clone());
         }
-        flight.land(outcome);
+        flight.land(outcome, |_| {});
     }
 
     /// From now on the coordinator stays for longer without connections.

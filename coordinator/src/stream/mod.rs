@@ -14,7 +14,7 @@ mod explain;
 mod replay;
 mod sample;
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -141,6 +141,8 @@ pub(crate) struct Stream {
     waiting: AtomicU32,
     counters: Counters,
     closed: AtomicBool,
+    /// Those for whom it was opened and who have not come yet: it is not closed before.
+    expected: AtomicUsize,
     /// Its makers cannot go on: nobody is admitted any more.
     broken: AtomicBool,
 }
@@ -174,6 +176,7 @@ impl Stream {
             waiting: AtomicU32::new(0),
             counters: Counters::default(),
             closed: AtomicBool::new(false),
+            expected: AtomicUsize::new(0),
             broken: AtomicBool::new(false),
             blueprint,
         });
@@ -261,7 +264,18 @@ impl Stream {
     /// caller calls [`end`](Self::end).
     pub(crate) fn close_if_empty(&self) -> bool {
         let engine = self.engine();
-        engine.is_empty() && !self.closed.swap(true, Ordering::AcqRel)
+        let is_unused = engine.is_empty() && self.expected.load(Ordering::Acquire) == 0;
+        is_unused && !self.closed.swap(true, Ordering::AcqRel)
+    }
+
+    /// So many will each try to attach, and then call [`has_come`](Self::has_come).
+    pub(crate) fn expect(&self, jobs: usize) {
+        self.expected.fetch_add(jobs, Ordering::AcqRel);
+    }
+
+    /// One that was expected has been admitted, or has not.
+    pub(crate) fn has_come(&self) {
+        self.expected.fetch_sub(1, Ordering::AcqRel);
     }
 
     pub(crate) fn is_closed(&self) -> bool {
