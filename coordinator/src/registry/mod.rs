@@ -239,10 +239,15 @@ impl Registry {
         let mut open = self.open();
         open.opening_streams.remove(flight);
         open.streams.extend(opened.clone());
-        let is_awaited = flight.land(outcome, |_| {});
+        // Whoever waited for it will attach, or find that its client has left: until then it stays open.
+        flight.land(outcome, |waiters| {
+            if let Some(stream) = &opened {
+                stream.expect(waiters);
+            }
+        });
         drop(open);
-        // All who waited for it have left.
-        if let Some(stream) = opened.filter(|_| !is_awaited) {
+        // All who waited for it may have left.
+        if let Some(stream) = opened {
             self.close_if_empty(&stream);
         }
     }
