@@ -395,21 +395,25 @@ def test_a_host_ends_without_a_word(tmp_path: Path, place: Path) -> None:
         "sys.loud = Loud()\n"
         "atexit.register(lambda: os.write(2, b'tidied\\n'))\n"
         "class Data:\n"
-        "    def __len__(self): return 24\n"
+        "    def __init__(self, elsewhere): self.made_by, self.elsewhere = os.getpid(), elsewhere\n"
+        "    def __len__(self): return 24 if os.getpid() == self.made_by else self.elsewhere\n"
         "    def __getitem__(self, i): return i\n"
     )
+    # The host of the second one is of no use, and ends while the coordinator goes on.
     code = (
         "import loud_exit, coprep, os\n"
-        "with coprep.DataLoader(loud_exit.Data(), 4, num_workers=2) as loader:\n"
+        "with coprep.DataLoader(loud_exit.Data(24), 4, num_workers=2) as loader:\n"
         "    list(loader)\n"
-        "os._exit(0)\n"
+        "try: next(iter(coprep.DataLoader(loud_exit.Data(23), 4, num_workers=2)))\n"
+        "except coprep.CoprepError: os._exit(0)\n"
     )
     log = Path(f"{place}.log")
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=WAIT)
     # Kept open, since the file goes with the coordinator.
+    until(lambda: "tidied" in log.read_text(), "a host ends")
     with open(log) as text:
         coprep.stop()
         until(lambda: not processes_of(place), "all processes end")
         said = text.read()
-    assert "tidied" in said and "leaked" not in said and "Traceback" not in said, said
+    assert "leaked" not in said and "Traceback" not in said, said
