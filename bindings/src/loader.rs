@@ -16,7 +16,7 @@ use pyo3::types::{PyBytes, PyDict};
 use roaring::RoaringBitmap;
 
 use crate::array::Array;
-use crate::errors::{raise, signals};
+use crate::errors::{raise, signals, warnings};
 use crate::pipeline::Pipeline;
 use crate::place;
 
@@ -179,6 +179,7 @@ impl Loader {
             timeout: Duration::try_from_secs_f64(timeout).unwrap_or(Duration::MAX),
             reconnect: RECONNECT,
             pulse: signals(),
+            notice: warnings(),
         };
         Ok(Loader {
             client: Client::new(options).map_err(raise)?,

@@ -4,7 +4,7 @@
 //! that streams which differ only in their random operators share it. Its memory is reserved when it is
 //! opened: as much as the dataset needs, or as the budget leaves.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use coprep_cache::sample_cache::{
@@ -56,6 +56,29 @@ pub(crate) struct Cache {
     warmed: AtomicBool,
     hits: AtomicU64,
     misses: AtomicU64,
+    /// Openings and warm-ups under way that use it, and no stream yet. Raised under the registry's lock only.
+    pins: AtomicU32,
+}
+
+/// Keeps a cache from being dropped while something that will use it is being opened.
+pub(crate) struct Pin(Arc<Cache>);
+
+impl Pin {
+    /// To be called under the registry's lock, which is also held when caches are dropped.
+    pub(crate) fn new(cache: &Arc<Cache>) -> Pin {
+        cache.pins.fetch_add(1, Ordering::Relaxed);
+        Pin(cache.clone())
+    }
+
+    pub(crate) fn cache(&self) -> &Arc<Cache> {
+        &self.0
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        self.0.pins.fetch_sub(1, Ordering::Release);
+    }
 }
 
 /// What a cache of a native pipeline holds, in a form that can be compared and shown.
@@ -102,10 +125,8 @@ pub(crate) struct Opening<'a> {
     /// Of a native pipeline.
     pub(crate) origin: Option<Origin>,
     pub(crate) sizes: Sizes,
-    /// What the job asked for.
-    pub(crate) bytes: Option<u64>,
-    /// What the node has left for caches.
-    pub(crate) budget_left: u64,
+    /// Bytes to reserve; see [`Sizes::capacity`].
+    pub(crate) capacity: u64,
     /// Prefix of a named segment.
     pub(crate) segment: Option<&'a str>,
     /// What is not decoded in full for the cache is decoded faster.
@@ -131,7 +152,7 @@ const PROBES: u32 = 4096;
 
 impl Cache {
     pub(crate) fn open(opening: &Opening<'_>) -> Result<Cache> {
-        let capacity = opening.capacity();
+        let capacity = opening.capacity;
         let is_private = opening.key.lru || opening.key.reuse > 0;
         let segment = opening.segment_name().filter(|_| !is_private);
         let store: Box<dyn SampleCache> = match (opening.key.lru, &segment) {
@@ -170,6 +191,7 @@ impl Cache {
             warmed: AtomicBool::new(false),
             hits: AtomicU64::new(0),
             misses: AtomicU64::new(0),
+            pins: AtomicU32::new(0),
         })
     }
 
@@ -234,6 +256,10 @@ impl Cache {
 
     pub(crate) fn count_miss(&self) {
         self.misses.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_pinned(&self) -> bool {
+        self.pins.load(Ordering::Acquire) > 0
     }
 
     pub(crate) fn capacity(&self) -> u64 {
@@ -338,18 +364,6 @@ impl Opening<'_> {
             || usage.capacity.saturating_mul(WORTH_DECODING) >= self.sizes.wanted
     }
 
-    fn capacity(&self) -> u64 {
-        // An explicit size is taken as it is: too large is an error of the reservation, not of taste.
-        match self.bytes {
-            Some(bytes) => bytes.min(self.sizes.wanted),
-            None => self
-                .sizes
-                .wanted
-                .min(self.budget_left)
-                .min(coprep_cache::memory::available().unwrap_or(u64::MAX) / 2),
-        }
-    }
-
     fn fingerprint(&self) -> u128 {
         self.key.content ^ self.key.form as u128
     }
@@ -405,6 +419,13 @@ pub fn drop_left_segments() -> Result<u64> {
 }
 
 impl Sizes {
+    /// Returns the bytes to reserve for these samples. `bytes`: what the job asked for. `room`: what the node has left
+    /// for caches.
+    pub(crate) fn capacity(&self, bytes: Option<u64>, room: u64) -> u64 {
+        // An explicit size is taken as it is: too large is an error of the reservation, not of taste.
+        self.wanted.min(bytes.unwrap_or(room))
+    }
+
     /// Of samples cached in a form; an estimate from every so manieth of a large dataset.
     pub(crate) fn of(dataset: &Dataset, pipeline: &Pipeline, form: CacheForm) -> Sizes {
         let step = dataset.len().div_ceil(PROBES).max(1);

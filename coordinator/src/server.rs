@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -36,7 +36,8 @@ const GRACE: Duration = Duration::from_secs(5);
 
 /// A coordinator that listens. Dropped, it gives up its place.
 pub struct Server {
-    place: Place,
+    /// Socket and lock file, to be removed at the end.
+    files: [OwnFile; 2],
     listener: UnixListener,
     _lock: Flock<File>,
     signals: SignalFd,
@@ -94,13 +95,18 @@ impl Server {
             .map_err(|e| Error::io("cannot use the socket's folder", e))?;
         let lock = take_lock(&place)?;
         let listener = listen(&place)?;
+        let what = |e| Error::io("cannot look at the socket", e);
+        let files = [
+            OwnFile::at(&place.socket).map_err(what)?,
+            OwnFile::at(&place.lock()).map_err(what)?,
+        ];
         let shutdown = Arc::new(Shutdown {
             requested: AtomicBool::new(false),
             event: event()?,
         });
         let registry = Arc::new(Registry::new(settings)?);
         Ok(Server {
-            place,
+            files,
             listener,
             _lock: lock,
             signals,
@@ -255,9 +261,37 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.place.socket);
-        // Removed while it is held: whoever opened it meanwhile sees that it is gone, and makes a new one.
-        let _ = std::fs::remove_file(self.place.lock());
+        // The lock last, and while it is held: whoever opened it meanwhile sees that it is gone, and makes a new one.
+        self.files.iter().for_each(OwnFile::remove);
+    }
+}
+
+/// A file by its path, as long as that leads to it. If the folder is removed and made again while a coordinator lives
+/// (as at logout and login), the path leads to the file of another one.
+pub struct OwnFile {
+    path: PathBuf,
+    /// Device and inode.
+    id: (u64, u64),
+}
+
+impl OwnFile {
+    /// The file that the path leads to now.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn at(path: &Path) -> io::Result<OwnFile> {
+        let meta = std::fs::symlink_metadata(path)?;
+        Ok(OwnFile {
+            path: path.to_owned(),
+            id: (meta.dev(), meta.ino()),
+        })
+    }
+
+    /// Removes it, unless the path leads to something else meanwhile.
+    pub fn remove(&self) {
+        if OwnFile::at(&self.path).is_ok_and(|now| now.id == self.id) {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
 }
 
@@ -335,7 +369,8 @@ fn take_lock(place: &Place) -> Result<Flock<File>> {
     let what = || format!("cannot lock {}", path.display());
     loop {
         let file = open_private(&path).map_err(|e| Error::io(what(), e))?;
-        let opened = file.metadata().map_err(|e| Error::io(what(), e))?.ino();
+        let opened = file.metadata().map_err(|e| Error::io(what(), e))?;
+        let opened = (opened.dev(), opened.ino());
         let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, _)| {
             Error::Invalid(format!(
                 "another coordinator serves {}: use it, `coprep stop` it, or name another socket in COPREP_SOCKET",
@@ -343,7 +378,7 @@ fn take_lock(place: &Place) -> Result<Flock<File>> {
             ))
         })?;
         // A coordinator that just ended may have removed the file between the opening and the locking.
-        if std::fs::symlink_metadata(&path).is_ok_and(|now| now.ino() == opened) {
+        if std::fs::symlink_metadata(&path).is_ok_and(|now| (now.dev(), now.ino()) == opened) {
             return Ok(lock);
         }
     }

@@ -5,13 +5,14 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coprep_pipeline::{Dataset, Pipeline, Slowness};
+use coprep_pipeline::{Pipeline, Slowness};
 use coprep_protocol::frame::{self, FrameError};
-use coprep_protocol::message::{Attach, Reply, Request};
+use coprep_protocol::message::{Attach, Awaited, Reply, Request};
 use coprep_protocol::spec::PipelineSpec;
 
 use crate::outbox::Outbox;
-use crate::registry::{Answer, Registry};
+use crate::peer::{Heard, Peer};
+use crate::registry::{Answer, Guest, Registry};
 use crate::stream::{Client, Seat, Stream};
 use crate::{Error, Result, server::Shutdown, status, warm};
 
@@ -63,14 +64,24 @@ fn greet(socket: &UnixStream) -> std::result::Result<Client, FrameError> {
         pid: std::process::id(),
         version: env!("CARGO_PKG_VERSION").into(),
     })?;
-    Ok(Client { name, pid, outbox })
+    let peer = Arc::new(Peer::of(socket));
+    Ok(Client {
+        name,
+        pid,
+        outbox,
+        peer,
+    })
 }
 
 impl Session<'_> {
     fn run(&mut self, socket: &UnixStream) -> std::result::Result<(), FrameError> {
         loop {
+            // A process that has ended is gone, whoever else holds its socket.
+            if self.client.peer.wait(socket)? == Heard::Gone {
+                return Ok(());
+            }
             match frame::receive::<Request>(socket) {
-                Ok((request, descriptors)) => self.answer(socket, request, &descriptors)?,
+                Ok((request, descriptors)) => self.answer(request, descriptors)?,
                 Err(FrameError::Closed) => return Ok(()),
                 Err(FrameError::Io(e)) if e.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(FrameError::Io(e)) if e.kind() == std::io::ErrorKind::ConnectionReset => {
@@ -83,26 +94,20 @@ impl Session<'_> {
 
     fn answer(
         &mut self,
-        socket: &UnixStream,
         request: Request,
-        descriptors: &[OwnedFd],
+        descriptors: Vec<OwnedFd>,
     ) -> std::result::Result<(), FrameError> {
-        match self.handle(socket, request, descriptors) {
+        match self.handle(request, descriptors) {
             Ok(Some(reply)) => self.client.outbox.send(&reply),
             Ok(None) => Ok(()),
             Err(e) => self.client.outbox.send(&Reply::Refused(e.refusal())),
         }
     }
 
-    fn handle(
-        &mut self,
-        socket: &UnixStream,
-        request: Request,
-        descriptors: &[OwnedFd],
-    ) -> Result<Option<Reply>> {
+    fn handle(&mut self, request: Request, descriptors: Vec<OwnedFd>) -> Result<Option<Reply>> {
         match request {
             Request::Hello { .. } => Err(Error::Invalid("greeted twice".into())),
-            Request::Attach(attach) => self.attach(&attach, descriptors.first()),
+            Request::Attach(attach) => self.attach(&Arc::from(attach), descriptors),
             Request::EpochStarted { epoch } => {
                 let (stream, seat) = self.place()?;
                 stream.epoch_started(*seat, epoch);
@@ -121,10 +126,24 @@ impl Session<'_> {
                 let (stream, seat) = self.place()?;
                 Ok(Some(Reply::Explanation(stream.explain(*seat))))
             }
-            Request::Describe(spec) => describe(&spec).map(Some),
+            Request::WhoIsAwaited => {
+                let (stream, seat) = self.place()?;
+                let awaited = stream.who_is_awaited(*seat);
+                if let Some(Awaited { what, .. }) = &awaited {
+                    let Seat { job, rank } = *seat;
+                    tracing::warn!(
+                        stream = stream.blueprint.id,
+                        job,
+                        rank,
+                        awaited = what,
+                        "a job waits"
+                    );
+                }
+                Ok(Some(Reply::Awaited(awaited)))
+            }
+            Request::Describe(spec) => self.describe(&spec).map(Some),
             Request::Warm(request) => {
-                warm::warm(self.registry, &request, socket, &self.client.outbox)
-                    .map(|p| Some(Reply::Warmed(p)))
+                warm::warm(self.registry, &request, &self.client).map(|p| Some(Reply::Warmed(p)))
             }
             Request::Status { slow } => {
                 let status = status::status(self.registry, slow);
@@ -167,17 +186,38 @@ impl Session<'_> {
         found.ok_or_else(|| Error::Invalid(format!("there is no stream {id}")))
     }
 
+    fn describe(&self, spec: &PipelineSpec) -> Result<Reply> {
+        let fields = match spec.ops.is_empty() {
+            true => Vec::new(),
+            false => vec![Pipeline::compile(&spec.ops)?.output()],
+        };
+        let guest = Guest::new(&self.client);
+        let dataset = self.registry.dataset(&spec.source, &guest)?;
+        Ok(Reply::Described {
+            samples: dataset.len(),
+            classes: dataset.classes().to_vec(),
+            fields,
+        })
+    }
+
     fn place(&self) -> Result<&(Arc<Stream>, Seat)> {
         self.place
             .as_ref()
             .ok_or_else(|| Error::Invalid("this connection is not attached to a stream".into()))
     }
 
-    fn attach(&mut self, request: &Attach, dataset: Option<&OwnedFd>) -> Result<Option<Reply>> {
+    fn attach(
+        &mut self,
+        request: &Arc<Attach>,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<Option<Reply>> {
         if self.place.is_some() {
             return Err(Error::Invalid("this connection is attached already".into()));
         }
-        let answer = self.registry.attach(request, &self.client, dataset)?;
+        let dataset = descriptors.into_iter().next().map(Arc::new);
+        let answer = self
+            .registry
+            .attach(request, &self.client, dataset.as_ref())?;
         let Answer::Admitted(stream, admission) = answer else {
             return Ok(Some(Reply::WantCode));
         };
@@ -201,17 +241,4 @@ impl Drop for Session<'_> {
             self.registry.detach(&stream, seat);
         }
     }
-}
-
-fn describe(spec: &PipelineSpec) -> Result<Reply> {
-    let dataset = Dataset::open(&spec.source)?;
-    let fields = match spec.ops.is_empty() {
-        true => Vec::new(),
-        false => vec![Pipeline::compile(&spec.ops)?.output()],
-    };
-    Ok(Reply::Described {
-        samples: dataset.len(),
-        classes: dataset.classes().to_vec(),
-        fields,
-    })
 }

@@ -4,8 +4,6 @@
 //! bounded number at a time. It ends when all have been looked at, when the cache is full, or when the
 //! client goes away; what is cached by then stays, so that a warm-up begun again goes on where it was.
 
-use std::os::fd::AsRawFd;
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,10 +13,9 @@ use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 
 use crate::caches::Cache;
 use crate::due_queue::Moment;
-use crate::outbox::Outbox;
 use crate::prepare::{Failure, Fetched, Recipe, Tools};
-use crate::registry::Registry;
-use crate::stream::Stream;
+use crate::registry::{Guest, Registry};
+use crate::stream::{Client, Stream};
 use crate::workers::{Ready, Work};
 use crate::{Error, Result};
 
@@ -77,10 +74,9 @@ impl Work for Admit {
 pub(crate) fn warm(
     registry: &Arc<Registry>,
     request: &Warm,
-    socket: &UnixStream,
-    outbox: &Outbox,
+    client: &Client,
 ) -> Result<WarmProgress> {
-    let recipe = registry.recipe_for_warming(&request.pipeline, &request.cache)?;
+    let (recipe, _pin) = registry.recipe(&request.pipeline, &request.cache, &Guest::new(client))?;
     let Some(cache) = recipe.cache.clone() else {
         return Err(Error::Invalid(
             "nothing to warm: the cache is off (choose the form \"encoded\" or \"decoded\", and serve with --cache)".into(),
@@ -96,7 +92,7 @@ pub(crate) fn warm(
         progress: WarmProgress::default(),
     };
     run.progress.total = u64::from(recipe.dataset.len());
-    run.all(&results, socket, outbox)?;
+    run.all(&results, client)?;
     Ok(run.report())
 }
 
@@ -142,12 +138,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    fn all(
-        &mut self,
-        results: &Receiver<Admitted>,
-        socket: &UnixStream,
-        outbox: &Outbox,
-    ) -> Result<()> {
+    fn all(&mut self, results: &Receiver<Admitted>, client: &Client) -> Result<()> {
         let (mut next, mut under_way, mut reported) = (0, 0, Instant::now());
         loop {
             let window = self.registry.workers.threads() * AHEAD;
@@ -168,7 +159,7 @@ impl Run<'_> {
             }
             if reported.elapsed() >= REPORT_EVERY {
                 reported = Instant::now();
-                self.tell(socket, outbox)?;
+                self.tell(client)?;
             }
         }
     }
@@ -216,11 +207,12 @@ impl Run<'_> {
         }
     }
 
-    fn tell(&mut self, socket: &UnixStream, outbox: &Outbox) -> Result<()> {
+    fn tell(&mut self, client: &Client) -> Result<()> {
         let gone = || Error::Invalid("the client that asked for the warm-up has gone".into());
-        if hung_up(socket) {
+        if client.is_gone() {
             return Err(gone());
         }
+        let outbox = &client.outbox;
         outbox
             .send(&Reply::Progress(self.report()))
             .map_err(|_| gone())
@@ -229,18 +221,4 @@ impl Run<'_> {
     fn report(&self) -> WarmProgress {
         with_usage(self.progress.clone(), self.cache)
     }
-}
-
-/// A client that only waits sends nothing: the end of its stream means that it has gone.
-fn hung_up(socket: &UnixStream) -> bool {
-    use nix::sys::socket::{MsgFlags, recv};
-    let peeked = recv(
-        socket.as_raw_fd(),
-        &mut [0],
-        MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT,
-    );
-    !matches!(
-        peeked,
-        Ok(1..) | Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EINTR)
-    )
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use coprep_client::connection::{Connection, How};
 use coprep_client::loader::Options;
-use coprep_client::{Batch, Event, Loader, control, no_pulse};
+use coprep_client::{Batch, Event, Loader, control, no_notice, no_pulse};
 use coprep_coordinator::{Server, Settings, StopReason};
 use coprep_protocol::message::{Attach, CacheForm, CacheRequest, Warm};
 use coprep_protocol::nap;
@@ -113,6 +113,7 @@ impl Node {
             timeout: LONG,
             reconnect: Duration::from_secs(5),
             pulse: no_pulse(),
+            notice: no_notice(),
         })
         .unwrap())
     }

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use coprep_cache::memory;
-use coprep_coordinator::{Server, Settings, Slowness, StopReason};
+use coprep_coordinator::{OwnFile, Server, Settings, Slowness, StopReason};
 use coprep_protocol::place::Place;
 use coprep_protocol::size::human;
 
@@ -19,8 +19,10 @@ pub(crate) fn run(place: Place, args: &Serve) -> Outcome {
     logs::to_stderr(args.log_format);
     coprep_cache::allocator::keep_freed_memory();
     let socket = place.socket.clone();
+    // A successor may have another log there when this one ends.
+    let log = OwnFile::at(&place.log()).ok().filter(|_| args.auto);
     let mut ready = args.ready_fd.map(starter);
-    let (server, metrics) = match start(place.clone(), args) {
+    let (server, metrics) = match start(place, args) {
         Ok(started) => started,
         Err(e) => {
             tell(&mut ready, &serde_json::json!({ "error": e.to_string() }));
@@ -39,8 +41,10 @@ pub(crate) fn run(place: Place, args: &Serve) -> Outcome {
     drop(server);
     let reason = reason?;
     tracing::info!(?reason, "coordinator ends");
-    if args.auto && reason != StopReason::Signal {
-        let _ = std::fs::remove_file(place.log());
+    if let Some(log) = log
+        && reason != StopReason::Signal
+    {
+        log.remove();
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -9,6 +9,7 @@ use coprep_protocol::spec::{Field, PipelineSpec};
 
 use crate::connection::{Connection, How};
 use crate::error::{Error, Result};
+use crate::notice::no_notice;
 use crate::patience::{Patience, Pulse, no_pulse};
 
 /// Longest time for an answer that needs no work.
@@ -204,8 +205,7 @@ pub fn warm_with(
 }
 
 fn next_of_warming(connection: &Connection, pulse: &Pulse) -> Result<Reply> {
-    let received = connection.receive(PATIENT, pulse)?;
-    received
-        .map(|(reply, _)| reply)
-        .ok_or_else(|| connection.late("news of the warm-up", PATIENT))
+    let patience = Patience::new(PATIENT, pulse);
+    let answer = connection.answer("news of the warm-up", &patience, &no_notice())?;
+    Ok(answer.0)
 }

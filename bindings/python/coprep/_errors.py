@@ -43,3 +43,10 @@ class CacheWarning(UserWarning):
 
 class UnsharedWarning(UserWarning):
     """A loader works, but shares nothing with other jobs; the message says why."""
+
+
+class WaitingWarning(UserWarning):
+    """A loader has waited for some seconds for somebody else: another rank, the rest of a cohort, a slow folder.
+
+    The message says for whom, since when, and what to do. It comes once in a wait, which goes on.
+    """

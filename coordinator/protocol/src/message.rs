@@ -35,6 +35,8 @@ pub enum Request {
     },
     /// What is this consumer waiting for? Answered by [`Reply::Explanation`].
     Explain,
+    /// Asks for whom this consumer waits. Answered by [`Reply::Awaited`].
+    WhoIsAwaited,
     /// Length and classes of a source, and the output of the pipeline. Answered by [`Reply::Described`].
     Describe(Box<PipelineSpec>),
     /// Fill the cache. Answered by [`Reply::Progress`] until [`Reply::Warmed`]; closing the connection
@@ -213,6 +215,10 @@ pub enum Reply {
     Attached(Box<Attached>),
     /// Answer to [`Request::Attach`]: nobody runs this code yet, send it.
     WantCode,
+    /// Says what somebody else has to do before this client can go on; `None`: nothing. Answers
+    /// [`Request::WhoIsAwaited`], and comes unasked, perhaps several times, before [`Reply::Attached`],
+    /// [`Reply::Described`] or [`Reply::Warmed`] if that takes long.
+    Awaited(Option<Awaited>),
     /// A sample failed: sent before the error's item is published in the consumer's queue.
     SampleError(SampleError),
     /// Answer to [`Request::RestartEpoch`].
@@ -256,6 +262,17 @@ pub enum Reply {
     Refused(Refusal),
 }
 
+/// What a client waits for that is not its own, or that nothing can hurry.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Awaited {
+    /// Who has to do what, for people.
+    pub what: String,
+    /// Milliseconds since it was begun.
+    pub for_ms: u64,
+    /// What to do about it; empty if there is nothing to do.
+    pub remedy: String,
+}
+
 /// Why a request was refused.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
@@ -278,6 +295,8 @@ pub enum RefusalKind {
     Memory,
     /// The job's own code cannot be run, or failed.
     Code,
+    /// Something takes too long.
+    Late,
     /// Anything else.
     Internal,
 }

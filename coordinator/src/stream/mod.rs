@@ -15,7 +15,7 @@ mod explain;
 mod replay;
 mod sample;
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ use coprep_cache::staging::{Layout, StagingPool};
 use coprep_cache::worklist::Given;
 use coprep_costs::{Summary, early};
 use coprep_protocol::message::{
-    Attach, Attached, CacheForm, CostStatus, Resume, SampleCost, StreamStatus,
+    Attach, Attached, Awaited, CacheForm, CostStatus, Resume, SampleCost, StreamStatus,
 };
 use coprep_protocol::nap::nap;
 use coprep_protocol::spec::{Field, PipelineSpec, UserDataset};
@@ -34,6 +34,7 @@ use crate::caches::Cache;
 use crate::due_queue::Moment;
 use crate::maker::Maker;
 use crate::outbox::Outbox;
+use crate::peer::Peer;
 use crate::stream::absent::SOON;
 use crate::stream::afloat::{Berth, Ticket};
 use crate::stream::batch::Batch;
@@ -110,6 +111,14 @@ pub(crate) struct Client {
     pub(crate) name: String,
     pub(crate) pid: u32,
     pub(crate) outbox: Arc<Outbox>,
+    pub(crate) peer: Arc<Peer>,
+}
+
+impl Client {
+    /// Returns true when the client has hung up, or its process has ended.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.outbox.is_gone() || self.peer.is_gone()
+    }
 }
 
 /// A consumer's place in its stream.
@@ -140,6 +149,8 @@ pub(crate) struct Stream {
     waiting: AtomicU32,
     counters: Counters,
     closed: AtomicBool,
+    /// Those for whom it was opened and who have not come yet: it is not closed before.
+    expected: AtomicUsize,
     /// Its makers cannot go on: nobody is admitted any more.
     broken: AtomicBool,
 }
@@ -177,6 +188,7 @@ impl Stream {
             waiting: AtomicU32::new(0),
             counters: Counters::default(),
             closed: AtomicBool::new(false),
+            expected: AtomicUsize::new(0),
             broken: AtomicBool::new(false),
             blueprint,
         });
@@ -197,22 +209,30 @@ impl Stream {
         self.engine.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a consumer. A job of several ranks begins when its last rank is here.
-    pub(crate) fn attach(self: &Arc<Self>, request: &Attach, client: &Client) -> Result<Admission> {
+    /// Adds a consumer. A job of several ranks begins when its last rank is here. `None`: the stream has been closed.
+    pub(crate) fn attach(
+        self: &Arc<Self>,
+        request: &Attach,
+        client: &Client,
+    ) -> Result<Option<Admission>> {
         let mut sender = Sender::create(self.ring_capacity(request.batch_size))?;
         let (deliver, reply) = sender.fds()?;
         let bell = self.doorbell.bell()?;
         let descriptors = [self.pool.reader_fd()?, deliver, reply, bell.fd()?];
         let consumer = Consumer::new(client.pid, client.outbox.clone(), sender, bell);
         let mut engine = self.engine();
+        // Asked under the lock under which a stream is closed, and whose holder hangs up on the jobs of a broken one.
+        if self.is_closed() || self.is_broken() {
+            return Ok(None);
+        }
         let seat = engine.attach(request, &client.name, consumer)?;
         engine.share_buffers(self.pool.layout().buffers);
         let attached = self.attached(&engine, seat);
-        Ok(Admission {
+        Ok(Some(Admission {
             seat,
             attached,
             descriptors,
-        })
+        }))
     }
 
     /// Begins to serve a consumer that has been told of its admission.
@@ -256,11 +276,32 @@ impl Stream {
         engine.is_empty()
     }
 
-    /// Ends the driver. Buffers and queues are freed when the last consumer lets go.
+    /// Closes a stream that has no consumer: it admits none from now on. Returns true if it was open and empty; then the
+    /// caller calls [`end`](Self::end).
+    pub(crate) fn close_if_empty(&self) -> bool {
+        let engine = self.engine();
+        let is_unused = engine.is_empty() && self.expected.load(Ordering::Acquire) == 0;
+        is_unused && !self.closed.swap(true, Ordering::AcqRel)
+    }
+
+    /// So many will each try to attach, and then call [`has_come`](Self::has_come).
+    pub(crate) fn expect(&self, jobs: usize) {
+        self.expected.fetch_add(jobs, Ordering::AcqRel);
+    }
+
+    /// One that was expected has been admitted, or has not.
+    pub(crate) fn has_come(&self) {
+        self.expected.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Ends the driver of a closed stream. Buffers and queues are freed when the last consumer lets go.
     ///
     /// Gives what is worth keeping for the next stream of the same user code.
-    pub(crate) fn close(&self) -> Option<Resting> {
-        self.closed.store(true, Ordering::Release);
+    pub(crate) fn end(&self) -> Option<Resting> {
         self.doorbell.ring();
         self.blueprint.maker.crew()?.dismiss()
     }
@@ -275,10 +316,6 @@ impl Stream {
 
     pub(crate) fn is_broken(&self) -> bool {
         self.broken.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.engine().is_empty()
     }
 
     pub(crate) fn epoch_started(self: &Arc<Self>, seat: Seat, epoch: u64) {
@@ -300,6 +337,11 @@ impl Stream {
 
     pub(crate) fn explain(&self, seat: Seat) -> String {
         explain::explain(&self.engine(), seat, self.pool.free(), &self.blueprint)
+    }
+
+    /// Returns whom a consumer waits for, if that is somebody else and not its samples.
+    pub(crate) fn who_is_awaited(&self, seat: Seat) -> Option<Awaited> {
+        explain::who_is_awaited(&self.engine(), seat)
     }
 
     pub(crate) fn status(&self, slow: u32) -> StreamStatus {

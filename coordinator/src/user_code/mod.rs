@@ -224,11 +224,18 @@ fn look(host: &Host, ids: &[u32], split: bool, patience: Duration) -> Result<Pro
 fn look_once(host: &Host, ids: &[u32], split: bool, patience: Duration) -> Result<Probed> {
     let Forked { number, socket, .. } = host.fork(0, 1, None, &[])?;
     let mut channel = Channel::new(socket);
-    let gone = |e: std::io::Error| match host.exited(number, Duration::from_secs(2)) {
-        Some(how) => Error::Code(format!(
-            "the worker that made the first samples {how}: run with num_workers=0 to see what it does"
-        )),
-        None => Error::io("the first worker does not answer", e),
+    let gone = |e: std::io::Error| {
+        let how = host.exited(number, Duration::from_secs(2));
+        // Workers end with their host. That it ended may be known before how its workers did, or after.
+        if let Some(killed) = host.ended_while("to make the first samples") {
+            return killed;
+        }
+        match how {
+            Some(how) => Error::Code(format!(
+                "the worker that made the first samples {how}: run with num_workers=0 to see what it does"
+            )),
+            None => Error::io("the first worker does not answer", e),
+        }
     };
     let enough = if split { SPLIT_LOOKS } else { 1 };
     channel

@@ -16,7 +16,7 @@ use std::time::Duration;
 use coprep_cache::handover::{Doorbell, Item, Sender};
 use coprep_cache::staging::{Layout, StagingPool};
 use coprep_client::loader::Options;
-use coprep_client::{Event, Loader, no_pulse};
+use coprep_client::{Event, Loader, no_notice, no_pulse};
 use coprep_fuzz::Bytes;
 use coprep_protocol::frame::{self, to_bytes};
 use coprep_protocol::message::{
@@ -88,6 +88,7 @@ fn train() {
         timeout: TIMEOUT,
         reconnect: Duration::ZERO,
         pulse: no_pulse(),
+        notice: no_notice(),
     };
     let loader = Loader::new(options).expect("nothing is resumed");
     let _ = epochs(&loader);

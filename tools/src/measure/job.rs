@@ -44,6 +44,7 @@ impl Job {
             timeout: PATIENCE,
             reconnect: Duration::ZERO,
             pulse: pulse(),
+            notice: coprep_client::no_notice(),
         })?;
         Ok(Job { loader })
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coprep_cache::handover::{Account, Item};
-use coprep_protocol::message::{Attach, Attached, Reply, Request, SampleError};
+use coprep_protocol::message::{Attach, Attached, Awaited, Reply, Request, SampleError};
 use coprep_protocol::place::Place;
 use roaring::RoaringBitmap;
 
@@ -15,6 +15,7 @@ use crate::connection::{Connection, How};
 use crate::error::{Error, Result};
 use crate::loader::Code;
 use crate::loader::position;
+use crate::notice::{Notice, TELL_AFTER, Wait};
 use crate::patience::{Patience, Pulse};
 use crate::raw;
 use crate::stats::Shares;
@@ -61,13 +62,11 @@ impl Link {
         request: Attach,
         code: Option<&Code>,
         patience: &Patience<'_>,
+        notice: &Notice,
     ) -> Result<(Self, Attached)> {
         let connection = Connection::open(place, how)?;
         let request = Request::Attach(Box::new(request));
-        let answer = || {
-            let received = connection.receive(patience.left(), &how.pulse)?;
-            received.ok_or_else(|| connection.late("a place in a stream", patience.waited()))
-        };
+        let answer = || connection.answer("a place in a stream", patience, notice);
         connection.send(&request)?;
         let mut answered = answer()?;
         while let ((Reply::WantCode, _), Some(code)) = (&answered, code) {
@@ -168,9 +167,9 @@ impl Link {
     }
 
     /// Leaves the epoch; gives the number of the one that begins.
-    pub(super) fn restart(&mut self, patience: &Patience<'_>) -> Result<u64> {
+    pub(super) fn restart(&mut self, patience: &Patience<'_>, notice: &Notice) -> Result<u64> {
         self.connection.send(&Request::RestartEpoch)?;
-        match self.reply(patience, "the next epoch")? {
+        match self.reply_of_others(patience, "the next epoch", notice)? {
             Reply::Restarted { epoch, first_seq } => {
                 self.first_seq = first_seq;
                 self.assembly = None;
@@ -208,6 +207,19 @@ impl Link {
         }
     }
 
+    /// Returns whom this consumer waits for, if that is somebody else.
+    pub(super) fn who_is_awaited(
+        &mut self,
+        limit: Duration,
+        pulse: &Pulse,
+    ) -> Result<Option<Awaited>> {
+        self.connection.send(&Request::WhoIsAwaited)?;
+        match self.reply(&Patience::new(limit, pulse), "who is awaited")? {
+            Reply::Awaited(awaited) => Ok(awaited),
+            other => Err(unexpected(&other)),
+        }
+    }
+
     /// The text of the error that an item announced.
     pub(super) fn sample_error(&mut self, tag: u64, pulse: &Pulse) -> Result<SampleError> {
         let patience = Patience::new(TEXT, pulse);
@@ -229,6 +241,32 @@ impl Link {
                 Reply::SampleError(error) => drop(self.errors.insert(error.tag, error)),
                 Reply::Refused(refusal) => return Err(Error::Refused(refusal)),
                 reply => return Ok(reply),
+            }
+        }
+    }
+
+    /// The answer to a request that is given when others have asked too: if that lasts, the user is told who has not.
+    fn reply_of_others(
+        &mut self,
+        patience: &Patience<'_>,
+        what: &'static str,
+        notice: &Notice,
+    ) -> Result<Reply> {
+        let mut wait = Wait::new(what, notice);
+        let first = Patience::new(TELL_AFTER.min(patience.left()), patience.pulse());
+        match self.reply(&first, what) {
+            Err(Error::Timeout { .. }) if !patience.is_over() => {}
+            other => return other,
+        }
+        self.connection.send(&Request::WhoIsAwaited)?;
+        loop {
+            match self.reply(patience, what) {
+                Ok(Reply::Awaited(awaited)) => {
+                    wait.hear(awaited);
+                    wait.tell()?;
+                }
+                Err(late) => return Err(late.explained(wait.explanation())),
+                reply => return reply,
             }
         }
     }
