@@ -12,6 +12,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import coprep
@@ -118,6 +119,19 @@ def test_a_slow_folder_holds_up_nobody_else(slow: Slow, folder: Path, tmp_path: 
     assert slow.listings() == 1
     go(running)
     assert seen(running) == whole(1)
+
+
+def test_jobs_of_different_seeds_that_start_at_once_each_have_their_own(slow: Slow) -> None:
+    data = coprep.ImageFolder(slow.folder).decode().random_resized_crop(32)
+    loaders = [coprep.DataLoader(data, 16, shuffle=True, seed=seed, framework="numpy") for seed in (1, 2, 1)]
+    with ThreadPoolExecutor() as threads:
+        seeds = threads.map(lambda loader: loader.seed, loaders)
+        until(lambda: slow.waiting() == 3, "all wait")
+        slow.open()
+        assert list(seeds) == [1, 2, 1]
+    assert slow.listings() <= 2 and len(coprep.status()["streams"]) == 2
+    for loader in loaders:
+        loader.close()
 
 
 def test_who_waits_for_a_slow_folder_is_told_which(slow: Slow, folder: Path) -> None:
