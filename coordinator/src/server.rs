@@ -122,6 +122,10 @@ impl Server {
     /// When the socket fails.
     pub fn run(&self) -> Result<StopReason> {
         let reason = self.serve();
+        self.registry
+            .streams()
+            .iter()
+            .for_each(|stream| stream.retire());
         self.connections.hang_up();
         self.connections.wait_until_gone(GRACE);
         reason

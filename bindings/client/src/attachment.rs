@@ -11,6 +11,9 @@
 //!
 //! Each slice is an item that is released on its own. The buffer is the coordinator's again when all of
 //! them are, and the last one of this process has dropped the pages before its release.
+//!
+//! When the connection ends, the coordinator takes back all buffers of this consumer. Slices that are still held
+//! are copied before ([`Attachment::keep_held`]).
 
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
@@ -122,6 +125,18 @@ impl Attachment {
             start: item.start,
             len: item.len,
         })
+    }
+
+    /// Makes what is held independent of the coordinator, which uses the buffers again once this connection has
+    /// ended. Batches of a closed loader stay valid.
+    pub(crate) fn keep_held(&self) {
+        for buffer in 0..self.slices.len() as u32 {
+            // Under the buffer's lock: its last slice may be dropped at this moment, by another thread.
+            let count = self.count(buffer);
+            if *count > 0 {
+                self.view.keep(buffer);
+            }
+        }
     }
 
     /// Lets go of one slice. False: its item must not be released.

@@ -310,8 +310,15 @@ impl Stream {
     /// another stream.
     pub(crate) fn break_off(&self, trouble: &Trouble) {
         tracing::warn!(parent: None, stream = self.blueprint.id, error = %trouble, "a stream is opened anew");
-        self.broken.store(true, Ordering::Release);
+        self.retire();
         self.engine().hang_up();
+    }
+
+    /// Prepares nothing more, and admits nobody. To be called before its jobs' connections are ended.
+    pub(crate) fn retire(&self) {
+        // Under the lock, so that no thread is in the middle of filling a buffer when this returns.
+        let _engine = self.engine();
+        self.broken.store(true, Ordering::Release);
     }
 
     pub(crate) fn is_broken(&self) -> bool {
@@ -400,6 +407,11 @@ impl Stream {
 
     /// Looks at every consumer, decides, starts and publishes. True: something happened.
     fn pump(self: &Arc<Self>, engine: &mut Engine) -> bool {
+        // A job whose connection was ended goes on with what it has taken until it notices. So from then on no buffer
+        // is filled again, not even one that a job has just given back by leaving.
+        if self.is_broken() {
+            return false;
+        }
         let before = engine.look_again.take();
         let mut progress = engine.poll();
         if progress {

@@ -99,6 +99,7 @@ impl Link {
 
     /// Leaves the stream, and waits until the coordinator knows: whoever attaches next finds this job gone.
     pub(super) fn leave(self) {
+        self.attachment.keep_held();
         self.connection.finish(LEAVING);
     }
 
@@ -276,6 +277,13 @@ impl Link {
         received
             .map(|(reply, _)| reply)
             .ok_or_else(|| self.connection.late(what, patience.waited()))
+    }
+}
+
+impl Drop for Link {
+    /// The user may hold batches for longer than the connection lasts.
+    fn drop(&mut self) {
+        self.attachment.keep_held();
     }
 }
 
