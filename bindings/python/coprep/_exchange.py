@@ -89,7 +89,15 @@ def load_exception(data: bytes) -> BaseException | None:
 
 
 def describe(error: BaseException) -> str:
-    """Type, text and traceback, without the frames of this package."""
-    frames = traceback.TracebackException.from_exception(error)
-    frames.stack[:] = [frame for frame in frames.stack if os.path.dirname(frame.filename) != _HERE]
-    return "".join(frames.format()).rstrip()
+    """Type, text and traceback, causes included, without the frames of this package."""
+    told = traceback.TracebackException.from_exception(error)
+    _hide_frames(told)
+    return "".join(told.format()).rstrip()
+
+
+def _hide_frames(told: traceback.TracebackException | None) -> None:
+    if told is None:
+        return
+    told.stack[:] = [frame for frame in told.stack if os.path.dirname(frame.filename) != _HERE]
+    for other in (told.__cause__, told.__context__, *(getattr(told, "exceptions", None) or ())):
+        _hide_frames(other)

@@ -14,6 +14,7 @@ mod engine;
 mod explain;
 mod replay;
 mod sample;
+mod skipping;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};

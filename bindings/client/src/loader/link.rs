@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coprep_cache::handover::{Account, Item};
-use coprep_protocol::message::{Attach, Attached, Awaited, Reply, Request, SampleError};
+use coprep_protocol::message::{Attach, Attached, Awaited, Reply, Request, SampleError, Skipped};
 use coprep_protocol::place::Place;
 use roaring::RoaringBitmap;
 
@@ -41,6 +41,32 @@ impl Part {
     }
 }
 
+/// Whether the notice of an error is one of samples that are skipped.
+pub(super) fn is_skip(item: &Item) -> bool {
+    item.flags & 1 != 0
+}
+
+/// What the coordinator said of samples that are left out.
+#[derive(Default)]
+pub(super) struct Skips {
+    /// Those that were not looked at yet.
+    pub(super) ids: RoaringBitmap,
+    /// How one of them failed.
+    pub(super) example: Option<SampleError>,
+    /// Tag of the latest notice.
+    told: u64,
+}
+
+impl Skips {
+    fn add(&mut self, skipped: Skipped) -> Result<()> {
+        self.ids |= position::read(&skipped.ids)?;
+        // What was taken back comes again.
+        self.told = self.told.max(skipped.example.tag);
+        self.example.get_or_insert(skipped.example);
+        Ok(())
+    }
+}
+
 /// Longest time to wait for the coordinator to notice that this job leaves.
 const LEAVING: Duration = Duration::from_secs(1);
 
@@ -51,6 +77,7 @@ pub(super) struct Link {
     assembly: Option<Assembly>,
     /// Texts of errors whose items have not been taken.
     errors: HashMap<u64, SampleError>,
+    pub(super) skips: Skips,
     /// Items before this one belong to an epoch that was left.
     first_seq: u64,
 }
@@ -66,7 +93,14 @@ impl Link {
     ) -> Result<(Self, Attached)> {
         let connection = Connection::open(place, how)?;
         let request = Request::Attach(Box::new(request));
-        let answer = || connection.answer("a place in a stream", patience, notice);
+        let mut skips = Skips::default();
+        let mut answer = || loop {
+            match connection.answer("a place in a stream", patience, notice)? {
+                // The stream may be quicker than the answer.
+                (Reply::Skipped(skipped), _) => skips.add(*skipped)?,
+                other => return Ok::<_, Error>(other),
+            }
+        };
         connection.send(&request)?;
         let mut answered = answer()?;
         while let ((Reply::WantCode, _), Some(code)) = (&answered, code) {
@@ -81,6 +115,7 @@ impl Link {
                     attachment,
                     assembly: None,
                     errors: HashMap::new(),
+                    skips,
                     first_seq: 0,
                 };
                 Ok((link, *attached))
@@ -228,20 +263,45 @@ impl Link {
             if let Some(error) = self.errors.remove(&tag) {
                 return Ok(error);
             }
-            match self.receive(&patience, "the text of an error")? {
-                Reply::SampleError(error) => drop(self.errors.insert(error.tag, error)),
-                other => return Err(unexpected(&other)),
-            }
+            self.notice(&patience)?;
         }
     }
 
-    /// The answer to a request; errors that come before it are kept.
+    /// Reads on until the samples are known whose notice has this tag.
+    pub(super) fn read_skips(&mut self, tag: u64, pulse: &Pulse) -> Result<()> {
+        let patience = Patience::new(TEXT, pulse);
+        while self.skips.told < tag {
+            self.notice(&patience)?;
+        }
+        Ok(())
+    }
+
+    fn notice(&mut self, patience: &Patience<'_>) -> Result<()> {
+        let reply = self.receive(patience, "the text of an error")?;
+        match self.keep(reply)? {
+            None => Ok(()),
+            Some(other) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Keeps what comes unasked, and returns anything else.
+    fn keep(&mut self, reply: Reply) -> Result<Option<Reply>> {
+        match reply {
+            Reply::SampleError(error) => drop(self.errors.insert(error.tag, error)),
+            Reply::Skipped(skipped) => self.skips.add(*skipped)?,
+            other => return Ok(Some(other)),
+        }
+        Ok(None)
+    }
+
+    /// The answer to a request; what comes unasked before it is kept.
     fn reply(&mut self, patience: &Patience<'_>, what: &'static str) -> Result<Reply> {
         loop {
-            match self.receive(patience, what)? {
-                Reply::SampleError(error) => drop(self.errors.insert(error.tag, error)),
-                Reply::Refused(refusal) => return Err(Error::Refused(refusal)),
-                reply => return Ok(reply),
+            let reply = self.receive(patience, what)?;
+            match self.keep(reply)? {
+                None => {}
+                Some(Reply::Refused(refusal)) => return Err(Error::Refused(refusal)),
+                Some(reply) => return Ok(reply),
             }
         }
     }
