@@ -246,9 +246,10 @@ impl Coordinator {
         let pool = StagingPool::create(layout).ok()?;
         let mut sender = Sender::create(CAPACITY).ok()?;
         let doorbell = Doorbell::new().ok()?;
+        let bell = doorbell.bell().ok()?;
         sender.set_share(2);
         let (deliver, reply) = sender.fds().ok()?;
-        let made = [pool.reader_fd().ok()?, deliver, reply, doorbell.fd().ok()?];
+        let made = [pool.reader_fd().ok()?, deliver, reply, bell.fd().ok()?];
         let chosen: Vec<RawFd> = self.descriptors.iter().map(|n| raw(&made, *n)).collect();
         let attached = Reply::Attached(Box::new(self.attached.clone()));
         frame::send(socket, &attached, &chosen).ok()?;
