@@ -261,7 +261,7 @@ fn a_job_of_small_batches_shares_a_stream_with_one_of_large_ones() {
         let rings = rings();
         // Of all tests that run in this process.
         assert!(
-            rings.len() == 4 && rings.iter().all(|&b| b < 1 << 18),
+            !rings.is_empty() && rings.iter().all(|&b| b < 1 << 18),
             "{rings:?}"
         );
         std::thread::scope(|scope| {

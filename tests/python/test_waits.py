@@ -1,8 +1,8 @@
 """Whatever a thread waits for wakes it: jobs run through though nobody looks around now and then.
 
-Tests of other files are run once more with naps of an hour (``coordinator/protocol/src/nap.rs``). Whoever relies on a nap
-hangs, and the test's time limit ends it (by a thread: a job that hangs in native code hears no signal). What is noticed by a look at a clock or at the socket is not among them: Ctrl-C,
-and the death of the coordinator.
+Tests of other files are run once more with naps of an hour (``coordinator/protocol/src/nap.rs``). Whoever relies on a
+nap hangs, and the time limit ends the run: by a thread, since a job that hangs in native code hears no signal. What is
+noticed by a look at the socket is not among them: Ctrl-C, and the death of the coordinator.
 """
 
 from __future__ import annotations
