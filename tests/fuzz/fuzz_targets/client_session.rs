@@ -247,7 +247,8 @@ impl Coordinator {
         let layout = layout(&self.fields, self.slots, self.buffers)?;
         let pool = StagingPool::create(layout).ok()?;
         let mut sender = Sender::create(CAPACITY).ok()?;
-        let bell = Doorbell::new().ok()?.bell().ok()?;
+        let doorbell = Doorbell::new().ok()?;
+        let bell = doorbell.bell().ok()?;
         sender.set_share(2);
         let (deliver, reply) = sender.fds().ok()?;
         let made = [pool.reader_fd().ok()?, deliver, reply, bell.fd().ok()?];
@@ -377,6 +378,7 @@ fn attached(fields: &[Field], slots: u32, buffers: u32) -> Attached {
         buffers,
         epoch: 0,
         structure: Vec::new(),
+        notes: Vec::new(),
     }
 }
 

@@ -347,7 +347,9 @@ impl Loader {
                     inner.waiting.end();
                     return Ok(event);
                 }
-                Ok(None) if Instant::now() >= end => return self.not_yet(&mut inner),
+                Ok(None) if Instant::now() >= end || self.patience(&inner).is_zero() => {
+                    return self.not_yet(&mut inner);
+                }
                 Ok(None) => {}
                 Err(e) if e.is_lost() => self.reconnect(&mut inner)?,
                 Err(e) => {
@@ -366,6 +368,7 @@ impl Loader {
         if inner.position.finish_if_passed() || !inner.position.is_iterating() {
             return Ok(Some(Event::EndOfEpoch));
         }
+        let patience = self.patience(inner);
         let Some(link) = &mut inner.link else {
             return Err(Error::Lost("it was lost before".into()));
         };
@@ -378,7 +381,8 @@ impl Loader {
         }
         let began = Instant::now();
         // What the slice is for: the pulse, and whether the coordinator lives. An item wakes.
-        link.wait(end.saturating_duration_since(began).min(nap(SLICE)));
+        let left = end.saturating_duration_since(began).min(patience);
+        link.wait(left.min(nap(SLICE)));
         let time = began.elapsed();
         inner.waiting.since.get_or_insert(began);
         inner.waiting.unsplit += time;
@@ -396,6 +400,15 @@ impl Loader {
         inner.skipped |= ids;
         self.count().skipped = inner.skipped.len();
         is_first.then_some(example)
+    }
+
+    /// Returns how much longer the next event may take.
+    fn patience(&self, inner: &Inner) -> Duration {
+        let waited = inner
+            .waiting
+            .since
+            .map_or(Duration::ZERO, |since| since.elapsed());
+        self.options.timeout.saturating_sub(waited)
     }
 
     fn take(&self, inner: &mut Inner, seq: u64, item: &Item) -> Result<Option<Event>> {
