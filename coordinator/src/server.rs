@@ -20,6 +20,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
+use crate::outbox::ReplyWriter;
 use crate::registry::Registry;
 use crate::{Error, Monitor, Result, Settings, session};
 
@@ -37,6 +38,7 @@ pub struct Server {
     registry: Arc<Registry>,
     shutdown: Arc<Shutdown>,
     connections: Arc<Connections>,
+    replies: Arc<ReplyWriter>,
 }
 
 /// Why a coordinator ended.
@@ -100,6 +102,7 @@ impl Server {
             registry,
             shutdown,
             connections: Arc::default(),
+            replies: Arc::new(ReplyWriter::start()?),
         })
     }
 
@@ -205,15 +208,16 @@ impl Server {
     fn start_session(&self, socket: UnixStream) -> io::Result<()> {
         socket.set_nonblocking(false)?;
         let number = self.connections.add(&socket)?;
-        let (registry, shutdown, connections) = (
+        let (registry, shutdown, connections, replies) = (
             self.registry.clone(),
             self.shutdown.clone(),
             self.connections.clone(),
+            self.replies.clone(),
         );
         let started = std::thread::Builder::new()
             .name(format!("session-{number}"))
             .spawn(move || {
-                session::serve(&registry, &shutdown, &socket);
+                session::serve(&registry, &shutdown, &replies, &socket);
                 connections.remove(number);
             });
         if started.is_err() {

@@ -1,6 +1,6 @@
 //! One connection: reads requests, answers them, and when it ends, however, lets go of everything.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use coprep_protocol::frame::{self, FrameError};
 use coprep_protocol::message::{Attach, Reply, Request};
 use coprep_protocol::spec::PipelineSpec;
 
-use crate::outbox::Outbox;
+use crate::outbox::{Outbox, ReplyWriter};
 use crate::registry::{Answer, Registry};
 use crate::stream::{Client, Seat, Stream};
 use crate::{Error, Result, server::Shutdown, status, warm};
@@ -24,8 +24,13 @@ struct Session<'a> {
 }
 
 /// Serves one connection until it ends.
-pub(crate) fn serve(registry: &Arc<Registry>, shutdown: &Shutdown, socket: &UnixStream) {
-    match greet(socket) {
+pub(crate) fn serve(
+    registry: &Arc<Registry>,
+    shutdown: &Shutdown,
+    replies: &ReplyWriter,
+    socket: &UnixStream,
+) {
+    match greet(socket, replies) {
         Ok(client) => {
             let mut session = Session {
                 registry,
@@ -49,7 +54,7 @@ pub(crate) fn serve(registry: &Arc<Registry>, shutdown: &Shutdown, socket: &Unix
 }
 
 /// The first message must be a greeting, and come soon.
-fn greet(socket: &UnixStream) -> std::result::Result<Client, FrameError> {
+fn greet(socket: &UnixStream, replies: &ReplyWriter) -> std::result::Result<Client, FrameError> {
     socket.set_read_timeout(Some(std::time::Duration::from_secs(10)))?;
     let (request, _) = frame::receive::<Request>(socket)?;
     socket.set_read_timeout(None)?;
@@ -58,7 +63,7 @@ fn greet(socket: &UnixStream) -> std::result::Result<Client, FrameError> {
             "the first message is not a greeting".into(),
         ));
     };
-    let outbox = Arc::new(Outbox::new(socket)?);
+    let outbox = Outbox::new(socket, replies)?;
     outbox.send(&Reply::Welcome {
         pid: std::process::id(),
         version: env!("CARGO_PKG_VERSION").into(),
@@ -69,6 +74,8 @@ fn greet(socket: &UnixStream) -> std::result::Result<Client, FrameError> {
 impl Session<'_> {
     fn run(&mut self, socket: &UnixStream) -> std::result::Result<(), FrameError> {
         loop {
+            // A client that asks and does not read the answers is not read either.
+            self.client.outbox.wait_for_room();
             match frame::receive::<Request>(socket) {
                 Ok((request, descriptors)) => self.answer(socket, request, &descriptors)?,
                 Err(FrameError::Closed) => return Ok(()),
@@ -177,9 +184,9 @@ impl Session<'_> {
         let Seat { job, rank } = admission.seat;
         tracing::info!(stream = stream.blueprint.id, job, rank, "a job joins");
         self.place = Some((stream.clone(), admission.seat));
-        let descriptors = admission.descriptors.each_ref().map(|fd| fd.as_raw_fd());
         let attached = Reply::Attached(Box::new(admission.attached));
-        let sent = self.client.outbox.send_with(&attached, &descriptors);
+        let outbox = &self.client.outbox;
+        let sent = outbox.send_with(&attached, admission.descriptors.into());
         sent.map_err(|e| Error::Invalid(format!("the client went away while attaching: {e}")))?;
         stream.begin();
         Ok(None)

@@ -77,7 +77,7 @@ pub(crate) fn warm(
     registry: &Arc<Registry>,
     request: &Warm,
     socket: &UnixStream,
-    outbox: &Outbox,
+    outbox: &Arc<Outbox>,
 ) -> Result<WarmProgress> {
     let recipe = registry.recipe_for_warming(&request.pipeline, &request.cache)?;
     let Some(cache) = recipe.cache.clone() else {
@@ -112,7 +112,7 @@ impl Run<'_> {
         &mut self,
         results: &Receiver<Admitted>,
         socket: &UnixStream,
-        outbox: &Outbox,
+        outbox: &Arc<Outbox>,
     ) -> Result<()> {
         let (mut next, mut under_way, mut reported) = (0, 0, Instant::now());
         loop {
@@ -182,10 +182,14 @@ impl Run<'_> {
         }
     }
 
-    fn tell(&mut self, socket: &UnixStream, outbox: &Outbox) -> Result<()> {
+    fn tell(&mut self, socket: &UnixStream, outbox: &Arc<Outbox>) -> Result<()> {
         let gone = || Error::Invalid("the client that asked for the warm-up has gone".into());
         if hung_up(socket) {
             return Err(gone());
+        }
+        if !outbox.is_empty() {
+            // It has not read the report before this one: it will be told of the state then.
+            return Ok(());
         }
         outbox
             .send(&Reply::Progress(self.report()))

@@ -37,8 +37,6 @@ from coprep._seeding import seed_all, seed_by
 from coprep._structure import Structure
 
 _LENGTH = struct.Struct("<I")
-_TEXT = 60_000
-"""Longest text of an exception."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -295,7 +293,7 @@ def _failed(what: str, error: Exception) -> str:
         )
     elif isinstance(error, AttributeError):
         remedy = "what the dataset is made of must be defined when its module is imported"
-    return f"the dataset cannot be loaded in a worker process: {_exchange.describe(error)[-_TEXT:]}\nRemedy: {remedy}"
+    return f"the dataset cannot be loaded in a worker process: {_exchange.describe(error)}\nRemedy: {remedy}"
 
 
 # --- a worker -------------------------------------------------------------------------------------------------
@@ -460,7 +458,7 @@ def _raised(sample: int, stage: str, error: Exception) -> dict[str, Any]:
     return {
         "id": sample,
         "stage": stage,
-        "message": _exchange.describe(error)[-_TEXT:],
+        "message": _exchange.describe(error),
         "exception": _exchange.dump_exception(error).hex(),
     }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use coprep_cache::handover::{Item, ItemKind, Sender};
 use coprep_cache::staging::Lease;
-use coprep_protocol::message::{Reply, SampleError};
+use coprep_protocol::message::SampleError;
 use coprep_scheduler::Delivery;
 
 use crate::outbox::Outbox;
@@ -28,7 +28,7 @@ pub(crate) enum Pending {
     Error {
         batch: Arc<Batch>,
         slot: u32,
-        error: Box<SampleError>,
+        error: Arc<SampleError>,
     },
 }
 
@@ -68,7 +68,7 @@ pub(crate) struct Progress {
     pub(crate) any: bool,
 }
 
-/// The consumer wrote nonsense into its page, or does not read its socket: its session ends.
+/// The consumer wrote nonsense into its page: its session ends.
 pub(crate) struct Misbehaved(pub(crate) String);
 
 const ENDS_BATCH: u32 = 1;
@@ -158,7 +158,9 @@ impl Consumer {
             if self.sender.is_full() {
                 break;
             }
-            self.announce()?;
+            if !self.is_announced() {
+                break;
+            }
             if lease.is_some() {
                 item.tag = self.shares(lacks).pack();
             }
@@ -184,13 +186,13 @@ impl Consumer {
         Ok(samples)
     }
 
-    /// An error's text goes over the socket before its item is published.
-    fn announce(&self) -> Result<(), Misbehaved> {
-        let Some(Pending::Error { error, .. }) = self.pending.front() else {
-            return Ok(());
-        };
-        let sent = self.outbox.send(&Reply::SampleError((**error).clone()));
-        sent.map_err(|e| Misbehaved(format!("cannot be told of an error: {e}")))
+    /// Queues an error's text for the socket before its item is published. Returns `false` if the client has
+    /// not read so much that no more is queued: the error, and what follows it, is published when it has.
+    fn is_announced(&self) -> bool {
+        match self.pending.front() {
+            Some(Pending::Error { error, .. }) => self.outbox.tell(error),
+            _ => true,
+        }
     }
 
     /// Puts an error before the part of `batch` that holds `slot`, those of earlier slots before it. False: this consumer
@@ -199,7 +201,7 @@ impl Consumer {
         &mut self,
         batch: &Arc<Batch>,
         slot: u32,
-        error: &SampleError,
+        error: &Arc<SampleError>,
     ) -> bool {
         let holds = |p: &Pending| match p {
             Pending::Part {
@@ -219,7 +221,7 @@ impl Consumer {
         let told = Pending::Error {
             batch: batch.clone(),
             slot,
-            error: Box::new(error.clone()),
+            error: error.clone(),
         };
         self.pending.insert(at, told);
         true

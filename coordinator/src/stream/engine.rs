@@ -4,7 +4,7 @@
 //! releases its buffers.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use coprep_cache::handover::Account;
@@ -13,6 +13,7 @@ use coprep_protocol::message::{Attach, JobStatus, Reply, Resume, SampleError, St
 use coprep_scheduler::{self as scheduler, Delivery, Draw, JobId, JobSpec, Scheduler};
 use roaring::RoaringBitmap;
 
+use crate::outbox;
 use crate::prepare::Failure;
 use crate::stalls::Lacks;
 use crate::stream::Seat;
@@ -45,6 +46,8 @@ pub(crate) struct Engine {
     stalls_of_gone: Stalls,
     /// Samples whose failure has been logged.
     logged: BTreeSet<u32>,
+    /// Errors that jobs may still have to be sent.
+    unsent: Vec<Weak<SampleError>>,
 }
 
 /// A training run.
@@ -70,6 +73,10 @@ pub(crate) struct Job {
 /// Most steps that the ranks of a job may lie apart when they come back: without any synchronisation between
 /// them, what their queues hold.
 const MOST_BEHIND: u32 = 4096;
+/// Bytes of errors that may wait to be sent to the jobs of a stream. Further ones travel without their exception,
+/// with so many bytes of their text.
+const MOST_UNSENT: usize = 64 << 20;
+const MOST_TEXT: usize = 4096;
 
 impl Engine {
     pub(crate) fn new(stream: u64, scheduler: Scheduler) -> Self {
@@ -87,6 +94,7 @@ impl Engine {
             stalls_of_gone: Stalls::default(),
             next_tag: 1,
             logged: BTreeSet::new(),
+            unsent: Vec::new(),
         }
     }
 
@@ -421,14 +429,31 @@ impl Engine {
                 "a sample failed"
             );
         }
-        let error = failure.of_sample(self.next_tag, draw.id, path);
+        let error = self.bounded(failure.of_sample(self.next_tag, draw.id, path));
         self.next_tag += 1;
         self.tell(batch, slot, &error);
         self.scheduler.mark_bad(draw.id);
         self.scheduler.replace(&batch.targets, draw.id)
     }
 
-    fn tell(&mut self, batch: &Arc<Batch>, slot: u32, error: &SampleError) {
+    /// Cuts an error where many large ones wait to be sent already.
+    fn bounded(&mut self, mut error: SampleError) -> Arc<SampleError> {
+        self.unsent.retain(|error| error.strong_count() > 0);
+        let unsent = self.unsent.iter().filter_map(Weak::upgrade);
+        if unsent.map(|e| outbox::size(&e)).sum::<usize>() > MOST_UNSENT {
+            error.exception.clear();
+            let end = error.message.floor_char_boundary(MOST_TEXT);
+            error.message.truncate(end);
+            error
+                .message
+                .push_str(" ... [cut by coprep: many large errors wait to be read]");
+        }
+        let error = Arc::new(error);
+        self.unsent.push(Arc::downgrade(&error));
+        error
+    }
+
+    fn tell(&mut self, batch: &Arc<Batch>, slot: u32, error: &Arc<SampleError>) {
         for target in &batch.targets {
             let Some(job) = self.jobs.get_mut(&target.job.0) else {
                 continue;
@@ -487,7 +512,7 @@ impl Engine {
                 epoch,
                 first_seq: consumer.next_seq(),
             };
-            if consumer.outbox.send(&restarted).is_err() {
+            if consumer.outbox.post(&restarted).is_err() {
                 consumer.outbox.hang_up();
             }
         }

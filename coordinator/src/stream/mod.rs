@@ -176,6 +176,7 @@ impl Stream {
         let (deliver, reply) = sender.fds()?;
         let descriptors = [self.pool.reader_fd()?, deliver, reply, self.doorbell.fd()?];
         let consumer = Consumer::new(client.pid, client.outbox.clone(), sender);
+        self.serve_when_it_has_read(client);
         let mut engine = self.engine();
         let seat = engine.attach(request, &client.name, consumer)?;
         engine.share_buffers(self.pool.layout().buffers);
@@ -190,6 +191,16 @@ impl Stream {
     /// Begins to serve a consumer that has been told of its admission.
     pub(crate) fn begin(self: &Arc<Self>) {
         self.pump(&mut self.engine());
+    }
+
+    /// Errors that a client has no room for are published once it has read others.
+    fn serve_when_it_has_read(self: &Arc<Self>, client: &Client) {
+        let stream = Arc::downgrade(self);
+        client.outbox.on_room(move || {
+            if let Some(stream) = stream.upgrade() {
+                stream.doorbell.ring();
+            }
+        });
     }
 
     fn attached(&self, engine: &Engine, seat: Seat) -> Attached {

@@ -19,9 +19,6 @@ use crate::patience::{Patience, Pulse};
 use crate::raw;
 use crate::stats::Shares;
 
-/// An error's text is sent before its item is published: it is there, or nearly.
-const TEXT: Duration = Duration::from_secs(10);
-
 /// What the flags of a part say.
 pub(super) struct Part {
     pub(super) ends_batch: bool,
@@ -50,6 +47,8 @@ pub(super) struct Link {
     assembly: Option<Assembly>,
     /// Texts of errors whose items have not been taken.
     errors: HashMap<u64, SampleError>,
+    /// Tag of an error whose item was taken and whose text has not come. Nothing is taken before it has.
+    awaited: Option<u64>,
     /// Items before this one belong to an epoch that was left.
     first_seq: u64,
 }
@@ -82,6 +81,7 @@ impl Link {
                     attachment,
                     assembly: None,
                     errors: HashMap::new(),
+                    awaited: None,
                     first_seq: 0,
                 };
                 Ok((link, *attached))
@@ -174,7 +174,9 @@ impl Link {
             Reply::Restarted { epoch, first_seq } => {
                 self.first_seq = first_seq;
                 self.assembly = None;
+                // All of them are of the epoch that was left: they came before the answer.
                 self.errors.clear();
+                self.awaited = None;
                 Ok(epoch)
             }
             other => Err(unexpected(&other)),
@@ -208,18 +210,38 @@ impl Link {
         }
     }
 
-    /// The text of the error that an item announced.
-    pub(super) fn sample_error(&mut self, tag: u64, pulse: &Pulse) -> Result<SampleError> {
-        let patience = Patience::new(TEXT, pulse);
-        loop {
+    /// Notes that an item announced this error.
+    pub(super) fn expect_error(&mut self, tag: u64) {
+        self.awaited = Some(tag);
+    }
+
+    /// Returns `true` if an error was announced and its text has not been taken.
+    pub(super) fn awaits_error(&self) -> bool {
+        self.awaited.is_some()
+    }
+
+    /// Waits for the text of the announced error, for `limit` at most. It was queued before its item was
+    /// published, but the coordinator sends it when the socket has room. Returns `None` if it has not come.
+    pub(super) fn awaited_error(
+        &mut self,
+        limit: Duration,
+        pulse: &Pulse,
+    ) -> Result<Option<SampleError>> {
+        let patience = Patience::new(limit, pulse);
+        while let Some(tag) = self.awaited {
             if let Some(error) = self.errors.remove(&tag) {
-                return Ok(error);
+                self.awaited = None;
+                return Ok(Some(error));
             }
-            match self.receive(&patience, "the text of an error")? {
-                Reply::SampleError(error) => drop(self.errors.insert(error.tag, error)),
-                other => return Err(unexpected(&other)),
+            match self.connection.receive(patience.left(), pulse)? {
+                Some((Reply::SampleError(error), _)) => {
+                    self.errors.insert(error.tag, error);
+                }
+                Some((other, _)) => return Err(unexpected(&other)),
+                None => return Ok(None),
             }
         }
+        Ok(None)
     }
 
     /// The answer to a request; errors that come before it are kept.
