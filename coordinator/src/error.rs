@@ -24,6 +24,9 @@ pub enum Error {
     /// The jobs' own code failed on the first samples.
     #[error("sample {} failed: {}", .0.id, .0.message)]
     Sample(Box<SampleError>),
+    /// A thread panicked.
+    #[error("a defect of coprep, please report it with the coordinator's log: {0}")]
+    Defect(&'static str),
     /// The socket, a lock or a thread.
     #[error("{what}: {source}")]
     Io {
@@ -53,7 +56,7 @@ impl Error {
             Error::Pipeline(_) => RefusalKind::Invalid,
             Error::Memory(_) => RefusalKind::Memory,
             Error::Code(_) | Error::Sample(_) => RefusalKind::Code,
-            Error::Io { .. } => RefusalKind::Internal,
+            Error::Io { .. } | Error::Defect(_) => RefusalKind::Internal,
         };
         let sample = match self {
             Error::Sample(sample) => Some(sample.clone()),

@@ -29,6 +29,7 @@ use std::time::Duration;
 use coprep_protocol::frame::FrameError;
 use coprep_protocol::message::{Reply, SampleError};
 use coprep_protocol::outgoing::Outgoing;
+use fail::fail_point;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -383,6 +384,7 @@ impl Writer {
 /// Sends what a session has queued. Returns `true` if something is left. A panic ends that session alone.
 fn serve(outbox: &Arc<Outbox>) -> bool {
     let written = catch_unwind(AssertUnwindSafe(|| {
+        fail_point!("reply-writer");
         outbox.write();
     }));
     if written.is_err() {

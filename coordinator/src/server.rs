@@ -8,12 +8,14 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use coprep_protocol::frame;
 use coprep_protocol::place::Place;
+use fail::fail_point;
 use nix::fcntl::{Flock, FlockArg};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -109,9 +111,10 @@ impl Server {
     /// Serves until asked to stop, by a client, a signal or idleness.
     ///
     /// # Errors
-    /// When the socket fails.
+    /// When the socket fails, or a thread panicked that the coordinator cannot do without.
     pub fn run(&self) -> Result<StopReason> {
-        let reason = self.serve();
+        let served = catch_unwind(AssertUnwindSafe(|| self.serve()));
+        let reason = served.unwrap_or(Err(Error::Defect("the main thread panicked")));
         self.connections.hang_up();
         self.connections.wait_until_gone(GRACE);
         reason
@@ -152,7 +155,8 @@ impl Server {
 
     /// Waits for something to happen, a bounded time, and deals with it.
     fn turn(&self) -> Result<Option<StopReason>> {
-        self.registry.tidy();
+        fail_point!("main-turn");
+        self.registry.tidy()?;
         let mut fds = [
             PollFd::new(self.listener.as_fd(), PollFlags::POLLIN),
             PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
@@ -177,7 +181,14 @@ impl Server {
 
     fn accept(&self) {
         match self.listener.accept() {
-            Ok((socket, _)) => self.admit(socket),
+            Ok((socket, _)) => {
+                let admitted = catch_unwind(AssertUnwindSafe(|| self.admit(socket)));
+                if admitted.is_err() {
+                    tracing::error!(
+                        "the main thread panicked over a new connection: a defect of coprep, please report it"
+                    );
+                }
+            }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
             Err(e) => {
                 tracing::warn!(error = %e, "cannot accept a connection");
@@ -188,6 +199,7 @@ impl Server {
 
     /// Only the same user, and not too many.
     fn admit(&self, socket: UnixStream) {
+        fail_point!("main-accept");
         let me = nix::unistd::getuid().as_raw();
         match frame::peer_uid(&socket) {
             Ok(uid) if uid == me => {}
@@ -208,21 +220,22 @@ impl Server {
     fn start_session(&self, socket: UnixStream) -> io::Result<()> {
         socket.set_nonblocking(false)?;
         let number = self.connections.add(&socket)?;
-        let (registry, shutdown, connections, replies) = (
+        let connected = Connected {
+            connections: self.connections.clone(),
+            number,
+        };
+        let (registry, shutdown, replies) = (
             self.registry.clone(),
             self.shutdown.clone(),
-            self.connections.clone(),
             self.replies.clone(),
         );
         let started = std::thread::Builder::new()
             .name(format!("session-{number}"))
             .spawn(move || {
+                // Dropped in the end, also if the session panics, or if its thread cannot be started.
+                let _connected = connected;
                 session::serve(&registry, &shutdown, &replies, &socket);
-                connections.remove(number);
             });
-        if started.is_err() {
-            self.connections.remove(number);
-        }
         started.map(|_| ())
     }
 }
@@ -232,6 +245,18 @@ impl Drop for Server {
         let _ = std::fs::remove_file(&self.place.socket);
         // Removed while it is held: whoever opened it meanwhile sees that it is gone, and makes a new one.
         let _ = std::fs::remove_file(self.place.lock());
+    }
+}
+
+/// Counts a connection for as long as it lives.
+struct Connected {
+    connections: Arc<Connections>,
+    number: u64,
+}
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        self.connections.remove(self.number);
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,6 +10,7 @@ use coprep_pipeline::{Dataset, Pipeline, Slowness};
 use coprep_protocol::frame::{self, FrameError};
 use coprep_protocol::message::{Attach, Reply, Request};
 use coprep_protocol::spec::PipelineSpec;
+use fail::fail_point;
 
 use crate::outbox::{Outbox, ReplyWriter};
 use crate::registry::{Answer, Registry};
@@ -30,6 +32,8 @@ pub(crate) fn serve(
     replies: &ReplyWriter,
     socket: &UnixStream,
 ) {
+    // Last of all, however this ends: whoever sees the connection end knows that the job has left.
+    let _hangs_up = HangUp(socket);
     match greet(socket, replies) {
         Ok(client) => {
             let mut session = Session {
@@ -42,15 +46,28 @@ pub(crate) fn serve(
             let client = &session.client;
             let _span =
                 tracing::error_span!("session", pid = client.pid, client = client.name).entered();
-            if let Err(e) = session.run(socket) {
-                tracing::warn!(error = %e, "a connection has ended");
+            match catch_unwind(AssertUnwindSafe(|| session.run(socket))) {
+                Ok(Ok(())) => {}
+                Ok(Err(e)) => tracing::warn!(error = %e, "a connection has ended"),
+                Err(_) => {
+                    tracing::error!("a session panicked: a defect of coprep, please report it")
+                }
             }
+            // Not while a panic unwinds, where another one would end the process.
             drop(session);
         }
         Err(FrameError::Closed) => {}
         Err(e) => tracing::warn!(error = %e, "a connection is refused"),
     }
-    let _ = socket.shutdown(std::net::Shutdown::Both);
+}
+
+/// Ends a connection when it is dropped.
+struct HangUp<'a>(&'a UnixStream);
+
+impl Drop for HangUp<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.shutdown(std::net::Shutdown::Both);
+    }
 }
 
 /// The first message must be a greeting, and come soon.
@@ -94,6 +111,7 @@ impl Session<'_> {
         request: Request,
         descriptors: &[OwnedFd],
     ) -> std::result::Result<(), FrameError> {
+        fail_point!("session-request");
         match self.handle(socket, request, descriptors) {
             Ok(Some(reply)) => self.client.outbox.send(&reply),
             Ok(None) => Ok(()),
@@ -200,6 +218,7 @@ impl Drop for Session<'_> {
             tracing::info!(stream = stream.blueprint.id, job, rank, "a job leaves");
             self.registry.detach(&stream, seat);
         }
+        self.client.outbox.hang_up();
     }
 }
 

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use coprep_cache::sample_cache::Form;
 use coprep_protocol::message::{CacheForm, Reply, Warm, WarmProgress};
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, unbounded};
+use fail::fail_point;
 
 use crate::caches::Cache;
 use crate::due_queue::Moment;
@@ -30,7 +31,8 @@ struct Admit {
     recipe: Recipe,
     id: u32,
     fetched: Option<Fetched>,
-    done: Sender<Admitted>,
+    /// Who waits to be told; `None` once that is done.
+    done: Option<Sender<Admitted>>,
 }
 
 struct Admitted {
@@ -57,6 +59,7 @@ impl Work for Admit {
     }
 
     fn run(mut self: Box<Self>, tools: &mut Tools) {
+        fail_point!("warm-worker");
         if let Some(fetched) = self.fetched.take() {
             tools.take_over(fetched);
         }
@@ -64,11 +67,26 @@ impl Work for Admit {
             .recipe
             .admit(self.id, tools)
             .map(|cost| cost.fetched_bytes);
-        // Nobody listens any more when the client has gone.
-        let _ = self.done.send(Admitted {
-            id: self.id,
-            result,
-        });
+        self.tell(result);
+    }
+}
+
+impl Admit {
+    fn tell(&mut self, result: std::result::Result<u64, Failure>) {
+        if let Some(done) = self.done.take() {
+            // Nobody listens any more when the client has gone.
+            let _ = done.send(Admitted {
+                id: self.id,
+                result,
+            });
+        }
+    }
+}
+
+impl Drop for Admit {
+    /// A worker panicked while it had the sample: the warm-up is told, or it would wait for ever.
+    fn drop(&mut self) {
+        self.tell(Err(Failure::defect()));
     }
 }
 
@@ -144,7 +162,7 @@ impl Run<'_> {
             recipe: self.recipe.clone(),
             id,
             fetched: None,
-            done: self.done.clone(),
+            done: Some(self.done.clone()),
         };
         self.registry
             .workers

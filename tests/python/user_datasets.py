@@ -74,7 +74,7 @@ class Raising(Numbers):
         if kind == "text":
             raise ValueError(f"sample {i} " + "x" * self.length + " to the end")
         if kind == "file":
-            open(f"/nowhere/{i}\udcff.jpg")
+            os.stat(f"/nowhere/{i}\udcff.jpg")
         return super().__getitem__(i)
 
 

@@ -65,7 +65,7 @@ def loads(data: bytes) -> Any:
 
 
 def dump_exception(error: BaseException) -> bytes:
-    """Return an exception as bytes: whole, or if that is too long, with its long texts cut. Empty if it cannot travel."""
+    """Return an exception as bytes: whole, or, if too long, with its long texts cut; empty if it cannot travel."""
     for form in (_whole, _cut_short, _text_alone):
         try:
             data = dumps((type(error), *form(error)))

@@ -7,8 +7,9 @@ mod identity;
 mod user_code;
 
 use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Instant;
 
 use coprep_cache::allocator;
@@ -128,10 +129,11 @@ impl Registry {
             }
             None => self.open_stream(request, loaded)?,
         };
-        let admitted = stream.attach(request, client);
+        let admitted = catch_unwind(AssertUnwindSafe(|| stream.attach(request, client)));
         if stream.is_empty() {
             self.close(&stream);
         }
+        let admitted = admitted.unwrap_or_else(|panic| resume_unwind(panic));
         Ok(Answer::Admitted(stream, Box::new(admitted?)))
     }
 
@@ -147,6 +149,9 @@ impl Registry {
     }
 
     fn close(&self, stream: &Arc<Stream>) {
+        if stream.is_closed() {
+            return;
+        }
         if let Some(resting) = stream.close() {
             self.user_code.rest(stream.blueprint.code_key, resting);
         }
@@ -254,9 +259,26 @@ impl Registry {
     }
 
     /// Ends what has had nothing to do for long.
-    pub(crate) fn tidy(&self) {
+    ///
+    /// # Errors
+    /// When the workers cannot go on.
+    pub(crate) fn tidy(&self) -> Result<()> {
         self.user_code.tidy();
-        self.workers.tidy();
+        self.close_broken();
+        self.workers.tidy()
+    }
+
+    /// Closes streams that were broken off, and that no session is left to close: it panicked as it left.
+    fn close_broken(&self) {
+        let _one_at_a_time = match self.opening.try_lock() {
+            Ok(lock) => lock,
+            Err(TryLockError::Poisoned(lock)) => lock.into_inner(),
+            // The next time.
+            Err(TryLockError::WouldBlock) => return,
+        };
+        let streams = self.streams();
+        let left = streams.iter().filter(|s| s.is_broken() && s.is_empty());
+        left.for_each(|stream| self.close(stream));
     }
 
     /// With so many samples of each stream, those that cost most.

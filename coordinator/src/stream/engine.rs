@@ -11,6 +11,7 @@ use coprep_cache::handover::Account;
 use coprep_costs::early::Plan;
 use coprep_protocol::message::{Attach, JobStatus, Reply, Resume, SampleError, Stalls};
 use coprep_scheduler::{self as scheduler, Delivery, Draw, JobId, JobSpec, Scheduler};
+use fail::fail_point;
 use roaring::RoaringBitmap;
 
 use crate::outbox;
@@ -417,6 +418,7 @@ impl Engine {
         path: String,
         failure: Failure,
     ) -> Option<Draw> {
+        fail_point!("sample-failed-locked");
         if self.logged.insert(draw.id) {
             // The thread may be one that serves another job.
             tracing::warn!(

@@ -14,8 +14,9 @@ mod explain;
 mod replay;
 mod sample;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use coprep_cache::handover::{Doorbell, Sender};
@@ -27,6 +28,7 @@ use coprep_protocol::message::{
 };
 use coprep_protocol::spec::{Field, PipelineSpec, UserDataset};
 use coprep_scheduler::{Config, Draw, Minibatch, Scheduler};
+use fail::fail_point;
 
 use crate::caches::Cache;
 use crate::due_queue::Moment;
@@ -40,7 +42,7 @@ use crate::stream::engine::Engine;
 use crate::stream::replay::Replay;
 use crate::stream::sample::{Plan, SampleWork};
 use crate::user_code::{Resting, Trouble};
-use crate::workers::Workers;
+use crate::workers::{GivenUp, Workers};
 use crate::{Error, Result};
 
 /// Minibatches a job's queue holds at most (DESIGN, section 3).
@@ -49,6 +51,8 @@ const QUEUE_DEPTH: u32 = 8;
 const LOW_WATER: u32 = 2;
 /// The driver looks around this often even if nobody rings.
 const NAP: Duration = Duration::from_millis(500);
+/// Pause of a driver that has panicked.
+const PAUSE: Duration = Duration::from_millis(20);
 /// Fewest and most staging buffers of a stream.
 const BUFFERS: std::ops::RangeInclusive<u64> = 12..=64;
 
@@ -119,6 +123,8 @@ pub(crate) struct Stream {
     closed: AtomicBool,
     /// Its makers cannot go on: nobody is admitted any more.
     broken: AtomicBool,
+    /// The driver is to break it off.
+    doomed: AtomicBool,
 }
 
 impl Stream {
@@ -128,14 +134,7 @@ impl Stream {
         pool: StagingPool,
         workers: Arc<Workers>,
     ) -> Result<Arc<Stream>> {
-        let config = Config {
-            samples: blueprint.maker.samples(),
-            slots: pool.layout().slots,
-            depth: QUEUE_DEPTH,
-            low_water: LOW_WATER,
-            seed: blueprint.seed,
-            shuffle: blueprint.key.shuffle,
-        };
+        let engine = new_engine(&blueprint, &pool);
         let layout = pool.layout();
         let replay = blueprint
             .is_replayed
@@ -146,11 +145,12 @@ impl Stream {
             pool,
             doorbell: Doorbell::new()?,
             workers,
-            engine: Mutex::new(Engine::new(blueprint.id, Scheduler::new(config))),
+            engine: Mutex::new(engine),
             waiting: AtomicU32::new(0),
             counters: Counters::default(),
             closed: AtomicBool::new(false),
             broken: AtomicBool::new(false),
+            doomed: AtomicBool::new(false),
             blueprint,
         });
         stream.start_driver()?;
@@ -166,8 +166,35 @@ impl Stream {
         Ok(())
     }
 
+    /// Locks the engine. If a thread panicked while it held the lock, the stream is broken off first.
     fn engine(&self) -> MutexGuard<'_, Engine> {
-        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+        self.engine.lock().unwrap_or_else(|poisoned| {
+            let mut engine = poisoned.into_inner();
+            self.abandon(&mut engine);
+            self.engine.clear_poison();
+            engine
+        })
+    }
+
+    /// Gives an engine up that may be half changed. Its jobs lose their connections, come again with what they were
+    /// given, and find another stream. An empty engine takes its place, for whoever still has a sample or leaves.
+    fn abandon(&self, engine: &mut Engine) {
+        self.broken.store(true, Ordering::Release);
+        tracing::error!(
+            parent: None,
+            stream = self.blueprint.id,
+            "a thread panicked while it held the stream: a defect of coprep, please report it"
+        );
+        let mut given_up = std::mem::replace(engine, new_engine(&self.blueprint, &self.pool));
+        given_up.hang_up();
+        // What is half changed may panic once more as it is dropped.
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(given_up)));
+    }
+
+    /// Has the driver break the stream off: for a thread that cannot take the lock.
+    fn doom(&self) {
+        self.doomed.store(true, Ordering::Release);
+        self.doorbell.ring();
     }
 
     /// Adds a consumer. A job of several ranks begins when its last rank is here.
@@ -178,7 +205,13 @@ impl Stream {
         let consumer = Consumer::new(client.pid, client.outbox.clone(), sender);
         self.serve_when_it_has_read(client);
         let mut engine = self.engine();
+        if self.is_broken() {
+            // Since it was found. The client comes again, as those who were here do, and finds another stream.
+            client.outbox.hang_up();
+            return Err(Error::Invalid("the stream was just broken off".into()));
+        }
         let seat = engine.attach(request, &client.name, consumer)?;
+        fail_point!("attach-locked");
         engine.share_buffers(self.pool.layout().buffers);
         let attached = self.attached(&engine, seat);
         Ok(Admission {
@@ -255,6 +288,10 @@ impl Stream {
 
     pub(crate) fn is_broken(&self) -> bool {
         self.broken.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -336,6 +373,7 @@ impl Stream {
 
     /// Looks at every consumer, decides, starts and publishes. True: something happened.
     fn pump(self: &Arc<Self>, engine: &mut Engine) -> bool {
+        fail_point!("pump-locked");
         let mut progress = engine.poll();
         self.publish(engine);
         while self.is_time_to_draw(engine) {
@@ -493,13 +531,17 @@ impl Stream {
     fn claim(&self, ticket: Ticket) -> Berth {
         let budget = self.budget();
         let berth = self.engine().claim(ticket, budget);
-        berth.expect("a ticket is given up once")
+        berth.unwrap_or_else(|| GivenUp::unwind())
     }
 
     /// Binds a sample to the slot that it was drawn for.
     fn take(&self, ticket: Ticket) -> Berth {
-        let berth = self.engine().afloat.take(ticket);
-        berth.expect("a ticket is given up once")
+        self.try_take(ticket).unwrap_or_else(|| GivenUp::unwind())
+    }
+
+    /// The same. Returns `None` if the stream was given up meanwhile, with the slot.
+    fn try_take(&self, ticket: Ticket) -> Option<Berth> {
+        self.engine().afloat.take(ticket)
     }
 
     fn assign(self: &Arc<Self>, start: Moment, work: SampleWork) {
@@ -514,9 +556,26 @@ impl Stream {
     }
 
     fn minibatch_done(self: &Arc<Self>, batch: &Batch) {
+        fail_point!("minibatch-done");
         batch.finish();
+        if batch.done().is_none() {
+            // Another thread panicked as it closed the gaps.
+            self.doom();
+        }
         self.pump(&mut self.engine());
     }
+}
+
+fn new_engine(blueprint: &Blueprint, pool: &StagingPool) -> Engine {
+    let config = Config {
+        samples: blueprint.maker.samples(),
+        slots: pool.layout().slots,
+        depth: QUEUE_DEPTH,
+        low_water: LOW_WATER,
+        seed: blueprint.seed,
+        shuffle: blueprint.key.shuffle,
+    };
+    Engine::new(blueprint.id, Scheduler::new(config))
 }
 
 fn is_in(cache: Option<&Cache>, id: u32) -> bool {
@@ -526,16 +585,29 @@ fn is_in(cache: Option<&Cache>, id: u32) -> bool {
 /// The driver: looks around whenever a consumer rings.
 fn drive(stream: &Weak<Stream>) {
     while let Some(stream) = stream.upgrade() {
-        if stream.closed.load(Ordering::Acquire) {
+        if stream.is_closed() {
             return;
         }
-        stream.pump_until_quiet();
-        stream.doorbell.wait(NAP);
-        stream.engine().disarm();
+        let turned = catch_unwind(AssertUnwindSafe(|| stream.look_around()));
+        if turned.is_err() {
+            stream.break_off(&Trouble::Defect("the driver of the stream panicked"));
+            // It may panic again, until all jobs have left.
+            std::thread::sleep(PAUSE);
+        }
     }
 }
 
 impl Stream {
+    fn look_around(self: &Arc<Self>) {
+        fail_point!("driver-turn");
+        if self.doomed.swap(false, Ordering::AcqRel) {
+            self.break_off(&Trouble::Defect("a worker panicked over and over"));
+        }
+        self.pump_until_quiet();
+        self.doorbell.wait(NAP);
+        self.engine().disarm();
+    }
+
     /// Leaves every consumer armed: it rings from now on. What it did before is seen here.
     fn pump_until_quiet(self: &Arc<Self>) {
         let mut engine = self.engine();

@@ -8,6 +8,7 @@ use std::ffi::OsString;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -16,6 +17,7 @@ use std::time::{Duration, Instant};
 use coprep_cache::staging::Layout;
 use coprep_protocol::code::{self, Channel, HostEvent, HostRequest};
 use coprep_protocol::message::UserCode;
+use fail::fail_point;
 
 use crate::user_code::Shape;
 use crate::{Error, Result};
@@ -273,7 +275,10 @@ impl Host {
             // The command holds the host's end of the socket: gone, so that its death is seen.
             Ok(child) => {
                 drop(command);
-                let why = self.hear(Channel::new(socket));
+                let heard = catch_unwind(AssertUnwindSafe(|| self.hear(Channel::new(socket))));
+                let panicked =
+                    || Some("the thread that heard it panicked, a defect of coprep".into());
+                let why = heard.unwrap_or_else(|_| panicked());
                 self.channel.hang_up();
                 let how = reap(child);
                 why.map_or(how, |why| format!("said what makes no sense: {why}"))
@@ -295,6 +300,7 @@ impl Host {
         loop {
             match channel.receive(NAP) {
                 Ok(Some(message)) => {
+                    fail_point!("host-listener");
                     if let Err(why) = self.heard(&message, &mut channel) {
                         return Some(why);
                     }
