@@ -50,7 +50,10 @@ pub(crate) fn serve(
                 Ok(Ok(())) => {}
                 Ok(Err(e)) => tracing::warn!(error = %e, "a connection has ended"),
                 Err(_) => {
-                    tracing::error!("a session panicked: a defect of coprep, please report it")
+                    tracing::error!("a session panicked: a defect of coprep, please report it");
+                    session.client.outbox.part();
+                    // Until the client has closed its side: see `part`.
+                    let _ = std::io::copy(&mut &*socket, &mut std::io::sink());
                 }
             }
             // Not while a panic unwinds, where another one would end the process.

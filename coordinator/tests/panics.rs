@@ -28,6 +28,7 @@ struct Node {
     server: Option<JoinHandle<coprep_coordinator::Result<StopReason>>>,
     /// How long a job computes per batch.
     pause: Duration,
+    epochs: u32,
     _scenario: FailScenario<'static>,
 }
 
@@ -62,6 +63,7 @@ impl Node {
             folder,
             server: Some(server),
             pause: Duration::ZERO,
+            epochs: 3,
             _scenario: scenario,
         }
     }
@@ -131,6 +133,16 @@ impl Node {
         Loader::new(options).unwrap()
     }
 
+    fn has_two_jobs_with_batches(&self) -> bool {
+        let ask = Request::Status { slow: 0 };
+        let reply = self.connect().ask(&ask, "the state", LIMIT, &no_pulse());
+        let Ok(Reply::Status(status)) = reply else {
+            panic!("{reply:?}");
+        };
+        let jobs = status.streams.iter().flat_map(|stream| &stream.jobs);
+        jobs.filter(|job| job.batches > 0).count() == 2
+    }
+
     fn connect(&self) -> Connection {
         Connection::open(&place(&self.folder), &How::find("test")).unwrap()
     }
@@ -186,11 +198,11 @@ fn ids(batch: &Batch) -> Vec<u32> {
 /// Runs two jobs side by side for some epochs; gives the errors of both, and how often they had to connect again.
 fn run(node: &Node, relaxed: bool) -> (Vec<SampleError>, u64) {
     let jobs = [node.job(relaxed), node.job(relaxed)];
-    let pause = node.pause;
+    let (pause, epochs) = (node.pause, node.epochs);
     let run = move |job: Arc<Loader>| {
         let mut errors = Vec::new();
         let all: RoaringBitmap = (0..SAMPLES).collect();
-        for _ in 0..3 {
+        for _ in 0..epochs {
             let mut epoch = epoch(&job, pause);
             assert_eq!(
                 u64::from(epoch.samples),
@@ -315,10 +327,18 @@ fn a_job_that_comes_as_its_stream_is_broken_off_finds_another() {
 
 #[test]
 fn a_driver_that_panics_breaks_its_stream_off() {
-    let mut node = Node::start("driver-turn", "1*off->1*panic->off");
+    let mut node = Node::start("driver-turn", "off");
     // Without it the jobs may be through before the driver looks around again.
-    node.pause = Duration::from_millis(50);
-    let (errors, reconnects) = run(&node, false);
+    (node.pause, node.epochs) = (Duration::from_millis(20), 20);
+    let (errors, reconnects) = std::thread::scope(|scope| {
+        let ran = scope.spawn(|| run(&node, false));
+        // The runner ends a test that hangs.
+        while !node.has_two_jobs_with_batches() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        fail::cfg("driver-turn", "1*panic->off").unwrap();
+        ran.join().unwrap()
+    });
     assert!(errors.is_empty(), "{errors:?}");
     assert!(reconnects > 0);
     node.stop();

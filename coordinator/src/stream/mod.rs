@@ -179,12 +179,16 @@ impl Stream {
     /// Gives an engine up that may be half changed. Its jobs lose their connections, come again with what they were
     /// given, and find another stream. An empty engine takes its place, for whoever still has a sample or leaves.
     fn abandon(&self, engine: &mut Engine) {
-        self.broken.store(true, Ordering::Release);
         tracing::error!(
             parent: None,
             stream = self.blueprint.id,
             "a thread panicked while it held the stream: a defect of coprep, please report it"
         );
+        self.give_up(engine);
+    }
+
+    fn give_up(&self, engine: &mut Engine) {
+        self.broken.store(true, Ordering::Release);
         let mut given_up = std::mem::replace(engine, new_engine(&self.blueprint, &self.pool));
         given_up.hang_up();
         // What is half changed may panic once more as it is dropped.
@@ -280,10 +284,12 @@ impl Stream {
 
     /// Its makers came to their end: every job is sent away, comes again with what it was given, and finds
     /// another stream.
+    ///
+    /// Nothing is drawn any more. A job that has not noticed yet still takes what lies ready for it, and must
+    /// not find another minibatch in those buffers.
     pub(crate) fn break_off(&self, trouble: &Trouble) {
         tracing::warn!(parent: None, stream = self.blueprint.id, error = %trouble, "a stream is opened anew");
-        self.broken.store(true, Ordering::Release);
-        self.engine().hang_up();
+        self.give_up(&mut self.engine());
     }
 
     pub(crate) fn is_broken(&self) -> bool {

@@ -63,9 +63,17 @@ impl Link {
     ) -> Result<(Self, Attached)> {
         let connection = Connection::open(place, how)?;
         let request = Request::Attach(Box::new(request));
-        let answer = || {
-            let received = connection.receive(patience.left(), &how.pulse)?;
-            received.ok_or_else(|| connection.late("a place in a stream", patience.waited()))
+        let mut errors = HashMap::new();
+        let mut answer = || {
+            loop {
+                let received = connection.receive(patience.left(), &how.pulse)?;
+                let late = || connection.late("a place in a stream", patience.waited());
+                match received.ok_or_else(late)? {
+                    // The stream has this job before the job is told: it may have made a minibatch for it.
+                    (Reply::SampleError(error), _) => drop(errors.insert(error.tag, error)),
+                    answer => return Ok::<_, Error>(answer),
+                }
+            }
         };
         connection.send(&request)?;
         let mut answered = answer()?;
@@ -80,7 +88,7 @@ impl Link {
                     connection,
                     attachment,
                     assembly: None,
-                    errors: HashMap::new(),
+                    errors,
                     awaited: None,
                     first_seq: 0,
                 };
