@@ -23,13 +23,14 @@ PYTHON_TESTS := tests/python
 # have several jobs of their own.
 SIDE_BY_SIDE := $(patsubst %,$(PYTHON_TESTS)/test_%.py,torch_behaviour fingerprint packing structure report_page epochs \
 	bad_input user_samples user_code user_caching user_resuming user_sharing)
-PYTHON_CODE := tools/demo tools/src/bench tests/bench tests/bench_slow tests/what_if docs/examples bindings/python $(PYTHON_TESTS)
+PYTHON_CODE := tools/demo tools/src/bench tests/bench tests/bench_slow tests/what_if tests/chaos docs/examples bindings/python $(PYTHON_TESTS)
 
 .PHONY: help
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{ printf "  make %-10s %s\n", $$1, $$2 }'
 	@echo "  settings:       DATA=folder (demo, bench, bench-slow), SECONDS=n (bench, fuzz), ONLY=coprep,limit REPEAT=n JOBS=1,2 (bench),"
-	@echo "                  ONLY=order,forms,cost,watch,balance REPEAT=n QUICK=1 ARGS=\"--samples spin-10x\" (bench-slow)"
+	@echo "                  ONLY=order,forms,cost,watch,balance REPEAT=n QUICK=1 ARGS=\"--samples spin-10x\" (bench-slow),"
+	@echo "                  HISTORIES=n PARALLEL=n SEED=n ARGS=\"--only 'ranks: 2'\" (chaos)"
 
 # --- what has to be there ------------------------------------------------------------------------------------
 
@@ -183,7 +184,7 @@ lint: $(VENV)/.package $(VENV)/.checks | deps ## formatting, clippy, ruff, mypy
 	cargo clippy --workspace --all-targets --quiet -- -D warnings
 	$(VENV)/bin/ruff format --check --quiet --line-length 120 $(PYTHON_CODE)
 	$(VENV)/bin/ruff check --quiet --target-version py310 --line-length 120 --select E,F,W,I,B,UP,C4,SIM,RET $(PYTHON_CODE)
-	$(VENV)/bin/mypy --strict --no-error-summary --ignore-missing-imports -p tools.demo -p tests.bench -p tests.bench_slow -p tests.what_if -p coprep
+	$(VENV)/bin/mypy --strict --no-error-summary --ignore-missing-imports -p tools.demo -p tests.bench -p tests.bench_slow -p tests.what_if -p tests.chaos -p coprep
 	@echo "lint: all clean"
 
 # The coverage instrumentation of libFuzzer and AddressSanitizer, which a stable compiler has but does not offer.
@@ -205,8 +206,14 @@ fuzz: | deps ## every fuzz target for SECONDS (300) each
 	done
 	@echo "fuzz: no finding"
 
+# One history if only SEED is given, with all that happens in it.
+.PHONY: chaos
+chaos: $(VENV)/.package ## random histories of jobs and faults; with SEED=n alone one of them again
+	@$(PY) -m tests.chaos --out "$(TARGET)/chaos" --seed $(or $(SEED),0) --parallel $(or $(PARALLEL),2) \
+		--histories $(or $(HISTORIES),$(if $(SEED),1,200)) $(if $(SEED),$(if $(HISTORIES),,--verbose)) $(ARGS)
+
 .PHONY: loom
-loom: | deps ## model-check the hand-over and the release
+loom: | deps ## model-check what is lock-free in shared memory
 	@RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$(abspath $(TARGET)/loom)" cargo test --release -p coprep-cache --test loom
 
 .PHONY: clean

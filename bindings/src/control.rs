@@ -2,11 +2,16 @@
 
 use std::path::PathBuf;
 
+use coprep_client::connection::How;
+use coprep_client::control;
+use coprep_protocol::message::{CacheRequest, Warm, WarmProgress};
 use coprep_protocol::size;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use crate::errors::raise;
+use crate::errors::{raise, signals};
+use crate::loader::{cache_form, program};
+use crate::pipeline::Pipeline;
 use crate::place;
 
 /// The coordinator's status, as JSON.
@@ -17,6 +22,56 @@ pub(crate) fn status(py: Python<'_>, socket: Option<PathBuf>, slow: u32) -> PyRe
         .detach(|| coprep_client::control::status(&place(socket), slow))
         .map_err(raise)?;
     serde_json::to_string(&status).map_err(|e| PyValueError::new_err(e.to_string()))
+}
+
+/// Fills the cache of a native pipeline, and starts a coordinator if there is none. Calls `tell` with how far it has come,
+/// as JSON, several times a second; returns the last of it.
+#[pyfunction]
+#[pyo3(signature = (pipeline, tell, *, socket=None, cache=None, cache_bytes=None))]
+pub(crate) fn warm(
+    py: Python<'_>,
+    pipeline: &Pipeline,
+    tell: Py<PyAny>,
+    socket: Option<PathBuf>,
+    cache: Option<&str>,
+    cache_bytes: Option<u64>,
+) -> PyResult<String> {
+    let request = Warm {
+        pipeline: pipeline.spec.clone(),
+        cache: CacheRequest {
+            form: cache_form(cache)?,
+            bytes: cache_bytes,
+            ..CacheRequest::default()
+        },
+    };
+    let how = How {
+        program: program(py),
+        pulse: signals(),
+        ..How::start("coprep warm")
+    };
+    let mut told = Ok(());
+    let done = py.detach(|| {
+        control::warm_with(&place(socket), &how, request, |progress| {
+            if told.is_ok() {
+                let json = serde_json::to_string(progress).unwrap_or_default();
+                told = Python::attach(|py| tell.call1(py, (json,)).map(drop));
+            }
+        })
+    });
+    told?;
+    as_json(&done.map_err(raise)?)
+}
+
+/// Keeps the cache of a stream as one that was warmed. Returns what lies in it, as JSON.
+#[pyfunction]
+#[pyo3(signature = (stream, socket=None))]
+pub(crate) fn keep_warm(py: Python<'_>, stream: u64, socket: Option<PathBuf>) -> PyResult<String> {
+    let kept = py.detach(|| control::keep_warm(&place(socket), stream));
+    as_json(&kept.map_err(raise)?)
+}
+
+fn as_json(progress: &WarmProgress) -> PyResult<String> {
+    serde_json::to_string(progress).map_err(|e| PyValueError::new_err(e.to_string()))
 }
 
 /// Ends the coordinator; gives its process id.

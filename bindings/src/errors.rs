@@ -1,8 +1,9 @@
 //! Which exception an error becomes.
 
+use std::ffi::CString;
 use std::sync::Arc;
 
-use coprep_client::{Error, Pulse};
+use coprep_client::{Error, Notice, Pulse};
 use coprep_protocol::message::RefusalKind;
 use pyo3::exceptions::{PyFileNotFoundError, PyMemoryError, PyValueError};
 use pyo3::prelude::*;
@@ -11,6 +12,7 @@ mod python {
     pyo3::import_exception!(coprep._errors, CoprepError);
     pyo3::import_exception!(coprep._errors, SampleError);
     pyo3::import_exception!(coprep._errors, TimeoutError);
+    pyo3::import_exception!(coprep._errors, WaitingWarning);
 }
 
 /// Standard exceptions where Python has one that fits, else those of `coprep._errors`.
@@ -31,6 +33,7 @@ pub(crate) fn raise(error: Error) -> PyErr {
             RefusalKind::Invalid => PyValueError::new_err(text),
             RefusalKind::NotFound => PyFileNotFoundError::new_err(text),
             RefusalKind::Memory => PyMemoryError::new_err(text),
+            RefusalKind::Late => python::TimeoutError::new_err(text),
             RefusalKind::Code | RefusalKind::Internal => python::CoprepError::new_err(text),
         },
         _ => python::CoprepError::new_err(text),
@@ -40,4 +43,17 @@ pub(crate) fn raise(error: Error) -> PyErr {
 /// Lets Python's signal handlers run during waits: Ctrl-C ends them.
 pub(crate) fn signals() -> Pulse {
     Arc::new(|| Python::attach(|py| py.check_signals()).map_err(|e| Box::new(e) as _))
+}
+
+/// Warns of long waits for somebody else, as of the line of the user's code that waits.
+pub(crate) fn warnings() -> Notice {
+    Arc::new(|text| Python::attach(|py| warn(py, text)).map_err(|e| Box::new(e) as _))
+}
+
+/// Frames of this package between the user's code and the native loader, and that code.
+const STACK: i32 = 2;
+
+fn warn(py: Python<'_>, text: &str) -> PyResult<()> {
+    let category = py.get_type::<python::WaitingWarning>();
+    PyErr::warn(py, &category, &CString::new(text)?, STACK)
 }

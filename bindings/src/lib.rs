@@ -33,7 +33,7 @@ mod _coprep {
     #[pymodule_export]
     use crate::array::Array;
     #[pymodule_export]
-    use crate::control::{parse_size, status, stop};
+    use crate::control::{keep_warm, parse_size, status, stop, warm};
     #[pymodule_export]
     use crate::loader::Loader;
     #[pymodule_export]

@@ -7,6 +7,7 @@ use std::time::Duration;
 use coprep_client::loader::Options;
 use coprep_client::{Error, Event, Loader as Client, SLICE};
 use coprep_protocol::message::{Attach, CacheForm, CacheRequest, Cohort, Resume, UserCode};
+use coprep_protocol::nap::nap;
 use coprep_protocol::spec::Field;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -15,7 +16,7 @@ use pyo3::types::{PyBytes, PyDict};
 use roaring::RoaringBitmap;
 
 use crate::array::Array;
-use crate::errors::{raise, signals};
+use crate::errors::{raise, signals, warnings};
 use crate::pipeline::Pipeline;
 use crate::place;
 
@@ -46,7 +47,7 @@ fn serialise(set: &RoaringBitmap) -> Vec<u8> {
     bytes
 }
 
-fn cache_form(name: Option<&str>) -> PyResult<Option<CacheForm>> {
+pub(crate) fn cache_form(name: Option<&str>) -> PyResult<Option<CacheForm>> {
     match name {
         None => Ok(None),
         Some("off") => Ok(Some(CacheForm::Off)),
@@ -163,6 +164,7 @@ impl Loader {
                 epoch,
                 delivered,
                 batches: 0,
+                is_done: false,
             }),
             cohort: cohort.map(|(name, size)| Cohort { name, size }),
             skip_errors,
@@ -177,6 +179,7 @@ impl Loader {
             timeout: Duration::try_from_secs_f64(timeout).unwrap_or(Duration::MAX),
             reconnect: RECONNECT,
             pulse: signals(),
+            notice: warnings(),
         };
         Ok(Loader {
             client: Client::new(options).map_err(raise)?,
@@ -191,7 +194,7 @@ impl Loader {
     /// The next batch, one array per field; None when the epoch is over.
     fn next(&self, py: Python<'_>) -> PyResult<Option<Vec<Array>>> {
         loop {
-            match py.detach(|| self.client.next(SLICE)).map_err(raise)? {
+            match py.detach(|| self.client.next(nap(SLICE))).map_err(raise)? {
                 Event::Batch(batch) => {
                     return Ok(Some(batch.arrays().into_iter().map(Array::new).collect()));
                 }
@@ -223,6 +226,7 @@ impl Loader {
         info.set_item("classes", &attached.classes)?;
         info.set_item("fields", fields)?;
         info.set_item("structure", PyBytes::new(py, &attached.structure))?;
+        info.set_item("notes", &attached.notes)?;
         Ok(info)
     }
 

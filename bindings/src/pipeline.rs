@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use coprep_client::connection::How;
 use coprep_client::control;
+use coprep_protocol::dataset_path;
 use coprep_protocol::spec::{
     DEFAULT_MAX_PIXELS, FileList, Interpolation, Op, Part, PipelineSpec, ResizeTo, Source,
     UserDataset,
@@ -50,9 +51,8 @@ fn interpolation(name: &str) -> PyResult<Interpolation> {
     }
 }
 
-/// Where a path points, whatever the working directory of whoever reads it.
-fn absolute(path: &PathBuf) -> PyResult<String> {
-    let path = std::path::absolute(path)?;
+/// A path as text, which messages carry.
+fn text(path: PathBuf) -> PyResult<String> {
     let not_text = |p: std::ffi::OsString| {
         PyValueError::new_err(format!(
             "the path {} is not valid UTF-8: rename it",
@@ -64,8 +64,8 @@ fn absolute(path: &PathBuf) -> PyResult<String> {
 
 /// Images in one subfolder per class.
 #[pyfunction]
-pub(crate) fn image_folder(root: PathBuf) -> PyResult<Pipeline> {
-    let root = absolute(&root)?;
+pub(crate) fn image_folder(py: Python<'_>, root: PathBuf) -> PyResult<Pipeline> {
+    let root = text(py.detach(|| dataset_path::folder(&root))?)?;
     Ok(Pipeline {
         spec: PipelineSpec {
             source: Source::ImageFolder { root },
@@ -77,7 +77,11 @@ pub(crate) fn image_folder(root: PathBuf) -> PyResult<Pipeline> {
 /// Images by path.
 #[pyfunction]
 #[pyo3(signature = (paths, labels=None))]
-pub(crate) fn files(paths: Vec<PathBuf>, labels: Option<Vec<i64>>) -> PyResult<Pipeline> {
+pub(crate) fn files(
+    py: Python<'_>,
+    paths: Vec<PathBuf>,
+    labels: Option<Vec<i64>>,
+) -> PyResult<Pipeline> {
     let labels = labels.unwrap_or_default();
     if !labels.is_empty() && labels.len() != paths.len() {
         let text = format!(
@@ -87,7 +91,8 @@ pub(crate) fn files(paths: Vec<PathBuf>, labels: Option<Vec<i64>>) -> PyResult<P
         );
         return Err(PyValueError::new_err(text));
     }
-    let paths = paths.iter().map(absolute).collect::<PyResult<_>>()?;
+    let paths = py.detach(|| dataset_path::files(&paths))?;
+    let paths = paths.into_iter().map(text).collect::<PyResult<_>>()?;
     let source = Source::Files(FileList { paths, labels });
     Ok(Pipeline {
         spec: PipelineSpec {
@@ -246,21 +251,6 @@ impl Pipeline {
     }
 
     fn __repr__(&self) -> String {
-        let mut text = match &self.spec.source {
-            Source::ImageFolder { root } => format!("ImageFolder({root:?})"),
-            Source::Files(list) => format!("Files({} paths)", list.paths.len()),
-            Source::UserCode(user) => user.name.clone(),
-        };
-        for op in &self.spec.ops {
-            text.push_str(match op {
-                Op::Decode { .. } => ".decode()",
-                Op::Resize { .. } => ".resize(...)",
-                Op::CenterCrop { .. } => ".center_crop(...)",
-                Op::RandomResizedCrop { .. } => ".random_resized_crop(...)",
-                Op::RandomHorizontalFlip { .. } => ".random_horizontal_flip(...)",
-                Op::Normalize { .. } => ".normalize(...)",
-            });
-        }
-        text
+        self.spec.to_string()
     }
 }

@@ -25,7 +25,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use common::{PATIENCE, Peer, hear, receive, role, say, until_closed};
-use coprep_cache::handover::{Doorbell, Item, ItemKind, Receiver, Sender};
+use coprep_cache::handover::{Bell, Doorbell, Item, ItemKind, Receiver, Sender};
 use coprep_cache::staging::{Layout, Lease, StagingPool};
 use coprep_cache::view::StagingView;
 use nix::sys::resource::{UsageWho, getrusage};
@@ -96,7 +96,7 @@ struct Run {
     touch: &'static str,
     pool: StagingPool,
     doorbell: Doorbell,
-    consumers: Vec<(Peer, Sender)>,
+    consumers: Vec<(Peer, Sender, Bell)>,
 }
 
 impl Run {
@@ -104,12 +104,13 @@ impl Run {
         let pool = StagingPool::create(layout()).unwrap();
         let doorbell = Doorbell::new().unwrap();
         let start = |_| {
-            let (peer, sender) = (Peer::start(touch), Sender::create(16).unwrap());
+            let (peer, mut sender) = (Peer::start(touch), Sender::create(16).unwrap());
+            let bell = doorbell.bell().unwrap();
             let (deliver, reply) = sender.fds().unwrap();
             let staging = pool.reader_fd().unwrap();
-            peer.send(&[staging, deliver, reply, doorbell.fd().unwrap()]);
+            peer.send(&[staging, deliver, reply, bell.fd().unwrap()]);
             assert_eq!(hear(&peer.socket), 0, "ready");
-            (peer, sender)
+            (peer, sender, bell)
         };
         let consumers = (0..consumers).map(start).collect();
         Run {
@@ -126,7 +127,7 @@ impl Run {
         (0..BATCHES).for_each(|_| self.hand_over());
         let publisher = cpu() - before;
         let (mut latencies, mut consumed) = (Vec::new(), 0.0);
-        for (peer, _) in &mut self.consumers {
+        for (peer, _, _) in &mut self.consumers {
             latencies.extend((0..BATCHES).map(|_| peer.hear()));
             consumed += peer.hear() as f64 / 1e3;
             peer.ends_well();
@@ -150,17 +151,23 @@ impl Run {
         let lease = self.fill();
         std::thread::sleep(PAUSE);
         let item = item(lease.buffer(), now());
-        for (_, sender) in &mut self.consumers {
+        for (_, sender, _) in &mut self.consumers {
             sender.publish(item).unwrap();
         }
         while self.in_flight() > 0 {
-            self.consumers.iter().for_each(|(_, sender)| sender.arm());
-            if !self.consumers.iter().any(|(_, sender)| sender.has_news()) {
+            self.consumers
+                .iter()
+                .for_each(|(_, sender, _)| sender.arm());
+            if !self
+                .consumers
+                .iter()
+                .any(|(_, sender, _)| sender.has_news())
+            {
                 assert!(self.doorbell.wait(PATIENCE), "nobody rang");
             }
             self.consumers
                 .iter()
-                .for_each(|(_, sender)| sender.disarm());
+                .for_each(|(_, sender, _)| sender.disarm());
         }
     }
 
@@ -172,7 +179,7 @@ impl Run {
     }
 
     fn in_flight(&mut self) -> usize {
-        let left = |(_, sender): &mut (Peer, Sender)| {
+        let left = |(_, sender, _): &mut (Peer, Sender, Bell)| {
             sender.taken().unwrap();
             sender.poll_released(|_| ()).unwrap();
             sender.in_flight()

@@ -38,9 +38,13 @@ pub mod sample_cache;
 #[cfg(not(loom))]
 pub mod staging;
 mod sync;
+/// The one part of the sample cache that is lock-free, for its models.
+#[cfg(loom)]
+pub mod sample_cache {
+    pub mod table;
+}
 #[cfg(not(loom))]
 pub mod view;
-#[cfg(not(loom))]
 pub mod worklist;
 
 #[cfg(not(loom))]

@@ -31,7 +31,7 @@
 
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::error::{Error, Result};
 use crate::mapping::{self, Mapping, page_size};
@@ -188,6 +188,8 @@ struct Area {
     /// Buffers that nobody uses. The one that was used last is taken first: what a processor's caches hold of it is
     /// written again there.
     free: Mutex<Vec<u32>>,
+    /// Called when a buffer has become free.
+    on_free: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 impl Area {
@@ -225,6 +227,7 @@ impl StagingPool {
                 mapping,
                 file,
                 free,
+                on_free: OnceLock::new(),
             }),
         })
     }
@@ -247,6 +250,12 @@ impl StagingPool {
     #[must_use]
     pub fn free(&self) -> u32 {
         self.area.free().len() as u32
+    }
+
+    /// Sets what is called whenever a buffer has become free, by the thread that let it go. It must not wait. Only the
+    /// first call has an effect.
+    pub fn on_free(&self, tell: impl Fn() + Send + Sync + 'static) {
+        let _ = self.area.on_free.set(Box::new(tell));
     }
 
     /// Takes a free buffer, if there is one. It holds whatever was in it.
@@ -287,6 +296,10 @@ impl Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         self.area.free().push(self.buffer);
+        // After the lock: whoever is told can look.
+        if let Some(tell) = self.area.on_free.get() {
+            tell();
+        }
     }
 }
 

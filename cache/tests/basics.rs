@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use coprep_cache::handover::{Doorbell, Item, ItemKind, Receiver, Sender};
+use coprep_cache::handover::{Bell, Doorbell, Item, ItemKind, Receiver, Sender};
 use coprep_cache::sample_cache::{Form, Lru, Meta, NoEviction, SampleCache};
 use coprep_cache::staging::{Layout, Lease, StagingPool};
 use coprep_cache::view::StagingView;
@@ -181,12 +181,13 @@ fn dropping_one_buffer_leaves_its_neighbour() {
     }
 }
 
-fn ends() -> (Sender, Receiver, Doorbell) {
-    let sender = Sender::create(4).unwrap();
+fn ends() -> (Sender, Receiver, Doorbell, Bell) {
+    let mut sender = Sender::create(4).unwrap();
     let doorbell = Doorbell::new().unwrap();
+    let bell = doorbell.bell().unwrap();
     let (deliver, reply) = sender.fds().unwrap();
-    let receiver = Receiver::open(deliver, reply, doorbell.fd().unwrap()).unwrap();
-    (sender, receiver, doorbell)
+    let receiver = Receiver::open(deliver, reply, bell.fd().unwrap()).unwrap();
+    (sender, receiver, doorbell, bell)
 }
 
 fn part(tag: u64) -> Item {
@@ -204,7 +205,7 @@ fn part(tag: u64) -> Item {
 
 #[test]
 fn items_come_in_order_and_whole() {
-    let (mut sender, receiver, _) = ends();
+    let (mut sender, receiver, _, _) = ends();
     assert_eq!(receiver.try_next().unwrap(), None);
     for tag in 0..3 {
         assert_eq!(sender.publish(part(tag)).unwrap(), tag);
@@ -218,7 +219,7 @@ fn items_come_in_order_and_whole() {
 
 #[test]
 fn releases_come_in_any_order_once_each() {
-    let (mut sender, receiver, _) = ends();
+    let (mut sender, receiver, _, _) = ends();
     for round in 0..100 {
         for tag in 0..4 {
             sender.publish(part(tag)).unwrap();
@@ -240,7 +241,8 @@ fn releases_come_in_any_order_once_each() {
 
 #[test]
 fn a_consumer_rings_only_for_a_coordinator_that_sleeps() {
-    let (mut sender, receiver, doorbell) = ends();
+    let (mut sender, receiver, doorbell, _bell) = ends();
+    sender.disarm();
     sender.publish(part(0)).unwrap();
     sender.publish(part(1)).unwrap();
     receiver.try_next().unwrap();
@@ -257,8 +259,16 @@ fn a_consumer_rings_only_for_a_coordinator_that_sleeps() {
 }
 
 #[test]
+fn a_consumer_that_joins_a_sleeping_coordinator_rings() {
+    let (mut sender, receiver, doorbell, _bell) = ends();
+    sender.publish(part(0)).unwrap();
+    receiver.try_next().unwrap();
+    assert!(doorbell.wait(Duration::ZERO));
+}
+
+#[test]
 fn a_wait_ends_when_its_time_is_up_or_something_comes() {
-    let (mut sender, receiver, _) = ends();
+    let (mut sender, receiver, _, _) = ends();
     assert!(!receiver.wait(Duration::from_millis(5)));
     let waiting = std::thread::spawn(move || receiver.wait(Duration::from_secs(20)));
     std::thread::sleep(Duration::from_millis(20));
@@ -267,8 +277,59 @@ fn a_wait_ends_when_its_time_is_up_or_something_comes() {
 }
 
 #[test]
+fn what_is_taken_back_is_neither_seen_nor_released() {
+    let (mut sender, receiver, _, _bell) = ends();
+    for tag in 0..3 {
+        sender.publish(part(tag)).unwrap();
+    }
+    assert_eq!(receiver.try_next().unwrap(), Some((0, part(0))));
+    assert_eq!(
+        sender.take_back().unwrap(),
+        1,
+        "the first is the consumer's"
+    );
+    assert_eq!(receiver.try_next().unwrap(), None);
+    assert!(!receiver.wait(Duration::ZERO));
+    assert_eq!((sender.taken().unwrap(), sender.in_flight()), (3, 1));
+    assert_eq!(sender.take_back().unwrap(), 3, "there is nothing");
+    // Of four places three are free again, and go round as ever.
+    for round in 0..20 {
+        let first = 3 + 3 * round;
+        for seq in first..first + 3 {
+            assert_eq!(sender.publish(part(seq)).unwrap(), seq);
+        }
+        assert!(sender.is_full());
+        assert_eq!(receiver.try_next().unwrap(), Some((first, part(first))));
+        assert_eq!(sender.take_back().unwrap(), first + 1);
+        receiver.release(first).unwrap();
+        assert!(receiver.release(first + 1).is_err());
+        let mut released = Vec::new();
+        sender.poll_released(|seq| released.push(seq)).unwrap();
+        assert_eq!(released, [first]);
+    }
+    assert_eq!((receiver.held(), sender.in_flight()), (1, 1));
+}
+
+#[test]
+fn an_absent_consumer_rings_when_it_waits() {
+    let (mut sender, receiver, doorbell, _bell) = ends();
+    sender.publish(part(0)).unwrap();
+    sender.take_back().unwrap();
+    sender.set_absent(true);
+    assert!(!sender.is_waiting() && !sender.has_news());
+    assert!(!doorbell.wait(Duration::ZERO), "it computes");
+    let waiting = std::thread::spawn(move || receiver.wait(Duration::from_secs(20)));
+    assert!(doorbell.wait(Duration::from_secs(20)));
+    assert!(sender.is_waiting() && sender.has_news());
+    sender.set_absent(false);
+    sender.publish(part(1)).unwrap();
+    assert!(!sender.is_waiting(), "there is something to take");
+    assert!(waiting.join().unwrap());
+}
+
+#[test]
 fn the_share_arrives() {
-    let (sender, receiver, _) = ends();
+    let (sender, receiver, _, _) = ends();
     assert_eq!(receiver.share(), 0);
     sender.set_share(17);
     assert_eq!(receiver.share(), 17);

@@ -1,4 +1,5 @@
-//! Every interleaving, and every value that weak memory allows, of the hand-over's steps.
+//! Every interleaving, and every value that weak memory allows, of the steps of each lock-free protocol: the hand-over,
+//! a worker's list, and the table of the sample cache.
 //!
 //! ```sh
 //! RUSTFLAGS="--cfg loom" cargo test --release -p coprep-cache --test loom
@@ -16,9 +17,12 @@ use coprep_cache::handover::Item;
 use coprep_cache::handover::protocol::{
     Deliver, Futex, Publisher, Releaser, Reply, Slot, Taker, Words,
 };
+use coprep_cache::sample_cache::table::{Present, Table};
+use coprep_cache::worklist::Written;
+use coprep_cache::worklist::entry::Entry;
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use loom::sync::{Condvar, Mutex};
+use loom::sync::{Condvar, Mutex, RwLock};
 use loom::thread;
 
 /// The words of one consumer.
@@ -145,7 +149,7 @@ fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
 }
 
 /// Takes the next item, asleep until it is there.
-fn next(taker: &mut Taker, words: &Shared, bell: Option<&ModelBell>) -> (u64, Item) {
+fn next(taker: &Taker, words: &Shared, bell: Option<&ModelBell>) -> (u64, Item) {
     loop {
         if let Some((seq, item, ring)) = taker.take(words) {
             if let (true, Some(bell)) = (ring, bell) {
@@ -153,7 +157,9 @@ fn next(taker: &mut Taker, words: &Shared, bell: Option<&ModelBell>) -> (u64, It
             }
             return (seq, item);
         }
-        taker.wait(words, &words.0.futex);
+        taker.wait(words, &words.0.futex, || {
+            bell.into_iter().for_each(ModelBell::ring)
+        });
     }
 }
 
@@ -170,9 +176,9 @@ fn a_consumer_that_sleeps_is_woken_for_every_item_and_finds_it_whole() {
         let consumer = thread::spawn({
             let words = words.clone();
             move || {
-                let mut taker = Taker::default();
+                let taker = Taker;
                 for seq in 0..2 {
-                    assert_eq!(next(&mut taker, &words, None), (seq, item(seq)));
+                    assert_eq!(next(&taker, &words, None), (seq, item(seq)));
                 }
             }
         });
@@ -196,7 +202,7 @@ fn an_honest_consumer_is_never_accused() {
         let consumer = thread::spawn({
             let words = words.clone();
             move || {
-                let (mut taker, mut releaser) = (Taker::default(), Releaser::default());
+                let (taker, mut releaser) = (Taker, Releaser::default());
                 (0..2).for_each(|_| assert!(taker.take(&words).is_some()));
                 releaser.release(&words, 1);
                 releaser.release(&words, 0);
@@ -220,7 +226,7 @@ fn a_coordinator_that_sleeps_hears_of_every_release() {
         let consumer = thread::spawn({
             let (words, bell) = (words.clone(), bell.clone());
             move || {
-                let (seq, _) = next(&mut Taker::default(), &words, Some(&bell));
+                let (seq, _) = next(&Taker, &words, Some(&bell));
                 release(&mut Releaser::default(), &words, seq, Some(&bell));
             }
         });
@@ -261,7 +267,7 @@ fn one_doorbell_serves_two_consumers() {
             let bell = bell.clone();
             thread::spawn(move || {
                 // Taken before; the model is of the release.
-                let (seq, _, _) = Taker::default().take(&words).unwrap();
+                let (seq, _, _) = Taker.take(&words).unwrap();
                 release(&mut Releaser::default(), &words, seq, Some(&bell));
             })
         });
@@ -281,9 +287,9 @@ fn a_buffer_is_written_again_only_when_its_reader_is_done() {
         let consumer = thread::spawn({
             let (words, bell, buffer) = (words.clone(), bell.clone(), buffer.clone());
             move || {
-                let (mut taker, mut releaser) = (Taker::default(), Releaser::default());
+                let (taker, mut releaser) = (Taker, Releaser::default());
                 for expected in 0..2 {
-                    let (seq, found) = next(&mut taker, &words, Some(&bell));
+                    let (seq, found) = next(&taker, &words, Some(&bell));
                     assert_eq!((seq, found), (expected, item(expected)));
                     assert_eq!(buffer.read(), 100 + expected);
                     release(&mut releaser, &words, seq, Some(&bell));
@@ -313,7 +319,7 @@ fn a_buffer_of_two_consumers_is_written_again_only_when_both_are_done() {
         let consumers = words.map(|words| {
             let (bell, buffer) = (bell.clone(), buffer.clone());
             thread::spawn(move || {
-                let (seq, _, _) = Taker::default().take(&words).unwrap();
+                let (seq, _, _) = Taker.take(&words).unwrap();
                 assert_eq!(buffer.read(), 100);
                 release(&mut Releaser::default(), &words, seq, Some(&bell));
             })
@@ -335,11 +341,11 @@ fn the_rings_wrap_around_while_older_items_are_held() {
         let consumer = thread::spawn({
             let (words, bell) = (words.clone(), bell.clone());
             move || {
-                let (mut taker, mut releaser) = (Taker::default(), Releaser::default());
-                let (first, _) = next(&mut taker, &words, Some(&bell));
-                let (second, _) = next(&mut taker, &words, Some(&bell));
+                let (taker, mut releaser) = (Taker, Releaser::default());
+                let (first, _) = next(&taker, &words, Some(&bell));
+                let (second, _) = next(&taker, &words, Some(&bell));
                 release(&mut releaser, &words, second, Some(&bell));
-                let (third, found) = next(&mut taker, &words, Some(&bell));
+                let (third, found) = next(&taker, &words, Some(&bell));
                 assert_eq!(found, item(2));
                 release(&mut releaser, &words, third, Some(&bell));
                 release(&mut releaser, &words, first, Some(&bell));
@@ -349,5 +355,324 @@ fn the_rings_wrap_around_while_older_items_are_held() {
         publishers[0].publish(&item(2), &words.0.futex).unwrap();
         until_released(&mut publishers, &bell, 2);
         consumer.join().unwrap();
+    });
+}
+
+#[test]
+fn every_item_is_taken_or_taken_back_and_none_is_both() {
+    model(3, || {
+        let (words, bell) = (Shared::new(2), Arc::new(ModelBell::default()));
+        let mut publisher = Publisher::new(words.clone());
+        for seq in 0..2 {
+            publisher.publish(&item(seq), &words.0.futex).unwrap();
+        }
+        let consumer = thread::spawn({
+            let (words, bell) = (words.clone(), bell.clone());
+            move || {
+                let (taker, mut releaser, mut taken) = (Taker, Releaser::default(), Vec::new());
+                // The last one is never taken back.
+                while taken.last() != Some(&2) {
+                    let (seq, found) = next(&taker, &words, Some(&bell));
+                    assert_eq!(found, item(seq), "whole, and the one that it took");
+                    taken.push(seq);
+                    release(&mut releaser, &words, seq, Some(&bell));
+                }
+                taken
+            }
+        });
+        let first = publisher.take_back().unwrap();
+        let mut released = Vec::new();
+        // The ring has room for two: what was taken back makes room at once.
+        while publisher.is_full() {
+            publisher.arm();
+            if !publisher.has_news() {
+                bell.wait();
+            }
+            publisher.disarm();
+            publisher.poll_released(|seq| released.push(seq)).unwrap();
+        }
+        assert_eq!(publisher.publish(&item(2), &words.0.futex), Ok(2));
+        let taken = consumer.join().unwrap();
+        assert_eq!(taken, (0..first).chain([2]).collect::<Vec<_>>());
+        publisher.poll_released(|seq| released.push(seq)).unwrap();
+        assert_eq!((released, publisher.in_flight()), (taken, 0));
+    });
+}
+
+#[test]
+fn an_absent_consumer_that_reads_again_is_heard() {
+    model(3, || {
+        let (words, bell) = (Shared::new(2), Arc::new(ModelBell::default()));
+        let mut publisher = Publisher::new(words.clone());
+        publisher.publish(&item(0), &words.0.futex).unwrap();
+        let consumer = thread::spawn({
+            let (words, bell) = (words.clone(), bell.clone());
+            move || while next(&Taker, &words, Some(&bell)).0 < 1 {}
+        });
+        publisher.take_back().unwrap();
+        publisher.set_absent(true);
+        // It may have gone to sleep before that, or not yet: either we see it, or it rings.
+        while !publisher.is_waiting() {
+            bell.wait();
+        }
+        publisher.set_absent(false);
+        publisher.publish(&item(1), &words.0.futex).unwrap();
+        consumer.join().unwrap();
+    });
+}
+
+/// A consumer that comes is armed before it is told of its place, whatever the coordinator's driver does meanwhile.
+#[test]
+fn a_consumer_that_joins_while_the_coordinator_sleeps_is_heard() {
+    model(2, || {
+        let (words, bell) = (Shared::new(1), Arc::new(ModelBell::default()));
+        let publishers = Arc::new(Mutex::new(Vec::new()));
+        let session = thread::spawn({
+            let (words, bell, publishers) = (words.clone(), bell.clone(), publishers.clone());
+            move || {
+                let mut publisher = Publisher::new(words.clone());
+                publisher.arm();
+                publisher.publish(&item(0), &words.0.futex).unwrap();
+                publishers.lock().unwrap().push(publisher);
+                let (seq, _) = next(&Taker, &words, Some(&bell));
+                release(&mut Releaser::default(), &words, seq, Some(&bell));
+            }
+        });
+        let mut released = 0;
+        let mut look = |publishers: &mut Vec<Publisher<Shared>>| {
+            for publisher in publishers.iter_mut() {
+                publisher.taken().unwrap();
+                publisher.poll_released(|_| released += 1).unwrap();
+            }
+            released == 1
+        };
+        loop {
+            let mut there = publishers.lock().unwrap();
+            there.iter().for_each(Publisher::arm);
+            let is_over = look(&mut there);
+            drop(there);
+            if is_over {
+                break;
+            }
+            bell.wait();
+            publishers
+                .lock()
+                .unwrap()
+                .iter()
+                .for_each(Publisher::disarm);
+        }
+        session.join().unwrap();
+    });
+}
+
+/// A buffer becomes free on a thread that is not the driver's: either the driver sees it when it looks for the last time,
+/// or it is rung for (`Doorbell::rest`, `StagingPool::on_free`).
+#[test]
+fn a_buffer_that_becomes_free_while_the_coordinator_goes_to_sleep_is_seen() {
+    model(3, || {
+        let (bell, rests) = (Arc::new(ModelBell::default()), Arc::new(AtomicU32::new(0)));
+        let free = Arc::new(Mutex::new(0));
+        let worker = thread::spawn({
+            let (bell, rests, free) = (bell.clone(), rests.clone(), free.clone());
+            move || {
+                *free.lock().unwrap() += 1;
+                if rests.load(Ordering::SeqCst) != 0 {
+                    bell.ring();
+                }
+            }
+        });
+        loop {
+            rests.store(1, Ordering::SeqCst);
+            if *free.lock().unwrap() > 0 {
+                break;
+            }
+            bell.wait();
+            rests.store(0, Ordering::SeqCst);
+        }
+        worker.join().unwrap();
+    });
+}
+
+// A worker's list.
+
+fn told(value: u64) -> Written {
+    Written {
+        wall_ns: value,
+        cpu_ns: value + 1,
+        dataset_ns: value + 2,
+        kept: (value + 3, value + 4),
+    }
+}
+
+/// One of both makes it, never both, and what was made is visible to the coordinator.
+#[test]
+fn a_sample_is_made_by_the_worker_or_withdrawn_and_made_elsewhere() {
+    model(3, || {
+        let (entry, slot) = (Arc::new(Entry::default()), Buffer::new());
+        entry.give();
+        let worker = thread::spawn({
+            let (entry, slot) = (entry.clone(), slot.clone());
+            move || {
+                let is_ours = entry.begin(7);
+                if is_ours {
+                    slot.write(1);
+                    entry.write(&told(10));
+                }
+                is_ours
+            }
+        });
+        let is_withdrawn = entry.withdraw();
+        if is_withdrawn {
+            slot.write(2);
+            assert_eq!((entry.began(), entry.written()), (None, None));
+        } else {
+            assert_eq!(entry.began(), Some(7));
+            if let Some(written) = entry.written() {
+                assert_eq!((written, slot.read()), (told(10), 1));
+            }
+        }
+        assert_ne!(worker.join().unwrap(), is_withdrawn);
+        assert_eq!(entry.written(), (!is_withdrawn).then(|| told(10)));
+    });
+}
+
+/// The place of a sample is written by the worker, or taken back and given to another.
+#[test]
+fn a_place_that_is_offered_is_had_by_one_of_both() {
+    model(3, || {
+        let (entry, place) = (Arc::new(Entry::default()), Buffer::new());
+        entry.give();
+        let worker = thread::spawn({
+            let (entry, place) = (entry.clone(), place.clone());
+            move || {
+                assert!(entry.begin(7), "nobody withdraws it");
+                let is_ours = entry.take();
+                if is_ours {
+                    place.write(1);
+                    entry.write(&told(10));
+                }
+                is_ours
+            }
+        });
+        // Not before it is begun: it may not be the worker's yet.
+        let is_back = entry.take_back();
+        if is_back {
+            place.write(2);
+            assert!(!entry.is_taken() && entry.began() == Some(7));
+        }
+        let is_taken = worker.join().unwrap();
+        assert!(is_back != is_taken && entry.is_taken() == is_taken);
+    });
+}
+
+/// The coordinator learns by a message that the worker is done with a chunk, and gives its entries anew.
+#[test]
+fn what_was_told_of_an_earlier_sample_is_not_believed_of_a_later_one() {
+    model(2, || {
+        let entry = Arc::new(Entry::default());
+        let (given, ended) = (
+            Arc::new(ModelBell::default()),
+            Arc::new(ModelBell::default()),
+        );
+        let worker = thread::spawn({
+            let (entry, given, ended) = (entry.clone(), given.clone(), ended.clone());
+            move || {
+                let mut made = Vec::new();
+                for round in 1..=2 {
+                    given.wait();
+                    if entry.begin(round) {
+                        entry.write(&told(round * 10));
+                        made.push(round);
+                    }
+                    ended.ring();
+                }
+                made
+            }
+        });
+        let mut expected = Vec::new();
+        for round in 1..=2 {
+            entry.give();
+            given.ring();
+            let is_withdrawn = entry.withdraw();
+            // While the worker may be at it: of this round, or nothing.
+            assert!(
+                entry
+                    .written()
+                    .is_none_or(|told_of| told_of == told(round * 10))
+            );
+            assert!(entry.began().is_none_or(|began| began == round));
+            ended.wait();
+            assert_eq!(entry.written(), (!is_withdrawn).then(|| told(round * 10)));
+            if !is_withdrawn {
+                expected.push(round);
+            }
+        }
+        assert_eq!(worker.join().unwrap(), expected);
+    });
+}
+
+// The table of the sample cache.
+
+#[test]
+fn a_sample_is_cached_by_one_writer_and_found_whole() {
+    model(3, || {
+        let (table, payload) = (Arc::new(Table::new(1)), Buffer::new());
+        let put = |value| {
+            let (table, payload) = (table.clone(), payload.clone());
+            thread::spawn(move || {
+                let is_writer = table.begin(0);
+                if is_writer {
+                    payload.write(value);
+                    let (place, checked) = (value as u32, true);
+                    table.set(0, Present { place, checked });
+                }
+                is_writer
+            })
+        };
+        let writers = [put(1), put(2)];
+        if let Some(present) = table.get(0) {
+            assert_eq!(payload.read(), u64::from(present.place));
+        }
+        let wrote = writers.map(|writer| writer.join().unwrap());
+        assert!(wrote[0] != wrote[1]);
+    });
+}
+
+/// The steps of `NoEviction::check`: who finds damage first gives the room away, and nobody looks at it any more.
+#[test]
+fn the_room_of_a_damaged_sample_is_another_s_only_when_nobody_looks_at_it() {
+    model(2, || {
+        let (table, payload) = (Arc::new(Table::new(2)), Buffer::new());
+        let looks = Arc::new(RwLock::new(()));
+        let unchecked = Present {
+            place: 5,
+            checked: false,
+        };
+        table.set(0, unchecked);
+        let hit = {
+            let (table, payload, looks) = (table.clone(), payload.clone(), looks.clone());
+            move || {
+                if table.get(0).is_none_or(|present| present.checked) {
+                    return false;
+                }
+                let look = looks.read().unwrap();
+                let Some(present) = table.get(0).filter(|present| !present.checked) else {
+                    return false;
+                };
+                assert_eq!(payload.read(), 0, "another's");
+                let is_ours = table.withdraw(0, present.place);
+                drop(look);
+                if is_ours {
+                    drop(looks.write().unwrap());
+                    // The room is free, and another sample's at once.
+                    payload.write(9);
+                    table.give_up(0);
+                }
+                is_ours
+            }
+        };
+        let other = thread::spawn(hit.clone());
+        let (ours, theirs) = (hit(), other.join().unwrap());
+        assert!(ours != theirs && table.begin(0));
     });
 }

@@ -205,11 +205,85 @@ fn what_a_take_over_drops_does_not_come_back() {
     assert!(cache.get(0).is_some() && cache.get(1).is_none() && cache.get(2).is_none());
     assert!(put(&cache, 2));
     drop(cache);
+    // The one with the damaged payload was dropped when that was found.
     let (cache, found) = segment.open();
-    assert_eq!((found.entries, found.dropped), (2, 1));
+    assert_eq!((found.entries, found.dropped), (2, 0));
     assert!(cache.get(0).is_some() && cache.get(1).is_none() && cache.get(2).is_some());
     drop(cache);
     assert_eq!(segment.open().1.dropped, 0);
+}
+
+/// Where the payloads begin, for so many samples.
+fn payloads_at(samples: u64) -> u64 {
+    (INDEX_AT + (samples + samples / 16 + 64) * ENTRY).next_multiple_of(4096)
+}
+
+#[test]
+fn a_segment_of_which_most_is_damaged_is_filled_again() {
+    const MANY: u32 = 400;
+    let segment = Segment::of("damaged");
+    let open = || segment.open_as(1 << 18, MANY, FINGERPRINT).unwrap();
+    let fill = |cache: &NoEviction| {
+        for id in 0..MANY {
+            put(cache, id);
+        }
+    };
+    let there = |cache: &NoEviction| {
+        let is_whole = |id: &u32| cache.get(*id).is_some_and(|hit| *hit == *payload(*id));
+        (0..MANY).filter(is_whole).count()
+    };
+    let (cache, _) = open();
+    fill(&cache);
+    let filled = (there(&cache), cache.usage());
+    assert_eq!(filled.0, MANY as usize, "all have room");
+    drop(cache);
+    let (from, to) = (INDEX_AT, payloads_at(MANY.into()) + filled.1.used);
+    for round in 0..3 {
+        // Where no entry and no payload lies, a flip is no damage.
+        (from..to)
+            .step_by(47)
+            .for_each(|at| segment.flip(at + round));
+        let (cache, found) = open();
+        let intact = there(&cache);
+        assert!(intact < MANY as usize / 4, "{intact} of {found:?}");
+        assert_eq!(cache.usage().entries(), intact as u64);
+        fill(&cache);
+        assert_eq!((there(&cache), cache.usage()), filled);
+        drop(cache);
+        let (cache, found) = open();
+        assert_eq!((found.entries, found.dropped), (MANY.into(), 0));
+        assert_eq!((there(&cache), cache.usage()), filled);
+    }
+}
+
+#[test]
+fn threads_that_find_the_same_damage_at_once_give_its_room_back_once() {
+    let segment = Segment::of("at-once");
+    for round in 0..50 {
+        let (cache, _) = segment.open();
+        for id in 0..SAMPLES {
+            put(&cache, id);
+        }
+        let used = cache.usage();
+        drop(cache);
+        for id in 0..u64::from(SAMPLES) {
+            segment.flip(payloads_at(SAMPLES.into()) + id * 128 + round % 64);
+        }
+        let (cache, _) = segment.open();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for id in (0..SAMPLES).chain(0..SAMPLES) {
+                        put(&cache, id);
+                        let hit = cache.get(id);
+                        assert!(hit.is_none_or(|hit| *hit == *payload(id)));
+                    }
+                });
+            }
+        });
+        assert_eq!(ids(&cache), (0..SAMPLES).collect::<Vec<_>>());
+        assert_eq!(cache.usage(), used);
+    }
 }
 
 #[test]

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use common::{PATIENCE, Peer, Random, receive, role, say, until_closed};
 use coprep_cache::ErrorKind;
-use coprep_cache::handover::{Doorbell, Item, ItemKind, Receiver, Sender};
+use coprep_cache::handover::{Bell, Doorbell, Item, ItemKind, Receiver, Sender};
 use coprep_cache::staging::{Layout, Lease, StagingPool};
 use coprep_cache::view::StagingView;
 use memmap2::MmapOptions;
@@ -44,26 +44,29 @@ struct Coordinator {
     pool: StagingPool,
     sender: Sender,
     doorbell: Doorbell,
+    bell: Bell,
     leases: HashMap<u64, Lease>,
 }
 
 impl Coordinator {
     fn new() -> Self {
+        let doorbell = Doorbell::new().unwrap();
         Coordinator {
             pool: StagingPool::create(layout()).unwrap(),
             sender: Sender::create(16).unwrap(),
-            doorbell: Doorbell::new().unwrap(),
+            bell: doorbell.bell().unwrap(),
+            doorbell,
             leases: HashMap::new(),
         }
     }
 
-    fn descriptors(&self) -> [OwnedFd; 4] {
+    fn descriptors(&mut self) -> [OwnedFd; 4] {
         let (deliver, reply) = self.sender.fds().unwrap();
         [
             self.pool.reader_fd().unwrap(),
             deliver,
             reply,
-            self.doorbell.fd().unwrap(),
+            self.bell.fd().unwrap(),
         ]
     }
 
@@ -359,7 +362,7 @@ fn a_consumer_cannot_write_what_others_read() {
 
 #[test]
 fn a_consumer_cannot_shrink_what_the_coordinator_reads() {
-    let coordinator = Coordinator::new();
+    let mut coordinator = Coordinator::new();
     let [_, _, reply, _] = coordinator.descriptors();
     assert!(nix::unistd::ftruncate(&reply, 0).is_err());
     assert!(nix::unistd::ftruncate(&reply, 1 << 20).is_err());
@@ -386,7 +389,12 @@ fn nonsense_in_the_reply_region_ends_the_session_and_nothing_else() {
                     .write_volatile(value)
             };
             let leases = &mut coordinator.leases;
-            let polled = coordinator.sender.taken().map(drop);
+            let polled = if random.below(2) == 0 {
+                coordinator.sender.taken()
+            } else {
+                coordinator.sender.take_back()
+            };
+            let polled = polled.map(drop);
             let polled = polled.and_then(|()| {
                 coordinator
                     .sender
@@ -427,7 +435,7 @@ fn fork_a_view(socket: &UnixStream) {
 
 #[test]
 fn a_forked_child_drops_its_own_pages_and_not_its_parents() {
-    let coordinator = Coordinator::new();
+    let mut coordinator = Coordinator::new();
     let mut consumer = Peer::start("fork");
     consumer.send(&coordinator.descriptors());
     consumer.ends_well();

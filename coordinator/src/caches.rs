@@ -4,16 +4,19 @@
 //! that streams which differ only in their random operators share it. Its memory is reserved when it is
 //! opened: as much as the dataset needs, or as the budget leaves.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use coprep_cache::sample_cache::{
-    Form, Lru, Meta, NoEviction, Renewing, SampleCache, Usage, list_named, remove_named,
+    Form, LONGEST_NAME, Lru, Meta, NoEviction, Renewing, SampleCache, Usage, is_name, list_named,
+    remove_named,
 };
 use coprep_costs::{Chooser, Offer};
 use coprep_pipeline::{Dataset, Pipeline};
 use coprep_protocol::message::{CacheForm, CacheStatus, FormStatus};
+use coprep_protocol::spec::{Op, PipelineSpec};
 
+use crate::registry::describe_operators;
 use crate::{Error, Result};
 
 /// What tells one cache from another.
@@ -45,10 +48,65 @@ pub(crate) struct Cache {
     /// Chooses each sample's form by its price.
     pub(crate) forms: Option<Forms>,
     dataset: String,
+    /// What it holds, if the coordinator's own pipelines make it.
+    origin: Option<Origin>,
     /// The named segment in which it lies.
     segment: Option<String>,
+    /// It was filled on purpose, before jobs came.
+    warmed: AtomicBool,
     hits: AtomicU64,
     misses: AtomicU64,
+    /// Openings and warm-ups under way that use it, and no stream yet. Raised under the registry's lock only.
+    pins: AtomicU32,
+}
+
+/// Keeps a cache from being dropped while something that will use it is being opened.
+pub(crate) struct Pin(Arc<Cache>);
+
+impl Pin {
+    /// To be called under the registry's lock, which is also held when caches are dropped.
+    pub(crate) fn new(cache: &Arc<Cache>) -> Pin {
+        cache.pins.fetch_add(1, Ordering::Relaxed);
+        Pin(cache.clone())
+    }
+
+    pub(crate) fn cache(&self) -> &Arc<Cache> {
+        &self.0
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        self.0.pins.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// What a cache of a native pipeline holds, in a form that can be compared and shown.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Origin {
+    /// Identity of the source.
+    pub(crate) source: u128,
+    /// Operators that were applied before samples were cached.
+    pub(crate) ops: Vec<Op>,
+}
+
+impl Origin {
+    pub(crate) fn of(spec: &PipelineSpec, form: CacheForm) -> Self {
+        Origin {
+            source: spec.source.fingerprint(),
+            ops: Self::ops_of(spec, form),
+        }
+    }
+
+    /// Returns the operators that are applied before samples are cached in a form.
+    pub(crate) fn ops_of(spec: &PipelineSpec, form: CacheForm) -> Vec<Op> {
+        // Files are cached as they were read, whatever is done to them afterwards.
+        if form == CacheForm::Encoded {
+            Vec::new()
+        } else {
+            spec.cached_ops()
+        }
+    }
 }
 
 /// Who chooses forms, and for which samples it was asked: once for each.
@@ -64,11 +122,11 @@ pub(crate) struct Opening<'a> {
     pub(crate) key: CacheKey,
     pub(crate) samples: u32,
     pub(crate) dataset_name: &'a str,
+    /// Of a native pipeline.
+    pub(crate) origin: Option<Origin>,
     pub(crate) sizes: Sizes,
-    /// What the job asked for.
-    pub(crate) bytes: Option<u64>,
-    /// What the node has left for caches.
-    pub(crate) budget_left: u64,
+    /// Bytes to reserve; see [`Sizes::capacity`].
+    pub(crate) capacity: u64,
     /// Prefix of a named segment.
     pub(crate) segment: Option<&'a str>,
     /// What is not decoded in full for the cache is decoded faster.
@@ -94,7 +152,7 @@ const PROBES: u32 = 4096;
 
 impl Cache {
     pub(crate) fn open(opening: &Opening<'_>) -> Result<Cache> {
-        let capacity = opening.capacity();
+        let capacity = opening.capacity;
         let is_private = opening.key.lru || opening.key.reuse > 0;
         let segment = opening.segment_name().filter(|_| !is_private);
         let store: Box<dyn SampleCache> = match (opening.key.lru, &segment) {
@@ -128,9 +186,12 @@ impl Cache {
             store,
             forms,
             dataset: opening.dataset_name.to_owned(),
+            origin: opening.origin.clone(),
             segment,
+            warmed: AtomicBool::new(false),
             hits: AtomicU64::new(0),
             misses: AtomicU64::new(0),
+            pins: AtomicU32::new(0),
         })
     }
 
@@ -197,6 +258,10 @@ impl Cache {
         self.misses.fetch_add(1, Ordering::Relaxed);
     }
 
+    pub(crate) fn is_pinned(&self) -> bool {
+        self.pins.load(Ordering::Acquire) > 0
+    }
+
     pub(crate) fn capacity(&self) -> u64 {
         self.store.usage().capacity
     }
@@ -214,6 +279,23 @@ impl Cache {
         bytes
     }
 
+    /// From now on jobs that name no form take it, and the coordinator stays for longer without connections.
+    pub(crate) fn mark_warmed(&self) {
+        self.warmed.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_warmed(&self) -> bool {
+        self.warmed.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn origin(&self) -> Option<&Origin> {
+        self.origin.as_ref()
+    }
+
+    pub(crate) fn dataset(&self) -> &str {
+        &self.dataset
+    }
+
     pub(crate) fn belongs_to(&self, name: &str) -> bool {
         self.dataset == name
     }
@@ -223,6 +305,11 @@ impl Cache {
         CacheStatus {
             dataset: self.dataset.clone(),
             form: self.form,
+            pipeline: self
+                .origin
+                .as_ref()
+                .map_or(String::new(), |o| describe_operators(&o.ops)),
+            warmed: self.is_warmed(),
             policy: self.key.policy(),
             capacity: usage.capacity,
             used: usage.used,
@@ -277,25 +364,14 @@ impl Opening<'_> {
             || usage.capacity.saturating_mul(WORTH_DECODING) >= self.sizes.wanted
     }
 
-    fn capacity(&self) -> u64 {
-        // An explicit size is taken as it is: too large is an error of the reservation, not of taste.
-        match self.bytes {
-            Some(bytes) => bytes.min(self.sizes.wanted),
-            None => self
-                .sizes
-                .wanted
-                .min(self.budget_left)
-                .min(coprep_cache::memory::available().unwrap_or(u64::MAX) / 2),
-        }
-    }
-
     fn fingerprint(&self) -> u128 {
         self.key.content ^ self.key.form as u128
     }
 
     fn segment_name(&self) -> Option<String> {
-        self.segment
-            .map(|prefix| format!("{prefix}.{:016x}", self.fingerprint() as u64))
+        let suffix = format!(".{:016x}", self.fingerprint() as u64);
+        debug_assert_eq!(suffix.len(), SEGMENT_SUFFIX);
+        self.segment.map(|prefix| format!("{prefix}{suffix}"))
     }
 
     fn named(&self, name: &str, capacity: u64) -> Result<NoEviction> {
@@ -309,6 +385,23 @@ impl Opening<'_> {
         );
         Ok(cache)
     }
+}
+
+/// Bytes of what is appended to the operator's name of caches, to tell the segments apart.
+const SEGMENT_SUFFIX: usize = 17;
+
+/// Checks a name for [`Settings::cache_name`](crate::Settings::cache_name), before a cache is opened with it.
+///
+/// # Errors
+/// When it is empty, too long, or has other characters than a segment's name may have.
+pub fn check_cache_name(name: &str) -> Result<()> {
+    let longest = LONGEST_NAME - SEGMENT_SUFFIX;
+    if is_name(name, longest) {
+        return Ok(());
+    }
+    Err(Error::Invalid(format!(
+        "a name of caches is made of 1 to {longest} letters, digits, '.', '_' and '-'"
+    )))
 }
 
 /// Removes the named segments that coordinators left behind; gives their bytes.
@@ -326,6 +419,13 @@ pub fn drop_left_segments() -> Result<u64> {
 }
 
 impl Sizes {
+    /// Returns the bytes to reserve for these samples. `bytes`: what the job asked for. `room`: what the node has left
+    /// for caches.
+    pub(crate) fn capacity(&self, bytes: Option<u64>, room: u64) -> u64 {
+        // An explicit size is taken as it is: too large is an error of the reservation, not of taste.
+        self.wanted.min(bytes.unwrap_or(room))
+    }
+
     /// Of samples cached in a form; an estimate from every so manieth of a large dataset.
     pub(crate) fn of(dataset: &Dataset, pipeline: &Pipeline, form: CacheForm) -> Sizes {
         let step = dataset.len().div_ceil(PROBES).max(1);

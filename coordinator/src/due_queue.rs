@@ -81,6 +81,8 @@ struct State<T> {
     waiting: DueHeap<T>,
     /// Threads that wait.
     idle: usize,
+    /// Nobody waits any more.
+    is_closed: bool,
 }
 
 impl<T> DueQueue<T> {
@@ -89,6 +91,7 @@ impl<T> DueQueue<T> {
             state: Mutex::new(State {
                 waiting: DueHeap::new(),
                 idle: 0,
+                is_closed: false,
             }),
             more: Condvar::new(),
         }
@@ -104,6 +107,12 @@ impl<T> DueQueue<T> {
         }
     }
 
+    /// Wakes all who wait: from now on nobody waits for more.
+    pub(crate) fn close(&self) {
+        self.state().is_closed = true;
+        self.more.notify_all();
+    }
+
     pub(crate) fn try_pop(&self) -> Option<T> {
         self.state().waiting.pop()
     }
@@ -115,7 +124,7 @@ impl<T> DueQueue<T> {
             state.idle += 1;
             let waited = self
                 .more
-                .wait_timeout_while(state, wait, |state| state.waiting.is_empty());
+                .wait_timeout_while(state, wait, |s| s.waiting.is_empty() && !s.is_closed);
             (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
             state.idle -= 1;
         }

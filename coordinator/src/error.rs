@@ -1,5 +1,7 @@
 //! What can go wrong for a client, and how it is told.
 
+use std::sync::Arc;
+
 use coprep_protocol::message::{Refusal, RefusalKind, SampleError};
 
 /// An error of the coordinator.
@@ -27,6 +29,26 @@ pub enum Error {
     /// A thread panicked.
     #[error("a defect of coprep, please report it with the coordinator's log: {0}")]
     Defect(&'static str),
+    /// The process that runs the jobs' own code was killed.
+    #[error(
+        "the process that runs the dataset's code {how}{}, while it was {doing}: if it was killed for want of memory, give \
+         the job or its container more; else its output in the coordinator's log says what happened",
+        times(*.attempts)
+    )]
+    HostKilled {
+        /// How it ended.
+        how: String,
+        /// What it was to do.
+        doing: String,
+        /// In how many attempts.
+        attempts: u32,
+    },
+    /// Something takes too long.
+    #[error("{0}")]
+    Late(String),
+    /// An error that several are told.
+    #[error("{0}")]
+    Shared(Arc<Error>),
     /// The socket, a lock or a thread.
     #[error("{what}: {source}")]
     Io {
@@ -40,6 +62,13 @@ pub enum Error {
 /// Result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
+fn times(attempts: u32) -> String {
+    match attempts {
+        0 | 1 => String::new(),
+        many => format!(" in each of {many} attempts"),
+    }
+}
+
 impl Error {
     pub(crate) fn io(what: impl Into<String>, source: impl Into<std::io::Error>) -> Self {
         Error::Io {
@@ -48,15 +77,28 @@ impl Error {
         }
     }
 
+    /// Returns true if whoever tries the same would fail in the same way, so that nobody else need try.
+    pub(crate) fn is_everybodys(&self) -> bool {
+        match self {
+            Error::Pipeline(_) | Error::HostKilled { .. } => true,
+            Error::Shared(error) => error.is_everybodys(),
+            _ => false,
+        }
+    }
+
     /// As the client is told.
     pub(crate) fn refusal(&self) -> Refusal {
+        if let Error::Shared(error) = self {
+            return error.refusal();
+        }
         let kind = match self {
             Error::Invalid(_) | Error::Attach(_) => RefusalKind::Invalid,
             Error::Pipeline(e) if e.is_not_found() => RefusalKind::NotFound,
             Error::Pipeline(_) => RefusalKind::Invalid,
             Error::Memory(_) => RefusalKind::Memory,
-            Error::Code(_) | Error::Sample(_) => RefusalKind::Code,
-            Error::Io { .. } | Error::Defect(_) => RefusalKind::Internal,
+            Error::Code(_) | Error::Sample(_) | Error::HostKilled { .. } => RefusalKind::Code,
+            Error::Late(_) => RefusalKind::Late,
+            Error::Io { .. } | Error::Shared(_) | Error::Defect(_) => RefusalKind::Internal,
         };
         let sample = match self {
             Error::Sample(sample) => Some(sample.clone()),

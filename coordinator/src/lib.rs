@@ -1,7 +1,7 @@
 //! The coordinator: fetches each sample once, prepares each minibatch once, hands it to every job.
 //!
 //! * [`server`]: the socket, signals, idle exit.
-//! * [`session`]: one connection, one consumer at most.
+//! * [`session`]: one connection, one consumer at most; [`peer`]: the process at its other end.
 //! * [`status`]: what is seen of it from outside.
 //! * [`registry`]: what is open: datasets, caches, streams.
 //! * [`stream`]: jobs that share a pipeline, their scheduler and their staging area.
@@ -30,6 +30,7 @@ mod error;
 mod failpoints;
 mod maker;
 mod outbox;
+mod peer;
 mod prepare;
 mod registry;
 mod server;
@@ -42,11 +43,11 @@ mod user_code;
 mod warm;
 mod workers;
 
-pub use caches::drop_left_segments;
-pub use coprep_pipeline::{Dataset, Pipeline, Slowness, Throttle};
+pub use caches::{check_cache_name, drop_left_segments};
+pub use coprep_pipeline::{Dataset, Pipeline, Slowness, Throttle, open_regular};
 pub use error::{Error, Result};
 pub use registry::describe;
-pub use server::{Server, StopReason};
+pub use server::{OwnFile, Server, StopReason};
 pub use settings::Settings;
 pub use status::Monitor;
 /// For `examples/overhead` alone.

@@ -122,10 +122,12 @@ impl Outbox {
         }
     }
 
-    /// Waits until there is room for the answer to another request, or the connection has ended.
-    pub(crate) fn wait_for_room(&self) {
+    /// Waits until there is room for the answer to another request, or the connection has ended. Returns `false` if
+    /// the time is up before.
+    pub(crate) fn wait_for_room(&self, limit: Duration) -> bool {
         let full = |queue: &mut Queue| !queue.is_closed && queue.bytes >= MOST_QUEUED;
-        drop(self.room.wait_while(self.queue(), full));
+        let waited = self.room.wait_timeout_while(self.queue(), limit, full);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
     /// Returns `true` if the client has been sent everything.
@@ -413,6 +415,8 @@ mod tests {
 
     use super::*;
 
+    const LIMIT: Duration = Duration::from_secs(60);
+
     fn error(tag: u64, bytes: usize) -> Arc<SampleError> {
         Arc::new(SampleError {
             tag,
@@ -457,8 +461,7 @@ mod tests {
         }
         assert!((8..64).contains(&queued), "{queued}");
         assert_eq!(tags(&client, queued), (0..queued).collect::<Vec<_>>());
-        told.recv_timeout(Duration::from_secs(60))
-            .expect("there is room");
+        told.recv_timeout(LIMIT).expect("there is room");
         assert!(outbox.tell(&error(queued, 1)));
         assert_eq!(tags(&client, 1), [queued]);
         assert!(!outbox.is_gone());
@@ -474,7 +477,7 @@ mod tests {
         assert_eq!(tags(&client, 4), [0, 1, 2, 3]);
         let (answer, _) = frame::receive::<Reply>(&client).expect("received");
         assert_eq!(answer, Reply::WantCode);
-        outbox.wait_for_room();
+        assert!(outbox.wait_for_room(LIMIT));
     }
 
     #[test]
@@ -483,7 +486,7 @@ mod tests {
         while outbox.tell(&error(0, 1 << 17)) {}
         outbox.hang_up();
         assert!(outbox.is_gone());
-        outbox.wait_for_room();
+        assert!(outbox.wait_for_room(LIMIT));
         assert!(outbox.send(&Reply::WantCode).is_err());
         assert!(outbox.tell(&error(1, 1)), "nobody is to wait for room");
         drop(client);
@@ -496,7 +499,7 @@ mod tests {
         drop(client);
         // The runner ends a test that hangs.
         while !outbox.is_empty() {
-            outbox.wait_for_room();
+            assert!(outbox.wait_for_room(LIMIT));
             std::thread::yield_now();
         }
         assert!(outbox.is_gone());

@@ -3,18 +3,20 @@
 //! One coordinator per socket: it holds a lock file (`flock`) as long as it lives, which no death can
 //! leave held. Socket and lock file are removed when it ends in any way that lets it run to the end.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use coprep_protocol::frame;
-use coprep_protocol::place::Place;
+use coprep_protocol::nap::nap;
+use coprep_protocol::place::{Place, open_private};
 use fail::fail_point;
 use nix::fcntl::{Flock, FlockArg};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -28,12 +30,17 @@ use crate::{Error, Monitor, Result, Settings, session};
 
 /// Most connections at a time.
 const MAX_CONNECTIONS: usize = 4096;
+/// While somebody is connected, the pool's balance is looked at this often.
+const TIDY: Duration = Duration::from_millis(250);
+/// How long the thread sleeps before it looks around though nothing woke it, which nothing needs: see [`nap`].
+const NAP: Duration = Duration::from_secs(1);
 /// How long sessions may take to end.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// A coordinator that listens. Dropped, it gives up its place.
 pub struct Server {
-    place: Place,
+    /// Socket and lock file, to be removed at the end.
+    files: [OwnFile; 2],
     listener: UnixListener,
     _lock: Flock<File>,
     signals: SignalFd,
@@ -67,9 +74,12 @@ impl Shutdown {
     }
 }
 
-#[derive(Default)]
 struct Connections {
     count: AtomicUsize,
+    /// When the last one ended.
+    emptied: Mutex<Instant>,
+    /// Tells the server that one has ended.
+    ended: EventFd,
     sockets: Mutex<Vec<(u64, UnixStream)>>,
     next: std::sync::atomic::AtomicU64,
 }
@@ -89,21 +99,24 @@ impl Server {
             .map_err(|e| Error::io("cannot use the socket's folder", e))?;
         let lock = take_lock(&place)?;
         let listener = listen(&place)?;
-        let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
-        let event = event.map_err(|e| Error::io("cannot make an eventfd", e))?;
+        let what = |e| Error::io("cannot look at the socket", e);
+        let files = [
+            OwnFile::at(&place.socket).map_err(what)?,
+            OwnFile::at(&place.lock()).map_err(what)?,
+        ];
         let shutdown = Arc::new(Shutdown {
             requested: AtomicBool::new(false),
-            event,
+            event: event()?,
         });
         let registry = Arc::new(Registry::new(settings)?);
         Ok(Server {
-            place,
+            files,
             listener,
             _lock: lock,
             signals,
             registry,
             shutdown,
-            connections: Arc::default(),
+            connections: Arc::new(Connections::new()?),
             replies: Arc::new(ReplyWriter::start()?),
         })
     }
@@ -127,15 +140,8 @@ impl Server {
     }
 
     fn serve(&self) -> Result<StopReason> {
-        let mut busy = Instant::now();
         loop {
-            if self.connections.count() > 0 {
-                busy = Instant::now();
-            }
-            if self
-                .idle_limit()
-                .is_some_and(|limit| busy.elapsed() >= limit)
-            {
+            if self.idle_end().is_some_and(|end| end <= Instant::now()) {
                 return Ok(StopReason::Idle);
             }
             if let Some(reason) = self.turn()? {
@@ -153,6 +159,27 @@ impl Server {
         }
     }
 
+    /// Returns when the coordinator ends if nobody comes, or `None` while somebody is here or it stays for good.
+    fn idle_end(&self) -> Option<Instant> {
+        let since = self.connections.idle_since()?;
+        since.checked_add(self.idle_limit()?)
+    }
+
+    /// Returns how long nothing is due.
+    fn pause(&self) -> Duration {
+        let now = Instant::now();
+        let until_end = self
+            .idle_end()
+            .map(|end| end.saturating_duration_since(now));
+        let is_connected = self.connections.count() > 0;
+        let until_tidy = match is_connected {
+            true => Some(TIDY),
+            false => self.registry.next_tidy(),
+        };
+        let due = [until_end, until_tidy].into_iter().flatten();
+        due.fold(nap(NAP), Duration::min)
+    }
+
     /// Waits for something to happen, a bounded time, and deals with it.
     fn turn(&self) -> Result<Option<StopReason>> {
         fail_point!("main-turn");
@@ -161,12 +188,21 @@ impl Server {
             PollFd::new(self.listener.as_fd(), PollFlags::POLLIN),
             PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
             PollFd::new(self.shutdown.event.as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.connections.ended.as_fd(), PollFlags::POLLIN),
         ];
-        match poll(&mut fds, PollTimeout::from(250u8)) {
+        // Rounded up: a rest of less than a millisecond is no reason to spin.
+        let pause = self.pause() + Duration::from_millis(1);
+        match poll(
+            &mut fds,
+            PollTimeout::try_from(pause).unwrap_or(PollTimeout::MAX),
+        ) {
             Ok(_) | Err(nix::errno::Errno::EINTR) => {}
             Err(e) => return Err(Error::io("cannot wait for connections", e)),
         }
-        let [connection, signal, _] = fds.map(|fd| fd.any().unwrap_or(false));
+        let [connection, signal, _, ended] = fds.map(|fd| fd.any().unwrap_or(false));
+        if ended {
+            let _ = self.connections.ended.read();
+        }
         if self.shutdown.requested.load(Ordering::Acquire) {
             return Ok(Some(StopReason::Asked));
         }
@@ -242,9 +278,37 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.place.socket);
-        // Removed while it is held: whoever opened it meanwhile sees that it is gone, and makes a new one.
-        let _ = std::fs::remove_file(self.place.lock());
+        // The lock last, and while it is held: whoever opened it meanwhile sees that it is gone, and makes a new one.
+        self.files.iter().for_each(OwnFile::remove);
+    }
+}
+
+/// A file by its path, as long as that leads to it. If the folder is removed and made again while a coordinator lives
+/// (as at logout and login), the path leads to the file of another one.
+pub struct OwnFile {
+    path: PathBuf,
+    /// Device and inode.
+    id: (u64, u64),
+}
+
+impl OwnFile {
+    /// The file that the path leads to now.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn at(path: &Path) -> io::Result<OwnFile> {
+        let meta = std::fs::symlink_metadata(path)?;
+        Ok(OwnFile {
+            path: path.to_owned(),
+            id: (meta.dev(), meta.ino()),
+        })
+    }
+
+    /// Removes it, unless the path leads to something else meanwhile.
+    pub fn remove(&self) {
+        if OwnFile::at(&self.path).is_ok_and(|now| now.id == self.id) {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
 }
 
@@ -261,6 +325,22 @@ impl Drop for Connected {
 }
 
 impl Connections {
+    fn new() -> Result<Self> {
+        Ok(Connections {
+            count: AtomicUsize::new(0),
+            emptied: Mutex::new(Instant::now()),
+            ended: event()?,
+            sockets: Mutex::default(),
+            next: std::sync::atomic::AtomicU64::new(0),
+        })
+    }
+
+    /// Returns since when nobody is here.
+    fn idle_since(&self) -> Option<Instant> {
+        let is_empty = self.count() == 0;
+        is_empty.then(|| *self.emptied.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     fn count(&self) -> usize {
         self.count.load(Ordering::Acquire)
     }
@@ -278,7 +358,9 @@ impl Connections {
 
     fn remove(&self, number: u64) {
         self.sockets().retain(|(n, _)| *n != number);
+        *self.emptied.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
         self.count.fetch_sub(1, Ordering::AcqRel);
+        let _ = self.ended.write(1);
     }
 
     fn hang_up(&self) {
@@ -293,6 +375,11 @@ impl Connections {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
+}
+
+fn event() -> Result<EventFd> {
+    let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
+    event.map_err(|e| Error::io("cannot make an eventfd", e))
 }
 
 /// SIGINT and SIGTERM come through a descriptor; threads started later inherit the mask.
@@ -310,15 +397,9 @@ fn take_lock(place: &Place) -> Result<Flock<File>> {
     let path = place.lock();
     let what = || format!("cannot lock {}", path.display());
     loop {
-        let options = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .clone();
-        let file = options.open(&path).map_err(|e| Error::io(what(), e))?;
-        let opened = file.metadata().map_err(|e| Error::io(what(), e))?.ino();
+        let file = open_private(&path).map_err(|e| Error::io(what(), e))?;
+        let opened = file.metadata().map_err(|e| Error::io(what(), e))?;
+        let opened = (opened.dev(), opened.ino());
         let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, _)| {
             Error::Invalid(format!(
                 "another coordinator serves {}: use it, `coprep stop` it, or name another socket in COPREP_SOCKET",
@@ -326,18 +407,27 @@ fn take_lock(place: &Place) -> Result<Flock<File>> {
             ))
         })?;
         // A coordinator that just ended may have removed the file between the opening and the locking.
-        if std::fs::metadata(&path).is_ok_and(|now| now.ino() == opened) {
+        if std::fs::symlink_metadata(&path).is_ok_and(|now| (now.dev(), now.ino()) == opened) {
             return Ok(lock);
         }
     }
 }
 
+/// Removes what a coordinator that was killed left behind, and nothing else.
+fn remove_old_socket(path: &Path) -> io::Result<()> {
+    match std::fs::symlink_metadata(path) {
+        Ok(there) if there.file_type().is_socket() => std::fs::remove_file(path),
+        Ok(_) => Err(io::Error::other(
+            "something that is no socket is there: remove it, or name another socket in COPREP_SOCKET",
+        )),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(e) => Err(e),
+    }
+}
+
 fn listen(place: &Place) -> Result<UnixListener> {
     let what = || format!("cannot listen on {}", place.socket.display());
-    match std::fs::remove_file(&place.socket) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(Error::io(what(), e)),
-        _ => {}
-    }
+    remove_old_socket(&place.socket).map_err(|e| Error::io(what(), e))?;
     // The socket is made 0600 from its first moment on.
     let before = nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o177));
     let listener = UnixListener::bind(&place.socket);

@@ -1,21 +1,26 @@
 //! One connection: reads requests, answers them, and when it ends, however, lets go of everything.
 
+use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use coprep_pipeline::{Dataset, Pipeline, Slowness};
+use coprep_pipeline::{Pipeline, Slowness};
 use coprep_protocol::frame::{self, FrameError};
-use coprep_protocol::message::{Attach, Reply, Request};
+use coprep_protocol::message::{Attach, Awaited, Reply, Request};
 use coprep_protocol::spec::PipelineSpec;
 use fail::fail_point;
 
 use crate::outbox::{Outbox, ReplyWriter};
-use crate::registry::{Answer, Registry};
+use crate::peer::{Heard, Peer};
+use crate::registry::{Answer, Guest, Registry};
 use crate::stream::{Client, Seat, Stream};
 use crate::{Error, Result, server::Shutdown, status, warm};
+
+/// How often a client that does not read its answers is looked at.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// A connection's state.
 struct Session<'a> {
@@ -52,8 +57,7 @@ pub(crate) fn serve(
                 Err(_) => {
                     tracing::error!("a session panicked: a defect of coprep, please report it");
                     session.client.outbox.part();
-                    // Until the client has closed its side: see `part`.
-                    let _ = std::io::copy(&mut &*socket, &mut std::io::sink());
+                    wait_until_gone(&session.client, socket);
                 }
             }
             // Not while a panic unwinds, where another one would end the process.
@@ -62,6 +66,14 @@ pub(crate) fn serve(
         Err(FrameError::Closed) => {}
         Err(e) => tracing::warn!(error = %e, "a connection is refused"),
     }
+}
+
+/// Waits until the client has closed its side: see [`Outbox::part`].
+fn wait_until_gone(client: &Client, mut socket: &UnixStream) {
+    let mut unheard = [0; 4096];
+    while matches!(client.peer.wait(socket), Ok(Heard::Something))
+        && matches!(socket.read(&mut unheard), Ok(1..))
+    {}
 }
 
 /// Ends a connection when it is dropped.
@@ -88,16 +100,30 @@ fn greet(socket: &UnixStream, replies: &ReplyWriter) -> std::result::Result<Clie
         pid: std::process::id(),
         version: env!("CARGO_PKG_VERSION").into(),
     })?;
-    Ok(Client { name, pid, outbox })
+    let peer = Arc::new(Peer::of(socket));
+    Ok(Client {
+        name,
+        pid,
+        outbox,
+        peer,
+    })
 }
 
 impl Session<'_> {
     fn run(&mut self, socket: &UnixStream) -> std::result::Result<(), FrameError> {
         loop {
             // A client that asks and does not read the answers is not read either.
-            self.client.outbox.wait_for_room();
+            while !self.client.outbox.wait_for_room(LOOK) {
+                if self.client.is_gone() {
+                    return Ok(());
+                }
+            }
+            // A process that has ended is gone, whoever else holds its socket.
+            if self.client.peer.wait(socket)? == Heard::Gone {
+                return Ok(());
+            }
             match frame::receive::<Request>(socket) {
-                Ok((request, descriptors)) => self.answer(socket, request, &descriptors)?,
+                Ok((request, descriptors)) => self.answer(request, descriptors)?,
                 Err(FrameError::Closed) => return Ok(()),
                 Err(FrameError::Io(e)) if e.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(FrameError::Io(e)) if e.kind() == std::io::ErrorKind::ConnectionReset => {
@@ -110,27 +136,21 @@ impl Session<'_> {
 
     fn answer(
         &mut self,
-        socket: &UnixStream,
         request: Request,
-        descriptors: &[OwnedFd],
+        descriptors: Vec<OwnedFd>,
     ) -> std::result::Result<(), FrameError> {
         fail_point!("session-request");
-        match self.handle(socket, request, descriptors) {
+        match self.handle(request, descriptors) {
             Ok(Some(reply)) => self.client.outbox.send(&reply),
             Ok(None) => Ok(()),
             Err(e) => self.client.outbox.send(&Reply::Refused(e.refusal())),
         }
     }
 
-    fn handle(
-        &mut self,
-        socket: &UnixStream,
-        request: Request,
-        descriptors: &[OwnedFd],
-    ) -> Result<Option<Reply>> {
+    fn handle(&mut self, request: Request, descriptors: Vec<OwnedFd>) -> Result<Option<Reply>> {
         match request {
             Request::Hello { .. } => Err(Error::Invalid("greeted twice".into())),
-            Request::Attach(attach) => self.attach(&attach, descriptors.first()),
+            Request::Attach(attach) => self.attach(&Arc::from(attach), descriptors),
             Request::EpochStarted { epoch } => {
                 let (stream, seat) = self.place()?;
                 stream.epoch_started(*seat, epoch);
@@ -149,10 +169,24 @@ impl Session<'_> {
                 let (stream, seat) = self.place()?;
                 Ok(Some(Reply::Explanation(stream.explain(*seat))))
             }
-            Request::Describe(spec) => describe(&spec).map(Some),
+            Request::WhoIsAwaited => {
+                let (stream, seat) = self.place()?;
+                let awaited = stream.who_is_awaited(*seat);
+                if let Some(Awaited { what, .. }) = &awaited {
+                    let Seat { job, rank } = *seat;
+                    tracing::warn!(
+                        stream = stream.blueprint.id,
+                        job,
+                        rank,
+                        awaited = what,
+                        "a job waits"
+                    );
+                }
+                Ok(Some(Reply::Awaited(awaited)))
+            }
+            Request::Describe(spec) => self.describe(&spec).map(Some),
             Request::Warm(request) => {
-                warm::warm(self.registry, &request, socket, &self.client.outbox)
-                    .map(|p| Some(Reply::Warmed(p)))
+                warm::warm(self.registry, &request, &self.client).map(|p| Some(Reply::Warmed(p)))
             }
             Request::Status { slow } => {
                 let status = status::status(self.registry, slow);
@@ -161,11 +195,12 @@ impl Session<'_> {
             Request::Drop { name } => Ok(Some(Reply::Dropped {
                 bytes: self.registry.drop_caches(name.as_deref()),
             })),
+            Request::KeepWarm { stream } => {
+                let stream = self.stream(stream)?;
+                warm::keep(&stream).map(|p| Some(Reply::Warmed(p)))
+            }
             Request::Pipeline { stream } => {
-                let streams = self.registry.streams();
-                let found = streams.into_iter().find(|s| s.blueprint.id == stream);
-                let found =
-                    found.ok_or_else(|| Error::Invalid(format!("there is no stream {stream}")))?;
+                let found = self.stream(stream)?;
                 let spec = found.blueprint.spec.clone().map(Box::new);
                 Ok(Some(Reply::Pipeline(spec)))
             }
@@ -188,17 +223,44 @@ impl Session<'_> {
         }
     }
 
+    fn stream(&self, id: u64) -> Result<Arc<Stream>> {
+        let streams = self.registry.streams();
+        let found = streams.into_iter().find(|s| s.blueprint.id == id);
+        found.ok_or_else(|| Error::Invalid(format!("there is no stream {id}")))
+    }
+
+    fn describe(&self, spec: &PipelineSpec) -> Result<Reply> {
+        let fields = match spec.ops.is_empty() {
+            true => Vec::new(),
+            false => vec![Pipeline::compile(&spec.ops)?.output()],
+        };
+        let guest = Guest::new(&self.client);
+        let dataset = self.registry.dataset(&spec.source, &guest)?;
+        Ok(Reply::Described {
+            samples: dataset.len(),
+            classes: dataset.classes().to_vec(),
+            fields,
+        })
+    }
+
     fn place(&self) -> Result<&(Arc<Stream>, Seat)> {
         self.place
             .as_ref()
             .ok_or_else(|| Error::Invalid("this connection is not attached to a stream".into()))
     }
 
-    fn attach(&mut self, request: &Attach, dataset: Option<&OwnedFd>) -> Result<Option<Reply>> {
+    fn attach(
+        &mut self,
+        request: &Arc<Attach>,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<Option<Reply>> {
         if self.place.is_some() {
             return Err(Error::Invalid("this connection is attached already".into()));
         }
-        let answer = self.registry.attach(request, &self.client, dataset)?;
+        let dataset = descriptors.into_iter().next().map(Arc::new);
+        let answer = self
+            .registry
+            .attach(request, &self.client, dataset.as_ref())?;
         let Answer::Admitted(stream, admission) = answer else {
             return Ok(Some(Reply::WantCode));
         };
@@ -223,17 +285,4 @@ impl Drop for Session<'_> {
         }
         self.client.outbox.hang_up();
     }
-}
-
-fn describe(spec: &PipelineSpec) -> Result<Reply> {
-    let dataset = Dataset::open(&spec.source)?;
-    let fields = match spec.ops.is_empty() {
-        true => Vec::new(),
-        false => vec![Pipeline::compile(&spec.ops)?.output()],
-    };
-    Ok(Reply::Described {
-        samples: dataset.len(),
-        classes: dataset.classes().to_vec(),
-        fields,
-    })
 }

@@ -139,6 +139,11 @@ impl BusyClock {
         };
     }
 
+    /// Returns how many workers have something to do.
+    pub(crate) fn busy(&self) -> u32 {
+        self.busy
+    }
+
     /// A piece of work took this.
     pub(crate) fn took(&mut self, fetch: Duration, prep: Duration) {
         self.fetch_us += NEWS * (fetch.as_secs_f64() * 1e6 - self.fetch_us);

@@ -4,8 +4,6 @@
 //! bounded number at a time. It ends when all have been looked at, when the cache is full, or when the
 //! client goes away; what is cached by then stays, so that a warm-up begun again goes on where it was.
 
-use std::os::fd::AsRawFd;
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,9 +14,9 @@ use fail::fail_point;
 
 use crate::caches::Cache;
 use crate::due_queue::Moment;
-use crate::outbox::Outbox;
 use crate::prepare::{Failure, Fetched, Recipe, Tools};
-use crate::registry::Registry;
+use crate::registry::{Guest, Registry};
+use crate::stream::{Client, Stream};
 use crate::workers::{Ready, Work};
 use crate::{Error, Result};
 
@@ -94,16 +92,15 @@ impl Drop for Admit {
 pub(crate) fn warm(
     registry: &Arc<Registry>,
     request: &Warm,
-    socket: &UnixStream,
-    outbox: &Arc<Outbox>,
+    client: &Client,
 ) -> Result<WarmProgress> {
-    let recipe = registry.recipe_for_warming(&request.pipeline, &request.cache)?;
+    let (recipe, _pin) = registry.recipe(&request.pipeline, &request.cache, &Guest::new(client))?;
     let Some(cache) = recipe.cache.clone() else {
         return Err(Error::Invalid(
             "nothing to warm: the cache is off (choose the form \"encoded\" or \"decoded\", and serve with --cache)".into(),
         ));
     };
-    registry.keep_warm();
+    cache.mark_warmed();
     let (done, results) = unbounded();
     let mut run = Run {
         registry,
@@ -113,8 +110,41 @@ pub(crate) fn warm(
         progress: WarmProgress::default(),
     };
     run.progress.total = u64::from(recipe.dataset.len());
-    run.all(&results, socket, outbox)?;
+    run.all(&results, client)?;
     Ok(run.report())
+}
+
+/// Serves [`coprep_protocol::message::Request::KeepWarm`].
+pub(crate) fn keep(stream: &Stream) -> Result<WarmProgress> {
+    let maker = &stream.blueprint.maker;
+    let cache = maker
+        .cache()
+        .ok_or_else(|| Error::Invalid("nothing to keep: the stream has no cache".into()))?;
+    cache.mark_warmed();
+    let samples = u64::from(maker.samples());
+    let so_far = WarmProgress {
+        done: samples,
+        total: samples,
+        ..WarmProgress::default()
+    };
+    Ok(with_usage(so_far, cache))
+}
+
+/// Adds what lies in the cache.
+fn with_usage(mut progress: WarmProgress, cache: &Cache) -> WarmProgress {
+    let usage = cache.store.usage();
+    progress.cached = usage.entries();
+    progress.capacity = usage.capacity;
+    progress.form = Some(cache.form);
+    match cache.form {
+        CacheForm::Encoded => progress.encoded_bytes = usage.used,
+        CacheForm::Auto => {
+            progress.encoded_bytes = usage.bytes_by_form[Form::Encoded as usize];
+            progress.decoded_bytes = usage.bytes() - progress.encoded_bytes;
+        }
+        _ => progress.decoded_bytes = usage.used,
+    }
+    progress
 }
 
 struct Run<'a> {
@@ -126,12 +156,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    fn all(
-        &mut self,
-        results: &Receiver<Admitted>,
-        socket: &UnixStream,
-        outbox: &Arc<Outbox>,
-    ) -> Result<()> {
+    fn all(&mut self, results: &Receiver<Admitted>, client: &Client) -> Result<()> {
         let (mut next, mut under_way, mut reported) = (0, 0, Instant::now());
         loop {
             let window = self.registry.workers.threads() * AHEAD;
@@ -152,7 +177,7 @@ impl Run<'_> {
             }
             if reported.elapsed() >= REPORT_EVERY {
                 reported = Instant::now();
-                self.tell(socket, outbox)?;
+                self.tell(client)?;
             }
         }
     }
@@ -200,47 +225,22 @@ impl Run<'_> {
         }
     }
 
-    fn tell(&mut self, socket: &UnixStream, outbox: &Arc<Outbox>) -> Result<()> {
+    fn tell(&mut self, client: &Client) -> Result<()> {
         let gone = || Error::Invalid("the client that asked for the warm-up has gone".into());
-        if hung_up(socket) {
+        if client.is_gone() {
             return Err(gone());
         }
-        if !outbox.is_empty() {
+        if !client.outbox.is_empty() {
             // It has not read the report before this one: it will be told of the state then.
             return Ok(());
         }
-        outbox
+        client
+            .outbox
             .send(&Reply::Progress(self.report()))
             .map_err(|_| gone())
     }
 
     fn report(&self) -> WarmProgress {
-        let usage = self.cache.store.usage();
-        let mut progress = self.progress.clone();
-        progress.cached = usage.entries();
-        progress.capacity = usage.capacity;
-        match self.cache.form {
-            CacheForm::Encoded => progress.encoded_bytes = usage.used,
-            CacheForm::Auto => {
-                progress.encoded_bytes = usage.bytes_by_form[Form::Encoded as usize];
-                progress.decoded_bytes = usage.bytes() - progress.encoded_bytes;
-            }
-            _ => progress.decoded_bytes = usage.used,
-        }
-        progress
+        with_usage(self.progress.clone(), self.cache)
     }
-}
-
-/// A client that only waits sends nothing: the end of its stream means that it has gone.
-fn hung_up(socket: &UnixStream) -> bool {
-    use nix::sys::socket::{MsgFlags, recv};
-    let peeked = recv(
-        socket.as_raw_fd(),
-        &mut [0],
-        MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT,
-    );
-    !matches!(
-        peeked,
-        Ok(1..) | Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EINTR)
-    )
 }

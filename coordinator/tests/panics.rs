@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use coprep_client::connection::{Connection, How};
 use coprep_client::loader::Options;
-use coprep_client::{Batch, Error, Event, Loader, no_pulse};
+use coprep_client::{Batch, Error, Event, Loader, no_notice, no_pulse};
 use coprep_coordinator::{Server, Settings, StopReason};
 use coprep_protocol::message::{
     Attach, CacheForm, CacheRequest, Reply, Request, SampleError, Warm, WarmProgress,
@@ -129,6 +129,7 @@ impl Node {
             timeout: LIMIT,
             reconnect: LIMIT,
             pulse: no_pulse(),
+            notice: no_notice(),
         };
         Loader::new(options).unwrap()
     }

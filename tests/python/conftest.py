@@ -28,7 +28,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 WAIT = 60.0
 """Seconds after which something that should happen counts as not happening."""
-QUEUE = 8
+QUEUE = 16
 """Minibatches that lie ready for a job at most."""
 
 

@@ -137,12 +137,11 @@ def test_an_unusable_folder_is_one_clear_error(place: Path, tmp_path: Path, make
 
 
 def test_a_cache_larger_than_memory_is_one_clear_error(pipeline: coprep.Pipeline, tmp_path: Path) -> None:
-    # Sparse files as large as the cache: what is wanted is known from their sizes.
-    folder = make_folder(tmp_path / "large", 4)
-    for file in folder.rglob("*.jpg"):
-        with open(file, "r+b") as f:
-            f.truncate(1 << 40)
-    data = coprep.ImageFolder(folder).decode().random_resized_crop(32)
+    # Together larger than the cache, but sparse: what is wanted is known from their sizes.
+    (file,) = make_folder(tmp_path / "large", 1).rglob("*.jpg")
+    with open(file, "r+b") as f:
+        f.truncate(1 << 30)
+    data = coprep.Files([file] * 4000).decode().random_resized_crop(32)
     with pytest.raises(MemoryError, match="cache"):
         next(iter(coprep.DataLoader(data, batch_size=4, cache="encoded", cache_bytes="3TiB", framework="numpy")))
 

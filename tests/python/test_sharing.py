@@ -51,7 +51,7 @@ def whole(epochs: int) -> list[list[int]]:
 
 
 def test_jobs_that_run_together_share_one_preparation(pipeline: coprep.Pipeline, start: Start) -> None:
-    epochs = 6
+    epochs = 12
     with coprep.DataLoader(pipeline, batch_size=20, shuffle=True, framework="numpy") as watcher:
         len(watcher)
         jobs = [job(start, pipeline, 20, epochs, 0, "step") for _ in range(4)]
@@ -82,13 +82,16 @@ def test_jobs_may_come_and_go_at_any_time(pipeline: coprep.Pipeline, start: Star
 
 def test_folds_share_their_intersection(pipeline: coprep.Pipeline) -> None:
     folds = [[i for i in range(N) if i % 4 != k] for k in range(2)]
+    # An epoch is longer than a queue: whoever comes first cannot have been given all of it.
+    size = 3
+    assert len(folds[0]) // size > 2 * QUEUE
     loaders = [
-        coprep.DataLoader(pipeline, batch_size=10, shuffle=True, subset=fold, framework="numpy", with_index=True)
+        coprep.DataLoader(pipeline, batch_size=size, shuffle=True, subset=fold, framework="numpy", with_index=True)
         for fold in folds
     ]
     iterators = [iter(loader) for loader in loaders]
     seen: list[list[int]] = [[], []]
-    for _ in range(15):
+    for _ in range(len(folds[0]) // size):
         for k, it in enumerate(iterators):
             seen[k] += next(it)[-1].tolist()
     assert [sorted(s) for s in seen] == folds

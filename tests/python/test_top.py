@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from conftest import WAIT, Job, Start, coordinator_pid, go
 from terminal import Terminal, terminal
 from test_sharing import job
+from user_jobs import job as user_job
 
 TOP = ["coprep", "top", "--interval", "0.2"]
 
@@ -161,8 +163,44 @@ def test_where_there_is_no_screen_there_is_one_look(jobs: list[Job]) -> None:
     assert "coprep top --once" in done.stderr and "coprep status" in done.stderr
 
 
-def test_without_a_coordinator_it_says_so_at_once(place: Path) -> None:
+def test_a_coordinator_that_is_not_there_yet_is_waited_for(
+    pipeline: coprep.Pipeline, start: Start, place: Path
+) -> None:
     with terminal(TOP) as top:
-        assert top.ended() == 1
-        assert top.shows("coprep: no coordinator is running")
-        assert b"\x1b[" not in top.output
+        top.until(lambda: top.shows("no coordinator is running, waiting for one"), "it waits")
+        assert not top.shows("coordinator 0")
+        one = job(start, pipeline, 16, 10_000, 0.01)
+        go(one)
+        top.until(lambda: rate(top, one) > 0, "the job is shown")
+        assert top.shows(f"coordinator {coordinator_pid()}") and not top.shows("waiting")
+        top.type("q")
+        assert top.ended() == 0
+        assert top.is_as_it_was()
+
+
+def test_without_a_coordinator_there_is_no_single_look(place: Path) -> None:
+    done = run("coprep", "top", "--once")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("coprep: no coordinator is running")
+
+
+def test_worker_processes_are_among_those_at_work(start: Start, place: Path) -> None:
+    # Of two workers each makes a sample in 20 ms, and takes the processor for none of them.
+    one = user_job(start, "Numbers(400, pause=0.02)", 1000, 0)
+    go(one)
+    with terminal(["coprep", "top", "--interval", "1"], columns=100) as top:
+        top.until(lambda: at_work(top) > 0.5, "workers are at work")
+        top.until(lambda: prepared_per_second(top) > 10, "their samples count")
+        top.until(lambda: top.shows("when made from the dataset"), "slow samples say what that is")
+        assert top.shows("dataset[")
+
+
+def at_work(top: Terminal) -> float:
+    """The mean number of those that fetch."""
+    found = re.search(r"fetching \S* ?([\d.]+)/\d+", "\n".join(top.lines()))
+    return float(found[1]) if found else 0.0
+
+
+def prepared_per_second(top: Terminal) -> float:
+    found = re.search(r"preparing .* ([\d.]+k?)/s", "\n".join(top.lines()))
+    return float(found[1].replace("k", "e3")) if found else 0.0

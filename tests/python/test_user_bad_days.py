@@ -208,7 +208,8 @@ def test_a_worker_that_is_killed_while_busy_loses_nothing(start: Start) -> None:
 
 # Whether two messages come at once is a matter of time.
 def test_many_workers_that_are_killed_are_replaced_by_the_same_host() -> None:
-    with coprep.DataLoader(ud.Numbers(96, pause=0.02), 4, **{**NUMPY, "num_workers": 8}) as loader:
+    size = 4 * (20 + 2 * QUEUE)
+    with coprep.DataLoader(ud.Numbers(size, pause=0.02), 4, **{**NUMPY, "num_workers": 8}) as loader:
         batches = iter(loader)
         taken = next(batches)[-1].tolist()
         first = host()
@@ -221,7 +222,7 @@ def test_many_workers_that_are_killed_are_replaced_by_the_same_host() -> None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         taken += [i for batch in batches for i in batch[-1].tolist()]
-        assert sorted(taken) == list(range(96))
+        assert sorted(taken) == list(range(size))
         assert host() == first and loader.stats()["reconnects"] == 0
 
 
@@ -288,10 +289,12 @@ def test_a_short_timeout_is_for_samples_and_not_for_loading() -> None:
 
 
 def test_jobs_go_on_when_the_host_is_killed(start: Start) -> None:
-    jobs = [job(start, f"Numbers({N}, pause=0.005)", 7, 0.01, "step", batch_size=size) for size in (4, 6)]
+    # More than lay ready, twice, and an epoch more.
+    steps, sizes = QUEUE + 2, (4, 6)
+    epochs = 2 * steps // (N // max(sizes)) + 2
+    jobs = [job(start, f"Numbers({N}, pause=0.005)", epochs, 0.01, "step", batch_size=size) for size in sizes]
     for last in (False, True):
-        # More than lay ready.
-        in_step(*jobs, batches=QUEUE + 2)
+        in_step(*jobs, batches=steps)
         before = stream()["worker_pids"]
         killed = host()
         if last:

@@ -20,7 +20,7 @@ N = 48
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_processes_on_one_dataset_share_one_stream(start: Start, count: int) -> None:
-    epochs = 16
+    epochs = 32
     with coprep.DataLoader(ud.Numbers(N), batch_size=8, shuffle=True, **NUMPY) as watcher:
         assert watcher.seed >= 0 and len(watcher) == N // 8
         jobs = [job(start, f"Numbers({N})", epochs, 0, "step") for _ in range(count)]

@@ -99,6 +99,19 @@ class Turning(Numbers):
         return super().__getitem__(i)
 
 
+class Gated(Numbers):
+    """Sample ``gated`` is made only when a file is there."""
+
+    def __init__(self, size: int, gated: int, gate: str, **arguments: Any) -> None:
+        super().__init__(size, **arguments)
+        self.gated, self.gate = gated, gate
+
+    def __getitem__(self, i: int) -> Any:
+        while i == self.gated and not Path(self.gate).exists():
+            time.sleep(0.01)
+        return super().__getitem__(i)
+
+
 class Noisy(Numbers):
     """As a random augmentation in the dataset itself makes them."""
 
@@ -357,3 +370,34 @@ def make() -> Numbers:
 def as_they_are(samples: list[Any]) -> list[Any]:
     """A collate_fn."""
     return samples
+
+
+class KilledAtLoad(Numbers):
+    """The processes that load it are killed, the first ``times`` of them."""
+
+    def __init__(self, size: int, times: int, log: str) -> None:
+        super().__init__(size)
+        self.times = times
+        self.load_log = log
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        note(self.load_log, os.getpid())
+        if len(noted(self.load_log)) <= self.times:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class KilledAtLook(Numbers):
+    """The hosts of the workers that make its first samples are killed, the first ``times`` of them."""
+
+    def __init__(self, size: int, times: int, log: str) -> None:
+        super().__init__(size)
+        self.times = times
+        self.look_log = log
+
+    def __getitem__(self, i: int) -> Any:
+        note(self.look_log, os.getpid())
+        if len(noted(self.look_log)) <= self.times:
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(60)
+        return super().__getitem__(i)

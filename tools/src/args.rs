@@ -5,11 +5,12 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::builder::BoolishValueParser;
-use clap::{ArgAction, Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use clap::error::{ContextKind, ContextValue};
+use clap::{ArgGroup, Args as ClapArgs, CommandFactory, Parser, Subcommand, ValueEnum};
 use coprep_protocol::message::CacheForm;
 use coprep_protocol::place::Place;
 use coprep_protocol::size;
+use coprep_protocol::spec::Interpolation;
 
 use crate::metrics;
 
@@ -25,8 +26,39 @@ pub(crate) struct Args {
 }
 
 impl Args {
+    /// Reads the command line and the environment; ends the process where they make no sense.
+    pub(crate) fn read() -> Self {
+        let given: Vec<OsString> = std::env::args_os().collect();
+        Args::try_parse_from(&given).unwrap_or_else(|mut error| {
+            name_the_variable(&mut error, &given);
+            error.exit()
+        })
+    }
+
     pub(crate) fn place(&self) -> Place {
         self.socket.clone().map_or_else(Place::from_env, Place::at)
+    }
+}
+
+/// Says of a wrong value which environment variable has it, if it was not given as an option.
+fn name_the_variable(error: &mut clap::Error, given: &[OsString]) {
+    let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else {
+        return;
+    };
+    let typed = option.split([' ', '=']).next().unwrap_or(option);
+    let is_given = |argument: &OsString| {
+        let text = argument.to_string_lossy();
+        text.split('=').next() == Some(typed)
+    };
+    let command = Args::command();
+    let all = command.get_subcommands().flat_map(|c| c.get_arguments());
+    let is_it = |long: &str| typed.strip_prefix("--") == Some(long);
+    let mut found = all.filter(|argument| argument.get_long().is_some_and(is_it));
+    let variable = found.find_map(|argument| argument.get_env());
+    let variable = variable.filter(|name| std::env::var_os(name).is_some());
+    if let Some(name) = variable.filter(|_| !given.iter().any(is_given)) {
+        let name = format!("{} (environment variable)", name.to_string_lossy());
+        error.insert(ContextKind::InvalidArg, ContextValue::String(name));
     }
 }
 
@@ -44,7 +76,7 @@ pub(crate) enum Command {
     Stop,
     /// Free caches that no job uses, and named segments that no coordinator has.
     Drop {
-        /// Only of this dataset (its root folder, as `coprep status` shows it).
+        /// Only of this dataset: its folder, or its name as `coprep status` shows it.
         dataset: Option<String>,
     },
     /// Say where an epoch's time goes, and what would help.
@@ -66,7 +98,7 @@ pub(crate) struct Serve {
     #[arg(long, env = "COPREP_CACHE_FORM", value_enum, default_value_t = Form::Auto)]
     pub(crate) cache_form: Form,
     /// Keep caches in named segments, which a restarted coordinator takes over warm.
-    #[arg(long, env = "COPREP_CACHE_NAME", value_name = "NAME")]
+    #[arg(long, env = "COPREP_CACHE_NAME", value_parser = cache_name, value_name = "NAME")]
     pub(crate) cache_name: Option<String>,
     /// Bytes of one stream's staging area.
     #[arg(long, env = "COPREP_STAGING", value_parser = size::parse, default_value = "256M", value_name = "SIZE")]
@@ -83,12 +115,12 @@ pub(crate) struct Serve {
     /// Hand the same minibatches over again and again, unprepared and with wrong labels: to see how fast jobs are.
     #[arg(long, help_heading = "Experiments")]
     pub(crate) replay: bool,
-    /// Whether to measure what samples cost; off: nothing follows from it, for comparison.
-    #[arg(long, env = "COPREP_COSTS", action = ArgAction::Set, value_parser = BoolishValueParser::new(), default_value = "on", value_name = "ON|OFF", help_heading = "Experiments")]
-    pub(crate) costs: bool,
-    /// Whether to tell apart what jobs wait for; off: all of it counts as waiting for other jobs, for comparison.
-    #[arg(long, env = "COPREP_ATTRIBUTION", action = ArgAction::Set, value_parser = BoolishValueParser::new(), default_value = "on", value_name = "ON|OFF", help_heading = "Experiments")]
-    pub(crate) attribution: bool,
+    /// Measure what samples cost; off: nothing follows from it, for comparison.
+    #[arg(long, env = "COPREP_COSTS", value_enum, default_value_t = Switch::On, help_heading = "Experiments")]
+    pub(crate) costs: Switch,
+    /// Tell apart what jobs wait for; off: all of it counts as waiting for other jobs, for comparison.
+    #[arg(long, env = "COPREP_ATTRIBUTION", value_enum, default_value_t = Switch::On, help_heading = "Experiments")]
+    pub(crate) attribution: Switch,
     /// End after this many seconds without a connection; 0: never [default: 0, or 60 if a job started it].
     #[arg(long, env = "COPREP_IDLE", value_name = "SECONDS")]
     pub(crate) idle: Option<u64>,
@@ -119,6 +151,11 @@ pub(crate) struct Throttle {
     pub(crate) latency: Option<Duration>,
 }
 
+fn cache_name(text: &str) -> Result<String, String> {
+    coprep_coordinator::check_cache_name(text).map_err(|e| e.to_string())?;
+    Ok(text.into())
+}
+
 fn sensible_seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(seconds),
@@ -139,9 +176,20 @@ fn milliseconds(text: &str) -> Result<Duration, String> {
 }
 
 #[derive(ClapArgs)]
+#[command(group = ArgGroup::new("what").required(true).args(["folder", "from"]))]
 pub(crate) struct Warm {
     /// Folder with one subfolder per class.
-    pub(crate) folder: PathBuf,
+    pub(crate) folder: Option<PathBuf>,
+    /// Take datasets, operators and cache settings from a training script, which runs until its first iteration over a
+    /// coprep.DataLoader; or from an import string `module:attribute` of a pipeline, a dataset or a loader.
+    #[arg(long, value_name = "SCRIPT", conflicts_with_all = ["form", "bytes", "resize", "center_crop", "exif", "interpolation"])]
+    pub(crate) from: Option<OsString>,
+    /// Arguments of that script.
+    #[arg(last = true, value_name = "ARGUMENTS", requires = "from")]
+    pub(crate) arguments: Vec<OsString>,
+    /// Python that runs the script [default: the environment's, that beside coprep, python3].
+    #[arg(long, value_name = "PATH", requires = "from")]
+    pub(crate) python: Option<PathBuf>,
     /// Form of the cached samples [default: the coordinator's].
     #[arg(long, value_enum)]
     pub(crate) form: Option<Form>,
@@ -171,12 +219,33 @@ pub(crate) struct Fixed {
     /// The jobs' pipeline has `.resize(N)` before its first random operator.
     #[arg(long, value_name = "N")]
     pub(crate) resize: Option<u32>,
+    /// Filter of that `.resize(N)`, if it is not bilinear.
+    #[arg(long, value_enum, value_name = "FILTER", requires = "resize", default_value_t = Filter::Bilinear, hide_default_value = true)]
+    pub(crate) interpolation: Filter,
     /// The jobs' pipeline has `.center_crop(N)` before its first random operator.
     #[arg(long, value_name = "N")]
     pub(crate) center_crop: Option<u32>,
     /// The jobs' pipeline decodes with `apply_exif_orientation=True`.
     #[arg(long)]
     pub(crate) exif: bool,
+}
+
+/// A filter of a resize, on the command line.
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum Filter {
+    Nearest,
+    Bilinear,
+    Bicubic,
+}
+
+impl From<Filter> for Interpolation {
+    fn from(filter: Filter) -> Self {
+        match filter {
+            Filter::Nearest => Interpolation::Nearest,
+            Filter::Bilinear => Interpolation::Bilinear,
+            Filter::Bicubic => Interpolation::Bicubic,
+        }
+    }
 }
 
 /// A pipeline of images, and how it is run.
@@ -288,6 +357,15 @@ pub(crate) struct Doctor {
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Something that is on or off, on the command line.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Switch {
+    #[value(aliases = ["true", "yes", "1"])]
+    On,
+    #[value(aliases = ["false", "no", "0"])]
+    Off,
 }
 
 /// How a log is written.

@@ -8,8 +8,8 @@ use coprep_protocol::place::Place;
 use serde::Serialize;
 
 use crate::Outcome;
-use crate::args;
-use coprep_protocol::size::human;
+use crate::{args, serve};
+use coprep_protocol::size::{self, human};
 
 /// How bad a finding is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -61,6 +61,7 @@ fn examine(place: &Place) -> Vec<Finding> {
     vec![
         shared_memory(),
         free_memory(),
+        cache_budget(place),
         dev_shm(),
         kernel(),
         page_maps(),
@@ -134,6 +135,45 @@ fn free_memory() -> Finding {
             "the kernel does not say how much is available",
             "mount /proc",
         ),
+    }
+}
+
+/// Compares what caches may take with the memory there is: of the coordinator that runs, or else of the one that a job of
+/// this environment would start.
+fn cache_budget(place: &Place) -> Finding {
+    let check = "caches";
+    let available = memory::available();
+    let (budget, reserved) = match control::status(place, 0) {
+        Ok(status) => {
+            let reserved = status.caches.iter().map(|c| c.capacity).sum();
+            (status.cache_budget, reserved)
+        }
+        Err(_) => match std::env::var("COPREP_CACHE").map(|text| size::parse(&text)) {
+            Ok(Ok(bytes)) => (bytes, 0),
+            Ok(Err(e)) => {
+                return failure(
+                    check,
+                    format!("COPREP_CACHE: {e}"),
+                    "give a size such as 8G, or unset it",
+                );
+            }
+            Err(_) => {
+                return ok(
+                    check,
+                    "a quarter of the memory available, as nothing else is set",
+                );
+            }
+        },
+    };
+    // What is reserved counts as taken already.
+    let remaining = budget.saturating_sub(reserved);
+    match serve::more_than_there_is(remaining, available) {
+        Some(text) => warning(
+            check,
+            text,
+            "choose a smaller one: serve --cache, or COPREP_CACHE",
+        ),
+        None => ok(check, format!("may take {}", human(budget))),
     }
 }
 

@@ -21,15 +21,13 @@ mod warm;
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::Parser;
-
 use crate::args::{Args, Command};
 
 /// What a command comes to: an error is printed as one line.
 pub(crate) type Outcome<T = ExitCode> = Result<T, Box<dyn std::error::Error>>;
 
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let args = Args::read();
     let place = args.place();
     let outcome = match args.command {
         Command::Serve(serve) => serve::run(place, &serve),

@@ -6,10 +6,12 @@ use std::os::fd::FromRawFd;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use coprep_coordinator::{Server, Settings, Slowness, StopReason};
+use coprep_cache::memory;
+use coprep_coordinator::{OwnFile, Server, Settings, Slowness, StopReason};
 use coprep_protocol::place::Place;
+use coprep_protocol::size::human;
 
-use crate::args::Serve;
+use crate::args::{Serve, Switch};
 use crate::metrics::Metrics;
 use crate::{Outcome, logs};
 
@@ -20,8 +22,10 @@ pub(crate) fn run(place: Place, args: &Serve) -> Outcome {
     let _failpoints = fail::FailScenario::setup();
     coprep_cache::allocator::keep_freed_memory();
     let socket = place.socket.clone();
+    // A successor may have another log there when this one ends.
+    let log = OwnFile::at(&place.log()).ok().filter(|_| args.auto);
     let mut ready = args.ready_fd.map(starter);
-    let (server, metrics) = match start(place.clone(), args) {
+    let (server, metrics) = match start(place, args) {
         Ok(started) => started,
         Err(e) => {
             tell(&mut ready, &serde_json::json!({ "error": e.to_string() }));
@@ -40,8 +44,10 @@ pub(crate) fn run(place: Place, args: &Serve) -> Outcome {
     drop(server);
     let reason = reason?;
     tracing::info!(?reason, "coordinator ends");
-    if args.auto && reason != StopReason::Signal {
-        let _ = std::fs::remove_file(place.log());
+    if let Some(log) = log
+        && reason != StopReason::Signal
+    {
+        log.remove();
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -49,7 +55,11 @@ pub(crate) fn run(place: Place, args: &Serve) -> Outcome {
 type Started = Result<(Server, Option<Metrics>), Box<dyn std::error::Error>>;
 
 fn start(place: Place, args: &Serve) -> Started {
-    let server = Server::bind(place, settings(args))?;
+    let settings = settings(args);
+    if let Some(text) = more_than_there_is(settings.cache_budget, memory::available()) {
+        tracing::warn!("{text}");
+    }
+    let server = Server::bind(place, settings)?;
     let serve = |address| Metrics::serve(address, server.monitor());
     let metrics = args.metrics.map(serve).transpose()?;
     if let Some(metrics) = &metrics {
@@ -57,6 +67,16 @@ fn start(place: Place, args: &Serve) -> Started {
         tracing::info!(url, "metrics are served");
     }
     Ok((server, metrics))
+}
+
+/// Says so if caches may take more memory than is available.
+pub(crate) fn more_than_there_is(cache: u64, available: Option<u64>) -> Option<String> {
+    let available = available.filter(|&available| cache > available)?;
+    Some(format!(
+        "caches may take {}, and {} of memory are available: they will be as large as memory allows",
+        human(cache),
+        human(available)
+    ))
 }
 
 fn settings(args: &Serve) -> Settings {
@@ -68,8 +88,8 @@ fn settings(args: &Serve) -> Settings {
             latency: args.storage_latency.unwrap_or_default(),
         },
         replay: args.replay,
-        costs: args.costs,
-        attribution: args.attribution,
+        costs: args.costs == Switch::On,
+        attribution: args.attribution == Switch::On,
         cpus: args.cpus.map(u32::from),
         cache_budget: args.cache.unwrap_or(default.cache_budget),
         cache_form: args.cache_form.into(),

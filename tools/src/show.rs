@@ -2,6 +2,7 @@
 
 use std::io::IsTerminal;
 
+use coprep_protocol::message::SampleCost;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 /// Columns of what is printed.
@@ -12,6 +13,9 @@ pub(crate) fn is_coloured() -> bool {
     let refused = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
     !refused && std::io::stdout().is_terminal()
 }
+
+/// What is between two columns of a table.
+pub(crate) const BETWEEN: &str = "  ";
 
 /// Right-aligned columns under a header.
 pub(crate) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
@@ -28,7 +32,7 @@ pub(crate) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
             .zip(&widths)
             .map(|(c, w)| format!("{c:>w$}"))
             .collect();
-        padded.join("  ")
+        padded.join(BETWEEN)
     };
     let mut lines = vec![line(header.to_vec())];
     lines.extend(
@@ -36,6 +40,22 @@ pub(crate) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
             .map(|r| line(r.iter().map(String::as_str).collect())),
     );
     lines.join("\n")
+}
+
+/// Shortens a text to so many columns, from the left: the end of a path tells files apart.
+pub(crate) fn ending(text: &str, width: usize) -> String {
+    if text.width() <= width {
+        return text.into();
+    }
+    let mut room = width.saturating_sub(3);
+    let fits = |c: &char| {
+        let left = room.checked_sub(c.width().unwrap_or(0));
+        room = left.unwrap_or(0);
+        left.is_some()
+    };
+    let kept: Vec<char> = text.chars().rev().take_while(fits).collect();
+    let kept: String = kept.into_iter().rev().collect();
+    format!("...{kept}")
 }
 
 /// `3 min 20 s`.
@@ -73,6 +93,15 @@ fn grouped(digits: &str) -> String {
             comma.then_some(',').into_iter().chain([c])
         })
         .collect()
+}
+
+/// Returns the file of a sample; of user code, which has none, the expression that makes it.
+pub(crate) fn label(sample: &SampleCost) -> String {
+    if sample.path.is_empty() {
+        format!("dataset[{}]", sample.id)
+    } else {
+        sample.path.clone()
+    }
 }
 
 /// Without what a terminal would obey.

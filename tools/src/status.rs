@@ -1,14 +1,16 @@
 //! `coprep status`, `coprep stop`, `coprep drop`.
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use coprep_client::{Error, control};
+use coprep_protocol::dataset_path;
 use coprep_protocol::message::{
-    CacheStatus, CostStatus, FormStatus, JobStatus, PoolStatus, SampleCost, Status, StreamStatus,
+    CacheForm, CacheStatus, CostStatus, FormStatus, JobStatus, SampleCost, Status, StreamStatus,
 };
 use coprep_protocol::place::Place;
 
-use crate::show::{duration, table};
+use crate::show::{BETWEEN, WIDTH, clean, duration, ending, label, number, table, wrapped};
 use crate::{Outcome, args};
 use coprep_protocol::size::human;
 
@@ -46,29 +48,73 @@ pub(crate) fn stop(place: &Place) -> Outcome {
 }
 
 pub(crate) fn drop_caches(place: &Place, dataset: Option<String>) -> Outcome {
-    let named = dataset.is_some();
-    let mut bytes = match control::drop_caches(place, dataset) {
-        Err(Error::Absent { .. }) if !named => 0,
-        other => other?,
+    let bytes = match dataset {
+        Some(named) => drop_of_dataset(place, &named)?,
+        None => drop_all(place)?,
     };
-    if !named {
-        bytes += coprep_coordinator::drop_left_segments()?;
-    }
     println!("{} freed", human(bytes));
     Ok(ExitCode::SUCCESS)
 }
 
+fn drop_all(place: &Place) -> Outcome<u64> {
+    let bytes = match control::drop_caches(place, None) {
+        // Named segments may be left of a coordinator that has ended.
+        Err(Error::Absent { .. }) => 0,
+        other => other?,
+    };
+    Ok(bytes + coprep_coordinator::drop_left_segments()?)
+}
+
+/// Frees the caches of a dataset, which is named as `status` shows it, or by any path of its folder.
+fn drop_of_dataset(place: &Place, named: &str) -> Outcome<u64> {
+    let caches = control::status(place, 0)?.caches;
+    let of = |name: &str| {
+        caches
+            .iter()
+            .filter(|c| c.dataset == name)
+            .collect::<Vec<_>>()
+    };
+    let mut name = named.to_owned();
+    if of(&name).is_empty() {
+        let folder = dataset_path::folder(Path::new(named))?;
+        name = folder.to_string_lossy().into_owned();
+    }
+    let found = of(&name);
+    if found.is_empty() {
+        return Err(no_cache_of(named, &caches).into());
+    }
+    if found.iter().all(|c| c.users > 0) {
+        let text =
+            format!("the cache of {name} is in use: it can be dropped when its jobs have ended");
+        return Err(text.into());
+    }
+    Ok(control::drop_caches(place, Some(name))?)
+}
+
+fn no_cache_of(named: &str, caches: &[CacheStatus]) -> String {
+    let mut names: Vec<&str> = caches.iter().map(|c| c.dataset.as_str()).collect();
+    names.sort_unstable();
+    names.dedup();
+    match names.as_slice() {
+        [] => format!("no cache of {named}; there are no caches"),
+        names => format!("no cache of {named}; there are: {}", names.join(", ")),
+    }
+}
+
 fn describe(status: &Status) -> String {
-    let mut parts = vec![format!(
+    let head = format!(
         "coordinator {} (version {}), up {}, {}, {} of memory, caches may take {}",
         status.pid,
         status.version,
         duration(status.uptime_s),
-        pool(&status.pool),
+        pool(status),
         human(status.pss_bytes),
         human(status.cache_budget)
-    )];
-    parts.push(caches(&status.caches));
+    );
+    let mut parts = vec![
+        wrapped(&head, 0).trim_end().to_owned(),
+        caches(&status.caches),
+    ];
     parts.extend(status.streams.iter().map(stream));
     if status.streams.is_empty() {
         parts.push("no jobs".into());
@@ -76,84 +122,105 @@ fn describe(status: &Status) -> String {
     parts.join("\n\n")
 }
 
-/// What the threads do now.
-fn pool(p: &PoolStatus) -> String {
-    format!(
+/// Shows what threads and worker processes do now.
+fn pool(status: &Status) -> String {
+    let p = &status.pool;
+    let text = format!(
         "{} CPUs, {} threads ({} fetching, {} preparing)",
         p.cpus, p.threads, p.fetching, p.preparing
-    )
+    );
+    let processes: usize = status.streams.iter().map(|s| s.worker_pids.len()).sum();
+    let busy: u32 = status.streams.iter().map(|s| s.busy_workers).sum();
+    if processes == 0 {
+        text
+    } else {
+        format!("{text}, {processes} worker processes ({busy} at work)")
+    }
 }
 
 fn caches(caches: &[CacheStatus]) -> String {
     if caches.is_empty() {
         return "no caches".into();
     }
-    let header = [
-        "cache", "form", "policy", "samples", "used", "capacity", "hits", "misses", "saves",
-    ];
-    let row = |c: &CacheStatus| {
-        vec![
-            c.dataset.clone(),
-            format!("{:?}", c.form).to_lowercase(),
-            c.policy.clone(),
-            c.entries.to_string(),
-            human(c.used),
-            human(c.capacity),
-            c.hits.to_string(),
-            c.misses.to_string(),
-            c.saves_s_per_epoch
-                .map_or(String::new(), |s| format!("{s:.1} s per epoch")),
-        ]
-    };
-    let rows = table(&header, &caches.iter().map(row).collect::<Vec<_>>());
-    let prices = caches.iter().filter_map(price);
-    std::iter::once(rows)
-        .chain(prices)
-        .collect::<Vec<_>>()
-        .join("\n")
+    caches.iter().map(cache).collect::<Vec<_>>().join("\n\n")
 }
 
-/// What is cached in which form, where that is chosen by price.
-fn price(c: &CacheStatus) -> Option<String> {
-    let lambda = c.lambda_s_per_mib?;
-    let form = |f: &FormStatus| {
-        format!(
-            "{} {} ({})",
-            f.entries,
-            format!("{:?}", f.form).to_lowercase(),
-            human(f.bytes)
-        )
-    };
-    let forms: Vec<String> = c.by_form.iter().map(form).collect();
-    let forms = if forms.is_empty() {
-        "nothing yet".into()
-    } else {
-        forms.join(", ")
-    };
-    Some(format!(
-        "  {}: {forms}; a MiB must save {lambda:.4} s per epoch",
-        c.dataset
-    ))
+/// Shows one cache. Two of one dataset differ in their form, in what was done before, or in their policy.
+fn cache(c: &CacheStatus) -> String {
+    let mut kind = vec![form_name(c.form)];
+    kind.extend((!c.pipeline.is_empty()).then(|| format!("after {}", c.pipeline)));
+    kind.push(c.policy.clone());
+    kind.extend(c.warmed.then(|| "warmed".into()));
+    let mut facts = vec![format!(
+        "{}, {} of {}",
+        count(c.entries, "sample"),
+        human(c.used),
+        human(c.capacity)
+    )];
+    facts.push(format!("{}, {} misses", count(c.hits, "hit"), c.misses));
+    // With a single form, the line above says all.
+    if c.by_form.len() > 1 {
+        let form =
+            |f: &FormStatus| format!("{} {} ({})", f.entries, form_name(f.form), human(f.bytes));
+        facts.push(c.by_form.iter().map(form).collect::<Vec<_>>().join(", "));
+    }
+    let saves = c.saves_s_per_epoch.filter(|&s| s > 0.0);
+    facts.extend(saves.map(|s| format!("saves {} s per epoch", number(s))));
+    // Where everything has room, nothing has a price.
+    let price = c.lambda_s_per_mib.filter(|&lambda| lambda >= 1e-4);
+    facts.extend(
+        price.map(|lambda| format!("a MiB must save {} ms per epoch", number(lambda * 1e3))),
+    );
+    let head = wrapped(&format!("cache of {}", c.dataset), 0);
+    format!(
+        "{head}{}{}",
+        wrapped(&kind.join(", "), 2),
+        wrapped(&facts.join("; "), 2)
+    )
+    .trim_end()
+    .to_owned()
 }
 
-/// What the samples cost.
-fn costs(c: &CostStatus) -> String {
+fn form_name(form: CacheForm) -> String {
+    format!("{form:?}").to_lowercase()
+}
+
+/// `1 sample`, `2 samples`.
+fn count(n: u64, what: &str) -> String {
+    counted(n, what, &format!("{what}s"))
+}
+
+fn counted(n: u64, one: &str, more: &str) -> String {
+    format!("{n} {}", if n == 1 { one } else { more })
+}
+
+/// Shows what the samples cost, and those that cost most.
+fn costs(c: &CostStatus) -> Vec<String> {
     if c.measured == 0 {
-        return String::new();
+        return Vec::new();
     }
     let slow = c.budget_s.map_or(String::new(), |budget| {
         format!(", slow over {:.1} ms", budget * 1e3)
     });
     let line = format!(
-        "\n  {} samples measured, {:.2} ms each{slow}; {} minibatches drawn ahead, {} samples overtaken",
-        c.measured,
+        "{} measured, {:.2} ms each{slow}; {} drawn ahead, {} overtaken",
+        count(u64::from(c.measured), "sample"),
         c.mean_s * 1e3,
-        c.window,
-        c.overtaken
+        counted(u64::from(c.window), "minibatch", "minibatches"),
+        count(c.overtaken, "sample")
     );
-    if c.slowest.is_empty() {
-        return line;
+    let mut lines = vec![wrapped(&line, 2)];
+    if !c.slowest.is_empty() {
+        lines.push(wrapped(
+            "milliseconds of the slow samples, when made anew:",
+            2,
+        ));
+        lines.push(slowest(&c.slowest));
     }
+    lines
+}
+
+fn slowest(samples: &[SampleCost]) -> String {
     let header = [
         "slow sample",
         "fetch",
@@ -161,96 +228,179 @@ fn costs(c: &CostStatus) -> String {
         "fixed",
         "random",
         "cpu",
-        "path",
+        "made from",
     ];
-    let ms = |seconds: f32| format!("{:.2} ms", seconds * 1e3);
+    let ms = |seconds: f32| format!("{:.2}", seconds * 1e3);
     let row = |s: &SampleCost| {
-        vec![
-            s.id.to_string(),
-            ms(s.fetch_s),
-            ms(s.decode_s),
-            ms(s.fixed_s),
-            ms(s.random_s),
-            ms(s.cpu_s),
-            s.path.clone(),
-        ]
+        let mut row = vec![s.id.to_string()];
+        row.extend([s.fetch_s, s.decode_s, s.fixed_s, s.random_s, s.cpu_s].map(ms));
+        row.push(clean(&label(s)));
+        row
     };
-    let rows: Vec<_> = c.slowest.iter().map(row).collect();
-    format!("{line}\n{}", table(&header, &rows))
+    let mut rows: Vec<_> = samples.iter().map(row).collect();
+    let fixed: usize = (0..header.len() - 1)
+        .map(|i| {
+            let cells = rows.iter().map(|row| row[i].len());
+            cells.chain([header[i].len()]).max().unwrap_or(0) + BETWEEN.len()
+        })
+        .sum();
+    for row in &mut rows {
+        if let Some(path) = row.last_mut() {
+            *path = ending(path, WIDTH.saturating_sub(fixed));
+        }
+    }
+    format!("{}\n", table(&header, &rows))
 }
 
 fn stream(s: &StreamStatus) -> String {
+    let head = format!(
+        "stream {}: {} ({})",
+        s.id,
+        s.dataset,
+        count(s.samples.into(), "sample")
+    );
+    let mut lines = vec![wrapped(&head, 0)];
+    let mut paragraphs = vec![s.pipeline.clone(), setting(s), totals(s)];
+    if !s.worker_pids.is_empty() {
+        let pids: Vec<String> = s.worker_pids.iter().map(u32::to_string).collect();
+        paragraphs.push(format!("workers {}", pids.join(", ")));
+    }
+    paragraphs.extend(s.differs.iter().map(|d| format!("not shared with {d}")));
+    paragraphs.extend(s.notes.iter().cloned());
+    lines.extend(paragraphs.iter().map(|text| wrapped(text, 2)));
+    lines.extend(costs(&s.costs));
+    lines.extend(s.jobs.iter().map(job));
+    lines.concat().trim_end().to_owned()
+}
+
+/// Shows what the jobs of a stream have in common.
+fn setting(s: &StreamStatus) -> String {
+    let order = if s.relaxed {
+        "relaxed"
+    } else {
+        "deterministic"
+    };
+    let mut parts = vec![
+        format!("{order} order"),
+        format!("cache {}", form_name(s.cache)),
+    ];
+    // A seed that nobody chose has 19 digits, and tells a person nothing; `--json` has it.
+    parts.extend((s.seed <= u64::from(u32::MAX)).then(|| format!("seed {}", s.seed)));
+    parts.push(format!(
+        "{} of {} staging buffers free ({})",
+        s.buffers_free,
+        s.buffers,
+        human(s.staging_bytes)
+    ));
+    parts.join(", ")
+}
+
+fn totals(s: &StreamStatus) -> String {
     let t = &s.totals;
     let share = if t.prepared == 0 {
         0.0
     } else {
         t.delivered as f64 / t.prepared as f64
     };
-    let head = format!(
-        "stream {}: {} ({} samples)\n  {}\n  seed {}, {} order, cache {}, {} of {} staging buffers free ({})\n  \
-         prepared {}, delivered {}, share factor {share:.2}, failed {}, fetched {}",
-        s.id,
-        s.dataset,
-        s.samples,
-        s.pipeline,
-        s.seed,
-        if s.relaxed {
-            "relaxed"
-        } else {
-            "deterministic"
-        },
-        format!("{:?}", s.cache).to_lowercase(),
-        s.buffers_free,
-        s.buffers,
-        human(s.staging_bytes),
-        t.prepared,
-        t.delivered,
-        t.failed,
-        human(t.fetched_bytes),
-    );
-    let pids: Vec<String> = s.worker_pids.iter().map(u32::to_string).collect();
-    let workers = match pids.is_empty() {
-        true => String::new(),
-        false => format!("\n  workers {}", pids.join(", ")),
-    };
-    let differs: String = s
-        .differs
-        .iter()
-        .map(|d| format!("\n  not shared with {d}"))
-        .collect();
-    let header = [
-        "job",
-        "name",
-        "pids",
-        "batch",
-        "epoch",
-        "need",
-        "delivered",
-        "queued",
-        "held",
-        "skipped",
-        "idle",
+    let mut parts = vec![
+        format!("prepared {}", t.prepared),
+        format!("delivered {}", t.delivered),
+        format!("share factor {share:.2}"),
+        format!("failed {}", t.failed),
     ];
-    format!(
-        "{head}{workers}{differs}{}\n{}",
-        costs(&s.costs),
-        table(&header, &s.jobs.iter().map(job).collect::<Vec<_>>())
-    )
+    // User code does not say what it reads.
+    parts.extend(
+        s.worker_pids
+            .is_empty()
+            .then(|| format!("fetched {}", human(t.fetched_bytes))),
+    );
+    parts.join(", ")
 }
 
-fn job(j: &JobStatus) -> Vec<String> {
+fn job(j: &JobStatus) -> String {
     let pids: Vec<String> = j.pids.iter().map(u32::to_string).collect();
-    vec![
-        j.id.to_string(),
-        j.name.clone(),
-        pids.join(","),
-        j.batch_size.to_string(),
-        j.epoch.to_string(),
-        format!("{} of {}", j.need, j.samples),
-        j.delivered.to_string(),
-        j.queued.to_string(),
-        j.held.to_string(),
-        j.skipped.to_string(),
-        format!("{:.1} s", j.idle_s),
-    ]
+    let head = format!(
+        "job {}: {} ({}), batch size {}, epoch {}: {} of {} left",
+        j.id,
+        j.name,
+        pids.join(", "),
+        j.batch_size,
+        j.epoch,
+        j.need,
+        count(j.samples.into(), "sample")
+    );
+    let mut facts = vec![
+        format!("{} delivered", count(j.delivered, "sample")),
+        format!("{} queued", counted(j.queued.into(), "batch", "batches")),
+        format!("{} held", counted(j.held.into(), "buffer", "buffers")),
+    ];
+    facts.extend((j.skipped > 0).then(|| format!("{} skipped", count(j.skipped, "sample"))));
+    facts.push(format!("idle for {:.1} s", j.idle_s));
+    format!("{}{}", wrapped(&head, 2), wrapped(&facts.join(", "), 4))
+}
+
+#[cfg(test)]
+mod tests {
+    use unicode_width::UnicodeWidthStr;
+
+    use super::*;
+    use crate::top::model::tests::{a_cache, a_job, a_stream};
+
+    /// A coordinator with long names and large numbers.
+    fn busy() -> Status {
+        let mut stream = a_stream(1, vec![a_job(1), a_job(2)]);
+        stream.seed = 6_917_529_027_641_081_856;
+        stream.samples = 1_281_167;
+        stream.dataset = format!("/data/{}/train", "a long name of a folder/".repeat(5));
+        stream.worker_pids = (4_000_000..4_000_040).collect();
+        stream.busy_workers = 3;
+        stream.differs = vec![format!("stream 2: folder {} and /data", stream.dataset)];
+        stream.jobs[0].name =
+            "a_script_with_a_name_that_is_longer_than_most_of_them_are.py".repeat(2);
+        stream.jobs[0].pids = (1_000_000..1_000_016).collect();
+        stream.costs.measured = 1;
+        stream.costs.slowest = vec![SampleCost {
+            id: 1_281_166,
+            path: format!("{}/n01440764_10026.JPEG", stream.dataset),
+            fetch_s: 12.345,
+            decode_s: 1.0,
+            fixed_s: 0.0,
+            random_s: 0.001,
+            cpu_s: 0.5,
+        }];
+        let mut cache = a_cache();
+        cache.pipeline =
+            "decode > resize(256, interpolation=\"bicubic\") > center_crop(224)".into();
+        cache.lambda_s_per_mib = Some(0.0);
+        Status {
+            caches: vec![cache],
+            streams: vec![stream],
+            ..Status::default()
+        }
+    }
+
+    #[test]
+    fn status_fits_eighty_columns() {
+        let text = describe(&busy());
+        let wide: Vec<&str> = text.lines().filter(|line| line.width() > WIDTH).collect();
+        assert_eq!(wide, Vec::<&str>::new(), "{text}");
+        assert!(text.contains("n01440764_10026.JPEG"), "{text}");
+    }
+
+    #[test]
+    fn status_leaves_out_what_says_nothing() {
+        let text = describe(&busy());
+        for noise in [
+            "6917529027641081856",
+            "0.0000",
+            "fetched",
+            "1 samples",
+            "0 skipped",
+        ] {
+            assert!(!text.contains(noise), "{noise} in {text}");
+        }
+        let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(words.contains("40 worker processes (3 at work)"), "{words}");
+        assert!(words.contains("1 sample measured"), "{words}");
+    }
 }

@@ -81,12 +81,16 @@ impl Attachment {
         }))
     }
 
-    /// Returns whether holding `item` would take one buffer more than the share of this consumer.
+    /// Returns whether holding `item` would take more than the share of this consumer: of the buffers, or of the ring,
+    /// without whose places nothing more could be published.
     ///
     /// # Errors
     /// When the item is not inside the staging area.
     pub(crate) fn is_share_used_up(&self, item: &Item) -> Result<bool> {
         item.check(self.view.layout())?;
+        if self.receiver.held() > self.receiver.capacity() / 2 {
+            return Ok(true);
+        }
         let one_more = *self.count(item.buffer) == 0;
         Ok(one_more && self.buffers_held.load(Ordering::Relaxed) >= self.receiver.share())
     }
@@ -196,9 +200,9 @@ mod tests {
         };
         let layout = Layout::new(&[index.sample_bytes()], 4, BUFFERS).unwrap();
         let pool = StagingPool::create(layout).unwrap();
-        let sender = Sender::create(8).unwrap();
+        let mut sender = Sender::create(8).unwrap();
         let (deliver, reply) = sender.fds().unwrap();
-        let doorbell = Doorbell::new().unwrap().fd().unwrap();
+        let doorbell = Doorbell::new().unwrap().bell().unwrap().fd().unwrap();
         let attached = Attached {
             stream: 1,
             job: 1,
@@ -211,6 +215,7 @@ mod tests {
             buffers: BUFFERS,
             epoch: 0,
             structure: Vec::new(),
+            notes: Vec::new(),
         };
         let descriptors = vec![pool.reader_fd().unwrap(), deliver, reply, doorbell];
         let attachment = Attachment::open(&attached, descriptors).unwrap();

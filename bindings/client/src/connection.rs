@@ -19,7 +19,9 @@ use nix::sys::time::TimeVal;
 
 use crate::error::{Error, Result};
 use crate::launch;
+use crate::notice::{Notice, Wait, no_notice};
 use crate::patience::{Patience, Pulse, events, no_pulse};
+use crate::raw;
 
 /// Longest time that the other side may take to accept, to greet, or to send the rest of a message.
 const PROMPT: Duration = Duration::from_secs(10);
@@ -61,6 +63,8 @@ impl How {
 
 /// A connection that was greeted by a coordinator of this version and this user.
 pub struct Connection {
+    // Before the socket, so that it is dropped first.
+    _unshared: raw::Unshared,
     socket: UnixStream,
     /// The coordinator's process.
     pub pid: u32,
@@ -148,10 +152,38 @@ impl Connection {
         pulse: &Pulse,
     ) -> Result<Reply> {
         self.send(request)?;
-        match self.receive(limit, pulse)? {
-            Some((Reply::Refused(refusal), _)) => Err(Error::Refused(refusal)),
-            Some((reply, _)) => Ok(reply),
-            None => Err(self.late(what, limit)),
+        let patience = Patience::new(limit, pulse);
+        let (reply, _) = self.answer(what, &patience, &no_notice())?;
+        match reply {
+            Reply::Refused(refusal) => Err(Error::Refused(refusal)),
+            reply => Ok(reply),
+        }
+    }
+
+    /// Waits for an answer. The user is told what lasts, if it lasts and the coordinator has said so.
+    ///
+    /// # Errors
+    /// As [`receive`](Self::receive); [`Error::Timeout`].
+    pub(crate) fn answer(
+        &self,
+        what: &'static str,
+        patience: &Patience<'_>,
+        notice: &Notice,
+    ) -> Result<(Reply, Vec<OwnedFd>)> {
+        let mut wait = Wait::new(what, notice);
+        loop {
+            let left = patience.left();
+            let slice = wait.due().map_or(left, |due| due.min(left));
+            match self.receive(slice, patience.pulse())? {
+                Some((Reply::Awaited(awaited), _)) => wait.hear(awaited),
+                Some(answer) => return Ok(answer),
+                None if patience.is_over() => {
+                    let late = self.late(what, patience.waited());
+                    return Err(late.explained(wait.explanation()));
+                }
+                None => {}
+            }
+            wait.tell()?;
         }
     }
 
@@ -237,6 +269,7 @@ fn check_owner(socket: &UnixStream, path: &Path) -> Result<()> {
 
 fn greet(socket: UnixStream, how: &How) -> Result<Connection> {
     let mut connection = Connection {
+        _unshared: raw::Unshared::new(socket.as_raw_fd()),
         socket,
         pid: 0,
         version: String::new(),

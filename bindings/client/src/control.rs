@@ -9,6 +9,7 @@ use coprep_protocol::spec::{Field, PipelineSpec};
 
 use crate::connection::{Connection, How};
 use crate::error::{Error, Result};
+use crate::notice::no_notice;
 use crate::patience::{Patience, Pulse, no_pulse};
 
 /// Longest time for an answer that needs no work.
@@ -61,7 +62,9 @@ pub fn stop(place: &Place) -> Result<u32> {
 }
 
 fn inode(place: &Place) -> Option<u64> {
-    std::fs::metadata(place.lock()).ok().map(|file| file.ino())
+    std::fs::symlink_metadata(place.lock())
+        .ok()
+        .map(|file| file.ino())
 }
 
 fn is_running(pid: u32) -> bool {
@@ -119,6 +122,20 @@ pub fn drop_caches(place: &Place, dataset: Option<String>) -> Result<u64> {
         &no_pulse(),
     )? {
         Reply::Dropped { bytes } => Ok(bytes),
+        other => unexpected(&other),
+    }
+}
+
+/// Tells the coordinator that the cache of a stream was filled on purpose: it stays for as long as a warmed one.
+/// Returns what lies in it.
+///
+/// # Errors
+/// [`Error::Refused`] when there is no such stream, or it has no cache; [`Error::Absent`] when no coordinator runs.
+pub fn keep_warm(place: &Place, stream: u64) -> Result<WarmProgress> {
+    let connection = Connection::open(place, &How::find("coprep warm"))?;
+    let request = Request::KeepWarm { stream };
+    match connection.ask(&request, "a cache to be kept", SOON, &no_pulse())? {
+        Reply::Warmed(done) => Ok(done),
         other => unexpected(&other),
     }
 }
@@ -188,8 +205,7 @@ pub fn warm_with(
 }
 
 fn next_of_warming(connection: &Connection, pulse: &Pulse) -> Result<Reply> {
-    let received = connection.receive(PATIENT, pulse)?;
-    received
-        .map(|(reply, _)| reply)
-        .ok_or_else(|| connection.late("news of the warm-up", PATIENT))
+    let patience = Patience::new(PATIENT, pulse);
+    let answer = connection.answer("news of the warm-up", &patience, &no_notice())?;
+    Ok(answer.0)
 }

@@ -87,6 +87,18 @@ fn sample_failed(error: &SampleError) -> String {
 }
 
 impl Error {
+    /// A timeout with a better explanation, if there is one.
+    pub(crate) fn explained(self, why: Option<String>) -> Self {
+        match (self, why) {
+            (Error::Timeout { what, waited, .. }, Some(explanation)) => Error::Timeout {
+                what,
+                waited,
+                explanation,
+            },
+            (error, _) => error,
+        }
+    }
+
     /// True when reconnecting may help.
     #[must_use]
     pub fn is_lost(&self) -> bool {

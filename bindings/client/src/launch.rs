@@ -4,15 +4,15 @@
 //! new process says on a pipe that it listens, or why it does not; everything else it says goes to
 //! [`Place::log`], the end of which an error quotes.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata};
 use std::io::{Read, Seek, SeekFrom};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use coprep_protocol::place::Place;
+use coprep_protocol::place::{Place, open_private};
 use nix::fcntl::{Flock, FlockArg, OFlag};
 
 use crate::connection::{Connection, How};
@@ -22,6 +22,8 @@ use crate::raw;
 
 /// Longest time until a coordinator listens.
 const LIMIT: Duration = Duration::from_secs(30);
+/// How often a coordinator is started that is killed as it starts.
+const ATTEMPTS: u32 = 3;
 /// Between two looks whether somebody else has started it.
 const PAUSE: Duration = Duration::from_millis(20);
 /// How much of the log an error quotes.
@@ -33,10 +35,20 @@ pub(crate) fn start(place: &Place, how: &How) -> Result<Connection> {
         .prepare()
         .map_err(|e| failed(format!("its socket's folder: {e}")))?;
     let patience = Patience::new(LIMIT, &how.pulse);
+    let mut attempts = 0;
     loop {
         if let Some(_lock) = StartLock::try_take(place)? {
-            if let Some(connection) = start_alone(place, how, &patience)? {
-                return Ok(connection);
+            attempts += 1;
+            match start_alone(place, how, &patience)? {
+                Started::Found(connection) => return Ok(connection),
+                Started::LookAgain => {}
+                Started::Died(log) if attempts >= ATTEMPTS => {
+                    return Err(failed(format!(
+                        "it ended at once, without a word, in each of {ATTEMPTS} attempts: something kills it (is memory \
+                         short?); {log}"
+                    )));
+                }
+                Started::Died(_) => {}
             }
         } else if let Some(connection) = Connection::find(place, how)? {
             return Ok(connection);
@@ -52,15 +64,25 @@ pub(crate) fn start(place: &Place, how: &How) -> Result<Connection> {
     }
 }
 
-/// With the lock held: somebody may have been faster; else starts one. None: one that is ending is still
-/// there, look again.
-fn start_alone(place: &Place, how: &How, patience: &Patience<'_>) -> Result<Option<Connection>> {
-    if let Some(connection) = Connection::find(place, how)? {
-        return Ok(Some(connection));
+/// What an attempt to start a coordinator came to.
+enum Started {
+    Found(Connection),
+    /// One that is ending is still there, or the one that was started has just ended.
+    LookAgain,
+    /// It ended before it could say why. The end of its log.
+    Died(String),
+}
+
+/// With the lock held: somebody may have been faster; else starts one.
+fn start_alone(place: &Place, how: &How, patience: &Patience<'_>) -> Result<Started> {
+    let find = || Connection::find(place, how).map(|found| found.map(Started::Found));
+    if let Some(found) = find()? {
+        return Ok(found);
     }
     match spawn(place, how, patience) {
-        Ok(()) => Connection::find(place, how),
-        Err(Error::Start(_)) if is_served(place) => Ok(None),
+        Ok(None) => Ok(find()?.unwrap_or(Started::LookAgain)),
+        Ok(Some(log)) => Ok(Started::Died(log)),
+        Err(Error::Start(_)) if is_served(place) => Ok(Started::LookAgain),
         Err(e) => Err(e),
     }
 }
@@ -71,7 +93,7 @@ fn failed(why: impl Into<String>) -> Error {
 
 /// True while a coordinator holds the place, listening or not.
 fn is_served(place: &Place) -> bool {
-    let Ok(file) = File::open(place.lock()) else {
+    let Ok(file) = open_private(&place.lock()) else {
         return false;
     };
     Flock::lock(file, FlockArg::LockSharedNonblock).is_err()
@@ -80,6 +102,7 @@ fn is_served(place: &Place) -> bool {
 /// Held by the client that starts a coordinator. The file goes with it.
 struct StartLock {
     path: PathBuf,
+    id: (u64, u64),
     _lock: Flock<File>,
 }
 
@@ -87,44 +110,47 @@ impl StartLock {
     fn try_take(place: &Place) -> Result<Option<Self>> {
         let path = place.start_lock();
         let what = |e: std::io::Error| failed(format!("cannot lock {}: {e}", path.display()));
-        let mut options = OpenOptions::new();
-        options
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600);
-        let file = options
-            .custom_flags(OFlag::O_NOFOLLOW.bits())
-            .open(&path)
-            .map_err(what)?;
-        let opened = file.metadata().map_err(what)?.ino();
+        let file = open_private(&path).map_err(what)?;
+        let opened = id(&file.metadata().map_err(what)?);
         let Ok(lock) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else {
             return Ok(None);
         };
         // Whoever held it before may have removed the file between the opening and the locking.
-        let is_current = std::fs::metadata(&path).is_ok_and(|now| now.ino() == opened);
-        Ok(is_current.then_some(StartLock { path, _lock: lock }))
+        let is_current = std::fs::symlink_metadata(&path).is_ok_and(|now| id(&now) == opened);
+        Ok(is_current.then_some(StartLock {
+            path,
+            id: opened,
+            _lock: lock,
+        }))
     }
 }
 
 impl Drop for StartLock {
     fn drop(&mut self) {
-        // Removed while it is held: whoever opened it meanwhile sees that it is gone, and makes a new one.
-        let _ = std::fs::remove_file(&self.path);
+        // Removed while it is held: whoever opened it meanwhile sees that it is gone, and makes a new one. Not if the
+        // folder was made again, and it is another client's.
+        if std::fs::metadata(&self.path).is_ok_and(|now| id(&now) == self.id) {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
 }
 
-fn spawn(place: &Place, how: &How, patience: &Patience<'_>) -> Result<()> {
+/// Device and inode.
+fn id(meta: &Metadata) -> (u64, u64) {
+    (meta.dev(), meta.ino())
+}
+
+/// Starts a coordinator. Some: it ended without a word, which one that is not killed does not do; the end of its log.
+fn spawn(place: &Place, how: &How, patience: &Patience<'_>) -> Result<Option<String>> {
     let program = find_program(how.program.as_deref())?;
-    let log = Log::open(&place.log());
+    let log = Log::open(&place.log())?;
     let (ready, theirs) = nix::unistd::pipe2(OFlag::O_CLOEXEC)
         .map_err(|e| failed(format!("cannot make a pipe: {e}")))?;
     run(&program, place, &log, theirs)?;
     match hear(ready, patience)? {
-        Heard::Ready => Ok(()),
+        Heard::Ready => Ok(None),
         Heard::Failed(why) => Err(failed(why)),
-        Heard::Ended => Err(failed(format!("it ended at once; {}", log.quote()))),
+        Heard::Ended => Ok(Some(log.quote())),
         Heard::Nothing => Err(failed(format!(
             "it does not listen after {LIMIT:?}; {}",
             log.quote()
@@ -238,21 +264,20 @@ struct Log {
 }
 
 impl Log {
-    fn open(path: &Path) -> Self {
-        let mut options = OpenOptions::new();
-        options
-            .read(true)
-            .append(true)
-            .create(true)
-            .mode(0o600)
-            .custom_flags(OFlag::O_NOFOLLOW.bits());
-        let file = options.open(path);
+    fn open(path: &Path) -> Result<Self> {
+        let what =
+            |e: std::io::Error| failed(format!("cannot write its log {}: {e}", path.display()));
+        let file = match open_private(path) {
+            // It may be somebody's trap, and is no want of room.
+            Err(e) if e.kind() == std::io::ErrorKind::Other => return Err(what(e)),
+            file => file,
+        };
         let length = |file: &File| file.metadata().map_or(0, |metadata| metadata.len());
-        Log {
+        Ok(Log {
             path: path.to_owned(),
             start: file.as_ref().map_or(0, length),
             file,
-        }
+        })
     }
 
     fn writer(&self) -> Stdio {

@@ -28,12 +28,14 @@
 //! # Waits
 //!
 //! Every wait is bounded and is cut into slices of at most [`SLICE`], between which the owner's [`Pulse`] is
-//! called (Python looks for signals there); before each wait the socket is looked at.
+//! called (Python looks for signals there); before each wait the socket is looked at. If one that is for somebody else
+//! (a rank, a cohort, a folder that is listed) lasts, the owner's [`Notice`] is called once.
 //!
 //! # Fork
 //!
 //! A loader belongs to the process that made it. In a forked child every call fails with
-//! [`Error::Forked`], and dropping batches there does nothing: the parent is not disturbed.
+//! [`Error::Forked`], and dropping batches there does nothing: the parent is not disturbed. The child does not keep the
+//! sockets, so that the coordinator sees when the parent ends; it keeps the mappings.
 #![deny(unsafe_code)]
 
 mod attachment;
@@ -43,6 +45,7 @@ pub mod control;
 mod error;
 mod launch;
 pub mod loader;
+mod notice;
 mod patience;
 mod raw;
 mod stats;
@@ -51,5 +54,6 @@ pub use batch::{Array, Batch};
 pub use connection::Connection;
 pub use error::{Error, Result};
 pub use loader::{Event, Loader};
+pub use notice::{Notice, no_notice};
 pub use patience::{Interrupt, Pulse, SLICE, no_pulse};
 pub use stats::Stats;

@@ -1,4 +1,5 @@
-//! The foreign interfaces: memory that others may write, and a program that outlives its starter.
+//! The foreign interfaces: memory that others may write, a program that outlives its starter, and what a forked child
+//! does not keep.
 //!
 //! Everything else in this crate is safe code over these few functions.
 #![expect(
@@ -7,10 +8,12 @@
 )]
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::ptr::NonNull;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 
 use crate::attachment::Slice;
 
@@ -78,6 +81,67 @@ pub(crate) fn integers(slice: &Slice, field: usize) -> Vec<i64> {
     (0..len / size_of::<i64>())
         .map(|i| unsafe { source.add(i).read_unaligned() })
         .collect()
+}
+
+/// A socket that a child which this process forks is not to have: it would keep the connection open after the death of
+/// this process. In the child the descriptor is replaced by one of `/dev/null`, so that its number is not given to
+/// something else, which the child's copy of the connection would then close.
+pub(crate) struct Unshared {
+    /// `None`: all places are taken. Then the coordinator sees the death of this process by its pidfd alone.
+    place: Option<&'static AtomicI32>,
+}
+
+const NO_SOCKET: RawFd = -1;
+/// Sockets of this process, by descriptor. A loader has one.
+static SOCKETS: [AtomicI32; 256] = [const { AtomicI32::new(NO_SOCKET) }; 256];
+/// A descriptor of `/dev/null`, opened beforehand: in the child there may be none left.
+static NOTHING: OnceLock<Option<OwnedFd>> = OnceLock::new();
+
+impl Unshared {
+    pub(crate) fn new(socket: RawFd) -> Self {
+        let is_ready = NOTHING.get_or_init(prepare_for_forks).is_some();
+        let take = |place: &&AtomicI32| {
+            let taken = place.compare_exchange(NO_SOCKET, socket, Relaxed, Relaxed);
+            taken.is_ok()
+        };
+        let mut places = SOCKETS.iter();
+        Unshared {
+            place: if is_ready { places.find(take) } else { None },
+        }
+    }
+}
+
+impl Drop for Unshared {
+    fn drop(&mut self) {
+        if let Some(place) = self.place {
+            place.store(NO_SOCKET, Relaxed);
+        }
+    }
+}
+
+fn prepare_for_forks() -> Option<OwnedFd> {
+    let nothing = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/null")
+        .ok()?;
+    // SAFETY: the handler makes system calls and uses atomics only, as a child of a process with threads must, and it
+    // stays where it is: neither a program nor a Python extension is unloaded.
+    let done = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    (done == 0).then(|| nothing.into())
+}
+
+extern "C" fn in_child() {
+    let Some(Some(nothing)) = NOTHING.get() else {
+        return;
+    };
+    for place in &SOCKETS {
+        let socket = place.swap(NO_SOCKET, Relaxed);
+        if socket != NO_SOCKET {
+            // SAFETY: a system call. The descriptor is this child's own copy, whose connection is of no use to it.
+            unsafe { libc::dup3(nothing.as_raw_fd(), socket, libc::O_CLOEXEC) };
+        }
+    }
 }
 
 /// Makes a command start as a daemon: in its own session, with no descriptor of this process but standard

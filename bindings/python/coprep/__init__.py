@@ -20,10 +20,11 @@ from typing import Any
 
 from coprep import _coprep
 from coprep._coprep import Pipeline, __version__
-from coprep._errors import CoprepError, SampleError, TimeoutError, UnsharedWarning
+from coprep._errors import CacheWarning, CoprepError, SampleError, TimeoutError, UnsharedWarning, WaitingWarning
 from coprep._loader import DataLoader
 
 __all__ = [
+    "CacheWarning",
     "CoprepError",
     "DataLoader",
     "Files",
@@ -32,6 +33,7 @@ __all__ = [
     "SampleError",
     "TimeoutError",
     "UnsharedWarning",
+    "WaitingWarning",
     "__version__",
     "status",
     "stop",

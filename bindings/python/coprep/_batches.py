@@ -135,6 +135,8 @@ class InJob:
 
     def __call__(self, arrays: list[_coprep.Array], loader: _coprep.Loader) -> Any:
         visits, index = (np.asarray(array) for array in arrays)
+        # Beside jobs in another epoch they are numbers of 64 bits; the field says int64.
+        visits = visits.view(np.uint64)
         seed = loader.attached()["seed"]
         program = self._code.local()
         fetch = program.fetch()

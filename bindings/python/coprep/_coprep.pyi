@@ -1,6 +1,7 @@
 """The native part. Shapes: images are (3, height, width) per sample, channels in the order red, green, blue."""
 
 import os
+from collections.abc import Callable
 from typing import Any, Literal
 
 __version__: str
@@ -64,6 +65,16 @@ class Pipeline:
 
     def __len__(self) -> int:
         """Number of samples. Asks the coordinator."""
+
+def warm(
+    pipeline: Pipeline,
+    tell: Callable[[str], object],
+    *,
+    socket: str | os.PathLike[str] | None = None,
+    cache: str | None = None,
+    cache_bytes: int | None = None,
+) -> str: ...
+def keep_warm(stream: int, socket: str | os.PathLike[str] | None = None) -> str: ...
 
 class Array:
     """Memory of one field of a batch."""

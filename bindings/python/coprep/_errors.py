@@ -37,5 +37,16 @@ class TimeoutError(CoprepError, builtins.TimeoutError):
     """A wait lasted longer than ``timeout``. The message says who is awaited, for what, since when."""
 
 
+class CacheWarning(UserWarning):
+    """A cache was warmed of the job's samples, and the job does not use it; the message says why."""
+
+
 class UnsharedWarning(UserWarning):
     """A loader works, but shares nothing with other jobs; the message says why."""
+
+
+class WaitingWarning(UserWarning):
+    """A loader has waited for some seconds for somebody else: another rank, the rest of a cohort, a slow folder.
+
+    The message says for whom, since when, and what to do. It comes once in a wait, which goes on.
+    """

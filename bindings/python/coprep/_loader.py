@@ -15,7 +15,7 @@ import numpy.typing as npt
 from coprep import _arguments as arguments
 from coprep import _coprep
 from coprep._batches import NOTHING, Images, InJob, Make, Samples, framework_of, pinner, samples_errors
-from coprep._errors import CoprepError, UnsharedWarning
+from coprep._errors import CacheWarning, CoprepError, UnsharedWarning
 
 # With the package, not with the first loader: a job that joins is to have its first batch at once. What it needs beyond
 # NumPy, native pipelines do without.
@@ -55,7 +55,8 @@ class DataLoader:
         dataset: a native pipeline; or any object with ``__len__`` and ``__getitem__``; or ``"module:factory"``, of what
             a function makes in each process that needs it.
         batch_size: samples of a batch, of one rank. ``None``: no batches, one sample at a time.
-        shuffle: random order, a new one each epoch; else ids ascend.
+        shuffle: random order, a new one each epoch. Otherwise ids ascend, whichever other jobs share the stream; with
+            ``order="relaxed"`` they may come in another order beside other jobs.
         sampler, batch_sampler: PyTorch's sequential, random (without replacement), subset-random, batch and distributed
             samplers are shared, as ``shuffle``, ``subset``, ``batch_size`` and ranks are. Any other works, but shares
             nothing (:class:`UnsharedWarning`).
@@ -82,9 +83,10 @@ class DataLoader:
         group: what the ranks of this job have in common and no other job has; by default taken from the launcher's
             environment.
         order: ``"deterministic"``: a seed says what is in every batch. ``"relaxed"``: a sample that takes longer than
-            most may come in a later batch of the same epoch, so that it holds nobody up.
+            most may come in a later batch of the same epoch, so that it holds nobody up. With ``shuffle=False`` it
+            says that a pass cares for the set of samples and not for their order: jobs at different places then share.
         on_error: ``"raise"`` for a sample that cannot be prepared, or ``"skip"`` it (it is counted, logged once, and
-            another takes its place).
+            another takes its place; in ascending order the batch is shorter by it).
         subset: ids of this job's samples, or a boolean mask; ``None`` means all.
         cohort: name common to ``cohort_size`` jobs that start together, advance together and get the same batches,
             reproducibly. By default ``COPREP_COHORT=name:size`` says so.
@@ -223,6 +225,7 @@ class DataLoader:
         self._loader: _coprep.Loader | None = None
         self._resume: tuple[int, bytes, int, int] | None = None
         self._iteration = 0
+        self._has_warned = False
 
     # What the arguments come to.
 
@@ -400,7 +403,16 @@ class DataLoader:
         with samples_errors():
             self._native.start_epoch()
         self._iteration += 1
+        self._warn_of_cold_cache()
         return _Epoch(self, self._iteration)
+
+    def _warn_of_cold_cache(self) -> None:
+        """Say once, on one rank, that somebody warmed a cache for such jobs and that this job does not use it."""
+        if self._has_warned or arguments.place(*self._place).rank != 0:
+            return
+        self._has_warned = True
+        for note in self._native.attached()["notes"]:
+            warnings.warn(note, CacheWarning, stacklevel=3)
 
     def __len__(self) -> int:
         """Batches of this rank in an epoch."""

@@ -10,6 +10,7 @@ coordinator.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -23,9 +24,10 @@ import signal
 import socket
 import struct
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -92,7 +94,33 @@ def main() -> None:
     control = socket.socket(fileno=os.dup(0))
     with open(os.devnull) as null:
         os.dup2(null.fileno(), 0)
-    _Host(control).run()
+    status = 0
+    try:
+        _Host(control).run()
+    except ConnectionError:
+        # The coordinator has hung up while it was told something.
+        pass
+    except BaseException:
+        status = 1
+        traceback.print_exc()
+    _end(status)
+
+
+def _end(status: int) -> NoReturn:
+    """End the host without taking the interpreter apart: what libraries say of their leaks then concerns nobody.
+
+    (nanobind says dozens of lines.) What user code registered to be done at exit is done.
+    """
+    with contextlib.suppress(BaseException):
+        atexit._run_exitfuncs()
+    _flush()
+    os._exit(status)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
 
 
 def load_program(data: memoryview) -> Program:
@@ -310,14 +338,22 @@ def _run_worker(
         status = 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except (BrokenPipeError, ConnectionResetError) as error:
+        # The coordinator wants nothing of this worker any more. Any other pipe is the dataset's.
+        if not _is_hung_up(sock):
+            sys.stderr.write(f"worker {number}: {_exchange.describe(error)}\n")
     except BaseException as error:
         sys.stderr.write(f"worker {number}: {_exchange.describe(error)}\n")
     finally:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
+        _flush()
         # Without what the host registered to be done at its exit.
         os._exit(status & 0xFF)
+
+
+def _is_hung_up(sock: socket.socket) -> bool:
+    watch = select.poll()
+    watch.register(sock, 0)
+    return any(events & (select.POLLHUP | select.POLLERR) for _, events in watch.poll(0))
 
 
 class _Worker:

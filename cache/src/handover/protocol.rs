@@ -107,6 +107,8 @@ pub struct Deliver {
     pub(crate) armed: CachePadded<AtomicU32>,
     /// Buffers that the consumer may hold.
     pub(crate) share: AtomicU32,
+    /// 1: the consumer counts as absent, and nothing is kept ready for it. It rings when it waits for an item.
+    pub(crate) absent: AtomicU32,
     /// Places in either ring. Written before the region is passed.
     pub(crate) capacity: AtomicU32,
     /// [`MAGIC`]. Written before the region is passed.
@@ -114,18 +116,18 @@ pub struct Deliver {
 }
 
 /// Tells a *deliver* region, and the version of this protocol.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"CPRPdlv2");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"CPRPdlv3");
 
 /// Head of the *reply* region.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Reply {
-    /// Items taken.
-    pub(crate) taken: CachePadded<AtomicU32>,
+    /// Items that the consumer has taken or the coordinator has taken back. Both change it by compare-and-swap.
+    pub(crate) taken: CachePadded<AtomicU64>,
     /// Items released.
     pub(crate) released: CachePadded<AtomicU32>,
-    /// 1: the consumer sleeps, or is about to.
-    pub(crate) sleeping: CachePadded<AtomicU32>,
+    /// The item that the consumer sleeps for, or is about to, plus 1.
+    pub(crate) sleeping: CachePadded<AtomicU64>,
     /// An [`Account`].
     pub(crate) account: CachePadded<[AtomicU64; ACCOUNT]>,
 }
@@ -208,8 +210,8 @@ pub enum Nonsense {
     /// More taken than published, or fewer than before.
     #[error("{taken} items taken of {published} published, {before} taken before")]
     Taken {
-        /// Modulo 2^32.
-        taken: u32,
+        /// As the consumer says.
+        taken: u64,
         /// In all.
         published: u64,
         /// In all.
@@ -243,6 +245,7 @@ pub struct Publisher<W> {
     /// Releases read.
     read: u64,
     in_flight: HashSet<u64>,
+    is_absent: bool,
 }
 
 impl<W: Words> Publisher<W> {
@@ -254,6 +257,7 @@ impl<W: Words> Publisher<W> {
             taken: 0,
             read: 0,
             in_flight: HashSet::new(),
+            is_absent: false,
         }
     }
 
@@ -287,23 +291,69 @@ impl<W: Words> Publisher<W> {
         Ok(seq)
     }
 
-    /// How many items the consumer has taken.
+    /// Returns how many items are taken or taken back.
     ///
     /// # Errors
-    /// When its count cannot be.
+    /// When the consumer's count cannot be.
     pub fn taken(&mut self) -> Result<u64, Nonsense> {
         // Acquire: pairs with the release in `Taker::take`; its reads of the items are over.
         let taken = self.words.reply().taken.load(Ordering::Acquire);
-        let step = u64::from(taken.wrapping_sub(self.taken as u32));
-        if self.taken + step > self.published {
+        if taken < self.taken || taken > self.published {
             return Err(Nonsense::Taken {
                 taken,
                 published: self.published,
                 before: self.taken,
             });
         }
-        self.taken += step;
-        Ok(self.taken)
+        self.taken = taken;
+        Ok(taken)
+    }
+
+    /// Takes back all items that the consumer has not taken, and returns the number of the first of them: items before
+    /// it are the consumer's. Those taken back will not be released.
+    ///
+    /// # Errors
+    /// When the consumer's count cannot be.
+    pub fn take_back(&mut self) -> Result<u64, Nonsense> {
+        loop {
+            let first = self.taken()?;
+            // Acquire: as in `taken`. Release: the consumer's next count follows ours. If this succeeds, the consumer's
+            // own compare-and-swap from `first` cannot. If it fails, the consumer took an item, or wrote nonsense:
+            // `taken` checks, and since the count may only rise to `published`, this ends.
+            let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
+            let word = &self.words.reply().taken;
+            if word
+                .compare_exchange(first, self.published, success, failure)
+                .is_ok()
+            {
+                self.in_flight.retain(|seq| *seq < first);
+                self.taken = self.published;
+                return Ok(first);
+            }
+        }
+    }
+
+    /// Says whether the consumer counts as absent. After `true`, [`is_waiting`](Self::is_waiting) must be asked once: a
+    /// consumer that began to wait before it could see this does not ring.
+    pub fn set_absent(&mut self, is_absent: bool) {
+        self.is_absent = is_absent;
+        let absent = &self.words.deliver().absent;
+        absent.store(u32::from(is_absent), Ordering::Relaxed);
+        // With the fence in `Taker::wait`: either it sees that it counts as absent, or we see that it waits.
+        fence(Ordering::SeqCst);
+    }
+
+    /// Returns whether the consumer counts as absent.
+    pub fn is_absent(&self) -> bool {
+        self.is_absent
+    }
+
+    /// Returns whether the consumer sleeps, or is about to, with nothing left to take.
+    ///
+    /// A consumer that was stopped while it slept still says that it sleeps for an item that was published since. So it
+    /// counts only if it waits for the item that is published next.
+    pub fn is_waiting(&self) -> bool {
+        self.words.reply().sleeping.load(Ordering::Acquire) == self.published + 1
     }
 
     /// Reads what the consumer has released since the last call.
@@ -336,7 +386,7 @@ impl<W: Words> Publisher<W> {
         Ok(())
     }
 
-    /// Items published whose release has not been read.
+    /// Items published that are neither taken back nor released, as far as that was read.
     pub fn in_flight(&self) -> usize {
         self.in_flight.len()
     }
@@ -354,11 +404,12 @@ impl<W: Words> Publisher<W> {
         self.words.deliver().armed.store(0, Ordering::Relaxed);
     }
 
-    /// True when the consumer has taken or released something that was not read yet.
+    /// True when the consumer has taken or released something that was not read yet, or waits and counts as absent.
     pub fn has_news(&self) -> bool {
         let reply = self.words.reply();
-        reply.taken.load(Ordering::Acquire) != self.taken as u32
+        reply.taken.load(Ordering::Acquire) != self.taken
             || reply.released.load(Ordering::Acquire) != self.read as u32
+            || (self.is_absent && self.is_waiting())
     }
 
     /// What the consumer says of itself.
@@ -377,45 +428,62 @@ fn place<T>(ring: &[T], seq: u64) -> &T {
     &ring[(seq % ring.len() as u64) as usize]
 }
 
-/// The consumer's side that takes. One thread at a time takes, and one waits.
-#[derive(Clone, Debug, Default)]
-pub struct Taker {
-    taken: u64,
-}
+/// The consumer's side that takes. One thread at a time takes, and one waits. Its only state is the word `taken`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Taker;
 
 impl Taker {
     /// True when the next item is there.
     pub fn is_next_there(&self, words: &impl Words) -> bool {
-        // Acquire: pairs with the release in `Publisher::publish`.
-        words.deliver().published.load(Ordering::Acquire) != self.taken as u32
+        Taker::next(words).is_some()
     }
 
-    /// The next item, if it is there. The second: the coordinator sleeps and must be rung for.
-    pub fn take(&mut self, words: &impl Words) -> Option<(u64, Item, bool)> {
-        if !self.is_next_there(words) {
-            return None;
+    /// Returns the number of the next item, if it is published.
+    fn next(words: &impl Words) -> Option<u64> {
+        // Acquire: pairs with `Publisher::take_back`, so that `published` below is not older than what was taken back.
+        let next = words.reply().taken.load(Ordering::Acquire);
+        // Acquire: pairs with the release in `Publisher::publish`.
+        let published = words.deliver().published.load(Ordering::Acquire);
+        (published != next as u32).then_some(next)
+    }
+
+    /// The next item, if it is there. The third: the coordinator sleeps and must be rung for.
+    pub fn take(&self, words: &impl Words) -> Option<(u64, Item, bool)> {
+        loop {
+            let seq = Taker::next(words)?;
+            let item = place(words.items(), seq).load();
+            // Release: pairs with the acquires in `Publisher::taken` and `take_back`; our reads of the item are over.
+            // If it fails, the coordinator took the item back, and what was read may be of a later one.
+            let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
+            let word = &words.reply().taken;
+            if word
+                .compare_exchange(seq, seq + 1, success, failure)
+                .is_ok()
+            {
+                return Some((seq, item, must_ring(words)));
+            }
         }
-        let seq = self.taken;
-        let item = place(words.items(), seq).load();
-        self.taken += 1;
-        // Release: pairs with the acquire in `Publisher::taken`; our reads of the item are over.
-        words
-            .reply()
-            .taken
-            .store(self.taken as u32, Ordering::Release);
-        Some((seq, item, must_ring(words)))
     }
 
     /// Sleeps until the next item is there, or `futex` returns for another reason. True: it is there.
-    pub fn wait(&self, words: &impl Words, futex: &impl Futex) -> bool {
-        let (published, sleeping) = (&words.deliver().published, &words.reply().sleeping);
-        sleeping.store(1, Ordering::Relaxed);
-        // With the fence in `Publisher::publish`: either it sees that we sleep, or we see what it published.
+    ///
+    /// `ring` wakes the coordinator, if it has to hear that this consumer waits.
+    pub fn wait(&self, words: &impl Words, futex: &impl Futex, ring: impl FnOnce()) -> bool {
+        let (deliver, reply) = (words.deliver(), words.reply());
+        let next = reply.taken.load(Ordering::Acquire);
+        // Release: whoever sees that we wait sees what we took before.
+        reply.sleeping.store(next + 1, Ordering::Release);
+        // With the fences in `Publisher::publish` and `set_absent`: either the coordinator sees that we sleep, or we see
+        // what it did.
         fence(Ordering::SeqCst);
-        if !self.is_next_there(words) {
-            futex.wait(published, self.taken as u32);
+        // An item that is taken back meanwhile changes `published` too, since it was published after `next` was read.
+        if deliver.published.load(Ordering::Acquire) == next as u32 {
+            if deliver.absent.load(Ordering::Relaxed) != 0 {
+                ring();
+            }
+            futex.wait(&deliver.published, next as u32);
         }
-        sleeping.store(0, Ordering::Relaxed);
+        reply.sleeping.store(0, Ordering::Relaxed);
         self.is_next_there(words)
     }
 }

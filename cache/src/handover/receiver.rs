@@ -54,7 +54,7 @@ impl Receiver {
     /// # Errors
     /// When it is of no known kind. It counts as taken.
     pub fn try_next(&self) -> Result<Option<(u64, Item)>> {
-        let mut taker = lock(&self.taking);
+        let taker = lock(&self.taking);
         let Some((seq, item, ring)) = taker.take(&self.regions) else {
             return Ok(None);
         };
@@ -92,8 +92,8 @@ impl Receiver {
 
     fn sleep_once(&self, sleep: &Sleep) -> bool {
         // A copy: others may look for items while this thread sleeps.
-        let taker = lock(&self.taking).clone();
-        taker.wait(&self.regions, sleep)
+        let taker = *lock(&self.taking);
+        taker.wait(&self.regions, sleep, || self.doorbell.ring())
     }
 
     /// Gives an item back. The minibatch must not be read after it, and its private pages must be gone
@@ -119,6 +119,12 @@ impl Receiver {
     #[must_use]
     pub fn held(&self) -> usize {
         lock(&self.releasing).held.len()
+    }
+
+    /// Returns how many items can be published and not released at a time.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.regions.items().len()
     }
 
     /// Says what this consumer did and waited for, for the coordinator to show.

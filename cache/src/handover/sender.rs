@@ -11,7 +11,8 @@ use crate::sync::AtomicU32;
 /// The coordinator's end of the hand-over to one consumer. See [the module](super).
 pub struct Sender {
     publisher: Publisher<Regions>,
-    files: Files,
+    /// Until they are given away: a consumer's descriptors are the consumer's.
+    files: Option<Files>,
 }
 
 /// The kernel's futex; a publisher only wakes.
@@ -27,30 +28,31 @@ impl Futex for Wake {
 
 impl Sender {
     /// Reserves and seals both regions, with room for `capacity` items in flight: published, and their
-    /// release not read.
+    /// release not read. The consumer is [armed](Self::arm).
     ///
     /// # Errors
     /// When memory or descriptors are short, or `capacity` is 0 or over a million.
     pub fn create(capacity: u32) -> Result<Self> {
         let (regions, files) = Regions::create(capacity)?;
+        let publisher = Publisher::new(regions);
+        // The coordinator may sleep at this moment, and only who is armed rings.
+        publisher.arm();
         Ok(Sender {
-            publisher: Publisher::new(regions),
-            files,
+            publisher,
+            files: Some(files),
         })
     }
 
-    /// For the consumer: *deliver*, which can only be read, and *reply*.
+    /// Gives away the consumer's descriptors: *deliver*, which can only be read, and *reply*.
     ///
     /// # Errors
-    /// When the process has no descriptor left.
-    pub fn fds(&self) -> Result<(OwnedFd, OwnedFd)> {
-        let deliver = mapping::reopen_read_only("a deliver region", self.files.deliver.as_fd())?;
-        let reply = self
-            .files
-            .reply
-            .try_clone()
-            .map_err(|e| Error::os("cannot share a reply region", e))?;
-        Ok((deliver, reply))
+    /// When the process has no descriptor left, or they were given away before.
+    pub fn fds(&mut self) -> Result<(OwnedFd, OwnedFd)> {
+        const WHAT: &str = "a deliver region";
+        let files = self.files.take();
+        let files = files.ok_or_else(|| Error::invalid(WHAT, "it was given away before"))?;
+        let deliver = mapping::reopen_read_only(WHAT, files.deliver.as_fd())?;
+        Ok((deliver, files.reply))
     }
 
     /// Hands an item over, wakes the consumer if it sleeps, and gives the item's number: 0, 1, 2, ...
@@ -67,18 +69,45 @@ impl Sender {
         self.publisher.is_full()
     }
 
-    /// Items published whose release has not been read.
+    /// Items published that are neither taken back nor released, as far as that was read.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.publisher.in_flight()
     }
 
-    /// How many items the consumer has taken, all told.
+    /// Returns how many items are taken or taken back, all told.
     ///
     /// # Errors
     /// [`crate::ErrorKind::Misbehaved`] when its count went back, or past what is published.
     pub fn taken(&mut self) -> Result<u64> {
         self.publisher.taken().map_err(misbehaved)
+    }
+
+    /// Takes back all items that the consumer has not taken, and returns the number of the first of them. The consumer
+    /// will neither see nor release them.
+    ///
+    /// # Errors
+    /// As [`taken`](Self::taken).
+    pub fn take_back(&mut self) -> Result<u64> {
+        self.publisher.take_back().map_err(misbehaved)
+    }
+
+    /// Says whether the consumer counts as absent: then it rings the doorbell when it waits for an item. After `true`
+    /// ask once whether it [waits already](Self::is_waiting).
+    pub fn set_absent(&mut self, is_absent: bool) {
+        self.publisher.set_absent(is_absent);
+    }
+
+    /// Returns whether the consumer counts as absent.
+    #[must_use]
+    pub fn is_absent(&self) -> bool {
+        self.publisher.is_absent()
+    }
+
+    /// Returns whether the consumer sleeps with nothing left to take.
+    #[must_use]
+    pub fn is_waiting(&self) -> bool {
+        self.publisher.is_waiting()
     }
 
     /// Calls `each` with every item released since the last call.

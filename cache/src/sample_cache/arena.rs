@@ -1,13 +1,16 @@
 //! Payloads and index of a no-eviction cache in one segment: a bump pointer and a row of places.
 //!
 //! An [`Extent`] is given out once and belongs to one writer until it is published or given back. What is
-//! published is never written again while the arena lives, so references to it need no counting.
+//! published is never written again while the arena lives, so references to it need no counting. The one exception is
+//! what was taken over and found to be damaged before anybody had a reference to it ([`Arena::drop_entry`]).
 #![expect(
     unsafe_code,
     reason = "hands out disjoint parts of the segment as slices"
 )]
 
+use std::collections::BTreeMap;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::index::{self, ENTRY, Entry, Place};
@@ -118,8 +121,12 @@ unsafe impl Sync for Arena {}
 struct State {
     /// Beyond it everything is free.
     end: u64,
-    /// Given back, and not at the end: offset and length.
-    holes: Vec<(u64, u64)>,
+    /// Free and not at the end: length by offset. No two touch.
+    holes: BTreeMap<u64, u64>,
+    /// No hole is larger.
+    largest_hole: u64,
+    /// Places whose entry was dropped.
+    vacant: Vec<u32>,
     next_place: u32,
     /// Extents that are neither published nor given back: each will want a place.
     open: u32,
@@ -171,7 +178,7 @@ impl Arena {
     pub(super) fn allocate(&self, len: usize) -> Option<Extent> {
         let room = index::extent_len(len as u64)?;
         let mut state = self.state();
-        if state.next_place + state.open >= self.shape.places {
+        if state.open >= state.places_left(self.shape.places) {
             return None;
         }
         let offset = state
@@ -187,10 +194,19 @@ impl Arena {
         let mut state = self.state();
         state.open -= 1;
         state.used -= extent.room();
-        match extent.offset + extent.room() == state.end {
-            true => state.end = extent.offset,
-            false => state.holes.push((extent.offset, extent.room())),
-        }
+        state.free(extent.offset, extent.room());
+    }
+
+    /// Frees the place and the room of an entry that is not as it was committed. Nobody looks at its payload any more, and
+    /// nobody will: the caller has made sure of it.
+    pub(super) fn drop_entry(&self, number: u32, entry: &Entry) {
+        // First: its room may be another's only when the index has it no more.
+        self.write_place(number, &index::DROPPED);
+        let room = index::extent_len(entry.len).unwrap_or(0);
+        let mut state = self.state();
+        state.vacant.push(number);
+        state.used -= room;
+        state.free(entry.offset, room);
     }
 
     /// The bytes of an extent, for its owner.
@@ -198,7 +214,7 @@ impl Arena {
         let start = self.payload(extent.offset, extent.len as u64);
         // SAFETY: in bounds (`payload` checks); initialised, since it is a file's memory; exclusive, since
         // extents are disjoint while they are open and this one is borrowed exclusively, and entries, which
-        // `payload_of` reads, are never within an open extent: `take_over` starts behind them.
+        // `payload_of` reads, are never within an open extent: `take_over` gives out what lies between them.
         unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), extent.len) }
     }
 
@@ -222,23 +238,29 @@ impl Arena {
 
     fn append(&self, place: &Place) -> u32 {
         let mut state = self.state();
-        let number = state.next_place;
-        state.next_place += 1;
+        let number = state.take_place();
         state.open -= 1;
         // The payload, written before, is in place first, should this process be killed here.
-        std::sync::atomic::fence(std::sync::atomic::Ordering::Release);
-        // SAFETY: numbers are given out once, under the lock, and made known only after this.
-        unsafe { self.write_place(number, place) };
+        fence(Ordering::Release);
+        self.write_place(number, place);
         number
     }
 
-    /// # Safety
-    /// Nobody else reads or writes the place meanwhile.
-    unsafe fn write_place(&self, number: u32, place: &Place) {
-        let target = self.at(self.shape.place(number));
-        // SAFETY: in bounds (`place` checks the number, the shape fits the memory); nobody else is there, as
-        // the caller promises.
-        unsafe { std::ptr::copy_nonoverlapping(place.as_ptr(), target.as_ptr(), ENTRY) };
+    fn write_place(&self, number: u32, place: &Place) {
+        for (word, bytes) in self.words(number).iter().zip(place.as_chunks().0) {
+            // Relaxed: who is told of the place is told by a release; who was told of an entry that it had before
+            // finds by the checksum that it is another, or in part another.
+            word.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
+        }
+    }
+
+    fn words(&self, number: u32) -> &[AtomicU64; ENTRY / 8] {
+        let start = self.at(self.shape.place(number)).cast();
+        // SAFETY: in bounds (`place` checks the number, the shape fits the memory) and aligned: the index begins on a
+        // page, and an entry is six words. Places are accessed as atomics and in no other way. In a named segment
+        // another process of this user may write there against all rules; what is read is then anything, and is
+        // validated.
+        unsafe { start.as_ref() }
     }
 
     /// The entry at a place, copied out and validated. None: something else is there now.
@@ -250,19 +272,17 @@ impl Arena {
     /// A copy of a place.
     pub(super) fn place(&self, number: u32) -> Place {
         let mut place = index::EMPTY;
-        let source = self.at(self.shape.place(number));
-        // SAFETY: in bounds, as in `append`; written before its number was made known, and never again. In a
-        // named segment another process of this user may write there against all rules; the copy is then
-        // anything, and is validated.
-        unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), place.as_mut_ptr(), ENTRY) };
+        for (word, bytes) in self.words(number).iter().zip(place.as_chunks_mut().0) {
+            *bytes = word.load(Ordering::Relaxed).to_ne_bytes();
+        }
         place
     }
 
-    /// The payload of an entry that came from [`entry`](Self::entry).
+    /// The payload of an entry that came from [`entry`](Self::entry), and is not dropped meanwhile.
     pub(super) fn payload_of(&self, entry: &Entry) -> &[u8] {
         let start = self.payload(entry.offset, entry.len);
-        // SAFETY: in bounds and initialised as in `bytes_mut`; never written while the arena lives: extents
-        // of entries are given out no second time. (In a named segment another process of this user may
+        // SAFETY: in bounds and initialised as in `bytes_mut`; never written while the arena lives: the extent
+        // of an entry is given out again only once it was dropped, which the caller excludes. (In a named segment another process of this user may
         // write there against all rules, as it may write into this process by other ways; see the docs.)
         unsafe { std::slice::from_raw_parts(start.as_ptr(), entry.len as usize) }
     }
@@ -293,26 +313,47 @@ impl Arena {
         }
     }
 
-    /// What another coordinator left here. New entries come after it.
+    /// Reads what another coordinator left here. The room between entries is free, and so are dropped places.
     pub(super) fn take_over(&mut self) -> index::Scan {
         let places = (0..self.shape.places).map(|number| self.place(number));
         let scan = index::scan(places, &self.bounds());
         // What is dropped now stays dropped: else it might come back once what it conflicts with has been
         // written anew, and conflict with others.
         for number in &scan.dropped {
-            // SAFETY: this is `&mut self`, and the number of a dropped place is never made known.
-            unsafe { self.write_place(*number, &index::DROPPED) };
+            self.write_place(*number, &index::DROPPED);
         }
-        let mut state = self.state();
-        state.next_place = scan.places;
-        state.end = scan.end;
-        state.used = scan.end;
-        drop(state);
+        *self.state() = State::after(&scan);
         scan
     }
 }
 
 impl State {
+    fn after(scan: &index::Scan) -> Self {
+        let mut state = State {
+            next_place: scan.places,
+            vacant: [&*scan.vacant, &scan.dropped].concat(),
+            ..State::default()
+        };
+        for (_, entry) in &scan.entries {
+            let end = entry.end().unwrap_or(entry.offset);
+            state.add_hole(state.end, entry.offset - state.end);
+            state.used += end - entry.offset;
+            state.end = end;
+        }
+        state
+    }
+
+    fn places_left(&self, places: u32) -> u32 {
+        places - self.next_place + self.vacant.len() as u32
+    }
+
+    fn take_place(&mut self) -> u32 {
+        self.vacant.pop().unwrap_or_else(|| {
+            self.next_place += 1;
+            self.next_place - 1
+        })
+    }
+
     fn take_end(&mut self, room: u64, capacity: u64) -> Option<u64> {
         let offset = self.end;
         let end = offset.checked_add(room).filter(|&end| end <= capacity)?;
@@ -320,14 +361,43 @@ impl State {
         Some(offset)
     }
 
-    /// The first hole that is large enough; what is left of it stays.
-    fn take_hole(&mut self, room: u64) -> Option<u64> {
-        let at = self.holes.iter().position(|&(_, len)| len >= room)?;
-        let (offset, len) = self.holes[at];
-        match len - room {
-            0 => drop(self.holes.swap_remove(at)),
-            left => self.holes[at] = (offset + room, left),
+    /// Makes room free, together with what is free beside it.
+    fn free(&mut self, mut offset: u64, mut len: u64) {
+        if let Some((&before, &its_len)) = self.holes.range(..offset).next_back()
+            && before + its_len == offset
+        {
+            self.holes.remove(&before);
+            (offset, len) = (before, its_len + len);
         }
+        if let Some(its_len) = self.holes.remove(&(offset + len)) {
+            len += its_len;
+        }
+        if offset + len == self.end {
+            self.end = offset;
+        } else {
+            self.add_hole(offset, len);
+        }
+    }
+
+    fn add_hole(&mut self, offset: u64, len: u64) {
+        if len > 0 {
+            self.holes.insert(offset, len);
+            self.largest_hole = self.largest_hole.max(len);
+        }
+    }
+
+    /// Takes from the first hole that is large enough; what is left of it stays.
+    fn take_hole(&mut self, room: u64) -> Option<u64> {
+        // Else every sample that finds no room would have all holes looked through.
+        if room > self.largest_hole {
+            return None;
+        }
+        let Some((&offset, &len)) = self.holes.iter().find(|&(_, &len)| len >= room) else {
+            self.largest_hole = self.holes.values().copied().max().unwrap_or(0);
+            return None;
+        };
+        self.holes.remove(&offset);
+        self.add_hole(offset + room, len - room);
         Some(offset)
     }
 }

@@ -5,8 +5,9 @@
 //! segment: | header, one page | index: entries of 48 bytes | payloads, each on a multiple of 64 bytes |
 //! ```
 //!
-//! All numbers are little endian. A place of the index is zero until an entry is written there, and is then
-//! never written again, unless a take-over drops it: entry by entry from the start, each after its payload. An entry is an rkyv archive
+//! All numbers are little endian. A place of the index is zero until an entry is written there, each after its
+//! payload, from the start. An entry that is not what it was, or whose payload is not, is dropped; a dropped place, and
+//! the room of the payload, are used again. An entry is an rkyv archive
 //! with a checksum of its own (validation is no checksum) and one of its payload. Whatever a death, a bug
 //! or a bit flip leaves there, an entry is either found as it was written or dropped.
 
@@ -117,7 +118,7 @@ pub type Place = [u8; ENTRY];
 /// A place where nothing was ever written.
 pub const EMPTY: Place = [0; ENTRY];
 
-/// A place whose entry a take-over dropped. Written over it in part, it is no entry either.
+/// A place whose entry was dropped. Written over it in part, it is no entry either.
 pub const DROPPED: Place = [255; ENTRY];
 
 #[repr(C, align(16))]
@@ -187,6 +188,8 @@ pub struct Scan {
     pub entries: Vec<(u32, Entry)>,
     /// Places that hold something else, but for those dropped before.
     pub dropped: Vec<u32>,
+    /// Places whose entry was dropped before.
+    pub vacant: Vec<u32>,
     /// Places that were written, from the start.
     pub places: u32,
     /// Where the last payload ends.
@@ -215,6 +218,7 @@ pub fn scan(places: impl Iterator<Item = Place>, bounds: &Bounds) -> Scan {
         }
         scan.places = number + 1;
         if place == DROPPED {
+            scan.vacant.push(number);
             continue;
         }
         match Entry::from_place(&place, bounds.seed).filter(|entry| bounds.admit(entry)) {
@@ -235,8 +239,8 @@ impl Bounds {
 }
 
 impl Scan {
-    /// Of entries that overlap or have one id, the one written last stays: the others were given up, or
-    /// it would not have been written.
+    /// Of entries that overlap or have one id, the one of the last place stays. There are none unless somebody damaged
+    /// the segment: an entry is dropped before its room, or another entry of its id, is given out.
     fn drop_conflicts(&mut self) {
         let mut ids = HashSet::new();
         let mut extents = BTreeMap::new();

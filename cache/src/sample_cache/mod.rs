@@ -9,13 +9,13 @@ mod lru;
 mod named;
 mod no_eviction;
 mod renewing;
-mod table;
+pub mod table;
 
 use std::ops::Deref;
 
 pub use index::Form;
 pub use lru::Lru;
-pub use named::{NamedSegment, list_named, remove_named};
+pub use named::{LONGEST as LONGEST_NAME, NamedSegment, is_name, list_named, remove_named};
 pub use no_eviction::{NoEviction, TakeOver};
 pub use renewing::Renewing;
 

@@ -29,8 +29,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::memory;
 
 const FOLDER: &str = "/dev/shm";
-/// Bytes of a name.
-const LONGEST: usize = 128;
+/// Longest name of a segment, in bytes.
+pub const LONGEST: usize = 128;
 /// Somebody who lists segments holds their locks for a moment.
 const LOCK_TRIES: u32 = 20;
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
@@ -159,6 +159,13 @@ pub fn remove_named(name: &str) -> Result<bool> {
     Ok(true)
 }
 
+/// Returns whether a segment can have this name, or one that begins with it and is `longest` bytes long at most.
+#[must_use]
+pub fn is_name(name: &str, longest: usize) -> bool {
+    let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    !name.is_empty() && name.len() <= longest && name.chars().all(good)
+}
+
 fn prefix() -> String {
     format!("coprep-{}-", nix::unistd::geteuid())
 }
@@ -171,8 +178,7 @@ struct Place {
 
 impl Place {
     fn new(name: &str) -> Result<Self> {
-        let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
-        if name.is_empty() || name.len() > LONGEST || !name.chars().all(good) {
+        if !is_name(name, LONGEST) {
             let why = format!("1 to {LONGEST} letters, digits, '.', '_' and '-' make a name");
             return Err(Error::invalid(format!("cache name {name:?}"), why));
         }

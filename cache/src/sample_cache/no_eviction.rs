@@ -5,9 +5,9 @@
 //!
 //! Over an anonymous segment, or over a named one, that the next coordinator takes over. There payload
 //! checksums are verified at the first hit and not at the take-over: a cache of 100 GB is usable at once, and the
-//! payload is about to be read anyway.
+//! payload is about to be read anyway. One that fails gives its place and its room back.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
 use super::arena::{Arena, Extent, Memory, Shape};
 use super::index::{Entry, payload_checksum};
@@ -23,6 +23,8 @@ pub struct NoEviction {
     usage: Mutex<Usage>,
     /// Payloads are checksummed: another coordinator may read them.
     outlives: bool,
+    /// Held for reading while a payload that is not checked yet is looked at.
+    looks: RwLock<()>,
 }
 
 /// What was found in a named segment.
@@ -91,6 +93,7 @@ impl NoEviction {
             usage: Mutex::new(usage),
             arena,
             outlives,
+            looks: RwLock::default(),
         }
     }
 
@@ -161,29 +164,52 @@ impl NoEviction {
         self.table.give_up(id);
     }
 
-    /// The payload of an entry that was taken over, if it is what was committed.
-    fn check(&self, place: u32, entry: &Entry) -> bool {
-        let good = payload_checksum(self.arena.payload_of(entry)) == entry.payload_checksum;
-        if self.table.judge(entry.id, place, good) && !good {
-            self.count().remove(entry.form, entry.len);
+    /// Checks an entry that was taken over, at its first hit. If its payload is not what was committed, it is dropped.
+    fn check(&self, id: u32) {
+        let Some((place, entry)) = self.find_damaged(id) else {
+            return;
+        };
+        // Whoever still looks at the payload began before the entry was withdrawn, and has ended after this. Nobody
+        // begins any more.
+        drop(self.looks.write().unwrap_or_else(PoisonError::into_inner));
+        self.arena.drop_entry(place, &entry);
+        self.count().remove(entry.form, entry.len);
+        self.table.give_up(id);
+    }
+
+    /// Returns the place and the entry if the payload is not what was committed, to the one who must drop it.
+    fn find_damaged(&self, id: u32) -> Option<(u32, Entry)> {
+        let _look = self.looks.read().unwrap_or_else(PoisonError::into_inner);
+        // Again, under the lock: it may have been checked, or dropped, meanwhile.
+        let present = self.table.get(id).filter(|present| !present.checked)?;
+        let entry = self.entry(id, present)?;
+        if payload_checksum(self.arena.payload_of(&entry)) == entry.payload_checksum {
+            self.table.confirm(id, present.place);
+            return None;
         }
-        good
+        let is_ours = self.table.withdraw(id, present.place);
+        is_ours.then_some((present.place, entry))
+    }
+
+    fn entry(&self, id: u32, present: Present) -> Option<Entry> {
+        let entry = self.arena.entry(present.place);
+        entry.filter(|entry| entry.id == id)
     }
 }
 
 impl SampleCache for NoEviction {
     fn form(&self, id: u32) -> Option<Form> {
-        let Present { place, .. } = self.table.get(id)?;
-        let entry = self.arena.entry(place).filter(|entry| entry.id == id)?;
+        let entry = self.entry(id, self.table.get(id)?)?;
         Some(entry.meta().form)
     }
 
     fn get(&self, id: u32) -> Option<Hit<'_>> {
-        let Present { place, checked } = self.table.get(id)?;
-        let entry = self.arena.entry(place).filter(|entry| entry.id == id)?;
-        if !checked && !self.check(place, &entry) {
-            return None;
+        if !self.table.get(id)?.checked {
+            self.check(id);
         }
+        // What is checked is never dropped.
+        let present = self.table.get(id).filter(|present| present.checked)?;
+        let entry = self.entry(id, present)?;
         Some(Hit {
             bytes: HitBytes::Arena(self.arena.payload_of(&entry)),
             meta: entry.meta(),

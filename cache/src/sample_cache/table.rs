@@ -3,25 +3,26 @@
 //! | state | low bits | who makes it | next |
 //! |---|---|---|---|
 //! | absent (zero) | 0 | the start; whoever gives up | being written, by the first who asks |
-//! | being written | 1 | one writer | present and checked, or absent |
-//! | present | 2 | a take-over | present and checked, or absent if the payload is not what it was |
+//! | being written | 1 | one writer, or who found that the payload is not what it was | present and checked, or absent |
+//! | present | 2 | a take-over | present and checked, or being written if the payload is not what it was |
 //! | present and checked | 3 | a commit, or the first hit | - |
 //!
 //! The upper 30 bits are the entry's place in the index.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use crate::sync::{AtomicU32, Ordering};
 
 /// See the module.
-pub(super) struct Table {
+pub struct Table {
     states: Vec<AtomicU32>,
 }
 
 /// Where a sample is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Present {
-    pub(super) place: u32,
+pub struct Present {
+    /// In the index.
+    pub place: u32,
     /// Its payload is known to be what was committed.
-    pub(super) checked: bool,
+    pub checked: bool,
 }
 
 const ABSENT: u32 = 0;
@@ -30,16 +31,20 @@ const PRESENT: u32 = 2;
 const CHECKED: u32 = 3;
 
 /// Places are less.
-pub(super) const PLACES: u64 = 1 << 30;
+pub const PLACES: u64 = 1 << 30;
 
 impl Table {
-    pub(super) fn new(samples: u32) -> Self {
+    /// For so many samples, all of them absent.
+    #[must_use]
+    pub fn new(samples: u32) -> Self {
         Table {
             states: (0..samples).map(|_| AtomicU32::new(ABSENT)).collect(),
         }
     }
 
-    pub(super) fn get(&self, id: u32) -> Option<Present> {
+    /// Returns where a sample is, if it is here.
+    #[must_use]
+    pub fn get(&self, id: u32) -> Option<Present> {
         // Acquire: pairs with the release in `set`; the entry and the payload are visible.
         let state = self.states.get(id as usize)?.load(Ordering::Acquire);
         match state & 3 {
@@ -52,7 +57,8 @@ impl Table {
     }
 
     /// True for the one who may write the sample now.
-    pub(super) fn begin(&self, id: u32) -> bool {
+    #[must_use]
+    pub fn begin(&self, id: u32) -> bool {
         let Some(state) = self.states.get(id as usize) else {
             return false;
         };
@@ -63,29 +69,36 @@ impl Table {
     }
 
     /// By the one who may write it: nothing came of it.
-    pub(super) fn give_up(&self, id: u32) {
+    pub fn give_up(&self, id: u32) {
         self.states[id as usize].store(ABSENT, Ordering::Relaxed);
     }
 
     /// By the one who wrote it, or by a take-over before anybody else looks.
-    pub(super) fn set(&self, id: u32, present: Present) {
+    pub fn set(&self, id: u32, present: Present) {
         let kind = if present.checked { CHECKED } else { PRESENT };
         // Release: pairs with the acquire in `get`.
         self.states[id as usize].store(present.place << 2 | kind, Ordering::Release);
     }
 
-    /// After a look at the payload: it is as committed, or the entry goes. True for the one who changed it.
-    pub(super) fn judge(&self, id: u32, place: u32, good: bool) -> bool {
-        let next = if good { place << 2 | CHECKED } else { ABSENT };
-        let state = &self.states[id as usize];
+    /// After a look at the payload: it is as committed.
+    pub fn confirm(&self, id: u32, place: u32) {
         // Release: as in `set`, for those who skip the look.
+        self.change(id, place, place << 2 | CHECKED, Ordering::Release);
+    }
+
+    /// After a look at the payload: it is not what was committed. True for the one who must clear the entry away, and
+    /// then [give the sample up](Self::give_up).
+    #[must_use]
+    pub fn withdraw(&self, id: u32, place: u32) -> bool {
+        // Relaxed: what follows is ordered by locks.
+        self.change(id, place, BEING_WRITTEN, Ordering::Relaxed)
+    }
+
+    fn change(&self, id: u32, place: u32, next: u32, order: Ordering) -> bool {
+        let unchecked = place << 2 | PRESENT;
+        let state = &self.states[id as usize];
         state
-            .compare_exchange(
-                place << 2 | PRESENT,
-                next,
-                Ordering::Release,
-                Ordering::Relaxed,
-            )
+            .compare_exchange(unchecked, next, order, Ordering::Relaxed)
             .is_ok()
     }
 }
@@ -136,9 +149,25 @@ mod tests {
                 checked: false,
             },
         );
-        assert!(table.judge(0, 3, false));
-        assert!(!table.judge(0, 3, false));
+        assert!(!table.withdraw(0, 4), "it lies somewhere else");
+        assert!(table.withdraw(0, 3));
+        assert!(!table.withdraw(0, 3) && !table.begin(0));
+        assert_eq!(table.get(0), None);
+        table.give_up(0);
         assert!(table.begin(0));
+    }
+
+    #[test]
+    fn what_passes_its_check_stays() {
+        let table = Table::new(1);
+        let unchecked = Present {
+            place: 3,
+            checked: false,
+        };
+        table.set(0, unchecked);
+        table.confirm(0, 3);
+        assert!(table.get(0).is_some_and(|present| present.checked));
+        assert!(!table.withdraw(0, 3));
     }
 
     #[test]

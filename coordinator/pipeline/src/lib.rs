@@ -22,6 +22,7 @@
 mod codec;
 mod crop;
 mod error;
+mod file;
 mod header;
 mod jpeg;
 mod layout;
@@ -33,6 +34,7 @@ mod throttle;
 
 pub use crop::DecodedShape;
 pub use error::{Error, ErrorKind};
+pub use file::{MOST_BYTES, open as open_regular};
 pub use pipeline::{DecodedView, Picture, Pipeline, Scratch, Stages};
 pub use rng::SampleKey;
 pub use source::Dataset;

@@ -6,8 +6,6 @@
 //! the order of their paths, links followed; within a folder the files by name.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
-use std::io::Read;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,6 +13,7 @@ use std::sync::Arc;
 use coprep_protocol::spec::{FileList, Source};
 
 use crate::error::{Error, ErrorKind};
+use crate::file;
 use crate::throttle::Throttle;
 
 /// File names that are samples of a folder, in any case.
@@ -175,18 +174,18 @@ impl Dataset {
     /// If the file is missing or cannot be read.
     pub fn file_len(&self, id: u32) -> Result<u64, Error> {
         let path = self.path(id);
-        std::fs::metadata(&path)
-            .map(|m| m.len())
-            .map_err(|e| unreadable(&path, e).of_sample())
+        let length = std::fs::metadata(&path).and_then(|meta| file::length(&meta));
+        length.map_err(|e| unreadable(&path, e).of_sample())
     }
 
     /// Reads a sample's file; `into` becomes exactly its bytes.
     ///
     /// # Errors
     ///
-    /// If the file is missing or cannot be read.
+    /// If the file is missing, cannot be read, is no regular file, or is longer than [`crate::MOST_BYTES`].
     pub fn fetch(&self, id: u32, into: &mut Vec<u8>) -> Result<(), Error> {
-        self.fetch_up_to(id, u64::MAX, into)?;
+        let path = self.path(id);
+        file::read(&path, into).map_err(|e| unreadable(&path, e).of_sample())?;
         self.slow_down(into.len());
         Ok(())
     }
@@ -203,22 +202,8 @@ impl Dataset {
     ///
     /// If the file is missing or cannot be read.
     pub fn fetch_head(&self, id: u32, into: &mut Vec<u8>) -> Result<(), Error> {
-        self.fetch_up_to(id, HEAD_BYTES, into)
-    }
-
-    fn fetch_up_to(&self, id: u32, most: u64, into: &mut Vec<u8>) -> Result<(), Error> {
         let path = self.path(id);
-        into.clear();
-        let read = |into: &mut Vec<u8>| {
-            let file = File::open(&path)?;
-            match most {
-                u64::MAX => (&file).read_to_end(into),
-                most => file.take(most).read_to_end(into),
-            }
-        };
-        read(into)
-            .map(drop)
-            .map_err(|e| unreadable(&path, e).of_sample())
+        file::read_head(&path, HEAD_BYTES, into).map_err(|e| unreadable(&path, e).of_sample())
     }
 
     /// Reads a sample's file into a place of exactly its length.
@@ -228,7 +213,7 @@ impl Dataset {
     /// If the file is missing, cannot be read, or is not `into.len()` bytes long any more.
     pub fn fetch_into(&self, id: u32, into: &mut [u8]) -> Result<(), Error> {
         let path = self.path(id);
-        match read_exactly(&path, into) {
+        match file::read_exactly(&path, into) {
             Ok(true) => {
                 self.slow_down(into.len());
                 Ok(())
@@ -238,13 +223,6 @@ impl Dataset {
             Err(e) => Err(unreadable(&path, e).of_sample()),
         }
     }
-}
-
-/// Fills `into`; whether the file ended there.
-fn read_exactly(path: &Path, into: &mut [u8]) -> std::io::Result<bool> {
-    let mut file = File::open(path)?;
-    file.read_exact(into)?;
-    Ok(file.read(&mut [0])? == 0)
 }
 
 fn unreadable(path: &Path, error: std::io::Error) -> Error {

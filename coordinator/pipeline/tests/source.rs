@@ -254,3 +254,56 @@ fn the_fingerprint_tells_lists_apart() {
     }
     assert_eq!(all[0], of(&["/a", "/b"], &[0, 1]));
 }
+
+/// Neither waited for, nor read without end.
+#[test]
+fn a_sample_that_is_no_regular_file_is_refused_at_once() {
+    let root = tree(&["a/0.jpg"]);
+    let path = |name: &str| root.path().join("a").join(name);
+    nix::unistd::mkfifo(&path("pipe.jpg"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let _socket = std::os::unix::net::UnixListener::bind(path("socket.jpg")).unwrap();
+    symlink("/dev/zero", path("zero.jpg")).unwrap();
+    fs::create_dir(path("folder")).unwrap();
+    symlink(path("folder"), path("link.jpg")).unwrap();
+    let long = fs::File::create(path("long.jpg")).unwrap();
+    long.set_len(coprep_pipeline::MOST_BYTES + 1).unwrap();
+
+    let is_not = |what: &str| format!("cannot be read: it is {what}, and a sample must be a");
+    let cases = [
+        ("pipe.jpg", is_not("a named pipe")),
+        ("socket.jpg", is_not("a socket")),
+        ("zero.jpg", is_not("a character device")),
+        ("link.jpg", is_not("a folder")),
+        (
+            "long.jpg",
+            "cannot be read: it has more than 1073741824 bytes".into(),
+        ),
+    ];
+    for (name, expected) in cases {
+        let path = path(name);
+        let dataset = list(&[path.to_str().unwrap()], &[]).unwrap();
+        let mut bytes = Vec::new();
+        let errors = [
+            dataset.fetch(0, &mut bytes).unwrap_err(),
+            dataset.fetch_head(0, &mut Vec::new()).unwrap_err(),
+            dataset.fetch_into(0, &mut [0; 7]).unwrap_err(),
+            dataset.file_len(0).unwrap_err(),
+        ];
+        for error in errors {
+            let text = error.to_string();
+            assert_eq!(error.kind(), ErrorKind::Read, "{text}");
+            assert!(text.contains(name) && text.contains(&expected), "{text}");
+        }
+        assert_eq!(bytes.capacity(), 0, "memory was taken for {name}");
+    }
+}
+
+#[test]
+fn a_file_whose_length_is_not_told_beforehand_is_read_whole() {
+    // Such as a file that grows while it is read, or those of some network file systems.
+    let dataset = list(&["/proc/self/status"], &[]).unwrap();
+    assert_eq!(dataset.file_len(0).unwrap(), 0);
+    let mut bytes = Vec::new();
+    dataset.fetch(0, &mut bytes).unwrap();
+    assert!(bytes.starts_with(b"Name:"));
+}

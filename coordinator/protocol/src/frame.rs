@@ -8,11 +8,13 @@
 //! length, so that a client of another version is told so instead of "malformed".
 
 use std::io::{IoSlice, IoSliceMut, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 
-use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use rkyv::util::AlignedVec;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 
 use crate::PROTOCOL_VERSION;
 use crate::message::{Reply, Request};
@@ -174,27 +176,37 @@ fn receive_header(
 }
 
 /// Receives some bytes, and the descriptors that came with them. 0: the end.
+///
+/// # Errors
+/// When the socket fails; when more descriptors came than travel with a message, or than this process could take. Those
+/// that came are closed then.
 pub(crate) fn receive_part(
     socket: &UnixStream,
     part: &mut [u8],
     fds: &mut Vec<OwnedFd>,
 ) -> std::io::Result<usize> {
-    let mut space = nix::cmsg_space!([RawFd; MAX_DESCRIPTORS]);
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut iov = [IoSliceMut::new(part)];
-    let flags = MsgFlags::MSG_CMSG_CLOEXEC;
-    let message = recvmsg::<()>(socket.as_raw_fd(), &mut iov, Some(&mut space), flags)?;
-    for control in message.cmsgs()? {
-        if let ControlMessageOwned::ScmRights(received) = control {
-            fds.extend(received.into_iter().map(own));
-        }
+    let message = recvmsg(socket, &mut iov, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    // Taken in any case, so that they are closed in any case: those of a truncated message are installed like all others.
+    let received = control.drain().filter_map(|control| match control {
+        RecvAncillaryMessage::ScmRights(received) => Some(received),
+        _ => None,
+    });
+    let received: Vec<OwnedFd> = received.flatten().collect();
+    if message.flags.contains(ReturnFlags::CTRUNC) {
+        return Err(std::io::Error::other(format!(
+            "more descriptors came than the {MAX_DESCRIPTORS} allowed, or this process has none left"
+        )));
     }
+    if fds.len() + received.len() > MAX_DESCRIPTORS {
+        return Err(std::io::Error::other(format!(
+            "more than {MAX_DESCRIPTORS} descriptors came that nobody asked for"
+        )));
+    }
+    fds.extend(received);
     Ok(message.bytes)
-}
-
-#[expect(unsafe_code, reason = "the kernel hands over descriptors as numbers")]
-fn own(fd: RawFd) -> OwnedFd {
-    // SAFETY: `recvmsg` has just created this descriptor for this process and nobody else knows it.
-    unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
 /// Checks a header and gives the length of the body.

@@ -9,6 +9,7 @@
 //!   message as a *validated* rkyv archive, then, for some replies, file descriptors.
 //! * [`outgoing`]: a message that is sent bit by bit, by a sender that must not wait.
 //! * [`code`]: what the coordinator and the processes that run user code say to each other.
+//! * [`dataset_path`]: how a path of a dataset is spelled.
 //! * [`place`]: where the socket lies, and who may own it.
 //! * [`size`]: sizes in bytes as people write them, in settings and arguments.
 //!
@@ -17,9 +18,11 @@
 #![deny(unsafe_code)]
 
 pub mod code;
+pub mod dataset_path;
 pub mod frame;
 #[expect(missing_docs, reason = "rkyv derives undocumented archived types")]
 pub mod message;
+pub mod nap;
 pub mod outgoing;
 pub mod place;
 pub mod size;
@@ -27,4 +30,4 @@ pub mod size;
 pub mod spec;
 
 /// Version of the messages. Client and coordinator must have the same.
-pub const PROTOCOL_VERSION: u16 = 4;
+pub const PROTOCOL_VERSION: u16 = 5;

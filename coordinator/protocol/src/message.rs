@@ -35,6 +35,8 @@ pub enum Request {
     },
     /// What is this consumer waiting for? Answered by [`Reply::Explanation`].
     Explain,
+    /// Asks for whom this consumer waits. Answered by [`Reply::Awaited`].
+    WhoIsAwaited,
     /// Length and classes of a source, and the output of the pipeline. Answered by [`Reply::Described`].
     Describe(Box<PipelineSpec>),
     /// Fill the cache. Answered by [`Reply::Progress`] until [`Reply::Warmed`]; closing the connection
@@ -49,6 +51,11 @@ pub enum Request {
     Drop {
         /// Only the dataset whose source has this root folder or name.
         name: Option<String>,
+    },
+    /// The cache that a stream uses was filled on purpose, as by [`Request::Warm`]. Answered by [`Reply::Warmed`].
+    KeepWarm {
+        /// Its number.
+        stream: u64,
     },
     /// How a stream's samples are made. Answered by [`Reply::Pipeline`].
     Pipeline {
@@ -72,6 +79,7 @@ pub enum Request {
     Serialize,
     Deserialize,
     serde::Serialize,
+    serde::Deserialize,
     Clone,
     Copy,
     Debug,
@@ -171,6 +179,8 @@ pub struct Resume {
     /// Batches that this rank was given in it since the job was begun or resumed by its user: ranks that
     /// come back from different steps are made level.
     pub batches: u64,
+    /// This rank was given all of its part of the epoch: what is left is for the other ranks.
+    pub is_done: bool,
 }
 
 /// See [`Attach::cohort`].
@@ -205,6 +215,10 @@ pub enum Reply {
     Attached(Box<Attached>),
     /// Answer to [`Request::Attach`]: nobody runs this code yet, send it.
     WantCode,
+    /// Says what somebody else has to do before this client can go on; `None`: nothing. Answers
+    /// [`Request::WhoIsAwaited`], and comes unasked, perhaps several times, before [`Reply::Attached`],
+    /// [`Reply::Described`] or [`Reply::Warmed`] if that takes long.
+    Awaited(Option<Awaited>),
     /// A sample failed: sent before the error's item is published in the consumer's queue.
     SampleError(SampleError),
     /// Answer to [`Request::RestartEpoch`].
@@ -248,6 +262,17 @@ pub enum Reply {
     Refused(Refusal),
 }
 
+/// What a client waits for that is not its own, or that nothing can hurry.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Awaited {
+    /// Who has to do what, for people.
+    pub what: String,
+    /// Milliseconds since it was begun.
+    pub for_ms: u64,
+    /// What to do about it; empty if there is nothing to do.
+    pub remedy: String,
+}
+
 /// Why a request was refused.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
@@ -270,6 +295,8 @@ pub enum RefusalKind {
     Memory,
     /// The job's own code cannot be run, or failed.
     Code,
+    /// Something takes too long.
+    Late,
     /// Anything else.
     Internal,
 }
@@ -299,6 +326,8 @@ pub struct Attached {
     pub epoch: u64,
     /// How user code makes batches of the fields; empty for others.
     pub structure: Vec<u8>,
+    /// Why a warmed cache of the same samples is not used; one sentence for each cache.
+    pub notes: Vec<String>,
 }
 
 /// A sample that could not be prepared.
@@ -321,7 +350,18 @@ pub struct SampleError {
 }
 
 /// Counts of a warm-up.
-#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Default)]
+#[derive(
+    Archive,
+    Serialize,
+    Deserialize,
+    serde::Serialize,
+    serde::Deserialize,
+    Clone,
+    Debug,
+    PartialEq,
+    Default,
+)]
+#[serde(default)]
 pub struct WarmProgress {
     /// Samples looked at.
     pub done: u64,
@@ -343,6 +383,8 @@ pub struct WarmProgress {
     pub first_failure: Option<String>,
     /// The cache is full: the rest will be prepared as it is needed.
     pub full: bool,
+    /// Form of the cache.
+    pub form: Option<CacheForm>,
 }
 
 /// Everything `coprep status` shows.
@@ -413,6 +455,10 @@ pub struct CacheStatus {
     pub dataset: String,
     /// Form of its samples.
     pub form: CacheForm,
+    /// What was done to them before they were cached, readable; empty for user code, and for files as they are.
+    pub pipeline: String,
+    /// It was filled by [`Request::Warm`].
+    pub warmed: bool,
     /// `no-eviction` or `lru`.
     pub policy: String,
     /// Bytes reserved.
@@ -505,8 +551,12 @@ pub struct StreamStatus {
     pub costs: CostStatus,
     /// Process ids of the workers that run user code.
     pub worker_pids: Vec<u32>,
+    /// Of these, how many have a sample to make. 0 if the coordinator does not attribute waits.
+    pub busy_workers: u32,
     /// In what it differs from another stream that looks like it.
     pub differs: Vec<String>,
+    /// As [`Attached::notes`], at this moment.
+    pub notes: Vec<String>,
     /// Samples of one staging buffer.
     pub slots: u32,
     /// Staging buffers.

@@ -2,12 +2,15 @@
 //!
 //! `COPREP_SOCKET` names the socket; else it lies in a folder of the user's own:
 //! `$XDG_RUNTIME_DIR/coprep`, or `/tmp/coprep-UID` where there is none. The folder has mode 0700 and must
-//! belong to the user: in `/tmp` anybody could have made it first.
+//! belong to the user: in `/tmp` anybody could have made it first. A folder that the user names may be one that others
+//! may write; so the files beside the socket are opened by [`open_private`] only.
 
-use std::fs::DirBuilder;
+use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+
+use nix::fcntl::OFlag;
 
 /// Paths of one coordinator.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,7 +76,7 @@ impl Place {
                 _ => {}
             }
         }
-        check_owner(folder)
+        check_private(folder)
     }
 }
 
@@ -86,16 +89,71 @@ fn runtime_dir() -> PathBuf {
     }
 }
 
-fn check_owner(folder: &Path) -> io::Result<()> {
-    let meta = std::fs::symlink_metadata(folder)?;
-    let me = nix::unistd::getuid().as_raw();
-    if folder.starts_with("/tmp/coprep-")
-        && (meta.uid() != me || !meta.is_dir() || meta.mode() & 0o077 != 0)
-    {
+/// Refuses a folder that others could have made, or may use. One that the user named is the user's choice.
+fn check_private(folder: &Path) -> io::Result<()> {
+    let in_tmp = folder.parent() == Some(Path::new("/tmp"))
+        && (folder.file_name()).is_some_and(|name| name.as_encoded_bytes().starts_with(b"coprep-"));
+    if !in_tmp && folder != runtime_dir() {
+        return Ok(());
+    }
+    let (meta, me) = (std::fs::symlink_metadata(folder)?, user());
+    if !meta.is_dir() || meta.uid() != me || meta.mode() & OTHERS != 0 {
         return Err(io::Error::other(format!(
-            "{} is not a private folder of user {me}: remove it, or name another socket in COPREP_SOCKET",
+            "{} is not a private folder of user {me} (mode 0700, no link): remove it, or name another socket in \
+             COPREP_SOCKET",
             folder.display()
         )));
     }
     Ok(())
+}
+
+/// Opens a file beside the socket, for reading and writing; makes it if it is not there.
+///
+/// # Errors
+/// When it cannot be opened, or is anything but a file that only this user may use: in a folder that others may write,
+/// somebody could have put a link there, or a file that only looks like ours.
+pub fn open_private(path: &Path) -> io::Result<File> {
+    // Not waiting: should it be a pipe.
+    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+    let mut options = OpenOptions::new();
+    options
+        .read(true)
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .custom_flags(flags.bits());
+    let not_private = || {
+        let me = user();
+        io::Error::other(format!(
+            "it is not a file that only user {me} may use: somebody may have put it there; remove it, or name \
+             another socket in COPREP_SOCKET"
+        ))
+    };
+    let file = match options.open(path) {
+        Err(e) if is_of_another_kind(&e, path) => return Err(not_private()),
+        opened => opened?,
+    };
+    let meta = file.metadata()?;
+    // A second name could be that of any file of this user.
+    let is_private =
+        meta.is_file() && meta.uid() == user() && meta.mode() & OTHERS == 0 && meta.nlink() <= 1;
+    is_private.then_some(file).ok_or_else(not_private)
+}
+
+/// Permissions of the group and of everybody else.
+const OTHERS: u32 = 0o077;
+
+fn user() -> u32 {
+    nix::unistd::geteuid().as_raw()
+}
+
+/// Returns whether a link, a folder or a socket is there, or another user's file.
+fn is_of_another_kind(e: &io::Error, path: &Path) -> bool {
+    use nix::errno::Errno;
+    match e.raw_os_error().map(Errno::from_raw) {
+        Some(Errno::ELOOP | Errno::EISDIR | Errno::ENXIO) => true,
+        // Else nothing can be made in this folder.
+        Some(Errno::EACCES) => path.symlink_metadata().is_ok(),
+        _ => false,
+    }
 }

@@ -4,6 +4,8 @@
 //! prepare the same tensors and can share a stream. The crate `coprep-pipeline` turns a spec into
 //! something that runs.
 
+use std::fmt;
+
 use rkyv::{Archive, Deserialize, Serialize};
 
 /// Where the samples come from. Ids are positions in this source, `0..len`.
@@ -147,10 +149,10 @@ impl Op {
         )
     }
 
-    fn unscaled(&self) -> Op {
+    fn with_scaled(&self, is_scaled: bool) -> Op {
         let mut op = self.clone();
         if let Op::Decode { scaled, .. } = &mut op {
-            *scaled = false;
+            *scaled = is_scaled;
         }
         op
     }
@@ -167,6 +169,13 @@ pub struct PipelineSpec {
 
 /// Default of [`Op::Decode::max_pixels`]: Pillow's decompression-bomb limit (2 x 89,478,485).
 pub const DEFAULT_MAX_PIXELS: u64 = 178_956_970;
+
+/// Default of the share of the image that [`Op::RandomResizedCrop`] cuts out, as in torchvision.
+pub const DEFAULT_SCALE: (f32, f32) = (0.08, 1.0);
+/// Default of its ratio of width to height, as in torchvision.
+pub const DEFAULT_RATIO: (f32, f32) = (3.0 / 4.0, 4.0 / 3.0);
+/// Default of [`Op::RandomHorizontalFlip::p`].
+pub const DEFAULT_FLIP: f32 = 0.5;
 
 /// Element type of a field.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
@@ -304,13 +313,126 @@ impl PipelineSpec {
         if let Source::UserCode(user) = &self.source {
             return user.dataset_fingerprint();
         }
-        let cached = |op: &&Op| !op.is_random() && !matches!(op, Op::Normalize { .. });
-        let ops = self.ops.iter().take_while(cached).map(Op::unscaled);
+        let ops = self.cached_ops();
         PipelineSpec {
             source: self.source.clone(),
-            ops: ops.collect(),
+            ops: ops.iter().map(|op| op.with_scaled(false)).collect(),
         }
         .fingerprint()
+    }
+
+    /// Returns the pipeline up to the point at which samples are cached as *decoded*: the source, and the operators before
+    /// the first one that is random or leaves 8-bit pixels.
+    #[must_use]
+    pub fn cached(&self) -> PipelineSpec {
+        PipelineSpec {
+            source: self.source.clone(),
+            ops: self.cached_ops(),
+        }
+    }
+
+    /// Returns the operators of [`PipelineSpec::cached`]. Whether the decoder may scale is left at its default.
+    #[must_use]
+    pub fn cached_ops(&self) -> Vec<Op> {
+        let cached = |op: &&Op| !op.is_random() && !matches!(op, Op::Normalize { .. });
+        let ops = self.ops.iter().take_while(cached);
+        ops.map(|op| op.with_scaled(true)).collect()
+    }
+}
+
+/// Writes the Python expression that makes the pipeline.
+impl fmt::Display for PipelineSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.source {
+            Source::ImageFolder { root } => write!(f, "ImageFolder({root:?})")?,
+            Source::Files(list) => write!(f, "Files({} paths)", list.paths.len())?,
+            Source::UserCode(user) => f.write_str(&user.name)?,
+        }
+        self.ops.iter().try_for_each(|op| write!(f, ".{op}"))
+    }
+}
+
+/// Writes the Python call that adds the operator, with the arguments that differ from their defaults.
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut arguments = Vec::new();
+        let name = match *self {
+            Op::Decode {
+                apply_exif_orientation,
+                max_pixels,
+                scaled,
+            } => {
+                arguments
+                    .extend(apply_exif_orientation.then(|| "apply_exif_orientation=True".into()));
+                let differs = max_pixels != DEFAULT_MAX_PIXELS;
+                arguments.extend(differs.then(|| format!("max_pixels={max_pixels}")));
+                arguments.extend((!scaled).then(|| "scaled=False".into()));
+                "decode"
+            }
+            Op::Resize { to, interpolation } => {
+                arguments.push(match to {
+                    ResizeTo::Shorter(side) => side.to_string(),
+                    // A single number would mean the shorter side.
+                    ResizeTo::Exact { height, width } => format!("({height}, {width})"),
+                });
+                arguments.extend(interpolation.argument());
+                "resize"
+            }
+            Op::CenterCrop { height, width } => {
+                arguments.push(size(height, width));
+                "center_crop"
+            }
+            Op::RandomResizedCrop {
+                height,
+                width,
+                scale,
+                ratio,
+                interpolation,
+            } => {
+                arguments.push(size(height, width));
+                let differs = scale != DEFAULT_SCALE;
+                arguments.extend(differs.then(|| format!("scale={scale:?}")));
+                let differs = ratio != DEFAULT_RATIO;
+                arguments.extend(differs.then(|| format!("ratio={ratio:?}")));
+                arguments.extend(interpolation.argument());
+                "random_resized_crop"
+            }
+            Op::RandomHorizontalFlip { p } => {
+                arguments.extend((p != DEFAULT_FLIP).then(|| format!("{p:?}")));
+                "random_horizontal_flip"
+            }
+            Op::Normalize { mean, std } => {
+                arguments.extend([mean, std].map(|[r, g, b]| format!("({r:?}, {g:?}, {b:?})")));
+                "normalize"
+            }
+        };
+        write!(f, "{name}({})", arguments.join(", "))
+    }
+}
+
+fn size(height: u32, width: u32) -> String {
+    if height == width {
+        height.to_string()
+    } else {
+        format!("({height}, {width})")
+    }
+}
+
+impl Interpolation {
+    /// Returns its name in Python.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Interpolation::Nearest => "nearest",
+            Interpolation::Bilinear => "bilinear",
+            Interpolation::Bicubic => "bicubic",
+        }
+    }
+
+    /// Returns the Python argument, or `None` for the default.
+    fn argument(self) -> Option<String> {
+        let differs = self != Interpolation::Bilinear;
+        differs.then(|| format!("interpolation=\"{}\"", self.name()))
     }
 }
 
@@ -346,6 +468,63 @@ fn fingerprint(spec: &PipelineSpec) -> u128 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pipeline_is_written_as_python_makes_it() {
+        let interpolation = Interpolation::Bilinear;
+        let (height, width) = (64, 64);
+        let mut spec = PipelineSpec {
+            source: Source::ImageFolder {
+                root: "/data".into(),
+            },
+            ops: vec![
+                Op::Decode {
+                    apply_exif_orientation: false,
+                    max_pixels: DEFAULT_MAX_PIXELS,
+                    scaled: true,
+                },
+                Op::Resize {
+                    to: ResizeTo::Shorter(256),
+                    interpolation: Interpolation::Bicubic,
+                },
+                Op::RandomResizedCrop {
+                    height,
+                    width,
+                    scale: DEFAULT_SCALE,
+                    ratio: DEFAULT_RATIO,
+                    interpolation,
+                },
+            ],
+        };
+        let before = r#"ImageFolder("/data").decode().resize(256, interpolation="bicubic")"#;
+        assert_eq!(spec.cached().to_string(), before);
+        assert_eq!(
+            spec.to_string(),
+            format!("{before}.random_resized_crop(64)")
+        );
+        spec.ops = vec![
+            Op::Decode {
+                apply_exif_orientation: true,
+                max_pixels: 1000,
+                scaled: false,
+            },
+            Op::Resize {
+                to: ResizeTo::Exact { height, width },
+                interpolation,
+            },
+            Op::CenterCrop { height, width: 32 },
+            Op::RandomHorizontalFlip { p: 0.25 },
+            Op::Normalize {
+                mean: [0.5; 3],
+                std: [0.25, 1.0, 2.0],
+            },
+        ];
+        assert_eq!(
+            spec.to_string(),
+            "ImageFolder(\"/data\").decode(apply_exif_orientation=True, max_pixels=1000, scaled=False).resize((64, 64))\
+             .center_crop((64, 32)).random_horizontal_flip(0.25).normalize((0.5, 0.5, 0.5), (0.25, 1.0, 2.0))"
+        );
+    }
 
     #[test]
     fn a_shape_has_a_size_however_large() {

@@ -21,6 +21,10 @@
 //! **Invariant.** A round is decided from what is left when it starts, and never earlier: a sample that
 //! cannot be read may leave the epoch between two rounds ([`Dealer::can_lose_one`] says when).
 
+use std::sync::Arc;
+
+use crate::Behind;
+
 /// Samples that go to one rank, in the order in which they were drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Slice {
@@ -40,11 +44,14 @@ pub(crate) struct Dealer {
     drop_last: bool,
     /// Ranks that were given less than others before the job was attached, once for each batch: they come
     /// first.
-    owed: Vec<u32>,
+    owed: Arc<[u32]>,
+    /// Nothing is dealt in this epoch but what is owed.
+    only_owed: bool,
     /// Rounds begun in this epoch, that of what is owed included.
     rounds: u64,
-    /// The ranks of this round's batches, in order.
-    round: Vec<u32>,
+    /// The ranks of this round's batches, in order. Shared, because a job keeps a copy of its dealer for each minibatch
+    /// that may be taken back.
+    round: Arc<[u32]>,
     /// The batch of this round that is being dealt, or is next; past its end between rounds.
     place: usize,
     /// Samples the batch in hand still misses; 0 between batches.
@@ -60,9 +67,10 @@ impl Dealer {
             batch,
             ranks,
             drop_last,
-            owed: Vec::new(),
+            owed: Arc::default(),
+            only_owed: false,
             rounds: 0,
-            round: Vec::new(),
+            round: Arc::default(),
             place: 0,
             missing: 0,
             base: 0,
@@ -70,8 +78,11 @@ impl Dealer {
         }
     }
 
-    /// Before the epoch's rounds, each rank is dealt so many batches, as the last round was interrupted.
-    pub(crate) fn owe(&mut self, batches: &[u32]) {
+    /// Before the epoch's rounds, each rank is dealt what it is behind, as the last round was interrupted. If the other
+    /// ranks were given all of the epoch, there are no more rounds: what does not fit was not readable before.
+    pub(crate) fn owe(&mut self, behind: Behind<'_>) {
+        let batches = behind.batches;
+        self.only_owed = behind.others_are_done;
         let most = batches.iter().copied().max().unwrap_or(0);
         let of_rank = |turn| {
             (0u32..)
@@ -89,6 +100,7 @@ impl Dealer {
             return self.drop_last;
         };
         self.drop_last
+            || self.only_owed
             || if self.batch == 1 {
                 later.is_multiple_of(ranks)
             } else {
@@ -116,6 +128,7 @@ impl Dealer {
         let later = n - self.promised();
         let owed = self.owed.len() as u64 * u64::from(self.batch);
         let later = match self.drops() {
+            _ if self.only_owed => later.min(owed),
             true if later < owed => 0,
             true => later - (later - owed) % self.full_round(),
             false if owed == 0 && later < u64::from(self.ranks) => 0,
@@ -172,16 +185,25 @@ impl Dealer {
     }
 
     fn begin_round(&mut self, n: u64) {
-        self.round = match self.owed.is_empty() {
-            true => (0..self.ranks).collect(),
-            false => std::mem::take(&mut self.owed),
-        };
         // No batch is empty.
-        self.round.truncate(n as usize);
+        let most = usize::try_from(n).unwrap_or(usize::MAX);
+        self.round = if self.owed.is_empty() {
+            (0..self.ranks).take(most).collect()
+        } else {
+            std::mem::take(&mut self.owed)
+                .iter()
+                .copied()
+                .take(most)
+                .collect()
+        };
         let (ranks, batches) = (u64::from(self.ranks), self.round.len() as u64);
         let full = batches * u64::from(self.batch);
         let spread_over = match n {
-            n if n >= full && (self.drops() || n == full || n >= full + ranks) => None,
+            n if n >= full
+                && (self.drops() || self.only_owed || n == full || n >= full + ranks) =>
+            {
+                None
+            }
             n if n < full => Some(batches),
             _ => Some(batches + ranks),
         };
@@ -206,11 +228,12 @@ impl Dealer {
 
     /// Whether `left` samples, after a round, make another one.
     pub(crate) fn goes_on(&self, left: u64) -> bool {
-        left >= if self.drops() {
+        let least = if self.drops() {
             self.full_round()
         } else {
             u64::from(self.ranks)
-        }
+        };
+        !self.only_owed && left >= least
     }
 
     fn drops(&self) -> bool {
@@ -333,7 +356,9 @@ mod tests {
             let most = given.iter().copied().max().unwrap_or(0);
             let left = n - whole[..stop].iter().map(|s| u64::from(s.len)).sum::<u64>();
             let mut resumed = Dealer::new(batch, ranks, drop_last);
-            resumed.owe(&given.iter().map(|g| most - g).collect::<Vec<_>>());
+            let behind: Vec<u32> = given.iter().map(|g| most - g).collect();
+            let ends = |r| whole[..stop].iter().any(|s| s.rank == r && s.ends_epoch);
+            resumed.owe(Behind { batches: &behind, others_are_done: (0..ranks).any(ends) });
             prop_assert!(resumed.can_deal(left));
             let rest = epoch(&mut resumed, left, 1_000_000);
             let cut = |slices: &[Slice]| slices.iter().map(|s| (s.rank, s.len)).collect::<Vec<_>>();
@@ -346,6 +371,24 @@ mod tests {
                 prop_assert!(ends.iter().rev().skip(1).all(|&e| !e) && ends.last() != Some(&false));
             }
         }
+    }
+
+    #[test]
+    fn what_could_not_be_read_brings_no_rank_more_batches_than_the_others_had() {
+        let mut dealer = Dealer::new(3, 2, false);
+        dealer.owe(Behind {
+            batches: &[0, 1],
+            others_are_done: true,
+        });
+        let cut = |slices: Vec<Slice>| -> Vec<(u32, u32, bool)> {
+            slices
+                .iter()
+                .map(|s| (s.rank, s.len, s.ends_epoch))
+                .collect()
+        };
+        // The last batch of rank 1, and one sample that had failed.
+        assert_eq!(cut(epoch(&mut dealer, 4, 64)), [(1, 3, true)]);
+        assert!(!dealer.goes_on(1000));
     }
 
     #[test]

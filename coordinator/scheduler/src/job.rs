@@ -1,5 +1,6 @@
 //! One job: its need, its ranks' queues, its epochs.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use roaring::RoaringBitmap;
@@ -8,7 +9,7 @@ use crate::deal::Dealer;
 use crate::ledger::Ledger;
 use crate::need::Need;
 use crate::queue::Queue;
-use crate::{AttachError, Config, Delivery, JobId, JobSpec, Resume};
+use crate::{AttachError, Behind, Config, Delivery, JobId, JobSpec, Resume};
 
 /// What a caller may know of a job.
 #[derive(Clone, Debug)]
@@ -53,13 +54,26 @@ pub(crate) struct Job {
     /// By rank: the epoch it iterates.
     started: Vec<u64>,
     ledger: Ledger,
+    /// The job before each minibatch of which nothing is taken, in order.
+    marks: VecDeque<Mark>,
+    /// It does not read: nothing is made for it.
+    pub(crate) is_absent: bool,
+}
+
+/// A job before it was dealt a minibatch.
+#[derive(Debug, Clone)]
+struct Mark {
+    minibatch: u64,
+    epoch: u64,
+    whole: u64,
+    dealer: Dealer,
 }
 
 impl Job {
     /// A job that begins, or goes on where it says. `all`: the dataset's samples; `bad`: those found bad.
     pub(crate) fn new(
         spec: &JobSpec,
-        owed: &[u32],
+        behind: Behind<'_>,
         all: &Arc<RoaringBitmap>,
         bad: &RoaringBitmap,
     ) -> Result<Self, AttachError> {
@@ -82,13 +96,16 @@ impl Job {
             caught_up: (epoch, 0),
             started: vec![epoch; spec.world_size as usize],
             ledger: Ledger::new(epoch),
+            marks: VecDeque::new(),
+            is_absent: false,
         };
         job.fill(bad);
         job.check(spec, job.need.len())?;
         if let Some(resume) = &spec.resume {
             job.need = job.need.without(&resume.delivered);
-            job.dealer.owe(owed);
-            job.caught_up = (job.epoch, u64::from(!owed.iter().all(|&n| n == 0)));
+            job.dealer.owe(behind);
+            let is_level = behind.batches.iter().all(|&n| n == 0);
+            job.caught_up = (job.epoch, u64::from(!is_level));
             if job.deliverable() == 0 {
                 job.next_epoch(bad);
             }
@@ -149,6 +166,8 @@ impl Job {
         self.epoch = self.iterated() + 1;
         self.dealer.begin_epoch();
         self.queues.fill(Queue::default());
+        self.marks.clear();
+        self.is_absent = false;
         self.ledger = Ledger::new(self.epoch);
         self.fill(bad);
     }
@@ -193,7 +212,8 @@ impl Job {
                 .count()
         };
         let is_scarce = bound < config.depth && self.empty_queues() == 0;
-        self.epoch <= self.iterated() + 1
+        !self.is_absent
+            && self.epoch <= self.iterated() + 1
             && queue.minibatches() < bound
             && (!is_scarce || own() < config.low_water.max(1) as usize)
     }
@@ -216,15 +236,74 @@ impl Job {
             .any(|q| q.samples() <= low || q.whole_batches() == 0)
     }
 
+    /// Returns whether the rank that is dealt to next has no whole batch, and could be dealt one if there were buffers.
+    pub(crate) fn is_out_of_batches(&self, config: &Config) -> bool {
+        let queue = &self.queues[self.dealer.next_rank() as usize];
+        queue.whole_batches() == 0 && self.has_room(u32::MAX, config, &Waiting::new())
+    }
+
     pub(crate) fn take(&mut self, rank: u32, deliveries: u32) {
         let Some(queue) = self.queues.get_mut(rank as usize) else {
             return;
         };
-        for _ in 0..deliveries {
-            queue.pop();
+        let taken = (0..deliveries).filter_map(|_| queue.pop()).last();
+        if let Some(minibatch) = taken {
+            self.keep(minibatch);
         }
         let waiting: u32 = self.queues.iter().map(Queue::len).sum();
         self.ledger.forget(waiting as usize, self.queues.len());
+    }
+
+    // Taking back.
+
+    /// What was dealt up to `minibatch` stays dealt.
+    fn keep(&mut self, minibatch: u64) {
+        let later = self
+            .marks
+            .partition_point(|mark| mark.minibatch <= minibatch);
+        self.marks.drain(..later);
+    }
+
+    /// What `rank` is dealt next stays dealt: its user has been told something of it.
+    pub(crate) fn keep_next(&mut self, rank: u32) {
+        if let Some(next) = self.queues.get(rank as usize).and_then(Queue::first) {
+            self.keep(next);
+        }
+    }
+
+    pub(crate) fn can_be_taken_back(&self) -> bool {
+        !self.marks.is_empty()
+    }
+
+    /// Takes back all minibatches after the last of which something was taken. Returns by rank the number of deliveries
+    /// that are void, the latest ones.
+    ///
+    /// The job is as it was before these were dealt, but for samples that were found bad and left its need since.
+    pub(crate) fn take_back(&mut self, bad: &RoaringBitmap) -> Vec<u32> {
+        let Some(mark) = self.marks.pop_front() else {
+            return vec![0; self.queues.len()];
+        };
+        self.marks.clear();
+        let dealt = self.ledger.take_back(mark.minibatch, mark.epoch);
+        let left = self.ledger.reopen(mark.epoch);
+        let left = left.unwrap_or_else(|| (**self.need.ids()).clone());
+        self.need = Need::new(left | dealt);
+        (self.epoch, self.whole, self.dealer) = (mark.epoch, mark.whole, mark.dealer);
+        if self.skip_bad {
+            self.lose(bad);
+        }
+        let queues = self.queues.iter_mut();
+        queues.map(|q| q.take_back(mark.minibatch)).collect()
+    }
+
+    /// Samples that cannot be read leave the need, as far as every promise is kept.
+    pub(crate) fn lose(&mut self, bad: &RoaringBitmap) {
+        let known = bad & &**self.need.ids();
+        for id in known {
+            if self.can_lose_one() {
+                self.need.remove(&[id]);
+            }
+        }
     }
 
     // Samples.
@@ -240,10 +319,17 @@ impl Job {
         bad: &RoaringBitmap,
     ) -> Vec<Delivery> {
         let (mut start, epoch) = (0, self.epoch);
+        self.marks.push_back(Mark {
+            minibatch,
+            epoch,
+            whole: self.whole,
+            dealer: self.dealer.clone(),
+        });
         let mut deliveries = Vec::new();
         for slice in self.dealer.deal(before, ids.len() as u32) {
             let dealt = &ids[start as usize..(start + slice.len) as usize];
-            self.ledger.add(epoch, slice.step, dealt, slice.ends_batch);
+            self.ledger
+                .add(minibatch, epoch, slice.step, dealt, slice.ends_batch);
             self.queues[slice.rank as usize].push(minibatch, slice.len, slice.ends_batch);
             deliveries.push(Delivery {
                 job: id,

@@ -11,8 +11,10 @@ use roaring::RoaringBitmap;
 /// Rounds that are remembered after every rank took them: more than a client keeps in hand.
 const REMEMBERED: usize = 64;
 
+/// A slice of a batch, from one minibatch.
 #[derive(Debug, Clone)]
 struct Dealt {
+    minibatch: u64,
     epoch: u64,
     step: u64,
     ids: Vec<u32>,
@@ -31,7 +33,9 @@ struct Closed {
 /// See the module.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Ledger {
-    batches: VecDeque<Dealt>,
+    dealt: VecDeque<Dealt>,
+    /// How many of these end a batch.
+    batches: usize,
     closed: VecDeque<Closed>,
     /// First (epoch, step) from which on everything is remembered.
     from: (u64, u64),
@@ -45,34 +49,53 @@ impl Ledger {
         }
     }
 
-    pub(crate) fn add(&mut self, epoch: u64, step: u64, ids: &[u32], ended: bool) {
-        match self.batches.back_mut() {
-            Some(last) if !last.ended => {
-                last.ids.extend_from_slice(ids);
-                last.ended = ended;
+    /// Notes a slice. Slices are dealt batch after batch.
+    pub(crate) fn add(&mut self, minibatch: u64, epoch: u64, step: u64, ids: &[u32], ended: bool) {
+        self.batches += usize::from(ended);
+        self.dealt.push_back(Dealt {
+            minibatch,
+            epoch,
+            step,
+            ids: ids.to_vec(),
+            ended,
+        });
+    }
+
+    /// Forgets that `minibatch` and those after it were dealt. Returns the samples of `epoch` that are to be dealt again,
+    /// without those that were never dealt; see [`reopen`](Self::reopen).
+    pub(crate) fn take_back(&mut self, minibatch: u64, epoch: u64) -> RoaringBitmap {
+        let mut ids = RoaringBitmap::new();
+        while let Some(last) = self.dealt.pop_back_if(|last| last.minibatch >= minibatch) {
+            self.batches -= usize::from(last.ended);
+            if last.epoch == epoch {
+                ids.extend(last.ids);
             }
-            _ => self.batches.push_back(Dealt {
-                epoch,
-                step,
-                ids: ids.to_vec(),
-                ended,
-            }),
         }
+        ids
+    }
+
+    /// The epoch that was drawn to its end goes on. Returns what it had dropped, or `None` if it had not been ended.
+    pub(crate) fn reopen(&mut self, epoch: u64) -> Option<RoaringBitmap> {
+        let mut left = None;
+        while let Some(last) = self.closed.pop_back_if(|last| last.epoch >= epoch) {
+            left = Some(last.left);
+        }
+        left
     }
 
     /// Sample `other` was dealt in place of `bad`, which keeps its place: neither comes again.
     pub(crate) fn replaced(&mut self, bad: u32, other: u32) {
-        if let Some(batch) = self.batches.iter_mut().rev().find(|b| b.ids.contains(&bad)) {
-            batch.ids.push(other);
+        if let Some(slice) = self.dealt.iter_mut().rev().find(|s| s.ids.contains(&bad)) {
+            slice.ids.push(other);
         }
     }
 
     /// Samples `one` and `other` of `epoch` change places.
     pub(crate) fn exchange(&mut self, epoch: u64, one: u32, other: u32) {
-        let batches = self.batches.iter_mut().rev();
-        let places: Vec<&mut u32> = batches
-            .filter(|batch| batch.epoch == epoch)
-            .flat_map(|batch| &mut batch.ids)
+        let slices = self.dealt.iter_mut().rev();
+        let places: Vec<&mut u32> = slices
+            .filter(|slice| slice.epoch == epoch)
+            .flat_map(|slice| &mut slice.ids)
             .filter(|id| **id == one || **id == other)
             .take(2)
             .collect();
@@ -90,12 +113,13 @@ impl Ledger {
         });
     }
 
-    /// Forgets what is long taken. `waiting`: batches that some rank has not taken.
+    /// Forgets what is long taken. `waiting`: slices that some rank has not taken.
     pub(crate) fn forget(&mut self, waiting: usize, ranks: usize) {
-        while self.batches.len() > waiting + REMEMBERED * ranks {
-            let Some(gone) = self.batches.pop_front() else {
+        while self.batches > waiting + REMEMBERED * ranks {
+            let Some(gone) = self.dealt.pop_front() else {
                 break;
             };
+            self.batches -= usize::from(gone.ended);
             self.from = (gone.epoch, gone.step + 1);
         }
         while self.closed.front().is_some_and(|c| c.epoch < self.from.0) {
@@ -115,7 +139,7 @@ impl Ledger {
             return None;
         }
         let later = self
-            .batches
+            .dealt
             .iter()
             .filter(|b| b.epoch == epoch && b.step >= step);
         Some(later.flat_map(|b| b.ids.iter().copied()).collect())
@@ -133,9 +157,9 @@ mod tests {
     #[test]
     fn samples_that_change_places_are_each_dealt_where_the_other_was() {
         let mut ledger = Ledger::new(0);
-        ledger.add(0, 0, &[1, 2], true);
-        ledger.add(0, 1, &[3, 4], true);
-        ledger.add(1, 0, &[2, 3], true);
+        ledger.add(0, 0, 0, &[1, 2], true);
+        ledger.add(1, 0, 1, &[3, 4], true);
+        ledger.add(2, 1, 0, &[2, 3], true);
         ledger.exchange(0, 2, 3);
         assert_eq!(ids(ledger.since(0, 0)), [1, 2, 3, 4], "none is lost");
         assert_eq!(ids(ledger.since(0, 1)), [2, 4]);
@@ -146,5 +170,20 @@ mod tests {
         );
         ledger.exchange(0, 2, 3);
         assert_eq!(ids(ledger.since(0, 1)), [3, 4]);
+    }
+
+    #[test]
+    fn what_is_taken_back_was_never_dealt() {
+        let mut ledger = Ledger::new(0);
+        ledger.add(0, 0, 0, &[1, 2], true);
+        ledger.add(1, 0, 1, &[3], false);
+        ledger.add(2, 0, 1, &[4], true);
+        ledger.close(0, 2, &[9].into_iter().collect());
+        ledger.add(2, 1, 0, &[1], true);
+        assert_eq!(ids(Some(ledger.take_back(2, 0))), [4]);
+        assert_eq!(ids(ledger.reopen(0)), [9]);
+        assert_eq!(ledger.reopen(0), None);
+        assert_eq!(ids(ledger.since(0, 1)), [3]);
+        assert_eq!(ids(ledger.since(1, 0)), [0; 0]);
     }
 }

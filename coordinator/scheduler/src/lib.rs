@@ -21,6 +21,10 @@
 //!    empty ends that job's epoch and refills. A short last minibatch goes only to jobs whose epoch it
 //!    ends.
 //!
+//! [`DrawOrder::Ascending`] promises more to each job and shares less. Among equals the job with the smallest
+//! next id leads, and is dealt its next ids. A job takes part only if these are its next ids too. A minibatch
+//! is cut short where another job stands, so that the two go on together.
+//!
 //! Ask late: while more than about a minibatch of samples waits for a worker, nothing is won by drawing the
 //! next one, and it would be for the jobs as they are now, not as they are when it is prepared.
 //! `docs/scheduler.md` says why all this works, and what it is worth.
@@ -33,6 +37,7 @@
 //! | `job` | one job: need, queues, epochs |
 //! | `deal` | a job's samples cut into batches and dealt to its ranks |
 //! | `draw` | keyed random draws |
+//! | `ascending` | ascending order: who takes part, and where jobs meet |
 //! | `need` | sets of samples with a fingerprint |
 //! | `queue`, `ledger` | what was dealt and not yet taken; what was dealt since a step |
 //!
@@ -40,11 +45,13 @@
 //!
 //! - Each sample of a job's set is dealt to it exactly once per epoch, but for what `drop_last` drops and
 //!   what cannot be read.
+//! - With [`DrawOrder::Ascending`], the ids that a job is dealt in an epoch ascend.
 //! - All ranks of a job are dealt equally many batches of an epoch, also when they come back from different
 //!   steps of it.
 //! - A job alone, and a cohort, is dealt a sequence that depends on seed, set and batch size alone.
 #![forbid(unsafe_code)]
 
+mod ascending;
 mod deal;
 mod draw;
 mod error;
@@ -72,8 +79,20 @@ pub struct Config {
     pub low_water: u32,
     /// Keys every draw.
     pub seed: u64,
-    /// Random order; false: ascending ids.
-    pub shuffle: bool,
+    /// Order in which jobs are dealt the samples of an epoch.
+    pub order: DrawOrder,
+}
+
+/// Order in which a job is dealt the samples of an epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DrawOrder {
+    /// At random, from what all jobs of a minibatch need.
+    Random,
+    /// Ascending ids for every job, whoever else is on the stream. Jobs share a minibatch only where the
+    /// next ids that each needs are the same.
+    Ascending,
+    /// The smallest ids that all jobs of a minibatch need: ascending for a job alone, but not beside others.
+    AscendingInCommon,
 }
 
 /// A job's number, given by the caller.
@@ -106,6 +125,15 @@ pub struct Resume {
     pub epoch: u64,
     /// What was given in it.
     pub delivered: RoaringBitmap,
+}
+
+/// How the ranks of a job come back to an epoch; see [`Scheduler::attach_behind`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Behind<'a> {
+    /// By rank: how many batches less it was given than the rank that was given most. Empty: all are level.
+    pub batches: &'a [u32],
+    /// Some rank was given all of its part of the epoch. What is left is for those that are behind.
+    pub others_are_done: bool,
 }
 
 /// See [`JobSpec::cohort`].

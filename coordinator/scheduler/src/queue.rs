@@ -48,6 +48,23 @@ impl Queue {
         Some(entry.minibatch)
     }
 
+    /// Takes back the deliveries from `minibatch` on. Returns how many they were.
+    pub(crate) fn take_back(&mut self, minibatch: u64) -> u32 {
+        let from = self.entries.partition_point(|e| e.minibatch < minibatch);
+        let gone = self.entries.split_off(from);
+        let mut minibatches: Vec<u64> = gone.iter().map(|e| e.minibatch).collect();
+        minibatches.dedup();
+        self.minibatches -= minibatches.len() as u32;
+        self.samples -= gone.iter().map(|e| u64::from(e.len)).sum::<u64>();
+        self.batches -= gone.iter().map(|e| u32::from(e.ends_batch)).sum::<u32>();
+        gone.len() as u32
+    }
+
+    /// Returns the minibatch of the oldest delivery.
+    pub(crate) fn first(&self) -> Option<u64> {
+        self.entries.front().map(|e| e.minibatch)
+    }
+
     /// The minibatches, each once.
     pub(crate) fn each(&self) -> impl Iterator<Item = u64> {
         let mut before = None;

@@ -5,10 +5,13 @@ use std::sync::Arc;
 
 use roaring::RoaringBitmap;
 
+use crate::ascending;
 use crate::draw::{self, Key, mix};
 use crate::job::{Job, JobView, Waiting};
 use crate::need::Need;
-use crate::{AttachError, Cohort, Config, Draw, JobId, JobSpec, Minibatch, Resume, Target};
+use crate::{
+    AttachError, Behind, Cohort, Config, Draw, DrawOrder, JobId, JobSpec, Minibatch, Resume, Target,
+};
 
 /// The state of a stream's jobs. See the crate.
 #[derive(Debug, Clone)]
@@ -43,7 +46,8 @@ struct Unit {
     starves: bool,
     /// Largest number of minibatches a member was passed over.
     passed_over: u32,
-    need: u64,
+    /// Among units with an equal right to lead, the one with the smallest leads.
+    precedence: u64,
 }
 
 /// What was chosen: who, and from what is drawn.
@@ -83,7 +87,7 @@ impl Scheduler {
     /// # Errors
     /// When it cannot be served as it asks; nothing has changed then.
     pub fn attach(&mut self, id: JobId, spec: JobSpec) -> Result<(), AttachError> {
-        self.attach_behind(id, spec, &[])
+        self.attach_behind(id, spec, Behind::default())
     }
 
     /// Whether a job could be attached now, but for its number.
@@ -92,15 +96,14 @@ impl Scheduler {
     /// As [`attach`](Self::attach).
     pub fn admits(&self, spec: &JobSpec) -> Result<(), AttachError> {
         self.check(spec)?;
-        let job = Job::new(spec, &[], &self.all, &self.bad)?;
+        let job = Job::new(spec, Behind::default(), &self.all, &self.bad)?;
         spec.cohort
             .as_ref()
             .map_or(Ok(()), |cohort| self.has_place(cohort, &job))
     }
 
-    /// As [`attach`](Self::attach), for a job whose ranks resume from different steps of an epoch. `behind`:
-    /// by rank, how many batches less it was given than the rank that was given most; these come first, so
-    /// that all ranks end the epoch after equally many.
+    /// As [`attach`](Self::attach), for a job whose ranks resume from different steps of an epoch. What ranks were given
+    /// less than others comes first, so that all ranks end the epoch after equally many batches.
     ///
     /// # Errors
     /// As [`attach`](Self::attach).
@@ -108,7 +111,7 @@ impl Scheduler {
         &mut self,
         id: JobId,
         spec: JobSpec,
-        behind: &[u32],
+        behind: Behind<'_>,
     ) -> Result<(), AttachError> {
         if self.jobs.contains_key(&id) {
             return Err(AttachError::Duplicate(id));
@@ -214,6 +217,40 @@ impl Scheduler {
         }
     }
 
+    /// A rank was told something of what it takes next, so that this is not taken back.
+    pub fn told(&mut self, id: JobId, rank: u32) {
+        if let Some(job) = self.jobs.get_mut(&id) {
+            job.keep_next(rank);
+        }
+    }
+
+    /// Takes back what a job was dealt after the last minibatch of which a rank took something: its samples are in the
+    /// job's need again. Returns by rank how many deliveries are void, counted from the latest.
+    ///
+    /// A job alone and a cohort are then dealt the same sequence as without it. Minibatches that are not prepared yet are
+    /// no longer for this job: it must not be among the targets that [`replace`](Self::replace) and
+    /// [`exchange`](Self::exchange) are called with for them.
+    pub fn take_back(&mut self, id: JobId) -> Vec<u32> {
+        let Some(job) = self.jobs.get_mut(&id) else {
+            return Vec::new();
+        };
+        let void = job.take_back(&self.bad);
+        let need = job.need.clone();
+        let mut others = self.jobs.iter().filter(|(other, _)| **other != id);
+        let equal = others.find(|(_, other)| other.need.equals(&need));
+        if let Some(shared) = equal.map(|(_, other)| other.need.clone()) {
+            self.set_need(id, &shared);
+        }
+        void
+    }
+
+    /// Says whether a job reads. While it does not, nothing is made for it and nobody waits for it, but for its cohort.
+    pub fn set_absent(&mut self, id: JobId, is_absent: bool) {
+        if let Some(job) = self.jobs.get_mut(&id) {
+            job.is_absent = is_absent;
+        }
+    }
+
     /// A rank began to iterate an epoch.
     pub fn epoch_started(&mut self, id: JobId, rank: u32, epoch: u64) {
         if let Some(job) = self.jobs.get_mut(&id) {
@@ -231,16 +268,19 @@ impl Scheduler {
     /// A sample cannot be read: jobs that skip such samples are not dealt it any more.
     pub fn mark_bad(&mut self, id: u32) {
         self.bad.insert(id);
+        let bad = RoaringBitmap::from([id]);
         for job in self.jobs.values_mut().filter(|job| job.skip_bad) {
-            if job.need.ids().contains(id) && job.can_lose_one() {
-                job.need.remove(&[id]);
-            }
+            job.lose(&bad);
         }
     }
 
     /// Another sample for the place of `bad` in a minibatch for `targets`: one that all of them need. None
-    /// if there is none: the minibatch gets shorter.
+    /// if there is none: the minibatch gets shorter. In ascending order there never is one.
     pub fn replace(&mut self, targets: &[Target], bad: u32) -> Option<Draw> {
+        // Any other sample that they need has a later id, and would come before those in between.
+        if self.config.order == DrawOrder::Ascending {
+            return None;
+        }
         let jobs = || {
             targets
                 .iter()
@@ -296,6 +336,21 @@ impl Scheduler {
         self.jobs.get(&id).map(Job::view)
     }
 
+    /// Returns whether a job reads, has no whole batch, and waits for nothing but a staging buffer.
+    #[must_use]
+    pub fn lacks_buffers(&self) -> bool {
+        let mut jobs = self.jobs.iter();
+        jobs.any(|(&id, job)| {
+            job.is_out_of_batches(&self.config) && self.cohort_waits(id).is_none()
+        })
+    }
+
+    /// Returns whether [`take_back`](Self::take_back) would take anything back.
+    #[must_use]
+    pub fn can_take_back(&self, id: JobId) -> bool {
+        self.jobs.get(&id).is_some_and(Job::can_be_taken_back)
+    }
+
     /// Why a job's cohort is not served, if that is the reason why the job is not.
     #[must_use]
     pub fn cohort_waits(&self, id: JobId) -> Option<String> {
@@ -333,7 +388,8 @@ impl Scheduler {
         }
         let bound = self.bound(free);
         let mut units = self.units(bound);
-        let all_have_room = units.iter().map(|u| u.members.len()).sum::<usize>() == self.jobs.len();
+        let present = self.jobs.values().filter(|job| !job.is_absent).count();
+        let all_have_room = units.iter().map(|u| u.members.len()).sum::<usize>() == present;
         if !all_have_room && !units.iter().any(|u| u.starves) {
             return None;
         }
@@ -344,12 +400,15 @@ impl Scheduler {
             } else {
                 0
             };
-            (std::cmp::Reverse(overdue), !u.starves, u.need)
+            (std::cmp::Reverse(overdue), !u.starves, u.precedence)
         });
         let lead = units.first()?.clone();
         // Rule 3: from the second on, starving or not does not matter.
-        units[1..].sort_by_key(|u| u.need);
-        let choice = self.choose(&lead, &units[1..]);
+        units[1..].sort_by_key(|u| u.precedence);
+        let choice = match self.config.order {
+            DrawOrder::Ascending => self.choose_ascending(&lead, &units[1..]),
+            DrawOrder::Random | DrawOrder::AscendingInCommon => self.choose(&lead, &units[1..]),
+        };
         for id in units.iter().filter(|u| u.starves).flat_map(|u| &u.members) {
             if let Some(job) = self.jobs.get_mut(id) {
                 job.passed_over += 1;
@@ -360,7 +419,8 @@ impl Scheduler {
 
     /// Most minibatches in a rank's queue: a buffer is left for every rank whose queue is empty.
     fn bound(&self, free: u32) -> u32 {
-        let empty: u32 = self.jobs.values().map(Job::empty_queues).sum();
+        let present = self.jobs.values().filter(|job| !job.is_absent);
+        let empty: u32 = present.map(Job::empty_queues).sum();
         free.saturating_sub(empty)
             .clamp(1, self.config.depth.max(1))
     }
@@ -404,18 +464,32 @@ impl Scheduler {
             is_cohort,
             starves: jobs().any(|job| job.starves(&self.config)),
             passed_over: jobs().map(|job| job.passed_over).max().unwrap_or(0),
-            need: jobs().map(|job| job.need.len()).min().unwrap_or(0),
+            precedence: jobs().map(|job| self.precedence(job)).min().unwrap_or(0),
             members,
         }
+    }
+
+    fn precedence(&self, job: &Job) -> u64 {
+        match self.config.order {
+            DrawOrder::Random | DrawOrder::AscendingInCommon => job.need.len(),
+            // Who is behind catches up with those ahead, and shares with them from there on.
+            DrawOrder::Ascending => u64::from(job.need.ids().min().unwrap_or(0)),
+        }
+    }
+
+    /// Samples of the next minibatch that is made for `lead`.
+    fn want(&self, lead: &Unit) -> u64 {
+        // Members of a cohort that drop their last batch may end before others.
+        let deliverable = lead.members.iter().map(|id| self.jobs[id].deliverable());
+        let want = deliverable.min().unwrap_or(0);
+        want.min(u64::from(self.config.slots))
     }
 
     fn choose(&self, lead: &Unit, others: &[Unit]) -> Choice {
         let first = lead.members[0];
         let job = &self.jobs[&first];
         let slots = u64::from(self.config.slots);
-        // Members of a cohort that drop their last batch may end before others.
-        let deliverable = lead.members.iter().map(|id| self.jobs[id].deliverable());
-        let want = deliverable.min().unwrap_or(0).min(slots);
+        let want = self.want(lead);
         let ends = want == job.deliverable();
         let takes_all = |id: &JobId| {
             let other = &self.jobs[id];
@@ -485,6 +559,35 @@ impl Scheduler {
         }
     }
 
+    /// The next ids of `lead`, and everybody who needs just these next.
+    fn choose_ascending(&self, lead: &Unit, others: &[Unit]) -> Choice {
+        let first = lead.members[0];
+        let need = &self.jobs[&first].need;
+        let mut ids = ascending::next_ids(need, self.want(lead));
+        let elsewhere = self
+            .jobs
+            .values()
+            .filter(|job| !job.need.shares_bitmap(need));
+        let meeting_points =
+            elsewhere.filter_map(|job| ascending::meeting_point(need, &ids, &job.need));
+        if let Some(nearest) = meeting_points.min() {
+            ids.truncate(nearest);
+        }
+        let takes_part = |id: &&JobId| {
+            let job = &self.jobs[id];
+            job.deliverable() >= ids.len() as u64 && ascending::begins_with(&job.need, &ids)
+        };
+        let others = others.iter().filter(|u| !u.is_cohort);
+        let others = others.flat_map(|u| &u.members);
+        let everyone = lead.members[1..].iter().chain(others).filter(takes_part);
+        Choice {
+            lead: first,
+            targets: std::iter::once(first).chain(everyone.copied()).collect(),
+            is_cohort: lead.is_cohort,
+            ids,
+        }
+    }
+
     fn key(&self, job: &Job, salt: u64) -> Key {
         Key {
             seed: self.config.seed,
@@ -495,10 +598,9 @@ impl Scheduler {
     }
 
     fn draw(&self, from: &RoaringBitmap, count: u32, key: Key) -> Vec<u32> {
-        if self.config.shuffle {
-            draw::random(from, count, key)
-        } else {
-            draw::ascending(from, count)
+        match self.config.order {
+            DrawOrder::Random => draw::random(from, count, key),
+            DrawOrder::Ascending | DrawOrder::AscendingInCommon => draw::ascending(from, count),
         }
     }
 

@@ -6,7 +6,7 @@ use coprep_pipeline::Dataset;
 use coprep_protocol::message::{Attach, CacheForm};
 use coprep_protocol::spec::{Op, Part, PipelineSpec, Source};
 
-use crate::stream::Stream;
+use crate::stream::{Blueprint, Stream};
 
 /// Identity of what a cache holds: the list of samples, and for the decoded form what was done to them.
 pub(super) fn content(spec: &PipelineSpec, form: CacheForm, dataset: &Dataset) -> u128 {
@@ -47,10 +47,10 @@ pub(super) fn code_key(request: &Attach) -> u128 {
     key.digest128()
 }
 
-/// In what a stream differs from another that looks like it.
+/// Returns in what a stream differs from another that looks like it; `None` if it does not look like it.
 pub(super) fn differs(one: &Arc<Stream>, other: &Arc<Stream>) -> Option<String> {
     let (a, b) = (&one.blueprint, &other.blueprint);
-    if a.id == b.id || a.dataset_name != b.dataset_name {
+    if a.id == b.id || !look_alike(a, b) {
         return None;
     }
     let mut parts = Vec::new();
@@ -60,8 +60,10 @@ pub(super) fn differs(one: &Arc<Stream>, other: &Arc<Stream>) -> Option<String> 
         if a.in_job != b.in_job {
             parts.push("num_workers=0".into());
         }
-    } else if a.pipeline_text != b.pipeline_text || a.key.pipeline != b.key.pipeline {
-        parts.push("operators".into());
+    }
+    if let (Some(a), Some(b)) = (&a.spec, &b.spec) {
+        parts.extend(sources_that_differ(&a.source, &b.source));
+        parts.extend(operators_that_differ(&a.ops, &b.ops));
     }
     let others = [
         ("shuffle", a.key.shuffle != b.key.shuffle),
@@ -79,6 +81,48 @@ pub(super) fn differs(one: &Arc<Stream>, other: &Arc<Stream>) -> Option<String> 
         parts.push("seed".into());
     }
     Some(format!("stream {}: {}", b.id, parts.join(", ")))
+}
+
+/// True if a person may expect two streams to be one: they have the same dataset by name, or they do the same with as many
+/// samples of another folder, which may be a copy, or the same one under another mount.
+fn look_alike(a: &Blueprint, b: &Blueprint) -> bool {
+    let same_work = match (&a.spec, &b.spec) {
+        (Some(x), Some(y)) => x.ops == y.ops && a.maker.samples() == b.maker.samples(),
+        _ => false,
+    };
+    same_work || a.dataset_name == b.dataset_name
+}
+
+fn sources_that_differ(a: &Source, b: &Source) -> Option<String> {
+    match (a, b) {
+        (Source::ImageFolder { root: a }, Source::ImageFolder { root: b }) => {
+            (a != b).then(|| format!("folder {a} and {b}"))
+        }
+        (Source::Files(a), Source::Files(b)) => {
+            let pairs = a.paths.iter().zip(&b.paths).enumerate();
+            let first = pairs.into_iter().find(|(_, (a, b))| a != b);
+            let path = |(id, (a, b))| format!("path of sample {id}, {a} and {b}");
+            let labels = || (a.labels != b.labels).then(|| "labels".into());
+            first.map(path).or_else(labels)
+        }
+        _ => (a != b).then(|| format!("source {} and {}", source_name(a), source_name(b))),
+    }
+}
+
+/// Shows the operators of both, without those that they have in common at the beginning and at the end.
+fn operators_that_differ(a: &[Op], b: &[Op]) -> Option<String> {
+    if a == b {
+        return None;
+    }
+    let alike = |(a, b): &(&Op, &Op)| a == b;
+    let before = a.iter().zip(b).take_while(alike).count();
+    let (a, b) = (&a[before..], &b[before..]);
+    let after = a.iter().rev().zip(b.iter().rev()).take_while(alike).count();
+    let shown = |ops: &[Op]| match &ops[..ops.len() - after] {
+        [] => "none".into(),
+        ops => describe_operators(ops),
+    };
+    Some(format!("operators {} and {}", shown(a), shown(b)))
 }
 
 fn parts_that_differ(a: &[Part], b: &[Part]) -> Vec<String> {
@@ -111,16 +155,42 @@ pub fn describe(spec: &PipelineSpec) -> String {
     }
 }
 
-fn describe_operators(ops: &[Op]) -> String {
-    let name = |op: &Op| match op {
-        Op::Decode { .. } => "decode".into(),
-        Op::Resize { to, .. } => format!("resize({to:?})"),
-        Op::CenterCrop { height, width } => format!("center_crop({height}, {width})"),
-        Op::RandomResizedCrop { height, width, .. } => {
-            format!("random_resized_crop({height}, {width})")
+/// Operators in the order of application, for people.
+pub(crate) fn describe_operators(ops: &[Op]) -> String {
+    let shown = |op: &Op| op.to_string().trim_end_matches("()").to_owned();
+    ops.iter().map(shown).collect::<Vec<String>>().join(" > ")
+}
+
+#[cfg(test)]
+mod tests {
+    use coprep_protocol::spec::{DEFAULT_RATIO, DEFAULT_SCALE, Interpolation};
+
+    use super::*;
+
+    fn crop(scale: (f32, f32)) -> Op {
+        Op::RandomResizedCrop {
+            height: 64,
+            width: 64,
+            scale,
+            ratio: DEFAULT_RATIO,
+            interpolation: Interpolation::Bilinear,
         }
-        Op::RandomHorizontalFlip { p } => format!("random_horizontal_flip({p})"),
-        Op::Normalize { .. } => "normalize".into(),
-    };
-    ops.iter().map(name).collect::<Vec<String>>().join(" > ")
+    }
+
+    #[test]
+    fn operators_that_differ_are_shown_with_their_arguments() {
+        let flip = Op::RandomHorizontalFlip { p: 0.5 };
+        let (a, b) = (crop(DEFAULT_SCALE), crop((0.5, 1.0)));
+        let differ = |a: &[Op], b: &[Op]| operators_that_differ(a, b);
+        assert_eq!(
+            differ(&[a.clone(), flip.clone()], &[b, flip.clone()]).as_deref(),
+            Some("operators random_resized_crop(64) and random_resized_crop(64, scale=(0.5, 1.0))")
+        );
+        assert_eq!(
+            differ(std::slice::from_ref(&a), &[a.clone(), flip]).as_deref(),
+            Some("operators none and random_horizontal_flip")
+        );
+        let alone = std::slice::from_ref(&a);
+        assert_eq!(differ(alone, alone), None);
+    }
 }

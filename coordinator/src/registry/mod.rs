@@ -1,16 +1,24 @@
 //! What is open on this node: datasets, caches, streams.
 //!
-//! Opening is serialised by one mutex (`opening`), so that two jobs that start at the same moment find
-//! each other; looking is not held up by it.
+//! What may take long (listing a folder, loading user code, reserving memory) runs in [`flights`], one for each
+//! stream, cache and folder: two jobs that start at the same moment find each other, and nobody else waits.
+//!
+//! **Locks.** `open` is held for moments, never over I/O. Within it may be locked: the state of a flight, the list of
+//! idle hosts and the state of one, and what a cache uses to count its bytes. A stream's engine is locked outside of it.
+//! A stream is closed, and admits, under its engine's lock: so a job is either in a stream when that might be closed, or
+//! finds it closed and looks again.
 
+mod flights;
+mod guest;
 mod identity;
 mod user_code;
+mod warmth;
 
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
-use std::time::Instant;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use coprep_cache::allocator;
 use coprep_cache::staging::StagingPool;
@@ -18,17 +26,23 @@ use coprep_pipeline::{Dataset, Pipeline, Throttle};
 use coprep_protocol::message::{Attach, CacheForm, CacheRequest, StreamStatus};
 use coprep_protocol::spec::{PipelineSpec, Source};
 
-use crate::caches::{Cache, CacheKey, Opening, Sizes, check_form};
+use crate::caches::{Cache, CacheKey, Opening, Origin, Pin, Sizes, check_form};
 use crate::costs::AllCosts;
 use crate::maker::Maker;
 use crate::prepare::Recipe;
+use crate::registry::flights::{Flight, Flights, Outcome, Party, Waiter};
+pub(crate) use crate::registry::guest::Guest;
 pub use crate::registry::identity::describe;
+pub(crate) use crate::registry::identity::describe_operators;
 use crate::registry::identity::{code_key, content, differs, source_name, timed_alike};
 use crate::registry::user_code::{UserCodes, ids_only, runs_code};
+use crate::registry::warmth::names_no_form;
 use crate::stream::{Admission, Blueprint, Client, Seat, Stream, StreamKey, layout};
-use crate::user_code::Loaded;
 use crate::workers::Workers;
 use crate::{Error, Result, Settings};
+
+/// Longest wait for a stream that is being closed, for what it has loaded.
+const CLOSING: Duration = Duration::from_secs(2);
 
 /// See the module.
 pub(crate) struct Registry {
@@ -37,10 +51,10 @@ pub(crate) struct Registry {
     /// What all datasets are read through.
     pub(crate) throttle: Arc<Throttle>,
     pub(crate) started: Instant,
-    opening: Mutex<()>,
     open: Mutex<Open>,
+    /// A stream has left the table.
+    closed: Condvar,
     next_stream: AtomicU64,
-    warmed: AtomicBool,
     costs: AllCosts,
     user_code: UserCodes,
 }
@@ -53,10 +67,37 @@ pub(crate) enum Answer {
     WantCode,
 }
 
+/// Under one lock, which is held for moments: what is open, and what is being opened or freed.
 #[derive(Default)]
 struct Open {
     streams: Vec<Arc<Stream>>,
     caches: Vec<Arc<Cache>>,
+    opening_streams: Flights<StreamKey, Arc<Stream>>,
+    opening_caches: Flights<CacheKey, Arc<Cache>>,
+    /// By folder.
+    listing: Flights<String, Arc<Dataset>>,
+    /// Bytes of caches that are being opened or freed: they count towards the budget.
+    reserved: Vec<(CacheKey, u64)>,
+}
+
+/// How a job's stream was found.
+enum Found {
+    Stream(Arc<Stream>),
+    Opening(Waiter<Arc<Stream>>),
+    WantCode,
+}
+
+/// A cache that somebody wants.
+#[derive(Clone)]
+struct Wanted {
+    key: CacheKey,
+    samples: u32,
+    dataset_name: String,
+    /// Of a native pipeline.
+    origin: Option<Origin>,
+    /// What the job asked for.
+    bytes: Option<u64>,
+    reduces: bool,
 }
 
 impl Registry {
@@ -68,20 +109,15 @@ impl Registry {
             settings,
             workers,
             started: Instant::now(),
-            opening: Mutex::new(()),
             open: Mutex::default(),
+            closed: Condvar::new(),
             next_stream: AtomicU64::new(1),
-            warmed: AtomicBool::new(false),
             user_code: UserCodes::default(),
         })
     }
 
     fn open(&self) -> MutexGuard<'_, Open> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn opening(&self) -> MutexGuard<'_, ()> {
-        self.opening.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn streams(&self) -> Vec<Arc<Stream>> {
@@ -94,85 +130,171 @@ impl Registry {
 
     /// Streams that use a cache now.
     pub(crate) fn users(&self, cache: &Arc<Cache>) -> u32 {
-        let uses = |s: &&Arc<Stream>| {
-            let used = s.blueprint.maker.cache();
-            used.is_some_and(|c| Arc::ptr_eq(c, cache))
-        };
-        self.open().streams.iter().filter(uses).count() as u32
+        self.open().users(cache)
     }
 
     /// Finds or opens the job's stream, and gives it a place there. `dataset`: what the job's code loads.
     pub(crate) fn attach(
-        &self,
-        request: &Attach,
+        self: &Arc<Self>,
+        request: &Arc<Attach>,
         client: &Client,
-        dataset: Option<&OwnedFd>,
+        dataset: Option<&Arc<OwnedFd>>,
     ) -> Result<Answer> {
-        let turn = self.turn_to_load(request);
-        let _loads_alone = turn
-            .as_ref()
-            .map(|t| t.lock().unwrap_or_else(PoisonError::into_inner));
-        let loaded = match (runs_code(request), self.find(request)) {
-            (Some((user, code)), None) => {
-                self.load(request, user, code, dataset, || !client.outbox.is_gone())?
+        let (key, guest) = (self.key(request), Guest::new(client));
+        // Until a stream admits it: one that was found may be closed before the job is in it.
+        loop {
+            let (stream, is_expected) = match self.find_or_open(key, request, dataset) {
+                Found::Stream(stream) => (stream, false),
+                Found::WantCode => return Ok(Answer::WantCode),
+                Found::Opening(waiter) => match wait_for(waiter, &guest)? {
+                    Some(stream) => (stream, true),
+                    None => continue,
+                },
+            };
+            // Opened for a job with another seed, say, at the same moment: then this one looks again.
+            let attach = || {
+                if serves(&stream, &key, request) {
+                    stream.attach(request, client)
+                } else {
+                    Ok(None)
+                }
+            };
+            let admitted = catch_unwind(AssertUnwindSafe(attach));
+            if is_expected {
+                stream.has_come();
             }
-            _ => None,
-        };
-        let _one_at_a_time = self.opening();
-        let stream = match self.find(request) {
-            Some(stream) => {
-                loaded.into_iter().for_each(Loaded::discard);
-                stream
+            if !matches!(admitted, Ok(Ok(Some(_)))) {
+                self.close_if_empty(&stream);
             }
-            None if runs_code(request).is_some() && loaded.is_none() => {
-                return Ok(Answer::WantCode);
+            let admitted = admitted.unwrap_or_else(|panic| resume_unwind(panic));
+            if let Some(mut admission) = admitted? {
+                admission.attached.notes = self.notes(&stream);
+                for note in &admission.attached.notes {
+                    tracing::warn!(stream = stream.blueprint.id, "{note}");
+                }
+                return Ok(Answer::Admitted(stream, Box::new(admission)));
             }
-            None => self.open_stream(request, loaded)?,
-        };
-        let admitted = catch_unwind(AssertUnwindSafe(|| stream.attach(request, client)));
-        if stream.is_empty() {
-            self.close(&stream);
         }
-        let admitted = admitted.unwrap_or_else(|panic| resume_unwind(panic));
-        Ok(Answer::Admitted(stream, Box::new(admitted?)))
     }
 
     /// A consumer left, however.
     pub(crate) fn detach(&self, stream: &Arc<Stream>, seat: Seat) {
-        if !stream.detach(seat) {
-            return;
-        }
-        let _one_at_a_time = self.opening();
-        if stream.is_empty() {
-            self.close(stream);
+        if stream.detach(seat) {
+            self.close_if_empty(stream);
         }
     }
 
-    fn close(&self, stream: &Arc<Stream>) {
-        if stream.is_closed() {
+    fn close_if_empty(&self, stream: &Arc<Stream>) {
+        if !stream.close_if_empty() {
             return;
         }
-        if let Some(resting) = stream.close() {
+        if let Some(resting) = stream.end() {
             self.user_code.rest(stream.blueprint.code_key, resting);
         }
+        // Now whoever waits for what it had loaded finds that at rest.
         let mut open = self.open();
         open.streams.retain(|s| !Arc::ptr_eq(s, stream));
         let is_idle = open.streams.is_empty();
         drop(open);
+        self.closed.notify_all();
         if is_idle {
             allocator::give_back();
         }
         tell_of(stream, "a stream is closed");
     }
 
-    fn find(&self, request: &Attach) -> Option<Arc<Stream>> {
-        let key = self.key(request);
-        let fits = |s: &&Arc<Stream>| {
-            !s.is_broken()
-                && s.blueprint.key == key
-                && request.seed.is_none_or(|seed| seed == s.blueprint.seed)
+    /// Looks for the stream that a job belongs to, and begins to open it if there is none.
+    fn find_or_open(
+        self: &Arc<Self>,
+        key: StreamKey,
+        request: &Arc<Attach>,
+        dataset: Option<&Arc<OwnedFd>>,
+    ) -> Found {
+        let is_closing = |open: &mut Open| {
+            let loaded = open
+                .streams
+                .iter()
+                .filter(|s| s.blueprint.maker.crew().is_some());
+            loaded
+                .filter(|s| s.is_closed())
+                .any(|s| s.blueprint.key == key)
         };
-        self.open().streams.iter().find(fits).cloned()
+        // What a stream of the same code has loaded is about to be at rest, and need not be loaded again.
+        let open = self.open();
+        let waited = self
+            .closed
+            .wait_timeout_while(open, CLOSING, |o| is_closing(o));
+        let mut open = waited.unwrap_or_else(PoisonError::into_inner).0;
+        if let Some(stream) = open.stream(&key, request) {
+            return Found::Stream(stream);
+        }
+        if let Some(waiter) = open.opening_streams.join(&key) {
+            return Found::Opening(waiter);
+        }
+        let needs_code = runs_code(request).is_some() && dataset.is_none();
+        if needs_code && !self.user_code.is_resting(code_key(request)) {
+            return Found::WantCode;
+        }
+        let name = source_name(&request.pipeline.source);
+        let step = format!("the dataset {name} is being opened");
+        let (flight, waiter) = open.opening_streams.begin(key, step);
+        drop(open);
+        let (request, dataset) = (request.clone(), dataset.cloned());
+        let open_it = move |registry: &Arc<Registry>, flight: &Arc<Flight<Arc<Stream>>>| {
+            registry.open_stream(&request, dataset.as_deref(), flight)
+        };
+        self.fly(flight, open_it, Registry::land_stream);
+        Found::Opening(waiter)
+    }
+
+    fn land_stream(&self, flight: &Arc<Flight<Arc<Stream>>>, outcome: Outcome<Arc<Stream>>) {
+        let opened = match &outcome {
+            Outcome::Done(stream) => Some(stream.clone()),
+            _ => None,
+        };
+        let mut open = self.open();
+        open.opening_streams.remove(flight);
+        open.streams.extend(opened.clone());
+        // Whoever waited for it will attach, or find that its client has left: until then it stays open.
+        flight.land(outcome, |waiters| {
+            if let Some(stream) = &opened {
+                stream.expect(waiters);
+            }
+        });
+        drop(open);
+        // All who waited for it may have left.
+        if let Some(stream) = opened {
+            self.close_if_empty(&stream);
+        }
+    }
+
+    /// Runs a flight in a thread of its own, and lets it land. Its pin is held until then.
+    fn fly<T: Clone + Send + 'static>(
+        self: &Arc<Self>,
+        flight: Arc<Flight<T>>,
+        work: impl FnOnce(&Arc<Registry>, &Arc<Flight<T>>) -> Result<Option<(T, Option<Pin>)>>
+        + Send
+        + 'static,
+        land: fn(&Registry, &Arc<Flight<T>>, Outcome<T>),
+    ) {
+        let (registry, span, flying) = (self.clone(), tracing::Span::current(), flight.clone());
+        let run = move || {
+            // What it logs says for whom it was begun.
+            let _span = span.entered();
+            let done = catch_unwind(AssertUnwindSafe(|| work(&registry, &flying)));
+            let done = done.unwrap_or_else(|_| Err(defect()));
+            let (outcome, _pin) = match done {
+                Ok(Some((result, pin))) => (Outcome::Done(result), pin),
+                Ok(None) => (Outcome::Nothing, None),
+                Err(e) => (Outcome::Failed(Arc::new(e)), None),
+            };
+            land(&registry, &flying, outcome);
+        };
+        let thread = std::thread::Builder::new().name("open".into());
+        if let Err(e) = thread.spawn(run) {
+            let error = Error::io("cannot start a thread", e);
+            land(self, &flight, Outcome::Failed(Arc::new(error)));
+        }
     }
 
     fn key(&self, request: &Attach) -> StreamKey {
@@ -218,30 +340,46 @@ impl Registry {
         }
     }
 
-    fn open_stream(&self, request: &Attach, loaded: Option<Loaded>) -> Result<Arc<Stream>> {
+    /// Opens a stream: lists or loads its dataset, reserves its cache and its staging area. `None`: the dataset's code
+    /// is needed.
+    fn open_stream(
+        self: &Arc<Self>,
+        request: &Attach,
+        dataset: Option<&OwnedFd>,
+        flight: &Arc<Flight<Arc<Stream>>>,
+    ) -> Result<Option<(Arc<Stream>, Option<Pin>)>> {
         let slots = request.batch_size.max(1);
         let seed = request.seed.or(request.seed_hint);
         let seed = seed.unwrap_or_else(random_seed);
-        let room = |fields: &[_]| layout(fields, slots, self.settings.staging_bytes);
-        let (maker, pool, identity) = match (&request.pipeline.source, loaded) {
-            (Source::UserCode(user), Some(loaded)) => {
-                let (maker, pool) = self.crew(request, user, loaded, slots, seed)?;
-                (maker, pool, Some(user.clone()))
+        let reserve = |maker: &Maker| {
+            flight.step("the memory of its batches is being reserved");
+            let layout = layout(&maker.fields(), slots, self.settings.staging_bytes)?;
+            Ok::<_, Error>(StagingPool::create(layout)?)
+        };
+        let (maker, pool, identity, pin) = match (&request.pipeline.source, runs_code(request)) {
+            (Source::UserCode(user), Some((_, code))) => {
+                let opened = self.open_code(request, user, code, dataset, (slots, seed), flight)?;
+                let Some((maker, pool, pin)) = opened else {
+                    return Ok(None);
+                };
+                (maker, pool, Some(user.clone()), pin)
             }
             (Source::UserCode(user), None) => {
                 let maker = ids_only(user)?;
-                let pool = StagingPool::create(room(&maker.fields())?)?;
-                (maker, pool, Some(user.clone()))
+                let pool = reserve(&maker)?;
+                (maker, pool, Some(user.clone()), None)
             }
             _ => {
-                let maker = Maker::Native(self.recipe(&request.pipeline, &request.cache)?);
-                let pool = StagingPool::create(room(&maker.fields())?)?;
-                (maker, pool, None)
+                let (recipe, pin) = self.recipe(&request.pipeline, &request.cache, &**flight)?;
+                let maker = Maker::Native(recipe);
+                let pool = reserve(&maker)?;
+                (maker, pool, None, pin)
             }
         };
         let blueprint = Blueprint {
             id: self.next_stream.fetch_add(1, Ordering::Relaxed),
-            key: self.key(request),
+            key: self.key_of_new_stream(request, &maker),
+            takes_any_form: names_no_form(request),
             seed,
             dataset_name: source_name(&request.pipeline.source),
             pipeline_text: describe(&request.pipeline),
@@ -254,8 +392,7 @@ impl Registry {
         let stream = Stream::open(blueprint, pool, self.workers.clone())?;
         tell_of(&stream, "a stream is opened");
         self.tell_of_trouble(&stream);
-        self.open().streams.push(stream.clone());
-        Ok(stream)
+        Ok(Some((stream, pin)))
     }
 
     /// Ends what has had nothing to do for long.
@@ -270,15 +407,14 @@ impl Registry {
 
     /// Closes streams that were broken off, and that no session is left to close: it panicked as it left.
     fn close_broken(&self) {
-        let _one_at_a_time = match self.opening.try_lock() {
-            Ok(lock) => lock,
-            Err(TryLockError::Poisoned(lock)) => lock.into_inner(),
-            // The next time.
-            Err(TryLockError::WouldBlock) => return,
-        };
         let streams = self.streams();
-        let left = streams.iter().filter(|s| s.is_broken() && s.is_empty());
-        left.for_each(|stream| self.close(stream));
+        let broken = streams.iter().filter(|stream| stream.is_broken());
+        broken.for_each(|stream| self.close_if_empty(stream));
+    }
+
+    /// Returns how long nothing has to be ended, or `None` if there is nothing to be ended.
+    pub(crate) fn next_tidy(&self) -> Option<Duration> {
+        self.user_code.next_tidy()
     }
 
     /// With so many samples of each stream, those that cost most.
@@ -289,22 +425,19 @@ impl Registry {
                 .iter()
                 .filter_map(|other| differs(s, other))
                 .collect(),
+            notes: self.notes(s),
             ..s.status(slow)
         };
         streams.iter().map(status).collect()
     }
 
-    /// Opens dataset, pipeline and cache for a warm-up; serialised with the jobs' openings.
-    pub(crate) fn recipe_for_warming(
-        &self,
-        pipeline: &PipelineSpec,
-        cache: &CacheRequest,
-    ) -> Result<Recipe> {
-        let _one_at_a_time = self.opening();
-        self.recipe(pipeline, cache)
-    }
-
-    fn recipe(&self, spec: &PipelineSpec, request: &CacheRequest) -> Result<Recipe> {
+    /// Opens dataset, pipeline and cache. The cache is not dropped as long as the pin is held.
+    pub(crate) fn recipe(
+        self: &Arc<Self>,
+        spec: &PipelineSpec,
+        request: &CacheRequest,
+        party: &dyn Party,
+    ) -> Result<(Recipe, Option<Pin>)> {
         let form = self.form_of(request);
         check_form(form, request.bytes)?;
         if form == CacheForm::Prepared || request.reuse > 0 {
@@ -312,99 +445,271 @@ impl Registry {
                 "cache=\"prepared\" and reuse are for datasets of your own code: choose \"decoded\", \"encoded\" or \"off\"".into(),
             ));
         }
-        let dataset = Arc::new(Dataset::open(&spec.source)?.slowed(self.throttle.clone()));
-        let pipeline = Pipeline::compile(&spec.ops)?;
-        let cache = match form {
+        let pipeline = Arc::new(Pipeline::compile(&spec.ops)?);
+        let dataset = self.dataset(&spec.source, party)?;
+        let form = self
+            .warmed_form(spec, request, form, &dataset)
+            .unwrap_or(form);
+        let pin = match form {
             CacheForm::Off => None,
-            form => Some(self.cache(spec, request, form, &dataset, &pipeline)?),
+            form => Some(self.cache(spec, request, form, &dataset, &pipeline, party)?),
         };
+        let cache = pin.as_ref().map(|pin| pin.cache().clone());
         // Pixels must not depend on whether a sample found room in the cache.
         let is_exact = cache.as_ref().is_some_and(|cache| cache.keeps_decoded());
-        let pipeline = if is_exact { pipeline.exact() } else { pipeline };
+        let pipeline = if is_exact {
+            Arc::new(pipeline.exact())
+        } else {
+            pipeline
+        };
         let costs = self
             .costs
             .of(timed_alike(spec, &dataset, is_exact), dataset.len());
-        Ok(Recipe {
+        let recipe = Recipe {
             dataset,
-            pipeline: Arc::new(pipeline),
+            pipeline,
             cache,
             costs,
             price: self.workers.price(),
-        })
+        };
+        Ok((recipe, pin))
+    }
+
+    /// Lists a dataset. Those who ask for the same one meanwhile are given the same list.
+    pub(crate) fn dataset(
+        self: &Arc<Self>,
+        source: &Source,
+        party: &dyn Party,
+    ) -> Result<Arc<Dataset>> {
+        let Source::ImageFolder { root } = source else {
+            // A list of files is there already.
+            let listed = Dataset::open(source)?.slowed(self.throttle.clone());
+            return Ok(Arc::new(listed));
+        };
+        loop {
+            let waiter = self.list_folder(root);
+            if let Some(dataset) = wait_for(waiter, party)? {
+                return Ok(dataset);
+            }
+        }
+    }
+
+    fn list_folder(self: &Arc<Self>, root: &str) -> Waiter<Arc<Dataset>> {
+        let mut open = self.open();
+        if let Some(waiter) = open.listing.join(&root.to_owned()) {
+            return waiter;
+        }
+        let step = format!("the files of the folder {root} are being listed");
+        let (flight, waiter) = open.listing.begin(root.to_owned(), step);
+        drop(open);
+        let root = root.to_owned();
+        let list = move |registry: &Arc<Registry>, _: &Arc<Flight<Arc<Dataset>>>| {
+            let dataset = Dataset::open(&Source::ImageFolder { root })?;
+            Ok(Some((
+                Arc::new(dataset.slowed(registry.throttle.clone())),
+                None,
+            )))
+        };
+        self.fly(flight, list, Registry::land_dataset);
+        waiter
+    }
+
+    fn land_dataset(&self, flight: &Arc<Flight<Arc<Dataset>>>, outcome: Outcome<Arc<Dataset>>) {
+        self.open().listing.remove(flight);
+        flight.land(outcome, |_| {});
     }
 
     fn cache(
-        &self,
+        self: &Arc<Self>,
         spec: &PipelineSpec,
         request: &CacheRequest,
         form: CacheForm,
-        dataset: &Dataset,
-        pipeline: &Pipeline,
-    ) -> Result<Arc<Cache>> {
-        let key = CacheKey {
-            content: content(spec, form, dataset),
-            form,
-            lru: request.lru,
-            reuse: 0,
+        dataset: &Arc<Dataset>,
+        pipeline: &Arc<Pipeline>,
+        party: &dyn Party,
+    ) -> Result<Pin> {
+        let wanted = Wanted {
+            key: CacheKey {
+                content: content(spec, form, dataset),
+                form,
+                lru: request.lru,
+                reuse: 0,
+            },
+            samples: dataset.len(),
+            dataset_name: source_name(&spec.source),
+            origin: Some(Origin::of(spec, form)),
+            bytes: request.bytes,
+            reduces: pipeline.reduces(),
         };
-        let sizes = || Sizes::of(dataset, pipeline, form);
-        let name = source_name(&spec.source);
-        let reduces = pipeline.reduces();
-        self.find_or_open_cache(key, dataset.len(), &name, request.bytes, reduces, sizes)
+        let (dataset, pipeline) = (dataset.clone(), pipeline.clone());
+        self.find_or_open_cache(wanted, party, move || Sizes::of(&dataset, &pipeline, form))
     }
 
+    /// Finds the cache, or opens it. `sizes` may read the headers of samples.
     fn find_or_open_cache(
-        &self,
-        key: CacheKey,
-        samples: u32,
-        dataset_name: &str,
-        bytes: Option<u64>,
-        reduces: bool,
-        sizes: impl FnOnce() -> Sizes,
-    ) -> Result<Arc<Cache>> {
-        if let Some(cache) = self.open().caches.iter().find(|c| c.key == key) {
-            return Ok(cache.clone());
+        self: &Arc<Self>,
+        wanted: Wanted,
+        party: &dyn Party,
+        sizes: impl Fn() -> Sizes + Clone + Send + 'static,
+    ) -> Result<Pin> {
+        loop {
+            party.still_waits("its cache is being reserved", Instant::now())?;
+            let waiter = match self.cache_or_flight(&wanted, &sizes) {
+                Ok(pin) => return Ok(pin),
+                Err(waiter) => waiter,
+            };
+            // The cache itself is taken from the table, since it may be dropped before it is pinned.
+            wait_for(waiter, party)?;
         }
-        let opening = Opening {
-            key,
-            samples,
-            dataset_name,
-            sizes: sizes(),
-            bytes,
-            budget_left: self.budget_left(),
-            segment: self.settings.cache_name.as_deref(),
-            reduces,
-        };
-        let cache = Arc::new(Cache::open(&opening)?);
-        self.open().caches.push(cache.clone());
-        Ok(cache)
     }
 
-    /// From now on the coordinator stays for longer without connections.
-    pub(crate) fn keep_warm(&self) {
-        self.warmed.store(true, Ordering::Relaxed);
+    fn cache_or_flight(
+        self: &Arc<Self>,
+        wanted: &Wanted,
+        sizes: &(impl Fn() -> Sizes + Clone + Send + 'static),
+    ) -> std::result::Result<Pin, Waiter<Arc<Cache>>> {
+        let mut open = self.open();
+        if let Some(cache) = open.caches.iter().find(|c| c.key == wanted.key) {
+            return Ok(Pin::new(cache));
+        }
+        if let Some(waiter) = open.opening_caches.join(&wanted.key) {
+            return Err(waiter);
+        }
+        let step = format!("the cache of {} is being reserved", wanted.dataset_name);
+        let (flight, waiter) = open.opening_caches.begin(wanted.key, step);
+        drop(open);
+        let (wanted, sizes) = (wanted.clone(), sizes.clone());
+        let open_it = move |registry: &Arc<Registry>, _: &Arc<Flight<Arc<Cache>>>| {
+            Ok(Some((registry.open_cache(&wanted, sizes())?, None)))
+        };
+        self.fly(flight, open_it, Registry::land_cache);
+        Err(waiter)
+    }
+
+    fn open_cache(&self, wanted: &Wanted, sizes: Sizes) -> Result<Arc<Cache>> {
+        let available = coprep_cache::memory::available().unwrap_or(u64::MAX);
+        let capacity = {
+            let mut open = self.open();
+            // What others are reserving now is not yet taken from what is available.
+            let unclaimed = available.saturating_sub(open.reserved_bytes()) / 2;
+            let budget_left = self
+                .settings
+                .cache_budget
+                .saturating_sub(open.cache_bytes());
+            let capacity = sizes.capacity(wanted.bytes, budget_left.min(unclaimed));
+            open.reserved.push((wanted.key, capacity));
+            capacity
+        };
+        let opening = Opening {
+            key: wanted.key,
+            samples: wanted.samples,
+            dataset_name: &wanted.dataset_name,
+            origin: wanted.origin.clone(),
+            sizes,
+            capacity,
+            segment: self.settings.cache_name.as_deref(),
+            reduces: wanted.reduces,
+        };
+        Cache::open(&opening).map(Arc::new)
+    }
+
+    fn land_cache(&self, flight: &Arc<Flight<Arc<Cache>>>, outcome: Outcome<Arc<Cache>>) {
+        let mut open = self.open();
+        if let Some(landed) = open.opening_caches.remove(flight) {
+            open.reserved.retain(|(key, _)| *key != landed);
+        }
+        if let Outcome::Done(cache) = &outcome {
+            open.caches.push(cache.clone());
+        }
+        flight.land(outcome, |_| {});
     }
 
     pub(crate) fn is_warmed(&self) -> bool {
-        self.warmed.load(Ordering::Relaxed)
+        self.caches().iter().any(|cache| cache.is_warmed())
     }
 
-    fn budget_left(&self) -> u64 {
-        let taken: u64 = self.open().caches.iter().map(|c| c.capacity()).sum();
-        self.settings.cache_budget.saturating_sub(taken)
-    }
-
-    /// Frees the caches that no stream uses, of one dataset or of all; gives their bytes.
+    /// Frees the caches that nothing uses, of one dataset or of all; gives their bytes.
     pub(crate) fn drop_caches(&self, name: Option<&str>) -> u64 {
-        let _one_at_a_time = self.opening();
-        let unused = |c: &Arc<Cache>| self.users(c) == 0 && name.is_none_or(|n| c.belongs_to(n));
-        let (gone, kept): (Vec<_>, Vec<_>) = self.caches().into_iter().partition(unused);
-        if kept.is_empty() {
-            self.warmed.store(false, Ordering::Relaxed);
+        let mut open = self.open();
+        let all = std::mem::take(&mut open.caches);
+        let is_unused = |c: &Arc<Cache>| open.users(c) == 0 && !c.is_pinned();
+        let (gone, kept): (Vec<_>, Vec<_>) = all
+            .into_iter()
+            .partition(|c| is_unused(c) && name.is_none_or(|n| c.belongs_to(n)));
+        open.caches = kept;
+        // Whoever wants one of them anew waits until its segment is removed.
+        let begin = |cache: &Arc<Cache>| {
+            open.reserved.push((cache.key, cache.capacity()));
+            let step = "its old cache is being freed".into();
+            open.opening_caches.begin(cache.key, step).0
+        };
+        let freeing: Vec<_> = gone.iter().map(begin).collect();
+        drop(open);
+        let bytes = gone.into_iter().map(Cache::discard).sum();
+        for flight in &freeing {
+            self.land_cache(flight, Outcome::Nothing);
         }
-        self.open().caches = kept;
-        gone.into_iter().map(Cache::discard).sum()
+        bytes
     }
+}
+
+impl Open {
+    fn stream(&self, key: &StreamKey, request: &Attach) -> Option<Arc<Stream>> {
+        let fitting = self.streams.iter().filter(|s| serves(s, key, request));
+        fitting.max_by_key(|s| s.blueprint.takes_any_form).cloned()
+    }
+
+    /// Streams that use a cache now.
+    fn users(&self, cache: &Arc<Cache>) -> u32 {
+        let uses = |s: &&Arc<Stream>| {
+            let used = s.blueprint.maker.cache();
+            used.is_some_and(|c| Arc::ptr_eq(c, cache))
+        };
+        self.streams.iter().filter(uses).count() as u32
+    }
+
+    /// Bytes of caches that are being opened, or freed.
+    fn reserved_bytes(&self) -> u64 {
+        self.reserved.iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// Bytes of the budget that are taken.
+    fn cache_bytes(&self) -> u64 {
+        let held: u64 = self.caches.iter().map(|c| c.capacity()).sum();
+        held.saturating_add(self.reserved_bytes())
+    }
+}
+
+/// Returns whether a job can take part in a stream. `key`: that of the job.
+fn serves(stream: &Stream, key: &StreamKey, request: &Attach) -> bool {
+    let blueprint = &stream.blueprint;
+    // A job that names no form takes that of the jobs before it, whichever cache was warm when those came.
+    let takes_its_form = blueprint.takes_any_form && names_no_form(request);
+    let cache = if takes_its_form {
+        blueprint.key.cache
+    } else {
+        key.cache
+    };
+    !stream.is_broken()
+        && !stream.is_closed()
+        && blueprint.key == StreamKey { cache, ..*key }
+        && request.seed.is_none_or(|seed| seed == blueprint.seed)
+}
+
+/// Waits for a flight. `None`: look again, since it ended without a result, or in a way that says nothing of this
+/// party's own attempt.
+fn wait_for<T: Clone>(waiter: Waiter<T>, party: &dyn Party) -> Result<Option<T>> {
+    let is_first = waiter.is_first;
+    match waiter.wait(party)? {
+        Outcome::Done(result) => Ok(Some(result)),
+        Outcome::Failed(e) if is_first || e.is_everybodys() => Err(Error::Shared(e)),
+        Outcome::Failed(_) | Outcome::Nothing => Ok(None),
+    }
+}
+
+fn defect() -> Error {
+    let why = std::io::Error::other("a defect of coprep: its log says more");
+    Error::io("the dataset cannot be opened", why)
 }
 
 fn tell_of(stream: &Stream, what: &str) {

@@ -10,9 +10,10 @@ use coprep_protocol::message::{Attach, CacheForm, UserCode};
 use coprep_protocol::spec::{Source, UserDataset};
 use roaring::RoaringBitmap;
 
-use super::Registry;
+use super::flights::Flight;
 use super::identity::code_key;
-use crate::caches::{Cache, CacheKey, Sizes, check_form};
+use super::{Registry, Wanted};
+use crate::caches::{CacheKey, Pin, Sizes, check_form};
 use crate::maker::Maker;
 use crate::stream::{Stream, layout};
 use crate::user_code::{Crew, Loaded, Resting, Trouble};
@@ -21,6 +22,9 @@ use crate::{Error, Result};
 /// How long a process that has loaded user code is kept for the next job, and how many of them.
 const REST: Duration = Duration::from_secs(60);
 const MOST_RESTING: usize = 4;
+/// How often a dataset is loaded whose host is killed meanwhile, and the pause before the second time.
+const ATTEMPTS: u32 = 3;
+const PAUSE: Duration = Duration::from_millis(200);
 /// Most workers of one stream's user code.
 const MOST_CODE_WORKERS: u32 = 128;
 /// Samples of which some are looked at to know what user code makes: more of them only where the first ones fail.
@@ -29,8 +33,6 @@ const PROBES: u32 = 64;
 /// What is known of user code beyond its streams; all of it by identity.
 #[derive(Default)]
 pub(super) struct UserCodes {
-    /// Whoever loads user code does so alone, and holds up nobody else.
-    loading: Mutex<HashMap<u128, Arc<Mutex<()>>>>,
     /// Processes that have loaded it, whose jobs have just left.
     resting: Mutex<Vec<(u128, Resting)>>,
     /// Room that its samples were found to need.
@@ -38,13 +40,49 @@ pub(super) struct UserCodes {
 }
 
 impl Registry {
-    /// None: nothing is to be loaded.
-    pub(super) fn turn_to_load(&self, request: &Attach) -> Option<Arc<Mutex<()>>> {
-        runs_code(request)?;
-        Some(self.user_code.turn(request.pipeline.fingerprint()))
+    /// Loads a dataset, looks at a sample, and makes what workers and staging area it needs. `None`: the dataset's code
+    /// is needed.
+    ///
+    /// A host that is killed meanwhile is replaced: the kernel kills those that hold much memory, and not because of
+    /// what they do.
+    pub(super) fn open_code(
+        self: &Arc<Self>,
+        request: &Attach,
+        user: &UserDataset,
+        code: &UserCode,
+        dataset: Option<&OwnedFd>,
+        (slots, seed): (u32, u64),
+        flight: &Arc<Flight<Arc<Stream>>>,
+    ) -> Result<Option<(Maker, StagingPool, Option<Pin>)>> {
+        check_user_form(self.form(request), user)?;
+        let mut attempts = 0;
+        loop {
+            attempts += 1;
+            flight.step(format!("the dataset of {} is being loaded", user.name));
+            let loaded = self.load(request, user, code, dataset, || flight.is_awaited());
+            let opened = loaded.and_then(|loaded| {
+                let crew = |loaded| self.crew(request, user, loaded, (slots, seed), flight);
+                loaded.map(crew).transpose()
+            });
+            match opened {
+                Err(Error::HostKilled { how, doing, .. }) if attempts < ATTEMPTS => {
+                    tracing::warn!(how, doing, attempts, "a host of user code is started anew");
+                    // What took the memory may be gone then.
+                    std::thread::sleep(PAUSE * attempts);
+                }
+                Err(Error::HostKilled { how, doing, .. }) => {
+                    return Err(Error::HostKilled {
+                        how,
+                        doing,
+                        attempts,
+                    });
+                }
+                other => return other,
+            }
+        }
     }
 
-    pub(super) fn load(
+    fn load(
         &self,
         request: &Attach,
         user: &UserDataset,
@@ -52,7 +90,6 @@ impl Registry {
         dataset: Option<&OwnedFd>,
         is_awaited: impl Fn() -> bool,
     ) -> Result<Option<Loaded>> {
-        check_user_form(self.form(request), user)?;
         let probes = |samples: u32| probes(request, samples, user.split);
         let room = self.user_code.room(request.pipeline.fingerprint());
         let split = user.split;
@@ -74,18 +111,19 @@ impl Registry {
     }
 
     /// The workers of user code, and the staging area that they fill.
-    pub(super) fn crew(
-        &self,
+    fn crew(
+        self: &Arc<Self>,
         request: &Attach,
         user: &UserDataset,
         loaded: Loaded,
-        slots: u32,
-        seed: u64,
-    ) -> Result<(Maker, StagingPool)> {
+        (slots, seed): (u32, u64),
+        flight: &Arc<Flight<Arc<Stream>>>,
+    ) -> Result<(Maker, StagingPool, Option<Pin>)> {
         let form = self.form(request);
         let samples = loaded.samples;
         let shape = loaded.shape.clone();
         let pool_and_cache = || {
+            flight.step("the memory of its batches is being reserved");
             let index = Maker::Jobs { samples }.fields().pop();
             let fields: Vec<_> = shape.fields.iter().cloned().chain(index).collect();
             let layout = layout(&fields, slots, self.settings.staging_bytes)?;
@@ -95,16 +133,17 @@ impl Registry {
                 CacheForm::Prepared => shape.fields.iter().map(|f| f.sample_bytes() as u64).sum(),
                 _ => shape.kept,
             };
-            let cache = self.user_cache(request, user, form, samples, sample_bytes, seed)?;
-            Ok((pool, cache))
+            let pin = self.user_cache(request, user, form, samples, sample_bytes, seed, flight)?;
+            Ok((pool, pin))
         };
-        let (pool, cache) = match pool_and_cache() {
+        let (pool, pin) = match pool_and_cache() {
             Ok(both) => both,
             Err(e) => {
                 loaded.discard();
                 return Err(e);
             }
         };
+        let cache = pin.as_ref().map(|pin| pin.cache().clone());
         let (prepared, kept) = match form {
             CacheForm::Prepared => (cache, None),
             _ => (None, cache),
@@ -131,18 +170,23 @@ impl Registry {
             kept,
             costs: self.costs.of(request.pipeline.fingerprint(), samples),
         };
-        Ok((maker, pool))
+        Ok((maker, pool, pin))
     }
 
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "all of them tell caches of one dataset apart"
+    )]
     fn user_cache(
-        &self,
+        self: &Arc<Self>,
         request: &Attach,
         user: &UserDataset,
         form: CacheForm,
         samples: u32,
         sample_bytes: u64,
         seed: u64,
-    ) -> Result<Option<Arc<Cache>>> {
+        party: &Arc<Flight<Arc<Stream>>>,
+    ) -> Result<Option<Pin>> {
         check_form(form, request.cache.bytes)?;
         if form == CacheForm::Off {
             return Ok(None);
@@ -165,9 +209,16 @@ impl Registry {
             lru: request.cache.lru,
             reuse: request.cache.reuse,
         };
-        let sizes = || Sizes::by_sample(sample_bytes, samples);
-        self.find_or_open_cache(key, samples, &user.name, request.cache.bytes, false, sizes)
-            .map(Some)
+        let wanted = Wanted {
+            key,
+            samples,
+            dataset_name: user.name.clone(),
+            origin: None,
+            bytes: request.cache.bytes,
+            reduces: false,
+        };
+        let sizes = move || Sizes::by_sample(sample_bytes, samples);
+        self.find_or_open_cache(wanted, &**party, sizes).map(Some)
     }
 
     /// A stream whose makers came to their end is opened anew when its jobs come again.
@@ -190,13 +241,6 @@ impl Registry {
 }
 
 impl UserCodes {
-    fn turn(&self, key: u128) -> Arc<Mutex<()>> {
-        let mut loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
-        // Those that nobody waits for.
-        loading.retain(|_, turn| Arc::strong_count(turn) > 1);
-        loading.entry(key).or_default().clone()
-    }
-
     fn room(&self, key: u128) -> u64 {
         let room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
         room.get(&key).copied().unwrap_or(0)
@@ -211,10 +255,20 @@ impl UserCodes {
         let mut all = self.resting();
         all.push((key, resting));
         let surplus = all.len().saturating_sub(MOST_RESTING);
-        all.drain(..surplus);
+        let ended: Vec<_> = all.drain(..surplus).collect();
+        // They are ended without the lock.
+        drop(all);
+        drop(ended);
     }
 
-    /// A process that has loaded this code and has nothing to do.
+    /// Returns true if there is a process that has loaded this code and has nothing to do.
+    pub(super) fn is_resting(&self, key: u128) -> bool {
+        let all = self.resting();
+        all.iter()
+            .any(|(k, resting)| *k == key && resting.is_alive())
+    }
+
+    /// Takes a process that has loaded this code and has nothing to do.
     fn take_resting(&self, key: u128) -> Option<Resting> {
         let mut all = self.resting();
         let at = all
@@ -223,10 +277,20 @@ impl UserCodes {
         Some(all.swap_remove(at).1)
     }
 
+    /// Returns how long it takes until something has had nothing to do for long.
+    pub(super) fn next_tidy(&self) -> Option<Duration> {
+        let left = |(_, resting): &(u128, Resting)| REST.saturating_sub(resting.time());
+        self.resting().iter().map(left).min()
+    }
+
     /// Ends what has had nothing to do for long.
     pub(super) fn tidy(&self) {
-        self.resting()
-            .retain(|(_, resting)| resting.is_alive() && resting.time() < REST);
+        let is_old = |resting: &Resting| !resting.is_alive() || resting.time() >= REST;
+        let ended: Vec<_> = self
+            .resting()
+            .extract_if(.., |(_, resting)| is_old(resting))
+            .collect();
+        drop(ended);
     }
 }
 

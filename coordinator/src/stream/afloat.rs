@@ -207,10 +207,10 @@ impl Afloat {
 
     /// Those over their budget in minibatches before, the earliest first.
     fn slow_before(&self, ready: &Sample, budget: Duration) -> impl Iterator<Item = Ticket> {
-        let targets = &ready.berth.batch.targets;
+        let targets = ready.berth.batch.targets();
         let is_slow = move |ticket: &Ticket| {
             self.samples.get(ticket).is_some_and(|sample| {
-                sample.is_over(budget) && sample.berth.batch.targets == *targets
+                sample.is_over(budget) && sample.berth.batch.targets() == targets
             })
         };
         let before = self.by_place.range(..(ready.number, 0));

@@ -1,18 +1,19 @@
 //! A minibatch while it is prepared.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use coprep_cache::staging::{Lease, Unfinished};
-use coprep_scheduler::Target;
+use coprep_scheduler::{JobId, Target};
 
 /// A minibatch, from its draw until its last slot is written.
 pub(crate) struct Batch {
     /// How many were drawn by then, this one included.
     pub(crate) number: u64,
-    /// For whom it was drawn: a sample that fails is replaced by one that all of them need.
-    pub(crate) targets: Vec<Target>,
+    /// For whom it was drawn, and from whom it was not taken back: a sample that fails is replaced by one that all of them
+    /// need.
+    targets: Mutex<Vec<Target>>,
     /// Staging buffer it is written to.
     pub(crate) buffer: u32,
     pub(crate) drawn: Instant,
@@ -43,7 +44,7 @@ impl Batch {
     ) -> Self {
         Batch {
             number,
-            targets,
+            targets: Mutex::new(targets),
             buffer: unfinished.buffer(),
             drawn: Instant::now(),
             remaining: AtomicU32::new(slots),
@@ -52,6 +53,20 @@ impl Batch {
             unfinished: Mutex::new(Some(unfinished)),
             done: OnceLock::new(),
         }
+    }
+
+    /// Returns the jobs that it is for.
+    pub(crate) fn targets(&self) -> Vec<Target> {
+        self.lock_targets().clone()
+    }
+
+    fn lock_targets(&self) -> MutexGuard<'_, Vec<Target>> {
+        self.targets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// It was taken back from a job: its samples may be given to that job in another minibatch.
+    pub(crate) fn remove_target(&self, job: JobId) {
+        self.lock_targets().retain(|target| target.job != job);
     }
 
     pub(crate) fn done(&self) -> Option<&Done> {

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coprep_cache::handover::{Item, ItemKind, Sender};
+use coprep_cache::handover::{Bell, Item, ItemKind, Sender};
 use coprep_cache::staging::Lease;
 use coprep_protocol::message::SampleError;
-use coprep_scheduler::Delivery;
+use coprep_scheduler::{Delivery, JobId};
 
 use crate::outbox::Outbox;
 use crate::stalls::{Lacks, Shares};
@@ -29,14 +29,16 @@ pub(crate) enum Pending {
         batch: Arc<Batch>,
         slot: u32,
         error: Arc<SampleError>,
+        /// Its text was queued for the socket.
+        is_told: bool,
     },
 }
 
-/// A published item that the consumer has not released.
-struct Published {
-    lease: Option<Lease>,
-    /// A delivery of the scheduler's, still valid: taking it is reported.
-    counts: bool,
+/// A published item that the consumer has not taken.
+struct Untaken {
+    what: Pending,
+    /// It belongs to an epoch that was left: the consumer skips it, and nobody waits for it.
+    is_void: bool,
 }
 
 /// One rank.
@@ -44,12 +46,21 @@ pub(crate) struct Consumer {
     pub(crate) pid: u32,
     pub(crate) outbox: Arc<Outbox>,
     pub(crate) sender: Sender,
+    /// What it rings; as long as it is here.
+    _bell: Bell,
     pub(crate) pending: VecDeque<Pending>,
     pub(crate) last_taken: Instant,
+    /// Since when something that it could take lies there unread.
+    unread_since: Option<Instant>,
+    /// For how long it usually leaves something unread.
+    usually_unread: Duration,
     /// It asked to leave its epoch, and waits for the other ranks to ask.
     pub(crate) wants_restart: bool,
-    published: BTreeMap<u64, Published>,
+    /// What is published and not taken, in order; the first is item `next_taken`.
+    published: VecDeque<Untaken>,
     next_taken: u64,
+    /// Buffers of the items that are taken and not released.
+    held: BTreeMap<u64, Lease>,
     next_seq: u64,
     /// When it came, as long as nothing was begun for it.
     came: Option<Instant>,
@@ -57,6 +68,8 @@ pub(crate) struct Consumer {
     idle: Duration,
     /// What had been lacking when it was last given something to take.
     lacks: Lacks,
+    /// Samples that were taken back, and were counted when they were handed over.
+    counted: u64,
 }
 
 /// What a consumer did since the last look.
@@ -64,32 +77,45 @@ pub(crate) struct Consumer {
 pub(crate) struct Progress {
     /// Deliveries it took.
     pub(crate) deliveries: u32,
-    /// Anything at all.
+    /// It took an error, and not yet the part that holds the slot of the sample that failed.
+    pub(crate) told: bool,
+    /// It took something.
+    pub(crate) took: bool,
+    /// It took or released something.
     pub(crate) any: bool,
 }
 
 /// The consumer wrote nonsense into its page: its session ends.
 pub(crate) struct Misbehaved(pub(crate) String);
 
+/// A consumer that leaves something unread for three times as long as it usually does, and for the first of these, counts
+/// as absent if others lack buffers. The second is the longest that is usual.
+const PATIENCE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(1));
+
 const ENDS_BATCH: u32 = 1;
 const ENDS_EPOCH: u32 = 2;
 
 impl Consumer {
-    pub(crate) fn new(pid: u32, outbox: Arc<Outbox>, sender: Sender) -> Self {
+    pub(crate) fn new(pid: u32, outbox: Arc<Outbox>, sender: Sender, bell: Bell) -> Self {
         let now = Instant::now();
         Consumer {
             pid,
             outbox,
             sender,
+            _bell: bell,
             pending: VecDeque::new(),
             last_taken: now,
+            unread_since: None,
+            usually_unread: Duration::ZERO,
             wants_restart: false,
-            published: BTreeMap::new(),
+            published: VecDeque::new(),
             next_taken: 0,
+            held: BTreeMap::new(),
             next_seq: 0,
             came: Some(now),
             idle: Duration::ZERO,
             lacks: Lacks::default(),
+            counted: 0,
         }
     }
 
@@ -107,11 +133,18 @@ impl Consumer {
         lacks.since(&before, std::mem::take(&mut self.idle))
     }
 
-    /// Whether [`flush`](Self::flush) would publish a minibatch.
-    pub(crate) fn has_ready(&self) -> bool {
+    /// Returns whether [`flush`](Self::flush) would publish a minibatch.
+    pub(crate) fn has_ready(&self, last_epoch: u64) -> bool {
         self.pending
             .front()
-            .is_some_and(|next| ready(next).is_some())
+            .is_some_and(|next| !next.is_later_than(last_epoch) && ready(next).is_some())
+    }
+
+    /// Returns the epoch of the first part that it has still to take, or `None` if nothing is dealt to it.
+    pub(crate) fn oldest_epoch(&self) -> Option<u64> {
+        let published = self.published.iter().filter(|item| !item.is_void);
+        let untaken = published.map(|item| &item.what).chain(&self.pending);
+        untaken.filter_map(Pending::epoch).next()
     }
 
     /// Sequence number of the next item that will be published.
@@ -119,80 +152,158 @@ impl Consumer {
         self.next_seq
     }
 
+    /// Staging buffers of batches that it has taken and not released.
+    fn buffers_taken(&self) -> std::collections::BTreeSet<u32> {
+        self.held.values().map(Lease::buffer).collect()
+    }
+
+    /// Returns how many buffers it holds whatever is taken back.
+    pub(crate) fn buffers_in_hand(&self) -> u32 {
+        self.buffers_taken().len() as u32
+    }
+
     /// Staging buffers that it keeps from being used again.
     pub(crate) fn buffers_held(&self) -> u32 {
-        let leases = self.published.values().filter_map(|p| p.lease.as_ref());
-        let buffers: std::collections::BTreeSet<u32> = leases.map(Lease::buffer).collect();
+        let untaken = self.published.iter().filter_map(|item| item.what.buffer());
+        let mut buffers = self.buffers_taken();
+        buffers.extend(untaken);
         buffers.len() as u32
     }
 
     /// Reads the consumer's page: what it took and released.
     pub(crate) fn poll(&mut self) -> Result<Progress, Misbehaved> {
         let taken = self.sender.taken().map_err(|e| Misbehaved(e.to_string()))?;
-        let mut progress = Progress::default();
-        for seq in self.next_taken..taken {
-            let counts = self.published.get(&seq).is_some_and(|p| p.counts);
-            progress.deliveries += u32::from(counts);
-            progress.any = true;
-        }
-        if progress.any {
-            self.next_taken = taken;
-            self.last_taken = Instant::now();
-        }
-        let published = &mut self.published;
+        let mut progress = self.note_taken(taken);
+        let held = &mut self.held;
         let released = self.sender.poll_released(|seq| {
-            published.remove(&seq);
+            held.remove(&seq);
             progress.any = true;
         });
         released.map_err(|e| Misbehaved(e.to_string()))?;
         Ok(progress)
     }
 
-    /// Publishes what is ready, in order; gives the number of samples handed over.
-    pub(crate) fn flush(&mut self, lacks: &Lacks) -> Result<u64, Misbehaved> {
+    /// Items before `taken` are its own now.
+    fn note_taken(&mut self, taken: u64) -> Progress {
+        let mut progress = Progress::default();
+        for seq in self.next_taken..taken {
+            (progress.took, progress.any) = (true, true);
+            let Some(Untaken { what, is_void }) = self.published.pop_front() else {
+                continue;
+            };
+            progress.told = matches!(what, Pending::Error { .. }) && !is_void;
+            if let Pending::Part { batch, .. } = what {
+                progress.deliveries += u32::from(!is_void);
+                self.held
+                    .extend(batch.done().map(|done| (seq, done.lease.clone())));
+            }
+        }
+        if progress.took {
+            self.next_taken = taken;
+            self.note_reading();
+        }
+        progress
+    }
+
+    fn note_reading(&mut self) {
+        let now = Instant::now();
+        self.last_taken = now;
+        let next = (!self.published.is_empty()).then_some(now);
+        if let Some(since) = std::mem::replace(&mut self.unread_since, next) {
+            // A long pause is not what it usually does.
+            let unread = now.duration_since(since).min(PATIENCE.1);
+            self.usually_unread = (self.usually_unread * 7 + unread) / 8;
+        }
+    }
+
+    /// Returns whether it sleeps until it is given something. One that says so and leaves something unread does not.
+    pub(crate) fn waits(&self) -> bool {
+        self.published.is_empty() && self.sender.is_waiting()
+    }
+
+    /// Returns how much longer something may lie unread until it counts as absent, or `None` if nothing does.
+    pub(crate) fn patience_left(&self) -> Option<Duration> {
+        let unread = self.unread_since?.elapsed();
+        let patience = (self.usually_unread * 3).clamp(PATIENCE.0, PATIENCE.1 * 3);
+        Some(patience.saturating_sub(unread))
+    }
+
+    /// Takes back all that is published and not taken: it comes first in what is pending. Returns what the consumer took
+    /// before that.
+    pub(crate) fn take_back(&mut self) -> Result<Progress, Misbehaved> {
+        let first = self.sender.take_back();
+        let progress = self.note_taken(first.map_err(|e| Misbehaved(e.to_string()))?);
+        self.next_taken = self.next_seq;
+        self.unread_since = None;
+        for Untaken { what, is_void } in self.published.drain(..).rev() {
+            if !is_void {
+                self.counted += what.samples();
+                self.pending.push_front(what);
+            }
+        }
+        Ok(progress)
+    }
+
+    /// The last `deliveries` of `job` that are pending are void, with all that was to be told of them.
+    pub(crate) fn void_last(&mut self, deliveries: u32, job: JobId) {
+        let mut left = deliveries;
+        let goes = |last: &Pending, left: u32| match last {
+            Pending::Part { .. } | Pending::EpochEnd { .. } => left > 0,
+            // It stands before its part.
+            Pending::Error { .. } => true,
+        };
+        while let Some(last) = self.pending.pop_back_if(|last| goes(last, left)) {
+            if let Pending::Part { batch, .. } = last {
+                left -= 1;
+                batch.one_delivery_less();
+                batch.remove_target(job);
+            }
+        }
+    }
+
+    /// Publishes what is ready, in order, up to the end of `last_epoch`. Returns the number of samples handed over.
+    pub(crate) fn flush(&mut self, lacks: &Lacks, last_epoch: u64) -> Result<u64, Misbehaved> {
         let mut samples = 0;
         while let Some(next) = self.pending.front() {
-            let Some((mut item, lease)) = ready(next) else {
-                break;
-            };
-            if self.sender.is_full() {
+            if next.is_later_than(last_epoch) || self.sender.is_full() {
                 break;
             }
+            let Some(mut item) = ready(next) else {
+                break;
+            };
             if !self.is_announced() {
                 break;
             }
-            if lease.is_some() {
+            if item.kind == ItemKind::Part as u32 {
                 item.tag = self.shares(lacks).pack();
+                samples += u64::from(item.len);
             }
             let seq = self
                 .sender
                 .publish(item)
                 .map_err(|e| Misbehaved(e.to_string()))?;
             self.next_seq = seq + 1;
-            self.published.insert(
-                seq,
-                Published {
-                    counts: lease.is_some(),
-                    lease,
-                },
-            );
-            samples += if item.kind == ItemKind::Part as u32 {
-                u64::from(item.len)
-            } else {
-                0
-            };
-            self.pending.pop_front();
+            self.unread_since.get_or_insert_with(Instant::now);
+            let what = self.pending.pop_front();
+            self.published.extend(what.map(|what| Untaken {
+                what,
+                is_void: false,
+            }));
         }
-        Ok(samples)
+        let again = samples.min(self.counted);
+        self.counted -= again;
+        Ok(samples - again)
     }
 
-    /// Queues an error's text for the socket before its item is published. Returns `false` if the client has
-    /// not read so much that no more is queued: the error, and what follows it, is published when it has.
-    fn is_announced(&self) -> bool {
-        match self.pending.front() {
-            Some(Pending::Error { error, .. }) => self.outbox.tell(error),
-            _ => true,
-        }
+    /// Queues an error's text for the socket before its item is published; not again if the item was taken back.
+    /// Returns `false` if the client has not read so much that no more is queued: the error, and what follows it,
+    /// is published when it has.
+    fn is_announced(&mut self) -> bool {
+        let Some(Pending::Error { error, is_told, .. }) = self.pending.front_mut() else {
+            return true;
+        };
+        *is_told = *is_told || self.outbox.tell(error);
+        *is_told
     }
 
     /// Puts an error before the part of `batch` that holds `slot`, those of earlier slots before it. False: this consumer
@@ -222,6 +333,7 @@ impl Consumer {
             batch: batch.clone(),
             slot,
             error: error.clone(),
+            is_told: false,
         };
         self.pending.insert(at, told);
         true
@@ -234,7 +346,10 @@ impl Consumer {
                 batch.one_delivery_less();
             }
         }
-        self.published.values_mut().for_each(|p| p.counts = false);
+        self.published
+            .iter_mut()
+            .for_each(|item| item.is_void = true);
+        self.unread_since = None;
     }
 }
 
@@ -244,7 +359,40 @@ impl Drop for Consumer {
     }
 }
 
-fn ready(pending: &Pending) -> Option<(Item, Option<Lease>)> {
+impl Pending {
+    /// Returns the epoch of a part.
+    fn epoch(&self) -> Option<u64> {
+        match self {
+            Pending::Part { delivery, .. } => Some(delivery.epoch),
+            Pending::EpochEnd { .. } | Pending::Error { .. } => None,
+        }
+    }
+
+    fn is_later_than(&self, epoch: u64) -> bool {
+        self.epoch().is_some_and(|own| own > epoch)
+    }
+
+    /// Returns the samples that a part hands over.
+    fn samples(&self) -> u64 {
+        match self {
+            Pending::Part { batch, delivery } => batch.done().map_or(0, |done| {
+                u64::from(done.place(delivery.start, delivery.len).1)
+            }),
+            Pending::EpochEnd { .. } | Pending::Error { .. } => 0,
+        }
+    }
+
+    /// Returns the staging buffer of a part.
+    fn buffer(&self) -> Option<u32> {
+        match self {
+            Pending::Part { batch, .. } => Some(batch.buffer),
+            Pending::EpochEnd { .. } | Pending::Error { .. } => None,
+        }
+    }
+}
+
+/// Returns the item to publish, or `None` while its minibatch is being prepared.
+fn ready(pending: &Pending) -> Option<Item> {
     match pending {
         Pending::Part { batch, delivery } => {
             let done = batch.done()?;
@@ -261,12 +409,12 @@ fn ready(pending: &Pending) -> Option<(Item, Option<Lease>)> {
                 epoch: delivery.epoch,
                 tag: 0,
             };
-            Some((item, Some(done.lease.clone())))
+            Some(item)
         }
-        Pending::EpochEnd { epoch } => Some((notice(ItemKind::EpochEnd, *epoch, 0), None)),
+        Pending::EpochEnd { epoch } => Some(notice(ItemKind::EpochEnd, *epoch, 0)),
         Pending::Error { batch, error, .. } => {
             batch.done()?;
-            Some((notice(ItemKind::Error, 0, error.tag), None))
+            Some(notice(ItemKind::Error, 0, error.tag))
         }
     }
 }

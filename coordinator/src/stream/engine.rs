@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use coprep_cache::handover::Account;
 use coprep_costs::early::Plan;
 use coprep_protocol::message::{Attach, JobStatus, Reply, Resume, SampleError, Stalls};
-use coprep_scheduler::{self as scheduler, Delivery, Draw, JobId, JobSpec, Scheduler};
+use coprep_scheduler::{self as scheduler, Behind, Delivery, Draw, JobId, JobSpec, Scheduler};
 use fail::fail_point;
 use roaring::RoaringBitmap;
 
@@ -20,13 +20,13 @@ use crate::stalls::Lacks;
 use crate::stream::Seat;
 use crate::stream::afloat::{Afloat, Berth, Ticket};
 use crate::stream::batch::Batch;
-use crate::stream::consumer::{Consumer, Misbehaved, Pending};
+use crate::stream::consumer::{Consumer, Misbehaved, Pending, Progress};
 use crate::{Error, Result};
 
 /// See the module.
 pub(crate) struct Engine {
     /// Number of the stream, for the log.
-    stream: u64,
+    pub(super) stream: u64,
     pub(crate) scheduler: Scheduler,
     pub(crate) jobs: BTreeMap<u64, Job>,
     /// Minibatches in preparation or waiting to be published, for explanations.
@@ -41,6 +41,10 @@ pub(crate) struct Engine {
     pub(crate) window: u32,
     /// Of those: when samples are begun, in a [`Moment`](crate::due_queue::Moment)'s seconds.
     pub(crate) plan: Plan,
+    /// When to look again whether a job that others wait for reads.
+    pub(crate) look_again: Option<Instant>,
+    /// Consumers may hold less, because some hold more than their share.
+    pub(super) is_share_short: bool,
     next_job: u64,
     next_tag: u64,
     /// What those that have left waited for.
@@ -62,13 +66,23 @@ pub(crate) struct Job {
     pub(crate) ranks: Vec<Option<Consumer>>,
     /// What the scheduler will be told when all ranks are here.
     pub(crate) forming: Option<JobSpec>,
-    /// By rank: the epoch it resumes, and the batches it was given in it.
-    resumes: Vec<(u64, u64)>,
+    /// By rank: what it resumes.
+    resumes: Vec<RankResume>,
     /// Epoch, and the batches that all ranks had been given in it when the job was formed.
     level: (u64, u64),
     delivered: u64,
     skipped: u64,
     came: Instant,
+}
+
+/// Where a rank goes on.
+#[derive(Clone, Copy, Default)]
+struct RankResume {
+    epoch: u64,
+    /// Batches that it was given in the epoch.
+    batches: u64,
+    /// It was given all of its part of the epoch.
+    is_done: bool,
 }
 
 /// Most steps that the ranks of a job may lie apart when they come back: without any synchronisation between
@@ -91,6 +105,8 @@ impl Engine {
             drawn: 0,
             window: 0,
             plan: Plan::new(),
+            look_again: None,
+            is_share_short: false,
             next_job: 1,
             stalls_of_gone: Stalls::default(),
             next_tag: 1,
@@ -121,10 +137,15 @@ impl Engine {
             return Err(Error::Invalid("the job has just left".into()));
         };
         job.ranks[request.rank as usize] = Some(consumer);
-        job.resumes[request.rank as usize] = request
-            .resume
-            .as_ref()
-            .map_or((0, 0), |r| (r.epoch, r.batches));
+        job.resumes[request.rank as usize] =
+            request
+                .resume
+                .as_ref()
+                .map_or_else(RankResume::default, |r| RankResume {
+                    epoch: r.epoch,
+                    batches: r.batches,
+                    is_done: r.is_done,
+                });
         self.start_if_complete(id, request.rank)?;
         Ok(Seat {
             job: id,
@@ -170,6 +191,9 @@ impl Engine {
     }
 
     /// What any of its ranks was given, the job was given. Everything else they must agree on.
+    ///
+    /// If ranks present different epochs, those of the earlier one were given all of it ([`Job::last_epoch`]), or left
+    /// it together with the others.
     fn join_ranks(&mut self, id: u64, spec: &JobSpec) -> Result<u64> {
         let forming = self.jobs.get_mut(&id).and_then(|job| job.forming.as_mut());
         let Some(forming) = forming else {
@@ -204,7 +228,7 @@ impl Engine {
             skip_errors: request.skip_errors,
             ranks: (0..request.world_size).map(|_| None).collect(),
             forming: Some(spec),
-            resumes: vec![(0, 0); request.world_size as usize],
+            resumes: vec![RankResume::default(); request.world_size as usize],
             level: (0, 0),
             delivered: 0,
             skipped: 0,
@@ -242,8 +266,12 @@ impl Engine {
             return Ok(());
         };
         let epoch = spec.resume.as_ref().map_or(0, |r| r.epoch);
-        let resumes = job.resumes.iter();
-        let given = resumes.map(|&(e, batches)| if e == epoch { batches } else { 0 });
+        // The others were given nothing of this epoch.
+        let of_epoch = |r: &RankResume| Some(*r).filter(|r| r.epoch == epoch);
+        let resumes = job.resumes.iter().map(of_epoch);
+        let given = resumes.clone().map(|r| r.map_or(0, |r| r.batches));
+        let is_done = |r: Option<RankResume>| r.is_some_and(|r| r.is_done);
+        let others_are_done = resumes.clone().any(is_done);
         let most = given.clone().max().unwrap_or(0);
         let behind: Vec<u32> = given
             .map(|n| u32::try_from(most - n).unwrap_or(u32::MAX))
@@ -255,7 +283,11 @@ impl Engine {
             )));
         }
         job.level = (epoch, most);
-        Ok(self.scheduler.attach_behind(JobId(id), spec, &behind)?)
+        let behind = Behind {
+            batches: &behind,
+            others_are_done,
+        };
+        Ok(self.scheduler.attach_behind(JobId(id), spec, behind)?)
     }
 
     /// Removes one rank; the job ends with its last rank, or if it had not begun.
@@ -285,22 +317,7 @@ impl Engine {
         }
     }
 
-    /// Every consumer may hold its share of the buffers; beyond it, it is to copy.
-    ///
-    /// A job that waits for a batch while it holds one needs two, and the rest of the pool must be able
-    /// to go round.
-    pub(crate) fn share_buffers(&mut self, buffers: u32) {
-        let consumers = self.consumers().count() as u32;
-        let share = match consumers {
-            0 => return,
-            n if buffers >= 2 * n + 2 => ((buffers - n - 2) / n).clamp(2, 8),
-            n if buffers >= n + 2 => 1,
-            _ => 0,
-        };
-        self.consumers().for_each(|c| c.sender.set_share(share));
-    }
-
-    fn consumers(&mut self) -> impl Iterator<Item = &mut Consumer> {
+    pub(super) fn consumers(&mut self) -> impl Iterator<Item = &mut Consumer> {
         self.jobs
             .values_mut()
             .flat_map(|job| job.ranks.iter_mut().flatten())
@@ -321,15 +338,22 @@ impl Engine {
         let mut progress = false;
         let scheduler = &mut self.scheduler;
         for (&id, job) in &mut self.jobs {
+            let mut reads = false;
             for (rank, consumer) in job.ranks.iter_mut().enumerate() {
                 let Some(c) = consumer else { continue };
                 match c.poll() {
                     Ok(p) => {
                         progress |= p.any;
-                        scheduler.taken(JobId(id), rank as u32, p.deliveries);
+                        note_taken(scheduler, id, rank, &p);
+                        reads |= c.sender.is_absent() && (p.took || c.sender.is_waiting());
                     }
                     Err(misbehaved) => end(c, &misbehaved),
                 }
+            }
+            if reads {
+                job.set_absent(false);
+                scheduler.set_absent(JobId(id), false);
+                progress = true;
             }
         }
         progress
@@ -340,13 +364,15 @@ impl Engine {
     /// `lacks`: says what was lacking until now, if anybody wants to know.
     pub(crate) fn publish(&mut self, lacks: impl FnOnce() -> Lacks) -> u64 {
         let mut delivered = 0;
-        let lacks = match self.consumers().any(|consumer| consumer.has_ready()) {
-            true => lacks(),
-            false => Lacks::default(),
+        let lacks = if self.jobs.values().any(Job::has_ready) {
+            lacks()
+        } else {
+            Lacks::default()
         };
         for job in self.jobs.values_mut() {
+            let last_epoch = job.last_epoch();
             for consumer in job.ranks.iter_mut().flatten() {
-                match consumer.flush(&lacks) {
+                match consumer.flush(&lacks, last_epoch) {
                     Ok(samples) => {
                         job.delivered += samples;
                         delivered += samples;
@@ -401,7 +427,7 @@ impl Engine {
         if let Some(o) = overtaken {
             self.overtaken += 1;
             self.scheduler
-                .exchange(&berth.batch.targets, o.slow, o.ready);
+                .exchange(&berth.batch.targets(), o.slow, o.ready);
         }
         Some(berth)
     }
@@ -435,7 +461,7 @@ impl Engine {
         self.next_tag += 1;
         self.tell(batch, slot, &error);
         self.scheduler.mark_bad(draw.id);
-        self.scheduler.replace(&batch.targets, draw.id)
+        self.scheduler.replace(&batch.targets(), draw.id)
     }
 
     /// Cuts an error where many large ones wait to be sent already.
@@ -456,7 +482,7 @@ impl Engine {
     }
 
     fn tell(&mut self, batch: &Arc<Batch>, slot: u32, error: &Arc<SampleError>) {
-        for target in &batch.targets {
+        for target in batch.targets() {
             let Some(job) = self.jobs.get_mut(&target.job.0) else {
                 continue;
             };
@@ -507,6 +533,7 @@ impl Engine {
             .scheduler
             .job(JobId(seat.job))
             .map_or(0, |view| view.epoch);
+        job.set_absent(false);
         for consumer in job.ranks.iter_mut().flatten() {
             consumer.void();
             consumer.wants_restart = false;
@@ -539,6 +566,7 @@ impl Engine {
             epoch: state.epoch,
             delivered: serialise(&state.delivered),
             batches,
+            is_done: false,
         })
     }
 
@@ -596,6 +624,34 @@ impl Engine {
     }
 }
 
+impl Job {
+    /// Returns the last epoch whose minibatches may be published.
+    ///
+    /// No rank is given anything of an epoch before every rank that is here has taken all of the one before. So if the
+    /// coordinator dies, a rank that is in the earlier epoch lacks nothing of it ([`Engine::join_ranks`] goes on with
+    /// the later one). What is dealt lies ready in the meantime. A job of one rank need not wait for itself.
+    fn last_epoch(&self) -> u64 {
+        let ranks = self.ranks.iter().flatten();
+        let oldest = ranks.filter_map(Consumer::oldest_epoch).min();
+        oldest.filter(|_| self.ranks.len() > 1).unwrap_or(u64::MAX)
+    }
+
+    fn has_ready(&self) -> bool {
+        let last_epoch = self.last_epoch();
+        let mut ranks = self.ranks.iter().flatten();
+        ranks.any(|consumer| consumer.has_ready(last_epoch))
+    }
+}
+
+/// Tells the scheduler what a rank took.
+pub(super) fn note_taken(scheduler: &mut Scheduler, job: u64, rank: usize, progress: &Progress) {
+    let (job, rank) = (JobId(job), rank as u32);
+    scheduler.taken(job, rank, progress.deliveries);
+    if progress.told {
+        scheduler.told(job, rank);
+    }
+}
+
 /// What consumers say they waited for, together.
 fn stalls(accounts: impl Iterator<Item = Account>) -> Stalls {
     let mut sum = Stalls::default();
@@ -611,7 +667,7 @@ fn add_stalls(sum: &mut Stalls, account: &Account) {
     sum.open_s += seconds(account.open_ns);
 }
 
-fn end(consumer: &Consumer, why: &Misbehaved) {
+pub(super) fn end(consumer: &Consumer, why: &Misbehaved) {
     tracing::warn!(
         parent: None,
         pid = consumer.pid,

@@ -1,5 +1,9 @@
 //! Who is awaited, for what, since when: for a consumer that has waited too long.
 
+use coprep_protocol::message::Awaited;
+use coprep_scheduler::JobId;
+
+use crate::stream::consumer::Consumer;
 use crate::stream::engine::{Engine, Job};
 use crate::stream::{Blueprint, Seat};
 
@@ -12,10 +16,7 @@ pub(crate) fn explain(engine: &Engine, seat: Seat, free: u32, blueprint: &Bluepr
         return missing_ranks(job);
     }
     let mut lines = Vec::new();
-    if let Some(text) = engine
-        .scheduler
-        .cohort_waits(coprep_scheduler::JobId(seat.job))
-    {
+    if let Some(text) = engine.scheduler.cohort_waits(JobId(seat.job)) {
         lines.push(text);
     }
     lines.push(preparation(engine));
@@ -29,11 +30,62 @@ pub(crate) fn explain(engine: &Engine, seat: Seat, free: u32, blueprint: &Bluepr
     )
 }
 
+/// Returns whom a consumer waits for, if that is somebody else: a rank of its job, or its cohort.
+pub(crate) fn who_is_awaited(engine: &Engine, seat: Seat) -> Option<Awaited> {
+    let job = engine.jobs.get(&seat.job)?;
+    let (what, remedy) = if job.forming.is_some() {
+        let is_missing = |rank: &Option<Consumer>| rank.is_none();
+        (
+            format!("{} not attached", ranks(job, is_missing)),
+            ALL_RANKS,
+        )
+    } else if is_leaving(job, seat) {
+        let stays = |rank: &Option<Consumer>| rank.as_ref().is_some_and(|c| !c.wants_restart);
+        (
+            format!("{} not left the epoch", ranks(job, stays)),
+            ALL_LEAVE,
+        )
+    } else {
+        (engine.scheduler.cohort_waits(JobId(seat.job))?, COHORT)
+    };
+    Some(Awaited {
+        what,
+        for_ms: 0,
+        remedy: remedy.into(),
+    })
+}
+
+const ALL_RANKS: &str =
+    "a loader that only one rank uses needs rank=0, world_size=1; else let all ranks iterate";
+const ALL_LEAVE: &str = "let all ranks leave an epoch early (break) at the same batch, or none";
+const COHORT: &str = "start all jobs of the cohort and let all of them iterate, or give cohort_size the number of \
+                      those there are";
+
+fn is_leaving(job: &Job, seat: Seat) -> bool {
+    let rank = job.ranks.get(seat.rank as usize);
+    rank.and_then(Option::as_ref)
+        .is_some_and(|consumer| consumer.wants_restart)
+}
+
+/// Names those ranks of a job: `rank 1 of 2 of this job has`.
+fn ranks(job: &Job, which: impl Fn(&Option<Consumer>) -> bool) -> String {
+    let numbers = numbers(job, which);
+    let (noun, verb) = match numbers.len() {
+        1 => ("rank", "has"),
+        _ => ("ranks", "have"),
+    };
+    let of = job.ranks.len();
+    format!("{noun} {} of {of} of this job {verb}", numbers.join(", "))
+}
+
+fn numbers(job: &Job, which: impl Fn(&Option<Consumer>) -> bool) -> Vec<String> {
+    let all = job.ranks.iter().enumerate();
+    let those = all.filter(|(_, rank)| which(rank));
+    those.map(|(number, _)| number.to_string()).collect()
+}
+
 fn missing_ranks(job: &Job) -> String {
-    let missing: Vec<String> = (0..job.ranks.len())
-        .filter(|&r| job.ranks[r].is_none())
-        .map(|r| r.to_string())
-        .collect();
+    let missing = numbers(job, Option::is_none);
     format!(
         "waiting for rank {} of {} to attach",
         missing.join(", "),

@@ -5,6 +5,7 @@
 //! driver, which sleeps on the doorbell and is rung when a consumer takes or releases something.
 //! Samples are prepared outside it.
 
+mod absent;
 mod afloat;
 mod batch;
 mod consumer;
@@ -15,25 +16,28 @@ mod replay;
 mod sample;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coprep_cache::handover::{Doorbell, Sender};
 use coprep_cache::staging::{Layout, StagingPool};
 use coprep_cache::worklist::Given;
 use coprep_costs::{Summary, early};
 use coprep_protocol::message::{
-    Attach, Attached, CacheForm, CostStatus, Resume, SampleCost, StreamStatus,
+    Attach, Attached, Awaited, CacheForm, CostStatus, Resume, SampleCost, StreamStatus,
 };
+use coprep_protocol::nap::nap;
 use coprep_protocol::spec::{Field, PipelineSpec, UserDataset};
-use coprep_scheduler::{Config, Draw, Minibatch, Scheduler};
+use coprep_scheduler::{Config, Draw, DrawOrder, Minibatch, Scheduler};
 use fail::fail_point;
 
 use crate::caches::Cache;
 use crate::due_queue::Moment;
 use crate::maker::Maker;
 use crate::outbox::Outbox;
+use crate::peer::Peer;
+use crate::stream::absent::SOON;
 use crate::stream::afloat::{Berth, Ticket};
 use crate::stream::batch::Batch;
 use crate::stream::consumer::Consumer;
@@ -45,14 +49,20 @@ use crate::user_code::{Resting, Trouble};
 use crate::workers::{GivenUp, Workers};
 use crate::{Error, Result};
 
-/// Minibatches a job's queue holds at most (DESIGN, section 3).
-const QUEUE_DEPTH: u32 = 8;
+/// Minibatches a rank's queue holds at most, if there are buffers for them. Jobs of about one speed drift apart by
+/// some minibatches; in a queue of 16 they stay together more often than in one of 8 (docs/scheduler.md).
+const QUEUE_DEPTH: u32 = 16;
+/// Minibatches that are drawn ahead at most so that slow samples can be begun early.
+const LOOKAHEAD: u32 = 8;
 /// Minibatches under which a job is about to starve.
 const LOW_WATER: u32 = 2;
-/// The driver looks around this often even if nobody rings.
+/// The driver looks around this often even if nobody rings, which nothing needs: see [`nap`].
 const NAP: Duration = Duration::from_millis(500);
 /// Pause of a driver that has panicked.
 const PAUSE: Duration = Duration::from_millis(20);
+/// Most items of a consumer that are published and not released. What is beyond waits in the coordinator until some are
+/// released; a consumer copies rather than hold more than half of them.
+const RING: u64 = 4096;
 /// Fewest and most staging buffers of a stream.
 const BUFFERS: std::ops::RangeInclusive<u64> = 12..=64;
 
@@ -67,10 +77,24 @@ pub(crate) struct StreamKey {
     pub(crate) relaxed: bool,
 }
 
+impl StreamKey {
+    /// Returns the order of samples that its jobs are promised.
+    fn draw_order(&self) -> DrawOrder {
+        match (self.shuffle, self.relaxed) {
+            (true, _) => DrawOrder::Random,
+            (false, false) => DrawOrder::Ascending,
+            // A job that asked for relaxed order cares for the set of samples, and shares more of them.
+            (false, true) => DrawOrder::AscendingInCommon,
+        }
+    }
+}
+
 /// What a stream is made of.
 pub(crate) struct Blueprint {
     pub(crate) id: u64,
     pub(crate) key: StreamKey,
+    /// Its first job named no form of the cache: it is for all jobs that name none.
+    pub(crate) takes_any_form: bool,
     pub(crate) seed: u64,
     pub(crate) maker: Maker,
     /// What a process that has loaded its user code is good for.
@@ -91,6 +115,14 @@ pub(crate) struct Client {
     pub(crate) name: String,
     pub(crate) pid: u32,
     pub(crate) outbox: Arc<Outbox>,
+    pub(crate) peer: Arc<Peer>,
+}
+
+impl Client {
+    /// Returns true when the client has hung up, or its process has ended.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.outbox.is_gone() || self.peer.is_gone()
+    }
 }
 
 /// A consumer's place in its stream.
@@ -112,7 +144,7 @@ pub(crate) struct Stream {
     pub(crate) blueprint: Blueprint,
     fields: Vec<Field>,
     pool: StagingPool,
-    doorbell: Doorbell,
+    doorbell: Arc<Doorbell>,
     workers: Arc<Workers>,
     engine: Mutex<Engine>,
     /// If minibatches are to be handed over again.
@@ -121,6 +153,8 @@ pub(crate) struct Stream {
     waiting: AtomicU32,
     counters: Counters,
     closed: AtomicBool,
+    /// Those for whom it was opened and who have not come yet: it is not closed before.
+    expected: AtomicUsize,
     /// Its makers cannot go on: nobody is admitted any more.
     broken: AtomicBool,
     /// The driver is to break it off.
@@ -139,16 +173,21 @@ impl Stream {
         let replay = blueprint
             .is_replayed
             .then(|| Replay::new(layout.buffers, layout.slots));
+        let doorbell = Arc::new(Doorbell::new()?);
+        // Whoever lets go of a minibatch last may be a worker, or another job.
+        let rung = doorbell.clone();
+        pool.on_free(move || rung.ring_if_resting());
         let stream = Arc::new(Stream {
             replay,
             fields: blueprint.maker.fields(),
             pool,
-            doorbell: Doorbell::new()?,
+            doorbell,
             workers,
             engine: Mutex::new(engine),
             waiting: AtomicU32::new(0),
             counters: Counters::default(),
             closed: AtomicBool::new(false),
+            expected: AtomicUsize::new(0),
             broken: AtomicBool::new(false),
             doomed: AtomicBool::new(false),
             blueprint,
@@ -201,28 +240,32 @@ impl Stream {
         self.doorbell.ring();
     }
 
-    /// Adds a consumer. A job of several ranks begins when its last rank is here.
-    pub(crate) fn attach(self: &Arc<Self>, request: &Attach, client: &Client) -> Result<Admission> {
-        let sender = Sender::create(self.ring_capacity(request.batch_size))?;
+    /// Adds a consumer. A job of several ranks begins when its last rank is here. `None`: the stream has been closed.
+    pub(crate) fn attach(
+        self: &Arc<Self>,
+        request: &Attach,
+        client: &Client,
+    ) -> Result<Option<Admission>> {
+        let mut sender = Sender::create(self.ring_capacity(request.batch_size))?;
         let (deliver, reply) = sender.fds()?;
-        let descriptors = [self.pool.reader_fd()?, deliver, reply, self.doorbell.fd()?];
-        let consumer = Consumer::new(client.pid, client.outbox.clone(), sender);
+        let bell = self.doorbell.bell()?;
+        let descriptors = [self.pool.reader_fd()?, deliver, reply, bell.fd()?];
+        let consumer = Consumer::new(client.pid, client.outbox.clone(), sender, bell);
         self.serve_when_it_has_read(client);
         let mut engine = self.engine();
-        if self.is_broken() {
-            // Since it was found. The client comes again, as those who were here do, and finds another stream.
-            client.outbox.hang_up();
-            return Err(Error::Invalid("the stream was just broken off".into()));
+        // Asked under the lock under which a stream is closed, and whose holder hangs up on the jobs of a broken one.
+        if self.is_closed() || self.is_broken() {
+            return Ok(None);
         }
         let seat = engine.attach(request, &client.name, consumer)?;
         fail_point!("attach-locked");
         engine.share_buffers(self.pool.layout().buffers);
         let attached = self.attached(&engine, seat);
-        Ok(Admission {
+        Ok(Some(Admission {
             seat,
             attached,
             descriptors,
-        })
+        }))
     }
 
     /// Begins to serve a consumer that has been told of its admission.
@@ -231,13 +274,9 @@ impl Stream {
     }
 
     /// Errors that a client has no room for are published once it has read others.
-    fn serve_when_it_has_read(self: &Arc<Self>, client: &Client) {
-        let stream = Arc::downgrade(self);
-        client.outbox.on_room(move || {
-            if let Some(stream) = stream.upgrade() {
-                stream.doorbell.ring();
-            }
-        });
+    fn serve_when_it_has_read(&self, client: &Client) {
+        let doorbell = self.doorbell.clone();
+        client.outbox.on_room(move || doorbell.ring());
     }
 
     fn attached(&self, engine: &Engine, seat: Seat) -> Attached {
@@ -255,13 +294,16 @@ impl Stream {
             buffers: self.pool.layout().buffers,
             epoch,
             structure: maker.structure().to_vec(),
+            notes: Vec::new(),
         }
     }
 
-    /// Room for every part of a full queue and of all buffers that can be held.
+    /// Returns room for every part of a full queue and of all buffers that can be held, within [`RING`].
     fn ring_capacity(&self, batch_size: u32) -> u32 {
-        let parts = self.pool.layout().slots / batch_size.max(1) + 2;
-        ((QUEUE_DEPTH + self.pool.layout().buffers) * parts + 64).next_power_of_two()
+        let layout = self.pool.layout();
+        let parts = u64::from(layout.slots / batch_size.max(1)) + 2;
+        let all = u64::from(QUEUE_DEPTH + layout.buffers) * parts + 64;
+        all.min(RING).next_power_of_two() as u32
     }
 
     /// Removes a consumer, however it left. True: nobody is left.
@@ -273,11 +315,32 @@ impl Stream {
         engine.is_empty()
     }
 
-    /// Ends the driver. Buffers and queues are freed when the last consumer lets go.
+    /// Closes a stream that has no consumer: it admits none from now on. Returns true if it was open and empty; then the
+    /// caller calls [`end`](Self::end).
+    pub(crate) fn close_if_empty(&self) -> bool {
+        let engine = self.engine();
+        let is_unused = engine.is_empty() && self.expected.load(Ordering::Acquire) == 0;
+        is_unused && !self.closed.swap(true, Ordering::AcqRel)
+    }
+
+    /// So many will each try to attach, and then call [`has_come`](Self::has_come).
+    pub(crate) fn expect(&self, jobs: usize) {
+        self.expected.fetch_add(jobs, Ordering::AcqRel);
+    }
+
+    /// One that was expected has been admitted, or has not.
+    pub(crate) fn has_come(&self) {
+        self.expected.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Ends the driver of a closed stream. Buffers and queues are freed when the last consumer lets go.
     ///
     /// Gives what is worth keeping for the next stream of the same user code.
-    pub(crate) fn close(&self) -> Option<Resting> {
-        self.closed.store(true, Ordering::Release);
+    pub(crate) fn end(&self) -> Option<Resting> {
         self.doorbell.ring();
         self.blueprint.maker.crew()?.dismiss()
     }
@@ -294,14 +357,6 @@ impl Stream {
 
     pub(crate) fn is_broken(&self) -> bool {
         self.broken.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.engine().is_empty()
     }
 
     pub(crate) fn epoch_started(self: &Arc<Self>, seat: Seat, epoch: u64) {
@@ -325,6 +380,11 @@ impl Stream {
         explain::explain(&self.engine(), seat, self.pool.free(), &self.blueprint)
     }
 
+    /// Returns whom a consumer waits for, if that is somebody else and not its samples.
+    pub(crate) fn who_is_awaited(&self, seat: Seat) -> Option<Awaited> {
+        explain::who_is_awaited(&self.engine(), seat)
+    }
+
     pub(crate) fn status(&self, slow: u32) -> StreamStatus {
         let layout = self.pool.layout();
         let costs = self.cost_status(slow);
@@ -339,7 +399,9 @@ impl Stream {
             relaxed: self.blueprint.key.relaxed,
             costs,
             worker_pids: self.blueprint.maker.crew().map_or(Vec::new(), |c| c.pids()),
+            busy_workers: self.blueprint.maker.crew().map_or(0, |c| c.busy()),
             differs: Vec::new(),
+            notes: Vec::new(),
             slots: layout.slots,
             buffers: layout.buffers,
             buffers_free: self.pool.free(),
@@ -380,17 +442,40 @@ impl Stream {
     /// Looks at every consumer, decides, starts and publishes. True: something happened.
     fn pump(self: &Arc<Self>, engine: &mut Engine) -> bool {
         fail_point!("pump-locked");
+        let before = engine.look_again.take();
         let mut progress = engine.poll();
+        if progress {
+            engine.share_again(self.pool.layout().buffers);
+        }
         self.publish(engine);
         while self.is_time_to_draw(engine) {
-            let Some(minibatch) = engine.scheduler.next(self.pool.free()) else {
+            let Some(minibatch) = self.next_minibatch(engine) else {
                 break;
             };
             progress = true;
             self.start(engine, minibatch);
         }
         self.publish(engine);
+        self.wake_driver_for(engine.look_again, before);
         progress
+    }
+
+    /// The driver sleeps until `look_again`, but it may be asleep already, until `before` if that is known.
+    fn wake_driver_for(&self, look_again: Option<Instant>, before: Option<Instant>) {
+        let is_sooner = |at: Instant| before.is_none_or(|before| at + SOON < before);
+        if look_again.is_some_and(is_sooner) {
+            self.doorbell.ring();
+        }
+    }
+
+    /// Draws a minibatch. Makes room for it if need be.
+    fn next_minibatch(&self, engine: &mut Engine) -> Option<Minibatch> {
+        loop {
+            let minibatch = engine.scheduler.next(self.pool.free());
+            if minibatch.is_some() || !engine.make_room() {
+                return minibatch;
+            }
+        }
     }
 
     /// Late, so that a minibatch is for the jobs as they are when it is prepared, and before a worker is idle. But so
@@ -506,7 +591,7 @@ impl Stream {
 
     /// Minibatches of so many samples to draw ahead, `period` seconds apart.
     fn window(&self, lately: &Summary, samples: usize, period: f32) -> u32 {
-        let most = QUEUE_DEPTH.min(self.pool.layout().buffers.saturating_sub(2));
+        let most = LOOKAHEAD.min(self.pool.layout().buffers.saturating_sub(2));
         let spread = match self.blueprint.key.relaxed {
             // A slow sample holds nobody up but at the epoch's end.
             true => 0,
@@ -579,7 +664,7 @@ fn new_engine(blueprint: &Blueprint, pool: &StagingPool) -> Engine {
         depth: QUEUE_DEPTH,
         low_water: LOW_WATER,
         seed: blueprint.seed,
-        shuffle: blueprint.key.shuffle,
+        order: blueprint.key.draw_order(),
     };
     Engine::new(blueprint.id, Scheduler::new(config))
 }
@@ -609,17 +694,23 @@ impl Stream {
         if self.doomed.swap(false, Ordering::AcqRel) {
             self.break_off(&Trouble::Defect("a worker panicked over and over"));
         }
-        self.pump_until_quiet();
-        self.doorbell.wait(NAP);
+        let look_again = self.pump_until_quiet();
+        let longest = nap(NAP);
+        let rest = look_again.map_or(longest, |at| at.saturating_duration_since(Instant::now()));
+        self.doorbell.wait(rest.min(longest));
         self.engine().disarm();
     }
 
-    /// Leaves every consumer armed: it rings from now on. What it did before is seen here.
-    fn pump_until_quiet(self: &Arc<Self>) {
+    /// Leaves every consumer armed: it rings from now on. What it did before is seen here. Returns when to look again, if
+    /// somebody lacks what another may hold without reading.
+    fn pump_until_quiet(self: &Arc<Self>) -> Option<Instant> {
         let mut engine = self.engine();
         while self.pump(&mut engine) {}
+        // From here on whoever changes something rings: consumers, and whoever frees a buffer.
+        self.doorbell.rest();
         engine.arm();
         while self.pump(&mut engine) {}
+        engine.look_again
     }
 }
 

@@ -8,6 +8,7 @@ use std::ffi::OsString;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,6 +18,7 @@ use std::time::{Duration, Instant};
 use coprep_cache::staging::Layout;
 use coprep_protocol::code::{self, Channel, HostEvent, HostRequest};
 use coprep_protocol::message::UserCode;
+use coprep_protocol::nap::nap;
 use fail::fail_point;
 
 use crate::user_code::Shape;
@@ -29,13 +31,16 @@ const NOW_AND_THEN: Duration = Duration::from_millis(500);
 const PROMPT: Duration = Duration::from_secs(60);
 /// How long a host may take to end by itself.
 const GRACE: Duration = Duration::from_secs(2);
-/// How often the thread looks around.
+/// How often the thread looks around though nothing woke it, which nothing needs: see [`nap`].
 const NAP: Duration = Duration::from_millis(500);
 
 /// A running host.
 pub(super) struct Host {
     /// For sending; the other end of it is the host's standard input.
     channel: Channel,
+    /// Held while requests are sent that must follow each other: a worker with samples to make needs the staging area,
+    /// so it must not be asked for after that was taken away. Locked before `state`.
+    asking: Mutex<()>,
     state: Mutex<State>,
     changed: Condvar,
     closing: AtomicBool,
@@ -56,7 +61,15 @@ struct State {
     /// By number.
     workers: Vec<WorkerState>,
     /// Why there is no host any more.
-    ended: Option<String>,
+    ended: Option<Ended>,
+}
+
+/// How a host ended.
+#[derive(Clone)]
+struct Ended {
+    how: String,
+    /// By a signal that it was sent, and not by this process.
+    is_killed: bool,
 }
 
 #[derive(Default)]
@@ -80,6 +93,7 @@ impl Host {
             .map_err(|e| Error::io("cannot copy a socket", e))?;
         let host = Arc::new(Host {
             channel: Channel::new(ours),
+            asking: Mutex::default(),
             state: Mutex::default(),
             changed: Condvar::new(),
             closing: AtomicBool::new(false),
@@ -112,6 +126,10 @@ impl Host {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn asking(&self) -> MutexGuard<'_, ()> {
+        self.asking.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn ask(&self, request: &HostRequest, descriptors: &[RawFd]) -> Result<()> {
         let message = serde_json::to_vec(request).map_err(|e| Error::Code(e.to_string()))?;
         // A host that is gone has said why by another way.
@@ -135,11 +153,8 @@ impl Host {
             if let Some(why) = state.failed.take() {
                 return Err(Error::Code(why));
             }
-            if let Some(why) = &state.ended {
-                return Err(Error::Code(format!(
-                    "the process that runs the dataset's code {why}, while it was {what}: its output is in the \
-                     coordinator's log"
-                )));
+            if let Some(ended) = &state.ended {
+                return Err(ended.error(what));
             }
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -187,8 +202,12 @@ impl Host {
         worklist: Option<BorrowedFd<'_>>,
         scratch: &[RawFd],
     ) -> Result<Forked> {
+        let asking = self.asking();
         let number = {
             let mut state = self.state();
+            if worklist.is_some() && !state.mapped {
+                return Err(Error::Code("the stream is at its end".into()));
+            }
             state.workers.push(WorkerState::default());
             state.workers.len() as u32 - 1
         };
@@ -205,6 +224,7 @@ impl Host {
             .chain(scratch.iter().copied())
             .collect();
         self.ask(&request, &descriptors)?;
+        drop(asking);
         self.wait("to start a worker", PROMPT, |s| {
             let worker = s.workers.get_mut(number as usize)?;
             let socket = worker.socket.take()?;
@@ -220,18 +240,17 @@ impl Host {
     pub(super) fn rest(&self) {
         let running =
             |(number, w): (usize, &WorkerState)| w.exited.is_none().then_some(number as u32);
-        let running: Vec<u32> = self
-            .state()
-            .workers
-            .iter()
-            .enumerate()
-            .filter_map(running)
-            .collect();
+        let _asking = self.asking();
+        let running: Vec<u32> = {
+            let mut state = self.state();
+            state.mapped = false;
+            let workers = state.workers.iter().enumerate();
+            workers.filter_map(running).collect()
+        };
         for worker in running {
             let _ = self.ask(&HostRequest::Kill { worker }, &[]);
         }
         let _ = self.ask(&HostRequest::Unmap, &[]);
-        self.state().mapped = false;
     }
 
     /// Samples of the dataset.
@@ -253,7 +272,12 @@ impl Host {
 
     /// Why there is no host any more.
     pub(super) fn ended(&self) -> Option<String> {
-        self.state().ended.clone()
+        self.state().ended.as_ref().map(|ended| ended.how.clone())
+    }
+
+    /// The error of what was asked of a host that has ended: `to load the dataset`.
+    pub(super) fn ended_while(&self, what: &str) -> Option<Error> {
+        self.state().ended.as_ref().map(|ended| ended.error(what))
     }
 
     pub(super) fn pids(&self) -> Vec<u32> {
@@ -281,15 +305,21 @@ impl Host {
                 let why = heard.unwrap_or_else(|_| panicked());
                 self.channel.hang_up();
                 let how = reap(child);
-                why.map_or(how, |why| format!("said what makes no sense: {why}"))
+                match why {
+                    Some(why) => Ended::by_itself(format!("said what makes no sense: {why}")),
+                    None => how,
+                }
             }
-            Err(e) => format!(
+            Err(e) => Ended::by_itself(format!(
                 "cannot be started ({}): {e}",
                 command.get_program().display()
-            ),
+            )),
         };
         if !self.closing.load(Ordering::Acquire) {
-            tracing::warn!(how = ended, "the host of a stream's user code has ended");
+            tracing::warn!(
+                how = ended.how,
+                "the host of a stream's user code has ended"
+            );
         }
         self.state().ended = Some(ended);
         self.changed.notify_all();
@@ -298,7 +328,7 @@ impl Host {
     /// Until it has ended. Some: why it must be ended.
     fn hear(&self, mut channel: Channel) -> Option<String> {
         loop {
-            match channel.receive(NAP) {
+            match channel.receive(nap(NAP)) {
                 Ok(Some(message)) => {
                     fail_point!("host-listener");
                     if let Err(why) = self.heard(&message, &mut channel) {
@@ -353,18 +383,48 @@ fn command(code: &UserCode, socket: UnixStream) -> Result<Command> {
     Ok(command)
 }
 
+impl Ended {
+    fn by_itself(how: String) -> Ended {
+        Ended {
+            how,
+            is_killed: false,
+        }
+    }
+
+    /// Of a host that was to do something: `to load the dataset`.
+    fn error(&self, what: &str) -> Error {
+        let how = self.how.clone();
+        if self.is_killed {
+            return Error::HostKilled {
+                how,
+                doing: what.to_owned(),
+                attempts: 1,
+            };
+        }
+        Error::Code(format!(
+            "the process that runs the dataset's code {how}, while it was {what}: its output is in the coordinator's log"
+        ))
+    }
+}
+
 /// Waits for a host that hung up; says how it ended.
-fn reap(mut child: Child) -> String {
+fn reap(mut child: Child) -> Ended {
     let end = Instant::now() + GRACE;
     while Instant::now() < end {
         match child.try_wait() {
-            Ok(Some(status)) => return format!("ended ({status})"),
+            Ok(Some(status)) => {
+                return Ended {
+                    how: format!("ended ({status})"),
+                    is_killed: status.signal().is_some(),
+                };
+            }
             Ok(None) => std::thread::sleep(Duration::from_millis(5)),
-            Err(e) => return format!("cannot be waited for: {e}"),
+            Err(e) => return Ended::by_itself(format!("cannot be waited for: {e}")),
         }
     }
     let _ = child.kill();
-    child
+    let how = child
         .wait()
-        .map_or_else(|e| e.to_string(), |status| format!("was ended ({status})"))
+        .map_or_else(|e| e.to_string(), |status| format!("was ended ({status})"));
+    Ended::by_itself(how)
 }

@@ -229,11 +229,18 @@ fn look(host: &Host, ids: &[u32], split: bool, patience: Duration) -> Result<Pro
 fn look_once(host: &Host, ids: &[u32], split: bool, patience: Duration) -> Result<Probed> {
     let Forked { number, socket, .. } = host.fork(0, 1, None, &[])?;
     let mut channel = Channel::new(socket);
-    let gone = |e: std::io::Error| match host.exited(number, Duration::from_secs(2)) {
-        Some(how) => Error::Code(format!(
-            "the worker that made the first samples {how}: run with num_workers=0 to see what it does"
-        )),
-        None => Error::io("the first worker does not answer", e),
+    let gone = |e: std::io::Error| {
+        let how = host.exited(number, Duration::from_secs(2));
+        // Workers end with their host. That it ended may be known before how its workers did, or after.
+        if let Some(killed) = host.ended_while("to make the first samples") {
+            return killed;
+        }
+        match how {
+            Some(how) => Error::Code(format!(
+                "the worker that made the first samples {how}: run with num_workers=0 to see what it does"
+            )),
+            None => Error::io("the first worker does not answer", e),
+        }
     };
     let enough = if split { SPLIT_LOOKS } else { 1 };
     channel
@@ -274,11 +281,16 @@ fn shape(probed: Probed, blob: u64) -> Result<Shape> {
         .map(field)
         .collect::<Result<Vec<_>>>()?;
     if probed.blob > 0 {
+        // Both numbers are a worker's word.
         let room = (probed.blob.saturating_mul(BLOB_MARGIN))
             .max(blob)
-            .next_multiple_of(64);
-        let room = u32::try_from(room).map_err(|_| {
-            Error::Invalid(format!("a sample of {} bytes is too large", probed.blob))
+            .checked_next_multiple_of(64);
+        let room = room.and_then(|room| u32::try_from(room).ok());
+        let room = room.ok_or_else(|| {
+            Error::Invalid(format!(
+                "a sample of {} bytes is too large",
+                probed.blob.max(blob)
+            ))
         })?;
         fields.push(Field {
             name: BLOB.into(),
@@ -429,6 +441,11 @@ impl Crew {
         Some(clock.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Returns how many workers have a sample to make.
+    pub(crate) fn busy(&self) -> u32 {
+        self.clock().map_or(0, |clock| clock.busy())
+    }
+
     pub(crate) fn pids(&self) -> Vec<u32> {
         self.host.pids()
     }
@@ -464,8 +481,9 @@ impl Crew {
         self.over.get().is_some()
     }
 
-    /// Ends what nobody will make.
+    /// Ends what nobody will make, and wakes the threads that wait for something to make.
     fn drain(&self) {
+        self.queue.close();
         let queued = std::iter::from_fn(|| self.queue.try_pop());
         queued.for_each(|job| job.task.finish(Outcome::Dropped));
     }

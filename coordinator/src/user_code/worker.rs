@@ -20,6 +20,7 @@ use coprep_cache::worklist::{Given, Worklist, Written};
 use coprep_protocol::code::{
     self, CHUNKS, Channel, ENTRIES, MOST, Order, Progress, Raised, Report,
 };
+use coprep_protocol::nap::nap;
 use fail::fail_point;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
@@ -39,7 +40,7 @@ const UNKNOWN: f32 = 4.0;
 const TO_BE_KEPT: Duration = Duration::from_millis(2);
 /// After so long without a word the thread looks whether one takes longer.
 const LOOK: Duration = Duration::from_millis(18);
-/// How long a thread sleeps before it looks around.
+/// How long a thread sleeps before it looks around though nothing woke it, which nothing needs: see [`nap`].
 const NAP: Duration = Duration::from_millis(100);
 /// First and longest pause before a worker that ended is replaced.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(2));
@@ -196,14 +197,17 @@ impl Worker {
         let Some(process) = &mut self.process else {
             return Err("is gone".into());
         };
-        match process.channel.receive(if given > 1 { LOOK } else { NAP }) {
+        let patience = self.crew.patience.saturating_sub(self.heard.elapsed());
+        // What is behind a slow sample must be found soon; one that is alone is only waited for.
+        let wait = if given > 1 { LOOK } else { nap(NAP) };
+        match process.channel.receive(wait.min(patience)) {
             Ok(Some(message)) => {
                 self.heard = Instant::now();
                 self.report(Report::parse(&message)?)
             }
             Ok(None) => {
                 self.look()?;
-                match self.heard.elapsed() > self.crew.patience {
+                match self.heard.elapsed() >= self.crew.patience {
                     true => Err(format!(
                         "took longer than {} s",
                         self.crew.patience.as_secs_f64()
@@ -226,7 +230,7 @@ impl Worker {
     /// The next samples to make. Waits for the first if nothing else is under way.
     fn take(&mut self) -> Vec<Job> {
         let wait = if self.chunks.is_empty() {
-            NAP
+            nap(NAP)
         } else {
             Duration::ZERO
         };
@@ -515,6 +519,11 @@ impl Worker {
             return Ok(());
         };
         let form = Form::Decoded;
+        // Before room is made for it: its length is the process's word.
+        let there = file.metadata().map_err(|e| e.to_string())?.len();
+        if at.checked_add(len).is_none_or(|end| end > there) {
+            return Err("said where a value lies, and it is not there".into());
+        }
         let len = usize::try_from(len).map_err(|e| e.to_string())?;
         let offer = [(form, len, dataset.as_secs_f32())];
         if cache.forms.is_some() && cache.choose(id, &offer).is_none() {

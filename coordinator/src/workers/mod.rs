@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use coprep_costs::Balance;
 use coprep_protocol::message::PoolStatus;
+use coprep_protocol::nap::nap;
 use fail::fail_point;
 
 use crate::due_queue::Moment;
@@ -87,7 +88,7 @@ const OFTEN: f64 = 0.5;
 const SELDOM: f64 = 2.0;
 /// Samples that say something about the time between.
 const ENOUGH: u64 = 32;
-/// How long a worker sleeps before it looks whether it should end.
+/// How long a worker sleeps before it looks around though nothing woke it, which nothing needs: see [`nap`].
 const NAP: Duration = Duration::from_millis(200);
 
 impl Workers {
@@ -246,9 +247,9 @@ impl Pool {
     fn next(&self, mut state: MutexGuard<'_, State>) -> Option<Step<Box<dyn Work>>> {
         if !state.stages.has_step() {
             state.idle += 1;
-            let waited = self
-                .more
-                .wait_timeout_while(state, NAP, |state| !state.stop && !state.stages.has_step());
+            let waited = self.more.wait_timeout_while(state, nap(NAP), |state| {
+                !state.stop && !state.stages.has_step()
+            });
             (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
             state.idle -= 1;
         }

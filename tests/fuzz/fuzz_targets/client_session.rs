@@ -16,7 +16,7 @@ use std::time::Duration;
 use coprep_cache::handover::{Doorbell, Item, Sender};
 use coprep_cache::staging::{Layout, StagingPool};
 use coprep_client::loader::Options;
-use coprep_client::{Event, Loader, no_pulse};
+use coprep_client::{Event, Loader, no_notice, no_pulse};
 use coprep_fuzz::Bytes;
 use coprep_protocol::frame::{self, to_bytes};
 use coprep_protocol::message::{
@@ -88,6 +88,7 @@ fn train() {
         timeout: TIMEOUT,
         reconnect: Duration::ZERO,
         pulse: no_pulse(),
+        notice: no_notice(),
     };
     let loader = Loader::new(options).expect("nothing is resumed");
     let _ = epochs(&loader);
@@ -245,10 +246,10 @@ impl Coordinator {
         let layout = layout(&self.fields, self.slots, self.buffers)?;
         let pool = StagingPool::create(layout).ok()?;
         let mut sender = Sender::create(CAPACITY).ok()?;
-        let doorbell = Doorbell::new().ok()?;
+        let bell = Doorbell::new().ok()?.bell().ok()?;
         sender.set_share(2);
         let (deliver, reply) = sender.fds().ok()?;
-        let made = [pool.reader_fd().ok()?, deliver, reply, doorbell.fd().ok()?];
+        let made = [pool.reader_fd().ok()?, deliver, reply, bell.fd().ok()?];
         let chosen: Vec<RawFd> = self.descriptors.iter().map(|n| raw(&made, *n)).collect();
         let attached = Reply::Attached(Box::new(self.attached.clone()));
         frame::send(socket, &attached, &chosen).ok()?;
@@ -303,6 +304,7 @@ fn answer(socket: &UnixStream, request: &Request, script: &mut Bytes) -> Option<
             epoch: *epoch,
             delivered: script.some(40).to_vec(),
             batches: script.small(),
+            is_done: false,
         }),
         (Request::Explain, _) => Reply::Explanation("why".into()),
         _ => Reply::Restarted {

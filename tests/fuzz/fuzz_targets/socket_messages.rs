@@ -148,6 +148,7 @@ fn attach() -> Attach {
             epoch: 3,
             delivered: vec![4, 5],
             batches: 6,
+            is_done: true,
         }),
         dataset_samples: Some(1000),
         cohort: Some(Cohort {
@@ -182,5 +183,6 @@ fn attached() -> Attached {
         buffers: 8,
         epoch: 1,
         structure: vec![1, 2, 3],
+        notes: vec!["a warmed cache".into()],
     }
 }

@@ -57,7 +57,7 @@ pub(super) fn storage(
 fn forget(dataset: &Dataset, ids: &[u32]) {
     for &id in ids {
         // What cannot be forgotten is read fast: seen in the rate.
-        if let Ok(file) = std::fs::File::open(dataset.path(id)) {
+        if let Ok((file, _)) = coprep_coordinator::open_regular(&dataset.path(id)) {
             let _ = posix_fadvise(file.as_fd(), 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
         }
     }

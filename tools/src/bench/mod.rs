@@ -13,7 +13,7 @@
 mod consumer;
 mod jobs;
 mod report;
-mod torch;
+pub(crate) mod torch;
 
 use std::path::Path;
 use std::process::ExitCode;

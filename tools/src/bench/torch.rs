@@ -54,7 +54,8 @@ pub(super) fn find(named: Option<&Path>) -> Result<std::result::Result<Python, S
 const HOW: &str = "PyTorch's DataLoader is not compared. To compare, `pip install torch torchvision`, or name a Python \
                    that has them with --python.";
 
-fn candidates() -> Vec<PathBuf> {
+/// Pythons to try, in this order.
+pub(crate) fn candidates() -> Vec<PathBuf> {
     let environment = std::env::var_os("VIRTUAL_ENV").map(|v| Path::new(&v).join("bin/python"));
     let ours = std::env::current_exe().ok();
     let beside = ours.map(|program| program.with_file_name("python"));

@@ -6,6 +6,7 @@ use std::time::Duration;
 use coprep_client::loader::Options;
 use coprep_client::{Event, Loader, Pulse};
 use coprep_protocol::message::{Attach, CacheForm, CacheRequest};
+use coprep_protocol::nap::nap;
 use coprep_protocol::place::Place;
 use coprep_protocol::spec::PipelineSpec;
 use roaring::RoaringBitmap;
@@ -43,6 +44,7 @@ impl Job {
             timeout: PATIENCE,
             reconnect: Duration::ZERO,
             pulse: pulse(),
+            notice: coprep_client::no_notice(),
         })?;
         Ok(Job { loader })
     }
@@ -51,7 +53,7 @@ impl Job {
     pub(crate) fn epoch(&self, mut each: impl FnMut(u64) -> Result<()>) -> Result<()> {
         self.loader.start_epoch()?;
         loop {
-            match self.loader.next(coprep_client::SLICE)? {
+            match self.loader.next(nap(coprep_client::SLICE))? {
                 Event::Batch(batch) => each(u64::from(batch.samples()))?,
                 Event::EndOfEpoch => return Ok(()),
                 Event::NotYet => each(0)?,

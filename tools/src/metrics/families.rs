@@ -508,6 +508,8 @@ mod tests {
         CacheStatus {
             dataset: "2 files".into(),
             form: CacheForm::Auto,
+            pipeline: "decode".into(),
+            warmed: false,
             policy: "no-eviction".into(),
             capacity: 100,
             used: 10,
@@ -559,7 +561,9 @@ mod tests {
             relaxed: false,
             costs: Default::default(),
             worker_pids: Vec::new(),
+            busy_workers: 0,
             differs: Vec::new(),
+            notes: Vec::new(),
             slots: 8,
             buffers: 12,
             buffers_free: 12,

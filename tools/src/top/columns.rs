@@ -4,6 +4,7 @@ use coprep_protocol::message::{CacheForm, FormStatus, SampleCost};
 use coprep_protocol::size::human;
 use ratatui::text::Span;
 
+use crate::show::label;
 use crate::top::model::{Cache, Job, SortBy, Split, Stream};
 use crate::top::numbers::{brief, count, factor, milliseconds, percent, rate};
 use crate::top::table::{Column, Width};
@@ -139,7 +140,7 @@ fn buffers(stream: &Stream, theme: &Theme) -> Span<'static> {
 }
 
 pub(crate) static CACHES: [Column<Cache>; 9] = [
-    rest("cache", 8, 0, |c, t| plain(t.clean(&c.status.dataset))),
+    rest("cache", 8, 0, |c, t| plain(t.clean(&c.name))),
     column("form", 4, 5, |c, _| {
         plain(format!("{:?}", c.status.form).to_lowercase())
     }),
@@ -191,5 +192,5 @@ pub(crate) static SLOW: [Column<SampleCost>; 7] = [
     column("fixed", 7, 4, |s, _| plain(milliseconds(s.fixed_s))),
     column("random", 7, 4, |s, _| plain(milliseconds(s.random_s))),
     column("cpu", 7, 3, |s, _| plain(milliseconds(s.cpu_s))),
-    rest("path", 12, 2, |s, t| plain(t.clean(&s.path))),
+    rest("path", 12, 2, |s, t| plain(t.clean(&label(s)))),
 ];

@@ -5,7 +5,8 @@ KEYS     q, Esc, Ctrl-C: quit; p: pause; s: next sort; r: reverse;
          j, k, arrows: select a row; Tab: next table
 
 fetching 3/8 +40   threads that fetch, of all; samples that wait for one
-preparing 2/2 +5   threads that prepare, of the CPUs; samples that wait
+preparing 2/2 +5   threads that prepare, of the CPUs; samples that wait;
+         both with worker processes, and as means of the interval
 CACHES   filled: encoded, decoded, prepared (three shades, or e d p);
          hits: of the last interval's lookups
 STREAMS  prep/s, deliv/s: samples; share: delivered for each prepared,
@@ -17,4 +18,5 @@ JOBS     ep, done: epoch, and how much of it was drawn
          lag: samples fewer than the furthest job of the stream
          que: batches ready; held: buffers it keeps; idle: since its
          last batch; skip: samples skipped; all:wait...: since it came
-SLOW     samples that cost most, of the selected stream: means, in ms";
+SLOW     samples that cost most, of the selected stream: means, in ms,
+         when made anew";

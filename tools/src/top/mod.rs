@@ -5,7 +5,7 @@
 
 mod columns;
 mod help;
-mod model;
+pub(crate) mod model;
 mod numbers;
 mod screen;
 mod table;
@@ -47,7 +47,11 @@ pub(crate) fn run(place: &Place, args: &args::Top) -> Outcome {
         );
         return Ok(ExitCode::from(2));
     }
-    let first = control::status(place, SLOW)?;
+    let first = match control::status(place, SLOW) {
+        // People open this first, and then start their jobs.
+        Err(Error::Absent { .. }) => None,
+        status => Some(status?),
+    };
     let mut watch = Watch::start(place, args.interval)?;
     let end = on_screen(|terminal| show(terminal, &mut watch, first, args.interval))?;
     match end {
@@ -118,13 +122,16 @@ fn on_screen<T>(run: impl FnOnce(&mut DefaultTerminal) -> Outcome<T>) -> Outcome
 fn show(
     terminal: &mut DefaultTerminal,
     watch: &mut Watch,
-    first: Status,
+    first: Option<Status>,
     interval: Duration,
 ) -> Outcome<End> {
     let theme = Theme::from_env();
     let mut screen = Screen::default();
     let mut answered = Instant::now();
-    screen.look(first);
+    match first {
+        Some(status) => screen.look(status),
+        None => screen.link = Link::Awaited,
+    }
     loop {
         terminal.draw(|frame| view::draw(frame, &screen, &theme))?;
         match watch.news.recv_timeout(REDRAW) {
@@ -150,6 +157,7 @@ fn show(
 fn take(screen: &mut Screen, look: Result<Status, Error>) {
     match look {
         Ok(status) => screen.look(status),
+        Err(Error::Absent { .. } | Error::Lost(_)) if screen.link == Link::Awaited => {}
         Err(Error::Absent { .. } | Error::Lost(_)) => screen.link = Link::Ended,
         Err(e) => screen.link = Link::Failed(e.to_string()),
     }

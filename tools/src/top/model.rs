@@ -1,6 +1,8 @@
 //! What the screen shows, from two looks at the coordinator. Pure: the coordinator's uptime is the clock.
 
-use coprep_protocol::message::{CacheStatus, JobStatus, PoolStatus, Stalls, Status, StreamStatus};
+use coprep_protocol::message::{
+    CacheForm, CacheStatus, JobStatus, PoolStatus, Stalls, Status, StreamStatus, Totals,
+};
 
 /// Everything that is shown. A rate is None where there was no earlier look.
 #[derive(Clone, Debug, Default)]
@@ -20,15 +22,23 @@ pub(crate) struct Report {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pool {
     pub(crate) status: PoolStatus,
-    /// Samples per second.
+    /// Worker processes of user code.
+    pub(crate) processes: u32,
+    /// Threads and processes that fetched between the two looks, on average; at the first look, threads at that moment.
+    pub(crate) fetching: f64,
+    /// The same of preparing.
+    pub(crate) preparing: f64,
+    /// Samples per second that threads fetched: processes do not say when they do.
     pub(crate) fetched: Option<f64>,
-    /// Samples per second.
+    /// Samples per second that threads and processes prepared.
     pub(crate) prepared: Option<f64>,
 }
 
 /// A dataset's cache.
 #[derive(Clone, Debug)]
 pub(crate) struct Cache {
+    /// What it is called; no other cache of its form is called so.
+    pub(crate) name: String,
     pub(crate) status: CacheStatus,
     /// Lookups per second that found their sample.
     pub(crate) hits: Option<f64>,
@@ -104,8 +114,8 @@ impl Report {
             version: now.version.clone(),
             uptime_s: now.uptime_s,
             pss_bytes: now.pss_bytes,
-            pool: pool(since, &now.pool),
-            caches: now.caches.iter().map(|c| cache(since, c)).collect(),
+            pool: pool(since, now),
+            caches: now.caches.iter().map(|c| cache(since, now, c)).collect(),
             streams: now.streams.iter().map(|s| stream(since, s)).collect(),
             jobs: now.streams.iter().flat_map(|s| jobs(since, s)).collect(),
         }
@@ -123,6 +133,13 @@ impl Report {
     pub(crate) fn holder(&self, stream: u64) -> Option<&Job> {
         let holds = |j: &&Job| j.stream == stream && j.status.held > 0;
         self.jobs.iter().filter(holds).max_by_key(|j| j.status.held)
+    }
+}
+
+impl Stream {
+    /// Returns whether worker processes make its samples.
+    pub(crate) fn runs_processes(&self) -> bool {
+        !self.status.worker_pids.is_empty()
     }
 }
 
@@ -171,9 +188,26 @@ impl<'a> Since<'a> {
 
     fn cache(self, now: &CacheStatus) -> Option<&'a CacheStatus> {
         let same = |c: &&CacheStatus| {
-            (&c.dataset, c.form, &c.policy) == (&now.dataset, now.form, &now.policy)
+            let one = (&c.dataset, c.form, &c.pipeline, &c.policy);
+            one == (&now.dataset, now.form, &now.pipeline, &now.policy)
         };
         self.status.caches.iter().find(same)
+    }
+
+    /// By how much a count of the streams that worker processes make has grown. Samples that are cached as they are handed
+    /// out are left out: threads hand them out, and count them.
+    fn of_code(self, now: &Status, count: fn(&Totals) -> f64) -> f64 {
+        let made = now
+            .streams
+            .iter()
+            .filter(|s| !s.worker_pids.is_empty() && s.cache != CacheForm::Prepared);
+        let grown = |s: &StreamStatus| {
+            let before = self
+                .stream(s.id)
+                .map_or(0.0, |before| count(&before.totals));
+            count(&s.totals) - before
+        };
+        made.map(grown).sum::<f64>().max(0.0)
     }
 
     /// Per second. None for a count that began anew.
@@ -182,22 +216,44 @@ impl<'a> Since<'a> {
     }
 }
 
-fn pool(since: Option<Since>, now: &PoolStatus) -> Pool {
+fn pool(since: Option<Since>, now: &Status) -> Pool {
     let rate = |count: fn(&PoolStatus) -> u64| {
-        since.and_then(|s| s.rate(count(&s.status.pool), count(now)))
+        since.and_then(|s| s.rate(count(&s.status.pool), count(&now.pool)))
     };
+    // Threads say what they did together, processes what each stream's did.
+    let busy = |threads: fn(&PoolStatus) -> f64, processes: fn(&Totals) -> f64| {
+        let since = since?;
+        let grown = threads(&now.pool) - threads(&since.status.pool);
+        let code = since.of_code(now, processes);
+        Some(((grown + code) / since.seconds).max(0.0))
+    };
+    let made = since.map(|s| s.of_code(now, |t| t.prepared as f64) / s.seconds);
+    let streams = now.streams.iter();
     Pool {
-        status: now.clone(),
+        status: now.pool.clone(),
+        processes: streams.map(|s| s.worker_pids.len() as u32).sum(),
+        fetching: busy(|p| p.fetch_s, |t| t.fetch_s).unwrap_or(f64::from(now.pool.fetching)),
+        preparing: busy(|p| p.prepare_s, |t| t.prep_s).unwrap_or(f64::from(now.pool.preparing)),
         fetched: rate(|p| p.fetched),
-        prepared: rate(|p| p.prepared),
+        prepared: rate(|p| p.prepared).zip(made).map(|(p, made)| p + made),
     }
 }
 
-fn cache(since: Option<Since>, now: &CacheStatus) -> Cache {
+fn cache(since: Option<Since>, status: &Status, now: &CacheStatus) -> Cache {
+    let differs = |c: &CacheStatus| {
+        (&c.dataset, c.form) == (&now.dataset, now.form) && c.pipeline != now.pipeline
+    };
+    // Screens are narrow: what was done before is shown where it tells two caches apart.
+    let name = if status.caches.iter().any(differs) {
+        format!("{} {}", now.dataset, now.pipeline)
+    } else {
+        now.dataset.clone()
+    };
     let rate = |count: fn(&CacheStatus) -> u64| {
         since.and_then(|s| s.rate(count(s.cache(now)?), count(now)))
     };
     Cache {
+        name,
         status: now.clone(),
         hits: rate(|c| c.hits),
         misses: rate(|c| c.misses),
@@ -372,7 +428,7 @@ pub(crate) fn sort(jobs: &mut [Job], by: SortBy, reversed: bool) {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use coprep_protocol::message::{CacheForm, CostStatus, FormStatus, SampleCost, Totals};
+    use coprep_protocol::message::{CostStatus, FormStatus, SampleCost};
 
     use super::*;
 
@@ -422,7 +478,9 @@ pub(crate) mod tests {
                 ..CostStatus::default()
             },
             worker_pids: Vec::new(),
+            busy_workers: 0,
             differs: Vec::new(),
+            notes: Vec::new(),
             slots: 64,
             buffers: 14,
             buffers_free: 12,
@@ -446,6 +504,8 @@ pub(crate) mod tests {
         CacheStatus {
             dataset: "/data/train".into(),
             form: CacheForm::Auto,
+            pipeline: "decode".into(),
+            warmed: false,
             policy: "no-eviction".into(),
             capacity: 1000,
             used: 750,
@@ -486,6 +546,8 @@ pub(crate) mod tests {
         };
         let before = now.clone();
         now.uptime_s += 2.0;
+        now.pool.fetch_s += 6.0;
+        now.pool.prepare_s += 4.0;
         (before, now)
     }
 
@@ -523,6 +585,47 @@ pub(crate) mod tests {
         assert_eq!(
             (report.pool.fetched, report.pool.prepared),
             (Some(2.5), Some(25.0))
+        );
+    }
+
+    #[test]
+    fn caches_that_differ_in_what_was_done_before_have_different_names() {
+        let mut looks = two_looks();
+        assert_eq!(report(&looks).caches[0].name, "/data/train");
+        looks.1.caches.push(CacheStatus {
+            pipeline: "decode > resize(256)".into(),
+            ..a_cache()
+        });
+        let names: Vec<String> = report(&looks).caches.into_iter().map(|c| c.name).collect();
+        assert_eq!(
+            names,
+            ["/data/train decode", "/data/train decode > resize(256)"]
+        );
+    }
+
+    #[test]
+    fn worker_processes_are_at_work_beside_threads() {
+        let mut looks = two_looks();
+        for status in [&mut looks.0, &mut looks.1] {
+            status.streams[0].worker_pids = vec![1, 2, 3, 4];
+            status.streams[1].worker_pids = vec![5];
+            // Threads hand out what is cached as it is delivered, and count it themselves.
+            status.streams[1].cache = CacheForm::Prepared;
+        }
+        for stream in &mut looks.1.streams {
+            stream.totals.fetch_s += 1.0;
+            stream.totals.prep_s += 6.0;
+            stream.totals.prepared += 500;
+        }
+        looks.1.pool.prepared += 50;
+        let pool = report(&looks).pool;
+        assert_eq!(pool.processes, 5);
+        assert_eq!((pool.fetching, pool.preparing), (3.5, 5.0));
+        assert_eq!(pool.prepared, Some(275.0));
+        let first = Report::new(None, &looks.1).pool;
+        assert_eq!(
+            (first.fetching, first.preparing, first.prepared),
+            (3.0, 2.0, None)
         );
     }
 

@@ -40,6 +40,8 @@ pub(crate) enum Link {
     /// It has not answered for so many seconds.
     Late(u64),
     Ended,
+    /// There was none yet.
+    Awaited,
     /// It answers, and this is what keeps from looking.
     Failed(String),
 }

@@ -235,11 +235,19 @@ fn flow(theme: &Theme, pieces: Vec<Piece>, width: usize, lines: usize) -> Vec<Li
 }
 
 fn head(screen: &Screen, theme: &Theme, width: usize) -> Line<'static> {
-    let mut pieces = vec![(Tone::Head, format!("coordinator {}", screen.report.pid))];
+    let is_known = screen.link != Link::Awaited;
+    let title = if is_known {
+        format!("coordinator {}", screen.report.pid)
+    } else {
+        "coprep top".into()
+    };
+    let mut pieces = vec![(Tone::Head, title)];
     if screen.paused {
         pieces.push((Tone::Notice, "paused".into()));
     }
-    pieces.extend(about(&screen.report).into_iter().map(plain));
+    if is_known {
+        pieces.extend(about(&screen.report).into_iter().map(plain));
+    }
     one_line(theme, pieces, width)
 }
 
@@ -270,6 +278,7 @@ fn banner(link: &Link, theme: &Theme, width: usize) -> Line<'static> {
         Link::Late(seconds) => format!("the coordinator has not answered for {seconds} s"),
         Link::Ended if width <= ENDED.len() => "coordinator has ended, waiting".into(),
         Link::Ended => ENDED.into(),
+        Link::Awaited => "no coordinator is running, waiting for one".into(),
         Link::Failed(why) => theme.clean(why),
     };
     let shown = theme.shorten(&text, width.saturating_sub(1));
@@ -305,26 +314,45 @@ fn stage(
     with_rate: bool,
 ) -> Vec<Span<'static>> {
     let p = &pool.status;
-    let (word, now, most, waiting, per_s) = match stage {
-        Stage::Fetch => ("fetching", p.fetching, p.threads, p.to_fetch, pool.fetched),
+    let (word, busy, most, waiting, per_s) = match stage {
+        Stage::Fetch => (
+            "fetching",
+            pool.fetching,
+            p.threads,
+            p.to_fetch,
+            pool.fetched,
+        ),
         Stage::Prepare => (
             "preparing",
-            p.preparing,
+            pool.preparing,
             p.cpus,
             p.to_prepare,
             pool.prepared,
         ),
     };
+    let most = most + pool.processes;
+    // A mean of whole workers: half of one that was busy rounds to none.
+    let busy = busy.min(f64::from(most));
+    let now = busy.round() as u32;
     let mut spans = vec![theme.span(Tone::Head, word), Span::raw(" ")];
     if gauge > 0 {
         spans.extend(theme.gauge(now, most, gauge));
         spans.push(Span::raw(" "));
     }
-    spans.push(Span::raw(format!("{now}/{most} +{waiting}")));
+    spans.push(Span::raw(format!("{}/{most} +{waiting}", workers(busy))));
     if with_rate {
         spans.push(Span::raw(format!(" {}/s", rate(per_s))));
     }
     spans
+}
+
+/// A mean number of workers: `0.4`, `12`.
+fn workers(mean: f64) -> String {
+    if mean == mean.round() || mean >= 9.95 {
+        format!("{mean:.0}")
+    } else {
+        format!("{mean:.1}")
+    }
 }
 
 fn notes(
@@ -351,6 +379,8 @@ fn stream_notes(screen: &Screen, theme: &Theme) -> Vec<Piece> {
     let mut pieces = vec![plain(format!("{}: {}", s.id, theme.clean(&s.pipeline)))];
     let differs = s.differs.iter();
     pieces.extend(differs.map(|d| (Tone::Notice, format!("not shared with {}", theme.clean(d)))));
+    let notes = s.notes.iter();
+    pieces.extend(notes.map(|note| (Tone::Notice, theme.clean(note))));
     if s.totals.failed > 0 {
         pieces.push((Tone::Bad, format!("{} failed", grouped(s.totals.failed))));
     }
@@ -395,7 +425,7 @@ fn job_notes(screen: &Screen, theme: &Theme) -> Vec<Piece> {
     let name = theme.clean(&s.name);
     let mut pieces = vec![plain(format!("{name} ({})", process(job)))];
     pieces.push(waits(job));
-    pieces.extend(behind(screen, job).map(plain));
+    pieces.extend(behind(screen, job).map(|text| plain(theme.clean(&text))));
     let (need, samples) = (grouped(s.need.into()), grouped(s.samples.into()));
     pieces.push(plain(format!(
         "epoch {}: {need} of {samples} left",
@@ -423,7 +453,11 @@ fn behind(screen: &Screen, job: &Job) -> Option<String> {
         .growth
         .map_or(String::new(), |g| format!(" ({g:+.0}/s)"));
     let samples = grouped(job.lag.samples);
-    Some(format!("{samples} behind {}{growth}", process(furthest)))
+    Some(format!(
+        "{samples} behind {} ({}){growth}",
+        furthest.status.name,
+        process(furthest)
+    ))
 }
 
 fn slow_notes(screen: &Screen) -> Vec<Piece> {
@@ -431,8 +465,14 @@ fn slow_notes(screen: &Screen) -> Vec<Piece> {
         return Vec::new();
     };
     let costs = &stream.status.costs;
+    // What is cached costs less: this is what it would cost again without the cache.
+    let from = if stream.runs_processes() {
+        "dataset"
+    } else {
+        "file"
+    };
     let mut pieces = vec![plain(format!(
-        "milliseconds, stream {}: {} measured",
+        "milliseconds when made from the {from}, stream {}: {} measured",
         stream.status.id,
         grouped(costs.measured.into())
     ))];
@@ -519,6 +559,8 @@ mod tests {
         ];
         let mut now = before.clone();
         now.uptime_s += 1.0;
+        now.pool.fetch_s += 3.0;
+        now.pool.prepare_s += 2.0;
         for job in &mut now.streams[0].jobs {
             job.delivered += 100 * job.id;
             job.stalls.fetch_s += 0.25;
@@ -664,7 +706,10 @@ mod tests {
         screen.look(before);
         screen.look(now);
         let lines = drawn(&screen, &UTF8, 120, 40);
-        assert!(contains(&lines, "500 behind 4002 (+250/s)"), "{lines:#?}");
+        assert!(
+            contains(&lines, "500 behind train_2.py (4002) (+250/s)"),
+            "{lines:#?}"
+        );
         assert!(contains(&lines, "most held by train_2.py (4002): 6"));
         assert!(
             contains(&lines, "not shared with stream 2: dataset.root")

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coprep_cache::handover::{Account, Item};
-use coprep_protocol::message::{Attach, Attached, Reply, Request, SampleError};
+use coprep_protocol::message::{Attach, Attached, Awaited, Reply, Request, SampleError};
 use coprep_protocol::place::Place;
 use roaring::RoaringBitmap;
 
@@ -15,6 +15,7 @@ use crate::connection::{Connection, How};
 use crate::error::{Error, Result};
 use crate::loader::Code;
 use crate::loader::position;
+use crate::notice::{Notice, TELL_AFTER, Wait};
 use crate::patience::{Patience, Pulse};
 use crate::raw;
 use crate::stats::Shares;
@@ -60,15 +61,14 @@ impl Link {
         request: Attach,
         code: Option<&Code>,
         patience: &Patience<'_>,
+        notice: &Notice,
     ) -> Result<(Self, Attached)> {
         let connection = Connection::open(place, how)?;
         let request = Request::Attach(Box::new(request));
         let mut errors = HashMap::new();
         let mut answer = || {
             loop {
-                let received = connection.receive(patience.left(), &how.pulse)?;
-                let late = || connection.late("a place in a stream", patience.waited());
-                match received.ok_or_else(late)? {
+                match connection.answer("a place in a stream", patience, notice)? {
                     // The stream has this job before the job is told: it may have made a minibatch for it.
                     (Reply::SampleError(error), _) => drop(errors.insert(error.tag, error)),
                     answer => return Ok::<_, Error>(answer),
@@ -176,9 +176,9 @@ impl Link {
     }
 
     /// Leaves the epoch; gives the number of the one that begins.
-    pub(super) fn restart(&mut self, patience: &Patience<'_>) -> Result<u64> {
+    pub(super) fn restart(&mut self, patience: &Patience<'_>, notice: &Notice) -> Result<u64> {
         self.connection.send(&Request::RestartEpoch)?;
-        match self.reply(patience, "the next epoch")? {
+        match self.reply_of_others(patience, "the next epoch", notice)? {
             Reply::Restarted { epoch, first_seq } => {
                 self.first_seq = first_seq;
                 self.assembly = None;
@@ -214,6 +214,19 @@ impl Link {
         self.connection.send(&Request::Explain)?;
         match self.reply(&Patience::new(limit, pulse), "an explanation")? {
             Reply::Explanation(text) => Ok(text),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Returns whom this consumer waits for, if that is somebody else.
+    pub(super) fn who_is_awaited(
+        &mut self,
+        limit: Duration,
+        pulse: &Pulse,
+    ) -> Result<Option<Awaited>> {
+        self.connection.send(&Request::WhoIsAwaited)?;
+        match self.reply(&Patience::new(limit, pulse), "who is awaited")? {
+            Reply::Awaited(awaited) => Ok(awaited),
             other => Err(unexpected(&other)),
         }
     }
@@ -259,6 +272,32 @@ impl Link {
                 Reply::SampleError(error) => drop(self.errors.insert(error.tag, error)),
                 Reply::Refused(refusal) => return Err(Error::Refused(refusal)),
                 reply => return Ok(reply),
+            }
+        }
+    }
+
+    /// The answer to a request that is given when others have asked too: if that lasts, the user is told who has not.
+    fn reply_of_others(
+        &mut self,
+        patience: &Patience<'_>,
+        what: &'static str,
+        notice: &Notice,
+    ) -> Result<Reply> {
+        let mut wait = Wait::new(what, notice);
+        let first = Patience::new(TELL_AFTER.min(patience.left()), patience.pulse());
+        match self.reply(&first, what) {
+            Err(Error::Timeout { .. }) if !patience.is_over() => {}
+            other => return other,
+        }
+        self.connection.send(&Request::WhoIsAwaited)?;
+        loop {
+            match self.reply(patience, what) {
+                Ok(Reply::Awaited(awaited)) => {
+                    wait.hear(awaited);
+                    wait.tell()?;
+                }
+                Err(late) => return Err(late.explained(wait.explanation())),
+                reply => return reply,
             }
         }
     }

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use coprep_cache::handover::{Item, ItemKind};
 use coprep_protocol::message::{Attach, Attached, RefusalKind};
+use coprep_protocol::nap::nap;
 use coprep_protocol::place::Place;
 use coprep_protocol::spec::{BLOB, Field};
 use roaring::RoaringBitmap;
@@ -29,6 +30,7 @@ use crate::connection::How;
 use crate::error::{Error, Result};
 use crate::loader::link::{Link, Part};
 use crate::loader::position::Position;
+use crate::notice::{Notice, TELL_AFTER, Wait, no_notice};
 use crate::patience::{Patience, Pulse, SLICE, no_pulse};
 use crate::stats::{Shares, Stats};
 
@@ -61,6 +63,8 @@ pub struct Options {
     pub reconnect: Duration,
     /// Called during waits.
     pub pulse: Pulse,
+    /// Called once in a long wait for somebody else.
+    pub notice: Notice,
 }
 
 impl Options {
@@ -123,6 +127,19 @@ struct Waiting {
     since: Option<Instant>,
     /// Waited, and not yet attributed to fetching or preparing.
     unsplit: Duration,
+    /// In this wait the coordinator was asked so often whether it is for somebody else.
+    asked: u32,
+    /// The user was told.
+    is_told: bool,
+}
+
+impl Waiting {
+    /// What is not yet attributed stays until the next batch comes.
+    fn end(&mut self) {
+        self.since = None;
+        self.asked = 0;
+        self.is_told = false;
+    }
 }
 
 /// The coordinator changed only as much as the loader can stand.
@@ -252,7 +269,7 @@ impl Loader {
         self.attach_if_needed(&mut inner)?;
         self.leave_epoch(&mut inner)?;
         let epoch = inner.position.begin();
-        inner.waiting.since = None;
+        inner.waiting.end();
         self.tell_epoch(&mut inner);
         Ok(epoch)
     }
@@ -270,21 +287,34 @@ impl Loader {
         self.restart(inner)
     }
 
+    /// Leaves the epoch together with the other ranks.
+    ///
+    /// When the connection is lost meanwhile it asks again: other ranks may have batches to take before they leave, and
+    /// if this rank were in the next epoch already, they would not be given them.
     fn restart(&self, inner: &mut Inner) -> Result<()> {
-        let patience = Patience::new(self.options.timeout, &self.options.pulse);
-        let restarted = match &mut inner.link {
-            Some(link) => link.restart(&patience),
-            None => Err(Error::Lost("it was lost before".into())),
-        };
-        match restarted {
-            Ok(epoch) => inner.position.jump(epoch),
-            Err(e) if e.is_lost() => {
-                inner.position.jump(inner.position.epoch() + 1);
-                self.reconnect(inner, &self.options.pulse)?;
+        let began = Instant::now();
+        let next = loop {
+            match self.try_restart(inner) {
+                Err(e) if e.is_lost() && began.elapsed() < self.options.timeout => {
+                    self.reconnect(inner)?;
+                }
+                restarted => break restarted?,
             }
-            Err(e) => return Err(e),
-        }
+            // All ranks had asked, and another one was answered before the connection was lost.
+            if let Some(next) = inner.position.passed() {
+                break next;
+            }
+        };
+        inner.position.jump(next);
         Ok(())
+    }
+
+    fn try_restart(&self, inner: &mut Inner) -> Result<u64> {
+        let patience = Patience::new(self.options.timeout, &self.options.pulse);
+        match &mut inner.link {
+            Some(link) => link.restart(&patience, &self.options.notice),
+            None => Err(Error::Lost("it was lost before".into())),
+        }
     }
 
     /// One way; if it fails, the next look at the connection finds out why.
@@ -309,14 +339,14 @@ impl Loader {
         loop {
             match self.step(&mut inner, end) {
                 Ok(Some(event)) => {
-                    inner.waiting.since = None;
+                    inner.waiting.end();
                     return Ok(event);
                 }
                 Ok(None) if Instant::now() >= end => return self.not_yet(&mut inner),
                 Ok(None) => {}
-                Err(e) if e.is_lost() => self.reconnect(&mut inner, &self.options.pulse)?,
+                Err(e) if e.is_lost() => self.reconnect(&mut inner)?,
                 Err(e) => {
-                    inner.waiting.since = None;
+                    inner.waiting.end();
                     return Err(e);
                 }
             }
@@ -342,7 +372,8 @@ impl Loader {
             return Err(Error::Lost("it has hung up".into()));
         }
         let began = Instant::now();
-        link.wait(end.saturating_duration_since(began).min(SLICE));
+        // What the slice is for: the pulse, and whether the coordinator lives. An item wakes.
+        link.wait(end.saturating_duration_since(began).min(nap(SLICE)));
         self.count_wait(inner, began);
         Ok(None)
     }
@@ -366,6 +397,7 @@ impl Loader {
         let began = Instant::now();
         let limit = end.saturating_duration_since(began).min(SLICE);
         if let Some(error) = link.awaited_error(limit, &self.options.pulse)? {
+            inner.position.fail(error.id);
             return Err(Error::Sample(Box::new(error)));
         }
         self.count_wait(inner, began);
@@ -428,9 +460,10 @@ impl Loader {
         };
         let waited = since.elapsed();
         if waited < self.options.timeout {
+            self.tell_who_is_awaited(inner, waited)?;
             return Ok(Event::NotYet);
         }
-        inner.waiting.since = None;
+        inner.waiting.end();
         let asked = inner
             .link
             .as_mut()
@@ -448,20 +481,43 @@ impl Loader {
         })
     }
 
+    /// Tells the user, once in a wait, if it lasts and is for somebody else.
+    fn tell_who_is_awaited(&self, inner: &mut Inner, waited: Duration) -> Result<()> {
+        let waiting = &mut inner.waiting;
+        if waiting.is_told || waited < TELL_AFTER * (waiting.asked + 1) {
+            return Ok(());
+        }
+        waiting.asked += 1;
+        let asked = inner
+            .link
+            .as_mut()
+            .map(|link| link.who_is_awaited(EXPLAIN, &self.options.pulse));
+        let awaited = match asked {
+            Some(Ok(awaited)) => awaited,
+            Some(Err(Error::Interrupted(e))) => return Err(Error::Interrupted(e)),
+            // The next look at the connection finds out why.
+            _ => None,
+        };
+        inner.waiting.is_told = awaited.is_some();
+        let mut wait = Wait::since("a batch", &self.options.notice, waited);
+        wait.hear(awaited);
+        wait.tell()
+    }
+
     // Connections.
 
     fn attach_if_needed(&self, inner: &mut Inner) -> Result<()> {
         if inner.link.is_some() {
             return Ok(());
         }
-        match self.attach(inner, &self.options.pulse) {
+        match self.attach(inner, &self.options.pulse, &self.options.notice) {
             // It ended just when we came.
-            Err(e) if e.is_lost() => self.reconnect(inner, &self.options.pulse),
+            Err(e) if e.is_lost() => self.reconnect(inner),
             other => other,
         }
     }
 
-    fn attach(&self, inner: &mut Inner, pulse: &Pulse) -> Result<()> {
+    fn attach(&self, inner: &mut Inner, pulse: &Pulse, notice: &Notice) -> Result<()> {
         let mut request = self.options.attach.clone();
         request.resume = inner.position.resume();
         if let Some(before) = &inner.attached {
@@ -479,6 +535,7 @@ impl Loader {
             request,
             self.options.code.as_deref(),
             &patience,
+            notice,
         )?;
         if let Some(before) = &inner.attached {
             check_same(before, &attached)?;
@@ -497,12 +554,16 @@ impl Loader {
         let is_lost = inner.link.as_ref().is_some_and(Link::is_lost);
         if is_lost && !inner.closed {
             // What keeps it from succeeding, whoever asks for the next batch will be told.
-            let _ = self.reconnect(&mut inner, &no_pulse());
+            let _ = self.reconnect_with(&mut inner, &no_pulse(), &no_notice());
         }
     }
 
+    fn reconnect(&self, inner: &mut Inner) -> Result<()> {
+        self.reconnect_with(inner, &self.options.pulse, &self.options.notice)
+    }
+
     /// Drops the connection with all that is unread, and attaches anew, starting a coordinator if need be.
-    fn reconnect(&self, inner: &mut Inner, pulse: &Pulse) -> Result<()> {
+    fn reconnect_with(&self, inner: &mut Inner, pulse: &Pulse, notice: &Notice) -> Result<()> {
         let began = Instant::now();
         inner.link = None;
         if inner.attached.is_some() {
@@ -510,7 +571,7 @@ impl Loader {
         }
         let patience = Patience::new(self.options.reconnect, pulse);
         let mut pause = PAUSES.0;
-        while let Err(e) = self.attach(inner, pulse) {
+        while let Err(e) = self.attach(inner, pulse, notice) {
             if !may_pass(&e) || patience.is_over() {
                 return Err(e);
             }

@@ -77,6 +77,11 @@ impl Position {
         self.phase == Phase::Within
     }
 
+    /// Returns the epoch that the coordinator is in, if that is a later one.
+    pub(super) fn passed(&self) -> Option<u64> {
+        self.passed
+    }
+
     /// The epoch that is being iterated, or that is next.
     pub(super) fn next_epoch(&self) -> u64 {
         if self.is_complete() {
@@ -109,6 +114,7 @@ impl Position {
             epoch,
             delivered: write(&given),
             batches: self.batches,
+            is_done: false,
         })
     }
 
@@ -117,6 +123,7 @@ impl Position {
             epoch: self.epoch,
             delivered: write(&self.given),
             batches: self.batches,
+            is_done: self.is_complete(),
         }
     }
 
@@ -203,6 +210,11 @@ impl Position {
         )))
     }
 
+    /// The user is told that a sample failed: it need not be made, and fail, again.
+    pub(super) fn fail(&mut self, id: u32) {
+        self.given.insert(id);
+    }
+
     /// A batch is handed to the user.
     pub(super) fn give(&mut self, ids: &[i64], ends_epoch: bool) -> Result<()> {
         for &id in ids {
@@ -233,4 +245,96 @@ pub(super) fn write(set: &RoaringBitmap) -> Vec<u8> {
     // Writing to memory does not fail.
     let _ = set.serialize_into(&mut bytes);
     bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A rank of two that iterates epoch 0 and was given `batches` of three batches, of two samples each.
+    fn rank(batches: i64) -> Position {
+        let mut position = Position::new(None, 2).unwrap();
+        position.begin();
+        for batch in 0..batches {
+            position
+                .give(&[2 * batch, 2 * batch + 1], batch == 2)
+                .unwrap();
+        }
+        position
+    }
+
+    /// Epoch, number of samples, batches, and whether it is done.
+    fn presents(position: &Position) -> (u64, u64, u64, bool) {
+        let resume = position.resume().unwrap();
+        let given = read(&resume.delivered).unwrap().len();
+        (resume.epoch, given, resume.batches, resume.is_done)
+    }
+
+    #[test]
+    fn a_rank_presents_its_epoch_until_it_is_given_something_of_the_next() {
+        assert_eq!(presents(&rank(0)), (0, 0, 0, false));
+        assert_eq!(presents(&rank(2)), (0, 4, 2, false));
+        let mut position = rank(3);
+        let all = (0, 6, 3, true);
+        assert_eq!(presents(&position), all, "its end is not read");
+        assert!(position.end(0).unwrap());
+        assert_eq!(presents(&position), all, "its end is read");
+        assert_eq!(position.begin(), 1);
+        assert_eq!(presents(&position), all, "the next one is begun");
+        position.give(&[5], false).unwrap();
+        assert_eq!(presents(&position), (1, 1, 1, false));
+    }
+
+    #[test]
+    fn a_rank_that_is_done_goes_to_the_next_epoch_wherever_the_others_are() {
+        for theirs in [0, 1] {
+            let mut position = rank(3);
+            position.attached(theirs).unwrap();
+            assert!(position.finish_if_passed());
+            assert_eq!((position.begin(), position.batches()), (1, 0));
+            // The coordinator died again before anything was given.
+            position.attached(theirs).unwrap();
+            assert!(!position.finish_if_passed() && position.is_iterating());
+            assert_eq!(presents(&position), (0, 6, 3, true));
+        }
+    }
+
+    #[test]
+    fn a_rank_that_is_behind_goes_on_where_it_was() {
+        for batches in 0..3 {
+            let mut position = rank(batches);
+            position.attached(0).unwrap();
+            assert!(!position.finish_if_passed() && position.is_iterating());
+            assert_eq!(position.passed(), None);
+            assert_eq!((position.epoch(), position.batches()), (0, batches as u64));
+        }
+    }
+
+    #[test]
+    fn a_rank_that_leaves_hears_that_the_others_have_left() {
+        let mut position = rank(1);
+        position.attached(1).unwrap();
+        assert_eq!(position.passed(), Some(1));
+        position.jump(1);
+        assert_eq!(presents(&position), (1, 0, 0, false));
+    }
+
+    #[test]
+    fn a_state_taken_after_the_last_batch_is_the_beginning_of_the_next_epoch() {
+        let (epoch, given) = rank(3).state();
+        assert_eq!((epoch, given.len()), (1, 0));
+        let (epoch, given) = rank(2).state();
+        assert_eq!((epoch, given.len()), (0, 4));
+    }
+
+    #[test]
+    fn a_sample_that_failed_is_not_asked_for_again() {
+        let mut position = rank(1);
+        position.fail(9);
+        assert!(
+            read(&position.resume().unwrap().delivered)
+                .unwrap()
+                .contains(9)
+        );
+    }
 }

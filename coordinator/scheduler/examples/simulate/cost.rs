@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use coprep_scheduler::{Config, JobId, Scheduler};
+use coprep_scheduler::{Config, DrawOrder, JobId, Scheduler};
 
-use crate::model::Plan;
+use crate::model::{DEPTH, Plan};
 use crate::report::{Report, most};
 
 const SAMPLES: u32 = 1_280_000;
@@ -38,10 +38,10 @@ fn times(periods: &[u32]) -> Vec<Duration> {
     let config = Config {
         samples: SAMPLES,
         slots: 64,
-        depth: 8,
+        depth: DEPTH,
         low_water: 2,
         seed: 1,
-        shuffle: true,
+        order: DrawOrder::Random,
     };
     let mut scheduler = Scheduler::new(config);
     for at in 0..periods.len() as u64 {

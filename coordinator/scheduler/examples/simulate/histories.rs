@@ -1,9 +1,9 @@
 //! Random histories of everything that jobs do.
 
-use crate::model::{self, Jitter, Plan, Setup};
+use crate::model::{self, DEPTH, Jitter, Plan, Setup};
 use crate::random::Random;
 use crate::report::{Report, most};
-use coprep_scheduler::Cohort;
+use coprep_scheduler::{Cohort, DrawOrder};
 
 /// One history. `ranks`: jobs may have several.
 pub(crate) fn random_setup(seed: u64, ranks: bool) -> Setup {
@@ -62,33 +62,45 @@ pub(crate) fn random_setup(seed: u64, ranks: bool) -> Setup {
         buffers: consumers + 2 + random.below(3 * consumers + 1),
         horizon,
         seed,
-        depth: 8,
+        depth: DEPTH,
+        order: DrawOrder::Random,
         plans,
     }
 }
 
-/// Nothing is lost or repeated (the audit panics), nobody is stuck, nobody starves.
+/// Nothing is lost or repeated or out of order (the audit panics), nobody is stuck, nobody starves.
 pub(crate) fn histories(report: &mut Report) {
-    const RUNS: u64 = 3000;
-    let results: Vec<model::Result> = (0..RUNS)
-        .map(|seed| model::run(&random_setup(seed, true)))
-        .collect();
-    let stuck: usize = results.iter().map(|r| r.stuck).sum();
-    let waits = most(results.iter().map(|r| r.waits));
     report.table(
         "Random histories: 1 to 16 jobs of 1 to 4 ranks, late starts, deaths, returns, cohorts, folds, mixed batch sizes",
-        &["runs", "minibatches", "lost", "repeated", "jobs stuck", "longest wait, in minibatches by consumers"],
+        &["order", "runs", "minibatches", "lost", "repeated", "out of order", "jobs stuck", "longest wait, in minibatches by consumers"],
     );
-    let prepared: u64 = results.iter().map(|r| r.minibatches).sum();
-    let cells = [
-        RUNS.to_string(),
-        prepared.to_string(),
-        "0".into(),
-        "0".into(),
-        stuck.to_string(),
-        format!("{waits:.2}"),
-    ];
-    report.row(&cells);
-    report.at_most("histories: jobs stuck", stuck as f64, 0.0);
-    report.at_most("histories: longest wait by number of consumers", waits, 2.0);
+    for (name, order, runs) in [
+        ("random", DrawOrder::Random, 3000),
+        ("ascending", DrawOrder::Ascending, 1000),
+    ] {
+        let run = |seed| {
+            model::run(&Setup {
+                order,
+                ..random_setup(seed, true)
+            })
+        };
+        let results: Vec<model::Result> = (0..runs).map(run).collect();
+        let stuck: usize = results.iter().map(|r| r.stuck).sum();
+        let waits = most(results.iter().map(|r| r.waits));
+        let prepared: u64 = results.iter().map(|r| r.minibatches).sum();
+        let cells = [
+            name.into(),
+            runs.to_string(),
+            prepared.to_string(),
+            "0".into(),
+            "0".into(),
+            "0".into(),
+            stuck.to_string(),
+            format!("{waits:.2}"),
+        ];
+        report.row(&cells);
+        let bar = |what: &str| format!("histories: {name}: {what}");
+        report.at_most(&bar("jobs stuck"), stuck as f64, 0.0);
+        report.at_most(&bar("longest wait by number of consumers"), waits, 2.0);
+    }
 }

@@ -1,10 +1,11 @@
 //! What the scheduler's rule is worth: jobs in virtual time, the same in every run.
 //!
 //! `cargo run --release -p coprep-scheduler --example simulate [SECTION...]` prints the tables of
-//! `docs/scheduler.md`, and ends with code 1 if a bar is missed. Sections: speeds, prep, pools, folds,
-//! shuffle, histories, cost.
+//! `docs/scheduler.md`, and ends with code 1 if a bar is missed. Sections: speeds, prep, ascending, pools,
+//! folds, shuffle, histories, cost, pauses.
 #![expect(clippy::print_stdout, reason = "it prints tables")]
 
+mod ascending;
 #[expect(dead_code, reason = "the property tests do more to jobs")]
 #[path = "../../tests/audit/mod.rs"]
 mod audit;
@@ -22,10 +23,12 @@ use report::Report;
 type Section = fn(&mut Report);
 
 fn main() -> std::process::ExitCode {
-    let sections: [(&str, Section); 7] = [
+    let sections: [(&str, Section); 9] = [
         ("speeds", speeds::speeds),
         ("prep", speeds::prep_bound),
+        ("ascending", ascending::ascending),
         ("pools", pools::pools),
+        ("pauses", pools::pauses),
         ("folds", speeds::folds),
         ("shuffle", shuffle::shuffle),
         ("histories", histories::histories),

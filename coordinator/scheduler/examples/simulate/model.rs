@@ -8,11 +8,14 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
-use coprep_scheduler::{Config, Delivery, JobId, JobSpec, Resume, Scheduler};
+use coprep_scheduler::{Config, Delivery, DrawOrder, JobId, JobSpec, Resume, Scheduler};
 use roaring::RoaringBitmap;
 
 use crate::audit::Audit;
 use crate::random::Random;
+
+/// Minibatches in a queue at most, as in the coordinator.
+pub(crate) const DEPTH: u32 = 16;
 
 /// How long steps take, for a mean of 1.
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +36,12 @@ pub(crate) struct Plan {
     pub(crate) start: f64,
     /// Dies at this time, and comes again after so long, if it does.
     pub(crate) dies: Option<(f64, Option<f64>)>,
+    /// Reads nothing from the first time to the second.
+    pub(crate) pauses: Option<(f64, f64)>,
 }
+
+/// A job that has not read for so long is taken from, if another lacks a buffer.
+const PATIENCE: f64 = 5.0;
 
 impl Plan {
     pub(crate) fn new(batch_size: u32, step: f64) -> Self {
@@ -52,7 +60,17 @@ impl Plan {
             jitter: Jitter::Little,
             start: 0.0,
             dies: None,
+            pauses: None,
         }
+    }
+
+    fn pauses_at(&self, now: f64) -> bool {
+        self.pauses
+            .is_some_and(|(from, to)| (from..to).contains(&now))
+    }
+
+    fn has_paused_long(&self, now: f64) -> bool {
+        self.pauses_at(now) && self.pauses_at(now - PATIENCE)
     }
 }
 
@@ -68,6 +86,7 @@ pub(crate) struct Setup {
     pub(crate) horizon: f64,
     pub(crate) seed: u64,
     pub(crate) depth: u32,
+    pub(crate) order: DrawOrder,
     pub(crate) plans: Vec<Plan>,
 }
 
@@ -97,9 +116,15 @@ pub(crate) struct Result {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     Prepared(u64),
-    StepDone { job: usize, life: u32, rank: usize },
+    StepDone {
+        job: usize,
+        life: u32,
+        rank: usize,
+    },
     Start(usize),
     Die(usize),
+    /// It may be taken from, or reads again.
+    Pause(usize),
 }
 
 struct Rank {
@@ -168,11 +193,11 @@ impl Model {
             depth: setup.depth,
             low_water: 2,
             seed: setup.seed,
-            shuffle: true,
+            order: setup.order,
         };
         let mut model = Model {
             scheduler: Scheduler::new(config),
-            audit: Audit::new(setup.samples, setup.slots),
+            audit: Audit::new(setup.samples, setup.slots, setup.order),
             now: 0.0,
             events: BinaryHeap::new(),
             count: 0,
@@ -188,6 +213,10 @@ impl Model {
             model.at(plan.start, Event::Start(at));
             if let Some((time, _)) = plan.dies {
                 model.at(time, Event::Die(at));
+            }
+            if let Some((from, to)) = plan.pauses {
+                model.at(from + PATIENCE, Event::Pause(at));
+                model.at(to, Event::Pause(at));
             }
             model.jobs.push(Job {
                 plan: plan.clone(),
@@ -251,6 +280,19 @@ impl Model {
             Event::StepDone { .. } => {}
             Event::Start(job) => self.start(job),
             Event::Die(job) => self.die(job),
+            Event::Pause(job) => self.wake(job),
+        }
+    }
+
+    fn wake(&mut self, at: usize) {
+        if self.jobs[at].plan.pauses_at(self.now) {
+            return;
+        }
+        self.scheduler.set_absent(JobId(at as u64), false);
+        for rank in 0..self.jobs[at].ranks.len() {
+            if !self.jobs[at].ranks[rank].busy {
+                self.read(at, rank);
+            }
         }
     }
 
@@ -273,7 +315,7 @@ impl Model {
             return;
         }
         let epoch = self.scheduler.job(id).map_or(0, |view| view.epoch);
-        self.audit.joined(id, &spec, epoch);
+        self.audit.joined(id, &spec, epoch, &[]);
         let seed = self.setup.seed ^ (u64::from(job.life) << 32);
         let ranks = 0..u64::from(spec.world_size);
         job.ranks = ranks
@@ -325,6 +367,9 @@ impl Model {
             }
             let free = self.setup.buffers - self.buffers.len() as u32;
             let Some(minibatch) = self.scheduler.next(free) else {
+                if self.make_room() {
+                    continue;
+                }
                 return;
             };
             self.audit.drawn(&minibatch);
@@ -347,6 +392,39 @@ impl Model {
                     .push_back((self.made, delivery));
             }
         }
+    }
+
+    /// Takes from a job that has paused for long. True: there was one.
+    fn make_room(&mut self) -> bool {
+        if !self.scheduler.lacks_buffers() {
+            return false;
+        }
+        let can = |&at: &usize| {
+            self.jobs[at].plan.has_paused_long(self.now)
+                && self.scheduler.can_take_back(JobId(at as u64))
+        };
+        let Some(at) = (0..self.jobs.len()).find(can) else {
+            return false;
+        };
+        let id = JobId(at as u64);
+        let void = self.scheduler.take_back(id);
+        self.scheduler.set_absent(id, true);
+        let mut parts = Vec::new();
+        for (rank, void) in self.jobs[at].ranks.iter_mut().zip(void) {
+            let stays = rank.queue.len() - void as usize;
+            parts.extend(rank.queue.split_off(stays));
+        }
+        parts.sort_by_key(|(minibatch, part)| Reverse((*minibatch, part.start)));
+        let ids = |(minibatch, part): &(u64, Delivery)| {
+            let slots = part.start as usize..(part.start + part.len) as usize;
+            (*part, self.buffers[minibatch].ids[slots].to_vec())
+        };
+        let void: Vec<_> = parts.iter().map(ids).collect();
+        self.audit.taken_back(id, &void);
+        parts
+            .iter()
+            .for_each(|(minibatch, _)| self.release(*minibatch));
+        true
     }
 
     /// Who waits while minibatches are prepared that do not help it.
@@ -404,7 +482,7 @@ impl Model {
 
     /// Takes what is ready, until a batch is complete.
     fn read(&mut self, at: usize, rank: usize) {
-        loop {
+        while !self.jobs[at].plan.pauses_at(self.now) {
             let reader = &mut self.jobs[at].ranks[rank];
             let Some((minibatch, delivery)) = reader.queue.front().cloned() else {
                 return;

@@ -1,28 +1,30 @@
 //! Jobs of different speeds, and preparation as the bottleneck.
 
-use crate::model::{self, Plan, Setup};
+use crate::model::{self, DEPTH, Plan, Setup};
 use crate::random::Random;
 use crate::report::{Report, least, most};
+use coprep_scheduler::DrawOrder;
 
-const SLOTS: u32 = 16;
-const MINIBATCHES: u32 = 100;
+pub(crate) const SLOTS: u32 = 16;
+pub(crate) const MINIBATCHES: u32 = 100;
 /// In steps of a job of speed 1: 40 of its epochs.
 const HORIZON: f64 = 4000.0;
 
-fn setup(prep: f64, plans: Vec<Plan>) -> Setup {
+pub(crate) fn setup(prep: f64, plans: Vec<Plan>) -> Setup {
     Setup {
         samples: SLOTS * MINIBATCHES,
         slots: SLOTS,
         prep,
-        buffers: 8 * plans.len() as u32 * 2 + 2,
+        buffers: 2 * DEPTH * plans.len() as u32 + 2,
         horizon: HORIZON,
         seed: 1,
-        depth: 8,
+        depth: DEPTH,
+        order: DrawOrder::Random,
         plans,
     }
 }
 
-fn plans(speeds: &[f64], starts: &[f64]) -> Vec<Plan> {
+pub(crate) fn plans(speeds: &[f64], starts: &[f64]) -> Vec<Plan> {
     let plan = |(at, &speed): (usize, &f64)| {
         let start = starts.get(at).copied().unwrap_or(0.0);
         Plan {
@@ -34,7 +36,7 @@ fn plans(speeds: &[f64], starts: &[f64]) -> Vec<Plan> {
 }
 
 /// What each job was given, against running alone; and what was prepared, against the largest given.
-fn against_alone(setup: &Setup) -> (Vec<f64>, f64, model::Result) {
+pub(crate) fn against_alone(setup: &Setup) -> (Vec<f64>, f64, model::Result) {
     let together = model::run(setup);
     // Its steps take the same time when it is alone.
     let alone = |at: usize| {

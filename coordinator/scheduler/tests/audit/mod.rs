@@ -3,17 +3,26 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use coprep_scheduler::{Delivery, JobId, JobSpec, Minibatch, Resume, Target};
+use coprep_scheduler::{Delivery, DrawOrder, JobId, JobSpec, Minibatch, Resume, Target};
 use roaring::RoaringBitmap;
 
 /// What a job may still be given, and how its batches went.
+#[derive(Clone)]
 struct Book {
     spec: JobSpec,
     set: RoaringBitmap,
     epoch: u64,
     left: RoaringBitmap,
+    /// The sample of this epoch that it was dealt last.
+    last: Option<u32>,
     /// By rank.
     ranks: Vec<Rank>,
+    /// Rounds of this epoch that some ranks were given before others came back.
+    behind: usize,
+    /// Samples that may not be given in this epoch, though they can be read.
+    may_lose: u64,
+    /// The epoch before, as it was when it was dealt to its end.
+    before: Option<Box<Book>>,
 }
 
 #[derive(Clone, Default)]
@@ -24,33 +33,49 @@ struct Rank {
     ended: bool,
 }
 
+/// A rank that comes back to an epoch.
+#[derive(Clone, Default)]
+pub(crate) struct Back {
+    /// Batches that it was given less than the rank that was given most.
+    pub(crate) behind: u32,
+    /// It was given all of the epoch.
+    pub(crate) is_done: bool,
+}
+
 /// See the module.
 pub(crate) struct Audit {
     samples: u32,
     slots: u32,
+    order: DrawOrder,
     bad: RoaringBitmap,
     books: BTreeMap<JobId, Book>,
 }
 
 impl Audit {
-    pub(crate) fn new(samples: u32, slots: u32) -> Self {
+    pub(crate) fn new(samples: u32, slots: u32, order: DrawOrder) -> Self {
         Audit {
             samples,
             slots,
+            order,
             bad: RoaringBitmap::new(),
             books: BTreeMap::new(),
         }
     }
 
-    /// A job was admitted, and the scheduler says that it draws `epoch`.
-    pub(crate) fn joined(&mut self, job: JobId, spec: &JobSpec, epoch: u64) {
+    /// A job was admitted, and the scheduler says that it draws `epoch`. `back`: how its ranks come back to the epoch
+    /// that it resumes.
+    pub(crate) fn joined(&mut self, job: JobId, spec: &JobSpec, epoch: u64, back: &[Back]) {
         let all = || (0..self.samples).collect();
         let mut book = Book {
             set: spec.subset.clone().unwrap_or_else(all),
             spec: spec.clone(),
             epoch: 0,
             left: RoaringBitmap::new(),
+            last: None,
             ranks: Vec::new(),
+            behind: 0,
+            may_lose: 0,
+            before: None,
         };
         let resume = spec.resume.clone().unwrap_or(Resume {
             epoch: 0,
@@ -58,10 +83,21 @@ impl Audit {
         });
         book.begin(resume.epoch, &self.bad);
         book.left -= resume.delivered;
+        let most = back.iter().map(|rank| rank.behind).max().unwrap_or(0);
+        book.behind = most as usize;
+        for (rank, back) in book.ranks.iter_mut().zip(back) {
+            rank.sizes = vec![spec.batch_size; (most - back.behind) as usize];
+            rank.ended = back.is_done;
+        }
+        // Whoever skips what cannot be read does not know what that was. A new coordinator deals it again, perhaps in the
+        // place of others, since no rank may be given more batches than those that are done had.
+        if spec.skip_bad && back.iter().any(|rank| rank.is_done) {
+            book.may_lose = (&book.left & &self.bad).len();
+        }
         if epoch != resume.epoch {
             assert_eq!(epoch, resume.epoch + 1);
             // Ranks that were not level may have left less than a sample for each.
-            let n = book.left.len();
+            let n = book.left.len() - book.may_lose;
             assert_eq!(book.rest_of(n), n, "{n} samples were never given");
             book.begin(epoch, &self.bad);
         }
@@ -85,6 +121,7 @@ impl Audit {
     /// `id` is given to all of `targets` in place of a bad sample.
     pub(crate) fn replaced(&mut self, targets: &[Target], id: u32) {
         assert!(!self.bad.contains(id), "{id} is known to be bad");
+        assert_ne!(self.order, DrawOrder::Ascending, "{id} comes too early");
         for target in targets {
             let Some(book) = self.books.get_mut(&target.job) else {
                 continue;
@@ -135,6 +172,7 @@ impl Audit {
 
     fn delivered(&mut self, d: &Delivery, ids: &[u32]) {
         let bad = self.bad.clone();
+        let ascends = self.order == DrawOrder::Ascending;
         let book = self.book(d.job);
         assert_eq!(
             d.epoch, book.epoch,
@@ -147,12 +185,42 @@ impl Audit {
                 "{id} was given to {:?} before, or is not its",
                 d.job
             );
+            let before = book.last.replace(*id);
+            assert!(
+                !ascends || before.is_none_or(|before| before < *id),
+                "{:?} is given {id} after {before:?}",
+                d.job
+            );
         }
         book.add(d);
         if book.ranks.iter().all(|r| r.ended) {
             book.check_left(&bad);
             book.check_batches();
+            let before = book.clone();
             book.begin(book.epoch + 1, &bad);
+            book.before = Some(Box::new(before));
+            book.forget();
+        }
+    }
+
+    /// Deliveries of a job, the latest first, are void. Each with the samples that it stood for, those that it was given
+    /// in their place included.
+    pub(crate) fn taken_back(&mut self, job: JobId, void: &[(Delivery, Vec<u32>)]) {
+        let book = self.book(job);
+        for (delivery, ids) in void {
+            if delivery.epoch < book.epoch {
+                let before = book.before.take().expect("few epochs are begun ahead");
+                assert!(
+                    book.ranks.iter().all(|r| r.sizes.is_empty()),
+                    "a later epoch stays"
+                );
+                *book = *before;
+            }
+            assert_eq!(delivery.epoch, book.epoch);
+            book.left.extend(ids);
+            // In ascending order it may be dealt these next.
+            book.last = ids.iter().min().and_then(|first| first.checked_sub(1));
+            book.ranks[delivery.rank as usize].undo(delivery);
         }
     }
 
@@ -161,9 +229,24 @@ impl Audit {
     }
 }
 
+impl Rank {
+    /// The last slice was not dealt.
+    fn undo(&mut self, d: &Delivery) {
+        let size = self.sizes.last_mut().expect("a batch");
+        *size -= d.len;
+        self.open = *size > 0;
+        if !self.open {
+            self.sizes.pop();
+        }
+        self.ended = false;
+    }
+}
+
 impl Book {
     fn begin(&mut self, epoch: u64, bad: &RoaringBitmap) {
         self.epoch = epoch;
+        self.last = None;
+        (self.behind, self.may_lose, self.before) = (0, 0, None);
         self.left = self.set.clone();
         // If all that is left would be dropped, or is nothing, its user gets the bad ones too.
         let good = &self.set - bad;
@@ -171,6 +254,17 @@ impl Book {
             self.left = good;
         }
         self.ranks = vec![Rank::default(); self.spec.world_size as usize];
+    }
+
+    /// Nobody can take from a job what it was dealt so many epochs ago.
+    fn forget(&mut self) {
+        let mut oldest = Some(self);
+        for _ in 0..3 {
+            oldest = oldest.and_then(|book| book.before.as_deref_mut());
+        }
+        if let Some(book) = oldest {
+            book.before = None;
+        }
     }
 
     /// What `n` samples leave over.
@@ -218,7 +312,7 @@ impl Book {
         // Batches of one sample cannot even out what a bad sample leaves.
         let drops = self.spec.drop_last || (self.spec.batch_size == 1 && !bad.is_empty());
         assert!(
-            lost == 0 || (drops && lost < round),
+            lost <= self.may_lose || (drops && lost < round + self.may_lose),
             "{lost} samples were never given"
         );
     }
@@ -233,8 +327,10 @@ impl Book {
         assert!(self.ranks.iter().all(|r| !r.open));
         let batch_size = self.spec.batch_size;
         let rounds = self.ranks[0].sizes.len();
+        // Ranks that come back behind the others may be dealt the whole rest of the epoch.
+        let last = 2.max(self.behind + 1);
         let full = |r: &Rank| {
-            r.sizes[..rounds.saturating_sub(2)]
+            r.sizes[..rounds.saturating_sub(last)]
                 .iter()
                 .all(|&s| s == batch_size)
         };

@@ -5,10 +5,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use coprep_scheduler::{Config, Delivery, Draw, JobId, JobSpec, Minibatch, Resume, Scheduler};
+use coprep_scheduler::{
+    Behind, Config, Delivery, Draw, JobId, JobSpec, Minibatch, Resume, Scheduler,
+};
 use roaring::RoaringBitmap;
 
-use crate::audit::Audit;
+use crate::audit::{Audit, Back};
 
 /// Something that happens. `who` picks one of the jobs.
 #[derive(Clone, Debug)]
@@ -21,11 +23,15 @@ pub(crate) enum Op {
         steps: u8,
     },
     Leave(u8),
-    /// It dies, and comes again with what it was given.
+    /// All its ranks lose the coordinator at once, and come back with what they were given.
     Rejoin(u8),
     Restart(u8),
     /// It stops reading, or goes on. Then others that had stopped go on.
     Pause(u8),
+    /// It stops reading, for good.
+    Stop(u8),
+    /// What it has not taken is taken back. It counts as absent until it reads again.
+    TakeBack(u8),
     /// A sample cannot be read from now on.
     Break(u32),
     /// Compares the scheduler's idea of what a job was given with what it was.
@@ -35,7 +41,11 @@ pub(crate) enum Op {
 struct Job {
     spec: JobSpec,
     paused: bool,
+    /// It was taken from, and has not read since.
+    absent: bool,
     ranks: Vec<Rank>,
+    /// The epoch that it resumed, and the steps that its rank that had most had had in it.
+    level: (u64, u64),
     /// By epoch: what its first rank was given.
     draws: BTreeMap<u64, Vec<Draw>>,
     given: BTreeMap<u64, RoaringBitmap>,
@@ -45,8 +55,10 @@ struct Job {
 struct Rank {
     queue: VecDeque<Part>,
     epoch: u64,
-    /// Of its epoch, since it was attached.
-    batches: u64,
+    /// Batches that it was given in its epoch.
+    steps: u64,
+    /// The epoch that it was given all of, and its steps, until it is given a batch of the next one.
+    before: Option<(u64, u64)>,
     batch: Vec<Draw>,
     parts: u32,
     /// The buffer of the batch that its user works on.
@@ -60,6 +72,8 @@ struct Part {
     minibatch: u64,
     delivery: Delivery,
     draws: Vec<Draw>,
+    /// Samples that were dealt, those that others took the place of included.
+    dealt: Vec<u32>,
 }
 
 /// See the module.
@@ -77,6 +91,8 @@ pub(crate) struct World {
     broken: RoaringBitmap,
     /// They never leave, and never skip a part of an epoch.
     steadfast: BTreeSet<JobId>,
+    /// What jobs that pause have not taken is taken back when another lacks a buffer.
+    relieves: bool,
 }
 
 const MOST_JOBS: usize = 6;
@@ -85,7 +101,7 @@ impl World {
     pub(crate) fn new(config: Config, pool: (u32, u32)) -> Self {
         World {
             samples: config.samples,
-            audit: Audit::new(config.samples, config.slots),
+            audit: Audit::new(config.samples, config.slots, config.order),
             scheduler: Scheduler::new(config),
             jobs: BTreeMap::new(),
             pool,
@@ -94,6 +110,15 @@ impl World {
             came: 0,
             broken: RoaringBitmap::new(),
             steadfast: BTreeSet::new(),
+            relieves: false,
+        }
+    }
+
+    /// A world in which jobs that pause are taken from.
+    pub(crate) fn relieving(config: Config, pool: (u32, u32)) -> Self {
+        World {
+            relieves: true,
+            ..World::new(config, pool)
         }
     }
 
@@ -116,6 +141,8 @@ impl World {
             Op::Rejoin(who) => self.on(who, World::rejoin),
             Op::Restart(who) => self.on(who, World::restart),
             Op::Pause(who) => self.on(who, World::pause),
+            Op::Stop(who) => self.on(who, |w, id| w.job(id).paused = true),
+            Op::TakeBack(who) => self.on(who, World::take_back),
             Op::Break(id) => drop(self.broken.insert(id)),
             Op::State(who) => self.on(who, World::compare_state),
         }
@@ -146,11 +173,25 @@ impl World {
     }
 
     fn attach(&mut self, id: JobId, spec: JobSpec) -> bool {
-        if self.scheduler.attach(id, spec.clone()).is_err() {
+        let level = vec![Back::default(); spec.world_size as usize];
+        self.attach_behind(id, spec, &level)
+    }
+
+    fn attach_behind(&mut self, id: JobId, spec: JobSpec, back: &[Back]) -> bool {
+        let batches: Vec<u32> = back.iter().map(|rank| rank.behind).collect();
+        let behind = Behind {
+            batches: &batches,
+            others_are_done: back.iter().any(|rank| rank.is_done),
+        };
+        if self
+            .scheduler
+            .attach_behind(id, spec.clone(), behind)
+            .is_err()
+        {
             return false;
         }
         let epoch = self.scheduler.job(id).expect("just attached").epoch;
-        self.audit.joined(id, &spec, epoch);
+        self.audit.joined(id, &spec, epoch, back);
         let begins = || Rank {
             epoch,
             ..Rank::default()
@@ -159,6 +200,8 @@ impl World {
         let mut job = Job {
             spec,
             paused: false,
+            absent: false,
+            level: (0, 0),
             ranks,
             draws: BTreeMap::new(),
             given: BTreeMap::new(),
@@ -192,28 +235,48 @@ impl World {
         }
     }
 
+    /// As clients and coordinator do it: each rank presents its epoch, or the one before if it was given nothing of its
+    /// own; the job goes on in the latest one, and ranks that were given less of it are made level.
     fn rejoin(&mut self, id: JobId) {
         let before = self.remove(id);
-        let epoch = before.ranks.iter().map(|r| r.epoch).min().expect("a rank");
+        let presented: Vec<(u64, u64)> = before.ranks.iter().map(Rank::presented).collect();
+        let (epoch, most) = *presented.iter().max().expect("a rank");
+        let steps = |&(e, steps): &(u64, u64)| if e == epoch { steps } else { 0 };
+        let back = before.ranks.iter().zip(&presented);
+        let back: Vec<Back> = back
+            .map(|(rank, place)| Back {
+                behind: (most - steps(place)) as u32,
+                is_done: rank.before.is_some_and(|(e, _)| e == epoch),
+            })
+            .collect();
         let delivered = before.given.get(&epoch).cloned().unwrap_or_default();
         let resume = Some(Resume { epoch, delivered });
-        let back = self.attach(
-            id,
-            JobSpec {
-                resume,
-                ..before.spec.clone()
-            },
-        );
-        // Ranks that were not level may have left too little for a batch each.
-        assert!(
-            back || !before.is_level() || !self.broken.is_empty(),
-            "it may not come back"
-        );
-        if back {
-            // What some ranks had of a later epoch, they are given again.
-            let job = self.job(id);
-            job.draws = before.draws;
-            job.draws.retain(|&e, _| e <= epoch);
+        let spec = JobSpec {
+            resume,
+            ..before.spec.clone()
+        };
+        let admitted = self.attach_behind(id, spec, &back);
+        assert!(admitted || !self.broken.is_empty(), "it may not come back");
+        if admitted {
+            self.job(id).level = (epoch, most);
+            self.go_on(id, before);
+        }
+    }
+
+    /// Ranks are where they were, with empty queues.
+    fn go_on(&mut self, id: JobId, before: Job) {
+        let job = self.job(id);
+        let now = job.ranks[0].epoch;
+        (job.draws, job.given) = (before.draws, before.given);
+        for (rank, old) in job.ranks.iter_mut().zip(before.ranks) {
+            // Only a rank that lacks nothing may find the job in a later epoch than its own.
+            assert!(
+                now <= old.epoch || old.steps == 0,
+                "the rest of epoch {} is lost",
+                old.epoch
+            );
+            (rank.epoch, rank.steps) = (now.max(old.epoch), old.steps);
+            (rank.before, rank.finished) = (old.before, old.finished);
         }
     }
 
@@ -244,11 +307,24 @@ impl World {
         }
     }
 
-    /// One job at a time, of one rank.
+    /// One job at a time, of one rank; or, where jobs that pause are taken from, any of them whose ranks are level: of
+    /// others, what lies between their ranks is not taken back.
     fn pause(&mut self, id: JobId) {
-        let pauses = !self.job(id).paused && self.job(id).spec.world_size == 1;
+        let paused = self.job(id).paused;
+        if self.relieves {
+            let is_level = self.job(id).is_level();
+            self.job(id).paused = !paused && is_level;
+            return;
+        }
+        let pauses = !paused && self.job(id).spec.world_size == 1;
         self.everybody_reads();
         self.job(id).paused = pauses;
+    }
+
+    /// Only this one of the jobs still reads.
+    pub(crate) fn all_others_stop(&mut self, who: u8) {
+        self.jobs.values_mut().for_each(|job| job.paused = true);
+        self.on(who, |world, id| world.job(id).paused = false);
     }
 
     // Buffers.
@@ -284,19 +360,57 @@ impl World {
         loop {
             let free = self.buffers().saturating_sub(self.used.len() as u32);
             let Some(mut minibatch) = self.scheduler.next(free) else {
+                if self.relieves && self.make_room() {
+                    continue;
+                }
                 return any;
             };
             assert!(free > 0);
             self.audit.drawn(&minibatch);
-            self.prepare(&mut minibatch);
-            self.publish(minibatch);
+            let dealt = self.prepare(&mut minibatch);
+            self.publish(minibatch, &dealt);
             any = true;
         }
     }
 
-    /// Replaces what cannot be read.
-    fn prepare(&mut self, minibatch: &mut Minibatch) {
+    /// As the coordinator does it, but that it knows who pauses.
+    fn make_room(&mut self) -> bool {
+        if !self.scheduler.lacks_buffers() {
+            return false;
+        }
+        let pauses = |(id, job): (&JobId, &Job)| {
+            (job.paused && self.scheduler.can_take_back(*id)).then_some(*id)
+        };
+        let paused = self.jobs.iter().find_map(pauses);
+        paused.is_some_and(|id| {
+            self.take_back(id);
+            true
+        })
+    }
+
+    fn take_back(&mut self, id: JobId) {
+        let void = self.scheduler.take_back(id);
+        assert!(!self.scheduler.can_take_back(id));
+        self.scheduler.set_absent(id, true);
+        self.job(id).absent = true;
+        let mut parts = Vec::new();
+        for (rank, void) in self.job(id).ranks.iter_mut().zip(void) {
+            let stays = rank.queue.len() - void as usize;
+            parts.extend(rank.queue.split_off(stays));
+        }
+        parts.sort_by_key(|part| std::cmp::Reverse((part.minibatch, part.delivery.start)));
+        for part in &parts {
+            self.release(part.minibatch);
+        }
+        let void: Vec<_> = parts.into_iter().map(|p| (p.delivery, p.dealt)).collect();
+        self.audit.taken_back(id, &void);
+    }
+
+    /// Replaces what cannot be read. Gives all that was dealt, by slot.
+    fn prepare(&mut self, minibatch: &mut Minibatch) -> Vec<Vec<u32>> {
+        let mut dealt = Vec::new();
         for draw in &mut minibatch.samples {
+            let mut ids = vec![draw.id];
             while self.broken.contains(draw.id) {
                 self.scheduler.mark_bad(draw.id);
                 self.audit.marked_bad(draw.id);
@@ -305,21 +419,24 @@ impl World {
                 };
                 self.audit.replaced(&minibatch.targets, other.id);
                 *draw = other;
+                ids.push(other.id);
             }
+            dealt.push(ids);
         }
+        dealt
     }
 
-    fn publish(&mut self, minibatch: Minibatch) {
+    fn publish(&mut self, minibatch: Minibatch, dealt: &[Vec<u32>]) {
         self.made += 1;
         self.used
             .insert(self.made, minibatch.deliveries.len() as u32);
         for delivery in minibatch.deliveries {
             let slots = delivery.start as usize..(delivery.start + delivery.len) as usize;
-            let draws = minibatch.samples[slots].to_vec();
             let part = Part {
                 minibatch: self.made,
                 delivery,
-                draws,
+                draws: minibatch.samples[slots.clone()].to_vec(),
+                dealt: dealt[slots].concat(),
             };
             self.job(delivery.job).ranks[delivery.rank as usize]
                 .queue
@@ -343,17 +460,19 @@ impl World {
     /// One rank takes the parts of a batch, as far as they are there. True: there was one.
     fn step(&mut self, id: JobId, rank: usize) -> bool {
         let job = self.job(id);
-        let (paused, reader) = (job.paused, &mut job.ranks[rank]);
-        if paused {
+        if job.paused {
             return false;
         }
+        let mut any = std::mem::take(&mut job.absent);
+        let last_epoch = job.last_epoch();
+        let reader = &mut job.ranks[rank];
         if !reader.begun {
             reader.begun = true;
             let epoch = reader.epoch;
             self.scheduler.epoch_started(id, rank as u32, epoch);
         }
-        let mut any = false;
-        while let Some(part) = self.job(id).ranks[rank].queue.pop_front() {
+        self.scheduler.set_absent(id, false);
+        while let Some(part) = self.job(id).ranks[rank].next(last_epoch) {
             any = true;
             self.scheduler.taken(id, rank as u32, 1);
             if self.take(id, rank, part) {
@@ -367,6 +486,12 @@ impl World {
     fn take(&mut self, id: JobId, rank: usize, part: Part) -> bool {
         let (share, broken) = (self.share(), self.broken.clone());
         let job = self.job(id);
+        if !job.spec.skip_bad {
+            // Its user was told of those that cannot be read, and is not to hear of them again.
+            let failed = part.dealt.iter().filter(|id| broken.contains(**id));
+            let given = job.given.entry(part.delivery.epoch).or_default();
+            given.extend(failed.copied());
+        }
         let reader = &mut job.ranks[rank];
         assert_eq!(part.delivery.epoch, reader.epoch);
         reader
@@ -392,16 +517,23 @@ impl World {
 
     fn compare_state(&mut self, id: JobId) {
         let job = &self.jobs[&id];
-        let Rank { epoch, batches, .. } = job.ranks[0];
+        let Rank { epoch, steps, .. } = job.ranks[0];
         if !job.is_level() {
             return;
         }
+        let (level_epoch, level) = job.level;
+        let batches = if epoch == level_epoch {
+            steps - level
+        } else {
+            steps
+        };
         let state = self
             .scheduler
             .state(id, epoch, batches)
             .expect("it was taken just now");
         assert_eq!(state.epoch, epoch);
-        let given = job.given.get(&epoch).cloned().unwrap_or_default();
+        // What failed counts as given from when its user is told: before the batch is whole.
+        let given = job.given.get(&epoch).cloned().unwrap_or_default() - &self.broken;
         let dropped = |left: &RoaringBitmap| job.spec.drop_last && left.is_empty();
         assert!(
             given.is_subset(&state.delivered) || dropped(&state.delivered),
@@ -468,10 +600,30 @@ impl World {
     }
 }
 
+impl Rank {
+    fn presented(&self) -> (u64, u64) {
+        self.before.unwrap_or((self.epoch, self.steps))
+    }
+
+    fn next(&mut self, last_epoch: u64) -> Option<Part> {
+        let there = self.queue.front()?.delivery.epoch <= last_epoch;
+        if there { self.queue.pop_front() } else { None }
+    }
+}
+
 impl Job {
+    /// Nothing of an epoch is handed over before every rank has taken all of the one before.
+    fn last_epoch(&self) -> u64 {
+        let fronts = self.ranks.iter().filter_map(|rank| rank.queue.front());
+        fronts
+            .map(|part| part.delivery.epoch)
+            .min()
+            .unwrap_or(u64::MAX)
+    }
+
     /// All its ranks were given equally much.
     fn is_level(&self) -> bool {
-        let place = |r: &Rank| (r.epoch, r.batches);
+        let place = |r: &Rank| (r.epoch, r.steps);
         self.ranks.iter().all(|r| place(r) == place(&self.ranks[0]))
     }
 
@@ -483,7 +635,8 @@ impl Job {
     fn give(&mut self, rank: usize, ends_epoch: bool) {
         let reader = &mut self.ranks[rank];
         reader.parts = 0;
-        reader.batches += 1;
+        reader.steps += 1;
+        reader.before = None;
         let batch = std::mem::take(&mut reader.batch);
         let given = self.given.entry(reader.epoch).or_default();
         for draw in &batch {
@@ -495,8 +648,9 @@ impl Job {
         if ends_epoch {
             reader.finished += 1;
             reader.begun = false;
+            reader.before = Some((reader.epoch, reader.steps));
             reader.epoch += 1;
-            reader.batches = 0;
+            reader.steps = 0;
         }
     }
 }

@@ -42,6 +42,26 @@ def several_loaders(DataLoader: Any) -> None:
     assert found == [list(range(6)), list(range(6)), list(range(10, 16))]
 
 
+@behaviour("loaders read in turn")
+def loaders_in_turn(DataLoader: Any) -> None:
+    """Loaders of one dataset that are read in turn give the same batches, in the order of the dataset."""
+    one, other = (DataLoader(Numbers(200), batch_size=10, num_workers=2) for _ in range(2))
+    for _ in range(2):
+        pairs = [(a.tolist(), b.tolist()) for a, b in zip(one, other, strict=True)]
+        assert all(a == b for a, b in pairs)
+        assert [i for a, _ in pairs for i in a] == list(range(200))
+
+
+@behaviour("a loader that rests")
+def resting_loader(DataLoader: Any) -> None:
+    """A loader that was left in mid-epoch begins anew in the order of the dataset, and keeps no other from it."""
+    rests, passes = (DataLoader(Numbers(200), batch_size=10, num_workers=2) for _ in range(2))
+    assert next(iter(rests)).tolist() == list(range(10))
+    assert ints(passes) == list(range(200))
+    assert ints(rests) == list(range(200))
+    assert ints(passes) == list(range(200))
+
+
 @behaviour("training and validation")
 def training_and_validation(DataLoader: Any) -> None:
     """Between epochs of one loader another is iterated, and both stay right."""

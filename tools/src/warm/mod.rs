@@ -1,13 +1,16 @@
 //! `coprep warm`.
 
+mod script;
+
 use std::path::Path;
 use std::process::ExitCode;
 
 use coprep_client::control;
-use coprep_protocol::message::{CacheRequest, Warm, WarmProgress};
+use coprep_protocol::message::{CacheForm, CacheRequest, Warm, WarmProgress};
 use coprep_protocol::place::Place;
 use coprep_protocol::spec::{
-    DEFAULT_MAX_PIXELS, Interpolation, Op, PipelineSpec, ResizeTo, Source,
+    DEFAULT_MAX_PIXELS, DEFAULT_RATIO, DEFAULT_SCALE, Interpolation, Op, PipelineSpec, ResizeTo,
+    Source,
 };
 
 use crate::Outcome;
@@ -16,19 +19,44 @@ use crate::progress::Progress;
 use coprep_protocol::size::human;
 
 pub(crate) fn run(place: &Place, args: &args::Warm) -> Outcome {
+    if let Some(from) = &args.from {
+        return script::run(place, from, args);
+    }
+    let folder = args.folder.as_deref().unwrap_or(Path::new("."));
     let request = Warm {
-        pipeline: pipeline(&args.folder, &args.fixed, 224)?,
+        pipeline: pipeline(folder, &args.fixed, 224)?,
         cache: cache(args),
     };
+    let cached = request.pipeline.cached();
     let mut shown = Shown::new(args.json);
     let result = control::warm(place, request, |progress| shown.update(progress));
     let done = result?;
-    shown.finish(&done);
-    Ok(if done.failed > 0 {
+    shown.finish(&done, &for_jobs(&cached, done.form));
+    Ok(exit_code(&done))
+}
+
+fn exit_code(done: &WarmProgress) -> ExitCode {
+    if done.failed > 0 {
         ExitCode::from(1)
     } else {
         ExitCode::SUCCESS
-    })
+    }
+}
+
+/// Says what a job must say to use the cache.
+fn for_jobs(cached: &PipelineSpec, form: Option<CacheForm>) -> String {
+    let form = form.map_or(String::new(), |form| format!("{form:?}").to_lowercase());
+    // Files are cached as they were read, whatever is done to them afterwards.
+    let (pipeline, then) = if form == "encoded" {
+        let source = PipelineSpec {
+            ops: Vec::new(),
+            ..cached.clone()
+        };
+        (source.to_string(), "with any operators")
+    } else {
+        (cached.to_string(), "then random operators")
+    };
+    format!("for jobs with {pipeline}, {then}, and cache=\"{form}\" or no cache=")
 }
 
 fn cache(args: &args::Warm) -> CacheRequest {
@@ -62,13 +90,13 @@ pub(crate) fn pipeline(
     }];
     ops.extend(args.resize.map(|n| Op::Resize {
         to: ResizeTo::Shorter(n),
-        interpolation,
+        interpolation: args.interpolation.into(),
     }));
     ops.extend(args.center_crop.map(|n| Op::CenterCrop {
         height: n,
         width: n,
     }));
-    let (scale, ratio) = ((0.08, 1.0), (0.75, 4.0 / 3.0));
+    let (scale, ratio) = (DEFAULT_SCALE, DEFAULT_RATIO);
     ops.push(Op::RandomResizedCrop {
         height: random_crop,
         width: random_crop,
@@ -82,7 +110,7 @@ pub(crate) fn pipeline(
     })
 }
 
-/// JSON lines, or for people.
+/// How far a warm-up has come, as JSON lines or for people.
 enum Shown {
     Json,
     Progress(Progress),
@@ -90,33 +118,46 @@ enum Shown {
 
 impl Shown {
     fn new(json: bool) -> Self {
-        match json {
-            true => Shown::Json,
-            false => Shown::Progress(Progress::new("samples")),
+        if json {
+            Shown::Json
+        } else {
+            Shown::Progress(Progress::new("samples"))
         }
     }
 
     fn update(&mut self, p: &WarmProgress) {
         match self {
-            Shown::Json => print_json(p),
+            Shown::Json => print_json(p, None),
             Shown::Progress(progress) => progress.update(p.done, p.total, &bytes(p)),
         }
     }
 
-    fn finish(&self, p: &WarmProgress) {
+    fn finish(&self, p: &WarmProgress, for_jobs: &str) {
         match self {
-            Shown::Json => print_json(p),
+            Shown::Json => print_json(p, Some(for_jobs)),
             Shown::Progress(progress) => {
                 progress.finish();
-                println!("{}", summary(p));
+                println!("{}\n{for_jobs}", summary(p));
             }
         }
     }
 }
 
-fn print_json(p: &WarmProgress) {
-    // A struct of numbers and a string always serialises.
-    println!("{}", serde_json::to_string(p).unwrap_or_default());
+#[derive(serde::Serialize)]
+struct Line<'a> {
+    #[serde(flatten)]
+    progress: &'a WarmProgress,
+    /// With the last line.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    for_jobs: Option<&'a str>,
+}
+
+fn print_json(progress: &WarmProgress, for_jobs: Option<&str>) {
+    // A struct of numbers and strings always serialises.
+    println!(
+        "{}",
+        serde_json::to_string(&Line { progress, for_jobs }).unwrap_or_default()
+    );
 }
 
 fn bytes(p: &WarmProgress) -> String {

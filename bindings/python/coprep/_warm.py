@@ -1,0 +1,190 @@
+"""Fills the caches of a training script's loaders before the jobs come: the Python side of ``coprep warm --from``.
+
+The script runs as it would by itself, until it begins to iterate over a ``coprep.DataLoader``. The caches of all
+loaders made until then are filled, and the process ends there: no line of the script after that runs. What happens is
+told on the standard output, a JSON object per line; what the script prints goes to the standard error.
+"""
+
+from __future__ import annotations
+
+import builtins
+import copy
+import functools
+import importlib
+import io
+import json
+import operator
+import os
+import signal
+import sys
+import time
+import types
+from collections.abc import Callable
+from typing import Any
+
+from coprep import _coprep
+from coprep._loader import DataLoader
+
+Tell = Callable[..., None]
+
+_BETWEEN_REPORTS = 0.2
+"""Seconds."""
+
+
+def main() -> None:
+    """Warm what the target in ``sys.argv`` makes."""
+    tell = _events()
+    _, target, *arguments = sys.argv
+    if os.path.isfile(target):
+        loaders: list[DataLoader] = []
+        _stop_at_first_iteration(loaders, lambda: _finish(loaders, tell))
+        _run(target, arguments)
+        _finish(loaders, tell)
+    elif ":" in target:
+        sys.path[0] = os.getcwd()
+        _finish([_loader_of(target)], tell)
+    else:
+        raise SystemExit(f"{target}: there is no such script, and it is no import string such as 'module:attribute'")
+
+
+def _events() -> Tell:
+    """Keep the standard output for events."""
+    events = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def tell(**event: Any) -> None:
+        print(json.dumps(event), file=events, flush=True)
+
+    return tell
+
+
+def _stop_at_first_iteration(loaders: list[DataLoader], stop: Callable[[], None]) -> None:
+    """Collect the loaders that are made from now on, and call ``stop`` when one of them is iterated over."""
+    init = DataLoader.__init__
+
+    @functools.wraps(init)
+    def noted(self: DataLoader, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        loaders.append(self)
+
+    DataLoader.__init__ = noted  # type: ignore[method-assign]
+    DataLoader.__iter__ = lambda self: stop()  # type: ignore[method-assign, assignment, return-value]
+
+
+def _run(script: str, arguments: list[str]) -> None:
+    """Run a script as ``python script arguments`` does. It stays the main module: its classes are found there."""
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__file__=script, __builtins__=builtins)
+    sys.modules["__main__"] = main
+    sys.argv = [script, *arguments]
+    sys.path[0] = os.path.dirname(os.path.realpath(script))
+    with io.open_code(os.path.abspath(script)) as file:
+        code = compile(file.read(), script, "exec")
+    try:
+        exec(code, main.__dict__)
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+
+
+def _loader_of(name: str) -> DataLoader:
+    """The loader that a job with this attribute would make."""
+    module, _, attribute = name.partition(":")
+    value = operator.attrgetter(attribute)(importlib.import_module(module))
+    if not isinstance(value, (DataLoader, _coprep.Pipeline)) and not hasattr(value, "__getitem__") and callable(value):
+        value = value()
+        if not isinstance(value, (DataLoader, _coprep.Pipeline)):
+            # A factory of a dataset: jobs name it, and do not call it themselves.
+            value = name
+    return value if isinstance(value, DataLoader) else DataLoader(value)
+
+
+def _finish(loaders: list[DataLoader], tell: Tell) -> None:
+    """Warm all loaders and end the process, whatever handlers the script has installed for its end."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for loader in loaders:
+        _warm(loader, functools.partial(tell, dataset=_label(loader)))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _label(loader: DataLoader) -> str:
+    dataset = loader.dataset
+    if isinstance(dataset, (str, _coprep.Pipeline)):
+        return str(dataset)
+    return f"{type(dataset).__qualname__} ({type(dataset).__module__})"
+
+
+def _warm(loader: DataLoader, tell: Tell) -> None:
+    why = _why_not(loader)
+    if why is not None:
+        tell(skipped=why)
+        return
+    fill = _fill_native if loader._is_native else _fill_by_an_epoch
+    try:
+        tell(done=fill(loader, tell))
+    except Exception as error:
+        tell(failed=f"{type(error).__name__}: {error}")
+
+
+def _why_not(loader: DataLoader) -> str | None:
+    """Why nothing can be cached before the job comes."""
+    options = loader._options
+    if loader._private is not None:
+        return "it shares nothing with other jobs, because of its sampler"
+    if options["cache"] == "off":
+        return 'it has cache="off"'
+    if options["lru"]:
+        return 'cache_policy="lru" keeps what was used last'
+    if loader._is_native:
+        return None
+    if loader.num_workers == 0:
+        return "its samples are made in the job itself (num_workers=0)"
+    if options["reuse"]:
+        return "with reuse= samples are made anew as they are used"
+    if options["cache"] == "prepared":
+        return None if options["seed"] is not None else "prepared samples belong to a seed: give seed="
+    if loader.transform is None:
+        return (
+            "nothing of it is cached, because dataset[i] may be random: give its random part as transform=, or "
+            'cache="prepared" with seed= if nothing is random'
+        )
+    return None
+
+
+def _fill_native(loader: DataLoader, tell: Tell) -> dict[str, Any]:
+    options = loader._options
+    done: dict[str, Any] = json.loads(
+        _coprep.warm(
+            loader.dataset,
+            lambda progress: tell(progress=json.loads(progress)),
+            socket=options["socket"],
+            cache=options["cache"],
+            cache_bytes=options["cache_bytes"],
+        )
+    )
+    return done
+
+
+def _fill_by_an_epoch(loader: DataLoader, tell: Tell) -> dict[str, Any]:
+    """Only jobs can have samples of Python code made: be one for an epoch, and look at nothing that comes."""
+    twin = copy.copy(loader)
+    twin._options = {**loader._options, "name": "coprep warm", "skip_errors": True, "drop_last": False, "cohort": None}
+    twin._place = (0, 1, None)
+    native = twin._native
+    native.start_epoch()
+    attached = native.attached()
+    done, total, told = 0, attached["samples"], time.monotonic()
+    while (arrays := native.next()) is not None:
+        done += arrays[-1].__array_interface__["shape"][0]
+        if time.monotonic() > told + _BETWEEN_REPORTS:
+            told = time.monotonic()
+            tell(progress={"done": done, "total": total})
+    kept: dict[str, Any] = json.loads(_coprep.keep_warm(attached["stream"], loader._options["socket"]))
+    native.close()
+    return {**kept, "done": done, "total": total, "failed": total - done}
+
+
+if __name__ == "__main__":
+    main()

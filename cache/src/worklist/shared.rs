@@ -1,0 +1,256 @@
+//! The entries in shared memory.
+#![expect(unsafe_code, reason = "says which types may lie in shared memory")]
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::time::{ClockId, clock_gettime};
+
+use crate::error::{Error, Result};
+use crate::mapping::{self, Mapping, Region, Shared};
+use crate::worklist::entry::{Entry, Written};
+
+const WHAT: &str = "what a worker is to make";
+
+// SAFETY: it has no bytes.
+unsafe impl Shared for () {}
+// SAFETY: atomics, and padding.
+unsafe impl Shared for Entry {}
+
+/// The entries that a coordinator shares with one worker. See the module.
+pub struct Worklist {
+    region: Region<(), Entry>,
+    file: OwnedFd,
+}
+
+impl Worklist {
+    /// The coordinator's side, with so many entries.
+    ///
+    /// # Errors
+    /// If there is no memory, or no descriptor left.
+    pub fn create(entries: u32) -> Result<Arc<Self>> {
+        let bytes = bytes(entries)?;
+        let file = mapping::memory_file(WHAT, "coprep-worklist", bytes as u64)?;
+        mapping::seal(WHAT, &file, mapping::size_seals())?;
+        Self::over(file, entries).map(Arc::new)
+    }
+
+    /// The worker's side, from the descriptor that it was passed.
+    ///
+    /// # Errors
+    /// If it is not that of as many entries.
+    pub fn open(file: OwnedFd, entries: u32) -> Result<Self> {
+        mapping::check_file(WHAT, &file, bytes(entries)?)?;
+        Self::over(file, entries)
+    }
+
+    fn over(file: OwnedFd, entries: u32) -> Result<Self> {
+        let mapping = Mapping::writable(WHAT, &file, bytes(entries)?)?;
+        let region = Region::new(WHAT, mapping, entries as usize)?;
+        Ok(Worklist { region, file })
+    }
+
+    /// Worker: begins a sample. False: it was withdrawn, or never given.
+    #[must_use]
+    pub fn begin(&self, entry: u32) -> bool {
+        let row = self.region.row().get(entry as usize);
+        row.is_some_and(|row| row.begin(now()))
+    }
+
+    /// Worker: takes the place that is offered. False: it was taken back.
+    #[must_use]
+    pub fn take(&self, entry: u32) -> bool {
+        let row = self.region.row().get(entry as usize);
+        row.is_some_and(|row| row.take())
+    }
+
+    /// Worker: the sample is written.
+    pub fn write(&self, entry: u32, written: &Written) {
+        if let Some(row) = self.region.row().get(entry as usize) {
+            row.write(written);
+        }
+    }
+}
+
+impl AsFd for Worklist {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// The coordinator's hand on one sample that a worker was given.
+#[derive(Clone)]
+pub struct Given {
+    list: Arc<Worklist>,
+    entry: u32,
+}
+
+impl Given {
+    /// Gives a sample by this entry, which was for another before that is done with.
+    ///
+    /// # Panics
+    /// If there is no such entry.
+    #[must_use]
+    pub fn new(list: &Arc<Worklist>, entry: u32) -> Self {
+        let given = Given {
+            list: list.clone(),
+            entry,
+        };
+        given.row().give();
+        given
+    }
+
+    /// True: the worker will not begin it.
+    #[must_use]
+    pub fn withdraw(&self) -> bool {
+        self.row().withdraw()
+    }
+
+    /// True: the worker, which is at the sample, does not write to the place that it was offered, unless it asks and is
+    /// told to.
+    #[must_use]
+    pub fn take_back(&self) -> bool {
+        self.row().take_back()
+    }
+
+    /// The worker has taken the place.
+    #[must_use]
+    pub fn is_taken(&self) -> bool {
+        self.row().is_taken()
+    }
+
+    /// Since when the worker is at it. None: it has not begun.
+    #[must_use]
+    pub fn age(&self) -> Option<Duration> {
+        let began = self.row().began()?;
+        Some(Duration::from_nanos(now().saturating_sub(began)))
+    }
+
+    /// What the worker tells of it. None: it is not written.
+    #[must_use]
+    pub fn written(&self) -> Option<Written> {
+        self.row().written()
+    }
+
+    fn row(&self) -> &Entry {
+        &self.list.region.row()[self.entry as usize]
+    }
+}
+
+/// The same in all processes.
+fn now() -> u64 {
+    clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |t| Duration::from(t).as_nanos() as u64)
+}
+
+fn bytes(entries: u32) -> Result<usize> {
+    let bytes = Region::<(), Entry>::bytes(entries as usize);
+    bytes.ok_or_else(|| Error::invalid(WHAT, "too many"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn both() -> (Arc<Worklist>, Worklist) {
+        let ours = Worklist::create(2).unwrap();
+        let file = ours.as_fd().try_clone_to_owned().unwrap();
+        let theirs = Worklist::open(file, 2).unwrap();
+        (ours, theirs)
+    }
+
+    /// Of two that come at once exactly one succeeds, every time.
+    fn race(
+        prepare: impl Fn(&Given, &Worklist),
+        ours: impl Fn(&Given) -> bool,
+        theirs: impl Fn(&Worklist) -> bool + Sync,
+    ) {
+        let (list, worker) = both();
+        for _ in 0..1000 {
+            let given = Given::new(&list, 1);
+            prepare(&given, &worker);
+            let (a, b) = std::thread::scope(|scope| {
+                let thread = scope.spawn(|| theirs(&worker));
+                (ours(&given), thread.join().unwrap())
+            });
+            assert!(a != b);
+        }
+    }
+
+    #[test]
+    fn what_is_offered_is_had_by_one_of_both() {
+        let (ours, theirs) = both();
+        assert!(!theirs.begin(0) && !theirs.take(0), "not given");
+        let given = Given::new(&ours, 0);
+        assert!(!theirs.take(0) && !given.take_back(), "not begun");
+        assert!(theirs.begin(0) && !given.is_taken() && theirs.take(0) && given.is_taken());
+        assert!(!given.take_back() && !theirs.take(0) && !theirs.take(1));
+        let given = Given::new(&ours, 0);
+        assert!(theirs.begin(0) && given.take_back() && !given.is_taken());
+        assert!(!theirs.take(0) && !given.take_back() && !given.is_taken());
+    }
+
+    #[test]
+    fn what_is_withdrawn_is_not_begun_and_what_is_begun_not_withdrawn() {
+        let (ours, theirs) = both();
+        let given = Given::new(&ours, 0);
+        assert!(given.withdraw() && !theirs.begin(0) && !given.withdraw());
+        assert_eq!(given.age(), None);
+        let given = Given::new(&ours, 0);
+        assert!(theirs.begin(0) && !given.withdraw() && !theirs.begin(0));
+    }
+
+    #[test]
+    fn who_comes_at_once_never_both_have_it() {
+        race(|_, _| (), Given::withdraw, |worker| worker.begin(1));
+        let begin = |_: &Given, worker: &Worklist| assert!(worker.begin(1));
+        race(begin, Given::take_back, |worker| worker.take(1));
+    }
+
+    #[test]
+    fn its_time_runs_from_when_it_is_begun() {
+        let (ours, theirs) = both();
+        let given = Given::new(&ours, 1);
+        assert_eq!(given.age(), None);
+        assert!(theirs.begin(1));
+        let age = given.age().unwrap();
+        assert!(age < Duration::from_secs(60) && given.age().unwrap() >= age);
+        // A clock that is ahead, and one that never ran.
+        let row = &theirs.region.row()[1];
+        row.set_began(u64::MAX);
+        assert_eq!(given.age(), Some(Duration::ZERO));
+        row.set_began(0);
+        assert!(given.age().unwrap() >= age);
+    }
+
+    #[test]
+    fn what_is_told_of_a_sample_is_that_of_this_one() {
+        let (ours, theirs) = both();
+        let given = Given::new(&ours, 0);
+        let told = Written {
+            wall_ns: 5,
+            cpu_ns: 4,
+            dataset_ns: 3,
+            kept: (64, u64::MAX),
+        };
+        assert!(theirs.begin(0) && given.written().is_none());
+        theirs.write(0, &told);
+        assert_eq!(given.written(), Some(told));
+        assert_eq!(Given::new(&ours, 1).written(), None);
+        assert_eq!(Given::new(&ours, 0).written(), None);
+        theirs.write(2, &told);
+    }
+
+    #[test]
+    fn a_stranger_s_word_counts_for_nothing_but_itself() {
+        let (ours, theirs) = both();
+        let given = Given::new(&ours, 0);
+        theirs.region.row()[0].set_word(77);
+        assert!(!given.take_back() && !given.is_taken() && !given.withdraw());
+        assert!(
+            !theirs.take(2) && !theirs.begin(2),
+            "there is no such entry"
+        );
+        assert!(Worklist::open(ours.as_fd().try_clone_to_owned().unwrap(), 1 << 20).is_err());
+    }
+}

@@ -1,0 +1,93 @@
+//! Reading a file that somebody else named.
+//!
+//! It may be anything: a pipe, which has no end and may have no writer; a device, which gives bytes for ever; a file that
+//! grows. So only regular files are read, opening never waits, and the length is bounded before memory is taken for it.
+
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+
+use nix::fcntl::OFlag;
+
+/// Longest file that is read as a sample: far more than any image that is decoded, far less than the memory of a node.
+pub const MOST_BYTES: u64 = 1 << 30;
+
+/// Opens a regular file, without waiting for whatever else it may be.
+///
+/// # Errors
+/// If it cannot be opened, is no regular file, or is longer than [`MOST_BYTES`].
+pub fn open(path: &Path) -> io::Result<(File, u64)> {
+    // A pipe is opened without a writer, a terminal does not become this process's own.
+    let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+    let mut options = OpenOptions::new();
+    options.read(true).custom_flags(flags.bits());
+    let file = match options.open(path) {
+        // Another process holds a lease on the file and is asked to give it back: that is worth a wait.
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock && path.is_file() => File::open(path),
+        // What cannot be opened for what it is says so better than by an error number.
+        Err(e) => Err(std::fs::metadata(path)
+            .and_then(|m| length(&m))
+            .err()
+            .unwrap_or(e)),
+        opened => opened,
+    }?;
+    let length = length(&file.metadata()?)?;
+    Ok((file, length))
+}
+
+/// Returns the length of a regular file.
+///
+/// # Errors
+/// If it is something else, or longer than [`MOST_BYTES`].
+pub(crate) fn length(meta: &Metadata) -> io::Result<u64> {
+    let kind = meta.file_type();
+    if !kind.is_file() {
+        let what = match () {
+            () if kind.is_dir() => "a folder",
+            () if kind.is_fifo() => "a named pipe",
+            () if kind.is_socket() => "a socket",
+            () if kind.is_char_device() => "a character device",
+            () if kind.is_block_device() => "a block device",
+            () => "something else",
+        };
+        return Err(io::Error::other(format!(
+            "it is {what}, and a sample must be a regular file"
+        )));
+    }
+    check_length(meta.len())
+}
+
+fn check_length(length: u64) -> io::Result<u64> {
+    if length <= MOST_BYTES {
+        return Ok(length);
+    }
+    Err(io::Error::other(format!(
+        "it has more than {MOST_BYTES} bytes, the most that a sample may have"
+    )))
+}
+
+/// Reads a file; `into` becomes exactly its bytes.
+pub(crate) fn read(path: &Path, into: &mut Vec<u8>) -> io::Result<()> {
+    let (file, length) = open(path)?;
+    into.clear();
+    // One more, so that the end is seen without more memory.
+    into.reserve(length as usize + 1);
+    // It may grow while it is read.
+    file.take(MOST_BYTES + 1).read_to_end(into)?;
+    check_length(into.len() as u64).map(drop)
+}
+
+/// Reads the start of a file, `most` bytes at most.
+pub(crate) fn read_head(path: &Path, most: u64, into: &mut Vec<u8>) -> io::Result<()> {
+    let (file, _) = open(path)?;
+    into.clear();
+    file.take(most).read_to_end(into).map(drop)
+}
+
+/// Fills `into`; returns whether the file ended there.
+pub(crate) fn read_exactly(path: &Path, into: &mut [u8]) -> io::Result<bool> {
+    let (mut file, _) = open(path)?;
+    file.read_exact(into)?;
+    Ok(file.read(&mut [0])? == 0)
+}

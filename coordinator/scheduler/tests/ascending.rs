@@ -1,0 +1,217 @@
+//! Jobs in ascending order: each is dealt its ids in that order, and they share from where they meet.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::{BTreeMap, VecDeque};
+
+use coprep_scheduler::{Config, DrawOrder, JobId, JobSpec, Resume, Scheduler, Target};
+
+const SAMPLES: u32 = 400;
+const SLOTS: u32 = 10;
+/// Staging buffers: more than all queues hold.
+const PLENTY: u32 = 1000;
+
+/// Jobs of one rank that take a minibatch each in turn.
+struct Jobs {
+    scheduler: Scheduler,
+    /// Minibatches dealt and not yet taken.
+    queues: BTreeMap<JobId, VecDeque<Dealt>>,
+    /// What each was given, epoch after epoch.
+    given: BTreeMap<JobId, Vec<(u64, u32)>>,
+    prepared: u32,
+}
+
+struct Dealt {
+    epoch: u64,
+    ids: Vec<u32>,
+    deliveries: u32,
+}
+
+impl Jobs {
+    fn new() -> Self {
+        let config = Config {
+            samples: SAMPLES,
+            slots: SLOTS,
+            depth: 8,
+            low_water: 2,
+            seed: 1,
+            order: DrawOrder::Ascending,
+        };
+        Jobs {
+            scheduler: Scheduler::new(config),
+            queues: BTreeMap::new(),
+            given: BTreeMap::new(),
+            prepared: 0,
+        }
+    }
+
+    fn attach(&mut self, id: u64, spec: JobSpec) {
+        let id = JobId(id);
+        self.scheduler.attach(id, spec).unwrap();
+        self.queues.insert(id, VecDeque::new());
+        self.given.insert(id, Vec::new());
+        self.draw();
+    }
+
+    fn draw(&mut self) {
+        while let Some(minibatch) = self.scheduler.next(PLENTY) {
+            let ids: Vec<u32> = minibatch.samples.iter().map(|draw| draw.id).collect();
+            self.prepared += ids.len() as u32;
+            for target in minibatch.targets {
+                let parts = minibatch.deliveries.iter();
+                let dealt = Dealt {
+                    epoch: target.epoch,
+                    ids: ids.clone(),
+                    deliveries: parts.filter(|d| d.job == target.job).count() as u32,
+                };
+                self.queues.get_mut(&target.job).unwrap().push_back(dealt);
+            }
+        }
+    }
+
+    /// Each job takes a minibatch, so many times.
+    fn step(&mut self, times: u32) {
+        for _ in 0..times {
+            for (&id, queue) in &mut self.queues {
+                let dealt = queue.pop_front().expect("nobody waits");
+                self.scheduler.epoch_started(id, 0, dealt.epoch);
+                self.scheduler.taken(id, 0, dealt.deliveries);
+                let given = self.given.get_mut(&id).unwrap();
+                given.extend(dealt.ids.into_iter().map(|sample| (dealt.epoch, sample)));
+            }
+            self.draw();
+        }
+    }
+
+    fn assert_ascending(&self) {
+        for (id, given) in &self.given {
+            assert!(given.is_sorted_by(|a, b| a < b), "{id:?}: {given:?}");
+        }
+    }
+}
+
+fn spec() -> JobSpec {
+    JobSpec {
+        batch_size: SLOTS,
+        world_size: 1,
+        drop_last: false,
+        subset: None,
+        resume: None,
+        cohort: None,
+        skip_bad: false,
+    }
+}
+
+fn resumed_after(samples: u32) -> JobSpec {
+    let resume = Resume {
+        epoch: 0,
+        delivered: (0..samples).collect(),
+    };
+    JobSpec {
+        resume: Some(resume),
+        ..spec()
+    }
+}
+
+/// Samples in a full queue.
+const QUEUE: u32 = 8 * SLOTS;
+
+#[test]
+fn a_job_that_comes_a_little_later_catches_up_and_shares() {
+    let mut jobs = Jobs::new();
+    jobs.attach(1, spec());
+    jobs.step(3);
+    let ahead = jobs.prepared;
+    jobs.attach(2, spec());
+    jobs.step(100);
+    jobs.assert_ascending();
+    // What the first had before they met is prepared twice, and the rest once.
+    let given = jobs.given.values().map(Vec::len).max().unwrap() as u32;
+    let prepared = jobs.prepared;
+    assert!(prepared <= given + QUEUE + ahead, "{prepared} prepared");
+}
+
+#[test]
+fn jobs_far_apart_are_each_given_their_own_order() {
+    let mut jobs = Jobs::new();
+    jobs.attach(1, resumed_after(200));
+    jobs.attach(2, spec());
+    jobs.step(100);
+    jobs.assert_ascending();
+    let given: usize = jobs.given.values().map(Vec::len).sum();
+    assert_eq!(given as u32, 2 * 100 * SLOTS);
+}
+
+#[test]
+fn jobs_whose_minibatches_begin_at_different_ids_meet_all_the_same() {
+    let mut jobs = Jobs::new();
+    jobs.attach(1, resumed_after(25));
+    let ahead = jobs.prepared;
+    jobs.attach(2, spec());
+    jobs.step(20);
+    jobs.assert_ascending();
+    let prepared = jobs.prepared;
+    assert!(
+        prepared <= 25 + 20 * SLOTS + QUEUE + ahead,
+        "{prepared} prepared"
+    );
+}
+
+#[test]
+fn a_subset_shares_where_its_next_ids_are_those_of_the_others() {
+    let mut jobs = Jobs::new();
+    let subset = Some((5..SAMPLES).collect());
+    jobs.attach(1, JobSpec { subset, ..spec() });
+    let ahead = jobs.prepared;
+    jobs.attach(2, spec());
+    jobs.step(20);
+    jobs.assert_ascending();
+    let prepared = jobs.prepared;
+    assert!(
+        prepared <= 5 + 20 * SLOTS + QUEUE + ahead,
+        "{prepared} prepared"
+    );
+}
+
+#[test]
+fn nothing_takes_the_place_of_a_bad_sample() {
+    let mut scheduler = Jobs::new().scheduler;
+    scheduler
+        .attach(
+            JobId(1),
+            JobSpec {
+                skip_bad: true,
+                ..spec()
+            },
+        )
+        .unwrap();
+    let minibatch = scheduler.next(PLENTY).unwrap();
+    scheduler.mark_bad(3);
+    assert!(scheduler.replace(&minibatch.targets, 3).is_none());
+    assert_eq!(
+        minibatch.targets,
+        [Target {
+            job: JobId(1),
+            epoch: 0
+        }]
+    );
+    let mut ids: Vec<(u64, u32)> = minibatch.samples.iter().map(|draw| (0, draw.id)).collect();
+    for _ in 0..80 {
+        scheduler.taken(JobId(1), 0, 1);
+        let Some(next) = scheduler.next(PLENTY) else {
+            break;
+        };
+        let epoch = next.targets[0].epoch;
+        scheduler.epoch_started(JobId(1), 0, epoch);
+        ids.extend(next.samples.iter().map(|draw| (epoch, draw.id)));
+    }
+    assert!(ids.is_sorted_by(|a, b| a < b), "{ids:?}");
+    let second: Vec<u32> = ids
+        .iter()
+        .filter(|(epoch, _)| *epoch == 1)
+        .map(|(_, id)| *id)
+        .collect();
+    assert!(
+        second.starts_with(&[0, 1, 2, 4, 5]),
+        "it is not dealt again: {second:?}"
+    );
+}

@@ -1,0 +1,275 @@
+//! Work that is done once for everybody who needs it: listing a dataset, reserving a cache, opening a stream.
+//!
+//! Such work may take long, or never end: storage may be slow, or dead. So it runs in a thread of its own, a
+//! *flight*, which holds no lock. Whoever needs its result first begins it. Those who need the same result while it
+//! lasts join it, and nobody else waits. A table of flights lies in the registry under the lock that also holds the
+//! results, so that a newcomer finds either the result or the flight.
+//!
+//! A wait ends with the result, or when the [`Party`] that waits has had enough. A flight may ask whether anybody
+//! still waits for it.
+//!
+//! **Locks.** The state of a flight is locked for moments, alone or within the registry's lock, never around it.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::{Error, Result};
+
+/// Time between two looks at the party that waits.
+const TICK: Duration = Duration::from_millis(200);
+
+/// Whoever waits for a flight.
+pub(crate) trait Party {
+    /// Is called now and then during a wait, with the step that the flight is at and when the flight began.
+    ///
+    /// # Errors
+    /// When the party does not wait any longer.
+    fn still_waits(&self, step: &str, began: Instant) -> Result<()>;
+}
+
+/// How a flight ended.
+pub(super) enum Outcome<T> {
+    /// The result.
+    Done(T),
+    /// An error.
+    Failed(Arc<Error>),
+    /// Neither: look again.
+    Nothing,
+}
+
+impl<T: Clone> Clone for Outcome<T> {
+    fn clone(&self) -> Self {
+        match self {
+            Outcome::Done(result) => Outcome::Done(result.clone()),
+            Outcome::Failed(error) => Outcome::Failed(error.clone()),
+            Outcome::Nothing => Outcome::Nothing,
+        }
+    }
+}
+
+/// See the module.
+pub(super) struct Flight<T> {
+    began: Instant,
+    state: Mutex<State<T>>,
+    landed: Condvar,
+}
+
+struct State<T> {
+    waiters: usize,
+    /// What is being done now, for people.
+    step: String,
+    outcome: Option<Outcome<T>>,
+}
+
+impl<T: Clone> Flight<T> {
+    fn state(&self) -> MutexGuard<'_, State<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Says what is being done now.
+    pub(super) fn step(&self, step: impl Into<String>) {
+        self.state().step = step.into();
+    }
+
+    /// Returns true while somebody waits for the result.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.state().waiters > 0
+    }
+
+    /// Ends the flight. `before`: is told how many will take the outcome, before any of them does.
+    pub(super) fn land(&self, outcome: Outcome<T>, before: impl FnOnce(usize)) {
+        let mut state = self.state();
+        before(state.waiters);
+        state.outcome = Some(outcome);
+        self.landed.notify_all();
+    }
+}
+
+/// A flight that needs the result of another one waits as long as somebody waits for its own.
+impl<T: Clone> Party for Flight<T> {
+    fn still_waits(&self, step: &str, _began: Instant) -> Result<()> {
+        let mut state = self.state();
+        if state.waiters == 0 {
+            return Err(Error::Invalid(
+                "all jobs that waited for the dataset have left".into(),
+            ));
+        }
+        // Those who wait are told what really lasts.
+        if state.step != step {
+            state.step = step.to_owned();
+        }
+        Ok(())
+    }
+}
+
+/// A place among those who wait for a flight.
+pub(super) struct Waiter<T: Clone> {
+    flight: Arc<Flight<T>>,
+    /// True for the one for whom the flight was begun.
+    pub(super) is_first: bool,
+    has_left: bool,
+}
+
+impl<T: Clone> Waiter<T> {
+    fn new(flight: &Arc<Flight<T>>, is_first: bool) -> Self {
+        flight.state().waiters += 1;
+        Waiter {
+            flight: flight.clone(),
+            is_first,
+            has_left: false,
+        }
+    }
+
+    /// Waits for the outcome.
+    ///
+    /// # Errors
+    /// When the party does not wait any longer. Then there is no outcome that only this waiter could take.
+    pub(super) fn wait(mut self, party: &dyn Party) -> Result<Outcome<T>> {
+        let flight = self.flight.clone();
+        let mut state = flight.state();
+        loop {
+            if let Some(outcome) = &state.outcome {
+                return Ok(outcome.clone());
+            }
+            let step = state.step.clone();
+            drop(state);
+            let answer = party.still_waits(&step, flight.began);
+            state = flight.state();
+            if let Err(gone) = answer {
+                // The flight may have landed for this waiter meanwhile.
+                if state.outcome.is_none() {
+                    state.waiters -= 1;
+                    self.has_left = true;
+                    return Err(gone);
+                }
+            } else if state.outcome.is_none() {
+                let waited = flight.landed.wait_timeout(state, TICK);
+                state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            }
+        }
+    }
+}
+
+impl<T: Clone> Drop for Waiter<T> {
+    fn drop(&mut self) {
+        if !self.has_left {
+            self.flight.state().waiters -= 1;
+        }
+    }
+}
+
+/// The flights under way, by what they are for. Lies under a lock of its owner.
+pub(super) struct Flights<K, T> {
+    under_way: Vec<(K, Arc<Flight<T>>)>,
+}
+
+impl<K, T> Default for Flights<K, T> {
+    fn default() -> Self {
+        Flights {
+            under_way: Vec::new(),
+        }
+    }
+}
+
+impl<K: PartialEq, T: Clone> Flights<K, T> {
+    /// Joins the flight for `key`, if there is one.
+    pub(super) fn join(&self, key: &K) -> Option<Waiter<T>> {
+        let found = self.under_way.iter().find(|(k, _)| k == key);
+        found.map(|(_, flight)| Waiter::new(flight, false))
+    }
+
+    /// Begins a flight for `key`. The caller has seen that there is none, and lets it land.
+    pub(super) fn begin(&mut self, key: K, step: String) -> (Arc<Flight<T>>, Waiter<T>) {
+        let flight = Arc::new(Flight {
+            began: Instant::now(),
+            state: Mutex::new(State {
+                waiters: 0,
+                step,
+                outcome: None,
+            }),
+            landed: Condvar::new(),
+        });
+        self.under_way.push((key, flight.clone()));
+        let waiter = Waiter::new(&flight, true);
+        (flight, waiter)
+    }
+
+    /// Takes a flight that lands out of the table; returns what it was for.
+    pub(super) fn remove(&mut self, flight: &Arc<Flight<T>>) -> Option<K> {
+        let mut all = self.under_way.iter();
+        let at = all.position(|(_, f)| Arc::ptr_eq(f, flight))?;
+        Some(self.under_way.swap_remove(at).0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Waits for so many looks.
+    struct Looks(std::cell::Cell<u32>);
+
+    impl Party for Looks {
+        fn still_waits(&self, _step: &str, _began: Instant) -> Result<()> {
+            match self.0.get().checked_sub(1) {
+                Some(left) => {
+                    self.0.set(left);
+                    Ok(())
+                }
+                None => Err(Error::Invalid("gone".into())),
+            }
+        }
+    }
+
+    fn looks(count: u32) -> Looks {
+        Looks(std::cell::Cell::new(count))
+    }
+
+    #[test]
+    fn all_who_wait_are_given_the_one_result() {
+        let mut flights = Flights::<u32, u32>::default();
+        assert!(flights.join(&7).is_none());
+        let (flight, first) = flights.begin(7, "work".into());
+        let second = flights.join(&7).unwrap();
+        assert!(first.is_first && !second.is_first);
+        assert!(flights.join(&8).is_none());
+        std::thread::scope(|scope| {
+            let waits = [first, second]
+                .map(|waiter| scope.spawn(move || waiter.wait(&looks(1000)).unwrap()));
+            flights.remove(&flight);
+            flight.land(Outcome::Done(5), |waiters| assert_eq!(waiters, 2));
+            for wait in waits {
+                assert!(matches!(wait.join().unwrap(), Outcome::Done(5)));
+            }
+        });
+        assert!(flights.join(&7).is_none());
+    }
+
+    #[test]
+    fn a_flight_knows_when_nobody_waits_any_more() {
+        let mut flights = Flights::<u32, u32>::default();
+        let (flight, first) = flights.begin(7, "work".into());
+        let second = flights.join(&7).unwrap();
+        assert!(first.wait(&looks(0)).is_err());
+        assert!(flight.is_awaited());
+        drop(second);
+        assert!(!flight.is_awaited());
+        assert!(flight.still_waits("more", Instant::now()).is_err());
+        flight.land(Outcome::Nothing, |waiters| assert_eq!(waiters, 0));
+    }
+
+    #[test]
+    fn who_waits_is_told_the_innermost_step() {
+        let (outer, _waiter) = Flights::<u32, u32>::default().begin(1, "outer".into());
+        let mut inner = Flights::<u32, u32>::default();
+        let (flight, waiter) = inner.begin(2, "listing".into());
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| waiter.wait(&*outer).is_ok());
+            while outer.state().step != "listing" {
+                std::thread::yield_now();
+            }
+            flight.land(Outcome::Done(1), |_| {});
+            assert!(waiting.join().unwrap());
+        });
+    }
+}

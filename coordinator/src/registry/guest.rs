@@ -1,0 +1,148 @@
+//! A client that waits for a flight: it is told what lasts, and does not wait for ever.
+
+use std::cell::RefCell;
+use std::time::{Duration, Instant};
+
+use coprep_protocol::message::{Awaited, Reply};
+
+use super::flights::Party;
+use crate::stream::Client;
+use crate::{Error, Result};
+
+/// Longest wait for a dataset to be opened. A job has a shorter limit of its own (`timeout`).
+const LIMIT: Duration = Duration::from_secs(3600);
+/// A client hears after so long what it waits for, so that its own error can say so; then whenever that changes.
+const TELL_AFTER: Duration = Duration::from_secs(1);
+/// After so long the log says it too.
+const LOG_AFTER: Duration = Duration::from_secs(10);
+const REMEDY: &str = "nothing is wrong if it is large or its storage slow; what it prints is in the coordinator's log";
+
+/// See the module.
+pub(crate) struct Guest<'a> {
+    client: &'a Client,
+    came: Instant,
+    told: RefCell<Told>,
+}
+
+#[derive(Default)]
+struct Told {
+    /// The step that the client heard of last.
+    step: String,
+    is_logged: bool,
+}
+
+impl<'a> Guest<'a> {
+    pub(crate) fn new(client: &'a Client) -> Self {
+        Guest {
+            client,
+            came: Instant::now(),
+            told: RefCell::default(),
+        }
+    }
+
+    fn tell(&self, step: &str, began: Instant) {
+        let waited = self.came.elapsed();
+        let mut told = self.told.borrow_mut();
+        if waited >= TELL_AFTER && told.step != step {
+            step.clone_into(&mut told.step);
+            let awaited = Reply::Awaited(Some(Awaited {
+                what: step.to_owned(),
+                for_ms: u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX),
+                remedy: REMEDY.into(),
+            }));
+            // A client that is gone is seen at the next look.
+            let _ = self.client.outbox.send(&awaited);
+        }
+        if waited >= LOG_AFTER && !told.is_logged {
+            told.is_logged = true;
+            let seconds = began.elapsed().as_secs();
+            tracing::warn!(awaited = step, seconds, "a client waits");
+        }
+    }
+}
+
+impl Party for Guest<'_> {
+    fn still_waits(&self, step: &str, began: Instant) -> Result<()> {
+        if self.client.is_gone() {
+            return Err(Error::Invalid("the client left while it waited".into()));
+        }
+        let waited = self.came.elapsed();
+        if waited >= LIMIT {
+            let seconds = began.elapsed().as_secs();
+            return Err(Error::Late(format!(
+                "waited {} s, and {step}, for {seconds} s: {REMEDY}",
+                waited.as_secs()
+            )));
+        }
+        self.tell(step, began);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::sync::Arc;
+
+    use coprep_protocol::frame;
+    use coprep_protocol::message::RefusalKind;
+
+    use super::*;
+    use crate::outbox::{Outbox, ReplyWriter};
+    use crate::peer::Peer;
+
+    const STEP: &str = "the files of the folder /photos are being listed";
+
+    fn client(socket: &UnixStream) -> Client {
+        Client {
+            name: "job".into(),
+            pid: 1,
+            outbox: Outbox::new(socket, &ReplyWriter::start().unwrap()).unwrap(),
+            peer: Arc::new(Peer::of(socket)),
+        }
+    }
+
+    fn ago(time: Duration) -> Instant {
+        Instant::now().checked_sub(time).unwrap()
+    }
+
+    #[test]
+    fn who_waits_is_told_once_what_for() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let client = client(&ours);
+        let mut guest = Guest::new(&client);
+        guest
+            .still_waits(STEP, ago(Duration::from_secs(7)))
+            .unwrap();
+        guest.came = ago(TELL_AFTER);
+        for _ in 0..3 {
+            guest
+                .still_waits(STEP, ago(Duration::from_secs(7)))
+                .unwrap();
+        }
+        guest.still_waits("more", Instant::now()).unwrap();
+        let told = || match frame::receive::<Reply>(&theirs).unwrap().0 {
+            Reply::Awaited(Some(awaited)) => (awaited.what, awaited.for_ms / 1000),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(told(), (STEP.into(), 7));
+        assert_eq!(told(), ("more".into(), 0));
+    }
+
+    #[test]
+    fn a_wait_is_bounded_and_its_error_names_the_folder() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let client = client(&ours);
+        let mut guest = Guest::new(&client);
+        guest.came = ago(LIMIT);
+        let refusal = guest.still_waits(STEP, ago(LIMIT)).unwrap_err().refusal();
+        assert_eq!(refusal.kind, RefusalKind::Late);
+        assert!(refusal.message.contains(STEP), "{}", refusal.message);
+        drop(theirs);
+        assert!(
+            Guest::new(&client)
+                .still_waits(STEP, Instant::now())
+                .is_err()
+        );
+    }
+}

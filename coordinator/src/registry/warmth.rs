@@ -1,0 +1,109 @@
+//! Which jobs use a cache that was filled on purpose, and why others do not.
+
+use coprep_pipeline::Dataset;
+use coprep_protocol::message::{Attach, CacheForm, CacheRequest};
+use coprep_protocol::spec::{PipelineSpec, Source};
+
+use super::Registry;
+use super::identity::{content, describe_operators};
+use crate::caches::{Cache, CacheKey, Origin};
+use crate::maker::Maker;
+use crate::stream::{Blueprint, Stream, StreamKey};
+
+impl Registry {
+    /// Returns the key of a stream with the form that its samples are cached in, if no form was asked for.
+    pub(super) fn key_of_new_stream(&self, request: &Attach, maker: &Maker) -> StreamKey {
+        let key = self.key(request);
+        if !names_no_form(request) {
+            return key;
+        }
+        let cache = maker.cache().map_or(CacheForm::Off, |cache| cache.form);
+        StreamKey { cache, ..key }
+    }
+
+    /// Returns the form of a warmed cache that a job which names none can use; the coordinator's own if it is warmed.
+    pub(super) fn warmed_form(
+        &self,
+        spec: &PipelineSpec,
+        request: &CacheRequest,
+        default: CacheForm,
+        dataset: &Dataset,
+    ) -> Option<CacheForm> {
+        if request.form.is_some() || request.lru {
+            return None;
+        }
+        let caches = self.caches();
+        let is_warm = |form: &CacheForm| {
+            let key = CacheKey {
+                content: content(spec, *form, dataset),
+                form: *form,
+                lru: false,
+                reuse: 0,
+            };
+            caches.iter().any(|c| c.key == key && c.is_warmed())
+        };
+        // Those that save more come first.
+        let others = [CacheForm::Decoded, CacheForm::Auto, CacheForm::Encoded];
+        if caches.iter().any(|c| c.is_warmed()) {
+            [default].into_iter().chain(others).find(is_warm)
+        } else {
+            None
+        }
+    }
+
+    /// Returns why a stream does not use a warmed cache of its samples; nothing if it uses one, or is not to use any.
+    pub(super) fn notes(&self, stream: &Stream) -> Vec<String> {
+        let blueprint = &stream.blueprint;
+        let used = blueprint.maker.cache();
+        let is_off = used.is_none() && !blueprint.takes_any_form;
+        if is_off || used.is_some_and(|cache| cache.is_warmed()) {
+            return Vec::new();
+        }
+        let caches = self.caches();
+        let warmed = caches.iter().filter(|cache| cache.is_warmed());
+        warmed
+            .filter_map(|cache| unused_warmth(blueprint, cache))
+            .collect()
+    }
+}
+
+/// True for a native pipeline whose job leaves the form of its cache to the coordinator.
+pub(super) fn names_no_form(request: &Attach) -> bool {
+    let is_native = !matches!(request.pipeline.source, Source::UserCode(_));
+    is_native && request.cache.form.is_none() && !request.cache.lru
+}
+
+/// Returns why a stream does not use a warmed cache of the same samples; `None` if it is of other samples.
+fn unused_warmth(blueprint: &Blueprint, cache: &Cache) -> Option<String> {
+    let (spec, held) = (blueprint.spec.as_ref()?, cache.origin()?);
+    // The stream's own cache knows its source; of a long list of files it takes a while to compute.
+    let own = blueprint.maker.cache().and_then(|cache| cache.origin());
+    let source = own.map_or_else(|| spec.source.fingerprint(), |own| own.source);
+    if held.source != source {
+        return None;
+    }
+    let wanted = Origin::ops_of(spec, cache.form);
+    let form = format!("{:?}", cache.form).to_lowercase();
+    let why = if held.ops != wanted {
+        format!(
+            "it holds samples after {}, and this pipeline has {} before its first random operator",
+            describe_operators(&held.ops),
+            describe_operators(&wanted)
+        )
+    } else if blueprint.key.lru {
+        "it never evicts, and the job asked for cache_policy=\"lru\"".into()
+    } else if !blueprint.takes_any_form {
+        format!(
+            "its form is {form}, and the job asked for another: leave cache= out, or give cache=\"{form}\""
+        )
+    } else if cache.form != blueprint.key.cache {
+        // A stream keeps its cache for as long as it has jobs.
+        "it was warmed when this stream's jobs had come; jobs that start after those have ended use it".into()
+    } else {
+        "the list of its files has changed since it was warmed".into()
+    };
+    Some(format!(
+        "a warmed cache of {} exists but is not used: {why}",
+        cache.dataset()
+    ))
+}

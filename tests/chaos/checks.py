@@ -1,0 +1,349 @@
+"""Says what in a history is not as it should be, from the logs of its jobs. Pure: nothing here looks at a process."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.chaos.jobs import ids_of
+from tests.chaos.plan import Job, Plan
+
+MANY = 8
+"""Ids that a message names at most."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    kind: str
+    """What was broken, in few words that are the same for all findings of its kind."""
+    text: str
+
+    @property
+    def signature(self) -> str:
+        """The same for findings that are probably of one cause."""
+        text = re.sub(r"0x[0-9a-f]+|\d+(\.\d+)?", "N", self.text)
+        return f"{self.kind}: {re.sub(r'(N, )+N', 'N', text)[:160]}"
+
+
+@dataclass
+class Pass:
+    """An epoch of a loader, of one rank."""
+
+    epoch: int
+    batches: list[list[int]] = field(default_factory=list)
+    errors: list[tuple[int, str, str]] = field(default_factory=list)
+    """Id, class and text."""
+    is_complete: bool = False
+
+    @property
+    def ids(self) -> list[int]:
+        return [i for batch in self.batches for i in batch]
+
+
+@dataclass
+class Rank:
+    """What one rank of a job says, over all processes that it had."""
+
+    passes: dict[int, list[Pass]] = field(default_factory=dict)
+    """By loader."""
+    wrong: list[str] = field(default_factory=list)
+    crash: tuple[str, str] | None = None
+    """Class and text of the exception that ended it."""
+    is_done: bool = False
+    kept: list[str] = field(default_factory=list)
+    """Mappings of shared memory after everything was closed."""
+
+
+def parse(lines: Iterable[str]) -> list[dict[str, Any]]:
+    """Returns the records of a log. The last line of a killed process may be cut."""
+    records = []
+    for line in lines:
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            continue
+    return records
+
+
+def read_rank(runs: Sequence[Sequence[dict[str, Any]]]) -> Rank:
+    """Puts together what the processes of a rank said, in the order in which they ran."""
+    records: list[dict[str, Any]] = []
+    for run in runs:
+        is_resumed = any(record["what"] == "resumed" for record in run)
+        if is_resumed:
+            # What came after the last state is not part of it: it is given again.
+            last = max(n for n, record in enumerate(records) if record["what"] == "state")
+            del records[last + 1 :]
+        records += run
+    rank = Rank()
+    resumed: int | None = None
+    for record in records:
+        resumed = _take(rank, record, resumed)
+    return rank
+
+
+def _take(rank: Rank, record: dict[str, Any], resumed: int | None) -> int | None:
+    """Adds a record. Returns the epoch whose next pass is the rest of one that has begun, if there is one."""
+    what = record["what"]
+    if what == "resumed":
+        return int(record["epoch"])
+    if what == "epoch":
+        passes = rank.passes.setdefault(record["loader"], [])
+        is_rest = record["loader"] == 0 and resumed == record["epoch"]
+        if is_rest and passes and passes[-1].epoch == resumed and not passes[-1].is_complete:
+            return None
+        passes.append(Pass(record["epoch"]))
+        return None if record["loader"] == 0 else resumed
+    if what in ("batch", "error", "end"):
+        current = rank.passes[record["loader"]][-1]
+        if what == "batch":
+            current.batches.append(record["ids"])
+        elif what == "error":
+            current.errors.append((record["id"], record["type"], record["text"]))
+        else:
+            current.is_complete = True
+    elif what == "state" and record["is_fresh"]:
+        # All of the epoch was given: what comes next is a whole one.
+        last = rank.passes.get(0, [])[-1:]
+        for one in last:
+            one.is_complete |= one.epoch == record["epoch"]
+    elif what == "wrong":
+        rank.wrong.append(f"samples {_some(record['ids'])}, {record['when']}")
+    elif what == "crash":
+        rank.crash = (record["type"], record["text"])
+    elif what == "done":
+        rank.is_done = True
+    elif what == "closed":
+        rank.kept = [line for line in record["maps"] if "coprep" in line]
+    return resumed
+
+
+def _some(ids: Iterable[int]) -> str:
+    every = sorted(ids)
+    more = f" and {len(every) - MANY} more" if len(every) > MANY else ""
+    return ", ".join(map(str, every[:MANY])) + more
+
+
+# --- one job -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Due:
+    """What a job may and must be told of its samples."""
+
+    ids: frozenset[int]
+    bad: frozenset[int]
+    """Cannot be prepared."""
+    may_fail: frozenset[int]
+    """May or may not be prepared, since their files were changed."""
+    any_may_fail: bool
+    """Workers were killed: two kills at one sample are reported, as they must be. Or panics cost samples."""
+
+
+def due_of(plan: Plan, number: int) -> Due:
+    job = plan.jobs[number]
+    data = plan.datas[job.data]
+    ids = frozenset(ids_of(job, data.samples))
+    worker_kills = sum(f.kind == "kill" and f.target == "worker" for f in plan.faults)
+    workers_die_twice = worker_kills + bool(data.deadly_once) > 1 or plan.is_short_of_memory
+    return Due(
+        ids,
+        ids & {*data.failing, *data.deadly},
+        ids & (plan.affected(job.data) | (frozenset(data.deadly_once) if plan.kills else frozenset())),
+        plan.panics_cost_samples or (not data.is_native and workers_die_twice),
+    )
+
+
+def check_job(
+    plan: Plan, number: int, ranks: Sequence[Rank], is_cut: bool = False, is_alone: bool = False
+) -> list[Finding]:
+    """Checks what the ranks of a job were given.
+
+    Args:
+        plan: of the history.
+        number: of the job.
+        ranks: what they say.
+        is_cut: the job was killed: its last epoch need not be whole.
+        is_alone: another member of its cohort has failed.
+    """
+    job = plan.jobs[number]
+    due = due_of(plan, number)
+    name = f"job {number}"
+    found = [Finding("contents", f"{name}, rank {n}: {text}") for n, rank in enumerate(ranks) for text in rank.wrong]
+    for n, rank in enumerate(ranks):
+        if rank.crash and not is_due(plan, *rank.crash, is_alone or _others_failed(ranks, rank)):
+            found.append(Finding(f"error not due, {rank.crash[0]}", f"{name}, rank {n}: {rank.crash[1]}"))
+        if rank.kept:
+            found.append(Finding("memory kept", f"{name}, rank {n}: after closing: {rank.kept[:3]}"))
+    is_whole = all(rank.is_done for rank in ranks)
+    if not is_whole and not is_cut and not any(rank.crash for rank in ranks):
+        found.append(Finding("unfinished", f"{name}: neither ended nor told an error"))
+    for loader in sorted({loader for rank in ranks for loader in rank.passes}):
+        own = job if loader == 0 else dataclasses.replace(job, shuffle=False)
+        for passes in _side_by_side([rank.passes.get(loader, []) for rank in ranks]):
+            found += _check_pass(
+                f"{name}, loader {loader}, epoch {passes[0].epoch}", own, due, plan, passes, len(ranks)
+            )
+    return found
+
+
+def _side_by_side(passes: Sequence[Sequence[Pass]]) -> list[list[Pass]]:
+    """Returns for each epoch the passes of the ranks that have begun it."""
+    most = max((len(one) for one in passes), default=0)
+    return [[one[n] for one in passes if n < len(one)] for n in range(most)]
+
+
+def _check_pass(where: str, job: Job, due: Due, plan: Plan, passes: Sequence[Pass], ranks: int) -> list[Finding]:
+    given = Counter(i for one in passes for i in one.ids)
+    errors = Counter(id for one in passes for id, _, _ in one.errors)
+    found = []
+
+    def find(kind: str, ids: Iterable[int]) -> None:
+        if ids := list(ids):
+            found.append(Finding(kind, f"{where}: {len(ids)} of {len(due.ids)}: {_some(ids)}"))
+
+    find("sample repeated", [i for i, times in given.items() if times > 1])
+    find("sample not of the job", set(given) - due.ids)
+    find("failing sample given", due.bad & set(given))
+    if job.skip:
+        find("error despite skip", errors)
+    elif not due.any_may_fail:
+        find("error not due, sample", set(errors) - due.bad - due.may_fail)
+    if not plan.kills:
+        find("error repeated", [i for i, times in errors.items() if times > 1])
+    if not job.shuffle and not job.relaxed:
+        found += _check_order(where, passes)
+    if len(passes) == ranks and all(one.is_complete for one in passes):
+        found += _check_whole(where, job, due, passes, set(given), set(errors))
+    return found
+
+
+def _check_order(where: str, passes: Sequence[Pass]) -> list[Finding]:
+    for one in passes:
+        for before, after in zip(one.ids, one.ids[1:], strict=False):
+            if after <= before:
+                return [Finding("order broken", f"{where}: {after} comes after {before}")]
+    return []
+
+
+def _check_whole(
+    where: str, job: Job, due: Due, passes: Sequence[Pass], given: set[int], errors: set[int]
+) -> list[Finding]:
+    """Checks an epoch that all ranks have ended."""
+    found = []
+    step = job.batch_size * len(passes)
+    lost = due.ids - given - due.bad - due.may_fail
+    if not job.skip:
+        lost -= errors
+    elif due.any_may_fail:
+        lost = frozenset()
+    silent = (due.bad | due.may_fail) - given - errors if not job.skip else frozenset()
+    left_out = len(due.ids) - len(given)
+    most = step - 1 + len(due.bad | due.may_fail | errors) if job.drop_last else 0
+    if lost and (not job.drop_last or left_out > most):
+        found.append(Finding("sample lost", f"{where}: {len(lost)} of {len(due.ids)}: {_some(lost)}"))
+    if silent and not job.drop_last:
+        found.append(Finding("error missing", f"{where}: {len(silent)} of {len(due.ids)}: {_some(silent)}"))
+    steps = [len(one.batches) for one in passes]
+    if len(set(steps)) > 1:
+        found.append(Finding("steps unequal", f"{where}: {steps}"))
+    elif not due.bad and not due.may_fail and not due.any_may_fail and not errors:
+        expected = len(due.ids) // step if job.drop_last else -(-len(due.ids) // step)
+        if steps[0] != expected:
+            found.append(Finding("number of batches", f"{where}: {steps[0]} and not {expected}"))
+        elif len(passes) == 1 and {len(batch) for batch in passes[0].batches[:-1]} - {job.batch_size}:
+            sizes = [len(batch) for batch in passes[0].batches]
+            found.append(Finding("size of batches", f"{where}: {sizes} and not {job.batch_size}"))
+    return found
+
+
+# --- several jobs --------------------------------------------------------------------------------------------
+
+
+def check_cohort(plan: Plan, jobs: Sequence[Sequence[Rank]]) -> list[Finding]:
+    """Checks that jobs in step were given the same batches."""
+    members = [n for n, job in enumerate(plan.jobs) if job.cohort]
+    if len(members) < 2 or any(plan.datas[plan.jobs[n].data].slow and plan.jobs[n].relaxed for n in members):
+        return []
+    whole = {n: [one for one in jobs[n][0].passes.get(0, []) if one.is_complete] for n in members}
+    first, *others = members
+    found = []
+    for other in others:
+        for mine, theirs in zip(whole[first], whole[other], strict=False):
+            if mine.batches != theirs.batches:
+                at = next(
+                    (k for k, pair in enumerate(zip(mine.batches, theirs.batches, strict=False)) if pair[0] != pair[1]),
+                    -1,
+                )
+                found.append(
+                    Finding("cohort differs", f"jobs {first} and {other}, epoch {mine.epoch}: from batch {at} on")
+                )
+                break
+    return found
+
+
+# --- errors that a plan makes due ----------------------------------------------------------------------------
+
+
+def _others_failed(ranks: Sequence[Rank], rank: Rank) -> bool:
+    """Returns True if another rank has failed by itself, so that this one waits in vain."""
+    return any(other.crash and not re.search(_SHORT["cohort"], other.crash[1]) for other in ranks if other is not rank)
+
+
+_SHORT = {
+    "descriptors": r"descriptor|[Tt]oo many open files|os error 24|EMFILE",
+    "disk": r"[Nn]o space left|os error 28|disk is full",
+    "memory": r"memory|signal: 9|os error 12",
+    "cohort": r"cohort|barrier|waiting for rank",
+}
+"""What a clear error says, by what is short."""
+
+
+def is_due(plan: Plan, kind: str, text: str, is_alone: bool = False) -> bool:
+    """Returns True if the plan makes this error due, and the error says why.
+
+    Args:
+        plan: of the history.
+        kind, text: class and text of the exception.
+        is_alone: another member of the job's cohort, or another of its ranks, has failed.
+    """
+    reasons = {
+        "descriptors": plan.descriptors > 0,
+        "disk": plan.small_disk,
+        "memory": plan.is_short_of_memory or (plan.small_shm and kind == "MemoryError"),
+        "cohort": is_alone or any(job.cohort and plan.is_killed(n) for n, job in enumerate(plan.jobs)),
+    }
+    return any(holds and re.search(_SHORT[why], f"{kind} {text}") for why, holds in reasons.items())
+
+
+def check_logs(plan: Plan, name: str, text: str) -> list[Finding]:
+    """Checks what the coordinator, its hosts and workers wrote."""
+    if plan.failpoints:
+        return []
+    return [Finding("panic", f"{name}: {line.strip()[:300]}") for line in text.splitlines() if "panicked at" in line][
+        :3
+    ]
+
+
+# --- the machine afterwards ----------------------------------------------------------------------------------
+
+
+def check_descriptors(before: Counter[str], after: Counter[str]) -> list[Finding]:
+    """Checks that the coordinator has no more descriptors than before, by what they lead to."""
+    more = after - before
+    if sum(after.values()) <= sum(before.values()):
+        return []
+    return [
+        Finding("descriptors leaked", f"{sum(before.values())} before, {sum(after.values())} after: {dict(more)} more")
+    ]
+
+
+def check_left(what: str, names: Iterable[str]) -> list[Finding]:
+    """Checks that nothing of a kind is left."""
+    left = sorted(names)
+    return [Finding(f"{what} left", ", ".join(left[:MANY]))] if left else []

@@ -1,0 +1,158 @@
+"""The datasets of the jobs, whose samples tell their ids. Imported by workers too: it needs nothing but NumPy."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+LEVELS = 6
+"""Values that a colour channel can have; three channels tell an id."""
+STEP = 40
+BASES = (20, 40)
+"""Darkest level, of a file as it was first and after it was changed."""
+TOLERANCE = 8
+"""What JPEG may change of a level."""
+
+
+class Broken(Exception):
+    """Raised by samples that fail."""
+
+
+class Values:
+    """Sample i is an array full of i, and i.
+
+    Args:
+        size: number of samples.
+        width: numbers of a sample.
+        slow, slow_s: samples that take so many seconds.
+        failing: samples that raise.
+        deadly: samples that kill their worker, each time.
+        deadly_once: the same, but only where the file in ``marks`` is not there yet.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        width: int = 8,
+        slow: Sequence[int] = (),
+        slow_s: float = 0.0,
+        failing: Sequence[int] = (),
+        deadly: Sequence[int] = (),
+        deadly_once: Sequence[int] = (),
+        marks: str = "",
+    ) -> None:
+        self.size = size
+        self.width = width
+        self.slow = tuple(slow)
+        self.slow_s = slow_s
+        self.failing = tuple(failing)
+        self.deadly = tuple(deadly)
+        self.deadly_once = tuple(deadly_once)
+        self.marks = marks
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, i: int) -> Any:
+        self.misbehave(i)
+        return np.full(self.width, i, np.int64), i
+
+    def misbehave(self, i: int) -> None:
+        if i in self.slow:
+            time.sleep(self.slow_s)
+        if i in self.failing:
+            raise Broken(f"sample {i} is broken")
+        if i in self.deadly or (i in self.deadly_once and self._is_first(i)):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _is_first(self, i: int) -> bool:
+        try:
+            os.close(os.open(f"{self.marks}/{i}", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        return True
+
+
+class Pickled(Values):
+    """Samples of unequal size, which are pickled."""
+
+    def __getitem__(self, i: int) -> Any:
+        self.misbehave(i)
+        return {"raw": bytes([i % 251]) * raw_length(i), "label": i}
+
+
+def raw_length(i: int) -> int:
+    """Most samples are small; a few are so large that a slot made for the first ones does not hold them."""
+    return 50_000 if i % 37 == 36 else 10 + i * 37 % 3000
+
+
+class Shift:
+    """A random transform, from whose results the id can still be told."""
+
+    def __call__(self, sample: Any) -> Any:
+        values, label = sample
+        values *= 1000
+        values += np.random.randint(1000)
+        return values, label
+
+
+def as_list(samples: list[Any]) -> list[Any]:
+    """A collate_fn."""
+    return samples
+
+
+# --- images --------------------------------------------------------------------------------------------------
+
+
+def colour(i: int, version: int = 0) -> tuple[int, int, int]:
+    """The colour of the image of a sample."""
+    digits = (i % LEVELS, i // LEVELS % LEVELS, i // LEVELS**2 % LEVELS)
+    red, green, blue = (BASES[version] + STEP * digit for digit in digits)
+    return red, green, blue
+
+
+def write_image(path: str, i: int, version: int = 0) -> None:
+    """Writes a JPEG of one colour, of 32 to 64 pixels a side."""
+    from PIL import Image
+
+    Image.new("RGB", (32 + i % 33, 32 + i * 7 % 33), colour(i, version)).save(path, quality=95, subsampling=0)
+
+
+# --- what is right -------------------------------------------------------------------------------------------
+
+
+def wrong_images(images: Any, ids: Sequence[int], is_float: bool) -> list[int]:
+    """Returns the ids whose pixels are not those of that sample."""
+    pixels = images * (255 * STD) + 255 * MEAN if is_float else images.astype(np.float32)
+    wrong = []
+    for image, i in zip(pixels, ids, strict=True):
+        expected = (np.array(colour(i, version), np.float32)[:, None, None] for version in range(len(BASES)))
+        if not any((np.abs(image - one) <= TOLERANCE).all() for one in expected):
+            wrong.append(i)
+    return wrong
+
+
+MEAN, STD = 0.5, 0.25
+"""Of the pipelines that normalize."""
+
+
+def wrong_values(values: Any, labels: Any, ids: Sequence[int], is_shifted: bool) -> list[int]:
+    """Returns the ids whose values or labels are not those of that sample."""
+    index = np.asarray(ids)[:, None]
+    good = (values // 1000 == index if is_shifted else values == index).all(axis=1)
+    good &= (values == values[:, :1]).all(axis=1) & (np.asarray(labels) == index[:, 0])
+    return [int(i) for i in np.asarray(ids)[~good]]
+
+
+def wrong_pickled(samples: Sequence[Any], ids: Sequence[int]) -> list[int]:
+    """Returns the ids whose sample is not theirs."""
+    return [
+        i
+        for sample, i in zip(samples, ids, strict=True)
+        if sample != {"raw": bytes([i % 251]) * raw_length(i), "label": i}
+    ]

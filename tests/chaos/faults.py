@@ -1,0 +1,274 @@
+"""Carries out what a plan does to processes, files and limits."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.chaos import data as datasets
+from tests.chaos.jobs import Room
+from tests.chaos.plan import RUNTIME_BYTES, SHM_BYTES, Fault, Plan
+
+CGROUPS = Path("/sys/fs/cgroup/memory")
+"""Where control groups of memory are, if they are of version 1."""
+_PR_SET_CHILD_SUBREAPER = 36
+_CLONE_NEWNS = 0x20000
+_MS_PRIVATE_ALL = (1 << 18) | (1 << 14)
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+# --- processes -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Process:
+    pid: int
+    parent: int
+    state: str
+    command: str
+
+    @property
+    def is_zombie(self) -> bool:
+        return self.state == "Z"
+
+
+def adopt() -> None:
+    """From now on, orphans among this process's descendants become its children."""
+    _check(_LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def read(pid: int) -> Process | None:
+    """Returns a process as it is now; None if it is not there."""
+    with contextlib.suppress(OSError):
+        text = Path(f"/proc/{pid}/stat").read_text()
+        state, parent = text.rsplit(")", 1)[1].split()[:2]
+        return Process(pid, int(parent), state, text[text.index("(") + 1 : text.rindex(")")])
+    return None
+
+
+def descendants(of: int) -> list[Process]:
+    """Returns the processes below this one, parents first."""
+    children: dict[int, list[Process]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdecimal() and (process := read(int(name))):
+            children.setdefault(process.parent, []).append(process)
+
+    def below(pid: int) -> Iterator[Process]:
+        for child in children.get(pid, ()):
+            yield child
+            yield from below(child.pid)
+
+    return list(below(of))
+
+
+def targets(below: list[Process], target: str) -> list[int]:
+    """Returns the ids of the processes of a kind."""
+    coordinators = {p.pid for p in below if p.command == "coprep" and not p.is_zombie}
+    if target == "coordinator":
+        return sorted(coordinators)
+    # A coordinator's children are hosts; a host's children are workers.
+    hosts = {p.pid for p in below if p.parent in coordinators and p.command != "coprep" and not p.is_zombie}
+    if target == "host":
+        return sorted(hosts)
+    return sorted(p.pid for p in below if p.parent in hosts and not p.is_zombie)
+
+
+def send(pid: int, number: signal.Signals) -> bool:
+    """Sends a signal; returns False if the process is not there any more."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def descriptors(pid: int) -> Counter[str]:
+    """Counts the descriptors of a process by what they lead to."""
+    found: Counter[str] = Counter()
+    with contextlib.suppress(OSError):
+        for path in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                found[re.sub(r"\d+", "N", os.readlink(path))] += 1
+    return found
+
+
+def stacks(pid: int) -> str:
+    """Returns what each thread of a process waits for, as far as the kernel says."""
+    lines = []
+    for task in sorted(Path(f"/proc/{pid}/task").glob("*")):
+        with contextlib.suppress(OSError):
+            name, wait = (task / "comm").read_text().strip(), (task / "wchan").read_text().strip()
+            call = (task / "syscall").read_text().split()[:3]
+            lines.append(f"  thread {task.name} {name}: {wait}, system call {' '.join(call)}")
+            with contextlib.suppress(OSError):
+                lines += [f"    {line}" for line in (task / "stack").read_text().splitlines()[:6]]
+    return "\n".join(lines)
+
+
+# --- a history's own machine ---------------------------------------------------------------------------------
+
+
+class Unable(Exception):
+    """A history needs what cannot be had here; the message says what."""
+
+
+def isolate(plan: Plan, runtime: Path) -> bool:
+    """Gives this process, and all it starts, a ``/dev/shm`` of its own, and a small runtime directory if planned.
+
+    Returns:
+        False where that needs rights which are missing, and the plan can do without.
+    """
+    try:
+        _check(_LIBC.unshare(_CLONE_NEWNS), "unshare")
+        _check(_LIBC.mount(None, b"/", None, _MS_PRIVATE_ALL, None), "mount")
+        _mount(Path("/dev/shm"), SHM_BYTES if plan.small_shm else 1 << 30)
+        if plan.small_disk:
+            _mount(runtime, RUNTIME_BYTES)
+    except OSError as error:
+        if plan.small_disk or plan.small_shm:
+            raise Unable(f"no mount namespace: {error}") from error
+        return False
+    return True
+
+
+def _mount(folder: Path, size: int) -> None:
+    options = f"size={size},mode=0700".encode()
+    _check(_LIBC.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", 0, options), f"mount {folder}")
+
+
+class MemoryLimit:
+    """A control group of memory. Its members are killed when they need more."""
+
+    def __init__(self, name: str, limit: int) -> None:
+        self.path = CGROUPS / f"coprep-{name}"
+        try:
+            self.path.mkdir()
+            (self.path / "memory.limit_in_bytes").write_text(str(limit))
+        except OSError as error:
+            raise Unable(f"no control group of memory: {error}") from error
+
+    def join(self) -> None:
+        """Makes this process a member; what it starts will be one too."""
+        (self.path / "cgroup.procs").write_text(str(os.getpid()))
+
+    def kills(self) -> int:
+        """Returns the number of processes that it has killed."""
+        text = (self.path / "memory.oom_control").read_text()
+        return next((int(line.split()[1]) for line in text.splitlines() if line.startswith("oom_kill ")), 0)
+
+    def remove(self) -> None:
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
+
+
+def limit_descriptors(count: int) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, count))
+
+
+# --- files ---------------------------------------------------------------------------------------------------
+
+
+def copy_files(plan: Plan, room: Room) -> None:
+    """Makes the history's own list of files: those that will be changed are copied, the others are linked."""
+    if room.copy is None:
+        return
+    room.copy.mkdir()
+    changed = {i for number in range(len(plan.datas)) for i in plan.affected(number)}
+    for i in range(max(data.samples for data in plan.datas)):
+        source, target = room.images / "list" / f"{i:04}.jpg", room.file(i)
+        if i in changed:
+            shutil.copy(source, target)
+        else:
+            os.link(source, target)
+
+
+def change_files(fault: Fault, room: Room) -> None:
+    for i in fault.ids:
+        _change(room.file(i), i, fault.target)
+
+
+def _change(path: Path, i: int, what: str) -> None:
+    if what == "cut_in_place":
+        if path.is_file():
+            os.truncate(path, path.stat().st_size // 2)
+        return
+    new = path.with_suffix(".new")
+    if what in ("cut", "emptied", "grown"):
+        content = path.read_bytes() if path.is_file() else b""
+        new.write_bytes({"cut": content[: len(content) // 2], "emptied": b"", "grown": content + bytes(500_000)}[what])
+    elif what == "changed":
+        datasets.write_image(f"{new}.jpg", i, version=1)
+        Path(f"{new}.jpg").rename(new)
+    elif what == "dangling":
+        new.symlink_to("nowhere")
+    elif what == "zero":
+        new.symlink_to("/dev/zero")
+    elif what == "fifo":
+        os.mkfifo(new)
+    if what in ("removed", "folder"):
+        _remove(path)
+        if what == "folder":
+            path.mkdir()
+    else:
+        if path.is_dir() and not path.is_symlink():
+            _remove(path)
+        new.rename(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        path.rmdir()
+    else:
+        path.unlink(missing_ok=True)
+
+
+def fill(folder: Path) -> None:
+    """Fills the file system of a folder."""
+    with contextlib.suppress(OSError), open(folder / "filling", "ab", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
+# --- the coordinator that the runner starts ------------------------------------------------------------------
+
+
+def serve(plan: Plan, command: str, log: Path, limits: MemoryLimit | None) -> subprocess.Popen[bytes]:
+    """Starts ``coprep serve``; its settings are in the environment."""
+    reader = -1
+    if plan.log == "closed":
+        reader, target = os.pipe()
+    else:
+        target = os.open("/dev/full" if plan.log == "full" else log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def enter() -> None:
+        if plan.descriptors:
+            limit_descriptors(plan.descriptors)
+        if limits is not None:
+            limits.join()
+
+    server = subprocess.Popen(
+        [command, "serve", "--idle", "1" if plan.ending == "idle" else "60"],
+        stdin=subprocess.DEVNULL,
+        stdout=target,
+        stderr=target,
+        preexec_fn=enter,
+    )
+    for file in {reader, target} - {-1}:
+        os.close(file)
+    return server

@@ -1,0 +1,555 @@
+"""Runs one history: starts its jobs, carries out its faults, waits for the end, and has everything checked."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import multiprocessing
+import os
+import select
+import shutil
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import coprep
+
+from tests.chaos import checks, faults, jobs
+from tests.chaos.checks import Finding
+from tests.chaos.plan import At, Fault, Plan
+
+TICK_S = 0.004
+"""Between two looks at what is due."""
+SETTLE_S = 10.0
+"""What should have happened after so long, does not happen."""
+PROBES = 5
+"""Jobs that attach and leave while descriptors are counted."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all histories of a campaign have in common."""
+
+    images: Path
+    out: Path
+    """Each history has a folder here; it stays if there is a finding."""
+    runtime: Path
+    """Each history has its socket in a folder here. The path must be short."""
+    command: str
+    """The ``coprep`` program."""
+    timeout: float = 15.0
+    """Seconds that a loader waits for a batch."""
+    deadline: float = 120.0
+    """Seconds after which a history must have ended."""
+    verbose: bool = False
+    has_failpoints: bool = False
+    """The command was built with them."""
+
+
+@dataclass
+class Result:
+    seed: int
+    findings: list[Finding] = field(default_factory=list)
+    skipped: str = ""
+    """Why the history could not be run here."""
+    seconds: float = 0.0
+    fired: Counter[str] = field(default_factory=Counter)
+    """Faults that met a process, or a file."""
+    batches: int = 0
+    reconnects: int = 0
+    is_isolated: bool = True
+
+    def dumps(self) -> str:
+        return json.dumps({**vars(self), "findings": [vars(one) for one in self.findings]})
+
+    @staticmethod
+    def loads(text: str) -> Result:
+        raw = json.loads(text)
+        return Result(
+            **{**raw, "findings": [Finding(**one) for one in raw["findings"]], "fired": Counter(raw["fired"])}
+        )
+
+
+@dataclass(frozen=True)
+class Later:
+    """What is to be done at a moment of the history."""
+
+    moment: float
+    action: Callable[[], object]
+    is_owed: bool = False
+    """It is done even if the history ends before."""
+
+
+@dataclass
+class Running:
+    """A process of a job."""
+
+    part: jobs.Part
+    pid: int
+    status: int | None = None
+    """As ``os.waitstatus_to_exitcode`` gives it."""
+
+
+class History:
+    """One history, run in a process of its own."""
+
+    def __init__(self, plan: Plan, settings: Settings) -> None:
+        self.plan, self.settings = plan, settings
+        self.result = Result(plan.seed)
+        self.out = settings.out / str(plan.seed)
+        self.runtime = settings.runtime / str(plan.seed)
+        self.runtime.mkdir(mode=0o700)
+        self.socket = self.runtime / "s"
+        self.server_log = self.out / "coordinator.log"
+        has_changes = any(plan.affected(n) for n in range(len(plan.datas)))
+        self.room = jobs.Room(self.out, settings.images, self.out / "files" if has_changes else None, settings.timeout)
+        self.began = time.monotonic()
+        self.processes: list[Running] = []
+        self.to_start: list[tuple[float, int, int]] = [(job.start_s, n, 0) for n, job in enumerate(plan.jobs)]
+        """When, which job, and its how manieth run."""
+        self.later: list[Later] = []
+        self.waiting: list[Fault] = []
+        self.points: tuple[int, int] = (-1, -1)
+        self.killed: set[int] = set()
+        """Processes that a fault has killed."""
+        self.cut: set[int] = set()
+        """Jobs that were killed and do not come again."""
+        self.ended: list[tuple[int, str, int]] = []
+        """Processes that were not jobs: id, name, exit code."""
+        self.limit: faults.MemoryLimit | None = None
+        self.barriers: list[object] = []
+        """Kept, since the memory of one that is dropped here becomes that of the next, while ranks still use it."""
+        self.panics: set[str] = set()
+
+    # What is said on the way.
+
+    def now(self) -> float:
+        return time.monotonic() - self.began
+
+    def say(self, text: str) -> None:
+        line = f"{self.now():7.3f} {text}"
+        with open(self.out / "history.txt", "a") as file:
+            print(line, file=file)
+        if self.settings.verbose:
+            print(line, flush=True)
+
+    def find(self, *found: Finding) -> None:
+        for one in found:
+            self.say(f"FINDING {one.kind}: {one.text}")
+        self.result.findings += found
+
+    # The course of it.
+
+    def run(self) -> Result:
+        shutil.rmtree(self.out, ignore_errors=True)
+        self.out.mkdir(parents=True)
+        (self.out / "plan.json").write_text(self.plan.dumps())
+        try:
+            self._prepare()
+            self._play()
+            self._check_jobs()
+            self._check_machine()
+        except faults.Unable as error:
+            self.result.skipped = str(error)
+        finally:
+            self._clear()
+        self.result.seconds = self.now()
+        return self.result
+
+    def _prepare(self) -> None:
+        plan = self.plan
+        if plan.failpoints and not self.settings.has_failpoints:
+            raise faults.Unable("the command was built without failpoints")
+        faults.adopt()
+        self.result.is_isolated = faults.isolate(plan, self.runtime)
+        if plan.memory:
+            self.limit = faults.MemoryLimit(f"{os.getpid()}-{plan.seed}", plan.memory)
+        faults.copy_files(plan, self.room)
+        os.environ |= self._environment()
+        self.points = os.pipe2(os.O_NONBLOCK)
+        if plan.served:
+            faults.serve(plan, self.settings.command, self.server_log, self.limit)
+            self._until(self.socket.exists)
+        self.began = time.monotonic()
+        for fault in plan.faults:
+            if fault.at.event == "start":
+                self.later.append(Later(fault.at.seconds, functools.partial(self._fire, fault)))
+            else:
+                self.waiting.append(fault)
+
+    def _environment(self) -> dict[str, str]:
+        plan = self.plan
+        chosen = {
+            "COPREP_SOCKET": str(self.socket),
+            "COPREP_BIN": self.settings.command,
+            "COPREP_STAGING": plan.staging,
+            "COPREP_CACHE": plan.cache,
+            "COPREP_WORKERS": str(plan.pool),
+            "COPREP_IDLE": "1" if plan.ending == "idle" else "60",
+            "COPREP_CACHE_FORM": plan.cache_form,
+            "COPREP_CACHE_NAME": f"chaos-{plan.seed}" if plan.cache_name else None,
+            "FAILPOINTS": plan.failpoints or None,
+        }
+        return {name: value for name, value in chosen.items() if value is not None}
+
+    def _play(self) -> None:
+        """Until every job has ended, or the deadline."""
+        while self.to_start or any(one.status is None for one in self.processes):
+            if self.now() > self.settings.deadline:
+                self._give_up()
+                return
+            self._start_due()
+            self._fire_due()
+            self._hear(TICK_S)
+            self._reap()
+            self._wake()
+        # What was stopped goes on.
+        for one in self.later:
+            if one.is_owed:
+                one.action()
+
+    def _wake(self) -> None:
+        """When only jobs that sleep are left, they go on."""
+        left = [one.part.job for one in self.processes if one.status is None] + [job for _, job, _ in self.to_start]
+        if all(self.plan.jobs[job].sleep for job in left):
+            self.room.wake.touch()
+
+    def _start_due(self) -> None:
+        for entry in list(self.to_start):
+            moment, job, attempt = entry
+            if self.now() >= moment:
+                self.to_start.remove(entry)
+                self._start(job, attempt)
+
+    def _start(self, job: int, attempt: int) -> None:
+        ranks = self.plan.jobs[job].ranks
+        meets = self.plan.jobs[job].barrier and ranks > 1
+        barrier = multiprocessing.get_context("fork").Barrier(ranks) if meets else None
+        self.barriers.append(barrier)
+        for rank in range(ranks):
+            part = jobs.Part(job, rank, attempt)
+            pid = os.fork()
+            if pid == 0:
+                self._become(part, barrier)
+            self.processes.append(Running(part, pid))
+        self.say(f"job {job} starts, run {attempt}")
+
+    def _become(self, part: jobs.Part, barrier: Any) -> None:
+        """In the child."""
+        try:
+            os.close(self.points[0])
+            if self.limit is not None:
+                self.limit.join()
+            if self.plan.descriptors:
+                faults.limit_descriptors(self.plan.descriptors)
+            is_awaited = any(f.at.event == "batch" and f.at.job == part.job for f in self.plan.faults)
+            jobs.main(self.plan, part, self.room, self.points[1] if is_awaited else None, barrier)
+        finally:
+            os._exit(jobs.CRASHED)
+
+    # Faults.
+
+    def _fire_due(self) -> None:
+        now = self.now()
+        due = [one for one in self.later if now >= one.moment]
+        self.later = [one for one in self.later if now < one.moment]
+        for one in due:
+            one.action()
+        awaited = [fault for fault in self.waiting if fault.at.event == "appears"]
+        if awaited:
+            below = faults.descendants(os.getpid())
+            for fault in awaited:
+                if faults.targets(below, fault.target):
+                    self._schedule(fault)
+
+    def _schedule(self, fault: Fault) -> None:
+        self.waiting.remove(fault)
+        if fault.at.seconds == 0:
+            self._fire(fault)
+        else:
+            self.later.append(Later(self.now() + fault.at.seconds, functools.partial(self._fire, fault)))
+
+    def _hear(self, seconds: float) -> None:
+        """Waits for a job to come to a point that a fault waits for."""
+        if not select.select([self.points[0]], [], [], seconds)[0]:
+            return
+        with contextlib.suppress(BlockingIOError):
+            for job, _, epoch, batch in jobs.POINT.iter_unpack(os.read(self.points[0], jobs.POINT.size * 256)):
+                here = At("batch", 0.0, job, epoch, batch)
+                for fault in list(self.waiting):
+                    if dataclasses.replace(fault.at, seconds=0.0) == here:
+                        self._schedule(fault)
+
+    def _fire(self, fault: Fault) -> None:
+        if fault.kind == "files":
+            faults.change_files(fault, self.room)
+            self._fired(fault, f"{len(fault.ids)} files")
+        elif fault.kind == "fill":
+            faults.fill(self.runtime)
+            self._fired(fault, "the runtime directory")
+        elif fault.target == "job":
+            self._fire_at_job(fault)
+        else:
+            found = faults.targets(faults.descendants(os.getpid()), fault.target)
+            if found:
+                self._signal(fault, found[fault.which % len(found)])
+
+    def _fire_at_job(self, fault: Fault) -> None:
+        alive = [one for one in self.processes if one.part.job == fault.which and one.status is None]
+        if not alive:
+            return
+        if fault.kind == "stop":
+            self._signal(fault, alive[0].pid)
+            return
+        for one in alive:
+            self._signal(fault, one.pid)
+        if fault.again:
+            self.to_start.append((self.now() + fault.again, fault.which, alive[0].part.attempt + 1))
+        else:
+            self.cut.add(fault.which)
+
+    def _signal(self, fault: Fault, pid: int) -> None:
+        if fault.kind == "kill":
+            self.killed.add(pid)
+            self._look_at_log()
+            if faults.send(pid, signal.SIGKILL):
+                self._fired(fault, str(pid))
+            return
+        if faults.send(pid, signal.SIGSTOP):
+            self._fired(fault, f"{pid} for {fault.seconds} s")
+            go_on = functools.partial(faults.send, pid, signal.SIGCONT)
+            self.later.append(Later(self.now() + fault.seconds, go_on, is_owed=True))
+
+    def _fired(self, fault: Fault, what: str) -> None:
+        self.result.fired[f"{fault.kind} {fault.target}".strip()] += 1
+        self.say(f"{fault.kind} {fault.target}: {what}")
+
+    # Ends of processes.
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if dead is None:
+                return
+            process = faults.read(dead.si_pid)
+            status = os.waitstatus_to_exitcode(os.waitpid(dead.si_pid, 0)[1])
+            self._ended(dead.si_pid, process.command if process else "?", status)
+
+    def _ended(self, pid: int, command: str, status: int) -> None:
+        one = next((one for one in self.processes if one.pid == pid), None)
+        if one is None:
+            self.ended.append((pid, command, status))
+            self.say(f"{command} {pid} ended: {status}")
+            return
+        one.status = status
+        self.say(f"job {one.part.job} rank {one.part.rank} ended: {status}")
+        run = [p for p in self.processes if (p.part.job, p.part.attempt) == (one.part.job, one.part.attempt)]
+        if all(p.status == jobs.PAUSED for p in run):
+            self.to_start.append((self.now(), one.part.job, one.part.attempt + 1))
+        if status < 0 and pid not in self.killed:
+            self._end_ranks(run)
+
+    def _end_ranks(self, run: list[Running]) -> None:
+        """Of a job with several ranks, a launcher ends all when one has died: by the limit of memory, for example."""
+        for one in run:
+            if one.status is None:
+                self.killed.add(one.pid)
+                faults.send(one.pid, signal.SIGKILL)
+
+    def _give_up(self) -> None:
+        """At the deadline: says all that can be said of what still runs, and ends it."""
+        waiting = [one for one in self.processes if one.status is None]
+        names = ", ".join(f"job {one.part.job} rank {one.part.rank}" for one in waiting)
+        self.find(Finding("hang", f"after {self.settings.deadline:.0f} s still running: {names}"))
+        below = faults.descendants(os.getpid())
+        for one in waiting:
+            faults.send(one.pid, signal.SIGCONT)
+            faults.send(one.pid, signal.SIGUSR1)
+        with open(self.out / "stacks.txt", "w") as file:
+            for process in below:
+                print(process, faults.stacks(process.pid), sep="\n", file=file)
+        status = [self.settings.command, "--socket", str(self.socket), "status", "--json"]
+        with open(self.out / "status.json", "w") as file, contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(status, stdout=file, stderr=file, timeout=5)
+        time.sleep(0.2)
+        self.to_start.clear()
+        for one in waiting:
+            self.killed.add(one.pid)
+            faults.send(one.pid, signal.SIGKILL)
+        self._until(lambda: all(one.status is not None for one in self.processes))
+
+    def _until(self, holds: Callable[[], bool], seconds: float = SETTLE_S) -> bool:
+        end = time.monotonic() + seconds
+        while not holds():
+            if time.monotonic() > end:
+                return False
+            time.sleep(TICK_S)
+            self._reap()
+        return True
+
+    # Checks.
+
+    def _ranks(self, job: int) -> list[checks.Rank]:
+        attempts = 1 + max((one.part.attempt for one in self.processes if one.part.job == job), default=0)
+        ranks = []
+        for rank in range(self.plan.jobs[job].ranks):
+            logs = (self.room.log(job, rank, attempt) for attempt in range(attempts))
+            ranks.append(checks.read_rank([checks.parse(log.read_text().splitlines()) for log in logs if log.exists()]))
+        return ranks
+
+    def _check_jobs(self) -> None:
+        is_given_up = any(one.kind == "hang" for one in self.result.findings)
+        said = [self._ranks(job) for job in range(len(self.plan.jobs))]
+        for job, ranks in enumerate(said):
+            dead = [one for one in self.processes if one.part.job == job and (one.status or 0) < 0]
+            unexpected = [one for one in dead if one.pid not in self.killed and not self._may_be_killed(one.status)]
+            self.find(*(Finding("job died", f"job {job}: signal {-(one.status or 0)}") for one in unexpected))
+            is_cut = job in self.cut or is_given_up or bool(dead)
+            others = [n for n, one in enumerate(self.plan.jobs) if one.cohort and n != job]
+            is_alone = bool(self.plan.jobs[job].cohort) and any(said[n][0].crash or n in self.cut for n in others)
+            self.find(*checks.check_job(self.plan, job, ranks, is_cut, is_alone))
+            self.result.batches += sum(len(p.batches) for r in ranks for passes in r.passes.values() for p in passes)
+        self.find(*checks.check_cohort(self.plan, said))
+
+    def _may_be_killed(self, status: int | None) -> bool:
+        return status == -signal.SIGKILL and self.plan.is_short_of_memory
+
+    def _look_at_log(self) -> None:
+        """The log of a coordinator goes with it, or is begun anew by the next one."""
+        for path in (self.runtime / "s.log", self.server_log):
+            with contextlib.suppress(OSError):
+                text = path.read_text(errors="replace")
+                self.panics |= {one.text for one in checks.check_logs(self.plan, path.name, text)}
+                if path.name == "s.log":
+                    (self.out / f"coordinator-{len(self.killed)}.log").write_text(text)
+
+    def _check_machine(self) -> None:
+        coordinators = self._coordinators()
+        if coordinators and self._find_idle():
+            self._probe(coordinators[-1])
+        self._look_at_log()
+        zombies = [p for p in faults.descendants(os.getpid()) if p.is_zombie and p.parent != os.getpid()]
+        if zombies:
+            time.sleep(0.5)
+            again = {p.pid for p in faults.descendants(os.getpid()) if p.is_zombie}
+            self.find(*checks.check_left("zombie", (str(p) for p in zombies if p.pid in again)))
+        self._end(coordinators)
+        self.find(*(Finding("panic", text) for text in sorted(self.panics)))
+        self._check_ends()
+        is_gone = self._until(lambda: not faults.descendants(os.getpid()), 5)
+        if not is_gone:
+            self.find(*checks.check_left("process", (f"{p.command} ({p})" for p in faults.descendants(os.getpid()))))
+        if coordinators and coordinators[-1] not in self.killed:
+            self.find(*checks.check_left("file", {p.name for p in self.runtime.iterdir()} - self._may_stay()))
+        if self.result.is_isolated:
+            self.find(*checks.check_left("/dev/shm entry", self._shared()))
+        if self.limit is not None and not self.plan.is_short_of_memory and self.limit.kills():
+            self.find(Finding("memory without bound", f"{self.limit.kills()} killed at {self.plan.memory >> 20} MiB"))
+
+    def _may_stay(self) -> set[str]:
+        may_stay = {"filling"}
+        if self.plan.ending == "term":
+            # Whoever ends it by a signal may want to know why it was slow to do so.
+            may_stay.add("s.log")
+        if any(one.pid in self.killed for one in self.processes):
+            # A job that was killed while it started a coordinator. Whoever starts the next one removes it.
+            may_stay.add("s.starting")
+        return may_stay
+
+    def _coordinators(self) -> list[int]:
+        return faults.targets(faults.descendants(os.getpid()), "coordinator")
+
+    def _shared(self) -> list[str]:
+        """What is in ``/dev/shm``, without the named caches, which stay by design."""
+        return [name for name in os.listdir("/dev/shm") if not (self.plan.cache_name and "chaos-" in name)]
+
+    def _find_idle(self) -> bool:
+        """Waits until the coordinator has forgotten all jobs. False: it is gone, or says nothing."""
+        last: dict[str, Any] = {}
+
+        def is_idle() -> bool:
+            last.clear()
+            try:
+                last.update(coprep.status())
+            except coprep.CoprepError as error:
+                # It may be about to start, or to end.
+                last["mute"] = str(error)
+                return not self._coordinators()
+            return not last["streams"]
+
+        is_settled = self._until(is_idle)
+        if not is_settled and "mute" in last and not self.plan.descriptors:
+            self.find(Finding("coordinator is mute", last["mute"]))
+        elif not is_settled and "mute" not in last:
+            self.find(Finding("job not forgotten", f"{json.dumps(last['streams'])[:600]}"))
+        return is_settled and "mute" not in last
+
+    def _probe(self, coordinator: int) -> None:
+        if not self.plan.probe or self.plan.descriptors:
+            return
+        before = faults.descriptors(coordinator)
+        source = coprep.ImageFolder(self.settings.images / "folder-40").decode().resize(24).center_crop(16)
+        # A named cache would stay.
+        options: dict[str, Any] = {"batch_size": 20, "framework": "numpy", "cache": "off"}
+        try:
+            for _ in range(PROBES):
+                with coprep.DataLoader(source, timeout=self.settings.timeout, **options) as loader:
+                    if len(list(loader)) != 2:
+                        self.find(Finding("probe", "a job that came afterwards was not given two batches"))
+        except coprep.CoprepError as error:
+            if self._coordinators() and not checks.is_due(self.plan, type(error).__name__, str(error)):
+                self.find(Finding("probe", f"a job that came afterwards: {type(error).__name__}: {error}"))
+            return
+        if self._find_idle() and self._coordinators() == [coordinator]:
+            # What was just closed is still being forgotten.
+            self._until(lambda: not checks.check_descriptors(before, faults.descriptors(coordinator)), 2)
+            self.find(*checks.check_descriptors(before, faults.descriptors(coordinator)))
+
+    def _end(self, coordinators: list[int]) -> None:
+        for pid in coordinators:
+            if self.plan.ending != "idle":
+                if self.plan.ending == "stop" and pid == coordinators[-1]:
+                    stop = [self.settings.command, "--socket", str(self.socket), "stop"]
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        subprocess.run(stop, capture_output=True, timeout=SETTLE_S)
+                else:
+                    faults.send(pid, signal.SIGTERM)
+        if not self._until(lambda: not self._coordinators()):
+            self._look_at_log()
+            text = "\n".join(faults.stacks(pid) for pid in self._coordinators())
+            (self.out / "stacks.txt").write_text(text)
+            self.find(Finding("coordinator does not end", f"by {self.plan.ending}, after {SETTLE_S:.0f} s"))
+
+    def _check_ends(self) -> None:
+        """How coordinators ended that nobody killed."""
+        for pid, command, status in self.ended:
+            if command == "coprep" and status != 0 and pid not in self.killed and not self._may_end(status):
+                self.find(Finding("coordinator died", f"exit code {status}"))
+
+    def _may_end(self, status: int) -> bool:
+        # One that cannot start for want of descriptors or room says so, and ends.
+        return (
+            self._may_be_killed(status)
+            or bool(self.plan.failpoints and status > 0)
+            or status == 1
+            and bool(self.plan.descriptors or self.plan.small_disk or self.plan.is_short_of_memory)
+        )
+
+    def _clear(self) -> None:
+        for process in faults.descendants(os.getpid()):
+            faults.send(process.pid, signal.SIGKILL)
+        self._until(lambda: not faults.descendants(os.getpid()), 5)
+        if self.limit is not None:
+            self.limit.remove()
+        if self.room.copy is not None:
+            shutil.rmtree(self.room.copy, ignore_errors=True)

@@ -1,0 +1,357 @@
+"""A job: what a history's processes run. Each says in a log of its own what it was given, as it is given it."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import json
+import os
+import pickle
+import signal
+import struct
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import coprep
+import numpy as np
+
+from tests.chaos import data as datasets
+from tests.chaos.plan import Data, Job, Plan
+
+POINT = struct.Struct("<4i")
+"""Job, rank, epoch and batch, as the runner is told."""
+WRITTEN = 7
+"""What a job writes into its batches."""
+EMPTY = 8
+"""Bytes of a state's bitmap where nothing of its epoch was given."""
+ENDED, CRASHED, PAUSED = 0, 3, 4
+"""Exit codes."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """Where a history has its files, and what its loaders are patient with."""
+
+    folder: Path
+    """Logs and states."""
+    images: Path
+    """Images of the campaign: ``folder-N/class/*.jpg``, and ``list/*.jpg``."""
+    copy: Path | None
+    """The history's own copy of the list, if its files are changed."""
+    timeout: float
+
+    @property
+    def wake(self) -> Path:
+        """Is there when jobs that sleep shall go on."""
+        return self.folder / "wake"
+
+    def log(self, job: int, rank: int, attempt: int) -> Path:
+        return self.folder / f"job{job}-rank{rank}-run{attempt}.jsonl"
+
+    def state(self, job: int, rank: int) -> Path:
+        return self.folder / f"job{job}-rank{rank}.state"
+
+    def file(self, i: int) -> Path:
+        return (self.copy or self.images / "list") / f"{i:04}.jpg"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which process of the history this is."""
+
+    job: int
+    rank: int
+    attempt: int
+
+
+class Fatal(Exception):
+    """The job cannot go on; its log says why."""
+
+
+class Left(Exception):
+    """The job ends here, and another process will go on."""
+
+
+class Log:
+    """Appends records, each with one system call, so that nothing is lost with the process."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def __call__(self, what: str, **more: Any) -> None:
+        os.write(self._file, (json.dumps({"what": what, "t": round(time.monotonic(), 4), **more}) + "\n").encode())
+
+
+def pipeline_of(data: Data, room: Room) -> Any:
+    """The dataset of a loader."""
+    if not data.is_native:
+        kind = datasets.Pickled if data.kind == "pickled" else datasets.Values
+        return kind(
+            data.samples,
+            data.width,
+            data.slow,
+            data.slow_s,
+            data.failing,
+            data.deadly,
+            data.deadly_once,
+            str(room.folder),
+        )
+    if data.kind == "folder":
+        source = coprep.ImageFolder(room.images / f"folder-{data.samples}")
+    else:
+        source = coprep.Files([room.file(i) for i in range(data.samples)], range(data.samples))
+    decoded = source.decode()
+    if data.operators == "fixed":
+        return decoded.resize(24).center_crop(16)
+    cropped = decoded.random_resized_crop(16).random_horizontal_flip()
+    if data.operators == "crop":
+        return cropped
+    return cropped.normalize((datasets.MEAN,) * 3, (datasets.STD,) * 3)
+
+
+def ids_of(job: Job, samples: int) -> list[int]:
+    """The samples of a job."""
+    if job.subset is None:
+        return list(range(samples))
+    fold, folds = job.subset
+    return [i for i in range(samples) if i % folds != fold]
+
+
+def label_of(data: Data, i: int) -> int:
+    """The label of a native pipeline's sample."""
+    return i * 4 // data.samples if data.kind == "folder" else i
+
+
+def options_of(plan: Plan, part: Part, room: Room) -> dict[str, Any]:
+    """The arguments of a job's loader."""
+    job = plan.jobs[part.job]
+    data = plan.datas[job.data]
+    options: dict[str, Any] = {
+        "batch_size": job.batch_size,
+        "shuffle": job.shuffle,
+        "order": "relaxed" if job.relaxed else "deterministic",
+        "on_error": "skip" if job.skip else "raise",
+        "drop_last": job.drop_last,
+        "subset": ids_of(job, data.samples) if job.subset else None,
+        "seed": job.seed,
+        "rank": part.rank,
+        "world_size": job.ranks,
+        "group": f"job{part.job}",
+        "cache": job.cache,
+        "cache_bytes": job.cache_bytes,
+        "cache_policy": "lru" if job.lru else "no-eviction",
+        "reuse": job.reuse,
+        "timeout": room.timeout,
+        "framework": "numpy",
+        "with_index": True,
+        "name": f"job{part.job}",
+    }
+    if job.cohort:
+        options |= {"cohort": "chaos", "cohort_size": job.cohort}
+    if not data.is_native:
+        # Three times as long is waited for a batch.
+        options |= {"num_workers": job.workers, "timeout": room.timeout / 2}
+    if data.kind == "transform":
+        options["transform"] = datasets.Shift()
+    if data.kind == "pickled":
+        options["collate_fn"] = datasets.as_list
+    return options
+
+
+class Held:
+    """Batches that a job keeps, and whether they still have what they had."""
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+        self._batches: deque[tuple[Any, list[int], bool]] = deque()
+
+    def keep(self, batch: Any, ids: list[int], written: bool) -> None:
+        self._batches.append((batch, ids, written))
+        while len(self._batches) > self._training.job.hold:
+            self._drop()
+
+    def empty(self) -> None:
+        while self._batches:
+            self._drop()
+
+    def _drop(self) -> None:
+        batch, ids, written = self._batches.popleft()
+        is_intact = (fields_of(batch)[0] == WRITTEN).all() if written else not self._training.wrong(batch, ids)
+        if not is_intact:
+            self._training.log("wrong", ids=ids, when="held, written" if written else "held")
+
+
+def fields_of(batch: Any) -> Any:
+    """What a batch has beside the ids: images and labels, values and labels, or a list of samples."""
+    return batch[:-1] if len(batch) == 3 else batch[0]
+
+
+class Training:
+    """One process of a job, from its first loader to its last batch."""
+
+    def __init__(self, plan: Plan, part: Part, room: Room, points: int | None, barrier: Any) -> None:
+        self.plan, self.part, self.room = plan, part, room
+        self.job = plan.jobs[part.job]
+        self.data = plan.datas[self.job.data]
+        self.log = Log(room.log(part.job, part.rank, part.attempt))
+        self._points = points
+        self._barrier = barrier
+        self._held = Held(self)
+        self._taken = 0
+
+    def run(self) -> None:
+        dataset = pipeline_of(self.data, self.room)
+        options = options_of(self.plan, self.part, self.room)
+        loader = coprep.DataLoader(dataset, **options)
+        self.log("open", pid=os.getpid())
+        first = self._resume(loader)
+        second = None
+        if self.job.second:
+            options |= {"shuffle": False, "seed": None, "name": f"job{self.part.job}b"}
+            second = coprep.DataLoader(dataset, **options)
+        for epoch in range(first, self.job.epochs):
+            self._epoch(loader, epoch, second if self.job.second == "zip" else None)
+            if second is not None and self.job.second == "validate":
+                for _ in self._batches(second, 1, epoch):
+                    pass
+        self.log("stats", **{k: v for k, v in loader.stats(0).items() if k in ("reconnects", "copies", "wait_s")})
+        if self.job.close:
+            self._close(loader, second)
+
+    def _close(self, *loaders: coprep.DataLoader | None) -> None:
+        """Closes the loaders, and says how much of their memory is still there."""
+        for loader in loaders:
+            if loader is not None:
+                loader.close()
+        self._held.empty()
+        gc.collect()
+        maps = [line.split()[-2:] for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:" in line]
+        self.log("closed", maps=[" ".join(one) for one in maps])
+
+    def _resume(self, loader: coprep.DataLoader) -> int:
+        """Returns the epoch to begin with."""
+        path = self.room.state(self.part.job, self.part.rank)
+        if self.part.attempt == 0 or not path.exists():
+            return 0
+        epoch, state = pickle.loads(path.read_bytes())
+        loader.load_state_dict(state)
+        self.log("resumed", epoch=epoch)
+        return int(epoch)
+
+    def _epoch(self, loader: coprep.DataLoader, epoch: int, beside: coprep.DataLoader | None) -> None:
+        job = self.job
+        other = self._batches(beside, 1, epoch) if beside is not None else iter(())
+        self._stop_at(loader, epoch, 0)
+        for taken, _ in enumerate(self._batches(loader, 0, epoch), 1):
+            self._step(epoch, taken)
+            if job.leave == (epoch, taken):
+                self.log("left", loader=0)
+                return
+            self._stop_at(loader, epoch, taken)
+            next(other, None)
+        for _ in other:
+            pass
+
+    def _stop_at(self, loader: coprep.DataLoader, epoch: int, taken: int) -> None:
+        job, part = self.job, self.part
+        if job.rest and job.rest[:2] == (epoch, taken):
+            time.sleep(job.rest[2])
+        while job.sleep == (epoch, taken) and not self.room.wake.exists():
+            time.sleep(0.01)
+        leaves = job.resume == (epoch, taken) and part.attempt == 0
+        if leaves or (job.saves and taken % job.saves == 0):
+            path = self.room.state(part.job, part.rank)
+            state = loader.state_dict()
+            path.with_suffix(".new").write_bytes(pickle.dumps((epoch, state)))
+            path.with_suffix(".new").rename(path)
+            self.log("state", epoch=epoch, is_fresh=len(state["delivered"]) <= EMPTY, all_ranks=state["all_ranks"])
+        if leaves:
+            raise Left
+
+    def _step(self, epoch: int, taken: int) -> None:
+        """What a training step does beside the training."""
+        if self._points is not None:
+            with contextlib.suppress(BlockingIOError):
+                os.write(self._points, POINT.pack(self.part.job, self.part.rank, epoch, taken))
+        if self.job.pause_s:
+            time.sleep(self.job.pause_s)
+        if self._barrier is not None:
+            try:
+                self._barrier.wait(2 * self.room.timeout)
+            except Exception as error:
+                raise Fatal("the other ranks do not come to the barrier") from error
+
+    def _batches(self, loader: coprep.DataLoader, number: int, epoch: int) -> Any:
+        """Each batch of an epoch, recorded and verified; then nothing. Errors of samples are recorded."""
+        self.log("epoch", loader=number, epoch=epoch, theirs=loader.epoch)
+        iterator = iter(loader)
+        errors = 0
+        while True:
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                break
+            except Exception as error:
+                cause = error if isinstance(error, coprep.SampleError) else error.__cause__
+                if not isinstance(cause, coprep.SampleError) or errors > 3 * self.data.samples:
+                    raise
+                errors += 1
+                self.log("error", loader=number, id=cause.id, type=type(error).__name__, text=str(error)[:300])
+                continue
+            ids = [int(i) for i in batch[-1]]
+            self.log("batch", loader=number, ids=ids)
+            self._look(batch, ids)
+            del batch
+            yield ids
+        self.log("end", loader=number)
+
+    def _look(self, batch: Any, ids: list[int]) -> None:
+        if wrong := self.wrong(batch, ids):
+            self.log("wrong", ids=wrong, when="taken")
+        written = self.job.write and self._taken % 2 == 0 and self.data.kind != "pickled"
+        self._taken += 1
+        if written:
+            fields_of(batch)[0][...] = WRITTEN
+        if self.job.hold:
+            self._held.keep(batch, ids, written)
+
+    def wrong(self, batch: Any, ids: list[int]) -> list[int]:
+        """Returns the ids of a batch whose contents are not theirs."""
+        fields = fields_of(batch)
+        if not ids:
+            return []
+        if self.data.kind == "pickled":
+            return datasets.wrong_pickled(fields, ids)
+        values, labels = fields[:2]
+        if not self.data.is_native:
+            return datasets.wrong_values(values, labels, ids, self.data.kind == "transform")
+        wrong = datasets.wrong_images(values, ids, self.data.operators == "float")
+        expected = np.array([label_of(self.data, i) for i in ids])
+        return wrong + [int(i) for i in np.array(ids)[np.asarray(labels) != expected]]
+
+
+def main(plan: Plan, part: Part, room: Room, points: int | None, barrier: Any) -> None:
+    """Runs a process of a job, and ends it. To be called in a child that was forked for it."""
+    code = CRASHED
+    errors = os.open(room.folder / f"job{part.job}.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(errors, 1)
+    os.dup2(errors, 2)
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
+    sys.argv = [f"chaos-job{part.job}"]
+    training = Training(plan, part, room, points, barrier)
+    try:
+        training.run()
+        training.log("done")
+        code = ENDED
+    except Left:
+        training.log("paused")
+        code = PAUSED
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the log tells it
+        training.log("crash", type=type(error).__name__, text=str(error)[:2000])
+    finally:
+        os._exit(code)

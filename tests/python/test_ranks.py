@@ -1,0 +1,115 @@
+"""Ranks of one job when the coordinator dies while they are at different places, at an epoch's border above all."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+from pathlib import Path
+
+import pytest
+from conftest import Job, Start, coordinator_pid, run_on
+from user_jobs import HERE
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
+N, BATCH, STEPS = 400, 20, 10
+
+READ = """
+import json, sys, coprep
+from user_datasets import *
+rank, gate, leave_after = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+train = coprep.DataLoader(Gated(400, 399, gate), batch_size=20, framework="numpy", with_index=True, num_workers=3,
+                          rank=rank, world_size=2, group="g")
+for epoch in range(3):
+    for step, (_, ids) in enumerate(train):
+        print(json.dumps([epoch, ids.tolist()]), flush=True)
+        sys.stdin.readline()
+        if epoch == 0 and step + 1 == leave_after:
+            break
+print("done", flush=True)
+"""
+"""A rank that reads three epochs. It says what each batch is, and waits for a line. It leaves the first epoch early."""
+
+
+class Rank:
+    """A rank's process, and the ids that it was given, by epoch."""
+
+    def __init__(self, start: Start, rank: int, gate: Path, leave_after: int = 0) -> None:
+        self.job: Job = start(READ, rank, gate, leave_after, PYTHONPATH=HERE)
+        self.epochs: list[list[list[int]]] = [[], [], []]
+
+    def take(self, batches: int) -> None:
+        """Is given so many batches, and goes on after each."""
+        for _ in range(batches):
+            self.hear()
+            self.job.say("on")
+
+    def hear(self) -> None:
+        epoch, ids = json.loads(self.job.line())
+        self.epochs[epoch].append(ids)
+
+    def is_given_more(self, seconds: float) -> bool:
+        assert self.job.process.stdout is not None
+        return bool(select.select([self.job.process.stdout], [], [], seconds)[0])
+
+    def collect(self) -> None:
+        """All that it is given until it ends."""
+        for line in self.job.result().splitlines()[:-1]:
+            epoch, ids = json.loads(line)
+            self.epochs[epoch].append(ids)
+
+
+def finish(ranks: list[Rank]) -> None:
+    # One waits for the other at the borders of epochs.
+    run_on(*(rank.job for rank in ranks))
+    for rank in ranks:
+        rank.collect()
+
+
+def assert_exact(ranks: list[Rank], epoch: int) -> None:
+    assert [len(rank.epochs[epoch]) for rank in ranks] == [STEPS, STEPS], f"steps of epoch {epoch}"
+    assert sorted(i for rank in ranks for ids in rank.epochs[epoch] for i in ids) == list(range(N)), f"epoch {epoch}"
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_coordinator_that_dies_at_the_border_of_an_epoch_takes_no_batch_from_any_rank(
+    start: Start, tmp_path: Path, first: int
+) -> None:
+    """One rank is through with its epoch, and wants the next. The last batch of the other is not ready yet."""
+    gate = tmp_path / "gate"
+    ranks = [Rank(start, rank, gate) for rank in range(2)]
+    for _ in range(STEPS - 1):
+        ranks[0].take(1)
+        ranks[1].take(1)
+    # The last sample belongs to the last batch of rank 1.
+    ranks[0].take(1)
+    assert not ranks[0].is_given_more(2), "a batch of the next epoch, before the other rank has all of this one"
+    if first:
+        gate.touch()
+        ranks[1].take(1)
+        ranks[0].take(1)
+    os.kill(coordinator_pid(), signal.SIGKILL)
+    gate.touch()
+    finish(ranks)
+    for epoch in range(3):
+        assert_exact(ranks, epoch)
+
+
+def test_a_rank_that_leaves_its_epoch_waits_for_one_that_does_not_yet(start: Start, tmp_path: Path) -> None:
+    """The coordinator dies while one rank has left at the step at which the other will leave."""
+    gate = tmp_path / "gate"
+    gate.touch()
+    ranks = [Rank(start, rank, gate, leave_after=6) for rank in range(2)]
+    for _ in range(3):
+        ranks[0].take(1)
+        ranks[1].take(1)
+    ranks[0].take(3)
+    assert not ranks[0].is_given_more(0.5), "a batch of the next epoch, before the other rank has left this one"
+    os.kill(coordinator_pid(), signal.SIGKILL)
+    finish(ranks)
+    assert [len(rank.epochs[0]) for rank in ranks] == [6, 6]
+    given = [i for rank in ranks for ids in rank.epochs[0] for i in ids]
+    assert len(set(given)) == len(given) == 12 * BATCH
+    for epoch in (1, 2):
+        assert_exact(ranks, epoch)

@@ -1,0 +1,54 @@
+"""Whatever a thread waits for wakes it: jobs run through though nobody looks around now and then.
+
+Tests of other files are run once more with naps of an hour (``coordinator/protocol/src/nap.rs``). Whoever relies on a nap
+hangs, and the test's time limit ends it. What is noticed by a look at a clock or at the socket is not among them: Ctrl-C,
+and the death of the coordinator.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+NAP = "COPREP_TEST_NAP"
+
+SELECTION = [
+    "test_sharing.py::test_jobs_may_come_and_go_at_any_time",
+    "test_sharing.py::test_a_job_that_stops_reading_does_not_hold_up_the_others",
+    "test_sharing.py::test_keeping_every_batch_holds_up_nobody",
+    "test_bad_days.py::test_a_killed_job_releases_its_batches",
+    "test_bad_days.py::test_a_killed_job_alone_frees_everything",
+    "test_bad_days.py::test_an_idle_coordinator_ends_by_itself",
+    "test_bad_days.py::test_a_warmed_cache_serves_the_jobs",
+    "test_user_bad_days.py::test_a_worker_that_is_killed_while_idle_is_replaced",
+    "test_user_bad_days.py::test_a_worker_that_is_killed_while_busy_loses_nothing",
+    "test_user_bad_days.py::test_a_sample_that_hangs_is_reported_with_the_time",
+    "test_user_bad_days.py::test_stopping_leaves_no_process",
+    "test_user_bad_days.py::test_closing_the_last_loader_ends_its_workers",
+]
+
+
+def is_release() -> bool:
+    """Whether naps cannot be lengthened: a release build does not know the variable."""
+    command = shutil.which("coprep")
+    assert command is not None
+    return NAP.encode() not in Path(command).read_bytes()
+
+
+@pytest.mark.skipif(NAP in os.environ, reason="naps are long already")
+def test_nothing_waits_for_a_nap() -> None:
+    if is_release():
+        pytest.skip("a release build: its naps cannot be lengthened")
+    tests = [str(Path(__file__).parent / test) for test in SELECTION]
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--timeout=90", *tests],
+        env={**os.environ, NAP: "3600"},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout

@@ -1,0 +1,172 @@
+//! Warming what a training script uses: its loaders say which datasets, operators and caches.
+//!
+//! The script runs in the user's Python, under `coprep._warm`, which tells what happens as JSON lines.
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{ChildStdout, Command, ExitCode, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use coprep_protocol::message::WarmProgress;
+use coprep_protocol::place::Place;
+use serde::{Deserialize, Serialize};
+
+use super::{bytes, summary};
+use crate::bench::torch::candidates;
+use crate::measure::group::Group;
+use crate::progress::Progress;
+use crate::{Outcome, args, interrupt};
+
+/// Time between two looks at signals.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// How long the script may take to end after it has closed its output.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// What the Python side tells of one loader.
+#[derive(Serialize, Deserialize)]
+struct Event {
+    dataset: String,
+    #[serde(flatten)]
+    news: News,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum News {
+    /// Its cache is being filled.
+    Progress(WarmProgress),
+    /// Its cache is filled.
+    Done(WarmProgress),
+    /// Nothing of it can be cached beforehand, and why.
+    Skipped(String),
+    /// Its cache could not be filled, and why.
+    Failed(String),
+}
+
+/// What came of all loaders.
+#[derive(Default)]
+struct Tally {
+    warmed: u32,
+    skipped: u32,
+    failed: u32,
+}
+
+pub(super) fn run(place: &Place, from: &OsStr, args: &args::Warm) -> Outcome {
+    interrupt::heed()?;
+    let python = args.python.clone().unwrap_or_else(python);
+    let mut command = Command::new(&python);
+    command
+        .args(["-m", "coprep._warm"])
+        .arg(from)
+        .args(&args.arguments)
+        .env("COPREP_SOCKET", &place.socket)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
+    let mut group = Group::spawn(&mut command).map_err(|e| format!("{}: {e}", python.display()))?;
+    let stdout = group.child().stdout.take();
+    let events = listen(stdout.ok_or("no pipe to the script")?);
+    let tally = follow(&events, args.json)?;
+    group.wait_until(Instant::now() + GRACE);
+    match group.ended().as_deref() {
+        Some("exit status 0") => tally.outcome(from),
+        how => Err(format!(
+            "{} ended before its loaders were warmed ({})",
+            from.display(),
+            how.unwrap_or("it does not end")
+        )
+        .into()),
+    }
+}
+
+/// Returns the first Python that there is.
+fn python() -> PathBuf {
+    let is_there = |path: &PathBuf| path.is_file();
+    candidates()
+        .into_iter()
+        .find(is_there)
+        .unwrap_or_else(|| "python3".into())
+}
+
+/// Reads in a thread of its own, so that signals are seen meanwhile.
+fn listen(stdout: ChildStdout) -> Receiver<std::io::Result<String>> {
+    let (sender, events) = channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(stdout).lines() {
+            if sender.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    events
+}
+
+fn follow(events: &Receiver<std::io::Result<String>>, json: bool) -> Outcome<Tally> {
+    let mut tally = Tally::default();
+    let mut progress = None;
+    loop {
+        interrupt::check()?;
+        let line = match events.recv_timeout(POLL_INTERVAL) {
+            Ok(line) => line?,
+            Err(RecvTimeoutError::Timeout) => continue,
+            Err(RecvTimeoutError::Disconnected) => return Ok(tally),
+        };
+        let event: Event = serde_json::from_str(&line)?;
+        tally.count(&event.news);
+        if json {
+            println!("{}", serde_json::to_string(&event)?);
+        } else {
+            show(&event, &mut progress);
+        }
+    }
+}
+
+fn show(event: &Event, progress: &mut Option<Progress>) {
+    if let News::Progress(p) = &event.news {
+        let bar = progress.get_or_insert_with(|| Progress::new("samples"));
+        let more = if p.capacity > 0 {
+            bytes(p)
+        } else {
+            String::new()
+        };
+        bar.update(p.done, p.total, &more);
+        return;
+    }
+    if let Some(progress) = progress.take() {
+        progress.finish();
+    }
+    let text = match &event.news {
+        News::Progress(_) => return,
+        News::Done(p) => summary(p),
+        News::Skipped(why) => format!("not warmed: {why}"),
+        News::Failed(why) => format!("failed: {why}"),
+    };
+    println!("{}\n  {text}", event.dataset);
+}
+
+impl Tally {
+    fn count(&mut self, news: &News) {
+        match news {
+            News::Progress(_) => {}
+            News::Done(p) if p.failed == 0 => self.warmed += 1,
+            News::Done(_) | News::Failed(_) => self.failed += 1,
+            News::Skipped(_) => self.skipped += 1,
+        }
+    }
+
+    fn outcome(&self, from: &OsStr) -> Outcome {
+        if self.failed > 0 {
+            return Ok(ExitCode::from(1));
+        }
+        if self.warmed > 0 {
+            return Ok(ExitCode::SUCCESS);
+        }
+        let why = if self.skipped > 0 {
+            "none of its loaders has a cache that can be filled beforehand"
+        } else {
+            "it made no coprep.DataLoader"
+        };
+        Err(format!("nothing of {} was warmed: {why}", from.display()).into())
+    }
+}
