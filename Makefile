@@ -145,6 +145,8 @@ what-if: $(VENV)/.package $(filter demo-data,$(DATA)) ## what analyze predicts, 
 # --- to check it ---------------------------------------------------------------------------------------------
 
 LOG := $(TARGET)/test.log
+# A coordinator whose threads tests can make panic.
+FAILPOINTS_BIN := $(abspath $(TARGET))/coprep-failpoints
 RUST_TESTS = $(shell cargo nextest --version >/dev/null 2>&1 && echo cargo nextest run || echo cargo test --no-fail-fast)
 # Adds up the closing lines of nextest, cargo test and pytest.
 TOTAL := awk '/^ *Summary \[|^test result:|^=* ?[0-9]+ (passed|failed|skipped|error).* in [0-9.]+s/ { \
@@ -156,13 +158,15 @@ TOTAL := awk '/^ *Summary \[|^test result:|^=* ?[0-9]+ (passed|failed|skipped|er
 test-build: | deps
 	@echo "building the tests"
 	@$(RUST_TESTS) --no-run
+	@cargo build --quiet --features coprep-cli/failpoints
+	@install -m 755 $(TARGET)/debug/coprep $(FAILPOINTS_BIN)
 
 # What is downloaded and what is built, side by side.
 .PHONY: test
 test: | browser prometheus ## all tests, Rust and Python
 	@$(MAKE) --no-print-directory --jobs=3 $(VENV)/.package $(VENV)/.checks $(VENV)/.examples test-build
 	@failed=""; mkdir -p $(TARGET); : >$(LOG); \
-	export PATH="$$PATH:$(PROMETHEUS)/usr/bin"; \
+	export PATH="$$PATH:$(PROMETHEUS)/usr/bin" COPREP_FAILPOINTS_BIN="$(FAILPOINTS_BIN)"; \
 	run() { echo "== $$1"; shift; "$$@" 2>&1 | tee -a $(LOG); }; \
 	[[ "$(RUST_TESTS)" == *nextest* ]] || echo "cargo-nextest is not installed: using cargo test, which does not end a test that hangs"; \
 	run "Rust" $(RUST_TESTS) || failed+=" Rust"; \

@@ -26,6 +26,9 @@ pub enum Error {
     /// The jobs' own code failed on the first samples.
     #[error("sample {} failed: {}", .0.id, .0.message)]
     Sample(Box<SampleError>),
+    /// A thread panicked.
+    #[error("a defect of coprep, please report it with the coordinator's log: {0}")]
+    Defect(&'static str),
     /// The process that runs the jobs' own code was killed.
     #[error(
         "the process that runs the dataset's code {how}{}, while it was {doing}: if it was killed for want of memory, give \
@@ -104,7 +107,7 @@ impl Error {
             Error::Memory(_) => RefusalKind::Memory,
             Error::Code(_) | Error::Sample(_) | Error::HostKilled { .. } => RefusalKind::Code,
             Error::Late(_) => RefusalKind::Late,
-            Error::Io { .. } | Error::Shared(_) => RefusalKind::Internal,
+            Error::Io { .. } | Error::Shared(_) | Error::Defect(_) => RefusalKind::Internal,
         };
         let sample = match self {
             Error::Sample(sample) => Some(sample.clone()),

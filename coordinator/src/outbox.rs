@@ -1,62 +1,521 @@
-//! The sending side of a connection, shared by its session and its stream.
+//! The replies of a session, queued until its client takes them, and the thread that sends them.
+//!
+//! A stream tells its consumers of errors while its lock is held, so queueing a reply does no I/O and waits for
+//! nobody. An [`Outbox`] is the queue of one session. One thread for all sessions, the [`ReplyWriter`], sends
+//! what is queued with calls that never wait, and sleeps in `poll` on the sockets that are full.
+//!
+//! * A session that answers a request sends directly when its queue is empty, so that an answer costs no switch
+//!   of threads. What the socket does not take is queued for the writer.
+//! * An idle session costs an empty queue. With a thread per session, 64 jobs would cost 64 threads that sleep;
+//!   one thread suffices because no call of it waits for one client.
+//! * Only one thread writes to a socket at a time (`is_writing`), and no lock is held during a call. So
+//!   [`hang_up`](Outbox::hang_up) and [`is_gone`](Outbox::is_gone) never wait for a writer.
+//!
+//! **Bounds.** A client that does not read while it computes is no offender: its connection lives, and what it
+//! has not read waits here, up to [`MOST_QUEUED`] bytes and one message more. Beyond that, an error stays in the
+//! stream, which is rung when there is room again ([`tell`](Outbox::tell)); a session reads no further request
+//! ([`wait_for_room`](Outbox::wait_for_room)); and reports of progress are left out.
+//!
+//! A thread that panics while it writes to a session ends that session.
 
-use std::os::fd::{AsFd, RawFd};
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::Mutex;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use coprep_protocol::frame::{self, FrameError};
-use coprep_protocol::message::Reply;
+use coprep_protocol::frame::FrameError;
+use coprep_protocol::message::{Reply, SampleError};
+use coprep_protocol::outgoing::Outgoing;
+use fail::fail_point;
+use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
 
-/// A client that does not read its socket for this long has ended its connection.
-const PATIENCE: Duration = Duration::from_secs(2);
+use crate::{Error, Result};
 
-/// Sends whole replies, one at a time.
+/// Bytes of replies that may wait for one client before no more are queued.
+const MOST_QUEUED: usize = 1 << 20;
+
+/// Pause of the writer where the kernel does not let it wait.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Called when a full queue has room again. Must neither wait nor take a lock that is held while replies are queued.
+type OnRoom = Arc<dyn Fn() + Send + Sync>;
+
+/// The queue of one session.
 pub(crate) struct Outbox {
-    socket: Mutex<UnixStream>,
+    socket: UnixStream,
+    queue: Mutex<Queue>,
+    /// The queue has room again, or is closed.
+    room: Condvar,
+    writer: Arc<Writer>,
+}
+
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<Waiting>,
+    /// Bytes of what is waiting and of what is being sent.
+    bytes: usize,
+    /// A thread has taken the front, and sends it.
+    is_writing: bool,
+    /// The writer's thread has this queue on its list.
+    is_watched: bool,
+    /// Nothing more is sent.
+    is_closed: bool,
+    on_room: Option<OnRoom>,
+    /// Somebody was refused for want of room.
+    is_room_wanted: bool,
+}
+
+/// A reply in the queue.
+struct Waiting {
+    content: Content,
+    /// What it counts for in [`Queue::bytes`].
+    weight: usize,
+}
+
+enum Content {
+    Encoded(Outgoing),
+    /// Encoded when it is sent: other sessions may hold the same error, and encoding a large one takes time.
+    Error(Arc<SampleError>),
 }
 
 impl Outbox {
-    pub(crate) fn new(socket: &UnixStream) -> std::io::Result<Self> {
-        let socket = socket.try_clone()?;
-        socket.set_write_timeout(Some(PATIENCE))?;
-        Ok(Outbox {
-            socket: Mutex::new(socket),
-        })
+    pub(crate) fn new(socket: &UnixStream, writer: &ReplyWriter) -> std::io::Result<Arc<Self>> {
+        Ok(Arc::new(Outbox {
+            socket: socket.try_clone()?,
+            queue: Mutex::default(),
+            room: Condvar::new(),
+            writer: writer.0.clone(),
+        }))
     }
 
-    pub(crate) fn send(&self, reply: &Reply) -> Result<(), FrameError> {
-        self.send_with(reply, &[])
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn send_with(&self, reply: &Reply, descriptors: &[RawFd]) -> Result<(), FrameError> {
-        let socket = self
-            .socket
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        frame::send(&socket, reply, descriptors)
+    // For the session's own thread.
+
+    /// Sends an answer, or queues what the socket does not take now.
+    ///
+    /// # Errors
+    /// When the connection has ended.
+    pub(crate) fn send(self: &Arc<Self>, reply: &Reply) -> std::result::Result<(), FrameError> {
+        self.send_with(reply, Vec::new())
     }
 
-    /// Whether the other side has hung up, or is no more.
+    pub(crate) fn send_with(
+        self: &Arc<Self>,
+        reply: &Reply,
+        descriptors: Vec<OwnedFd>,
+    ) -> std::result::Result<(), FrameError> {
+        self.push(encoded(reply, descriptors)?);
+        self.write();
+        self.watch_if_needed();
+        if self.queue().is_closed {
+            Err(FrameError::Closed)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Waits until there is room for the answer to another request, or the connection has ended. Returns `false` if
+    /// the time is up before.
+    pub(crate) fn wait_for_room(&self, limit: Duration) -> bool {
+        let full = |queue: &mut Queue| !queue.is_closed && queue.bytes >= MOST_QUEUED;
+        let waited = self.room.wait_timeout_while(self.queue(), limit, full);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+
+    /// Returns `true` if the client has been sent everything.
+    pub(crate) fn is_empty(&self) -> bool {
+        let queue = self.queue();
+        queue.waiting.is_empty() && !queue.is_writing
+    }
+
+    // For whoever holds a lock.
+
+    /// Queues a reply of bounded size.
+    pub(crate) fn post(self: &Arc<Self>, reply: &Reply) -> std::result::Result<(), FrameError> {
+        self.push(encoded(reply, Vec::new())?);
+        self.watch_if_needed();
+        Ok(())
+    }
+
+    /// Queues an error. Returns `false` if there is no room: then whoever was named in
+    /// [`on_room`](Self::on_room) is called when there is.
+    pub(crate) fn tell(self: &Arc<Self>, error: &Arc<SampleError>) -> bool {
+        self.has_room()
+            && self.push_and_watch(Waiting {
+                content: Content::Error(error.clone()),
+                weight: size(error),
+            })
+    }
+
+    /// Queues a reply as [`tell`](Self::tell) queues an error.
+    pub(crate) fn tell_reply(self: &Arc<Self>, reply: &Reply) -> bool {
+        // One that is too long to be sent is dropped: nothing would become of waiting.
+        self.has_room()
+            && encoded(reply, Vec::new()).map_or(true, |waiting| self.push_and_watch(waiting))
+    }
+
+    /// Returns `false` if the queue is full, and then has somebody called when it has room again.
+    fn has_room(&self) -> bool {
+        let mut queue = self.queue();
+        let is_full = queue.bytes >= MOST_QUEUED && !queue.is_closed;
+        queue.is_room_wanted |= is_full;
+        !is_full
+    }
+
+    fn push_and_watch(self: &Arc<Self>, waiting: Waiting) -> bool {
+        self.push(waiting);
+        self.watch_if_needed();
+        true
+    }
+
+    /// Names who is called when there is room again.
+    pub(crate) fn on_room(&self, call: impl Fn() + Send + Sync + 'static) {
+        self.queue().on_room = Some(Arc::new(call));
+    }
+
+    /// Returns `true` if the other side has hung up, or is no more.
     pub(crate) fn is_gone(&self) -> bool {
-        let socket = self
-            .socket
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        // An end is told unasked.
-        let mut socket = [PollFd::new(socket.as_fd(), PollFlags::empty())];
+        // `poll` reports an end of the connection without being asked for it.
+        let mut socket = [PollFd::new(self.socket.as_fd(), PollFlags::empty())];
         let ends = PollFlags::POLLHUP | PollFlags::POLLERR;
         let seen = poll(&mut socket, PollTimeout::ZERO).map(|_| socket[0].revents());
         matches!(seen, Ok(Some(seen)) if seen.intersects(ends))
     }
 
-    /// Ends the connection, both ways; the session's reader notices.
+    /// Ends the connection, both ways; the session's reader notices. Replies that are queued are dropped.
     pub(crate) fn hang_up(&self) {
-        let socket = self
-            .socket
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        let _ = socket.shutdown(std::net::Shutdown::Both);
+        self.close();
+        // Does not wait: it marks both ends and wakes who sleeps there.
+        let _ = self.socket.shutdown(std::net::Shutdown::Both);
+    }
+
+    /// Tells the client that its connection is over, and reads on. It may still take what lies ready for it in
+    /// shared memory, which stays its own until it has closed its side.
+    pub(crate) fn part(&self) {
+        self.close();
+        let _ = self.socket.shutdown(std::net::Shutdown::Write);
+    }
+
+    fn close(&self) {
+        let mut queue = self.queue();
+        queue.is_closed = true;
+        let dropped = std::mem::take(&mut queue.waiting);
+        queue.bytes = 0;
+        queue.on_room = None;
+        drop(queue);
+        drop(dropped);
+        self.room.notify_all();
+    }
+
+    // Writing.
+
+    fn push(&self, waiting: Waiting) {
+        let mut queue = self.queue();
+        if !queue.is_closed {
+            queue.bytes += waiting.weight;
+            queue.waiting.push_back(waiting);
+        }
+    }
+
+    /// Has the writer's thread look after the queue, if something waits that nobody sends.
+    fn watch_if_needed(self: &Arc<Self>) {
+        let mut queue = self.queue();
+        if queue.waiting.is_empty() || queue.is_writing || queue.is_watched {
+            return;
+        }
+        queue.is_watched = true;
+        drop(queue);
+        self.writer.watch(self.clone());
+    }
+
+    /// The writer's thread looks after it no longer, unless something waits. Returns `true` if something does.
+    fn stays_watched(&self) -> bool {
+        let mut queue = self.queue();
+        queue.is_watched = !queue.waiting.is_empty();
+        queue.is_watched
+    }
+
+    /// Sends until the queue is empty or the socket full. Does nothing if another thread is at it, which will
+    /// send what was queued meanwhile.
+    fn write(&self) {
+        if std::mem::replace(&mut self.queue().is_writing, true) {
+            return;
+        }
+        while let Some(next) = self.next() {
+            if !self.write_one(next) {
+                return;
+            }
+        }
+    }
+
+    /// Takes the front of the queue, or gives up writing if there is none.
+    fn next(&self) -> Option<Waiting> {
+        let mut queue = self.queue();
+        let next = queue.waiting.pop_front();
+        queue.is_writing = next.is_some();
+        next
+    }
+
+    /// Returns `false` if the socket is full or closed. Then this thread writes no more.
+    fn write_one(&self, next: Waiting) -> bool {
+        let Waiting { content, weight } = next;
+        let outgoing = match content {
+            Content::Encoded(outgoing) => Ok(outgoing),
+            Content::Error(error) => {
+                Outgoing::new(&Reply::SampleError((*error).clone()), Vec::new())
+            }
+        };
+        let sent = outgoing
+            .map_err(std::io::Error::other)
+            .and_then(|mut outgoing| Ok((outgoing.send_some(&self.socket)?, outgoing)));
+        match sent {
+            Ok((true, _)) => self.was_sent(weight),
+            Ok((false, outgoing)) => self.put_back(Waiting {
+                content: Content::Encoded(outgoing),
+                weight,
+            }),
+            Err(e) => {
+                tracing::debug!(parent: None, error = %e, "a client cannot be answered");
+                self.hang_up();
+                self.queue().is_writing = false;
+                false
+            }
+        }
+    }
+
+    fn was_sent(&self, weight: usize) -> bool {
+        let mut queue = self.queue();
+        queue.bytes = queue.bytes.saturating_sub(weight);
+        if queue.bytes >= MOST_QUEUED {
+            return true;
+        }
+        let wanted = std::mem::take(&mut queue.is_room_wanted);
+        let on_room = queue.on_room.clone().filter(|_| wanted);
+        drop(queue);
+        self.room.notify_all();
+        if let Some(call) = on_room {
+            call();
+        }
+        true
+    }
+
+    fn put_back(&self, waiting: Waiting) -> bool {
+        let mut queue = self.queue();
+        queue.is_writing = false;
+        if !queue.is_closed {
+            queue.waiting.push_front(waiting);
+        }
+        false
+    }
+}
+
+fn encoded(reply: &Reply, descriptors: Vec<OwnedFd>) -> std::result::Result<Waiting, FrameError> {
+    let outgoing = Outgoing::new(reply, descriptors)?;
+    Ok(Waiting {
+        weight: outgoing.bytes(),
+        content: Content::Encoded(outgoing),
+    })
+}
+
+/// Returns about how many bytes an error takes, in memory and on the wire.
+pub(crate) fn size(error: &SampleError) -> usize {
+    let SampleError {
+        path,
+        message,
+        exception,
+        ..
+    } = error;
+    256 + path.len() + message.len() + exception.len()
+}
+
+/// The thread that sends what sessions have queued. Dropped, it ends.
+pub(crate) struct ReplyWriter(Arc<Writer>);
+
+struct Writer {
+    /// Queues that are to be looked after from now on.
+    coming: Mutex<Vec<Arc<Outbox>>>,
+    /// Rung when one is added.
+    event: EventFd,
+    stop: AtomicBool,
+}
+
+impl ReplyWriter {
+    pub(crate) fn start() -> Result<Self> {
+        let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
+        let writer = Arc::new(Writer {
+            coming: Mutex::default(),
+            event: event.map_err(|e| Error::io("cannot make an eventfd", e))?,
+            stop: AtomicBool::new(false),
+        });
+        let thread = writer.clone();
+        std::thread::Builder::new()
+            .name("replies".into())
+            .spawn(move || thread.run())
+            .map_err(|e| Error::io("cannot start a thread", e))?;
+        Ok(ReplyWriter(writer))
+    }
+}
+
+impl Drop for ReplyWriter {
+    fn drop(&mut self) {
+        self.0.stop.store(true, Ordering::Release);
+        let _ = self.0.event.write(1);
+    }
+}
+
+impl Writer {
+    fn watch(&self, outbox: Arc<Outbox>) {
+        self.coming().push(outbox);
+        let _ = self.event.write(1);
+    }
+
+    fn coming(&self) -> MutexGuard<'_, Vec<Arc<Outbox>>> {
+        self.coming.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(&self) {
+        let mut watched = Vec::new();
+        while !self.stop.load(Ordering::Acquire) {
+            watched.append(&mut self.coming());
+            watched.retain(serve);
+            self.sleep(&watched);
+        }
+    }
+
+    /// Until a full socket takes something again, or something else is queued.
+    fn sleep(&self, watched: &[Arc<Outbox>]) {
+        let event = PollFd::new(self.event.as_fd(), PollFlags::POLLIN);
+        let full = watched
+            .iter()
+            .map(|outbox| PollFd::new(outbox.socket.as_fd(), PollFlags::POLLOUT));
+        let mut fds: Vec<PollFd> = std::iter::once(event).chain(full).collect();
+        if let Err(e) = poll(&mut fds, PollTimeout::NONE)
+            && e != Errno::EINTR
+        {
+            // Trying again at once would take a processor.
+            std::thread::sleep(PAUSE);
+        }
+        // Nothing to read: nobody rang.
+        let _ = self.event.read();
+    }
+}
+
+/// Sends what a session has queued. Returns `true` if something is left. A panic ends that session alone.
+fn serve(outbox: &Arc<Outbox>) -> bool {
+    let written = catch_unwind(AssertUnwindSafe(|| {
+        fail_point!("reply-writer");
+        outbox.write();
+    }));
+    if written.is_err() {
+        tracing::error!(parent: None, "the thread that sends replies panicked: a defect of coprep, please report it");
+        outbox.part();
+    }
+    outbox.stays_watched()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use coprep_protocol::frame;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    fn error(tag: u64, bytes: usize) -> Arc<SampleError> {
+        Arc::new(SampleError {
+            tag,
+            id: 0,
+            path: String::new(),
+            stage: "dataset".into(),
+            message: "x".repeat(bytes),
+            worker: String::new(),
+            exception: Vec::new(),
+        })
+    }
+
+    fn session() -> (ReplyWriter, Arc<Outbox>, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
+        let writer = ReplyWriter::start().expect("a thread");
+        let outbox = Outbox::new(&ours, &writer).expect("an outbox");
+        (writer, outbox, theirs)
+    }
+
+    fn tags(client: &UnixStream, count: u64) -> Vec<u64> {
+        let tag = |_| match frame::receive::<Reply>(client).expect("received").0 {
+            Reply::SampleError(error) => error.tag,
+            other => panic!("{other:?}"),
+        };
+        (0..count).map(tag).collect()
+    }
+
+    #[test]
+    fn what_a_client_does_not_read_waits_up_to_a_bound_and_comes_in_order() {
+        let (_writer, outbox, client) = session();
+        let (tell, told) = mpsc::channel();
+        outbox.on_room(move || tell.send(()).expect("somebody listens"));
+        // The socket takes some as well, so that there may be room again once or twice.
+        let mut queued = 0;
+        loop {
+            while outbox.tell(&error(queued, 1 << 17)) {
+                queued += 1;
+            }
+            if told.recv_timeout(Duration::from_millis(200)).is_err() {
+                break;
+            }
+        }
+        assert!((8..64).contains(&queued), "{queued}");
+        assert_eq!(tags(&client, queued), (0..queued).collect::<Vec<_>>());
+        told.recv_timeout(LIMIT).expect("there is room");
+        assert!(outbox.tell(&error(queued, 1)));
+        assert_eq!(tags(&client, 1), [queued]);
+        assert!(!outbox.is_gone());
+    }
+
+    #[test]
+    fn an_answer_comes_after_what_was_queued_before_it() {
+        let (_writer, outbox, client) = session();
+        for tag in 0..4 {
+            assert!(outbox.tell(&error(tag, 1 << 17)));
+        }
+        outbox.send(&Reply::WantCode).expect("the client is there");
+        assert_eq!(tags(&client, 4), [0, 1, 2, 3]);
+        let (answer, _) = frame::receive::<Reply>(&client).expect("received");
+        assert_eq!(answer, Reply::WantCode);
+        assert!(outbox.wait_for_room(LIMIT));
+    }
+
+    #[test]
+    fn hanging_up_does_not_wait_for_a_client_that_does_not_read() {
+        let (_writer, outbox, client) = session();
+        while outbox.tell(&error(0, 1 << 17)) {}
+        outbox.hang_up();
+        assert!(outbox.is_gone());
+        assert!(outbox.wait_for_room(LIMIT));
+        assert!(outbox.send(&Reply::WantCode).is_err());
+        assert!(outbox.tell(&error(1, 1)), "nobody is to wait for room");
+        drop(client);
+    }
+
+    #[test]
+    fn a_client_that_goes_frees_what_waited_for_it() {
+        let (_writer, outbox, client) = session();
+        while outbox.tell(&error(0, 1 << 17)) {}
+        drop(client);
+        // The runner ends a test that hangs.
+        while !outbox.is_empty() {
+            assert!(outbox.wait_for_room(LIMIT));
+            std::thread::yield_now();
+        }
+        assert!(outbox.is_gone());
     }
 }

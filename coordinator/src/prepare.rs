@@ -593,6 +593,13 @@ impl Failure {
         }
     }
 
+    /// A thread panicked while it had the sample.
+    pub(crate) fn defect() -> Self {
+        let message = "a thread of the coordinator panicked over it: a defect of coprep, please report it with the \
+                       coordinator's log";
+        Failure::new("prepare", message.into())
+    }
+
     /// As the jobs are told.
     pub(crate) fn of_sample(self, tag: u64, id: u32, path: String) -> SampleError {
         SampleError {

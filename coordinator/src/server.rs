@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,12 +17,14 @@ use std::time::{Duration, Instant};
 use coprep_protocol::frame;
 use coprep_protocol::nap::nap;
 use coprep_protocol::place::{Place, open_private};
+use fail::fail_point;
 use nix::fcntl::{Flock, FlockArg};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
+use crate::outbox::ReplyWriter;
 use crate::registry::Registry;
 use crate::{Error, Monitor, Result, Settings, session};
 
@@ -44,6 +47,7 @@ pub struct Server {
     registry: Arc<Registry>,
     shutdown: Arc<Shutdown>,
     connections: Arc<Connections>,
+    replies: Arc<ReplyWriter>,
 }
 
 /// Why a coordinator ended.
@@ -113,15 +117,17 @@ impl Server {
             registry,
             shutdown,
             connections: Arc::new(Connections::new()?),
+            replies: Arc::new(ReplyWriter::start()?),
         })
     }
 
     /// Serves until asked to stop, by a client, a signal or idleness.
     ///
     /// # Errors
-    /// When the socket fails.
+    /// When the socket fails, or a thread panicked that the coordinator cannot do without.
     pub fn run(&self) -> Result<StopReason> {
-        let reason = self.serve();
+        let served = catch_unwind(AssertUnwindSafe(|| self.serve()));
+        let reason = served.unwrap_or(Err(Error::Defect("the main thread panicked")));
         self.registry
             .streams()
             .iter()
@@ -180,7 +186,8 @@ impl Server {
 
     /// Waits for something to happen, a bounded time, and deals with it.
     fn turn(&self) -> Result<Option<StopReason>> {
-        self.registry.tidy();
+        fail_point!("main-turn");
+        self.registry.tidy()?;
         let mut fds = [
             PollFd::new(self.listener.as_fd(), PollFlags::POLLIN),
             PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
@@ -214,7 +221,14 @@ impl Server {
 
     fn accept(&self) {
         match self.listener.accept() {
-            Ok((socket, _)) => self.admit(socket),
+            Ok((socket, _)) => {
+                let admitted = catch_unwind(AssertUnwindSafe(|| self.admit(socket)));
+                if admitted.is_err() {
+                    tracing::error!(
+                        "the main thread panicked over a new connection: a defect of coprep, please report it"
+                    );
+                }
+            }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
             Err(e) => {
                 tracing::warn!(error = %e, "cannot accept a connection");
@@ -225,6 +239,7 @@ impl Server {
 
     /// Only the same user, and not too many.
     fn admit(&self, socket: UnixStream) {
+        fail_point!("main-accept");
         let me = nix::unistd::getuid().as_raw();
         match frame::peer_uid(&socket) {
             Ok(uid) if uid == me => {}
@@ -245,20 +260,22 @@ impl Server {
     fn start_session(&self, socket: UnixStream) -> io::Result<()> {
         socket.set_nonblocking(false)?;
         let number = self.connections.add(&socket)?;
-        let (registry, shutdown, connections) = (
+        let connected = Connected {
+            connections: self.connections.clone(),
+            number,
+        };
+        let (registry, shutdown, replies) = (
             self.registry.clone(),
             self.shutdown.clone(),
-            self.connections.clone(),
+            self.replies.clone(),
         );
         let started = std::thread::Builder::new()
             .name(format!("session-{number}"))
             .spawn(move || {
-                session::serve(&registry, &shutdown, &socket);
-                connections.remove(number);
+                // Dropped in the end, also if the session panics, or if its thread cannot be started.
+                let _connected = connected;
+                session::serve(&registry, &shutdown, &replies, &socket);
             });
-        if started.is_err() {
-            self.connections.remove(number);
-        }
         started.map(|_| ())
     }
 }
@@ -296,6 +313,18 @@ impl OwnFile {
         if OwnFile::at(&self.path).is_ok_and(|now| now.id == self.id) {
             let _ = std::fs::remove_file(&self.path);
         }
+    }
+}
+
+/// Counts a connection for as long as it lives.
+struct Connected {
+    connections: Arc<Connections>,
+    number: u64,
+}
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        self.connections.remove(self.number);
     }
 }
 

@@ -1,7 +1,9 @@
 //! One connection: reads requests, answers them, and when it ends, however, lets go of everything.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::io::Read;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,12 +11,16 @@ use coprep_pipeline::{Pipeline, Slowness};
 use coprep_protocol::frame::{self, FrameError};
 use coprep_protocol::message::{Attach, Awaited, Reply, Request};
 use coprep_protocol::spec::PipelineSpec;
+use fail::fail_point;
 
-use crate::outbox::Outbox;
+use crate::outbox::{Outbox, ReplyWriter};
 use crate::peer::{Heard, Peer};
 use crate::registry::{Answer, Guest, Registry};
 use crate::stream::{Client, Seat, Stream};
 use crate::{Error, Result, server::Shutdown, status, warm};
+
+/// How often a client that does not read its answers is looked at.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// A connection's state.
 struct Session<'a> {
@@ -25,8 +31,15 @@ struct Session<'a> {
 }
 
 /// Serves one connection until it ends.
-pub(crate) fn serve(registry: &Arc<Registry>, shutdown: &Shutdown, socket: &UnixStream) {
-    match greet(socket) {
+pub(crate) fn serve(
+    registry: &Arc<Registry>,
+    shutdown: &Shutdown,
+    replies: &ReplyWriter,
+    socket: &UnixStream,
+) {
+    // Last of all, however this ends: whoever sees the connection end knows that the job has left.
+    let _hangs_up = HangUp(socket);
+    match greet(socket, replies) {
         Ok(client) => {
             let mut session = Session {
                 registry,
@@ -38,19 +51,42 @@ pub(crate) fn serve(registry: &Arc<Registry>, shutdown: &Shutdown, socket: &Unix
             let client = &session.client;
             let _span =
                 tracing::error_span!("session", pid = client.pid, client = client.name).entered();
-            if let Err(e) = session.run(socket) {
-                tracing::warn!(error = %e, "a connection has ended");
+            match catch_unwind(AssertUnwindSafe(|| session.run(socket))) {
+                Ok(Ok(())) => {}
+                Ok(Err(e)) => tracing::warn!(error = %e, "a connection has ended"),
+                Err(_) => {
+                    tracing::error!("a session panicked: a defect of coprep, please report it");
+                    session.client.outbox.part();
+                    wait_until_gone(&session.client, socket);
+                }
             }
+            // Not while a panic unwinds, where another one would end the process.
             drop(session);
         }
         Err(FrameError::Closed) => {}
         Err(e) => tracing::warn!(error = %e, "a connection is refused"),
     }
-    let _ = socket.shutdown(std::net::Shutdown::Both);
+}
+
+/// Waits until the client has closed its side: see [`Outbox::part`].
+fn wait_until_gone(client: &Client, mut socket: &UnixStream) {
+    let mut unheard = [0; 4096];
+    while matches!(client.peer.wait(socket), Ok(Heard::Something))
+        && matches!(socket.read(&mut unheard), Ok(1..))
+    {}
+}
+
+/// Ends a connection when it is dropped.
+struct HangUp<'a>(&'a UnixStream);
+
+impl Drop for HangUp<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.shutdown(std::net::Shutdown::Both);
+    }
 }
 
 /// The first message must be a greeting, and come soon.
-fn greet(socket: &UnixStream) -> std::result::Result<Client, FrameError> {
+fn greet(socket: &UnixStream, replies: &ReplyWriter) -> std::result::Result<Client, FrameError> {
     socket.set_read_timeout(Some(std::time::Duration::from_secs(10)))?;
     let (request, _) = frame::receive::<Request>(socket)?;
     socket.set_read_timeout(None)?;
@@ -59,7 +95,7 @@ fn greet(socket: &UnixStream) -> std::result::Result<Client, FrameError> {
             "the first message is not a greeting".into(),
         ));
     };
-    let outbox = Arc::new(Outbox::new(socket)?);
+    let outbox = Outbox::new(socket, replies)?;
     outbox.send(&Reply::Welcome {
         pid: std::process::id(),
         version: env!("CARGO_PKG_VERSION").into(),
@@ -76,6 +112,12 @@ fn greet(socket: &UnixStream) -> std::result::Result<Client, FrameError> {
 impl Session<'_> {
     fn run(&mut self, socket: &UnixStream) -> std::result::Result<(), FrameError> {
         loop {
+            // A client that asks and does not read the answers is not read either.
+            while !self.client.outbox.wait_for_room(LOOK) {
+                if self.client.is_gone() {
+                    return Ok(());
+                }
+            }
             // A process that has ended is gone, whoever else holds its socket.
             if self.client.peer.wait(socket)? == Heard::Gone {
                 return Ok(());
@@ -97,6 +139,7 @@ impl Session<'_> {
         request: Request,
         descriptors: Vec<OwnedFd>,
     ) -> std::result::Result<(), FrameError> {
+        fail_point!("session-request");
         match self.handle(request, descriptors) {
             Ok(Some(reply)) => self.client.outbox.send(&reply),
             Ok(None) => Ok(()),
@@ -224,9 +267,9 @@ impl Session<'_> {
         let Seat { job, rank } = admission.seat;
         tracing::info!(stream = stream.blueprint.id, job, rank, "a job joins");
         self.place = Some((stream.clone(), admission.seat));
-        let descriptors = admission.descriptors.each_ref().map(|fd| fd.as_raw_fd());
         let attached = Reply::Attached(Box::new(admission.attached));
-        let sent = self.client.outbox.send_with(&attached, &descriptors);
+        let outbox = &self.client.outbox;
+        let sent = outbox.send_with(&attached, admission.descriptors.into());
         sent.map_err(|e| Error::Invalid(format!("the client went away while attaching: {e}")))?;
         stream.begin();
         Ok(None)
@@ -240,5 +283,6 @@ impl Drop for Session<'_> {
             tracing::info!(stream = stream.blueprint.id, job, rank, "a job leaves");
             self.registry.detach(&stream, seat);
         }
+        self.client.outbox.hang_up();
     }
 }

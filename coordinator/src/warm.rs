@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use coprep_cache::sample_cache::Form;
 use coprep_protocol::message::{CacheForm, Reply, Warm, WarmProgress};
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, unbounded};
+use fail::fail_point;
 
 use crate::caches::Cache;
 use crate::due_queue::Moment;
@@ -28,7 +29,8 @@ struct Admit {
     recipe: Recipe,
     id: u32,
     fetched: Option<Fetched>,
-    done: Sender<Admitted>,
+    /// Who waits to be told; `None` once that is done.
+    done: Option<Sender<Admitted>>,
 }
 
 struct Admitted {
@@ -55,6 +57,7 @@ impl Work for Admit {
     }
 
     fn run(mut self: Box<Self>, tools: &mut Tools) {
+        fail_point!("warm-worker");
         if let Some(fetched) = self.fetched.take() {
             tools.take_over(fetched);
         }
@@ -62,11 +65,26 @@ impl Work for Admit {
             .recipe
             .admit(self.id, tools)
             .map(|cost| cost.fetched_bytes);
-        // Nobody listens any more when the client has gone.
-        let _ = self.done.send(Admitted {
-            id: self.id,
-            result,
-        });
+        self.tell(result);
+    }
+}
+
+impl Admit {
+    fn tell(&mut self, result: std::result::Result<u64, Failure>) {
+        if let Some(done) = self.done.take() {
+            // Nobody listens any more when the client has gone.
+            let _ = done.send(Admitted {
+                id: self.id,
+                result,
+            });
+        }
+    }
+}
+
+impl Drop for Admit {
+    /// A worker panicked while it had the sample: the warm-up is told, or it would wait for ever.
+    fn drop(&mut self) {
+        self.tell(Err(Failure::defect()));
     }
 }
 
@@ -169,7 +187,7 @@ impl Run<'_> {
             recipe: self.recipe.clone(),
             id,
             fetched: None,
-            done: self.done.clone(),
+            done: Some(self.done.clone()),
         };
         self.registry
             .workers
@@ -212,8 +230,12 @@ impl Run<'_> {
         if client.is_gone() {
             return Err(gone());
         }
-        let outbox = &client.outbox;
-        outbox
+        if !client.outbox.is_empty() {
+            // It has not read the report before this one: it will be told of the state then.
+            return Ok(());
+        }
+        client
+            .outbox
             .send(&Reply::Progress(self.report()))
             .map_err(|_| gone())
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import random
 import resource
@@ -54,6 +55,27 @@ class Numbers:
         wait(self.slow.get(i, self.pause))
         note(self.log, f"dataset:{i}")
         return np.full(64, i, np.int64), i
+
+
+class Raising(Numbers):
+    """These samples raise; each of them for a reason of its kind, which may be long."""
+
+    def __init__(self, size: int, bad: dict[int, str], length: int = 0, **arguments: Any) -> None:
+        super().__init__(size, **arguments)
+        self.bad = bad
+        self.length = length
+
+    def __getitem__(self, i: int) -> Any:
+        kind = self.bad.get(i)
+        if kind == "bytes":
+            (b"x" * self.length + b"\xff").decode()
+        if kind == "json":
+            json.loads("x" * self.length)
+        if kind == "text":
+            raise ValueError(f"sample {i} " + "x" * self.length + " to the end")
+        if kind == "file":
+            os.stat(f"/nowhere/{i}\udcff.jpg")
+        return super().__getitem__(i)
 
 
 def wait(seconds: float) -> None:

@@ -18,6 +18,7 @@ mod status;
 mod top;
 mod warm;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use crate::args::{Args, Command};
@@ -41,7 +42,8 @@ fn main() -> ExitCode {
         Command::Doctor(doctor) => doctor::run(&place, &doctor),
     };
     outcome.unwrap_or_else(|e| {
-        eprintln!("coprep: {e}");
+        // Not `eprintln!`, which panics where stderr is closed or its disk is full.
+        let _ = writeln!(std::io::stderr(), "coprep: {e}");
         ExitCode::from(1)
     })
 }

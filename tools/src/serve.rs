@@ -16,7 +16,10 @@ use crate::metrics::Metrics;
 use crate::{Outcome, logs};
 
 pub(crate) fn run(place: Place, args: &Serve) -> Outcome {
-    logs::to_stderr(args.log_format);
+    let _log = logs::to_stderr(args.log_format);
+    // What the environment says in `FAILPOINTS`.
+    #[cfg(feature = "failpoints")]
+    let _failpoints = fail::FailScenario::setup();
     coprep_cache::allocator::keep_freed_memory();
     let socket = place.socket.clone();
     // A successor may have another log there when this one ends.

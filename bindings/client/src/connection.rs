@@ -12,7 +12,8 @@ use nix::errno::Errno;
 use nix::poll::PollFlags;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, UnixAddr, connect, setsockopt, socket, sockopt,
+    AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, connect, recv, setsockopt, socket,
+    sockopt,
 };
 use nix::sys::time::TimeVal;
 
@@ -206,9 +207,14 @@ impl Connection {
         }
     }
 
-    /// True when the other side has hung up.
+    /// Returns `true` when the other side has hung up, or will say nothing more.
     #[must_use]
     pub fn is_lost(&self) -> bool {
+        let look = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
+        // The end of what it says is its farewell: it keeps what lies ready for this client until that has gone.
+        if matches!(recv(self.socket.as_raw_fd(), &mut [0], look), Ok(0)) {
+            return true;
+        }
         let gone = PollFlags::POLLHUP | PollFlags::POLLERR | PollFlags::POLLNVAL;
         match events(self.socket.as_fd(), PollFlags::empty(), Duration::ZERO) {
             Ok(events) => events.is_some_and(|e| e.intersects(gone)),

@@ -171,9 +171,7 @@ fn run(program: &Path, place: &Place, log: &Log, ready: OwnedFd) -> Result<()> {
         .arg(socket)
         .current_dir("/")
         .stdin(Stdio::null());
-    command
-        .stdout(log.writer().map_err(what)?)
-        .stderr(log.writer().map_err(what)?);
+    command.stdout(log.writer()).stderr(log.writer());
     raw::detach(&mut command, ready.as_raw_fd());
     // What is waited for is the process in between, which has ended.
     command
@@ -259,7 +257,8 @@ fn parse(line: &[u8]) -> Heard {
 /// Where a coordinator says what it does.
 struct Log {
     path: PathBuf,
-    file: File,
+    /// The file, or why there is none: a full disk costs the log, not the job.
+    file: std::io::Result<File>,
     /// What was there before.
     start: u64,
 }
@@ -268,30 +267,43 @@ impl Log {
     fn open(path: &Path) -> Result<Self> {
         let what =
             |e: std::io::Error| failed(format!("cannot write its log {}: {e}", path.display()));
-        let file = open_private(path).map_err(what)?;
-        let start = file.metadata().map_err(what)?.len();
+        let file = match open_private(path) {
+            // It may be somebody's trap, and is no want of room.
+            Err(e) if e.kind() == std::io::ErrorKind::Other => return Err(what(e)),
+            file => file,
+        };
+        let length = |file: &File| file.metadata().map_or(0, |metadata| metadata.len());
         Ok(Log {
             path: path.to_owned(),
+            start: file.as_ref().map_or(0, length),
             file,
-            start,
         })
     }
 
-    fn writer(&self) -> std::io::Result<File> {
-        self.file.try_clone()
+    fn writer(&self) -> Stdio {
+        let copy = self
+            .file
+            .as_ref()
+            .ok()
+            .and_then(|file| file.try_clone().ok());
+        copy.map_or_else(Stdio::null, Stdio::from)
     }
 
     /// The end of what was written since.
     fn quote(&self) -> String {
-        let text = self.read().unwrap_or_default();
+        let file = match &self.file {
+            Ok(file) => file,
+            Err(e) => return format!("its log {} cannot be written: {e}", self.path.display()),
+        };
+        let text = self.read(file).unwrap_or_default();
         match text.trim() {
             "" => format!("its log {} says nothing", self.path.display()),
             text => format!("the end of its log {}:\n{text}", self.path.display()),
         }
     }
 
-    fn read(&self) -> std::io::Result<String> {
-        let mut file = self.file.try_clone()?;
+    fn read(&self, file: &File) -> std::io::Result<String> {
+        let mut file = file.try_clone()?;
         let end = file.metadata()?.len();
         file.seek(SeekFrom::Start(self.start.max(end.saturating_sub(QUOTE))))?;
         let mut bytes = Vec::new();

@@ -15,6 +15,12 @@ from typing import Any
 
 _HERE = os.path.dirname(__file__)
 _MAINS = ("__main__", "__mp_main__")
+MOST_EXCEPTION = 1 << 20
+"""Longest exception, in bytes as it is packed, that travels whole. The coordinator passes on no longer one."""
+_VALUE = 100_000
+"""Longest text or bytes in an exception that is longer."""
+_TEXT, _LINE = 60_000, 16_000
+"""Longest description of an exception, and of one entry in it, in characters."""
 
 
 class _Pickler(pickle.Pickler):
@@ -59,40 +65,70 @@ def loads(data: bytes) -> Any:
 
 
 def dump_exception(error: BaseException) -> bytes:
-    """An exception as bytes; empty if it cannot travel."""
-    for args, state in ((error.args, error.__dict__), ((str(error),), {})):
+    """Return an exception as bytes: whole, or, if too long, with its long texts cut; empty if it cannot travel."""
+    for form in (_whole, _cut_short, _text_alone):
         try:
-            data = dumps((type(error), args, state))
-            loads(data)
-        except Exception:
+            data = dumps((type(error), *form(error)))
             if type(error).__module__ not in _MAINS:
-                continue
-            # Its class is found in the job, not here.
-            try:
-                data = dumps((type(error), args, state))
-            except Exception:
-                continue
-        return data
+                loads(data)
+            # Else its class is found in the job, not here.
+        except Exception:
+            continue
+        if len(data) <= MOST_EXCEPTION:
+            return data
     return b""
 
 
+Form = tuple[tuple[Any, ...], dict[str, Any]]
+"""Arguments and state of an exception."""
+
+
+def _whole(error: BaseException) -> Form:
+    # An OSError keeps its file apart from `args`, an ImportError its module: how they are pickled tells.
+    reduced: Any = _builtin(type(error)).__reduce__(error)
+    return reduced[1], reduced[2] if len(reduced) > 2 and reduced[2] else {}
+
+
+def _cut_short(error: BaseException) -> Form:
+    args, state = _whole(error)
+    return tuple(map(_shortened, args)), {name: _shortened(value) for name, value in state.items()}
+
+
+def _text_alone(error: BaseException) -> Form:
+    return (_shortened(str(error)),), {}
+
+
+def _builtin(kind: type[BaseException]) -> type[BaseException]:
+    """Return the first class among ``kind`` and its bases that Python itself defines."""
+    return next(base for base in kind.__mro__ if base.__module__ == "builtins")
+
+
 def load_exception(data: bytes) -> BaseException | None:
-    """The exception again; made as it was, not by its ``__init__``, which may take other arguments."""
+    """Return the exception again; made as it was, not by its own ``__init__``, which may take other arguments."""
     try:
         kind, args, state = loads(data)
-        error = kind.__new__(kind, *args)
-        error.args = args
-        error.__dict__.update(state)
+        error: BaseException = kind.__new__(kind, *args)
+        try:
+            # What Python's own exceptions know beside `args`, such as UnicodeDecodeError.object, this sets.
+            _builtin(kind).__init__(error, *args)
+        except Exception:
+            error.args = args
+        error.__setstate__(state)
     except Exception:
         return None
     return error if isinstance(error, BaseException) else None
 
 
 def describe(error: BaseException) -> str:
-    """Type, text and traceback, causes included, without the frames of this package."""
+    """Return type, text and traceback, causes included, without the frames of this package.
+
+    What is long is cut, with a note.
+    """
     told = traceback.TracebackException.from_exception(error)
     _hide_frames(told)
-    return "".join(told.format()).rstrip()
+    text = cut("".join(cut(line, _LINE) for line in told.format()).rstrip(), _TEXT)
+    # File names may have bytes that are no text, and no message can carry them.
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _hide_frames(told: traceback.TracebackException | None) -> None:
@@ -101,3 +137,18 @@ def _hide_frames(told: traceback.TracebackException | None) -> None:
     told.stack[:] = [frame for frame in told.stack if os.path.dirname(frame.filename) != _HERE]
     for other in (told.__cause__, told.__context__, *(getattr(told, "exceptions", None) or ())):
         _hide_frames(other)
+
+
+def cut(text: str, most: int) -> str:
+    """Return the text; if it is longer than ``most`` characters, its beginning and its end."""
+    left, half = len(text) - most, most // 2
+    return text if left <= 0 else f"{text[:half]} ... [{left:,} characters left out by coprep] ... {text[-half:]}"
+
+
+def _shortened(value: Any) -> Any:
+    if isinstance(value, str):
+        return cut(value, _VALUE)
+    left, half = len(value) - _VALUE if isinstance(value, bytes) else 0, _VALUE // 2
+    if left <= 0:
+        return value
+    return value[:half] + f" ... [{left:,} bytes left out by coprep] ... ".encode() + value[-half:]

@@ -39,8 +39,6 @@ from coprep._seeding import INT64, SeedWatch, seed_all, seed_by
 from coprep._structure import Structure
 
 _LENGTH = struct.Struct("<I")
-_TEXT = 60_000
-"""Longest text of an exception."""
 _PR_SET_PDEATHSIG = 1
 _NO_SEED = 0x2545F4914F6CDD1D
 
@@ -324,7 +322,7 @@ def _failed(what: str, error: Exception) -> str:
         )
     elif isinstance(error, AttributeError):
         remedy = "what the dataset is made of must be defined when its module is imported"
-    return f"the dataset cannot be loaded in a worker process: {_exchange.describe(error)[-_TEXT:]}\nRemedy: {remedy}"
+    return f"the dataset cannot be loaded in a worker process: {_exchange.describe(error)}\nRemedy: {remedy}"
 
 
 # --- a worker -------------------------------------------------------------------------------------------------
@@ -509,7 +507,7 @@ def _raised(sample: int, stage: str, error: Exception) -> dict[str, Any]:
     return {
         "id": sample,
         "stage": stage,
-        "message": _exchange.describe(error)[-_TEXT:],
+        "message": _exchange.describe(error),
         "exception": _exchange.dump_exception(error).hex(),
     }
 

@@ -20,7 +20,7 @@ use crate::PROTOCOL_VERSION;
 use crate::message::{Reply, Request};
 
 const MAGIC: [u8; 4] = *b"CPRP";
-const HEADER: usize = 16;
+pub(crate) const HEADER: usize = 16;
 /// Longest message: an explicit list of a few million files.
 pub const MAX_LENGTH: usize = 512 << 20;
 /// Most descriptors that travel with one message.
@@ -109,7 +109,7 @@ pub fn send<M: Message>(socket: &UnixStream, message: &M, descriptors: &[RawFd])
     Ok(())
 }
 
-fn header(length: usize, descriptors: usize) -> [u8; HEADER] {
+pub(crate) fn header(length: usize, descriptors: usize) -> [u8; HEADER] {
     let mut h = [0; HEADER];
     h[..4].copy_from_slice(&MAGIC);
     h[4..6].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());

@@ -7,6 +7,7 @@
 //! * [`message`]: requests and replies.
 //! * [`frame`]: how a message lies on the wire: a fixed header with magic, version and length, then the
 //!   message as a *validated* rkyv archive, then, for some replies, file descriptors.
+//! * [`outgoing`]: a message that is sent bit by bit, by a sender that must not wait.
 //! * [`code`]: what the coordinator and the processes that run user code say to each other.
 //! * [`dataset_path`]: how a path of a dataset is spelled.
 //! * [`place`]: where the socket lies, and who may own it.
@@ -24,6 +25,7 @@ pub mod frame;
 pub mod message;
 pub mod nap;
 pub mod operators;
+pub mod outgoing;
 pub mod place;
 pub mod size;
 #[expect(missing_docs, reason = "rkyv derives undocumented archived types")]

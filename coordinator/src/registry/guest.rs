@@ -88,7 +88,7 @@ mod tests {
     use coprep_protocol::message::RefusalKind;
 
     use super::*;
-    use crate::outbox::Outbox;
+    use crate::outbox::{Outbox, ReplyWriter};
     use crate::peer::Peer;
 
     const STEP: &str = "the files of the folder /photos are being listed";
@@ -97,7 +97,7 @@ mod tests {
         Client {
             name: "job".into(),
             pid: 1,
-            outbox: Arc::new(Outbox::new(socket).unwrap()),
+            outbox: Outbox::new(socket, &ReplyWriter::start().unwrap()).unwrap(),
             peer: Arc::new(Peer::of(socket)),
         }
     }

@@ -15,7 +15,7 @@ mod user_code;
 mod warmth;
 
 use std::os::fd::OwnedFd;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -152,17 +152,21 @@ impl Registry {
                 },
             };
             // Opened for a job with another seed, say, at the same moment: then this one looks again.
-            let admitted = if serves(&stream, &key, request) {
-                stream.attach(request, client)
-            } else {
-                Ok(None)
+            let attach = || {
+                if serves(&stream, &key, request) {
+                    stream.attach(request, client)
+                } else {
+                    Ok(None)
+                }
             };
+            let admitted = catch_unwind(AssertUnwindSafe(attach));
             if is_expected {
                 stream.has_come();
             }
-            if !matches!(admitted, Ok(Some(_))) {
+            if !matches!(admitted, Ok(Ok(Some(_)))) {
                 self.close_if_empty(&stream);
             }
+            let admitted = admitted.unwrap_or_else(|panic| resume_unwind(panic));
             if let Some(mut admission) = admitted? {
                 admission.attached.notes = self.notes(&stream);
                 for note in &admission.attached.notes {
@@ -392,9 +396,20 @@ impl Registry {
     }
 
     /// Ends what has had nothing to do for long.
-    pub(crate) fn tidy(&self) {
+    ///
+    /// # Errors
+    /// When the workers cannot go on.
+    pub(crate) fn tidy(&self) -> Result<()> {
         self.user_code.tidy();
-        self.workers.tidy();
+        self.close_broken();
+        self.workers.tidy()
+    }
+
+    /// Closes streams that were broken off, and that no session is left to close: it panicked as it left.
+    fn close_broken(&self) {
+        let streams = self.streams();
+        let broken = streams.iter().filter(|stream| stream.is_broken());
+        broken.for_each(|stream| self.close_if_empty(stream));
     }
 
     /// Returns how long nothing has to be ended, or `None` if there is nothing to be ended.

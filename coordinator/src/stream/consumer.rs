@@ -29,8 +29,8 @@ pub(crate) enum Pending {
     Error {
         batch: Arc<Batch>,
         slot: u32,
-        error: Box<SampleError>,
-        /// Its text was sent.
+        error: Arc<SampleError>,
+        /// Its text was queued for the socket.
         is_told: bool,
     },
     /// Samples are left out of its epochs: told at once, before whatever waits for a minibatch.
@@ -91,7 +91,7 @@ pub(crate) struct Progress {
     pub(crate) any: bool,
 }
 
-/// The consumer wrote nonsense into its page, or does not read its socket: its session ends.
+/// The consumer wrote nonsense into its page: its session ends.
 pub(crate) struct Misbehaved(pub(crate) String);
 
 /// A consumer that leaves something unread for three times as long as it usually does, and for the first of these, counts
@@ -290,7 +290,9 @@ impl Consumer {
             let Some(mut item) = ready(next) else {
                 break;
             };
-            self.announce()?;
+            if !self.is_announced() {
+                break;
+            }
             if item.kind == ItemKind::Part as u32 {
                 item.tag = self.shares(lacks).pack();
                 samples += u64::from(item.len);
@@ -312,24 +314,24 @@ impl Consumer {
         Ok(samples - again)
     }
 
-    /// The text of a notice goes over the socket before its item is published. That of an error not again, if the item was
-    /// taken back.
-    fn announce(&mut self) -> Result<(), Misbehaved> {
-        let reply = match self.pending.front_mut() {
+    /// Queues the text of a notice for the socket before its item is published; that of an error not again if the item
+    /// was taken back. Returns `false` if the client has not read so much that no more is queued: the notice, and what
+    /// follows it, is published when it has.
+    fn is_announced(&mut self) -> bool {
+        match self.pending.front_mut() {
             Some(Pending::Error { error, is_told, .. }) => {
-                if std::mem::replace(is_told, true) {
-                    return Ok(());
-                }
-                Reply::SampleError((**error).clone())
+                *is_told = *is_told || self.outbox.tell(error);
+                *is_told
             }
-            Some(Pending::Skipped { ids, example }) => Reply::Skipped(Box::new(Skipped {
-                ids: serialise(ids),
-                example: (**example).clone(),
-            })),
-            _ => return Ok(()),
-        };
-        let sent = self.outbox.send(&reply);
-        sent.map_err(|e| Misbehaved(format!("cannot be told of an error: {e}")))
+            Some(Pending::Skipped { ids, example }) => {
+                let skipped = Skipped {
+                    ids: serialise(ids),
+                    example: (**example).clone(),
+                };
+                self.outbox.tell_reply(&Reply::Skipped(Box::new(skipped)))
+            }
+            _ => true,
+        }
     }
 
     /// Puts a notice of skipped samples before everything else. One that is not published yet takes them in, so that
@@ -351,7 +353,7 @@ impl Consumer {
         &mut self,
         batch: &Arc<Batch>,
         slot: u32,
-        error: &SampleError,
+        error: &Arc<SampleError>,
     ) -> bool {
         let holds = |p: &Pending| match p {
             Pending::Part {
@@ -371,7 +373,7 @@ impl Consumer {
         let told = Pending::Error {
             batch: batch.clone(),
             slot,
-            error: Box::new(error.clone()),
+            error: error.clone(),
             is_told: false,
         };
         self.pending.insert(at, told);

@@ -4,15 +4,17 @@
 //! releases its buffers.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use coprep_cache::handover::Account;
 use coprep_costs::early::Plan;
-use coprep_protocol::message::{Attach, JobStatus, Reply, Resume, Stalls};
+use coprep_protocol::message::{Attach, JobStatus, Reply, Resume, SampleError, Stalls};
 use coprep_scheduler::{self as scheduler, Behind, Delivery, Draw, JobId, JobSpec, Scheduler};
+use fail::fail_point;
 use roaring::RoaringBitmap;
 
+use crate::outbox;
 use crate::prepare::Failure;
 use crate::stalls::Lacks;
 use crate::stream::Seat;
@@ -51,6 +53,8 @@ pub(crate) struct Engine {
     /// Samples whose failure has been logged.
     logged: BTreeSet<u32>,
     pub(super) failures: Failures,
+    /// Errors that jobs may still have to be sent.
+    unsent: Vec<Weak<SampleError>>,
 }
 
 /// A training run.
@@ -85,6 +89,10 @@ struct RankResume {
 /// Most steps that the ranks of a job may lie apart when they come back: without any synchronisation between
 /// them, what their queues hold.
 const MOST_BEHIND: u32 = 4096;
+/// Bytes of errors that may wait to be sent to the jobs of a stream. Further ones travel without their exception,
+/// with so many bytes of their text.
+const MOST_UNSENT: usize = 64 << 20;
+const MOST_TEXT: usize = 4096;
 
 impl Engine {
     pub(crate) fn new(stream: u64, scheduler: Scheduler) -> Self {
@@ -105,6 +113,7 @@ impl Engine {
             next_tag: 0,
             logged: BTreeSet::new(),
             failures: Failures::default(),
+            unsent: Vec::new(),
         }
     }
 
@@ -460,6 +469,7 @@ impl Engine {
         path: String,
         failure: Failure,
     ) -> Option<Draw> {
+        fail_point!("sample-failed-locked");
         let is_first = self.logged.insert(draw.id);
         if is_first {
             // The thread may be one that serves another job.
@@ -473,7 +483,8 @@ impl Engine {
                 "a sample failed"
             );
         }
-        let error = failure.of_sample(self.new_tag(), draw.id, path);
+        let tag = self.new_tag();
+        let error = self.bounded(failure.of_sample(tag, draw.id, path));
         self.tell_error(batch, slot, &error);
         self.scheduler.mark_bad(draw.id);
         if is_first {
@@ -486,6 +497,23 @@ impl Engine {
     pub(super) fn new_tag(&mut self) -> u64 {
         self.next_tag += 1;
         self.next_tag
+    }
+
+    /// Cuts an error where many large ones wait to be sent already.
+    fn bounded(&mut self, mut error: SampleError) -> Arc<SampleError> {
+        self.unsent.retain(|error| error.strong_count() > 0);
+        let unsent = self.unsent.iter().filter_map(Weak::upgrade);
+        if unsent.map(|e| outbox::size(&e)).sum::<usize>() > MOST_UNSENT {
+            error.exception.clear();
+            let end = error.message.floor_char_boundary(MOST_TEXT);
+            error.message.truncate(end);
+            error
+                .message
+                .push_str(" ... [cut by coprep: many large errors wait to be read]");
+        }
+        let error = Arc::new(error);
+        self.unsent.push(Arc::downgrade(&error));
+        error
     }
 
     // Epochs.
@@ -531,7 +559,7 @@ impl Engine {
                 epoch,
                 first_seq: consumer.next_seq(),
             };
-            if consumer.outbox.send(&restarted).is_err() {
+            if consumer.outbox.post(&restarted).is_err() {
                 consumer.outbox.hang_up();
             }
         }

@@ -16,8 +16,9 @@ mod replay;
 mod sample;
 mod skipping;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use coprep_cache::handover::{Doorbell, Sender};
@@ -30,6 +31,7 @@ use coprep_protocol::message::{
 use coprep_protocol::nap::nap;
 use coprep_protocol::spec::{Field, PipelineSpec, UserDataset};
 use coprep_scheduler::{Config, Draw, DrawOrder, Minibatch, Scheduler};
+use fail::fail_point;
 
 use crate::caches::Cache;
 use crate::due_queue::Moment;
@@ -45,7 +47,7 @@ use crate::stream::engine::Engine;
 use crate::stream::replay::Replay;
 use crate::stream::sample::{Plan, SampleWork};
 use crate::user_code::{Resting, Trouble};
-use crate::workers::Workers;
+use crate::workers::{GivenUp, Workers};
 use crate::{Error, Result};
 
 /// Minibatches a rank's queue holds at most, if there are buffers for them. Jobs of about one speed drift apart by
@@ -57,6 +59,8 @@ const LOOKAHEAD: u32 = 8;
 const LOW_WATER: u32 = 2;
 /// The driver looks around this often even if nobody rings, which nothing needs: see [`nap`].
 const NAP: Duration = Duration::from_millis(500);
+/// Pause of a driver that has panicked.
+const PAUSE: Duration = Duration::from_millis(20);
 /// Most items of a consumer that are published and not released. What is beyond waits in the coordinator until some are
 /// released; a consumer copies rather than hold more than half of them.
 const RING: u64 = 4096;
@@ -154,6 +158,8 @@ pub(crate) struct Stream {
     expected: AtomicUsize,
     /// Its makers cannot go on: nobody is admitted any more.
     broken: AtomicBool,
+    /// The driver is to break it off.
+    doomed: AtomicBool,
 }
 
 impl Stream {
@@ -163,14 +169,7 @@ impl Stream {
         pool: StagingPool,
         workers: Arc<Workers>,
     ) -> Result<Arc<Stream>> {
-        let config = Config {
-            samples: blueprint.maker.samples(),
-            slots: pool.layout().slots,
-            depth: QUEUE_DEPTH,
-            low_water: LOW_WATER,
-            seed: blueprint.seed,
-            order: blueprint.key.draw_order(),
-        };
+        let engine = new_engine(&blueprint, &pool);
         let layout = pool.layout();
         let replay = blueprint
             .is_replayed
@@ -185,12 +184,13 @@ impl Stream {
             pool,
             doorbell,
             workers,
-            engine: Mutex::new(Engine::new(blueprint.id, Scheduler::new(config))),
+            engine: Mutex::new(engine),
             waiting: AtomicU32::new(0),
             counters: Counters::default(),
             closed: AtomicBool::new(false),
             expected: AtomicUsize::new(0),
             broken: AtomicBool::new(false),
+            doomed: AtomicBool::new(false),
             blueprint,
         });
         stream.start_driver()?;
@@ -206,8 +206,39 @@ impl Stream {
         Ok(())
     }
 
+    /// Locks the engine. If a thread panicked while it held the lock, the stream is broken off first.
     fn engine(&self) -> MutexGuard<'_, Engine> {
-        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+        self.engine.lock().unwrap_or_else(|poisoned| {
+            let mut engine = poisoned.into_inner();
+            self.abandon(&mut engine);
+            self.engine.clear_poison();
+            engine
+        })
+    }
+
+    /// Gives an engine up that may be half changed. Its jobs lose their connections, come again with what they were
+    /// given, and find another stream. An empty engine takes its place, for whoever still has a sample or leaves.
+    fn abandon(&self, engine: &mut Engine) {
+        tracing::error!(
+            parent: None,
+            stream = self.blueprint.id,
+            "a thread panicked while it held the stream: a defect of coprep, please report it"
+        );
+        self.give_up(engine);
+    }
+
+    fn give_up(&self, engine: &mut Engine) {
+        self.broken.store(true, Ordering::Release);
+        let mut given_up = std::mem::replace(engine, new_engine(&self.blueprint, &self.pool));
+        given_up.hang_up();
+        // What is half changed may panic once more as it is dropped.
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(given_up)));
+    }
+
+    /// Has the driver break the stream off: for a thread that cannot take the lock.
+    fn doom(&self) {
+        self.doomed.store(true, Ordering::Release);
+        self.doorbell.ring();
     }
 
     /// Adds a consumer. A job of several ranks begins when its last rank is here. `None`: the stream has been closed.
@@ -221,12 +252,14 @@ impl Stream {
         let bell = self.doorbell.bell()?;
         let descriptors = [self.pool.reader_fd()?, deliver, reply, bell.fd()?];
         let consumer = Consumer::new(client.pid, client.outbox.clone(), sender, bell);
+        self.serve_when_it_has_read(client);
         let mut engine = self.engine();
         // Asked under the lock under which a stream is closed, and whose holder hangs up on the jobs of a broken one.
         if self.is_closed() || self.is_broken() {
             return Ok(None);
         }
         let seat = engine.attach(request, &client.name, consumer)?;
+        fail_point!("attach-locked");
         engine.share_buffers(self.pool.layout().buffers);
         let attached = self.attached(&engine, seat);
         Ok(Some(Admission {
@@ -239,6 +272,12 @@ impl Stream {
     /// Begins to serve a consumer that has been told of its admission.
     pub(crate) fn begin(self: &Arc<Self>) {
         self.pump(&mut self.engine());
+    }
+
+    /// Errors that a client has no room for are published once it has read others.
+    fn serve_when_it_has_read(&self, client: &Client) {
+        let doorbell = self.doorbell.clone();
+        client.outbox.on_room(move || doorbell.ring());
     }
 
     fn attached(&self, engine: &Engine, seat: Seat) -> Attached {
@@ -309,10 +348,12 @@ impl Stream {
 
     /// Its makers came to their end: every job is sent away, comes again with what it was given, and finds
     /// another stream.
+    ///
+    /// Nothing is drawn any more. A job that has not noticed yet still takes what lies ready for it, and must
+    /// not find another minibatch in those buffers.
     pub(crate) fn break_off(&self, trouble: &Trouble) {
         tracing::warn!(parent: None, stream = self.blueprint.id, error = %trouble, "a stream is opened anew");
-        self.retire();
-        self.engine().hang_up();
+        self.give_up(&mut self.engine());
     }
 
     /// Prepares nothing more, and admits nobody. To be called before its jobs' connections are ended.
@@ -408,6 +449,7 @@ impl Stream {
 
     /// Looks at every consumer, decides, starts and publishes. True: something happened.
     fn pump(self: &Arc<Self>, engine: &mut Engine) -> bool {
+        fail_point!("pump-locked");
         // A job whose connection was ended goes on with what it has taken until it notices. So from then on no buffer
         // is filled again, not even one that a job has just given back by leaving.
         if self.is_broken() {
@@ -593,13 +635,17 @@ impl Stream {
     fn claim(&self, ticket: Ticket) -> Berth {
         let budget = self.budget();
         let berth = self.engine().claim(ticket, budget);
-        berth.expect("a ticket is given up once")
+        berth.unwrap_or_else(|| GivenUp::unwind())
     }
 
     /// Binds a sample to the slot that it was drawn for.
     fn take(&self, ticket: Ticket) -> Berth {
-        let berth = self.engine().afloat.take(ticket);
-        berth.expect("a ticket is given up once")
+        self.try_take(ticket).unwrap_or_else(|| GivenUp::unwind())
+    }
+
+    /// The same. Returns `None` if the stream was given up meanwhile, with the slot.
+    fn try_take(&self, ticket: Ticket) -> Option<Berth> {
+        self.engine().afloat.take(ticket)
     }
 
     fn assign(self: &Arc<Self>, start: Moment, work: SampleWork) {
@@ -614,9 +660,26 @@ impl Stream {
     }
 
     fn minibatch_done(self: &Arc<Self>, batch: &Batch) {
+        fail_point!("minibatch-done");
         batch.finish();
+        if batch.done().is_none() {
+            // Another thread panicked as it closed the gaps.
+            self.doom();
+        }
         self.pump(&mut self.engine());
     }
+}
+
+fn new_engine(blueprint: &Blueprint, pool: &StagingPool) -> Engine {
+    let config = Config {
+        samples: blueprint.maker.samples(),
+        slots: pool.layout().slots,
+        depth: QUEUE_DEPTH,
+        low_water: LOW_WATER,
+        seed: blueprint.seed,
+        order: blueprint.key.draw_order(),
+    };
+    Engine::new(blueprint.id, Scheduler::new(config))
 }
 
 fn is_in(cache: Option<&Cache>, id: u32) -> bool {
@@ -626,18 +689,31 @@ fn is_in(cache: Option<&Cache>, id: u32) -> bool {
 /// The driver: looks around whenever a consumer rings.
 fn drive(stream: &Weak<Stream>) {
     while let Some(stream) = stream.upgrade() {
-        if stream.closed.load(Ordering::Acquire) {
+        if stream.is_closed() {
             return;
         }
-        let look_again = stream.pump_until_quiet();
-        let longest = nap(NAP);
-        let rest = look_again.map_or(longest, |at| at.saturating_duration_since(Instant::now()));
-        stream.doorbell.wait(rest.min(longest));
-        stream.engine().disarm();
+        let turned = catch_unwind(AssertUnwindSafe(|| stream.look_around()));
+        if turned.is_err() {
+            stream.break_off(&Trouble::Defect("the driver of the stream panicked"));
+            // It may panic again, until all jobs have left.
+            std::thread::sleep(PAUSE);
+        }
     }
 }
 
 impl Stream {
+    fn look_around(self: &Arc<Self>) {
+        fail_point!("driver-turn");
+        if self.doomed.swap(false, Ordering::AcqRel) {
+            self.break_off(&Trouble::Defect("a worker panicked over and over"));
+        }
+        let look_again = self.pump_until_quiet();
+        let longest = nap(NAP);
+        let rest = look_again.map_or(longest, |at| at.saturating_duration_since(Instant::now()));
+        self.doorbell.wait(rest.min(longest));
+        self.engine().disarm();
+    }
+
     /// Leaves every consumer armed: it rings from now on. What it did before is seen here. Returns when to look again, if
     /// somebody lacks what another may hold without reading.
     fn pump_until_quiet(self: &Arc<Self>) -> Option<Instant> {

@@ -10,6 +10,7 @@ use coprep_pipeline::SampleKey;
 use coprep_protocol::code::Order;
 use coprep_protocol::message::CacheForm;
 use coprep_scheduler::Draw;
+use fail::fail_point;
 
 use crate::caches::Cache;
 use crate::due_queue::Moment;
@@ -32,7 +33,13 @@ pub(super) struct SampleWork {
     /// No worker has begun to prepare it.
     is_waiting: bool,
     fetched: Option<Fetched>,
+    /// How often in a row a thread has panicked that had it.
+    panics: u32,
 }
+
+/// A sample over which so many threads have panicked, though they had nothing to do but to report it, breaks its
+/// stream off.
+const MOST_PANICS: u32 = 3;
 
 /// How a sample is to be made.
 #[derive(Clone, Copy)]
@@ -50,12 +57,16 @@ enum At {
     Bound(Berth),
     /// Known when it is about to be written.
     Afloat(Ticket),
+    /// It was written, as the last one of this minibatch.
+    Last(Arc<Batch>),
+    /// Nothing is left to be done.
+    Over,
 }
 
 impl Work for SampleWork {
     fn needs_fetch(&self) -> bool {
         match &self.stream.blueprint.maker {
-            Maker::Native(recipe) if !self.plan.is_there => {
+            Maker::Native(recipe) if !self.plan.is_there && self.panics == 0 => {
                 recipe.cached_as(self.draw.id).is_none()
             }
             _ => false,
@@ -84,8 +95,12 @@ impl Work for SampleWork {
     }
 
     fn run(mut self: Box<Self>, tools: &mut Tools) {
+        if self.panics > 0 {
+            return self.recover();
+        }
         let stream = self.stream.clone();
         if self.start() {
+            fail_point!("worker-prepare");
             match &stream.blueprint.maker {
                 _ if self.plan.is_there => self.prepared(&Cost::default()),
                 Maker::Native(recipe) => self.fill(recipe, tools),
@@ -108,6 +123,7 @@ impl Work for SampleWork {
 impl Slot for SampleWork {
     fn bytes(&mut self) -> &mut [u8] {
         self.claim();
+        fail_point!("worker-bound");
         self.slot().field_mut(0)
     }
 }
@@ -134,7 +150,7 @@ impl Task for SampleWork {
             id: self.draw.id,
             place: match &self.at {
                 At::Bound(berth) => Some((berth.batch.buffer, berth.slot.slot())),
-                At::Afloat(_) => None,
+                _ => None,
             },
             is_offered: false,
             keep: false,
@@ -158,7 +174,7 @@ impl Task for SampleWork {
     fn offer(&mut self, given: &Given) -> Option<(u32, u32)> {
         match self.at {
             At::Afloat(ticket) => self.stream.offer(ticket, given.clone()),
-            At::Bound(_) => None,
+            _ => None,
         }
     }
 
@@ -193,7 +209,7 @@ impl Task for SampleWork {
             },
             Outcome::Unwanted => self.end(),
             // Nobody writes this slot any more, so the minibatch is never whole, and never published.
-            Outcome::Dropped => {}
+            Outcome::Dropped => self.at = At::Over,
         }
     }
 }
@@ -225,6 +241,7 @@ impl SampleWork {
             plan,
             is_waiting: true,
             fetched: None,
+            panics: 0,
         }
     }
 
@@ -292,7 +309,7 @@ impl SampleWork {
         }
         match &mut self.at {
             At::Bound(berth) => berth,
-            At::Afloat(_) => unreachable!("it was bound just now"),
+            _ => unreachable!("it was bound just now, and is not over"),
         }
     }
 
@@ -302,13 +319,41 @@ impl SampleWork {
 
     fn end(mut self) {
         self.berth();
-        let SampleWork { stream, at, .. } = self;
-        let At::Bound(Berth { batch, slot, .. }) = at else {
+        let At::Bound(Berth { batch, slot, .. }) = std::mem::replace(&mut self.at, At::Over) else {
             return;
         };
         drop(slot);
         if batch.slot_written() {
-            stream.minibatch_done(&batch);
+            self.at = At::Last(batch);
+            self.end_minibatch();
+        }
+    }
+
+    fn end_minibatch(&mut self) {
+        if let At::Last(batch) = &self.at {
+            self.stream.minibatch_done(batch);
+        }
+        self.at = At::Over;
+    }
+
+    /// A thread panicked while it had the sample: reports that, so that its minibatch becomes whole all the same.
+    fn recover(mut self: Box<Self>) {
+        let is_wanted = self.is_started();
+        if let At::Afloat(ticket) = self.at {
+            // It may be gone, with the stream.
+            self.at = self.stream.try_take(ticket).map_or(At::Over, At::Bound);
+        }
+        match self.at {
+            At::Over => return,
+            At::Last(_) => return self.end_minibatch(),
+            _ => {}
+        }
+        if is_wanted && self.replace(Failure::defect()) {
+            let stream = self.stream.clone();
+            self.panics = 0;
+            stream.assign(Moment::default(), *self);
+        } else {
+            self.end();
         }
     }
 
@@ -375,6 +420,7 @@ impl SampleWork {
     }
 
     fn prepared(&mut self, cost: &Cost) {
+        fail_point!("worker-written");
         let index = self.stream.fields.len() - 1;
         let id = i64::from(self.draw.id);
         let stream = self.stream.clone();
@@ -403,6 +449,32 @@ impl SampleWork {
             }
         }
         self.prepared(cost);
+    }
+}
+
+impl Drop for SampleWork {
+    /// Gives a sample that is dropped before it is over, because a thread panicked, to another thread, which reports it.
+    /// Not here: while a panic unwinds, locks are not poisoned, and another panic would end the process.
+    fn drop(&mut self) {
+        let at = std::mem::replace(&mut self.at, At::Over);
+        if matches!(at, At::Over) {
+            return;
+        }
+        if self.panics >= MOST_PANICS {
+            return self.stream.doom();
+        }
+        let again = SampleWork {
+            stream: self.stream.clone(),
+            at,
+            drawn_for: self.drawn_for.clone(),
+            draw: self.draw,
+            plan: self.plan,
+            is_waiting: self.is_waiting,
+            fetched: None,
+            panics: self.panics + 1,
+        };
+        let workers = &self.stream.workers;
+        workers.submit(Moment::default(), Box::new(again));
     }
 }
 

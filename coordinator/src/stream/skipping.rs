@@ -67,7 +67,7 @@ fn tail(text: &str, most: usize) -> &str {
 
 impl Engine {
     /// Tells the jobs of a minibatch that raise errors of one of its samples.
-    pub(super) fn tell_error(&mut self, batch: &Arc<Batch>, slot: u32, error: &SampleError) {
+    pub(super) fn tell_error(&mut self, batch: &Arc<Batch>, slot: u32, error: &Arc<SampleError>) {
         for target in batch.targets() {
             let job = self.jobs.get_mut(&target.job.0);
             let Some(job) = job.filter(|job| !job.skip_errors) else {

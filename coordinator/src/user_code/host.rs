@@ -9,6 +9,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -18,6 +19,7 @@ use coprep_cache::staging::Layout;
 use coprep_protocol::code::{self, Channel, HostEvent, HostRequest};
 use coprep_protocol::message::UserCode;
 use coprep_protocol::nap::nap;
+use fail::fail_point;
 
 use crate::user_code::Shape;
 use crate::{Error, Result};
@@ -297,7 +299,10 @@ impl Host {
             // The command holds the host's end of the socket: gone, so that its death is seen.
             Ok(child) => {
                 drop(command);
-                let why = self.hear(Channel::new(socket));
+                let heard = catch_unwind(AssertUnwindSafe(|| self.hear(Channel::new(socket))));
+                let panicked =
+                    || Some("the thread that heard it panicked, a defect of coprep".into());
+                let why = heard.unwrap_or_else(|_| panicked());
                 self.channel.hang_up();
                 let how = reap(child);
                 match why {
@@ -325,6 +330,7 @@ impl Host {
         loop {
             match channel.receive(nap(NAP)) {
                 Ok(Some(message)) => {
+                    fail_point!("host-listener");
                     if let Err(why) = self.heard(&message, &mut channel) {
                         return Some(why);
                     }

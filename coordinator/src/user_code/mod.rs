@@ -91,6 +91,8 @@ pub(crate) enum Trouble {
     Host(String),
     /// A sample does not fit its slot: so many bytes.
     TooLarge(u64),
+    /// A thread panicked.
+    Defect(&'static str),
 }
 
 impl std::fmt::Display for Trouble {
@@ -99,6 +101,9 @@ impl std::fmt::Display for Trouble {
             Trouble::Host(why) => write!(f, "the host of its user code: {why}"),
             Trouble::TooLarge(bytes) => {
                 write!(f, "a sample takes {bytes} bytes, more than was thought")
+            }
+            Trouble::Defect(what) => {
+                write!(f, "{what}: a defect of coprep, please report it")
             }
         }
     }

@@ -11,6 +11,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,6 +21,7 @@ use coprep_protocol::code::{
     self, CHUNKS, Channel, ENTRIES, MOST, Order, Progress, Raised, Report,
 };
 use coprep_protocol::nap::nap;
+use fail::fail_point;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use crate::caches::Cache;
@@ -46,6 +48,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_
 const LEAST_WAIT: Duration = Duration::from_nanos(1);
 /// Workers that may end on one sample.
 const ATTEMPTS: u32 = 2;
+const PANICKED: &str =
+    "was ended because its thread panicked, a defect of coprep: please report it";
 const NOT_GIVEN: &str = "said something of a sample that it does not have";
 
 /// Samples of a chunk, at so many seconds each.
@@ -149,15 +153,24 @@ impl Worker {
 
     /// Until the crew is dismissed.
     pub(super) fn run(mut self) {
+        let worked = catch_unwind(AssertUnwindSafe(|| self.work()));
+        if worked.is_err() {
+            let what = "the thread of a worker process panicked";
+            self.crew.end(Trouble::Defect(what));
+        }
+        self.give_back();
+    }
+
+    fn work(&mut self) {
         while !self.crew.is_over() {
-            if let Err(why) = self.turn() {
+            let turned = catch_unwind(AssertUnwindSafe(|| self.turn()));
+            // What the process was given, and may still write, is as after any other end of it.
+            let turned = turned.unwrap_or_else(|_| Err(PANICKED.into()));
+            if let Err(why) = turned {
                 self.lost(&why);
             }
             self.tell_whether_busy();
         }
-        let chunks = std::mem::take(&mut self.chunks);
-        let given = chunks.into_iter().flat_map(|c| c.jobs).flatten();
-        given.for_each(|job| job.task.finish(Outcome::Dropped));
     }
 
     fn tell_whether_busy(&mut self) {
@@ -179,6 +192,7 @@ impl Worker {
         if self.chunks.is_empty() {
             return Ok(());
         }
+        fail_point!("crew-turn");
         let given: usize = self.chunks.iter().map(|chunk| chunk.left).sum();
         let Some(process) = &mut self.process else {
             return Err("is gone".into());
@@ -224,9 +238,15 @@ impl Worker {
         let jobs = first.map_or_else(Vec::new, |first| self.gather(first));
         let mut to_make = Vec::with_capacity(jobs.len());
         for mut job in jobs {
-            match job.task.begin() {
-                Begin::Make => to_make.push(job),
-                Begin::Over(outcome) => job.task.finish(outcome),
+            let begun = catch_unwind(AssertUnwindSafe(|| {
+                fail_point!("crew-begin");
+                job.task.begin()
+            }));
+            match begun {
+                Ok(Begin::Make) => to_make.push(job),
+                Ok(Begin::Over(outcome)) => job.task.finish(outcome),
+                // Dropped, it ends by itself; the others of the chunk go on.
+                Err(_) => tracing::error!("{PANICKED}"),
             }
         }
         to_make

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use coprep_costs::Balance;
 use coprep_protocol::message::PoolStatus;
 use coprep_protocol::nap::nap;
+use fail::fail_point;
 
 use crate::due_queue::Moment;
 use crate::prepare::Tools;
@@ -30,6 +31,16 @@ pub(crate) trait Work: Send {
     fn fetch(&mut self) -> Ready;
     /// Does the rest, or all if nothing was fetched.
     fn run(self: Box<Self>, tools: &mut Tools);
+}
+
+/// Unwinds from a piece of work that nobody waits for any more.
+pub(crate) struct GivenUp;
+
+impl GivenUp {
+    /// Does not return, and is no panic that is reported.
+    pub(crate) fn unwind() -> ! {
+        std::panic::resume_unwind(Box::new(GivenUp))
+    }
 }
 
 /// Something that was fetched.
@@ -63,6 +74,8 @@ struct State {
     lacked: Lacks,
     stages: Stages<Box<dyn Work>>,
     balance: Balance,
+    /// A thread panicked outside of a piece of work.
+    is_broken: bool,
     /// Threads that wait.
     idle: usize,
     stop: bool,
@@ -86,6 +99,7 @@ impl Workers {
             lacked: Lacks::default(),
             stages: Stages::new(cpus, attributes, now),
             balance: Balance::new(cpus, cpus + MOST_WAITING),
+            is_broken: false,
             idle: 0,
             stop: false,
         };
@@ -109,7 +123,7 @@ impl Workers {
             let pool = self.pool.clone();
             let builder = std::thread::Builder::new().name(format!("worker-{number}"));
             let thread = builder
-                .spawn(move || work(&pool))
+                .spawn(move || work_guarded(&pool))
                 .map_err(|e| Error::io("cannot start worker threads", e))?;
             started.push(thread);
         }
@@ -147,7 +161,13 @@ impl Workers {
     }
 
     /// Strikes the balance between the stages, if it is time. To be called now and then.
-    pub(crate) fn tidy(&self) {
+    ///
+    /// # Errors
+    /// When a thread has panicked outside of a piece of work: the pool's state may be half changed.
+    pub(crate) fn tidy(&self) -> Result<()> {
+        if self.pool.state().is_broken {
+            return Err(Error::Defect("a worker thread panicked"));
+        }
         let wanted = self.pool.strike(self.cap);
         let mut is_short = self.is_short.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(wanted) = wanted.filter(|_| !*is_short)
@@ -156,6 +176,7 @@ impl Workers {
             *is_short = true;
             tracing::warn!("{e}: storage is waited for by fewer threads than it could serve");
         }
+        Ok(())
     }
 
     pub(crate) fn status(&self) -> PoolStatus {
@@ -256,9 +277,16 @@ impl Drop for Workers {
     }
 }
 
+fn work_guarded(pool: &Pool) {
+    if std::panic::catch_unwind(AssertUnwindSafe(|| work(pool))).is_err() {
+        pool.state().is_broken = true;
+    }
+}
+
 fn work(pool: &Pool) {
     let mut done = None;
     loop {
+        fail_point!("worker-loop");
         let mut state = pool.state();
         if let Some(done) = done.take() {
             state.stages.done(Instant::now(), done);
@@ -273,15 +301,20 @@ fn work(pool: &Pool) {
 fn carry_out(step: Step<Box<dyn Work>>) -> Done<Box<dyn Work>> {
     match step {
         Step::Fetch(mut work) => {
-            let fetched = std::panic::catch_unwind(AssertUnwindSafe(|| work.fetch()));
+            let fetched = std::panic::catch_unwind(AssertUnwindSafe(|| {
+                fail_point!("worker-fetch");
+                work.fetch()
+            }));
             // It is tried again when it is prepared, and reported then.
             let ready = fetched.unwrap_or_default();
             Done::Fetched(work, ready)
         }
         Step::Prepare(work, mut tools) => {
             let ran = std::panic::catch_unwind(AssertUnwindSafe(|| work.run(&mut tools)));
-            if ran.is_err() {
-                tracing::error!("a worker panicked: a defect of coprep, please report it");
+            if let Err(panic) = ran {
+                if !panic.is::<GivenUp>() {
+                    tracing::error!("a worker panicked: a defect of coprep, please report it");
+                }
                 *tools = Tools::default();
             }
             Done::Prepared(tools)

@@ -20,9 +20,6 @@ use crate::patience::{Patience, Pulse};
 use crate::raw;
 use crate::stats::Shares;
 
-/// An error's text is sent before its item is published: it is there, or nearly.
-const TEXT: Duration = Duration::from_secs(10);
-
 /// What the flags of a part say.
 pub(super) struct Part {
     pub(super) ends_batch: bool,
@@ -67,6 +64,8 @@ impl Skips {
     }
 }
 
+/// Longest time until samples are named that an item said are left out: that was queued before the item was published.
+const TEXT: Duration = Duration::from_secs(10);
 /// Longest time to wait for the coordinator to notice that this job leaves.
 const LEAVING: Duration = Duration::from_secs(1);
 
@@ -78,6 +77,8 @@ pub(super) struct Link {
     /// Texts of errors whose items have not been taken.
     errors: HashMap<u64, SampleError>,
     pub(super) skips: Skips,
+    /// Tag of an error whose item was taken and whose text has not come. Nothing is taken before it has.
+    awaited: Option<u64>,
     /// Items before this one belong to an epoch that was left.
     first_seq: u64,
 }
@@ -93,12 +94,15 @@ impl Link {
     ) -> Result<(Self, Attached)> {
         let connection = Connection::open(place, how)?;
         let request = Request::Attach(Box::new(request));
-        let mut skips = Skips::default();
-        let mut answer = || loop {
-            match connection.answer("a place in a stream", patience, notice)? {
-                // The stream may be quicker than the answer.
-                (Reply::Skipped(skipped), _) => skips.add(*skipped)?,
-                other => return Ok::<_, Error>(other),
+        let (mut errors, mut skips) = (HashMap::new(), Skips::default());
+        let mut answer = || {
+            loop {
+                match connection.answer("a place in a stream", patience, notice)? {
+                    // The stream has this job before the job is told: it may have made a minibatch for it.
+                    (Reply::SampleError(error), _) => drop(errors.insert(error.tag, error)),
+                    (Reply::Skipped(skipped), _) => skips.add(*skipped)?,
+                    answer => return Ok::<_, Error>(answer),
+                }
             }
         };
         connection.send(&request)?;
@@ -114,8 +118,9 @@ impl Link {
                     connection,
                     attachment,
                     assembly: None,
-                    errors: HashMap::new(),
+                    errors,
                     skips,
+                    awaited: None,
                     first_seq: 0,
                 };
                 Ok((link, *attached))
@@ -209,7 +214,9 @@ impl Link {
             Reply::Restarted { epoch, first_seq } => {
                 self.first_seq = first_seq;
                 self.assembly = None;
+                // All of them are of the epoch that was left: they came before the answer.
                 self.errors.clear();
+                self.awaited = None;
                 Ok(epoch)
             }
             other => Err(unexpected(&other)),
@@ -256,15 +263,38 @@ impl Link {
         }
     }
 
-    /// The text of the error that an item announced.
-    pub(super) fn sample_error(&mut self, tag: u64, pulse: &Pulse) -> Result<SampleError> {
-        let patience = Patience::new(TEXT, pulse);
-        loop {
+    /// Notes that an item announced this error.
+    pub(super) fn expect_error(&mut self, tag: u64) {
+        self.awaited = Some(tag);
+    }
+
+    /// Returns `true` if an error was announced and its text has not been taken.
+    pub(super) fn awaits_error(&self) -> bool {
+        self.awaited.is_some()
+    }
+
+    /// Waits for the text of the announced error, for `limit` at most. It was queued before its item was
+    /// published, but the coordinator sends it when the socket has room. Returns `None` if it has not come.
+    pub(super) fn awaited_error(
+        &mut self,
+        limit: Duration,
+        pulse: &Pulse,
+    ) -> Result<Option<SampleError>> {
+        let patience = Patience::new(limit, pulse);
+        while let Some(tag) = self.awaited {
             if let Some(error) = self.errors.remove(&tag) {
-                return Ok(error);
+                self.awaited = None;
+                return Ok(Some(error));
             }
-            self.notice(&patience)?;
+            let received = self.connection.receive(patience.left(), pulse)?;
+            let Some((reply, _)) = received else {
+                return Ok(None);
+            };
+            if let Some(other) = self.keep(reply)? {
+                return Err(unexpected(&other));
+            }
         }
+        Ok(None)
     }
 
     /// Reads on until the samples are known whose notice has this tag.

@@ -372,6 +372,9 @@ impl Loader {
         let Some(link) = &mut inner.link else {
             return Err(Error::Lost("it was lost before".into()));
         };
+        if link.awaits_error() {
+            return self.take_error(inner, end);
+        }
         if let Some((seq, item)) = link.try_next()? {
             return self.take(inner, seq, &item);
         }
@@ -383,12 +386,33 @@ impl Loader {
         // What the slice is for: the pulse, and whether the coordinator lives. An item wakes.
         let left = end.saturating_duration_since(began).min(patience);
         link.wait(left.min(nap(SLICE)));
+        self.count_wait(inner, began);
+        Ok(None)
+    }
+
+    fn count_wait(&self, inner: &mut Inner, began: Instant) {
         let time = began.elapsed();
         inner.waiting.since.get_or_insert(began);
         inner.waiting.unsplit += time;
         let mut stats = self.count();
         stats.wait += time;
-        link.tell(&stats.account());
+        if let Some(link) = &inner.link {
+            link.tell(&stats.account());
+        }
+    }
+
+    /// Takes the text of an error that was announced, and raises it.
+    fn take_error(&self, inner: &mut Inner, end: Instant) -> Result<Option<Event>> {
+        let Some(link) = &mut inner.link else {
+            return Ok(None);
+        };
+        let began = Instant::now();
+        let limit = end.saturating_duration_since(began).min(SLICE);
+        if let Some(error) = link.awaited_error(limit, &self.options.pulse)? {
+            inner.position.fail(error.id);
+            return Err(Error::Sample(Box::new(error)));
+        }
+        self.count_wait(inner, began);
         Ok(None)
     }
 
@@ -433,9 +457,9 @@ impl Loader {
             Some(ItemKind::Error) => {
                 link.release(seq)?;
                 self.count().errors += 1;
-                let error = link.sample_error(item.tag, &self.options.pulse)?;
-                inner.position.fail(error.id);
-                Err(Error::Sample(Box::new(error)))
+                // Its text is taken by the next step.
+                link.expect_error(item.tag);
+                Ok(None)
             }
             None => Err(Error::Misbehaved(format!("an item of kind {}", item.kind))),
         }

@@ -1,0 +1,56 @@
+//! Places where tests make a thread panic.
+//!
+//! They are [`fail`] points: a build without the feature `failpoints` has none of them. `coprep serve`, built with it
+//! (`cargo build -p coprep-cli --features failpoints`), takes their actions from the environment:
+//! `FAILPOINTS="worker-prepare=1%panic;driver-turn=5*off->panic"`. The tests of this crate have them always.
+//!
+//! | name | thread | place | what a panic there costs |
+//! |---|---|---|---|
+//! | `session-request` | session | a request was read, and is not answered | that connection; its client connects again |
+//! | `attach-locked` | session | a consumer was added, the stream's lock is held | the stream; its jobs find another |
+//! | `driver-turn` | driver of a stream | before it looks around, no lock is held | the stream |
+//! | `pump-locked` | driver, worker or session | the stream's lock is held | the stream |
+//! | `worker-fetch` | worker | before a sample is read | nothing: it is read when it is prepared |
+//! | `worker-prepare` | worker | before a sample is prepared; in relaxed order it has no slot | that sample, as a defect |
+//! | `worker-bound` | worker | the sample has its slot, and is not written | that sample, as one that cannot be prepared |
+//! | `worker-written` | worker or `code` | the sample is written, and is not counted | that sample, as a defect |
+//! | `sample-failed-locked` | worker or `code` | a sample has failed, the stream's lock is held | the stream |
+//! | `minibatch-done` | worker or `code` | the last sample of a minibatch is written | nothing |
+//! | `worker-loop` | worker | between two pieces of work, no lock is held | the coordinator; jobs start another |
+//! | `crew-begin` | `code`, which serves a worker process | before a sample is given to the process | that sample, as a defect |
+//! | `crew-turn` | `code` | before it hears the process | the process, which is replaced |
+//! | `host-listener` | `code-host` | a message of the host was read | the host, and with it the stream |
+//! | `reply-writer` | replies | before a session's replies are sent | that connection |
+//! | `warm-worker` | worker | before a sample of a warm-up is prepared | that sample: it counts as failed |
+//! | `main-accept` | main | a connection was accepted | that connection |
+//! | `main-turn` | main | before it looks around | the coordinator, in good order |
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    /// Adds what stands between `before` and `after` in the sources below `folder`.
+    fn collect(folder: &Path, before: &str, after: &str, found: &mut BTreeSet<String>) {
+        for entry in std::fs::read_dir(folder).expect("a folder of sources") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                collect(&path, before, after, found);
+            } else if !path.ends_with("failpoints.rs") {
+                let text = std::fs::read_to_string(&path).expect("a source");
+                let parts = text.split(before).skip(1);
+                found.extend(parts.filter_map(|p| Some(p.split_once(after)?.0.to_owned())));
+            }
+        }
+    }
+
+    #[test]
+    fn the_table_has_every_failpoint_and_no_other() {
+        let mut used = BTreeSet::new();
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        collect(&sources, "fail_point!(\"", "\"", &mut used);
+        let rows = include_str!("failpoints.rs").lines();
+        let named = rows.filter_map(|row| Some(row.strip_prefix("//! | `")?.split_once('`')?.0));
+        assert_eq!(used, named.map(str::to_owned).collect());
+    }
+}

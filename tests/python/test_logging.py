@@ -1,0 +1,89 @@
+"""Logging can fail, and nothing else notices."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import coprep
+import pytest
+from conftest import WAIT, Job, Start, alive, until
+
+TRAIN = """
+import json, sys, coprep
+train = coprep.DataLoader(coprep.ImageFolder(sys.argv[1]).decode().random_resized_crop(16), batch_size=8,
+                          framework="numpy", with_index=True, on_error="skip", timeout=60)
+seen = []
+for epoch in range(2):
+    seen.append(sorted(int(i) for *_, index in train for i in index))
+print(json.dumps([seen, coprep.status()["pid"]]), flush=True)
+"""
+
+
+@pytest.fixture
+def photos(folder: Path, tmp_path: Path) -> Path:
+    """Half of the photos are none."""
+    photos = Path(shutil.copytree(folder, tmp_path / "photos"))
+    for number, path in enumerate(sorted(photos.rglob("*.jpg"))):
+        if number % 2:
+            path.write_bytes(b"no photo")
+    return photos
+
+
+def good(job: Job) -> int:
+    """Checks that it was given what can be read, and gives its coordinator's process."""
+    seen, pid = json.loads(job.result().splitlines()[-1])
+    assert seen == [list(range(0, 200, 2))] * 2
+    return int(pid)
+
+
+@pytest.mark.parametrize("log", ["closed pipe", "full disk", "a pipe that nobody reads"])
+def test_a_log_that_cannot_be_written_costs_nobody_anything(log: str, place: Path, photos: Path, start: Start) -> None:
+    reader, writer = os.pipe()
+    if log == "a pipe that nobody reads":
+        os.set_blocking(writer, False)
+        try:
+            while os.write(writer, bytes(4096)):
+                pass
+        except BlockingIOError:
+            os.set_blocking(writer, True)
+    stderr = os.open("/dev/full", os.O_WRONLY) if log == "full disk" else writer
+    if log == "closed pipe":
+        os.close(reader)
+    serve = subprocess.Popen(
+        ["coprep", "serve", "--idle", "3"], stderr=stderr, env={**os.environ, "COPREP_LOG": "debug"}
+    )
+    try:
+        until(lambda: alive(place), "it listens")
+        pids = {good(job) for job in [start(TRAIN, photos), start(TRAIN, photos)]}
+        assert pids == {serve.pid}, "it never ended"
+        assert serve.wait(WAIT) == 0, "it ends for idleness"
+    finally:
+        serve.kill()
+        serve.wait(WAIT)
+        for descriptor in {writer, stderr} | ({reader} if log != "closed pipe" else set()):
+            os.close(descriptor)
+
+
+def test_the_first_line_of_a_coordinator_can_be_looked_at(place: Path, photos: Path, start: Start) -> None:
+    command = ["bash", "-c", "set -o pipefail; coprep serve --idle 3 2>&1 | head -1"]
+    serve = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        until(lambda: alive(place), "it listens")
+        for job in [start(TRAIN, photos), start(TRAIN, photos)]:
+            good(job)
+        out, _ = serve.communicate(timeout=WAIT)
+        assert len(out.splitlines()) == 1 and serve.returncode == 0
+    finally:
+        serve.kill()
+        serve.wait(WAIT)
+
+
+def test_a_job_starts_a_coordinator_where_no_log_can_be_made(place: Path, photos: Path, start: Start) -> None:
+    # As a full disk does.
+    place.with_name(f"{place.name}.log").mkdir()
+    good(start(TRAIN, photos))
+    assert coprep.status()["version"]
