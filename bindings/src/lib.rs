@@ -3,6 +3,7 @@
 //! | module | what |
 //! |---|---|
 //! | `pipeline` | sources and operators, as an immutable builder |
+//! | `operators` | arguments of operators in; the same calls out, for pickles |
 //! | `loader` | one rank of a job: epochs, batches, state |
 //! | `array` | a field of a batch, through NumPy's array interface |
 //! | `control` | status, stop |
@@ -17,6 +18,7 @@ mod array;
 mod control;
 mod errors;
 mod loader;
+mod operators;
 mod pipeline;
 mod worker;
 
@@ -37,7 +39,7 @@ mod _coprep {
     #[pymodule_export]
     use crate::loader::Loader;
     #[pymodule_export]
-    use crate::pipeline::{Pipeline, files, image_folder, user_dataset};
+    use crate::pipeline::{Pipeline, files, image_folder, restore, user_dataset};
     #[pymodule_export]
     use crate::worker::{WorkerLink, keep_freed_memory, sample_key};
     use pyo3::prelude::*;

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use coprep_client::loader::Options;
 use coprep_client::{Error, Event, Loader as Client, SLICE};
-use coprep_protocol::message::{Attach, CacheForm, CacheRequest, Cohort, Resume, UserCode};
+use coprep_protocol::message::{
+    Attach, CacheForm, CacheRequest, Cohort, Resume, SampleError, UserCode,
+};
 use coprep_protocol::nap::nap;
 use coprep_protocol::spec::Field;
 use pyo3::exceptions::PyValueError;
@@ -72,6 +74,21 @@ type Code = (
     Py<PyAny>,
 );
 
+/// Says in the job, once, that samples are left out. Where warnings are errors, this is one.
+fn warn_skipped(py: Python<'_>, example: SampleError) -> PyResult<()> {
+    let SampleError {
+        id,
+        path,
+        stage,
+        message,
+        ..
+    } = example;
+    let arguments = (id, path, stage, message);
+    py.import("coprep._errors")?
+        .call_method1("warn_skipped", arguments)?;
+    Ok(())
+}
+
 /// Asks Python for the packed dataset.
 fn packed(give: &Py<PyAny>) -> Result<Box<dyn AsRef<[u8]>>, Error> {
     let bytes = Python::attach(|py| {
@@ -93,7 +110,7 @@ impl Loader {
     )]
     #[pyo3(signature = (
         pipeline, *, name, socket, timeout, batch_size, shuffle, relaxed, seed, drop_last, rank, world_size, group,
-        skip_errors, subset, cohort, cache, cache_bytes, lru, reuse, resume, code
+        skip_errors, subset, mask_samples, cohort, cache, cache_bytes, lru, reuse, resume, code
     ))]
     fn new(
         py: Python<'_>,
@@ -111,6 +128,7 @@ impl Loader {
         group: String,
         skip_errors: bool,
         subset: Option<&[u8]>,
+        mask_samples: Option<u32>,
         cohort: Option<(String, u32)>,
         cache: Option<&str>,
         cache_bytes: Option<u64>,
@@ -159,7 +177,7 @@ impl Loader {
             world_size,
             group,
             subset: subset.map(|bytes| serialise(&ids(bytes))),
-            dataset_samples: resume.as_ref().map(|&(_, _, _, samples)| samples),
+            dataset_samples: resume.as_ref().map_or(mask_samples, |r| Some(r.3)),
             resume: resume.map(|(epoch, delivered, _, _)| Resume {
                 epoch,
                 delivered,
@@ -199,6 +217,7 @@ impl Loader {
                     return Ok(Some(batch.arrays().into_iter().map(Array::new).collect()));
                 }
                 Event::EndOfEpoch => return Ok(None),
+                Event::Skipped(example) => warn_skipped(py, *example)?,
                 Event::NotYet => py.check_signals()?,
             }
         }
@@ -262,6 +281,7 @@ impl Loader {
         counts.set_item("copied_bytes", stats.copied_bytes)?;
         counts.set_item("reconnects", stats.reconnects)?;
         counts.set_item("errors", stats.errors)?;
+        counts.set_item("skipped", stats.skipped)?;
         Ok(counts)
     }
 

@@ -5,50 +5,33 @@ use std::path::PathBuf;
 use coprep_client::connection::How;
 use coprep_client::control;
 use coprep_protocol::dataset_path;
+use coprep_protocol::operators::check_next;
 use coprep_protocol::spec::{
-    DEFAULT_MAX_PIXELS, FileList, Interpolation, Op, Part, PipelineSpec, ResizeTo, Source,
-    UserDataset,
+    DEFAULT_FLIP, DEFAULT_MAX_PIXELS, DEFAULT_RATIO, DEFAULT_SCALE, FileList, Op, Part,
+    PipelineSpec, ResizeTo, Source, UserDataset,
 };
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
 
 use crate::errors::{raise, signals};
+use crate::operators::{self, Size, calls, number, numbers};
 use crate::place;
 
-/// A source of images and the operators that prepare one.
+/// A source of images, and the operators that prepare one.
+///
+/// Made by `coprep.ImageFolder` or `coprep.Files`. Immutable: every method returns a new pipeline. A pipeline can be
+/// pickled, copied and compared. `decode` comes first and `normalize` last; the others may come in any order, as often
+/// as you like. One of them must fix the size: `random_resized_crop`, `center_crop`, or `resize((height, width))`.
+///
+/// Images are 8-bit RGB. A batch of them is uint8, or float32 after `normalize`, of shape (batch, 3, height, width). What
+/// comes before the first random operator can be cached as the decoded form.
+///
+/// >>> coprep.ImageFolder("data/train").decode().random_resized_crop(224).random_horizontal_flip()
 #[pyclass(frozen, module = "coprep")]
 #[derive(Clone)]
 pub(crate) struct Pipeline {
     pub(crate) spec: PipelineSpec,
-}
-
-/// A side, or (height, width).
-#[derive(FromPyObject)]
-enum Size {
-    Side(u32),
-    Both(u32, u32),
-}
-
-impl Size {
-    fn both(self) -> (u32, u32) {
-        match self {
-            Size::Side(n) => (n, n),
-            Size::Both(height, width) => (height, width),
-        }
-    }
-}
-
-fn interpolation(name: &str) -> PyResult<Interpolation> {
-    match name {
-        "nearest" => Ok(Interpolation::Nearest),
-        "bilinear" => Ok(Interpolation::Bilinear),
-        "bicubic" => Ok(Interpolation::Bicubic),
-        other => {
-            let text =
-                format!("interpolation '{other}' is none of 'nearest', 'bilinear', 'bicubic'");
-            Err(PyValueError::new_err(text))
-        }
-    }
 }
 
 /// A path as text, which messages carry.
@@ -137,10 +120,11 @@ pub(crate) fn user_dataset(
 }
 
 impl Pipeline {
-    fn with(&self, op: Op) -> Self {
+    fn with(&self, op: Op) -> PyResult<Self> {
+        check_next(&self.spec.ops, &op).map_err(PyValueError::new_err)?;
         let mut spec = self.spec.clone();
         spec.ops.push(op);
-        Pipeline { spec }
+        Ok(Pipeline { spec })
     }
 
     fn describe(&self, py: Python<'_>, socket: Option<PathBuf>) -> PyResult<control::Description> {
@@ -160,8 +144,23 @@ impl Pipeline {
 
 #[pymethods]
 impl Pipeline {
-    #[pyo3(signature = (*, apply_exif_orientation=false, max_pixels=DEFAULT_MAX_PIXELS, scaled=true))]
-    fn decode(&self, apply_exif_orientation: bool, max_pixels: u64, scaled: bool) -> Self {
+    /// Decode JPEG, PNG or WebP to 8-bit RGB, as `PIL.Image.convert("RGB")` would. Must come first.
+    ///
+    /// Args:
+    ///     apply_exif_orientation: turn the image as its EXIF tag says (torchvision does not).
+    ///     max_pixels: refuse files of more pixels than this, 1 or more. The default is Pillow's limit.
+    ///     scaled: let the JPEG decoder scale by 1/2, 1/4 or 1/8 where the sample is made smaller anyway. Faster;
+    ///         pixels differ slightly from decoding in full.
+    #[pyo3(
+        signature = (*, apply_exif_orientation=false, max_pixels=DEFAULT_MAX_PIXELS, scaled=true),
+        text_signature = "($self, *, apply_exif_orientation=False, max_pixels=178956970, scaled=True)"
+    )]
+    fn decode(
+        &self,
+        apply_exif_orientation: bool,
+        max_pixels: u64,
+        scaled: bool,
+    ) -> PyResult<Self> {
         self.with(Op::Decode {
             apply_exif_orientation,
             max_pixels,
@@ -169,51 +168,106 @@ impl Pipeline {
         })
     }
 
-    #[pyo3(signature = (size, *, interpolation="bilinear"))]
-    fn resize(&self, size: Size, interpolation: &str) -> PyResult<Self> {
-        let to = match size {
-            Size::Side(n) => ResizeTo::Shorter(n),
+    /// Resize, antialiased. Deterministic, as `torchvision.transforms.Resize`.
+    ///
+    /// Args:
+    ///     size: pixels of the shorter side, the aspect ratio stays; or exactly (height, width). Sides are 1 to 16384.
+    ///     interpolation: "nearest", "bilinear" or "bicubic", or torchvision's `InterpolationMode` of that name.
+    #[pyo3(
+        signature = (size, *, interpolation=None),
+        text_signature = "($self, size, *, interpolation='bilinear')"
+    )]
+    fn resize(
+        &self,
+        size: &Bound<'_, PyAny>,
+        interpolation: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        let to = match Size::of("resize", size)? {
+            Size::Side(side) => ResizeTo::Shorter(side),
             Size::Both(height, width) => ResizeTo::Exact { height, width },
         };
-        Ok(self.with(Op::Resize {
+        self.with(Op::Resize {
             to,
-            interpolation: self::interpolation(interpolation)?,
-        }))
+            interpolation: operators::interpolation("resize", interpolation)?,
+        })
     }
 
-    fn center_crop(&self, size: Size) -> Self {
-        let (height, width) = size.both();
+    /// Cut out the centre; zeros where the image is smaller. Deterministic, as `torchvision.transforms.CenterCrop`.
+    ///
+    /// Args:
+    ///     size: pixels of each side, or (height, width). Sides are 1 to 16384.
+    #[pyo3(signature = (size), text_signature = "($self, size)")]
+    fn center_crop(&self, size: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let (height, width) = Size::of("center_crop", size)?.both();
         self.with(Op::CenterCrop { height, width })
     }
 
-    #[pyo3(signature = (size, *, scale=(0.08, 1.0), ratio=(3.0 / 4.0, 4.0 / 3.0), interpolation="bilinear"))]
+    /// Cut out a random area and resize it. Random, as `torchvision.transforms.RandomResizedCrop`.
+    ///
+    /// Args:
+    ///     size: of the result, pixels of each side, or (height, width). Sides are 1 to 16384.
+    ///     scale: bounds of the area, as a share of the image: (low, high) with 0 < low <= high.
+    ///     ratio: bounds of width / height: (low, high) with 0 < low <= high.
+    ///     interpolation: "nearest", "bilinear" or "bicubic", or torchvision's `InterpolationMode` of that name.
+    #[pyo3(
+        signature = (size, *, scale=None, ratio=None, interpolation=None),
+        text_signature = "($self, size, *, scale=(0.08, 1.0), ratio=(0.75, 1.3333333333333333), interpolation='bilinear')"
+    )]
     fn random_resized_crop(
         &self,
-        size: Size,
-        scale: (f32, f32),
-        ratio: (f32, f32),
-        interpolation: &str,
+        size: &Bound<'_, PyAny>,
+        scale: Option<&Bound<'_, PyAny>>,
+        ratio: Option<&Bound<'_, PyAny>>,
+        interpolation: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
-        let (height, width) = size.both();
-        let interpolation = self::interpolation(interpolation)?;
-        Ok(self.with(Op::RandomResizedCrop {
+        const NAME: &str = "random_resized_crop";
+        let (height, width) = Size::of(NAME, size)?.both();
+        let bounds = |argument, value: Option<&Bound<'_, PyAny>>, default| {
+            let Some(value) = value else {
+                return Ok(default);
+            };
+            let [low, high] = numbers(NAME, argument, value, "two numbers, (low, high)")?;
+            PyResult::Ok((low, high))
+        };
+        self.with(Op::RandomResizedCrop {
             height,
             width,
-            scale,
-            ratio,
-            interpolation,
-        }))
+            scale: bounds("scale", scale, DEFAULT_SCALE)?,
+            ratio: bounds("ratio", ratio, DEFAULT_RATIO)?,
+            interpolation: operators::interpolation(NAME, interpolation)?,
+        })
     }
 
-    #[pyo3(signature = (p=0.5))]
-    fn random_horizontal_flip(&self, p: f32) -> Self {
+    /// Mirror left to right. Random, as `torchvision.transforms.RandomHorizontalFlip`.
+    ///
+    /// Args:
+    ///     p: probability, 0 to 1.
+    #[pyo3(signature = (p=None), text_signature = "($self, p=0.5)")]
+    fn random_horizontal_flip(&self, p: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+        let p = p.map_or(Ok(DEFAULT_FLIP), |p| {
+            number("random_horizontal_flip", "p", p)
+        })?;
         self.with(Op::RandomHorizontalFlip { p })
     }
 
-    fn normalize(&self, mean: [f32; 3], std: [f32; 3]) -> Self {
-        self.with(Op::Normalize { mean, std })
+    /// `(x / 255 - mean) / std` per channel, as float32. Must come last.
+    ///
+    /// Args:
+    ///     mean: three finite numbers, for red, green and blue, in units of 0 to 1.
+    ///     std: three finite numbers that are not 0, in the same units.
+    #[pyo3(signature = (mean, std), text_signature = "($self, mean, std)")]
+    fn normalize(&self, mean: &Bound<'_, PyAny>, std: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let channels = |argument, value| {
+            let meaning = "three numbers, one for each channel, such as (0.5, 0.5, 0.5)";
+            numbers("normalize", argument, value, meaning)
+        };
+        self.with(Op::Normalize {
+            mean: channels("mean", mean)?,
+            std: channels("std", std)?,
+        })
     }
 
+    /// Absolute path of the folder; None for a list of files.
     #[getter]
     fn root(&self) -> Option<&str> {
         match &self.spec.source {
@@ -222,6 +276,7 @@ impl Pipeline {
         }
     }
 
+    /// Names of the classes, by label. Asks the coordinator.
     #[getter]
     fn classes(&self, py: Python<'_>) -> PyResult<Vec<String>> {
         Ok(self.describe(py, None)?.classes)
@@ -250,7 +305,42 @@ impl Pipeline {
         ))
     }
 
+    /// What makes it again: see [`restore`].
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        let source = match &self.spec.source {
+            Source::ImageFolder { root } => ("image_folder", (root,).into_pyobject(py)?),
+            Source::Files(list) => {
+                let labels = (!list.labels.is_empty()).then_some(&list.labels);
+                ("files", (&list.paths, labels).into_pyobject(py)?)
+            }
+            Source::UserCode(_) => {
+                return Err(PyTypeError::new_err(
+                    "cannot pickle what a dataset of Python code comes to: pickle the dataset",
+                ));
+            }
+        };
+        let restore = py.import("coprep._coprep")?.getattr("restore")?;
+        let arguments = (source.0, source.1, calls(py, &self.spec.ops)?);
+        (restore, arguments).into_pyobject(py)
+    }
+
     fn __repr__(&self) -> String {
         self.spec.to_string()
     }
+}
+
+/// Makes a pipeline as it was made before it was pickled: by a function of this module, and methods.
+#[pyfunction]
+pub(crate) fn restore<'py>(
+    py: Python<'py>,
+    source: &str,
+    arguments: &Bound<'py, PyTuple>,
+    operators: Vec<(String, Bound<'py, PyTuple>, Bound<'py, PyDict>)>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let source = py.import("coprep._coprep")?.getattr(source)?;
+    let mut pipeline = source.call1(arguments)?;
+    for (name, arguments, named) in operators {
+        pipeline = pipeline.getattr(name)?.call(arguments, Some(&named))?;
+    }
+    Ok(pipeline)
 }

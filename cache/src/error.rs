@@ -19,7 +19,11 @@ pub struct Error {
 #[non_exhaustive]
 pub enum ErrorKind {
     /// More was wanted than there is. Nothing was taken.
-    #[error("{wanted} bytes wanted, {had} bytes to be had ({source_of_limit}): {remedy}")]
+    #[error(
+        "{wanted_size} wanted, {had_size} to be had ({source_of_limit}): {remedy}",
+        wanted_size = sizes(*.wanted),
+        had_size = sizes(*.had)
+    )]
     Memory {
         /// Bytes wanted.
         wanted: u64,
@@ -48,6 +52,18 @@ pub enum ErrorKind {
     /// The operating system refused.
     #[error("{0}")]
     Os(#[from] io::Error),
+}
+
+/// Returns a size for a person: `2.9 GiB`.
+fn sizes(bytes: u64) -> String {
+    let unit = (bytes.max(1).ilog2() / 10).min(4) as usize;
+    match unit {
+        0 => format!("{bytes} bytes"),
+        _ => {
+            let name = ["", "KiB", "MiB", "GiB", "TiB"][unit];
+            format!("{:.1} {name}", bytes as f64 / (1u64 << (10 * unit)) as f64)
+        }
+    }
 }
 
 impl Error {

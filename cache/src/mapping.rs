@@ -11,6 +11,7 @@ use std::ffi::c_void;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use memmap2::{MmapOptions, MmapRaw};
@@ -238,6 +239,27 @@ impl Mapping {
         let _ = self.advise(0, self.len(), libc::MADV_POPULATE_WRITE);
     }
 
+    /// Gives this process pages of its own in place of the file's. Contents stay as they are.
+    ///
+    /// Whole pages of a [`copy_on_write`](Self::copy_on_write) mapping. Others may read and write them meanwhile.
+    pub(crate) fn make_private(&self, offset: usize, len: usize) {
+        if self.advise(offset, len, libc::MADV_POPULATE_WRITE).is_err() {
+            // Before Linux 5.14: any write to a page does it, even of the byte that is there already.
+            (offset..offset + len)
+                .step_by(page_size())
+                .for_each(|page| self.rewrite_byte(page));
+        }
+    }
+
+    /// Writes the byte that is there. A compare-and-swap, so that nobody's write at the same moment is lost.
+    fn rewrite_byte(&self, offset: usize) {
+        // SAFETY: inside the mapping, which may be read and written as long as `self` is borrowed; a byte is always
+        // aligned; all accesses through this reference are atomic.
+        let byte = unsafe { AtomicU8::from_ptr(self.at(offset).as_ptr()) };
+        let seen = byte.load(Ordering::Relaxed);
+        let _ = byte.compare_exchange(seen, seen, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
     /// Puts an empty mapping into huge pages. Without effect where the kernel cannot, or has none.
     fn collapse(&self) {
         let whole = self.len() / HUGE * HUGE;
@@ -390,5 +412,33 @@ impl<H: Shared, E: Shared> Region<H, E> {
         unsafe {
             std::slice::from_raw_parts(self.mapping.at(Self::ROW).cast().as_ptr(), self.count)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The first byte of a page. Atomically, since two mappings of it are alive.
+    fn byte(mapping: &Mapping, page: usize) -> &AtomicU8 {
+        // SAFETY: inside the mapping, for as long as it is borrowed; all accesses are atomic.
+        unsafe { AtomicU8::from_ptr(mapping.at(page * page_size()).as_ptr()) }
+    }
+
+    #[test]
+    fn either_way_of_making_pages_private_keeps_what_they_hold() -> Result<()> {
+        let bytes = 4 * page_size();
+        let file = memory_file("a test", "coprep-test", bytes as u64)?;
+        let writer = Mapping::writable("a test", &file, bytes)?;
+        let view = Mapping::copy_on_write("a test", &file, bytes)?;
+        (0..4).for_each(|page| byte(&writer, page).store(7, Ordering::Relaxed));
+        view.make_private(0, 2 * page_size());
+        view.rewrite_byte(2 * page_size());
+        (0..4).for_each(|page| byte(&writer, page).store(8, Ordering::Relaxed));
+        let seen: Vec<u8> = (0..4)
+            .map(|page| byte(&view, page).load(Ordering::Relaxed))
+            .collect();
+        assert_eq!(seen, [7, 7, 7, 8]);
+        Ok(())
     }
 }

@@ -141,6 +141,24 @@ fn a_view_of_another_size_is_refused() {
 }
 
 #[test]
+fn what_a_view_keeps_stays_as_it_is_when_the_buffer_is_used_again() {
+    let pool = StagingPool::create(layout()).unwrap();
+    let [one, other] =
+        [(), ()].map(|()| StagingView::open(pool.reader_fd().unwrap(), layout()).unwrap());
+    let lease = fill(&pool, 1);
+    let buffer = lease.buffer();
+    let before = read(&one, buffer, 0);
+    one.keep(buffer);
+    drop(lease);
+    let leases: Vec<Lease> = (0..3).map(|_| fill(&pool, 100)).collect();
+    assert!(leases.iter().any(|lease| lease.buffer() == buffer));
+    assert_eq!(read(&one, buffer, 0), before);
+    assert_eq!(read(&other, buffer, 0)[0], 100, "only for this view");
+    one.drop_private_pages(buffer).unwrap();
+    assert_eq!(read(&one, buffer, 0)[0], 100, "until it is let go");
+}
+
+#[test]
 fn what_one_view_writes_no_other_sees_and_the_next_use_neither() {
     let pool = StagingPool::create(layout()).unwrap();
     let lease = fill(&pool, 10);

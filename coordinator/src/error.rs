@@ -15,7 +15,7 @@ pub enum Error {
     #[error(transparent)]
     Pipeline(#[from] coprep_pipeline::Error),
     /// Shared memory is short or not to be had.
-    #[error(transparent)]
+    #[error("{0}{settings}", settings = settings(.0))]
     Memory(#[from] coprep_cache::Error),
     /// The job does not fit its stream.
     #[error(transparent)]
@@ -57,6 +57,15 @@ pub enum Error {
         /// Why it failed.
         source: std::io::Error,
     },
+}
+
+/// Returns what decides how much memory is asked for, if there is too little.
+fn settings(error: &coprep_cache::Error) -> &'static str {
+    if !error.is_shortage() {
+        return "";
+    }
+    ". The staging area depends on batch_size and COPREP_STAGING (coprep serve --staging), a cache on cache_bytes and \
+     COPREP_CACHE (coprep serve --cache)"
 }
 
 /// Result of this crate.

@@ -148,16 +148,30 @@ impl Outbox {
     /// Queues an error. Returns `false` if there is no room: then whoever was named in
     /// [`on_room`](Self::on_room) is called when there is.
     pub(crate) fn tell(self: &Arc<Self>, error: &Arc<SampleError>) -> bool {
+        self.has_room()
+            && self.push_and_watch(Waiting {
+                content: Content::Error(error.clone()),
+                weight: size(error),
+            })
+    }
+
+    /// Queues a reply as [`tell`](Self::tell) queues an error.
+    pub(crate) fn tell_reply(self: &Arc<Self>, reply: &Reply) -> bool {
+        // One that is too long to be sent is dropped: nothing would become of waiting.
+        self.has_room()
+            && encoded(reply, Vec::new()).map_or(true, |waiting| self.push_and_watch(waiting))
+    }
+
+    /// Returns `false` if the queue is full, and then has somebody called when it has room again.
+    fn has_room(&self) -> bool {
         let mut queue = self.queue();
-        if queue.bytes >= MOST_QUEUED && !queue.is_closed {
-            queue.is_room_wanted = true;
-            return false;
-        }
-        drop(queue);
-        self.push(Waiting {
-            content: Content::Error(error.clone()),
-            weight: size(error),
-        });
+        let is_full = queue.bytes >= MOST_QUEUED && !queue.is_closed;
+        queue.is_room_wanted |= is_full;
+        !is_full
+    }
+
+    fn push_and_watch(self: &Arc<Self>, waiting: Waiting) -> bool {
+        self.push(waiting);
         self.watch_if_needed();
         true
     }

@@ -128,6 +128,10 @@ impl Server {
     pub fn run(&self) -> Result<StopReason> {
         let served = catch_unwind(AssertUnwindSafe(|| self.serve()));
         let reason = served.unwrap_or(Err(Error::Defect("the main thread panicked")));
+        self.registry
+            .streams()
+            .iter()
+            .for_each(|stream| stream.retire());
         self.connections.hang_up();
         self.connections.wait_until_gone(GRACE);
         reason

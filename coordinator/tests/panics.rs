@@ -179,7 +179,7 @@ fn epoch(job: &Loader, pause: Duration) -> Epoch {
                 std::thread::sleep(pause);
             }
             Ok(Event::EndOfEpoch) => return epoch,
-            Ok(Event::NotYet) => {}
+            Ok(Event::NotYet | Event::Skipped(_)) => {}
             Err(Error::Sample(error)) => epoch.errors.push(*error),
             Err(e) => panic!("{e}"),
         }

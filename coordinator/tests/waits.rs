@@ -149,7 +149,7 @@ impl Job {
             match self.0.next(LONG).unwrap() {
                 Event::Batch(batch) => return Some(batch),
                 Event::EndOfEpoch => return None,
-                Event::NotYet => {}
+                Event::NotYet | Event::Skipped(_) => {}
             }
         }
     }
@@ -262,7 +262,7 @@ fn a_job_of_small_batches_shares_a_stream_with_one_of_large_ones() {
         let rings = rings();
         // Other tests may run in this process, and have rings of their own.
         assert!(
-            rings.len() >= 4 && rings.iter().all(|&b| b < 1 << 18),
+            !rings.is_empty() && rings.iter().all(|&b| b < 1 << 18),
             "{rings:?}"
         );
         std::thread::scope(|scope| {

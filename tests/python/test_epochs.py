@@ -195,3 +195,29 @@ def test_normalised_images_are_float(folder: Path, place: Path) -> None:
         images = next(iter(train))[0]
     assert images.dtype == np.float32 and images.shape == (16, 3, 24, 24)
     assert -1 <= images.min() < 0 < images.max() <= 1
+
+
+@pytest.mark.parametrize("leave", ["close", "load_state_dict"])
+def test_batches_stay_valid_after_their_loader_has_left(
+    pipeline: coprep.Pipeline, monkeypatch: pytest.MonkeyPatch, leave: str
+) -> None:
+    monkeypatch.setenv("COPREP_STAGING", "64K")
+    first = loader(pipeline, seed=None)
+    # Jobs that share nothing, and hold batches of their own: all buffers are used.
+    others = [loader(pipeline, seed=None, subset=range(part, N, 5)) for part in range(5)]
+    assert len({one.seed for one in [first, *others]}) == 1, "all have joined one stream"
+    held = [next(batches) for batches in [iter(first)] for _ in range(6)]
+    before = [[np.array(field) for field in batch] for batch in held]
+    assert first.stats()["copies"] < len(held), "some lie in the shared buffers"
+    if leave == "close":
+        first.close()
+    else:
+        first.load_state_dict(first.state_dict())
+    for _ in range(4):
+        at_once = list(zip(*others, strict=True))
+        assert sum(len(batch[2]) for batches in at_once for batch in batches) == N
+    for batch, copies in zip(held, before, strict=True):
+        for field, copy in zip(batch, copies, strict=True):
+            assert (np.asarray(field) == copy).all()
+    for one in [first, *others]:
+        one.close()

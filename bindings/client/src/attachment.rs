@@ -11,6 +11,9 @@
 //!
 //! Each slice is an item that is released on its own. The buffer is the coordinator's again when all of
 //! them are, and the last one of this process has dropped the pages before its release.
+//!
+//! When the connection ends, the coordinator takes back all buffers of this consumer. Slices that are still held
+//! are copied before ([`Attachment::keep_held`]).
 
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
@@ -124,6 +127,18 @@ impl Attachment {
         })
     }
 
+    /// Makes what is held independent of the coordinator, which uses the buffers again once this connection has
+    /// ended. Batches of a closed loader stay valid.
+    pub(crate) fn keep_held(&self) {
+        for buffer in 0..self.slices.len() as u32 {
+            // Under the buffer's lock: its last slice may be dropped at this moment, by another thread.
+            let count = self.count(buffer);
+            if *count > 0 {
+                self.view.keep(buffer);
+            }
+        }
+    }
+
     /// Lets go of one slice. False: its item must not be released.
     fn let_go(&self, buffer: u32) -> bool {
         let mut count = self.count(buffer);
@@ -202,7 +217,7 @@ mod tests {
         let pool = StagingPool::create(layout).unwrap();
         let mut sender = Sender::create(8).unwrap();
         let (deliver, reply) = sender.fds().unwrap();
-        let doorbell = Doorbell::new().unwrap().bell().unwrap().fd().unwrap();
+        let bell = Doorbell::new().unwrap().bell().unwrap().fd().unwrap();
         let attached = Attached {
             stream: 1,
             job: 1,
@@ -217,7 +232,7 @@ mod tests {
             structure: Vec::new(),
             notes: Vec::new(),
         };
-        let descriptors = vec![pool.reader_fd().unwrap(), deliver, reply, doorbell];
+        let descriptors = vec![pool.reader_fd().unwrap(), deliver, reply, bell];
         let attachment = Attachment::open(&attached, descriptors).unwrap();
         (attachment, pool, sender)
     }
@@ -236,5 +251,24 @@ mod tests {
             assert!(attachment.is_share_used_up(&part(buffer)).is_err());
             assert!(attachment.hold(0, &part(buffer)).is_err());
         }
+    }
+
+    #[test]
+    fn who_holds_more_than_half_of_the_ring_has_used_up_its_share() {
+        let (attachment, _pool, mut sender) = attachment();
+        sender.set_share(BUFFERS);
+        let part = Item {
+            kind: ItemKind::Part as u32,
+            len: 1,
+            ..Item::default()
+        };
+        let mut copies = Vec::new();
+        for _ in 0..attachment.receiver.capacity() {
+            sender.publish(part).unwrap();
+            let (_, item) = attachment.receiver.try_next().unwrap().unwrap();
+            copies.push(attachment.is_share_used_up(&item).unwrap());
+        }
+        // Its own item is held already when it asks.
+        assert_eq!(copies, [false, false, false, false, true, true, true, true]);
     }
 }

@@ -27,6 +27,8 @@ pub struct Stats {
     pub reconnects: u64,
     /// Samples that failed and were raised as errors.
     pub errors: u64,
+    /// Samples that are left out of the epochs because they failed; each counts once.
+    pub skipped: u64,
 }
 
 impl Stats {

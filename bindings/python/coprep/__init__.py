@@ -20,7 +20,15 @@ from typing import Any
 
 from coprep import _coprep
 from coprep._coprep import Pipeline, __version__
-from coprep._errors import CacheWarning, CoprepError, SampleError, TimeoutError, UnsharedWarning, WaitingWarning
+from coprep._errors import (
+    CacheWarning,
+    CoprepError,
+    SampleError,
+    SkippedSampleWarning,
+    TimeoutError,
+    UnsharedWarning,
+    WaitingWarning,
+)
 from coprep._loader import DataLoader
 
 __all__ = [
@@ -31,6 +39,7 @@ __all__ = [
     "ImageFolder",
     "Pipeline",
     "SampleError",
+    "SkippedSampleWarning",
     "TimeoutError",
     "UnsharedWarning",
     "WaitingWarning",

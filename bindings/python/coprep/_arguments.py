@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+import warnings
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -170,6 +171,19 @@ def check_workers(
     return bool(method != "fork")
 
 
+def warn_of_many_workers(num_workers: int | None) -> None:
+    """Warn as PyTorch does of more worker processes than there are processors."""
+    processors = len(os.sched_getaffinity(0))
+    if num_workers is not None and num_workers > processors:
+        warnings.warn(
+            f"num_workers is {num_workers}, and this process may use {processors} processors: excessive worker "
+            "creation might get DataLoader running slow or even freeze. All jobs that share the stream share its "
+            "workers: leave num_workers out to have one for each processor",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
 def one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
     """Refuses any other value."""
     if value not in allowed:
@@ -186,15 +200,57 @@ def integer(name: str, value: object, least: int, most: int) -> int:
     return number
 
 
-def ids(subset: Iterable[int] | Ids) -> bytes:
-    """Ids as the coordinator is told them: each once."""
-    found = subset if isinstance(subset, np.ndarray) else np.asarray(list(subset))
+class Subset(NamedTuple):
+    """Samples of a job."""
+
+    ids: bytes
+    """As the coordinator is told them: native-endian, 32 bits each, ascending."""
+    mask: int | None = None
+    """Length of the boolean mask that they were given as: the dataset must have as many samples."""
+
+
+def subset(given: Iterable[int] | Ids, samples: Callable[[], int | None] = lambda: None) -> Subset:
+    """Returns the samples that the argument ``subset`` names.
+
+    Args:
+        samples: gives the length of the dataset, or ``None`` if only the coordinator knows it. Asked for a mask only.
+
+    Raises:
+        ValueError, TypeError: it is neither different sample ids nor a boolean mask of the dataset.
+    """
+    found = np.asarray(given if hasattr(given, "__array__") or isinstance(given, list) else list(given))
+    if found.ndim != 1:
+        raise TypeError(f"subset must have one dimension, and has {found.ndim}: give sample ids, or a boolean mask")
     if found.dtype == np.bool_:
-        found = np.flatnonzero(found)
+        return _masked(found, samples())
     if found.size == 0:
-        raise ValueError("the subset is empty")
-    if found.ndim != 1 or found.dtype.kind not in "iu":
-        raise TypeError("subset must be sample ids, or a boolean mask")
+        raise ValueError("the subset is empty: give sample ids, or None for all samples")
+    if found.dtype.kind not in "iu":
+        raise TypeError(f"subset must be sample ids or a boolean mask, and its elements are {found.dtype}")
     if found.min() < 0 or found.max() >= 2**32:
-        raise ValueError(f"subset has an id that cannot be one: {found.min() if found.min() < 0 else found.max()}")
-    return np.unique(found).astype(np.uint32).tobytes()
+        wrong = found.min() if found.min() < 0 else found.max()
+        raise ValueError(f"subset has the id {wrong}: sample ids are from 0 to len(dataset) - 1")
+    different, counts = np.unique(found, return_counts=True)
+    if different.size != found.size:
+        repeated = different[counts.argmax()]
+        raise ValueError(
+            f"subset has the id {repeated} {counts.max()} times: an epoch gives each sample once. "
+            "Give each id once, or repeat samples by the dataset: torch.utils.data.Subset(dataset, ids)"
+        )
+    return Subset(different.astype(np.uint32).tobytes())
+
+
+def check_mask(elements: int | None, samples: int | None) -> None:
+    """Refuse a mask of another length than the dataset's, if both are known."""
+    if elements is not None and samples is not None and samples != elements:
+        raise ValueError(
+            f"subset is a boolean mask of {elements} elements, and the dataset has {samples} samples: "
+            "it must have one element for each"
+        )
+
+
+def _masked(mask: Ids, samples: int | None) -> Subset:
+    check_mask(mask.size, samples)
+    if not mask.any():
+        raise ValueError(f"the subset is empty: none of the {mask.size} elements of the mask is True")
+    return Subset(np.flatnonzero(mask).astype(np.uint32).tobytes(), mask.size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coprep import _coprep, _exchange
-from coprep._errors import SampleError
+from coprep._errors import SampleError, warn_skipped
 from coprep._seeding import seed_all
 from coprep._structure import Framework, Structure, convert
 
@@ -78,6 +79,7 @@ class Samples:
         structure = self._structure
         if structure is None:
             structure = self._structure = _exchange.loads(loader.attached()["structure"])
+            _warn_of_seeds(structure.lost_seeds)
         *fields, index = [np.asarray(array) for array in arrays]
         blobs = [row.data for row in fields.pop()] if structure.has_blob else None
         batch = structure.batch(fields, blobs, len(index), self._framework)
@@ -132,6 +134,12 @@ class InJob:
         self._uses = uses
         self._samples = samples
         self._skip_errors = skip_errors
+        self._skipped: set[int] = set()
+
+    @property
+    def skipped(self) -> int:
+        """Samples that failed and were left out; each counts once."""
+        return len(self._skipped)
 
     def __call__(self, arrays: list[_coprep.Array], loader: _coprep.Loader) -> Any:
         visits, index = (np.asarray(array) for array in arrays)
@@ -148,12 +156,18 @@ class InJob:
                 kept.append(place)
             except StopIteration as error:
                 raise RuntimeError(f"sample {sample} raised StopIteration") from error
-            except Exception:
+            except Exception as error:
                 if not self._skip_errors:
                     raise
+                self._skip(sample, error)
         if not made:
             return NOTHING
         return self._samples.collate_here(made, index[kept])
+
+    def _skip(self, sample: int, error: Exception) -> None:
+        if not self._skipped:
+            warn_skipped(sample, "", "dataset", f"{type(error).__name__}: {error}", stacklevel=5)
+        self._skipped.add(sample)
 
     def _make(
         self, fetch: Callable[[int], Any], transform: Callable[[Any], Any] | None, seed: int, sample: int, visit: int
@@ -176,18 +190,31 @@ def samples_errors() -> Iterator[None]:
     try:
         yield
     except SampleError as error:
-        _raise_sample(error)
+        raised = users_exception(error)
+        raise raised from raised.__cause__
 
 
-def _raise_sample(error: SampleError) -> None:
-    """Raise the exception of the user's code, with ``error`` as its cause; or ``error`` itself."""
+def users_exception(error: SampleError) -> BaseException:
+    """Returns the exception of the user's code, with ``error`` as its cause; or ``error`` itself."""
     raised = _exchange.load_exception(error._exception) if error._exception else None
     if raised is None:
-        raise error
+        return error
     if isinstance(raised, StopIteration):
         # It would end the training loop without a word.
-        raise RuntimeError(f"sample {error.id} raised StopIteration") from error
-    raise raised from error
+        raised = RuntimeError(f"sample {error.id} raised StopIteration")
+    raised.__cause__ = error
+    return raised
+
+
+def _warn_of_seeds(lost: list[str]) -> None:
+    if lost:
+        warnings.warn(
+            f"worker_init_fn seeds {', '.join(lost)}, which has no effect on samples: each sample is seeded anew from "
+            "the loader's seed, so that it is the same whoever makes it. For a run that can be repeated give the "
+            "loader seed=",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def pinner(pin_memory: bool, device: str) -> Callable[[Any], Any] | None:

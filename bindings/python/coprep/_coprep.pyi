@@ -1,17 +1,26 @@
 """The native part. Shapes: images are (3, height, width) per sample, channels in the order red, green, blue."""
 
+import enum
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 __version__: str
 
-Interpolation = Literal["nearest", "bilinear", "bicubic"]
-Size = int | tuple[int, int]
+Interpolation = Literal["nearest", "bilinear", "bicubic"] | enum.Enum
+"""By name, or torchvision's ``InterpolationMode``."""
+Size = int | Iterable[int]
+"""Pixels of a side, or (height, width). Sides are 1 to 16384."""
 
 class Pipeline:
-    """A source of images and the operators that prepare one. Immutable: every method gives a new pipeline.
+    """A source of images, and the operators that prepare one.
 
+    Made by ``coprep.ImageFolder`` or ``coprep.Files``. Immutable: every method returns a new pipeline. A pipeline can
+    be pickled, copied and compared. ``decode`` comes first and ``normalize`` last; the others may come in any order, as
+    often as you like. One of them must fix the size: ``random_resized_crop``, ``center_crop``, or
+    ``resize((height, width))``.
+
+    Images are 8-bit RGB. A batch of them is uint8, or float32 after ``normalize``, of shape (batch, 3, height, width).
     What comes before the first random operator can be cached as the decoded form.
     """
 
@@ -22,38 +31,57 @@ class Pipeline:
 
         Args:
             apply_exif_orientation: turn the image as its EXIF tag says (torchvision does not).
-            max_pixels: refuse files with more pixels.
+            max_pixels: refuse files of more pixels than this, 1 or more. The default is Pillow's limit.
             scaled: let the JPEG decoder scale by 1/2, 1/4 or 1/8 where the sample is made smaller anyway. Faster;
                 pixels differ slightly from decoding in full.
         """
 
     def resize(self, size: Size, *, interpolation: Interpolation = "bilinear") -> Pipeline:
-        """Resize, antialiased: the shorter side to ``size`` pixels, or to exactly (height, width)."""
+        """Resize, antialiased. Deterministic, as ``torchvision.transforms.Resize``.
+
+        Args:
+            size: pixels of the shorter side, the aspect ratio stays; or exactly (height, width). Sides are 1 to 16384.
+            interpolation: "nearest", "bilinear" or "bicubic", or torchvision's ``InterpolationMode`` of that name.
+        """
 
     def center_crop(self, size: Size) -> Pipeline:
-        """Cut out the centre, ``size`` pixels square or (height, width); zeros where the image is smaller."""
+        """Cut out the centre; zeros where the image is smaller. Deterministic, as torchvision's ``CenterCrop``.
+
+        Args:
+            size: pixels of each side, or (height, width). Sides are 1 to 16384.
+        """
 
     def random_resized_crop(
         self,
         size: Size,
         *,
-        scale: tuple[float, float] = (0.08, 1.0),
-        ratio: tuple[float, float] = (3 / 4, 4 / 3),
+        scale: Iterable[float] = (0.08, 1.0),
+        ratio: Iterable[float] = (3 / 4, 4 / 3),
         interpolation: Interpolation = "bilinear",
     ) -> Pipeline:
-        """Cut out a random area and resize it, as ``torchvision.transforms.RandomResizedCrop``.
+        """Cut out a random area and resize it. Random, as ``torchvision.transforms.RandomResizedCrop``.
 
         Args:
-            size: of the result, pixels square or (height, width).
-            scale: bounds of the area, as a share of the image.
-            ratio: bounds of width / height.
+            size: of the result, pixels of each side, or (height, width). Sides are 1 to 16384.
+            scale: bounds of the area, as a share of the image: (low, high) with 0 < low <= high.
+            ratio: bounds of width / height: (low, high) with 0 < low <= high.
+            interpolation: "nearest", "bilinear" or "bicubic", or torchvision's ``InterpolationMode`` of that name.
         """
 
     def random_horizontal_flip(self, p: float = 0.5) -> Pipeline:
-        """Mirror left to right with probability ``p``."""
+        """Mirror left to right. Random, as ``torchvision.transforms.RandomHorizontalFlip``.
 
-    def normalize(self, mean: tuple[float, float, float], std: tuple[float, float, float]) -> Pipeline:
-        """``(x / 255 - mean) / std`` per channel, as float32. Must come last."""
+        Args:
+            p: probability, 0 to 1.
+        """
+
+    def normalize(self, mean: Iterable[float], std: Iterable[float]) -> Pipeline:
+        """``(x / 255 - mean) / std`` per channel, as float32. Must come last.
+
+        Args:
+            mean: three finite numbers, for red, green and blue, in units of 0 to 1.
+            std: three finite numbers that are not 0, in the same units.
+        """
 
     @property
     def root(self) -> str | None:
@@ -102,6 +130,7 @@ class Loader:
         group: str,
         skip_errors: bool,
         subset: bytes | None,
+        mask_samples: int | None,
         cohort: tuple[str, int] | None,
         cache: str | None,
         cache_bytes: int | None,
@@ -144,6 +173,9 @@ def keep_freed_memory() -> None: ...
 def sample_key(seed: int, sample: int, visit: int) -> int: ...
 def image_folder(root: str | os.PathLike[str]) -> Pipeline: ...
 def files(paths: list[str], labels: list[int] | None = None) -> Pipeline: ...
+def restore(
+    source: str, arguments: tuple[Any, ...], operators: list[tuple[str, tuple[Any, ...], dict[str, Any]]]
+) -> Pipeline: ...
 def user_dataset(
     name: str,
     samples: int | None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import warnings
 
 
 class CoprepError(RuntimeError):
@@ -50,3 +51,36 @@ class WaitingWarning(UserWarning):
 
     The message says for whom, since when, and what to do. It comes once in a wait, which goes on.
     """
+
+
+class SkippedSampleWarning(UserWarning):
+    """A sample is left out of the epochs, because it could not be prepared and ``on_error`` is ``"skip"``.
+
+    A loader gives one, for the first such sample; ``loader.stats()["skipped"]`` counts them.
+    """
+
+
+def warn_skipped(id: int, path: str, stage: str, message: str, stacklevel: int = 3) -> None:
+    """Warn of the first sample that is skipped. ``message``: its error; of a traceback the last line counts."""
+    where = f" ({path})" if path else ""
+    error = message.strip().splitlines()[-1] if message.strip() else "no message"
+    warnings.warn(
+        f"sample {id}{where} is left out, as on_error='skip' asks: it failed in stage {stage}: {error}. "
+        'This is said once; loader.stats()["skipped"] counts the samples that are left out',
+        SkippedSampleWarning,
+        stacklevel=stacklevel,
+    )
+
+
+for _public in (
+    CacheWarning,
+    CoprepError,
+    SampleError,
+    SkippedSampleWarning,
+    TimeoutError,
+    UnsharedWarning,
+    WaitingWarning,
+):
+    # Tracebacks show the names by which they are imported.
+    _public.__module__ = "coprep"
+del _public

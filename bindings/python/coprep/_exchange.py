@@ -120,12 +120,23 @@ def load_exception(data: bytes) -> BaseException | None:
 
 
 def describe(error: BaseException) -> str:
-    """Return type, text and traceback, without the frames of this package; what is long is cut, with a note."""
-    frames = traceback.TracebackException.from_exception(error)
-    frames.stack[:] = [frame for frame in frames.stack if os.path.dirname(frame.filename) != _HERE]
-    text = cut("".join(cut(line, _LINE) for line in frames.format()).rstrip(), _TEXT)
+    """Return type, text and traceback, causes included, without the frames of this package.
+
+    What is long is cut, with a note.
+    """
+    told = traceback.TracebackException.from_exception(error)
+    _hide_frames(told)
+    text = cut("".join(cut(line, _LINE) for line in told.format()).rstrip(), _TEXT)
     # File names may have bytes that are no text, and no message can carry them.
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _hide_frames(told: traceback.TracebackException | None) -> None:
+    if told is None:
+        return
+    told.stack[:] = [frame for frame in told.stack if os.path.dirname(frame.filename) != _HERE]
+    for other in (told.__cause__, told.__context__, *(getattr(told, "exceptions", None) or ())):
+        _hide_frames(other)
 
 
 def cut(text: str, most: int) -> str:

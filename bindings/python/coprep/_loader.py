@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy.typing as npt
 
 from coprep import _arguments as arguments
 from coprep import _coprep
-from coprep._batches import NOTHING, Images, InJob, Make, Samples, framework_of, pinner, samples_errors
-from coprep._errors import CacheWarning, CoprepError, UnsharedWarning
+from coprep._batches import (
+    NOTHING,
+    Images,
+    InJob,
+    Make,
+    Samples,
+    framework_of,
+    pinner,
+    samples_errors,
+    users_exception,
+)
+from coprep._errors import CacheWarning, CoprepError, SampleError, UnsharedWarning
 
 # With the package, not with the first loader: a job that joins is to have its first batch at once. What it needs beyond
 # NumPy, native pipelines do without.
 with contextlib.suppress(ImportError):
     from coprep import _usercode  # noqa: F401
 
-STATE_VERSION = 1
+STATE_VERSION = 2
+"""Version 1 had bytes where version 2 has text; both can be loaded."""
 _TIMEOUT = 600.0
 """Seconds that nothing takes, unless ``timeout`` says otherwise."""
 _LONGEST = 1e7
@@ -68,12 +80,14 @@ class DataLoader:
         drop_last: leave out the last batch if it is short.
         timeout: seconds. A worker that takes longer for a sample is replaced; whoever waits longer for a batch (of a
             user's dataset: three times as long) gets a :class:`TimeoutError` that says who is awaited. 0: 600.
-        worker_init_fn: called with its number in each worker that starts.
+        worker_init_fn: called with its number in each worker that starts. Generators that it seeds have no effect on
+            samples, and a warning says so: each sample is seeded anew.
         multiprocessing_context: with ``"spawn"`` (or ``"forkserver"``) each worker loads the dataset anew; else it is
             loaded once per stream, and workers are forked from there.
         generator: its seed is taken where ``seed`` is not given.
         prefetch_factor, in_order, pin_memory_device: taken as PyTorch takes them, but how far ahead is prepared is for
-            the coordinator to say, and the order is always that of the samples.
+            the coordinator to say, and the order is always that of the samples (``order="relaxed"`` is what
+            ``in_order=False`` is for).
         persistent_workers: changes of the dataset between epochs are not looked for.
         transform: the random part of the preparation, called with ``dataset[i]``. What comes before it is cached.
         seed: keys order and augmentation. ``None`` takes that of the jobs that run already, so that trials of a search
@@ -85,9 +99,11 @@ class DataLoader:
         order: ``"deterministic"``: a seed says what is in every batch. ``"relaxed"``: a sample that takes longer than
             most may come in a later batch of the same epoch, so that it holds nobody up. With ``shuffle=False`` it
             says that a pass cares for the set of samples and not for their order: jobs at different places then share.
-        on_error: ``"raise"`` for a sample that cannot be prepared, or ``"skip"`` it (it is counted, logged once, and
-            another takes its place; in ascending order the batch is shorter by it).
-        subset: ids of this job's samples, or a boolean mask; ``None`` means all.
+        on_error: ``"raise"`` for a sample that cannot be prepared, or ``"skip"`` it: another takes its place (in
+            ascending order the batch is shorter by it), ``stats()["skipped"]`` counts it, and the first one is a
+            :class:`SkippedSampleWarning`.
+        subset: ids of this job's samples, each once, or a boolean mask with one element for each sample; ``None`` means
+            all.
         cohort: name common to ``cohort_size`` jobs that start together, advance together and get the same batches,
             reproducibly. By default ``COPREP_COHORT=name:size`` says so.
         cohort_size: number of jobs to wait for.
@@ -188,6 +204,7 @@ class DataLoader:
         self._is_native = isinstance(dataset, _coprep.Pipeline)
         if not self._is_native:
             _check_dataset(dataset)
+            arguments.warn_of_many_workers(num_workers)
         elif collate_fn is not None or transform is not None or size is None:
             raise TypeError(
                 "a native pipeline makes whole batches: it takes no collate_fn, transform or batch_size=None"
@@ -210,7 +227,8 @@ class DataLoader:
             "seed": arguments.seed_of(generator) if seed is None else arguments.integer("seed", seed, 0, 2**64 - 1),
             "drop_last": self.drop_last,
             "skip_errors": on_error == "skip",
-            "subset": None if subset is None else arguments.ids(subset),
+            "subset": None,
+            "mask_samples": None,
             "cohort": arguments.cohort(cohort, cohort_size),
             "cache": cache,
             "cache_bytes": _coprep.parse_size(cache_bytes) if isinstance(cache_bytes, str) else cache_bytes,
@@ -218,12 +236,15 @@ class DataLoader:
             "reuse": 0 if reuse is None else arguments.integer("reuse", reuse, 1, 2**31 - 1),
         }
         self._apply(one_order)
+        if subset is not None:
+            self._set_subset(subset)
         self._code: Any = None
         self._identity: Any = None
         self._make: Make = self._maker(spawn, on_error == "skip")
         self._pin = pinner(pin_memory, pin_memory_device)
         self._loader: _coprep.Loader | None = None
         self._resume: tuple[int, bytes, int, int] | None = None
+        self._closed = False
         self._iteration = 0
         self._has_warned = False
 
@@ -253,7 +274,7 @@ class DataLoader:
         options = self._options
         options["shuffle"] = order.shuffle
         if order.subset is not None:
-            options["subset"] = arguments.ids(order.subset)
+            self._set_subset(order.subset)
         if options["seed"] is None:
             options["seed"] = order.seed
         if order.batch_size is not None:
@@ -263,6 +284,14 @@ class DataLoader:
         rank, world_size, group = self._place
         if world_size is None:
             self._place = (order.rank, order.world_size, group)
+
+    def _set_subset(self, given: Any) -> None:
+        subset = arguments.subset(given, self._known_length)
+        self._options["subset"], self._options["mask_samples"] = subset
+
+    def _known_length(self) -> int | None:
+        """Samples of the dataset, if the coordinator need not be asked."""
+        return None if self._is_native or isinstance(self.dataset, str) else len(self.dataset)
 
     def _maker(self, spawn: bool, skip_errors: bool) -> Make:
         if self._is_native:
@@ -348,11 +377,18 @@ class DataLoader:
         if self._private is not None:
             raise CoprepError("this loader shares nothing with other jobs: there is no coordinator to ask")
         if self._loader is None:
+            if self._closed:
+                raise CoprepError("the loader is closed")
             self._loader = self._connect()
         return self._loader
 
     def _connect(self) -> _coprep.Loader:
         place = arguments.place(*self._place)
+        mask = self._options["mask_samples"]
+        if mask is not None:
+            # The dataset may have changed since the loader was made.
+            arguments.check_mask(mask, self._known_length())
+            arguments.check_mask(mask, self._resume and self._resume[3])
         code = None
         pipeline = self.dataset
         if self._code is not None:
@@ -400,11 +436,17 @@ class DataLoader:
         if not self._is_native and not isinstance(self.dataset, str) and len(self) == 0:
             return iter(())
         self._follow_dataset()
-        with samples_errors():
+        failed = None
+        try:
             self._native.start_epoch()
+        except SampleError as error:
+            # As with PyTorch, what a sample raises is raised where its batch is asked for.
+            failed = error
         self._iteration += 1
-        self._warn_of_cold_cache()
-        return _Epoch(self, self._iteration)
+        if failed is None:
+            # Else there is nobody to ask.
+            self._warn_of_cold_cache()
+        return _Epoch(self, self._iteration, failed)
 
     def _warn_of_cold_cache(self) -> None:
         """Say once, on one rank, that somebody warmed a cache for such jobs and that this job does not use it."""
@@ -444,7 +486,10 @@ class DataLoader:
         return classes
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the job is, after the last batch it was given: epoch, ids given in it, seed.
+        """Where the job is, after the last batch it was given: epoch, ids given in it, seed. Can be written as JSON.
+
+        Taken in the loop after the last batch, it is of an empty rest: the loop that resumes it ends at once, and the
+        next one is a whole epoch. Taken after the loop has ended, it is of the next epoch.
 
         With several ranks, call it on each of them at the same step; each state holds what all ranks were given.
         """
@@ -452,7 +497,7 @@ class DataLoader:
         return {
             "version": STATE_VERSION,
             "epoch": epoch,
-            "delivered": delivered,
+            "delivered": base64.b64encode(delivered).decode(),
             "seed": seed,
             "samples": samples,
             "all_ranks": all_ranks,
@@ -464,29 +509,35 @@ class DataLoader:
         Raises:
             ValueError: the state is of another version, or of another seed than this loader was given.
         """
-        if state.get("version") != STATE_VERSION:
+        if state.get("version") not in (1, STATE_VERSION):
             raise ValueError(f"not a state of this version of coprep: version {state.get('version')!r}")
         seed = self._options["seed"]
         if seed is not None and seed != state["seed"]:
             raise ValueError(f"the state was taken with seed {state['seed']}, and this loader has seed {seed}")
-        before = self._loader
-        self._resume = (state["epoch"], state["delivered"], state["seed"], state["samples"])
+        before, self._closed = self._loader, False
+        self._resume = (state["epoch"], _ids_given(state["delivered"]), state["seed"], state["samples"])
         self._loader = self._connect()
         if before is not None:
             before.close()
         self._iteration += 1
 
-    def stats(self, slow: int = 10) -> dict[str, Any]:
+    def stats(self, slow: int = 0) -> dict[str, Any]:
         """Counts since the loader was made.
 
-        ``batches``, ``samples``, ``copies`` (batches that were copied), ``errors``, ``reconnects``; and the stall, the
-        seconds spent in waiting: ``wait_s``, of which ``fetch_stall_s``, ``prep_stall_s`` and
-        ``others_stall_s`` by what the coordinator lacked: storage, processors, or other jobs.
-        ``slow``: so many samples of the stream, those that cost most, each with ``id``, ``path``, and seconds by stage.
-        For them the coordinator is asked, which takes some milliseconds; with ``slow=0`` it is not.
+        ``batches``, ``samples``, ``copies`` (batches that were copied), ``errors``, ``reconnects``; ``skipped``, the
+        samples that are left out of the epochs because they failed, each counted once; and the stall, the seconds spent
+        in waiting: ``wait_s``, of which ``fetch_stall_s``, ``prep_stall_s`` and ``others_stall_s`` by what the
+        coordinator lacked: storage, processors, or other jobs.
+
+        Args:
+            slow: adds ``slow``: so many samples of the stream, those that cost most, each with ``id``, ``path``, and
+                seconds by stage. For them the coordinator is asked, which takes some milliseconds.
         """
         stats: dict[str, Any] = self._native.stats()
-        stats["slow"] = self._slowest(slow) if slow else []
+        if isinstance(self._make, InJob):
+            stats["skipped"] = self._make.skipped
+        if slow:
+            stats["slow"] = self._slowest(slow)
         return stats
 
     def _slowest(self, count: int) -> list[dict[str, Any]]:
@@ -499,10 +550,25 @@ class DataLoader:
         found = (s["costs"]["slowest"] for s in status["streams"] if s["id"] == stream)
         return next(found, [])
 
+    def __repr__(self) -> str:
+        dataset = (
+            repr(self.dataset) if self._is_native or isinstance(self.dataset, str) else type(self.dataset).__name__
+        )
+        if self._private is not None:
+            parts = ["shares nothing"]
+        else:
+            parts = [f"batch_size={self._options['batch_size'] if self._batched else None}"]
+            parts.append(f"shuffle={self._options['shuffle']}")
+            parts += [f"seed={self._options['seed']}"] if self._options["seed"] is not None else []
+            parts += ["a subset"] if self._options["subset"] is not None else []
+            parts.append("samples made in this process" if self.num_workers == 0 and not self._is_native else "shared")
+        return f"<coprep.DataLoader of {dataset}: {', '.join(parts)}>"
+
     def close(self) -> None:
         """Let go of the coordinator. Batches that are held stay valid."""
-        if self._private is None:
-            self._native.close()
+        self._closed = True
+        if self._loader is not None:
+            self._loader.close()
 
     def __enter__(self) -> DataLoader:
         return self
@@ -514,11 +580,13 @@ class DataLoader:
 class _Epoch(Iterator[Any]):
     """One pass."""
 
-    def __init__(self, loader: DataLoader, number: int) -> None:
+    def __init__(self, loader: DataLoader, number: int, failed: SampleError | None) -> None:
         self._loader = loader
         self._native = loader._native
         self._number = number
         self._over = False
+        self._failed = failed
+        self._failures = 0
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -528,8 +596,13 @@ class _Epoch(Iterator[Any]):
         while not self._over:
             if self._number != loader._iteration:
                 raise RuntimeError("this iterator is over: a newer one of the same loader has begun")
-            with samples_errors():
+            if self._failed is not None:
+                self._fail(self._failed)
+            try:
                 arrays = self._native.next()
+            except SampleError as error:
+                raised = users_exception(error)
+                raise raised from raised.__cause__
             if arrays is None:
                 break
             batch = loader._make(arrays, self._native)
@@ -537,6 +610,30 @@ class _Epoch(Iterator[Any]):
                 return batch if loader._pin is None else loader._pin(batch)
         self._over = True
         raise StopIteration
+
+    def _fail(self, error: SampleError) -> NoReturn:
+        """Raise the error of the first samples, once for each batch: none could be made to see what they are like."""
+        self._failures += 1
+        self._over = self._failures >= self._batches()
+        raised = users_exception(error)
+        raise raised from raised.__cause__
+
+    def _batches(self) -> int:
+        try:
+            return len(self._loader)
+        except Exception:
+            # Nobody knows: the dataset is made in workers only.
+            return 1
+
+
+def _ids_given(delivered: bytes | str) -> bytes:
+    """The ids of a state, which are text since version 2."""
+    if isinstance(delivered, bytes):
+        return delivered
+    try:
+        return base64.b64decode(delivered, validate=True)
+    except ValueError:
+        raise ValueError("not a state of a loader: 'delivered' is damaged") from None
 
 
 class _Transformed:

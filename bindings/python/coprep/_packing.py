@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import io
+import linecache
 import mmap
+import os
 import pickle
 import struct
 import sys
 from collections.abc import Callable, Iterator
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -142,10 +144,26 @@ def _by_value_pickler() -> Any:
 
     class ByValue(cloudpickle.Pickler):  # type: ignore[misc, unused-ignore]
         def reducer_override(self, obj: Any) -> Any:
+            if type(obj) is CodeType:
+                return _code, (*self.dispatch_table[CodeType](obj), obj.co_filename, _lines_of(obj.co_filename))
             reduced = _reduce_map(obj) if type(obj) is np.memmap else _reduce(obj)
             return super().reducer_override(obj) if reduced is NotImplemented else reduced
 
     return ByValue
+
+
+def _lines_of(filename: str) -> list[str] | None:
+    """Source that is in no file: of a notebook's cell, or of an interactive session."""
+    return None if os.path.exists(filename) else linecache.getlines(filename) or None
+
+
+def _code(
+    make: Callable[..., CodeType], arguments: tuple[Any, ...], filename: str, lines: list[str] | None
+) -> CodeType:
+    """Code that tells in tracebacks where it was written, which cloudpickle leaves out."""
+    if lines is not None:
+        linecache.cache.setdefault(filename, (sum(map(len, lines)), None, lines, filename))
+    return make(*arguments).replace(co_filename=filename)
 
 
 def _reduce(obj: Any) -> Any:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import _random
+import contextlib
 import random
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,8 @@ from coprep._coprep import sample_key
 
 _PYTHON: Any = random.seed.__self__  # type: ignore[attr-defined]
 """The global generator of ``random``."""
+INT64 = 2**63 - 1
+"""Bits of a seed that fit into a signed integer of 64 bits, as PyTorch's do: ``torch.initial_seed()`` is collated."""
 
 
 def seed_all(seed: int, sample: int, visit: int) -> None:
@@ -33,4 +37,90 @@ def seed_by(number: int) -> None:
     torch: Any = sys.modules.get("torch")
     if torch is not None:
         # torch.manual_seed would note the seed for devices too, with a stack trace.
-        torch.default_generator.manual_seed(number)
+        torch.default_generator.manual_seed(number & INT64)
+
+
+class SeedWatch:
+    """Finds out whether user code seeds the global generators with seeds of its own.
+
+    Seeds that come from ``torch.initial_seed()``, as those of PyTorch's recipe for reproducible workers do, are not the
+    user's own.
+    """
+
+    def __init__(self, worker_seed: int) -> None:
+        self._worker_seed = worker_seed
+        self._is_derived = False
+        self._before = (random.getstate(), np.random.get_state(legacy=False), _torch_seed())
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Notes within the block whether PyTorch's seed is asked for."""
+        torch: Any = sys.modules.get("torch")
+        if torch is None:
+            yield
+            return
+        initial_seed = torch.initial_seed
+
+        def noted() -> int:
+            self._is_derived = True
+            seed: int = initial_seed()
+            return seed
+
+        torch.initial_seed = noted
+        try:
+            yield
+        finally:
+            torch.initial_seed = initial_seed
+
+    def found(self) -> list[str]:
+        """Returns the names of the generators that were seeded."""
+        before, numpy_before, torch_before = self._before
+        if self._is_derived:
+            return []
+        derived = {self._worker_seed % modulus for modulus in (2**63, 2**32, 2**32 - 1)}
+        found = []
+        if _python_key(random.getstate()) not in _python_keys(before, derived):
+            found.append("random")
+        numpy_after = np.random.get_state(legacy=False)
+        # Another kind of generator is not looked into.
+        is_usual = numpy_before["bit_generator"] == numpy_after["bit_generator"] == "MT19937"
+        if is_usual and _numpy_key(numpy_after) not in _numpy_keys(numpy_before, derived):
+            found.append("numpy.random")
+        if _torch_seed() not in {torch_before, *derived}:
+            found.append("torch")
+        return found
+
+
+def _torch_seed() -> int:
+    torch: Any = sys.modules.get("torch")
+    return 0 if torch is None else int(torch.default_generator.initial_seed())
+
+
+def _python_key(state: tuple[Any, ...]) -> tuple[int, ...]:
+    key: tuple[int, ...] = state[1][:-1]
+    return key
+
+
+def _python_keys(before: tuple[Any, ...], seeds: set[int]) -> list[tuple[int, ...]]:
+    """Keys of the generator if it was not seeded, drawn from or not, or with one of these seeds."""
+    drawn = random.Random()
+    drawn.setstate(before)
+    generators = [drawn, *map(random.Random, seeds)]
+    [generator.random() for generator in generators]
+    seeded = [random.Random(seed) for seed in seeds]
+    return [_python_key(before), *(_python_key(generator.getstate()) for generator in generators + seeded)]
+
+
+def _numpy_key(state: Any) -> bytes:
+    key: bytes = state["state"]["key"].tobytes()
+    return key
+
+
+def _numpy_keys(before: Any, seeds: set[int]) -> list[bytes]:
+    """The same for NumPy's."""
+    drawn = np.random.RandomState()
+    drawn.set_state(before)
+    generators = [drawn, *(np.random.RandomState(seed) for seed in seeds if seed < 2**32)]
+    seeded = [_numpy_key(generator.get_state(legacy=False)) for generator in generators]
+    [generator.random_sample() for generator in generators]
+    return [_numpy_key(before), *seeded, *(_numpy_key(generator.get_state(legacy=False)) for generator in generators)]

@@ -35,10 +35,6 @@ _NUMBERS: dict[type, str] = {bool: "bool", int: "int64", float: "float64", compl
 _REMEDY = "make them equal in the dataset, or pass a collate_fn"
 
 
-class SampleMismatch(ValueError):
-    """A sample does not look like the first one."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Field:
     """A part of the samples that has the same type and shape in all of them."""
@@ -65,9 +61,14 @@ class Structure:
 
     fields: list[Field]
     has_blob: bool
+    lost_seeds: list[str]
+    """Generators that ``worker_init_fn`` seeds, which has no effect on samples: each job is to be told."""
 
-    def __init__(self, root: _Node | None, fields: list[Field], texts: int) -> None:
+    def __init__(
+        self, root: _Node | None, fields: list[Field], texts: int, lost_seeds: list[str] | None = None
+    ) -> None:
         self.fields = fields
+        self.lost_seeds = lost_seeds or []
         self.has_blob = root is None or texts > 0
         self._root = root
         self._texts = texts
@@ -98,7 +99,7 @@ class Structure:
             What else belongs to the sample and has to be kept with it; ``None`` if nothing does.
 
         Raises:
-            SampleMismatch: the sample does not look like the first one.
+            ValueError: the sample does not look like the first one.
         """
         if self._root is None:
             return pack(sample)
@@ -128,10 +129,10 @@ class Structure:
             build = self._builds[framework] = self._root.builder(_leaf(framework), False)
         return build(arrays, texts, count)
 
-    def __getstate__(self) -> tuple[_Node | None, list[Field], int]:
-        return self._root, self.fields, self._texts
+    def __getstate__(self) -> tuple[_Node | None, list[Field], int, list[str]]:
+        return self._root, self.fields, self._texts, self.lost_seeds
 
-    def __setstate__(self, state: tuple[_Node | None, list[Field], int]) -> None:
+    def __setstate__(self, state: tuple[_Node | None, list[Field], int, list[str]]) -> None:
         Structure.__init__(self, *state)
 
     def __repr__(self) -> str:
@@ -253,9 +254,9 @@ def _name(path: Path) -> str:
     return ".".join(map(str, path)) or "sample"
 
 
-def _mismatch(path: Path, has: str, had: str) -> SampleMismatch:
+def _mismatch(path: Path, has: str, had: str) -> ValueError:
     where = f"part {_name(path)!r} of the sample" if path else "the sample"
-    return SampleMismatch(f"{where} {has}, but in the first sample it {had}: {_REMEDY}")
+    return ValueError(f"{where} {has}, but in the first sample it {had}: {_REMEDY}")
 
 
 # --- looking at the first sample ------------------------------------------------------------------------------

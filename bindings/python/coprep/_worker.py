@@ -35,11 +35,12 @@ import numpy.typing as npt
 from coprep import _exchange
 from coprep._coprep import WorkerLink, keep_freed_memory
 from coprep._packing import Packed, pack, unpack
-from coprep._seeding import seed_all, seed_by
+from coprep._seeding import INT64, SeedWatch, seed_all, seed_by
 from coprep._structure import Structure
 
 _LENGTH = struct.Struct("<I")
 _PR_SET_PDEATHSIG = 1
+_NO_SEED = 0x2545F4914F6CDD1D
 
 
 class Program(NamedTuple):
@@ -374,13 +375,24 @@ class _Worker:
             self._structure: Structure = _exchange.loads(layout.structure)
             self._views = _views(layout, self._structure)
             self._blobs = _blobs(layout, self._structure)
-        _prepare_torch(number, workers, self._seed, program.dataset)
+        # Before there is a stream: a number that nobody would choose, so that a seed of the user's is told apart.
+        worker_seed = (_NO_SEED if layout is None else self._seed + number) & INT64
+        _prepare_torch(number, workers, worker_seed, program.dataset)
         self._broken: Exception | None = None
+        self._lost_seeds: list[str] = []
+        if program.worker_init_fn is not None:
+            self._initialise(program.worker_init_fn, number, worker_seed)
+
+    def _initialise(self, worker_init_fn: Callable[[int], None], number: int, seed: int) -> None:
+        # As PyTorch's workers are: each with a seed of its own.
+        seed_by(seed)
+        watch = SeedWatch(seed)
         try:
-            if program.worker_init_fn is not None:
-                program.worker_init_fn(number)
+            with watch.watching():
+                worker_init_fn(number)
         except Exception as error:
             self._broken = error
+        self._lost_seeds = watch.found()
 
     def run(self) -> None:
         while (told := self._link.next()) is not None:
@@ -467,7 +479,7 @@ class _Worker:
                 if self._transform is not None:
                     stage = "transform"
                     value = self._transform(value)
-                found = _look(value, self._program.whole, found)
+                found = _look(value, self._program.whole, found, self._lost_seeds)
             except Exception as error:
                 raised = raised or _raised(sample, stage, error)
                 continue
@@ -479,8 +491,9 @@ class _Worker:
         return {**found, "kept": sum(sizes) // max(1, len(sizes))}
 
 
-def _look(value: Any, whole: bool, before: dict[str, Any]) -> dict[str, Any]:
+def _look(value: Any, whole: bool, before: dict[str, Any], lost_seeds: list[str]) -> dict[str, Any]:
     structure = Structure.of(value, whole=whole)
+    structure.lost_seeds = lost_seeds
     views = [np.empty((1, 1, *field.shape), field.storage) for field in structure.fields]
     packed = structure.write(value, views, (0, 0))
     return {
@@ -533,7 +546,7 @@ def _prepare_torch(number: int, workers: int, seed: int, dataset: Any) -> None:
     with contextlib.suppress(Exception):
         from torch.utils.data._utils import worker as torch_worker
 
-        info = torch_worker.WorkerInfo(id=number, num_workers=workers, seed=seed + number, dataset=dataset)
+        info = torch_worker.WorkerInfo(id=number, num_workers=workers, seed=seed, dataset=dataset)
         torch_worker._worker_info = info
 
 

@@ -7,6 +7,9 @@
 //! A page that was written hides what the coordinator writes there later. So the private pages of a buffer
 //! are dropped before it is released: [`StagingView::drop_private_pages`].
 //!
+//! Who hangs up may still hold minibatches. The coordinator takes their buffers back, so the view first gives
+//! itself pages of its own: [`StagingView::keep`].
+//!
 //! | what was written meanwhile | after `drop_private_pages` |
 //! |---|---|
 //! | nothing | no page changes, no fault follows; the cost is the look |
@@ -70,6 +73,17 @@ impl StagingView {
     pub fn field(&self, buffer: u32, field: usize) -> NonNull<u8> {
         let range = self.layout.field(buffer, field);
         self.mapping.at(range.start)
+    }
+
+    /// Keeps what a buffer holds now, for this view alone, whatever the coordinator writes there later.
+    ///
+    /// Costs a copy of the buffer. Before the connection ends: from then on the coordinator may use the buffer again.
+    ///
+    /// # Panics
+    /// If there is no such buffer.
+    pub fn keep(&self, buffer: u32) {
+        let range = self.layout.buffer(buffer);
+        self.mapping.make_private(range.start, range.len());
     }
 
     /// Forgets what this view wrote into a buffer; gives the number of pages.

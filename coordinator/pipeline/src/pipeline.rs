@@ -18,9 +18,6 @@ use crate::layout::{self, Table};
 use crate::resize;
 use crate::rng::{Rng, SampleKey};
 
-/// Longest side that an operator may ask for.
-const MAX_SIDE: u32 = 16_384;
-
 /// Operators in the order of application: immutable, and shared by all threads.
 #[derive(Debug)]
 pub struct Pipeline {
@@ -151,8 +148,9 @@ impl Pipeline {
     /// If they are no pipeline: the first is not decode, normalize is not last, a size is zero, or the
     /// size of what comes out is not the same for all samples (a minibatch is one tensor).
     pub fn compile(ops: &[Op]) -> Result<Pipeline, Error> {
+        coprep_protocol::operators::check(ops).map_err(invalid)?;
         let (decode, rest) = split_decode(ops)?;
-        let (steps, normalize) = split_normalize(rest)?;
+        let (steps, normalize) = split_normalize(rest);
         let steps = steps.iter().map(step).collect::<Result<Vec<_>, _>>()?;
         let output = output_size(&steps)?;
         let first_random = steps
@@ -597,11 +595,10 @@ fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidPipeline, message)
 }
 
+// What is below may rely on the rules of `operators::check`.
+
 fn split_decode(ops: &[Op]) -> Result<(Decode, &[Op]), Error> {
     match ops {
-        [Op::Decode { max_pixels: 0, .. }, ..] => Err(invalid(
-            "decode: max_pixels is 0, so no image would be accepted",
-        )),
         [
             Op::Decode {
                 apply_exif_orientation: oriented,
@@ -621,34 +618,23 @@ fn split_decode(ops: &[Op]) -> Result<(Decode, &[Op]), Error> {
     }
 }
 
-fn split_normalize(ops: &[Op]) -> Result<(&[Op], Option<Normalize>), Error> {
-    let Some((Op::Normalize { mean, std }, rest)) = ops.split_last() else {
-        return Ok((ops, None));
-    };
-    if !mean.iter().chain(std).all(|x| x.is_finite()) || std.contains(&0.0) {
-        return Err(invalid(format!(
-            "normalize: mean {mean:?} and std {std:?} must be finite, and std must not be zero"
-        )));
+fn split_normalize(ops: &[Op]) -> (&[Op], Option<Normalize>) {
+    match ops.split_last() {
+        Some((Op::Normalize { mean, std }, rest)) => (rest, Some(Normalize::new(*mean, *std))),
+        _ => (ops, None),
     }
-    Ok((rest, Some(Normalize::new(*mean, *std))))
 }
 
 fn step(op: &Op) -> Result<Step, Error> {
     match *op {
-        Op::Decode { .. } => Err(invalid("decode() comes twice: remove the second")),
-        Op::Normalize { .. } => Err(invalid(
-            "normalize() gives float32 and must be the last operator",
-        )),
+        Op::Decode { .. } | Op::Normalize { .. } => {
+            Err(invalid(format!("{}() is in the wrong place", op.name())))
+        }
         Op::Resize {
             to,
             interpolation: filter,
-        } => {
-            check_target(to)?;
-            Ok(Step::Resize { to, filter })
-        }
-        Op::CenterCrop { height, width } => {
-            Ok(Step::CenterCrop(sides("center_crop", height, width)?))
-        }
+        } => Ok(Step::Resize { to, filter }),
+        Op::CenterCrop { height, width } => Ok(Step::CenterCrop(Size::new(width, height))),
         Op::RandomResizedCrop {
             height,
             width,
@@ -656,49 +642,20 @@ fn step(op: &Op) -> Result<Step, Error> {
             ratio,
             interpolation: filter,
         } => Ok(Step::RandomResizedCrop {
-            size: sides("random_resized_crop", height, width)?,
-            freedom: freedom(scale, ratio)?,
+            size: Size::new(width, height),
+            freedom: freedom(scale, ratio),
             filter,
         }),
-        Op::RandomHorizontalFlip { p } if (0.0..=1.0).contains(&p) => {
-            Ok(Step::RandomMirror { p: p.into() })
-        }
-        Op::RandomHorizontalFlip { p } => Err(invalid(format!(
-            "random_horizontal_flip: p = {p} is no probability; it must lie in 0..=1"
-        ))),
+        Op::RandomHorizontalFlip { p } => Ok(Step::RandomMirror { p: p.into() }),
     }
 }
 
-fn check_target(to: ResizeTo) -> Result<(), Error> {
-    match to {
-        ResizeTo::Shorter(side) => sides("resize", side, side),
-        ResizeTo::Exact { height, width } => sides("resize", height, width),
-    }
-    .map(drop)
-}
-
-fn sides(what: &str, height: u32, width: u32) -> Result<Size, Error> {
-    let fine = 1..=MAX_SIDE;
-    match fine.contains(&height) && fine.contains(&width) {
-        true => Ok(Size::new(width, height)),
-        false => Err(invalid(format!(
-            "{what}: {height} x {width} pixels; each side must be 1 to {MAX_SIDE}"
-        ))),
-    }
-}
-
-fn freedom(scale: (f32, f32), ratio: (f32, f32)) -> Result<Freedom, Error> {
-    let ordered = |(low, high): (f32, f32)| 0.0 < low && low <= high && high.is_finite();
-    if !ordered(scale) || !ordered(ratio) {
-        return Err(invalid(format!(
-            "random_resized_crop: scale {scale:?} and ratio {ratio:?} must be (low, high) with 0 < low <= high"
-        )));
-    }
+fn freedom(scale: (f32, f32), ratio: (f32, f32)) -> Freedom {
     let wide = |(low, high): (f32, f32)| (f64::from(low), f64::from(high));
-    Ok(Freedom {
+    Freedom {
         scale: wide(scale),
         ratio: wide(ratio),
-    })
+    }
 }
 
 fn output_size(steps: &[Step]) -> Result<Size, Error> {

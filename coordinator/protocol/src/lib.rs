@@ -11,6 +11,7 @@
 //! * [`code`]: what the coordinator and the processes that run user code say to each other.
 //! * [`dataset_path`]: how a path of a dataset is spelled.
 //! * [`place`]: where the socket lies, and who may own it.
+//! * [`operators`]: rules for the operators of a pipeline.
 //! * [`size`]: sizes in bytes as people write them, in settings and arguments.
 //!
 //! **Invariant.** Nothing received is trusted: the length is bounded before a byte is allocated, the
@@ -23,6 +24,7 @@ pub mod frame;
 #[expect(missing_docs, reason = "rkyv derives undocumented archived types")]
 pub mod message;
 pub mod nap;
+pub mod operators;
 pub mod outgoing;
 pub mod place;
 pub mod size;

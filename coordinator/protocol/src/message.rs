@@ -146,7 +146,8 @@ pub struct Attach {
     pub subset: Option<Vec<u8>>,
     /// Where to go on; None: at the beginning.
     pub resume: Option<Resume>,
-    /// Samples of the dataset that [`resume`](Self::resume) is of; another number is refused.
+    /// Samples of the dataset that [`resume`](Self::resume) is of, or else that [`subset`](Self::subset), a mask, is of;
+    /// another number is refused.
     pub dataset_samples: Option<u32>,
     /// Jobs that start together and get one reproducible sequence.
     pub cohort: Option<Cohort>,
@@ -221,6 +222,8 @@ pub enum Reply {
     Awaited(Option<Awaited>),
     /// A sample failed: sent before the error's item is published in the consumer's queue.
     SampleError(SampleError),
+    /// Samples are left out of the job's epochs: sent before the notice's item is published in the consumer's queue.
+    Skipped(Box<Skipped>),
     /// Answer to [`Request::RestartEpoch`].
     Restarted {
         /// The epoch that begins.
@@ -347,6 +350,15 @@ pub struct SampleError {
     pub worker: String,
     /// The exception of user code, as its worker packed it; else empty.
     pub exception: Vec<u8>,
+}
+
+/// Samples that are left out of a job's epochs, because they could not be prepared. See [`Attach::skip_errors`].
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Skipped {
+    /// Ids, a serialised Roaring bitmap.
+    pub ids: Vec<u8>,
+    /// How one of them failed. Its `tag` is that of the notice's item.
+    pub example: SampleError,
 }
 
 /// Counts of a warm-up.
@@ -618,7 +630,7 @@ pub struct JobStatus {
     pub queued: u32,
     /// Staging buffers it holds.
     pub held: u32,
-    /// Samples skipped for it.
+    /// Samples of its set that are left out of its epochs, because they could not be prepared. Each counts once.
     pub skipped: u64,
     /// Seconds since it last took a batch.
     pub idle_s: f64,

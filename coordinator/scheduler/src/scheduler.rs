@@ -274,6 +274,15 @@ impl Scheduler {
         }
     }
 
+    /// Returns the samples that are left out of a job's epochs because they could not be read.
+    #[must_use]
+    pub fn left_out(&self, id: JobId) -> RoaringBitmap {
+        match self.jobs.get(&id) {
+            Some(job) if job.skip_bad => &*job.set & &self.bad,
+            _ => RoaringBitmap::new(),
+        }
+    }
+
     /// Another sample for the place of `bad` in a minibatch for `targets`: one that all of them need. None
     /// if there is none: the minibatch gets shorter. In ascending order there never is one.
     pub fn replace(&mut self, targets: &[Target], bad: u32) -> Option<Draw> {

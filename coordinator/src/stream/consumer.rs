@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use coprep_cache::handover::{Bell, Item, ItemKind, Sender};
 use coprep_cache::staging::Lease;
-use coprep_protocol::message::SampleError;
+use coprep_protocol::message::{Reply, SampleError, Skipped};
 use coprep_scheduler::{Delivery, JobId};
+use roaring::RoaringBitmap;
 
 use crate::outbox::Outbox;
 use crate::stalls::{Lacks, Shares};
@@ -31,6 +32,11 @@ pub(crate) enum Pending {
         error: Arc<SampleError>,
         /// Its text was queued for the socket.
         is_told: bool,
+    },
+    /// Samples are left out of its epochs: told at once, before whatever waits for a minibatch.
+    Skipped {
+        ids: RoaringBitmap,
+        example: Box<SampleError>,
     },
 }
 
@@ -94,6 +100,8 @@ const PATIENCE: (Duration, Duration) = (Duration::from_millis(500), Duration::fr
 
 const ENDS_BATCH: u32 = 1;
 const ENDS_EPOCH: u32 = 2;
+/// The notice of an error is one of samples that are skipped.
+const SKIPPED: u32 = 1;
 
 impl Consumer {
     pub(crate) fn new(pid: u32, outbox: Arc<Outbox>, sender: Sender, bell: Bell) -> Self {
@@ -235,11 +243,20 @@ impl Consumer {
         let progress = self.note_taken(first.map_err(|e| Misbehaved(e.to_string()))?);
         self.next_taken = self.next_seq;
         self.unread_since = None;
+        let mut skipped = Vec::new();
         for Untaken { what, is_void } in self.published.drain(..).rev() {
-            if !is_void {
-                self.counted += what.samples();
-                self.pending.push_front(what);
+            match what {
+                // They stay before everything else.
+                Pending::Skipped { ids, example } if !is_void => skipped.push((ids, example)),
+                what if !is_void => {
+                    self.counted += what.samples();
+                    self.pending.push_front(what);
+                }
+                _ => {}
             }
+        }
+        for (ids, example) in skipped {
+            self.insert_skipped(&ids, &example);
         }
         Ok(progress)
     }
@@ -251,6 +268,8 @@ impl Consumer {
             Pending::Part { .. } | Pending::EpochEnd { .. } => left > 0,
             // It stands before its part.
             Pending::Error { .. } => true,
+            // It is the first of all, and of no delivery.
+            Pending::Skipped { .. } => false,
         };
         while let Some(last) = self.pending.pop_back_if(|last| goes(last, left)) {
             if let Pending::Part { batch, .. } = last {
@@ -295,15 +314,37 @@ impl Consumer {
         Ok(samples - again)
     }
 
-    /// Queues an error's text for the socket before its item is published; not again if the item was taken back.
-    /// Returns `false` if the client has not read so much that no more is queued: the error, and what follows it,
-    /// is published when it has.
+    /// Queues the text of a notice for the socket before its item is published; that of an error not again if the item
+    /// was taken back. Returns `false` if the client has not read so much that no more is queued: the notice, and what
+    /// follows it, is published when it has.
     fn is_announced(&mut self) -> bool {
-        let Some(Pending::Error { error, is_told, .. }) = self.pending.front_mut() else {
-            return true;
-        };
-        *is_told = *is_told || self.outbox.tell(error);
-        *is_told
+        match self.pending.front_mut() {
+            Some(Pending::Error { error, is_told, .. }) => {
+                *is_told = *is_told || self.outbox.tell(error);
+                *is_told
+            }
+            Some(Pending::Skipped { ids, example }) => {
+                let skipped = Skipped {
+                    ids: serialise(ids),
+                    example: (**example).clone(),
+                };
+                self.outbox.tell_reply(&Reply::Skipped(Box::new(skipped)))
+            }
+            _ => true,
+        }
+    }
+
+    /// Puts a notice of skipped samples before everything else. One that is not published yet takes them in, so that
+    /// any number of them wait as one.
+    pub(crate) fn insert_skipped(&mut self, ids: &RoaringBitmap, example: &SampleError) {
+        if let Some(Pending::Skipped { ids: known, .. }) = self.pending.front_mut() {
+            *known |= ids;
+            return;
+        }
+        self.pending.push_front(Pending::Skipped {
+            ids: ids.clone(),
+            example: Box::new(example.clone()),
+        });
     }
 
     /// Puts an error before the part of `batch` that holds `slot`, those of earlier slots before it. False: this consumer
@@ -339,13 +380,15 @@ impl Consumer {
         true
     }
 
-    /// Forgets everything that is not yet published; what is published and not taken counts no more.
+    /// Forgets everything that is not yet published, but for samples that stay skipped; what is published and not
+    /// taken counts no more.
     pub(crate) fn void(&mut self) {
-        for pending in self.pending.drain(..) {
+        self.pending.retain(|pending| {
             if let Pending::Part { batch, .. } = pending {
                 batch.one_delivery_less();
             }
-        }
+            matches!(pending, Pending::Skipped { .. })
+        });
         self.published
             .iter_mut()
             .for_each(|item| item.is_void = true);
@@ -364,7 +407,7 @@ impl Pending {
     fn epoch(&self) -> Option<u64> {
         match self {
             Pending::Part { delivery, .. } => Some(delivery.epoch),
-            Pending::EpochEnd { .. } | Pending::Error { .. } => None,
+            Pending::EpochEnd { .. } | Pending::Error { .. } | Pending::Skipped { .. } => None,
         }
     }
 
@@ -378,7 +421,7 @@ impl Pending {
             Pending::Part { batch, delivery } => batch.done().map_or(0, |done| {
                 u64::from(done.place(delivery.start, delivery.len).1)
             }),
-            Pending::EpochEnd { .. } | Pending::Error { .. } => 0,
+            Pending::EpochEnd { .. } | Pending::Error { .. } | Pending::Skipped { .. } => 0,
         }
     }
 
@@ -386,7 +429,7 @@ impl Pending {
     fn buffer(&self) -> Option<u32> {
         match self {
             Pending::Part { batch, .. } => Some(batch.buffer),
-            Pending::EpochEnd { .. } | Pending::Error { .. } => None,
+            Pending::EpochEnd { .. } | Pending::Error { .. } | Pending::Skipped { .. } => None,
         }
     }
 }
@@ -416,7 +459,21 @@ fn ready(pending: &Pending) -> Option<Item> {
             batch.done()?;
             Some(notice(ItemKind::Error, 0, error.tag))
         }
+        Pending::Skipped { example, .. } => {
+            let item = Item {
+                flags: SKIPPED,
+                ..notice(ItemKind::Error, 0, example.tag)
+            };
+            Some(item)
+        }
     }
+}
+
+fn serialise(set: &RoaringBitmap) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(set.serialized_size());
+    // Writing to memory does not fail.
+    let _ = set.serialize_into(&mut bytes);
+    bytes
 }
 
 fn notice(kind: ItemKind, epoch: u64, tag: u64) -> Item {

@@ -21,6 +21,7 @@ use crate::stream::Seat;
 use crate::stream::afloat::{Afloat, Berth, Ticket};
 use crate::stream::batch::Batch;
 use crate::stream::consumer::{Consumer, Misbehaved, Pending, Progress};
+use crate::stream::skipping::Failures;
 use crate::{Error, Result};
 
 /// See the module.
@@ -51,6 +52,7 @@ pub(crate) struct Engine {
     stalls_of_gone: Stalls,
     /// Samples whose failure has been logged.
     logged: BTreeSet<u32>,
+    pub(super) failures: Failures,
     /// Errors that jobs may still have to be sent.
     unsent: Vec<Weak<SampleError>>,
 }
@@ -71,7 +73,6 @@ pub(crate) struct Job {
     /// Epoch, and the batches that all ranks had been given in it when the job was formed.
     level: (u64, u64),
     delivered: u64,
-    skipped: u64,
     came: Instant,
 }
 
@@ -109,8 +110,9 @@ impl Engine {
             is_share_short: false,
             next_job: 1,
             stalls_of_gone: Stalls::default(),
-            next_tag: 1,
+            next_tag: 0,
             logged: BTreeSet::new(),
+            failures: Failures::default(),
             unsent: Vec::new(),
         }
     }
@@ -168,10 +170,16 @@ impl Engine {
         }
         let here = self.scheduler.samples();
         if let Some(there) = request.dataset_samples.filter(|&there| there != here) {
-            return Err(Error::Invalid(format!(
-                "the state was taken of a dataset of {there} samples, and this one has {here}: \
-                 it cannot be resumed with another dataset"
-            )));
+            return Err(Error::Invalid(match request.resume {
+                Some(_) => format!(
+                    "the state was taken of a dataset of {there} samples, and this one has {here}: \
+                     it cannot be resumed with another dataset"
+                ),
+                None => format!(
+                    "subset is a boolean mask of {there} elements, and the dataset has {here} samples: \
+                     it must have one element for each"
+                ),
+            }));
         }
         Ok(())
     }
@@ -231,7 +239,6 @@ impl Engine {
             resumes: vec![RankResume::default(); request.world_size as usize],
             level: (0, 0),
             delivered: 0,
-            skipped: 0,
             came: Instant::now(),
         };
         self.jobs.insert(id, job);
@@ -287,7 +294,25 @@ impl Engine {
             batches: &behind,
             others_are_done,
         };
-        Ok(self.scheduler.attach_behind(JobId(id), spec, behind)?)
+        self.scheduler.attach_behind(JobId(id), spec, behind)?;
+        self.end_resumed_epoch(id, epoch);
+        self.tell_skipped_before(id);
+        Ok(())
+    }
+
+    /// Tells the ranks that `epoch`, which they resume, is over, if nothing was left of it: all ranks but the last were
+    /// told that they are in it when they attached.
+    fn end_resumed_epoch(&mut self, id: u64, epoch: u64) {
+        let is_over = self
+            .scheduler
+            .job(JobId(id))
+            .is_some_and(|view| view.epoch > epoch);
+        let Some(job) = self.jobs.get_mut(&id).filter(|_| is_over) else {
+            return;
+        };
+        for consumer in job.ranks.iter_mut().flatten() {
+            consumer.pending.push_back(Pending::EpochEnd { epoch });
+        }
     }
 
     /// Removes one rank; the job ends with its last rank, or if it had not begun.
@@ -445,7 +470,8 @@ impl Engine {
         failure: Failure,
     ) -> Option<Draw> {
         fail_point!("sample-failed-locked");
-        if self.logged.insert(draw.id) {
+        let is_first = self.logged.insert(draw.id);
+        if is_first {
             // The thread may be one that serves another job.
             tracing::warn!(
                 parent: None,
@@ -457,11 +483,20 @@ impl Engine {
                 "a sample failed"
             );
         }
-        let error = self.bounded(failure.of_sample(self.next_tag, draw.id, path));
-        self.next_tag += 1;
-        self.tell(batch, slot, &error);
+        let tag = self.new_tag();
+        let error = self.bounded(failure.of_sample(tag, draw.id, path));
+        self.tell_error(batch, slot, &error);
         self.scheduler.mark_bad(draw.id);
+        if is_first {
+            self.tell_skipped(&error);
+        }
         self.scheduler.replace(&batch.targets(), draw.id)
+    }
+
+    /// Returns a number that no notice has had.
+    pub(super) fn new_tag(&mut self) -> u64 {
+        self.next_tag += 1;
+        self.next_tag
     }
 
     /// Cuts an error where many large ones wait to be sent already.
@@ -479,23 +514,6 @@ impl Engine {
         let error = Arc::new(error);
         self.unsent.push(Arc::downgrade(&error));
         error
-    }
-
-    fn tell(&mut self, batch: &Arc<Batch>, slot: u32, error: &Arc<SampleError>) {
-        for target in batch.targets() {
-            let Some(job) = self.jobs.get_mut(&target.job.0) else {
-                continue;
-            };
-            if job.skip_errors {
-                job.skipped += 1;
-                continue;
-            }
-            for consumer in job.ranks.iter_mut().flatten() {
-                if consumer.insert_error(batch, slot, error) {
-                    break;
-                }
-            }
-        }
     }
 
     // Epochs.
@@ -615,7 +633,7 @@ impl Engine {
                 .map(|r| view.as_ref().map_or(0, |v| v.queued(r)))
                 .sum(),
             held: consumers().map(Consumer::buffers_held).sum(),
-            skipped: job.skipped,
+            skipped: self.scheduler.left_out(JobId(id)).len(),
             idle_s: idle.as_secs_f64(),
             batches: accounts().map(|a| a.batches).fold(0, u64::saturating_add),
             age_s: job.came.elapsed().as_secs_f64(),

@@ -14,6 +14,7 @@ mod engine;
 mod explain;
 mod replay;
 mod sample;
+mod skipping;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -355,6 +356,13 @@ impl Stream {
         self.give_up(&mut self.engine());
     }
 
+    /// Prepares nothing more, and admits nobody. To be called before its jobs' connections are ended.
+    pub(crate) fn retire(&self) {
+        // Under the lock, so that no thread is in the middle of filling a buffer when this returns.
+        let _engine = self.engine();
+        self.broken.store(true, Ordering::Release);
+    }
+
     pub(crate) fn is_broken(&self) -> bool {
         self.broken.load(Ordering::Acquire)
     }
@@ -442,6 +450,11 @@ impl Stream {
     /// Looks at every consumer, decides, starts and publishes. True: something happened.
     fn pump(self: &Arc<Self>, engine: &mut Engine) -> bool {
         fail_point!("pump-locked");
+        // A job whose connection was ended goes on with what it has taken until it notices. So from then on no buffer
+        // is filled again, not even one that a job has just given back by leaving.
+        if self.is_broken() {
+            return false;
+        }
         let before = engine.look_again.take();
         let mut progress = engine.poll();
         if progress {

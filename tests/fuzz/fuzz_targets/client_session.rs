@@ -21,6 +21,7 @@ use coprep_fuzz::Bytes;
 use coprep_protocol::frame::{self, to_bytes};
 use coprep_protocol::message::{
     Attach, Attached, CacheRequest, Refusal, RefusalKind, Reply, Request, Resume, SampleError,
+    Skipped,
 };
 use coprep_protocol::place::Place;
 use coprep_protocol::spec::{Dtype, Field, FileList, PipelineSpec, Source};
@@ -109,7 +110,7 @@ fn epochs(loader: &Loader) -> coprep_client::Result<()> {
                     held = Some(batch);
                 }
                 Ok(Event::EndOfEpoch) => break,
-                Ok(Event::NotYet) | Err(coprep_client::Error::Sample(_)) => {}
+                Ok(Event::NotYet | Event::Skipped(_)) | Err(coprep_client::Error::Sample(_)) => {}
                 Err(e) => return Err(e),
             }
             if epoch == 0 && given.len() == 3 {
@@ -246,7 +247,8 @@ impl Coordinator {
         let layout = layout(&self.fields, self.slots, self.buffers)?;
         let pool = StagingPool::create(layout).ok()?;
         let mut sender = Sender::create(CAPACITY).ok()?;
-        let bell = Doorbell::new().ok()?.bell().ok()?;
+        let doorbell = Doorbell::new().ok()?;
+        let bell = doorbell.bell().ok()?;
         sender.set_share(2);
         let (deliver, reply) = sender.fds().ok()?;
         let made = [pool.reader_fd().ok()?, deliver, reply, bell.fd().ok()?];
@@ -300,6 +302,10 @@ fn answer(socket: &UnixStream, request: &Request, script: &mut Bytes) -> Option<
             return std::io::Write::write_all(&mut &*socket, script.some(len)).ok();
         }
         (_, 2) => Reply::SampleError(sample_error(script)),
+        (_, 3) => Reply::Skipped(Box::new(Skipped {
+            ids: script.some(40).to_vec(),
+            example: sample_error(script),
+        })),
         (Request::State { epoch, .. }, _) => Reply::State(Resume {
             epoch: *epoch,
             delivered: script.some(40).to_vec(),
@@ -372,6 +378,7 @@ fn attached(fields: &[Field], slots: u32, buffers: u32) -> Attached {
         buffers,
         epoch: 0,
         structure: Vec::new(),
+        notes: Vec::new(),
     }
 }
 

@@ -56,7 +56,7 @@ impl Job {
             match self.loader.next(nap(coprep_client::SLICE))? {
                 Event::Batch(batch) => each(u64::from(batch.samples()))?,
                 Event::EndOfEpoch => return Ok(()),
-                Event::NotYet => each(0)?,
+                Event::NotYet | Event::Skipped(_) => each(0)?,
             }
         }
     }

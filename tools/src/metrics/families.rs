@@ -298,7 +298,7 @@ fn jobs(all: &[StreamStatus]) -> Vec<Family> {
         ),
         family(
             "coprep_job_skipped_samples_total",
-            "Samples skipped for the job because they could not be prepared.",
+            "Samples left out of the job's epochs because they could not be prepared, each counted once.",
             of(|j| j.skipped.into()),
         ),
         family(

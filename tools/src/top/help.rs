@@ -17,6 +17,6 @@ JOBS     ep, done: epoch, and how much of it was drawn
          cohort, a rank, a buffer that is held), or not known yet
          lag: samples fewer than the furthest job of the stream
          que: batches ready; held: buffers it keeps; idle: since its
-         last batch; skip: samples skipped; all:wait...: since it came
+         last batch; skip: samples left out; all:wait...: since it came
 SLOW     samples that cost most, of the selected stream: means, in ms,
          when made anew";

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coprep_cache::handover::{Account, Item};
-use coprep_protocol::message::{Attach, Attached, Awaited, Reply, Request, SampleError};
+use coprep_protocol::message::{Attach, Attached, Awaited, Reply, Request, SampleError, Skipped};
 use coprep_protocol::place::Place;
 use roaring::RoaringBitmap;
 
@@ -38,6 +38,34 @@ impl Part {
     }
 }
 
+/// Whether the notice of an error is one of samples that are skipped.
+pub(super) fn is_skip(item: &Item) -> bool {
+    item.flags & 1 != 0
+}
+
+/// What the coordinator said of samples that are left out.
+#[derive(Default)]
+pub(super) struct Skips {
+    /// Those that were not looked at yet.
+    pub(super) ids: RoaringBitmap,
+    /// How one of them failed.
+    pub(super) example: Option<SampleError>,
+    /// Tag of the latest notice.
+    told: u64,
+}
+
+impl Skips {
+    fn add(&mut self, skipped: Skipped) -> Result<()> {
+        self.ids |= position::read(&skipped.ids)?;
+        // What was taken back comes again.
+        self.told = self.told.max(skipped.example.tag);
+        self.example.get_or_insert(skipped.example);
+        Ok(())
+    }
+}
+
+/// Longest time until samples are named that an item said are left out: that was queued before the item was published.
+const TEXT: Duration = Duration::from_secs(10);
 /// Longest time to wait for the coordinator to notice that this job leaves.
 const LEAVING: Duration = Duration::from_secs(1);
 
@@ -48,6 +76,7 @@ pub(super) struct Link {
     assembly: Option<Assembly>,
     /// Texts of errors whose items have not been taken.
     errors: HashMap<u64, SampleError>,
+    pub(super) skips: Skips,
     /// Tag of an error whose item was taken and whose text has not come. Nothing is taken before it has.
     awaited: Option<u64>,
     /// Items before this one belong to an epoch that was left.
@@ -65,12 +94,13 @@ impl Link {
     ) -> Result<(Self, Attached)> {
         let connection = Connection::open(place, how)?;
         let request = Request::Attach(Box::new(request));
-        let mut errors = HashMap::new();
+        let (mut errors, mut skips) = (HashMap::new(), Skips::default());
         let mut answer = || {
             loop {
                 match connection.answer("a place in a stream", patience, notice)? {
                     // The stream has this job before the job is told: it may have made a minibatch for it.
                     (Reply::SampleError(error), _) => drop(errors.insert(error.tag, error)),
+                    (Reply::Skipped(skipped), _) => skips.add(*skipped)?,
                     answer => return Ok::<_, Error>(answer),
                 }
             }
@@ -89,6 +119,7 @@ impl Link {
                     attachment,
                     assembly: None,
                     errors,
+                    skips,
                     awaited: None,
                     first_seq: 0,
                 };
@@ -108,6 +139,7 @@ impl Link {
 
     /// Leaves the stream, and waits until the coordinator knows: whoever attaches next finds this job gone.
     pub(super) fn leave(self) {
+        self.attachment.keep_held();
         self.connection.finish(LEAVING);
     }
 
@@ -254,24 +286,52 @@ impl Link {
                 self.awaited = None;
                 return Ok(Some(error));
             }
-            match self.connection.receive(patience.left(), pulse)? {
-                Some((Reply::SampleError(error), _)) => {
-                    self.errors.insert(error.tag, error);
-                }
-                Some((other, _)) => return Err(unexpected(&other)),
-                None => return Ok(None),
+            let received = self.connection.receive(patience.left(), pulse)?;
+            let Some((reply, _)) = received else {
+                return Ok(None);
+            };
+            if let Some(other) = self.keep(reply)? {
+                return Err(unexpected(&other));
             }
         }
         Ok(None)
     }
 
-    /// The answer to a request; errors that come before it are kept.
+    /// Reads on until the samples are known whose notice has this tag.
+    pub(super) fn read_skips(&mut self, tag: u64, pulse: &Pulse) -> Result<()> {
+        let patience = Patience::new(TEXT, pulse);
+        while self.skips.told < tag {
+            self.notice(&patience)?;
+        }
+        Ok(())
+    }
+
+    fn notice(&mut self, patience: &Patience<'_>) -> Result<()> {
+        let reply = self.receive(patience, "the text of an error")?;
+        match self.keep(reply)? {
+            None => Ok(()),
+            Some(other) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Keeps what comes unasked, and returns anything else.
+    fn keep(&mut self, reply: Reply) -> Result<Option<Reply>> {
+        match reply {
+            Reply::SampleError(error) => drop(self.errors.insert(error.tag, error)),
+            Reply::Skipped(skipped) => self.skips.add(*skipped)?,
+            other => return Ok(Some(other)),
+        }
+        Ok(None)
+    }
+
+    /// The answer to a request; what comes unasked before it is kept.
     fn reply(&mut self, patience: &Patience<'_>, what: &'static str) -> Result<Reply> {
         loop {
-            match self.receive(patience, what)? {
-                Reply::SampleError(error) => drop(self.errors.insert(error.tag, error)),
-                Reply::Refused(refusal) => return Err(Error::Refused(refusal)),
-                reply => return Ok(reply),
+            let reply = self.receive(patience, what)?;
+            match self.keep(reply)? {
+                None => {}
+                Some(Reply::Refused(refusal)) => return Err(Error::Refused(refusal)),
+                Some(reply) => return Ok(reply),
             }
         }
     }
@@ -307,6 +367,13 @@ impl Link {
         received
             .map(|(reply, _)| reply)
             .ok_or_else(|| self.connection.late(what, patience.waited()))
+    }
+}
+
+impl Drop for Link {
+    /// The user may hold batches for longer than the connection lasts.
+    fn drop(&mut self) {
+        self.attachment.keep_held();
     }
 }
 

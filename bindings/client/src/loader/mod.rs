@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use coprep_cache::handover::{Item, ItemKind};
-use coprep_protocol::message::{Attach, Attached, RefusalKind};
+use coprep_protocol::message::{Attach, Attached, RefusalKind, SampleError};
 use coprep_protocol::nap::nap;
 use coprep_protocol::place::Place;
 use coprep_protocol::spec::{BLOB, Field};
@@ -28,7 +28,7 @@ use crate::attachment::Owner;
 use crate::batch::Batch;
 use crate::connection::How;
 use crate::error::{Error, Result};
-use crate::loader::link::{Link, Part};
+use crate::loader::link::{Link, Part, is_skip};
 use crate::loader::position::Position;
 use crate::notice::{Notice, TELL_AFTER, Wait, no_notice};
 use crate::patience::{Patience, Pulse, SLICE, no_pulse};
@@ -84,6 +84,8 @@ pub enum Event {
     Batch(Batch),
     /// All batches of the epoch have been given.
     EndOfEpoch,
+    /// Samples are left out because they failed: how the first one did. Comes once; [`Stats::skipped`] counts on.
+    Skipped(Box<SampleError>),
     /// Nothing within the slice of time.
     NotYet,
 }
@@ -118,6 +120,8 @@ struct Inner {
     attached: Option<Attached>,
     position: Position,
     waiting: Waiting,
+    /// Samples that are left out of the epochs, as far as the coordinators have said.
+    skipped: RoaringBitmap,
     closed: bool,
 }
 
@@ -176,6 +180,7 @@ impl Loader {
                 attached: None,
                 position,
                 waiting: Waiting::default(),
+                skipped: RoaringBitmap::new(),
                 closed: false,
             }),
             options,
@@ -342,7 +347,9 @@ impl Loader {
                     inner.waiting.end();
                     return Ok(event);
                 }
-                Ok(None) if Instant::now() >= end => return self.not_yet(&mut inner),
+                Ok(None) if Instant::now() >= end || self.patience(&inner).is_zero() => {
+                    return self.not_yet(&mut inner);
+                }
                 Ok(None) => {}
                 Err(e) if e.is_lost() => self.reconnect(&mut inner)?,
                 Err(e) => {
@@ -355,9 +362,13 @@ impl Loader {
 
     /// One look, or one short wait.
     fn step(&self, inner: &mut Inner, end: Instant) -> Result<Option<Event>> {
+        if let Some(example) = self.count_skipped(inner) {
+            return Ok(Some(Event::Skipped(Box::new(example))));
+        }
         if inner.position.finish_if_passed() || !inner.position.is_iterating() {
             return Ok(Some(Event::EndOfEpoch));
         }
+        let patience = self.patience(inner);
         let Some(link) = &mut inner.link else {
             return Err(Error::Lost("it was lost before".into()));
         };
@@ -373,7 +384,8 @@ impl Loader {
         }
         let began = Instant::now();
         // What the slice is for: the pulse, and whether the coordinator lives. An item wakes.
-        link.wait(end.saturating_duration_since(began).min(nap(SLICE)));
+        let left = end.saturating_duration_since(began).min(patience);
+        link.wait(left.min(nap(SLICE)));
         self.count_wait(inner, began);
         Ok(None)
     }
@@ -404,6 +416,25 @@ impl Loader {
         Ok(None)
     }
 
+    /// Counts the samples that the coordinator said are left out. Returns how one failed, if these are the first.
+    fn count_skipped(&self, inner: &mut Inner) -> Option<SampleError> {
+        let example = inner.link.as_mut()?.skips.example.take()?;
+        let ids = std::mem::take(&mut inner.link.as_mut()?.skips.ids);
+        let is_first = inner.skipped.is_empty();
+        inner.skipped |= ids;
+        self.count().skipped = inner.skipped.len();
+        is_first.then_some(example)
+    }
+
+    /// Returns how much longer the next event may take.
+    fn patience(&self, inner: &Inner) -> Duration {
+        let waited = inner
+            .waiting
+            .since
+            .map_or(Duration::ZERO, |since| since.elapsed());
+        self.options.timeout.saturating_sub(waited)
+    }
+
     fn take(&self, inner: &mut Inner, seq: u64, item: &Item) -> Result<Option<Event>> {
         let Some(link) = &mut inner.link else {
             return Ok(None);
@@ -417,6 +448,11 @@ impl Loader {
             Some(ItemKind::EpochEnd) => {
                 link.release(seq)?;
                 Ok(inner.position.end(item.epoch)?.then_some(Event::EndOfEpoch))
+            }
+            Some(ItemKind::Error) if is_skip(item) => {
+                link.release(seq)?;
+                link.read_skips(item.tag, &self.options.pulse)?;
+                Ok(None)
             }
             Some(ItemKind::Error) => {
                 link.release(seq)?;
@@ -609,7 +645,7 @@ impl Loader {
             dataset_samples,
             all_ranks: true,
         };
-        if self.options.attach.world_size > 1 && inner.position.is_mid_epoch() {
+        if self.options.attach.world_size > 1 && inner.position.has_given() {
             self.add_other_ranks(&mut inner, &mut state)?;
         }
         Ok(state)

@@ -20,8 +20,11 @@ pub(super) struct Position {
     /// The epoch before, until a batch of this one is given, if there are other ranks.
     before: Option<Resume>,
     phase: Phase,
-    /// The coordinator is in a later epoch already: another rank had finished ours when it was lost.
+    /// The coordinator is in a later epoch already: another rank had finished ours when it was lost, or the state that
+    /// is resumed was taken after the last batch of ours.
     passed: Option<u64>,
+    /// The user resumes a state, and no pass has begun since: if nothing of its epoch is left, the first pass is empty.
+    is_resumed: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -50,6 +53,7 @@ impl Position {
             before: None,
             phase: Phase::Before,
             passed: None,
+            is_resumed: resume.is_some(),
         })
     }
 
@@ -73,8 +77,9 @@ impl Position {
         self.phase == Phase::Complete
     }
 
-    pub(super) fn is_mid_epoch(&self) -> bool {
-        self.phase == Phase::Within
+    /// Whether batches of the epoch were given since it began, and its end has not been read.
+    pub(super) fn has_given(&self) -> bool {
+        matches!(self.phase, Phase::Within | Phase::Complete)
     }
 
     /// Returns the epoch that the coordinator is in, if that is a later one.
@@ -91,14 +96,10 @@ impl Position {
         }
     }
 
-    /// Epoch and ids given in it; nothing of the next one after the last batch.
+    /// Returns the epoch and the ids given in it. After the last batch these are all of them: a job that resumes there
+    /// has an empty rest first, as the loop that it goes on with would have had.
     pub(super) fn state(&self) -> (u64, RoaringBitmap) {
-        let given = if self.is_complete() {
-            RoaringBitmap::new()
-        } else {
-            self.given.clone()
-        };
-        (self.next_epoch(), given)
+        (self.epoch, self.given.clone())
     }
 
     /// What to present to a coordinator; None at the very beginning.
@@ -109,13 +110,16 @@ impl Position {
         if self.has_other_ranks {
             return Some(self.presented());
         }
-        let (epoch, given) = self.state();
-        (epoch > 0 || !given.is_empty()).then(|| Resume {
-            epoch,
-            delivered: write(&given),
-            batches: self.batches,
-            is_done: false,
-        })
+        if self.is_complete() {
+            // The coordinator need not find out again that nothing is left.
+            return Some(Resume {
+                epoch: self.epoch + 1,
+                delivered: write(&RoaringBitmap::new()),
+                batches: self.batches,
+                is_done: false,
+            });
+        }
+        (self.epoch > 0 || !self.given.is_empty()).then(|| self.presented())
     }
 
     fn presented(&self) -> Resume {
@@ -150,6 +154,10 @@ impl Position {
         match (epoch.cmp(&self.epoch), self.is_iterating()) {
             (std::cmp::Ordering::Equal, _) => {}
             (std::cmp::Ordering::Greater, true) => self.passed = Some(epoch),
+            // Nothing was left of the epoch: the user's loop over it is to end, not to begin the next one.
+            (std::cmp::Ordering::Greater, false) if self.is_resumed && !self.given.is_empty() => {
+                self.passed = Some(epoch);
+            }
             (std::cmp::Ordering::Greater, false) => self.jump(epoch),
             (std::cmp::Ordering::Less, _) => {
                 return Err(Error::Misbehaved(format!(
@@ -169,6 +177,7 @@ impl Position {
         self.before = None;
         self.phase = Phase::Before;
         self.passed = None;
+        self.is_resumed = false;
     }
 
     /// The epoch is over.
@@ -224,6 +233,7 @@ impl Position {
         }
         self.batches += 1;
         self.before = None;
+        self.is_resumed = false;
         self.phase = if ends_epoch {
             Phase::Complete
         } else {
@@ -320,8 +330,12 @@ mod tests {
     }
 
     #[test]
-    fn a_state_taken_after_the_last_batch_is_the_beginning_of_the_next_epoch() {
-        let (epoch, given) = rank(3).state();
+    fn a_state_is_of_the_epoch_until_its_end_is_read() {
+        let mut position = rank(3);
+        let (epoch, given) = position.state();
+        assert_eq!((epoch, given.len()), (0, 6));
+        assert!(position.end(0).unwrap());
+        let (epoch, given) = position.state();
         assert_eq!((epoch, given.len()), (1, 0));
         let (epoch, given) = rank(2).state();
         assert_eq!((epoch, given.len()), (0, 4));
@@ -336,5 +350,48 @@ mod tests {
                 .unwrap()
                 .contains(9)
         );
+    }
+
+    fn state(epoch: u64, ids: std::ops::Range<u32>) -> Resume {
+        Resume {
+            epoch,
+            delivered: write(&ids.collect()),
+            batches: 0,
+            is_done: false,
+        }
+    }
+
+    #[test]
+    fn after_the_last_batch_the_rest_is_empty_and_the_next_epoch_is_whole() {
+        let mut position = Position::new(None, 1).expect("no state");
+        position.begin();
+        position.give(&[0, 1, 2], true).expect("ids");
+        let (epoch, given) = position.state();
+        assert_eq!((epoch, given.len()), (0, 3));
+        // A coordinator that is found anew is asked for the next epoch.
+        assert_eq!(position.resume().map(|r| r.epoch), Some(1));
+
+        let resume = state(epoch, 0..3);
+        let mut resumed = Position::new(Some(&resume), 1).expect("a state");
+        resumed.attached(1).expect("nothing was left of epoch 0");
+        assert_eq!(
+            resumed.state(),
+            (0, given),
+            "nothing has changed for the user"
+        );
+        resumed.begin();
+        assert!(resumed.finish_if_passed(), "the first pass is empty");
+        assert_eq!(resumed.state(), (1, RoaringBitmap::new()));
+        resumed.begin();
+        assert!(!resumed.finish_if_passed(), "the second one is not");
+    }
+
+    #[test]
+    fn a_rank_that_is_told_late_that_nothing_was_left_ends_its_pass() {
+        let mut rank = Position::new(Some(&state(0, 0..3)), 2).expect("a state");
+        rank.attached(0).expect("the other ranks are not there yet");
+        rank.begin();
+        assert_eq!(rank.end(0).ok(), Some(true));
+        assert_eq!(rank.state(), (1, RoaringBitmap::new()));
     }
 }

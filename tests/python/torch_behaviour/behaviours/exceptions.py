@@ -186,6 +186,32 @@ def stop_iteration_in_sample_ours(DataLoader: Any) -> None:
             list(DataLoader(Failing(6, stop_iteration), num_workers=workers))
 
 
+class AllFailing(Numbers):
+    """No sample can be made."""
+
+    def __getitem__(self, index: int) -> int:
+        raise Own(f"sample {index}")
+
+
+@behaviour("an exception of the first sample")
+def first_sample_error(DataLoader: Any) -> None:
+    """An exception of the first sample is raised by next(), not by iter()."""
+    for workers in (0, 2):
+        it = iter(DataLoader(AllFailing(6), num_workers=workers))
+        with raises(Own, texts=("sample 0", "in __getitem__")):
+            next(it)
+
+
+@behaviour("an exception of every sample")
+def every_sample_error(DataLoader: Any) -> None:
+    """If every sample raises, so does every batch, and then the epoch ends."""
+    it = iter(DataLoader(AllFailing(6), batch_size=4, num_workers=2))
+    for _ in range(2):
+        with raises(Own):
+            next(it)
+    assert list(it) == []
+
+
 @behaviour("after an exception, the next batch")
 def next_after_error(DataLoader: Any) -> None:
     """After an exception the iterator goes on with the next batch."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+import warnings
 from typing import Any
 
 import numpy as np
 import torch
 
-from .parts_of_checks import Numbers, Pictures, ints
+from .parts_of_checks import Numbers, Pictures, ints, same
 from .table import behaviour
 
 
@@ -182,6 +183,48 @@ def random_numbers_of_another_seed(DataLoader: Any) -> None:
         generator.manual_seed(seed)
         runs.append(drawn(DataLoader(Randoms(6), batch_size=2, num_workers=2, generator=generator)))
     assert not set(runs[0]) & set(runs[1])
+
+
+class Seeds(Numbers):
+    """PyTorch's seed in ``__getitem__``, and a number drawn there."""
+
+    def __getitem__(self, index: int) -> tuple[int, float]:
+        return torch.initial_seed(), float(torch.rand(()))
+
+
+@behaviour("torch.initial_seed in a sample")
+def initial_seed_in_sample(DataLoader: Any) -> None:
+    """In a worker, torch.initial_seed() fits into an int64 tensor."""
+    for seed in range(4):
+        generator = torch.Generator()
+        generator.manual_seed(seed)
+        for seeds, _ in DataLoader(Seeds(8), batch_size=4, num_workers=2, generator=generator):
+            assert seeds.dtype == torch.int64 and (seeds >= 0).all()
+
+
+def seed_by_hand(worker: int) -> None:
+    torch.manual_seed(12345)
+
+
+@behaviour(
+    "seeds in worker_init_fn",
+    difference="A sample is the same whoever makes it: each is seeded anew, from the loader's seed.",
+)
+def seeds_in_init_fn(DataLoader: Any) -> None:
+    """What worker_init_fn seeds is in force in __getitem__."""
+    for seeds, _ in DataLoader(Seeds(8), batch_size=4, num_workers=2, worker_init_fn=seed_by_hand):
+        assert (seeds == 12345).all()
+
+
+@seeds_in_init_fn.instead
+def seeds_in_init_fn_are_warned_of(DataLoader: Any) -> None:
+    """What worker_init_fn seeds has no effect on samples, and a warning says so."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        seeded = [drawn for _, drawn in DataLoader(Seeds(8), 4, num_workers=2, seed=3, worker_init_fn=seed_by_hand)]
+    assert [w.category for w in caught if "worker_init_fn seeds torch" in str(w.message)] == [UserWarning]
+    plain = [drawn for _, drawn in DataLoader(Seeds(8), 4, num_workers=2, seed=3)]
+    assert same(seeded, plain)
 
 
 @behaviour("random numbers of the job")

@@ -9,10 +9,12 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from pathlib import Path
 from typing import Any
 
 import coprep
+import torch
 from torch.utils import data as torch_data
 
 from .parts_of_checks import Failing, Numbers, Own, Process, Slow, ints, raises
@@ -122,6 +124,18 @@ def init_fn_error(DataLoader: Any) -> None:
         list(DataLoader(Numbers(4), num_workers=2, worker_init_fn=fail_to_start))
 
 
+@behaviour("more workers than processors")
+def many_workers(DataLoader: Any) -> None:
+    """num_workers beyond the processors there are gives a UserWarning."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        DataLoader(Numbers(4), num_workers=1000)
+        DataLoader(Numbers(4), num_workers=1)
+    assert (
+        len([w for w in caught if "excessive worker creation might get DataLoader running slow" in str(w.message)]) == 1
+    )
+
+
 @behaviour("get_worker_info")
 def worker_info(DataLoader: Any) -> None:
     """In a worker, get_worker_info has id, num_workers, seed and the worker's dataset."""
@@ -164,6 +178,43 @@ def persistent_shuffled(DataLoader: Any) -> None:
     loader = DataLoader(Numbers(20), batch_size=4, shuffle=True, num_workers=2, persistent_workers=True)
     orders = [ints(loader) for _ in range(3)]
     assert all(sorted(order) == list(range(20)) for order in orders) and len(set(map(tuple, orders))) == 3
+
+
+class Counting(Numbers):
+    """What a tensor says that the job shares with its workers."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+
+    def __getitem__(self, index: int) -> int:
+        return int(self.epoch)
+
+
+def epochs_seen(DataLoader: Any, **options: Any) -> list[set[int]]:
+    data = Counting(4)
+    loader = DataLoader(data, num_workers=2, **options)
+    seen = []
+    for epoch in range(3):
+        data.epoch.fill_(epoch)
+        seen.append(set(ints(loader)))
+    return seen
+
+
+@behaviour(
+    "persistent_workers, a shared tensor",
+    difference="Workers belong to the coordinator and serve all jobs: they have a copy of the dataset.",
+)
+def shared_tensor(DataLoader: Any) -> None:
+    """What the job writes to a shared tensor of the dataset is seen by persistent workers."""
+    assert epochs_seen(DataLoader, persistent_workers=True) == [{0}, {1}, {2}]
+
+
+@shared_tensor.instead
+def shared_tensor_is_copied(DataLoader: Any) -> None:
+    """Persistent workers have the tensor as it was; without persistent_workers each epoch sees the change."""
+    assert epochs_seen(DataLoader, persistent_workers=True) == [{0}, {0}, {0}]
+    assert epochs_seen(DataLoader) == [{0}, {1}, {2}]
 
 
 @behaviour(

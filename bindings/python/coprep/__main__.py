@@ -1,0 +1,21 @@
+"""``python -m coprep``: the ``coprep`` command of this environment."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import sysconfig
+
+
+def main() -> None:
+    """Run the command in place of this process."""
+    command = os.path.join(sysconfig.get_path("scripts"), "coprep")
+    found = command if os.access(command, os.X_OK) else shutil.which("coprep")
+    if found is None:
+        sys.exit(f"the coprep command is neither at {command} nor on PATH: install the package again")
+    os.execv(found, ["coprep", *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    main()

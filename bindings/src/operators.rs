@@ -1,0 +1,183 @@
+//! Operators as Python writes them: their arguments in, and the same calls out again, for pickles.
+
+use coprep_protocol::spec::{Interpolation, Op, ResizeTo};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyDict, PyList, PyString, PyTuple};
+
+// Arguments in.
+
+/// A side, or (height, width).
+pub(crate) enum Size {
+    Side(u32),
+    Both(u32, u32),
+}
+
+impl Size {
+    /// Takes what torchvision takes: an integer, or a sequence of one or two.
+    pub(crate) fn of(operator: &str, value: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let wrong = || {
+            PyTypeError::new_err(format!(
+                "{operator}: size must be a positive integer or (height, width), not {}",
+                shown(value)
+            ))
+        };
+        if let Some(side) = integer(value) {
+            return Ok(Size::Side(positive(side).ok_or_else(wrong)?));
+        }
+        let items = sequence(value).ok_or_else(wrong)?;
+        let sides: Option<Vec<u32>> = items
+            .iter()
+            .map(|item| integer(item).and_then(positive))
+            .collect();
+        match sides.as_deref() {
+            Some(&[side]) => Ok(Size::Side(side)),
+            Some(&[height, width]) => Ok(Size::Both(height, width)),
+            _ => Err(wrong()),
+        }
+    }
+
+    pub(crate) fn both(self) -> (u32, u32) {
+        match self {
+            Size::Side(side) => (side, side),
+            Size::Both(height, width) => (height, width),
+        }
+    }
+}
+
+fn shown(value: &Bound<'_, PyAny>) -> String {
+    value
+        .repr()
+        .map_or_else(|_| "what has no repr".into(), |text| text.to_string())
+}
+
+/// Returns an integer, NumPy's too; `True` is none.
+fn integer(value: &Bound<'_, PyAny>) -> Option<i64> {
+    if value.is_instance_of::<PyBool>() {
+        return None;
+    }
+    value.extract().ok()
+}
+
+/// Zero passes: that no side may be 0 the operator's rules say, with the name of the operator.
+fn positive(side: i64) -> Option<u32> {
+    u32::try_from(side).ok()
+}
+
+/// Returns the items of a list, a tuple, an array or a tensor.
+fn sequence<'py>(value: &Bound<'py, PyAny>) -> Option<Vec<Bound<'py, PyAny>>> {
+    if value.is_instance_of::<PyString>() {
+        return None;
+    }
+    value.try_iter().ok()?.collect::<PyResult<_>>().ok()
+}
+
+/// Returns exactly so many numbers.
+pub(crate) fn numbers<const N: usize>(
+    operator: &str,
+    argument: &str,
+    value: &Bound<'_, PyAny>,
+    meaning: &str,
+) -> PyResult<[f32; N]> {
+    let items = sequence(value).unwrap_or_default();
+    let found: Option<Vec<f32>> = items.iter().map(|item| item.extract().ok()).collect();
+    found
+        .and_then(|found| found.try_into().ok())
+        .ok_or_else(|| {
+            PyTypeError::new_err(format!(
+                "{operator}: {argument} must be {meaning}, not {}",
+                shown(value)
+            ))
+        })
+}
+
+pub(crate) fn number(operator: &str, argument: &str, value: &Bound<'_, PyAny>) -> PyResult<f32> {
+    value.extract().map_err(|_| {
+        PyTypeError::new_err(format!(
+            "{operator}: {argument} must be a number, not {}",
+            shown(value)
+        ))
+    })
+}
+
+/// Takes the name of an interpolation, or torchvision's `InterpolationMode`; bilinear if it is left out.
+pub(crate) fn interpolation(
+    operator: &str,
+    value: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Interpolation> {
+    let Some(value) = value else {
+        return Ok(Interpolation::Bilinear);
+    };
+    let name = value.extract::<String>();
+    let name = name.or_else(|_| value.getattr("value")?.extract::<String>());
+    match name.as_deref() {
+        Ok("nearest") => Ok(Interpolation::Nearest),
+        Ok("bilinear") => Ok(Interpolation::Bilinear),
+        Ok("bicubic") => Ok(Interpolation::Bicubic),
+        found => {
+            let text = format!(
+                "{operator}: interpolation must be 'nearest', 'bilinear' or 'bicubic', not {}",
+                shown(value)
+            );
+            Err(match found {
+                Ok(_) => PyValueError::new_err(text),
+                Err(_) => PyTypeError::new_err(text),
+            })
+        }
+    }
+}
+
+// Calls out.
+
+/// Returns the calls that make these operators: a list of (name, arguments, arguments by name).
+pub(crate) fn calls<'py>(py: Python<'py>, ops: &[Op]) -> PyResult<Bound<'py, PyList>> {
+    let calls = PyList::empty(py);
+    for op in ops {
+        let named = PyDict::new(py);
+        let arguments = arguments(py, op, &named)?;
+        calls.append((op.name(), arguments, named))?;
+    }
+    Ok(calls)
+}
+
+/// Returns the arguments of the call that makes an operator, and puts those by name into `named`.
+fn arguments<'py>(
+    py: Python<'py>,
+    op: &Op,
+    named: &Bound<'py, PyDict>,
+) -> PyResult<Bound<'py, PyTuple>> {
+    match *op {
+        Op::Decode {
+            apply_exif_orientation,
+            max_pixels,
+            scaled,
+        } => {
+            named.set_item("apply_exif_orientation", apply_exif_orientation)?;
+            named.set_item("max_pixels", max_pixels)?;
+            named.set_item("scaled", scaled)?;
+            Ok(PyTuple::empty(py))
+        }
+        Op::Resize { to, interpolation } => {
+            named.set_item("interpolation", interpolation.name())?;
+            match to {
+                ResizeTo::Shorter(side) => (side,).into_pyobject(py),
+                ResizeTo::Exact { height, width } => ((height, width),).into_pyobject(py),
+            }
+        }
+        Op::CenterCrop { height, width } => ((height, width),).into_pyobject(py),
+        Op::RandomResizedCrop {
+            height,
+            width,
+            scale,
+            ratio,
+            interpolation,
+        } => {
+            named.set_item("scale", scale)?;
+            named.set_item("ratio", ratio)?;
+            named.set_item("interpolation", interpolation.name())?;
+            ((height, width),).into_pyobject(py)
+        }
+        Op::RandomHorizontalFlip { p } => (p,).into_pyobject(py),
+        Op::Normalize { mean, std } => (mean, std).into_pyobject(py),
+    }
+}
