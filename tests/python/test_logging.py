@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import coprep
@@ -82,8 +84,26 @@ def test_the_first_line_of_a_coordinator_can_be_looked_at(place: Path, photos: P
         serve.wait(WAIT)
 
 
-def test_a_job_starts_a_coordinator_where_no_log_can_be_made(place: Path, photos: Path, start: Start) -> None:
-    # As a full disk does.
-    place.with_name(f"{place.name}.log").mkdir()
-    good(start(TRAIN, photos))
-    assert coprep.status()["version"]
+@pytest.fixture
+def full(place: Path) -> Iterator[Path]:
+    """The folder of the socket, on a disk that is full."""
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "coprep-test", place.parent], check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip("nothing can be mounted here")
+    try:
+        with contextlib.suppress(OSError), open(place.parent / "fills", "wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+        yield place
+        coprep.stop()
+    finally:
+        subprocess.run(["umount", "--lazy", place.parent], check=True)
+
+
+def test_a_job_starts_a_coordinator_whose_log_has_no_room(full: Path, photos: Path, start: Start) -> None:
+    with pytest.raises(OSError), open(full.parent / "more", "wb", buffering=0) as file:
+        file.write(b"x")
+    pids = {good(job) for job in [start(TRAIN, photos), start(TRAIN, photos)]}
+    assert pids == {coprep.status()["pid"]}, "it never ended"
