@@ -305,7 +305,7 @@ def test_a_mask_is_of_the_dataset_as_it_is_in_each_epoch() -> None:
         ([], "empty"),
         (iter(()), "empty"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_what_is_no_subset_is_one_clear_error(subset: Any, words: str) -> None:
     with pytest.raises((ValueError, TypeError), match=words):
