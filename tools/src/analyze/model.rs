@@ -38,7 +38,7 @@ pub(crate) struct Facts {
     pub(super) overlap: f64,
     /// The worker processes of the script's own dataset. `None` for coprep's own pipelines, whose threads fetch ahead of
     /// those that prepare.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) workers: Option<Workers>,
     /// It is known what each form of a cached sample saves.
     pub(super) has_forms: bool,

@@ -13,6 +13,7 @@ pub(crate) mod job;
 pub(crate) mod private;
 pub(crate) mod quiet;
 
+use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -214,7 +215,10 @@ const LONGEST_FOLDER: usize = 48;
 /// A folder for sockets and logs: where temporary files go, if the names of sockets can be so long.
 pub(crate) fn scratch() -> std::io::Result<TempDir> {
     let mut builder = tempfile::Builder::new();
-    builder.prefix("coprep-");
+    // As private as the folder of any coordinator must be.
+    builder
+        .prefix("coprep-")
+        .permissions(std::fs::Permissions::from_mode(0o700));
     match std::env::temp_dir().as_os_str().len() > LONGEST_FOLDER {
         true => builder.tempdir_in("/tmp"),
         false => builder.tempdir(),
