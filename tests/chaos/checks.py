@@ -74,11 +74,10 @@ def read_rank(runs: Sequence[Sequence[dict[str, Any]]]) -> Rank:
     """Puts together what the processes of a rank said, in the order in which they ran."""
     records: list[dict[str, Any]] = []
     for run in runs:
-        is_resumed = any(record["what"] == "resumed" for record in run)
-        if is_resumed:
-            # What came after the last state is not part of it: it is given again.
-            last = max(n for n, record in enumerate(records) if record["what"] == "state")
-            del records[last + 1 :]
+        for resumed_from in (record for record in run if record["what"] == "resumed"):
+            # What came after that state is not part of it: it is given again.
+            is_it = [record["what"] == "state" and record["name"] == resumed_from["name"] for record in records]
+            del records[is_it.index(True) + 1 :]
         records += run
     rank = Rank()
     resumed: int | None = None

@@ -238,9 +238,9 @@ class Training:
         path = self.room.state(self.part.job, self.part.rank)
         if self.part.attempt == 0 or not path.exists():
             return 0
-        epoch, state = pickle.loads(path.read_bytes())
+        epoch, state, name = pickle.loads(path.read_bytes())
         loader.load_state_dict(state)
-        self.log("resumed", epoch=epoch)
+        self.log("resumed", epoch=epoch, name=name)
         return int(epoch)
 
     def _epoch(self, loader: coprep.DataLoader, epoch: int, beside: coprep.DataLoader | None) -> None:
@@ -267,9 +267,12 @@ class Training:
         if leaves or (job.saves and taken % job.saves == 0):
             path = self.room.state(part.job, part.rank)
             state = loader.state_dict()
-            path.with_suffix(".new").write_bytes(pickle.dumps((epoch, state)))
+            name = f"attempt {part.attempt}, epoch {epoch}, batch {taken}"
+            path.with_suffix(".new").write_bytes(pickle.dumps((epoch, state, name)))
+            is_fresh = len(state["delivered"]) <= EMPTY
+            # Before the state takes effect, and named: a job may be killed between the two.
+            self.log("state", epoch=epoch, is_fresh=is_fresh, all_ranks=state["all_ranks"], name=name)
             path.with_suffix(".new").rename(path)
-            self.log("state", epoch=epoch, is_fresh=len(state["delivered"]) <= EMPTY, all_ranks=state["all_ranks"])
         if leaves:
             raise Left
 

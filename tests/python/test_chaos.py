@@ -170,9 +170,9 @@ def test_memory_that_stays_mapped_is_found() -> None:
 
 
 def test_a_resumed_epoch_is_put_together() -> None:
-    state = {"what": "state", "epoch": 0, "is_fresh": False, "all_ranks": True}
+    state = {"what": "state", "epoch": 0, "is_fresh": False, "all_ranks": True, "name": "first"}
     first = [*log_of(*GOOD[:1], whole=False), state]
-    resumed = {"what": "resumed", "epoch": 0}
+    resumed = {"what": "resumed", "epoch": 0, "name": "first"}
 
     def kinds(*runs: list[Any]) -> list[str]:
         return [one.kind for one in check_job(plan_of(JOB), 0, [read_rank(runs)])]
@@ -180,13 +180,17 @@ def test_a_resumed_epoch_is_put_together() -> None:
     assert kinds(first, [resumed, *log_of(*GOOD[1:]), DONE]) == []
     # What was given after the state is given again.
     assert kinds([*first, *log_of(*GOOD[1:2], whole=False)[1:]], [resumed, *log_of(*GOOD[1:]), DONE]) == []
+    # A later state was announced, but the job was killed before it took effect.
+    later = [*first, *log_of(*GOOD[1:2], whole=False)[1:], {**state, "name": "later"}]
+    assert kinds(later, [resumed, *log_of(*GOOD[1:]), DONE]) == []
+    assert kinds(later, [{**resumed, "name": "later"}, *log_of(*GOOD[2:]), DONE]) == []
     assert kinds(first, [resumed, *log_of(*GOOD[2:]), DONE]) == ["sample lost", "number of batches"]
     assert "sample repeated" in kinds(first, [resumed, *log_of(*GOOD), DONE])
 
 
 def test_a_state_at_the_end_of_an_epoch_is_followed_by_a_whole_one() -> None:
-    state = {"what": "state", "epoch": 0, "is_fresh": True, "all_ranks": True}
-    resumed = {"what": "resumed", "epoch": 0}
+    state = {"what": "state", "epoch": 0, "is_fresh": True, "all_ranks": True, "name": "end"}
+    resumed = {"what": "resumed", "epoch": 0, "name": "end"}
 
     def kinds(*given: list[int]) -> list[str]:
         runs = [*log_of(*given, whole=False), state], [resumed, *log_of(*GOOD), DONE]
