@@ -7,11 +7,17 @@ use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use nix::fcntl::OFlag;
 
 /// Longest file that is read as a sample: far more than any image that is decoded, far less than the memory of a node.
 pub const MOST_BYTES: u64 = 1 << 30;
+/// Longest wait for a descriptor: jobs that leave give theirs back.
+const DESCRIPTOR_TIMEOUT: Duration = Duration::from_secs(10);
+/// Pause between two attempts. Other threads of the pool close their files within milliseconds.
+const DESCRIPTOR_PAUSE: Duration = Duration::from_millis(5);
 
 /// Opens a regular file, without waiting for whatever else it may be.
 ///
@@ -22,7 +28,7 @@ pub fn open(path: &Path) -> io::Result<(File, u64)> {
     let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
     let mut options = OpenOptions::new();
     options.read(true).custom_flags(flags.bits());
-    let file = match options.open(path) {
+    let file = match open_when_possible(&options, path) {
         // Another process holds a lease on the file and is asked to give it back: that is worth a wait.
         Err(e) if e.kind() == io::ErrorKind::WouldBlock && path.is_file() => File::open(path),
         // What cannot be opened for what it is says so better than by an error number.
@@ -34,6 +40,26 @@ pub fn open(path: &Path) -> io::Result<(File, u64)> {
     }?;
     let length = length(&file.metadata()?)?;
     Ok((file, length))
+}
+
+/// Opens a file, and again for a while if this process or the machine has no descriptor left.
+///
+/// That says nothing of the file: a sample must not count as bad because many jobs joined at this moment.
+fn open_when_possible(options: &OpenOptions, path: &Path) -> io::Result<File> {
+    let began = Instant::now();
+    loop {
+        match options.open(path) {
+            Err(e) if is_out_of_descriptors(&e) && began.elapsed() < DESCRIPTOR_TIMEOUT => {
+                std::thread::sleep(DESCRIPTOR_PAUSE);
+            }
+            opened => return opened,
+        }
+    }
+}
+
+fn is_out_of_descriptors(error: &io::Error) -> bool {
+    let number = error.raw_os_error().map(Errno::from_raw);
+    matches!(number, Some(Errno::EMFILE | Errno::ENFILE))
 }
 
 /// Returns the length of a regular file.
