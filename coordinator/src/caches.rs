@@ -48,7 +48,7 @@ pub(crate) struct Cache {
     /// Chooses each sample's form by its price.
     pub(crate) forms: Option<Forms>,
     dataset: String,
-    /// What it holds, if the coordinator's own pipelines make it.
+    /// A description of its samples, if the coordinator's own pipelines make them.
     origin: Option<Origin>,
     /// The named segment in which it lies.
     segment: Option<String>,

@@ -73,7 +73,7 @@ struct Queue {
 /// A reply in the queue.
 struct Waiting {
     content: Content,
-    /// What it counts for in [`Queue::bytes`].
+    /// Bytes that it adds to [`Queue::bytes`].
     weight: usize,
 }
 

@@ -75,7 +75,7 @@ def read_rank(runs: Sequence[Sequence[dict[str, Any]]]) -> Rank:
     records: list[dict[str, Any]] = []
     for run in runs:
         for resumed_from in (record for record in run if record["what"] == "resumed"):
-            # What came after that state is not part of it: it is given again.
+            # Batches after that state are not part of it: they are given again.
             is_it = [record["what"] == "state" and record["name"] == resumed_from["name"] for record in records]
             del records[is_it.index(True) + 1 :]
         records += run

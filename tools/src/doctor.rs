@@ -165,7 +165,7 @@ fn cache_budget(place: &Place) -> Finding {
             }
         },
     };
-    // What is reserved counts as taken already.
+    // Reserved bytes count as taken already.
     let remaining = budget.saturating_sub(reserved);
     match serve::more_than_there_is(remaining, available) {
         Some(text) => warning(

@@ -64,7 +64,7 @@ pub(crate) fn start(place: &Place, how: &How) -> Result<Connection> {
     }
 }
 
-/// What an attempt to start a coordinator came to.
+/// The result of an attempt to start a coordinator.
 enum Started {
     Found(Connection),
     /// One that is ending is still there, or the one that was started has just ended.

@@ -101,7 +101,7 @@ impl Given {
         given
     }
 
-    /// True: the worker will not begin it.
+    /// Returns true if the worker will not begin it.
     #[must_use]
     pub fn withdraw(&self) -> bool {
         self.row().withdraw()
@@ -120,14 +120,14 @@ impl Given {
         self.row().is_taken()
     }
 
-    /// Since when the worker is at it. None: it has not begun.
+    /// Returns when the worker began it, or `None` if it has not.
     #[must_use]
     pub fn age(&self) -> Option<Duration> {
         let began = self.row().began()?;
         Some(Duration::from_nanos(now().saturating_sub(began)))
     }
 
-    /// What the worker tells of it. None: it is not written.
+    /// Returns what the worker tells of it, or `None` if it is not written.
     #[must_use]
     pub fn written(&self) -> Option<Written> {
         self.row().written()

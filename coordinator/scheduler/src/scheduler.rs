@@ -481,7 +481,7 @@ impl Scheduler {
     fn precedence(&self, job: &Job) -> u64 {
         match self.config.order {
             DrawOrder::Random | DrawOrder::AscendingInCommon => job.need.len(),
-            // Who is behind catches up with those ahead, and shares with them from there on.
+            // The job that is behind catches up with those ahead, and shares with them from there on.
             DrawOrder::Ascending => u64::from(job.need.ids().min().unwrap_or(0)),
         }
     }

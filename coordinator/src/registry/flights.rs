@@ -56,7 +56,7 @@ pub(super) struct Flight<T> {
 
 struct State<T> {
     waiters: usize,
-    /// What is being done now, for people.
+    /// The step that is being done now, in words for people.
     step: String,
     outcome: Option<Outcome<T>>,
 }
@@ -94,7 +94,7 @@ impl<T: Clone> Party for Flight<T> {
                 "all jobs that waited for the dataset have left".into(),
             ));
         }
-        // Those who wait are told what really lasts.
+        // The jobs that wait are told which step really lasts.
         if state.step != step {
             state.step = step.to_owned();
         }

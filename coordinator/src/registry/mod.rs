@@ -95,7 +95,7 @@ struct Wanted {
     dataset_name: String,
     /// Of a native pipeline.
     origin: Option<Origin>,
-    /// What the job asked for.
+    /// Bytes that the job asked for.
     bytes: Option<u64>,
     reduces: bool,
 }
@@ -255,7 +255,7 @@ impl Registry {
         let mut open = self.open();
         open.opening_streams.remove(flight);
         open.streams.extend(opened.clone());
-        // Whoever waited for it will attach, or find that its client has left: until then it stays open.
+        // Every job that waited for it will attach, or find that its client has left. Until then it stays open.
         flight.land(outcome, |waiters| {
             if let Some(stream) = &opened {
                 stream.expect(waiters);
@@ -279,7 +279,7 @@ impl Registry {
     ) {
         let (registry, span, flying) = (self.clone(), tracing::Span::current(), flight.clone());
         let run = move || {
-            // What it logs says for whom it was begun.
+            // Its log lines say for whom it was begun.
             let _span = span.entered();
             let done = catch_unwind(AssertUnwindSafe(|| work(&registry, &flying)));
             let done = done.unwrap_or_else(|_| Err(defect()));
@@ -590,7 +590,7 @@ impl Registry {
         let available = coprep_cache::memory::available().unwrap_or(u64::MAX);
         let capacity = {
             let mut open = self.open();
-            // What others are reserving now is not yet taken from what is available.
+            // Memory that others are reserving now still counts as available.
             let unclaimed = available.saturating_sub(open.reserved_bytes()) / 2;
             let budget_left = self
                 .settings

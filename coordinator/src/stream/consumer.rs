@@ -62,7 +62,7 @@ pub(crate) struct Consumer {
     usually_unread: Duration,
     /// It asked to leave its epoch, and waits for the other ranks to ask.
     pub(crate) wants_restart: bool,
-    /// What is published and not taken, in order; the first is item `next_taken`.
+    /// Items that are published and not taken, in order; the first is item `next_taken`.
     published: VecDeque<Untaken>,
     next_taken: u64,
     /// Buffers of the items that are taken and not released.

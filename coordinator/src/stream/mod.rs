@@ -154,7 +154,7 @@ pub(crate) struct Stream {
     waiting: AtomicU32,
     counters: Counters,
     closed: AtomicBool,
-    /// Those for whom it was opened and who have not come yet: it is not closed before.
+    /// Number of jobs for which it was opened and that have not come yet. It is not closed before they have.
     expected: AtomicUsize,
     /// Its makers cannot go on: nobody is admitted any more.
     broken: AtomicBool,
@@ -324,7 +324,7 @@ impl Stream {
         is_unused && !self.closed.swap(true, Ordering::AcqRel)
     }
 
-    /// So many will each try to attach, and then call [`has_come`](Self::has_come).
+    /// Announces that many jobs, each of which will try to attach and then call [`has_come`](Self::has_come).
     pub(crate) fn expect(&self, jobs: usize) {
         self.expected.fetch_add(jobs, Ordering::AcqRel);
     }

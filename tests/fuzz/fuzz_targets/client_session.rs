@@ -192,7 +192,7 @@ struct Coordinator {
     fields: Vec<Field>,
     slots: u32,
     buffers: u32,
-    /// What is told.
+    /// The answer to the client, which may be a lie.
     attached: Attached,
     /// Which descriptors come along, by number: staging, deliver, reply, doorbell.
     descriptors: Vec<u8>,

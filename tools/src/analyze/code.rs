@@ -74,7 +74,7 @@ fn facts(alone: &Seen, seen: &Seen) -> Facts {
         decoded_bytes: bytes,
         prepare,
         in_full: prepare,
-        // What workers get that do nothing but wait. Its unit is arbitrary, since bytes in storage are not known; only
+        // The rate of workers that do nothing but wait. Its unit is arbitrary, since bytes in storage are not known: only
         // ratios to it are used.
         storage: bytes * workers / (samples * waits.max(NO_TIME)),
         is_in_page_cache: false,

@@ -71,7 +71,7 @@ fn least_disturbed<T>(mut once: impl FnMut() -> Result<Observed<T>>) -> Result<O
         if !best.is_disturbed() {
             break;
         }
-        // What was measured before counts all the same, if it cannot be measured again: a script may have ended.
+        // The earlier result counts if the measurement cannot be repeated: a script may have ended.
         let Ok(other) = once() else { break };
         if other.cpus_of_others < best.cpus_of_others {
             best = other;

@@ -38,15 +38,15 @@ impl Part {
     }
 }
 
-/// Whether the notice of an error is one of samples that are skipped.
+/// Returns whether the notice of an error is one of samples that are skipped.
 pub(super) fn is_skip(item: &Item) -> bool {
     item.flags & 1 != 0
 }
 
-/// What the coordinator said of samples that are left out.
+/// Notices of the coordinator about samples that are left out.
 #[derive(Default)]
 pub(super) struct Skips {
-    /// Those that were not looked at yet.
+    /// Notices that were not looked at yet.
     pub(super) ids: RoaringBitmap,
     /// How one of them failed.
     pub(super) example: Option<SampleError>,
@@ -57,7 +57,7 @@ pub(super) struct Skips {
 impl Skips {
     fn add(&mut self, skipped: Skipped) -> Result<()> {
         self.ids |= position::read(&skipped.ids)?;
-        // What was taken back comes again.
+        // Items that were taken back come again.
         self.told = self.told.max(skipped.example.tag);
         self.example.get_or_insert(skipped.example);
         Ok(())

@@ -138,7 +138,7 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// What is not yet attributed stays until the next batch comes.
+    /// Time that is not yet attributed stays until the next batch comes.
     fn end(&mut self) {
         self.since = None;
         self.asked = 0;
@@ -383,7 +383,7 @@ impl Loader {
             return Err(Error::Lost("it has hung up".into()));
         }
         let began = Instant::now();
-        // What the slice is for: the pulse, and whether the coordinator lives. An item wakes.
+        // The slice is for the pulse, and for a look whether the coordinator lives. An item wakes this thread by itself.
         let left = end.saturating_duration_since(began).min(patience);
         link.wait(left.min(nap(SLICE)));
         self.count_wait(inner, began);

@@ -77,7 +77,7 @@ impl Position {
         self.phase == Phase::Complete
     }
 
-    /// Whether batches of the epoch were given since it began, and its end has not been read.
+    /// Returns whether batches of the epoch were given since it began, and its end has not been read.
     pub(super) fn has_given(&self) -> bool {
         matches!(self.phase, Phase::Within | Phase::Complete)
     }
