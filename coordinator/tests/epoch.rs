@@ -16,6 +16,8 @@ use coprep_protocol::message::{
 use coprep_protocol::place::Place;
 use coprep_protocol::spec::{DEFAULT_MAX_PIXELS, Field, Interpolation, Op, PipelineSpec, Source};
 
+mod common;
+
 const SAMPLES: u32 = 50;
 
 /// A coordinator in a thread, over a folder of grey images whose brightness is their number.
@@ -71,28 +73,11 @@ impl Node {
             .to_str()
             .unwrap()
             .to_owned();
-        let mut attach = Attach {
-            code: None,
-            pipeline: PipelineSpec {
-                source: Source::ImageFolder { root },
-                ops: ops(),
-            },
-            seed: Some(7),
-            seed_hint: None,
-            shuffle: true,
-            relaxed: false,
-            cache: CacheRequest::default(),
-            batch_size: 8,
-            drop_last: false,
-            rank: 0,
-            world_size: 1,
-            group: String::new(),
-            subset: None,
-            resume: None,
-            dataset_samples: None,
-            cohort: None,
-            skip_errors: false,
+        let pipeline = PipelineSpec {
+            source: Source::ImageFolder { root },
+            ops: ops(),
         };
+        let mut attach = common::attach(pipeline, 8);
         change(&mut attach);
         attach
     }

@@ -19,6 +19,8 @@ use coprep_protocol::spec::{DEFAULT_MAX_PIXELS, Interpolation, Op, PipelineSpec,
 use fail::FailScenario;
 use roaring::RoaringBitmap;
 
+mod common;
+
 const SAMPLES: u32 = 60;
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -99,26 +101,12 @@ impl Node {
 
     fn job(&self, relaxed: bool) -> Arc<Loader> {
         let attach = Attach {
-            code: None,
-            pipeline: self.pipeline(),
-            seed: Some(7),
-            seed_hint: None,
-            shuffle: true,
             relaxed,
             cache: CacheRequest {
                 form: Some(CacheForm::Off),
                 ..CacheRequest::default()
             },
-            batch_size: 8,
-            drop_last: false,
-            rank: 0,
-            world_size: 1,
-            group: String::new(),
-            subset: None,
-            resume: None,
-            dataset_samples: None,
-            cohort: None,
-            skip_errors: false,
+            ..common::attach(self.pipeline(), 8)
         };
         let options = Options {
             place: place(&self.folder),

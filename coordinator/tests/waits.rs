@@ -13,12 +13,14 @@ use coprep_client::connection::{Connection, How};
 use coprep_client::loader::Options;
 use coprep_client::{Batch, Event, Loader, control, no_notice, no_pulse};
 use coprep_coordinator::{Server, Settings, StopReason};
-use coprep_protocol::message::{Attach, CacheForm, CacheRequest, Warm};
+use coprep_protocol::message::{CacheForm, CacheRequest, Warm};
 use coprep_protocol::nap;
 use coprep_protocol::place::Place;
 use coprep_protocol::spec::{
     DEFAULT_MAX_PIXELS, Interpolation, Op, PipelineSpec, Source, UserDataset,
 };
+
+mod common;
 
 /// Longer than any test takes.
 const LONG: Duration = Duration::from_secs(600);
@@ -85,25 +87,7 @@ impl Node {
     }
 
     fn job(&self, pipeline: PipelineSpec, batch_size: u32) -> Job {
-        let attach = Attach {
-            code: None,
-            pipeline,
-            seed: Some(7),
-            seed_hint: None,
-            shuffle: true,
-            relaxed: false,
-            cache: CacheRequest::default(),
-            batch_size,
-            drop_last: false,
-            rank: 0,
-            world_size: 1,
-            group: String::new(),
-            subset: None,
-            resume: None,
-            dataset_samples: None,
-            cohort: None,
-            skip_errors: false,
-        };
+        let attach = common::attach(pipeline, batch_size);
         Job(Loader::new(Options {
             place: self.place(),
             name: "test".into(),
