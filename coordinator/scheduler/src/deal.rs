@@ -142,7 +142,21 @@ impl Dealer {
     /// the rest can still be dealt evenly.
     pub(crate) fn can_lose_one(&self, n: u64) -> bool {
         let later = n - self.promised();
-        later > 0 && self.owed.is_empty() && self.goes_on(later) == self.goes_on(later - 1)
+        if self.owed.is_empty() {
+            later > 0 && self.goes_on(later) == self.goes_on(later - 1)
+        } else {
+            later > self.least_owed()
+        }
+    }
+
+    /// Samples without which not everybody who is behind can be given what the others were.
+    fn least_owed(&self) -> u64 {
+        let batches = self.owed.len() as u64;
+        if self.drops() {
+            batches * u64::from(self.batch)
+        } else {
+            batches
+        }
     }
 
     /// Cuts the next `count` samples; `n` are left before. At most [`Dealer::deliverable`].

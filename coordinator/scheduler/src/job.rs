@@ -99,11 +99,20 @@ impl Job {
             marks: VecDeque::new(),
             is_absent: false,
         };
-        job.fill(bad);
+        if spec.resume.is_some() {
+            // Samples that are bad leave the rest of the epoch below, if it can do without them.
+            job.fill_without(&RoaringBitmap::new());
+        } else {
+            job.fill(bad);
+        }
         job.check(spec, job.need.len())?;
         if let Some(resume) = &spec.resume {
             job.need = job.need.without(&resume.delivered);
             job.dealer.owe(behind);
+            // Where other ranks are done, there is room for what these were not dealt, and for no sample that was left out.
+            if job.leaves_out_bad() || (spec.skip_bad && behind.others_are_done) {
+                job.lose(&(bad | &resume.bad));
+            }
             let is_level = behind.batches.iter().all(|&n| n == 0);
             job.caught_up = (job.epoch, u64::from(!is_level));
             if job.deliverable() == 0 {
@@ -137,12 +146,26 @@ impl Job {
 
     // Epochs.
 
+    /// Returns whether samples that are known to be bad leave its need.
+    ///
+    /// Those of a cohort's members stay: when a sample is found bad depends on the time, and members that are not level,
+    /// because one pauses or has come back, would be dealt different batches. The samples fail again, and their batches
+    /// are shorter.
+    pub(crate) fn leaves_out_bad(&self) -> bool {
+        self.skip_bad && self.cohort.is_none()
+    }
+
+    /// Sets the need to all samples of an epoch.
     fn fill(&mut self, bad: &RoaringBitmap) {
-        let ids = if self.skip_bad {
-            &*self.set - bad
+        if self.leaves_out_bad() {
+            self.fill_without(bad);
         } else {
-            (*self.set).clone()
-        };
+            self.fill_without(&RoaringBitmap::new());
+        }
+    }
+
+    fn fill_without(&mut self, bad: &RoaringBitmap) {
+        let ids = &*self.set - bad;
         // If nothing at all can be read, its user is to hear of it.
         let ids = if self.dealer.deliverable(ids.len()) == 0 {
             (*self.set).clone()
@@ -289,7 +312,7 @@ impl Job {
         let left = left.unwrap_or_else(|| (**self.need.ids()).clone());
         self.need = Need::new(left | dealt);
         (self.epoch, self.whole, self.dealer) = (mark.epoch, mark.whole, mark.dealer);
-        if self.skip_bad {
+        if self.leaves_out_bad() {
             self.lose(bad);
         }
         let queues = self.queues.iter_mut();
@@ -380,6 +403,7 @@ impl Job {
         Some(Resume {
             epoch,
             delivered: &*self.set - &(left | &to_come),
+            bad: RoaringBitmap::new(),
         })
     }
 

@@ -123,8 +123,10 @@ pub struct JobSpec {
 pub struct Resume {
     /// Counted from 0.
     pub epoch: u64,
-    /// What was given in it.
+    /// What was given in it, samples that failed in a batch included.
     pub delivered: RoaringBitmap,
+    /// Samples that are known to be bad, by a job that skips such samples.
+    pub bad: RoaringBitmap,
 }
 
 /// How the ranks of a job come back to an epoch; see [`Scheduler::attach_behind`].

@@ -265,13 +265,13 @@ impl Scheduler {
         }
     }
 
-    /// A sample cannot be read: jobs that skip such samples are not dealt it any more.
+    /// A sample cannot be read: jobs that skip such samples are not dealt it any more, but for members of a cohort.
     pub fn mark_bad(&mut self, id: u32) {
         self.bad.insert(id);
         let bad = RoaringBitmap::from([id]);
-        for job in self.jobs.values_mut().filter(|job| job.skip_bad) {
-            job.lose(&bad);
-        }
+        let jobs = self.jobs.values_mut();
+        jobs.filter(|job| job.leaves_out_bad())
+            .for_each(|job| job.lose(&bad));
     }
 
     /// Returns the samples that are left out of a job's epochs because they could not be read.
@@ -284,10 +284,20 @@ impl Scheduler {
     }
 
     /// Another sample for the place of `bad` in a minibatch for `targets`: one that all of them need. None
-    /// if there is none: the minibatch gets shorter. In ascending order there never is one.
+    /// if there is none: the minibatch gets shorter. In ascending order, and for a cohort, there never is one.
     pub fn replace(&mut self, targets: &[Target], bad: u32) -> Option<Draw> {
         // Any other sample that they need has a later id, and would come before those in between.
         if self.config.order == DrawOrder::Ascending {
+            return None;
+        }
+        // What is needed now depends on how far ahead was drawn. A member that is dealt the minibatch at another time would
+        // be given another sample.
+        let is_member = |t: &Target| {
+            self.jobs
+                .get(&t.job)
+                .is_some_and(|job| job.cohort.is_some())
+        };
+        if targets.iter().any(is_member) {
             return None;
         }
         let jobs = || {
@@ -309,8 +319,7 @@ impl Scheduler {
             position: first.position(),
             salt: mix(u64::from(bad)) | 1,
         };
-        let is_cohort = first.cohort.is_some();
-        let visit = self.visit(lead.job, targets, is_cohort);
+        let visit = self.visit(lead.job, targets, false);
         let id = self.draw(&from, 1, key).pop()?;
         for target in targets {
             if let Some(job) = self.jobs.get_mut(&target.job) {

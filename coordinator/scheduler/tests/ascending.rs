@@ -105,6 +105,7 @@ fn resumed_after(samples: u32) -> JobSpec {
     let resume = Resume {
         epoch: 0,
         delivered: (0..samples).collect(),
+        bad: roaring::RoaringBitmap::new(),
     };
     JobSpec {
         resume: Some(resume),

@@ -305,6 +305,7 @@ impl Model {
         let resume = resume.map(|(&epoch, given)| Resume {
             epoch,
             delivered: given.clone(),
+            bad: RoaringBitmap::new(),
         });
         let spec = JobSpec {
             resume,

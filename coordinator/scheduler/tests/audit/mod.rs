@@ -19,8 +19,6 @@ struct Book {
     ranks: Vec<Rank>,
     /// Rounds of this epoch that some ranks were given before others came back.
     behind: usize,
-    /// Samples that may not be given in this epoch, though they can be read.
-    may_lose: u64,
     /// The epoch before, as it was when it was dealt to its end.
     before: Option<Box<Book>>,
 }
@@ -74,12 +72,12 @@ impl Audit {
             last: None,
             ranks: Vec::new(),
             behind: 0,
-            may_lose: 0,
             before: None,
         };
         let resume = spec.resume.clone().unwrap_or(Resume {
             epoch: 0,
             delivered: RoaringBitmap::new(),
+            bad: RoaringBitmap::new(),
         });
         book.begin(resume.epoch, &self.bad);
         book.left -= resume.delivered;
@@ -89,15 +87,10 @@ impl Audit {
             rank.sizes = vec![spec.batch_size; (most - back.behind) as usize];
             rank.ended = back.is_done;
         }
-        // Whoever skips what cannot be read does not know what that was. A new coordinator deals it again, perhaps in the
-        // place of others, since no rank may be given more batches than those that are done had.
-        if spec.skip_bad && back.iter().any(|rank| rank.is_done) {
-            book.may_lose = (&book.left & &self.bad).len();
-        }
         if epoch != resume.epoch {
             assert_eq!(epoch, resume.epoch + 1);
             // Ranks that were not level may have left less than a sample for each.
-            let n = book.left.len() - book.may_lose;
+            let n = book.lost(&self.bad);
             assert_eq!(book.rest_of(n), n, "{n} samples were never given");
             book.begin(epoch, &self.bad);
         }
@@ -246,14 +239,28 @@ impl Book {
     fn begin(&mut self, epoch: u64, bad: &RoaringBitmap) {
         self.epoch = epoch;
         self.last = None;
-        (self.behind, self.may_lose, self.before) = (0, 0, None);
+        (self.behind, self.before) = (0, None);
         self.left = self.set.clone();
         // If all that is left would be dropped, or is nothing, its user gets the bad ones too.
         let good = &self.set - bad;
-        if self.spec.skip_bad && self.rest_of(good.len()) < good.len() {
+        if self.leaves_out_bad() && self.rest_of(good.len()) < good.len() {
             self.left = good;
         }
         self.ranks = vec![Rank::default(); self.spec.world_size as usize];
+    }
+
+    /// Returns the number of samples that are left and could have been given.
+    fn lost(&self, bad: &RoaringBitmap) -> u64 {
+        if self.spec.skip_bad {
+            (&self.left - bad).len()
+        } else {
+            self.left.len()
+        }
+    }
+
+    /// Members of a cohort are dealt samples that are known to be bad as well.
+    fn leaves_out_bad(&self) -> bool {
+        self.spec.skip_bad && self.spec.cohort.is_none()
     }
 
     /// Nobody can take from a job what it was dealt so many epochs ago.
@@ -302,17 +309,12 @@ impl Book {
 
     /// The epoch is over.
     fn check_left(&self, bad: &RoaringBitmap) {
-        let marked = if self.spec.skip_bad {
-            bad.clone()
-        } else {
-            RoaringBitmap::new()
-        };
-        let lost = (&self.left - &marked).len();
+        let lost = self.lost(bad);
         let round = self.round();
         // Batches of one sample cannot even out what a bad sample leaves.
         let drops = self.spec.drop_last || (self.spec.batch_size == 1 && !bad.is_empty());
         assert!(
-            lost <= self.may_lose || (drops && lost < round + self.may_lose),
+            lost == 0 || (drops && lost < round),
             "{lost} samples were never given"
         );
     }

@@ -60,6 +60,8 @@ struct Rank {
     /// The epoch that it was given all of, and its steps, until it is given a batch of the next one.
     before: Option<(u64, u64)>,
     batch: Vec<Draw>,
+    /// Samples of that batch which could not be read.
+    failed: Vec<u32>,
     parts: u32,
     /// The buffer of the batch that its user works on.
     held: Option<u64>,
@@ -128,6 +130,11 @@ impl World {
 
     pub(crate) fn draws_of(&self, id: JobId) -> &BTreeMap<u64, Vec<Draw>> {
         &self.jobs[&id].draws
+    }
+
+    /// Returns the samples that cannot be read.
+    pub(crate) fn broken(&self) -> &RoaringBitmap {
+        &self.broken
     }
 
     pub(crate) fn apply(&mut self, op: Op) {
@@ -238,6 +245,7 @@ impl World {
     /// As clients and coordinator do it: each rank presents its epoch, or the one before if it was given nothing of its
     /// own; the job goes on in the latest one, and ranks that were given less of it are made level.
     fn rejoin(&mut self, id: JobId) {
+        let bad = self.scheduler.left_out(id);
         let before = self.remove(id);
         let presented: Vec<(u64, u64)> = before.ranks.iter().map(Rank::presented).collect();
         let (epoch, most) = *presented.iter().max().expect("a rank");
@@ -250,7 +258,11 @@ impl World {
             })
             .collect();
         let delivered = before.given.get(&epoch).cloned().unwrap_or_default();
-        let resume = Some(Resume { epoch, delivered });
+        let resume = Some(Resume {
+            epoch,
+            delivered,
+            bad,
+        });
         let spec = JobSpec {
             resume,
             ..before.spec.clone()
@@ -486,13 +498,10 @@ impl World {
     fn take(&mut self, id: JobId, rank: usize, part: Part) -> bool {
         let (share, broken) = (self.share(), self.broken.clone());
         let job = self.job(id);
-        if !job.spec.skip_bad {
-            // Its user was told of those that cannot be read, and is not to hear of them again.
-            let failed = part.dealt.iter().filter(|id| broken.contains(**id));
-            let given = job.given.entry(part.delivery.epoch).or_default();
-            given.extend(failed.copied());
-        }
         let reader = &mut job.ranks[rank];
+        // Its client was told of those that cannot be read. They count as given when their batch is given.
+        let failed = part.dealt.iter().filter(|id| broken.contains(**id));
+        reader.failed.extend(failed);
         assert_eq!(part.delivery.epoch, reader.epoch);
         reader
             .batch
@@ -532,7 +541,6 @@ impl World {
             .state(id, epoch, batches)
             .expect("it was taken just now");
         assert_eq!(state.epoch, epoch);
-        // What failed counts as given from when its user is told: before the batch is whole.
         let given = job.given.get(&epoch).cloned().unwrap_or_default() - &self.broken;
         let dropped = |left: &RoaringBitmap| job.spec.drop_last && left.is_empty();
         assert!(
@@ -639,6 +647,7 @@ impl Job {
         reader.before = None;
         let batch = std::mem::take(&mut reader.batch);
         let given = self.given.entry(reader.epoch).or_default();
+        given.extend(std::mem::take(&mut reader.failed));
         for draw in &batch {
             assert!(given.insert(draw.id), "{} was given twice", draw.id);
         }
