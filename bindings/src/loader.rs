@@ -183,6 +183,7 @@ impl Loader {
                 delivered,
                 batches: 0,
                 is_done: false,
+                skipped: Vec::new(),
             }),
             cohort: cohort.map(|(name, size)| Cohort { name, size }),
             skip_errors,

@@ -38,6 +38,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--plan", type=Path, help="run this plan (JSON) and no other; --histories times")
     parser.add_argument("--show", action="store_true", help="print the plans and run nothing")
     parser.add_argument("--verbose", action="store_true", help="print plans, faults and ends as they come")
+    parser.add_argument("--command", type=Path, help="the coprep program, if not the one that is installed here")
     parser.add_argument("--out", type=Path, default=Path("target/chaos"), help="folder of findings")
     parser.add_argument("--timeout", type=float, default=15.0, help="seconds that a job waits for a batch")
     parser.add_argument(
@@ -73,7 +74,7 @@ def _endless(options: argparse.Namespace, points: tuple[Point, ...]) -> Iterator
 
 def main() -> int:
     options = parse()
-    command = Path(sys.executable).parent / "coprep"
+    command = options.command or Path(sys.executable).parent / "coprep"
     points = listed_points()
     if options.show or options.verbose:
         for plan in plans_of(options, points):
@@ -87,7 +88,7 @@ def main() -> int:
             out / "images",
             out,
             Path(runtime),
-            str(command),
+            str(command.absolute()),
             options.timeout,
             options.deadline,
             options.verbose,

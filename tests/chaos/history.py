@@ -507,7 +507,9 @@ class History:
                     if len(list(loader)) != 2:
                         self.find(Finding("probe", "a job that came afterwards was not given two batches"))
         except coprep.CoprepError as error:
-            if self._coordinators() and not checks.is_due(self.plan, type(error).__name__, str(error)):
+            # Panics strike these jobs too.
+            costs_sample = self.plan.panics_cost_samples and isinstance(error, coprep.SampleError)
+            if self._coordinators() and not costs_sample and not checks.is_due(self.plan, type(error).__name__, str(error)):
                 self.find(Finding("probe", f"a job that came afterwards: {type(error).__name__}: {error}"))
             return
         if self._find_idle() and self._coordinators() == [coordinator]:
@@ -519,9 +521,7 @@ class History:
         for pid in coordinators:
             if self.plan.ending != "idle":
                 if self.plan.ending == "stop" and pid == coordinators[-1]:
-                    stop = [self.settings.command, "--socket", str(self.socket), "stop"]
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        subprocess.run(stop, capture_output=True, timeout=SETTLE_S)
+                    self._stop()
                 else:
                     faults.send(pid, signal.SIGTERM)
         if not self._until(lambda: not self._coordinators()):
@@ -529,6 +529,14 @@ class History:
             text = "\n".join(faults.stacks(pid) for pid in self._coordinators())
             (self.out / "stacks.txt").write_text(text)
             self.find(Finding("coordinator does not end", f"by {self.plan.ending}, after {SETTLE_S:.0f} s"))
+
+    def _stop(self) -> None:
+        stop = [self.settings.command, "--socket", str(self.socket), "stop"]
+        # A panic may cost a connection.
+        for _ in range(20 if self.plan.failpoints else 1):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                if subprocess.run(stop, capture_output=True, timeout=SETTLE_S).returncode == 0:
+                    return
 
     def _check_ends(self) -> None:
         """How coordinators ended that nobody killed."""

@@ -113,3 +113,53 @@ def test_a_rank_that_leaves_its_epoch_waits_for_one_that_does_not_yet(start: Sta
     assert len(set(given)) == len(given) == 12 * BATCH
     for epoch in (1, 2):
         assert_exact(ranks, epoch)
+
+
+MEMBER = """
+import json, sys, coprep
+from user_datasets import *
+train = coprep.DataLoader(Faulty(60, [7, 23, 41], fail), 4, True, framework="numpy", with_index=True, num_workers=2,
+                          seed=3, cohort="c", cohort_size=2, on_error=sys.argv[1])
+for epoch in range(2):
+    batches = iter(train)
+    while True:
+        try:
+            _, ids = next(batches)
+        except StopIteration:
+            break
+        except Exception as error:
+            print(json.dumps([epoch, "failed", error.__cause__.id]), flush=True)
+            continue
+        print(json.dumps([epoch, "batch", ids.tolist()]), flush=True)
+        sys.stdin.readline()
+"""
+"""A member of a cohort. It waits for a line after each batch."""
+
+
+@pytest.mark.parametrize("on_error", ["skip", "raise"])
+@pytest.mark.parametrize("ahead", [0, 5])
+def test_members_of_a_cohort_stay_in_step_over_failed_samples_and_a_killed_coordinator(
+    start: Start, on_error: str, ahead: int
+) -> None:
+    members: list[Job] = [start(MEMBER, on_error, PYTHONPATH=HERE) for _ in range(2)]
+    told: list[list[list]] = [[], []]
+
+    def take(member: int, batches: int) -> None:
+        while batches:
+            told[member].append(json.loads(members[member].line()))
+            if told[member][-1][1] == "batch":
+                batches -= 1
+                members[member].say("on")
+
+    take(0, 3 + ahead)
+    take(1, 3)
+    os.kill(coordinator_pid(), signal.SIGKILL)
+    run_on(*members)
+    for member, job in enumerate(members):
+        told[member] += [json.loads(line) for line in job.result().splitlines()]
+    assert told[0] == told[1]
+    for epoch in range(2):
+        given = sorted(i for e, what, ids in told[0] if (e, what) == (epoch, "batch") for i in ids)
+        assert given == [i for i in range(60) if i not in (7, 23, 41)]
+        failed = sorted(i for e, what, i in told[0] if (e, what) == (epoch, "failed"))
+        assert failed == ([7, 23, 41] if on_error == "raise" else [])

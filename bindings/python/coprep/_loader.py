@@ -100,8 +100,8 @@ class DataLoader:
             most may come in a later batch of the same epoch, so that it holds nobody up. With ``shuffle=False`` it
             says that a pass cares for the set of samples and not for their order: jobs at different places then share.
         on_error: ``"raise"`` for a sample that cannot be prepared, or ``"skip"`` it: another takes its place (in
-            ascending order the batch is shorter by it), ``stats()["skipped"]`` counts it, and the first one is a
-            :class:`SkippedSampleWarning`.
+            ascending order and in a cohort the batch is shorter by it), ``stats()["skipped"]`` counts it, and the first
+            one is a :class:`SkippedSampleWarning`.
         subset: ids of this job's samples, each once, or a boolean mask with one element for each sample; ``None`` means
             all.
         cohort: name common to ``cohort_size`` jobs that start together, advance together and get the same batches,

@@ -175,13 +175,15 @@ pub struct UserCode {
 pub struct Resume {
     /// Counted from 0.
     pub epoch: u64,
-    /// Samples already given in it, a serialised Roaring bitmap.
+    /// Samples already given in it, a serialised Roaring bitmap. A sample that failed in a batch was given with it.
     pub delivered: Vec<u8>,
     /// Batches that this rank was given in it since the job was begun or resumed by its user: ranks that
     /// come back from different steps are made level.
     pub batches: u64,
     /// This rank was given all of its part of the epoch: what is left is for the other ranks.
     pub is_done: bool,
+    /// Samples that the job was told are left out of its epochs, a serialised Roaring bitmap; empty: none.
+    pub skipped: Vec<u8>,
 }
 
 /// See [`Attach::cohort`].

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coprep_cache::staging::StagingPool;
 use coprep_protocol::message::{Attach, CacheForm, UserCode};
@@ -25,6 +25,10 @@ const MOST_RESTING: usize = 4;
 /// How often a dataset is loaded whose host is killed meanwhile, and the pause before the second time.
 const ATTEMPTS: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(200);
+/// How often a stream's host may come to its end before the stream has handed over anything: beyond that, opening it once
+/// more would not help. And how long such ends are remembered.
+const MOST_ENDS: u32 = 4;
+const MEMORY_OF_ENDS: Duration = Duration::from_secs(60);
 /// Most workers of one stream's user code.
 const MOST_CODE_WORKERS: u32 = 128;
 /// Samples of which some are looked at to know what user code makes: more of them only where the first ones fail.
@@ -37,6 +41,56 @@ pub(super) struct UserCodes {
     resting: Mutex<Vec<(u128, Resting)>>,
     /// Room that its samples were found to need.
     room: Arc<Mutex<HashMap<u128, u64>>>,
+    ends: Arc<Ends>,
+}
+
+/// Hosts that came to their ends, one after the other, before their streams had handed over anything.
+#[derive(Default)]
+struct Ends(Mutex<HashMap<u128, End>>);
+
+struct End {
+    times: u32,
+    latest: Instant,
+    why: String,
+}
+
+impl Ends {
+    fn lock(&self) -> MutexGuard<'_, HashMap<u128, End>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes an end. `is_of_use`: the stream had handed something over.
+    fn note(&self, key: u128, why: &str, is_of_use: bool) {
+        let mut ends = self.lock();
+        ends.retain(|_, end| end.latest.elapsed() < MEMORY_OF_ENDS);
+        let before = ends.remove(&key).map_or(0, |end| end.times);
+        if !is_of_use {
+            let end = End {
+                times: before + 1,
+                latest: Instant::now(),
+                why: why.to_owned(),
+            };
+            ends.insert(key, end);
+        }
+    }
+
+    /// Fails if there were too many, and forgets them: whoever asks again may have mended what it was.
+    fn check(&self, key: u128) -> Result<()> {
+        let mut ends = self.lock();
+        let is_too_often =
+            |end: &mut End| end.times >= MOST_ENDS && end.latest.elapsed() < MEMORY_OF_ENDS;
+        match ends
+            .extract_if(|k, end| *k == key && is_too_often(end))
+            .next()
+        {
+            Some((_, end)) => Err(Error::Code(format!(
+                "the process that runs the dataset's code came to its end {} times before a batch was ready. The last \
+                 time: {}",
+                end.times, end.why
+            ))),
+            None => Ok(()),
+        }
+    }
 }
 
 impl Registry {
@@ -55,6 +109,7 @@ impl Registry {
         flight: &Arc<Flight<Arc<Stream>>>,
     ) -> Result<Option<(Maker, StagingPool, Option<Pin>)>> {
         check_user_form(self.form(request), user)?;
+        self.user_code.ends.check(request.pipeline.fingerprint())?;
         let mut attempts = 0;
         loop {
             attempts += 1;
@@ -226,7 +281,8 @@ impl Registry {
         let Some(crew) = stream.blueprint.maker.crew() else {
             return;
         };
-        let (key, room) = (stream.blueprint.key.pipeline, self.user_code.room.clone());
+        let key = stream.blueprint.key.pipeline;
+        let (room, ends) = (self.user_code.room.clone(), self.user_code.ends.clone());
         let stream = Arc::downgrade(stream);
         crew.on_trouble(move |trouble| {
             if let Trouble::TooLarge(bytes) = trouble {
@@ -234,6 +290,9 @@ impl Registry {
                 room.insert(key, bytes.saturating_mul(2));
             }
             if let Some(stream) = stream.upgrade() {
+                if let Trouble::Host(why) = &trouble {
+                    ends.note(key, why, stream.has_delivered());
+                }
                 stream.break_off(&trouble);
             }
         });
@@ -346,4 +405,34 @@ pub(super) fn check_user_form(form: CacheForm, user: &UserDataset) -> Result<()>
         _ => return Ok(()),
     };
     Err(Error::Invalid(why.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_that_ends_over_and_over_is_not_started_again() {
+        let ends = Ends::default();
+        for _ in 0..MOST_ENDS {
+            assert!(ends.check(1).is_ok());
+            ends.note(1, "no descriptor is left", false);
+        }
+        assert!(ends.check(2).is_ok(), "the hosts of other code did not end");
+        let refused = ends.check(1).map_err(|e| e.to_string());
+        assert!(
+            refused
+                .is_err_and(|why| why.contains("4 times") && why.contains("no descriptor is left"))
+        );
+        assert!(ends.check(1).is_ok(), "whoever asks again is served");
+    }
+
+    #[test]
+    fn a_host_that_was_of_use_is_started_again() {
+        let ends = Ends::default();
+        for of_use in [false, false, false, true, false] {
+            ends.note(1, "it was killed", of_use);
+        }
+        assert!(ends.check(1).is_ok());
+    }
 }

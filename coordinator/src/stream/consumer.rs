@@ -29,15 +29,25 @@ pub(crate) enum Pending {
     Error {
         batch: Arc<Batch>,
         slot: u32,
-        error: Arc<SampleError>,
-        /// Its text was queued for the socket.
-        is_told: bool,
+        failed: Failed,
     },
     /// Samples are left out of its epochs: told at once, before whatever waits for a minibatch.
     Skipped {
         ids: RoaringBitmap,
         example: Box<SampleError>,
     },
+}
+
+/// How a consumer hears of a sample that failed in one of its batches.
+pub(crate) enum Failed {
+    /// As an error.
+    Raised {
+        error: Arc<SampleError>,
+        /// Its text was queued for the socket.
+        is_told: bool,
+    },
+    /// By its id: the job skips it. A client that comes again presents it with its batch.
+    LeftOut { id: u32 },
 }
 
 /// A published item that the consumer has not taken.
@@ -83,7 +93,7 @@ pub(crate) struct Consumer {
 pub(crate) struct Progress {
     /// Deliveries it took.
     pub(crate) deliveries: u32,
-    /// It took an error, and not yet the part that holds the slot of the sample that failed.
+    /// It was told that a sample failed, and has not yet taken the part that holds its slot.
     pub(crate) told: bool,
     /// It took something.
     pub(crate) took: bool,
@@ -102,6 +112,8 @@ const ENDS_BATCH: u32 = 1;
 const ENDS_EPOCH: u32 = 2;
 /// The notice of an error is one of samples that are skipped.
 const SKIPPED: u32 = 1;
+/// The notice of an error says only that the sample whose id is its tag is missing in the next batch.
+const LEFT_OUT: u32 = 2;
 
 impl Consumer {
     pub(crate) fn new(pid: u32, outbox: Arc<Outbox>, sender: Sender, bell: Bell) -> Self {
@@ -319,7 +331,10 @@ impl Consumer {
     /// follows it, is published when it has.
     fn is_announced(&mut self) -> bool {
         match self.pending.front_mut() {
-            Some(Pending::Error { error, is_told, .. }) => {
+            Some(Pending::Error {
+                failed: Failed::Raised { error, is_told },
+                ..
+            }) => {
                 *is_told = *is_told || self.outbox.tell(error);
                 *is_told
             }
@@ -349,12 +364,7 @@ impl Consumer {
 
     /// Puts an error before the part of `batch` that holds `slot`, those of earlier slots before it. False: this consumer
     /// has none.
-    pub(crate) fn insert_error(
-        &mut self,
-        batch: &Arc<Batch>,
-        slot: u32,
-        error: &Arc<SampleError>,
-    ) -> bool {
+    pub(crate) fn insert_error(&mut self, batch: &Arc<Batch>, slot: u32, failed: Failed) -> bool {
         let holds = |p: &Pending| match p {
             Pending::Part {
                 batch: b,
@@ -373,8 +383,7 @@ impl Consumer {
         let told = Pending::Error {
             batch: batch.clone(),
             slot,
-            error: error.clone(),
-            is_told: false,
+            failed,
         };
         self.pending.insert(at, told);
         true
@@ -455,9 +464,15 @@ fn ready(pending: &Pending) -> Option<Item> {
             Some(item)
         }
         Pending::EpochEnd { epoch } => Some(notice(ItemKind::EpochEnd, *epoch, 0)),
-        Pending::Error { batch, error, .. } => {
+        Pending::Error { batch, failed, .. } => {
             batch.done()?;
-            Some(notice(ItemKind::Error, 0, error.tag))
+            Some(match failed {
+                Failed::Raised { error, .. } => notice(ItemKind::Error, 0, error.tag),
+                Failed::LeftOut { id } => Item {
+                    flags: LEFT_OUT,
+                    ..notice(ItemKind::Error, 0, (*id).into())
+                },
+            })
         }
         Pending::Skipped { example, .. } => {
             let item = Item {

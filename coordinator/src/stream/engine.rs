@@ -585,6 +585,7 @@ impl Engine {
             delivered: serialise(&state.delivered),
             batches,
             is_done: false,
+            skipped: Vec::new(),
         })
     }
 
@@ -718,6 +719,11 @@ fn job_spec(request: &Attach) -> Result<JobSpec> {
         Ok::<_, Error>(scheduler::Resume {
             epoch: r.epoch,
             delivered: bitmap(&r.delivered, "delivered")?,
+            bad: if r.skipped.is_empty() {
+                RoaringBitmap::new()
+            } else {
+                bitmap(&r.skipped, "skipped")?
+            },
         })
     });
     Ok(JobSpec {

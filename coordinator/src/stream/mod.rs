@@ -356,6 +356,11 @@ impl Stream {
         self.give_up(&mut self.engine());
     }
 
+    /// Returns whether any job was given something.
+    pub(crate) fn has_delivered(&self) -> bool {
+        self.counters.totals().delivered > 0
+    }
+
     /// Prepares nothing more, and admits nobody. To be called before its jobs' connections are ended.
     pub(crate) fn retire(&self) {
         // Under the lock, so that no thread is in the middle of filling a buffer when this returns.

@@ -1,6 +1,6 @@
 //! Samples that could not be prepared: which jobs hear of them, and how.
 //!
-//! A job raises them as errors, or skips them. A job that skips is told once of each sample that is left out of its
+//! A job raises them as errors, or skips them. A job that skips is told the ids that a batch lacks, and once of each sample that is left out of its
 //! epochs, whichever job it failed for, so that the count is the same in every run: the samples of the job's set
 //! that have failed so far.
 
@@ -12,6 +12,7 @@ use coprep_scheduler::JobId;
 use roaring::RoaringBitmap;
 
 use crate::stream::batch::Batch;
+use crate::stream::consumer::Failed;
 use crate::stream::engine::Engine;
 
 /// Failures whose text is kept for jobs that come later.
@@ -66,18 +67,22 @@ fn tail(text: &str, most: usize) -> &str {
 }
 
 impl Engine {
-    /// Tells the jobs of a minibatch that raise errors of one of its samples.
+    /// Tells the jobs of a minibatch that one of its samples failed: as an error, or, if they skip it, by its id.
     pub(super) fn tell_error(&mut self, batch: &Arc<Batch>, slot: u32, error: &Arc<SampleError>) {
         for target in batch.targets() {
-            let job = self.jobs.get_mut(&target.job.0);
-            let Some(job) = job.filter(|job| !job.skip_errors) else {
+            let Some(job) = self.jobs.get_mut(&target.job.0) else {
                 continue;
             };
-            for consumer in job.ranks.iter_mut().flatten() {
-                if consumer.insert_error(batch, slot, error) {
-                    break;
-                }
-            }
+            let skips = job.skip_errors;
+            let failed = || match skips {
+                true => Failed::LeftOut { id: error.id },
+                false => Failed::Raised {
+                    error: error.clone(),
+                    is_told: false,
+                },
+            };
+            let mut ranks = job.ranks.iter_mut().flatten();
+            ranks.any(|consumer| consumer.insert_error(batch, slot, failed()));
         }
     }
 

@@ -311,6 +311,7 @@ fn answer(socket: &UnixStream, request: &Request, script: &mut Bytes) -> Option<
             delivered: script.some(40).to_vec(),
             batches: script.small(),
             is_done: false,
+            skipped: Vec::new(),
         }),
         (Request::Explain, _) => Reply::Explanation("why".into()),
         _ => Reply::Restarted {

@@ -149,6 +149,7 @@ fn attach() -> Attach {
             delivered: vec![4, 5],
             batches: 6,
             is_done: true,
+            skipped: vec![1, 2],
         }),
         dataset_samples: Some(1000),
         cohort: Some(Cohort {

@@ -43,6 +43,11 @@ pub(super) fn is_skip(item: &Item) -> bool {
     item.flags & 1 != 0
 }
 
+/// Returns the sample that the next batch lacks, if the notice of an error says no more than that.
+pub(super) fn left_out(item: &Item) -> Option<u32> {
+    u32::try_from(item.tag).ok().filter(|_| item.flags & 2 != 0)
+}
+
 /// Notices of the coordinator about samples that are left out.
 #[derive(Default)]
 pub(super) struct Skips {

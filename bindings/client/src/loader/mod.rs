@@ -28,7 +28,7 @@ use crate::attachment::Owner;
 use crate::batch::Batch;
 use crate::connection::How;
 use crate::error::{Error, Result};
-use crate::loader::link::{Link, Part, is_skip};
+use crate::loader::link::{Link, Part, is_skip, left_out};
 use crate::loader::position::Position;
 use crate::notice::{Notice, TELL_AFTER, Wait, no_notice};
 use crate::patience::{Patience, Pulse, SLICE, no_pulse};
@@ -409,7 +409,10 @@ impl Loader {
         let began = Instant::now();
         let limit = end.saturating_duration_since(began).min(SLICE);
         if let Some(error) = link.awaited_error(limit, &self.options.pulse)? {
-            inner.position.fail(error.id);
+            if !inner.position.fail(error.id) {
+                return Ok(None);
+            }
+            self.count().errors += 1;
             return Err(Error::Sample(Box::new(error)));
         }
         self.count_wait(inner, began);
@@ -454,9 +457,13 @@ impl Loader {
                 link.read_skips(item.tag, &self.options.pulse)?;
                 Ok(None)
             }
+            Some(ItemKind::Error) if let Some(id) = left_out(item) => {
+                link.release(seq)?;
+                inner.position.fail(id);
+                Ok(None)
+            }
             Some(ItemKind::Error) => {
                 link.release(seq)?;
-                self.count().errors += 1;
                 // Its text is taken by the next step.
                 link.expect_error(item.tag);
                 Ok(None)
@@ -556,6 +563,9 @@ impl Loader {
     fn attach(&self, inner: &mut Inner, pulse: &Pulse, notice: &Notice) -> Result<()> {
         let mut request = self.options.attach.clone();
         request.resume = inner.position.resume();
+        if let Some(resume) = &mut request.resume {
+            resume.skipped = position::write(&inner.skipped);
+        }
         if let Some(before) = &inner.attached {
             request.seed_hint = Some(before.seed);
         }

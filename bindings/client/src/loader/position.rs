@@ -14,6 +14,10 @@ use crate::error::{Error, Result};
 pub(super) struct Position {
     epoch: u64,
     given: RoaringBitmap,
+    /// Samples of the epoch that failed: the user hears of each once.
+    failed: RoaringBitmap,
+    /// Those of them that the batch in hand lacks. They are given with it.
+    missing: RoaringBitmap,
     /// Batches given in the epoch.
     batches: u64,
     has_other_ranks: bool,
@@ -48,6 +52,8 @@ impl Position {
         Ok(Position {
             epoch,
             given,
+            failed: RoaringBitmap::new(),
+            missing: RoaringBitmap::new(),
             batches: 0,
             has_other_ranks: world_size > 1,
             before: None,
@@ -99,7 +105,7 @@ impl Position {
     /// Returns the epoch and the ids given in it. After the last batch these are all of them: a job that resumes there
     /// has an empty rest first, as the loop that it goes on with would have had.
     pub(super) fn state(&self) -> (u64, RoaringBitmap) {
-        (self.epoch, self.given.clone())
+        (self.epoch, &self.given | &self.failed)
     }
 
     /// What to present to a coordinator; None at the very beginning.
@@ -117,6 +123,7 @@ impl Position {
                 delivered: write(&RoaringBitmap::new()),
                 batches: self.batches,
                 is_done: false,
+                skipped: Vec::new(),
             });
         }
         (self.epoch > 0 || !self.given.is_empty()).then(|| self.presented())
@@ -128,6 +135,7 @@ impl Position {
             delivered: write(&self.given),
             batches: self.batches,
             is_done: self.is_complete(),
+            skipped: Vec::new(),
         }
     }
 
@@ -139,6 +147,8 @@ impl Position {
 
     /// The coordinator says where it is.
     pub(super) fn attached(&mut self, epoch: u64) -> Result<()> {
+        // The batch in hand comes again, or another one with these samples.
+        self.missing.clear();
         if self.is_complete() {
             // Whatever the other ranks have still to be given.
             self.passed = Some(epoch.max(self.epoch + 1));
@@ -173,6 +183,8 @@ impl Position {
     pub(super) fn jump(&mut self, epoch: u64) {
         self.epoch = epoch;
         self.given.clear();
+        self.failed.clear();
+        self.missing.clear();
         self.batches = 0;
         self.before = None;
         self.phase = Phase::Before;
@@ -219,9 +231,11 @@ impl Position {
         )))
     }
 
-    /// The user is told that a sample failed: it need not be made, and fail, again.
-    pub(super) fn fail(&mut self, id: u32) {
-        self.given.insert(id);
+    /// A sample failed that the next batch would have had. Returns `false` if the user has heard of it: the connection
+    /// was lost before the batch was whole.
+    pub(super) fn fail(&mut self, id: u32) -> bool {
+        self.missing.insert(id);
+        self.failed.insert(id)
     }
 
     /// A batch is handed to the user.
@@ -231,6 +245,7 @@ impl Position {
                 .map_err(|_| Error::Misbehaved(format!("{id} is no sample id")))?;
             self.given.insert(id);
         }
+        self.given |= std::mem::take(&mut self.missing);
         self.batches += 1;
         self.before = None;
         self.is_resumed = false;
@@ -342,14 +357,28 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_that_failed_is_not_asked_for_again() {
+    fn a_sample_that_failed_is_given_with_its_batch() {
         let mut position = rank(1);
-        position.fail(9);
-        assert!(
-            read(&position.resume().unwrap().delivered)
-                .unwrap()
-                .contains(9)
-        );
+        assert!(position.fail(9));
+        assert_eq!(presents(&position), (0, 2, 1, false));
+        assert!(position.state().1.contains(9), "it need not fail again");
+        // The connection is lost, and the sample fails again.
+        position.attached(0).unwrap();
+        assert!(!position.fail(9), "the user has heard of it");
+        position.give(&[2], false).unwrap();
+        assert_eq!(presents(&position), (0, 4, 2, false));
+    }
+
+    #[test]
+    fn a_sample_that_failed_is_not_given_with_a_batch_of_another_connection() {
+        let mut position = rank(1);
+        assert!(position.fail(9));
+        position.attached(0).unwrap();
+        position.give(&[2, 3], false).unwrap();
+        assert_eq!(presents(&position), (0, 4, 2, false));
+        assert!(!position.fail(9));
+        position.give(&[4], false).unwrap();
+        assert_eq!(presents(&position), (0, 6, 3, false));
     }
 
     fn state(epoch: u64, ids: std::ops::Range<u32>) -> Resume {
@@ -358,6 +387,7 @@ mod tests {
             delivered: write(&ids.collect()),
             batches: 0,
             is_done: false,
+            skipped: Vec::new(),
         }
     }
 
