@@ -15,8 +15,9 @@
 //! one sample on several ranks, where nothing can be spread: [`Dealer::can_deal`] tells so before a
 //! job is admitted.
 //!
-//! A job whose ranks come back from different steps begins with a round for those that are behind: the rest of
-//! the round that was interrupted, dealt by the same table.
+//! A job whose ranks come back from different steps begins with a round for each step that some of them lack: the rest of
+//! the round that was interrupted, dealt by the same table. The lowest step comes first. So each batch has the samples that
+//! it would have had, and no rank is given an id lower than those that it had before.
 //!
 //! **Invariant.** A round is decided from what is left when it starts, and never earlier: a sample that
 //! cannot be read may leave the epoch between two rounds ([`Dealer::can_lose_one`] says when).
@@ -42,9 +43,10 @@ pub(crate) struct Dealer {
     batch: u32,
     ranks: u32,
     drop_last: bool,
-    /// Ranks that were given less than others before the job was attached, once for each batch: they come
-    /// first.
-    owed: Arc<[u32]>,
+    /// Ranks that were given less than others before the job was attached, for each step that they lack: they come first.
+    owed: Arc<[Box<[u32]>]>,
+    /// Of these steps, how many are begun.
+    caught_up: usize,
     /// Nothing is dealt in this epoch but what is owed.
     only_owed: bool,
     /// Rounds begun in this epoch, that of what is owed included.
@@ -68,6 +70,7 @@ impl Dealer {
             ranks,
             drop_last,
             owed: Arc::default(),
+            caught_up: 0,
             only_owed: false,
             rounds: 0,
             round: Arc::default(),
@@ -78,7 +81,7 @@ impl Dealer {
         }
     }
 
-    /// Before the epoch's rounds, each rank is dealt what it is behind, as the last round was interrupted. If the other
+    /// Before the epoch's rounds, each rank is dealt what it is behind, as the last rounds were interrupted. If the other
     /// ranks were given all of the epoch, there are no more rounds: what does not fit was not readable before.
     pub(crate) fn owe(&mut self, behind: Behind<'_>) {
         let batches = behind.batches;
@@ -90,12 +93,25 @@ impl Dealer {
                 .filter(move |(_, n)| **n > turn)
                 .map(|(rank, _)| rank)
         };
-        self.owed = (0..most).flat_map(of_rank).collect();
+        self.owed = (0..most)
+            .rev()
+            .map(|turn| of_rank(turn).collect())
+            .collect();
+    }
+
+    /// Ranks that are behind, for each step that they still lack.
+    fn owed(&self) -> &[Box<[u32]>] {
+        &self.owed[self.caught_up..]
+    }
+
+    /// Batches that ranks are behind, and that are not begun.
+    fn owed_batches(&self) -> u64 {
+        self.owed().iter().map(|ranks| ranks.len() as u64).sum()
     }
 
     /// Whether `n` samples can be dealt as an epoch, or the rest of one.
     pub(crate) fn can_deal(&self, n: u64) -> bool {
-        let (ranks, owed) = (u64::from(self.ranks), self.owed.len() as u64);
+        let (ranks, owed) = (u64::from(self.ranks), self.owed_batches());
         let Some(later) = n.checked_sub(owed) else {
             return self.drop_last;
         };
@@ -119,14 +135,18 @@ impl Dealer {
 
     /// The rank that gets the next sample.
     pub(crate) fn next_rank(&self) -> u32 {
-        let next = self.round.get(self.place).or(self.owed.first());
-        next.copied().unwrap_or(0)
+        let owed = || self.owed().first().and_then(|ranks| ranks.first());
+        self.round
+            .get(self.place)
+            .or_else(owed)
+            .copied()
+            .unwrap_or(0)
     }
 
     /// Samples that the epoch will still deal when `n` are left: all but what is dropped.
     pub(crate) fn deliverable(&self, n: u64) -> u64 {
         let later = n - self.promised();
-        let owed = self.owed.len() as u64 * u64::from(self.batch);
+        let owed = self.owed_batches() * u64::from(self.batch);
         let later = match self.drops() {
             _ if self.only_owed => later.min(owed),
             true if later < owed => 0,
@@ -142,20 +162,22 @@ impl Dealer {
     /// the rest can still be dealt evenly.
     pub(crate) fn can_lose_one(&self, n: u64) -> bool {
         let later = n - self.promised();
-        if self.owed.is_empty() {
+        if self.owed().is_empty() {
             later > 0 && self.goes_on(later) == self.goes_on(later - 1)
         } else {
             later > self.least_owed()
         }
     }
 
-    /// Samples without which not everybody who is behind can be given what the others were.
+    /// Samples without which not everybody who is behind can be given what the others were, or nothing is left that tells
+    /// the others of their epoch's end.
     fn least_owed(&self) -> u64 {
-        let batches = self.owed.len() as u64;
-        if self.drops() {
-            batches * u64::from(self.batch)
-        } else {
-            batches
+        let batches = self.owed_batches();
+        let full = batches * u64::from(self.batch);
+        match (self.only_owed, self.drops()) {
+            (true, false) => batches,
+            (true, true) => full,
+            (false, _) => full + self.least_round(),
         }
     }
 
@@ -180,8 +202,10 @@ impl Dealer {
         let ends_batch = self.missing == 0;
         let (rank, step) = (self.round[self.place], self.rounds - 1);
         self.place += usize::from(ends_batch);
-        let comes_again =
-            self.round[self.place..].contains(&rank) || self.goes_on(left - self.promised());
+        let is_owed = || self.owed().iter().any(|ranks| ranks.contains(&rank));
+        let comes_again = self.round[self.place..].contains(&rank)
+            || is_owed()
+            || self.goes_on(left - self.promised());
         Slice {
             rank,
             len,
@@ -201,25 +225,28 @@ impl Dealer {
     fn begin_round(&mut self, n: u64) {
         // No batch is empty.
         let most = usize::try_from(n).unwrap_or(usize::MAX);
-        self.round = if self.owed.is_empty() {
-            (0..self.ranks).take(most).collect()
-        } else {
-            std::mem::take(&mut self.owed)
-                .iter()
-                .copied()
-                .take(most)
-                .collect()
+        let owed = self.owed().first().cloned();
+        self.caught_up += usize::from(owed.is_some());
+        self.round = match owed {
+            Some(ranks) => ranks.iter().copied().take(most).collect(),
+            None => (0..self.ranks).take(most).collect(),
         };
-        let (ranks, batches) = (u64::from(self.ranks), self.round.len() as u64);
+        let (owed, batches) = (self.owed_batches(), self.round.len() as u64);
         let full = batches * u64::from(self.batch);
+        // None of the batches that follow may be empty.
+        let following = match owed {
+            0 if self.only_owed => 0,
+            0 => u64::from(self.ranks),
+            owed => owed,
+        };
         let spread_over = match n {
             n if n >= full
-                && (self.drops() || self.only_owed || n == full || n >= full + ranks) =>
+                && (self.drops() || n >= full + following || (owed == 0 && n == full)) =>
             {
                 None
             }
-            n if n < full => Some(batches),
-            _ => Some(batches + ranks),
+            n if n < full => Some(batches + owed),
+            _ => Some(batches + following),
         };
         let (base, larger) = spread_over.map_or((u64::from(self.batch), 0), |k| (n / k, n % k));
         (self.base, self.larger) = (base as u32, larger);
@@ -242,12 +269,15 @@ impl Dealer {
 
     /// Whether `left` samples, after a round, make another one.
     pub(crate) fn goes_on(&self, left: u64) -> bool {
-        let least = if self.drops() {
+        !self.only_owed && left >= self.least_round()
+    }
+
+    fn least_round(&self) -> u64 {
+        if self.drops() {
             self.full_round()
         } else {
             u64::from(self.ranks)
-        };
-        !self.only_owed && left >= least
+        }
     }
 
     fn drops(&self) -> bool {

@@ -113,8 +113,8 @@ impl Job {
             if job.leaves_out_bad() || (spec.skip_bad && behind.others_are_done) {
                 job.lose(&(bad | &resume.bad));
             }
-            let is_level = behind.batches.iter().all(|&n| n == 0);
-            job.caught_up = (job.epoch, u64::from(!is_level));
+            let most = behind.batches.iter().copied().max().unwrap_or(0);
+            job.caught_up = (job.epoch, u64::from(most));
             if job.deliverable() == 0 {
                 job.next_epoch(bad);
             }

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use coprep_scheduler::{
-    Behind, Config, Delivery, Draw, JobId, JobSpec, Minibatch, Resume, Scheduler,
+    Behind, Config, Delivery, Draw, DrawOrder, JobId, JobSpec, Minibatch, Resume, Scheduler,
 };
 use roaring::RoaringBitmap;
 
@@ -40,6 +40,8 @@ pub(crate) enum Op {
 
 struct Job {
     spec: JobSpec,
+    /// Each rank is given its samples in ascending order.
+    ascends: bool,
     paused: bool,
     /// It was taken from, and has not read since.
     absent: bool,
@@ -62,6 +64,8 @@ struct Rank {
     batch: Vec<Draw>,
     /// Samples of that batch which could not be read.
     failed: Vec<u32>,
+    /// The sample that it was given last, and the epoch.
+    last: Option<(u64, u32)>,
     parts: u32,
     /// The buffer of the batch that its user works on.
     held: Option<u64>,
@@ -82,10 +86,13 @@ struct Part {
 pub(crate) struct World {
     scheduler: Scheduler,
     samples: u32,
+    ascends: bool,
     audit: Audit,
     jobs: BTreeMap<JobId, Job>,
     /// Buffers: so many for each rank, and so many more.
     pool: (u32, u32),
+    /// Most ranks that there were at a time.
+    most_consumers: u32,
     /// Parts that are not released, by minibatch.
     used: BTreeMap<u64, u32>,
     made: u64,
@@ -103,10 +110,12 @@ impl World {
     pub(crate) fn new(config: Config, pool: (u32, u32)) -> Self {
         World {
             samples: config.samples,
+            ascends: config.order == DrawOrder::Ascending,
             audit: Audit::new(config.samples, config.slots, config.order),
             scheduler: Scheduler::new(config),
             jobs: BTreeMap::new(),
             pool,
+            most_consumers: 0,
             used: BTreeMap::new(),
             made: 0,
             came: 0,
@@ -206,6 +215,7 @@ impl World {
         let ranks = (0..spec.world_size).map(|_| begins()).collect();
         let mut job = Job {
             spec,
+            ascends: self.ascends,
             paused: false,
             absent: false,
             level: (0, 0),
@@ -217,6 +227,7 @@ impl World {
             job.given.insert(epoch, resume.delivered);
         }
         self.jobs.insert(id, job);
+        self.most_consumers = self.most_consumers.max(self.consumers());
         true
     }
 
@@ -288,7 +299,7 @@ impl World {
                 old.epoch
             );
             (rank.epoch, rank.steps) = (now.max(old.epoch), old.steps);
-            (rank.before, rank.finished) = (old.before, old.finished);
+            (rank.before, rank.finished, rank.last) = (old.before, old.finished, old.last);
         }
     }
 
@@ -345,8 +356,9 @@ impl World {
         self.jobs.values().map(|job| job.spec.world_size).sum()
     }
 
+    /// A pool stays as large as it is when jobs leave.
     fn buffers(&self) -> u32 {
-        self.pool.0 * self.consumers() + self.pool.1
+        self.pool.0 * self.most_consumers + self.pool.1
     }
 
     /// Batches that a rank may hold: as the coordinator allots them.
@@ -646,6 +658,12 @@ impl Job {
         reader.steps += 1;
         reader.before = None;
         let batch = std::mem::take(&mut reader.batch);
+        if self.ascends {
+            for id in batch.iter().map(|draw| draw.id) {
+                let before = reader.last.replace((reader.epoch, id));
+                assert!(before < Some((reader.epoch, id)), "{id} after {before:?}");
+            }
+        }
         let given = self.given.entry(reader.epoch).or_default();
         given.extend(std::mem::take(&mut reader.failed));
         for draw in &batch {
