@@ -108,6 +108,8 @@ class History:
         self.runtime.mkdir(mode=0o700)
         self.socket = self.runtime / "s"
         self.server_log = self.out / "coordinator.log"
+        self.panicking = self.out / "panicking"
+        """Coordinators that panic leave a file here: a few of them do."""
         has_changes = any(plan.affected(n) for n in range(len(plan.datas)))
         self.room = jobs.Room(self.out, settings.images, self.out / "files" if has_changes else None, settings.timeout)
         self.began = time.monotonic()
@@ -167,6 +169,8 @@ class History:
         plan = self.plan
         if plan.failpoints and not self.settings.has_failpoints:
             raise faults.Unable("the command was built without failpoints")
+        if plan.failpoints:
+            self.panicking.mkdir()
         faults.adopt()
         self.result.is_isolated = faults.isolate(plan, self.runtime)
         if plan.memory:
@@ -196,6 +200,7 @@ class History:
             "COPREP_CACHE_FORM": plan.cache_form,
             "COPREP_CACHE_NAME": f"chaos-{plan.seed}" if plan.cache_name else None,
             "FAILPOINTS": plan.failpoints or None,
+            "FAILPOINTS_FOLDER": str(self.panicking) if plan.failpoints else None,
         }
         return {name: value for name, value in chosen.items() if value is not None}
 
@@ -458,8 +463,8 @@ class History:
 
     def _may_stay(self) -> set[str]:
         may_stay = {"filling"}
-        if self.plan.ending == "term":
-            # Whoever ends it by a signal may want to know why it was slow to do so.
+        if self.plan.ending == "term" or self.plan.failpoints:
+            # Whoever ends it by a signal may want to know why it was slow to do so, and whoever finds it dead, why.
             may_stay.add("s.log")
         if any(one.pid in self.killed for one in self.processes):
             # A job that was killed while it started a coordinator. Whoever starts the next one removes it.
@@ -509,7 +514,11 @@ class History:
         except coprep.CoprepError as error:
             # Panics strike these jobs too.
             costs_sample = self.plan.panics_cost_samples and isinstance(error, coprep.SampleError)
-            if self._coordinators() and not costs_sample and not checks.is_due(self.plan, type(error).__name__, str(error)):
+            if (
+                self._coordinators()
+                and not costs_sample
+                and not checks.is_due(self.plan, type(error).__name__, str(error))
+            ):
                 self.find(Finding("probe", f"a job that came afterwards: {type(error).__name__}: {error}"))
             return
         if self._find_idle() and self._coordinators() == [coordinator]:

@@ -546,7 +546,7 @@ def _sleepers(d: _Draw, plan: Plan) -> Plan:
 
 def _points(d: _Draw, plan: Plan) -> Plan:
     chosen = d.rng.sample(d.points, min(len(d.points), d.rng.choice([1, 1, 2])))
-    panics = ";".join(f"{point.name}={d.rng.choice(['1%', '5%', '1*', '20%'])}panic" for point in chosen)
+    panics = ";".join(f"{point.name}={d.rng.choice(['1%2*', '5%2*', '20%2*', '1*'])}panic" for point in chosen)
     costs = any(point.costs_a_sample for point in chosen)
     return dataclasses.replace(plan, failpoints=panics, panics_cost_samples=costs)
 

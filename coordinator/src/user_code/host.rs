@@ -300,14 +300,17 @@ impl Host {
             Ok(child) => {
                 drop(command);
                 let heard = catch_unwind(AssertUnwindSafe(|| self.hear(Channel::new(socket))));
-                let panicked =
-                    || Some("the thread that heard it panicked, a defect of coprep".into());
-                let why = heard.unwrap_or_else(|_| panicked());
                 self.channel.hang_up();
                 let how = reap(child);
-                match why {
-                    Some(why) => Ended::by_itself(format!("said what makes no sense: {why}")),
-                    None => how,
+                match heard {
+                    Ok(Some(why)) => Ended::by_itself(format!("said what makes no sense: {why}")),
+                    Ok(None) => how,
+                    // It did nothing wrong, and another one may do better.
+                    Err(_) => Ended {
+                        how: "was ended because the thread that heard it panicked, a defect of coprep"
+                            .into(),
+                        is_killed: true,
+                    },
                 }
             }
             Err(e) => Ended::by_itself(format!(
