@@ -136,6 +136,8 @@ pub struct Behind<'a> {
     pub batches: &'a [u32],
     /// Some rank was given all of its part of the epoch. What is left is for those that are behind.
     pub others_are_done: bool,
+    /// Samples that ranks which have left the job would have been given before it is level. Nobody is given them.
+    pub forfeited: u64,
 }
 
 /// See [`JobSpec::cohort`].

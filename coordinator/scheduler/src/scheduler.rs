@@ -28,6 +28,9 @@ pub struct Scheduler {
 /// Set in the visits of minibatches for jobs in different epochs.
 const OUT_OF_STEP: u64 = 1 << 63;
 
+/// Salt of the draw of what is forfeited: the samples that are given are drawn by another.
+const FORFEITED: u64 = 0x666f_7266_6569_7431;
+
 /// A cohort's members.
 #[derive(Debug, Clone)]
 struct Members {
@@ -117,7 +120,7 @@ impl Scheduler {
             return Err(AttachError::Duplicate(id));
         }
         self.check(&spec)?;
-        let mut job = Job::new(&spec, behind, &self.all, &self.bad)?;
+        let mut job = self.job_behind(&spec, behind)?;
         if let Some(cohort) = &spec.cohort {
             self.join(cohort, id, &job)?;
         }
@@ -131,6 +134,49 @@ impl Scheduler {
         }
         self.jobs.insert(id, job);
         Ok(())
+    }
+
+    /// Makes a job without what is forfeited. If its rest could not be dealt so, nothing is.
+    fn job_behind(&self, spec: &JobSpec, behind: Behind<'_>) -> Result<Job, AttachError> {
+        if behind.forfeited > 0 {
+            let rest = self.without_forfeited(spec, behind.forfeited);
+            if let Ok(job) = Job::new(&rest, behind, &self.all, &self.bad) {
+                return Ok(job);
+            }
+        }
+        Job::new(spec, behind, &self.all, &self.bad)
+    }
+
+    fn without_forfeited(&self, spec: &JobSpec, count: u64) -> JobSpec {
+        let mut resume = spec.resume.clone().unwrap_or(Resume {
+            epoch: 0,
+            delivered: RoaringBitmap::new(),
+        });
+        let mut left = spec.subset.as_ref().unwrap_or(&self.all) - &resume.delivered;
+        if spec.skip_bad {
+            left -= &self.bad;
+        }
+        resume.delivered |= self.forfeited(&left, count, &resume);
+        JobSpec {
+            resume: Some(resume),
+            ..spec.clone()
+        }
+    }
+
+    fn forfeited(&self, left: &RoaringBitmap, count: u64, resume: &Resume) -> RoaringBitmap {
+        let key = Key {
+            seed: self.config.seed,
+            epoch: resume.epoch,
+            position: resume.delivered.len(),
+            salt: FORFEITED,
+        };
+        match self.config.order {
+            DrawOrder::Random => draw::any_of(left, count, key),
+            // What is given comes after it.
+            DrawOrder::Ascending | DrawOrder::AscendingInCommon => {
+                left.iter().take(count as usize).collect()
+            }
+        }
     }
 
     fn check(&self, spec: &JobSpec) -> Result<(), AttachError> {
