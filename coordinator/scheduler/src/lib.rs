@@ -55,6 +55,7 @@ mod ascending;
 mod deal;
 mod draw;
 mod error;
+mod forfeit;
 mod job;
 mod ledger;
 mod need;

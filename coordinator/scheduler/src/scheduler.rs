@@ -16,20 +16,17 @@ use crate::{
 /// The state of a stream's jobs. See the crate.
 #[derive(Debug, Clone)]
 pub struct Scheduler {
-    config: Config,
-    all: Arc<RoaringBitmap>,
+    pub(crate) config: Config,
+    pub(crate) all: Arc<RoaringBitmap>,
     jobs: BTreeMap<JobId, Job>,
     cohorts: BTreeMap<String, Members>,
-    bad: RoaringBitmap,
+    pub(crate) bad: RoaringBitmap,
     /// Minibatches made.
     made: u64,
 }
 
 /// Set in the visits of minibatches for jobs in different epochs.
 const OUT_OF_STEP: u64 = 1 << 63;
-
-/// Salt of the draw of what is forfeited: the samples that are given are drawn by another.
-const FORFEITED: u64 = 0x666f_7266_6569_7431;
 
 /// A cohort's members.
 #[derive(Debug, Clone)]
@@ -134,49 +131,6 @@ impl Scheduler {
         }
         self.jobs.insert(id, job);
         Ok(())
-    }
-
-    /// Makes a job without what is forfeited. If its rest could not be dealt so, nothing is.
-    fn job_behind(&self, spec: &JobSpec, behind: Behind<'_>) -> Result<Job, AttachError> {
-        if behind.forfeited > 0 {
-            let rest = self.without_forfeited(spec, behind.forfeited);
-            if let Ok(job) = Job::new(&rest, behind, &self.all, &self.bad) {
-                return Ok(job);
-            }
-        }
-        Job::new(spec, behind, &self.all, &self.bad)
-    }
-
-    fn without_forfeited(&self, spec: &JobSpec, count: u64) -> JobSpec {
-        let mut resume = spec.resume.clone().unwrap_or(Resume {
-            epoch: 0,
-            delivered: RoaringBitmap::new(),
-        });
-        let mut left = spec.subset.as_ref().unwrap_or(&self.all) - &resume.delivered;
-        if spec.skip_bad {
-            left -= &self.bad;
-        }
-        resume.delivered |= self.forfeited(&left, count, &resume);
-        JobSpec {
-            resume: Some(resume),
-            ..spec.clone()
-        }
-    }
-
-    fn forfeited(&self, left: &RoaringBitmap, count: u64, resume: &Resume) -> RoaringBitmap {
-        let key = Key {
-            seed: self.config.seed,
-            epoch: resume.epoch,
-            position: resume.delivered.len(),
-            salt: FORFEITED,
-        };
-        match self.config.order {
-            DrawOrder::Random => draw::any_of(left, count, key),
-            // What is given comes after it.
-            DrawOrder::Ascending | DrawOrder::AscendingInCommon => {
-                left.iter().take(count as usize).collect()
-            }
-        }
     }
 
     fn check(&self, spec: &JobSpec) -> Result<(), AttachError> {

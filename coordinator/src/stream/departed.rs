@@ -14,8 +14,9 @@ use coprep_protocol::message::{Attach, Departure, Reply};
 use roaring::RoaringBitmap;
 
 use crate::outbox::Outbox;
-use crate::stream::Seat;
-use crate::stream::engine::{Engine, Job, MOST_RANKS, RankResume, bitmap, merge_resume, serialise};
+use crate::stream::engine::{Engine, Job, MOST_RANKS, bitmap, serialise};
+use crate::stream::forming::{RankResume, merge_resume};
+use crate::stream::{Seat, Stream};
 use crate::{Error, Result};
 
 /// A departure whose parts make sense.
@@ -218,6 +219,25 @@ impl Engine {
             }
         }
         Ok(told)
+    }
+}
+
+impl Stream {
+    /// A rank leaves its job in order, if that is one of this stream's.
+    ///
+    /// # Errors
+    /// When the departure makes no sense.
+    pub(crate) fn depart(self: &Arc<Self>, departure: &Departure) -> Result<()> {
+        let mut engine = self.engine();
+        let told = engine.depart(departure)?;
+        if !told.is_empty() {
+            self.pump(&mut engine);
+        }
+        drop(engine);
+        // Sent at once: the coordinator may die as soon as the rank has left.
+        let reply = Reply::Departed(departure.clone());
+        told.iter().for_each(|outbox| outbox.tell_now(&reply));
+        Ok(())
     }
 }
 

@@ -22,6 +22,7 @@ use crate::stream::afloat::{Afloat, Berth, Ticket};
 use crate::stream::batch::Batch;
 use crate::stream::consumer::{Consumer, Misbehaved, Pending, Progress};
 use crate::stream::departed::{Leaver, Roll};
+use crate::stream::forming::{Levels, RankResume, merge_resume};
 use crate::stream::skipping::Failures;
 use crate::{Error, Result};
 
@@ -78,43 +79,8 @@ pub(crate) struct Job {
     came: Instant,
 }
 
-/// Where a rank goes on.
-#[derive(Clone, Copy, Default)]
-pub(super) struct RankResume {
-    epoch: u64,
-    /// Batches that it was given in the epoch.
-    batches: u64,
-    /// It was given all of its part of the epoch.
-    is_done: bool,
-}
-
-impl RankResume {
-    pub(super) fn of(resume: &Resume) -> Self {
-        RankResume {
-            epoch: resume.epoch,
-            batches: resume.batches,
-            is_done: resume.is_done,
-        }
-    }
-}
-
-/// How far apart the ranks of a job are in an epoch that they resume.
-struct Levels {
-    /// Batches that the foremost was given.
-    most: u64,
-    /// By rank: batches that it is to be given first.
-    behind: Vec<u32>,
-    /// Samples that ranks which have left would have been given meanwhile.
-    forfeited: u64,
-    /// A rank was given all of its part.
-    others_are_done: bool,
-}
-
 /// Most ranks of a job.
 pub(super) const MOST_RANKS: u32 = 4096;
-/// Most steps that the ranks of a job may lie apart when they come back: without any synchronisation between
-/// them, what their queues hold.
-const MOST_BEHIND: u32 = 4096;
 /// Bytes of errors that may wait to be sent to the jobs of a stream. Further ones travel without their exception,
 /// with so many bytes of their text.
 const MOST_UNSENT: usize = 64 << 20;
@@ -681,47 +647,6 @@ impl Job {
         oldest.filter(|_| self.ranks.len() > 1).unwrap_or(u64::MAX)
     }
 
-    /// Returns the ranks that are not here. Of a job that has begun, these have left.
-    fn gone(&self) -> Vec<u32> {
-        let ranks = (0..).zip(&self.ranks);
-        let gone = ranks.filter(|(_, consumer)| consumer.is_none());
-        gone.map(|(rank, _)| rank).collect()
-    }
-
-    /// Returns how far apart its ranks are in `epoch`, which they resume.
-    ///
-    /// # Errors
-    /// When some lie too far behind.
-    fn levels(&self, epoch: u64) -> Result<Levels> {
-        // The others were given nothing of this epoch.
-        let of_epoch = |r: &RankResume| Some(*r).filter(|r| r.epoch == epoch);
-        let resumes = || self.resumes.iter().map(of_epoch);
-        let given = || resumes().map(|r| r.map_or(0, |r| r.batches));
-        let most = given().max().unwrap_or(0);
-        let (mut behind, mut forfeited) = (Vec::new(), 0);
-        for (rank, n) in (0..).zip(given()) {
-            let missed = most - n;
-            if self.roll.has_left(rank) {
-                forfeited += missed;
-                behind.push(0);
-            } else {
-                behind.push(u32::try_from(missed).unwrap_or(u32::MAX));
-            }
-        }
-        if behind.iter().any(|&n| n > MOST_BEHIND) {
-            return Err(Error::Invalid(format!(
-                "the ranks of the job resume from steps that lie more than {MOST_BEHIND} apart: \
-                 load states that were taken at the same step"
-            )));
-        }
-        Ok(Levels {
-            most,
-            behind,
-            forfeited: forfeited.saturating_mul(u64::from(self.batch_size)),
-            others_are_done: resumes().flatten().any(|r| r.is_done),
-        })
-    }
-
     fn has_ready(&self) -> bool {
         let last_epoch = self.last_epoch();
         let mut ranks = self.ranks.iter().flatten();
@@ -761,20 +686,6 @@ pub(super) fn end(consumer: &Consumer, why: &Misbehaved) {
         "a consumer's connection is ended"
     );
     consumer.outbox.hang_up();
-}
-
-/// What a rank was given, the job was given. What belongs to an earlier epoch does not matter.
-pub(super) fn merge_resume(forming: &mut JobSpec, epoch: u64, delivered: &RoaringBitmap) {
-    match &mut forming.resume {
-        Some(known) if known.epoch == epoch => known.delivered |= delivered,
-        Some(known) if known.epoch > epoch => {}
-        other => {
-            *other = Some(scheduler::Resume {
-                epoch,
-                delivered: delivered.clone(),
-            });
-        }
-    }
 }
 
 /// Ranks of one job ask for the same, but for what they were given.

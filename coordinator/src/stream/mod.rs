@@ -13,6 +13,7 @@ mod counters;
 mod departed;
 mod engine;
 mod explain;
+mod forming;
 mod replay;
 mod sample;
 mod skipping;
@@ -27,8 +28,7 @@ use coprep_cache::staging::{Layout, StagingPool};
 use coprep_cache::worklist::Given;
 use coprep_costs::{Summary, early};
 use coprep_protocol::message::{
-    Attach, Attached, Awaited, CacheForm, CostStatus, Departure, Reply, Resume, SampleCost,
-    StreamStatus,
+    Attach, Attached, Awaited, CacheForm, CostStatus, Departure, Resume, SampleCost, StreamStatus,
 };
 use coprep_protocol::nap::nap;
 use coprep_protocol::spec::{Field, PipelineSpec, UserDataset};
@@ -303,23 +303,6 @@ impl Stream {
             notes: Vec::new(),
             token: engine.token(seat),
         }
-    }
-
-    /// A rank leaves its job in order, if that is one of this stream's.
-    ///
-    /// # Errors
-    /// When the departure makes no sense.
-    pub(crate) fn depart(self: &Arc<Self>, departure: &Departure) -> Result<()> {
-        let mut engine = self.engine();
-        let told = engine.depart(departure)?;
-        if !told.is_empty() {
-            self.pump(&mut engine);
-        }
-        drop(engine);
-        // Sent at once: the coordinator may die as soon as the rank has left.
-        let reply = Reply::Departed(departure.clone());
-        told.iter().for_each(|outbox| outbox.tell_now(&reply));
-        Ok(())
     }
 
     /// Returns room for every part of a full queue and of all buffers that can be held, within [`RING`].

@@ -96,10 +96,6 @@ pub(super) struct Link {
 
 impl Link {
     /// `departed`: takes up the ranks that are said to have left, whether it succeeds or not.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "what to ask, of whom, and how to wait for the answer"
-    )]
     pub(super) fn attach(
         place: &Place,
         how: &How,
