@@ -11,10 +11,10 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 use coprep_protocol::message::{Attach, Departure, Reply};
-use roaring::RoaringBitmap;
+use coprep_scheduler::Resume;
 
 use crate::outbox::Outbox;
-use crate::stream::engine::{Engine, Job, MOST_RANKS, bitmap, serialise};
+use crate::stream::engine::{Engine, Job, MOST_RANKS, resume_of, serialise};
 use crate::stream::forming::{RankResume, merge_resume};
 use crate::stream::{Seat, Stream};
 use crate::{Error, Result};
@@ -23,7 +23,7 @@ use crate::{Error, Result};
 #[derive(Clone, Debug)]
 pub(crate) struct Leaver {
     departure: Departure,
-    delivered: RoaringBitmap,
+    resume: Resume,
 }
 
 impl Leaver {
@@ -35,7 +35,7 @@ impl Leaver {
             return Err(Error::Invalid(format!("there is no rank {rank}")));
         }
         Ok(Leaver {
-            delivered: bitmap(&departure.resume.delivered, "delivered")?,
+            resume: resume_of(&departure.resume)?,
             departure: departure.clone(),
         })
     }
@@ -43,12 +43,12 @@ impl Leaver {
     /// Checks it against its dataset. Bytes that only look like a set's are not kept.
     fn of_dataset(departure: &Departure, samples: u32) -> Result<Self> {
         let mut leaver = Leaver::check(departure)?;
-        if let Some(id) = leaver.delivered.max().filter(|&id| id >= samples) {
+        if let Some(id) = leaver.resume.delivered.max().filter(|&id| id >= samples) {
             return Err(Error::Invalid(format!(
                 "a rank that has left was given sample {id}, and the dataset has {samples} samples"
             )));
         }
-        leaver.departure.resume.delivered = serialise(&leaver.delivered);
+        leaver.departure.resume.delivered = serialise(&leaver.resume.delivered);
         Ok(leaver)
     }
 }
@@ -113,19 +113,16 @@ impl Job {
 
     /// Counts a rank as one that has come and left. Returns `false` if that is known.
     fn depart(&mut self, leaver: &Leaver) -> bool {
-        let Leaver {
-            departure,
-            delivered,
-        } = leaver;
-        let (rank, resume) = (departure.rank as usize, &departure.resume);
+        let Leaver { departure, resume } = leaver;
+        let rank = departure.rank as usize;
         if rank >= self.ranks.len() || self.roll.has_left(rank) {
             return false;
         }
         self.roll.left.insert(departure.rank, departure.clone());
         // One that is here has presented the same when it attached.
         if let (Some(forming), None) = (&mut self.forming, &self.ranks[rank]) {
-            merge_resume(forming, resume.epoch, delivered);
-            self.resumes[rank] = RankResume::of(resume);
+            merge_resume(forming, resume);
+            self.resumes[rank] = RankResume::of(&departure.resume);
         }
         true
     }

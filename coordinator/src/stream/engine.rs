@@ -202,7 +202,7 @@ impl Engine {
         };
         agree(forming, spec)?;
         if let Some(resume) = &spec.resume {
-            merge_resume(forming, resume.epoch, &resume.delivered);
+            merge_resume(forming, resume);
         }
         Ok(id)
     }
@@ -707,17 +707,6 @@ fn agree(first: &JobSpec, other: &JobSpec) -> Result<()> {
 }
 
 fn job_spec(request: &Attach) -> Result<JobSpec> {
-    let resume = request.resume.as_ref().map(|r| {
-        Ok::<_, Error>(scheduler::Resume {
-            epoch: r.epoch,
-            delivered: bitmap(&r.delivered, "delivered")?,
-            bad: if r.skipped.is_empty() {
-                RoaringBitmap::new()
-            } else {
-                bitmap(&r.skipped, "skipped")?
-            },
-        })
-    });
     Ok(JobSpec {
         batch_size: request.batch_size,
         world_size: request.world_size,
@@ -727,7 +716,7 @@ fn job_spec(request: &Attach) -> Result<JobSpec> {
             .as_ref()
             .map(|s| bitmap(s, "subset"))
             .transpose()?,
-        resume: resume.transpose()?,
+        resume: request.resume.as_ref().map(resume_of).transpose()?,
         cohort: request.cohort.as_ref().map(|c| scheduler::Cohort {
             name: c.name.clone(),
             size: c.size,
@@ -736,8 +725,20 @@ fn job_spec(request: &Attach) -> Result<JobSpec> {
     })
 }
 
+pub(super) fn resume_of(given: &Resume) -> Result<scheduler::Resume> {
+    Ok(scheduler::Resume {
+        epoch: given.epoch,
+        delivered: bitmap(&given.delivered, "delivered")?,
+        bad: if given.skipped.is_empty() {
+            RoaringBitmap::new()
+        } else {
+            bitmap(&given.skipped, "skipped")?
+        },
+    })
+}
+
 /// Roaring's own format, checked as it is read.
-pub(super) fn bitmap(bytes: &[u8], what: &str) -> Result<RoaringBitmap> {
+fn bitmap(bytes: &[u8], what: &str) -> Result<RoaringBitmap> {
     RoaringBitmap::deserialize_from(bytes)
         .map_err(|e| Error::Invalid(format!("malformed {what}: {e}")))
 }

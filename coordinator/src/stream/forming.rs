@@ -2,7 +2,6 @@
 
 use coprep_protocol::message::Resume;
 use coprep_scheduler::{self as scheduler, JobSpec};
-use roaring::RoaringBitmap;
 
 use crate::stream::engine::Job;
 use crate::{Error, Result};
@@ -86,15 +85,10 @@ impl Job {
 }
 
 /// What a rank was given, the job was given. What belongs to an earlier epoch does not matter.
-pub(super) fn merge_resume(forming: &mut JobSpec, epoch: u64, delivered: &RoaringBitmap) {
+pub(super) fn merge_resume(forming: &mut JobSpec, resume: &scheduler::Resume) {
     match &mut forming.resume {
-        Some(known) if known.epoch == epoch => known.delivered |= delivered,
-        Some(known) if known.epoch > epoch => {}
-        other => {
-            *other = Some(scheduler::Resume {
-                epoch,
-                delivered: delivered.clone(),
-            });
-        }
+        Some(known) if known.epoch == resume.epoch => known.delivered |= &resume.delivered,
+        Some(known) if known.epoch > resume.epoch => {}
+        other => *other = Some(resume.clone()),
     }
 }
