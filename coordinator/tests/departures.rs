@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coprep_client::connection::{Connection, How};
 use coprep_client::loader::Options;
@@ -59,16 +59,33 @@ impl Node {
         assert_eq!(server.join().unwrap(), StopReason::Asked);
     }
 
+    /// Begins anew. A rank that has lost its connection, and with it all that lay ready for it, attaches.
+    fn begin_with_a_rank(&mut self) {
+        self.begin();
+        let has_a_job = || {
+            let ask = Request::Status { slow: 0 };
+            match self.connect().ask(&ask, "the state", LIMIT, &no_pulse()) {
+                Ok(Reply::Status(status)) => status.streams.iter().any(|s| !s.jobs.is_empty()),
+                other => panic!("{other:?}"),
+            }
+        };
+        let end = Instant::now() + LIMIT;
+        while !has_a_job() {
+            assert!(Instant::now() < end, "no rank attaches");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
     fn place(&self) -> Place {
         Place::at(self.folder.path().join("run/coordinator.sock"))
     }
 
-    fn rank(&self, rank: u32) -> Rank {
+    fn rank(&self, attach: Attach) -> Rank {
         let loader = Loader::new(Options {
             place: self.place(),
             name: "test".into(),
             program: Some("/bin/false".into()),
-            attach: attach(rank, 2),
+            attach,
             code: None,
             timeout: LIMIT,
             reconnect: LIMIT,
@@ -111,10 +128,14 @@ impl Drop for Node {
 }
 
 fn attach(rank: u32, world_size: u32) -> Attach {
+    attach_to(SAMPLES, rank, world_size)
+}
+
+fn attach_to(samples: u32, rank: u32, world_size: u32) -> Attach {
     let pipeline = PipelineSpec {
         source: Source::UserCode(UserDataset {
             name: "Numbers".into(),
-            samples: Some(SAMPLES),
+            samples: Some(samples),
             dataset: Vec::new(),
             rest: Vec::new(),
             split: false,
@@ -190,7 +211,10 @@ fn ids(batch: &Batch) -> Vec<u32> {
 }
 
 fn two_ranks(node: &Node) -> [Rank; 2] {
-    let ranks = [node.rank(0), node.rank(1)];
+    begin([0, 1].map(|rank| node.rank(attach(rank, 2))))
+}
+
+fn begin(ranks: [Rank; 2]) -> [Rank; 2] {
     for rank in &ranks {
         rank.loader.start_epoch().unwrap();
     }
@@ -235,7 +259,7 @@ fn the_next_coordinator_does_not_wait_for_a_rank_that_has_left() {
     ranks[1].take(STEPS);
     ranks[1].loader.close();
     node.end();
-    node.begin();
+    node.begin_with_a_rank();
     ranks[0].take_the_rest();
     assert_exact(&ranks);
     ranks[0].loader.close();
@@ -250,10 +274,37 @@ fn a_rank_leaves_while_there_is_no_coordinator() {
     node.end();
     let loader = ranks[1].loader.clone();
     let leaves = std::thread::spawn(move || loader.close());
-    node.begin();
+    node.begin_with_a_rank();
     ranks[0].take_the_rest();
     leaves.join().unwrap();
     assert_exact(&ranks);
+    ranks[0].loader.close();
+}
+
+#[test]
+fn a_departure_that_does_not_fit_the_socket_is_heard() {
+    let mut node = Node::start();
+    let of_many = |rank| Attach {
+        shuffle: false,
+        batch_size: 50_000,
+        ..attach_to(128 * 50_000, rank, 2)
+    };
+    let mut ranks = begin([0, 1].map(|rank| node.rank(of_many(rank))));
+    for _ in 0..60 {
+        ranks[0].take(1);
+        ranks[1].take(1);
+    }
+    ranks[1].take_the_rest();
+    ranks[1].loader.close();
+    // Nobody asks the other rank for a batch: it hears of it by itself. It looks five times a second.
+    std::thread::sleep(Duration::from_secs(3));
+    node.end();
+    node.begin_with_a_rank();
+    ranks[0].take_the_rest();
+    let given = ranks.iter().flat_map(|rank| rank.given.iter().flatten());
+    let ids: RoaringBitmap = given.copied().collect();
+    assert_eq!(ids.len(), 128 * 50_000);
+    assert_eq!([ranks[0].given.len(), ranks[1].given.len()], [64, 64]);
     ranks[0].loader.close();
 }
 
