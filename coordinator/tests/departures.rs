@@ -22,6 +22,8 @@ mod common;
 const LIMIT: Duration = Duration::from_secs(60);
 const SAMPLES: u32 = 80;
 const BATCH_SIZE: u32 = 4;
+/// A serialised set of nothing.
+const EMPTY: [u8; 8] = [0x3a, 0x30, 0, 0, 0, 0, 0, 0];
 /// Of each of two ranks.
 const STEPS: usize = 10;
 
@@ -163,6 +165,7 @@ fn departure(token: u128, rank: u32, ids: std::ops::Range<u32>, batches: u64) ->
             delivered,
             batches,
             is_done: false,
+            skipped: EMPTY.to_vec(),
         },
     }
 }

@@ -29,10 +29,11 @@ impl Scheduler {
         let mut resume = spec.resume.clone().unwrap_or(Resume {
             epoch: 0,
             delivered: RoaringBitmap::new(),
+            bad: RoaringBitmap::new(),
         });
         let mut left = spec.subset.as_ref().unwrap_or(&self.all) - &resume.delivered;
         if spec.skip_bad {
-            left -= &self.bad;
+            left -= &self.bad | &resume.bad;
         }
         resume.delivered |= self.forfeited(&left, count, &resume);
         JobSpec {

@@ -71,6 +71,7 @@ proptest! {
         let resume = Resume {
             epoch: 0,
             delivered: given.iter().copied().chain(of_others).collect(),
+            bad: Default::default(),
         };
         let delivered = resume.delivered.clone();
         let missed = (taken - left_at) as u64 * u64::from(ranks - 1);

@@ -31,10 +31,10 @@ impl Departures {
         let mut kept = self.kept();
         kept.retain(|(_, d)| (d.token, d.rank) != (departure.token, departure.rank));
         kept.push_back((Instant::now(), departure.clone()));
-        let mut bytes: usize = kept.iter().map(|(_, d)| d.resume.delivered.len()).sum();
-        while kept.len() > MOST || bytes > MOST_BYTES {
+        let mut all: usize = kept.iter().map(|(_, d)| bytes(d)).sum();
+        while kept.len() > MOST || all > MOST_BYTES {
             let dropped = kept.pop_front();
-            bytes -= dropped.map_or(0, |(_, d)| d.resume.delivered.len());
+            all -= dropped.map_or(0, |(_, d)| bytes(&d));
         }
     }
 
@@ -43,6 +43,10 @@ impl Departures {
         let those = kept.iter().filter(|(_, d)| d.token == token);
         those.map(|(_, departure)| departure.clone()).collect()
     }
+}
+
+fn bytes(departure: &Departure) -> usize {
+    departure.resume.delivered.len() + departure.resume.skipped.len()
 }
 
 impl Registry {
@@ -81,6 +85,7 @@ mod tests {
                 delivered: vec![0; bytes],
                 batches: 1,
                 is_done: true,
+                skipped: Vec::new(),
             },
         }
     }

@@ -43,12 +43,14 @@ impl Leaver {
     /// Checks it against its dataset. Bytes that only look like a set's are not kept.
     fn of_dataset(departure: &Departure, samples: u32) -> Result<Self> {
         let mut leaver = Leaver::check(departure)?;
-        if let Some(id) = leaver.resume.delivered.max().filter(|&id| id >= samples) {
+        let Resume { delivered, bad, .. } = &leaver.resume;
+        if let Some(id) = delivered.max().max(bad.max()).filter(|&id| id >= samples) {
             return Err(Error::Invalid(format!(
                 "a rank that has left was given sample {id}, and the dataset has {samples} samples"
             )));
         }
-        leaver.departure.resume.delivered = serialise(&leaver.resume.delivered);
+        let kept = &mut leaver.departure.resume;
+        (kept.delivered, kept.skipped) = (serialise(delivered), serialise(bad));
         Ok(leaver)
     }
 }

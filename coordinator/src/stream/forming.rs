@@ -87,7 +87,10 @@ impl Job {
 /// What a rank was given, the job was given. What belongs to an earlier epoch does not matter.
 pub(super) fn merge_resume(forming: &mut JobSpec, resume: &scheduler::Resume) {
     match &mut forming.resume {
-        Some(known) if known.epoch == resume.epoch => known.delivered |= &resume.delivered,
+        Some(known) if known.epoch == resume.epoch => {
+            known.delivered |= &resume.delivered;
+            known.bad |= &resume.bad;
+        }
         Some(known) if known.epoch > resume.epoch => {}
         other => *other = Some(resume.clone()),
     }

@@ -316,6 +316,7 @@ fn answer(socket: &UnixStream, request: &Request, script: &mut Bytes) -> Option<
                 delivered: script.some(40).to_vec(),
                 batches: script.small(),
                 is_done: true,
+                skipped: script.some(40).to_vec(),
             },
         }),
         (Request::State { epoch, .. }, _) => Reply::State(Resume {

@@ -205,6 +205,7 @@ fn departure() -> Departure {
             delivered: vec![4, 5],
             batches: 7,
             is_done: true,
+            skipped: vec![6],
         },
     }
 }

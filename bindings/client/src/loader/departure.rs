@@ -52,12 +52,14 @@ impl Loader {
     fn departure(&self, inner: &Inner) -> Option<Departure> {
         let attached = inner.attached.as_ref()?;
         let has_others = self.options.attach.world_size > 1;
+        if !has_others || !inner.was_given {
+            return None;
+        }
         Some(Departure {
             token: attached.token,
             rank: self.options.attach.rank,
-            resume: inner.position.resume()?,
+            resume: inner.resume()?,
         })
-        .filter(|_| has_others && inner.was_given)
     }
 
     /// Says to whichever coordinator is there that this rank has left. If none comes, no rank needs to know.

@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use coprep_cache::handover::{Item, ItemKind};
-use coprep_protocol::message::{Attach, Attached, Departure, RefusalKind, SampleError};
+use coprep_protocol::message::{Attach, Attached, Departure, RefusalKind, Resume, SampleError};
 use coprep_protocol::nap::nap;
 use coprep_protocol::place::Place;
 use coprep_protocol::spec::{BLOB, Field};
@@ -132,6 +132,15 @@ struct Inner {
     /// It was given a batch: its job has begun.
     was_given: bool,
     closed: bool,
+}
+
+impl Inner {
+    /// What to present to a coordinator; None at the very beginning.
+    fn resume(&self) -> Option<Resume> {
+        let mut resume = self.position.resume()?;
+        resume.skipped = position::write(&self.skipped);
+        Some(resume)
+    }
 }
 
 /// The wait for the next event.
@@ -563,10 +572,7 @@ impl Loader {
 
     fn attach(&self, inner: &mut Inner, pulse: &Pulse, notice: &Notice) -> Result<()> {
         let mut request = self.options.attach.clone();
-        request.resume = inner.position.resume();
-        if let Some(resume) = &mut request.resume {
-            resume.skipped = position::write(&inner.skipped);
-        }
+        request.resume = inner.resume();
         if let Some(before) = &inner.attached {
             request.seed_hint = Some(before.seed);
             request.token = Some(before.token);
