@@ -25,8 +25,8 @@ from user_datasets import *
 rank, ranks, epochs, leave_after, stop_after, how = *map(int, sys.argv[1:6]), sys.argv[6]
 # In the last batch of rank 0.
 gated = 400 - 20 * ranks
-train = coprep.DataLoader(Gated(400, gated, sys.argv[7]), batch_size=20, framework="numpy", with_index=True, num_workers=3,
-                          rank=rank, world_size=ranks, group="g", timeout=60)
+train = coprep.DataLoader(Gated(400, gated, sys.argv[7]), batch_size=20, framework="numpy", with_index=True,
+                          num_workers=3, rank=rank, world_size=ranks, group="g", timeout=60)
 step = 0
 for epoch in range(epochs):
     for _, ids in train:
