@@ -40,6 +40,8 @@ pub(crate) fn program(py: Python<'_>) -> Option<PathBuf> {
 #[pyclass(frozen, module = "coprep._coprep")]
 pub(crate) struct Loader {
     client: Arc<Client>,
+    /// It is one of several ranks.
+    has_others: bool,
 }
 
 fn serialise(set: &RoaringBitmap) -> Vec<u8> {
@@ -187,6 +189,8 @@ impl Loader {
             }),
             cohort: cohort.map(|(name, size)| Cohort { name, size }),
             skip_errors,
+            token: None,
+            departed: Vec::new(),
         };
         let options = Options {
             place: place(socket),
@@ -202,6 +206,7 @@ impl Loader {
         };
         Ok(Loader {
             client: Client::new(options).map_err(raise)?,
+            has_others: world_size > 1,
         })
     }
 
@@ -289,5 +294,15 @@ impl Loader {
     /// Lets go of the coordinator.
     fn close(&self, py: Python<'_>) {
         py.detach(|| self.client.close());
+    }
+}
+
+impl Drop for Loader {
+    /// A rank that lets its loader go has left the job, and the other ranks are to know.
+    fn drop(&mut self) {
+        if self.has_others {
+            // The thread that looks after the connection may hold the lock, and need the interpreter.
+            Python::try_attach(|py| py.detach(|| self.client.close()));
+        }
     }
 }

@@ -162,6 +162,17 @@ impl Outbox {
             && encoded(reply, Vec::new()).map_or(true, |waiting| self.push_and_watch(waiting))
     }
 
+    /// Sends a reply, or queues what the socket does not take now. Leaves it out if there is no room. For a thread that
+    /// holds no lock.
+    pub(crate) fn tell_now(self: &Arc<Self>, reply: &Reply) {
+        let encoded = encoded(reply, Vec::new());
+        if let (true, Ok(waiting)) = (self.has_room(), encoded) {
+            self.push(waiting);
+            self.write();
+            self.watch_if_needed();
+        }
+    }
+
     /// Returns `false` if the queue is full, and then has somebody called when it has room again.
     fn has_room(&self) -> bool {
         let mut queue = self.queue();

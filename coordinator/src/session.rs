@@ -161,6 +161,10 @@ impl Session<'_> {
                 stream.restart_epoch(*seat);
                 Ok(None)
             }
+            Request::Leave(departure) => {
+                self.registry.leave(&departure)?;
+                Ok(Some(Reply::Left))
+            }
             Request::State { epoch, batches } => {
                 let (stream, seat) = self.place()?;
                 Ok(Some(Reply::State(stream.state(*seat, epoch, batches)?)))

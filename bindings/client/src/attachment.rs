@@ -231,6 +231,7 @@ mod tests {
             epoch: 0,
             structure: Vec::new(),
             notes: Vec::new(),
+            token: 0,
         };
         let descriptors = vec![pool.reader_fd().unwrap(), deliver, reply, bell];
         let attachment = Attachment::open(&attached, descriptors).unwrap();

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import base64
 import contextlib
 import json
 import os
 import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NoReturn
 
@@ -41,6 +43,16 @@ _LONGEST = 1e7
 """Seconds; a longer ``timeout``, infinity too, is as good as this."""
 _EMPTY_SET = b"\x3a\x30\x00\x00\x00\x00\x00\x00"
 """A Roaring bitmap of nothing, in its portable format."""
+
+_ranks: weakref.WeakSet[DataLoader] = weakref.WeakSet()
+"""Loaders of jobs with several ranks."""
+
+
+@atexit.register
+def _leave_jobs() -> None:
+    """The process ends. While it still can, it says so to the other ranks of its jobs."""
+    for loader in list(_ranks):
+        loader.close()
 
 
 _FIXED = ("dataset", "batch_size", "sampler", "batch_sampler", "drop_last", "persistent_workers")
@@ -402,6 +414,8 @@ class DataLoader:
         options = dict(self._options)
         if self.num_workers == 0 and self._code is not None:
             options.update(cache="off", cache_bytes=None, reuse=0)
+        if place.world_size > 1:
+            _ranks.add(self)
         return _coprep.Loader(
             pipeline,
             rank=place.rank,

@@ -25,6 +25,9 @@ pub enum Request {
     },
     /// The user left the epoch early and starts the next. Answered by [`Reply::Restarted`].
     RestartEpoch,
+    /// A rank leaves its job in order: the others go on without it, in a later stream too. Valid on a connection that is
+    /// attached, and on one that is not. Answered by [`Reply::Left`].
+    Leave(Departure),
     /// The job's state once every rank has been given `batches` batches of its current epoch.
     /// Answered by [`Reply::State`].
     State {
@@ -153,6 +156,10 @@ pub struct Attach {
     pub cohort: Option<Cohort>,
     /// A sample that fails is counted and replaced instead of raised.
     pub skip_errors: bool,
+    /// The job that this rank belonged to before it lost its connection, as [`Attached::token`] said; None: it begins.
+    pub token: Option<u128>,
+    /// Ranks of that job that have left it in order, as far as this rank was told.
+    pub departed: Vec<Departure>,
 }
 
 /// How to run a job's own code: as in the job's own process, but for the streams and descriptors.
@@ -184,6 +191,17 @@ pub struct Resume {
     pub is_done: bool,
     /// Samples that the job was told are left out of its epochs, a serialised Roaring bitmap; empty: none.
     pub skipped: Vec<u8>,
+}
+
+/// A rank that has left its job in order, and where it stood. It does not come back.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Departure {
+    /// The job, as [`Attached::token`] said.
+    pub token: u128,
+    /// The rank that has left.
+    pub rank: u32,
+    /// What it would present if it attached again.
+    pub resume: Resume,
 }
 
 /// See [`Attach::cohort`].
@@ -233,6 +251,10 @@ pub enum Reply {
         /// Items before this sequence number belong to the epoch that was left.
         first_seq: u64,
     },
+    /// Answer to [`Request::Leave`]: the other ranks that are here have been told.
+    Left,
+    /// Comes unasked: another rank has left the job. To be presented in [`Attach::departed`].
+    Departed(Departure),
     /// Answer to [`Request::State`].
     State(Resume),
     /// Answer to [`Request::Explain`].
@@ -333,6 +355,8 @@ pub struct Attached {
     pub structure: Vec<u8>,
     /// Why a warmed cache of the same samples is not used; one sentence for each cache.
     pub notes: Vec<String>,
+    /// Tells the job from every other, those of the same group too. To be presented in [`Attach::token`].
+    pub token: u128,
 }
 
 /// A sample that could not be prepared.

@@ -402,7 +402,7 @@ mod tests {
             let mut resumed = Dealer::new(batch, ranks, drop_last);
             let behind: Vec<u32> = given.iter().map(|g| most - g).collect();
             let ends = |r| whole[..stop].iter().any(|s| s.rank == r && s.ends_epoch);
-            resumed.owe(Behind { batches: &behind, others_are_done: (0..ranks).any(ends) });
+            resumed.owe(Behind { batches: &behind, others_are_done: (0..ranks).any(ends), forfeited: 0 });
             prop_assert!(resumed.can_deal(left));
             let rest = epoch(&mut resumed, left, 1_000_000);
             let cut = |slices: &[Slice]| slices.iter().map(|s| (s.rank, s.len)).collect::<Vec<_>>();
@@ -423,6 +423,7 @@ mod tests {
         dealer.owe(Behind {
             batches: &[0, 1],
             others_are_done: true,
+            forfeited: 0,
         });
         let cut = |slices: Vec<Slice>| -> Vec<(u32, u32, bool)> {
             slices

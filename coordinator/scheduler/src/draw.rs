@@ -36,6 +36,18 @@ pub(crate) fn ascending(from: &RoaringBitmap, count: u32) -> Vec<u32> {
     from.iter().take(count as usize).collect()
 }
 
+/// Any `count` samples of `from`, each as likely as any other. For many: its time grows with `from` alone.
+pub(crate) fn any_of(from: &RoaringBitmap, count: u64, key: Key) -> RoaringBitmap {
+    let (mut left, mut wanted) = (from.len(), count.min(from.len()));
+    let takes = |&(i, _): &(u64, u32)| {
+        let is_taken = below(key.at(i), left) < wanted;
+        left -= 1;
+        wanted -= u64::from(is_taken);
+        is_taken
+    };
+    (0..).zip(from).filter(takes).map(|(_, id)| id).collect()
+}
+
 /// The rank in the whole set of the `rank`-th that is not among `taken`, which is ascending; adds it.
 fn skip(taken: &mut Vec<u64>, rank: u64) -> u64 {
     let (mut low, mut high) = (0, taken.len());
@@ -112,6 +124,24 @@ mod tests {
             let drawn: std::collections::BTreeSet<u32> = all.into_iter().collect();
             prop_assert_eq!(drawn, ids);
         }
+    }
+
+    #[test]
+    fn any_of_a_set_are_so_many_and_each_as_likely() {
+        let from: RoaringBitmap = (5..15).collect();
+        let mut seen = [0u32; 15];
+        for epoch in 0..10_000 {
+            let ids = any_of(&from, 4, Key { epoch, ..KEY });
+            assert_eq!(ids.len(), 4);
+            ids.iter().for_each(|id| seen[id as usize] += 1);
+        }
+        assert_eq!(seen[..5], [0; 5]);
+        assert!(
+            seen[5..].iter().all(|n| (3700..4300).contains(n)),
+            "{seen:?}"
+        );
+        assert_eq!(any_of(&from, 100, KEY), from);
+        assert_eq!(any_of(&RoaringBitmap::new(), 1, KEY).len(), 0);
     }
 
     #[test]

@@ -186,7 +186,7 @@ impl Job {
 
     /// The user left the epoch that is being iterated: everything dealt and not taken is void.
     pub(crate) fn restart(&mut self, bad: &RoaringBitmap) {
-        self.epoch = self.iterated() + 1;
+        self.epoch = self.iterated().saturating_add(1);
         self.dealer.begin_epoch();
         self.queues.fill(Queue::default());
         self.marks.clear();
@@ -236,7 +236,7 @@ impl Job {
         };
         let is_scarce = bound < config.depth && self.empty_queues() == 0;
         !self.is_absent
-            && self.epoch <= self.iterated() + 1
+            && self.epoch <= self.iterated().saturating_add(1)
             && queue.minibatches() < bound
             && (!is_scarce || own() < config.low_water.max(1) as usize)
     }

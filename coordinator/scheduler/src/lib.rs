@@ -55,6 +55,7 @@ mod ascending;
 mod deal;
 mod draw;
 mod error;
+mod forfeit;
 mod job;
 mod ledger;
 mod need;
@@ -136,6 +137,8 @@ pub struct Behind<'a> {
     pub batches: &'a [u32],
     /// Some rank was given all of its part of the epoch. What is left is for those that are behind.
     pub others_are_done: bool,
+    /// Samples that ranks which have left the job would have been given before it is level. Nobody is given them.
+    pub forfeited: u64,
 }
 
 /// See [`JobSpec::cohort`].

@@ -16,11 +16,11 @@ use crate::{
 /// The state of a stream's jobs. See the crate.
 #[derive(Debug, Clone)]
 pub struct Scheduler {
-    config: Config,
-    all: Arc<RoaringBitmap>,
+    pub(crate) config: Config,
+    pub(crate) all: Arc<RoaringBitmap>,
     jobs: BTreeMap<JobId, Job>,
     cohorts: BTreeMap<String, Members>,
-    bad: RoaringBitmap,
+    pub(crate) bad: RoaringBitmap,
     /// Minibatches made.
     made: u64,
 }
@@ -117,7 +117,7 @@ impl Scheduler {
             return Err(AttachError::Duplicate(id));
         }
         self.check(&spec)?;
-        let mut job = Job::new(&spec, behind, &self.all, &self.bad)?;
+        let mut job = self.job_behind(&spec, behind)?;
         if let Some(cohort) = &spec.cohort {
             self.join(cohort, id, &job)?;
         }

@@ -8,6 +8,7 @@
 //! A stream is closed, and admits, under its engine's lock: so a job is either in a stream when that might be closed, or
 //! finds it closed and looks again.
 
+mod departures;
 mod flights;
 mod guest;
 mod identity;
@@ -30,6 +31,7 @@ use crate::caches::{Cache, CacheKey, Opening, Origin, Pin, Sizes, check_form};
 use crate::costs::AllCosts;
 use crate::maker::Maker;
 use crate::prepare::Recipe;
+use crate::registry::departures::Departures;
 use crate::registry::flights::{Flight, Flights, Outcome, Party, Waiter};
 pub(crate) use crate::registry::guest::Guest;
 pub use crate::registry::identity::describe;
@@ -57,6 +59,7 @@ pub(crate) struct Registry {
     next_stream: AtomicU64,
     costs: AllCosts,
     user_code: UserCodes,
+    departures: Departures,
 }
 
 /// Answer to a job.
@@ -113,6 +116,7 @@ impl Registry {
             closed: Condvar::new(),
             next_stream: AtomicU64::new(1),
             user_code: UserCodes::default(),
+            departures: Departures::default(),
         })
     }
 
@@ -154,7 +158,8 @@ impl Registry {
             // Opened for a job with another seed, say, at the same moment: then this one looks again.
             let attach = || {
                 if serves(&stream, &key, request) {
-                    stream.attach(request, client)
+                    let known = self.departed(request.token);
+                    stream.attach(request, &known, client)
                 } else {
                     Ok(None)
                 }
@@ -168,6 +173,12 @@ impl Registry {
             }
             let admitted = admitted.unwrap_or_else(|panic| resume_unwind(panic));
             if let Some(mut admission) = admitted? {
+                // Those that left after it had asked, and before the stream knew its token.
+                for departure in self.departed(request.token) {
+                    if let Err(e) = stream.depart(&departure) {
+                        tracing::warn!(error = %e, "a rank has left, and says nonsense of it");
+                    }
+                }
                 admission.attached.notes = self.notes(&stream);
                 for note in &admission.attached.notes {
                     tracing::warn!(stream = stream.blueprint.id, "{note}");

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use coprep_cache::handover::Account;
 use coprep_costs::early::Plan;
-use coprep_protocol::message::{Attach, JobStatus, Reply, Resume, SampleError, Stalls};
+use coprep_protocol::message::{Attach, Departure, JobStatus, Reply, Resume, SampleError, Stalls};
 use coprep_scheduler::{self as scheduler, Behind, Delivery, Draw, JobId, JobSpec, Scheduler};
 use fail::fail_point;
 use roaring::RoaringBitmap;
@@ -21,6 +21,8 @@ use crate::stream::Seat;
 use crate::stream::afloat::{Afloat, Berth, Ticket};
 use crate::stream::batch::Batch;
 use crate::stream::consumer::{Consumer, Misbehaved, Pending, Progress};
+use crate::stream::departed::{Leaver, Roll};
+use crate::stream::forming::{Levels, RankResume, merge_resume};
 use crate::stream::skipping::Failures;
 use crate::{Error, Result};
 
@@ -69,26 +71,16 @@ pub(crate) struct Job {
     /// What the scheduler will be told when all ranks are here.
     pub(crate) forming: Option<JobSpec>,
     /// By rank: what it resumes.
-    resumes: Vec<RankResume>,
+    pub(super) resumes: Vec<RankResume>,
+    pub(super) roll: Roll,
     /// Epoch, and the batches that all ranks had been given in it when the job was formed.
     level: (u64, u64),
     delivered: u64,
     came: Instant,
 }
 
-/// Where a rank goes on.
-#[derive(Clone, Copy, Default)]
-struct RankResume {
-    epoch: u64,
-    /// Batches that it was given in the epoch.
-    batches: u64,
-    /// It was given all of its part of the epoch.
-    is_done: bool,
-}
-
-/// Most steps that the ranks of a job may lie apart when they come back: without any synchronisation between
-/// them, what their queues hold.
-const MOST_BEHIND: u32 = 4096;
+/// Most ranks of a job.
+pub(super) const MOST_RANKS: u32 = 4096;
 /// Bytes of errors that may wait to be sent to the jobs of a stream. Further ones travel without their exception,
 /// with so many bytes of their text.
 const MOST_UNSENT: usize = 64 << 20;
@@ -126,33 +118,34 @@ impl Engine {
     pub(crate) fn attach(
         &mut self,
         request: &Attach,
+        known: &[Departure],
         name: &str,
         consumer: Consumer,
     ) -> Result<Seat> {
         self.check(request)?;
+        let departed = self.departed(request, known)?;
         let spec = job_spec(request)?;
-        let id = match self.forming_job(request) {
+        let id = match self.forming_job(request, &departed) {
             Some(id) => self.join_ranks(id, &spec)?,
             None => self.new_job(request, name, spec)?,
         };
         let Some(job) = self.jobs.get_mut(&id) else {
             return Err(Error::Invalid("the job has just left".into()));
         };
-        job.ranks[request.rank as usize] = Some(consumer);
-        job.resumes[request.rank as usize] =
-            request
-                .resume
-                .as_ref()
-                .map_or_else(RankResume::default, |r| RankResume {
-                    epoch: r.epoch,
-                    batches: r.batches,
-                    is_done: r.is_done,
-                });
-        self.start_if_complete(id, request.rank)?;
-        Ok(Seat {
+        let rank = request.rank as usize;
+        job.roll.note(request.token);
+        job.ranks[rank] = Some(consumer);
+        job.resumes[rank] = request
+            .resume
+            .as_ref()
+            .map_or_else(RankResume::default, RankResume::of);
+        let seat = Seat {
             job: id,
             rank: request.rank,
-        })
+        };
+        self.share_departures(seat, &request.departed, &departed);
+        self.start_if_complete(id, request.rank)?;
+        Ok(seat)
     }
 
     fn check(&self, request: &Attach) -> Result<()> {
@@ -162,9 +155,9 @@ impl Engine {
                 request.rank, request.world_size
             )));
         }
-        if request.world_size > 4096 {
+        if request.world_size > MOST_RANKS {
             return Err(Error::Invalid(format!(
-                "world_size {} is more than 4096",
+                "world_size {} is more than {MOST_RANKS}",
                 request.world_size
             )));
         }
@@ -184,18 +177,18 @@ impl Engine {
         Ok(())
     }
 
-    /// A job of the same group that still waits for this rank.
-    fn forming_job(&self, request: &Attach) -> Option<u64> {
+    /// Returns a job that still waits for this rank: the one that it belonged to, or else one of the same group.
+    fn forming_job(&self, request: &Attach, departed: &[Leaver]) -> Option<u64> {
         let fits = |job: &Job| {
             job.forming.is_some()
                 && job.group == request.group
                 && job.ranks.len() == request.world_size as usize
-                && job.ranks[request.rank as usize].is_none()
+                && job.can_be_joined(request, departed)
         };
-        self.jobs
-            .iter()
-            .find(|(_, job)| fits(job))
-            .map(|(&id, _)| id)
+        let fitting = || self.jobs.iter().filter(|(_, job)| fits(job));
+        let is_its_own = |job: &Job| request.token.is_some_and(|token| job.roll.is_of(token));
+        let own = fitting().find(|(_, job)| is_its_own(job));
+        own.or_else(|| fitting().next()).map(|(&id, _)| id)
     }
 
     /// What any of its ranks was given, the job was given. Everything else they must agree on.
@@ -209,11 +202,7 @@ impl Engine {
         };
         agree(forming, spec)?;
         if let Some(resume) = &spec.resume {
-            match &mut forming.resume {
-                Some(known) if known.epoch == resume.epoch => known.delivered |= &resume.delivered,
-                Some(known) if known.epoch > resume.epoch => {}
-                other => *other = Some(resume.clone()),
-            }
+            merge_resume(forming, resume);
         }
         Ok(id)
     }
@@ -237,6 +226,7 @@ impl Engine {
             ranks: (0..request.world_size).map(|_| None).collect(),
             forming: Some(spec),
             resumes: vec![RankResume::default(); request.world_size as usize],
+            roll: Roll::new(request.token),
             level: (0, 0),
             delivered: 0,
             came: Instant::now(),
@@ -247,7 +237,7 @@ impl Engine {
 
     /// If it cannot start, `rank` is told why; the others lose their connection, and are told when they come
     /// again.
-    fn start_if_complete(&mut self, id: u64, rank: u32) -> Result<()> {
+    pub(super) fn start_if_complete(&mut self, id: u64, rank: u32) -> Result<()> {
         let started = self.start(id);
         if started.is_err() {
             let ranks = self.jobs.remove(&id).map_or(Vec::new(), |job| job.ranks);
@@ -266,37 +256,33 @@ impl Engine {
         let Some(job) = self.jobs.get_mut(&id) else {
             return Ok(());
         };
-        if job.ranks.iter().any(Option::is_none) {
+        if job.awaits_any() {
             return Ok(());
         }
         let Some(spec) = job.forming.take() else {
             return Ok(());
         };
         let epoch = spec.resume.as_ref().map_or(0, |r| r.epoch);
-        // The others were given nothing of this epoch.
-        let of_epoch = |r: &RankResume| Some(*r).filter(|r| r.epoch == epoch);
-        let resumes = job.resumes.iter().map(of_epoch);
-        let given = resumes.clone().map(|r| r.map_or(0, |r| r.batches));
-        let is_done = |r: Option<RankResume>| r.is_some_and(|r| r.is_done);
-        let others_are_done = resumes.clone().any(is_done);
-        let most = given.clone().max().unwrap_or(0);
-        let behind: Vec<u32> = given
-            .map(|n| u32::try_from(most - n).unwrap_or(u32::MAX))
-            .collect();
-        if behind.iter().any(|&n| n > MOST_BEHIND) {
-            return Err(Error::Invalid(format!(
-                "the ranks of the job resume from steps that lie more than {MOST_BEHIND} apart: \
-                 load states that were taken at the same step"
-            )));
-        }
+        let Levels {
+            most,
+            behind,
+            forfeited,
+            others_are_done,
+        } = job.levels(epoch)?;
         job.level = (epoch, most);
         let behind = Behind {
             batches: &behind,
             others_are_done,
+            forfeited,
         };
         self.scheduler.attach_behind(JobId(id), spec, behind)?;
+        let job = self.jobs.get(&id);
+        let gone: Vec<u32> = job.map_or(Vec::new(), Job::gone);
+        gone.into_iter()
+            .for_each(|rank| self.has_gone(Seat { job: id, rank }));
         self.end_resumed_epoch(id, epoch);
         self.tell_skipped_before(id);
+        self.restart_if_all_ask(id);
         Ok(())
     }
 
@@ -325,7 +311,9 @@ impl Engine {
             add_stalls(&mut self.stalls_of_gone, &consumer.sender.account());
         }
         if job.ranks.iter().any(Option::is_some) {
-            return self.absorb(seat);
+            self.has_gone(seat);
+            // The others may have waited for this rank alone.
+            return self.restart_if_all_ask(seat.job);
         }
         let begun = job.forming.is_none();
         self.jobs.remove(&seat.job);
@@ -334,11 +322,12 @@ impl Engine {
         }
     }
 
-    /// What is dealt to a rank that has left is taken at once, so that it holds nobody up.
-    fn absorb(&mut self, seat: Seat) {
-        if let Some(view) = self.scheduler.job(JobId(seat.job)) {
-            let queued = view.queued(seat.rank);
-            self.scheduler.taken(JobId(seat.job), seat.rank, queued);
+    /// A rank that has left holds nobody up: what is dealt to it is taken at once, and it has begun every epoch.
+    fn has_gone(&mut self, seat: Seat) {
+        let id = JobId(seat.job);
+        if let Some(view) = self.scheduler.job(id) {
+            self.scheduler.taken(id, seat.rank, view.queued(seat.rank));
+            self.scheduler.epoch_started(id, seat.rank, u64::MAX);
         }
     }
 
@@ -540,17 +529,20 @@ impl Engine {
         if let Some(consumer) = self.consumer(seat) {
             consumer.wants_restart = true;
         }
-        let Some(job) = self.jobs.get_mut(&seat.job) else {
+        self.restart_if_all_ask(seat.job);
+    }
+
+    /// Begins the next epoch if all ranks that are here have left the one before.
+    fn restart_if_all_ask(&mut self, id: u64) {
+        let Some(job) = self.jobs.get_mut(&id) else {
             return;
         };
         if job.forming.is_some() || job.ranks.iter().flatten().any(|c| !c.wants_restart) {
             return;
         }
-        self.scheduler.restart_epoch(JobId(seat.job));
-        let epoch = self
-            .scheduler
-            .job(JobId(seat.job))
-            .map_or(0, |view| view.epoch);
+        self.scheduler.restart_epoch(JobId(id));
+        let view = self.scheduler.job(JobId(id));
+        let epoch = view.map_or(0, |view| view.epoch);
         job.set_absent(false);
         for consumer in job.ranks.iter_mut().flatten() {
             consumer.void();
@@ -715,17 +707,6 @@ fn agree(first: &JobSpec, other: &JobSpec) -> Result<()> {
 }
 
 fn job_spec(request: &Attach) -> Result<JobSpec> {
-    let resume = request.resume.as_ref().map(|r| {
-        Ok::<_, Error>(scheduler::Resume {
-            epoch: r.epoch,
-            delivered: bitmap(&r.delivered, "delivered")?,
-            bad: if r.skipped.is_empty() {
-                RoaringBitmap::new()
-            } else {
-                bitmap(&r.skipped, "skipped")?
-            },
-        })
-    });
     Ok(JobSpec {
         batch_size: request.batch_size,
         world_size: request.world_size,
@@ -735,12 +716,24 @@ fn job_spec(request: &Attach) -> Result<JobSpec> {
             .as_ref()
             .map(|s| bitmap(s, "subset"))
             .transpose()?,
-        resume: resume.transpose()?,
+        resume: request.resume.as_ref().map(resume_of).transpose()?,
         cohort: request.cohort.as_ref().map(|c| scheduler::Cohort {
             name: c.name.clone(),
             size: c.size,
         }),
         skip_bad: request.skip_errors,
+    })
+}
+
+pub(super) fn resume_of(given: &Resume) -> Result<scheduler::Resume> {
+    Ok(scheduler::Resume {
+        epoch: given.epoch,
+        delivered: bitmap(&given.delivered, "delivered")?,
+        bad: if given.skipped.is_empty() {
+            RoaringBitmap::new()
+        } else {
+            bitmap(&given.skipped, "skipped")?
+        },
     })
 }
 
@@ -750,7 +743,7 @@ fn bitmap(bytes: &[u8], what: &str) -> Result<RoaringBitmap> {
         .map_err(|e| Error::Invalid(format!("malformed {what}: {e}")))
 }
 
-fn serialise(bitmap: &RoaringBitmap) -> Vec<u8> {
+pub(super) fn serialise(bitmap: &RoaringBitmap) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(bitmap.serialized_size());
     // Writing to memory does not fail.
     let _ = bitmap.serialize_into(&mut bytes);

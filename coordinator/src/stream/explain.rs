@@ -3,7 +3,6 @@
 use coprep_protocol::message::Awaited;
 use coprep_scheduler::JobId;
 
-use crate::stream::consumer::Consumer;
 use crate::stream::engine::{Engine, Job};
 use crate::stream::{Blueprint, Seat};
 
@@ -34,13 +33,13 @@ pub(crate) fn explain(engine: &Engine, seat: Seat, free: u32, blueprint: &Bluepr
 pub(crate) fn who_is_awaited(engine: &Engine, seat: Seat) -> Option<Awaited> {
     let job = engine.jobs.get(&seat.job)?;
     let (what, remedy) = if job.forming.is_some() {
-        let is_missing = |rank: &Option<Consumer>| rank.is_none();
         (
-            format!("{} not attached", ranks(job, is_missing)),
+            format!("{} not attached", ranks(job, |rank| job.awaits(rank))),
             ALL_RANKS,
         )
     } else if is_leaving(job, seat) {
-        let stays = |rank: &Option<Consumer>| rank.as_ref().is_some_and(|c| !c.wants_restart);
+        let consumer = |rank: usize| job.ranks[rank].as_ref();
+        let stays = |rank| consumer(rank).is_some_and(|c| !c.wants_restart);
         (
             format!("{} not left the epoch", ranks(job, stays)),
             ALL_LEAVE,
@@ -68,7 +67,7 @@ fn is_leaving(job: &Job, seat: Seat) -> bool {
 }
 
 /// Names those ranks of a job: `rank 1 of 2 of this job has`.
-fn ranks(job: &Job, which: impl Fn(&Option<Consumer>) -> bool) -> String {
+fn ranks(job: &Job, which: impl Fn(usize) -> bool) -> String {
     let numbers = numbers(job, which);
     let (noun, verb) = match numbers.len() {
         1 => ("rank", "has"),
@@ -78,14 +77,13 @@ fn ranks(job: &Job, which: impl Fn(&Option<Consumer>) -> bool) -> String {
     format!("{noun} {} of {of} of this job {verb}", numbers.join(", "))
 }
 
-fn numbers(job: &Job, which: impl Fn(&Option<Consumer>) -> bool) -> Vec<String> {
-    let all = job.ranks.iter().enumerate();
-    let those = all.filter(|(_, rank)| which(rank));
-    those.map(|(number, _)| number.to_string()).collect()
+fn numbers(job: &Job, which: impl Fn(usize) -> bool) -> Vec<String> {
+    let those = (0..job.ranks.len()).filter(|&rank| which(rank));
+    those.map(|rank| rank.to_string()).collect()
 }
 
 fn missing_ranks(job: &Job) -> String {
-    let missing = numbers(job, Option::is_none);
+    let missing = numbers(job, |rank| job.awaits(rank));
     format!(
         "waiting for rank {} of {} to attach",
         missing.join(", "),

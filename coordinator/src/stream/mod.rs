@@ -10,8 +10,10 @@ mod afloat;
 mod batch;
 mod consumer;
 mod counters;
+mod departed;
 mod engine;
 mod explain;
+mod forming;
 mod replay;
 mod sample;
 mod skipping;
@@ -26,7 +28,7 @@ use coprep_cache::staging::{Layout, StagingPool};
 use coprep_cache::worklist::Given;
 use coprep_costs::{Summary, early};
 use coprep_protocol::message::{
-    Attach, Attached, Awaited, CacheForm, CostStatus, Resume, SampleCost, StreamStatus,
+    Attach, Attached, Awaited, CacheForm, CostStatus, Departure, Resume, SampleCost, StreamStatus,
 };
 use coprep_protocol::nap::nap;
 use coprep_protocol::spec::{Field, PipelineSpec, UserDataset};
@@ -43,6 +45,7 @@ use crate::stream::afloat::{Berth, Ticket};
 use crate::stream::batch::Batch;
 use crate::stream::consumer::Consumer;
 use crate::stream::counters::Counters;
+pub(crate) use crate::stream::departed::Leaver;
 use crate::stream::engine::Engine;
 use crate::stream::replay::Replay;
 use crate::stream::sample::{Plan, SampleWork};
@@ -241,10 +244,12 @@ impl Stream {
         self.doorbell.ring();
     }
 
-    /// Adds a consumer. A job of several ranks begins when its last rank is here. `None`: the stream has been closed.
+    /// Adds a consumer. A job of several ranks begins when its last rank is here. `known`: ranks that have left the job.
+    /// `None`: the stream has been closed.
     pub(crate) fn attach(
         self: &Arc<Self>,
         request: &Attach,
+        known: &[Departure],
         client: &Client,
     ) -> Result<Option<Admission>> {
         let mut sender = Sender::create(self.ring_capacity(request.batch_size))?;
@@ -258,7 +263,7 @@ impl Stream {
         if self.is_closed() || self.is_broken() {
             return Ok(None);
         }
-        let seat = engine.attach(request, &client.name, consumer)?;
+        let seat = engine.attach(request, known, &client.name, consumer)?;
         fail_point!("attach-locked");
         engine.share_buffers(self.pool.layout().buffers);
         let attached = self.attached(&engine, seat);
@@ -296,6 +301,7 @@ impl Stream {
             epoch,
             structure: maker.structure().to_vec(),
             notes: Vec::new(),
+            token: engine.token(seat),
         }
     }
 

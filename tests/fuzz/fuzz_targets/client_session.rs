@@ -20,7 +20,7 @@ use coprep_client::{Event, Loader, no_notice, no_pulse};
 use coprep_fuzz::Bytes;
 use coprep_protocol::frame::{self, to_bytes};
 use coprep_protocol::message::{
-    Attach, Attached, CacheRequest, Refusal, RefusalKind, Reply, Request, Resume, SampleError,
+    Attach, Attached, CacheRequest, Departure, Refusal, RefusalKind, Reply, Request, Resume, SampleError,
     Skipped,
 };
 use coprep_protocol::place::Place;
@@ -181,6 +181,8 @@ fn attach() -> Attach {
         dataset_samples: None,
         cohort: None,
         skip_errors: false,
+        token: None,
+        departed: Vec::new(),
     }
 }
 
@@ -306,6 +308,17 @@ fn answer(socket: &UnixStream, request: &Request, script: &mut Bytes) -> Option<
             ids: script.some(40).to_vec(),
             example: sample_error(script),
         })),
+        (_, 4) => Reply::Departed(Departure {
+            token: script.small().into(),
+            rank: script.byte().into(),
+            resume: Resume {
+                epoch: script.small(),
+                delivered: script.some(40).to_vec(),
+                batches: script.small(),
+                is_done: true,
+                skipped: script.some(40).to_vec(),
+            },
+        }),
         (Request::State { epoch, .. }, _) => Reply::State(Resume {
             epoch: *epoch,
             delivered: script.some(40).to_vec(),
@@ -380,6 +393,7 @@ fn attached(fields: &[Field], slots: u32, buffers: u32) -> Attached {
         epoch: 0,
         structure: Vec::new(),
         notes: Vec::new(),
+        token: 0,
     }
 }
 

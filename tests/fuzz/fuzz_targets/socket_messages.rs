@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 
 use coprep_protocol::frame::{Message, parse, receive, to_bytes};
 use coprep_protocol::message::{
-    Attach, Attached, CacheForm, CacheRequest, Cohort, Reply, Request, Resume, UserCode,
+    Attach, Attached, CacheForm, CacheRequest, Cohort, Departure, Reply, Request, Resume, UserCode,
 };
 use coprep_protocol::spec::{
     DEFAULT_MAX_PIXELS, Dtype, Field, FileList, Interpolation, Op, PipelineSpec, ResizeTo, Source,
@@ -77,8 +77,13 @@ fn seeds() -> Vec<Vec<u8>> {
     let requests = [
         Request::Status { slow: 3 },
         Request::Attach(Box::new(attach())),
+        Request::Leave(departure()),
     ];
-    let replies = [Reply::Stopping, Reply::Attached(Box::new(attached()))];
+    let replies = [
+        Reply::Stopping,
+        Reply::Attached(Box::new(attached())),
+        Reply::Departed(departure()),
+    ];
     let frames = requests
         .iter()
         .map(to_bytes)
@@ -157,6 +162,8 @@ fn attach() -> Attach {
             size: 4,
         }),
         skip_errors: true,
+        token: Some(1 << 100),
+        departed: vec![departure()],
     }
 }
 
@@ -185,5 +192,20 @@ fn attached() -> Attached {
         epoch: 1,
         structure: vec![1, 2, 3],
         notes: vec!["a warmed cache".into()],
+        token: 1 << 100,
+    }
+}
+
+fn departure() -> Departure {
+    Departure {
+        token: 1 << 100,
+        rank: 0,
+        resume: Resume {
+            epoch: 3,
+            delivered: vec![4, 5],
+            batches: 7,
+            is_done: true,
+            skipped: vec![6],
+        },
     }
 }

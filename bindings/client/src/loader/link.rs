@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coprep_cache::handover::{Account, Item};
-use coprep_protocol::message::{Attach, Attached, Awaited, Reply, Request, SampleError, Skipped};
+use coprep_protocol::message::{
+    Attach, Attached, Awaited, Departure, Reply, Request, SampleError, Skipped,
+};
 use coprep_protocol::place::Place;
 use roaring::RoaringBitmap;
 
@@ -16,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::loader::Code;
 use crate::loader::position;
 use crate::notice::{Notice, TELL_AFTER, Wait};
-use crate::patience::{Patience, Pulse};
+use crate::patience::{Patience, Pulse, no_pulse};
 use crate::raw;
 use crate::stats::Shares;
 
@@ -86,9 +88,14 @@ pub(super) struct Link {
     awaited: Option<u64>,
     /// Items before this one belong to an epoch that was left.
     first_seq: u64,
+    /// Ranks of the job that have left it, as the coordinator has said.
+    departed: Vec<Departure>,
+    /// An answer that was read while nobody waited for one: it came too late.
+    unread: Option<Reply>,
 }
 
 impl Link {
+    /// `departed`: takes up the ranks that are said to have left, whether it succeeds or not.
     pub(super) fn attach(
         place: &Place,
         how: &How,
@@ -96,6 +103,7 @@ impl Link {
         code: Option<&Code>,
         patience: &Patience<'_>,
         notice: &Notice,
+        departed: &mut Vec<Departure>,
     ) -> Result<(Self, Attached)> {
         let connection = Connection::open(place, how)?;
         let request = Request::Attach(Box::new(request));
@@ -106,6 +114,7 @@ impl Link {
                     // The stream has this job before the job is told: it may have made a minibatch for it.
                     (Reply::SampleError(error), _) => drop(errors.insert(error.tag, error)),
                     (Reply::Skipped(skipped), _) => skips.add(*skipped)?,
+                    (Reply::Departed(departure), _) => departed.push(departure),
                     answer => return Ok::<_, Error>(answer),
                 }
             }
@@ -127,6 +136,8 @@ impl Link {
                     skips,
                     awaited: None,
                     first_seq: 0,
+                    departed: Vec::new(),
+                    unread: None,
                 };
                 Ok((link, *attached))
             }
@@ -146,6 +157,62 @@ impl Link {
     pub(super) fn leave(self) {
         self.attachment.keep_held();
         self.connection.finish(LEAVING);
+    }
+
+    // Ranks that leave.
+
+    /// Says that this rank leaves its job in order, and waits until the other ranks have been told. Returns `false` if
+    /// the connection was lost before.
+    pub(super) fn tell_departure(&mut self, departure: Departure) -> bool {
+        let pulse = no_pulse();
+        let patience = Patience::new(LEAVING, &pulse);
+        if self.connection.send(&Request::Leave(departure)).is_err() {
+            return false;
+        }
+        loop {
+            match self.reply(&patience, "the departure") {
+                Ok(Reply::Left) => return true,
+                // An answer that nobody waits for any more.
+                Ok(_) => {}
+                Err(e) => return !e.is_lost(),
+            }
+        }
+    }
+
+    /// Reads what the coordinator has said unasked. Of errors it reads one: what the user does not take is to wait in the
+    /// coordinator.
+    ///
+    /// # Errors
+    /// As [`Connection::receive`]: then the connection is of no use any more.
+    pub(super) fn listen(&mut self) -> Result<()> {
+        let pulse = no_pulse();
+        while self.errors.is_empty() && self.unread.is_none() {
+            let Some((reply, _)) = self.connection.receive(Duration::ZERO, &pulse)? else {
+                return Ok(());
+            };
+            self.unread = self.keep(reply)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the ranks that have left the job, as far as the coordinator has said since this was last called.
+    pub(super) fn departed(&mut self) -> Vec<Departure> {
+        std::mem::take(&mut self.departed)
+    }
+
+    /// Reads what the coordinator had said before the connection was lost, and returns the ranks that have left the job.
+    pub(super) fn last_words(mut self) -> Vec<Departure> {
+        let pulse = no_pulse();
+        let patience = Patience::new(LEAVING, &pulse);
+        while !patience.is_over() {
+            let Ok(Some((reply, _))) = self.connection.receive(Duration::ZERO, &pulse) else {
+                break;
+            };
+            if let Reply::Departed(departure) = reply {
+                self.departed.push(departure);
+            }
+        }
+        self.departed()
     }
 
     // Items.
@@ -291,8 +358,7 @@ impl Link {
                 self.awaited = None;
                 return Ok(Some(error));
             }
-            let received = self.connection.receive(patience.left(), pulse)?;
-            let Some((reply, _)) = received else {
+            let Some(reply) = self.read(&patience)? else {
                 return Ok(None);
             };
             if let Some(other) = self.keep(reply)? {
@@ -324,6 +390,7 @@ impl Link {
         match reply {
             Reply::SampleError(error) => drop(self.errors.insert(error.tag, error)),
             Reply::Skipped(skipped) => self.skips.add(*skipped)?,
+            Reply::Departed(departure) => self.departed.push(departure),
             other => return Ok(Some(other)),
         }
         Ok(None)
@@ -367,11 +434,18 @@ impl Link {
         }
     }
 
-    fn receive(&self, patience: &Patience<'_>, what: &'static str) -> Result<Reply> {
+    fn receive(&mut self, patience: &Patience<'_>, what: &'static str) -> Result<Reply> {
+        let read = self.read(patience)?;
+        read.ok_or_else(|| self.connection.late(what, patience.waited()))
+    }
+
+    /// The next reply. None: the time is up.
+    fn read(&mut self, patience: &Patience<'_>) -> Result<Option<Reply>> {
+        if let Some(reply) = self.unread.take() {
+            return Ok(Some(reply));
+        }
         let received = self.connection.receive(patience.left(), patience.pulse())?;
-        received
-            .map(|(reply, _)| reply)
-            .ok_or_else(|| self.connection.late(what, patience.waited()))
+        Ok(received.map(|(reply, _)| reply))
     }
 }
 

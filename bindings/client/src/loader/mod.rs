@@ -9,16 +9,19 @@
 //! The first two lie under one lock that is held during a slice of a wait; counts have their own, so that
 //! they can be read at any time. Releasing batches takes neither (see `attachment`).
 
+mod departure;
 mod link;
 mod position;
 mod watch;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use coprep_cache::handover::{Item, ItemKind};
-use coprep_protocol::message::{Attach, Attached, RefusalKind, SampleError};
+use coprep_protocol::message::{Attach, Attached, Departure, RefusalKind, Resume, SampleError};
 use coprep_protocol::nap::nap;
 use coprep_protocol::place::Place;
 use coprep_protocol::spec::{BLOB, Field};
@@ -31,7 +34,7 @@ use crate::error::{Error, Result};
 use crate::loader::link::{Link, Part, is_skip, left_out};
 use crate::loader::position::Position;
 use crate::notice::{Notice, TELL_AFTER, Wait, no_notice};
-use crate::patience::{Patience, Pulse, SLICE, no_pulse};
+use crate::patience::{Patience, Pulse, SLICE};
 use crate::stats::{Shares, Stats};
 
 /// First and longest pause between two attempts to reconnect.
@@ -112,6 +115,8 @@ pub struct Loader {
     options: Options,
     inner: Mutex<Inner>,
     stats: Mutex<Stats>,
+    /// Somebody wants to close it: the watch is to let go of the lock.
+    closing: Arc<AtomicBool>,
 }
 
 /// What changes, under one lock.
@@ -122,7 +127,20 @@ struct Inner {
     waiting: Waiting,
     /// Samples that are left out of the epochs, as far as the coordinators have said.
     skipped: RoaringBitmap,
+    /// Ranks that have left the job, as far as this one was told.
+    departed: BTreeMap<u32, Departure>,
+    /// It was given a batch: its job has begun.
+    was_given: bool,
     closed: bool,
+}
+
+impl Inner {
+    /// What to present to a coordinator; None at the very beginning.
+    fn resume(&self) -> Option<Resume> {
+        let mut resume = self.position.resume()?;
+        resume.skipped = position::write(&self.skipped);
+        Some(resume)
+    }
 }
 
 /// The wait for the next event.
@@ -181,10 +199,13 @@ impl Loader {
                 position,
                 waiting: Waiting::default(),
                 skipped: RoaringBitmap::new(),
+                departed: BTreeMap::new(),
+                was_given: false,
                 closed: false,
             }),
             options,
             stats: Mutex::default(),
+            closing: Arc::default(),
         });
         if watched {
             watch::start(&loader)?;
@@ -248,18 +269,6 @@ impl Loader {
     /// Counts. In a forked child: those of the parent at the fork, if they can be had.
     pub fn stats(&self) -> Stats {
         self.count().clone()
-    }
-
-    /// Lets go of the coordinator. Batches that are held stay valid.
-    pub fn close(&self) {
-        if !self.owner.is_here() {
-            return;
-        }
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(link) = inner.link.take() {
-            link.leave();
-        }
-        inner.closed = true;
     }
 
     // Epochs.
@@ -481,6 +490,7 @@ impl Loader {
             return Ok(None);
         };
         inner.position.give(&ids, Part::of(item).ends_epoch)?;
+        inner.was_given = true;
         // All samples of it failed. Steps of several ranks must stay equal; a rank alone is spared.
         if batch.samples() == 0 && self.options.attach.world_size <= 1 {
             return Ok(None);
@@ -562,27 +572,30 @@ impl Loader {
 
     fn attach(&self, inner: &mut Inner, pulse: &Pulse, notice: &Notice) -> Result<()> {
         let mut request = self.options.attach.clone();
-        request.resume = inner.position.resume();
-        if let Some(resume) = &mut request.resume {
-            resume.skipped = position::write(&inner.skipped);
-        }
+        request.resume = inner.resume();
         if let Some(before) = &inner.attached {
             request.seed_hint = Some(before.seed);
+            request.token = Some(before.token);
         }
+        request.departed = inner.departed.values().cloned().collect();
         let loading = if request.code.is_some() {
             LOADING
         } else {
             Duration::ZERO
         };
         let patience = Patience::new(self.options.timeout.saturating_add(loading), pulse);
-        let (link, attached) = Link::attach(
+        let mut departed = Vec::new();
+        let attached = Link::attach(
             &self.options.place,
             &self.options.how(pulse),
             request,
             self.options.code.as_deref(),
             &patience,
             notice,
-        )?;
+            &mut departed,
+        );
+        self.note_departed(inner, departed);
+        let (link, attached) = attached?;
         if let Some(before) = &inner.attached {
             check_same(before, &attached)?;
         }
@@ -597,10 +610,11 @@ impl Loader {
         let Ok(mut inner) = self.inner.try_lock() else {
             return;
         };
-        let is_lost = inner.link.as_ref().is_some_and(Link::is_lost);
-        if is_lost && !inner.closed {
+        // A long message does not fit the socket: it is read while the coordinator lives.
+        let is_lost = |link: &mut Link| link.is_lost() || link.listen().is_err();
+        if inner.link.as_mut().is_some_and(is_lost) && !inner.closed {
             // What keeps it from succeeding, whoever asks for the next batch will be told.
-            let _ = self.reconnect_with(&mut inner, &no_pulse(), &no_notice());
+            let _ = self.reconnect_with(&mut inner, &self.until_closing(), &no_notice());
         }
     }
 
@@ -611,7 +625,8 @@ impl Loader {
     /// Drops the connection with all that is unread, and attaches anew, starting a coordinator if need be.
     fn reconnect_with(&self, inner: &mut Inner, pulse: &Pulse, notice: &Notice) -> Result<()> {
         let began = Instant::now();
-        inner.link = None;
+        let departed = inner.link.take().map_or(Vec::new(), Link::last_words);
+        self.note_departed(inner, departed);
         if inner.attached.is_some() {
             self.count().reconnects += 1;
         }

@@ -198,6 +198,7 @@ impl World {
         let behind = Behind {
             batches: &batches,
             others_are_done: back.iter().any(|rank| rank.is_done),
+            forfeited: 0,
         };
         if self
             .scheduler

@@ -1,0 +1,101 @@
+//! How a loader ends.
+//!
+//! When a job of several ranks loses its coordinator, its ranks meet again in another stream, which begins when all are
+//! there. A rank that has left is not coming. So it says so before it goes ([`Departure`]): to its coordinator, which
+//! tells the other ranks, or else to one that another rank has started meanwhile.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use coprep_protocol::message::{Departure, Reply, Request};
+
+use crate::connection::{Connection, How};
+use crate::error::Error;
+use crate::loader::{Inner, Loader};
+use crate::patience::{Patience, Pulse, no_pulse};
+
+/// How long to look for a coordinator. A rank that needs one starts it as soon as it sees that the one before is gone.
+const MEETING: Duration = Duration::from_secs(3);
+/// Pause between two looks.
+const PAUSE: Duration = Duration::from_millis(20);
+
+impl Loader {
+    /// Lets go of the coordinator. Batches that are held stay valid. The other ranks of the job go on without this one.
+    pub fn close(&self) {
+        if !self.owner.is_here() {
+            return;
+        }
+        self.closing.store(true, Ordering::Relaxed);
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        if !std::mem::replace(&mut inner.closed, true) {
+            self.leave(&mut inner);
+        }
+    }
+
+    fn leave(&self, inner: &mut Inner) {
+        let departure = self.departure(inner);
+        let mut link = inner.link.take();
+        let is_told = match (&mut link, &departure) {
+            (Some(link), Some(departure)) => link.tell_departure(departure.clone()),
+            (_, departure) => departure.is_none(),
+        };
+        if let Some(link) = link {
+            link.leave();
+        }
+        if let Some(departure) = departure.filter(|_| !is_told) {
+            self.tell_anybody(departure);
+        }
+    }
+
+    /// Returns where this rank leaves its job, or `None` if nobody has to know: it is alone, or its job has not begun.
+    fn departure(&self, inner: &Inner) -> Option<Departure> {
+        let attached = inner.attached.as_ref()?;
+        let has_others = self.options.attach.world_size > 1;
+        if !has_others || !inner.was_given {
+            return None;
+        }
+        Some(Departure {
+            token: attached.token,
+            rank: self.options.attach.rank,
+            resume: inner.resume()?,
+        })
+    }
+
+    /// Says to whichever coordinator is there that this rank has left. If none comes, no rank needs to know.
+    fn tell_anybody(&self, departure: Departure) {
+        let pulse = no_pulse();
+        let patience = Patience::new(MEETING, &pulse);
+        let how = How::find(&self.options.name);
+        let request = Request::Leave(departure);
+        while !patience.is_over() {
+            let told = Connection::open(&self.options.place, &how)
+                .and_then(|c| c.ask(&request, "the departure", patience.left(), &pulse));
+            if matches!(told, Ok(Reply::Left) | Err(Error::Refused(_))) {
+                return;
+            }
+            let _ = patience.nap(PAUSE);
+        }
+    }
+
+    /// Remembers ranks that have left the job.
+    pub(super) fn note_departed(&self, inner: &mut Inner, departed: Vec<Departure>) {
+        let (rank, ranks) = (self.options.attach.rank, self.options.attach.world_size);
+        let others = departed
+            .into_iter()
+            .filter(|d| d.rank != rank && d.rank < ranks);
+        inner.departed.extend(others.map(|d| (d.rank, d)));
+    }
+
+    /// A pulse that ends a wait when somebody wants to close the loader.
+    pub(super) fn until_closing(&self) -> Pulse {
+        let closing = self.closing.clone();
+        Arc::new(move || {
+            if closing.load(Ordering::Relaxed) {
+                Err("the loader is being closed".into())
+            } else {
+                Ok(())
+            }
+        })
+    }
+}

@@ -1,0 +1,60 @@
+//! Samples that nobody is given, because the rank that would have been given them has left its job.
+
+use roaring::RoaringBitmap;
+
+use crate::draw::{self, Key};
+use crate::job::Job;
+use crate::{AttachError, Behind, DrawOrder, JobSpec, Resume, Scheduler};
+
+/// Salt of the draw of what is forfeited: the samples that are given are drawn by another.
+const FORFEITED: u64 = 0x666f_7266_6569_7431;
+
+impl Scheduler {
+    /// Makes a job without what is forfeited. If its rest could not be dealt so, nothing is.
+    pub(crate) fn job_behind(
+        &self,
+        spec: &JobSpec,
+        behind: Behind<'_>,
+    ) -> Result<Job, AttachError> {
+        if behind.forfeited > 0 {
+            let rest = self.without_forfeited(spec, behind.forfeited);
+            if let Ok(job) = Job::new(&rest, behind, &self.all, &self.bad) {
+                return Ok(job);
+            }
+        }
+        Job::new(spec, behind, &self.all, &self.bad)
+    }
+
+    fn without_forfeited(&self, spec: &JobSpec, count: u64) -> JobSpec {
+        let mut resume = spec.resume.clone().unwrap_or(Resume {
+            epoch: 0,
+            delivered: RoaringBitmap::new(),
+            bad: RoaringBitmap::new(),
+        });
+        let mut left = spec.subset.as_ref().unwrap_or(&self.all) - &resume.delivered;
+        if spec.skip_bad {
+            left -= &self.bad | &resume.bad;
+        }
+        resume.delivered |= self.forfeited(&left, count, &resume);
+        JobSpec {
+            resume: Some(resume),
+            ..spec.clone()
+        }
+    }
+
+    fn forfeited(&self, left: &RoaringBitmap, count: u64, resume: &Resume) -> RoaringBitmap {
+        let key = Key {
+            seed: self.config.seed,
+            epoch: resume.epoch,
+            position: resume.delivered.len(),
+            salt: FORFEITED,
+        };
+        match self.config.order {
+            DrawOrder::Random => draw::any_of(left, count, key),
+            // What is given comes after it.
+            DrawOrder::Ascending | DrawOrder::AscendingInCommon => {
+                left.iter().take(count as usize).collect()
+            }
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Ranks that have left their job in order, for the ranks of it that attach later.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use coprep_protocol::message::Departure;
+
+use crate::Result;
+use crate::registry::Registry;
+use crate::stream::Leaver;
+
+/// Most departures that are kept, most bytes of them, and how long.
+const MOST: usize = 4096;
+const MOST_BYTES: usize = 64 << 20;
+const KEPT: Duration = Duration::from_secs(3600);
+
+/// The latest departures. A rank that loses its connection attaches again within seconds.
+#[derive(Default)]
+pub(crate) struct Departures(Mutex<VecDeque<(Instant, Departure)>>);
+
+impl Departures {
+    fn kept(&self) -> MutexGuard<'_, VecDeque<(Instant, Departure)>> {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.retain(|(since, _)| since.elapsed() < KEPT);
+        kept
+    }
+
+    /// Keeps a departure, and drops the oldest ones that are too much.
+    fn keep(&self, departure: &Departure) {
+        let mut kept = self.kept();
+        kept.retain(|(_, d)| (d.token, d.rank) != (departure.token, departure.rank));
+        kept.push_back((Instant::now(), departure.clone()));
+        let mut all: usize = kept.iter().map(|(_, d)| bytes(d)).sum();
+        while kept.len() > MOST || all > MOST_BYTES {
+            let dropped = kept.pop_front();
+            all -= dropped.map_or(0, |(_, d)| bytes(&d));
+        }
+    }
+
+    fn of(&self, token: u128) -> Vec<Departure> {
+        let kept = self.kept();
+        let those = kept.iter().filter(|(_, d)| d.token == token);
+        those.map(|(_, departure)| departure.clone()).collect()
+    }
+}
+
+fn bytes(departure: &Departure) -> usize {
+    departure.resume.delivered.len() + departure.resume.skipped.len()
+}
+
+impl Registry {
+    /// Returns the ranks that are known to have left the job with this token.
+    pub(super) fn departed(&self, token: Option<u128>) -> Vec<Departure> {
+        token.map_or(Vec::new(), |token| self.departures.of(token))
+    }
+
+    /// A rank leaves its job in order. Tells the other ranks that are here, and those that attach later.
+    ///
+    /// # Errors
+    /// When the departure makes no sense.
+    pub(crate) fn leave(&self, departure: &Departure) -> Result<()> {
+        Leaver::check(departure)?;
+        // Before the streams: whoever attaches looks here once it is in its stream.
+        self.departures.keep(departure);
+        let streams = self.streams();
+        streams
+            .iter()
+            .try_for_each(|stream| stream.depart(departure))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use coprep_protocol::message::Resume;
+
+    use super::*;
+
+    fn departure(token: u128, rank: u32, bytes: usize) -> Departure {
+        Departure {
+            token,
+            rank,
+            resume: Resume {
+                epoch: 0,
+                delivered: vec![0; bytes],
+                batches: 1,
+                is_done: true,
+                skipped: Vec::new(),
+            },
+        }
+    }
+
+    #[test]
+    fn a_rank_has_left_one_job_once() {
+        let departures = Departures::default();
+        for (token, rank, bytes) in [(7, 0, 1), (7, 1, 1), (8, 0, 1), (7, 0, 2)] {
+            departures.keep(&departure(token, rank, bytes));
+        }
+        assert_eq!(departures.of(7), [departure(7, 1, 1), departure(7, 0, 2)]);
+        assert_eq!(departures.of(8), [departure(8, 0, 1)]);
+        assert_eq!(departures.of(9), []);
+    }
+
+    #[test]
+    fn the_oldest_ones_make_room() {
+        let departures = Departures::default();
+        (0..2 * MOST as u32).for_each(|rank| departures.keep(&departure(7, rank, 0)));
+        let kept = departures.of(7);
+        assert_eq!((kept.len(), kept[0].rank), (MOST, MOST as u32));
+        departures.keep(&departure(8, 0, MOST_BYTES));
+        departures.keep(&departure(8, 1, 1));
+        assert_eq!(departures.of(8), [departure(8, 1, 1)]);
+        departures.keep(&departure(8, 2, MOST_BYTES + 1));
+        assert_eq!(departures.of(8), [], "one alone is too much");
+    }
+}

@@ -1,0 +1,248 @@
+//! Ranks that leave their job in order. The others go on without them, in a later stream as well.
+//!
+//! A job that loses its stream forms anew when all its ranks have attached again. A rank that has left does not come
+//! back, so the others have to know. It says where it stands before it goes ([`Departure`]), and each rank that is told
+//! presents that when it attaches. To the forming job such a rank is one that has come and left.
+//!
+//! A group may have many jobs, one after the other or at the same time. So each job has a token, which its ranks present.
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+
+use coprep_protocol::message::{Attach, Departure, Reply};
+use coprep_scheduler::Resume;
+
+use crate::outbox::Outbox;
+use crate::stream::engine::{Engine, Job, MOST_RANKS, resume_of, serialise};
+use crate::stream::forming::{RankResume, merge_resume};
+use crate::stream::{Seat, Stream};
+use crate::{Error, Result};
+
+/// A departure whose parts make sense.
+#[derive(Clone, Debug)]
+pub(crate) struct Leaver {
+    departure: Departure,
+    resume: Resume,
+}
+
+impl Leaver {
+    /// # Errors
+    /// When the departure makes no sense.
+    pub(crate) fn check(departure: &Departure) -> Result<Self> {
+        let rank = departure.rank;
+        if rank >= MOST_RANKS {
+            return Err(Error::Invalid(format!("there is no rank {rank}")));
+        }
+        Ok(Leaver {
+            resume: resume_of(&departure.resume)?,
+            departure: departure.clone(),
+        })
+    }
+
+    /// Checks it against its dataset. Bytes that only look like a set's are not kept.
+    fn of_dataset(departure: &Departure, samples: u32) -> Result<Self> {
+        let mut leaver = Leaver::check(departure)?;
+        let Resume { delivered, bad, .. } = &leaver.resume;
+        if let Some(id) = delivered.max().max(bad.max()).filter(|&id| id >= samples) {
+            return Err(Error::Invalid(format!(
+                "a rank that has left was given sample {id}, and the dataset has {samples} samples"
+            )));
+        }
+        let kept = &mut leaver.departure.resume;
+        (kept.delivered, kept.skipped) = (serialise(delivered), serialise(bad));
+        Ok(leaver)
+    }
+}
+
+/// How a job is told from others of its group, and who has left it.
+pub(super) struct Roll {
+    /// The token that its ranks are told.
+    pub(super) token: u128,
+    /// The one that a rank of it held when it came from an earlier stream.
+    before: Option<u128>,
+    left: BTreeMap<u32, Departure>,
+}
+
+impl Roll {
+    /// Of a job whose first rank presents `token`.
+    pub(super) fn new(token: Option<u128>) -> Self {
+        Roll {
+            token: token.unwrap_or_else(new_token),
+            before: token,
+            left: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn has_left(&self, rank: usize) -> bool {
+        self.left.contains_key(&(rank as u32))
+    }
+
+    pub(super) fn is_of(&self, token: u128) -> bool {
+        self.token == token || self.before == Some(token)
+    }
+
+    /// A rank joins that presents `token`.
+    pub(super) fn note(&mut self, token: Option<u128>) {
+        if let Some(token) = token.filter(|&token| token != self.token) {
+            self.before.get_or_insert(token);
+        }
+    }
+}
+
+impl Job {
+    /// Returns whether it cannot begin without this rank, which is not here.
+    pub(super) fn awaits(&self, rank: usize) -> bool {
+        self.ranks[rank].is_none() && !self.roll.has_left(rank)
+    }
+
+    pub(super) fn awaits_any(&self) -> bool {
+        (0..self.ranks.len()).any(|rank| self.awaits(rank))
+    }
+
+    /// Returns whether this rank, of a job that some ranks have left, can be one of this job.
+    ///
+    /// One that presents no token may have lost its connection before it was told, or may be new.
+    pub(super) fn can_be_joined(&self, request: &Attach, departed: &[Leaver]) -> bool {
+        let rank = request.rank as usize;
+        let is_here = |leaver: &Leaver| self.ranks[leaver.departure.rank as usize].is_some();
+        let is_its_own = |token| {
+            let is_new = self.roll.before.is_none() && !departed.iter().any(is_here);
+            self.roll.is_of(token) || is_new
+        };
+        self.awaits(rank) && request.token.is_none_or(is_its_own)
+    }
+
+    /// Counts a rank as one that has come and left. Returns `false` if that is known.
+    fn depart(&mut self, leaver: &Leaver) -> bool {
+        let Leaver { departure, resume } = leaver;
+        let rank = departure.rank as usize;
+        if rank >= self.ranks.len() || self.roll.has_left(rank) {
+            return false;
+        }
+        self.roll.left.insert(departure.rank, departure.clone());
+        // One that is here has presented the same when it attached.
+        if let (Some(forming), None) = (&mut self.forming, &self.ranks[rank]) {
+            merge_resume(forming, resume);
+            self.resumes[rank] = RankResume::of(&departure.resume);
+        }
+        true
+    }
+
+    fn outboxes_but(&self, rank: u32) -> impl Iterator<Item = &Arc<Outbox>> {
+        let others = (0..).zip(&self.ranks).filter(move |(r, _)| *r != rank);
+        others.filter_map(|(_, consumer)| consumer.as_ref().map(|c| &c.outbox))
+    }
+}
+
+impl Engine {
+    pub(super) fn token(&self, seat: Seat) -> u128 {
+        self.jobs.get(&seat.job).map_or(0, |job| job.roll.token)
+    }
+
+    /// Checks who has left the job of a rank that attaches: what it says, and what else is known.
+    pub(super) fn departed(&self, request: &Attach, known: &[Departure]) -> Result<Vec<Leaver>> {
+        let is_other = |d: &&Departure| d.rank != request.rank && d.rank < request.world_size;
+        if let Some(Departure { rank, .. }) = request.departed.iter().find(|d| !is_other(d)) {
+            return Err(Error::Invalid(format!(
+                "rank {rank} of {} cannot have left the job of rank {}",
+                request.world_size, request.rank
+            )));
+        }
+        let samples = self.scheduler.samples();
+        let presented = request
+            .departed
+            .iter()
+            .map(|d| Leaver::of_dataset(d, samples));
+        let mut departed = presented.collect::<Result<Vec<_>>>()?;
+        let known = known.iter().filter(is_other);
+        // What another client has said wrong is no reason to refuse this one.
+        departed.extend(known.filter_map(|d| Leaver::of_dataset(d, samples).ok()));
+        Ok(departed)
+    }
+
+    /// Notes who has left the job that `seat` has just joined, and lets its ranks know of each other's.
+    pub(super) fn share_departures(
+        &mut self,
+        seat: Seat,
+        presented: &[Departure],
+        departed: &[Leaver],
+    ) {
+        let Some(job) = self.jobs.get_mut(&seat.job) else {
+            return;
+        };
+        for leaver in departed {
+            if job.depart(leaver) {
+                let told = Reply::Departed(leaver.departure.clone());
+                for outbox in job.outboxes_but(seat.rank) {
+                    outbox.tell_reply(&told);
+                }
+            }
+        }
+        let is_new = |d: &&Departure| presented.iter().all(|known| known.rank != d.rank);
+        if let Some(consumer) = &job.ranks[seat.rank as usize] {
+            for departure in job.roll.left.values().filter(is_new) {
+                consumer
+                    .outbox
+                    .tell_reply(&Reply::Departed(departure.clone()));
+            }
+        }
+    }
+
+    /// A rank leaves its job. A job that forms, and waits for nobody else, begins. Returns who is to be told.
+    ///
+    /// # Errors
+    /// When the departure makes no sense.
+    pub(crate) fn depart(&mut self, departure: &Departure) -> Result<Vec<Arc<Outbox>>> {
+        let jobs = self.jobs.iter();
+        let its_own = jobs.filter(|(_, job)| job.roll.is_of(departure.token));
+        let ids: Vec<u64> = its_own.map(|(&id, _)| id).collect();
+        let mut told = Vec::new();
+        for id in ids {
+            let leaver = Leaver::of_dataset(departure, self.scheduler.samples())?;
+            let Some(job) = self.jobs.get_mut(&id) else {
+                continue;
+            };
+            if !job.depart(&leaver) {
+                continue;
+            }
+            tracing::info!(
+                stream = self.stream,
+                job = id,
+                rank = departure.rank,
+                "a rank leaves its job in order"
+            );
+            told.extend(job.outboxes_but(departure.rank).cloned());
+            if let Err(e) = self.start_if_complete(id, departure.rank) {
+                tracing::warn!(stream = self.stream, job = id, error = %e, "a job cannot go on without a rank that has left");
+            }
+        }
+        Ok(told)
+    }
+}
+
+impl Stream {
+    /// A rank leaves its job in order, if that is one of this stream's.
+    ///
+    /// # Errors
+    /// When the departure makes no sense.
+    pub(crate) fn depart(self: &Arc<Self>, departure: &Departure) -> Result<()> {
+        let mut engine = self.engine();
+        let told = engine.depart(departure)?;
+        if !told.is_empty() {
+            self.pump(&mut engine);
+        }
+        drop(engine);
+        // Sent at once: the coordinator may die as soon as the rank has left.
+        let reply = Reply::Departed(departure.clone());
+        told.iter().for_each(|outbox| outbox.tell_now(&reply));
+        Ok(())
+    }
+}
+
+/// A token that no job has had, on this node or another.
+fn new_token() -> u128 {
+    // The standard library's hasher is keyed by the operating system's randomness.
+    let half = |n: u8| u128::from(RandomState::new().hash_one((std::process::id(), n)));
+    half(0) << 64 | half(1)
+}

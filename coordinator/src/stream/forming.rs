@@ -1,0 +1,97 @@
+//! How far apart the ranks of a job are that come back from another stream.
+
+use coprep_protocol::message::Resume;
+use coprep_scheduler::{self as scheduler, JobSpec};
+
+use crate::stream::engine::Job;
+use crate::{Error, Result};
+
+/// Most steps that the ranks of a job may lie apart when they come back: without any synchronisation between
+/// them, what their queues hold.
+const MOST_BEHIND: u32 = 4096;
+/// Where a rank goes on.
+#[derive(Clone, Copy, Default)]
+pub(super) struct RankResume {
+    epoch: u64,
+    /// Batches that it was given in the epoch.
+    batches: u64,
+    /// It was given all of its part of the epoch.
+    is_done: bool,
+}
+
+impl RankResume {
+    pub(super) fn of(resume: &Resume) -> Self {
+        RankResume {
+            epoch: resume.epoch,
+            batches: resume.batches,
+            is_done: resume.is_done,
+        }
+    }
+}
+
+/// How far apart the ranks of a job are in an epoch that they resume.
+pub(super) struct Levels {
+    /// Batches that the foremost was given.
+    pub(super) most: u64,
+    /// By rank: batches that it is to be given first.
+    pub(super) behind: Vec<u32>,
+    /// Samples that ranks which have left would have been given meanwhile.
+    pub(super) forfeited: u64,
+    /// A rank was given all of its part.
+    pub(super) others_are_done: bool,
+}
+
+impl Job {
+    /// Returns the ranks that are not here. Of a job that has begun, these have left.
+    pub(super) fn gone(&self) -> Vec<u32> {
+        let ranks = (0..).zip(&self.ranks);
+        let gone = ranks.filter(|(_, consumer)| consumer.is_none());
+        gone.map(|(rank, _)| rank).collect()
+    }
+
+    /// Returns how far apart its ranks are in `epoch`, which they resume.
+    ///
+    /// # Errors
+    /// When some lie too far behind.
+    pub(super) fn levels(&self, epoch: u64) -> Result<Levels> {
+        // The others were given nothing of this epoch.
+        let of_epoch = |r: &RankResume| Some(*r).filter(|r| r.epoch == epoch);
+        let resumes = || self.resumes.iter().map(of_epoch);
+        let given = || resumes().map(|r| r.map_or(0, |r| r.batches));
+        let most = given().max().unwrap_or(0);
+        let (mut behind, mut forfeited) = (Vec::new(), 0);
+        for (rank, n) in (0..).zip(given()) {
+            let missed = most - n;
+            if self.roll.has_left(rank) {
+                forfeited = u64::saturating_add(forfeited, missed);
+                behind.push(0);
+            } else {
+                behind.push(u32::try_from(missed).unwrap_or(u32::MAX));
+            }
+        }
+        if behind.iter().any(|&n| n > MOST_BEHIND) {
+            return Err(Error::Invalid(format!(
+                "the ranks of the job resume from steps that lie more than {MOST_BEHIND} apart: \
+                 load states that were taken at the same step"
+            )));
+        }
+        Ok(Levels {
+            most,
+            behind,
+            forfeited: forfeited.saturating_mul(u64::from(self.batch_size)),
+            others_are_done: resumes().flatten().any(|r| r.is_done),
+        })
+    }
+}
+
+/// What a rank was given, the job was given. What belongs to an earlier epoch does not matter.
+pub(super) fn merge_resume(forming: &mut JobSpec, resume: &scheduler::Resume) {
+    match &mut forming.resume {
+        Some(known) if known.epoch == resume.epoch => {
+            known.delivered |= &resume.delivered;
+            known.bad |= &resume.bad;
+        }
+        Some(known) if known.epoch > resume.epoch => {}
+        other => *other = Some(resume.clone()),
+    }
+}

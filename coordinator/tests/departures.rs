@@ -1,0 +1,443 @@
+//! Ranks that leave their job in order: in another stream the others do not wait for them.
+#![expect(clippy::unwrap_used, reason = "a test ends at the first error")]
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use coprep_client::connection::{Connection, How};
+use coprep_client::loader::Options;
+use coprep_client::{Batch, Event, Loader, control, no_notice, no_pulse};
+use coprep_coordinator::{Server, Settings, StopReason};
+use coprep_protocol::message::{
+    Attach, Attached, Departure, Refusal, RefusalKind, Reply, Request, Resume,
+};
+use coprep_protocol::place::Place;
+use coprep_protocol::spec::{PipelineSpec, Source, UserDataset};
+use roaring::RoaringBitmap;
+
+mod common;
+
+const LIMIT: Duration = Duration::from_secs(60);
+const SAMPLES: u32 = 80;
+const BATCH_SIZE: u32 = 4;
+/// A serialised set of nothing.
+const EMPTY: [u8; 8] = [0x3a, 0x30, 0, 0, 0, 0, 0, 0];
+/// Of each of two ranks.
+const STEPS: usize = 10;
+
+/// A coordinator in a thread, which gives ids.
+struct Node {
+    folder: tempfile::TempDir,
+    server: Option<JoinHandle<StopReason>>,
+}
+
+impl Node {
+    fn start() -> Node {
+        let mut node = Node {
+            folder: tempfile::tempdir().unwrap(),
+            server: None,
+        };
+        node.begin();
+        node
+    }
+
+    fn begin(&mut self) {
+        let settings = Settings {
+            cpus: Some(2),
+            staging_bytes: 8 << 20,
+            idle: None,
+            ..Settings::default()
+        };
+        let server = Server::bind(self.place(), settings).unwrap();
+        self.server = Some(std::thread::spawn(move || server.run().unwrap()));
+    }
+
+    /// Ends the coordinator. Its jobs lose their connections.
+    fn end(&mut self) {
+        control::stop(&self.place()).unwrap();
+        let server = self.server.take().unwrap();
+        assert_eq!(server.join().unwrap(), StopReason::Asked);
+    }
+
+    /// Begins anew. A rank that has lost its connection, and with it all that lay ready for it, attaches.
+    fn begin_with_a_rank(&mut self) {
+        self.begin();
+        let has_a_job = || {
+            let ask = Request::Status { slow: 0 };
+            match self.connect().ask(&ask, "the state", LIMIT, &no_pulse()) {
+                Ok(Reply::Status(status)) => status.streams.iter().any(|s| !s.jobs.is_empty()),
+                other => panic!("{other:?}"),
+            }
+        };
+        let end = Instant::now() + LIMIT;
+        while !has_a_job() {
+            assert!(Instant::now() < end, "no rank attaches");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn place(&self) -> Place {
+        Place::at(self.folder.path().join("run/coordinator.sock"))
+    }
+
+    fn rank(&self, attach: Attach) -> Rank {
+        let loader = Loader::new(Options {
+            place: self.place(),
+            name: "test".into(),
+            program: Some("/bin/false".into()),
+            attach,
+            code: None,
+            timeout: LIMIT,
+            reconnect: LIMIT,
+            pulse: no_pulse(),
+            notice: no_notice(),
+        });
+        Rank {
+            loader: loader.unwrap(),
+            given: Vec::new(),
+        }
+    }
+
+    fn connect(&self) -> Connection {
+        Connection::open(&self.place(), &How::find("test")).unwrap()
+    }
+
+    fn refusal(&self, request: &Request) -> Refusal {
+        let connection = self.connect();
+        connection.send(request).unwrap();
+        match connection.receive(LIMIT, &no_pulse()).unwrap().unwrap() {
+            (Reply::Refused(refusal), _) => refusal,
+            (other, _) => panic!("{other:?}"),
+        }
+    }
+
+    fn leave(&self, departure: Departure) {
+        let told = self
+            .connect()
+            .ask(&Request::Leave(departure), "an answer", LIMIT, &no_pulse());
+        assert_eq!(told.unwrap(), Reply::Left);
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if self.server.is_some() && !std::thread::panicking() {
+            self.end();
+        }
+    }
+}
+
+fn attach(rank: u32, world_size: u32) -> Attach {
+    attach_to(SAMPLES, rank, world_size)
+}
+
+fn attach_to(samples: u32, rank: u32, world_size: u32) -> Attach {
+    let pipeline = PipelineSpec {
+        source: Source::UserCode(UserDataset {
+            name: "Numbers".into(),
+            samples: Some(samples),
+            dataset: Vec::new(),
+            rest: Vec::new(),
+            split: false,
+            in_job: true,
+        }),
+        ops: Vec::new(),
+    };
+    Attach {
+        rank,
+        world_size,
+        group: "ranks".into(),
+        ..common::attach(pipeline, BATCH_SIZE)
+    }
+}
+
+fn departure(token: u128, rank: u32, ids: std::ops::Range<u32>, batches: u64) -> Departure {
+    let mut delivered = Vec::new();
+    let ids: RoaringBitmap = ids.collect();
+    ids.serialize_into(&mut delivered).unwrap();
+    Departure {
+        token,
+        rank,
+        resume: Resume {
+            epoch: 0,
+            delivered,
+            batches,
+            is_done: false,
+            skipped: EMPTY.to_vec(),
+        },
+    }
+}
+
+/// A rank as its user sees it.
+struct Rank {
+    loader: Arc<Loader>,
+    /// Ids, by batch.
+    given: Vec<Vec<u32>>,
+}
+
+impl Rank {
+    fn take(&mut self, batches: usize) {
+        for _ in 0..batches {
+            assert!(self.next());
+        }
+    }
+
+    /// Takes a batch. Returns `false` at the end of the epoch.
+    fn next(&mut self) -> bool {
+        loop {
+            match self.loader.next(Duration::from_millis(100)).unwrap() {
+                Event::Batch(batch) => {
+                    self.given.push(ids(&batch));
+                    return true;
+                }
+                Event::EndOfEpoch => return false,
+                Event::NotYet | Event::Skipped(_) => {}
+            }
+        }
+    }
+
+    fn take_the_rest(&mut self) {
+        while self.next() {}
+    }
+}
+
+#[expect(unsafe_code, reason = "an array of a batch is known by its address")]
+fn ids(batch: &Batch) -> Vec<u32> {
+    let arrays = batch.arrays();
+    let index = arrays.iter().find(|array| array.name == "index").unwrap();
+    let first = index.address() as *const i64;
+    // SAFETY: the array has so many elements of this type, and lives until the end of this function.
+    let values = (0..index.shape[0]).map(|i| unsafe { first.add(i).read_unaligned() });
+    values.map(|id| u32::try_from(id).unwrap()).collect()
+}
+
+fn two_ranks(node: &Node) -> [Rank; 2] {
+    begin([0, 1].map(|rank| node.rank(attach(rank, 2))))
+}
+
+fn begin(ranks: [Rank; 2]) -> [Rank; 2] {
+    for rank in &ranks {
+        rank.loader.start_epoch().unwrap();
+    }
+    ranks
+}
+
+fn assert_exact(ranks: &[Rank]) {
+    let given = || ranks.iter().flat_map(|rank| rank.given.iter().flatten());
+    assert_eq!(given().count(), SAMPLES as usize);
+    assert_eq!(given().collect::<BTreeSet<_>>().len(), SAMPLES as usize);
+    assert!(ranks.iter().all(|rank| rank.given.len() == STEPS));
+}
+
+/// A rank that asks for a place by itself: the connection, what it was told, and which ranks have left.
+fn join(node: &Node, attach: Attach) -> (Connection, Attached, Vec<Departure>) {
+    let connection = node.connect();
+    connection.send(&Request::Attach(Box::new(attach))).unwrap();
+    let mut departed = Vec::new();
+    loop {
+        match connection.receive(LIMIT, &no_pulse()).unwrap().unwrap() {
+            (Reply::Attached(attached), _) => return (connection, *attached, departed),
+            (Reply::Departed(departure), _) => departed.push(departure),
+            (other, _) => panic!("{other:?}"),
+        }
+    }
+}
+
+/// For whom or what a rank waits, in the coordinator's words.
+fn who_is_awaited(connection: &Connection) -> String {
+    connection.send(&Request::Explain).unwrap();
+    match connection.receive(LIMIT, &no_pulse()).unwrap().unwrap() {
+        (Reply::Explanation(text), _) => text,
+        (other, _) => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn the_next_coordinator_does_not_wait_for_a_rank_that_has_left() {
+    let mut node = Node::start();
+    let mut ranks = two_ranks(&node);
+    ranks[0].take(3);
+    ranks[1].take(STEPS);
+    ranks[1].loader.close();
+    node.end();
+    node.begin_with_a_rank();
+    ranks[0].take_the_rest();
+    assert_exact(&ranks);
+    ranks[0].loader.close();
+}
+
+#[test]
+fn a_rank_leaves_while_there_is_no_coordinator() {
+    let mut node = Node::start();
+    let mut ranks = two_ranks(&node);
+    ranks[0].take(3);
+    ranks[1].take(STEPS);
+    node.end();
+    let loader = ranks[1].loader.clone();
+    let leaves = std::thread::spawn(move || loader.close());
+    node.begin_with_a_rank();
+    ranks[0].take_the_rest();
+    leaves.join().unwrap();
+    assert_exact(&ranks);
+    ranks[0].loader.close();
+}
+
+#[test]
+fn a_departure_that_does_not_fit_the_socket_is_heard() {
+    let mut node = Node::start();
+    let of_many = |rank| Attach {
+        shuffle: false,
+        batch_size: 50_000,
+        ..attach_to(128 * 50_000, rank, 2)
+    };
+    let mut ranks = begin([0, 1].map(|rank| node.rank(of_many(rank))));
+    for _ in 0..60 {
+        ranks[0].take(1);
+        ranks[1].take(1);
+    }
+    ranks[1].take_the_rest();
+    ranks[1].loader.close();
+    // Nobody asks the other rank for a batch: it hears of it by itself. It looks five times a second.
+    std::thread::sleep(Duration::from_secs(3));
+    node.end();
+    node.begin_with_a_rank();
+    ranks[0].take_the_rest();
+    let given = ranks.iter().flat_map(|rank| rank.given.iter().flatten());
+    let ids: RoaringBitmap = given.copied().collect();
+    assert_eq!(ids.len(), 128 * 50_000);
+    assert_eq!([ranks[0].given.len(), ranks[1].given.len()], [64, 64]);
+    ranks[0].loader.close();
+}
+
+#[test]
+fn a_job_that_forms_begins_when_the_rank_that_it_waits_for_has_left() {
+    let node = Node::start();
+    let token = 1 << 77;
+    let own = |rank| Attach {
+        token: Some(token),
+        ..attach(rank, 3)
+    };
+    let (rank_0, attached, _) = join(&node, own(0));
+    assert_eq!(attached.token, token);
+    assert!(who_is_awaited(&rank_0).starts_with("waiting for rank 1, 2 of 3"));
+    node.leave(departure(token, 2, 0..8, 2));
+    let told = rank_0.receive(LIMIT, &no_pulse()).unwrap().unwrap().0;
+    assert_eq!(told, Reply::Departed(departure(token, 2, 0..8, 2)));
+    assert!(who_is_awaited(&rank_0).starts_with("waiting for rank 1 of 3"));
+    node.leave(departure(token, 1, 8..12, 1));
+    let told = rank_0.receive(LIMIT, &no_pulse()).unwrap().unwrap().0;
+    assert_eq!(told, Reply::Departed(departure(token, 1, 8..12, 1)));
+    assert!(who_is_awaited(&rank_0).starts_with("stream 1 (Numbers)"));
+}
+
+#[test]
+fn who_attaches_is_told_who_has_left_and_tells_the_others() {
+    let node = Node::start();
+    let own = |rank, departed: &[Departure]| Attach {
+        token: Some(5),
+        departed: departed.to_vec(),
+        ..attach(rank, 4)
+    };
+    let gone = [departure(5, 2, 0..8, 2), departure(5, 3, 8..12, 1)];
+    let (rank_0, _, told) = join(&node, own(0, &gone[..1]));
+    assert_eq!(told, [], "it knows that itself");
+    assert!(who_is_awaited(&rank_0).starts_with("waiting for rank 1, 3 of 4"));
+    let (rank_1, _, told) = join(&node, own(1, &gone[1..]));
+    assert_eq!(told, gone[..1]);
+    let told = rank_0.receive(LIMIT, &no_pulse()).unwrap().unwrap().0;
+    assert_eq!(told, Reply::Departed(gone[1].clone()));
+    for rank in [&rank_0, &rank_1] {
+        assert!(who_is_awaited(rank).starts_with("stream 1 (Numbers)"));
+    }
+}
+
+#[test]
+fn a_departure_is_of_one_job_and_not_of_its_group() {
+    let node = Node::start();
+    node.leave(departure(5, 1, 0..8, 2));
+    let with = |rank, token| Attach {
+        token,
+        ..attach(rank, 2)
+    };
+    let (later, attached, told) = join(&node, with(0, None));
+    assert_eq!(told, []);
+    assert!(who_is_awaited(&later).starts_with("waiting for rank 1 of 2"));
+    // The job that the rank has left, at the same time.
+    let (own, other, told) = join(&node, with(0, Some(5)));
+    assert_eq!((other.token, told.len()), (5, 1));
+    assert_ne!((attached.job, attached.token), (other.job, other.token));
+    assert!(who_is_awaited(&own).starts_with("stream 1 (Numbers)"));
+    assert!(who_is_awaited(&later).starts_with("waiting for rank 1 of 2"));
+    let (last, attached_1, _) = join(&node, with(1, None));
+    assert_eq!(
+        (attached_1.job, attached_1.token),
+        (attached.job, attached.token)
+    );
+    for rank in [&later, &last] {
+        assert!(who_is_awaited(rank).starts_with("stream 1 (Numbers)"));
+    }
+}
+
+#[test]
+fn ranks_that_meet_again_find_the_job_that_they_had() {
+    let node = Node::start();
+    let of = |token, rank| Attach {
+        token,
+        ..attach(rank, 2)
+    };
+    let jobs = [Some(5), Some(6), None].map(|token| join(&node, of(token, 0)));
+    // In another order.
+    let met = [Some(6), Some(5), Some(7)].map(|token| join(&node, of(token, 1)));
+    let job = |at: usize| jobs[at].1.job;
+    assert_eq!([met[0].1.job, met[1].1.job], [job(1), job(0)]);
+    // The first one had not been told its token when it lost its connection.
+    assert_eq!(met[2].1.job, job(2));
+    assert_eq!(met[2].1.token, jobs[2].1.token);
+}
+
+#[test]
+fn nonsense_is_refused_and_changes_nothing() {
+    let node = Node::start();
+    let (rank_0, _, _) = join(
+        &node,
+        Attach {
+            token: Some(5),
+            ..attach(0, 2)
+        },
+    );
+    let garbled = Departure {
+        resume: Resume {
+            delivered: vec![0xff; 9],
+            ..departure(5, 1, 0..1, 1).resume
+        },
+        ..departure(5, 1, 0..1, 1)
+    };
+    let too_many = departure(5, 1, 0..SAMPLES + 1, 1);
+    let wrong = [
+        (Request::Leave(garbled.clone()), "malformed delivered"),
+        (Request::Leave(departure(5, 5000, 0..1, 1)), "no rank 5000"),
+        (Request::Leave(too_many.clone()), "sample 80"),
+    ];
+    let presented = |departed: Departure| {
+        Request::Attach(Box::new(Attach {
+            departed: vec![departed],
+            ..attach(0, 2)
+        }))
+    };
+    let wrong = wrong.into_iter().chain([
+        (presented(garbled), "malformed delivered"),
+        (presented(too_many), "sample 80"),
+        (presented(departure(5, 0, 0..1, 1)), "rank 0 of 2"),
+        (presented(departure(5, 2, 0..1, 1)), "rank 2 of 2"),
+    ]);
+    for (request, why) in wrong {
+        let refusal = node.refusal(&request);
+        assert_eq!(refusal.kind, RefusalKind::Invalid);
+        assert!(refusal.message.contains(why), "{}", refusal.message);
+    }
+    // A rank that the job does not have.
+    node.leave(departure(5, 7, 0..1, 1));
+    assert!(who_is_awaited(&rank_0).starts_with("waiting for rank 1 of 2"));
+}
