@@ -201,6 +201,11 @@ impl Outbox {
         matches!(seen, Ok(Some(seen)) if seen.intersects(ends))
     }
 
+    /// Returns whether this process has ended the connection, or found that nothing can be sent.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.queue().is_closed
+    }
+
     /// Ends the connection, both ways; the session's reader notices. Replies that are queued are dropped.
     pub(crate) fn hang_up(&self) {
         self.close();

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coprep_pipeline::{Pipeline, Slowness};
 use coprep_protocol::frame::{self, FrameError};
@@ -21,6 +21,9 @@ use crate::{Error, Result, server::Shutdown, status, warm};
 
 /// How often a client that does not read its answers is looked at.
 const LOOK: Duration = Duration::from_secs(1);
+/// How long it may take until a process counts as ended whose connections are closed, and how often to look.
+const SOON: Duration = Duration::from_millis(200);
+const LITTLE: Duration = Duration::from_millis(5);
 
 /// A connection's state.
 struct Session<'a> {
@@ -280,10 +283,26 @@ impl Session<'_> {
     }
 }
 
+impl Session<'_> {
+    /// Returns whether this process has ended the connection of a client that lives.
+    fn has_lost_its_client(&self) -> bool {
+        // Where the client is gone as well, its connections are closed before its process counts as ended.
+        let is_gone = || self.client.peer.is_gone();
+        let soon = Instant::now() + SOON;
+        while self.client.outbox.is_closed() && !is_gone() && Instant::now() < soon {
+            std::thread::sleep(LITTLE);
+        }
+        self.client.outbox.is_closed() && !is_gone()
+    }
+}
+
 impl Drop for Session<'_> {
     fn drop(&mut self) {
         if let Some((stream, seat)) = self.place.take() {
             let Seat { job, rank } = seat;
+            if self.has_lost_its_client() {
+                stream.lose_rank(seat);
+            }
             tracing::info!(stream = stream.blueprint.id, job, rank, "a job leaves");
             self.registry.detach(&stream, seat);
         }

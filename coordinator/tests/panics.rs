@@ -100,8 +100,14 @@ impl Node {
     }
 
     fn job(&self, relaxed: bool) -> Arc<Loader> {
+        self.rank(0, 1, relaxed)
+    }
+
+    fn rank(&self, rank: u32, world_size: u32, relaxed: bool) -> Arc<Loader> {
         let attach = Attach {
             relaxed,
+            rank,
+            world_size,
             cache: CacheRequest {
                 form: Some(CacheForm::Off),
                 ..CacheRequest::default()
@@ -290,6 +296,44 @@ fn a_minibatch_is_finished_although_whoever_wrote_its_last_sample_panics() {
 #[test]
 fn a_session_that_panics_costs_its_connection() {
     costs_a_connection("session-request", "3*off->1*panic->off");
+}
+
+#[test]
+fn a_rank_whose_session_panics_meets_the_others_again() {
+    // Slow, so that most of the epoch is still to come.
+    let node = Node::start("worker-prepare", "sleep(20)");
+    let ranks = [node.rank(0, 2, false), node.rank(1, 2, false)];
+    let run = |rank: usize| {
+        let mut given = Vec::new();
+        ranks[rank].start_epoch().unwrap();
+        loop {
+            match ranks[rank].next(Duration::from_millis(100)) {
+                Ok(Event::Batch(batch)) => {
+                    given.push(ids(&batch));
+                    if rank == 0 && given.len() == 2 {
+                        fail::cfg("session-request", "1*panic->off").unwrap();
+                        // Asks its session, which panics.
+                        let _ = ranks[0].state();
+                    }
+                }
+                Ok(Event::EndOfEpoch) => return given,
+                Ok(Event::NotYet | Event::Skipped(_)) => {}
+                Err(e) => panic!("{e}"),
+            }
+        }
+    };
+    let given = std::thread::scope(|scope| {
+        [0, 1]
+            .map(|rank| scope.spawn(move || run(rank)))
+            .map(|t| t.join().unwrap())
+    });
+    assert_eq!(given[0].len(), given[1].len());
+    let mut all: Vec<u32> = given.concat().concat();
+    all.sort_unstable();
+    assert_eq!(all, (0..SAMPLES).collect::<Vec<_>>());
+    assert!(ranks[0].stats().reconnects > 0 && ranks[1].stats().reconnects > 0);
+    drop(ranks);
+    node.stop();
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 use coprep_protocol::message::{Attach, Departure, Reply};
-use coprep_scheduler::Resume;
+use coprep_scheduler::{JobId, Resume};
 
 use crate::outbox::Outbox;
 use crate::stream::engine::{Engine, Job, MOST_RANKS, resume_of, serialise};
@@ -221,7 +221,41 @@ impl Engine {
     }
 }
 
+impl Engine {
+    /// A rank has lost its connection, and its process lives: it comes again, and needs the other ranks for that. They
+    /// are sent away, and come again with what each was given.
+    ///
+    /// What was dealt to the rank and not taken would be lost if the others went on without it.
+    fn lose_rank(&mut self, seat: Seat) {
+        let Some(job) = self.jobs.get_mut(&seat.job) else {
+            return;
+        };
+        let has_others = job.outboxes_but(seat.rank).next().is_some();
+        let has_left = job.roll.has_left(seat.rank as usize);
+        // A job that forms waits for the rank as it waited before.
+        if !has_others || has_left || job.forming.is_some() || job.is_over {
+            return;
+        }
+        tracing::warn!(
+            stream = self.stream,
+            job = seat.job,
+            rank = seat.rank,
+            "a rank has lost its connection: all ranks of its job come again"
+        );
+        // From here on, and before the rank's place is empty: the others are not to be given anything of the next epoch.
+        job.is_over = true;
+        job.outboxes_but(seat.rank)
+            .for_each(|outbox| outbox.hang_up());
+        self.scheduler.detach(JobId(seat.job));
+    }
+}
+
 impl Stream {
+    /// See [`Engine::lose_rank`].
+    pub(crate) fn lose_rank(&self, seat: Seat) {
+        self.engine().lose_rank(seat);
+    }
+
     /// A rank leaves its job in order, if that is one of this stream's.
     ///
     /// # Errors

@@ -73,6 +73,8 @@ pub(crate) struct Job {
     /// By rank: what it resumes.
     pub(super) resumes: Vec<RankResume>,
     pub(super) roll: Roll,
+    /// Its ranks have been sent away, to meet again in another job: it is given nothing more.
+    pub(super) is_over: bool,
     /// Epoch, and the batches that all ranks had been given in it when the job was formed.
     level: (u64, u64),
     delivered: u64,
@@ -227,6 +229,7 @@ impl Engine {
             forming: Some(spec),
             resumes: vec![RankResume::default(); request.world_size as usize],
             roll: Roll::new(request.token),
+            is_over: false,
             level: (0, 0),
             delivered: 0,
             came: Instant::now(),
@@ -383,7 +386,7 @@ impl Engine {
         } else {
             Lacks::default()
         };
-        for job in self.jobs.values_mut() {
+        for job in self.jobs.values_mut().filter(|job| !job.is_over) {
             let last_epoch = job.last_epoch();
             for consumer in job.ranks.iter_mut().flatten() {
                 match consumer.flush(&lacks, last_epoch) {
@@ -537,7 +540,8 @@ impl Engine {
         let Some(job) = self.jobs.get_mut(&id) else {
             return;
         };
-        if job.forming.is_some() || job.ranks.iter().flatten().any(|c| !c.wants_restart) {
+        let is_running = job.forming.is_none() && !job.is_over;
+        if !is_running || job.ranks.iter().flatten().any(|c| !c.wants_restart) {
             return;
         }
         self.scheduler.restart_epoch(JobId(id));
@@ -650,7 +654,7 @@ impl Job {
     fn has_ready(&self) -> bool {
         let last_epoch = self.last_epoch();
         let mut ranks = self.ranks.iter().flatten();
-        ranks.any(|consumer| consumer.has_ready(last_epoch))
+        !self.is_over && ranks.any(|consumer| consumer.has_ready(last_epoch))
     }
 }
 
