@@ -13,7 +13,7 @@ from pathlib import Path
 
 import coprep
 import pytest
-from conftest import Job, Start, coordinator_pid, stream, until
+from conftest import Job, Start, coordinator_pid, gone, stream, until
 from user_jobs import HERE
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -116,6 +116,8 @@ def kill_host() -> None:
     parents = {int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]) for pid in workers}
     assert len(parents) == 1
     os.kill(parents.pop(), signal.SIGKILL)
+    # A worker that lives a little longer could make the sample that the rank is to wait for.
+    until(lambda: all(gone(pid) for pid in workers), "the workers end")
 
 
 def streams_of(rank: Rank) -> set[tuple[int, int]]:
