@@ -189,7 +189,7 @@ impl Loader {
             }),
             cohort: cohort.map(|(name, size)| Cohort { name, size }),
             skip_errors,
-            token: None,
+            tokens: Vec::new(),
             departed: Vec::new(),
         };
         let options = Options {

@@ -300,7 +300,7 @@ impl Drop for Session<'_> {
     fn drop(&mut self) {
         if let Some((stream, seat)) = self.place.take() {
             let Seat { job, rank } = seat;
-            if self.has_lost_its_client() {
+            if stream.has_other_ranks(seat) && self.has_lost_its_client() {
                 stream.lose_rank(seat);
             }
             tracing::info!(stream = stream.blueprint.id, job, rank, "a job leaves");

@@ -316,7 +316,7 @@ fn a_job_that_forms_begins_when_the_rank_that_it_waits_for_has_left() {
     let node = Node::start();
     let token = 1 << 77;
     let own = |rank| Attach {
-        token: Some(token),
+        tokens: vec![token],
         ..attach(rank, 3)
     };
     let (rank_0, attached, _) = join(&node, own(0));
@@ -336,7 +336,7 @@ fn a_job_that_forms_begins_when_the_rank_that_it_waits_for_has_left() {
 fn who_attaches_is_told_who_has_left_and_tells_the_others() {
     let node = Node::start();
     let own = |rank, departed: &[Departure]| Attach {
-        token: Some(5),
+        tokens: vec![5],
         departed: departed.to_vec(),
         ..attach(rank, 4)
     };
@@ -357,8 +357,8 @@ fn who_attaches_is_told_who_has_left_and_tells_the_others() {
 fn a_departure_is_of_one_job_and_not_of_its_group() {
     let node = Node::start();
     node.leave(departure(5, 1, 0..8, 2));
-    let with = |rank, token| Attach {
-        token,
+    let with = |rank, token: Option<u128>| Attach {
+        tokens: token.into_iter().collect(),
         ..attach(rank, 2)
     };
     let (later, attached, told) = join(&node, with(0, None));
@@ -383,8 +383,8 @@ fn a_departure_is_of_one_job_and_not_of_its_group() {
 #[test]
 fn ranks_that_meet_again_find_the_job_that_they_had() {
     let node = Node::start();
-    let of = |token, rank| Attach {
-        token,
+    let of = |token: Option<u128>, rank| Attach {
+        tokens: token.into_iter().collect(),
         ..attach(rank, 2)
     };
     let jobs = [Some(5), Some(6), None].map(|token| join(&node, of(token, 0)));
@@ -392,9 +392,25 @@ fn ranks_that_meet_again_find_the_job_that_they_had() {
     let met = [Some(6), Some(5), Some(7)].map(|token| join(&node, of(token, 1)));
     let job = |at: usize| jobs[at].1.job;
     assert_eq!([met[0].1.job, met[1].1.job], [job(1), job(0)]);
-    // The first one had not been told its token when it lost its connection.
+    // The first one had been given nothing when it lost its connection.
     assert_eq!(met[2].1.job, job(2));
     assert_eq!(met[2].1.token, jobs[2].1.token);
+}
+
+#[test]
+fn ranks_meet_that_were_told_different_tokens_since_they_were_given_something() {
+    let node = Node::start();
+    let of = |rank, tokens: &[u128]| Attach {
+        tokens: tokens.to_vec(),
+        ..attach(rank, 2)
+    };
+    // One was given something of job 6, in which the other, of job 5, had its place as well.
+    let (_first, one, _) = join(&node, of(0, &[6]));
+    let (_second, other, _) = join(&node, of(1, &[5, 6]));
+    assert_eq!(one.job, other.job);
+    let (_third, one, _) = join(&node, of(1, &[15, 16]));
+    let (_fourth, other, _) = join(&node, of(0, &[16]));
+    assert_eq!(one.job, other.job);
 }
 
 #[test]
@@ -403,7 +419,7 @@ fn nonsense_is_refused_and_changes_nothing() {
     let (rank_0, _, _) = join(
         &node,
         Attach {
-            token: Some(5),
+            tokens: vec![5],
             ..attach(0, 2)
         },
     );

@@ -559,8 +559,13 @@ class History:
             self._may_be_killed(status)
             or bool(self.plan.failpoints and status > 0)
             or status == 1
-            and bool(self.plan.descriptors or self.plan.small_disk or self.plan.is_short_of_memory)
+            and bool(self.plan.descriptors or self.plan.small_disk or self.plan.is_short_of_memory or self._met_another())
         )
+
+    def _met_another(self) -> bool:
+        """Two jobs have started one at the same time: the other serves."""
+        logs = [path.read_text(errors="replace") for path in self.out.glob("coordinator*.log")]
+        return any("another coordinator serves" in text for text in logs)
 
     def _clear(self) -> None:
         for process in faults.descendants(os.getpid()):

@@ -156,8 +156,9 @@ pub struct Attach {
     pub cohort: Option<Cohort>,
     /// A sample that fails is counted and replaced instead of raised.
     pub skip_errors: bool,
-    /// The job that this rank belonged to before it lost its connection, as [`Attached::token`] said; None: it begins.
-    pub token: Option<u128>,
+    /// The job that this rank belonged to before it lost its connection, as [`Attached::token`] said when it was last
+    /// given a batch, and since. Empty: it was given nothing.
+    pub tokens: Vec<u128>,
     /// Ranks of that job that have left it in order, as far as this rank was told.
     pub departed: Vec<Departure>,
 }

@@ -38,9 +38,9 @@ impl Departures {
         }
     }
 
-    fn of(&self, token: u128) -> Vec<Departure> {
+    fn of(&self, tokens: &[u128]) -> Vec<Departure> {
         let kept = self.kept();
-        let those = kept.iter().filter(|(_, d)| d.token == token);
+        let those = kept.iter().filter(|(_, d)| tokens.contains(&d.token));
         those.map(|(_, departure)| departure.clone()).collect()
     }
 }
@@ -50,9 +50,9 @@ fn bytes(departure: &Departure) -> usize {
 }
 
 impl Registry {
-    /// Returns the ranks that are known to have left the job with this token.
-    pub(super) fn departed(&self, token: Option<u128>) -> Vec<Departure> {
-        token.map_or(Vec::new(), |token| self.departures.of(token))
+    /// Returns the ranks that are known to have left the job with these tokens.
+    pub(super) fn departed(&self, tokens: &[u128]) -> Vec<Departure> {
+        self.departures.of(tokens)
     }
 
     /// A rank leaves its job in order. Tells the other ranks that are here, and those that attach later.
@@ -96,21 +96,24 @@ mod tests {
         for (token, rank, bytes) in [(7, 0, 1), (7, 1, 1), (8, 0, 1), (7, 0, 2)] {
             departures.keep(&departure(token, rank, bytes));
         }
-        assert_eq!(departures.of(7), [departure(7, 1, 1), departure(7, 0, 2)]);
-        assert_eq!(departures.of(8), [departure(8, 0, 1)]);
-        assert_eq!(departures.of(9), []);
+        assert_eq!(
+            departures.of(&[7]),
+            [departure(7, 1, 1), departure(7, 0, 2)]
+        );
+        assert_eq!(departures.of(&[8]), [departure(8, 0, 1)]);
+        assert_eq!(departures.of(&[9]), []);
     }
 
     #[test]
     fn the_oldest_ones_make_room() {
         let departures = Departures::default();
         (0..2 * MOST as u32).for_each(|rank| departures.keep(&departure(7, rank, 0)));
-        let kept = departures.of(7);
+        let kept = departures.of(&[7]);
         assert_eq!((kept.len(), kept[0].rank), (MOST, MOST as u32));
         departures.keep(&departure(8, 0, MOST_BYTES));
         departures.keep(&departure(8, 1, 1));
-        assert_eq!(departures.of(8), [departure(8, 1, 1)]);
+        assert_eq!(departures.of(&[8]), [departure(8, 1, 1)]);
         departures.keep(&departure(8, 2, MOST_BYTES + 1));
-        assert_eq!(departures.of(8), [], "one alone is too much");
+        assert_eq!(departures.of(&[8]), [], "one alone is too much");
     }
 }

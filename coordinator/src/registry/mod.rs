@@ -158,7 +158,7 @@ impl Registry {
             // Opened for a job with another seed, say, at the same moment: then this one looks again.
             let attach = || {
                 if serves(&stream, &key, request) {
-                    let known = self.departed(request.token);
+                    let known = self.departed(&request.tokens);
                     stream.attach(request, &known, client)
                 } else {
                     Ok(None)
@@ -174,7 +174,7 @@ impl Registry {
             let admitted = admitted.unwrap_or_else(|panic| resume_unwind(panic));
             if let Some(mut admission) = admitted? {
                 // Those that left after it had asked, and before the stream knew its token.
-                for departure in self.departed(request.token) {
+                for departure in self.departed(&request.tokens) {
                     if let Err(e) = stream.depart(&departure) {
                         tracing::warn!(error = %e, "a rank has left, and says nonsense of it");
                     }

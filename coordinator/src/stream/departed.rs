@@ -59,17 +59,17 @@ impl Leaver {
 pub(super) struct Roll {
     /// The token that its ranks are told.
     pub(super) token: u128,
-    /// The one that a rank of it held when it came from an earlier stream.
-    before: Option<u128>,
+    /// Those that its ranks held when they came from earlier streams.
+    before: Vec<u128>,
     left: BTreeMap<u32, Departure>,
 }
 
 impl Roll {
-    /// Of a job whose first rank presents `token`.
-    pub(super) fn new(token: Option<u128>) -> Self {
+    /// Of a job whose first rank presents `tokens`.
+    pub(super) fn new(tokens: &[u128]) -> Self {
         Roll {
-            token: token.unwrap_or_else(new_token),
-            before: token,
+            token: tokens.first().copied().unwrap_or_else(new_token),
+            before: tokens.to_vec(),
             left: BTreeMap::new(),
         }
     }
@@ -79,13 +79,19 @@ impl Roll {
     }
 
     pub(super) fn is_of(&self, token: u128) -> bool {
-        self.token == token || self.before == Some(token)
+        self.token == token || self.before.contains(&token)
     }
 
-    /// A rank joins that presents `token`.
-    pub(super) fn note(&mut self, token: Option<u128>) {
-        if let Some(token) = token.filter(|&token| token != self.token) {
-            self.before.get_or_insert(token);
+    pub(super) fn is_of_any(&self, tokens: &[u128]) -> bool {
+        tokens.iter().any(|&token| self.is_of(token))
+    }
+
+    /// A rank joins that presents `tokens`.
+    pub(super) fn note(&mut self, tokens: &[u128]) {
+        for &token in tokens {
+            if !self.is_of(token) {
+                self.before.push(token);
+            }
         }
     }
 }
@@ -102,15 +108,17 @@ impl Job {
 
     /// Returns whether this rank, of a job that some ranks have left, can be one of this job.
     ///
-    /// One that presents no token may have lost its connection before it was told, or may be new.
+    /// One that presents no token was given nothing before it lost its connection, or is new. What it was told then says
+    /// nothing: the job may never have begun, and another rank may have been told something else.
     pub(super) fn can_be_joined(&self, request: &Attach, departed: &[Leaver]) -> bool {
         let rank = request.rank as usize;
         let is_here = |leaver: &Leaver| self.ranks[leaver.departure.rank as usize].is_some();
-        let is_its_own = |token| {
-            let is_new = self.roll.before.is_none() && !departed.iter().any(is_here);
-            self.roll.is_of(token) || is_new
+        let is_new = || self.roll.before.is_empty() && !departed.iter().any(is_here);
+        let fits = || {
+            let tokens = &request.tokens;
+            tokens.is_empty() || self.roll.is_of_any(tokens) || is_new()
         };
-        self.awaits(rank) && request.token.is_none_or(is_its_own)
+        self.awaits(rank) && fits()
     }
 
     /// Counts a rank as one that has come and left. Returns `false` if that is known.
@@ -251,6 +259,13 @@ impl Engine {
 }
 
 impl Stream {
+    /// Returns whether other ranks of the same job are here.
+    pub(crate) fn has_other_ranks(&self, seat: Seat) -> bool {
+        let engine = self.engine();
+        let job = engine.jobs.get(&seat.job);
+        job.is_some_and(|job| job.outboxes_but(seat.rank).next().is_some())
+    }
+
     /// See [`Engine::lose_rank`].
     pub(crate) fn lose_rank(&self, seat: Seat) {
         self.engine().lose_rank(seat);

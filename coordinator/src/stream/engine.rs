@@ -83,6 +83,8 @@ pub(crate) struct Job {
 
 /// Most ranks of a job.
 pub(super) const MOST_RANKS: u32 = 4096;
+/// Most tokens that a rank presents.
+const MOST_TOKENS: usize = 8;
 /// Bytes of errors that may wait to be sent to the jobs of a stream. Further ones travel without their exception,
 /// with so many bytes of their text.
 const MOST_UNSENT: usize = 64 << 20;
@@ -125,6 +127,9 @@ impl Engine {
         consumer: Consumer,
     ) -> Result<Seat> {
         self.check(request)?;
+        if request.cohort.is_some() {
+            self.forget_who_has_hung_up();
+        }
         let departed = self.departed(request, known)?;
         let spec = job_spec(request)?;
         let id = match self.forming_job(request, &departed) {
@@ -135,7 +140,7 @@ impl Engine {
             return Err(Error::Invalid("the job has just left".into()));
         };
         let rank = request.rank as usize;
-        job.roll.note(request.token);
+        job.roll.note(&request.tokens);
         job.ranks[rank] = Some(consumer);
         job.resumes[rank] = request
             .resume
@@ -150,11 +155,35 @@ impl Engine {
         Ok(seat)
     }
 
+    /// Removes consumers whose clients have hung up, and whose sessions are about to. A member of a cohort that comes
+    /// again needs its place.
+    fn forget_who_has_hung_up(&mut self) {
+        let has_hung_up = |job: &Job| match &job.ranks[..] {
+            [Some(only)] => only.outbox.is_gone(),
+            // Whether the others go on without a rank that is gone, its session decides.
+            _ => false,
+        };
+        let jobs = self.jobs.iter();
+        let gone: Vec<u64> = jobs
+            .filter(|(_, job)| has_hung_up(job))
+            .map(|(&id, _)| id)
+            .collect();
+        for job in gone {
+            self.detach(Seat { job, rank: 0 });
+        }
+    }
+
     fn check(&self, request: &Attach) -> Result<()> {
         if request.world_size == 0 || request.rank >= request.world_size {
             return Err(Error::Invalid(format!(
                 "rank {} of world_size {}: ranks count from 0 to world_size - 1",
                 request.rank, request.world_size
+            )));
+        }
+        if request.tokens.len() > MOST_TOKENS {
+            return Err(Error::Invalid(format!(
+                "a rank presents {} tokens, and {MOST_TOKENS} are enough",
+                request.tokens.len()
             )));
         }
         if request.world_size > MOST_RANKS {
@@ -188,7 +217,7 @@ impl Engine {
                 && job.can_be_joined(request, departed)
         };
         let fitting = || self.jobs.iter().filter(|(_, job)| fits(job));
-        let is_its_own = |job: &Job| request.token.is_some_and(|token| job.roll.is_of(token));
+        let is_its_own = |job: &Job| job.roll.is_of_any(&request.tokens);
         let own = fitting().find(|(_, job)| is_its_own(job));
         own.or_else(|| fitting().next()).map(|(&id, _)| id)
     }
@@ -228,7 +257,7 @@ impl Engine {
             ranks: (0..request.world_size).map(|_| None).collect(),
             forming: Some(spec),
             resumes: vec![RankResume::default(); request.world_size as usize],
-            roll: Roll::new(request.token),
+            roll: Roll::new(&request.tokens),
             is_over: false,
             level: (0, 0),
             delivered: 0,
@@ -545,6 +574,10 @@ impl Engine {
             return;
         }
         self.scheduler.restart_epoch(JobId(id));
+        // Minibatches of the next epoch may have been begun, and it begins anew: what is made of them is not to change
+        // places with what is made of it, nor to be replaced out of it.
+        let begun = self.in_preparation.iter();
+        begun.for_each(|batch| batch.remove_target(JobId(id)));
         let view = self.scheduler.job(JobId(id));
         let epoch = view.map_or(0, |view| view.epoch);
         job.set_absent(false);

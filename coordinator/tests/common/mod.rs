@@ -23,7 +23,7 @@ pub(crate) fn attach(pipeline: PipelineSpec, batch_size: u32) -> Attach {
         dataset_samples: None,
         cohort: None,
         skip_errors: false,
-        token: None,
+        tokens: Vec::new(),
         departed: Vec::new(),
     }
 }

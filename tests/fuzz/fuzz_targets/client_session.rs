@@ -181,7 +181,7 @@ fn attach() -> Attach {
         dataset_samples: None,
         cohort: None,
         skip_errors: false,
-        token: None,
+        tokens: Vec::new(),
         departed: Vec::new(),
     }
 }

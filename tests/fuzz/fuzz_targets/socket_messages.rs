@@ -162,7 +162,7 @@ fn attach() -> Attach {
             size: 4,
         }),
         skip_errors: true,
-        token: Some(1 << 100),
+        tokens: vec![1 << 100, 7],
         departed: vec![departure()],
     }
 }

@@ -97,7 +97,7 @@ fn attach(wish: &Wish<'_>) -> Result<Attach> {
         dataset_samples: None,
         cohort: None,
         skip_errors: true,
-        token: None,
+        tokens: Vec::new(),
         departed: Vec::new(),
     })
 }

@@ -50,13 +50,10 @@ impl Loader {
 
     /// Returns where this rank leaves its job, or `None` if nobody has to know: it is alone, or its job has not begun.
     fn departure(&self, inner: &Inner) -> Option<Departure> {
-        let attached = inner.attached.as_ref()?;
         let has_others = self.options.attach.world_size > 1;
-        if !has_others || !inner.was_given {
-            return None;
-        }
+        let token = inner.token.filter(|_| has_others)?;
         Some(Departure {
-            token: attached.token,
+            token,
             rank: self.options.attach.rank,
             resume: inner.resume()?,
         })

@@ -129,8 +129,8 @@ struct Inner {
     skipped: RoaringBitmap,
     /// Ranks that have left the job, as far as this one was told.
     departed: BTreeMap<u32, Departure>,
-    /// It was given a batch: its job has begun.
-    was_given: bool,
+    /// The token of the job in which it was last given a batch. None: it was given nothing.
+    token: Option<u128>,
     closed: bool,
 }
 
@@ -200,7 +200,7 @@ impl Loader {
                 waiting: Waiting::default(),
                 skipped: RoaringBitmap::new(),
                 departed: BTreeMap::new(),
-                was_given: false,
+                token: None,
                 closed: false,
             }),
             options,
@@ -490,7 +490,7 @@ impl Loader {
             return Ok(None);
         };
         inner.position.give(&ids, Part::of(item).ends_epoch)?;
-        inner.was_given = true;
+        inner.token = inner.attached.as_ref().map(|attached| attached.token);
         // All samples of it failed. Steps of several ranks must stay equal; a rank alone is spared.
         if batch.samples() == 0 && self.options.attach.world_size <= 1 {
             return Ok(None);
@@ -575,7 +575,10 @@ impl Loader {
         request.resume = inner.resume();
         if let Some(before) = &inner.attached {
             request.seed_hint = Some(before.seed);
-            request.token = Some(before.token);
+            request.tokens = inner.token.into_iter().collect();
+            if inner.token.is_some_and(|token| token != before.token) {
+                request.tokens.push(before.token);
+            }
         }
         request.departed = inner.departed.values().cloned().collect();
         let loading = if request.code.is_some() {
