@@ -13,16 +13,11 @@ import dis
 import enum
 import functools
 import hashlib
-import importlib.machinery
-import importlib.metadata
-import importlib.util
 import io
 import mmap
 import os
 import pickle
-import site
 import sys
-import sysconfig
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import PurePath
@@ -31,6 +26,10 @@ from typing import Any, TypeVar
 import cloudpickle
 import numpy as np
 import numpy.typing as npt
+
+from coprep._imports import Import, resolved
+from coprep._modules import MAINS, Modules
+from coprep._modules import digest_of as _hash
 
 Handler = Callable[[Any], bytes | None]
 
@@ -45,7 +44,6 @@ STRINGS = 1000
 STREAM = 2 << 30
 """Bytes of a pickle without memo from which on shared objects are assumed to be repeated too often."""
 
-_MAINS = ("__main__", "__mp_main__")
 _REMEDY = "define __getstate__, open the resource lazily in __getitem__, or pass an import string 'module:factory'"
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _GLOBAL_OPS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
@@ -57,11 +55,14 @@ _NOT_CODE = {
 }
 
 
-def fingerprint(named: Mapping[str, Any]) -> list[tuple[str, bytes]]:
+def fingerprint(named: Mapping[str, Any], modules: Modules | None = None) -> list[tuple[str, bytes]]:
     """Identity of objects, in named parts (16-byte digests), so that it can be said which part differs.
 
     Beside the objects' own parts (``dataset``, ``dataset.root``, ...) there are ``global NAME`` (data that code of the
     main script uses), ``code MODULE``, ``package NAME``, and ``working directory`` where a relative path is met.
+
+    Args:
+        modules: spares a second look at them, where several fingerprints are made at one moment.
 
     Raises:
         TypeError: something cannot be pickled; says which part and what to do.
@@ -70,15 +71,10 @@ def fingerprint(named: Mapping[str, Any]) -> list[tuple[str, bytes]]:
     parts = [*_Splitter(walk, PARTS - len(named)).parts(named.items())]
     for name, digests in sorted(walk.globals.items()):
         parts.append((f"global {name}", _hash(*sorted(digests))))
-    parts += _code_parts(walk.modules)
+    parts += (modules or Modules()).parts(walk.modules)
     if any(os.path.exists(s) for s in walk.strings):
         parts.append(("working directory", _hash(os.fsencode(os.getcwd()))))
     return _unique(parts)
-
-
-def code(modules: Iterable[str]) -> list[tuple[str, bytes]]:
-    """Identity of modules, of the user's own modules that they use, and of the packages, in named parts."""
-    return _code_parts(modules)
 
 
 def _unique(parts: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
@@ -197,15 +193,6 @@ class _Pickler(pickle.Pickler):
         except KeyError:
             handler = self._handlers[type(obj)] = self._walk.handler(type(obj))
         return None if handler is None else handler(obj)
-
-
-def _hash(*parts: bytes | memoryview) -> bytes:
-    """Digest of byte strings, each delimited."""
-    result = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        result.update(len(part).to_bytes(8, "little"))
-        result.update(part)
-    return result.digest()
 
 
 class _Walk:
@@ -383,7 +370,7 @@ class _Walk:
         return b"n%d" % number
 
     def _note(self, module: Any) -> None:
-        if isinstance(module, str) and module not in _MAINS:
+        if isinstance(module, str) and module not in MAINS:
             self.modules[module] = None
 
     def _structure(self, code: Any) -> bytes:
@@ -399,8 +386,10 @@ class _Walk:
 
     def _function(self, function: types.FunctionType) -> bytes:
         names, modules = _uses(function.__code__)
-        for module in _resolved(modules, function.__globals__.get("__package__")):
+        for module, members in resolved(modules, function.__globals__.get("__package__")):
             self._note(module)
+            for member in members:
+                self._note(f"{module}.{member}")
         used = {name: function.__globals__[name] for name in sorted(names) if name in function.__globals__}
         self._note_submodules(function.__code__, used.values())
         where = f"function {function.__qualname__}"
@@ -516,7 +505,7 @@ def _importable(code: Any) -> bool:
     """Whether another process gets this function or class by its name."""
     if isinstance(code, type) and not code.__flags__ & _HEAP_TYPE:
         return True  # Some built-in types, such as that of None, are no attribute of their module.
-    if code.__module__ in _MAINS:
+    if code.__module__ in MAINS:
         return False
     found: Any = sys.modules.get(code.__module__)
     for name in getattr(code, "__qualname__", "").split("."):
@@ -529,10 +518,6 @@ def _cell(cell: types.CellType) -> Any:
         return cell.cell_contents
     except ValueError:  # It is yet empty.
         return types.CellType
-
-
-Import = tuple[str, int, tuple[str, ...]]
-"""A module's name, the level of a relative import, and what is imported from the module."""
 
 
 def _uses(code: types.CodeType) -> tuple[set[str], set[Import]]:
@@ -558,129 +543,3 @@ def _attributes(code: types.CodeType) -> set[str]:
 
 def _nested(code: types.CodeType) -> list[types.CodeType]:
     return [const for const in code.co_consts if isinstance(const, types.CodeType)]
-
-
-def _resolved(imports: Iterable[Import], package: str | None) -> Iterator[str]:
-    """Full names of the modules that may be meant by imports."""
-    for name, level, members in imports:
-        with contextlib.suppress(ImportError):
-            base = importlib.util.resolve_name("." * level + name, package)
-            yield base
-            yield from (f"{base}.{member}" for member in members)
-
-
-# --- modules --------------------------------------------------------------------------------------------------
-
-
-def _code_parts(modules: Iterable[str]) -> list[tuple[str, bytes]]:
-    """The user's own modules among these and those that they use, and the versions of packages."""
-    code: dict[str, bytes] = {}
-    packages: dict[str, bytes] = {}
-    met: set[str] = set()
-    todo = list(modules)
-    while todo:
-        name = todo.pop()
-        top, _, _ = name.partition(".")
-        if name in met or top in sys.stdlib_module_names or top in (*_MAINS, "coprep"):
-            continue
-        met.add(name)
-        parent = name.rpartition(".")[0]
-        if parent:
-            todo.append(parent)
-        file = _file(name)
-        if file is None:
-            continue
-        if not _is_users(file):
-            version = _version(top)
-            if version is not None:
-                packages[f"package {top}"] = _hash(version.encode())
-            continue
-        content = _read(name, file)
-        code[f"code {name}"] = _hash(content)
-        todo += _used_modules(name, file, content)
-    return sorted(code.items()) + sorted(packages.items())
-
-
-def _used_modules(name: str, file: str, content: bytes) -> Iterator[str]:
-    """Modules that a module imports anywhere in its source, or that define what is in its globals."""
-    package = name if os.path.basename(file).startswith("__init__.") else name.rpartition(".")[0]
-    if file.endswith(".py"):
-        with contextlib.suppress(SyntaxError, ValueError):
-            yield from _resolved(_uses(compile(content, file, "exec", dont_inherit=True))[1], package)
-    for value in list(getattr(sys.modules.get(name), "__dict__", {}).values()):
-        if isinstance(value, types.ModuleType):
-            # A module within this package is here if anyone imported it. What this one imports is found above.
-            if not value.__name__.startswith(f"{name}."):
-                yield value.__name__
-        else:
-            with contextlib.suppress(Exception):
-                if isinstance(value.__module__, str):
-                    yield value.__module__
-
-
-def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
-    """Where a module is, without importing anything."""
-    parent, _, _ = name.rpartition(".")
-    try:
-        if not parent:
-            return importlib.util.find_spec(name)
-        package = _spec(parent)
-        path = package and package.submodule_search_locations
-        return importlib.machinery.PathFinder.find_spec(name, path) if path else None
-    except (ImportError, ValueError, AttributeError):
-        return None
-
-
-def _file(name: str) -> str | None:
-    if name in sys.modules:
-        file = getattr(sys.modules[name], "__file__", None)
-    else:
-        spec = _spec(name)
-        file = spec.origin if spec and spec.has_location else None
-    return file if isinstance(file, str) else None
-
-
-def _read(name: str, file: str) -> bytes:
-    try:
-        with open(file, "rb") as source:
-            return source.read()
-    except OSError:  # It may lie in an archive.
-        try:
-            loader: Any = sys.modules[name].__loader__
-            content: bytes = loader.get_data(file)
-            return content
-        except Exception:
-            return os.fsencode(file)
-
-
-@functools.cache
-def _installed() -> tuple[str, ...]:
-    """Folders of the standard library and of packages."""
-    folders = [sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")]
-    folders += [*site.getsitepackages(), site.getusersitepackages(), os.path.dirname(os.path.abspath(__file__))]
-    return tuple(os.path.join(form(folder), "") for folder in folders for form in (os.path.abspath, os.path.realpath))
-
-
-@functools.cache
-def _is_users(file: str) -> bool:
-    path = os.path.abspath(file)
-    if path.startswith(_installed()) or os.path.realpath(path).startswith(_installed()):
-        return False
-    return not {"site-packages", "dist-packages"} & set(path.split(os.sep))
-
-
-@functools.cache
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        # The distribution has another name, as Pillow has. Whether the package is imported yet must not matter.
-        names = _distributions().get(package, [])
-        versions = sorted(f"{name} {importlib.metadata.version(name)}" for name in names)
-        return "\n".join(versions) or None
-
-
-@functools.cache
-def _distributions() -> Mapping[str, list[str]]:
-    """By package. Takes a while: every installed distribution is looked at."""
-    return importlib.metadata.packages_distributions()
