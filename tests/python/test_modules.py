@@ -41,7 +41,7 @@ SOURCES = {
     "continued": "from \\\n a \\\n import \\\n b, \\\n c\nimport d, \\\n e\nimport f\\\n.g\n",
     "after another from": "def f(x):\n  yield from x\n  import a\n  raise y from x; import b\nfrom c import d\n",
     "after a comment": "# this is from \\\nimport a\n# taken from b \\\nimport c\n# from \\\nfrom d import e\n",
-    "after a text": "'''(we import (and from\n'''\nimport a\n'from '; from b import c\nx = 'import ('\nfrom d import e\n",
+    "after a text": "'''(we import (and from\n'''\nimport a\n'from '; from b import c\nx = 'import ('\nimport d\n",
     "nested": "class A:\n  def f(self):\n    try: import a\n    except ImportError: from b import c\n",
     "form feed": "\x0cimport a\nfrom\x0cb\x0cimport\x0cc\n",
     "line ends": "import a\r\nfrom b import (c,\r\n d)\r\nimport e, \\\r\n f\r\n",

@@ -27,6 +27,7 @@ import cloudpickle
 import numpy as np
 import numpy.typing as npt
 
+from coprep._caches import HOOK, reducer_of, without_caches
 from coprep._imports import Import, resolved
 from coprep._modules import MAINS, Modules
 from coprep._modules import digest_of as _hash
@@ -125,6 +126,7 @@ class _Splitter:
             with contextlib.suppress(Exception):
                 reduced: Any = object.__reduce_ex__(value, 5)
                 make, args, state, *items = reduced
+                state = without_caches(cls, state)
                 plain = getattr(make, "__name__", "") == "__newobj__" and args == (cls,) and items in ([], [None, None])
                 if plain and type(state) is dict and all(type(key) is str for key in state):
                     return cls, [(_suffix(key), state[key]) for key in sorted(state)]
@@ -134,7 +136,7 @@ class _Splitter:
 def _reduces_by_default(cls: Any) -> bool:
     default: Any = object
     own = cls.__reduce_ex__ is not default.__reduce_ex__ or cls.__reduce__ is not default.__reduce__
-    return not own and cls not in cloudpickle.Pickler.dispatch_table
+    return not own and cls not in cloudpickle.Pickler.dispatch_table and not hasattr(cls, HOOK)
 
 
 def _suffix(attribute: str) -> str:
@@ -246,9 +248,14 @@ class _Walk:
     def handler(self, cls: type) -> Handler | None:
         """What replaces the pickling of instances of a class."""
         self._note(cls.__module__)
+        identified = hasattr(cls, HOOK) and not issubclass(cls, type)
         for base, handler in self._handlers():
-            if issubclass(cls, base):
+            if issubclass(cls, base) and not identified:
                 return handler
+        reducer = reducer_of(cls)
+        if reducer is not None:
+            # Not a handler: the pickler then sees where an object leads back to itself.
+            self.reducers[cls] = reducer
         return self._path if hasattr(cls, "__fspath__") else None
 
     def _handlers(self) -> Iterator[tuple[Any, Handler]]:

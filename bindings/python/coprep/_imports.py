@@ -1,6 +1,6 @@
 """Find the imports of a source file without compiling it.
 
-Compiling a file takes some milliseconds, and a package has hundreds. Looking for the keywords takes a hundredth of that.
+Compiling a file takes milliseconds, and a package has hundreds. Looking for the keywords takes a hundredth of that.
 The result may hold too much, since text in strings and comments is looked at too. It never holds too little.
 """
 

@@ -73,7 +73,8 @@ class DataLoader:
     anything of them is held.
 
     Jobs share when their dataset, transform, ``shuffle`` and cache form are the same, and ``seed`` too where it is
-    given. ``coprep status`` says in what two streams differ that look alike.
+    given. ``coprep status`` says in what two streams differ that look alike. A class of yours may say by a method
+    ``__coprep_identity__()`` what identifies its instances; otherwise their attributes do.
 
     Args:
         dataset: a native pipeline; or any object with ``__len__`` and ``__getitem__``; or ``"module:factory"``, of what
