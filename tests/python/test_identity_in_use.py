@@ -165,6 +165,15 @@ def test_a_logger_of_the_script_counts_the_same_in_a_process_that_it_spawned() -
     assert differing(first, other) == ["x"]
 
 
+def test_a_class_of_the_script_counts_the_same_after_it_was_pickled() -> None:
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    exec("class Inner:\n  def __init__(self): self.x = 1\nclass Data:\n  def __init__(self): self.i = Inner()", scope)
+    nested = {"deep": [[[scope["Data"]()]]]}
+    before = parts(nested)
+    assert "__slotnames__" in vars(scope["Inner"]), "it was pickled"
+    assert differing(before, parts(nested)) == []
+
+
 # --- what libraries keep --------------------------------------------------------------------------------------
 
 

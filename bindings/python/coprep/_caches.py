@@ -26,7 +26,7 @@ _ALBUMENTATIONS = frozenset(("random_generator", "py_random", "params", "_images
 """Attributes in which albumentations keeps its last call and its generators, made of its ``seed`` or anew each time."""
 
 
-def reducer_of(cls: type) -> Reducer | None:
+def reducer_of(cls: Any) -> Reducer | None:
     """Returns what reduces the instances of a class to their identity; ``None``: pickle does it."""
     if hasattr(cls, HOOK):
         return lambda obj: (identified, (cls, getattr(obj, HOOK)()))

@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coprep._caches import HOOK, reducer_of, without_caches
+from coprep._errors import CannotTravel
 from coprep._imports import Import, resolved
 from coprep._modules import MAINS, Modules
 from coprep._modules import digest_of as _hash
@@ -48,8 +49,9 @@ STREAM = 2 << 30
 _REMEDY = "define __getstate__, open the resource lazily in __getitem__, or pass an import string 'module:factory'"
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _GLOBAL_OPS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
-# What the interpreter and typing add to a class: line numbers, caches, and hints that change no sample.
+# What the interpreter, pickle and typing add to a class: line numbers, caches, and hints that change no sample.
 _NOT_CODE = {
+    "__slotnames__",  # pickle notes it at the class when it first meets an instance
     *("__dict__", "__weakref__", "__module__", "__qualname__", "__classdictcell__", "_abc_impl"),
     *("__annotations__", "__annotations_cache__", "__annotate__", "__annotate_func__", "__conditional_annotations__"),
     *("__orig_bases__", "__parameters__", "__type_params__", "__static_attributes__", "__firstlineno__"),
@@ -114,7 +116,7 @@ class _Splitter:
             reason = " ".join(str(e).split()) or "it cannot be pickled"
             if not isinstance(e, (TypeError, pickle.PicklingError)):
                 reason = f"{type(e).__name__}: {reason}"
-            raise TypeError(f"{name} cannot be compared with that of other jobs: {reason}. Remedy: {_REMEDY}") from e
+            raise CannotTravel(f"{name} cannot be compared with that of other jobs: {reason}. Remedy: {_REMEDY}") from e
 
     def _split(self, value: Any) -> tuple[Any, list[tuple[str, Any]]]:
         """What stands for the value itself, and its parts by the suffix of their name."""
@@ -398,6 +400,8 @@ class _Walk:
             for member in members:
                 self._note(f"{module}.{member}")
         used = {name: function.__globals__[name] for name in sorted(names) if name in function.__globals__}
+        if used.get("__name__") in MAINS:
+            used["__name__"] = MAINS[0]  # in a process that the script spawned too
         self._note_submodules(function.__code__, used.values())
         where = f"function {function.__qualname__}"
         digests = self._members(used, where)
@@ -421,6 +425,9 @@ class _Walk:
 
     def _class(self, cls: type) -> bytes:
         members = {k: v for k, v in vars(cls).items() if k not in _NOT_CODE}
+        if isinstance(members.get("__doc__"), str):
+            # A dataclass writes there where its fields' types are defined.
+            members["__doc__"] = members["__doc__"].replace(f"{MAINS[1]}.", f"{MAINS[0]}.")
         if issubclass(cls, enum.Enum):
             members = {k: v for k, v in members.items() if k not in cls.__members__ and k != "_value2member_map_"}
             members["_member_map_"] = [(name, member.value) for name, member in cls.__members__.items()]

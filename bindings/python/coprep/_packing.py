@@ -142,6 +142,12 @@ def _by_value(reason: Exception) -> Any:
 def _by_value_pickler() -> Any:
     import cloudpickle  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
+    spawned = sys.modules.get("__mp_main__")
+    if spawned is not None:
+        # In a process that multiprocessing spawned, the main script has this name, which no other process can import.
+        # cloudpickle knows only "__main__".
+        cloudpickle.register_pickle_by_value(spawned)
+
     class ByValue(cloudpickle.Pickler):  # type: ignore[misc, unused-ignore]
         def reducer_override(self, obj: Any) -> Any:
             if type(obj) is CodeType:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from coprep import _coprep
 from coprep._fingerprint import fingerprint
-from coprep._modules import Modules
+from coprep._modules import MAINS, Modules
 from coprep._packing import pack
 from coprep._worker import PROGRAM, Delivery, Program, call_factory
 
@@ -127,7 +127,9 @@ def _factory_parts(name: str, modules: Modules) -> list[Part]:
 
 def _name(dataset: Any) -> str:
     kind = type(dataset)
-    return f"{kind.__qualname__} ({kind.__module__})"
+    # The same in processes that the script spawned.
+    module = MAINS[0] if kind.__module__ in MAINS else kind.__module__
+    return f"{kind.__qualname__} ({module})"
 
 
 def _length(dataset: Any) -> int:
