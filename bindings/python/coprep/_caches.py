@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from coprep._modules import MAINS, digest_of
+from coprep._packing import LOCKS
 
 HOOK = "__coprep_identity__"
 """Method of a class that says what identifies its instances."""
@@ -30,6 +31,9 @@ def reducer_of(cls: Any) -> Reducer | None:
     """Returns what reduces the instances of a class to their identity; ``None``: pickle does it."""
     if hasattr(cls, HOOK):
         return lambda obj: (identified, (cls, getattr(obj, HOOK)()))
+    if cls in LOCKS:
+        # Each process has its own: which one it is changes no sample.
+        return lambda lock: (identified, (object, "lock"))
     if issubclass(cls, logging.Logger):
         # A script's logger is named after its module, which has another name in a process that it spawned.
         return lambda logger: (identified, (cls, MAINS[0] if logger.name in MAINS else logger.name))

@@ -21,7 +21,7 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import PurePath
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import cloudpickle
 import numpy as np
@@ -100,23 +100,54 @@ class _Splitter:
         self._walk = walk
         self._left = left
 
-    def parts(self, named: Iterable[tuple[str, Any]], depth: int = 0) -> Iterator[tuple[str, bytes]]:
+    def parts(
+        self, named: Iterable[tuple[str, Any]], depth: int = 0, holder: _Holder | None = None
+    ) -> Iterator[tuple[str, bytes]]:
         for name, value in named:
             head, children = self._split(value) if depth < DEPTH else (value, [])
             if len(children) > self._left:
                 head, children = value, []
             self._left -= len(children)
-            yield name, self._digest(name, head)
-            yield from self.parts([(name + suffix, child) for suffix, child in children], depth + 1)
+            yield name, self._digest(name, head, holder)
+            for suffix, child in children:
+                inner = _Holder(type(value), suffix) if type(value) not in (list, tuple) else holder
+                yield from self.parts([(name + suffix, child)], depth + 1, inner)
 
-    def _digest(self, name: str, value: Any) -> bytes:
+    def _digest(self, name: str, value: Any, holder: _Holder | None) -> bytes:
         try:
             return self._walk.closed(value)
         except Exception as e:
             reason = " ".join(str(e).split()) or "it cannot be pickled"
             if not isinstance(e, (TypeError, pickle.PicklingError)):
                 reason = f"{type(e).__name__}: {reason}"
-            raise CannotTravel(f"{name} cannot be compared with that of other jobs: {reason}. Remedy: {_REMEDY}") from e
+            found = self._holder_within(value, set()) or holder
+            remedy = _REMEDY if found is None else found.remedy()
+            raise CannotTravel(f"{name} cannot be compared with that of other jobs: {reason}. Remedy: {remedy}") from e
+
+    def _holder_within(self, value: Any, seen: set[int]) -> _Holder | None:
+        """Returns which attribute of which class, within a value, holds what cannot be pickled."""
+        seen.add(id(value))
+        for suffix, child in self._children(value):
+            if id(child) in seen or self._can_be_hashed(child):
+                continue
+            if isinstance(value, (list, tuple, dict)):
+                return self._holder_within(child, seen)
+            return self._holder_within(child, seen) or _Holder(type(value), suffix)
+        return None
+
+    def _children(self, value: Any) -> list[tuple[str, Any]]:
+        if isinstance(value, (list, tuple)):
+            return [("", child) for child in value]
+        if isinstance(value, dict):
+            return [("", child) for child in value.values()]
+        return self._split(value)[1]
+
+    def _can_be_hashed(self, value: Any) -> bool:
+        try:
+            self._walk.closed(value)
+        except Exception:
+            return False
+        return True
 
     def _split(self, value: Any) -> tuple[Any, list[tuple[str, Any]]]:
         """What stands for the value itself, and its parts by the suffix of their name."""
@@ -143,6 +174,23 @@ def _reduces_by_default(cls: Any) -> bool:
 
 def _suffix(attribute: str) -> str:
     return f".{attribute}" if attribute.isidentifier() else f".{attribute!r}"
+
+
+class _Holder(NamedTuple):
+    """An attribute of instances of a class."""
+
+    cls: type
+    suffix: str
+    """As in the name of a part: with a dot before it."""
+
+    def remedy(self) -> str:
+        """Returns what keeps the attribute from being pickled, as a line to write."""
+        name = self.suffix.removeprefix(".").strip("'")
+        return (
+            f"leave it out of the pickle, by a method of {self.cls.__qualname__} or of a class that derives from it, "
+            f'def __getstate__(self): return {{**self.__dict__, "{name}": None}}, and open it where it is used if '
+            f"self.{name} is None; or pass an import string 'module:factory'"
+        )
 
 
 # --- data -----------------------------------------------------------------------------------------------------

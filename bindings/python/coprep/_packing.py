@@ -10,6 +10,7 @@ import os
 import pickle
 import struct
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
 from typing import Any
@@ -172,7 +173,22 @@ def _code(
     return make(*arguments).replace(co_filename=filename)
 
 
+def _new_lock() -> Any:
+    return threading.Lock()
+
+
+def _new_rlock() -> Any:
+    return threading.RLock()
+
+
+LOCKS: dict[type, Callable[[], Any]] = {type(threading.Lock()): _new_lock, type(threading.RLock()): _new_rlock}
+"""What makes a lock anew, by its type. Locks keep threads of one process apart: another process needs one of its own,
+and one that nobody holds. (A fork copies a lock as it is, held for ever if a thread of the parent held it.)"""
+
+
 def _reduce(obj: Any) -> Any:
+    if type(obj) in LOCKS:
+        return LOCKS[type(obj)], ()
     torch: Any = sys.modules.get("torch")
     if torch is not None and type(obj) is getattr(torch, "Tensor", None):
         return _reduce_tensor(obj, torch)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -144,7 +143,7 @@ class Mapped(Numbers):
 def unpicklable_dataset(DataLoader: Any) -> None:
     """A dataset that cannot be pickled cannot go to a spawned worker, and that is said."""
     data = Numbers(3)
-    data.lock = threading.Lock()  # type: ignore[attr-defined]
+    data.open = (x for x in range(3))  # type: ignore[attr-defined]
     with raises(TypeError, ValueError, RuntimeError, pickle.PicklingError, texts=("pickle",)):
         list(DataLoader(data, num_workers=1, multiprocessing_context="spawn"))
 
