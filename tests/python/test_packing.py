@@ -92,6 +92,24 @@ def test_locks_are_made_anew() -> None:
         assert type(unpack(packed(lock))) is type(lock)
 
 
+def test_a_class_of_the_script_becomes_that_of_the_jobs_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    def script() -> Any:
+        scope: dict[str, Any] = {"__name__": "__main__"}
+        exec("class OwnSample:\n  class Part: pass\n  def __init__(self): self.part = self.Part()", scope)
+        return scope["OwnSample"]
+
+    workers, jobs = script(), script()
+    whole = pack([workers(), workers()], for_jobs=True)
+    data = bytearray(whole.size)
+    whole.write_to(memoryview(data))
+    assert type(unpack(data)[0]) is workers, "no such class in this script"
+    monkeypatch.setattr(sys.modules["__main__"], "OwnSample", jobs, raising=False)
+    for sample in unpack(data):
+        assert type(sample) is jobs and type(sample.part) is jobs.Part
+    # What is run comes as it is.
+    assert type(unpack(packed(workers()))) is workers
+
+
 def test_attributes_of_a_tensor_are_kept() -> None:
     tensor = torch.ones(3)
     tensor.origin = "here"  # type: ignore[attr-defined]

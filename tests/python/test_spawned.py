@@ -56,7 +56,7 @@ def transform(point):
 
 class Collate:
     def __call__(self, samples):
-        assert all(type(sample).__name__ == "Point" for sample in samples)
+        assert all(type(sample) is Point for sample in samples)
         return [int(sample.y[0]) for sample in samples], [int(sample.x) for sample in samples]
 
 def identity():

@@ -56,8 +56,10 @@ class Packed:
         return self.size
 
 
-def pack(obj: Any, *, by_file: bool = False) -> Packed:
+def pack(obj: Any, *, by_file: bool = False, for_jobs: bool = False) -> Packed:
     """Turn ``obj`` into bytes. ``by_file``: an array that maps a file travels as the file's name.
+
+    ``for_jobs``: a class of the main script becomes, in a job, the class of that name in the job's own script.
 
     Classes and functions of the main script, and others that cannot be imported by name, travel by value; this needs
     ``cloudpickle``.
@@ -71,7 +73,7 @@ def pack(obj: Any, *, by_file: bool = False) -> Packed:
         data = _pickled(_ByFile if by_file else _Pickler, obj, keep)
     except (pickle.PicklingError, AttributeError) as error:
         buffers.clear()
-        data = _pickled(_by_value(error), obj, keep)
+        data = _pickled(_by_value(error, for_jobs), obj, keep)
     return Packed(data, buffers)
 
 
@@ -131,16 +133,17 @@ class _ByFile(_Pickler):
         return _reduce_map(obj) if type(obj) is np.memmap else super().reducer_override(obj)
 
 
-def _by_value(reason: Exception) -> Any:
+def _by_value(reason: Exception, for_jobs: bool) -> Any:
     try:
-        return _by_value_pickler()
+        return _by_value_pickler()[for_jobs]
     except ImportError:
         message = f"{reason}: define it in a module that can be imported, or install cloudpickle"
         raise pickle.PicklingError(message) from reason
 
 
 @functools.cache
-def _by_value_pickler() -> Any:
+def _by_value_pickler() -> tuple[Any, Any]:
+    """Returns what pickles classes by value, and what does so for jobs."""
     import cloudpickle  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
     spawned = sys.modules.get("__mp_main__")
@@ -156,7 +159,27 @@ def _by_value_pickler() -> Any:
             reduced = _reduce_map(obj) if type(obj) is np.memmap else _reduce(obj)
             return super().reducer_override(obj) if reduced is NotImplemented else reduced
 
-    return ByValue
+    @functools.lru_cache(maxsize=256)
+    def class_by_value(cls: type) -> bytes:
+        stream = io.BytesIO()
+        ByValue(stream, protocol=5).dump(cls)
+        return stream.getvalue()
+
+    class ForJobs(ByValue):
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, type) and obj.__module__ in _MAIN and "<locals>" not in obj.__qualname__:
+                return _class_of_main, (obj.__qualname__, class_by_value(obj))
+            return super().reducer_override(obj)
+
+    return ByValue, ForJobs
+
+
+def _class_of_main(qualified_name: str, by_value: bytes) -> Any:
+    """Returns the class of this process's main script; without one the class as it came."""
+    found: Any = sys.modules.get("__main__")
+    for name in qualified_name.split("."):
+        found = getattr(found, name, None)
+    return found if isinstance(found, type) and found.__module__ in _MAIN else pickle.loads(by_value)
 
 
 def _lines_of(filename: str) -> list[str] | None:
