@@ -375,3 +375,41 @@ def test_the_trainer_of_transformers_trains_and_predicts(place: Path, tmp_path: 
     pytest.importorskip("accelerate")
     pytest.importorskip("transformers")
     assert ran(tmp_path, TRANSFORMERS) == ["True", "True", "True"]
+
+
+RANKS = """
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+class Data(Dataset):
+    def __len__(self):
+        return 40
+    def __getitem__(self, i):
+        return i
+
+def ids(loader):
+    return [int(x) for batch in loader for x in batch]
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    data, rank, both = Data(), dist.get_rank(), [None, None]
+    loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data), num_workers=1)
+    dist.all_gather_object(both, ids(loader) + ids(loader))
+    whole = ids(DataLoader(data, batch_size=8, num_workers=1))
+    dist.all_gather_object(both_whole := [None, None], whole)
+    if rank == 0:
+        print(type(loader).__module__ == "coprep._loader")
+        print(len(both[0]) == 40 and sorted(both[0] + both[1]) == sorted(2 * list(range(40))))
+        print(both_whole == [list(range(40))] * 2)
+        print(ids(DataLoader(data, batch_size=8, num_workers=1)) == list(range(40)))
+    dist.destroy_process_group()
+"""
+
+
+def test_ranks_of_torchrun_have_what_pytorch_gives_them(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(RANKS)
+    launch = ("-m", "torch.distributed.run", "--nproc-per-node", 2, "--standalone", "-m", "coprep", "run", "script.py")
+    done = python(*launch, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    # A part each by the sampler, else all; and rank 0 may iterate over a loader alone.
+    assert done.stdout.split() == ["True"] * 4
