@@ -473,22 +473,50 @@ def test_own_state() -> None:
     assert here(SetOfMine("ab")) != here(SetOfMine("ac"))
 
 
+class Holder:
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+
 def test_unpicklable(tmp_path: Path) -> None:
-    remedy = "define __getstate__, open the resource lazily in __getitem__, or pass an import string 'module:factory'"
+    remedy = (
+        'Config or of a class that derives from it, def __getstate__(self): return {**self.__dict__, "child": None}'
+    )
     with open(tmp_path / "file", "w+") as file, open(tmp_path / "file", "rb") as binary:
-        values = [threading.Lock(), file, binary, (x for x in "ab"), {"deep": [file]}, lambda: file]
-        for value in values:
+        for value in (file, binary, (x for x in "ab"), {"deep": [file]}, lambda: file):
             with pytest.raises(TypeError) as error:
                 fingerprint({"dataset": Config(1, Config(2, value))})
             message = str(error.value)
             assert message.startswith("dataset.child.child cannot be")
-            assert remedy in message
+            assert remedy in message and "if self.child is None" in message and "'module:factory'" in message
             assert "cannot pickle" in message
             assert "\n" not in message
 
 
+def test_the_attribute_that_cannot_be_pickled_is_named_wherever_it_is(tmp_path: Path) -> None:
+    with open(tmp_path / "file", "w+") as file:
+        wraps = [
+            lambda x: x,
+            lambda x: [x],
+            lambda x: {"a": {"b": (0, [x])}},
+            lambda x: Config(1, Config(2, Config(3, Config(4, [[[x]]])))),
+            lambda x: [*range(50), x],
+        ]
+        for wrap in wraps:
+            with pytest.raises(TypeError) as error:
+                fingerprint({"dataset": wrap(Holder(file))})
+            assert "of Holder or of a class" in str(error.value)
+            assert '{**self.__dict__, "_handle": None}' in str(error.value)
+        cyclic = Holder([file])
+        cyclic.up = [cyclic]  # type: ignore[attr-defined]
+        with pytest.raises(TypeError, match='"_handle": None'):
+            fingerprint({"dataset": [[[[cyclic]]]]})
+        with pytest.raises(TypeError, match="define __getstate__"):
+            fingerprint({"dataset": file})
+
+
 def test_unpicklable_global_is_named() -> None:
-    scope: dict[str, Any] = {"__name__": "__main__", "lock": threading.Lock()}
+    scope: dict[str, Any] = {"__name__": "__main__", "lock": (x for x in "ab")}
     exec("def f(): return g()\ndef g(): return lock", scope)
     with pytest.raises(TypeError, match="lock in function g"):
         fingerprint({"f": scope["f"]})

@@ -8,10 +8,8 @@ import os
 import re
 import signal
 import sys
-import threading
 import time
 import types
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -383,12 +381,24 @@ def test_a_job_that_is_killed_while_its_dataset_is_loaded_leaves_nothing(start: 
 def test_what_cannot_be_pickled_is_named(tmp_path: Path, place: Path, workers: int) -> None:
     (tmp_path / "data").touch()
     options = {**NUMPY, "num_workers": workers}
-    for data, part in ((ud.Locked(), "dataset.lock"), (ud.OpenFile(tmp_path / "data"), "dataset.file")):
-        with pytest.raises(TypeError, match=f"{part} .*Remedy"):
+    for data, part in ((ud.Connected(), "connection"), (ud.OpenFile(tmp_path / "data"), "file")):
+        remedy = rf'dataset.{part} .*Remedy: .*of {type(data).__name__} .*\{{\*\*self.__dict__, "{part}": None\}}'
+        with pytest.raises(TypeError, match=remedy):
             next(iter(coprep.DataLoader(data, 4, **options)))
-    with pytest.raises(TypeError, match=r"transform"):
-        next(iter(coprep.DataLoader(ud.Numbers(8), 4, transform=ud.FaultyTransform([], threading.Lock()), **options)))
+    connection = ud.Connected().connection
+    with pytest.raises(TypeError, match=r'transform.what .* of FaultyTransform .*"what": None'):
+        next(iter(coprep.DataLoader(ud.Numbers(8), 4, transform=ud.FaultyTransform([], connection), **options)))
     assert not place.exists()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_dataset_may_hold_locks(place: Path, workers: int) -> None:
+    data = ud.Locked(24)
+    with data.lock, coprep.DataLoader(data, 4, **{**NUMPY, "num_workers": max(1, workers)}) as loader:
+        # Each worker has a lock of its own, which nobody holds.
+        assert sorted(ids(loader)) == list(range(24))
+    with coprep.DataLoader(data, 4, **{**NUMPY, "num_workers": workers}) as loader:
+        assert sorted(ids(loader)) == list(range(24))
 
 
 @pytest.mark.parametrize(
@@ -436,15 +446,7 @@ def test_an_empty_dataset_has_no_batches(place: Path) -> None:
     assert not place.exists()
 
 
-def test_a_dataset_that_can_only_be_iterated_over_is_refused() -> None:
-    import torch.utils.data as data
-
-    class Endless(data.IterableDataset):  # type: ignore[type-arg]
-        def __iter__(self) -> Iterator[int]:
-            return iter(range(10))
-
-    with pytest.raises(TypeError, match="Endless can only be iterated over"):
-        coprep.DataLoader(Endless())
+def test_what_can_only_be_iterated_over_is_refused() -> None:
     with pytest.raises(TypeError, match="generator can only be iterated over"):
         coprep.DataLoader(i for i in range(10))
 

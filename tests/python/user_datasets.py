@@ -8,6 +8,7 @@ import os
 import random
 import resource
 import signal
+import sqlite3
 import sys
 import threading
 import time
@@ -318,6 +319,17 @@ class Locked(Numbers):
     def __init__(self, size: int = 8) -> None:
         super().__init__(size)
         self.lock = threading.Lock()
+        self.again = threading.RLock()
+
+    def __getitem__(self, i: int) -> Any:
+        with self.lock, self.again:
+            return super().__getitem__(i)
+
+
+class Connected(Numbers):
+    def __init__(self, size: int = 8) -> None:
+        super().__init__(size)
+        self.connection = sqlite3.connect(":memory:")
 
 
 class OpenFile(Numbers):

@@ -29,6 +29,7 @@ from coprep._errors import (
     UnsharedWarning,
     WaitingWarning,
 )
+from coprep._install import install, uninstall
 from coprep._loader import DataLoader
 
 __all__ = [
@@ -44,8 +45,10 @@ __all__ = [
     "UnsharedWarning",
     "WaitingWarning",
     "__version__",
+    "install",
     "status",
     "stop",
+    "uninstall",
 ]
 
 Path = str | os.PathLike[str]

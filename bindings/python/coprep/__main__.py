@@ -1,4 +1,7 @@
-"""``python -m coprep``: the ``coprep`` command of this environment."""
+"""``python -m coprep``: the ``coprep`` command of this environment. ``python -m coprep run``: a program, with coprep.
+
+Usage: python -m coprep run SCRIPT [ARGUMENTS...], or python -m coprep run -m MODULE [ARGUMENTS...]
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,12 @@ import sysconfig
 
 
 def main() -> None:
-    """Run the command in place of this process."""
+    """Run the command in place of this process, or a program in it."""
+    if sys.argv[1:2] == ["run"]:
+        from coprep._run import run
+
+        run(sys.argv[2:])
+        return
     command = os.path.join(sysconfig.get_path("scripts"), "coprep")
     found = command if os.access(command, os.X_OK) else shutil.which("coprep")
     if found is None:

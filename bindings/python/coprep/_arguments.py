@@ -35,11 +35,9 @@ class Place(NamedTuple):
 
 
 def is_iterable_dataset(dataset: Any) -> bool:
-    """Whether it has no ids."""
+    """Returns whether PyTorch iterates over a dataset, so that its samples have no ids."""
     data: Any = sys.modules.get("torch.utils.data")
-    if data is not None and isinstance(dataset, data.IterableDataset):
-        return True
-    return hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__")
+    return data is not None and isinstance(dataset, data.IterableDataset)
 
 
 def order_of(sampler: Any, dataset: Any) -> Order | str:
@@ -169,6 +167,41 @@ def check_workers(
         method = method.get_start_method()
     one_of("multiprocessing_context", method, ("fork", "spawn", "forkserver"))
     return bool(method != "fork")
+
+
+def check_exclusive(batch_size: Any, shuffle: Any, sampler: Any, batch_sampler: Any, drop_last: bool) -> None:
+    """Refuse what says the same twice."""
+    if sampler is not None and shuffle:
+        raise ValueError("sampler and shuffle both say in which order samples come: give one of them")
+    if batch_sampler is not None and (batch_size != 1 or shuffle or sampler is not None or drop_last):
+        raise ValueError(
+            "batch_sampler says everything of the batches: leave out batch_size, shuffle, sampler and drop_last"
+        )
+    if batch_size is None and drop_last:
+        raise ValueError("batch_size=None makes no batches, so there is no last one for drop_last")
+
+
+def check_dataset(dataset: Any) -> None:
+    """Refuse what is no dataset."""
+    if isinstance(dataset, str):
+        if not all(part.isidentifier() for part in dataset.replace(":", ".", 1).split(".")) or ":" not in dataset:
+            raise TypeError(
+                f"dataset is {dataset!r}: it must be a dataset, or the name of what makes one, 'module:factory'"
+            )
+        return
+    if is_iterable_dataset(dataset):
+        return
+    if hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__"):
+        raise TypeError(
+            f"{type(dataset).__name__} can only be iterated over: samples are shared by their ids, so a dataset must "
+            "have __len__ and __getitem__. Make it map-style (an index of what it reads), or a "
+            "torch.utils.data.IterableDataset, which shares nothing"
+        )
+    if not hasattr(dataset, "__getitem__"):
+        raise TypeError(
+            f"dataset must be a coprep pipeline such as coprep.ImageFolder(...), or have __len__ and __getitem__: "
+            f"{type(dataset).__name__} does not"
+        )
 
 
 def warn_of_many_workers(num_workers: int | None) -> None:

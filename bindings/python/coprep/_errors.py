@@ -34,6 +34,10 @@ class SampleError(CoprepError):
         return str(self.args[0])
 
 
+class CannotTravel(TypeError):
+    """Something of a dataset cannot be pickled, so that no other process can make its samples."""
+
+
 class TimeoutError(CoprepError, builtins.TimeoutError):
     """A wait lasted longer than ``timeout``. The message says who is awaited, for what, since when."""
 

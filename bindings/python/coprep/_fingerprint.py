@@ -13,24 +13,25 @@ import dis
 import enum
 import functools
 import hashlib
-import importlib.machinery
-import importlib.metadata
-import importlib.util
 import io
 import mmap
 import os
 import pickle
-import site
 import sys
-import sysconfig
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import PurePath
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import cloudpickle
 import numpy as np
 import numpy.typing as npt
+
+from coprep._caches import HOOK, reducer_of, without_caches
+from coprep._errors import CannotTravel
+from coprep._imports import Import, resolved
+from coprep._modules import MAINS, Modules
+from coprep._modules import digest_of as _hash
 
 Handler = Callable[[Any], bytes | None]
 
@@ -45,23 +46,26 @@ STRINGS = 1000
 STREAM = 2 << 30
 """Bytes of a pickle without memo from which on shared objects are assumed to be repeated too often."""
 
-_MAINS = ("__main__", "__mp_main__")
 _REMEDY = "define __getstate__, open the resource lazily in __getitem__, or pass an import string 'module:factory'"
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _GLOBAL_OPS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
-# What the interpreter and typing add to a class: line numbers, caches, and hints that change no sample.
+# What the interpreter, pickle and typing add to a class: line numbers, caches, and hints that change no sample.
 _NOT_CODE = {
+    "__slotnames__",  # pickle notes it at the class when it first meets an instance
     *("__dict__", "__weakref__", "__module__", "__qualname__", "__classdictcell__", "_abc_impl"),
     *("__annotations__", "__annotations_cache__", "__annotate__", "__annotate_func__", "__conditional_annotations__"),
     *("__orig_bases__", "__parameters__", "__type_params__", "__static_attributes__", "__firstlineno__"),
 }
 
 
-def fingerprint(named: Mapping[str, Any]) -> list[tuple[str, bytes]]:
+def fingerprint(named: Mapping[str, Any], modules: Modules | None = None) -> list[tuple[str, bytes]]:
     """Identity of objects, in named parts (16-byte digests), so that it can be said which part differs.
 
     Beside the objects' own parts (``dataset``, ``dataset.root``, ...) there are ``global NAME`` (data that code of the
     main script uses), ``code MODULE``, ``package NAME``, and ``working directory`` where a relative path is met.
+
+    Args:
+        modules: spares a second look at them, where several fingerprints are made at one moment.
 
     Raises:
         TypeError: something cannot be pickled; says which part and what to do.
@@ -70,15 +74,10 @@ def fingerprint(named: Mapping[str, Any]) -> list[tuple[str, bytes]]:
     parts = [*_Splitter(walk, PARTS - len(named)).parts(named.items())]
     for name, digests in sorted(walk.globals.items()):
         parts.append((f"global {name}", _hash(*sorted(digests))))
-    parts += _code_parts(walk.modules)
+    parts += (modules or Modules()).parts(walk.modules)
     if any(os.path.exists(s) for s in walk.strings):
         parts.append(("working directory", _hash(os.fsencode(os.getcwd()))))
     return _unique(parts)
-
-
-def code(modules: Iterable[str]) -> list[tuple[str, bytes]]:
-    """Identity of modules, of the user's own modules that they use, and of the packages, in named parts."""
-    return _code_parts(modules)
 
 
 def _unique(parts: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
@@ -101,23 +100,54 @@ class _Splitter:
         self._walk = walk
         self._left = left
 
-    def parts(self, named: Iterable[tuple[str, Any]], depth: int = 0) -> Iterator[tuple[str, bytes]]:
+    def parts(
+        self, named: Iterable[tuple[str, Any]], depth: int = 0, holder: _Holder | None = None
+    ) -> Iterator[tuple[str, bytes]]:
         for name, value in named:
             head, children = self._split(value) if depth < DEPTH else (value, [])
             if len(children) > self._left:
                 head, children = value, []
             self._left -= len(children)
-            yield name, self._digest(name, head)
-            yield from self.parts([(name + suffix, child) for suffix, child in children], depth + 1)
+            yield name, self._digest(name, head, holder)
+            for suffix, child in children:
+                inner = _Holder(type(value), suffix) if type(value) not in (list, tuple) else holder
+                yield from self.parts([(name + suffix, child)], depth + 1, inner)
 
-    def _digest(self, name: str, value: Any) -> bytes:
+    def _digest(self, name: str, value: Any, holder: _Holder | None) -> bytes:
         try:
             return self._walk.closed(value)
         except Exception as e:
             reason = " ".join(str(e).split()) or "it cannot be pickled"
             if not isinstance(e, (TypeError, pickle.PicklingError)):
                 reason = f"{type(e).__name__}: {reason}"
-            raise TypeError(f"{name} cannot be compared with that of other jobs: {reason}. Remedy: {_REMEDY}") from e
+            found = self._holder_within(value, set()) or holder
+            remedy = _REMEDY if found is None else found.remedy()
+            raise CannotTravel(f"{name} cannot be compared with that of other jobs: {reason}. Remedy: {remedy}") from e
+
+    def _holder_within(self, value: Any, seen: set[int]) -> _Holder | None:
+        """Returns which attribute of which class, within a value, holds what cannot be pickled."""
+        seen.add(id(value))
+        for suffix, child in self._children(value):
+            if id(child) in seen or self._can_be_hashed(child):
+                continue
+            if isinstance(value, (list, tuple, dict)):
+                return self._holder_within(child, seen)
+            return self._holder_within(child, seen) or _Holder(type(value), suffix)
+        return None
+
+    def _children(self, value: Any) -> list[tuple[str, Any]]:
+        if isinstance(value, (list, tuple)):
+            return [("", child) for child in value]
+        if isinstance(value, dict):
+            return [("", child) for child in value.values()]
+        return self._split(value)[1]
+
+    def _can_be_hashed(self, value: Any) -> bool:
+        try:
+            self._walk.closed(value)
+        except Exception:
+            return False
+        return True
 
     def _split(self, value: Any) -> tuple[Any, list[tuple[str, Any]]]:
         """What stands for the value itself, and its parts by the suffix of their name."""
@@ -129,6 +159,7 @@ class _Splitter:
             with contextlib.suppress(Exception):
                 reduced: Any = object.__reduce_ex__(value, 5)
                 make, args, state, *items = reduced
+                state = without_caches(cls, state)
                 plain = getattr(make, "__name__", "") == "__newobj__" and args == (cls,) and items in ([], [None, None])
                 if plain and type(state) is dict and all(type(key) is str for key in state):
                     return cls, [(_suffix(key), state[key]) for key in sorted(state)]
@@ -138,11 +169,28 @@ class _Splitter:
 def _reduces_by_default(cls: Any) -> bool:
     default: Any = object
     own = cls.__reduce_ex__ is not default.__reduce_ex__ or cls.__reduce__ is not default.__reduce__
-    return not own and cls not in cloudpickle.Pickler.dispatch_table
+    return not own and cls not in cloudpickle.Pickler.dispatch_table and not hasattr(cls, HOOK)
 
 
 def _suffix(attribute: str) -> str:
     return f".{attribute}" if attribute.isidentifier() else f".{attribute!r}"
+
+
+class _Holder(NamedTuple):
+    """An attribute of instances of a class."""
+
+    cls: type
+    suffix: str
+    """As in the name of a part: with a dot before it."""
+
+    def remedy(self) -> str:
+        """Returns what keeps the attribute from being pickled, as a line to write."""
+        name = self.suffix.removeprefix(".").strip("'")
+        return (
+            f"leave it out of the pickle, by a method of {self.cls.__qualname__} or of a class that derives from it, "
+            f'def __getstate__(self): return {{**self.__dict__, "{name}": None}}, and open it where it is used if '
+            f"self.{name} is None; or pass an import string 'module:factory'"
+        )
 
 
 # --- data -----------------------------------------------------------------------------------------------------
@@ -199,15 +247,6 @@ class _Pickler(pickle.Pickler):
         return None if handler is None else handler(obj)
 
 
-def _hash(*parts: bytes | memoryview) -> bytes:
-    """Digest of byte strings, each delimited."""
-    result = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        result.update(len(part).to_bytes(8, "little"))
-        result.update(part)
-    return result.digest()
-
-
 class _Walk:
     """Hashes values, and collects which modules, globals and possible paths are met."""
 
@@ -259,9 +298,14 @@ class _Walk:
     def handler(self, cls: type) -> Handler | None:
         """What replaces the pickling of instances of a class."""
         self._note(cls.__module__)
+        identified = hasattr(cls, HOOK) and not issubclass(cls, type)
         for base, handler in self._handlers():
-            if issubclass(cls, base):
+            if issubclass(cls, base) and not identified:
                 return handler
+        reducer = reducer_of(cls)
+        if reducer is not None:
+            # Not a handler: the pickler then sees where an object leads back to itself.
+            self.reducers[cls] = reducer
         return self._path if hasattr(cls, "__fspath__") else None
 
     def _handlers(self) -> Iterator[tuple[Any, Handler]]:
@@ -383,7 +427,7 @@ class _Walk:
         return b"n%d" % number
 
     def _note(self, module: Any) -> None:
-        if isinstance(module, str) and module not in _MAINS:
+        if isinstance(module, str) and module not in MAINS:
             self.modules[module] = None
 
     def _structure(self, code: Any) -> bytes:
@@ -399,9 +443,13 @@ class _Walk:
 
     def _function(self, function: types.FunctionType) -> bytes:
         names, modules = _uses(function.__code__)
-        for module in _resolved(modules, function.__globals__.get("__package__")):
+        for module, members in resolved(modules, function.__globals__.get("__package__")):
             self._note(module)
+            for member in members:
+                self._note(f"{module}.{member}")
         used = {name: function.__globals__[name] for name in sorted(names) if name in function.__globals__}
+        if used.get("__name__") in MAINS:
+            used["__name__"] = MAINS[0]  # in a process that the script spawned too
         self._note_submodules(function.__code__, used.values())
         where = f"function {function.__qualname__}"
         digests = self._members(used, where)
@@ -425,6 +473,9 @@ class _Walk:
 
     def _class(self, cls: type) -> bytes:
         members = {k: v for k, v in vars(cls).items() if k not in _NOT_CODE}
+        if isinstance(members.get("__doc__"), str):
+            # A dataclass writes there where its fields' types are defined.
+            members["__doc__"] = members["__doc__"].replace(f"{MAINS[1]}.", f"{MAINS[0]}.")
         if issubclass(cls, enum.Enum):
             members = {k: v for k, v in members.items() if k not in cls.__members__ and k != "_value2member_map_"}
             members["_member_map_"] = [(name, member.value) for name, member in cls.__members__.items()]
@@ -516,7 +567,7 @@ def _importable(code: Any) -> bool:
     """Whether another process gets this function or class by its name."""
     if isinstance(code, type) and not code.__flags__ & _HEAP_TYPE:
         return True  # Some built-in types, such as that of None, are no attribute of their module.
-    if code.__module__ in _MAINS:
+    if code.__module__ in MAINS:
         return False
     found: Any = sys.modules.get(code.__module__)
     for name in getattr(code, "__qualname__", "").split("."):
@@ -529,10 +580,6 @@ def _cell(cell: types.CellType) -> Any:
         return cell.cell_contents
     except ValueError:  # It is yet empty.
         return types.CellType
-
-
-Import = tuple[str, int, tuple[str, ...]]
-"""A module's name, the level of a relative import, and what is imported from the module."""
 
 
 def _uses(code: types.CodeType) -> tuple[set[str], set[Import]]:
@@ -558,129 +605,3 @@ def _attributes(code: types.CodeType) -> set[str]:
 
 def _nested(code: types.CodeType) -> list[types.CodeType]:
     return [const for const in code.co_consts if isinstance(const, types.CodeType)]
-
-
-def _resolved(imports: Iterable[Import], package: str | None) -> Iterator[str]:
-    """Full names of the modules that may be meant by imports."""
-    for name, level, members in imports:
-        with contextlib.suppress(ImportError):
-            base = importlib.util.resolve_name("." * level + name, package)
-            yield base
-            yield from (f"{base}.{member}" for member in members)
-
-
-# --- modules --------------------------------------------------------------------------------------------------
-
-
-def _code_parts(modules: Iterable[str]) -> list[tuple[str, bytes]]:
-    """The user's own modules among these and those that they use, and the versions of packages."""
-    code: dict[str, bytes] = {}
-    packages: dict[str, bytes] = {}
-    met: set[str] = set()
-    todo = list(modules)
-    while todo:
-        name = todo.pop()
-        top, _, _ = name.partition(".")
-        if name in met or top in sys.stdlib_module_names or top in (*_MAINS, "coprep"):
-            continue
-        met.add(name)
-        parent = name.rpartition(".")[0]
-        if parent:
-            todo.append(parent)
-        file = _file(name)
-        if file is None:
-            continue
-        if not _is_users(file):
-            version = _version(top)
-            if version is not None:
-                packages[f"package {top}"] = _hash(version.encode())
-            continue
-        content = _read(name, file)
-        code[f"code {name}"] = _hash(content)
-        todo += _used_modules(name, file, content)
-    return sorted(code.items()) + sorted(packages.items())
-
-
-def _used_modules(name: str, file: str, content: bytes) -> Iterator[str]:
-    """Modules that a module imports anywhere in its source, or that define what is in its globals."""
-    package = name if os.path.basename(file).startswith("__init__.") else name.rpartition(".")[0]
-    if file.endswith(".py"):
-        with contextlib.suppress(SyntaxError, ValueError):
-            yield from _resolved(_uses(compile(content, file, "exec", dont_inherit=True))[1], package)
-    for value in list(getattr(sys.modules.get(name), "__dict__", {}).values()):
-        if isinstance(value, types.ModuleType):
-            # A module within this package is here if anyone imported it. What this one imports is found above.
-            if not value.__name__.startswith(f"{name}."):
-                yield value.__name__
-        else:
-            with contextlib.suppress(Exception):
-                if isinstance(value.__module__, str):
-                    yield value.__module__
-
-
-def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
-    """Where a module is, without importing anything."""
-    parent, _, _ = name.rpartition(".")
-    try:
-        if not parent:
-            return importlib.util.find_spec(name)
-        package = _spec(parent)
-        path = package and package.submodule_search_locations
-        return importlib.machinery.PathFinder.find_spec(name, path) if path else None
-    except (ImportError, ValueError, AttributeError):
-        return None
-
-
-def _file(name: str) -> str | None:
-    if name in sys.modules:
-        file = getattr(sys.modules[name], "__file__", None)
-    else:
-        spec = _spec(name)
-        file = spec.origin if spec and spec.has_location else None
-    return file if isinstance(file, str) else None
-
-
-def _read(name: str, file: str) -> bytes:
-    try:
-        with open(file, "rb") as source:
-            return source.read()
-    except OSError:  # It may lie in an archive.
-        try:
-            loader: Any = sys.modules[name].__loader__
-            content: bytes = loader.get_data(file)
-            return content
-        except Exception:
-            return os.fsencode(file)
-
-
-@functools.cache
-def _installed() -> tuple[str, ...]:
-    """Folders of the standard library and of packages."""
-    folders = [sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")]
-    folders += [*site.getsitepackages(), site.getusersitepackages(), os.path.dirname(os.path.abspath(__file__))]
-    return tuple(os.path.join(form(folder), "") for folder in folders for form in (os.path.abspath, os.path.realpath))
-
-
-@functools.cache
-def _is_users(file: str) -> bool:
-    path = os.path.abspath(file)
-    if path.startswith(_installed()) or os.path.realpath(path).startswith(_installed()):
-        return False
-    return not {"site-packages", "dist-packages"} & set(path.split(os.sep))
-
-
-@functools.cache
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        # The distribution has another name, as Pillow has. Whether the package is imported yet must not matter.
-        names = _distributions().get(package, [])
-        versions = sorted(f"{name} {importlib.metadata.version(name)}" for name in names)
-        return "\n".join(versions) or None
-
-
-@functools.cache
-def _distributions() -> Mapping[str, list[str]]:
-    """By package. Takes a while: every installed distribution is looked at."""
-    return importlib.metadata.packages_distributions()

@@ -11,7 +11,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn
 
 import numpy.typing as npt
 
@@ -28,7 +28,18 @@ from coprep._batches import (
     samples_errors,
     users_exception,
 )
-from coprep._errors import CacheWarning, CoprepError, SampleError, UnsharedWarning
+from coprep._errors import CacheWarning, CoprepError, SampleError
+from coprep._unshared import Transformed, TransformedBatch, torch_loader, warn_unshared
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    # What is not said is anything: a loader then needs no annotation.
+    T_co = TypeVar("T_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    T_co = TypeVar("T_co", covariant=True)
 
 # With the package, not with the first loader: a job that joins is to have its first batch at once. What it needs beyond
 # NumPy, native pipelines do without.
@@ -58,22 +69,25 @@ def _leave_jobs() -> None:
 _FIXED = ("dataset", "batch_size", "sampler", "batch_sampler", "drop_last", "persistent_workers")
 
 
-class DataLoader:
+class DataLoader(Generic[T_co]):
     """Iterates over minibatches that are prepared once for all concurrent jobs that need them.
 
-    Takes the arguments of ``torch.utils.data.DataLoader``, with their meaning there, and some more. Each pass is an
+    Takes the arguments of ``torch.utils.data.DataLoader``, with their meaning there, and some more. In annotations
+    ``DataLoader[T]`` is a loader of samples of type ``T``, as there. Each pass is an
     epoch: every sample of the job's set exactly once. Nothing is connected before the first use (iteration,
     ``len``, ...); the first loader starts the coordinator.
 
     Of a **native pipeline** (``coprep.ImageFolder(...)...``) a batch is ``(images, labels)``: images are uint8, or
     float32 after ``normalize``, of shape (batch, 3, height, width); labels are int64 of shape (batch,). Of any other
     map-style **dataset** it is what PyTorch's default collation, or ``collate_fn``, makes of the samples;
-    ``dataset[i]`` is run by worker processes that all jobs of the stream share. Either way batches lie in shared
+    ``dataset[i]`` is run by worker processes that all jobs of the stream share. An ``IterableDataset`` works, by
+    PyTorch's own loader, and shares nothing (:class:`UnsharedWarning`). Either way batches lie in shared
     memory without having been copied, may be written to in place (nobody else sees it), and stay valid as long as
     anything of them is held.
 
     Jobs share when their dataset, transform, ``shuffle`` and cache form are the same, and ``seed`` too where it is
-    given. ``coprep status`` says in what two streams differ that look alike.
+    given. ``coprep status`` says in what two streams differ that look alike. A class of yours may say by a method
+    ``__coprep_identity__()`` what identifies its instances; otherwise their attributes do.
 
     Args:
         dataset: a native pipeline; or any object with ``__len__`` and ``__getitem__``; or ``"module:factory"``, of what
@@ -185,7 +199,7 @@ class DataLoader:
         spawn = arguments.check_workers(
             num_workers, timeout, prefetch_factor, persistent_workers, multiprocessing_context
         )
-        _check_exclusive(batch_size, shuffle, sampler, batch_sampler, drop_last)
+        arguments.check_exclusive(batch_size, shuffle, sampler, batch_sampler, drop_last)
         if reuse is not None and cache not in (None, "prepared"):
             raise ValueError(
                 f"reuse keeps prepared samples, and cache={cache!r} says something else: leave one of them out"
@@ -193,7 +207,8 @@ class DataLoader:
         self.dataset = dataset
         size = None if batch_size is None else arguments.integer("batch_size", batch_size, 1, 2**31 - 1)
         self.batch_size = size if batch_sampler is None else None
-        self.num_workers = num_workers
+        self.num_workers: int | None = num_workers
+        self._given_workers = num_workers
         self.collate_fn = collate_fn if collate_fn is not None else _default_collate(size)
         self.pin_memory = pin_memory
         self.pin_memory_device = pin_memory_device
@@ -208,20 +223,20 @@ class DataLoader:
         self.transform = transform
         self._shuffle = bool(shuffle)
         self._sampler, self._batch_sampler = sampler, batch_sampler
-        self._collate = collate_fn
+        self._collate = self._own_collate(collate_fn)
         self._batched = size is not None
         self._with_index = with_index
         self._framework = framework_of(framework)
         self._private: Any = None
         self._is_native = isinstance(dataset, _coprep.Pipeline)
         if not self._is_native:
-            _check_dataset(dataset)
+            arguments.check_dataset(dataset)
             arguments.warn_of_many_workers(num_workers)
         elif collate_fn is not None or transform is not None or size is None:
             raise TypeError(
                 "a native pipeline makes whole batches: it takes no collate_fn, transform or batch_size=None"
             )
-        one_order = self._one_order(subset)
+        one_order = self._one_order(shuffle, subset)
         self._limit = min(float(timeout) or _TIMEOUT, _LONGEST)
         if world_size is not None:
             arguments.integer("world_size", world_size, 1, 4096)
@@ -257,14 +272,27 @@ class DataLoader:
         self._loader: _coprep.Loader | None = None
         self._resume: tuple[int, bytes, int, int] | None = None
         self._closed = False
-        self._iteration = 0
         self._has_warned = False
+        self._made()
+        self._iteration = 0
 
     # What the arguments come to.
 
-    def _one_order(self, subset: Any) -> arguments.Order | None:
+    def _made(self) -> None:
+        """Let a class that derives from this one finish a loader."""
+
+    def _own_collate(self, collate_fn: Any) -> Any:
+        return collate_fn
+
+    def _one_order(self, shuffle: bool | None, subset: Any) -> arguments.Order | None:
+        if arguments.is_iterable_dataset(self.dataset):
+            if subset is not None:
+                raise ValueError("subset names samples by their ids, and an IterableDataset has none: leave it out")
+            why = f"{type(self.dataset).__name__} is an IterableDataset, whose samples have no ids"
+            self._private = self._unshared(why, shuffle=shuffle)
+            return None
         sampler = self._sampler if self._sampler is not None else self._batch_sampler
-        if sampler is None or arguments.is_iterable_dataset(self.dataset):
+        if sampler is None:
             return None
         if isinstance(self.dataset, str):
             raise ValueError(
@@ -319,34 +347,35 @@ class DataLoader:
             batched=samples.batched,
             spawn=spawn,
         )
-        if self.num_workers != 0:
+        if self._given_workers != 0:
             return samples
         uses = self._options["reuse"] or (0 if self._options["cache"] == "prepared" else None)
         return InJob(self._code, samples, skip_errors, uses)
 
-    def _unshared(self, why: str) -> Any:
-        """PyTorch's own loader, for what cannot be shared."""
+    def _unshared(self, why: str, shuffle: bool | None = None) -> Any:
+        """Returns PyTorch's own loader, for what cannot be shared."""
         if self._is_native:
             raise ValueError(f"a native pipeline cannot have this order ({why}): use shuffle, subset and batch_size")
         if self._with_index or self._framework == "numpy":
-            raise ValueError(f"this order cannot be shared ({why}): with_index and framework='numpy' need one that can")
-        import torch.utils.data as data
-
-        warnings.warn(
-            f"this loader shares nothing with other jobs: {why}. Samples are made by worker processes of its own; "
-            "seed, cache, cohort and on_error are without effect",
-            UnsharedWarning,
-            stacklevel=4,
-        )
-        workers = len(os.sched_getaffinity(0)) if self.num_workers is None else self.num_workers
+            raise ValueError(f"this loader cannot share ({why}): with_index and framework='numpy' need one that can")
+        warn_unshared(why)
+        is_iterable = arguments.is_iterable_dataset(self.dataset)
+        # Each worker iterates over all of an iterable dataset, so that nobody has more than one unasked.
+        default = 0 if is_iterable else len(os.sched_getaffinity(0))
+        workers = default if self._given_workers is None else self._given_workers
         batching: dict[str, Any] = {"batch_sampler": self._batch_sampler}
         if self._batch_sampler is None:
             batching = {"batch_size": self.batch_size, "sampler": self._sampler, "drop_last": self.drop_last}
-        dataset: Any = self.dataset if self.transform is None else _Transformed(self.dataset, self.transform)
-        return data.DataLoader(
+            batching["shuffle"] = shuffle
+        dataset, collate = self.dataset, self._collate
+        if self.transform is not None and is_iterable:
+            collate = TransformedBatch(self.transform, collate, self._batched)
+        elif self.transform is not None:
+            dataset = Transformed(dataset, self.transform)
+        return torch_loader(
             dataset,
             num_workers=workers,
-            collate_fn=self._collate,
+            collate_fn=collate,
             pin_memory=self.pin_memory,
             timeout=self.timeout if workers else 0,
             worker_init_fn=self.worker_init_fn,
@@ -363,6 +392,8 @@ class DataLoader:
         """As it was given; else PyTorch's, of the same order."""
         if self._sampler is not None:
             return self._sampler
+        if self._private is not None:
+            return self._private.sampler
         import torch.utils.data as data
 
         return data.RandomSampler(self.dataset) if self._shuffle else data.SequentialSampler(self.dataset)
@@ -372,6 +403,8 @@ class DataLoader:
         """As it was given; else PyTorch's, of the same batches."""
         if self._batch_sampler is not None or self.batch_size is None:
             return self._batch_sampler
+        if self._private is not None:
+            return self._private.batch_sampler
         import torch.utils.data as data
 
         return data.BatchSampler(self.sampler, self.batch_size, self.drop_last)
@@ -404,15 +437,15 @@ class DataLoader:
         code = None
         pipeline = self.dataset
         if self._code is not None:
-            in_job = self.num_workers == 0
+            in_job = self._given_workers == 0
             self._identity = self._code.identity()
             identity = self._identity
             if in_job and identity.samples is None:
                 identity = identity._replace(samples=len(self._code.local().dataset))
             pipeline = identity.pipeline(split=self.transform is not None, in_job=in_job)
-            code = None if in_job else self._code.launch(self.num_workers or 0, self._limit)
+            code = None if in_job else self._code.launch(self._given_workers or 0, self._limit)
         options = dict(self._options)
-        if self.num_workers == 0 and self._code is not None:
+        if self._given_workers == 0 and self._code is not None:
             options.update(cache="off", cache_bytes=None, reuse=0)
         if place.world_size > 1:
             _ranks.add(self)
@@ -584,7 +617,7 @@ class DataLoader:
         if self._loader is not None:
             self._loader.close()
 
-    def __enter__(self) -> DataLoader:
+    def __enter__(self) -> DataLoader[T_co]:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -594,7 +627,7 @@ class DataLoader:
 class _Epoch(Iterator[Any]):
     """One pass."""
 
-    def __init__(self, loader: DataLoader, number: int, failed: SampleError | None) -> None:
+    def __init__(self, loader: DataLoader[Any], number: int, failed: SampleError | None) -> None:
         self._loader = loader
         self._native = loader._native
         self._number = number
@@ -650,20 +683,6 @@ def _ids_given(delivered: bytes | str) -> bytes:
         raise ValueError("not a state of a loader: 'delivered' is damaged") from None
 
 
-class _Transformed:
-    """A dataset with its transform, for PyTorch's loader."""
-
-    def __init__(self, dataset: Any, transform: Callable[[Any], Any]) -> None:
-        self._dataset = dataset
-        self._transform = transform
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._transform(self._dataset[index])
-
-
 def _default_collate(batch_size: int | None) -> Any:
     """What PyTorch shows where no ``collate_fn`` is given."""
     data: Any = sys.modules.get("torch.utils.data")
@@ -672,34 +691,3 @@ def _default_collate(batch_size: int | None) -> Any:
 
 def _samples(dataset: Any, attached: dict[str, Any]) -> int:
     return int(attached["dataset_samples"]) if isinstance(dataset, str) else len(dataset)
-
-
-def _check_exclusive(batch_size: Any, shuffle: Any, sampler: Any, batch_sampler: Any, drop_last: bool) -> None:
-    if sampler is not None and shuffle:
-        raise ValueError("sampler and shuffle both say in which order samples come: give one of them")
-    if batch_sampler is not None and (batch_size != 1 or shuffle or sampler is not None or drop_last):
-        raise ValueError(
-            "batch_sampler says everything of the batches: leave out batch_size, shuffle, sampler and drop_last"
-        )
-    if batch_size is None and drop_last:
-        raise ValueError("batch_size=None makes no batches, so there is no last one for drop_last")
-
-
-def _check_dataset(dataset: Any) -> None:
-    if isinstance(dataset, str):
-        if not all(part.isidentifier() for part in dataset.replace(":", ".", 1).split(".")) or ":" not in dataset:
-            raise TypeError(
-                f"dataset is {dataset!r}: it must be a dataset, or the name of what makes one, 'module:factory'"
-            )
-        return
-    if arguments.is_iterable_dataset(dataset):
-        raise TypeError(
-            f"{type(dataset).__name__} can only be iterated over (an IterableDataset): samples are shared by their "
-            "ids, so the dataset must have __len__ and __getitem__. Make it map-style (an index of what it reads), or "
-            "use torch.utils.data.DataLoader"
-        )
-    if not hasattr(dataset, "__getitem__"):
-        raise TypeError(
-            f"dataset must be a coprep pipeline such as coprep.ImageFolder(...), or have __len__ and __getitem__: "
-            f"{type(dataset).__name__} does not"
-        )

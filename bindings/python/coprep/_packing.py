@@ -10,6 +10,7 @@ import os
 import pickle
 import struct
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
 from typing import Any
@@ -55,8 +56,10 @@ class Packed:
         return self.size
 
 
-def pack(obj: Any, *, by_file: bool = False) -> Packed:
+def pack(obj: Any, *, by_file: bool = False, for_jobs: bool = False) -> Packed:
     """Turn ``obj`` into bytes. ``by_file``: an array that maps a file travels as the file's name.
+
+    ``for_jobs``: a class of the main script becomes, in a job, the class of that name in the job's own script.
 
     Classes and functions of the main script, and others that cannot be imported by name, travel by value; this needs
     ``cloudpickle``.
@@ -70,7 +73,7 @@ def pack(obj: Any, *, by_file: bool = False) -> Packed:
         data = _pickled(_ByFile if by_file else _Pickler, obj, keep)
     except (pickle.PicklingError, AttributeError) as error:
         buffers.clear()
-        data = _pickled(_by_value(error), obj, keep)
+        data = _pickled(_by_value(error, for_jobs), obj, keep)
     return Packed(data, buffers)
 
 
@@ -130,17 +133,24 @@ class _ByFile(_Pickler):
         return _reduce_map(obj) if type(obj) is np.memmap else super().reducer_override(obj)
 
 
-def _by_value(reason: Exception) -> Any:
+def _by_value(reason: Exception, for_jobs: bool) -> Any:
     try:
-        return _by_value_pickler()
+        return _by_value_pickler()[for_jobs]
     except ImportError:
         message = f"{reason}: define it in a module that can be imported, or install cloudpickle"
         raise pickle.PicklingError(message) from reason
 
 
 @functools.cache
-def _by_value_pickler() -> Any:
+def _by_value_pickler() -> tuple[Any, Any]:
+    """Returns what pickles classes by value, and what does so for jobs."""
     import cloudpickle  # type: ignore[import-untyped, import-not-found, unused-ignore]
+
+    spawned = sys.modules.get("__mp_main__")
+    if spawned is not None:
+        # In a process that multiprocessing spawned, the main script has this name, which no other process can import.
+        # cloudpickle knows only "__main__".
+        cloudpickle.register_pickle_by_value(spawned)
 
     class ByValue(cloudpickle.Pickler):  # type: ignore[misc, unused-ignore]
         def reducer_override(self, obj: Any) -> Any:
@@ -149,7 +159,27 @@ def _by_value_pickler() -> Any:
             reduced = _reduce_map(obj) if type(obj) is np.memmap else _reduce(obj)
             return super().reducer_override(obj) if reduced is NotImplemented else reduced
 
-    return ByValue
+    @functools.lru_cache(maxsize=256)
+    def class_by_value(cls: type) -> bytes:
+        stream = io.BytesIO()
+        ByValue(stream, protocol=5).dump(cls)
+        return stream.getvalue()
+
+    class ForJobs(ByValue):
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, type) and obj.__module__ in _MAIN and "<locals>" not in obj.__qualname__:
+                return _class_of_main, (obj.__qualname__, class_by_value(obj))
+            return super().reducer_override(obj)
+
+    return ByValue, ForJobs
+
+
+def _class_of_main(qualified_name: str, by_value: bytes) -> Any:
+    """Returns the class of this process's main script; without one the class as it came."""
+    found: Any = sys.modules.get("__main__")
+    for name in qualified_name.split("."):
+        found = getattr(found, name, None)
+    return found if isinstance(found, type) and found.__module__ in _MAIN else pickle.loads(by_value)
 
 
 def _lines_of(filename: str) -> list[str] | None:
@@ -166,7 +196,22 @@ def _code(
     return make(*arguments).replace(co_filename=filename)
 
 
+def _new_lock() -> Any:
+    return threading.Lock()
+
+
+def _new_rlock() -> Any:
+    return threading.RLock()
+
+
+LOCKS: dict[type, Callable[[], Any]] = {type(threading.Lock()): _new_lock, type(threading.RLock()): _new_rlock}
+"""What makes a lock anew, by its type. Locks keep threads of one process apart: another process needs one of its own,
+and one that nobody holds. (A fork copies a lock as it is, held for ever if a thread of the parent held it.)"""
+
+
 def _reduce(obj: Any) -> Any:
+    if type(obj) in LOCKS:
+        return LOCKS[type(obj)], ()
     torch: Any = sys.modules.get("torch")
     if torch is not None and type(obj) is getattr(torch, "Tensor", None):
         return _reduce_tensor(obj, torch)

@@ -102,7 +102,7 @@ class Structure:
             ValueError: the sample does not look like the first one.
         """
         if self._root is None:
-            return pack(sample)
+            return pack(sample, for_jobs=True)
         put = self._put
         if put is None:
             put = self._put = self._root.putter()

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from coprep import _coprep
-from coprep._fingerprint import code, fingerprint
+from coprep._fingerprint import fingerprint
+from coprep._modules import MAINS, Modules
 from coprep._packing import pack
 from coprep._worker import PROGRAM, Delivery, Program, call_factory
 
@@ -79,10 +80,12 @@ class UserCode:
         interpreter = [("interpreter", _digest(f"{sys.executable}\n{sys.version}"))]
         rest = [("collation", _digest(f"{whole}, {batched}"))]
         further = {"transform": transform, "worker_init_fn": init}
-        rest += fingerprint({name: value for name, value in further.items() if value is not None})
+        modules = Modules()
+        rest += fingerprint({name: value for name, value in further.items() if value is not None}, modules)
         if isinstance(dataset, str):
-            return Identity(dataset, None, interpreter + _factory_parts(dataset), rest)
-        return Identity(_name(dataset), _length(dataset), interpreter + fingerprint({"dataset": dataset}), rest)
+            return Identity(dataset, None, interpreter + _factory_parts(dataset, modules), rest)
+        parts = interpreter + fingerprint({"dataset": dataset}, modules)
+        return Identity(_name(dataset), _length(dataset), parts, rest)
 
     def launch(
         self, workers: int, patience: float
@@ -114,17 +117,19 @@ def _digest(text: str) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
-def _factory_parts(name: str) -> list[Part]:
+def _factory_parts(name: str, modules: Modules) -> list[Part]:
     """A factory is told apart by its name, and by the code that it uses."""
     module = name.partition(":")[0]
     if importlib.util.find_spec(module) is None:
         raise ModuleNotFoundError(f"the dataset is to be made by {name!r}, and there is no module {module!r}")
-    return [("dataset", _digest(name)), *code([module])]
+    return [("dataset", _digest(name)), *modules.parts([module])]
 
 
 def _name(dataset: Any) -> str:
     kind = type(dataset)
-    return f"{kind.__qualname__} ({kind.__module__})"
+    # The same in processes that the script spawned.
+    module = MAINS[0] if kind.__module__ in MAINS else kind.__module__
+    return f"{kind.__qualname__} ({module})"
 
 
 def _length(dataset: Any) -> int:

@@ -7,23 +7,21 @@ told on the standard output, a JSON object per line; what the script prints goes
 
 from __future__ import annotations
 
-import builtins
 import copy
 import functools
 import importlib
-import io
 import json
 import operator
 import os
 import signal
 import sys
 import time
-import types
 from collections.abc import Callable
 from typing import Any
 
 from coprep import _coprep
 from coprep._loader import DataLoader
+from coprep._run import run_script
 
 Tell = Callable[..., None]
 
@@ -73,15 +71,8 @@ def _stop_at_first_iteration(loaders: list[DataLoader], stop: Callable[[], None]
 
 def _run(script: str, arguments: list[str]) -> None:
     """Run a script as ``python script arguments`` does. It stays the main module: its classes are found there."""
-    main = types.ModuleType("__main__")
-    main.__dict__.update(__file__=script, __builtins__=builtins)
-    sys.modules["__main__"] = main
-    sys.argv = [script, *arguments]
-    sys.path[0] = os.path.dirname(os.path.realpath(script))
-    with io.open_code(os.path.abspath(script)) as file:
-        code = compile(file.read(), script, "exec")
     try:
-        exec(code, main.__dict__)
+        run_script(script, arguments)
     except SystemExit as end:
         if end.code not in (None, 0):
             raise

@@ -1,0 +1,185 @@
+"""Puts coprep's loader in the place of PyTorch's, for programs that are not to be edited.
+
+PyTorch's class itself is changed: called by whatever name, and from wherever somebody has kept it, it makes a loader of
+coprep's. Such a loader is an instance of PyTorch's class too. Classes that derive from PyTorch's are left alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import multiprocessing.process
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
+from typing import Any
+
+from coprep._errors import CannotTravel
+from coprep._loader import DataLoader
+from coprep._unshared import torch_class
+
+_MODULE = "torch.utils.data.dataloader"
+_MARK = "coprep"
+_active = False
+
+
+def install() -> None:
+    """Make each ``torch.utils.data.DataLoader`` of this process a loader of coprep's, until :func:`uninstall`.
+
+    One line makes a program share that makes its loaders itself, or by a library. It may come before or after the
+    imports of PyTorch and of that library; PyTorch is not imported for it. Loaders made before stay as they are.
+
+    The loaders behave as :class:`DataLoader`, except where PyTorch's would do without an error:
+
+    - Ranks are those of a ``DistributedSampler``. Without one each process is given the whole dataset.
+    - What cannot be shared (a sampler of its own, an ``IterableDataset``, a dataset that cannot be pickled) is left to
+      PyTorch, with an :class:`UnsharedWarning`.
+    - ``isinstance(loader, torch.utils.data.DataLoader)`` holds.
+
+    Instances of classes that derive from PyTorch's are PyTorch's as before. Processes that ``multiprocessing`` starts
+    from this one, by whatever method, have it installed too, before their function is called. Other processes do not:
+    ``python -m coprep run script.py`` starts a program with it.
+    """
+    global _active
+    _active = True
+    # Each process that multiprocessing starts is given a copy of this, and so are those that it starts.
+    multiprocessing.process.current_process()._config[_MARK] = _Mark()  # type: ignore[attr-defined]
+    if _MODULE in sys.modules:
+        _replace()
+    elif _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+
+
+def uninstall() -> None:
+    """Undo :func:`install`. Loaders that have been made stay as they are."""
+    global _active
+    _active = False
+    multiprocessing.process.current_process()._config.pop(_MARK, None)  # type: ignore[attr-defined]
+    if _finder in sys.meta_path:
+        sys.meta_path.remove(_finder)
+
+
+class _Mark:
+    """Installs the loader in a process that receives it."""
+
+    def __reduce__(self) -> tuple[Callable[[], _Mark], tuple[()]]:
+        return _received, ()
+
+
+def _received() -> _Mark:
+    install()
+    return _Mark()
+
+
+def _replace() -> None:
+    """Let PyTorch's class make loaders of coprep's, as long as this is wanted."""
+    own = torch_class()
+    if vars(own).get("__new__") is not None:
+        return
+
+    def make(cls: type, *args: Any, **options: Any) -> Any:
+        if cls is own:
+            # Without arguments it is a copy of a loader that is being made, not a loader.
+            wanted = _active and bool(args or options)
+            # Being an instance of PyTorch's class, it is initialised next, by its own __init__.
+            return object.__new__(_installed_class() if wanted else own)
+        following: Any = super(own, cls).__new__
+        return following(cls) if following is object.__new__ else following(cls, *args, **options)
+
+    # It stays, since Python does not put back what was there before a __new__.
+    own.__new__ = make
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Waits for PyTorch's module to be imported."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != _MODULE:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    """Imports PyTorch's module as its own loader does, and changes its class then."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        created: ModuleType | None = self._loader.create_module(spec)
+        return created
+
+    def exec_module(self, module: ModuleType) -> None:
+        spec = module.__spec__
+        assert spec is not None
+        module.__loader__ = spec.loader = self._loader
+        self._loader.exec_module(module)
+        _replace()
+
+
+_finder = _Finder()
+
+
+class _AsPyTorch(DataLoader[Any]):
+    """A loader that does what PyTorch's would wherever that does without an error."""
+
+    # PyTorch has a property here, which checks what has been checked.
+    multiprocessing_context: Any = None
+
+    def _made(self) -> None:
+        rank, world_size, group = self._place
+        if world_size is None:
+            # Without a DistributedSampler each process has the whole dataset.
+            self._place = (rank or 0, 1, group)
+        # Libraries compare it.
+        if self._private is not None:
+            self.num_workers = self._private.num_workers
+        elif self.num_workers is None:
+            self.num_workers = len(os.sched_getaffinity(0))
+
+    def _own_collate(self, collate_fn: Any) -> Any:
+        import torch.utils.data as data
+
+        # Libraries give the default explicitly, as they found it at another loader.
+        return None if collate_fn in (data.default_collate, data.default_convert) else collate_fn
+
+    @property
+    def _dataset_kind(self) -> Any:
+        from torch.utils.data import dataloader
+
+        return dataloader._DatasetKind.Map if self._private is None else self._private._dataset_kind
+
+    def _get_iterator(self) -> Iterator[Any]:
+        return iter(self)
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            return super().__iter__()
+        except CannotTravel as error:
+            if self._options["subset"] is not None and self._sampler is self._batch_sampler is None:
+                raise  # PyTorch has no such argument.
+            self._private = self._unshared(str(error), shuffle=self._shuffle)
+        return iter(self._private)
+
+    def state_dict(self) -> dict[str, Any]:
+        # Libraries ask each loader that can be asked, begun or not.
+        begun = self._private is None and (self._loader is not None or self._resume is not None)
+        return super().state_dict() if begun else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state:
+            super().load_state_dict(state)
+
+
+@functools.cache
+def _installed_class() -> Any:
+    """Returns the class of the loaders that stand for PyTorch's."""
+    bases = (_AsPyTorch, torch_class())
+    return type("DataLoader", bases, {"__doc__": DataLoader.__doc__, "__module__": DataLoader.__module__})

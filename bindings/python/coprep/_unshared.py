@@ -1,0 +1,79 @@
+"""PyTorch's own loader, for what jobs cannot share."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any, Generic
+
+from coprep._errors import UnsharedWarning
+
+_MODULE = "torch.utils.data.dataloader"
+_HERE = os.path.join(os.path.dirname(__file__), "")
+_own: Any = getattr(sys.modules.get(_MODULE), "DataLoader", None)
+"""PyTorch's class, kept before anybody puts another one in its place."""
+
+
+def torch_class() -> Any:
+    """Returns PyTorch's ``DataLoader``, whatever its name leads to now."""
+    global _own
+    if _own is None:
+        import torch.utils.data.dataloader as module
+
+        # Somebody may have put another class there since PyTorch was imported. PyTorch's is generic, and stays known.
+        found: list[Any] = [module.DataLoader, *Generic.__subclasses__()]
+        _own = next(c for c in found if c.__module__ == _MODULE and c.__qualname__ == "DataLoader")
+    return _own
+
+
+def torch_loader(*args: Any, **options: Any) -> Any:
+    """Returns a loader of PyTorch's, also where ``coprep.install()`` makes others of the name."""
+    own = torch_class()
+    loader = object.__new__(own)
+    own.__init__(loader, *args, **options)
+    return loader
+
+
+def warn_unshared(why: str) -> None:
+    """Warn that a loader shares nothing, at the line outside of this package that made it."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(
+        f"this loader shares nothing with other jobs: {why}. Samples are made by PyTorch's own loader; "
+        "seed, cache, cohort and on_error are without effect",
+        UnsharedWarning,
+        stacklevel=level,
+    )
+
+
+class Transformed:
+    """A dataset with its transform."""
+
+    def __init__(self, dataset: Any, transform: Callable[[Any], Any]) -> None:
+        self._dataset = dataset
+        self._transform = transform
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._transform(self._dataset[index])
+
+
+class TransformedBatch:
+    """A ``collate_fn`` with the transform of its samples, for samples that have no index."""
+
+    def __init__(self, transform: Callable[[Any], Any], collate_fn: Callable[[Any], Any] | None, batched: bool) -> None:
+        self._transform = transform
+        self._collate_fn = collate_fn
+        self._batched = batched
+
+    def __call__(self, samples: Any) -> Any:
+        import torch.utils.data as data
+
+        default = data.default_collate if self._batched else data.default_convert
+        made = [self._transform(sample) for sample in samples] if self._batched else self._transform(samples)
+        return (self._collate_fn or default)(made)

@@ -1,0 +1,292 @@
+"""Identity of objects that change by being used: what is only a cache does not count."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from pathlib import Path
+from typing import Any
+
+import coprep
+import numpy as np
+import pytest
+from coprep._fingerprint import fingerprint
+
+Parts = dict[str, bytes]
+
+
+def parts(value: Any) -> Parts:
+    return dict(fingerprint({"x": value}))
+
+
+def differing(before: Parts, after: Parts) -> list[str]:
+    return [name for name in {**before, **after} if before.get(name) != after.get(name)]
+
+
+class Named:
+    """Says itself what identifies it."""
+
+    def __init__(self, name: Any, handle: Any = None) -> None:
+        self.name = name
+        self.handle = handle
+
+    def __coprep_identity__(self) -> Any:
+        return self.name
+
+
+class NamedDict(dict[str, int]):
+    def __coprep_identity__(self) -> Any:
+        return sorted(self)
+
+
+def test_a_class_says_what_identifies_its_instances() -> None:
+    for wrap in (lambda x: x, lambda x: [[[[[x]]]]], lambda x: {"deep": [x]}):
+        first = parts(wrap(Named("a", handle=(i for i in range(3)))))
+        assert differing(first, parts(wrap(Named("a", handle=5)))) == []
+        assert differing(first, parts(wrap(Named("b")))) == ["x"] if wrap(1) == 1 else True
+        assert differing(first, parts(wrap(Named("b")))) != []
+    assert differing(parts(NamedDict(a=1)), parts(NamedDict(a=2))) == []
+    assert differing(parts(NamedDict(a=1)), parts(NamedDict(b=1))) == ["x"]
+
+
+def test_instances_of_two_classes_that_say_the_same_differ() -> None:
+    class Other(Named):
+        pass
+
+    assert differing(parts(Named("a")), parts(Other("a"))) != []
+
+
+def test_code_of_a_class_that_says_what_identifies_it_counts() -> None:
+    def made(number: int) -> Any:
+        scope: dict[str, Any] = {"__name__": "__main__"}
+        exec(f"class A:\n  def __coprep_identity__(self): return 1\n  def __getitem__(self, i): return {number}", scope)
+        return scope["A"]()
+
+    assert differing(parts(made(3)), parts(made(3))) == []
+    assert differing(parts(made(3)), parts(made(4))) == ["x"]
+
+
+def test_an_identity_that_fails_is_an_error_with_a_remedy() -> None:
+    class Broken:
+        def __coprep_identity__(self) -> Any:
+            raise ValueError("no name yet")
+
+    with pytest.raises(TypeError, match=r"x\[0\] cannot be compared .* ValueError: no name yet"):
+        parts([Broken()])
+
+
+def test_an_identity_that_leads_back_is_an_error() -> None:
+    class Endless:
+        def __coprep_identity__(self) -> Any:
+            return [self]
+
+    with pytest.raises(TypeError, match="x cannot be compared"):
+        parts(Endless())
+
+
+class Caching:
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.up: Any = None
+
+    @functools.cached_property
+    def files(self) -> list[str]:
+        return [f"{self.root}/{i}" for i in range(3)]
+
+
+class CachingMore(Caching):
+    @functools.cached_property
+    def sizes(self) -> np.ndarray[Any, Any]:
+        return np.arange(3)
+
+
+class WithSlots:
+    __slots__ = ("__dict__", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    @functools.cached_property
+    def doubled(self) -> int:
+        return 2 * self.size
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: {"deep": [[[[x]]]]}], ids=["itself", "within"])
+def test_cached_properties_do_not_count(wrap: Any) -> None:
+    for make, use, other in [
+        (lambda: CachingMore("a"), lambda x: (x.files, x.sizes), CachingMore("b")),
+        (lambda: WithSlots(1), lambda x: x.doubled, WithSlots(2)),
+    ]:
+        value = make()
+        before = parts(wrap(value))
+        use(value)
+        assert differing(before, parts(wrap(value))) == []
+        assert differing(before, parts(wrap(make()))) == []
+        assert differing(before, parts(wrap(other))) != []
+
+
+def test_attributes_beside_cached_properties_keep_their_parts() -> None:
+    assert {"x.root", "x.up"} <= set(parts(Caching("a")))
+    assert differing(parts(Caching("a")), parts(Caching("b"))) == ["x.root"]
+
+
+def test_an_object_with_caches_may_lead_back_to_itself() -> None:
+    def cyclic(root: str) -> Any:
+        value = Caching("a")
+        value.up = {"down": [Caching(root), value]}
+        value.up["down"][0].up = value
+        return value
+
+    used = cyclic("a")
+    assert used.files and used.up["down"][0].files
+    assert differing(parts(used), parts(cyclic("a"))) == []
+    assert differing(parts(used), parts(cyclic("b"))) != []
+
+
+def test_functions_that_remember_results_count_without_them() -> None:
+    class Data:
+        def __init__(self) -> None:
+            self.squared = functools.lru_cache(maxsize=8)(square)
+
+    data = Data()
+    before = parts(data)
+    assert data.squared(3) == 9
+    assert differing(before, parts(data)) == []
+
+
+def square(x: int) -> int:
+    return x * x
+
+
+def test_a_logger_of_the_script_counts_the_same_in_a_process_that_it_spawned() -> None:
+    loggers = [logging.getLogger(name) for name in ("__main__", "__mp_main__", "other")]
+    first, spawned, other = map(parts, loggers)
+    assert differing(first, spawned) == []
+    assert differing(first, other) == ["x"]
+
+
+def test_a_class_of_the_script_counts_the_same_after_it_was_pickled() -> None:
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    exec("class Inner:\n  def __init__(self): self.x = 1\nclass Data:\n  def __init__(self): self.i = Inner()", scope)
+    nested = {"deep": [[[scope["Data"]()]]]}
+    before = parts(nested)
+    assert "__slotnames__" in vars(scope["Inner"]), "it was pickled"
+    assert differing(before, parts(nested)) == []
+
+
+# --- what libraries keep --------------------------------------------------------------------------------------
+
+
+def tokenizer(words: str = "a b c", **options: Any) -> Any:
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    vocabulary = {"[PAD]": 0, "[UNK]": 1, **{word: 2 + i for i, word in enumerate(words.split())}}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]", **options
+    )
+
+
+def use(tok: Any) -> None:
+    from transformers import DataCollatorWithPadding
+
+    tok(["a b", "c"], padding=True, truncation=True, max_length=3)
+    DataCollatorWithPadding(tok)([{"input_ids": [2, 3]}, {"input_ids": [2]}])
+    assert tok.deprecation_warnings and tok.backend_tokenizer.padding, "it has changed"
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: {"deep": [[[[x]]]]}], ids=["itself", "within"])
+def test_a_tokenizer_counts_by_what_it_is(wrap: Any) -> None:
+    tok = tokenizer()
+    before = parts(wrap(tok))
+    use(tok)
+    assert differing(before, parts(wrap(tok))) == []
+    assert differing(before, parts(wrap(tokenizer()))) == []
+    for other in (
+        tokenizer("a b d"),
+        tokenizer("b a c"),
+        tokenizer(padding_side="left"),
+        tokenizer(model_max_length=5),
+        tokenizer(cls_token="[UNK]"),
+    ):
+        assert differing(before, parts(wrap(other))) != []
+    other = tokenizer()
+    other.add_tokens(["d"])
+    assert differing(before, parts(wrap(other))) != []
+    other = tokenizer()
+    other.backend_tokenizer.normalizer = __import__("tokenizers").normalizers.Lowercase()
+    assert differing(before, parts(wrap(other))) != []
+
+
+def test_a_bare_tokenizer_counts_with_how_it_pads() -> None:
+    # Nobody but the user sets this one.
+    first, other = tokenizer().backend_tokenizer, tokenizer().backend_tokenizer
+    assert differing(parts(first), parts(other)) == []
+    other.enable_truncation(3)
+    assert differing(parts(first), parts(other)) == ["x"]
+
+
+class Text:
+    """Text that is tokenized when it is asked for."""
+
+    def __init__(self, tok: Any) -> None:
+        self.tok = tok
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, i: int) -> Any:
+        return dict(self.tok("a b c a"[: 1 + 2 * (i % 4)], truncation=True, max_length=3 + i % 2))
+
+
+def test_a_tokenizer_in_use_stays_in_its_stream(place: Path) -> None:
+    pytest.importorskip("torch")
+    tok = tokenizer()
+    from transformers import DataCollatorWithPadding
+
+    data = Text(tok)
+    collate = DataCollatorWithPadding(tok)
+    # A trial that begins later has a tokenizer that has not been used.
+    late = coprep.DataLoader(Text(tokenizer()), 8, num_workers=1, collate_fn=len)
+    with coprep.DataLoader(data, 8, num_workers=1, collate_fn=collate) as loader, late:
+        streams = []
+        for _ in range(3):
+            for batch in loader:
+                assert batch["input_ids"].shape[0] == 8
+            streams.append(loader._native.attached()["stream"])
+            assert data[3]["input_ids"]
+        assert len(list(late)) == 5
+        streams.append(late._native.attached()["stream"])
+    assert len(set(streams)) == 1
+
+
+def test_transforms_of_albumentations_count_without_their_generators() -> None:
+    albumentations = pytest.importorskip("albumentations")
+
+    def transform(size: int = 8, **options: Any) -> Any:
+        flips = albumentations.OneOf([albumentations.HorizontalFlip(), albumentations.Rotate()])
+        return albumentations.Compose([albumentations.RandomCrop(size, size), flips], **options)
+
+    used = transform()
+    used(image=np.zeros((16, 16, 3), np.uint8))
+    assert differing(parts(used), parts(transform())) == []
+    assert differing(parts(used), parts(transform(9))) != []
+    assert differing(parts(transform(seed=1)), parts(transform(seed=2))) != []
+
+
+class Flip:
+    __module__ = "albumentations.stand_in"
+
+    def __init__(self, seed: int | None) -> None:
+        self.seed = seed
+        self.random_generator = np.random.default_rng(seed)
+        self.params: dict[str, Any] = {}
+
+
+def test_generators_of_albumentations_do_not_count() -> None:
+    first, other = Flip(None), Flip(None)
+    other.params["angle"] = first.random_generator.random()
+    assert differing(parts(first), parts(other)) == []
+    assert differing(parts(first), parts(Flip(3))) == ["x.seed"]
