@@ -559,7 +559,9 @@ class History:
             self._may_be_killed(status)
             or bool(self.plan.failpoints and status > 0)
             or status == 1
-            and bool(self.plan.descriptors or self.plan.small_disk or self.plan.is_short_of_memory or self._met_another())
+            and bool(
+                self.plan.descriptors or self.plan.small_disk or self.plan.is_short_of_memory or self._met_another()
+            )
         )
 
     def _met_another(self) -> bool:

@@ -183,6 +183,16 @@ def test_relaxed_a_worker_that_is_killed_loses_nothing() -> None:
         assert once(found)
 
 
+def test_relaxed_what_was_begun_of_an_epoch_that_begins_anew_is_no_part_of_it() -> None:
+    """The epoch before is left near its end, when slow samples of this one are being made already."""
+    dataset = ud.Numbers(SIZE, pause=0.001, slow=dict.fromkeys(range(0, SIZE, 16), 0.06))
+    with loader(dataset, order="relaxed", num_workers=4) as relaxed:
+        for number in range(8):
+            for _, _ in zip(range(12 + number), relaxed, strict=False):
+                pass
+            assert once(flat(batches(relaxed)))
+
+
 def test_relaxed_the_coordinator_dies_and_nothing_is_lost() -> None:
     with loader(order="relaxed", seed=4) as relaxed:
         found: list[int] = []

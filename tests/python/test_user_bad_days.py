@@ -253,6 +253,15 @@ def test_jobs_may_skip_a_sample_that_ends_its_worker() -> None:
             assert epoch(loader) == (without(5), [])
 
 
+def test_a_sample_that_ends_its_worker_among_those_that_are_looked_at_first_is_reported_as_any_other() -> None:
+    # With a transform four are looked at, spread over the dataset: 0, 16, 8 and 4.
+    options: dict[str, Any] = {"transform": ud.FaultyTransform([], None), **NUMPY}
+    with coprep.DataLoader(ud.Faulty(N, [4], ud.kill), 4, **options) as loader:
+        taken, (error,) = epoch(loader)
+    assert taken == without(4)
+    assert type(error) is coprep.SampleError and error.id == 4
+
+
 @pytest.mark.parametrize("what", [ud.kill, ud.leave_at_once])
 def test_a_first_sample_that_ends_its_worker_is_reported_as_any_other(what: Any) -> None:
     with coprep.DataLoader(ud.Faulty(N, [0], what), 4, **NUMPY) as loader:

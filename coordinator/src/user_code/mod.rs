@@ -213,20 +213,28 @@ const LOOKERS: usize = 4;
 
 /// Asks a worker of its own what a sample is like: user code never runs in the host.
 fn look(host: &Host, ids: &[u32], split: bool, patience: Duration) -> Result<Probed> {
-    let mut looked = look_once(host, ids, split, patience);
+    let enough = if split { SPLIT_LOOKS } else { 1 };
+    let mut looked = look_once(host, ids, split, enough, patience);
     // A sample that ends its worker, or takes for ever, is reported when it is due. What the others are like,
-    // another one shows.
+    // another one shows. It is looked at alone: which of several ended the worker is not known.
     for skipped in 1..LOOKERS.min(ids.len()) {
         if !matches!(looked, Err(Error::Code(_))) {
             break;
         }
-        let rest = look_once(host, &ids[skipped..], split, patience);
+        let rest = look_once(host, &ids[skipped..], split, 1, patience);
         looked = rest.or(looked);
     }
     looked
 }
 
-fn look_once(host: &Host, ids: &[u32], split: bool, patience: Duration) -> Result<Probed> {
+/// Looks at `enough` of the samples `ids`, the first ones that do not fail.
+fn look_once(
+    host: &Host,
+    ids: &[u32],
+    split: bool,
+    enough: u8,
+    patience: Duration,
+) -> Result<Probed> {
     let Forked { number, socket, .. } = host.fork(0, 1, None, &[])?;
     let mut channel = Channel::new(socket);
     let gone = |e: std::io::Error| {
@@ -242,7 +250,6 @@ fn look_once(host: &Host, ids: &[u32], split: bool, patience: Duration) -> Resul
             None => Error::io("the first worker does not answer", e),
         }
     };
-    let enough = if split { SPLIT_LOOKS } else { 1 };
     channel
         .send(&code::probe(ids, enough, split), &[])
         .map_err(gone)?;
