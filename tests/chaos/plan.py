@@ -167,7 +167,11 @@ class Plan:
 
     def affected(self, data: int) -> frozenset[int]:
         """Samples whose files are changed in mid-run."""
-        return frozenset(i for f in self.faults if f.kind == "files" and f.data == data for i in f.ids)
+        if self.datas[data].kind != "files":
+            return frozenset()
+        # Lists of files begin with the same ones.
+        changed = (i for f in self.faults if f.kind == "files" for i in f.ids)
+        return frozenset(i for i in changed if i < self.datas[data].samples)
 
     @property
     def is_short_of_memory(self) -> bool:
