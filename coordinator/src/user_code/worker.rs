@@ -4,6 +4,9 @@
 //! messages weigh little, and the worker need not wait for them. Where one of them turns out to be slow, those behind it are
 //! withdrawn, for another worker to make; what is written is seen without a word ([`coprep_cache::worklist`]).
 //!
+//! A worker that made a sample which is larger than its slot asks where to write it. While there is no memory for that it
+//! waits, and what it was given besides is withdrawn.
+//!
 //! A sample on which a worker ended is given to another worker once, alone; if that one ends too, it is reported. Samples
 //! that were only on their way go back, with no mark.
 
@@ -27,7 +30,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use crate::caches::Cache;
 use crate::prepare::{Cost, Failure};
 use crate::user_code::host::Forked;
-use crate::user_code::{Begin, Crew, Outcome, Outlook, Task, Trouble, failure};
+use crate::user_code::{Begin, Crew, Outcome, Outlook, Room, Task, Trouble, failure};
 use crate::{Error, Result};
 
 /// A chunk is as many samples as are expected to take together no longer than this. Who is behind one that takes longer is
@@ -106,6 +109,18 @@ pub(super) struct Worker {
     waits: f64,
     /// The crew was told that it has something to do.
     is_busy: bool,
+    /// What the process waits for.
+    want: Option<Want>,
+}
+
+/// A sample that is larger than its slot.
+#[derive(Clone, Copy)]
+struct Want {
+    /// Which of its chunk.
+    index: u32,
+    bytes: u64,
+    /// It was not granted at once.
+    is_stuck: bool,
 }
 
 struct Process {
@@ -148,6 +163,7 @@ impl Worker {
             heard: Instant::now(),
             waits: 0.0,
             is_busy: false,
+            want: None,
         }
     }
 
@@ -183,6 +199,9 @@ impl Worker {
 
     /// Gives the process something to do, or hears what it did. Err: why it must be replaced.
     fn turn(&mut self) -> std::result::Result<(), String> {
+        if self.want.is_some() {
+            return self.make_room();
+        }
         if self.chunks.len() < self.ahead() {
             let jobs = self.take();
             if !jobs.is_empty() {
@@ -373,9 +392,13 @@ impl Worker {
             Report::Ready(index) => self.tell_where(index)?,
             Report::Raised(index, raised) => self.raised(index, raised)?,
             Report::TooLarge(index, bytes) => {
-                let job = self.job(index)?;
-                job.task.finish(Outcome::Dropped);
-                self.crew.end(Trouble::TooLarge(bytes));
+                self.check_taken(index, "has a large sample for a place that it did not take")?;
+                self.want = Some(Want {
+                    index,
+                    bytes,
+                    is_stuck: false,
+                });
+                self.make_room()?;
             }
             Report::Probed(_) => return Err("said what it was not asked".into()),
         }
@@ -417,7 +440,7 @@ impl Worker {
     /// It has said nothing for a while. What waits behind a sample that takes long is for another worker.
     fn look(&mut self) -> std::result::Result<(), String> {
         self.take_written()?;
-        let Some(chunk) = self.chunks.front_mut() else {
+        let Some(chunk) = self.chunks.front() else {
             return Ok(());
         };
         let mut left = (chunk.jobs.iter().zip(&chunk.hands)).filter(|(job, _)| job.is_some());
@@ -425,8 +448,16 @@ impl Worker {
         if age.is_none_or(|age| age < TOGETHER) {
             return Ok(());
         }
+        self.withdraw();
+        Ok(())
+    }
+
+    /// Takes back what the process has not begun, for other workers to make.
+    fn withdraw(&mut self) {
         // Nor is more given to it.
-        chunk.is_quick = false;
+        if let Some(chunk) = self.chunks.front_mut() {
+            chunk.is_quick = false;
+        }
         for chunk in &mut self.chunks {
             for (place, hand) in chunk.jobs.iter_mut().zip(&chunk.hands) {
                 if let Some(mut job) = place.take_if(|_| hand.given.withdraw()) {
@@ -436,7 +467,6 @@ impl Worker {
                 }
             }
         }
-        Ok(())
     }
 
     /// Takes it from the chunk: whoever does must end it. What is not taken is given to another worker if this one fails.
@@ -473,13 +503,7 @@ impl Worker {
         let wall = Duration::from_nanos(written.wall_ns);
         let cpu = Duration::from_nanos(written.cpu_ns).min(wall);
         let dataset = Duration::from_nanos(written.dataset_ns).min(wall);
-        let hand = self
-            .chunks
-            .front()
-            .and_then(|c| c.hands.get(index as usize));
-        if hand.is_some_and(|h| h.offered.is_some() && !h.is_told && !h.given.is_taken()) {
-            return Err("wrote to a place that it did not take".into());
-        }
+        self.check_taken(index, "wrote to a place that it did not take")?;
         if written.kept.1 > 0 {
             self.keep(index, written.kept, dataset)?;
         }
@@ -497,6 +521,75 @@ impl Worker {
         self.crew.took(&cost);
         job.task.finish(Outcome::Made(cost));
         Ok(())
+    }
+
+    /// Fails if the process was offered a place for the sample, and has not taken it.
+    fn check_taken(&self, index: u32, what: &str) -> std::result::Result<(), String> {
+        let chunk = self.chunks.front();
+        let hand = chunk.and_then(|c| c.hands.get(index as usize));
+        if hand.is_some_and(|h| h.offered.is_some() && !h.is_told && !h.given.is_taken()) {
+            return Err(what.into());
+        }
+        Ok(())
+    }
+
+    /// Tells the process where to write the large sample that it has made, once there is memory for it.
+    fn make_room(&mut self) -> std::result::Result<(), String> {
+        let Some(want) = self.want else {
+            return Ok(());
+        };
+        let chunk = self.chunks.front_mut();
+        let job = chunk.and_then(|c| c.jobs.get_mut(want.index as usize)?.as_mut());
+        let (Some(job), Some(process)) = (job, &self.process) else {
+            return Err(NOT_GIVEN.into());
+        };
+        // It says nothing while it waits; but it may end.
+        if process.channel.is_lost() {
+            return Err(String::new());
+        }
+        let outcome = match job.task.room(want.bytes, self.crew.is_stuck()) {
+            Room::At(at) => return self.answer_want(Some(at)),
+            Room::Wait => {
+                self.note_stuck(want);
+                return Ok(());
+            }
+            Room::Unwanted => Outcome::Unwanted,
+            Room::Failed(failure) => Outcome::Failed(failure),
+        };
+        self.answer_want(None)?;
+        let job = self.job(want.index)?;
+        job.task.finish(outcome);
+        Ok(())
+    }
+
+    /// Answers the process that waits for room. `None`: it is to leave the sample.
+    fn answer_want(&mut self, at: Option<u64>) -> std::result::Result<(), String> {
+        self.forget_want();
+        self.heard = Instant::now();
+        let Some(process) = &self.process else {
+            return Ok(());
+        };
+        let told = process.channel.send(&code::room(at), &[]);
+        told.map_err(|_| String::new())
+    }
+
+    fn note_stuck(&mut self, want: Want) {
+        // It takes long because of others.
+        self.heard = Instant::now();
+        if !want.is_stuck {
+            self.want = Some(Want {
+                is_stuck: true,
+                ..want
+            });
+            self.crew.waits_for_room(true);
+            self.withdraw();
+        }
+    }
+
+    fn forget_want(&mut self) {
+        if self.want.take().is_some_and(|want| want.is_stuck) {
+            self.crew.waits_for_room(false);
+        }
     }
 
     /// Admits the value of a deterministic part to the cache: the one copy on its way there, so that no
@@ -553,6 +646,7 @@ impl Worker {
 
     /// The process is to be replaced. `why` is empty when it ended by itself.
     fn lost(&mut self, why: &str) {
+        self.forget_want();
         if self.crew.is_over() {
             return;
         }
