@@ -164,8 +164,9 @@ impl WorkerLink {
         Ok(None)
     }
 
-    /// The sample is written. `at`, `size`: where in the scratch file its deterministic part lies, if it was kept.
-    fn done(&mut self, py: Python<'_>, at: u64, size: u64) -> PyResult<()> {
+    /// The sample is written. `at`, `size`: where in the scratch file its deterministic part lies, if it was kept. `blob`:
+    /// bytes of it that are of no fixed size.
+    fn done(&mut self, py: Python<'_>, at: u64, size: u64, blob: u64) -> PyResult<()> {
         let now = Instant::now();
         let wall = nanos(now - self.now.began);
         let cpu = nanos(thread_cpu().saturating_sub(self.now.cpu));
@@ -175,6 +176,7 @@ impl WorkerLink {
             cpu_ns: cpu,
             dataset_ns: nanos(made - self.now.began),
             kept: (at, size),
+            blob,
         };
         self.list()?.write(self.entry(), &written);
         self.wall += wall;

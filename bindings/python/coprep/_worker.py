@@ -437,7 +437,7 @@ class _Worker:
             link.raised(json.dumps(_raised(sample, stage, error)).encode())
             return
         if packed is None or self._write_blob(packed, *place):
-            link.done(*kept)
+            link.done(*kept, 0 if packed is None else packed.size)
 
     def _scratch_of(self, first: bool) -> _Scratch | None:
         """Of the chunk that is being made; ``first``: its first sample."""

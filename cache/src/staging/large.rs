@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use nix::sys::resource::{Resource, getrlimit};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::mapping::{HUGE, page_size};
 use crate::memory;
 
@@ -238,7 +238,7 @@ impl LargeArea {
     /// `reserve` reserves the memory of a part of the file.
     ///
     /// # Errors
-    /// When memory, or the address space, is short.
+    /// When memory, or the address space, is short; when no address space of this area would do.
     pub(super) fn take(
         &self,
         (buffer, slot): (u32, u32),
@@ -314,15 +314,16 @@ impl LargeArea {
         self.changed.notify_all();
     }
 
-    fn too_long(&self, bytes: u64) -> crate::Error {
+    /// Others may let go of what is lacking, but not of more than there is.
+    fn too_long(&self, bytes: u64) -> Error {
         let room = self.range.len() as u64;
-        memory::shortage(
-            "a large value",
-            bytes,
-            room,
-            "the address space that was set aside for large values".into(),
-            "make the values smaller, or allow a larger staging area".into(),
-        )
+        let limit = "the address space that was set aside when the staging area was made";
+        let remedy = "allow a larger staging area, or raise the limits of the process (ulimit -v, ulimit -f)";
+        if bytes > room {
+            let why = format!("{bytes} bytes are more than {limit}, {room} bytes: {remedy}");
+            return Error::invalid("cannot reserve memory for a large sample", why);
+        }
+        memory::shortage("a large sample", bytes, room, limit.into(), remedy.into())
     }
 }
 
@@ -453,7 +454,10 @@ mod tests {
         assert_eq!(area.reserved(), HUGE as u64);
         assert!(take(&area, 1, 0, LIMIT - PAGE, false).is_some());
         let failed = area.take((2, 0), u64::MAX, true, |_| Ok(()));
-        assert!(failed.is_err_and(|e| e.is_shortage()));
+        assert!(
+            failed.is_err_and(|e| !e.is_shortage()),
+            "it will never be had"
+        );
     }
 
     #[test]

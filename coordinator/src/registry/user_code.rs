@@ -276,7 +276,9 @@ impl Registry {
             CacheForm::Prepared => shape.prepared_bytes(),
             _ => shape.kept,
         };
-        let sizes = move || Sizes::by_sample(sample_bytes, samples);
+        // Of samples of any size the job may know more than a look at some of them tells.
+        let at_least = request.cache.bytes.filter(|_| shape.is_uneven());
+        let sizes = move || Sizes::by_sample(sample_bytes, samples).at_least(at_least.unwrap_or(0));
         self.find_or_open_cache(wanted, &**party, sizes).map(Some)
     }
 

@@ -241,8 +241,8 @@ impl Task for SampleWork {
 
     fn finish(mut self: Box<Self>, outcome: Outcome) {
         match outcome {
-            Outcome::Made(cost) => {
-                self.made(&cost);
+            Outcome::Made { cost, blob } => {
+                self.made(&cost, blob);
                 self.end();
             }
             Outcome::Found(cost) => {
@@ -438,16 +438,16 @@ impl SampleWork {
         Ok(cost)
     }
 
-    /// The kernel refuses memory that the sample must have.
+    /// The kernel refuses memory that the sample must have. Others may let go of some, unless it is more than there is.
     fn short_of_memory(&mut self, bytes: u64, why: &coprep_cache::Error) -> Room {
         let since = *self.short_since.get_or_insert_with(Instant::now);
-        if since.elapsed() < MOST_SHORT {
+        if why.is_shortage() && since.elapsed() < MOST_SHORT {
             self.stream.pool.wait_for_large(A_MOMENT);
             return Room::Wait;
         }
         let message = format!(
-            "it takes {bytes} bytes, more than its place in a batch, and there is no memory for it: {why}; or make it \
-             smaller, or the batch"
+            "it takes {bytes} bytes, more than its place in a batch, and there is no memory for that: {why}; or make the \
+             sample, or the batch, smaller"
         );
         Room::Failed(Failure::new("prepare", message))
     }
@@ -521,10 +521,10 @@ impl SampleWork {
     }
 
     /// Replaces what was made by what is cached, where that takes as much room.
-    fn replace_by_cached(&mut self, cache: &Cache) {
+    fn replace_by_cached(&mut self, cache: &Cache, blob: usize) {
         let stream = self.stream.clone();
         let layout = stream.pool.layout();
-        let made = prepared_len(self.slot(), layout);
+        let made = fixed_bytes(layout) + blob;
         if let Some(bytes) = cache.store.get(self.draw.id).filter(|b| b.len() == made) {
             cache.count_hit();
             restore(&bytes, self.slot(), layout);
@@ -532,7 +532,7 @@ impl SampleWork {
     }
 
     /// A worker of user code has written the slot.
-    fn made(&mut self, cost: &Cost) {
+    fn made(&mut self, cost: &Cost, blob: u64) {
         let stream = self.stream.clone();
         if let Maker::Crew {
             prepared, costs, ..
@@ -541,9 +541,11 @@ impl SampleWork {
             costs.record(self.draw.id, cost);
             if let Some(cache) = prepared {
                 cache.count_miss();
-                if !keep(cache, self.draw.id, self.slot(), stream.pool.layout()) {
+                let layout = stream.pool.layout();
+                let blob = blob_written(self.slot(), blob, layout);
+                if !keep(cache, self.draw.id, self.slot(), blob, layout) {
                     // Another worker made the same sample meanwhile: all jobs are to see one.
-                    self.replace_by_cached(cache);
+                    self.replace_by_cached(cache, blob);
                 }
             }
         }
@@ -603,11 +605,11 @@ fn is_larger_than_slot(blob: usize, layout: &Layout) -> bool {
     field.is_some_and(|field| blob > layout.sample_bytes(field))
 }
 
-/// Bytes of a slot's sample as it is cached.
-fn prepared_len(slot: &mut SlotMut, layout: &Layout) -> usize {
-    let in_slot = layout.large_field().map_or(0, |f| layout.sample_bytes(f));
-    let blob = slot.large_mut().map_or(in_slot, |large| large.len());
-    fixed_bytes(layout) + blob
+/// Returns how many bytes of no fixed size a worker wrote, which says that they are `said`.
+fn blob_written(slot: &mut SlotMut, said: u64, layout: &Layout) -> usize {
+    let room = layout.large_field().map_or(0, |f| layout.sample_bytes(f));
+    let in_slot = usize::try_from(said).unwrap_or(usize::MAX).min(room);
+    slot.large_mut().map_or(in_slot, |large| large.len())
 }
 
 /// Returns the part of a slot, or what lies elsewhere in its place.
@@ -619,9 +621,9 @@ fn field_of(slot: &mut SlotMut, field: usize, is_large: bool) -> &mut [u8] {
     }
 }
 
-/// Caches a slot as it is. False: there is no room, or it is there already.
-fn keep(cache: &Cache, id: u32, slot: &mut SlotMut, layout: &Layout) -> bool {
-    let bytes = prepared_len(slot, layout);
+/// Caches a slot as it is; of no fixed size are `blob` bytes of it. False: there is no room, or it is there already.
+fn keep(cache: &Cache, id: u32, slot: &mut SlotMut, blob: usize, layout: &Layout) -> bool {
+    let bytes = fixed_bytes(layout) + blob;
     let meta = Meta::of(Form::Prepared);
     let Some(mut place) = cache.store.reserve(id, bytes, meta) else {
         return false;
@@ -630,8 +632,10 @@ fn keep(cache: &Cache, id: u32, slot: &mut SlotMut, layout: &Layout) -> bool {
     for field in written_fields(layout) {
         let is_large = layout.large_field() == Some(field) && slot.large_mut().is_some();
         let part = field_of(slot, field, is_large);
-        let (target, after) = rest.split_at_mut(part.len());
-        target.copy_from_slice(part);
+        // What is of no fixed size comes last, and may not fill its part.
+        let len = part.len().min(rest.len());
+        let (target, after) = rest.split_at_mut(len);
+        target.copy_from_slice(&part[..len]);
         rest = after;
     }
     place.commit();
@@ -645,7 +649,7 @@ fn restore(bytes: &[u8], slot: &mut SlotMut, layout: &Layout) -> Cost {
     for field in written_fields(layout) {
         let is_large = layout.large_field() == Some(field) && slot.large_mut().is_some();
         let part = field_of(slot, field, is_large);
-        // A blob may have been cached with less room around it.
+        // What is of no fixed size comes last, and may not fill its part.
         let len = part.len().min(rest.len());
         let (source, after) = rest.split_at(len);
         part[..len].copy_from_slice(source);

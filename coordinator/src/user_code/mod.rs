@@ -87,8 +87,8 @@ pub(crate) enum Room {
 
 /// What became of a task.
 pub(crate) enum Outcome {
-    /// A worker has written it to its slot.
-    Made(Cost),
+    /// A worker has written it to its slot; so many bytes of it are of no fixed size.
+    Made { cost: Cost, blob: u64 },
     /// It was found, and lies in its slot.
     Found(Cost),
     /// It cannot be made.
@@ -145,6 +145,11 @@ impl Shape {
     fn blob(&self) -> u64 {
         let blob = self.fields.iter().find(|f| f.name == BLOB);
         blob.map_or(0, |f| f.sample_bytes() as u64)
+    }
+
+    /// Returns true for samples of no fixed size.
+    pub(crate) fn is_uneven(&self) -> bool {
+        self.blob() > 0
     }
 
     /// Bytes of a sample in a slot that are the same for all samples.

@@ -519,7 +519,8 @@ impl Worker {
             ..Cost::default()
         };
         self.crew.took(&cost);
-        job.task.finish(Outcome::Made(cost));
+        let blob = written.blob;
+        job.task.finish(Outcome::Made { cost, blob });
         Ok(())
     }
 
