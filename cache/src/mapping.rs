@@ -142,6 +142,12 @@ pub(crate) fn size_of_file(what: &str, file: impl AsFd) -> Result<u64> {
     Ok(stat.st_size.max(0) as u64)
 }
 
+/// Bytes of memory that the file has, which may be fewer than its size.
+pub(crate) fn reserved_of_file(what: &str, file: impl AsFd) -> Result<u64> {
+    let stat = fstat(file).map_err(|e| Error::os(what, e))?;
+    Ok(stat.st_blocks.max(0) as u64 * 512)
+}
+
 /// The same file by another descriptor that cannot write.
 pub(crate) fn reopen_read_only(what: &str, file: BorrowedFd<'_>) -> Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());

@@ -169,6 +169,7 @@ fn a_place_outside_of_the_large_area_is_refused() {
         (8, 4097),
         (16, u64::MAX),
         (16, 1 << 62),
+        (16, 1 << 25),
     ];
     for (at, number) in lies {
         let slot = slots[0].field_mut(0);

@@ -152,10 +152,9 @@ impl StagingView {
         let end = mapping::size_of_file(WHAT, file)?;
         let is_inside = marker.offset >= self.layout.large_start() as u64
             && marker.offset % mapping::page_size() as u64 == 0
-            && marker
-                .offset
-                .checked_add(marker.len)
-                .is_some_and(|e| e <= end);
+            && (marker.offset.checked_add(marker.len)).is_some_and(|last| last <= end)
+            // To look at what has no memory would take some.
+            && marker.len <= mapping::reserved_of_file(WHAT, file)?;
         let place = usize::try_from(marker.offset).ok();
         let place = place.zip(usize::try_from(marker.len).ok());
         match place.filter(|_| is_inside) {
