@@ -183,6 +183,16 @@ fn a_place_outside_of_the_large_area_is_refused() {
 }
 
 #[test]
+fn a_view_of_more_buffers_than_there_are_is_refused_though_the_file_is_long_enough() {
+    let (pool, _view) = both();
+    let more = Layout::new(&[100, 8], 2, 300)
+        .unwrap()
+        .with_large(0, LIMIT)
+        .unwrap();
+    assert!(StagingView::open(pool.reader_fd().unwrap(), more).is_err());
+}
+
+#[test]
 fn a_layout_without_large_values_has_none() {
     let small = Layout::new(&[8], 1, 1).unwrap();
     assert!(

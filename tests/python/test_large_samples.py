@@ -253,6 +253,17 @@ def test_a_small_dev_shm_is_enough_for_large_samples(place: Path) -> None:
     assert all(not epoch["errors"] for epoch in epochs)
 
 
+def test_no_core_dump_of_a_worker_looks_for_memory_that_is_not_there() -> None:
+    with uneven(ud.Uneven(N, LATE)) as loader:
+        assert epoch(loader, LATE) == list(range(N))
+        (pid, *_) = stream()["worker_pids"]
+        maps = Path(f"/proc/{pid}/smaps").read_text()
+    # Of each mapping: its name in the first line, its flags in the last.
+    _, staging = maps.split("coprep-staging", 1)
+    flags = next(line for line in staging.splitlines() if line.startswith("VmFlags:"))
+    assert "dd" in flags.split()
+
+
 def test_texts_of_any_length_beside_fields() -> None:
     lengths = [7, 100_000, 0, 3, 1_000_000, 50]
     with coprep.DataLoader(ud.Lines(lengths * 6), 4, **NUMPY) as loader:

@@ -258,6 +258,8 @@ class _Host:
         file = self._channel.descriptors.pop(0)
         # The whole file: large samples lie behind the buffers.
         memory = mmap.mmap(file, 0)
+        # Most of it may have no memory yet. Who writes a core dump would look at all of it, and so take some.
+        memory.madvise(mmap.MADV_DONTDUMP)
         os.close(file)
         structure = bytes.fromhex(layout.pop("structure"))
         self._layout = Layout(memory=memory, structure=structure, **layout)

@@ -35,8 +35,10 @@ use crate::memory;
 const LEAST_AHEAD: u32 = 2;
 /// A minibatch counts for one part in so many of what is typical.
 const WEIGHT: f64 = 0.25;
-/// The address space is at least so many times the limit, and at most one part in so many of what the process may have.
+/// The address space is at least so many times the limit, and one part in so many of the memory that could be had; but at
+/// most one part in so many of the addresses that the process may have.
 const LEAST_ROOM: u64 = 4;
+const PART_OF_MEMORY: u64 = 2;
 const PART_OF_ADDRESSES: u64 = 8;
 
 /// What a slot holds whose value lies in the large area.
@@ -327,10 +329,10 @@ impl LargeArea {
     }
 }
 
-/// Bytes of address space for an area of this limit: what memory could ever be had for.
+/// Bytes of address space for an area of this limit, which one value alone may exceed.
 fn room(limit: u64) -> u64 {
     let least = limit.saturating_mul(LEAST_ROOM);
-    let wanted = memory::available().unwrap_or(0).max(least);
+    let wanted = (memory::available().unwrap_or(0) / PART_OF_MEMORY).max(least);
     let allowed = |resource| getrlimit(resource).map_or(u64::MAX, |(soft, _)| soft);
     let addresses = allowed(Resource::RLIMIT_AS);
     let of_addresses = match addresses {

@@ -109,6 +109,15 @@ impl StagingView {
     /// When the file is not a sealed memory file of the size that the layout says.
     pub fn open(file: OwnedFd, layout: Layout) -> Result<Self> {
         mapping::check_file(WHAT, &file, layout.total_bytes())?;
+        // A large area makes the file longer than what it has memory for. Buffers lie where there is some.
+        let reserved = mapping::reserved_of_file(WHAT, &file)?;
+        if reserved < layout.total_bytes() as u64 {
+            let why = format!(
+                "{} bytes announced, {reserved} bytes reserved",
+                layout.total_bytes()
+            );
+            return Err(Error::misbehaved(WHAT, why));
+        }
         let mapping = Mapping::copy_on_write(WHAT, &file, layout.total_bytes())?;
         // For reading only: a page populated for writing would be private at once.
         mapping.populate_for_reading();

@@ -399,7 +399,16 @@ impl Stream {
     }
 
     pub(crate) fn explain(&self, seat: Seat) -> String {
-        explain::explain(&self.engine(), seat, self.pool.free(), &self.blueprint)
+        let text = explain::explain(&self.engine(), seat, self.pool.free(), &self.blueprint);
+        let stuck = self.blueprint.maker.crew().map_or(0, |crew| crew.stuck());
+        if stuck == 0 {
+            return text;
+        }
+        format!(
+            "{text}; {stuck} workers wait for memory, because what is prepared or held takes most of the {} MiB that \
+             samples may take which are larger than most (--staging, COPREP_STAGING)",
+            self.pool.layout().large_limit() >> 20
+        )
     }
 
     /// Returns whom a consumer waits for, if that is somebody else and not its samples.

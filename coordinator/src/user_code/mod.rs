@@ -562,7 +562,12 @@ impl Crew {
 
     /// Returns true if every worker waits for memory.
     fn is_stuck(&self) -> bool {
-        self.stuck.load(Ordering::Relaxed) >= self.workers
+        self.stuck() >= self.workers
+    }
+
+    /// Returns how many workers wait for memory.
+    pub(crate) fn stuck(&self) -> u32 {
+        self.stuck.load(Ordering::Relaxed)
     }
 
     /// As many as leave as many for each of the others.
