@@ -101,6 +101,12 @@ fn a_failed_sample_is_closed_over_by_a_large_one() {
     let found = view.large_values(lease.buffer(), 0..1).unwrap();
     let map = view.map_large(&found[0]).unwrap();
     assert!(bytes(&map).iter().all(|&b| b == 9));
+    drop((map, lease));
+    let (slots, unfinished) = pool.allocate().unwrap().split(2);
+    drop(slots);
+    let lease = unfinished.finish();
+    let found = view.large_values(lease.buffer(), 0..2).unwrap();
+    assert_eq!(found, [], "nothing of it is left in either slot");
 }
 
 #[test]

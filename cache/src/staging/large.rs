@@ -183,16 +183,16 @@ impl LargeArea {
         self.changed.notify_all();
     }
 
-    /// Frees the extents of a buffer; returns the slots that had one.
-    pub(super) fn release(&self, buffer: u32) -> Vec<u32> {
+    /// Frees the extents of a buffer; returns whether it had any.
+    pub(super) fn release(&self, buffer: u32) -> bool {
         let mut state = self.state();
         let BufferUse { extents, .. } = std::mem::take(&mut state.buffers[buffer as usize]);
         self.changed.notify_all();
-        let free = |(slot, (pages, _))| {
-            state.free.put(pages);
-            slot
-        };
-        extents.into_iter().map(free).collect()
+        let had_any = !extents.is_empty();
+        extents
+            .into_values()
+            .for_each(|(pages, _)| state.free.put(pages));
+        had_any
     }
 
     /// Returns true for the buffer that was begun first of those that are being filled.
@@ -417,7 +417,7 @@ mod tests {
         assert_eq!(area.reserved(), HUGE as u64);
         let before = area.value(0, 0).unwrap();
         assert_eq!(before.len() as u64, 3 * PAGE + 1);
-        assert_eq!(area.release(0), [0, 1]);
+        assert!(area.release(0) && !area.release(0));
         assert_eq!(take(&area, 1, 0, 5 * PAGE, false), Some(5 * PAGE));
         assert_eq!(area.value(1, 0).unwrap().start, before.start);
         assert_eq!(area.reserved(), HUGE as u64);

@@ -390,10 +390,13 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        if let Some(large) = &self.area.large {
-            // Whoever writes a slot next may write less than what said that its value lies elsewhere.
+        if let Some(large) = &self.area.large
+            && large.release(self.buffer)
+        {
+            // Whoever writes a slot next may write less than what said that its value lies elsewhere. Where gaps were closed,
+            // slots say so that were given nothing.
             let clear = |slot| self.area.mark(self.buffer, slot, [0; Marker::BYTES]);
-            large.release(self.buffer).into_iter().for_each(clear);
+            (0..self.area.layout.slots).for_each(clear);
         }
         self.area.free().push(self.buffer);
         // After the lock: whoever is told can look.

@@ -111,7 +111,7 @@ impl StagingView {
         mapping::check_file(WHAT, &file, layout.total_bytes())?;
         // A large area makes the file longer than what it has memory for. Buffers lie where there is some.
         let reserved = mapping::reserved_of_file(WHAT, &file)?;
-        if reserved < layout.total_bytes() as u64 {
+        if layout.large_field().is_some() && reserved < layout.total_bytes() as u64 {
             let why = format!(
                 "{} bytes announced, {reserved} bytes reserved",
                 layout.total_bytes()
