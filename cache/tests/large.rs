@@ -29,9 +29,15 @@ fn write(slot: &mut SlotMut, bytes: usize, byte: u8) {
     slot.large_mut().unwrap().fill(byte);
 }
 
-fn bytes(map: &LargeMap) -> &mut [u8] {
-    // SAFETY: mapped for reading and writing as long as `map` is borrowed; nobody else looks at it in these tests.
-    unsafe { std::slice::from_raw_parts_mut(map.start().as_ptr(), map.len()) }
+fn bytes(map: &LargeMap) -> &[u8] {
+    // SAFETY: mapped for reading as long as `map` is borrowed; nobody writes it meanwhile.
+    unsafe { std::slice::from_raw_parts(map.start().as_ptr(), map.len()) }
+}
+
+/// Writes it, as a training loop that works in place does.
+fn overwrite(map: &mut LargeMap, byte: u8) {
+    // SAFETY: mapped for writing, and nobody else looks at it, since the map is borrowed exclusively.
+    unsafe { map.start().write_bytes(byte, map.len()) };
 }
 
 fn only(view: &StagingView, buffer: u32) -> LargeValue {
@@ -51,10 +57,10 @@ fn a_large_value_arrives_and_the_next_one_takes_its_place() {
         let lease = unfinished.finish();
         let value = only(&view, lease.buffer());
         assert_eq!((value.slot, value.len()), (1, BIG));
-        let map = view.map_large(&value).unwrap();
+        let mut map = view.map_large(&value).unwrap();
         assert!(bytes(&map).iter().all(|&b| b == round));
-        // In place, for this consumer alone.
-        bytes(&map).fill(77);
+        overwrite(&mut map, 77);
+        assert!(bytes(&map).iter().all(|&b| b == 77));
         let other = view.map_large(&value).unwrap();
         assert!(bytes(&other).iter().all(|&b| b == round));
         drop((map, lease));

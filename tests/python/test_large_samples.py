@@ -1,4 +1,4 @@
-"""Samples of the user's datasets that are far larger than most: each costs its own bytes, and nothing is opened anew."""
+"""Samples of user datasets that are far larger than most: each costs its own bytes, and nothing is opened anew."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_outliers_at_either_end(where: dict[int, int], staging: int) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_where_all_are_large_a_few_minibatches_lie_ready(staging: int, workers: int) -> None:
-    large = {i: MB + MB // 2 for i in range(N)}
+    large = dict.fromkeys(range(N), MB + MB // 2)
     with uneven(ud.Uneven(N, large), num_workers=workers) as loader:
         before = (loader.seed, stream())[1]
         for _ in range(2):
@@ -149,7 +149,7 @@ def test_a_worker_that_dies_while_it_writes_a_large_one(tmp_path: Path) -> None:
 
 
 def test_a_batch_that_is_held_for_long_stays_as_it_is() -> None:
-    large = {i: MB for i in range(0, N, 4)}
+    large = dict.fromkeys(range(0, N, 4), MB)
     holder, other = uneven(ud.Uneven(N, large)), uneven(ud.Uneven(N, large))
     with other:
         batches = iter(holder)
@@ -165,7 +165,7 @@ def test_a_batch_that_is_held_for_long_stays_as_it_is() -> None:
 
 
 def test_a_job_that_keeps_all_batches_is_given_copies(staging: int) -> None:
-    large = {i: MB for i in range(0, N, 2)}
+    large = dict.fromkeys(range(0, N, 2), MB)
     with uneven(ud.Uneven(N, large)) as loader:
         before = (loader.seed, stream())[1]
         kept = list(loader)
@@ -175,7 +175,7 @@ def test_a_job_that_keeps_all_batches_is_given_copies(staging: int) -> None:
 
 
 def test_what_one_job_writes_in_place_no_other_sees() -> None:
-    large = {i: MB for i in range(0, N, 4)}
+    large = dict.fromkeys(range(0, N, 4), MB)
     first, second = uneven(ud.Uneven(N, large)), uneven(ud.Uneven(N, large))
     with first, second:
         for _ in range(2):
@@ -191,7 +191,9 @@ def test_everything_is_given_back() -> None:
         batches = iter(loader)
         held = next(batches)
         del held, batches
-        until(lambda: stream()["jobs"][0]["held"] <= stream()["jobs"][0]["queued"], "nothing is held but what is queued")
+        until(
+            lambda: stream()["jobs"][0]["held"] <= stream()["jobs"][0]["queued"], "nothing is held but what is queued"
+        )
     until(lambda: not coprep.status()["streams"], "the stream goes")
 
 
@@ -275,7 +277,7 @@ def test_texts_of_any_length_beside_fields() -> None:
 
 def test_jobs_that_begin_later_see_large_samples_too(start: Start) -> None:
     options = "{'batch_size': 4, 'shuffle': True, 'collate_fn': as_they_are}"
-    large = {i: MB for i in range(0, N, 5)}
+    large = dict.fromkeys(range(0, N, 5), MB)
     first = start(TRAIN, f"Uneven({N}, {large})", options, 3, 0.01, PYTHONPATH=HERE)
     assert first.line() == "ready"
     go(first)

@@ -160,7 +160,7 @@ impl StagingView {
     fn large_value(&self, slot: u32, marker: Marker, file: &OwnedFd) -> Result<LargeValue> {
         let end = mapping::size_of_file(WHAT, file)?;
         let is_inside = marker.offset >= self.layout.large_start() as u64
-            && marker.offset % mapping::page_size() as u64 == 0
+            && marker.offset.is_multiple_of(mapping::page_size() as u64)
             && (marker.offset.checked_add(marker.len)).is_some_and(|last| last <= end)
             // To look at what has no memory would take some.
             && marker.len <= mapping::reserved_of_file(WHAT, file)?;

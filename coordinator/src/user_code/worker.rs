@@ -10,6 +10,8 @@
 //! A sample on which a worker ended is given to another worker once, alone; if that one ends too, it is reported. Samples
 //! that were only on their way go back, with no mark.
 
+mod room;
+
 use std::collections::VecDeque;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -30,7 +32,8 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use crate::caches::Cache;
 use crate::prepare::{Cost, Failure};
 use crate::user_code::host::Forked;
-use crate::user_code::{Begin, Crew, Outcome, Outlook, Room, Task, Trouble, failure};
+use crate::user_code::worker::room::Want;
+use crate::user_code::{Begin, Crew, Outcome, Outlook, Task, Trouble, failure};
 use crate::{Error, Result};
 
 /// A chunk is as many samples as are expected to take together no longer than this. Who is behind one that takes longer is
@@ -111,16 +114,6 @@ pub(super) struct Worker {
     is_busy: bool,
     /// What the process waits for.
     want: Option<Want>,
-}
-
-/// A sample that is larger than its slot.
-#[derive(Clone, Copy)]
-struct Want {
-    /// Which of its chunk.
-    index: u32,
-    bytes: u64,
-    /// It was not granted at once.
-    is_stuck: bool,
 }
 
 struct Process {
@@ -391,15 +384,7 @@ impl Worker {
             Report::Written(progress) => self.advanced(progress)?,
             Report::Ready(index) => self.tell_where(index)?,
             Report::Raised(index, raised) => self.raised(index, raised)?,
-            Report::TooLarge(index, bytes) => {
-                self.check_taken(index, "has a large sample for a place that it did not take")?;
-                self.want = Some(Want {
-                    index,
-                    bytes,
-                    is_stuck: false,
-                });
-                self.make_room()?;
-            }
+            Report::TooLarge(index, bytes) => self.wants_room(index, bytes)?,
             Report::Probed(_) => return Err("said what it was not asked".into()),
         }
         Ok(())
@@ -532,65 +517,6 @@ impl Worker {
             return Err(what.into());
         }
         Ok(())
-    }
-
-    /// Tells the process where to write the large sample that it has made, once there is memory for it.
-    fn make_room(&mut self) -> std::result::Result<(), String> {
-        let Some(want) = self.want else {
-            return Ok(());
-        };
-        let chunk = self.chunks.front_mut();
-        let job = chunk.and_then(|c| c.jobs.get_mut(want.index as usize)?.as_mut());
-        let (Some(job), Some(process)) = (job, &self.process) else {
-            return Err(NOT_GIVEN.into());
-        };
-        // It says nothing while it waits; but it may end.
-        if process.channel.is_lost() {
-            return Err(String::new());
-        }
-        let outcome = match job.task.room(want.bytes, self.crew.is_stuck()) {
-            Room::At(at) => return self.answer_want(Some(at)),
-            Room::Wait => {
-                self.note_stuck(want);
-                return Ok(());
-            }
-            Room::Unwanted => Outcome::Unwanted,
-            Room::Failed(failure) => Outcome::Failed(failure),
-        };
-        self.answer_want(None)?;
-        let job = self.job(want.index)?;
-        job.task.finish(outcome);
-        Ok(())
-    }
-
-    /// Answers the process that waits for room. `None`: it is to leave the sample.
-    fn answer_want(&mut self, at: Option<u64>) -> std::result::Result<(), String> {
-        self.forget_want();
-        self.heard = Instant::now();
-        let Some(process) = &self.process else {
-            return Ok(());
-        };
-        let told = process.channel.send(&code::room(at), &[]);
-        told.map_err(|_| String::new())
-    }
-
-    fn note_stuck(&mut self, want: Want) {
-        // It takes long because of others.
-        self.heard = Instant::now();
-        if !want.is_stuck {
-            self.want = Some(Want {
-                is_stuck: true,
-                ..want
-            });
-            self.crew.waits_for_room(true);
-            self.withdraw();
-        }
-    }
-
-    fn forget_want(&mut self) {
-        if self.want.take().is_some_and(|want| want.is_stuck) {
-            self.crew.waits_for_room(false);
-        }
     }
 
     /// Admits the value of a deterministic part to the cache: the one copy on its way there, so that no
