@@ -92,6 +92,8 @@ struct State {
     /// By buffer.
     buffers: Vec<BufferUse>,
     turns: u64,
+    /// Slots that were refused an extent: the turn of the buffer, the buffer, the slot.
+    waiting: BTreeSet<(u64, u32, u32)>,
     /// Bytes that a minibatch took lately. `None`: none is finished.
     typical: Option<f64>,
 }
@@ -139,6 +141,7 @@ impl LargeArea {
                 reserved: 0,
                 buffers: vec![BufferUse::default(); buffers as usize],
                 turns: 0,
+                waiting: BTreeSet::new(),
                 typical: None,
             }),
             changed: Condvar::new(),
@@ -187,6 +190,7 @@ impl LargeArea {
     pub(super) fn release(&self, buffer: u32) -> bool {
         let mut state = self.state();
         let BufferUse { extents, .. } = std::mem::take(&mut state.buffers[buffer as usize]);
+        state.waiting.retain(|&(_, waiting, _)| waiting != buffer);
         self.changed.notify_all();
         let had_any = !extents.is_empty();
         extents
@@ -202,6 +206,13 @@ impl LargeArea {
         turns.min() == state.buffers[buffer as usize].turn
     }
 
+    /// Returns true if no buffer that was begun before this one has a slot that was refused an extent.
+    pub(super) fn waits_longest(&self, buffer: u32) -> bool {
+        let state = self.state();
+        let longest = state.waiting.first();
+        longest.is_none_or(|&(_, waiting, _)| waiting == buffer)
+    }
+
     /// Returns where the large value of a slot lies.
     pub(super) fn value(&self, buffer: u32, slot: u32) -> Option<Range<usize>> {
         let state = self.state();
@@ -209,9 +220,12 @@ impl LargeArea {
         Some(pages.start..pages.start + len)
     }
 
-    /// Frees the extent of a slot, if it has one.
+    /// Frees the extent of a slot, if it has one, or waits for one.
     pub(super) fn forget(&self, buffer: u32, slot: u32) {
         let mut state = self.state();
+        if let Some(turn) = state.buffers[buffer as usize].turn {
+            state.waiting.remove(&(turn, buffer, slot));
+        }
         if let Some((pages, _)) = state.buffers[buffer as usize].extents.remove(&slot) {
             state.free.put(pages);
         }
@@ -253,7 +267,13 @@ impl LargeArea {
         let whole = len.max(1).checked_next_multiple_of(page_size());
         let plan = whole.map_or(Plan::TooLong, |whole| self.plan(whole, beyond_limit));
         let extent = match plan {
-            Plan::Refused => return Ok(None),
+            Plan::Refused => {
+                let mut state = self.state();
+                if let Some(turn) = state.buffers[buffer as usize].turn {
+                    state.waiting.insert((turn, buffer, slot));
+                }
+                return Ok(None);
+            }
             Plan::TooLong => return Err(self.too_long(bytes)),
             Plan::There(extent) => extent,
             Plan::Grow { extent, top, end } => {
@@ -478,6 +498,23 @@ mod tests {
         assert!(area.is_first(2));
         area.release(0);
         assert_eq!(area.to_begin(4), 1);
+    }
+
+    #[test]
+    fn of_those_that_wait_the_minibatch_that_was_begun_first_has_waited_longest() {
+        let area = area();
+        (0..4).for_each(|buffer| area.begin(buffer));
+        take(&area, 0, 0, LIMIT, false);
+        assert!(area.waits_longest(3), "nobody waits");
+        for buffer in [3, 2] {
+            assert_eq!(take(&area, buffer, 1, PAGE, false), None);
+        }
+        assert!(area.waits_longest(2) && !area.waits_longest(3));
+        assert!(take(&area, 2, 1, PAGE, true).is_some());
+        assert!(area.waits_longest(3));
+        take(&area, 2, 0, PAGE, false);
+        area.release(2);
+        assert!(area.waits_longest(3), "it is given up");
     }
 
     #[test]

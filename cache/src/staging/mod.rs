@@ -521,6 +521,13 @@ impl SlotMut {
         Some(unsafe { std::slice::from_raw_parts_mut(self.hold.pointer(&range), range.len()) })
     }
 
+    /// Returns true if no slot of a minibatch that was begun before this one was refused room in the large area.
+    #[must_use]
+    pub fn waits_longest(&self) -> bool {
+        let large = self.hold.area.large.as_ref();
+        large.is_none_or(|large| large.waits_longest(self.hold.buffer))
+    }
+
     /// Returns true if the slot's minibatch was begun first of those that are not finished.
     #[must_use]
     pub fn is_of_first_minibatch(&self) -> bool {

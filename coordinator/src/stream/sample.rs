@@ -222,8 +222,9 @@ impl Task for SampleWork {
         if let Ok(Some(at)) = slot.reserve_large(bytes, false) {
             return Room::At(at);
         }
-        // More than the limit, for whoever would wait for ever. It is the minibatch that was begun first that comes next.
-        let must_be = is_stuck || slot.is_of_first_minibatch();
+        // More than the limit, for whoever would wait for ever. It is the minibatch that was begun first that comes next. Its
+        // samples may wait for workers, all of which wait for memory.
+        let must_be = slot.is_of_first_minibatch() || (is_stuck && slot.waits_longest());
         let reserved = if must_be && stream.engine().is_any_consumer_short() {
             slot.reserve_large(bytes, true)
         } else {

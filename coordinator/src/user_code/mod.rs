@@ -459,7 +459,7 @@ impl Crew {
         if self.is_over() {
             return task.finish(Outcome::Dropped);
         }
-        self.queue.push(due, Job::new(task));
+        self.queue.push(due, Job::new(task, due));
         if self.is_over() {
             self.drain();
         }
@@ -536,6 +536,14 @@ impl Crew {
 
     fn next(&self, wait: Duration) -> Option<Job> {
         self.queue.pop(wait)
+    }
+
+    /// Puts a sample back that another worker may as well make, behind those that are due before it.
+    fn in_turn(&self, job: Job) {
+        self.queue.push(job.due, job);
+        if self.is_over() {
+            self.drain();
+        }
     }
 
     /// Before everything else: its minibatch has waited longest.

@@ -30,6 +30,7 @@ use fail::fail_point;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use crate::caches::Cache;
+use crate::due_queue::Moment;
 use crate::prepare::{Cost, Failure};
 use crate::user_code::host::Forked;
 use crate::user_code::worker::room::Want;
@@ -68,6 +69,8 @@ pub(super) fn chunk(seconds: f32) -> usize {
 /// A sample that is to be made, and what it went through.
 pub(super) struct Job {
     pub(super) task: Box<dyn Task>,
+    /// When it was to be begun.
+    pub(super) due: Moment,
     /// Workers that ended while they made it.
     attempts: u32,
     /// A worker ended on a chunk that had it: from now on it is made alone.
@@ -77,9 +80,10 @@ pub(super) struct Job {
 }
 
 impl Job {
-    pub(super) fn new(task: Box<dyn Task>) -> Self {
+    pub(super) fn new(task: Box<dyn Task>, due: Moment) -> Self {
         Job {
             task,
+            due,
             attempts: 0,
             alone: false,
             outlook: Outlook::default(),
@@ -284,7 +288,7 @@ impl Worker {
             together = seconds(&job).map(|more| so_far + more);
             if job.alone || together.is_none_or(|sum| sum > most) {
                 // Not kept: who comes first may have it.
-                self.crew.again(job);
+                self.crew.in_turn(job);
                 break;
             }
             jobs.push(job);
@@ -433,12 +437,13 @@ impl Worker {
         if age.is_none_or(|age| age < TOGETHER) {
             return Ok(());
         }
-        self.withdraw();
+        let crew = self.crew.clone();
+        self.withdraw(|job| crew.again(job));
         Ok(())
     }
 
-    /// Takes back what the process has not begun, for other workers to make.
-    fn withdraw(&mut self) {
+    /// Takes back what the process has not begun, and gives it to `another`.
+    fn withdraw(&mut self, another: impl Fn(Job)) {
         // Nor is more given to it.
         if let Some(chunk) = self.chunks.front_mut() {
             chunk.is_quick = false;
@@ -448,7 +453,7 @@ impl Worker {
                 if let Some(mut job) = place.take_if(|_| hand.given.withdraw()) {
                     chunk.left -= 1;
                     job.task.put_back();
-                    self.crew.again(job);
+                    another(job);
                 }
             }
         }

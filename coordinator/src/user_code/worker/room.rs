@@ -78,7 +78,9 @@ impl Worker {
                 ..want
             });
             self.crew.waits_for_room(true);
-            self.withdraw();
+            // Those of minibatches before this one come first: they make the memory free that it waits for.
+            let crew = self.crew.clone();
+            self.withdraw(|job| crew.in_turn(job));
         }
     }
 
