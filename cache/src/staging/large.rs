@@ -12,8 +12,9 @@
 //!
 //! # The limit
 //!
-//! The area reserves no more than its limit, but for a value whose caller says that somebody would wait for ever
-//! otherwise. Callers that are refused wait with [`LargeArea::wait`] until a buffer was finished or released.
+//! Values take no more than the limit, but for one whose caller says that somebody would wait for ever otherwise. Memory
+//! that was reserved for such a value stays, and is for such values again: if others filled it up, each further one would
+//! reserve more. Callers that are refused wait with [`LargeArea::wait`] until a buffer was finished or released.
 //!
 //! # Locks
 //!
@@ -295,6 +296,10 @@ impl LargeArea {
     /// Finds a place, and takes it. What is to be reserved is counted as if it were.
     fn plan(&self, len: usize, beyond_limit: bool) -> Plan {
         let mut state = self.state();
+        let used = state.reserved - state.free.bytes;
+        if !beyond_limit && used + len as u64 > self.limit {
+            return Plan::Refused;
+        }
         if let Some(extent) = state.free.take(len) {
             return Plan::There(extent);
         }
@@ -370,6 +375,8 @@ struct FreeList {
     by_start: BTreeMap<usize, usize>,
     /// Length, start.
     by_len: BTreeSet<(usize, usize)>,
+    /// Of all parts.
+    bytes: u64,
 }
 
 impl FreeList {
@@ -385,11 +392,13 @@ impl FreeList {
             self.remove(part.end..end);
             part.end = end;
         }
+        self.bytes += part.len() as u64;
         self.by_start.insert(part.start, part.end);
         self.by_len.insert((part.len(), part.start));
     }
 
     fn remove(&mut self, part: Range<usize>) {
+        self.bytes -= part.len() as u64;
         self.by_start.remove(&part.start);
         self.by_len.remove(&(part.len(), part.start));
     }
@@ -453,7 +462,13 @@ mod tests {
         // The page that was left is a part of it.
         assert_eq!(area.reserved(), LIMIT + PAGE);
         area.release(0);
-        assert!(take(&area, 2, 0, LIMIT - PAGE, false).is_some());
+        assert_eq!(
+            take(&area, 2, 0, LIMIT - PAGE, false),
+            None,
+            "though it is there"
+        );
+        assert!(take(&area, 2, 0, LIMIT - 2 * PAGE, false).is_some());
+        assert!(take(&area, 3, 0, PAGE, true).is_some());
         assert_eq!(area.reserved(), LIMIT + PAGE, "it was there");
     }
 
@@ -553,6 +568,8 @@ mod tests {
                 prop_assert_eq!(bytes as u64, state.reserved);
                 prop_assert_eq!(state.top - (1 << 20), bytes);
                 prop_assert_eq!(state.free.by_len.len(), state.free.by_start.len());
+                let free: usize = state.free.by_len.iter().map(|(len, _)| len).sum();
+                prop_assert_eq!(free as u64, state.free.bytes);
             }
         }
     }
