@@ -113,7 +113,7 @@ def test_where_all_are_large_a_few_minibatches_lie_ready(staging: int, workers: 
         before = (loader.seed, stream())[1]
         for _ in range(2):
             assert epoch(loader, large) == list(range(N))
-        # Beyond the limit: the minibatch that the job waits for, and what workers had made that waited for memory. All 16
+        # Beyond the limit: the minibatch that the job waits for, and what workers had made and could not write. All 16
         # that could lie ready would take 96 MB.
         settled(before, staging + 12 * MB + workers * 2 * MB)
 
