@@ -331,7 +331,7 @@ fn a_rank_whose_session_panics_meets_the_others_again() {
     let mut all: Vec<u32> = given.concat().concat();
     all.sort_unstable();
     assert_eq!(all, (0..SAMPLES).collect::<Vec<_>>());
-    assert!(ranks[0].stats().reconnects > 0 && ranks[1].stats().reconnects > 0);
+    assert!(ranks[0].stats().reconnects > 0);
     drop(ranks);
     node.stop();
 }

@@ -541,11 +541,14 @@ class History:
 
     def _stop(self) -> None:
         stop = [self.settings.command, "--socket", str(self.socket), "stop"]
-        # A panic may cost a connection.
-        for _ in range(20 if self.plan.failpoints else 1):
+        # A panic may cost a connection, and one that has just been started may not listen yet.
+        for _ in range(20):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 if subprocess.run(stop, capture_output=True, timeout=SETTLE_S).returncode == 0:
                     return
+            if not self._coordinators():
+                return
+            time.sleep(0.1)
 
     def _check_ends(self) -> None:
         """How coordinators ended that nobody killed."""
