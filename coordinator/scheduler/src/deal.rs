@@ -225,12 +225,13 @@ impl Dealer {
     fn begin_round(&mut self, n: u64) {
         // No batch is empty.
         let most = usize::try_from(n).unwrap_or(usize::MAX);
-        let owed = self.owed().first().cloned();
-        self.caught_up += usize::from(owed.is_some());
+        let owed = self.owed().first();
+        let is_owed = owed.is_some();
         self.round = match owed {
             Some(ranks) => ranks.iter().copied().take(most).collect(),
             None => (0..self.ranks).take(most).collect(),
         };
+        self.caught_up += usize::from(is_owed);
         let (owed, batches) = (self.owed_batches(), self.round.len() as u64);
         let full = batches * u64::from(self.batch);
         // None of the batches that follow may be empty.

@@ -55,17 +55,20 @@ impl Leaver {
     }
 }
 
+/// Most tokens that are remembered of a job. Its ranks hold a few different ones at most.
+const MOST_TOKENS: usize = 64;
+
 /// How a job is told from others of its group, and who has left it.
 pub(super) struct Roll {
     /// The token that its ranks are told.
     pub(super) token: u128,
-    /// Those that its ranks held when they came from earlier streams.
+    /// Tokens that its ranks held when they came from earlier streams.
     before: Vec<u128>,
     left: BTreeMap<u32, Departure>,
 }
 
 impl Roll {
-    /// Of a job whose first rank presents `tokens`.
+    /// Begins the roll of a job whose first rank presents `tokens`.
     pub(super) fn new(tokens: &[u128]) -> Self {
         Roll {
             token: tokens.first().copied().unwrap_or_else(new_token),
@@ -89,7 +92,8 @@ impl Roll {
     /// A rank joins that presents `tokens`.
     pub(super) fn note(&mut self, tokens: &[u128]) {
         for &token in tokens {
-            if !self.is_of(token) {
+            // Ranks may come and go while the job forms.
+            if !self.is_of(token) && self.before.len() < MOST_TOKENS {
                 self.before.push(token);
             }
         }

@@ -16,7 +16,7 @@ pub(super) struct Position {
     given: RoaringBitmap,
     /// Samples of the epoch that failed: the user hears of each once.
     failed: RoaringBitmap,
-    /// Those of them that the batch in hand lacks. They are given with it.
+    /// Samples that failed and that the batch in hand lacks. They count as given when the batch is given.
     missing: RoaringBitmap,
     /// Batches given in the epoch.
     batches: u64,
@@ -108,7 +108,7 @@ impl Position {
         (self.epoch, &self.given | &self.failed)
     }
 
-    /// What to present to a coordinator; None at the very beginning.
+    /// Returns the place to present to a coordinator, or `None` at the very beginning.
     pub(super) fn resume(&self) -> Option<Resume> {
         if self.before.is_some() {
             return self.before.clone();
