@@ -62,7 +62,7 @@ fn failpoints() -> Option<fail::FailScenario<'static>> {
         if std::fs::read_dir(folder).is_ok_and(|files| files.count() >= MOST) {
             return None;
         }
-        // Without its file it panics all the same.
+        // If the file cannot be made, the coordinator panics all the same.
         let _ = File::create(folder.join(std::process::id().to_string()));
     }
     Some(fail::FailScenario::setup())

@@ -79,8 +79,8 @@ fn start_alone(place: &Place, how: &How, patience: &Patience<'_>) -> Result<Star
     if let Some(found) = find()? {
         return Ok(found);
     }
-    // One that has no descriptor left for a connection, or is ending. A second one could not take its place, and would
-    // leave its log behind.
+    // A coordinator is there that has no descriptor left for a connection, or is ending. A second one could not take its
+    // place, and would leave its log behind.
     if is_served(place) {
         return Ok(Started::LookAgain);
     }

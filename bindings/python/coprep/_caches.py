@@ -1,4 +1,4 @@
-"""What identifies an object that changes by being used.
+"""Tells objects apart that change by being used.
 
 Two equal objects must count as equal although one of them has been used: what an object holds only to save work, or of
 its last call, is no part of its identity.
@@ -75,7 +75,7 @@ def without_caches(cls: type, state: Any) -> Any:
             for name, value in kept.items()
             if name not in _TOKENIZER
         }
-    # As pickle has it of an object that has no attributes.
+    # Pickle gives None for an object that has no attributes.
     return kept or None
 
 

@@ -49,7 +49,7 @@ STREAM = 2 << 30
 _REMEDY = "define __getstate__, open the resource lazily in __getitem__, or pass an import string 'module:factory'"
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _GLOBAL_OPS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
-# What the interpreter, pickle and typing add to a class: line numbers, caches, and hints that change no sample.
+# The interpreter, pickle and typing add these to a class: line numbers, caches, and hints that change no sample.
 _NOT_CODE = {
     "__slotnames__",  # pickle notes it at the class when it first meets an instance
     *("__dict__", "__weakref__", "__module__", "__qualname__", "__classdictcell__", "_abc_impl"),

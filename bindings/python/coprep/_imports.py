@@ -20,7 +20,7 @@ _SPACE = r"(?:[ \t\f]|\\\n)"
 _FROM = re.compile(rf"\bfrom\b(?=((?:[.\w]|{_SPACE})*?)\bimport\b)")
 _IMPORT = re.compile(r"\bimport\b")
 _NAMES = re.compile(rf"(?:[.,*\w]|{_SPACE})*")
-# Within parentheses lines end anywhere, and comments may stand.
+# A list in parentheses may have line breaks and comments anywhere.
 _LISTED = re.compile(rf"{_SPACE}*\(((?:[,*\w\s\\]|#[^\n]*)*)")
 _COMMENT = re.compile(r"#[^\n]*")
 _BLANK = re.compile(r"[\s\\]+")

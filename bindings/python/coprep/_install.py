@@ -34,8 +34,8 @@ def install() -> None:
     The loaders behave as :class:`DataLoader`, except where PyTorch's would do without an error:
 
     - Ranks are those of a ``DistributedSampler``. Without one each process is given the whole dataset.
-    - What cannot be shared (a sampler of its own, an ``IterableDataset``, a dataset that cannot be pickled) is left to
-      PyTorch, with an :class:`UnsharedWarning`.
+    - PyTorch makes the loaders that cannot be shared (a sampler of its own, an ``IterableDataset``, a dataset that
+      cannot be pickled), with an :class:`UnsharedWarning`.
     - ``isinstance(loader, torch.utils.data.DataLoader)`` holds.
 
     Instances of classes that derive from PyTorch's are PyTorch's as before. Processes that ``multiprocessing`` starts
@@ -81,7 +81,7 @@ def _replace() -> None:
 
     def make(cls: type, *args: Any, **options: Any) -> Any:
         if cls is own:
-            # Without arguments it is a copy of a loader that is being made, not a loader.
+            # A call without arguments comes from copying a loader, and makes no new one.
             wanted = _active and bool(args or options)
             # Being an instance of PyTorch's class, it is initialised next, by its own __init__.
             return object.__new__(_installed_class() if wanted else own)
@@ -136,9 +136,9 @@ class _AsPyTorch(DataLoader[Any]):
     def _made(self) -> None:
         rank, world_size, group = self._place
         if world_size is None:
-            # Without a DistributedSampler each process has the whole dataset.
+            # Each process has the whole dataset, since there is no DistributedSampler.
             self._place = (rank or 0, 1, group)
-        # Libraries compare it.
+        # Libraries compare num_workers with a number.
         if self._private is not None:
             self.num_workers = self._private.num_workers
         elif self.num_workers is None:

@@ -34,7 +34,7 @@ from coprep._unshared import Transformed, TransformedBatch, torch_loader, warn_u
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
-    # What is not said is anything: a loader then needs no annotation.
+    # The default is Any, so that a loader needs no annotation.
     T_co = TypeVar("T_co", covariant=True, default=Any)
 else:
     from typing import TypeVar

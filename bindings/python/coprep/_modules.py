@@ -1,7 +1,7 @@
 """Identity of modules: the files of the user's own, and of all others the version of their package.
 
-What a file says of itself, its digest and its imports, is remembered in the process until the file changes: a package
-has hundreds of files, and a loader asks in every epoch.
+The process remembers the digest and the imports of a file until the file changes: a package has hundreds of files, and a
+loader asks in every epoch.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ Stamp = tuple[int, ...]
 
 
 class Source(NamedTuple):
-    """What counts of a module's file."""
+    """A module's file, as far as it counts for an identity."""
 
     digest: bytes
     uses: frozenset[str]
     """Modules that it imports, by their full names."""
     members: Mapping[str, frozenset[str]]
-    """What it imports from modules, by the module. If that is a package, these may be modules too."""
+    """Names that it imports from modules, by the module. If that is a package, these may be modules too."""
 
 
 class Module(NamedTuple):
-    """What counts of a module."""
+    """A module, as far as it counts for an identity."""
 
     part: str
-    """What its part of an identity is called; empty: it has none."""
+    """Name of its part of an identity; empty: it has none."""
     digest: bytes
     uses: Set[str]
 

@@ -67,7 +67,7 @@ def run_module(module: str, arguments: list[str]) -> None:
 
 def _run_as_main(module: str, *, alter_argv: bool) -> None:
     _new_main()
-    # What the interpreter itself calls for -m.
+    # The interpreter calls this function for -m.
     runpy._run_module_as_main(module, alter_argv)  # type: ignore[attr-defined]
 
 
@@ -86,7 +86,7 @@ def _code_of(path: str) -> tuple[Any, Any]:
             content = file.read()
     except OSError as error:
         _refuse(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n")
-    # Not this file's own future statements.
+    # The script is not to inherit the future statements of this file.
     code = compile(content, path, "exec", dont_inherit=True)
     return code, importlib.machinery.SourceFileLoader("__main__", path)
 

@@ -45,7 +45,7 @@ pub(crate) struct Dealer {
     drop_last: bool,
     /// Ranks that were given less than others before the job was attached, for each step that they lack: they come first.
     owed: Arc<[Box<[u32]>]>,
-    /// Of these steps, how many are begun.
+    /// Number of these steps that are begun.
     caught_up: usize,
     /// Nothing is dealt in this epoch but what is owed.
     only_owed: bool,
@@ -81,7 +81,7 @@ impl Dealer {
         }
     }
 
-    /// Before the epoch's rounds, each rank is dealt what it is behind, as the last rounds were interrupted. If the other
+    /// Deals each rank what it is behind before the epoch's rounds, as the last rounds were interrupted. If the other
     /// ranks were given all of the epoch, there are no more rounds: what does not fit was not readable before.
     pub(crate) fn owe(&mut self, behind: Behind<'_>) {
         let batches = behind.batches;

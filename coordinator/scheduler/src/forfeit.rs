@@ -6,7 +6,7 @@ use crate::draw::{self, Key};
 use crate::job::Job;
 use crate::{AttachError, Behind, DrawOrder, JobSpec, Resume, Scheduler};
 
-/// Salt of the draw of what is forfeited: the samples that are given are drawn by another.
+/// Salt of the draw of forfeited samples, so that it differs from the draws of the samples that are given.
 const FORFEITED: u64 = 0x666f_7266_6569_7431;
 
 impl Scheduler {
@@ -51,7 +51,7 @@ impl Scheduler {
         };
         match self.config.order {
             DrawOrder::Random => draw::any_of(left, count, key),
-            // What is given comes after it.
+            // A rank's ids must ascend, so the lowest ones are forfeited.
             DrawOrder::Ascending | DrawOrder::AscendingInCommon => {
                 left.iter().take(count as usize).collect()
             }

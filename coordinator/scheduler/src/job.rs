@@ -148,9 +148,9 @@ impl Job {
 
     /// Returns whether samples that are known to be bad leave its need.
     ///
-    /// Those of a cohort's members stay: when a sample is found bad depends on the time, and members that are not level,
-    /// because one pauses or has come back, would be dealt different batches. The samples fail again, and their batches
-    /// are shorter.
+    /// A cohort's members keep them. The time at which a sample is found bad differs from run to run, so members that are
+    /// not level, because one pauses or has come back, would be dealt different batches. The samples fail again, and
+    /// their batches are shorter.
     pub(crate) fn leaves_out_bad(&self) -> bool {
         self.skip_bad && self.cohort.is_none()
     }

@@ -124,7 +124,7 @@ pub struct JobSpec {
 pub struct Resume {
     /// Counted from 0.
     pub epoch: u64,
-    /// What was given in it, samples that failed in a batch included.
+    /// Samples that were given in it, those that failed in a batch included.
     pub delivered: RoaringBitmap,
     /// Samples that are known to be bad, by a job that skips such samples.
     pub bad: RoaringBitmap,

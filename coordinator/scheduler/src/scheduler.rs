@@ -290,8 +290,8 @@ impl Scheduler {
         if self.config.order == DrawOrder::Ascending {
             return None;
         }
-        // What is needed now depends on how far ahead was drawn. A member that is dealt the minibatch at another time would
-        // be given another sample.
+        // The need depends on how far ahead the job was drawn. A member that is dealt the minibatch at another time would be
+        // given another sample.
         let is_member = |t: &Target| {
             self.jobs
                 .get(&t.job)

@@ -61,7 +61,7 @@ impl Registry {
     /// When the departure makes no sense.
     pub(crate) fn leave(&self, departure: &Departure) -> Result<()> {
         Leaver::check(departure)?;
-        // Before the streams: whoever attaches looks here once it is in its stream.
+        // This comes before the streams: whoever attaches looks here once it is in its stream.
         self.departures.keep(departure);
         let streams = self.streams();
         streams

@@ -173,7 +173,7 @@ impl Registry {
             }
             let admitted = admitted.unwrap_or_else(|panic| resume_unwind(panic));
             if let Some(mut admission) = admitted? {
-                // Those that left after it had asked, and before the stream knew its token.
+                // Ranks may have left after it had asked, and before the stream knew its token.
                 for departure in self.departed(&request.tokens) {
                     if let Err(e) = stream.depart(&departure) {
                         tracing::warn!(error = %e, "a rank has left, and says nonsense of it");

@@ -40,13 +40,13 @@ pub(crate) enum Pending {
 
 /// How a consumer hears of a sample that failed in one of its batches.
 pub(crate) enum Failed {
-    /// As an error.
+    /// It is told an error.
     Raised {
         error: Arc<SampleError>,
         /// Its text was queued for the socket.
         is_told: bool,
     },
-    /// By its id: the job skips it. A client that comes again presents it with its batch.
+    /// It is told the id, because the job skips the sample. A client that comes again presents the id with the batch.
     LeftOut { id: u32 },
 }
 

@@ -112,8 +112,8 @@ impl Job {
 
     /// Returns whether this rank, of a job that some ranks have left, can be one of this job.
     ///
-    /// One that presents no token was given nothing before it lost its connection, or is new. What it was told then says
-    /// nothing: the job may never have begun, and another rank may have been told something else.
+    /// A rank that presents no token was given nothing before it lost its connection, or is new. The token that it was told
+    /// then proves nothing: the job may never have begun, and another rank may have been told another token.
     pub(super) fn can_be_joined(&self, request: &Attach, departed: &[Leaver]) -> bool {
         let rank = request.rank as usize;
         let is_here = |leaver: &Leaver| self.ranks[leaver.departure.rank as usize].is_some();
@@ -168,7 +168,7 @@ impl Engine {
             .map(|d| Leaver::of_dataset(d, samples));
         let mut departed = presented.collect::<Result<Vec<_>>>()?;
         let known = known.iter().filter(is_other);
-        // What another client has said wrong is no reason to refuse this one.
+        // A mistake of another client is no reason to refuse this one.
         departed.extend(known.filter_map(|d| Leaver::of_dataset(d, samples).ok()));
         Ok(departed)
     }
@@ -237,7 +237,7 @@ impl Engine {
     /// A rank has lost its connection, and its process lives: it comes again, and needs the other ranks for that. They
     /// are sent away, and come again with what each was given.
     ///
-    /// What was dealt to the rank and not taken would be lost if the others went on without it.
+    /// If the others went on without it, the samples that were dealt to it and not taken would be lost.
     fn lose_rank(&mut self, seat: Seat) {
         let Some(job) = self.jobs.get_mut(&seat.job) else {
             return;
@@ -254,7 +254,7 @@ impl Engine {
             rank = seat.rank,
             "a rank has lost its connection: all ranks of its job come again"
         );
-        // From here on, and before the rank's place is empty: the others are not to be given anything of the next epoch.
+        // This comes before the rank's place is empty: the others must not be given anything of the next epoch.
         job.is_over = true;
         job.outboxes_but(seat.rank)
             .for_each(|outbox| outbox.hang_up());

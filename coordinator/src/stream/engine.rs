@@ -160,7 +160,7 @@ impl Engine {
     fn forget_who_has_hung_up(&mut self) {
         let has_hung_up = |job: &Job| match &job.ranks[..] {
             [Some(only)] => only.outbox.is_gone(),
-            // Whether the others go on without a rank that is gone, its session decides.
+            // The session of a rank decides whether the others go on without it.
             _ => false,
         };
         let jobs = self.jobs.iter();
@@ -574,8 +574,8 @@ impl Engine {
             return;
         }
         self.scheduler.restart_epoch(JobId(id));
-        // Minibatches of the next epoch may have been begun, and it begins anew: what is made of them is not to change
-        // places with what is made of it, nor to be replaced out of it.
+        // Some minibatches of the next epoch may be in preparation already, and the epoch begins anew. Their samples must
+        // neither change places with those of the new minibatches nor be replaced by samples of the epoch.
         let begun = self.in_preparation.iter();
         begun.for_each(|batch| batch.remove_target(JobId(id)));
         let view = self.scheduler.job(JobId(id));

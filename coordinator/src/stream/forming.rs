@@ -84,7 +84,7 @@ impl Job {
     }
 }
 
-/// What a rank was given, the job was given. What belongs to an earlier epoch does not matter.
+/// Adds what a rank was given to what the job was given. Samples of an earlier epoch do not matter.
 pub(super) fn merge_resume(forming: &mut JobSpec, resume: &scheduler::Resume) {
     match &mut forming.resume {
         Some(known) if known.epoch == resume.epoch => {
