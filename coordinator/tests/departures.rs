@@ -8,13 +8,12 @@ use std::time::{Duration, Instant};
 
 use coprep_client::connection::{Connection, How};
 use coprep_client::loader::Options;
-use coprep_client::{Batch, Event, Loader, control, no_notice, no_pulse};
+use coprep_client::{Event, Loader, control, no_notice, no_pulse};
 use coprep_coordinator::{Server, Settings, StopReason};
 use coprep_protocol::message::{
     Attach, Attached, Departure, Refusal, RefusalKind, Reply, Request, Resume,
 };
 use coprep_protocol::place::Place;
-use coprep_protocol::spec::{PipelineSpec, Source, UserDataset};
 use roaring::RoaringBitmap;
 
 mod common;
@@ -134,22 +133,11 @@ fn attach(rank: u32, world_size: u32) -> Attach {
 }
 
 fn attach_to(samples: u32, rank: u32, world_size: u32) -> Attach {
-    let pipeline = PipelineSpec {
-        source: Source::UserCode(UserDataset {
-            name: "Numbers".into(),
-            samples: Some(samples),
-            dataset: Vec::new(),
-            rest: Vec::new(),
-            split: false,
-            in_job: true,
-        }),
-        ops: Vec::new(),
-    };
     Attach {
         rank,
         world_size,
         group: "ranks".into(),
-        ..common::attach(pipeline, BATCH_SIZE)
+        ..common::attach(common::numbers(samples), BATCH_SIZE)
     }
 }
 
@@ -189,7 +177,7 @@ impl Rank {
         loop {
             match self.loader.next(Duration::from_millis(100)).unwrap() {
                 Event::Batch(batch) => {
-                    self.given.push(ids(&batch));
+                    self.given.push(common::ids(&batch));
                     return true;
                 }
                 Event::EndOfEpoch => return false,
@@ -201,16 +189,6 @@ impl Rank {
     fn take_the_rest(&mut self) {
         while self.next() {}
     }
-}
-
-#[expect(unsafe_code, reason = "an array of a batch is known by its address")]
-fn ids(batch: &Batch) -> Vec<u32> {
-    let arrays = batch.arrays();
-    let index = arrays.iter().find(|array| array.name == "index").unwrap();
-    let first = index.address() as *const i64;
-    // SAFETY: the array has so many elements of this type, and lives until the end of this function.
-    let values = (0..index.shape[0]).map(|i| unsafe { first.add(i).read_unaligned() });
-    values.map(|id| u32::try_from(id).unwrap()).collect()
 }
 
 fn two_ranks(node: &Node) -> [Rank; 2] {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use coprep_client::connection::{Connection, How};
 use coprep_client::loader::Options;
-use coprep_client::{Batch, Error, Event, Loader, no_notice, no_pulse};
+use coprep_client::{Error, Event, Loader, no_notice, no_pulse};
 use coprep_coordinator::{Server, Settings, StopReason};
 use coprep_protocol::message::{
     Attach, CacheForm, CacheRequest, Reply, Request, SampleError, Warm, WarmProgress,
@@ -169,7 +169,7 @@ fn epoch(job: &Loader, pause: Duration) -> Epoch {
         match job.next(Duration::from_millis(100)) {
             Ok(Event::Batch(batch)) => {
                 epoch.samples += batch.samples();
-                epoch.ids.extend(ids(&batch));
+                epoch.ids.extend(common::ids(&batch));
                 std::thread::sleep(pause);
             }
             Ok(Event::EndOfEpoch) => return epoch,
@@ -178,16 +178,6 @@ fn epoch(job: &Loader, pause: Duration) -> Epoch {
             Err(e) => panic!("{e}"),
         }
     }
-}
-
-#[expect(unsafe_code, reason = "an array of a batch is known by its address")]
-fn ids(batch: &Batch) -> Vec<u32> {
-    let arrays = batch.arrays();
-    let index = arrays.iter().find(|array| array.name == "index").unwrap();
-    let first = index.address() as *const i64;
-    // SAFETY: the array has so many elements of this type, and lives until the end of this function.
-    let values = (0..index.shape[0]).map(|i| unsafe { first.add(i).read_unaligned() });
-    values.map(|id| u32::try_from(id).unwrap()).collect()
 }
 
 /// Runs a job for some epochs; gives its errors.
@@ -309,7 +299,7 @@ fn a_rank_whose_session_panics_meets_the_others_again() {
         loop {
             match ranks[rank].next(Duration::from_millis(100)) {
                 Ok(Event::Batch(batch)) => {
-                    given.push(ids(&batch));
+                    given.push(common::ids(&batch));
                     if rank == 0 && given.len() == 2 {
                         fail::cfg("session-request", "1*panic->off").unwrap();
                         // Asks its session, which panics.

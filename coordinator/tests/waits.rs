@@ -16,9 +16,7 @@ use coprep_coordinator::{Server, Settings, StopReason};
 use coprep_protocol::message::{CacheForm, CacheRequest, Warm};
 use coprep_protocol::nap;
 use coprep_protocol::place::Place;
-use coprep_protocol::spec::{
-    DEFAULT_MAX_PIXELS, Interpolation, Op, PipelineSpec, Source, UserDataset,
-};
+use coprep_protocol::spec::{DEFAULT_MAX_PIXELS, Interpolation, Op, PipelineSpec, Source};
 
 mod common;
 
@@ -106,21 +104,6 @@ impl Node {
     fn stop(self) {
         control::stop(&self.place()).unwrap();
         assert_eq!(self.server.join().unwrap(), StopReason::Asked);
-    }
-}
-
-/// Ids and visits only: the jobs make the samples.
-fn ids(samples: u32) -> PipelineSpec {
-    PipelineSpec {
-        source: Source::UserCode(UserDataset {
-            name: "Numbers".into(),
-            samples: Some(samples),
-            dataset: Vec::new(),
-            rest: Vec::new(),
-            split: false,
-            in_job: true,
-        }),
-        ops: Vec::new(),
     }
 }
 
@@ -241,7 +224,7 @@ fn a_job_of_small_batches_shares_a_stream_with_one_of_large_ones() {
     const SAMPLES: u32 = 20_000;
     for (first, second) in [(16_384, 1), (1, 16_384)] {
         let node = Node::start(|settings| settings.staging_bytes = 256 << 20);
-        let jobs = [first, second].map(|batch_size| node.job(ids(SAMPLES), batch_size));
+        let jobs = [first, second].map(|batch_size| node.job(common::numbers(SAMPLES), batch_size));
         jobs.iter().for_each(|job| drop(job.0.attached().unwrap()));
         let rings = rings();
         // Other tests may run in this process, and have rings of their own.
@@ -276,9 +259,9 @@ fn rings() -> Vec<usize> {
 fn a_job_that_holds_every_batch_copies_before_its_ring_is_full() {
     const SAMPLES: u32 = 9_000;
     let node = Node::start(|settings| settings.staging_bytes = 256 << 20);
-    let large = node.job(ids(SAMPLES), 16_384);
+    let large = node.job(common::numbers(SAMPLES), 16_384);
     large.0.attached().unwrap();
-    let small = node.job(ids(SAMPLES), 1);
+    let small = node.job(common::numbers(SAMPLES), 1);
     let (samples, copies) = small.hold_epoch();
     assert_eq!(samples, SAMPLES);
     assert!(copies > 0 && copies < SAMPLES as usize, "{copies}");

@@ -6,15 +6,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import coprep
 import pytest
-from conftest import Job, Start, coordinator_pid, gone, stream, until
-from user_jobs import HERE
+from conftest import Start, coordinator_pid, gone, stream, until
+from user_jobs import HERE, RankProcess
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 N, BATCH, STEPS = 400, 20, 10
@@ -53,8 +52,8 @@ elif how == "is killed":
 stop, after some batches."""
 
 
-class Rank:
-    """A rank's process, and the ids that it was given, by epoch."""
+class Rank(RankProcess):
+    """A rank that reads as ``READ`` does."""
 
     def __init__(
         self,
@@ -68,22 +67,8 @@ class Rank:
         stop_after: int = 0,
         how: str = "ends",
     ) -> None:
-        self.job: Job = start(READ, rank, ranks, epochs, leave_after, stop_after, how, gate, PYTHONPATH=HERE)
-        self.epochs: list[list[list[int]]] = [[] for _ in range(epochs)]
-
-    def take(self, batches: int) -> None:
-        """Is given so many batches, and goes on after each."""
-        for _ in range(batches):
-            self.hear()
-            self.job.say("on")
-
-    def hear(self) -> None:
-        epoch, ids = json.loads(self.job.line())
-        self.epochs[epoch].append(ids)
-
-    def is_given_more(self, seconds: float) -> bool:
-        assert self.job.process.stdout is not None
-        return bool(select.select([self.job.process.stdout], [], [], seconds)[0])
+        options = (rank, ranks, epochs, leave_after, stop_after, how, gate)
+        super().__init__(start(READ, *options, PYTHONPATH=HERE), epochs)
 
     def collect(self) -> None:
         """All that it is given until it ends."""

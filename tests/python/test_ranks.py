@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 from pathlib import Path
 
 import pytest
 from conftest import Job, Start, coordinator_pid, run_on
-from user_jobs import HERE
+from user_jobs import HERE, RankProcess
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 N, BATCH, STEPS = 400, 20, 10
@@ -32,26 +31,11 @@ print("done", flush=True)
 """A rank that reads three epochs. It says what each batch is, and waits for a line. It leaves the first epoch early."""
 
 
-class Rank:
-    """A rank's process, and the ids that it was given, by epoch."""
+class Rank(RankProcess):
+    """A rank that reads as ``READ`` does."""
 
     def __init__(self, start: Start, rank: int, gate: Path, leave_after: int = 0) -> None:
-        self.job: Job = start(READ, rank, gate, leave_after, PYTHONPATH=HERE)
-        self.epochs: list[list[list[int]]] = [[], [], []]
-
-    def take(self, batches: int) -> None:
-        """Is given so many batches, and goes on after each."""
-        for _ in range(batches):
-            self.hear()
-            self.job.say("on")
-
-    def hear(self) -> None:
-        epoch, ids = json.loads(self.job.line())
-        self.epochs[epoch].append(ids)
-
-    def is_given_more(self, seconds: float) -> bool:
-        assert self.job.process.stdout is not None
-        return bool(select.select([self.job.process.stdout], [], [], seconds)[0])
+        super().__init__(start(READ, rank, gate, leave_after, PYTHONPATH=HERE), epochs=3)
 
     def collect(self) -> None:
         """All that it is given until it ends."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import select
 from pathlib import Path
 from typing import Any
 
@@ -83,3 +85,28 @@ print(json.dumps([count, seen]), flush=True)
 sys.stdin.readline()
 """
 """One rank: where its state is, steps to take (-1: the rest of the epoch), options. Stays until it is given a line."""
+
+
+class RankProcess:
+    """A rank's process, and the ids that it was given, by epoch and batch.
+
+    Its script prints ``[epoch, ids]`` of each batch, and waits for a line then.
+    """
+
+    def __init__(self, job: Job, epochs: int) -> None:
+        self.job = job
+        self.epochs: list[list[list[int]]] = [[] for _ in range(epochs)]
+
+    def take(self, batches: int) -> None:
+        """Is given so many batches, and goes on after each."""
+        for _ in range(batches):
+            self.hear()
+            self.job.say("on")
+
+    def hear(self) -> None:
+        epoch, ids = json.loads(self.job.line())
+        self.epochs[epoch].append(ids)
+
+    def is_given_more(self, seconds: float) -> bool:
+        assert self.job.process.stdout is not None
+        return bool(select.select([self.job.process.stdout], [], [], seconds)[0])

@@ -1,7 +1,7 @@
 """Identity of modules: the files of the user's own, and of all others the version of their package.
 
-The process remembers the digest and the imports of a file until the file changes: a package has hundreds of files, and a
-loader asks in every epoch.
+The process remembers the digest and the imports of a file until the file changes: a package has hundreds of files, and
+a loader asks in every epoch.
 """
 
 from __future__ import annotations
