@@ -190,7 +190,9 @@ impl Loader {
             cohort: cohort.map(|(name, size)| Cohort { name, size }),
             skip_errors,
             tokens: Vec::new(),
+            told: None,
             departed: Vec::new(),
+            has_begun: false,
         };
         let options = Options {
             place: place(socket),

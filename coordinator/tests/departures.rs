@@ -11,7 +11,7 @@ use coprep_client::loader::Options;
 use coprep_client::{Event, Loader, control, no_notice, no_pulse};
 use coprep_coordinator::{Server, Settings, StopReason};
 use coprep_protocol::message::{
-    Attach, Attached, Departure, Refusal, RefusalKind, Reply, Request, Resume,
+    Attach, Attached, Cohort, Departure, Refusal, RefusalKind, Reply, Request, Resume,
 };
 use coprep_protocol::place::Place;
 use roaring::RoaringBitmap;
@@ -356,6 +356,51 @@ fn a_departure_is_of_one_job_and_not_of_its_group() {
     for rank in [&later, &last] {
         assert!(who_is_awaited(rank).starts_with("stream 1 (Numbers)"));
     }
+}
+
+#[test]
+fn a_rank_that_was_given_nothing_hears_of_one_that_has_left() {
+    let node = Node::start();
+    let told = |token, rank, world_size| Attach {
+        told: Some(token),
+        ..attach(rank, world_size)
+    };
+    // It has left before, and while the job forms.
+    node.leave(departure(5, 0, 0..4, 1));
+    let (rank_1, _, departed) = join(&node, told(5, 1, 2));
+    assert_eq!(departed, [departure(5, 0, 0..4, 1)]);
+    assert!(who_is_awaited(&rank_1).starts_with("stream 1 (Numbers)"));
+    let (rank_2, _, _) = join(&node, told(6, 2, 3));
+    node.leave(departure(6, 0, 0..4, 1));
+    let heard = rank_2.receive(LIMIT, &no_pulse()).unwrap().unwrap().0;
+    assert_eq!(heard, Reply::Departed(departure(6, 0, 0..4, 1)));
+    assert!(who_is_awaited(&rank_2).starts_with("waiting for rank 1 of 3"));
+}
+
+#[test]
+fn a_cohort_that_had_begun_goes_on_without_members_that_do_not_come_again() {
+    let node = Node::start();
+    let member = |name: &str, has_begun| Attach {
+        cohort: Some(Cohort {
+            name: name.into(),
+            size: 3,
+        }),
+        has_begun,
+        ..attach(0, 1)
+    };
+    let (new, _, _) = join(&node, member("new", false));
+    let (comes_again, _, _) = join(&node, member("had begun", true));
+    let (another, _, _) = join(&node, member("had begun", true));
+    for one in [&new, &comes_again, &another] {
+        assert!(who_is_awaited(one).contains("of its 3 members are here"));
+    }
+    let end = Instant::now() + LIMIT;
+    let waits = |one| who_is_awaited(one).contains("of its 3 members are here");
+    while waits(&comes_again) || waits(&another) {
+        assert!(Instant::now() < end, "the members wait for the third");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert!(waits(&new), "all members of a new cohort are awaited");
 }
 
 #[test]

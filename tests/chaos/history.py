@@ -315,6 +315,8 @@ class History:
             return
         for one in alive:
             self._signal(fault, one.pid)
+        if any(job == fault.which for _, job, _ in self.to_start):
+            return  # It was killed just before, and comes again.
         if fault.again:
             self.to_start.append((self.now() + fault.again, fault.which, alive[0].part.attempt + 1))
         else:
@@ -442,12 +444,17 @@ class History:
         coordinators = self._coordinators()
         if coordinators and self._find_idle():
             self._probe(coordinators[-1])
+            # A panic in the probe may have ended it, and then there is another one.
+            coordinators = self._coordinators()
         self._look_at_log()
-        zombies = [p for p in faults.descendants(os.getpid()) if p.is_zombie and p.parent != os.getpid()]
-        if zombies:
-            time.sleep(0.5)
-            again = {p.pid for p in faults.descendants(os.getpid()) if p.is_zombie}
-            self.find(*checks.check_left("zombie", (str(p) for p in zombies if p.pid in again)))
+        zombies = {p.pid: p for p in faults.descendants(os.getpid()) if p.is_zombie and p.parent != os.getpid()}
+
+        def still() -> set[int]:
+            return {p.pid for p in faults.descendants(os.getpid()) if p.is_zombie} & zombies.keys()
+
+        # One whose parent is just being killed is reaped as soon as that has ended.
+        if zombies and not self._until(lambda: not still(), 5):
+            self.find(*checks.check_left("zombie", (str(zombies[pid]) for pid in still())))
         self._end(coordinators)
         self.find(*(Finding("panic", text) for text in sorted(self.panics)))
         self._check_ends()

@@ -147,3 +147,52 @@ def test_members_of_a_cohort_stay_in_step_over_failed_samples_and_a_killed_coord
         assert given == [i for i in range(60) if i not in (7, 23, 41)]
         failed = sorted(i for e, what, i in told[0] if (e, what) == (epoch, "failed"))
         assert failed == ([7, 23, 41] if on_error == "raise" else [])
+
+
+@pytest.mark.parametrize("taken", [0, 3])
+def test_a_member_of_a_cohort_goes_on_when_the_others_have_ended(start: Start, taken: int) -> None:
+    """Its coordinator dies, and the others do not come again."""
+    code = MEMBER.replace("4, True", "12, True")
+    code = code.replace("for epoch", "train.seed\nprint('here', flush=True)\nsys.stdin.readline()\nfor epoch", 1)
+    members: list[Job] = [start(code, "skip", PYTHONPATH=HERE) for _ in range(2)]
+    assert [member.line() for member in members] == ["here", "here"]
+    ends, goes_on = members
+    ends.run_on()
+    told = [json.loads(line) for line in ends.result().splitlines()]
+    assert len(told) == 10
+    given = []
+    for _ in range(taken):
+        goes_on.say("on")
+        given.append(json.loads(goes_on.line()))
+    os.kill(coordinator_pid(), signal.SIGKILL)
+    goes_on.run_on()
+    assert given + [json.loads(line) for line in goes_on.result().splitlines()] == told
+
+
+SHORT = """
+import sys, coprep
+from user_datasets import *
+options = eval(sys.argv[1])
+train = coprep.DataLoader(Numbers(48), 4, True, framework="numpy", with_index=True, num_workers=1, timeout=20, **options)
+train.seed
+print("here", flush=True)
+sys.stdin.readline()
+print([ids.tolist() for _, ids in train], flush=True)
+"""
+"""A job that says when it has a place in a stream. It reads an epoch after a line."""
+
+
+@pytest.mark.parametrize("own", ["dict(rank={}, world_size=2, group='g')", "dict(cohort='c', cohort_size=2)"])
+def test_ranks_and_members_without_a_seed_meet_where_the_first_of_them_is(start: Start, own: str) -> None:
+    """A job with a seed opens another stream between them. The first stream has another job, which has no seed either."""
+    jobs = []
+    for options in ("{}", own.format(0), "dict(seed=7)", own.format(1)):
+        jobs.append(start(SHORT, options, PYTHONPATH=HERE))
+        assert jobs[-1].line() == "here"
+    run_on(*jobs)
+    first, second = eval(jobs[1].result()), eval(jobs[3].result())
+    given = sorted(i for batches in (first, second) for ids in batches for i in ids)
+    if "cohort" in own:
+        assert first == second and given == sorted([*range(48), *range(48)])
+    else:
+        assert len(first) == len(second) and given == list(range(48))

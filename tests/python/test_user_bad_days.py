@@ -18,6 +18,7 @@ import pytest
 import user_datasets as ud
 from conftest import (
     QUEUE,
+    Job,
     Start,
     coordinator_pid,
     go,
@@ -35,6 +36,8 @@ from user_jobs import HERE, NUMPY, RANK, TRAIN, job
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 N = 24
+LOADS = 3
+"""How often a dataset is loaded whose host is killed meanwhile."""
 
 
 def epoch(loader: coprep.DataLoader) -> tuple[list[int], list[Exception]]:
@@ -326,21 +329,55 @@ def test_jobs_go_on_when_the_coordinator_is_killed(start: Start) -> None:
     assert coordinator_pid() != first
 
 
-def test_ranks_go_on_when_the_host_is_killed(start: Start, tmp_path: Path) -> None:
+def ranks_in_step(start: Start, dataset: str = "Numbers(50)") -> list[Job]:
+    """Two ranks of a job that wait for a line before each batch."""
     code = RANK.replace("count += 1", 'count += 1\n    print("batch", flush=True)\n    sys.stdin.readline()')
     code = code.replace("seen, batches, count", "sys.stdin.readline()\nseen, batches, count", 1)
+    code = code.replace("Numbers(50)", dataset)
     options = "{'rank': %d, 'world_size': 2, 'group': 'g'}"
-    ranks = [start(code, tmp_path / "none", -1, options % rank, PYTHONPATH=HERE) for rank in range(2)]
-    in_step(*ranks, batches=3)
-    os.kill(host(), signal.SIGKILL)
-    in_step(*ranks, batches=4)
-    go(*ranks)
+    return [start(code, "none", -1, options % rank, PYTHONPATH=HERE) for rank in range(2)]
+
+
+def assert_every_sample_once(ranks: list[Job]) -> None:
+    """Ranks that were told to go on after their last batch have had all samples, in equally many steps."""
     results = [json.loads(one.line()) for one in ranks]
     for one in ranks:
         one.say("end")
         one.result()
     assert [steps for steps, _ in results] == [7, 7]
     assert sorted(i for _, taken in results for i in taken) == list(range(50))
+
+
+def test_ranks_go_on_when_the_host_is_killed(start: Start) -> None:
+    ranks = ranks_in_step(start)
+    in_step(*ranks, batches=3)
+    os.kill(host(), signal.SIGKILL)
+    in_step(*ranks, batches=4)
+    go(*ranks)
+    assert_every_sample_once(ranks)
+
+
+def test_a_rank_that_computes_while_its_host_is_killed_over_and_over_comes_again(start: Start, tmp_path: Path) -> None:
+    """It asks for nothing until the other rank has its batch, as in a collective operation of both."""
+    flag, log = tmp_path / "flag", tmp_path / "log"
+    # Its workers are busy all the time.
+    computes, asks = ranks = ranks_in_step(start, f"KilledWhile(50, {str(flag)!r}, {str(log)!r}, pause=0.1)")
+    in_step(*ranks, batches=3)
+    before = len(ud.noted(log))
+    asks.process.send_signal(signal.SIGSTOP)
+    flag.touch()
+    os.kill(host(), signal.SIGKILL)
+    until(lambda: len(ud.noted(log)) >= before + LOADS, "its host is killed over and over")
+    until(lambda: not coprep.status()["streams"], "it is told")
+    flag.unlink()
+    asks.process.send_signal(signal.SIGCONT)
+    asks.say("on")
+    assert asks.line() == "batch"
+    computes.say("on")
+    assert computes.line() == "batch"
+    in_step(*ranks, batches=3)
+    go(*ranks)
+    assert_every_sample_once(ranks)
 
 
 def test_stopping_leaves_no_process(place: Path) -> None:

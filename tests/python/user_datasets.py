@@ -399,6 +399,21 @@ class KilledAtLoad(Numbers):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class KilledWhile(Numbers):
+    """The processes that load it are killed while there is a file ``flag``."""
+
+    def __init__(self, size: int, flag: str, log: str, **arguments: Any) -> None:
+        super().__init__(size, **arguments)
+        self.flag = flag
+        self.load_log = log
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        note(self.load_log, os.getpid())
+        if Path(self.flag).exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 class KilledAtLook(Numbers):
     """The hosts of the workers that make its first samples are killed, the first ``times`` of them."""
 

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use coprep_protocol::message::Departure;
+use coprep_protocol::message::{Attach, Departure};
 
 use crate::Result;
 use crate::registry::Registry;
@@ -38,9 +38,10 @@ impl Departures {
         }
     }
 
-    fn of(&self, tokens: &[u128]) -> Vec<Departure> {
+    fn of(&self, tokens: &[u128], told: Option<u128>) -> Vec<Departure> {
         let kept = self.kept();
-        let those = kept.iter().filter(|(_, d)| tokens.contains(&d.token));
+        let is_of = |token: u128| tokens.contains(&token) || told == Some(token);
+        let those = kept.iter().filter(|(_, d)| is_of(d.token));
         those.map(|(_, departure)| departure.clone()).collect()
     }
 }
@@ -50,9 +51,9 @@ fn bytes(departure: &Departure) -> usize {
 }
 
 impl Registry {
-    /// Returns the ranks that are known to have left the job with these tokens.
-    pub(super) fn departed(&self, tokens: &[u128]) -> Vec<Departure> {
-        self.departures.of(tokens)
+    /// Returns the ranks that are known to have left the job of a rank that attaches.
+    pub(super) fn departed(&self, request: &Attach) -> Vec<Departure> {
+        self.departures.of(&request.tokens, request.told)
     }
 
     /// A rank leaves its job in order. Tells the other ranks that are here, and those that attach later.
@@ -97,23 +98,23 @@ mod tests {
             departures.keep(&departure(token, rank, bytes));
         }
         assert_eq!(
-            departures.of(&[7]),
+            departures.of(&[7], None),
             [departure(7, 1, 1), departure(7, 0, 2)]
         );
-        assert_eq!(departures.of(&[8]), [departure(8, 0, 1)]);
-        assert_eq!(departures.of(&[9]), []);
+        assert_eq!(departures.of(&[8], None), [departure(8, 0, 1)]);
+        assert_eq!(departures.of(&[9], None), []);
     }
 
     #[test]
     fn the_oldest_ones_make_room() {
         let departures = Departures::default();
         (0..2 * MOST as u32).for_each(|rank| departures.keep(&departure(7, rank, 0)));
-        let kept = departures.of(&[7]);
+        let kept = departures.of(&[7], None);
         assert_eq!((kept.len(), kept[0].rank), (MOST, MOST as u32));
         departures.keep(&departure(8, 0, MOST_BYTES));
         departures.keep(&departure(8, 1, 1));
-        assert_eq!(departures.of(&[8]), [departure(8, 1, 1)]);
+        assert_eq!(departures.of(&[8], None), [departure(8, 1, 1)]);
         departures.keep(&departure(8, 2, MOST_BYTES + 1));
-        assert_eq!(departures.of(&[8]), [], "one alone is too much");
+        assert_eq!(departures.of(&[8], None), [], "one alone is too much");
     }
 }

@@ -12,6 +12,7 @@ mod departures;
 mod flights;
 mod guest;
 mod identity;
+mod meeting;
 mod user_code;
 mod warmth;
 
@@ -37,6 +38,7 @@ pub(crate) use crate::registry::guest::Guest;
 pub use crate::registry::identity::describe;
 pub(crate) use crate::registry::identity::describe_operators;
 use crate::registry::identity::{code_key, content, differs, source_name, timed_alike};
+use crate::registry::meeting::Meetings;
 use crate::registry::user_code::{UserCodes, ids_only, runs_code};
 use crate::registry::warmth::names_no_form;
 use crate::stream::{Admission, Blueprint, Client, Seat, Stream, StreamKey, layout};
@@ -75,6 +77,8 @@ pub(crate) enum Answer {
 struct Open {
     streams: Vec<Arc<Stream>>,
     caches: Vec<Arc<Cache>>,
+    /// Where ranks meet.
+    meetings: Meetings,
     opening_streams: Flights<StreamKey, Arc<Stream>>,
     opening_caches: Flights<CacheKey, Arc<Cache>>,
     /// By folder.
@@ -155,10 +159,12 @@ impl Registry {
                     None => continue,
                 },
             };
+            let found = stream;
+            let stream = self.meet(&key, request, &found);
             // Opened for a job with another seed, say, at the same moment: then this one looks again.
             let attach = || {
                 if serves(&stream, &key, request) {
-                    let known = self.departed(&request.tokens);
+                    let known = self.departed(request);
                     stream.attach(request, &known, client)
                 } else {
                     Ok(None)
@@ -166,15 +172,16 @@ impl Registry {
             };
             let admitted = catch_unwind(AssertUnwindSafe(attach));
             if is_expected {
-                stream.has_come();
+                found.has_come();
             }
-            if !matches!(admitted, Ok(Ok(Some(_)))) {
-                self.close_if_empty(&stream);
+            let is_admitted = matches!(admitted, Ok(Ok(Some(_))));
+            if !is_admitted || !Arc::ptr_eq(&found, &stream) {
+                self.close_if_empty(&found);
             }
             let admitted = admitted.unwrap_or_else(|panic| resume_unwind(panic));
             if let Some(mut admission) = admitted? {
                 // Ranks may have left after it had asked, and before the stream knew its token.
-                for departure in self.departed(&request.tokens) {
+                for departure in self.departed(request) {
                     if let Err(e) = stream.depart(&departure) {
                         tracing::warn!(error = %e, "a rank has left, and says nonsense of it");
                     }

@@ -64,6 +64,8 @@ pub(super) struct Roll {
     pub(super) token: u128,
     /// Tokens that its ranks held when they came from earlier streams.
     before: Vec<u128>,
+    /// Tokens that its ranks were told in earlier streams, whether or not those jobs had begun.
+    told: Vec<u128>,
     left: BTreeMap<u32, Departure>,
 }
 
@@ -73,6 +75,7 @@ impl Roll {
         Roll {
             token: tokens.first().copied().unwrap_or_else(new_token),
             before: tokens.to_vec(),
+            told: Vec::new(),
             left: BTreeMap::new(),
         }
     }
@@ -89,14 +92,22 @@ impl Roll {
         tokens.iter().any(|&token| self.is_of(token))
     }
 
-    /// A rank joins that presents `tokens`.
-    pub(super) fn note(&mut self, tokens: &[u128]) {
-        for &token in tokens {
+    /// A rank joins.
+    pub(super) fn note(&mut self, request: &Attach) {
+        for &token in &request.tokens {
             // Ranks may come and go while the job forms.
             if !self.is_of(token) && self.before.len() < MOST_TOKENS {
                 self.before.push(token);
             }
         }
+        self.told.extend(request.told);
+        let surplus = self.told.len().saturating_sub(MOST_TOKENS);
+        self.told.drain(..surplus);
+    }
+
+    /// Returns whether a rank that has left a job of this token has left this job. See [`Attach::told`].
+    fn has_lost(&self, token: u128) -> bool {
+        self.is_of(token) || self.told.contains(&token)
     }
 }
 
@@ -207,7 +218,7 @@ impl Engine {
     /// When the departure makes no sense.
     pub(crate) fn depart(&mut self, departure: &Departure) -> Result<Vec<Arc<Outbox>>> {
         let jobs = self.jobs.iter();
-        let its_own = jobs.filter(|(_, job)| job.roll.is_of(departure.token));
+        let its_own = jobs.filter(|(_, job)| job.roll.has_lost(departure.token));
         let ids: Vec<u64> = its_own.map(|(&id, _)| id).collect();
         let mut told = Vec::new();
         for id in ids {

@@ -75,10 +75,12 @@ pub(crate) struct Job {
     pub(super) roll: Roll,
     /// Its ranks have been sent away, to meet again in another job: it is given nothing more.
     pub(super) is_over: bool,
+    /// See [`Attach::has_begun`].
+    pub(super) has_begun: bool,
     /// Epoch, and the batches that all ranks had been given in it when the job was formed.
     level: (u64, u64),
     delivered: u64,
-    came: Instant,
+    pub(super) came: Instant,
 }
 
 /// Most ranks of a job.
@@ -140,7 +142,8 @@ impl Engine {
             return Err(Error::Invalid("the job has just left".into()));
         };
         let rank = request.rank as usize;
-        job.roll.note(&request.tokens);
+        job.roll.note(request);
+        job.has_begun |= request.has_begun;
         job.ranks[rank] = Some(consumer);
         job.resumes[rank] = request
             .resume
@@ -259,6 +262,7 @@ impl Engine {
             resumes: vec![RankResume::default(); request.world_size as usize],
             roll: Roll::new(&request.tokens),
             is_over: false,
+            has_begun: false,
             level: (0, 0),
             delivered: 0,
             came: Instant::now(),

@@ -8,6 +8,7 @@
 mod absent;
 mod afloat;
 mod batch;
+mod cohorts;
 mod consumer;
 mod counters;
 mod departed;
@@ -468,6 +469,8 @@ impl Stream {
         }
         let before = engine.look_again.take();
         let mut progress = engine.poll();
+        let (has_begun, next_cohort) = engine.begin_cohorts();
+        progress |= has_begun;
         if progress {
             engine.share_again(self.pool.layout().buffers);
         }
@@ -480,6 +483,7 @@ impl Stream {
             self.start(engine, minibatch);
         }
         self.publish(engine);
+        engine.look_again = engine.look_again.into_iter().chain(next_cohort).min();
         self.wake_driver_for(engine.look_again, before);
         progress
     }

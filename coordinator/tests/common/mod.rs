@@ -52,6 +52,8 @@ pub(crate) fn attach(pipeline: PipelineSpec, batch_size: u32) -> Attach {
         cohort: None,
         skip_errors: false,
         tokens: Vec::new(),
+        told: None,
         departed: Vec::new(),
+        has_begun: false,
     }
 }

@@ -182,7 +182,9 @@ fn attach() -> Attach {
         cohort: None,
         skip_errors: false,
         tokens: Vec::new(),
+        told: None,
         departed: Vec::new(),
+        has_begun: false,
     }
 }
 

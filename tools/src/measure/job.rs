@@ -98,6 +98,8 @@ fn attach(wish: &Wish<'_>) -> Result<Attach> {
         cohort: None,
         skip_errors: true,
         tokens: Vec::new(),
+        told: None,
         departed: Vec::new(),
+        has_begun: false,
     })
 }

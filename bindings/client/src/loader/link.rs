@@ -228,6 +228,11 @@ impl Link {
         Ok(None)
     }
 
+    /// Returns whether something lies ready that was not taken.
+    pub(super) fn has_item(&self) -> bool {
+        matches!(self.try_next(), Ok(Some(_)))
+    }
+
     pub(super) fn wait(&self, time: Duration) {
         self.attachment.receiver.wait(time);
     }

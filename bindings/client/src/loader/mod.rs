@@ -33,6 +33,7 @@ use crate::connection::How;
 use crate::error::{Error, Result};
 use crate::loader::link::{Link, Part, is_skip, left_out};
 use crate::loader::position::Position;
+use crate::loader::watch::Failed;
 use crate::notice::{Notice, TELL_AFTER, Wait, no_notice};
 use crate::patience::{Patience, Pulse, SLICE};
 use crate::stats::{Shares, Stats};
@@ -131,6 +132,10 @@ struct Inner {
     departed: BTreeMap<u32, Departure>,
     /// The token of the job in which it was last given a batch. None: it was given nothing.
     token: Option<u128>,
+    /// See [`Attach::has_begun`].
+    has_begun: bool,
+    /// Attempts of the watch to attach anew that failed. None: there is a connection, or the user was told.
+    failed: Option<Failed>,
     closed: bool,
 }
 
@@ -153,6 +158,8 @@ struct Waiting {
     asked: u32,
     /// The user was told.
     is_told: bool,
+    /// What kept it from attaching anew meanwhile.
+    trouble: Option<String>,
 }
 
 impl Waiting {
@@ -161,6 +168,7 @@ impl Waiting {
         self.since = None;
         self.asked = 0;
         self.is_told = false;
+        self.trouble = None;
     }
 }
 
@@ -201,6 +209,8 @@ impl Loader {
                 skipped: RoaringBitmap::new(),
                 departed: BTreeMap::new(),
                 token: None,
+                has_begun: false,
+                failed: None,
                 closed: false,
             }),
             options,
@@ -516,17 +526,21 @@ impl Loader {
             self.tell_who_is_awaited(inner, waited)?;
             return Ok(Event::NotYet);
         }
+        let trouble = inner.waiting.trouble.take();
         inner.waiting.end();
         let asked = inner
             .link
             .as_mut()
             .map(|link| link.explain(EXPLAIN, &self.options.pulse));
-        let explanation = match asked {
+        let mut explanation = match asked {
             Some(Ok(text)) => text,
             Some(Err(Error::Interrupted(e))) => return Err(Error::Interrupted(e)),
             Some(Err(e)) => format!("and the coordinator does not say why: {e}"),
             None => "no coordinator".into(),
         };
+        if let Some(trouble) = trouble {
+            explanation = format!("{explanation}; before that, {trouble}");
+        }
         Err(Error::Timeout {
             what: "a batch",
             waited,
@@ -575,12 +589,14 @@ impl Loader {
         request.resume = inner.resume();
         if let Some(before) = &inner.attached {
             request.seed_hint = Some(before.seed);
+            request.told = Some(before.token);
             request.tokens = inner.token.into_iter().collect();
             if inner.token.is_some_and(|token| token != before.token) {
                 request.tokens.push(before.token);
             }
         }
         request.departed = inner.departed.values().cloned().collect();
+        request.has_begun = inner.has_begun;
         let loading = if request.code.is_some() {
             LOADING
         } else {
@@ -613,25 +629,31 @@ impl Loader {
         let Ok(mut inner) = self.inner.try_lock() else {
             return;
         };
-        // A long message does not fit the socket: it is read while the coordinator lives.
-        let is_lost = |link: &mut Link| link.is_lost() || link.listen().is_err();
-        if inner.link.as_mut().is_some_and(is_lost) && !inner.closed {
-            // What keeps it from succeeding, whoever asks for the next batch will be told.
-            let _ = self.reconnect_with(&mut inner, &self.until_closing(), &no_notice());
+        let is_due = match &mut inner.link {
+            // A long message does not fit the socket: it is read while the coordinator lives.
+            Some(link) => link.is_lost() || link.listen().is_err(),
+            None => (inner.failed).is_some_and(|failed| failed.is_due(self.options.timeout)),
+        };
+        if !is_due || inner.closed {
+            return;
         }
+        let again = self.reconnect_with(&mut inner, &self.until_closing(), &no_notice());
+        // The other ranks wait for this one, which may ask for nothing before they come: nobody but the watch tries again.
+        inner.failed = again.err().map(|_| Failed::once_more(inner.failed));
     }
 
     fn reconnect(&self, inner: &mut Inner) -> Result<()> {
+        inner.failed = None;
         self.reconnect_with(inner, &self.options.pulse, &self.options.notice)
     }
 
     /// Drops the connection with all that is unread, and attaches anew, starting a coordinator if need be.
     fn reconnect_with(&self, inner: &mut Inner, pulse: &Pulse, notice: &Notice) -> Result<()> {
         let began = Instant::now();
-        let departed = inner.link.take().map_or(Vec::new(), Link::last_words);
-        self.note_departed(inner, departed);
-        if inner.attached.is_some() {
+        if let Some(link) = inner.link.take() {
             self.count().reconnects += 1;
+            inner.has_begun |= inner.token.is_some() || link.has_item();
+            self.note_departed(inner, link.last_words());
         }
         let patience = Patience::new(self.options.reconnect, pulse);
         let mut pause = PAUSES.0;
@@ -639,6 +661,8 @@ impl Loader {
             if !may_pass(&e) || patience.is_over() {
                 return Err(e);
             }
+            let time = began.elapsed().as_secs_f64();
+            inner.waiting.trouble = Some(format!("it could not attach anew for {time:.1} s: {e}"));
             patience.nap(pause)?;
             pause = (pause * 2).min(PAUSES.1);
         }

@@ -6,11 +6,38 @@
 //! other for the first to come back.
 
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use crate::attachment::Owner;
 use crate::error::{Error, Result};
 use crate::loader::Loader;
 use crate::patience::SLICE;
+
+/// Pause after an attempt to attach anew that failed.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Attempts to attach anew that failed, one after the other.
+#[derive(Clone, Copy)]
+pub(super) struct Failed {
+    since: Instant,
+    latest: Instant,
+}
+
+impl Failed {
+    /// Adds an attempt to those before it.
+    pub(super) fn once_more(before: Option<Failed>) -> Self {
+        let latest = Instant::now();
+        Failed {
+            since: before.map_or(latest, |failed| failed.since),
+            latest,
+        }
+    }
+
+    /// Returns true if it is time for the next attempt. After `limit` there is none.
+    pub(super) fn is_due(&self, limit: Duration) -> bool {
+        self.latest.elapsed() >= PAUSE && self.since.elapsed() < limit
+    }
+}
 
 /// Starts a thread that ends with the loader.
 pub(super) fn start(loader: &Arc<Loader>) -> Result<()> {

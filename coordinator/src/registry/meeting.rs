@@ -1,0 +1,59 @@
+//! Where the ranks of a job meet, and the members of a cohort.
+//!
+//! A job without a seed takes part in whichever stream there is of its dataset. Ranks of one job must all take the same.
+//! Another stream may be opened between two of them, or the one that the first of them is in may have ended. So the first
+//! rank's choice is remembered, and holds for the others as long as that stream can serve them.
+
+use std::sync::{Arc, Weak};
+
+use coprep_protocol::message::Attach;
+
+use crate::registry::{Registry, serves};
+use crate::stream::{Stream, StreamKey};
+
+/// Who is to meet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Party {
+    /// The ranks of the jobs of a group.
+    Group(String),
+    Cohort(String),
+}
+
+impl Party {
+    fn of(request: &Attach) -> Option<Self> {
+        match &request.cohort {
+            Some(cohort) => Some(Party::Cohort(cohort.name.clone())),
+            None if request.world_size > 1 => Some(Party::Group(request.group.clone())),
+            None => None,
+        }
+    }
+}
+
+/// The streams that were chosen.
+#[derive(Default)]
+pub(super) struct Meetings(Vec<(StreamKey, Party, Weak<Stream>)>);
+
+impl Registry {
+    /// Returns the stream that the others of its job have taken. Else `found`, and they will take that.
+    pub(super) fn meet(
+        &self,
+        key: &StreamKey,
+        request: &Attach,
+        found: &Arc<Stream>,
+    ) -> Arc<Stream> {
+        let Some(party) = Party::of(request) else {
+            return found.clone();
+        };
+        let mut open = self.open();
+        let meetings = &mut open.meetings.0;
+        // A stream that cannot serve this one may serve the next: jobs of a group may differ in their seeds.
+        meetings.retain(|(_, _, stream)| stream.upgrade().is_some_and(|s| !s.is_closed()));
+        let those = meetings.iter().filter(|(k, p, _)| k == key && *p == party);
+        let mut chosen = those.filter_map(|(_, _, stream)| stream.upgrade());
+        if let Some(stream) = chosen.find(|stream| serves(stream, key, request)) {
+            return stream;
+        }
+        meetings.push((*key, party, Arc::downgrade(found)));
+        found.clone()
+    }
+}

@@ -1,0 +1,41 @@
+//! Cohorts whose members come again, because they lost their coordinator or their stream.
+//!
+//! A cohort begins when all its members are here. Once it has begun, members may end or be killed, and the others go on.
+//! Those do not come again. So a cohort that had begun goes on when nobody has come for a while. A member that comes
+//! later is dealt what it lacks first, and that is what the others were given.
+
+use std::time::{Duration, Instant};
+
+use coprep_scheduler::JobId;
+
+use crate::stream::engine::Engine;
+
+/// How long a cohort that had begun waits for the next member to come again. They lose their connections together.
+const GRACE: Duration = Duration::from_secs(5);
+
+impl Engine {
+    /// Lets cohorts go on that have waited for long enough. Returns true if there was one, and when the next is due.
+    pub(super) fn begin_cohorts(&mut self) -> (bool, Option<Instant>) {
+        let waiting: Vec<(String, Instant)> = (self.scheduler.incomplete_cohorts())
+            .filter_map(|(name, members)| Some((name.to_owned(), self.goes_on_at(members)?)))
+            .collect();
+        let now = Instant::now();
+        let (due, later): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|(_, at)| *at <= now);
+        for (cohort, _) in &due {
+            tracing::info!(
+                stream = self.stream,
+                cohort,
+                "a cohort goes on with the members that have come again"
+            );
+            self.scheduler.begin_cohort(cohort);
+        }
+        (!due.is_empty(), later.into_iter().map(|(_, at)| at).min())
+    }
+
+    /// Returns when a cohort goes on with these members. None: it has not begun, and waits for all.
+    fn goes_on_at(&self, members: &[JobId]) -> Option<Instant> {
+        let jobs = || members.iter().filter_map(|id| self.jobs.get(&id.0));
+        let latest = jobs().map(|job| job.came).max()?;
+        jobs().any(|job| job.has_begun).then(|| latest + GRACE)
+    }
+}
