@@ -320,7 +320,10 @@ def is_due(plan: Plan, kind: str, text: str, is_alone: bool = False) -> bool:
         "descriptors": plan.descriptors > 0,
         "disk": plan.small_disk,
         "memory": plan.is_short_of_memory or (plan.small_shm and kind == "MemoryError"),
-        "cohort": is_alone or any(job.cohort and plan.is_killed(n) for n, job in enumerate(plan.jobs)),
+        # Without descriptors the others cannot come: each rank says for whom it waits, and those say what is short.
+        "cohort": is_alone
+        or plan.descriptors > 0
+        or any(job.cohort and plan.is_killed(n) for n, job in enumerate(plan.jobs)),
     }
     return any(holds and re.search(_SHORT[why], f"{kind} {text}") for why, holds in reasons.items())
 
