@@ -291,7 +291,7 @@ fn a_session_that_panics_costs_its_connection() {
 #[test]
 fn a_rank_whose_session_panics_meets_the_others_again() {
     // Slow, so that most of the epoch is still to come.
-    let node = Node::start("worker-prepare", "sleep(20)");
+    let node = Node::start("worker-prepare", "sleep(60)");
     let ranks = [node.rank(0, 2, false), node.rank(1, 2, false)];
     let run = |rank: usize| {
         let mut given = Vec::new();

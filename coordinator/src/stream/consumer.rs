@@ -192,14 +192,17 @@ impl Consumer {
 
     /// Reads the consumer's page: what it took and released.
     pub(crate) fn poll(&mut self) -> Result<Progress, Misbehaved> {
+        // Before what it took, so that the lease of each item that it released is known to be held: a consumer may take an
+        // item and release it between the two looks.
+        let mut released = Vec::new();
+        let read = self.sender.poll_released(|seq| released.push(seq));
+        read.map_err(|e| Misbehaved(e.to_string()))?;
         let taken = self.sender.taken().map_err(|e| Misbehaved(e.to_string()))?;
         let mut progress = self.note_taken(taken);
-        let held = &mut self.held;
-        let released = self.sender.poll_released(|seq| {
-            held.remove(&seq);
-            progress.any = true;
-        });
-        released.map_err(|e| Misbehaved(e.to_string()))?;
+        progress.any |= !released.is_empty();
+        for seq in released {
+            self.held.remove(&seq);
+        }
         Ok(progress)
     }
 
@@ -501,5 +504,74 @@ fn notice(kind: ItemKind, epoch: u64, tag: u64) -> Item {
         pool: 0,
         epoch,
         tag,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use coprep_cache::handover::{Doorbell, Receiver};
+    use coprep_cache::staging::{Layout, StagingPool};
+
+    use super::*;
+    use crate::outbox::ReplyWriter;
+
+    fn minibatch(pool: &StagingPool) -> Option<Arc<Batch>> {
+        let (slots, unfinished) = pool.allocate()?.split(1);
+        let batch = Arc::new(Batch::new(0, Vec::new(), 1, 1, unfinished));
+        drop(slots);
+        batch.finish();
+        Some(batch)
+    }
+
+    fn whole() -> Delivery {
+        Delivery {
+            job: JobId(0),
+            rank: 0,
+            epoch: 0,
+            start: 0,
+            len: 1,
+            ends_batch: true,
+            ends_epoch: false,
+        }
+    }
+
+    #[test]
+    fn a_batch_that_is_released_as_soon_as_it_is_taken_keeps_no_buffer() {
+        let pool = StagingPool::create(Layout::new(&[8], 1, 4).unwrap()).unwrap();
+        let (socket, _client) = UnixStream::pair().unwrap();
+        let writer = ReplyWriter::start().unwrap();
+        let outbox = Outbox::new(&socket, &writer).unwrap();
+        let doorbell = Doorbell::new().unwrap();
+        let mut sender = Sender::create(8).unwrap();
+        let (deliver, reply) = sender.fds().unwrap();
+        let bell = doorbell.bell().unwrap();
+        let receiver = Receiver::open(deliver, reply, bell.fd().unwrap()).unwrap();
+        let mut consumer = Consumer::new(0, outbox, sender, bell);
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    if let Some((seq, _)) = receiver.try_next().unwrap() {
+                        receiver.release(seq).unwrap();
+                    }
+                }
+            });
+            for _ in 0..200_000 {
+                if let Some(batch) = minibatch(&pool) {
+                    consumer.expect(batch, whole(), &Lacks::default());
+                }
+                let flushed = consumer.flush(&Lacks::default(), 0);
+                assert!(flushed.is_ok() && consumer.poll().is_ok());
+            }
+            while !consumer.published.is_empty() {
+                assert!(consumer.poll().is_ok());
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+        assert!(consumer.poll().is_ok());
+        assert_eq!((consumer.buffers_held(), pool.free()), (0, 4));
     }
 }
