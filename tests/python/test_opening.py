@@ -191,6 +191,13 @@ def test_a_host_that_is_killed_while_it_loads_costs_a_pause(tmp_path: Path, kind
 
 
 @pytest.mark.usefixtures("nothing_is_left")
+def test_a_host_that_is_killed_after_a_worker_of_its_costs_a_pause(tmp_path: Path) -> None:
+    data = ud.KilledAtLook(24, 1, str(tmp_path / "log"), workers=1)
+    with coprep.DataLoader(data, 4, **NUMPY) as loader:
+        assert sorted(ids(loader)) == list(range(24))
+
+
+@pytest.mark.usefixtures("nothing_is_left")
 def test_a_dataset_that_kills_its_host_each_time_is_one_clear_error(tmp_path: Path) -> None:
     log = tmp_path / "log"
     loader = coprep.DataLoader(ud.KilledAtLoad(24, 1000, str(log)), 4, **NUMPY)

@@ -415,16 +415,21 @@ class KilledWhile(Numbers):
 
 
 class KilledAtLook(Numbers):
-    """The hosts of the workers that make its first samples are killed, the first ``times`` of them."""
+    """The hosts of the workers that make its first samples are killed, the first ``times`` of them; before that so many
+    of these ``workers``."""
 
-    def __init__(self, size: int, times: int, log: str) -> None:
+    def __init__(self, size: int, times: int, log: str, workers: int = 0) -> None:
         super().__init__(size)
+        self.workers = workers
         self.times = times
         self.look_log = log
 
     def __getitem__(self, i: int) -> Any:
         note(self.look_log, os.getpid())
-        if len(noted(self.look_log)) <= self.times:
+        looks = len(noted(self.look_log))
+        if looks <= self.workers:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if looks <= self.workers + self.times:
             os.kill(os.getppid(), signal.SIGKILL)
             time.sleep(60)
         return super().__getitem__(i)

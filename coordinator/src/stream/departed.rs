@@ -267,8 +267,8 @@ impl Engine {
         );
         // This comes before the rank's place is empty: the others must not be given anything of the next epoch.
         job.is_over = true;
-        job.outboxes_but(seat.rank)
-            .for_each(|outbox| outbox.hang_up());
+        // What they hold stays as it is until they have noticed: the stream goes on, and would fill those buffers again.
+        job.outboxes_but(seat.rank).for_each(|outbox| outbox.part());
         self.scheduler.detach(JobId(seat.job));
     }
 }

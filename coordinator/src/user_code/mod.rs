@@ -214,15 +214,19 @@ const LOOKERS: usize = 4;
 /// Asks a worker of its own what a sample is like: user code never runs in the host.
 fn look(host: &Host, ids: &[u32], split: bool, patience: Duration) -> Result<Probed> {
     let enough = if split { SPLIT_LOOKS } else { 1 };
-    let mut looked = look_once(host, ids, split, enough, patience);
+    let looked = look_once(host, ids, split, enough, patience);
     // A sample that ends its worker, or takes for ever, is reported when it is due. What the others are like,
     // another one shows. It is looked at alone: which of several ended the worker is not known.
     for skipped in 1..LOOKERS.min(ids.len()) {
         if !matches!(looked, Err(Error::Code(_))) {
             break;
         }
-        let rest = look_once(host, &ids[skipped..], split, 1, patience);
-        looked = rest.or(looked);
+        match look_once(host, &ids[skipped..], split, 1, patience) {
+            // If all of them end so, the first one's error is told.
+            Err(Error::Code(_)) => {}
+            // A host that was killed meanwhile is started anew.
+            other => return other,
+        }
     }
     looked
 }
