@@ -172,8 +172,8 @@ def test_a_member_of_a_cohort_goes_on_when_the_others_have_ended(start: Start, t
 SHORT = """
 import sys, coprep
 from user_datasets import *
-options = eval(sys.argv[1])
-train = coprep.DataLoader(Numbers(48), 4, True, framework="numpy", with_index=True, num_workers=1, timeout=20, **options)
+options = dict(framework="numpy", with_index=True, num_workers=1, timeout=20, **eval(sys.argv[1]))
+train = coprep.DataLoader(Numbers(48), 4, True, **options)
 train.seed
 print("here", flush=True)
 sys.stdin.readline()
@@ -184,7 +184,7 @@ print([ids.tolist() for _, ids in train], flush=True)
 
 @pytest.mark.parametrize("own", ["dict(rank={}, world_size=2, group='g')", "dict(cohort='c', cohort_size=2)"])
 def test_ranks_and_members_without_a_seed_meet_where_the_first_of_them_is(start: Start, own: str) -> None:
-    """A job with a seed opens another stream between them. The first stream has another job, which has no seed either."""
+    """A job with a seed opens another stream between them. The first stream has another job, without a seed."""
     jobs = []
     for options in ("{}", own.format(0), "dict(seed=7)", own.format(1)):
         jobs.append(start(SHORT, options, PYTHONPATH=HERE))
