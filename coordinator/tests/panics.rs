@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coprep_client::connection::{Connection, How};
 use coprep_client::loader::Options;
@@ -323,6 +323,41 @@ fn a_rank_whose_session_panics_meets_the_others_again() {
     assert_eq!(all, (0..SAMPLES).collect::<Vec<_>>());
     assert!(ranks[0].stats().reconnects > 0);
     drop(ranks);
+    node.stop();
+}
+
+#[test]
+fn a_rank_that_is_to_meet_the_others_again_keeps_the_batch_that_it_holds() {
+    let node = Node::start("session-request", "off");
+    let neighbour = node.job(false);
+    neighbour.attached().unwrap();
+    let ranks = [node.rank(0, 2, false), node.rank(1, 2, false)];
+    let first_batch = |rank: &Loader| {
+        rank.start_epoch().unwrap();
+        loop {
+            match rank.next(Duration::from_millis(100)).unwrap() {
+                Event::Batch(batch) => return batch,
+                _ => {}
+            }
+        }
+    };
+    let held = std::thread::scope(|scope| {
+        let started = ranks
+            .each_ref()
+            .map(|rank| scope.spawn(|| first_batch(rank)));
+        started.map(|thread| thread.join().unwrap())
+    });
+    let before = common::ids(&held[1]);
+    fail::cfg("session-request", "1*panic->off").unwrap();
+    // Its session panics, and so the other rank is sent away. The neighbour fills every free buffer again.
+    let _ = ranks[0].state();
+    let end = Instant::now() + Duration::from_secs(1);
+    while Instant::now() < end {
+        epoch(&neighbour, Duration::ZERO);
+    }
+    assert!(ranks[1].stats().reconnects > 0);
+    assert_eq!(common::ids(&held[1]), before);
+    drop((held, ranks, neighbour));
     node.stop();
 }
 

@@ -315,8 +315,9 @@ class History:
             return
         for one in alive:
             self._signal(fault, one.pid)
+        # It was killed just before, and comes again: one start is enough.
         if any(job == fault.which for _, job, _ in self.to_start):
-            return  # It was killed just before, and comes again.
+            return
         if fault.again:
             self.to_start.append((self.now() + fault.again, fault.which, alive[0].part.attempt + 1))
         else:
@@ -440,6 +441,10 @@ class History:
                 if path.name == "s.log":
                     (self.out / f"coordinator-{len(self.killed)}.log").write_text(text)
 
+    def _zombies(self) -> list[faults.Process]:
+        """Zombies of other parents: this process reaps its own."""
+        return [p for p in faults.descendants(os.getpid()) if p.is_zombie and p.parent != os.getpid()]
+
     def _check_machine(self) -> None:
         coordinators = self._coordinators()
         if coordinators and self._find_idle():
@@ -447,14 +452,9 @@ class History:
             # A panic in the probe may have ended it, and then there is another one.
             coordinators = self._coordinators()
         self._look_at_log()
-        zombies = {p.pid: p for p in faults.descendants(os.getpid()) if p.is_zombie and p.parent != os.getpid()}
-
-        def still() -> set[int]:
-            return {p.pid for p in faults.descendants(os.getpid()) if p.is_zombie} & zombies.keys()
-
-        # One whose parent is just being killed is reaped as soon as that has ended.
-        if zombies and not self._until(lambda: not still(), 5):
-            self.find(*checks.check_left("zombie", (str(zombies[pid]) for pid in still())))
+        # A zombie whose parent is just being killed is reaped as soon as the parent has ended.
+        if not self._until(lambda: not self._zombies(), 5):
+            self.find(*checks.check_left("zombie", map(str, self._zombies())))
         self._end(coordinators)
         self.find(*(Finding("panic", text) for text in sorted(self.panics)))
         self._check_ends()

@@ -37,7 +37,7 @@ from user_jobs import HERE, NUMPY, RANK, TRAIN, job
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 N = 24
 LOADS = 3
-"""How often a dataset is loaded whose host is killed meanwhile."""
+"""Number of attempts to load a dataset whose host is killed meanwhile."""
 
 
 def epoch(loader: coprep.DataLoader) -> tuple[list[int], list[Exception]]:

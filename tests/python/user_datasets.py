@@ -415,8 +415,7 @@ class KilledWhile(Numbers):
 
 
 class KilledAtLook(Numbers):
-    """The hosts of the workers that make its first samples are killed, the first ``times`` of them; before that so many
-    of these ``workers``."""
+    """The first ``workers`` workers that look at a sample kill themselves, and the next ``times`` kill their hosts."""
 
     def __init__(self, size: int, times: int, log: str, workers: int = 0) -> None:
         super().__init__(size)

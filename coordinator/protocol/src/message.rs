@@ -159,12 +159,12 @@ pub struct Attach {
     /// The job that this rank belonged to before it lost its connection, as [`Attached::token`] said when it was last
     /// given a batch, and since. Empty: it was given nothing.
     pub tokens: Vec<u128>,
-    /// What [`Attached::token`] said when it was last attached; `None`: it never was. If a rank has left a job of this
-    /// token, then that job had begun, and this rank was in it.
+    /// The latest [`Attached::token`] of this rank; `None`: it was never attached. If another rank has left the job of
+    /// this token, then that job had begun, and this rank was in it.
     pub told: Option<u128>,
     /// Ranks of that job that have left it in order, as far as this rank was told.
     pub departed: Vec<Departure>,
-    /// The job had begun before this client lost its connection: it was given a batch, or one lay ready for it.
+    /// The job had begun before this client lost its connection: the client was given a batch, or one lay ready for it.
     pub has_begun: bool,
 }
 

@@ -194,13 +194,13 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Cohorts that wait until all their members are here, and the members that are.
+    /// Returns the cohorts that wait until all their members are here, each with the members that are.
     pub fn incomplete_cohorts(&self) -> impl Iterator<Item = (&str, &[JobId])> {
         let incomplete = self.cohorts.iter().filter(|(_, members)| !members.complete);
         incomplete.map(|(name, members)| (name.as_str(), &members.here[..]))
     }
 
-    /// A cohort goes on with the members that are here. Others may still come: what they lack is made for them first.
+    /// Lets a cohort go on with the members that are here. Others may still come: what they lack is made for them first.
     pub fn begin_cohort(&mut self, name: &str) {
         if let Some(members) = self.cohorts.get_mut(name) {
             members.complete = true;

@@ -1,8 +1,8 @@
-//! Where the ranks of a job meet, and the members of a cohort.
+//! Remembers the stream in which the ranks of a job meet, or the members of a cohort.
 //!
-//! A job without a seed takes part in whichever stream there is of its dataset. Ranks of one job must all take the same.
-//! Another stream may be opened between two of them, or the one that the first of them is in may have ended. So the first
-//! rank's choice is remembered, and holds for the others as long as that stream can serve them.
+//! A job without a seed takes part in any stream of its dataset. The ranks of one job must all take the same stream, but
+//! another job may open a second one between two of them. So the registry remembers the first rank's choice. It holds for
+//! the others as long as that stream can serve them.
 
 use std::sync::{Arc, Weak};
 
@@ -11,7 +11,7 @@ use coprep_protocol::message::Attach;
 use crate::registry::{Registry, serves};
 use crate::stream::{Stream, StreamKey};
 
-/// Who is to meet.
+/// The processes that are to meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Party {
     /// The ranks of the jobs of a group.
@@ -29,12 +29,13 @@ impl Party {
     }
 }
 
-/// The streams that were chosen.
+/// The streams that first ranks and members have chosen.
 #[derive(Default)]
 pub(super) struct Meetings(Vec<(StreamKey, Party, Weak<Stream>)>);
 
 impl Registry {
-    /// Returns the stream that the others of its job have taken. Else `found`, and they will take that.
+    /// Returns the stream that the other ranks or members have taken. If there is none, returns `found` and remembers it for
+    /// them.
     pub(super) fn meet(
         &self,
         key: &StreamKey,

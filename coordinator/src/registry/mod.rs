@@ -77,7 +77,7 @@ pub(crate) enum Answer {
 struct Open {
     streams: Vec<Arc<Stream>>,
     caches: Vec<Arc<Cache>>,
-    /// Where ranks meet.
+    /// The streams in which ranks meet.
     meetings: Meetings,
     opening_streams: Flights<StreamKey, Arc<Stream>>,
     opening_caches: Flights<CacheKey, Arc<Cache>>,

@@ -1,8 +1,9 @@
 //! Cohorts whose members come again, because they lost their coordinator or their stream.
 //!
-//! A cohort begins when all its members are here. Once it has begun, members may end or be killed, and the others go on.
-//! Those do not come again. So a cohort that had begun goes on when nobody has come for a while. A member that comes
-//! later is dealt what it lacks first, and that is what the others were given.
+//! A cohort begins when all its members are here. Once it has begun, members may end or be killed, and the others go on
+//! without them. A member that has ended does not come again after the connection was lost. So a cohort that had begun
+//! goes on when no member has come for a while. A member that comes later is dealt first what it lacks, which is the same
+//! that the others were given.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,7 @@ use coprep_scheduler::JobId;
 
 use crate::stream::engine::Engine;
 
-/// How long a cohort that had begun waits for the next member to come again. They lose their connections together.
+/// Longest time between two members that come again. They lose their connections together, so they come together.
 const GRACE: Duration = Duration::from_secs(5);
 
 impl Engine {

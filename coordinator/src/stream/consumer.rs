@@ -192,8 +192,8 @@ impl Consumer {
 
     /// Reads the consumer's page: what it took and released.
     pub(crate) fn poll(&mut self) -> Result<Progress, Misbehaved> {
-        // Before what it took, so that the lease of each item that it released is known to be held: a consumer may take an
-        // item and release it between the two looks.
+        // The releases are read first. A consumer may take an item and release it between the two looks; if the takes were
+        // read first, the release would be of an item that is not known to be held, and the buffer would stay held.
         let mut released = Vec::new();
         let read = self.sender.poll_released(|seq| released.push(seq));
         read.map_err(|e| Misbehaved(e.to_string()))?;
@@ -559,7 +559,7 @@ mod tests {
                     }
                 }
             });
-            for _ in 0..200_000 {
+            for _ in 0..2_000_000 {
                 if let Some(batch) = minibatch(&pool) {
                     consumer.expect(batch, whole(), &Lacks::default());
                 }

@@ -92,22 +92,28 @@ impl Roll {
         tokens.iter().any(|&token| self.is_of(token))
     }
 
-    /// A rank joins.
+    /// Remembers the tokens of a rank that joins.
     pub(super) fn note(&mut self, request: &Attach) {
         for &token in &request.tokens {
-            // Ranks may come and go while the job forms.
-            if !self.is_of(token) && self.before.len() < MOST_TOKENS {
-                self.before.push(token);
+            if token != self.token {
+                remember(&mut self.before, token);
             }
         }
-        self.told.extend(request.told);
-        let surplus = self.told.len().saturating_sub(MOST_TOKENS);
-        self.told.drain(..surplus);
+        if let Some(token) = request.told {
+            remember(&mut self.told, token);
+        }
     }
 
-    /// Returns whether a rank that has left a job of this token has left this job. See [`Attach::told`].
+    /// Returns whether a rank that has left the job of this token has left this job. See [`Attach::told`].
     fn has_lost(&self, token: u128) -> bool {
         self.is_of(token) || self.told.contains(&token)
+    }
+}
+
+/// Adds a token, unless there are too many: ranks may come and go for long while a job forms.
+fn remember(tokens: &mut Vec<u128>, token: u128) {
+    if !tokens.contains(&token) && tokens.len() < MOST_TOKENS {
+        tokens.push(token);
     }
 }
 
@@ -267,7 +273,8 @@ impl Engine {
         );
         // This comes before the rank's place is empty: the others must not be given anything of the next epoch.
         job.is_over = true;
-        // What they hold stays as it is until they have noticed: the stream goes on, and would fill those buffers again.
+        // Their sessions last until they have noticed, and have copied the batches that they hold: this stream goes on, and
+        // fills the buffers of a session that has ended again.
         job.outboxes_but(seat.rank).for_each(|outbox| outbox.part());
         self.scheduler.detach(JobId(seat.job));
     }

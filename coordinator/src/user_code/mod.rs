@@ -222,7 +222,7 @@ fn look(host: &Host, ids: &[u32], split: bool, patience: Duration) -> Result<Pro
             break;
         }
         match look_once(host, &ids[skipped..], split, 1, patience) {
-            // If all of them end so, the first one's error is told.
+            // The first worker's error is the one that is told.
             Err(Error::Code(_)) => {}
             // A host that was killed meanwhile is started anew.
             other => return other,

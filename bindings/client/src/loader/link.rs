@@ -228,7 +228,7 @@ impl Link {
         Ok(None)
     }
 
-    /// Returns whether something lies ready that was not taken.
+    /// Returns whether an item lies ready that was not taken.
     pub(super) fn has_item(&self) -> bool {
         matches!(self.try_next(), Ok(Some(_)))
     }

@@ -134,7 +134,7 @@ struct Inner {
     token: Option<u128>,
     /// See [`Attach::has_begun`].
     has_begun: bool,
-    /// Attempts of the watch to attach anew that failed. None: there is a connection, or the user was told.
+    /// Failed attempts of the watch to attach anew. None: there is a connection, or the user was told.
     failed: Option<Failed>,
     closed: bool,
 }
@@ -158,7 +158,7 @@ struct Waiting {
     asked: u32,
     /// The user was told.
     is_told: bool,
-    /// What kept it from attaching anew meanwhile.
+    /// The reason why attaching anew failed meanwhile.
     trouble: Option<String>,
 }
 
@@ -526,26 +526,31 @@ impl Loader {
             self.tell_who_is_awaited(inner, waited)?;
             return Ok(Event::NotYet);
         }
-        let trouble = inner.waiting.trouble.take();
+        let before = inner.waiting.trouble.take();
         inner.waiting.end();
+        let now = self.explain(inner)?;
+        Err(Error::Timeout {
+            what: "a batch",
+            waited,
+            explanation: match before {
+                Some(trouble) => format!("{now}; before that, {trouble}"),
+                None => now,
+            },
+        })
+    }
+
+    /// Returns the coordinator's explanation of a wait that was too long.
+    fn explain(&self, inner: &mut Inner) -> Result<String> {
         let asked = inner
             .link
             .as_mut()
             .map(|link| link.explain(EXPLAIN, &self.options.pulse));
-        let mut explanation = match asked {
-            Some(Ok(text)) => text,
-            Some(Err(Error::Interrupted(e))) => return Err(Error::Interrupted(e)),
-            Some(Err(e)) => format!("and the coordinator does not say why: {e}"),
-            None => "no coordinator".into(),
-        };
-        if let Some(trouble) = trouble {
-            explanation = format!("{explanation}; before that, {trouble}");
+        match asked {
+            Some(Ok(text)) => Ok(text),
+            Some(Err(Error::Interrupted(e))) => Err(Error::Interrupted(e)),
+            Some(Err(e)) => Ok(format!("and the coordinator does not say why: {e}")),
+            None => Ok("no coordinator".into()),
         }
-        Err(Error::Timeout {
-            what: "a batch",
-            waited,
-            explanation,
-        })
     }
 
     /// Tells the user, once in a wait, if it lasts and is for somebody else.
@@ -638,7 +643,7 @@ impl Loader {
             return;
         }
         let again = self.reconnect_with(&mut inner, &self.until_closing(), &no_notice());
-        // The other ranks wait for this one, which may ask for nothing before they come: nobody but the watch tries again.
+        // This rank may ask for nothing before the others come, and they wait for it: only the watch can try again.
         inner.failed = again.err().map(|_| Failed::once_more(inner.failed));
     }
 

@@ -16,7 +16,7 @@ use crate::patience::SLICE;
 /// Pause after an attempt to attach anew that failed.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Attempts to attach anew that failed, one after the other.
+/// A row of failed attempts to attach anew.
 #[derive(Clone, Copy)]
 pub(super) struct Failed {
     since: Instant,
