@@ -318,8 +318,30 @@ impl Engine {
             .for_each(|rank| self.has_gone(Seat { job: id, rank }));
         self.end_resumed_epoch(id, epoch);
         self.tell_skipped_before(id);
+        self.answer_who_left_before(id, epoch);
         self.restart_if_all_ask(id);
         Ok(())
+    }
+
+    /// Answers the ranks that ask to leave an epoch before `epoch`, in which the job goes on. All ranks had left it, and
+    /// this one lost its connection before it was told.
+    fn answer_who_left_before(&mut self, id: u64, epoch: u64) {
+        let Some(job) = self.jobs.get_mut(&id) else {
+            return;
+        };
+        for (consumer, resume) in job.ranks.iter_mut().zip(&job.resumes) {
+            let asks = |c: &&mut Consumer| c.wants_restart && resume.is_before(epoch);
+            if let Some(consumer) = consumer.as_mut().filter(asks) {
+                consumer.wants_restart = false;
+                let restarted = Reply::Restarted {
+                    epoch,
+                    first_seq: consumer.next_seq(),
+                };
+                if consumer.outbox.post(&restarted).is_err() {
+                    consumer.outbox.hang_up();
+                }
+            }
+        }
     }
 
     /// Tells the ranks that `epoch`, which they resume, is over, if nothing was left of it: all ranks but the last were
