@@ -159,9 +159,9 @@ impl Session<'_> {
                 stream.epoch_started(*seat, epoch);
                 Ok(None)
             }
-            Request::RestartEpoch => {
+            Request::RestartEpoch { epoch } => {
                 let (stream, seat) = self.place()?;
-                stream.restart_epoch(*seat);
+                stream.restart_epoch(*seat, epoch);
                 Ok(None)
             }
             Request::Leave(departure) => {

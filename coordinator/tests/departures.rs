@@ -378,6 +378,41 @@ fn a_rank_that_was_given_nothing_hears_of_one_that_has_left() {
 }
 
 #[test]
+fn a_rank_that_had_left_its_epoch_is_told_when_the_others_are_in_the_next() {
+    let of_epoch = |rank, epoch| Attach {
+        tokens: vec![5],
+        resume: Some(Resume {
+            epoch,
+            ..departure(5, rank, 0..0, 0).resume
+        }),
+        ..attach(rank, 2)
+    };
+    // Its connection was lost before it was told that all ranks had left. It asks again while the job forms, or later.
+    for asks_first in [true, false] {
+        let node = Node::start();
+        let (asks, _, _) = join(&node, of_epoch(0, 0));
+        let leave = || asks.send(&Request::RestartEpoch { epoch: 0 }).unwrap();
+        if asks_first {
+            leave();
+            // It is heard before the other one comes.
+            assert!(who_is_awaited(&asks).starts_with("waiting for rank 1 of 2"));
+        }
+        let (_other, _, _) = join(&node, of_epoch(1, 1));
+        if !asks_first {
+            leave();
+        }
+        let told = asks.receive(LIMIT, &no_pulse()).unwrap().unwrap().0;
+        assert_eq!(
+            told,
+            Reply::Restarted {
+                epoch: 1,
+                first_seq: 0
+            }
+        );
+    }
+}
+
+#[test]
 fn a_cohort_that_had_begun_goes_on_without_members_that_do_not_come_again() {
     let node = Node::start();
     let member = |name: &str, has_begun| Attach {

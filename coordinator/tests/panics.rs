@@ -335,9 +335,8 @@ fn a_rank_that_is_to_meet_the_others_again_keeps_the_batch_that_it_holds() {
     let first_batch = |rank: &Loader| {
         rank.start_epoch().unwrap();
         loop {
-            match rank.next(Duration::from_millis(100)).unwrap() {
-                Event::Batch(batch) => return batch,
-                _ => {}
+            if let Event::Batch(batch) = rank.next(Duration::from_millis(100)).unwrap() {
+                return batch;
             }
         }
     };

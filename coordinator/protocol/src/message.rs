@@ -24,7 +24,10 @@ pub enum Request {
         epoch: u64,
     },
     /// The user left the epoch early and starts the next. Answered by [`Reply::Restarted`].
-    RestartEpoch,
+    RestartEpoch {
+        /// The epoch that was left.
+        epoch: u64,
+    },
     /// A rank leaves its job in order: the others go on without it, in a later stream too. Valid on a connection that is
     /// attached, and on one that is not. Answered by [`Reply::Left`].
     Leave(Departure),

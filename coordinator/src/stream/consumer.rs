@@ -70,8 +70,8 @@ pub(crate) struct Consumer {
     unread_since: Option<Instant>,
     /// For how long it usually leaves something unread.
     usually_unread: Duration,
-    /// It asked to leave its epoch, and waits for the other ranks to ask.
-    pub(crate) wants_restart: bool,
+    /// The epoch that it asked to leave. It waits for the other ranks to ask.
+    pub(crate) leaves: Option<u64>,
     /// Items that are published and not taken, in order; the first is item `next_taken`.
     published: VecDeque<Untaken>,
     next_taken: u64,
@@ -127,7 +127,7 @@ impl Consumer {
             last_taken: now,
             unread_since: None,
             usually_unread: Duration::ZERO,
-            wants_restart: false,
+            leaves: None,
             published: VecDeque::new(),
             next_taken: 0,
             held: BTreeMap::new(),
@@ -274,6 +274,15 @@ impl Consumer {
             self.insert_skipped(&ids, &example);
         }
         Ok(progress)
+    }
+
+    /// Answers a rank that asked to leave its epoch: `epoch` begins, with item `first_seq`.
+    pub(crate) fn tell_restarted(&mut self, epoch: u64, first_seq: u64) {
+        self.leaves = None;
+        let restarted = Reply::Restarted { epoch, first_seq };
+        if self.outbox.post(&restarted).is_err() {
+            self.outbox.hang_up();
+        }
     }
 
     /// The last `deliveries` of `job` that are pending are void, with all that was to be told of them.

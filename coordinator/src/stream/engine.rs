@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use coprep_cache::handover::Account;
 use coprep_costs::early::Plan;
-use coprep_protocol::message::{Attach, Departure, JobStatus, Reply, Resume, SampleError, Stalls};
+use coprep_protocol::message::{Attach, Departure, JobStatus, Resume, SampleError, Stalls};
 use coprep_scheduler::{self as scheduler, Behind, Delivery, Draw, JobId, JobSpec, Scheduler};
 use fail::fail_point;
 use roaring::RoaringBitmap;
@@ -318,28 +318,22 @@ impl Engine {
             .for_each(|rank| self.has_gone(Seat { job: id, rank }));
         self.end_resumed_epoch(id, epoch);
         self.tell_skipped_before(id);
-        self.answer_who_left_before(id, epoch);
+        self.answer_who_left_before(id);
         self.restart_if_all_ask(id);
         Ok(())
     }
 
-    /// Answers the ranks that ask to leave an epoch before `epoch`, in which the job goes on. All ranks had left it, and
-    /// this one lost its connection before it was told.
-    fn answer_who_left_before(&mut self, id: u64, epoch: u64) {
-        let Some(job) = self.jobs.get_mut(&id) else {
+    /// Answers the ranks that ask to leave an epoch before the one in which the job goes on. All ranks had left it, and these
+    /// lost their connections before they were told.
+    fn answer_who_left_before(&mut self, id: u64) {
+        let Some(job) = self.jobs.get_mut(&id).filter(|job| job.forming.is_none()) else {
             return;
         };
-        for (consumer, resume) in job.ranks.iter_mut().zip(&job.resumes) {
-            let asks = |c: &&mut Consumer| c.wants_restart && resume.is_before(epoch);
-            if let Some(consumer) = consumer.as_mut().filter(asks) {
-                consumer.wants_restart = false;
-                let restarted = Reply::Restarted {
-                    epoch,
-                    first_seq: consumer.next_seq(),
-                };
-                if consumer.outbox.post(&restarted).is_err() {
-                    consumer.outbox.hang_up();
-                }
+        let (epoch, _) = job.level;
+        for consumer in job.ranks.iter_mut().flatten() {
+            if consumer.leaves.is_some_and(|left| left < epoch) {
+                // All that was published on this connection is of the epoch that begins.
+                consumer.tell_restarted(epoch, 0);
             }
         }
     }
@@ -583,10 +577,11 @@ impl Engine {
             .epoch_started(JobId(seat.job), seat.rank, epoch);
     }
 
-    pub(crate) fn restart_epoch(&mut self, seat: Seat) {
+    pub(crate) fn restart_epoch(&mut self, seat: Seat, epoch: u64) {
         if let Some(consumer) = self.consumer(seat) {
-            consumer.wants_restart = true;
+            consumer.leaves = Some(epoch);
         }
+        self.answer_who_left_before(seat.job);
         self.restart_if_all_ask(seat.job);
     }
 
@@ -596,7 +591,7 @@ impl Engine {
             return;
         };
         let is_running = job.forming.is_none() && !job.is_over;
-        if !is_running || job.ranks.iter().flatten().any(|c| !c.wants_restart) {
+        if !is_running || job.ranks.iter().flatten().any(|c| c.leaves.is_none()) {
             return;
         }
         self.scheduler.restart_epoch(JobId(id));
@@ -609,14 +604,7 @@ impl Engine {
         job.set_absent(false);
         for consumer in job.ranks.iter_mut().flatten() {
             consumer.void();
-            consumer.wants_restart = false;
-            let restarted = Reply::Restarted {
-                epoch,
-                first_seq: consumer.next_seq(),
-            };
-            if consumer.outbox.post(&restarted).is_err() {
-                consumer.outbox.hang_up();
-            }
+            consumer.tell_restarted(epoch, consumer.next_seq());
         }
     }
 

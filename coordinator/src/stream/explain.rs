@@ -39,7 +39,7 @@ pub(crate) fn who_is_awaited(engine: &Engine, seat: Seat) -> Option<Awaited> {
         )
     } else if is_leaving(job, seat) {
         let consumer = |rank: usize| job.ranks[rank].as_ref();
-        let stays = |rank| consumer(rank).is_some_and(|c| !c.wants_restart);
+        let stays = |rank| consumer(rank).is_some_and(|c| c.leaves.is_none());
         (
             format!("{} not left the epoch", ranks(job, stays)),
             ALL_LEAVE,
@@ -63,7 +63,7 @@ const COHORT: &str = "start all jobs of the cohort and let all of them iterate, 
 fn is_leaving(job: &Job, seat: Seat) -> bool {
     let rank = job.ranks.get(seat.rank as usize);
     rank.and_then(Option::as_ref)
-        .is_some_and(|consumer| consumer.wants_restart)
+        .is_some_and(|consumer| consumer.leaves.is_some())
 }
 
 /// Names those ranks of a job: `rank 1 of 2 of this job has`.

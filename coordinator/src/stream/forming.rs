@@ -27,10 +27,6 @@ impl RankResume {
             is_done: resume.is_done,
         }
     }
-
-    pub(super) fn is_before(&self, epoch: u64) -> bool {
-        self.epoch < epoch
-    }
 }
 
 /// How far apart the ranks of a job are in an epoch that they resume.

@@ -385,10 +385,10 @@ impl Stream {
         self.pump(&mut engine);
     }
 
-    /// The consumer leaves its epoch; answered when every rank of its job has asked.
-    pub(crate) fn restart_epoch(self: &Arc<Self>, seat: Seat) {
+    /// The consumer leaves `epoch`; answered when every rank of its job has asked.
+    pub(crate) fn restart_epoch(self: &Arc<Self>, seat: Seat, epoch: u64) {
         let mut engine = self.engine();
-        engine.restart_epoch(seat);
+        engine.restart_epoch(seat, epoch);
         self.pump(&mut engine);
     }
 

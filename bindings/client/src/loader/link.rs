@@ -284,20 +284,32 @@ impl Link {
         self.connection.send(&Request::EpochStarted { epoch })
     }
 
-    /// Leaves the epoch; gives the number of the one that begins.
-    pub(super) fn restart(&mut self, patience: &Patience<'_>, notice: &Notice) -> Result<u64> {
-        self.connection.send(&Request::RestartEpoch)?;
+    /// Leaves `epoch`; returns the number of the one that begins.
+    pub(super) fn restart(
+        &mut self,
+        epoch: u64,
+        patience: &Patience<'_>,
+        notice: &Notice,
+    ) -> Result<u64> {
+        self.connection.send(&Request::RestartEpoch { epoch })?;
         match self.reply_of_others(patience, "the next epoch", notice)? {
             Reply::Restarted { epoch, first_seq } => {
-                self.first_seq = first_seq;
-                self.assembly = None;
-                // All of them are of the epoch that was left: they came before the answer.
-                self.errors.clear();
-                self.awaited = None;
+                if first_seq > 0 {
+                    self.drop_before(first_seq);
+                }
                 Ok(epoch)
             }
             other => Err(unexpected(&other)),
         }
+    }
+
+    /// Drops what came of an epoch that was left.
+    fn drop_before(&mut self, first_seq: u64) {
+        self.first_seq = first_seq;
+        self.assembly = None;
+        // All of them came before the answer.
+        self.errors.clear();
+        self.awaited = None;
     }
 
     /// What all ranks of the job were given in `epoch`, of which this rank was given `batches` batches.

@@ -335,8 +335,9 @@ impl Loader {
 
     fn try_restart(&self, inner: &mut Inner) -> Result<u64> {
         let patience = Patience::new(self.options.timeout, &self.options.pulse);
+        let epoch = inner.position.epoch();
         match &mut inner.link {
-            Some(link) => link.restart(&patience, &self.options.notice),
+            Some(link) => link.restart(epoch, &patience, &self.options.notice),
             None => Err(Error::Lost("it was lost before".into())),
         }
     }
