@@ -273,8 +273,8 @@ impl Engine {
         );
         // This comes before the rank's place is empty: the others must not be given anything of the next epoch.
         job.is_over = true;
-        // Their sessions last until they have noticed, and have copied the batches that they hold: this stream goes on, and
-        // fills the buffers of a session that has ended again.
+        // Their sessions last until they have noticed and have copied the batches that they hold. This stream goes on, and
+        // reuses the buffers of a session once that has ended.
         job.outboxes_but(seat.rank).for_each(|outbox| outbox.part());
         self.scheduler.detach(JobId(seat.job));
     }

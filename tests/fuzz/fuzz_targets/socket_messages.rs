@@ -163,7 +163,9 @@ fn attach() -> Attach {
         }),
         skip_errors: true,
         tokens: vec![1 << 100, 7],
+        told: Some(1 << 101),
         departed: vec![departure()],
+        has_begun: true,
     }
 }
 
