@@ -54,14 +54,18 @@ pub(crate) fn serve(
             let client = &session.client;
             let _span =
                 tracing::error_span!("session", pid = client.pid, client = client.name).entered();
-            match catch_unwind(AssertUnwindSafe(|| session.run(socket))) {
+            let ended = catch_unwind(AssertUnwindSafe(|| session.run(socket)));
+            match &ended {
                 Ok(Ok(())) => {}
                 Ok(Err(e)) => tracing::warn!(error = %e, "a connection has ended"),
                 Err(_) => {
                     tracing::error!("a session panicked: a defect of coprep, please report it");
-                    session.client.outbox.part();
-                    wait_until_gone(&session.client, socket);
                 }
+            }
+            // The client did not end this, so it may still read a batch whose buffer must not be filled again.
+            if !matches!(ended, Ok(Ok(()))) {
+                session.client.outbox.part();
+                wait_until_gone(&session.client, socket);
             }
             // Not while a panic unwinds, where another one would end the process.
             drop(session);

@@ -3,6 +3,8 @@
 //! The panics are injected: see `src/failpoints.rs`.
 #![expect(clippy::unwrap_used, reason = "a test ends at the first error")]
 
+use std::io::Write;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -11,8 +13,9 @@ use coprep_client::connection::{Connection, How};
 use coprep_client::loader::Options;
 use coprep_client::{Error, Event, Loader, no_notice, no_pulse};
 use coprep_coordinator::{Server, Settings, StopReason};
+use coprep_protocol::frame;
 use coprep_protocol::message::{
-    Attach, CacheForm, CacheRequest, Reply, Request, SampleError, Warm, WarmProgress,
+    Attach, CacheForm, CacheRequest, Reply, Request, SampleError, Status, Warm, WarmProgress,
 };
 use coprep_protocol::place::Place;
 use coprep_protocol::spec::{DEFAULT_MAX_PIXELS, Interpolation, Op, PipelineSpec, Source};
@@ -128,12 +131,21 @@ impl Node {
         Loader::new(options).unwrap()
     }
 
-    fn has_two_jobs_with_batches(&self) -> bool {
+    fn status(&self) -> Status {
         let ask = Request::Status { slow: 0 };
         let reply = self.connect().ask(&ask, "the state", LIMIT, &no_pulse());
         let Ok(Reply::Status(status)) = reply else {
             panic!("{reply:?}");
         };
+        *status
+    }
+
+    fn jobs(&self) -> usize {
+        self.status().streams.iter().map(|s| s.jobs.len()).sum()
+    }
+
+    fn has_two_jobs_with_batches(&self) -> bool {
+        let status = self.status();
         let jobs = status.streams.iter().flat_map(|stream| &stream.jobs);
         jobs.filter(|job| job.batches > 0).count() == 2
     }
@@ -357,6 +369,31 @@ fn a_rank_that_is_to_meet_the_others_again_keeps_the_batch_that_it_holds() {
     assert!(ranks[1].stats().reconnects > 0);
     assert_eq!(common::ids(&held[1]), before);
     drop((held, ranks, neighbour));
+    node.stop();
+}
+
+#[test]
+fn a_client_that_sends_nonsense_keeps_its_buffers_until_it_has_hung_up() {
+    let node = Node::start("session-request", "off");
+    let client = UnixStream::connect(place(&node.folder).socket).unwrap();
+    client.set_read_timeout(Some(LIMIT)).unwrap();
+    let hello = Request::Hello {
+        name: "test".into(),
+        pid: std::process::id(),
+    };
+    let attach = Request::Attach(Box::new(common::attach(node.pipeline(), 8)));
+    for request in [hello, attach] {
+        frame::send(&client, &request, &[]).unwrap();
+        frame::receive::<Reply>(&client).unwrap();
+    }
+    (&client).write_all(&[0xff; 64]).unwrap();
+    // The end of its replies: from now on it may notice.
+    while frame::receive::<Reply>(&client).is_ok() {}
+    assert_eq!(node.jobs(), 1);
+    drop(client);
+    while node.jobs() > 0 {
+        std::thread::yield_now();
+    }
     node.stop();
 }
 
