@@ -64,7 +64,7 @@ impl Engine {
     }
 
     /// Begins the next epoch if all ranks that are here have left the one before.
-    fn restart_if_all_ask(&mut self, id: u64) {
+    pub(super) fn restart_if_all_ask(&mut self, id: u64) {
         let Some(job) = self.jobs.get_mut(&id) else {
             return;
         };
