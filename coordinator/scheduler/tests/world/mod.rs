@@ -545,7 +545,7 @@ impl World {
         }
     }
 
-    /// One rank takes the parts of a batch, as far as they are there. True: there was one.
+    /// One rank begins its epoch, and takes the parts of a batch as far as they are there. True: it did any of this.
     fn step(&mut self, id: JobId, rank: usize) -> bool {
         let job = self.job(id);
         if job.paused {
@@ -558,6 +558,7 @@ impl World {
             reader.begun = true;
             let epoch = reader.epoch;
             self.scheduler.epoch_started(id, rank as u32, epoch);
+            any = true;
         }
         self.scheduler.set_absent(id, false);
         while let Some(part) = self.job(id).ranks[rank].next(last_epoch) {
