@@ -219,6 +219,9 @@ impl Consumer {
                 continue;
             };
             progress.told = matches!(what, Pending::Error { .. }) && !is_void;
+            if !is_void {
+                self.pace.take(what.epoch(), Instant::now());
+            }
             if let Pending::Part { batch, .. } = what {
                 progress.deliveries += u32::from(!is_void);
                 self.held
@@ -234,7 +237,6 @@ impl Consumer {
 
     fn note_reading(&mut self) {
         let now = Instant::now();
-        self.pace.take(now);
         self.last_taken = now;
         let next = (!self.published.is_empty()).then_some(now);
         if let Some(since) = std::mem::replace(&mut self.unread_since, next) {

@@ -53,8 +53,13 @@ impl Pace {
         self.longest_step = Duration::ZERO;
     }
 
-    /// The rank took something.
-    pub(super) fn take(&mut self, now: Instant) {
+    /// The rank took a part of a batch of `epoch`, or something else.
+    ///
+    /// What lies ready when it begins an epoch may be taken before the word that it has begun it is read.
+    pub(super) fn take(&mut self, epoch: Option<u64>, now: Instant) {
+        if let Some(epoch) = epoch {
+            self.begin(epoch, now);
+        }
         if let Some(before) = self.last_taken.replace(now) {
             let step = now.saturating_duration_since(before);
             self.longest_step = self.longest_step.max(step);
@@ -124,14 +129,15 @@ mod tests {
 
         /// It iterates an epoch, and takes its end.
         fn epoch(&mut self, batches: u32) {
-            self.pace.begin(self.next, self.now);
+            let epoch = self.next;
+            self.pace.begin(epoch, self.now);
             self.next += 1;
             for _ in 0..batches {
                 self.pace.deal(BATCH);
-                self.pace.take(self.now);
+                self.pace.take(Some(epoch), self.now);
                 self.now += STEP;
             }
-            self.pace.take(self.now);
+            self.pace.take(None, self.now);
         }
 
         /// Returns the minibatches of the next epoch that may be prepared.
@@ -204,7 +210,7 @@ mod tests {
                 pace.begin(epoch, now);
                 for _ in 0..100 {
                     pace.deal(BATCH);
-                    pace.take(now);
+                    pace.take(Some(epoch), now);
                     now += step;
                 }
                 now += Duration::from_secs(5);
@@ -219,11 +225,24 @@ mod tests {
         job.pace.begin(0, job.now);
         for _ in 0..100 {
             job.pace.deal(BATCH);
-            job.pace.take(job.now);
+            job.pace.take(Some(0), job.now);
             job.now += STEP;
         }
         job.pace.begin(1, job.now);
         assert_eq!(job.ahead(), 2);
+    }
+
+    #[test]
+    fn a_first_batch_that_is_taken_before_its_epoch_is_said_to_begin_begins_it() {
+        for (pause, ahead) in [(STEP, 4), (STEP * 50, 0)] {
+            let mut job = Job::new();
+            job.epoch(100);
+            job.epoch(100);
+            job.now += pause;
+            job.pace.take(Some(2), job.now);
+            job.pace.begin(2, job.now + STEP);
+            assert_eq!((job.ahead(), job.pace.epoch()), (ahead, Some(2)));
+        }
     }
 
     #[test]
