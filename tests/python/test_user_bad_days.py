@@ -182,8 +182,8 @@ def test_a_worker_that_is_killed_while_idle_is_replaced() -> None:
     with coprep.DataLoader(ud.Numbers(N), 4, True, **NUMPY) as loader:
         assert epoch(loader) == (without(), [])
         for number in range(2):
-            # The whole next epoch lies ready.
-            until_delivered((2 + 3 * number) * N)
+            # The next epoch is prepared when it begins.
+            until_delivered((1 + 3 * number) * N)
             pids = stream()["worker_pids"]
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
