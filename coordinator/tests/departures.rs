@@ -311,6 +311,38 @@ fn a_job_that_forms_begins_when_the_rank_that_it_waits_for_has_left() {
 }
 
 #[test]
+fn an_epoch_that_a_rank_began_before_its_job_formed_is_prepared() {
+    let node = Node::start();
+    let token = 1 << 77;
+    let done = |ids| Resume {
+        is_done: true,
+        ..departure(token, 1, ids, STEPS as u64).resume
+    };
+    let own = Attach {
+        tokens: vec![token],
+        resume: Some(done(0..SAMPLES / 2)),
+        ..attach(0, 2)
+    };
+    let (rank_0, ..) = join(&node, own);
+    rank_0.send(&Request::EpochStarted { epoch: 1 }).unwrap();
+    assert!(who_is_awaited(&rank_0).starts_with("waiting for rank 1 of 2"));
+    node.leave(Departure {
+        token,
+        rank: 1,
+        resume: done(SAMPLES / 2..SAMPLES),
+    });
+    let end = Instant::now() + LIMIT;
+    while control::status(&node.place(), 0).unwrap().streams[0]
+        .totals
+        .prepared
+        == 0
+    {
+        assert!(Instant::now() < end, "nothing is prepared");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
 fn who_attaches_is_told_who_has_left_and_tells_the_others() {
     let node = Node::start();
     let own = |rank, departed: &[Departure]| Attach {

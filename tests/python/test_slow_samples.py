@@ -293,9 +293,9 @@ def test_with_room_for_everything_the_decoded_form_is_kept(tail: Path) -> None:
         assert found["form"] == "auto" and found["entries"] == 96 and found["lambda_s_per_mib"] == 0
         assert [f["form"] for f in found["by_form"]] == ["decoded"]
         hits = found["hits"]
-        # One more than is asked for: of the next epoch some was prepared ahead already.
         epochs(one, 2)
-        assert cache()["misses"] == found["misses"] and cache()["hits"] >= hits + 96
+        # A little of the next epoch may have lain ready.
+        assert cache()["misses"] == found["misses"] and cache()["hits"] >= hits + 2 * 96 - 2 * 96 // 50
 
 
 def test_with_little_room_it_is_filled_and_never_exceeded(tail: Path) -> None:

@@ -51,8 +51,10 @@ pub(crate) struct Job {
     queues: Vec<Queue>,
     /// Epoch, and rounds dealt in it to ranks that were behind: to the others these are no steps.
     caught_up: (u64, u64),
-    /// By rank: the epoch it iterates.
+    /// By rank: the epoch it iterates; `u64::MAX` if it has left.
     started: Vec<u64>,
+    /// Samples of an epoch that no rank has begun which may be drawn for this job's sake.
+    ahead: u64,
     ledger: Ledger,
     /// The job before each minibatch of which nothing is taken, in order.
     marks: VecDeque<Mark>,
@@ -95,6 +97,7 @@ impl Job {
             queues: vec![Queue::default(); spec.world_size as usize],
             caught_up: (epoch, 0),
             started: vec![epoch; spec.world_size as usize],
+            ahead: u64::MAX,
             ledger: Ledger::new(epoch),
             marks: VecDeque::new(),
             is_absent: false,
@@ -193,6 +196,10 @@ impl Job {
         self.is_absent = false;
         self.ledger = Ledger::new(self.epoch);
         self.fill(bad);
+        // A rank that asks for this is in the next epoch as soon as it is answered.
+        let epoch = self.epoch;
+        let started = self.started.iter_mut();
+        started.for_each(|started| *started = epoch.max(*started));
     }
 
     pub(crate) fn start(&mut self, rank: u32, epoch: u64) {
@@ -204,6 +211,24 @@ impl Job {
     /// The epoch that all its ranks have begun to iterate.
     fn iterated(&self) -> u64 {
         self.started.iter().copied().min().unwrap_or(0)
+    }
+
+    /// Returns whether a rank that has not left has begun `epoch`, or a later one.
+    pub(crate) fn has_begun(&self, epoch: u64) -> bool {
+        let here = self.started.iter().filter(|&&started| started < u64::MAX);
+        here.max().is_some_and(|&latest| epoch <= latest)
+    }
+
+    /// Bounds what is drawn for its sake of an epoch that no rank has begun.
+    pub(crate) fn set_ahead(&mut self, samples: u64) {
+        self.ahead = samples;
+    }
+
+    /// Returns whether the next minibatch, of `slots` samples at most, may be drawn for its sake although no rank may have
+    /// begun the epoch.
+    pub(crate) fn may_be_ahead(&self, slots: u32) -> bool {
+        let next = self.deliverable().min(u64::from(slots));
+        self.position().saturating_add(next) <= self.ahead
     }
 
     /// Samples of the epoch drawn before.
@@ -224,8 +249,8 @@ impl Job {
     /// such that nobody else waits for: a job that falls behind would pin them for itself. But no rank goes
     /// without because of another one's queue.
     ///
-    /// Of epochs that nobody iterates yet only one is begun. Its queue is not kept shorter: jobs that march
-    /// together would drain their queues at the border of every epoch, and fall out of step.
+    /// Of epochs that not all ranks iterate yet only one is begun. How much of it is drawn for this job's sake is not
+    /// decided here ([`may_be_ahead`](Self::may_be_ahead)): it may take part in what others need.
     pub(crate) fn has_room(&self, bound: u32, config: &Config, waiting: &Waiting) -> bool {
         let queue = &self.queues[self.dealer.next_rank() as usize];
         let own = || {
@@ -259,10 +284,13 @@ impl Job {
             .any(|q| q.samples() <= low || q.whole_batches() == 0)
     }
 
-    /// Returns whether the rank that is dealt to next has no whole batch, and could be dealt one if there were buffers.
+    /// Returns whether the rank that is dealt to next has no whole batch of an epoch that was begun, and could be dealt one
+    /// if there were buffers.
     pub(crate) fn is_out_of_batches(&self, config: &Config) -> bool {
         let queue = &self.queues[self.dealer.next_rank() as usize];
-        queue.whole_batches() == 0 && self.has_room(u32::MAX, config, &Waiting::new())
+        queue.whole_batches() == 0
+            && self.has_begun(self.epoch)
+            && self.has_room(u32::MAX, config, &Waiting::new())
     }
 
     pub(crate) fn take(&mut self, rank: u32, deliveries: u32) {

@@ -20,6 +20,8 @@
 //! 4. The samples are drawn at random from that intersection and leave those jobs' needs. A need that runs
 //!    empty ends that job's epoch and refills. A short last minibatch goes only to jobs whose epoch it
 //!    ends.
+//! 5. A job leads only in an epoch that one of its ranks has begun, or within so many samples of its beginning as
+//!    [`set_ahead`](Scheduler::set_ahead) says. Otherwise it takes part in what is made for others.
 //!
 //! [`DrawOrder::Ascending`] promises more to each job and shares less. Among equals the job with the smallest
 //! next id leads, and is dealt its next ids. A job takes part only if these are its next ids too. A minibatch

@@ -43,6 +43,9 @@ struct Members {
 struct Unit {
     members: Vec<JobId>,
     is_cohort: bool,
+    /// A minibatch may be made for its sake: somebody has begun the epoch, or is expected to. Otherwise it only takes part
+    /// in what is made for others.
+    may_lead: bool,
     starves: bool,
     /// Largest number of minibatches a member was passed over.
     passed_over: u32,
@@ -271,6 +274,17 @@ impl Scheduler {
         }
     }
 
+    /// Bounds how many samples of an epoch are drawn for a job's sake before a rank of it begins that epoch. Without this
+    /// call they are as many as its queues hold.
+    ///
+    /// The job takes part in minibatches that are made for others all the same: that costs nothing, and it needs these
+    /// samples when it goes on.
+    pub fn set_ahead(&mut self, id: JobId, samples: u64) {
+        if let Some(job) = self.jobs.get_mut(&id) {
+            job.set_ahead(samples);
+        }
+    }
+
     /// All ranks left the epoch they iterate: the job's next one begins. What was dealt is void.
     pub fn restart_epoch(&mut self, id: JobId) {
         if let Some(job) = self.jobs.get_mut(&id) {
@@ -367,7 +381,7 @@ impl Scheduler {
         self.jobs.get(&id).map(Job::view)
     }
 
-    /// Returns whether a job reads, has no whole batch, and waits for nothing but a staging buffer.
+    /// Returns whether a job reads, has no whole batch of its epoch, and waits for nothing but a staging buffer.
     #[must_use]
     pub fn lacks_buffers(&self) -> bool {
         let mut jobs = self.jobs.iter();
@@ -431,9 +445,14 @@ impl Scheduler {
             } else {
                 0
             };
-            (std::cmp::Reverse(overdue), !u.starves, u.precedence)
+            (
+                !u.may_lead,
+                std::cmp::Reverse(overdue),
+                !u.starves,
+                u.precedence,
+            )
         });
-        let lead = units.first()?.clone();
+        let lead = units.first().filter(|u| u.may_lead)?.clone();
         // Rule 3: from the second on, starving or not does not matter.
         units[1..].sort_by_key(|u| u.precedence);
         let choice = match self.config.order {
@@ -467,14 +486,15 @@ impl Scheduler {
             .jobs
             .iter()
             .filter(|(_, job)| job.cohort.is_none() && with_room(job));
-        let alone = alone.map(|(&id, _)| self.unit(vec![id], false));
+        let alone = alone.map(|(&id, _)| self.unit(vec![id], None));
         let complete = self.cohorts.values().filter(|members| members.complete);
-        let level = complete.map(|members| self.rearmost(members));
-        let level = level.filter(|ids| {
+        let level = complete.map(|members| (self.rearmost(members), members));
+        let level = level.filter(|(ids, _)| {
             ids.iter()
                 .all(|id| self.jobs.get(id).is_some_and(with_room))
         });
-        alone.chain(level.map(|ids| self.unit(ids, true))).collect()
+        let cohorts = level.map(|(ids, cohort)| self.unit(ids, Some(cohort)));
+        alone.chain(cohorts).collect()
     }
 
     /// Members of a cohort that are furthest behind: all of them, unless it has just been resumed.
@@ -489,11 +509,19 @@ impl Scheduler {
             .collect()
     }
 
-    fn unit(&self, members: Vec<JobId>, is_cohort: bool) -> Unit {
+    /// The jobs of a unit are in one epoch, at one place.
+    fn unit(&self, members: Vec<JobId>, cohort: Option<&Members>) -> Unit {
         let jobs = || members.iter().filter_map(|id| self.jobs.get(id));
+        // Members of a cohort that are further on wait for those of the unit, so they count.
+        let waiting = cohort.map_or(&members, |cohort| &cohort.here);
+        let epoch = jobs().map(|job| job.epoch).next().unwrap_or(0);
+        let has_begun = |id| self.jobs.get(id).is_some_and(|job| job.has_begun(epoch));
+        let may_lead =
+            waiting.iter().any(has_begun) || jobs().any(|job| job.may_be_ahead(self.config.slots));
         Unit {
-            is_cohort,
-            starves: jobs().any(|job| job.starves(&self.config)),
+            is_cohort: cohort.is_some(),
+            may_lead,
+            starves: may_lead && jobs().any(|job| job.starves(&self.config)),
             passed_over: jobs().map(|job| job.passed_over).max().unwrap_or(0),
             precedence: jobs().map(|job| self.precedence(job)).min().unwrap_or(0),
             members,

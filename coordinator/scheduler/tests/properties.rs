@@ -94,6 +94,8 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         2 => who().prop_map(Op::TakeBack),
         1 => (0..200u32).prop_map(Op::Break),
         2 => who().prop_map(Op::State),
+        2 => (who(), prop_oneof![0..100u64, Just(u64::MAX)])
+            .prop_map(|(who, samples)| Op::Ahead { who, samples }),
     ];
     prop::collection::vec(op, 1..60)
 }

@@ -14,6 +14,7 @@ use roaring::RoaringBitmap;
 use crate::outbox::Outbox;
 use crate::stalls::{Lacks, Shares};
 use crate::stream::batch::Batch;
+use crate::stream::pace::Pace;
 
 /// Something a consumer will be told, in this order.
 pub(crate) enum Pending {
@@ -70,6 +71,7 @@ pub(crate) struct Consumer {
     unread_since: Option<Instant>,
     /// For how long it usually leaves something unread.
     usually_unread: Duration,
+    pub(super) pace: Pace,
     /// The epoch that it asked to leave. It waits for the other ranks to ask.
     pub(crate) leaves: Option<u64>,
     /// Items that are published and not taken, in order; the first is item `next_taken`.
@@ -127,6 +129,7 @@ impl Consumer {
             last_taken: now,
             unread_since: None,
             usually_unread: Duration::ZERO,
+            pace: Pace::default(),
             leaves: None,
             published: VecDeque::new(),
             next_taken: 0,
@@ -144,6 +147,7 @@ impl Consumer {
         if let Some(came) = self.came.take() {
             (self.idle, self.lacks) = (came.elapsed(), *lacks);
         }
+        self.pace.deal(delivery.len);
         self.pending.push_back(Pending::Part { batch, delivery });
     }
 
@@ -215,6 +219,9 @@ impl Consumer {
                 continue;
             };
             progress.told = matches!(what, Pending::Error { .. }) && !is_void;
+            if !is_void {
+                self.pace.take(what.epoch(), Instant::now());
+            }
             if let Pending::Part { batch, .. } = what {
                 progress.deliveries += u32::from(!is_void);
                 self.held
@@ -296,8 +303,9 @@ impl Consumer {
             Pending::Skipped { .. } => false,
         };
         while let Some(last) = self.pending.pop_back_if(|last| goes(last, left)) {
-            if let Pending::Part { batch, .. } = last {
+            if let Pending::Part { batch, delivery } = last {
                 left -= 1;
+                self.pace.void(delivery.len);
                 batch.one_delivery_less();
                 batch.remove_target(job);
             }

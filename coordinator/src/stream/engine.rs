@@ -78,7 +78,9 @@ pub(crate) struct Job {
     /// See [`Attach::has_begun`].
     pub(super) has_begun: bool,
     /// Epoch, and the batches that all ranks had been given in it when the job was formed.
-    level: (u64, u64),
+    pub(super) level: (u64, u64),
+    /// Samples of a batch for each rank, or of its epoch if these are fewer.
+    pub(super) round: u64,
     delivered: u64,
     pub(super) came: Instant,
 }
@@ -264,6 +266,7 @@ impl Engine {
             is_over: false,
             has_begun: false,
             level: (0, 0),
+            round: u64::from(request.batch_size) * u64::from(request.world_size),
             delivered: 0,
             came: Instant::now(),
         };
@@ -312,45 +315,18 @@ impl Engine {
             forfeited,
         };
         self.scheduler.attach_behind(JobId(id), spec, behind)?;
-        let job = self.jobs.get(&id);
-        let gone: Vec<u32> = job.map_or(Vec::new(), Job::gone);
+        if let Some(view) = self.scheduler.job(JobId(id)) {
+            job.round = job.round.min(view.samples.into());
+        }
+        let gone = job.gone();
         gone.into_iter()
             .for_each(|rank| self.has_gone(Seat { job: id, rank }));
+        self.note_begun_epochs(id);
         self.end_resumed_epoch(id, epoch);
         self.tell_skipped_before(id);
         self.answer_who_left_before(id);
         self.restart_if_all_ask(id);
         Ok(())
-    }
-
-    /// Answers the ranks that ask to leave an epoch before the one in which the job goes on. All ranks had left it, and these
-    /// lost their connections before they were told.
-    fn answer_who_left_before(&mut self, id: u64) {
-        let Some(job) = self.jobs.get_mut(&id).filter(|job| job.forming.is_none()) else {
-            return;
-        };
-        let (epoch, _) = job.level;
-        for consumer in job.ranks.iter_mut().flatten() {
-            if consumer.leaves.is_some_and(|left| left < epoch) {
-                // All that was published on this connection is of the epoch that begins.
-                consumer.tell_restarted(epoch, 0);
-            }
-        }
-    }
-
-    /// Tells the ranks that `epoch`, which they resume, is over, if nothing was left of it: all ranks but the last were
-    /// told that they are in it when they attached.
-    fn end_resumed_epoch(&mut self, id: u64, epoch: u64) {
-        let is_over = self
-            .scheduler
-            .job(JobId(id))
-            .is_some_and(|view| view.epoch > epoch);
-        let Some(job) = self.jobs.get_mut(&id).filter(|_| is_over) else {
-            return;
-        };
-        for consumer in job.ranks.iter_mut().flatten() {
-            consumer.pending.push_back(Pending::EpochEnd { epoch });
-        }
     }
 
     /// Removes one rank; the job ends with its last rank, or if it had not begun.
@@ -389,7 +365,7 @@ impl Engine {
             .flat_map(|job| job.ranks.iter_mut().flatten())
     }
 
-    fn consumer(&mut self, seat: Seat) -> Option<&mut Consumer> {
+    pub(super) fn consumer(&mut self, seat: Seat) -> Option<&mut Consumer> {
         self.jobs
             .get_mut(&seat.job)?
             .ranks
@@ -557,81 +533,6 @@ impl Engine {
         error
     }
 
-    // Epochs.
-
-    /// Epoch of a consumer's job and the samples in one of its epochs.
-    pub(crate) fn position(&self, seat: Seat) -> Option<(u64, u32)> {
-        if let Some(view) = self.scheduler.job(JobId(seat.job)) {
-            return Some((view.epoch, view.samples));
-        }
-        let forming = self.jobs.get(&seat.job)?.forming.as_ref()?;
-        let samples = forming
-            .subset
-            .as_ref()
-            .map_or(self.scheduler.samples(), |s| s.len() as u32);
-        Some((forming.resume.as_ref().map_or(0, |r| r.epoch), samples))
-    }
-
-    pub(crate) fn epoch_started(&mut self, seat: Seat, epoch: u64) {
-        self.scheduler
-            .epoch_started(JobId(seat.job), seat.rank, epoch);
-    }
-
-    pub(crate) fn restart_epoch(&mut self, seat: Seat, epoch: u64) {
-        if let Some(consumer) = self.consumer(seat) {
-            consumer.leaves = Some(epoch);
-        }
-        self.answer_who_left_before(seat.job);
-        self.restart_if_all_ask(seat.job);
-    }
-
-    /// Begins the next epoch if all ranks that are here have left the one before.
-    fn restart_if_all_ask(&mut self, id: u64) {
-        let Some(job) = self.jobs.get_mut(&id) else {
-            return;
-        };
-        let is_running = job.forming.is_none() && !job.is_over;
-        if !is_running || job.ranks.iter().flatten().any(|c| c.leaves.is_none()) {
-            return;
-        }
-        self.scheduler.restart_epoch(JobId(id));
-        // Some minibatches of the next epoch may be in preparation already, and the epoch begins anew. Their samples must
-        // neither change places with those of the new minibatches nor be replaced by samples of the epoch.
-        let begun = self.in_preparation.iter();
-        begun.for_each(|batch| batch.remove_target(JobId(id)));
-        let view = self.scheduler.job(JobId(id));
-        let epoch = view.map_or(0, |view| view.epoch);
-        job.set_absent(false);
-        for consumer in job.ranks.iter_mut().flatten() {
-            consumer.void();
-            consumer.tell_restarted(epoch, consumer.next_seq());
-        }
-    }
-
-    /// The job's state once every rank has been given `batches` batches of `epoch`.
-    pub(crate) fn state(&self, seat: Seat, epoch: u64, batches: u64) -> Result<Resume> {
-        let level = self.jobs.get(&seat.job).map_or((0, 0), |job| job.level);
-        let since = if level.0 == epoch {
-            batches.saturating_sub(level.1)
-        } else {
-            batches
-        };
-        let state = self.scheduler.state(JobId(seat.job), epoch, since);
-        let state = state.ok_or_else(|| {
-            Error::Invalid(format!(
-                "the state after {batches} batches of epoch {epoch} is not known any more: \
-                 ask for it on every rank at the same step"
-            ))
-        })?;
-        Ok(Resume {
-            epoch: state.epoch,
-            delivered: serialise(&state.delivered),
-            batches,
-            is_done: false,
-            skipped: Vec::new(),
-        })
-    }
-
     /// What all jobs waited for since the stream was opened.
     pub(crate) fn stalls(&self) -> Stalls {
         let here = self
@@ -687,17 +588,6 @@ impl Engine {
 }
 
 impl Job {
-    /// Returns the last epoch whose minibatches may be published.
-    ///
-    /// No rank is given anything of an epoch before every rank that is here has taken all of the one before. So if the
-    /// coordinator dies, a rank that is in the earlier epoch lacks nothing of it ([`Engine::join_ranks`] goes on with
-    /// the later one). What is dealt lies ready in the meantime. A job of one rank need not wait for itself.
-    fn last_epoch(&self) -> u64 {
-        let ranks = self.ranks.iter().flatten();
-        let oldest = ranks.filter_map(Consumer::oldest_epoch).min();
-        oldest.filter(|_| self.ranks.len() > 1).unwrap_or(u64::MAX)
-    }
-
     fn has_ready(&self) -> bool {
         let last_epoch = self.last_epoch();
         let mut ranks = self.ranks.iter().flatten();

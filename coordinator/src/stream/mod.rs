@@ -13,8 +13,10 @@ mod consumer;
 mod counters;
 mod departed;
 mod engine;
+mod epochs;
 mod explain;
 mod forming;
+mod pace;
 mod replay;
 mod sample;
 mod skipping;
@@ -381,6 +383,8 @@ impl Stream {
 
     pub(crate) fn epoch_started(self: &Arc<Self>, seat: Seat, epoch: u64) {
         let mut engine = self.engine();
+        // What it took before belongs to the epoch before.
+        self.pump(&mut engine);
         engine.epoch_started(seat, epoch);
         self.pump(&mut engine);
     }
@@ -475,6 +479,7 @@ impl Stream {
             engine.share_again(self.pool.layout().buffers);
         }
         self.publish(engine);
+        engine.bound_what_is_ahead();
         while self.is_time_to_draw(engine) {
             let Some(minibatch) = self.next_minibatch(engine) else {
                 break;

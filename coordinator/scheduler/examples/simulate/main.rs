@@ -2,13 +2,14 @@
 //!
 //! `cargo run --release -p coprep-scheduler --example simulate [SECTION...]` prints the tables of
 //! `docs/scheduler.md`, and ends with code 1 if a bar is missed. Sections: speeds, prep, ascending, pools,
-//! folds, shuffle, histories, cost, pauses.
+//! folds, shuffle, histories, cost, pauses, borders.
 #![expect(clippy::print_stdout, reason = "it prints tables")]
 
 mod ascending;
 #[expect(dead_code, reason = "the property tests do more to jobs")]
 #[path = "../../tests/audit/mod.rs"]
 mod audit;
+mod borders;
 mod cost;
 mod histories;
 mod model;
@@ -23,8 +24,9 @@ use report::Report;
 type Section = fn(&mut Report);
 
 fn main() -> std::process::ExitCode {
-    let sections: [(&str, Section); 9] = [
+    let sections: [(&str, Section); 10] = [
         ("speeds", speeds::speeds),
+        ("borders", borders::borders),
         ("prep", speeds::prep_bound),
         ("ascending", ascending::ascending),
         ("pools", pools::pools),

@@ -4,6 +4,9 @@
 //! parts of its next batch as they are ready; a batch in one buffer keeps the buffer until the step that
 //! uses it is over, one that straddles buffers is copied. The scheduler is asked after every event, while
 //! fewer than two minibatches await preparation.
+//!
+//! An epoch begins when the step on the last batch of the one before is over. What is drawn before that is bounded as in
+//! the coordinator (`coordinator/src/stream/pace.rs`), where jobs cross every border at once.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -134,6 +137,8 @@ struct Rank {
     batch: Vec<u32>,
     busy: bool,
     epoch: u64,
+    /// It works on the last batch of its epoch.
+    is_at_border: bool,
     random: Random,
 }
 
@@ -143,6 +148,10 @@ struct Job {
     here: bool,
     ranks: Vec<Rank>,
     given: BTreeMap<u64, RoaringBitmap>,
+    /// Samples that it was dealt in this life.
+    dealt: u64,
+    /// It has crossed the border of an epoch in this life.
+    has_crossed: bool,
     passed_over: u32,
     /// Most consumers that were there meanwhile.
     company: usize,
@@ -224,6 +233,8 @@ impl Model {
                 here: false,
                 ranks: Vec::new(),
                 given: BTreeMap::new(),
+                dealt: 0,
+                has_crossed: false,
                 passed_over: 0,
                 company: 0,
                 outcome: Outcome::default(),
@@ -275,6 +286,7 @@ impl Model {
                     self.release(held);
                 }
                 self.jobs[job].ranks[rank].busy = false;
+                self.cross_border(job, rank);
                 self.read(job, rank);
             }
             Event::StepDone { .. } => {}
@@ -282,6 +294,28 @@ impl Model {
             Event::Die(job) => self.die(job),
             Event::Pause(job) => self.wake(job),
         }
+    }
+
+    /// If the rank has been given all of its epoch, the next one begins.
+    fn cross_border(&mut self, at: usize, rank: usize) {
+        let reader = &mut self.jobs[at].ranks[rank];
+        if std::mem::take(&mut reader.is_at_border) {
+            reader.epoch += 1;
+            let epoch = reader.epoch;
+            self.jobs[at].has_crossed = true;
+            let id = JobId(at as u64);
+            self.scheduler.epoch_started(id, rank as u32, epoch);
+            self.bound_what_is_ahead(at);
+        }
+    }
+
+    fn bound_what_is_ahead(&mut self, at: usize) {
+        let (job, id) = (&self.jobs[at], JobId(at as u64));
+        let epoch = self.scheduler.job(id).map_or(0, |view| view.samples);
+        let spec = &job.plan.spec;
+        let round = u64::from((spec.batch_size * spec.world_size).min(epoch).max(1));
+        let most = if job.has_crossed { job.dealt / 50 } else { 0 };
+        self.scheduler.set_ahead(id, most - most % round);
     }
 
     fn wake(&mut self, at: usize) {
@@ -317,6 +351,7 @@ impl Model {
         }
         let epoch = self.scheduler.job(id).map_or(0, |view| view.epoch);
         self.audit.joined(id, &spec, epoch, &[]);
+        (0..spec.world_size).for_each(|rank| self.scheduler.epoch_started(id, rank, epoch));
         let seed = self.setup.seed ^ (u64::from(job.life) << 32);
         let ranks = 0..u64::from(spec.world_size);
         job.ranks = ranks
@@ -327,11 +362,14 @@ impl Model {
                 batch: Vec::new(),
                 busy: false,
                 epoch,
+                is_at_border: false,
                 random: Random::new(seed + 1000 * at as u64 + rank),
             })
             .collect();
         job.here = true;
         job.passed_over = 0;
+        (job.dealt, job.has_crossed) = (0, false);
+        self.bound_what_is_ahead(at);
     }
 
     fn die(&mut self, at: usize) {
@@ -387,10 +425,13 @@ impl Model {
             };
             self.buffers.insert(self.made, buffer);
             for delivery in minibatch.deliveries {
-                let job = &mut self.jobs[delivery.job.0 as usize];
+                let at = delivery.job.0 as usize;
+                let job = &mut self.jobs[at];
+                job.dealt += u64::from(delivery.len);
                 job.ranks[delivery.rank as usize]
                     .queue
                     .push_back((self.made, delivery));
+                self.bound_what_is_ahead(at);
             }
         }
     }
@@ -491,11 +532,7 @@ impl Model {
             if !self.buffers[&minibatch].ready {
                 return;
             }
-            if reader.epoch != delivery.epoch || reader.batch.is_empty() {
-                reader.epoch = delivery.epoch;
-                self.scheduler
-                    .epoch_started(delivery.job, delivery.rank, delivery.epoch);
-            }
+            assert_eq!(reader.epoch, delivery.epoch);
             reader.queue.pop_front();
             self.scheduler.taken(delivery.job, delivery.rank, 1);
             let ids = &self.buffers[&minibatch].ids;
@@ -521,6 +558,7 @@ impl Model {
         let reader = &mut job.ranks[rank];
         reader.parts = 0;
         reader.busy = true;
+        reader.is_at_border = delivery.ends_epoch;
         let batch = std::mem::take(&mut reader.batch);
         let time = job.plan.step * reader.random.step(job.plan.jitter);
         job.outcome.samples += batch.len() as u64;

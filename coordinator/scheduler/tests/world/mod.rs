@@ -36,6 +36,11 @@ pub(crate) enum Op {
     Break(u32),
     /// Compares the scheduler's idea of what a job was given with what it was.
     State(u8),
+    /// So many samples of its next epoch may be drawn before it begins.
+    Ahead {
+        who: u8,
+        samples: u64,
+    },
 }
 
 struct Job {
@@ -45,7 +50,11 @@ struct Job {
     paused: bool,
     /// It was taken from, and has not read since.
     absent: bool,
+    /// Samples of an epoch that may be drawn for it before one of its ranks begins it.
+    ahead: u64,
     ranks: Vec<Rank>,
+    /// The epoch that it came to, or resumed.
+    first_epoch: u64,
     /// The epoch that it resumed, and the steps that its rank that had most had had in it.
     level: (u64, u64),
     /// By epoch: what its first rank was given.
@@ -161,6 +170,7 @@ impl World {
             Op::TakeBack(who) => self.on(who, World::take_back),
             Op::Break(id) => drop(self.broken.insert(id)),
             Op::State(who) => self.on(who, World::compare_state),
+            Op::Ahead { who, samples } => self.on(who, |w, id| w.set_ahead(id, samples)),
         }
         self.pump();
     }
@@ -207,6 +217,8 @@ impl World {
         {
             return false;
         }
+        self.scheduler.set_ahead(id, 0);
+        let first_epoch = spec.resume.as_ref().map_or(0, |resume| resume.epoch);
         let epoch = self.scheduler.job(id).expect("just attached").epoch;
         self.audit.joined(id, &spec, epoch, back);
         let begins = || Rank {
@@ -219,6 +231,8 @@ impl World {
             ascends: self.ascends,
             paused: false,
             absent: false,
+            ahead: 0,
+            first_epoch,
             level: (0, 0),
             ranks,
             draws: BTreeMap::new(),
@@ -351,6 +365,49 @@ impl World {
         self.on(who, |world, id| world.job(id).paused = false);
     }
 
+    fn set_ahead(&mut self, id: JobId, samples: u64) {
+        self.scheduler.set_ahead(id, samples);
+        self.job(id).ahead = samples;
+    }
+
+    /// Returns whether somebody has begun the epoch that a minibatch is of, or it is among the first samples of one that
+    /// may be drawn before. `before`: by target, what was drawn of its epoch.
+    fn is_wanted(&self, minibatch: &Minibatch, before: &BTreeMap<JobId, u64>) -> bool {
+        let drawn = minibatch.samples.len() as u64;
+        let has_begun = |id: &JobId, epoch: u64| {
+            let ranks = &self.jobs[id].ranks;
+            // The first epoch, and one that is resumed, counts as begun.
+            let first = self.jobs[id].first_epoch;
+            epoch <= first
+                || ranks
+                    .iter()
+                    .any(|r| r.epoch > epoch || (r.begun && r.epoch == epoch))
+        };
+        let fellows = |id: &JobId| {
+            let cohort = self.jobs[id].spec.cohort.clone();
+            let id = *id;
+            self.jobs
+                .iter()
+                .filter(move |(other, job)| {
+                    **other == id || (cohort.is_some() && job.spec.cohort == cohort)
+                })
+                .map(|(other, _)| other)
+        };
+        minibatch.targets.iter().any(|target| {
+            before[&target.job] + drawn <= self.jobs[&target.job].ahead
+                || fellows(&target.job).any(|id| has_begun(id, target.epoch))
+        })
+    }
+
+    /// By job: what was drawn of its epoch.
+    fn positions(&self) -> BTreeMap<JobId, u64> {
+        let view = |&id: &JobId| Some((id, self.scheduler.job(id)?));
+        let views = self.jobs.keys().filter_map(view);
+        views
+            .map(|(id, view)| (id, u64::from(view.samples - view.need)))
+            .collect()
+    }
+
     // Buffers.
 
     fn consumers(&self) -> u32 {
@@ -384,6 +441,7 @@ impl World {
         let mut any = false;
         loop {
             let free = self.buffers().saturating_sub(self.used.len() as u32);
+            let before = self.positions();
             let Some(mut minibatch) = self.scheduler.next(free) else {
                 if self.relieves && self.make_room() {
                     continue;
@@ -391,6 +449,11 @@ impl World {
                 return any;
             };
             assert!(free > 0);
+            assert!(
+                self.is_wanted(&minibatch, &before),
+                "for nobody: {:?}",
+                minibatch.targets
+            );
             self.audit.drawn(&minibatch);
             let dealt = self.prepare(&mut minibatch);
             self.publish(minibatch, &dealt);
@@ -482,7 +545,7 @@ impl World {
         }
     }
 
-    /// One rank takes the parts of a batch, as far as they are there. True: there was one.
+    /// One rank begins its epoch, and takes the parts of a batch as far as they are there. True: it did any of this.
     fn step(&mut self, id: JobId, rank: usize) -> bool {
         let job = self.job(id);
         if job.paused {
@@ -495,6 +558,7 @@ impl World {
             reader.begun = true;
             let epoch = reader.epoch;
             self.scheduler.epoch_started(id, rank as u32, epoch);
+            any = true;
         }
         self.scheduler.set_absent(id, false);
         while let Some(part) = self.job(id).ranks[rank].next(last_epoch) {

@@ -1,0 +1,322 @@
+//! What is prepared beyond the border of an epoch: nothing for a job that may have no more epochs, and the first
+//! minibatches for one whose epochs follow each other at once.
+#![expect(clippy::unwrap_used, reason = "a test ends at the first error")]
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use coprep_client::loader::Options;
+use coprep_client::{Event, Loader, control, no_notice, no_pulse};
+use coprep_coordinator::{Server, Settings, StopReason};
+use coprep_protocol::message::{Attach, Cohort, StreamStatus};
+use coprep_protocol::place::Place;
+
+mod common;
+
+const LIMIT: Duration = Duration::from_secs(60);
+/// One step of each epoch takes so long. A border is crossed at once if it takes no longer than a few of these.
+const SLOW_STEP: Duration = Duration::from_millis(300);
+const BATCH_SIZE: u32 = 4;
+
+/// A coordinator in a thread, which gives ids.
+struct Node {
+    folder: tempfile::TempDir,
+    server: Option<JoinHandle<StopReason>>,
+}
+
+impl Node {
+    fn start() -> Node {
+        let mut node = Node {
+            folder: tempfile::tempdir().unwrap(),
+            server: None,
+        };
+        node.begin();
+        node
+    }
+
+    fn begin(&mut self) {
+        let settings = Settings {
+            cpus: Some(2),
+            staging_bytes: 8 << 20,
+            idle: None,
+            ..Settings::default()
+        };
+        let server = Server::bind(self.place(), settings).unwrap();
+        self.server = Some(std::thread::spawn(move || server.run().unwrap()));
+    }
+
+    /// Ends the coordinator. Its jobs lose their connections.
+    fn end(&mut self) {
+        control::stop(&self.place()).unwrap();
+        let server = self.server.take().unwrap();
+        assert_eq!(server.join().unwrap(), StopReason::Asked);
+    }
+
+    fn place(&self) -> Place {
+        Place::at(self.folder.path().join("run/coordinator.sock"))
+    }
+
+    fn job(&self, samples: u32, change: impl FnOnce(&mut Attach)) -> Job {
+        let mut attach = common::attach(common::numbers(samples), BATCH_SIZE);
+        change(&mut attach);
+        let loader = Loader::new(Options {
+            place: self.place(),
+            name: "test".into(),
+            program: Some("/bin/false".into()),
+            attach,
+            code: None,
+            timeout: LIMIT,
+            reconnect: LIMIT,
+            pulse: no_pulse(),
+            notice: no_notice(),
+        });
+        Job(loader.unwrap())
+    }
+
+    fn stream(&self) -> StreamStatus {
+        let mut streams = control::status(&self.place(), 0).unwrap().streams;
+        assert_eq!(streams.len(), 1);
+        streams.remove(0)
+    }
+
+    /// Waits until all but `kept` buffers are free, so that nothing is in preparation. Returns the number of samples that
+    /// were prepared.
+    fn prepared(&self, kept: u32) -> u64 {
+        let end = Instant::now() + LIMIT;
+        loop {
+            let stream = self.stream();
+            if stream.buffers_free + kept == stream.buffers {
+                return stream.totals.prepared;
+            }
+            assert!(
+                Instant::now() < end,
+                "{} of {} buffers are free",
+                stream.buffers_free,
+                stream.buffers
+            );
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if self.server.is_some() && !std::thread::panicking() {
+            self.end();
+        }
+    }
+}
+
+struct Job(Arc<Loader>);
+
+impl Job {
+    fn begin(&self) {
+        self.0.start_epoch().unwrap();
+    }
+
+    /// Takes a batch. Returns its number of samples, or `None` at the end of the epoch.
+    fn next(&self) -> Option<u32> {
+        loop {
+            match self.0.next(LIMIT).unwrap() {
+                Event::Batch(batch) => return Some(batch.samples()),
+                Event::EndOfEpoch => return None,
+                Event::NotYet | Event::Skipped(_) => {}
+            }
+        }
+    }
+
+    /// Takes so many samples in batches. The step after the first of them is slow.
+    fn take(&self, samples: u32) {
+        let mut taken = self.next().unwrap();
+        std::thread::sleep(SLOW_STEP);
+        while taken < samples {
+            taken += self.next().unwrap();
+        }
+    }
+
+    /// Takes an epoch to its end.
+    fn epoch(&self, samples: u32) {
+        self.begin();
+        self.take(samples);
+        assert_eq!(self.next(), None);
+    }
+}
+
+#[test]
+fn one_pass_prepares_one_pass() {
+    let node = Node::start();
+    let job = node.job(60, |_| {});
+    job.epoch(60);
+    assert_eq!(node.prepared(0), 60);
+}
+
+#[test]
+fn two_epochs_of_a_cohort_prepare_two_epochs() {
+    let node = Node::start();
+    let jobs = [(); 4].map(|()| {
+        node.job(50, |attach| {
+            attach.cohort = Some(Cohort {
+                name: "c".into(),
+                size: 4,
+            });
+        })
+    });
+    std::thread::scope(|scope| {
+        for job in &jobs {
+            scope.spawn(|| (0..2).for_each(|_| job.epoch(50)));
+        }
+    });
+    assert_eq!(node.prepared(0), 100);
+}
+
+#[test]
+fn epochs_that_follow_each_other_have_their_first_batch_ready_from_the_second_border_on() {
+    const MINIBATCHES: u32 = 32;
+    const SAMPLES: u32 = MINIBATCHES * BATCH_SIZE;
+    let node = Node::start();
+    let job = node.job(SAMPLES, |_| {});
+    for epochs in 1..=5 {
+        job.begin();
+        job.take(SAMPLES);
+        // It works on its last batch, and nobody knows whether it goes on. A fiftieth is prepared all the same.
+        let ahead = if epochs == 1 {
+            0
+        } else {
+            epochs * MINIBATCHES / 50
+        };
+        let expected = epochs * SAMPLES + ahead * BATCH_SIZE;
+        assert_eq!(node.prepared(ahead), u64::from(expected), "{epochs}");
+        assert_eq!(job.next(), None);
+    }
+}
+
+#[test]
+fn nothing_is_ready_for_a_job_that_paused_at_the_border_before() {
+    const SAMPLES: u32 = 50 * BATCH_SIZE;
+    let node = Node::start();
+    let job = node.job(SAMPLES, |_| {});
+    job.epoch(SAMPLES);
+    let began = Instant::now();
+    job.epoch(SAMPLES);
+    assert_eq!(node.prepared(2), u64::from(2 * SAMPLES + 2 * BATCH_SIZE));
+    // It validates.
+    std::thread::sleep(began.elapsed() * 5);
+    job.epoch(SAMPLES);
+    assert_eq!(node.prepared(0), u64::from(3 * SAMPLES));
+    job.epoch(SAMPLES);
+    assert_eq!(node.prepared(4), u64::from(4 * SAMPLES + 4 * BATCH_SIZE));
+}
+
+#[test]
+fn a_validation_set_is_prepared_once_for_each_pass() {
+    let node = Node::start();
+    let validation = node.job(60, |_| {});
+    for passes in 1..=3 {
+        let began = Instant::now();
+        validation.epoch(60);
+        assert_eq!(node.prepared(0), 60 * passes);
+        // The job trains.
+        std::thread::sleep(began.elapsed() * 5);
+    }
+}
+
+#[test]
+fn epochs_that_are_left_early_have_nothing_ready() {
+    const SAMPLES: u32 = 100 * BATCH_SIZE;
+    let node = Node::start();
+    let job = node.job(SAMPLES, |_| {});
+    job.epoch(SAMPLES);
+    job.begin();
+    job.take(10 * BATCH_SIZE);
+    // What lay ready of the epoch is void, and no more.
+    job.epoch(SAMPLES);
+    let prepared = node.prepared(0);
+    let most = u64::from(2 * SAMPLES + (10 + 17) * BATCH_SIZE);
+    assert!(prepared <= most, "{prepared} of {most}");
+}
+
+#[test]
+fn every_rank_has_its_first_batch_ready() {
+    const SAMPLES: u32 = 25 * 2 * BATCH_SIZE;
+    let node = Node::start();
+    let ranks = [0, 1].map(|rank| {
+        node.job(SAMPLES, |attach| {
+            (attach.rank, attach.world_size) = (rank, 2);
+            attach.group = "ranks".into();
+        })
+    });
+    for epochs in 1..=2 {
+        ranks.iter().for_each(Job::begin);
+        std::thread::scope(|scope| {
+            for rank in &ranks {
+                scope.spawn(|| rank.take(SAMPLES / 2));
+            }
+        });
+        let ahead = (epochs - 1) * 2;
+        let expected = epochs * SAMPLES + ahead * BATCH_SIZE;
+        assert_eq!(node.prepared(ahead), u64::from(expected), "{epochs}");
+        assert!(ranks.iter().all(|rank| rank.next().is_none()));
+    }
+}
+
+#[test]
+fn members_of_a_cohort_may_take_turns_in_one_thread() {
+    let node = Node::start();
+    let jobs = [(); 2].map(|()| {
+        node.job(20, |attach| {
+            attach.cohort = Some(Cohort {
+                name: "c".into(),
+                size: 2,
+            });
+        })
+    });
+    jobs.iter().for_each(|job| drop(job.0.attached().unwrap()));
+    for _ in 0..3 {
+        for job in &jobs {
+            // The other one has not begun this epoch, or is still to take its last batch of the one before.
+            job.begin();
+            assert_eq!(job.next(), Some(BATCH_SIZE));
+        }
+        for job in &jobs {
+            while job.next().is_some() {}
+        }
+    }
+}
+
+#[test]
+fn a_job_that_idles_between_epochs_takes_part_in_what_another_needs() {
+    const SAMPLES: u32 = 10 * BATCH_SIZE;
+    let node = Node::start();
+    let idle = node.job(SAMPLES, |_| {});
+    idle.epoch(SAMPLES);
+    assert_eq!(node.prepared(0), u64::from(SAMPLES));
+    let other = node.job(SAMPLES, |_| {});
+    other.epoch(SAMPLES);
+    assert_eq!(node.prepared(10), u64::from(2 * SAMPLES));
+    idle.epoch(SAMPLES);
+    // The other one idles now.
+    assert_eq!(node.prepared(0), u64::from(2 * SAMPLES));
+}
+
+#[test]
+fn an_epoch_that_was_begun_when_the_coordinator_died_is_prepared_by_the_next_one() {
+    const SAMPLES: u32 = 10 * BATCH_SIZE;
+    let mut node = Node::start();
+    let ranks = [0, 1].map(|rank| {
+        node.job(SAMPLES, |attach| {
+            (attach.rank, attach.world_size) = (rank, 2);
+            attach.group = "ranks".into();
+        })
+    });
+    ranks.iter().for_each(Job::begin);
+    for rank in &ranks {
+        rank.take(SAMPLES / 2);
+        assert_eq!(rank.next(), None);
+    }
+    // The other one has not begun it.
+    ranks[0].begin();
+    node.end();
+    node.begin();
+    assert_eq!(ranks[0].next(), Some(BATCH_SIZE));
+}
