@@ -62,7 +62,13 @@ def figures(runs: Sequence[Once]) -> list[Figure]:
     first, later = column(runs, "first"), column(runs, "later")
     torch_first, torch_later = column(runs, "torch_first"), column(runs, "torch_later")
     return [
-        Figure(NAME, "first pass, from the making of the loader, over PyTorch's", "x", ratios(first, torch_first), TIMES_TORCH),
+        Figure(
+            NAME,
+            "first pass, from the making of the loader, over PyTorch's",
+            "x",
+            ratios(first, torch_first),
+            TIMES_TORCH,
+        ),
         Figure(NAME, "a later pass, over PyTorch's", "x", ratios(later, torch_later), TIMES_TORCH),
         Figure(NAME, "first pass", "s", first),
         Figure(NAME, "first pass, PyTorch", "s", torch_first),

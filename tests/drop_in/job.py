@@ -1,7 +1,7 @@
 """A job: some loaders one after the other, with coprep or with PyTorch, and all else the same.
 
-It says `ready` when what it imports and its datasets are there, waits to be told to go, makes its loaders one by one and
-takes their passes as fast as batches come, says `pass` after each and `done`, and ends when it is told to.
+It says `ready` when what it imports and its datasets are there, waits to be told to go, makes its loaders one by one
+and takes their passes as fast as batches come, says `pass` after each and `done`, and ends when it is told to.
 """
 
 from __future__ import annotations

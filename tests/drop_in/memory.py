@@ -68,7 +68,9 @@ def figures(runs: Sequence[Once]) -> list[Figure]:
     light = column(runs, "native_total")
     return [
         Figure(NAME, "what loading adds to jobs that import torch, over PyTorch's", "x", ratios(python, added), ADDED),
-        Figure(NAME, "what loading adds to native jobs beyond NumPy, over PyTorch's", "x", ratios(native, added), ADDED),
+        Figure(
+            NAME, "what loading adds to native jobs beyond NumPy, over PyTorch's", "x", ratios(native, added), ADDED
+        ),
         Figure(NAME, "all of native jobs, without torch, over all of PyTorch's", "x", ratios(light, total), TOTAL),
         Figure(NAME, "what loading adds to jobs that import torch", "MiB", python),
         Figure(NAME, "what loading adds to native jobs beyond NumPy", "MiB", native),
@@ -80,6 +82,4 @@ def figures(runs: Sequence[Once]) -> list[Figure]:
     ]
 
 
-CASE = Case(
-    NAME, "8 jobs at a time over an image folder, without a cache, batches of 64: PSS", prepare, once, figures
-)
+CASE = Case(NAME, "8 jobs at a time over an image folder, without a cache, batches of 64: PSS", prepare, once, figures)

@@ -1,4 +1,4 @@
-"""How often samples are made: of a cohort, and of a set that is iterated over once. And where one epoch meets the next."""
+"""How often samples are made: of a cohort, and of a set that is iterated over once. And where epochs meet."""
 
 from __future__ import annotations
 
@@ -55,9 +55,7 @@ def validation(setting: Setting) -> tuple[int, Outcome]:
     """Returns the calls of one pass."""
     calls = counted(setting.folder, VALIDATION)
     part = Part(["counted", VALIDATION, COST_S, str(calls)], 1)
-    plan = Plan(
-        "coprep", [part], BATCH_SIZE, shuffle=False, options=LIGHT, imports_torch=False, linger_s=LINGERS_S
-    )
+    plan = Plan("coprep", [part], BATCH_SIZE, shuffle=False, options=LIGHT, imports_torch=False, linger_s=LINGERS_S)
     return count([plan], setting.folder, calls)
 
 
