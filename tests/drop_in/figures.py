@@ -46,7 +46,7 @@ class Figure:
 
     def cells(self) -> list[str]:
         bar = "" if self.at_most is None else f"at most {self.at_most:g} {self.unit}"
-        return [self.case, self.what, bar, self._measured(), self._differs(), self.verdict]
+        return [f"{self.case}: {self.what}", bar, self._measured(), self._differs(), self.verdict]
 
     def _measured(self) -> str:
         spread = self.spread

@@ -15,12 +15,14 @@ from tests.drop_in.running import job_that_says, run
 
 NAME = "first batch"
 SAMPLES, BATCH_SIZE, COST_S = 256, 32, 0.001
+PARTS = ("train", "validation")
 BEYOND_S, SECOND_S = 0.5, 0.5
 
 
 def prepare(setting: Setting) -> None:
-    for name in ("train", "validation"):
-        np.save(setting.folder / f"{name}.npy", np.arange(SAMPLES * 64.0).reshape(SAMPLES, 64))
+    # Of different content: loaders over equal datasets would share a stream.
+    for first, name in enumerate(PARTS):
+        np.save(setting.folder / f"{name}.npy", first + np.arange(SAMPLES * 64.0).reshape(SAMPLES, 64))
 
 
 def dataset(setting: Setting, name: str) -> list[object]:
@@ -28,12 +30,12 @@ def dataset(setting: Setting, name: str) -> list[object]:
 
 
 def plan(setting: Setting, side: Side) -> Plan:
-    return Plan(side, [Part(dataset(setting, name), 1) for name in ("train", "validation")], BATCH_SIZE)
+    return Plan(side, [Part(dataset(setting, name), 1) for name in PARTS], BATCH_SIZE)
 
 
 def bare_s(setting: Setting) -> float:
     """Returns the seconds of a fresh interpreter that imports PyTorch and makes the dataset."""
-    arguments = [json.dumps(dataset(setting, "train"))]
+    arguments = [json.dumps(dataset(setting, PARTS[0]))]
     with job_that_says("tests.drop_in.job_bare", arguments, setting.folder) as (child, message):
         return float(message["at"] - child.started)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from pathlib import Path
 from typing import Any
 
 import coprep
@@ -24,9 +25,17 @@ def timed(dataset: Any) -> tuple[float, float]:
 
 
 def main() -> None:
+    import drop_in_package
+
     dataset = opened(["packaged"])
+    files = len(list(Path(drop_in_package.__path__[0]).glob("*.py")))
     first, first_cpu = timed(dataset)
     later = [timed(dataset) for _ in range(LATER)]
+    # Else it was not all of the package that took this time.
+    parts = {name for name, _ in fingerprint({"dataset": dataset})}
+    missing = files - sum(name.startswith("code drop_in_package") for name in parts)
+    if missing:
+        raise AssertionError(f"the identity leaves out {missing} of {files} files")
     report(
         event="identity",
         first=first,

@@ -16,7 +16,7 @@ from tests.drop_in.figures import missed
 from tests.drop_in.plan import WORKERS
 from tools.demo import screen
 
-HEADER = ["case", "figure", "bar", "measured", "runs differ by", ""]
+HEADER = ["figure", "bar", "measured", "runs differ by", ""]
 
 
 @dataclass(frozen=True)

@@ -50,15 +50,14 @@ def test_runs_differ_by_the_distance_from_the_lowest_to_the_highest() -> None:
 
 def test_a_row_has_its_bar_its_median_with_its_range_and_its_verdict() -> None:
     assert figure(0.9, 1.0, 1.2).cells() == [
-        "case",
-        "what",
+        "case: what",
         "at most 1.1 x",
         "1.00 x (0.900 to 1.20)",
         "30 %",
         "met",
     ]
-    assert figure(2.0, at_most=None).cells() == ["case", "what", "", "2.00 x", "one run", ""]
-    assert figure().cells() == ["case", "what", "at most 1.1 x", "", "", "not measured"]
+    assert figure(2.0, at_most=None).cells() == ["case: what", "", "2.00 x", "one run", ""]
+    assert figure().cells() == ["case: what", "at most 1.1 x", "", "", "not measured"]
 
 
 def test_numbers_have_three_digits_or_all_before_the_point() -> None:
