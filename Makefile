@@ -22,14 +22,15 @@ PYTHON_TESTS := tests/python
 # Most of these take one processor, and none minds some seconds more: two run at a time. The others look at the clock, or
 # have several jobs of their own.
 SIDE_BY_SIDE := $(patsubst %,$(PYTHON_TESTS)/test_%.py,torch_behaviour fingerprint packing structure report_page epochs \
-	bad_input pipelines package torch_expectations user_samples user_code user_caching user_resuming user_sharing)
-PYTHON_CODE := tools/demo tools/src/bench tests/bench tests/bench_slow tests/what_if tests/chaos docs/examples bindings/python $(PYTHON_TESTS)
+	bad_input drop_in pipelines package torch_expectations user_samples user_code user_caching user_resuming user_sharing)
+PYTHON_CODE := tools/demo tools/src/bench tests/bench tests/bench_slow tests/what_if tests/drop_in tests/chaos docs/examples bindings/python $(PYTHON_TESTS)
 
 .PHONY: help
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{ printf "  make %-10s %s\n", $$1, $$2 }'
 	@echo "  settings:       DATA=folder (demo, bench, bench-slow), SECONDS=n (bench, fuzz), ONLY=coprep,limit REPEAT=n JOBS=1,2 (bench),"
 	@echo "                  ONLY=order,forms,cost,watch,balance REPEAT=n QUICK=1 ARGS=\"--samples spin-10x\" (bench-slow),"
+	@echo "                  ONLY=detection,memory REPEAT=n QUICK=1 (drop-in),"
 	@echo "                  HISTORIES=n PARALLEL=n SEED=n ARGS=\"--only 'ranks: 2'\" (chaos)"
 
 # --- what has to be there ------------------------------------------------------------------------------------
@@ -142,6 +143,11 @@ bench-slow: $(VENV)/.package $(if $(or $(findstring order,$(or $(ONLY),order)),$
 what-if: $(VENV)/.package $(filter demo-data,$(DATA)) ## what analyze predicts, against epochs that are run
 	@$(PY) -m tests.what_if "$(DATA)" --out "$(TARGET)/what-if" $(if $(ONLY),--only "$(ONLY)") $(if $(REPEAT),--repeat "$(REPEAT)")
 
+.PHONY: drop-in
+drop-in: $(VENV)/.package $(VENV)/.torch ## what it costs to replace PyTorch's DataLoader and nothing else, with bars
+	@$(PY) -m tests.drop_in --out "$(TARGET)/drop-in" $(if $(ONLY),--only "$(ONLY)") $(if $(REPEAT),--repeat "$(REPEAT)") \
+		$(if $(QUICK),--quick)
+
 # --- to check it ---------------------------------------------------------------------------------------------
 
 LOG := $(TARGET)/test.log
@@ -184,7 +190,7 @@ lint: $(VENV)/.package $(VENV)/.checks | deps ## formatting, clippy, ruff, mypy
 	cargo clippy --workspace --all-targets --quiet -- -D warnings
 	$(VENV)/bin/ruff format --check --quiet --line-length 120 $(PYTHON_CODE)
 	$(VENV)/bin/ruff check --quiet --target-version py310 --line-length 120 --select E,F,W,I,B,UP,C4,SIM,RET $(PYTHON_CODE)
-	$(VENV)/bin/mypy --strict --no-error-summary --ignore-missing-imports -p tools.demo -p tests.bench -p tests.bench_slow -p tests.what_if -p tests.chaos -p coprep
+	$(VENV)/bin/mypy --strict --no-error-summary --ignore-missing-imports -p tools.demo -p tests.bench -p tests.bench_slow -p tests.what_if -p tests.drop_in -p tests.chaos -p coprep
 	@echo "lint: all clean"
 
 # The coverage instrumentation of libFuzzer and AddressSanitizer, which a stable compiler has but does not offer.

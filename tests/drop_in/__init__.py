@@ -1,0 +1,1 @@
+"""The benchmark of drop-in cost: programs that replace PyTorch's DataLoader and nothing else, with bars."""

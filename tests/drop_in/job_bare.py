@@ -1,0 +1,19 @@
+"""A fresh interpreter that imports PyTorch, makes a dataset, and says when it has."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+from tests.bench.consume import report
+from tests.drop_in.datasets import opened
+
+
+def main() -> None:
+    opened(json.loads(sys.argv[1]))
+    report(event="loaded", at=time.monotonic())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""Generated photographs: smooth shapes with some noise, so that JPEG files of them are about as large as real ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+COARSE = 24
+"""Pixels of the large shapes for one pixel of their draft."""
+NOISE = 6.0
+QUALITY = 88
+
+
+def write_photograph(path: Path, width: int, height: int, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    draft = draw.integers(0, 256, (height // COARSE + 2, width // COARSE + 2, 3), np.uint8)
+    pixels = np.asarray(Image.fromarray(draft).resize((width, height), Image.Resampling.BICUBIC), np.float32)
+    pixels = pixels + draw.normal(0, NOISE, pixels.shape).astype(np.float32)
+    Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(path, quality=QUALITY)
+
+
+def write_image_folder(root: Path, count: int) -> None:
+    """An image folder of two classes, of usual sizes."""
+    draw = np.random.default_rng(0)
+    for number in range(count):
+        folder = root / f"class-{number % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        width, height = (int(side) for side in draw.integers(300, 520, 2))
+        write_photograph(folder / f"{number:05d}.jpg", width, height, number)
