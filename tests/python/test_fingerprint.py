@@ -221,6 +221,10 @@ class Data(torch.utils.data.Dataset[int]):
         self.half = torch.ones(3, dtype=torch.bfloat16)
         self.turned = self.data.t()
         self.sparse = torch.eye(3).to_sparse()
+        self.nested = [
+            torch.nested.nested_tensor([torch.arange(5), torch.arange(3)], layout=layout)
+            for layout in (torch.strided, torch.jagged)
+        ]
         self.empty = torch.empty(0, 3)
         self.generator = torch.Generator().manual_seed(3)
         self.layer = torch.nn.Linear(1, 1, bias=False)
@@ -240,6 +244,7 @@ def test_tensors(tmp_path: Path) -> None:
         ("manual_seed(3)", "manual_seed(4)", "generator"),
         ("weight, 2.0", "weight, 2.5", "layer"),
         ("torch.eye(3)", "torch.ones(3, 3)", "sparse"),
+        ("[torch.arange(5), torch", "[torch.arange(4), torch", "nested"),
         ("empty(0, 3)", "empty(0, 4)", "empty"),
     ]:
         changed = printed(tmp_path, TORCH.replace(old, new), 1)

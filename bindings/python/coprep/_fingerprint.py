@@ -379,6 +379,10 @@ class _Walk:
         return digest
 
     def _tensor(self, tensor: Any) -> bytes:
+        if tensor.is_nested:
+            # It has no shape of its own, and attributes only to save work.
+            parts = map(self._tensor, tensor.detach().unbind())
+            return b"T" + _hash(repr((str(tensor.layout), tensor.requires_grad)).encode(), *parts)
         digest = self._known.get(id(tensor))
         if digest is None:
             about = repr((str(tensor.dtype), tuple(tensor.shape), str(tensor.layout), tensor.device.type))

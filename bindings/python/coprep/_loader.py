@@ -346,6 +346,7 @@ class DataLoader(Generic[T_co]):
             whole=samples.whole,
             batched=samples.batched,
             spawn=spawn,
+            in_job=self._given_workers == 0,
         )
         if self._given_workers != 0:
             return samples
@@ -408,6 +409,34 @@ class DataLoader(Generic[T_co]):
         import torch.utils.data as data
 
         return data.BatchSampler(self.sampler, self.batch_size, self.drop_last)
+
+    # Attributes that PyTorch keeps to itself, and that programs and libraries look at nonetheless.
+
+    @property
+    def _auto_collation(self) -> bool:
+        """Whether batches are made of samples."""
+        return self._batch_sampler is not None or self.batch_size is not None
+
+    @property
+    def _index_sampler(self) -> Any:
+        """What gives the ids of a batch; without batching, of a sample."""
+        return self.batch_sampler if self._auto_collation else self.sampler
+
+    @property
+    def _dataset_kind(self) -> Any:
+        from torch.utils.data import dataloader
+
+        return dataloader._DatasetKind.Map if self._private is None else self._private._dataset_kind
+
+    @property
+    def _iterator(self) -> Any:
+        """The iterator that PyTorch's own loader keeps for persistent workers. A shared loader keeps none."""
+        return None if self._private is None else self._private._iterator
+
+    @_iterator.setter
+    def _iterator(self, iterator: Any) -> None:
+        if self._private is not None:
+            self._private._iterator = iterator
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _FIXED and "_iteration" in self.__dict__:
@@ -637,6 +666,15 @@ class _Epoch(Iterator[Any]):
 
     def __len__(self) -> int:
         return len(self._loader)
+
+    @property
+    def _workers(self) -> list[Any]:
+        """Worker processes of this job, as PyTorch's iterator has them: workers belong to the coordinator."""
+        return []
+
+    def _shutdown_workers(self) -> None:
+        """End the pass. Programs call this on PyTorch's iterator to be rid of its workers."""
+        self._over = True
 
     def __next__(self) -> Any:
         loader = self._loader

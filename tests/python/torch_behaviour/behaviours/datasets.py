@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -146,6 +147,50 @@ def unpicklable_dataset(DataLoader: Any) -> None:
     data.open = (x for x in range(3))  # type: ignore[attr-defined]
     with raises(TypeError, ValueError, RuntimeError, pickle.PicklingError, texts=("pickle",)):
         list(DataLoader(data, num_workers=1, multiprocessing_context="spawn"))
+
+
+@behaviour("a dataset that cannot be pickled, without workers")
+def unpicklable_dataset_without_workers(DataLoader: Any) -> None:
+    """With num_workers=0 a dataset may hold what cannot be pickled, and so may worker_init_fn."""
+    data = Numbers(3)
+    data.open = (x for x in range(3))  # type: ignore[attr-defined]
+    loader = DataLoader(data, num_workers=0, worker_init_fn=lambda worker: next(data.open))  # type: ignore[attr-defined]
+    assert ints(loader) == ints(loader) == [0, 1, 2]
+    data.count = 2
+    assert ints(loader) == [0, 1]
+
+
+@behaviour(
+    "a multiprocessing.Value in the dataset",
+    difference="Workers are no children of the job: what multiprocessing hands to children does not reach them.",
+)
+def multiprocessing_value(DataLoader: Any) -> None:
+    """A dataset may hold what multiprocessing shares with children: a Value, a Semaphore, a Queue."""
+    data = Numbers(3)
+    data.count = multiprocessing.get_context("fork").Value("i", 3)  # type: ignore[assignment]
+    loader = DataLoader(Counted(data), num_workers=2, multiprocessing_context="fork")
+    assert ints(loader) == [3, 3, 3]
+
+
+@multiprocessing_value.instead
+def multiprocessing_value_ours(DataLoader: Any) -> None:
+    """It is a TypeError that names the attribute and the remedy; with num_workers=0 it works."""
+    data = Numbers(3)
+    data.count = multiprocessing.get_context("fork").Value("i", 3)  # type: ignore[assignment]
+    with raises(TypeError, texts=("dataset.numbers.count", "__getstate__")):
+        list(DataLoader(Counted(data), num_workers=2, multiprocessing_context="fork"))
+    assert ints(DataLoader(Counted(data), num_workers=0)) == [3, 3, 3]
+
+
+class Counted:
+    def __init__(self, numbers: Any) -> None:
+        self.numbers = numbers
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> int:
+        return int(self.numbers.count.value)
 
 
 @behaviour("changing a dataset, without workers")
