@@ -449,7 +449,11 @@ class DataLoader(Generic[T_co]):
     def _native(self) -> _coprep.Loader:
         """Made at first use: only then it is known which rank this is, and what the dataset is like."""
         if self._private is not None:
-            raise CoprepError("this loader shares nothing with other jobs: there is no coordinator to ask")
+            raise CoprepError(
+                "this loader shares nothing with other jobs: PyTorch's own loader makes its batches, and there is no "
+                "coordinator to ask for its state, seed or counts. For checkpoints in mid-epoch give it an order that "
+                "can be shared (shuffle, subset), or use torchdata's StatefulDataLoader"
+            )
         if self._loader is None:
             if self._closed:
                 raise CoprepError("the loader is closed")

@@ -177,7 +177,7 @@ def multiprocessing_value_ours(DataLoader: Any) -> None:
     """It is a TypeError that names the attribute and the remedy; with num_workers=0 it works."""
     data = Numbers(3)
     data.count = multiprocessing.get_context("fork").Value("i", 3)  # type: ignore[assignment]
-    with raises(TypeError, texts=("dataset.numbers.count", "__getstate__")):
+    with raises(TypeError, texts=("dataset.numbers.count", "__getstate__", "num_workers=0")):
         list(DataLoader(Counted(data), num_workers=2, multiprocessing_context="fork"))
     assert ints(DataLoader(Counted(data), num_workers=0)) == [3, 3, 3]
 
