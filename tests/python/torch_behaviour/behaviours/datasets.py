@@ -160,37 +160,37 @@ def unpicklable_dataset_without_workers(DataLoader: Any) -> None:
     assert ints(loader) == [0, 1]
 
 
+def inherited() -> list[Any]:
+    """What cannot be pickled, and comes to a child by fork."""
+    context = multiprocessing.get_context("fork")
+    return [(x for x in range(3)), context.Value("i", 3), context.Semaphore(3)]
+
+
 @behaviour(
-    "a multiprocessing.Value in the dataset",
+    "what comes by fork alone",
     difference="Workers are no children of the job: what multiprocessing hands to children does not reach them.",
 )
-def multiprocessing_value(DataLoader: Any) -> None:
-    """A dataset may hold what multiprocessing shares with children: a Value, a Semaphore, a Queue."""
-    data = Numbers(3)
-    data.count = multiprocessing.get_context("fork").Value("i", 3)  # type: ignore[assignment]
-    loader = DataLoader(Counted(data), num_workers=2, multiprocessing_context="fork")
-    assert ints(loader) == [3, 3, 3]
+def unpicklable_with_fork(DataLoader: Any) -> None:
+    """A dataset may hold what cannot be pickled, such as a multiprocessing.Value or Semaphore, also with workers."""
+    for held in inherited():
+        for options in ({}, {"num_workers": 2, "multiprocessing_context": "fork"}):
+            assert ints(DataLoader(Holding(held), **options)) == [0, 1, 2]
 
 
-@multiprocessing_value.instead
-def multiprocessing_value_ours(DataLoader: Any) -> None:
-    """It is a TypeError that names the attribute and the remedy; with num_workers=0 it works."""
-    data = Numbers(3)
-    data.count = multiprocessing.get_context("fork").Value("i", 3)  # type: ignore[assignment]
-    with raises(TypeError, texts=("dataset.numbers.count", "__getstate__", "num_workers=0")):
-        list(DataLoader(Counted(data), num_workers=2, multiprocessing_context="fork"))
-    assert ints(DataLoader(Counted(data), num_workers=0)) == [3, 3, 3]
+@unpicklable_with_fork.instead
+def unpicklable_with_fork_ours(DataLoader: Any) -> None:
+    """It is a TypeError that names the attribute and the remedies, of which one is num_workers=0."""
+    for held in inherited():
+        for options in ({}, {"num_workers": 2, "multiprocessing_context": "fork"}):
+            with raises(TypeError, texts=("dataset.held", "__getstate__", "num_workers=0")):
+                list(DataLoader(Holding(held), **options))
+        assert ints(DataLoader(Holding(held), num_workers=0)) == [0, 1, 2]
 
 
-class Counted:
-    def __init__(self, numbers: Any) -> None:
-        self.numbers = numbers
-
-    def __len__(self) -> int:
-        return 3
-
-    def __getitem__(self, index: int) -> int:
-        return int(self.numbers.count.value)
+class Holding(Numbers):
+    def __init__(self, held: Any) -> None:
+        super().__init__(3)
+        self.held = held
 
 
 @behaviour("changing a dataset, without workers")
