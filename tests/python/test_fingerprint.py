@@ -250,6 +250,19 @@ def test_tensors(tmp_path: Path) -> None:
         assert any(name.startswith(f"dataset.{part}") for name in names)
 
 
+def test_nested_tensors() -> None:
+    torch = pytest.importorskip("torch")
+
+    def nested(layout: Any, *lengths: int, start: float = 0) -> Any:
+        return torch.nested.nested_tensor([torch.arange(n) + start for n in lengths], layout=layout)
+
+    digests = set()
+    for layout in (torch.strided, torch.jagged):
+        assert here([nested(layout, 5, 3)]) == here([nested(layout, 5, 3)])
+        digests |= {here([t]) for t in (nested(layout, 5, 3), nested(layout, 3, 5), nested(layout, 5, 3, start=0.5))}
+    assert len(digests) == 6
+
+
 def test_torchvision(tmp_path: Path) -> None:
     pytest.importorskip("torchvision")
     script = """

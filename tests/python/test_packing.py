@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import pickle
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from coprep import _exchange
 from coprep._fingerprint import fingerprint
 from coprep._packing import pack, unpack
 from PIL import Image
@@ -194,6 +196,21 @@ def test_what_the_main_script_defines_travels_by_value() -> None:
     assert own.twice().tolist() == [0, 2, 4]
     assert type(pair).__name__ == "Pair" and pair.a.tolist() == [1, 1]
     assert thrice(2) == 6
+
+
+class Owner:
+    Row = collections.namedtuple("Row", ["a"])  # noqa: PYI024
+
+
+Renamed = collections.namedtuple("NoSuchName", ["a"])  # noqa: PYI024
+
+
+@pytest.mark.parametrize("kind", [Owner.Row, Renamed], ids=lambda kind: kind.__qualname__)
+def test_a_class_that_is_not_where_its_name_says_stays_the_same_class(kind: Any) -> None:
+    with pytest.raises(pickle.PicklingError):
+        pickle.dumps(kind)
+    for result in (unpack(packed(kind(1))), _exchange.loads(_exchange.dumps(kind(1)))):
+        assert type(result) is kind and result.a == 1
 
 
 def test_a_local_class_travels_by_value() -> None:

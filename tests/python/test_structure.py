@@ -234,7 +234,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "time": (np.datetime64(1, "s"), r"found datetime64\[s\]"),
     "structured": (np.zeros(2, [("a", "i4")]), r"found \[\('a', '<i4'\)\]"),
     "wide float": (np.zeros(2, np.longdouble), r"found float128|longdouble"),
-    "sparse": ((1, torch.eye(2).to_sparse()), r"found a tensor of layout torch.sparse_coo in part '1'"),
     "elsewhere": (torch.empty(2, device="meta"), r"found a tensor on meta, not on the CPU"),
     "float8": (torch.zeros(2).to(torch.float8_e4m3fn), r"found a tensor of torch.float8_e4m3fn"),
     "huge int": ([2**63], r"found an integer of more than 64 bits in part '0'"),
@@ -249,6 +248,15 @@ def test_what_no_batch_can_be_made_of_is_refused(sample: Any, message: str) -> N
     if sample is not REFUSED["class"][0]:
         structure = Structure.of(sample, whole=True)
         assert structure.fields == [] and structure.has_blob
+
+
+@pytest.mark.parametrize("sample", [torch.eye(2).to_sparse(), torch.nested.nested_tensor([torch.ones(2)])], ids=type)
+def test_what_pytorch_does_not_stack_is_its_error(sample: Any) -> None:
+    with pytest.raises(RuntimeError, match="not currently supported by the default collate_fn"):
+        torch.utils.data.default_collate([sample])
+    message = r"^not currently supported by the default collate_fn: a .* in part '1' of the sample. Pass a collate_fn$"
+    with pytest.raises(RuntimeError, match=message):
+        Structure.of((1, sample))
 
 
 class SubInt(int):

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 Ids = npt.NDArray[Any]
+_START_METHODS = ["fork", "spawn", "forkserver"]
 
 
 class Order(NamedTuple):
@@ -145,11 +146,16 @@ def check_workers(
     persistent_workers: bool,
     multiprocessing_context: Any,
 ) -> bool:
-    """Refuses what PyTorch refuses. True: each worker is to load the dataset anew."""
+    """Refuse what PyTorch refuses, in words that begin as PyTorch's do, so that a search for them finds answers.
+
+    Returns whether each worker loads the dataset anew.
+    """
     if num_workers is not None and integer("num_workers", num_workers, -(2**31), 2**31 - 1) < 0:
-        raise ValueError(f"num_workers is {num_workers}: it must not be negative; 0 makes samples in this process")
+        raise ValueError(
+            f"num_workers option should be non-negative, and it is {num_workers}; 0 makes samples in this process"
+        )
     if not timeout >= 0:
-        raise ValueError(f"timeout is {timeout}: it must not be negative")
+        raise ValueError(f"timeout option should be non-negative, and it is {timeout}; 0 means the default")
     if num_workers == 0 and prefetch_factor is not None:
         raise ValueError("prefetch_factor needs workers: num_workers=0 makes samples in this process")
     if prefetch_factor is not None and prefetch_factor < 0:
@@ -159,26 +165,42 @@ def check_workers(
     if multiprocessing_context is None:
         return False
     if num_workers == 0:
-        raise ValueError("multiprocessing_context needs workers: num_workers=0 makes samples in this process")
+        raise ValueError(
+            "multiprocessing_context can only be used with multi-process loading (num_workers > 0), but got "
+            "num_workers=0, which makes samples in this process"
+        )
     method = multiprocessing_context
     if not isinstance(method, str):
         if not hasattr(method, "get_start_method"):
-            raise TypeError(f"multiprocessing_context must be a context or the name of one, not {method!r}")
+            raise TypeError(
+                "multiprocessing_context option should be a valid context object or a string specifying the start "
+                f"method, but got {method!r}"
+            )
         method = method.get_start_method()
-    one_of("multiprocessing_context", method, ("fork", "spawn", "forkserver"))
+    if method not in _START_METHODS:
+        raise ValueError(
+            f"multiprocessing_context option should specify a valid start method in {_START_METHODS}, but got "
+            f"multiprocessing_context={method!r}"
+        )
     return bool(method != "fork")
 
 
 def check_exclusive(batch_size: Any, shuffle: Any, sampler: Any, batch_sampler: Any, drop_last: bool) -> None:
     """Refuse what says the same twice."""
     if sampler is not None and shuffle:
-        raise ValueError("sampler and shuffle both say in which order samples come: give one of them")
+        raise ValueError(
+            "sampler option is mutually exclusive with shuffle: both say in which order samples come. Give one of them"
+        )
     if batch_sampler is not None and (batch_size != 1 or shuffle or sampler is not None or drop_last):
         raise ValueError(
-            "batch_sampler says everything of the batches: leave out batch_size, shuffle, sampler and drop_last"
+            "batch_sampler option is mutually exclusive with batch_size, shuffle, sampler and drop_last: it says "
+            "everything of the batches. Leave the others out"
         )
     if batch_size is None and drop_last:
-        raise ValueError("batch_size=None makes no batches, so there is no last one for drop_last")
+        raise ValueError(
+            "batch_size=None option disables auto-batching and is mutually exclusive with drop_last: there is no last "
+            "batch to drop"
+        )
 
 
 def check_dataset(dataset: Any) -> None:

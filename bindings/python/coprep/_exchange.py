@@ -6,7 +6,10 @@ own: it travels by name, and is looked up in the job's main script.
 
 from __future__ import annotations
 
+import functools
+import importlib
 import io
+import operator
 import os
 import pickle
 import sys
@@ -25,31 +28,74 @@ _TEXT, _LINE = 60_000, 16_000
 
 class _Pickler(pickle.Pickler):
     def persistent_id(self, obj: Any) -> tuple[str, str] | None:
-        if isinstance(obj, type) and obj.__module__ in _MAINS:
-            return "main", obj.__qualname__
-        return None
+        if not isinstance(obj, type):
+            return None
+        path = path_of(obj)
+        if obj.__module__ in _MAINS:
+            return _MAINS[0], path or obj.__qualname__
+        return (obj.__module__, path) if path is not None else None
 
 
 class _Unpickler(pickle.Unpickler):
     def persistent_load(self, pid: Any) -> Any:
-        return _find(pid[1])
+        module, path = pid
+        return _find(path) if module == _MAINS[0] else class_at(module, path)
+
+
+@functools.lru_cache(maxsize=256)
+def path_of(cls: type) -> str | None:
+    """Returns where in its module a class is, if it is not where its name says.
+
+    Pickle finds a class by its name. A named tuple that is made in the body of a class, or that is assigned to another
+    name than it was given, is elsewhere. Returns ``None`` if the name is right, or if the class is found nowhere.
+    """
+    module: Any = sys.modules.get(cls.__module__)
+    if _at(module, cls.__qualname__) is cls:
+        return None
+    members = dict(vars(module)) if module is not None else {}
+    for owner in _classes(members):
+        if owner.__module__ == cls.__module__ and "<locals>" not in owner.__qualname__:
+            members |= {f"{owner.__qualname__}.{name}": value for name, value in vars(owner).items()}
+    return next((path for path, value in members.items() if value is cls), None)
+
+
+def _classes(members: dict[str, Any]) -> list[Any]:
+    """Returns the classes among a module's members, and those that came to this process by value.
+
+    A worker has the main script's classes by value only.
+    """
+    cloudpickle: Any = sys.modules.get("cloudpickle.cloudpickle")
+    tracked = list(getattr(cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", ()))
+    return [value for value in (*members.values(), *tracked) if isinstance(value, type)]
+
+
+def class_at(module: str, path: str) -> Any:
+    """Returns the class that :func:`path_of` found, in another process."""
+    return operator.attrgetter(path)(importlib.import_module(module))
+
+
+def _at(holder: Any, path: str) -> Any:
+    for name in path.split("."):
+        holder = getattr(holder, name, None)
+    return holder
 
 
 def _find(qualified_name: str) -> Any:
     """A class of the main script: in a job the script's own, in a worker the one that came with the dataset."""
-    found: Any = sys.modules["__main__"]
-    try:
-        for name in qualified_name.split("."):
-            found = getattr(found, name)
-    except AttributeError:
-        cloudpickle: Any = sys.modules.get("cloudpickle.cloudpickle")
-        for kind in list(getattr(cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", ())):
-            if kind.__module__ in _MAINS and kind.__qualname__ == qualified_name:
-                return kind
-        raise pickle.UnpicklingError(
-            f"{qualified_name} is not defined in the main script: move it to a module"
-        ) from None
-    return found
+    main = sys.modules["__main__"]
+    found = _at(main, qualified_name)
+    if found is not None:
+        return found
+    for kind in _classes(vars(main)):
+        if kind.__module__ not in _MAINS:
+            continue
+        name = kind.__qualname__
+        if name == qualified_name:
+            return kind
+        found = _at(kind, qualified_name.removeprefix(f"{name}.")) if qualified_name.startswith(f"{name}.") else None
+        if found is not None:
+            return found
+    raise pickle.UnpicklingError(f"{qualified_name} is not defined in the main script: move it to a module")
 
 
 def dumps(obj: Any) -> bytes:

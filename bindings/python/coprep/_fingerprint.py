@@ -46,7 +46,8 @@ STRINGS = 1000
 STREAM = 2 << 30
 """Bytes of a pickle without memo from which on shared objects are assumed to be repeated too often."""
 
-_REMEDY = "define __getstate__, open the resource lazily in __getitem__, or pass an import string 'module:factory'"
+_OTHERWISE = "pass an import string 'module:factory', or num_workers=0 to make samples in this process"
+_REMEDY = f"define __getstate__, open the resource lazily in __getitem__, {_OTHERWISE}"
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _GLOBAL_OPS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 # The interpreter, pickle and typing add these to a class: line numbers, caches, and hints that change no sample.
@@ -189,7 +190,7 @@ class _Holder(NamedTuple):
         return (
             f"leave it out of the pickle, by a method of {self.cls.__qualname__} or of a class that derives from it, "
             f'def __getstate__(self): return {{**self.__dict__, "{name}": None}}, and open it where it is used if '
-            f"self.{name} is None; or pass an import string 'module:factory'"
+            f"self.{name} is None; or {_OTHERWISE}"
         )
 
 
@@ -379,6 +380,10 @@ class _Walk:
         return digest
 
     def _tensor(self, tensor: Any) -> bytes:
+        if tensor.is_nested:
+            # It has no shape of its own, and attributes only to save work.
+            parts = map(self._tensor, tensor.detach().unbind())
+            return b"T" + _hash(repr((str(tensor.layout), tensor.requires_grad)).encode(), *parts)
         digest = self._known.get(id(tensor))
         if digest is None:
             about = repr((str(tensor.dtype), tuple(tensor.shape), str(tensor.layout), tensor.device.type))

@@ -150,12 +150,6 @@ class _AsPyTorch(DataLoader[Any]):
         # Libraries give the default explicitly, as they found it at another loader.
         return None if collate_fn in (data.default_collate, data.default_convert) else collate_fn
 
-    @property
-    def _dataset_kind(self) -> Any:
-        from torch.utils.data import dataloader
-
-        return dataloader._DatasetKind.Map if self._private is None else self._private._dataset_kind
-
     def _get_iterator(self) -> Iterator[Any]:
         return iter(self)
 

@@ -346,6 +346,7 @@ class DataLoader(Generic[T_co]):
             whole=samples.whole,
             batched=samples.batched,
             spawn=spawn,
+            in_job=self._given_workers == 0,
         )
         if self._given_workers != 0:
             return samples
@@ -409,6 +410,34 @@ class DataLoader(Generic[T_co]):
 
         return data.BatchSampler(self.sampler, self.batch_size, self.drop_last)
 
+    # Attributes that PyTorch keeps to itself, and that programs and libraries look at nonetheless.
+
+    @property
+    def _auto_collation(self) -> bool:
+        """Whether batches are made of samples."""
+        return self._batch_sampler is not None or self.batch_size is not None
+
+    @property
+    def _index_sampler(self) -> Any:
+        """What gives the ids of a batch; without batching, of a sample."""
+        return self.batch_sampler if self._auto_collation else self.sampler
+
+    @property
+    def _dataset_kind(self) -> Any:
+        from torch.utils.data import dataloader
+
+        return dataloader._DatasetKind.Map if self._private is None else self._private._dataset_kind
+
+    @property
+    def _iterator(self) -> Any:
+        """The iterator that PyTorch's own loader keeps for persistent workers. A shared loader keeps none."""
+        return None if self._private is None else self._private._iterator
+
+    @_iterator.setter
+    def _iterator(self, iterator: Any) -> None:
+        if self._private is not None:
+            self._private._iterator = iterator
+
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _FIXED and "_iteration" in self.__dict__:
             raise ValueError(f"{name} cannot be set after the loader was made: make another loader")
@@ -420,7 +449,11 @@ class DataLoader(Generic[T_co]):
     def _native(self) -> _coprep.Loader:
         """Made at first use: only then it is known which rank this is, and what the dataset is like."""
         if self._private is not None:
-            raise CoprepError("this loader shares nothing with other jobs: there is no coordinator to ask")
+            raise CoprepError(
+                "this loader shares nothing with other jobs: PyTorch's own loader makes its batches, and there is no "
+                "coordinator to ask for its state, seed or counts. For checkpoints in mid-epoch give it an order that "
+                "can be shared (shuffle, subset), or use torchdata's StatefulDataLoader"
+            )
         if self._loader is None:
             if self._closed:
                 raise CoprepError("the loader is closed")
@@ -637,6 +670,15 @@ class _Epoch(Iterator[Any]):
 
     def __len__(self) -> int:
         return len(self._loader)
+
+    @property
+    def _workers(self) -> list[Any]:
+        """Worker processes of this job, as PyTorch's iterator has them: workers belong to the coordinator."""
+        return []
+
+    def _shutdown_workers(self) -> None:
+        """End the pass. Programs call this on PyTorch's iterator to be rid of its workers."""
+        self._over = True
 
     def __next__(self) -> Any:
         loader = self._loader

@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from coprep._exchange import class_at, path_of
+
 # Magic, number of buffers, bytes of the whole, bytes of the pickle; then the bytes of each buffer.
 _HEADER = struct.Struct("<4sIQQ")
 _LENGTH = struct.Struct("<Q")
@@ -156,6 +158,9 @@ def _by_value_pickler() -> tuple[Any, Any]:
         def reducer_override(self, obj: Any) -> Any:
             if type(obj) is CodeType:
                 return _code, (*self.dispatch_table[CodeType](obj), obj.co_filename, _lines_of(obj.co_filename))
+            if isinstance(obj, type) and obj.__module__ not in _MAIN and (path := path_of(obj)) is not None:
+                # By value it would be another class than the one that the job's own code names.
+                return class_at, (obj.__module__, path)
             reduced = _reduce_map(obj) if type(obj) is np.memmap else _reduce(obj)
             return super().reducer_override(obj) if reduced is NotImplemented else reduced
 
@@ -168,7 +173,7 @@ def _by_value_pickler() -> tuple[Any, Any]:
     class ForJobs(ByValue):
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, type) and obj.__module__ in _MAIN and "<locals>" not in obj.__qualname__:
-                return _class_of_main, (obj.__qualname__, class_by_value(obj))
+                return _class_of_main, (path_of(obj) or obj.__qualname__, class_by_value(obj))
             return super().reducer_override(obj)
 
     return ByValue, ForJobs

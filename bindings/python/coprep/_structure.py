@@ -176,6 +176,10 @@ class _NoFieldError(Exception):
     """There is no field for such a leaf."""
 
 
+class _LayoutError(_NoFieldError):
+    """There is no field for a tensor of such a layout. PyTorch's default collation raises ``RuntimeError`` for it."""
+
+
 def _is_tensor(leaf: Any) -> bool:
     torch: Any = sys.modules.get("torch")
     return torch is not None and isinstance(leaf, getattr(torch, "Tensor", ()))
@@ -226,7 +230,7 @@ def _tensor_data(tensor: Any) -> tuple[str, Array]:
 
     name = str(tensor.dtype).removeprefix("torch.")
     if tensor.is_nested or tensor.layout is not torch.strided:
-        raise _NoFieldError("a nested tensor" if tensor.is_nested else f"a tensor of layout {tensor.layout}")
+        raise _LayoutError("a nested tensor" if tensor.is_nested else f"a tensor of layout {tensor.layout}")
     if tensor.device.type != "cpu":
         raise _NoFieldError(f"a tensor on {tensor.device}, not on the CPU")
     if name != _BFLOAT16 and name not in _DTYPES:
@@ -287,6 +291,10 @@ class _Probe:
     def _fixed(self, leaf: Any, path: Path) -> _Node:
         try:
             dtype, array = _data(leaf)
+        except _LayoutError as error:
+            raise RuntimeError(
+                f"not currently supported by the default collate_fn: {error}{_part(path)}. Pass a collate_fn"
+            ) from None
         except _NoFieldError as error:
             raise _refusal(str(error), path) from None
         field = Field(_name(path), dtype, array.shape)
@@ -309,8 +317,12 @@ def _way(leaf: Any, dtype: str) -> str:
 
 def _refusal(found: str, path: Path) -> TypeError:
     accepted = "batch must contain tensors, numpy arrays, numbers, dicts or lists"
-    where = f" in part {_name(path)!r} of the sample" if path else ""
-    return TypeError(f"{accepted}; found {found}{where}: change the dataset, or pass a collate_fn")
+    return TypeError(f"{accepted}; found {found}{_part(path)}: change the dataset, or pass a collate_fn")
+
+
+def _part(path: Path) -> str:
+    """Where a leaf is, as the end of a phrase; nothing if it is the whole sample."""
+    return f" in part {_name(path)!r} of the sample" if path else ""
 
 
 def _mapping_model(value: Mapping[Any, Any]) -> Any:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from coprep import _coprep
+from coprep._errors import CannotTravel
 from coprep._fingerprint import fingerprint
 from coprep._modules import MAINS, Modules
 from coprep._packing import pack
@@ -45,6 +46,7 @@ class UserCode:
         whole: batches are made in the job, by its ``collate_fn``, of the samples themselves.
         batched: batches are made, of one sample or more.
         spawn: each worker loads the dataset anew.
+        in_job: samples are made in this process, so that the dataset need not be pickled.
     """
 
     def __init__(
@@ -56,9 +58,11 @@ class UserCode:
         whole: bool,
         batched: bool,
         spawn: bool,
+        in_job: bool = False,
     ) -> None:
         self.program = Program(dataset, transform, worker_init_fn, whole, batched)
         self._spawn = spawn
+        self._in_job = in_job
         self._loaded: Any = None
 
     def local(self) -> Program:
@@ -81,11 +85,20 @@ class UserCode:
         rest = [("collation", _digest(f"{whole}, {batched}"))]
         further = {"transform": transform, "worker_init_fn": init}
         modules = Modules()
-        rest += fingerprint({name: value for name, value in further.items() if value is not None}, modules)
+        rest += self._parts({name: value for name, value in further.items() if value is not None}, modules)
         if isinstance(dataset, str):
             return Identity(dataset, None, interpreter + _factory_parts(dataset, modules), rest)
-        parts = interpreter + fingerprint({"dataset": dataset}, modules)
+        parts = interpreter + self._parts({"dataset": dataset}, modules)
         return Identity(_name(dataset), _length(dataset), parts, rest)
+
+    def _parts(self, named: dict[str, Any], modules: Modules) -> list[Part]:
+        try:
+            return fingerprint(named, modules)
+        except CannotTravel:
+            if not self._in_job:
+                raise
+            # Jobs that make samples themselves share only the order: which class it is tells enough.
+            return [(name, _digest(_name(value))) for name, value in named.items()]
 
     def launch(
         self, workers: int, patience: float

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import coprep
 import torch
 from torch.utils import data as torch_data
 
@@ -187,3 +188,69 @@ def fixed_attributes(DataLoader: Any) -> None:
     for name in ("dataset", "batch_size", "sampler", "batch_sampler", "drop_last", "persistent_workers"):
         with raises(ValueError, texts=(name,)):
             setattr(loader, name, None)
+
+
+@behaviour("words of errors")
+def words_of_errors(DataLoader: Any) -> None:
+    """Errors of arguments have the same words."""
+    data = Numbers(4)
+    refused: list[tuple[type[Exception], str, dict[str, Any]]] = [
+        (ValueError, "num_workers option should be non-negative", {"num_workers": -1}),
+        (ValueError, "timeout option should be non-negative", {"timeout": -1}),
+        (ValueError, "batch_size=None option disables auto-batching", {"batch_size": None, "drop_last": True}),
+        (ValueError, "sampler option is mutually exclusive with shuffle", {"sampler": [0], "shuffle": True}),
+        (ValueError, "batch_sampler option is mutually exclusive with", {"batch_sampler": [[0]], "batch_size": 2}),
+        (
+            ValueError,
+            "multi-process loading (num_workers > 0), but got",
+            {"num_workers": 0, "multiprocessing_context": "spawn"},
+        ),
+        (
+            ValueError,
+            "should specify a valid start method in",
+            {"num_workers": 1, "multiprocessing_context": "no such method"},
+        ),
+        (
+            TypeError,
+            "multiprocessing_context option should be a valid context",
+            {"num_workers": 1, "multiprocessing_context": object()},
+        ),
+    ]
+    for kind, words, options in refused:
+        with raises(kind, texts=(words,)):
+            DataLoader(data, **options)
+
+
+@behaviour("private attributes")
+def private_attributes(DataLoader: Any) -> None:
+    """What libraries look at is there: _auto_collation, _index_sampler, _dataset_kind, _iterator."""
+    data = Numbers(4)
+    for options, batched in (({}, True), ({"batch_size": None}, False), ({"batch_sampler": [[0, 1]]}, True)):
+        for further in ({}, {"num_workers": 2, "persistent_workers": True}):
+            loader = DataLoader(data, **options, **further)
+            assert loader._auto_collation is batched and loader._iterator is None
+            assert isinstance(loader._index_sampler, torch_data.Sampler) or loader._index_sampler == [[0, 1]]
+            assert loader._dataset_kind == torch_data.dataloader._DatasetKind.Map
+            list(loader)
+            loader._iterator = None
+
+
+@behaviour(
+    "isinstance",
+    difference="coprep works without PyTorch, and is no class of its; coprep.install() makes loaders that are.",
+)
+def is_instance(DataLoader: Any) -> None:
+    """A loader is an instance of torch.utils.data.DataLoader."""
+    assert isinstance(DataLoader(Numbers(4)), torch_data.DataLoader)
+
+
+@is_instance.instead
+def is_no_instance(DataLoader: Any) -> None:
+    """A coprep.DataLoader is not; one made by torch.utils.data.DataLoader after coprep.install() is."""
+    assert not isinstance(DataLoader(Numbers(4)), torch_data.DataLoader)
+    coprep.install()
+    try:
+        loader: Any = torch_data.DataLoader(Numbers(4))  # type: ignore[arg-type]
+    finally:
+        coprep.uninstall()
+    assert isinstance(loader, torch_data.DataLoader) and isinstance(loader, coprep.DataLoader)

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import os
 import tempfile
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, namedtuple
 from typing import Any
 
 import numpy as np
@@ -166,6 +166,29 @@ def collate_named_tuples(DataLoader: Any) -> None:
     collates(DataLoader, [Point(i, np.ones(2) * i) for i in range(3)])
 
 
+class Boxed:
+    """Its samples are named tuples whose class is an attribute of the dataset's class."""
+
+    Row = namedtuple("Row", ["x", "y"])  # noqa: PYI024
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        return self.Row(index, Renamed(torch.ones(2), str(index)))
+
+
+Renamed = namedtuple("OtherName", ["x", "y"])  # noqa: PYI024
+
+
+@behaviour("named tuples of other names")
+def collate_named_tuples_elsewhere(DataLoader: Any) -> None:
+    """A named tuple may be made in the body of a class, or have another name than its variable."""
+    for options in ({"batch_size": 2}, {"batch_size": None}, {"collate_fn": torch_data.default_collate}):
+        for batch in DataLoader(Boxed(), **options):
+            assert type(batch) is Boxed.Row and type(batch.y) is Renamed
+
+
 @behaviour("collation of nested samples")
 def collate_nested(DataLoader: Any) -> None:
     """Containers in containers are collated all the way down."""
@@ -226,6 +249,19 @@ def collate_bad_arrays(DataLoader: Any) -> None:
     for array in (np.array(["a"]), np.array([b"a"]), np.array([object], dtype=object)):
         with raises(TypeError):
             list(DataLoader([array, array], batch_size=2, num_workers=2))
+
+
+@behaviour("nested and sparse tensors")
+def collate_nested_tensors(DataLoader: Any) -> None:
+    """Nested and sparse tensors raise RuntimeError; a collate_fn is given them as they are."""
+    nested = [torch.nested.nested_tensor([torch.arange(float(n)), torch.ones(2)]) for n in range(1, 5)]
+    for data in (nested, [torch.eye(2).to_sparse() for _ in range(4)]):
+        for workers in (0, 2):
+            with raises(RuntimeError, texts=("not currently supported by the default collate_fn",)):
+                list(DataLoader(data, batch_size=2, num_workers=workers))
+    found = [tensor for batch in DataLoader(nested, batch_size=2, num_workers=2, collate_fn=list) for tensor in batch]
+    assert all(tensor.is_nested for tensor in found)
+    assert same([list(tensor.unbind()) for tensor in found], [list(tensor.unbind()) for tensor in nested])
 
 
 @behaviour("types that cannot be collated, in tuples")

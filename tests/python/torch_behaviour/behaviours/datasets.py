@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -146,6 +147,50 @@ def unpicklable_dataset(DataLoader: Any) -> None:
     data.open = (x for x in range(3))  # type: ignore[attr-defined]
     with raises(TypeError, ValueError, RuntimeError, pickle.PicklingError, texts=("pickle",)):
         list(DataLoader(data, num_workers=1, multiprocessing_context="spawn"))
+
+
+@behaviour("a dataset that cannot be pickled, without workers")
+def unpicklable_dataset_without_workers(DataLoader: Any) -> None:
+    """With num_workers=0 a dataset may hold what cannot be pickled, and so may worker_init_fn."""
+    data = Numbers(3)
+    data.open = (x for x in range(3))  # type: ignore[attr-defined]
+    loader = DataLoader(data, num_workers=0, worker_init_fn=lambda worker: next(data.open))  # type: ignore[attr-defined]
+    assert ints(loader) == ints(loader) == [0, 1, 2]
+    data.count = 2
+    assert ints(loader) == [0, 1]
+
+
+def inherited() -> list[Any]:
+    """What cannot be pickled, and comes to a child by fork."""
+    context = multiprocessing.get_context("fork")
+    return [(x for x in range(3)), context.Value("i", 3), context.Semaphore(3)]
+
+
+@behaviour(
+    "what comes by fork alone",
+    difference="Workers are no children of the job: what multiprocessing hands to children does not reach them.",
+)
+def unpicklable_with_fork(DataLoader: Any) -> None:
+    """A dataset may hold what cannot be pickled, such as a multiprocessing.Value or Semaphore, also with workers."""
+    for held in inherited():
+        for options in ({}, {"num_workers": 2, "multiprocessing_context": "fork"}):
+            assert ints(DataLoader(Holding(held), **options)) == [0, 1, 2]
+
+
+@unpicklable_with_fork.instead
+def unpicklable_with_fork_ours(DataLoader: Any) -> None:
+    """It is a TypeError that names the attribute and the remedies, of which one is num_workers=0."""
+    for held in inherited():
+        for options in ({}, {"num_workers": 2, "multiprocessing_context": "fork"}):
+            with raises(TypeError, texts=("dataset.held", "__getstate__", "num_workers=0")):
+                list(DataLoader(Holding(held), **options))
+        assert ints(DataLoader(Holding(held), num_workers=0)) == [0, 1, 2]
+
+
+class Holding(Numbers):
+    def __init__(self, held: Any) -> None:
+        super().__init__(3)
+        self.held = held
 
 
 @behaviour("changing a dataset, without workers")

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import coprep
 import numpy as np
 import torch
 from torch.utils import data as torch_data
@@ -239,6 +240,28 @@ def distributed_sampler_odd_ours(DataLoader: Any) -> None:
     for drop_last in (False, True):
         found = distributed(DataLoader, 11, shuffle=True, drop_last=drop_last)
         assert sorted(found[0] + found[1]) == list(range(11)) and sorted(map(len, found)) == [5, 6]
+
+
+@behaviour(
+    "ranks one after another",
+    difference="The ranks of a job take their batches together, and are processes of their own.",
+)
+def ranks_in_turn(DataLoader: Any) -> None:
+    """One process may iterate over the loaders of several ranks, one after another."""
+    data = Numbers(8)
+    ranks = [torch_data.DistributedSampler(data, 2, rank, shuffle=False) for rank in range(2)]
+    assert [ints(DataLoader(data, sampler=sampler)) for sampler in ranks] == [[0, 2, 4, 6], [1, 3, 5, 7]]
+
+
+@ranks_in_turn.instead
+def ranks_in_turn_ours(DataLoader: Any) -> None:
+    """The first one waits for the others, until its timeout; with rank=0, world_size=1 and subset= it does not."""
+    data = Numbers(8)
+    ranks = [torch_data.DistributedSampler(data, 2, rank, shuffle=False) for rank in range(2)]
+    with raises(coprep.TimeoutError, texts=("rank 1",)):
+        list(DataLoader(data, sampler=ranks[0], timeout=0.5))
+    alone = [DataLoader(data, rank=0, world_size=1, subset=list(sampler)) for sampler in ranks]
+    assert [ints(loader) for loader in alone] == [[0, 2, 4, 6], [1, 3, 5, 7]]
 
 
 @behaviour("DistributedSampler.set_epoch")

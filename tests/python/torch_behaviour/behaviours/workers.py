@@ -289,6 +289,54 @@ def sample_exits_ours(DataLoader: Any) -> None:
     assert getattr(caught.error, "id", None) == 3
 
 
+class Maker(Numbers):
+    """(worker that made it, sample)."""
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        info = torch_data.get_worker_info()
+        return (-1 if info is None else info.id), index
+
+
+@behaviour(
+    "which worker makes a batch",
+    difference="Whichever worker is free makes the next sample, so that a slow sample holds up no others.",
+)
+def worker_of_a_batch(DataLoader: Any) -> None:
+    """Batch k is made by worker k modulo num_workers, alone."""
+    for k, (workers, _) in enumerate(DataLoader(Maker(16), batch_size=4, num_workers=2)):
+        assert set(workers.tolist()) == {k % 2}
+
+
+@worker_of_a_batch.instead
+def worker_of_a_batch_ours(DataLoader: Any) -> None:
+    """Any worker makes any sample; the order of the samples holds."""
+    made = list(DataLoader(Maker(16), batch_size=4, num_workers=2))
+    assert [int(i) for _, ids in made for i in ids] == list(range(16))
+    assert {int(worker) for workers, _ in made for worker in workers} <= {0, 1}
+
+
+@behaviour(
+    "the iterator's _workers",
+    difference="Workers belong to the coordinator: they serve all jobs, and outlive the iterator.",
+)
+def workers_of_the_iterator(DataLoader: Any) -> None:
+    """An iterator has its worker processes in _workers; _shutdown_workers ends them."""
+    it = iter(DataLoader(Numbers(8), num_workers=2))
+    assert len(it._workers) == 2
+    it._shutdown_workers()
+    assert not any(process.is_alive() for process in it._workers)
+
+
+@workers_of_the_iterator.instead
+def workers_of_the_iterator_ours(DataLoader: Any) -> None:
+    """An iterator's _workers is empty; _shutdown_workers ends the pass, and the next one is whole."""
+    loader = DataLoader(Numbers(8), num_workers=2)
+    it = iter(loader)
+    assert int(next(it)) == 0 and it._workers == []
+    it._shutdown_workers()
+    assert list(it) == [] and ints(loader) == list(range(8))
+
+
 @behaviour("timeout")
 def timeout(DataLoader: Any) -> None:
     """A batch that does not come within the timeout raises RuntimeError."""
