@@ -1,4 +1,4 @@
-"""What all cases have in common."""
+"""The types that all cases share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and how large."""
+    """The folder, the sizes and the turns of one repetition."""
 
     folder: Path
     """For files that are generated."""
@@ -33,9 +33,9 @@ class Once:
     """One repetition of one case."""
 
     values: dict[str, float]
-    """By name. What could not be measured is left out."""
+    """By name. A value that could not be measured is left out."""
     others_cores: Sequence[float]
-    """By run: what other programs used."""
+    """Cores that other programs used, by run."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from tests.drop_in.running import job_that_says
 
 NAME = "memory"
 JOBS, IMAGES, SECONDS = 8, 512, 4
-QUICK_JOBS, QUICK_IMAGES, QUICK_SECONDS = 2, 256, 1
+QUICK_JOBS, QUICK_IMAGES, QUICK_SECONDS = 2, 256, 2
 NATIVE = Setup("coprep", "off")
 ADDED, TOTAL = 0.36, 1 / 3
 

@@ -1,4 +1,4 @@
-"""How often samples are made: of a cohort, and of a set that is iterated over once. And where epochs meet."""
+"""Calls for each sample, of a cohort and of a set that is iterated over once; gaps where epochs meet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job is told to do."""
+"""The plan that a job is given."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ LOOK_EVERY_S = 0.2
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was seen of some jobs."""
+    """All that was observed of some jobs."""
 
     said: Sequence[Sequence[dict[str, Any]]]
     """By job."""

@@ -1,4 +1,4 @@
-"""What the benchmark of drop-in cost computes by itself."""
+"""The pure parts of the benchmark of drop-in cost."""
 
 from __future__ import annotations
 
