@@ -81,7 +81,7 @@ def _at(holder: Any, path: str) -> Any:
 
 
 def _find(qualified_name: str) -> Any:
-    """A class of the main script: in a job the script's own, in a worker the one that came with the dataset."""
+    """Returns a class of the main script: in a job the script's own, in a worker the one that came by value."""
     main = sys.modules["__main__"]
     found = _at(main, qualified_name)
     if found is not None:

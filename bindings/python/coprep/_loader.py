@@ -414,12 +414,12 @@ class DataLoader(Generic[T_co]):
 
     @property
     def _auto_collation(self) -> bool:
-        """Whether batches are made of samples."""
+        """Returns whether batches are made of samples."""
         return self._batch_sampler is not None or self.batch_size is not None
 
     @property
     def _index_sampler(self) -> Any:
-        """What gives the ids of a batch; without batching, of a sample."""
+        """Returns the sampler of batches; without batching, that of samples."""
         return self.batch_sampler if self._auto_collation else self.sampler
 
     @property

@@ -321,7 +321,7 @@ def _refusal(found: str, path: Path) -> TypeError:
 
 
 def _part(path: Path) -> str:
-    """Where a leaf is, as the end of a phrase; nothing if it is the whole sample."""
+    """Returns the place of a leaf, as the end of a phrase; nothing if the leaf is the whole sample."""
     return f" in part {_name(path)!r} of the sample" if path else ""
 
 

@@ -223,7 +223,7 @@ def words_of_errors(DataLoader: Any) -> None:
 
 @behaviour("private attributes")
 def private_attributes(DataLoader: Any) -> None:
-    """What libraries look at is there: _auto_collation, _index_sampler, _dataset_kind, _iterator."""
+    """Attributes that libraries look at are there: _auto_collation, _index_sampler, _dataset_kind, _iterator."""
     data = Numbers(4)
     for options, batched in (({}, True), ({"batch_size": None}, False), ({"batch_sampler": [[0, 1]]}, True)):
         for further in ({}, {"num_workers": 2, "persistent_workers": True}):

@@ -161,7 +161,7 @@ def unpicklable_dataset_without_workers(DataLoader: Any) -> None:
 
 
 def inherited() -> list[Any]:
-    """What cannot be pickled, and comes to a child by fork."""
+    """Returns objects that cannot be pickled, and that a child has by fork."""
     context = multiprocessing.get_context("fork")
     return [(x for x in range(3)), context.Value("i", 3), context.Semaphore(3)]
 
