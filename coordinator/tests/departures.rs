@@ -521,10 +521,13 @@ fn nonsense_is_refused_and_changes_nothing() {
         ..departure(5, 1, 0..1, 1)
     };
     let too_many = departure(5, 1, 0..SAMPLES + 1, 1);
+    let mut too_late = departure(5, 1, 0..1, 1);
+    too_late.resume.epoch = u64::MAX;
     let wrong = [
         (Request::Leave(garbled.clone()), "malformed delivered"),
         (Request::Leave(departure(5, 5000, 0..1, 1)), "no rank 5000"),
         (Request::Leave(too_many.clone()), "sample 80"),
+        (Request::Leave(too_late.clone()), "no job comes so far"),
     ];
     let presented = |departed: Departure| {
         Request::Attach(Box::new(Attach {
@@ -535,6 +538,7 @@ fn nonsense_is_refused_and_changes_nothing() {
     let wrong = wrong.into_iter().chain([
         (presented(garbled), "malformed delivered"),
         (presented(too_many), "sample 80"),
+        (presented(too_late), "no job comes so far"),
         (presented(departure(5, 0, 0..1, 1)), "rank 0 of 2"),
         (presented(departure(5, 2, 0..1, 1)), "rank 2 of 2"),
     ]);

@@ -186,10 +186,13 @@ pub struct UserCode {
     pub patience_ms: u64,
 }
 
+/// Epochs have smaller numbers than this, so that counting on from one that another process names does not overflow.
+pub const MOST_EPOCHS: u64 = 1 << 62;
+
 /// A point within a job's epoch.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Resume {
-    /// Counted from 0.
+    /// Counted from 0, below [`MOST_EPOCHS`].
     pub epoch: u64,
     /// Samples already given in it, a serialised Roaring bitmap. A sample that failed in a batch was given with it.
     pub delivered: Vec<u8>,

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use coprep_cache::handover::Account;
 use coprep_costs::early::Plan;
-use coprep_protocol::message::{Attach, Departure, JobStatus, Resume, SampleError, Stalls};
+use coprep_protocol::message::{
+    Attach, Departure, JobStatus, MOST_EPOCHS, Resume, SampleError, Stalls,
+};
 use coprep_scheduler::{self as scheduler, Behind, Delivery, Draw, JobId, JobSpec, Scheduler};
 use fail::fail_point;
 use roaring::RoaringBitmap;
@@ -667,6 +669,10 @@ fn job_spec(request: &Attach) -> Result<JobSpec> {
 }
 
 pub(super) fn resume_of(given: &Resume) -> Result<scheduler::Resume> {
+    if given.epoch >= MOST_EPOCHS {
+        let why = format!("a state of epoch {}: no job comes so far", given.epoch);
+        return Err(Error::Invalid(why));
+    }
     Ok(scheduler::Resume {
         epoch: given.epoch,
         delivered: bitmap(&given.delivered, "delivered")?,

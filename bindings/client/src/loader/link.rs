@@ -294,6 +294,7 @@ impl Link {
         self.connection.send(&Request::RestartEpoch { epoch })?;
         match self.reply_of_others(patience, "the next epoch", notice)? {
             Reply::Restarted { epoch, first_seq } => {
+                position::check_number(epoch)?;
                 if first_seq > 0 {
                     self.drop_before(first_seq);
                 }

@@ -2,7 +2,7 @@
 //!
 //! Pure: no I/O, no clock.
 
-use coprep_protocol::message::Resume;
+use coprep_protocol::message::{MOST_EPOCHS, Resume};
 use roaring::RoaringBitmap;
 
 use crate::error::{Error, Result};
@@ -49,6 +49,11 @@ impl Position {
             None => (0, RoaringBitmap::new()),
             Some(resume) => (resume.epoch, read(&resume.delivered)?),
         };
+        if epoch >= MOST_EPOCHS {
+            return Err(Error::Invalid(format!(
+                "a state of epoch {epoch}: no job comes so far"
+            )));
+        }
         Ok(Position {
             epoch,
             given,
@@ -146,7 +151,11 @@ impl Position {
     }
 
     /// The coordinator says where it is.
+    ///
+    /// # Errors
+    /// When this job cannot be there.
     pub(super) fn attached(&mut self, epoch: u64) -> Result<()> {
+        check_number(epoch)?;
         // The batch in hand comes again, or another one with these samples.
         self.missing.clear();
         if self.is_complete() {
@@ -255,6 +264,15 @@ impl Position {
             Phase::Within
         };
         Ok(())
+    }
+}
+
+/// Fails if the coordinator names an epoch that no job comes to.
+pub(super) fn check_number(epoch: u64) -> Result<()> {
+    if epoch < MOST_EPOCHS {
+        Ok(())
+    } else {
+        Err(Error::Misbehaved(format!("it is in epoch {epoch}")))
     }
 }
 
@@ -423,5 +441,15 @@ mod tests {
         rank.begin();
         assert_eq!(rank.end(0).ok(), Some(true));
         assert_eq!(rank.state(), (1, RoaringBitmap::new()));
+    }
+
+    #[test]
+    fn an_epoch_that_no_job_comes_to_is_refused() {
+        for epoch in [MOST_EPOCHS, u64::MAX] {
+            assert!(Position::new(Some(&state(epoch, 0..3)), 1).is_err());
+            let mut position = Position::new(None, 1).expect("no state");
+            assert!(position.attached(epoch).is_err());
+            assert!(check_number(epoch).is_err());
+        }
     }
 }
