@@ -389,6 +389,12 @@ impl Engine {
             .flat_map(|job| job.ranks.iter_mut().flatten())
     }
 
+    /// Returns true if a consumer has nothing to take, and a minibatch is being prepared for it.
+    pub(super) fn is_any_consumer_short(&mut self) -> bool {
+        self.consumers()
+            .any(|consumer| consumer.lacks_a_minibatch())
+    }
+
     fn consumer(&mut self, seat: Seat) -> Option<&mut Consumer> {
         self.jobs
             .get_mut(&seat.job)?

@@ -15,6 +15,7 @@ mod departed;
 mod engine;
 mod explain;
 mod forming;
+mod layout;
 mod replay;
 mod sample;
 mod skipping;
@@ -25,7 +26,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use coprep_cache::handover::{Doorbell, Sender};
-use coprep_cache::staging::{Layout, StagingPool};
+use coprep_cache::staging::StagingPool;
 use coprep_cache::worklist::Given;
 use coprep_costs::{Summary, early};
 use coprep_protocol::message::{
@@ -48,6 +49,7 @@ use crate::stream::consumer::Consumer;
 use crate::stream::counters::Counters;
 pub(crate) use crate::stream::departed::Leaver;
 use crate::stream::engine::Engine;
+pub(crate) use crate::stream::layout::{layout, most_blob};
 use crate::stream::replay::Replay;
 use crate::stream::sample::{Plan, SampleWork};
 use crate::user_code::{Resting, Trouble};
@@ -68,8 +70,6 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// Most items of a consumer that are published and not released. What is beyond waits in the coordinator until some are
 /// released; a consumer copies rather than hold more than half of them.
 const RING: u64 = 4096;
-/// Fewest and most staging buffers of a stream.
-const BUFFERS: std::ops::RangeInclusive<u64> = 12..=64;
 
 /// What tells streams apart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -299,6 +299,7 @@ impl Stream {
             fields: self.fields.clone(),
             slots: self.pool.layout().slots,
             buffers: self.pool.layout().buffers,
+            large_bytes: self.pool.layout().large_limit(),
             epoch,
             structure: maker.structure().to_vec(),
             notes: Vec::new(),
@@ -397,7 +398,16 @@ impl Stream {
     }
 
     pub(crate) fn explain(&self, seat: Seat) -> String {
-        explain::explain(&self.engine(), seat, self.pool.free(), &self.blueprint)
+        let text = explain::explain(&self.engine(), seat, self.pool.free(), &self.blueprint);
+        let stuck = self.blueprint.maker.crew().map_or(0, |crew| crew.stuck());
+        if stuck == 0 {
+            return text;
+        }
+        format!(
+            "{text}; {stuck} workers wait for memory, because what is prepared or held takes most of the {} MiB that \
+             samples may take which are larger than most (--staging, COPREP_STAGING)",
+            self.pool.layout().large_limit() >> 20
+        )
     }
 
     /// Returns whom a consumer waits for, if that is somebody else and not its samples.
@@ -425,7 +435,7 @@ impl Stream {
             slots: layout.slots,
             buffers: layout.buffers,
             buffers_free: self.pool.free(),
-            staging_bytes: layout.total_bytes() as u64,
+            staging_bytes: self.pool.reserved_bytes(),
             totals: self.counters.totals(),
             stalls: engine.stalls(),
             jobs: engine.status(),
@@ -499,7 +509,7 @@ impl Stream {
     /// Draws a minibatch. Makes room for it if need be.
     fn next_minibatch(&self, engine: &mut Engine) -> Option<Minibatch> {
         loop {
-            let minibatch = engine.scheduler.next(self.pool.free());
+            let minibatch = engine.scheduler.next(self.pool.to_begin());
             if minibatch.is_some() || !engine.make_room() {
                 return minibatch;
             }
@@ -740,13 +750,4 @@ impl Stream {
         while self.pump(&mut engine) {}
         engine.look_again
     }
-}
-
-/// Where everything lies in the staging area of a stream whose first job has batches of `slots` samples.
-pub(crate) fn layout(fields: &[Field], slots: u32, staging_bytes: u64) -> Result<Layout> {
-    let sizes: Vec<usize> = fields.iter().map(Field::sample_bytes).collect();
-    let one = Layout::new(&sizes, slots, 1)?;
-    let fitting = staging_bytes / one.stride().max(1) as u64;
-    let buffers = fitting.clamp(*BUFFERS.start(), *BUFFERS.end());
-    Ok(Layout::new(&sizes, slots, buffers as u32)?)
 }
