@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import coprep
 import numpy as np
 import pytest
 import user_datasets as ud
-from conftest import WAIT, Start, go, in_step, reports, run_on, seen, stream, until
+from conftest import WAIT, Start, coordinator_pid, go, gone, in_step, reports, run_on, seen, stream, until
 from user_jobs import HERE, NUMPY, TRAIN
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -165,6 +167,51 @@ def test_a_batch_that_is_held_for_long_stays_as_it_is() -> None:
         for _ in range(2):
             assert sorted(epoch(other, large)) == list(range(N))
         assert [check(batch, large) for batch in held] == ids
+
+
+def kill_host(at: dict[str, Any]) -> None:
+    """And all workers with it: the stream is given up."""
+    (pid,) = {int(Path(f"/proc/{worker}/stat").read_text().rsplit(")", 1)[1].split()[1]) for worker in at["worker_pids"]}
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: gone(pid) and not coprep.status()["streams"], "the stream is given up")
+
+
+def stop_coordinator(at: dict[str, Any]) -> None:
+    pid = coordinator_pid()
+    coprep.stop()
+    until(lambda: gone(pid), "the coordinator ends")
+
+
+@pytest.mark.parametrize("end", [kill_host, stop_coordinator])
+def test_what_lies_ready_when_a_stream_is_given_up_is_whole(end: Callable[[dict[str, Any]], None]) -> None:
+    large = dict.fromkeys(range(N), 70_000)
+    with uneven(ud.Uneven(N, large)) as loader:
+        batches = iter(loader)
+        held = next(batches)
+        until(lambda: stream()["jobs"][0]["held"] >= 4, "some batches lie ready")
+        end(stream())
+        ids = check(held, large) + [i for batch in batches for i in check(batch, large)]
+        assert ids == list(range(N))
+        assert check(held, large) == ids[:4]
+        assert loader.stats()["reconnects"] == 1
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_job_that_does_not_read_keeps_no_memory_from_one_that_joins(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Less than one minibatch takes: each is more than the limit, and there for who waits for it.
+    monkeypatch.setenv("COPREP_STAGING", "64K")
+    large = dict.fromkeys(range(N), 20_000)
+    options: dict[str, Any] = {"shuffle": True, "num_workers": workers}
+    with uneven(ud.Uneven(N, large), **options) as paused:
+        batches = iter(paused)
+        first = check(next(batches), large)
+        until(lambda: stream()["jobs"][0]["queued"] >= 3, "more is prepared for it than it has taken")
+        with uneven(ud.Uneven(N, large), **options) as other:
+            assert other.seed == paused.seed, "they share a stream"
+            assert sorted(epoch(other, large)) == list(range(N))
+        assert sorted(first + [i for batch in batches for i in check(batch, large)]) == list(range(N))
 
 
 def test_a_job_that_keeps_all_batches_is_given_copies(staging: int) -> None:

@@ -6,9 +6,46 @@
 //!
 //! The large area lies behind the buffers, in the same sealed file. It is an address space that takes memory only as it
 //! is needed: a value is given an extent of whole pages, which is reserved before anybody is told of it, so nobody meets
-//! a SIGBUS. The slot then holds a [`Marker`] that says where the value lies. Extents belong to a buffer and are free
-//! again when the buffer is. Memory that was reserved stays reserved, and the next values use it again: a sealed file
-//! gives none of its pages back (`fallocate` refuses to punch holes into it).
+//! a SIGBUS. The slot then holds a [`Marker`] that says where the value lies. Memory that was reserved stays reserved, and
+//! the next values use it again: a sealed file gives none of its pages back (`fallocate` refuses to punch holes into it).
+//!
+//! # The life of an extent
+//!
+//! ```text
+//!              take                finish                 release
+//!   FREE ----------------> OWNED ----------> SHARED ----------------------> FREE
+//!     ^                      | forget: the slot is written anew, or fails
+//!     +----------------------+
+//! ```
+//!
+//! | state | writes it | reads it | leaves the state when |
+//! |---|---|---|---|
+//! | FREE | nobody | nobody | a slot is given it |
+//! | OWNED | the slot's writer: the holder of its [`SlotMut`](super::SlotMut), or the worker process for which that one is held | the same | the buffer is finished; or the holder gives it up |
+//! | SHARED | nobody | whoever has a [`Lease`](super::Lease) of the buffer: the coordinator, and consumers that took an item of it | the last lease is dropped |
+//!
+//! An extent belongs to its buffer: it is free when the buffer is, and not before, but for a slot that gives it up while
+//! the buffer is filled. The marker is as old as the extent. It is written by who holds the [`SlotMut`](super::SlotMut),
+//! and cleared when the slot gives the extent up, or when the buffer is **taken** to be filled again. It is not cleared
+//! when the buffer becomes free: see "Retired" below.
+//!
+//! A slot that is refused an extent *waits*, until it is given one, gives up, or its [`SlotMut`](super::SlotMut) is dropped,
+//! whatever the reason. A slot that waited for ever in this list would keep others from being preferred to it.
+//!
+//! | who dies | and then |
+//! |---|---|
+//! | a worker, before its value is whole | its slot's [`SlotMut`](super::SlotMut) is held until the process is gone. Then the slot gives the extent up, and is given another one when the sample is made again |
+//! | the host, and all workers with it | nothing is given up one by one. The pool is retired |
+//! | a consumer that holds the buffer | its leases are dropped once its process is gone. Others that hold the buffer keep it SHARED |
+//! | a consumer whose connection the coordinator ends | it may not know, and still read what it has or takes. So its leases last until it has closed its side, or else the pool is retired first |
+//! | the coordinator | nobody gives anything to anybody. Workers die with it; consumers read what they have |
+//!
+//! # Retired
+//!
+//! A pool is retired before the connections of its consumers are ended. They may not notice for a while, and take what lies
+//! ready for them, though their leases are dropped. So from then on no extent is given to anybody and no buffer is filled:
+//! [`take`](LargeArea::take) refuses, and whoever waits is to give up. Extents that slots had been given stay theirs, so
+//! workers that are late write nothing that another reads. Freeing an extent writes nothing.
 //!
 //! # The limit
 //!
@@ -97,6 +134,8 @@ struct State {
     waiting: BTreeSet<(u64, u32, u32)>,
     /// Bytes that a minibatch took lately. `None`: none is finished.
     typical: Option<f64>,
+    /// Nobody is given anything any more.
+    is_retired: bool,
 }
 
 #[derive(Default, Clone)]
@@ -105,6 +144,8 @@ struct BufferUse {
     extents: BTreeMap<u32, (Range<usize>, usize)>,
     /// While the buffer is filled: how many were begun before it.
     turn: Option<u64>,
+    /// Its slots may hold markers, of this use or of one before.
+    is_marked: bool,
 }
 
 impl BufferUse {
@@ -123,10 +164,28 @@ enum Plan {
         top: usize,
         end: usize,
     },
-    /// Not within the limit.
+    /// Not within the limit, or retired.
     Refused,
     /// Not within the address space.
     TooLong,
+}
+
+impl State {
+    /// Returns true if the slot waited.
+    fn waits_no_more(&mut self, buffer: u32, slot: u32) -> bool {
+        let turn = self.buffers[buffer as usize].turn;
+        turn.is_some_and(|turn| self.waiting.remove(&(turn, buffer, slot)))
+    }
+
+    /// Returns true if the slot had an extent, or waited for one.
+    fn forget(&mut self, buffer: u32, slot: u32) -> bool {
+        let waited = self.waits_no_more(buffer, slot);
+        let extent = self.buffers[buffer as usize].extents.remove(&slot);
+        let had_one = extent.is_some();
+        self.free
+            .put(extent.map_or_else(Range::default, |(pages, _)| pages));
+        waited || had_one
+    }
 }
 
 impl LargeArea {
@@ -144,6 +203,7 @@ impl LargeArea {
                 turns: 0,
                 waiting: BTreeSet::new(),
                 typical: None,
+                is_retired: false,
             }),
             changed: Condvar::new(),
         }
@@ -169,12 +229,22 @@ impl LargeArea {
         drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Notes that a buffer is being filled.
-    pub(super) fn begin(&self, buffer: u32) {
+    /// Gives nobody anything from now on.
+    pub(super) fn retire(&self) {
+        self.state().is_retired = true;
+        // Whoever waits is to give up.
+        self.changed.notify_all();
+    }
+
+    /// Notes that a buffer is being filled. Returns whether its slots may hold markers of an earlier use, which the caller
+    /// clears.
+    pub(super) fn begin(&self, buffer: u32) -> bool {
         let mut state = self.state();
         let turn = state.turns;
         state.turns += 1;
-        state.buffers[buffer as usize].turn = Some(turn);
+        let buffer = &mut state.buffers[buffer as usize];
+        buffer.turn = Some(turn);
+        std::mem::take(&mut buffer.is_marked)
     }
 
     /// Notes that a buffer is whole.
@@ -187,17 +257,16 @@ impl LargeArea {
         self.changed.notify_all();
     }
 
-    /// Frees the extents of a buffer; returns whether it had any.
-    pub(super) fn release(&self, buffer: u32) -> bool {
+    /// Frees the extents of a buffer. Nobody waits for one: the buffer's slots are gone.
+    pub(super) fn release(&self, buffer: u32) {
         let mut state = self.state();
-        let BufferUse { extents, .. } = std::mem::take(&mut state.buffers[buffer as usize]);
-        state.waiting.retain(|&(_, waiting, _)| waiting != buffer);
-        self.changed.notify_all();
-        let had_any = !extents.is_empty();
+        let its = &mut state.buffers[buffer as usize];
+        its.turn = None;
+        let extents = std::mem::take(&mut its.extents);
         extents
             .into_values()
             .for_each(|(pages, _)| state.free.put(pages));
-        had_any
+        self.changed.notify_all();
     }
 
     /// Returns true for the buffer that was begun first of those that are being filled.
@@ -221,14 +290,17 @@ impl LargeArea {
         Some(pages.start..pages.start + len)
     }
 
-    /// Frees the extent of a slot, if it has one, or waits for one.
+    /// Frees the extent of a slot, if it has one. It waits for none any more.
     pub(super) fn forget(&self, buffer: u32, slot: u32) {
-        let mut state = self.state();
-        if let Some(turn) = state.buffers[buffer as usize].turn {
-            state.waiting.remove(&(turn, buffer, slot));
+        if self.state().forget(buffer, slot) {
+            self.changed.notify_all();
         }
-        if let Some((pages, _)) = state.buffers[buffer as usize].extents.remove(&slot) {
-            state.free.put(pages);
+    }
+
+    /// Notes that a slot waits for no extent any more.
+    pub(super) fn stop_waiting(&self, buffer: u32, slot: u32) {
+        if self.state().waits_no_more(buffer, slot) {
+            self.changed.notify_all();
         }
     }
 
@@ -250,7 +322,8 @@ impl LargeArea {
     }
 
     /// Gives a slot an extent for `bytes` bytes, in place of the one that it had; returns where it begins. `None`: not
-    /// within the limit.
+    /// within the limit, or the area is retired; then the slot waits, until [`forget`](Self::forget) or
+    /// [`stop_waiting`](Self::stop_waiting).
     ///
     /// `reserve` reserves the memory of a part of the file.
     ///
@@ -263,7 +336,8 @@ impl LargeArea {
         beyond_limit: bool,
         reserve: impl FnOnce(Range<usize>) -> Result<()>,
     ) -> Result<Option<usize>> {
-        self.forget(buffer, slot);
+        // Without a word to those that wait: one that asks again and is refused again would wake all others, and they it.
+        self.state().forget(buffer, slot);
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
         let whole = len.max(1).checked_next_multiple_of(page_size());
         let plan = whole.map_or(Plan::TooLong, |whole| self.plan(whole, beyond_limit));
@@ -288,14 +362,19 @@ impl LargeArea {
         };
         let mut state = self.state();
         let start = extent.start;
-        let extents = &mut state.buffers[buffer as usize].extents;
-        extents.insert(slot, (extent, len));
+        let its = &mut state.buffers[buffer as usize];
+        its.extents.insert(slot, (extent, len));
+        its.is_marked = true;
         Ok(Some(start))
     }
 
     /// Finds a place, and takes it. What is to be reserved is counted as if it were.
     fn plan(&self, len: usize, beyond_limit: bool) -> Plan {
         let mut state = self.state();
+        // Asked under the lock under which extents become free: none that became free later is given away.
+        if state.is_retired {
+            return Plan::Refused;
+        }
         let used = state.reserved - state.free.bytes;
         if !beyond_limit && used + len as u64 > self.limit {
             return Plan::Refused;
@@ -446,7 +525,7 @@ mod tests {
         assert_eq!(area.reserved(), HUGE as u64);
         let before = area.value(0, 0).unwrap();
         assert_eq!(before.len() as u64, 3 * PAGE + 1);
-        assert!(area.release(0) && !area.release(0));
+        area.release(0);
         assert_eq!(take(&area, 1, 0, 5 * PAGE, false), Some(5 * PAGE));
         assert_eq!(area.value(1, 0).unwrap().start, before.start);
         assert_eq!(area.reserved(), HUGE as u64);
@@ -518,7 +597,7 @@ mod tests {
     #[test]
     fn of_those_that_wait_the_minibatch_that_was_begun_first_has_waited_longest() {
         let area = area();
-        (0..4).for_each(|buffer| area.begin(buffer));
+        (0..4).for_each(|buffer| assert!(!area.begin(buffer)));
         take(&area, 0, 0, LIMIT, false);
         assert!(area.waits_longest(3), "nobody waits");
         for buffer in [3, 2] {
@@ -527,9 +606,39 @@ mod tests {
         assert!(area.waits_longest(2) && !area.waits_longest(3));
         assert!(take(&area, 2, 1, PAGE, true).is_some());
         assert!(area.waits_longest(3));
-        take(&area, 2, 0, PAGE, false);
-        area.release(2);
-        assert!(area.waits_longest(3), "it is given up");
+        for (slot, give_up) in [
+            (0, LargeArea::forget as fn(&LargeArea, u32, u32)),
+            (1, LargeArea::stop_waiting),
+        ] {
+            assert_eq!(take(&area, 2, slot, PAGE, false), None);
+            assert!(!area.waits_longest(3));
+            give_up(&area, 2, slot);
+            assert!(area.waits_longest(3));
+        }
+    }
+
+    #[test]
+    fn an_area_that_is_retired_gives_nobody_what_becomes_free() {
+        let area = area();
+        (0..2).for_each(|buffer| assert!(!area.begin(buffer)));
+        take(&area, 0, 0, LIMIT, false);
+        area.retire();
+        area.release(0);
+        for beyond_limit in [false, true] {
+            assert_eq!(take(&area, 1, 0, PAGE, beyond_limit), None);
+        }
+    }
+
+    #[test]
+    fn a_buffer_that_had_a_large_value_says_so_once_when_it_is_filled_again() {
+        let area = area();
+        assert!(!area.begin(0));
+        take(&area, 0, 0, PAGE, false);
+        area.forget(0, 0);
+        area.release(0);
+        assert!(area.begin(0));
+        area.release(0);
+        assert!(!area.begin(0));
     }
 
     #[test]

@@ -19,6 +19,10 @@
 //! that somebody reads nor give one slot to two writers. Dropping any of them frees the buffer, once all
 //! that belong to it are gone.
 //!
+//! Becoming free writes nothing: a buffer stays as it is until it is taken to be filled again. A pool that is
+//! **retired** ([`StagingPool::retire`]) gives out no buffer and no part of the large area any more, so that consumers whose
+//! connections are about to end can still read all that was handed over to them.
+//!
 //! # Who may write
 //!
 //! The file is mapped here and then sealed: nobody, this process included, can map it writable or write it
@@ -235,17 +239,23 @@ struct Area {
     layout: Layout,
     mapping: Mapping,
     file: OwnedFd,
-    /// Buffers that nobody uses. The one that was used last is taken first: what a processor's caches hold of it is
-    /// written again there.
-    free: Mutex<Vec<u32>>,
+    free: Mutex<FreeBuffers>,
     /// `None`: all values lie in their slots.
     large: Option<LargeArea>,
     /// Called when a buffer has become free.
     on_free: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
+struct FreeBuffers {
+    /// Buffers that nobody uses. The one that was used last is taken first: what a processor's caches hold of it is
+    /// written again there.
+    buffers: Vec<u32>,
+    /// None of them is taken any more.
+    is_retired: bool,
+}
+
 impl Area {
-    fn free(&self) -> MutexGuard<'_, Vec<u32>> {
+    fn free(&self) -> MutexGuard<'_, FreeBuffers> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -258,7 +268,7 @@ impl Area {
         self.mapping.at(start + Marker::BYTES);
         let target = self.mapping.at(start).as_ptr();
         // SAFETY: in bounds, since both ends were checked; `with_large` saw that the slot is long enough. Exclusive: the
-        // callers have the slot's only `SlotMut`, or the buffer's last `Hold`.
+        // callers have the slot's only `SlotMut`, or the buffer's only `Hold` before it is filled.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, Marker::BYTES) };
     }
 }
@@ -288,7 +298,10 @@ impl StagingPool {
         let (file, mapping) = mapping::huge_memory_file(WHAT, "coprep-staging", bytes, end)?;
         share(file.as_fd())?;
         mapping::seal(WHAT, &file, mapping::write_seals())?;
-        let free = Mutex::new((0..layout.buffers).rev().collect());
+        let free = Mutex::new(FreeBuffers {
+            buffers: (0..layout.buffers).rev().collect(),
+            is_retired: false,
+        });
         Ok(StagingPool {
             area: Arc::new(Area {
                 layout,
@@ -318,7 +331,24 @@ impl StagingPool {
     /// Buffers that nobody uses.
     #[must_use]
     pub fn free(&self) -> u32 {
-        self.area.free().len() as u32
+        self.area.free().buffers.len() as u32
+    }
+
+    /// Gives out nothing any more: neither buffers, nor parts of the large area. What is in use stays in use, and what
+    /// becomes free stays as it is.
+    ///
+    /// To be called before the connections of consumers are ended whose buffers become free by that.
+    pub fn retire(&self) {
+        self.area.free().is_retired = true;
+        if let Some(large) = &self.area.large {
+            large.retire();
+        }
+    }
+
+    /// Returns true once the pool gives out nothing any more.
+    #[must_use]
+    pub fn is_retired(&self) -> bool {
+        self.area.free().is_retired
     }
 
     /// Returns how many minibatches may be begun: one for each free buffer, and fewer while large values take most of
@@ -350,19 +380,22 @@ impl StagingPool {
         let _ = self.area.on_free.set(Box::new(tell));
     }
 
-    /// Takes a free buffer, if there is one. It holds whatever was in it.
+    /// Takes a free buffer, if there is one and the pool is not retired. It holds whatever was in it, but no slot says that
+    /// its value lies in the large area.
     #[must_use]
     pub fn allocate(&self) -> Option<Filling> {
-        let buffer = self.area.free().pop()?;
-        if let Some(large) = &self.area.large {
-            large.begin(buffer);
+        let mut free = self.area.free();
+        if free.is_retired {
+            return None;
         }
-        Some(Filling {
-            hold: Hold {
-                area: self.area.clone(),
-                buffer,
-            },
-        })
+        let buffer = free.buffers.pop()?;
+        drop(free);
+        let hold = Hold {
+            area: self.area.clone(),
+            buffer,
+        };
+        hold.begin();
+        Some(Filling { hold })
     }
 }
 
@@ -373,6 +406,17 @@ struct Hold {
 }
 
 impl Hold {
+    /// Clears what an earlier use of the buffer left: whoever writes a slot next may write less than what said that its value
+    /// lies elsewhere.
+    fn begin(&self) {
+        let large = self.area.large.as_ref();
+        if large.is_some_and(|large| large.begin(self.buffer)) {
+            // All of them: where a gap was closed, a slot says so that was given nothing.
+            let clear = |slot| self.area.mark(self.buffer, slot, [0; Marker::BYTES]);
+            (0..self.area.layout.slots).for_each(clear);
+        }
+    }
+
     /// # Safety
     /// For the life of the slice nobody writes the range.
     unsafe fn bytes(&self, range: Range<usize>) -> &[u8] {
@@ -390,15 +434,11 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        if let Some(large) = &self.area.large
-            && large.release(self.buffer)
-        {
-            // Whoever writes a slot next may write less than what said that its value lies elsewhere. Where gaps were closed,
-            // slots say so that were given nothing.
-            let clear = |slot| self.area.mark(self.buffer, slot, [0; Marker::BYTES]);
-            (0..self.area.layout.slots).for_each(clear);
+        // Nothing is written: a consumer may still look that has not noticed the end of its connection.
+        if let Some(large) = &self.area.large {
+            large.release(self.buffer);
         }
-        self.area.free().push(self.buffer);
+        self.area.free().buffers.push(self.buffer);
         // After the lock: whoever is told can look.
         if let Some(tell) = self.area.on_free.get() {
             tell();
@@ -434,6 +474,7 @@ impl Filling {
             .map(|slot| SlotMut {
                 hold: hold.clone(),
                 slot,
+                is_waiting: false,
             })
             .collect();
         (slots, Unfinished { hold, slots: count })
@@ -444,6 +485,18 @@ impl Filling {
 pub struct SlotMut {
     hold: Arc<Hold>,
     slot: u32,
+    /// It was refused a part of the large area.
+    is_waiting: bool,
+}
+
+impl Drop for SlotMut {
+    fn drop(&mut self) {
+        if self.is_waiting
+            && let Some(large) = &self.hold.area.large
+        {
+            large.stop_waiting(self.hold.buffer, self.slot);
+        }
+    }
 }
 
 impl SlotMut {
@@ -475,7 +528,8 @@ impl SlotMut {
 impl SlotMut {
     /// Gives the slot `bytes` bytes of the large area, in place of what it had there, and writes down in the slot where
     /// they are. Returns from where on they lie in the file. `None`: that is beyond the limit, and `beyond_limit` is
-    /// false.
+    /// false; or the pool is retired. Then the slot counts as one that waits, until it is given something, gives up, or is
+    /// dropped.
     ///
     /// # Errors
     /// When memory is short, with the size wanted, the size had and the remedy; when the layout has no large values.
@@ -489,7 +543,9 @@ impl SlotMut {
         let reserve =
             |part| mapping::reserve_part("a large sample", &area.file, &area.mapping, part);
         let at = (*buffer, self.slot);
-        let Some(start) = large.take(at, bytes, beyond_limit, reserve)? else {
+        let taken = large.take(at, bytes, beyond_limit, reserve);
+        self.is_waiting = matches!(taken, Ok(None));
+        let Some(start) = taken? else {
             return Ok(None);
         };
         let marker = Marker {
@@ -500,15 +556,17 @@ impl SlotMut {
         Ok(Some(marker.offset))
     }
 
-    /// Gives up what the slot has in the large area.
+    /// Gives up what the slot has in the large area, or waits for. Nobody writes there any more.
     pub fn forget_large(&mut self) {
         let Hold { area, buffer } = &*self.hold;
-        if let Some(large) = &area.large
-            && large.value(*buffer, self.slot).is_some()
-        {
+        let Some(large) = &area.large else { return };
+        if large.value(*buffer, self.slot).is_some() {
             area.mark(*buffer, self.slot, [0; Marker::BYTES]);
-            large.forget(*buffer, self.slot);
+        } else if !self.is_waiting {
+            return;
         }
+        self.is_waiting = false;
+        large.forget(*buffer, self.slot);
     }
 
     /// Returns the slot's value in the large area, if it has one.

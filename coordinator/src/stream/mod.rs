@@ -232,7 +232,7 @@ impl Stream {
     }
 
     fn give_up(&self, engine: &mut Engine) {
-        self.broken.store(true, Ordering::Release);
+        self.prepare_nothing_more();
         let mut given_up = std::mem::replace(engine, new_engine(&self.blueprint, &self.pool));
         given_up.hang_up();
         // What is half changed may panic once more as it is dropped.
@@ -373,7 +373,13 @@ impl Stream {
     pub(crate) fn retire(&self) {
         // Under the lock, so that no thread is in the middle of filling a buffer when this returns.
         let _engine = self.engine();
+        self.prepare_nothing_more();
+    }
+
+    /// To be called under the lock, before the jobs' connections are ended: see [`StagingPool::retire`].
+    fn prepare_nothing_more(&self) {
         self.broken.store(true, Ordering::Release);
+        self.pool.retire();
     }
 
     pub(crate) fn is_broken(&self) -> bool {
@@ -404,9 +410,9 @@ impl Stream {
             return text;
         }
         format!(
-            "{text}; {stuck} workers wait for memory, because what is prepared or held takes most of the {} MiB that \
+            "{text}; {stuck} workers wait for memory, because what is prepared or held takes most of the {} KiB that \
              samples may take which are larger than most (--staging, COPREP_STAGING)",
-            self.pool.layout().large_limit() >> 20
+            self.pool.layout().large_limit() >> 10
         )
     }
 

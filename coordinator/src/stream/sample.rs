@@ -1,5 +1,7 @@
 //! A sample on its way into a slot of its minibatch, made by a thread of the coordinator or by a worker of user code.
 
+mod large;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -42,9 +44,6 @@ pub(super) struct SampleWork {
 /// A sample over which so many threads have panicked, though they had nothing to do but to report it, breaks its
 /// stream off.
 const MOST_PANICS: u32 = 3;
-/// How long a sample waits at a time for others to let go of memory, and for how long memory may be refused.
-const A_MOMENT: Duration = Duration::from_millis(10);
-const MOST_SHORT: Duration = Duration::from_secs(10);
 
 /// How a sample is to be made.
 #[derive(Clone, Copy)]
@@ -127,8 +126,9 @@ impl Work for SampleWork {
                         return self.finish(Outcome::Failed(failure));
                     }
                     Restored::NoRoom(Room::Unwanted) => {}
-                    // Those that are due before it come first.
-                    Restored::NoRoom(_) => return stream.assign(self.plan.start, *self),
+                    // Behind all that is due by now. With its own moment, which may be before theirs, it would come first
+                    // each time, and keep the threads from the samples whose end it waits for.
+                    Restored::NoRoom(_) => return stream.assign(Moment::now(), *self),
                 },
                 Maker::Jobs { .. } => {
                     let visit = self.draw.visit.to_ne_bytes();
@@ -162,6 +162,7 @@ impl Task for SampleWork {
         };
         match self.restore(cache) {
             Restored::Whole(cost) => Begin::Over(Outcome::Found(cost)),
+            Restored::NoRoom(Room::Unwanted) => Begin::Over(Outcome::Unwanted),
             // A worker can wait until there is room for it.
             Restored::Absent | Restored::NoRoom(_) => Begin::Make,
         }
@@ -213,31 +214,8 @@ impl Task for SampleWork {
         (berth.batch.buffer, berth.slot.slot())
     }
 
-    fn room(&mut self, bytes: u64, is_stuck: bool) -> Room {
-        let stream = self.stream.clone();
-        let Berth { batch, slot, .. } = self.berth();
-        if !batch.is_wanted() {
-            return Room::Unwanted;
-        }
-        if let Ok(Some(at)) = slot.reserve_large(bytes, false) {
-            return Room::At(at);
-        }
-        // More than the limit, for whoever would wait for ever. It is the minibatch that was begun first that comes next. Its
-        // samples may wait for workers, all of which wait for memory.
-        let must_be = slot.is_of_first_minibatch() || (is_stuck && slot.waits_longest());
-        let reserved = if must_be && stream.engine().is_any_consumer_short() {
-            slot.reserve_large(bytes, true)
-        } else {
-            Ok(None)
-        };
-        match reserved {
-            Ok(Some(at)) => Room::At(at),
-            Ok(None) => {
-                stream.pool.wait_for_large(A_MOMENT);
-                Room::Wait
-            }
-            Err(e) => self.short_of_memory(bytes, &e),
-        }
+    fn room(&mut self, bytes: u64) -> Room {
+        self.room_for(bytes)
     }
 
     fn finish(mut self: Box<Self>, outcome: Outcome) {
@@ -439,27 +417,6 @@ impl SampleWork {
         Ok(cost)
     }
 
-    /// The kernel refuses memory that the sample must have. Others may let go of some, unless it is more than there is.
-    fn short_of_memory(&mut self, bytes: u64, why: &coprep_cache::Error) -> Room {
-        let since = *self.short_since.get_or_insert_with(Instant::now);
-        if why.is_shortage() && since.elapsed() < MOST_SHORT {
-            self.stream.pool.wait_for_large(A_MOMENT);
-            return Room::Wait;
-        }
-        let message = format!(
-            "it takes {bytes} bytes, more than its place in a batch, and there is no memory for that: {why}; or make the \
-             sample, or the batch, smaller"
-        );
-        Room::Failed(Failure::new("prepare", message))
-    }
-
-    /// Gives up what was reserved for the sample because it is larger than its slot. Nobody writes there any more.
-    fn forget_large(&mut self) {
-        if let At::Bound(berth) = &mut self.at {
-            berth.slot.forget_large();
-        }
-    }
-
     /// Fills the slot with what is cached.
     fn restore(&mut self, cache: Option<&Cache>) -> Restored {
         let stream = self.stream.clone();
@@ -473,7 +430,7 @@ impl SampleWork {
         };
         if is_larger_than_slot(blob, layout) {
             self.claim();
-            match self.room(blob as u64, false) {
+            match self.room_for(blob as u64) {
                 Room::At(_) => {}
                 none => return Restored::NoRoom(none),
             }

@@ -47,9 +47,8 @@ pub(crate) trait Task: Send {
     fn put_back(&mut self);
     /// Where: buffer and slot. Decided now, if it was not before. `is_about_to_write`: it is made.
     fn bind(&mut self, is_about_to_write: bool) -> (u32, u32);
-    /// Has `bytes` bytes reserved for a sample that is larger than its slot, or waits for a moment. `is_stuck`: no worker
-    /// goes on before memory is free.
-    fn room(&mut self, bytes: u64, is_stuck: bool) -> Room;
+    /// Has `bytes` bytes reserved for a sample that is larger than its slot, or waits for a moment.
+    fn room(&mut self, bytes: u64) -> Room;
     /// Ends it.
     fn finish(self: Box<Self>, outcome: Outcome);
 }
@@ -573,7 +572,7 @@ impl Crew {
     }
 
     /// Returns true if every worker waits for memory.
-    fn is_stuck(&self) -> bool {
+    pub(crate) fn is_stuck(&self) -> bool {
         self.stuck() >= self.workers
     }
 

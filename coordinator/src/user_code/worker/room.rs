@@ -43,7 +43,7 @@ impl Worker {
         if process.channel.is_lost() {
             return Err(String::new());
         }
-        let outcome = match job.task.room(want.bytes, self.crew.is_stuck()) {
+        let outcome = match job.task.room(want.bytes) {
             Room::At(at) => return self.answer_want(Some(at)),
             Room::Wait => {
                 self.note_stuck(want);
