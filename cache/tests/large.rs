@@ -131,6 +131,53 @@ fn what_a_consumer_keeps_stays_when_the_memory_is_another_s() {
 }
 
 #[test]
+fn what_was_handed_over_stays_as_it_is_once_the_pool_is_retired() {
+    let (pool, view) = both();
+    let (mut slots, unfinished) = pool.allocate().unwrap().split(2);
+    slots[0].field_mut(0).fill(1);
+    write(&mut slots[1], BIG, 6);
+    drop(slots);
+    let lease = unfinished.finish();
+    let (mut late, _unfinished) = pool.allocate().unwrap().split(2);
+    write(&mut late[0], BIG, 7);
+    pool.retire();
+    // The connection ends; the consumer has not noticed. Workers have not either.
+    let buffer = lease.buffer();
+    drop(lease);
+    assert!(pool.is_retired() && pool.allocate().is_none());
+    for beyond_limit in [false, true] {
+        let given = late[1].reserve_large(BIG as u64, beyond_limit).unwrap();
+        assert_eq!(given, None);
+    }
+    late[0].large_mut().unwrap().fill(8);
+    late[0].forget_large();
+    let map = view.map_large(&only(&view, buffer)).unwrap();
+    assert!(bytes(&map).iter().all(|&b| b == 6));
+}
+
+#[test]
+fn a_slot_that_gives_up_keeps_nobody_waiting() {
+    let (pool, _view) = both();
+    let (mut slots, unfinished) = pool.allocate().unwrap().split(2);
+    write(&mut slots[0], LIMIT as usize, 1);
+    drop(slots);
+    let _lease = unfinished.finish();
+    let (mut first, _first) = pool.allocate().unwrap().split(2);
+    let (mut second, _second) = pool.allocate().unwrap().split(2);
+    let waits = |slot: &mut SlotMut| slot.reserve_large(BIG as u64, false).unwrap().is_none();
+    assert!(waits(&mut second[0]) && second[0].waits_longest());
+    assert!(waits(&mut first[0]) && !second[0].waits_longest());
+    first[0].forget_large();
+    assert!(second[0].waits_longest());
+    // Its other slot is to be written yet: the buffer stays the one that was begun first.
+    let gone = first.pop();
+    assert!(waits(&mut first[0]) && !second[0].waits_longest());
+    drop(first);
+    assert!(second[0].waits_longest());
+    drop(gone);
+}
+
+#[test]
 fn memory_is_reserved_before_anybody_is_told_of_it() {
     let (pool, _view) = both();
     let file = pool.reader_fd().unwrap();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -169,49 +171,66 @@ def test_a_batch_that_is_held_for_long_stays_as_it_is() -> None:
         assert [check(batch, large) for batch in held] == ids
 
 
-def kill_host(at: dict[str, Any]) -> None:
-    """And all workers with it: the stream is given up."""
-    (pid,) = {int(Path(f"/proc/{worker}/stat").read_text().rsplit(")", 1)[1].split()[1]) for worker in at["worker_pids"]}
+def kill_host() -> Callable[[], bool]:
+    """Ends all workers with it. The stream is given up once something is to be made."""
+    workers = stream()["worker_pids"]
+    (pid,) = {int(Path(f"/proc/{worker}/stat").read_text().rsplit(")", 1)[1].split()[1]) for worker in workers}
     os.kill(pid, signal.SIGKILL)
-    until(lambda: gone(pid) and not coprep.status()["streams"], "the stream is given up")
+    until(lambda: all(map(gone, [pid, *workers])), "workers end with it")
+    return lambda: not coprep.status()["streams"]
 
 
-def stop_coordinator(at: dict[str, Any]) -> None:
+def stop_coordinator() -> Callable[[], bool]:
     pid = coordinator_pid()
     coprep.stop()
-    until(lambda: gone(pid), "the coordinator ends")
+    return lambda: gone(pid)
 
 
 @pytest.mark.parametrize("end", [kill_host, stop_coordinator])
-def test_what_lies_ready_when_a_stream_is_given_up_is_whole(end: Callable[[dict[str, Any]], None]) -> None:
+def test_what_lies_ready_when_a_stream_is_given_up_is_whole(end: Callable[[], Callable[[], bool]]) -> None:
     large = dict.fromkeys(range(N), 70_000)
     with uneven(ud.Uneven(N, large)) as loader:
         batches = iter(loader)
-        held = next(batches)
-        until(lambda: stream()["jobs"][0]["held"] >= 4, "some batches lie ready")
-        end(stream())
-        ids = check(held, large) + [i for batch in batches for i in check(batch, large)]
+        held = [next(batches)]
+        until(lambda: stream()["jobs"][0]["held"] >= 6, "some batches lie ready")
+        is_given_up = end()
+        # It takes one more, so that another one is to be made.
+        held.append(next(batches))
+        until(is_given_up, "the stream is given up")
+        ids = [i for batch in held for i in check(batch, large)] + [i for batch in batches for i in check(batch, large)]
         assert ids == list(range(N))
-        assert check(held, large) == ids[:4]
+        assert [i for batch in held for i in check(batch, large)] == ids[:8]
         assert loader.stats()["reconnects"] == 1
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_a_job_that_does_not_read_keeps_no_memory_from_one_that_joins(
-    workers: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("reuse", [None, 2])
+def test_jobs_at_different_places_wait_for_samples_from_the_cache(
+    reuse: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Less than one minibatch takes: each is more than the limit, and there for who waits for it.
+    # Each large sample is more than the limit. Some are copied from the cache, and some no longer when there is room.
+    monkeypatch.setenv("COPREP_STAGING", "64K")
+    large = dict.fromkeys(range(3, N, 4), 50_000)
+    own: dict[str, Any] = {"cache": "prepared", "timeout": 60, **({} if reuse is None else {"reuse": reuse})}
+    data = ud.Uneven(N, large)
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor() as threads:
+        loaders = [stack.enter_context(uneven(data, size, **own)) for size in (5, 16, 5, 3)]
+        for _ in range(3):
+            assert list(threads.map(lambda loader: epoch(loader, large), loaders)) == [list(range(N))] * 4
+
+
+def test_a_job_that_does_not_read_keeps_no_memory_from_one_that_joins(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Less than one minibatch takes: each is more than the limit, and made only for who waits for it.
     monkeypatch.setenv("COPREP_STAGING", "64K")
     large = dict.fromkeys(range(N), 20_000)
-    options: dict[str, Any] = {"shuffle": True, "num_workers": workers}
-    with uneven(ud.Uneven(N, large), **options) as paused:
+    data, options = ud.Uneven(N, large), {"num_workers": 1, "timeout": 60}
+    with uneven(data, **options) as paused:
         batches = iter(paused)
         first = check(next(batches), large)
-        until(lambda: stream()["jobs"][0]["queued"] >= 3, "more is prepared for it than it has taken")
-        with uneven(ud.Uneven(N, large), **options) as other:
+        until(lambda: stream()["jobs"][0]["queued"] >= 1, "more is made for it than it has taken")
+        with uneven(data, **options) as other:
             assert other.seed == paused.seed, "they share a stream"
-            assert sorted(epoch(other, large)) == list(range(N))
-        assert sorted(first + [i for batch in batches for i in check(batch, large)]) == list(range(N))
+            assert epoch(other, large) == list(range(N))
+        assert first + [i for batch in batches for i in check(batch, large)] == list(range(N))
 
 
 def test_a_job_that_keeps_all_batches_is_given_copies(staging: int) -> None:

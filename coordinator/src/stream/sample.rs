@@ -432,7 +432,12 @@ impl SampleWork {
             self.claim();
             match self.room_for(blob as u64) {
                 Room::At(_) => {}
-                none => return Restored::NoRoom(none),
+                none => {
+                    // Nobody waits for an answer: it asks anew. By then it may not be cached any more, and lie in the queue of
+                    // workers that all wait behind it.
+                    self.forget_large();
+                    return Restored::NoRoom(none);
+                }
             }
         } else {
             self.claim();

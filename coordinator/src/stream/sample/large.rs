@@ -17,7 +17,9 @@
 //! One of the two is true of some sample whenever a consumer is short and nothing else goes on. A worker that does not wait
 //! takes what is queued. If none is queued, what lacks of the first minibatch is being made, which ends, or waits, and then
 //! the first rule holds. If all workers wait, the second one holds for the first of the list of those that wait. So the list
-//! has samples only that still ask: [`SlotMut`](coprep_cache::staging::SlotMut) sees to that.
+//! has samples only for which a worker waits at this moment. A slot that is dropped leaves it
+//! ([`SlotMut`](coprep_cache::staging::SlotMut)), and so does a sample that is put back, that fails, or that is to be copied
+//! from the cache and asks again later.
 //!
 //! A consumer is short if it has taken all that was handed over to it, and a minibatch is being made for it, or would be if
 //! there were buffers. Otherwise somebody has a minibatch to take, or waits for nothing here.
@@ -48,7 +50,6 @@ impl SampleWork {
         if let Ok(Some(at)) = slot.reserve_large(bytes, false) {
             return Room::At(at);
         }
-        // A sample from the cache waits in the same list as those that workers made: the crew's are stuck behind it, too.
         let crew = stream.blueprint.maker.crew();
         let is_stuck = crew.is_some_and(|crew| crew.is_stuck());
         let is_next = slot.is_of_first_minibatch() || (is_stuck && slot.waits_longest());
