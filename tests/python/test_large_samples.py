@@ -188,7 +188,7 @@ def stop_coordinator() -> Callable[[], bool]:
 
 @pytest.mark.parametrize("end", [kill_host, stop_coordinator])
 def test_what_lies_ready_when_a_stream_is_given_up_is_whole(end: Callable[[], Callable[[], bool]]) -> None:
-    large = dict.fromkeys(range(N), 70_000)
+    large = dict.fromkeys(range(0, N, 4), 300_000)
     with uneven(ud.Uneven(N, large)) as loader:
         batches = iter(loader)
         held = next(batches)
