@@ -7,11 +7,18 @@ use pyo3::types::{PyDict, PyTuple};
 #[pyclass(frozen, module = "coprep._coprep")]
 pub(crate) struct Array {
     array: coprep_client::Array,
+    /// Rows whose values are larger than a row.
+    large: Vec<(u32, Py<Array>)>,
 }
 
 impl Array {
-    pub(crate) fn new(array: coprep_client::Array) -> Self {
-        Array { array }
+    pub(crate) fn new(py: Python<'_>, mut array: coprep_client::Array) -> PyResult<Self> {
+        let large = std::mem::take(&mut array.large).into_iter();
+        let large = large.map(|(row, value)| Ok((row, Py::new(py, Array::new(py, value)?)?)));
+        Ok(Array {
+            large: large.collect::<PyResult<_>>()?,
+            array,
+        })
     }
 }
 
@@ -21,6 +28,15 @@ impl Array {
     #[getter]
     fn name(&self) -> &str {
         &self.array.name
+    }
+
+    /// Rows whose values are larger than a row of this array, and do not lie in it, with their values.
+    #[getter]
+    fn large(&self, py: Python<'_>) -> Vec<(u32, Py<Array>)> {
+        let large = self.large.iter();
+        large
+            .map(|(row, value)| (*row, value.clone_ref(py)))
+            .collect()
     }
 
     /// NumPy's array interface, version 3.

@@ -222,7 +222,9 @@ impl Loader {
         loop {
             match py.detach(|| self.client.next(nap(SLICE))).map_err(raise)? {
                 Event::Batch(batch) => {
-                    return Ok(Some(batch.arrays().into_iter().map(Array::new).collect()));
+                    let arrays = batch.arrays().into_iter();
+                    let arrays = arrays.map(|array| Array::new(py, array));
+                    return Ok(Some(arrays.collect::<PyResult<_>>()?));
                 }
                 Event::EndOfEpoch => return Ok(None),
                 Event::Skipped(example) => warn_skipped(py, *example)?,

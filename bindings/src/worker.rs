@@ -15,7 +15,7 @@ use coprep_protocol::code::{ENTRIES, Incoming, Order, Progress, Told, entry};
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv, send};
 use nix::time::{ClockId, clock_gettime};
-use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::exceptions::{PyConnectionResetError, PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -70,6 +70,12 @@ impl Clocks {
             cpu: thread_cpu(),
             made: None,
         }
+    }
+
+    /// Does not count so much time: it was spent waiting for others.
+    fn leave_out(&mut self, time: Duration) {
+        self.began += time;
+        self.made = self.made.map(|made| made + time);
     }
 }
 
@@ -158,8 +164,9 @@ impl WorkerLink {
         Ok(None)
     }
 
-    /// The sample is written. `at`, `size`: where in the scratch file its deterministic part lies, if it was kept.
-    fn done(&mut self, py: Python<'_>, at: u64, size: u64) -> PyResult<()> {
+    /// The sample is written. `at`, `size`: where in the scratch file its deterministic part lies, if it was kept. `blob`:
+    /// bytes of it that are of no fixed size.
+    fn done(&mut self, py: Python<'_>, at: u64, size: u64, blob: u64) -> PyResult<()> {
         let now = Instant::now();
         let wall = nanos(now - self.now.began);
         let cpu = nanos(thread_cpu().saturating_sub(self.now.cpu));
@@ -169,6 +176,7 @@ impl WorkerLink {
             cpu_ns: cpu,
             dataset_ns: nanos(made - self.now.began),
             kept: (at, size),
+            blob,
         };
         self.list()?.write(self.entry(), &written);
         self.wall += wall;
@@ -185,10 +193,22 @@ impl WorkerLink {
         self.say(py, b'E', what)
     }
 
-    /// The sample is larger than its slot.
-    fn too_large(&mut self, py: Python<'_>, size: u64) -> PyResult<()> {
+    /// Asks where to write a sample of `size` bytes, which is larger than its slot, and waits until there is room. Returns
+    /// the place in the staging area, or None: it is not to be written, and the next one follows.
+    fn room(&mut self, py: Python<'_>, size: u64) -> PyResult<Option<u64>> {
         self.report(py, false)?;
-        self.say(py, b'L', &size.to_le_bytes())
+        self.say(py, b'L', &size.to_le_bytes())?;
+        let asked = Instant::now();
+        while let Some(message) = self.receive(py)? {
+            match Told::parse(&message).map_err(PyValueError::new_err)? {
+                Told::Room(at) => {
+                    self.now.leave_out(asked.elapsed());
+                    return Ok(at);
+                }
+                _ => self.early.push_back(message),
+            }
+        }
+        Err(PyConnectionResetError::new_err("the coordinator is gone"))
     }
 
     /// Answers a message.

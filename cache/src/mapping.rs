@@ -9,6 +9,7 @@
 
 use std::ffi::c_void;
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -57,23 +58,41 @@ pub(crate) fn write_seals() -> SealFlag {
 pub(crate) fn memory_file(what: &str, name: &str, bytes: u64) -> Result<OwnedFd> {
     memory::check(what, bytes)?;
     let file = empty_file(what, name)?;
-    memory::reserve(what, &file, bytes)?;
+    memory::reserve(what, &file, 0..bytes)?;
     Ok(file)
 }
 
 /// The same with its mapping, both in huge pages where the kernel gives some: what is mapped from it is
 /// filled by a handful of faults, and looked through in a microsecond.
-pub(crate) fn huge_memory_file(what: &str, name: &str, bytes: usize) -> Result<(OwnedFd, Mapping)> {
+///
+/// File and mapping are `end` bytes long, of which the first `bytes` are reserved. See [`reserve_part`] for the others.
+pub(crate) fn huge_memory_file(
+    what: &str,
+    name: &str,
+    bytes: usize,
+    end: usize,
+) -> Result<(OwnedFd, Mapping)> {
     memory::check(what, bytes as u64)?;
     let file = empty_file(what, name)?;
-    ftruncate(&file, bytes as i64)
+    ftruncate(&file, end as i64)
         .map_err(|e| Error::os(format!("cannot create memory for {what}"), e))?;
-    let mapping = Mapping::writable(what, &file, bytes)?;
-    // Before the rest is reserved: a huge page that is empty is made ten times as fast as one that is full.
-    mapping.collapse();
-    memory::reserve(what, &file, bytes as u64)?;
-    mapping.populate_for_writing();
+    let mapping = Mapping::writable(what, &file, end)?;
+    reserve_part(what, &file, &mapping, 0..bytes)?;
+    mapping.populate_for_writing(0..bytes);
     Ok((file, mapping))
+}
+
+/// Reserves a part of a file that is mapped, in huge pages where the kernel gives some.
+pub(crate) fn reserve_part(
+    what: &str,
+    file: impl AsFd,
+    mapping: &Mapping,
+    part: Range<usize>,
+) -> Result<()> {
+    memory::check(what, part.len() as u64)?;
+    // Before the rest is reserved: a huge page that is empty is made ten times as fast as one that is full.
+    mapping.collapse(part.clone());
+    memory::reserve(what, file, part.start as u64..part.end as u64)
 }
 
 fn empty_file(what: &str, name: &str) -> Result<OwnedFd> {
@@ -123,6 +142,12 @@ pub(crate) fn size_of_file(what: &str, file: impl AsFd) -> Result<u64> {
     Ok(stat.st_size.max(0) as u64)
 }
 
+/// Bytes of memory that the file has, which may be fewer than its size.
+pub(crate) fn reserved_of_file(what: &str, file: impl AsFd) -> Result<u64> {
+    let stat = fstat(file).map_err(|e| Error::os(what, e))?;
+    Ok(stat.st_blocks.max(0) as u64 * 512)
+}
+
 /// The same file by another descriptor that cannot write.
 pub(crate) fn reopen_read_only(what: &str, file: BorrowedFd<'_>) -> Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
@@ -133,7 +158,7 @@ pub(crate) fn reopen_read_only(what: &str, file: BorrowedFd<'_>) -> Result<Owned
 
 /// Bytes of a huge page, the smaller kind, on x86-64 and on Arm with pages of 4 KiB. Only a hint: where it
 /// is wrong, there are no huge pages.
-const HUGE: usize = 2 << 20;
+pub(crate) const HUGE: usize = 2 << 20;
 /// `MADV_COLLAPSE`, Linux 6.1.
 const COLLAPSE: libc::c_int = 25;
 /// A huge page takes less than a millisecond; where memory is in fragments, one takes so long that the rest
@@ -142,7 +167,8 @@ const COLLAPSE_PATIENCE: Duration = Duration::from_millis(30);
 
 /// A part of the address space that lies over a file.
 ///
-/// One of at least [`HUGE`] bytes starts at a multiple of it: only then can it be in huge pages.
+/// One of at least [`HUGE`] bytes over the start of a file starts at a multiple of it, one over another part as far behind
+/// a multiple as the part: only then can it be in huge pages.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     raw: Raw,
@@ -159,7 +185,7 @@ impl Mapping {
     pub(crate) fn writable(what: &str, file: impl AsFd, bytes: usize) -> Result<Self> {
         let fd = file.as_fd().as_raw_fd();
         if bytes >= HUGE {
-            return Self::aligned(what, file, bytes, MapFlags::MAP_SHARED);
+            return Self::aligned(what, file, 0..bytes, MapFlags::MAP_SHARED);
         }
         Self::of(what, MmapOptions::new().len(bytes).map_raw(fd))
     }
@@ -174,18 +200,25 @@ impl Mapping {
     ///
     /// No swap is set aside for the pages that may become private: they are few.
     pub(crate) fn copy_on_write(what: &str, file: impl AsFd, bytes: usize) -> Result<Self> {
+        Self::part_copy_on_write(what, file, 0..bytes)
+    }
+
+    /// The same over a part of the file, which begins on a page.
+    pub(crate) fn part_copy_on_write(
+        what: &str,
+        file: impl AsFd,
+        part: Range<usize>,
+    ) -> Result<Self> {
         let fd = file.as_fd().as_raw_fd();
-        if bytes >= HUGE {
-            return Self::aligned(
-                what,
-                file,
-                bytes,
-                MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE,
-            );
+        if part.len() >= HUGE {
+            let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE;
+            return Self::aligned(what, file, part, flags);
         }
+        let mut options = MmapOptions::new();
+        let options = options.len(part.len()).offset(part.start as u64);
         // SAFETY: `map_copy` asks that nobody changes the file under the references which the returned map
         // gives out. The map is turned into `MmapRaw` at once, which gives out none.
-        let map = unsafe { MmapOptions::new().len(bytes).no_reserve_swap().map_copy(fd) };
+        let map = unsafe { options.no_reserve_swap().map_copy(fd) };
         Self::of(what, map.map(MmapRaw::from))
     }
 
@@ -196,8 +229,8 @@ impl Mapping {
         .map_err(|e| Error::os(format!("cannot map {what}"), e))
     }
 
-    fn aligned(what: &str, file: impl AsFd, bytes: usize, flags: MapFlags) -> Result<Self> {
-        Aligned::new(file, bytes, flags)
+    fn aligned(what: &str, file: impl AsFd, part: Range<usize>, flags: MapFlags) -> Result<Self> {
+        Aligned::new(file, part, flags)
             .map(|raw| Mapping {
                 raw: Raw::Aligned(raw),
             })
@@ -234,9 +267,9 @@ impl Mapping {
         let _ = self.advise(0, self.len(), libc::MADV_POPULATE_READ);
     }
 
-    /// Fills the page tables for writing. Without effect where the kernel cannot (before 5.14).
-    pub(crate) fn populate_for_writing(&self) {
-        let _ = self.advise(0, self.len(), libc::MADV_POPULATE_WRITE);
+    /// Fills the page tables of a part for writing. Without effect where the kernel cannot (before 5.14).
+    pub(crate) fn populate_for_writing(&self, part: Range<usize>) {
+        let _ = self.advise(part.start, part.len(), libc::MADV_POPULATE_WRITE);
     }
 
     /// Gives this process pages of its own in place of the file's. Contents stay as they are.
@@ -260,10 +293,11 @@ impl Mapping {
         let _ = byte.compare_exchange(seen, seen, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Puts an empty mapping into huge pages. Without effect where the kernel cannot, or has none.
-    fn collapse(&self) {
-        let whole = self.len() / HUGE * HUGE;
-        for offset in (0..whole).step_by(HUGE) {
+    /// Puts an empty part into huge pages, as far as it covers whole ones. Without effect where the kernel cannot, or has
+    /// none.
+    fn collapse(&self, part: Range<usize>) {
+        let whole = part.start.next_multiple_of(HUGE)..part.end / HUGE * HUGE;
+        for offset in whole.step_by(HUGE) {
             let began = Instant::now();
             // The kernel looks for a page to start from.
             let first = self.advise(offset, page_size(), libc::MADV_POPULATE_WRITE);
@@ -300,7 +334,7 @@ impl Mapping {
     }
 }
 
-/// A mapping that starts at a multiple of [`HUGE`].
+/// A mapping that lies as far from a multiple of [`HUGE`] as what it maps does in its file.
 #[derive(Debug)]
 struct Aligned {
     start: NonNull<c_void>,
@@ -313,22 +347,24 @@ unsafe impl Send for Aligned {}
 unsafe impl Sync for Aligned {}
 
 impl Aligned {
-    fn new(file: impl AsFd, bytes: usize, flags: MapFlags) -> nix::Result<Self> {
+    fn new(file: impl AsFd, part: Range<usize>, flags: MapFlags) -> nix::Result<Self> {
+        let bytes = part.len();
         let size = NonZeroUsize::new(bytes).ok_or(Errno::EINVAL)?;
-        let with_margin = size.checked_add(HUGE).ok_or(Errno::ENOMEM)?;
+        let margin = 2 * HUGE;
+        let with_margin = size.checked_add(margin).ok_or(Errno::ENOMEM)?;
         let nothing = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE;
         // SAFETY: a new part of the address space, wherever the kernel likes.
         let room = unsafe { mmap_anonymous(None, with_margin, ProtFlags::PROT_NONE, nothing) }?;
-        let address = room.addr().get().next_multiple_of(HUGE);
+        let address = room.addr().get().next_multiple_of(HUGE) + part.start % HUGE;
         let (before, from) = (address - room.addr().get(), NonZeroUsize::new(address));
         let (access, flags) = (
             ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
             flags | MapFlags::MAP_FIXED,
         );
         // SAFETY: it takes the place of a part of `room`, which nobody else knows.
-        let start = unsafe { mmap(from, size, access, flags, file, 0) };
+        let start = unsafe { mmap(from, size, access, flags, file, part.start as i64) };
         let (head, tail) = match start {
-            Ok(_) => (before, HUGE - before),
+            Ok(_) => (before, margin - before),
             Err(_) => (with_margin.get(), 0),
         };
         for (at, len) in [

@@ -6,6 +6,7 @@
 //! usage, file cache not counted as usage.
 
 use std::fs;
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
@@ -206,13 +207,15 @@ pub(crate) fn shortage(
     Error::new(format!("cannot reserve memory for {what}"), kind)
 }
 
-/// Reserves the first `bytes` bytes of a memory file. `shortage` turns "no space" into an error.
-pub(crate) fn reserve(what: &str, file: impl AsFd, bytes: u64) -> Result<()> {
+/// Reserves a part of a memory file. `shortage` turns "no space" into an error.
+pub(crate) fn reserve(what: &str, file: impl AsFd, part: Range<u64>) -> Result<()> {
+    let bytes = part.end.saturating_sub(part.start);
     let mut done = 0;
     while done < bytes {
         check(what, bytes - done)?;
         let step = STEP.min(bytes - done);
-        reserve_step(file.as_fd(), done, step).map_err(|e| refused(what, bytes, done, e))?;
+        let reserved = reserve_step(file.as_fd(), part.start + done, step);
+        reserved.map_err(|e| refused(what, bytes, done, e))?;
         done += step;
     }
     Ok(())

@@ -501,6 +501,7 @@ fn told(value: u64) -> Written {
         cpu_ns: value + 1,
         dataset_ns: value + 2,
         kept: (value + 3, value + 4),
+        blob: value + 5,
     }
 }
 

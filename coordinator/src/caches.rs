@@ -460,6 +460,14 @@ impl Sizes {
             stored: all,
         }
     }
+
+    /// Wants so many bytes at least.
+    pub(crate) fn at_least(self, bytes: u64) -> Sizes {
+        Sizes {
+            wanted: self.wanted.max(bytes),
+            ..self
+        }
+    }
 }
 
 fn decoded_bytes(dataset: &Dataset, pipeline: &Pipeline, id: u32, head: &mut Vec<u8>) -> u64 {

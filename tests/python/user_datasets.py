@@ -150,6 +150,17 @@ class Words(Numbers):
         return {"text": "é" * i, "raw": bytes([i]) * i, "label": i}
 
 
+class Lines(Numbers):
+    """Text of these lengths."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        super().__init__(len(lengths))
+        self.lengths = lengths
+
+    def __getitem__(self, i: int) -> Any:
+        return {"text": "x" * self.lengths[i], "id": i}
+
+
 class Pictures(Numbers):
     """PIL images."""
 
@@ -193,6 +204,42 @@ class Growing(Numbers):
     def __getitem__(self, i: int) -> Any:
         size = 100 if i < self.size // 2 else 1_000_000
         return np.full(size, i % 251, np.uint8), i
+
+
+class Uneven(Numbers):
+    """Sample i is ``small`` bytes of a value that tells which it is; some are of another size."""
+
+    def __init__(self, size: int, large: dict[int, int], small: int = 2000, **arguments: Any) -> None:
+        super().__init__(size, **arguments)
+        self.large = large
+        self.small = small
+
+    def __getitem__(self, i: int) -> Any:
+        wait(self.slow.get(i, self.pause))
+        note(self.log, f"dataset:{i}")
+        return np.full(self.large.get(i, self.small), i % 251, np.uint8), i
+
+
+class DyingInTheMiddle(Uneven):
+    """A worker that is to write this sample dies when half of it is written; the next one does not."""
+
+    def __init__(self, size: int, large: dict[int, int], victim: int, mark: str) -> None:
+        super().__init__(size, large)
+        self.victim = victim
+        self.mark = mark
+
+    def __getitem__(self, i: int) -> Any:
+        if i == self.victim and not Path(self.mark).exists():
+            from coprep import _packing
+
+            def half(packed: Any, view: memoryview) -> int:
+                Path(self.mark).touch()
+                view.cast("B")[: packed.size // 2] = b"\xee" * (packed.size // 2)
+                os.kill(os.getpid(), signal.SIGKILL)
+                return 0
+
+            _packing.Packed.write_to = half  # type: ignore[method-assign, unused-ignore]
+        return super().__getitem__(i)
 
 
 class Churning(Numbers):
@@ -382,6 +429,11 @@ def make() -> Numbers:
 def as_they_are(samples: list[Any]) -> list[Any]:
     """A collate_fn."""
     return samples
+
+
+def same(sample: Any) -> Any:
+    """A transform."""
+    return sample
 
 
 class KilledAtLoad(Numbers):

@@ -14,17 +14,22 @@
 //!
 //! When the connection ends, the coordinator takes back all buffers of this consumer. Slices that are still held
 //! are copied before ([`Attachment::keep_held`]).
+//!
+//! # Large samples
+//!
+//! A sample that is larger than its slot lies elsewhere in the staging area. It is mapped for each slice by itself, and
+//! unmapped before the slice is released.
 
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use coprep_cache::handover::{Item, Receiver};
 use coprep_cache::staging::Layout;
-use coprep_cache::view::StagingView;
+use coprep_cache::view::{LargeMap, LargeValue, StagingView};
 use coprep_protocol::message::Attached;
-use coprep_protocol::spec::{Dtype, Field};
+use coprep_protocol::spec::{BLOB, Dtype, Field};
 
 use crate::error::{Error, Result};
 
@@ -59,10 +64,25 @@ pub(crate) struct Attachment {
     /// Which field has the samples' ids.
     pub(crate) index: usize,
     view: StagingView,
-    /// Slices held, by buffer.
-    slices: Vec<Mutex<u32>>,
+    /// Which field has samples that may be larger than their slots.
+    pub(crate) blob: Option<usize>,
+    /// What is held, by buffer.
+    held: Vec<Mutex<Held>>,
     buffers_held: AtomicU32,
+    /// Bytes of the large samples that are held.
+    large_held: AtomicU64,
 }
+
+/// What is held of a buffer.
+#[derive(Default)]
+struct Held {
+    slices: u32,
+    /// Its large samples.
+    large: Vec<Weak<LargeMap>>,
+}
+
+/// As many buffers may be held whatever large samples they have: a job holds a batch while it waits for the next.
+const LEAST_SHARE: u32 = 2;
 
 impl Attachment {
     /// Maps what the coordinator passed: staging, deliver, reply and doorbell.
@@ -72,36 +92,54 @@ impl Attachment {
         })?;
         let [staging, deliver, reply, doorbell] = descriptors;
         let sizes: Vec<usize> = attached.fields.iter().map(Field::sample_bytes).collect();
-        let layout = Layout::new(&sizes, attached.slots, attached.buffers)?;
+        let mut layout = Layout::new(&sizes, attached.slots, attached.buffers)?;
+        let blob = attached.fields.iter().position(|f| f.name == BLOB);
+        if let Some(field) = blob {
+            layout = layout.with_large(field, attached.large_bytes)?;
+        }
         Ok(Arc::new(Attachment {
             owner: Owner::current(),
             receiver: Receiver::open(deliver, reply, doorbell)?,
             view: StagingView::open(staging, layout)?,
             index: index_of(&attached.fields)?,
             fields: attached.fields.clone().into(),
-            slices: (0..attached.buffers).map(|_| Mutex::new(0)).collect(),
+            blob,
+            held: (0..attached.buffers).map(|_| Mutex::default()).collect(),
             buffers_held: AtomicU32::new(0),
+            large_held: AtomicU64::new(0),
         }))
     }
 
-    /// Returns whether holding `item` would take more than the share of this consumer: of the buffers, or of the ring,
-    /// without whose places nothing more could be published.
-    ///
-    /// # Errors
-    /// When the item is not inside the staging area.
-    pub(crate) fn is_share_used_up(&self, item: &Item) -> Result<bool> {
-        item.check(self.view.layout())?;
+    /// Returns whether holding `slice` takes more than the share of this consumer: of the buffers, of the memory of large
+    /// samples, or of the ring, without whose places nothing more could be published.
+    pub(crate) fn is_beyond_share(&self, slice: &Slice) -> bool {
         if self.receiver.held() > self.receiver.capacity() / 2 {
-            return Ok(true);
+            return true;
         }
-        let one_more = *self.count(item.buffer) == 0;
-        Ok(one_more && self.buffers_held.load(Ordering::Relaxed) >= self.receiver.share())
+        let buffers = self.buffers_held.load(Ordering::Relaxed);
+        let is_only_slice = self.lock(slice.buffer).slices == 1;
+        if is_only_slice && buffers > self.receiver.share() {
+            return true;
+        }
+        let is_large = slice.large_bytes() > 0;
+        is_large && buffers > LEAST_SHARE && self.large_held() > self.share_of_large()
     }
 
-    /// Locks the number of slices of `buffer` that are held. The buffer must have been checked.
-    fn count(&self, buffer: u32) -> MutexGuard<'_, u32> {
+    fn large_held(&self) -> u64 {
+        self.large_held.load(Ordering::Relaxed)
+    }
+
+    /// Returns the bytes of large samples that this consumer may hold: as large a part as of the buffers.
+    fn share_of_large(&self) -> u64 {
+        let layout = self.view.layout();
+        let share = self.receiver.share().min(layout.buffers);
+        layout.large_limit() / u64::from(layout.buffers) * u64::from(share)
+    }
+
+    /// Locks what is held of `buffer`. The buffer must have been checked.
+    fn lock(&self, buffer: u32) -> MutexGuard<'_, Held> {
         // A count is changed in one step, so a panic leaves nothing half done.
-        self.slices[buffer as usize]
+        self.held[buffer as usize]
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
@@ -109,43 +147,64 @@ impl Attachment {
     /// Holds the slice that item `seq` names.
     ///
     /// # Errors
-    /// When the item is not inside the staging area.
+    /// When the item, or one of its samples, is not inside the staging area; when a large sample cannot be mapped.
     pub(crate) fn hold(self: &Arc<Self>, seq: u64, item: &Item) -> Result<Slice> {
         item.check(self.view.layout())?;
-        let mut count = self.count(item.buffer);
-        if *count == 0 {
+        let large = self.map_large(item)?;
+        let mut held = self.lock(item.buffer);
+        if held.slices == 0 {
             self.buffers_held.fetch_add(1, Ordering::Relaxed);
         }
-        *count += 1;
-        drop(count);
-        Ok(Slice {
+        held.slices += 1;
+        let maps = large.iter().map(|(_, map)| Arc::downgrade(map));
+        held.large.extend(maps);
+        drop(held);
+        let slice = Slice {
             attachment: self.clone(),
             seq,
             buffer: item.buffer,
             start: item.start,
             len: item.len,
-        })
+            large,
+        };
+        let bytes = slice.large_bytes();
+        self.large_held.fetch_add(bytes, Ordering::Relaxed);
+        Ok(slice)
+    }
+
+    /// Maps the large samples of a slice.
+    fn map_large(&self, item: &Item) -> Result<Vec<(u32, Arc<LargeMap>)>> {
+        let slots = item.start..item.start + item.len;
+        let found = self.view.large_values(item.buffer, slots)?;
+        let map = |value: &LargeValue| {
+            let map = self.view.map_large(value)?;
+            Ok((value.slot - item.start, Arc::new(map)))
+        };
+        found.iter().map(map).collect()
     }
 
     /// Makes what is held independent of the coordinator, which uses the buffers again once this connection has
     /// ended. Batches of a closed loader stay valid.
     pub(crate) fn keep_held(&self) {
-        for buffer in 0..self.slices.len() as u32 {
+        for buffer in 0..self.held.len() as u32 {
             // Under the buffer's lock: its last slice may be dropped at this moment, by another thread.
-            let count = self.count(buffer);
-            if *count > 0 {
+            let held = self.lock(buffer);
+            if held.slices > 0 {
                 self.view.keep(buffer);
+                let large = held.large.iter().filter_map(Weak::upgrade);
+                large.for_each(|map| map.keep());
             }
         }
     }
 
     /// Lets go of one slice. False: its item must not be released.
     fn let_go(&self, buffer: u32) -> bool {
-        let mut count = self.count(buffer);
-        *count -= 1;
-        if *count > 0 {
+        let mut held = self.lock(buffer);
+        held.slices -= 1;
+        if held.slices > 0 {
             return true;
         }
+        held.large.clear();
         self.buffers_held.fetch_sub(1, Ordering::Relaxed);
         // Where pages that were written cannot be dropped, the buffer is lost rather than shown stale.
         self.view.drop_private_pages(buffer).is_ok()
@@ -167,11 +226,18 @@ pub(crate) struct Slice {
     buffer: u32,
     start: u32,
     pub(crate) len: u32,
+    /// Samples of it that are larger than their slots: which, and where they are.
+    pub(crate) large: Vec<(u32, Arc<LargeMap>)>,
 }
 
 impl Slice {
     pub(crate) fn attachment(&self) -> &Attachment {
         &self.attachment
+    }
+
+    /// Bytes of its large samples.
+    pub(crate) fn large_bytes(&self) -> u64 {
+        self.large.iter().map(|(_, map)| map.len() as u64).sum()
     }
 
     /// Where a field of these slots lies, and how many bytes.
@@ -190,6 +256,12 @@ impl Slice {
 
 impl Drop for Slice {
     fn drop(&mut self) {
+        let bytes = self.large_bytes();
+        self.attachment
+            .large_held
+            .fetch_sub(bytes, Ordering::Relaxed);
+        // Before the release: what they show is another's then.
+        self.large.clear();
         // A forked child has a copy of what its parent holds: releasing is the parent's.
         if self.attachment.owner.is_here() && self.attachment.let_go(self.buffer) {
             // It is held, so there is no error.
@@ -228,6 +300,7 @@ mod tests {
             fields: vec![index],
             slots: 4,
             buffers: BUFFERS,
+            large_bytes: 0,
             epoch: 0,
             structure: Vec::new(),
             notes: Vec::new(),
@@ -247,9 +320,8 @@ mod tests {
             len: 4,
             ..Item::default()
         };
-        assert!(attachment.is_share_used_up(&part(BUFFERS - 1)).is_ok());
+        assert!(attachment.hold(0, &part(BUFFERS - 1)).is_ok());
         for buffer in [BUFFERS, u32::MAX] {
-            assert!(attachment.is_share_used_up(&part(buffer)).is_err());
             assert!(attachment.hold(0, &part(buffer)).is_err());
         }
     }
@@ -264,10 +336,13 @@ mod tests {
             ..Item::default()
         };
         let mut copies = Vec::new();
+        let mut held = Vec::new();
         for _ in 0..attachment.receiver.capacity() {
             sender.publish(part).unwrap();
-            let (_, item) = attachment.receiver.try_next().unwrap().unwrap();
-            copies.push(attachment.is_share_used_up(&item).unwrap());
+            let (seq, item) = attachment.receiver.try_next().unwrap().unwrap();
+            let slice = attachment.hold(seq, &item).unwrap();
+            copies.push(attachment.is_beyond_share(&slice));
+            held.push(slice);
         }
         // Its own item is held already when it asks.
         assert_eq!(copies, [false, false, false, false, true, true, true, true]);

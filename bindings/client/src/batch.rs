@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use coprep_cache::view::LargeMap;
 use coprep_protocol::spec::{Dtype, Field};
 
 use crate::attachment::{Attachment, Slice};
@@ -12,6 +13,8 @@ use crate::raw::Owned;
 pub struct Batch {
     memory: Arc<Memory>,
     fields: Arc<[Field]>,
+    /// Which field has samples that may lie elsewhere.
+    blob: Option<usize>,
     samples: u32,
 }
 
@@ -19,15 +22,37 @@ pub struct Batch {
 enum Memory {
     /// In a staging buffer, as a copy-on-write view.
     Shared(Slice),
-    /// In private memory, one piece per field.
-    Private(Vec<Owned>),
+    /// In private memory, one piece per field, and one for each sample that is larger than its part of the blob field.
+    Private {
+        fields: Vec<Owned>,
+        large: Vec<(u32, Owned)>,
+    },
 }
 
 impl Memory {
     fn address(&self, field: usize) -> usize {
         match self {
             Memory::Shared(slice) => slice.field(field).0.as_ptr().expose_provenance(),
-            Memory::Private(pieces) => pieces[field].address(),
+            Memory::Private { fields, .. } => fields[field].address(),
+        }
+    }
+
+    /// Samples that are larger than their part of the blob field: which, where they lie, and how many bytes.
+    fn large(&self) -> Vec<(u32, usize, usize)> {
+        match self {
+            Memory::Shared(slice) => {
+                let large = slice.large.iter();
+                let place = |map: &LargeMap| map.start().as_ptr().expose_provenance();
+                large
+                    .map(|(row, map)| (*row, place(map), map.len()))
+                    .collect()
+            }
+            Memory::Private { large, .. } => {
+                let large = large.iter();
+                large
+                    .map(|(row, piece)| (*row, piece.address(), piece.len()))
+                    .collect()
+            }
         }
     }
 }
@@ -36,6 +61,7 @@ impl Batch {
     pub(crate) fn view(slice: Slice) -> Self {
         let (fields, samples) = (slice.attachment().fields.clone(), slice.len);
         Batch {
+            blob: slice.attachment().blob,
             memory: Arc::new(Memory::Shared(slice)),
             fields,
             samples,
@@ -51,16 +77,16 @@ impl Batch {
     /// True when it lies in private memory.
     #[must_use]
     pub fn is_copy(&self) -> bool {
-        matches!(*self.memory, Memory::Private(_))
+        matches!(*self.memory, Memory::Private { .. })
     }
 
     /// Bytes of all fields.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.fields
-            .iter()
-            .map(|f| f.sample_bytes() * self.samples as usize)
-            .sum()
+        let fields = self.fields.iter();
+        let fields = fields.map(|f| f.sample_bytes() * self.samples as usize);
+        let large = self.memory.large();
+        fields.chain(large.iter().map(|&(_, _, len)| len)).sum()
     }
 
     /// Its fields as arrays. The batch is released when the last of them is gone.
@@ -81,8 +107,28 @@ impl Batch {
                 .chain(sample)
                 .collect(),
             address: self.memory.address(field),
+            large: if self.blob == Some(field) {
+                self.large(name, *dtype)
+            } else {
+                Vec::new()
+            },
             _memory: self.memory.clone(),
         }
+    }
+
+    fn large(&self, name: &str, dtype: Dtype) -> Vec<(u32, Array)> {
+        let array = |(row, address, len)| {
+            let array = Array {
+                name: name.to_owned(),
+                dtype,
+                shape: vec![len],
+                address,
+                large: Vec::new(),
+                _memory: self.memory.clone(),
+            };
+            (row, array)
+        };
+        self.memory.large().into_iter().map(array).collect()
     }
 }
 
@@ -95,6 +141,8 @@ pub struct Array {
     pub dtype: Dtype,
     /// Samples first; elements lie in the order of the last axis, without gaps.
     pub shape: Vec<usize>,
+    /// Rows whose values are larger than a row of this array, and do not lie in it, with their values.
+    pub large: Vec<(u32, Array)>,
     address: usize,
     _memory: Arc<Memory>,
 }
@@ -110,7 +158,9 @@ impl Array {
 /// A batch that is put together in private memory, part by part.
 pub(crate) struct Assembly {
     pieces: Vec<Owned>,
+    large: Vec<(u32, Owned)>,
     fields: Arc<[Field]>,
+    blob: Option<usize>,
     capacity: u32,
     samples: u32,
     pub(crate) ids: Vec<i64>,
@@ -129,7 +179,9 @@ impl Assembly {
         let too_large = || Error::Invalid(format!("a batch of {capacity} samples is too large"));
         Ok(Assembly {
             pieces: pieces.ok_or_else(too_large)?,
+            large: Vec::new(),
             fields,
+            blob: attachment.blob,
             capacity,
             samples: 0,
             ids: Vec::new(),
@@ -152,17 +204,26 @@ impl Assembly {
                 field,
             );
         }
+        for (row, map) in &slice.large {
+            let copied = Owned::copy_of(map);
+            let copied = copied.ok_or_else(|| Error::Invalid("a sample is too large".into()))?;
+            self.large.push((self.samples + row, copied));
+        }
         self.samples = samples;
         self.ids.append(&mut ids);
         Ok(())
     }
 
     pub(crate) fn finish(self) -> (Batch, Vec<i64>) {
-        let memory = Arc::new(Memory::Private(self.pieces));
+        let memory = Arc::new(Memory::Private {
+            fields: self.pieces,
+            large: self.large,
+        });
         (
             Batch {
                 memory,
                 fields: self.fields,
+                blob: self.blob,
                 samples: self.samples,
             },
             self.ids,

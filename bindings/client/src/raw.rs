@@ -15,6 +15,8 @@ use std::ptr::NonNull;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 
+use coprep_cache::view::LargeMap;
+
 use crate::attachment::Slice;
 
 /// Private memory of a batch that was copied, aligned like a cache line.
@@ -45,6 +47,22 @@ impl Owned {
 
     pub(crate) fn address(&self) -> usize {
         self.start.as_ptr() as usize
+    }
+
+    /// Bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.layout.size()
+    }
+
+    /// Copies a large sample, before the user is given it. `None` if that is more than the address space.
+    pub(crate) fn copy_of(map: &LargeMap) -> Option<Self> {
+        let copy = Self::new(map.len())?;
+        // SAFETY: the source is readable and not written: its slice is held, so the coordinator leaves it alone, and no
+        // user has been given its address yet. The target is as long, and nobody else's.
+        unsafe {
+            std::ptr::copy_nonoverlapping(map.start().as_ptr(), copy.start.as_ptr(), map.len())
+        };
+        Some(copy)
     }
 
     /// Copies a field of a slice to `at`.

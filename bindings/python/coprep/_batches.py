@@ -80,8 +80,10 @@ class Samples:
         if structure is None:
             structure = self._structure = _exchange.loads(loader.attached()["structure"])
             _warn_of_seeds(structure.lost_seeds)
+        blobs = _blobs(arrays[-2]) if structure.has_blob else None
         *fields, index = [np.asarray(array) for array in arrays]
-        blobs = [row.data for row in fields.pop()] if structure.has_blob else None
+        if structure.has_blob:
+            fields.pop()
         batch = structure.batch(fields, blobs, len(index), self._framework)
         return self._with_ids(self._finish(batch), index)
 
@@ -111,6 +113,14 @@ class Samples:
 
             return batch, torch.from_numpy(index)
         return batch, index
+
+
+def _blobs(array: _coprep.Array) -> list[memoryview]:
+    """What is of no fixed size, by sample. What is larger than its row lies elsewhere."""
+    blobs = [row.data for row in np.asarray(array)]
+    for row, value in array.large:
+        blobs[row] = np.asarray(value).data
+    return blobs
 
 
 def _written(packed: Any) -> memoryview:

@@ -24,6 +24,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -255,7 +256,10 @@ class _Host:
     def _map(self, **layout: Any) -> None:
         self._unmap()
         file = self._channel.descriptors.pop(0)
-        memory = mmap.mmap(file, layout["buffers"] * layout["stride"])
+        # The whole file: large samples lie behind the buffers.
+        memory = mmap.mmap(file, 0)
+        # Most of it may have no memory yet. Who writes a core dump would look at all of it, and so take some.
+        memory.madvise(mmap.MADV_DONTDUMP)
         os.close(file)
         structure = bytes.fromhex(layout.pop("structure"))
         self._layout = Layout(memory=memory, structure=structure, **layout)
@@ -375,6 +379,7 @@ class _Worker:
             self._structure: Structure = _exchange.loads(layout.structure)
             self._views = _views(layout, self._structure)
             self._blobs = _blobs(layout, self._structure)
+            self._memory = memoryview(layout.memory)
         # Before there is a stream: a number that nobody would choose, so that a seed of the user's is told apart.
         worker_seed = (_NO_SEED if layout is None else self._seed + number) & INT64
         _prepare_torch(number, workers, worker_seed, program.dataset)
@@ -433,10 +438,8 @@ class _Worker:
         except Exception as error:
             link.raised(json.dumps(_raised(sample, stage, error)).encode())
             return
-        if packed is not None and not self._write_blob(packed, *place):
-            link.too_large(packed.size)
-            return
-        link.done(*kept)
+        if packed is None or self._write_blob(packed, *place):
+            link.done(*kept, 0 if packed is None else packed.size)
 
     def _scratch_of(self, first: bool) -> _Scratch | None:
         """Of the chunk that is being made; ``first``: its first sample."""
@@ -455,19 +458,28 @@ class _Worker:
         return place
 
     def _write_blob(self, packed: Packed, buffer: int, slot: int) -> bool:
-        if self._blobs is None or packed.size > self._blobs.shape[-1]:
+        """Write it to its slot, or where there is room if it is larger. False: nobody wants it, or there is no room."""
+        if self._blobs is not None and packed.size <= self._blobs.shape[-1]:
+            packed.write_to(self._blobs[buffer, slot].data)
+            return True
+        at = self._link.room(packed.size)
+        if at is None:
             return False
-        packed.write_to(self._blobs[buffer, slot].data)
+        packed.write_to(self._memory[at : at + packed.size])
         return True
 
     # A look at what samples are like.
 
     def _probe(self, message: bytes) -> dict[str, Any]:
-        split, enough = bool(message[1]), message[2]
+        split, may_look_at_more, enough = bool(message[1] & 1), bool(message[1] & 2), message[2]
+        ids = [sample for (sample,) in struct.iter_unpack("<I", message[3:])]
         found: dict[str, Any] = {}
         raised: dict[str, Any] | None = None
         sizes: list[int] = []
-        for (sample,) in struct.iter_unpack("<I", message[3:]):
+        blobs: list[int] = []
+        began = time.monotonic()
+        while ids:
+            sample = ids.pop(0)
             stage = "dataset"
             try:
                 if self._broken is not None:
@@ -479,28 +491,45 @@ class _Worker:
                 if self._transform is not None:
                     stage = "transform"
                     value = self._transform(value)
-                found = _look(value, self._program.whole, found, self._lost_seeds)
+                look, blob = _look(value, self._program.whole, self._lost_seeds)
+                found = found or look
+                blobs.append(blob)
             except Exception as error:
                 raised = raised or _raised(sample, stage, error)
                 continue
-            enough -= 1
-            if enough == 0:
+            if len(blobs) == enough:
+                # What is of no fixed size may be of any. A few more are looked at, if that takes no time.
+                if blob == 0 or not may_look_at_more:
+                    break
+                ids = ids[:: max(1, len(ids) // _FURTHER_LOOKS)]
+            if len(blobs) >= enough + _FURTHER_LOOKS or (
+                len(blobs) >= enough and time.monotonic() - began > _TIME_TO_LOOK
+            ):
                 break
         if not found:
             return {"raised": raised or _raised(0, "dataset", IndexError("the dataset is empty"))}
-        return {**found, "kept": sum(sizes) // max(1, len(sizes))}
+        # A slot is for most samples, and not for the largest of all.
+        blobs.sort()
+        return {**found, "blob": blobs[len(blobs) * 3 // 4], "kept": sum(sizes) // max(1, len(sizes))}
 
 
-def _look(value: Any, whole: bool, before: dict[str, Any], lost_seeds: list[str]) -> dict[str, Any]:
+_FURTHER_LOOKS = 15
+"""Samples of no fixed size that are looked at besides those that must be."""
+_TIME_TO_LOOK = 0.05
+"""Seconds for that."""
+
+
+def _look(value: Any, whole: bool, lost_seeds: list[str]) -> tuple[dict[str, Any], int]:
+    """What a sample is like, and how many bytes of it are of no fixed size."""
     structure = Structure.of(value, whole=whole)
     structure.lost_seeds = lost_seeds
     views = [np.empty((1, 1, *field.shape), field.storage) for field in structure.fields]
     packed = structure.write(value, views, (0, 0))
-    return {
+    look = {
         "fields": [(field.name, field.dtype, field.shape) for field in structure.fields],
-        "blob": max(0 if packed is None else packed.size, before.get("blob", 0)),
         "structure": _exchange.dumps(structure).hex(),
     }
+    return look, 0 if packed is None else packed.size
 
 
 def _raised(sample: int, stage: str, error: Exception) -> dict[str, Any]:

@@ -345,7 +345,7 @@ impl Place {
         let reserved = file.metadata().map_err(|e| self.os(e))?.blocks() * 512;
         match reserved >= shape.bytes as u64 {
             true => Ok(()),
-            false => memory::reserve(super::arena::WHAT, file, shape.bytes as u64),
+            false => memory::reserve(super::arena::WHAT, file, 0..shape.bytes as u64),
         }
     }
 

@@ -22,6 +22,7 @@ pub struct Entry {
     dataset: AtomicU64,
     kept_at: AtomicU64,
     kept_len: AtomicU64,
+    blob: AtomicU64,
 }
 
 /// What a worker tells of a sample that it has written.
@@ -35,6 +36,8 @@ pub struct Written {
     pub dataset_ns: u64,
     /// Where the value of its deterministic part lies in the scratch file, and its bytes, if it was to be kept.
     pub kept: (u64, u64),
+    /// Bytes of it that are of no fixed size.
+    pub blob: u64,
 }
 
 /// The worker's steps.
@@ -60,6 +63,7 @@ impl Entry {
         self.dataset.store(written.dataset_ns, Ordering::Relaxed);
         self.kept_at.store(written.kept.0, Ordering::Relaxed);
         self.kept_len.store(written.kept.1, Ordering::Relaxed);
+        self.blob.store(written.blob, Ordering::Relaxed);
         // Release: pairs with the acquire in `written`; what was written of the sample itself is visible, too.
         self.is_written.store(1, Ordering::Release);
     }
@@ -115,6 +119,7 @@ impl Entry {
                 self.kept_at.load(Ordering::Relaxed),
                 self.kept_len.load(Ordering::Relaxed),
             ),
+            blob: self.blob.load(Ordering::Relaxed),
         })
     }
 }

@@ -232,6 +232,7 @@ mod tests {
             cpu_ns: 4,
             dataset_ns: 3,
             kept: (64, u64::MAX),
+            blob: 9,
         };
         assert!(theirs.begin(0) && given.written().is_none());
         theirs.write(0, &told);

@@ -6,7 +6,8 @@
 //! * with the host: JSON, a few messages in the life of a stream ([`HostRequest`], [`HostEvent`]);
 //! * with a worker: fixed little-endian records, one message per chunk of samples ([`Order`], [`Report`]).
 //!
-//! The samples themselves never pass here: a worker writes them straight into the staging buffers.
+//! The samples themselves never pass here: a worker writes them straight into the staging buffers. One that does not fit
+//! its slot is written where the coordinator says ([`Report::TooLarge`], [`Told::Room`]).
 //!
 //! **Invariant.** What a process of user code says is checked like a stranger's word: lengths are bounded, records
 //! validated, and numbers that make no sense end that process only.
@@ -324,6 +325,18 @@ pub fn place(buffer: u32, slot: u32) -> Vec<u8> {
     bytes
 }
 
+/// Message to a worker, the answer to [`Report::TooLarge`]: the sample is to be written from byte `at` of the staging area
+/// on. `None`: not at all, and the worker goes on with the next.
+#[must_use]
+pub fn room(at: Option<u64>) -> Vec<u8> {
+    let mut bytes = vec![b'R'];
+    bytes.extend(at.unwrap_or(NO_ROOM).to_le_bytes());
+    bytes
+}
+
+/// Instead of a place in the staging area.
+const NO_ROOM: u64 = u64::MAX;
+
 /// What a worker is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Told {
@@ -331,6 +344,8 @@ pub enum Told {
     Make(u32, Vec<Order>),
     /// [`place`]: where to write what was made.
     Place(u32, u32),
+    /// [`room`]: where to write what is larger than its slot.
+    Room(Option<u64>),
     /// Something else, such as a [`probe`].
     Other,
 }
@@ -353,6 +368,10 @@ impl Told {
             }
             b'B' if rest.len() == 8 => Ok(Told::Place(word(rest, 0), word(rest, 4))),
             b'B' => Err("a place of another length".into()),
+            b'R' if rest.len() == 8 => {
+                Ok(Told::Room(Some(long(rest, 0)).filter(|&at| at != NO_ROOM)))
+            }
+            b'R' => Err("a room of another length".into()),
             _ => Ok(Told::Other),
         }
     }
@@ -379,10 +398,12 @@ fn long(bytes: &[u8], at: usize) -> u64 {
 }
 
 /// Message to a worker: make these samples, without writing them, until `enough` have succeeded, and say what they are
-/// like. `split`: the size of the deterministic part too.
+/// like. `split`: the size of the deterministic part too. `may_look_at_more`: where they are of no fixed size, a few more
+/// of them, if that is quick.
 #[must_use]
-pub fn probe(ids: &[u32], enough: u8, split: bool) -> Vec<u8> {
-    let mut bytes = vec![b'P', u8::from(split), enough];
+pub fn probe(ids: &[u32], enough: u8, split: bool, may_look_at_more: bool) -> Vec<u8> {
+    let flags = u8::from(split) | u8::from(may_look_at_more) << 1;
+    let mut bytes = vec![b'P', flags, enough];
     ids.iter().for_each(|id| bytes.extend(id.to_le_bytes()));
     bytes
 }
@@ -396,7 +417,7 @@ pub enum Report {
     Ready(u32),
     /// This one raised.
     Raised(u32, Raised),
-    /// This one does not fit its slot: so many bytes.
+    /// This one does not fit its slot: so many bytes. The worker waits for the answer, [`room`].
     TooLarge(u32, u64),
     /// Answer to a probe.
     Probed(Box<Probed>),
@@ -457,7 +478,7 @@ pub struct Probed {
     /// Name, type, shape of each field.
     #[serde(default)]
     pub fields: Vec<(String, String, Vec<u32>)>,
-    /// Bytes of what is of no fixed size.
+    /// Bytes of what is of no fixed size: so many as most of the samples that were looked at take.
     #[serde(default)]
     pub blob: u64,
     /// Bytes of the value of the deterministic part.
@@ -592,8 +613,11 @@ mod tests {
         let all = vec![first, second, third];
         assert_eq!(told(&orders(3, &all)), Ok(Told::Make(3, all)));
         assert_eq!(told(&place(5, 6)), Ok(Told::Place(5, 6)));
-        assert_eq!(told(&probe(&[1], 1, false)), Ok(Told::Other));
-        for message in [&b""[..], b"S", b"S\0\0\0", b"S\0\0\0\0\0", b"B\0\0"] {
+        assert_eq!(told(&probe(&[1], 1, false, true)), Ok(Told::Other));
+        for at in [Some(0), Some(1 << 40), None] {
+            assert_eq!(told(&room(at)), Ok(Told::Room(at)));
+        }
+        for message in [&b""[..], b"S", b"S\0\0\0", b"S\0\0\0\0\0", b"B\0\0", b"R\0"] {
             assert!(told(message).is_err(), "{message:?}");
         }
     }

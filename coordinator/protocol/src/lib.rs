@@ -32,4 +32,4 @@ pub mod size;
 pub mod spec;
 
 /// Version of the messages. Client and coordinator must have the same.
-pub const PROTOCOL_VERSION: u16 = 6;
+pub const PROTOCOL_VERSION: u16 = 7;

@@ -361,6 +361,8 @@ pub struct Attached {
     pub slots: u32,
     /// Staging buffers.
     pub buffers: u32,
+    /// Bytes that samples which are larger than their slots may take in all; 0: there are none.
+    pub large_bytes: u64,
     /// Epoch the job is in.
     pub epoch: u64,
     /// How user code makes batches of the fields; empty for others.

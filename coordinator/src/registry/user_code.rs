@@ -15,8 +15,8 @@ use super::identity::code_key;
 use super::{Registry, Wanted};
 use crate::caches::{CacheKey, Pin, Sizes, check_form};
 use crate::maker::Maker;
-use crate::stream::{Stream, layout};
-use crate::user_code::{Crew, Loaded, Resting, Trouble};
+use crate::stream::{Stream, layout, most_blob};
+use crate::user_code::{Crew, Loaded, Resting, Shape, Trouble};
 use crate::{Error, Result};
 
 /// How long a process that has loaded user code is kept for the next job, and how many of them.
@@ -33,14 +33,14 @@ const MEMORY_OF_ENDS: Duration = Duration::from_secs(60);
 const MOST_CODE_WORKERS: u32 = 128;
 /// Samples of which some are looked at to know what user code makes: more of them only where the first ones fail.
 const PROBES: u32 = 64;
+/// As many of them are the first ones, unless all of them are spread over the dataset.
+const PROBES_IN_A_ROW: u32 = 8;
 
 /// What is known of user code beyond its streams; all of it by identity.
 #[derive(Default)]
 pub(super) struct UserCodes {
     /// Processes that have loaded it, whose jobs have just left.
     resting: Mutex<Vec<(u128, Resting)>>,
-    /// Room that its samples were found to need.
-    room: Arc<Mutex<HashMap<u128, u64>>>,
     ends: Arc<Ends>,
 }
 
@@ -114,7 +114,9 @@ impl Registry {
         loop {
             attempts += 1;
             flight.step(format!("the dataset of {} is being loaded", user.name));
-            let loaded = self.load(request, user, code, dataset, || flight.is_awaited());
+            let most_blob = most_blob(slots, self.settings.staging_bytes);
+            let is_awaited = || flight.is_awaited();
+            let loaded = self.load(request, user, code, dataset, most_blob, is_awaited);
             let opened = loaded.and_then(|loaded| {
                 let crew = |loaded| self.crew(request, user, loaded, (slots, seed), flight);
                 loaded.map(crew).transpose()
@@ -143,15 +145,17 @@ impl Registry {
         user: &UserDataset,
         code: &UserCode,
         dataset: Option<&OwnedFd>,
+        most_blob: u64,
         is_awaited: impl Fn() -> bool,
     ) -> Result<Option<Loaded>> {
         let probes = |samples: u32| probes(request, samples, user.split);
-        let room = self.user_code.room(request.pipeline.fingerprint());
         let split = user.split;
         let resting = self.user_code.take_resting(code_key(request));
         let loaded = match (resting, dataset) {
-            (Some(resting), _) => Loaded::again(resting, code, probes, split, room)?,
-            (None, Some(dataset)) => Loaded::load(code, dataset, is_awaited, probes, split, room)?,
+            (Some(resting), _) => Loaded::again(resting, code, probes, split, most_blob)?,
+            (None, Some(dataset)) => {
+                Loaded::load(code, dataset, is_awaited, probes, split, most_blob)?
+            }
             (None, None) => return Ok(None),
         };
         let there = loaded.samples;
@@ -184,11 +188,7 @@ impl Registry {
             let layout = layout(&fields, slots, self.settings.staging_bytes)?;
             let pool =
                 StagingPool::create_with(layout.clone(), |file| loaded.map(&layout, seed, file))?;
-            let sample_bytes = match form {
-                CacheForm::Prepared => shape.fields.iter().map(|f| f.sample_bytes() as u64).sum(),
-                _ => shape.kept,
-            };
-            let pin = self.user_cache(request, user, form, samples, sample_bytes, seed, flight)?;
+            let pin = self.user_cache(request, user, form, samples, &shape, seed, flight)?;
             Ok((pool, pin))
         };
         let (pool, pin) = match pool_and_cache() {
@@ -238,7 +238,7 @@ impl Registry {
         user: &UserDataset,
         form: CacheForm,
         samples: u32,
-        sample_bytes: u64,
+        shape: &Shape,
         seed: u64,
         party: &Arc<Flight<Arc<Stream>>>,
     ) -> Result<Option<Pin>> {
@@ -248,12 +248,12 @@ impl Registry {
         }
         let content = match form {
             CacheForm::Decoded | CacheForm::Auto => request.pipeline.decoded_fingerprint(),
-            // With its random numbers, and as it lies in a slot.
+            // With its random numbers, and its parts as they lie in a slot.
             _ => {
                 let made = [
                     request.pipeline.fingerprint(),
                     seed.into(),
-                    sample_bytes.into(),
+                    shape.fixed_bytes().into(),
                 ];
                 xxhash_rust::xxh3::xxh3_128(&made.map(u128::to_le_bytes).concat())
             }
@@ -272,7 +272,13 @@ impl Registry {
             bytes: request.cache.bytes,
             reduces: false,
         };
-        let sizes = move || Sizes::by_sample(sample_bytes, samples);
+        let sample_bytes = match form {
+            CacheForm::Prepared => shape.prepared_bytes(),
+            _ => shape.kept,
+        };
+        // Of samples of any size the job may know more than a look at some of them tells.
+        let at_least = request.cache.bytes.filter(|_| shape.is_uneven());
+        let sizes = move || Sizes::by_sample(sample_bytes, samples).at_least(at_least.unwrap_or(0));
         self.find_or_open_cache(wanted, &**party, sizes).map(Some)
     }
 
@@ -282,13 +288,9 @@ impl Registry {
             return;
         };
         let key = stream.blueprint.key.pipeline;
-        let (room, ends) = (self.user_code.room.clone(), self.user_code.ends.clone());
+        let ends = self.user_code.ends.clone();
         let stream = Arc::downgrade(stream);
         crew.on_trouble(move |trouble| {
-            if let Trouble::TooLarge(bytes) = trouble {
-                let mut room = room.lock().unwrap_or_else(PoisonError::into_inner);
-                room.insert(key, bytes.saturating_mul(2));
-            }
             if let Some(stream) = stream.upgrade() {
                 if let Trouble::Host(why) = &trouble {
                     ends.note(key, why, stream.has_delivered());
@@ -300,11 +302,6 @@ impl Registry {
 }
 
 impl UserCodes {
-    fn room(&self, key: u128) -> u64 {
-        let room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
-        room.get(&key).copied().unwrap_or(0)
-    }
-
     fn resting(&self) -> MutexGuard<'_, Vec<(u128, Resting)>> {
         self.resting.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -372,10 +369,13 @@ pub(super) fn probes(request: &Attach, samples: u32, split: bool) -> Vec<u32> {
         Some(set) => set.select(n),
         None => Some(n),
     };
-    // With a split, the cache's size is estimated from some of them; else the first that succeeds is enough.
+    // With a split, the cache's size is estimated from some of them; else the first that succeeds is enough, and where
+    // they are of no fixed size, a few of the others.
     let count = PROBES.min(len);
-    let step = if split { (len / PROBES).max(1) } else { 1 };
-    let mut places: Vec<u32> = (0..count).map(|i| i * step).collect();
+    let step = (len / PROBES).max(1);
+    let in_a_row = if split { 0 } else { PROBES_IN_A_ROW };
+    let place_of = |i: u32| if i < in_a_row { i } else { i * step };
+    let mut places: Vec<u32> = (0..count).map(place_of).collect();
     if split {
         // However few are looked at: 0, 1/2, 1/4, 3/4, ... of the way.
         places.sort_by_key(|place| (place / step).reverse_bits());

@@ -251,6 +251,13 @@ impl Consumer {
         self.published.is_empty() && self.sender.is_waiting()
     }
 
+    /// Returns true if it has taken all that was handed over, and waits, or soon will, for a minibatch in preparation.
+    pub(crate) fn lacks_a_minibatch(&self) -> bool {
+        let next = self.pending.front();
+        self.published.iter().all(|item| item.is_void)
+            && next.is_some_and(|next| ready(next).is_none())
+    }
+
     /// Returns how much longer something may lie unread until it counts as absent, or `None` if nothing does.
     pub(crate) fn patience_left(&self) -> Option<Duration> {
         let unread = self.unread_since?.elapsed();

@@ -367,6 +367,12 @@ impl Engine {
             .flat_map(|job| job.ranks.iter_mut().flatten())
     }
 
+    /// Returns true if a consumer has nothing to take, and a minibatch is being prepared for it, or would be if there were
+    /// buffers.
+    pub(super) fn is_any_consumer_short(&mut self) -> bool {
+        self.scheduler.lacks_buffers() || self.consumers().any(|c| c.lacks_a_minibatch())
+    }
+
     pub(super) fn consumer(&mut self, seat: Seat) -> Option<&mut Consumer> {
         self.jobs
             .get_mut(&seat.job)?

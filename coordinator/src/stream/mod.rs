@@ -16,6 +16,7 @@ mod engine;
 mod epochs;
 mod explain;
 mod forming;
+mod layout;
 mod pace;
 mod replay;
 mod sample;
@@ -27,7 +28,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use coprep_cache::handover::{Doorbell, Sender};
-use coprep_cache::staging::{Layout, StagingPool};
+use coprep_cache::staging::StagingPool;
 use coprep_cache::worklist::Given;
 use coprep_costs::{Summary, early};
 use coprep_protocol::message::{
@@ -50,6 +51,7 @@ use crate::stream::consumer::Consumer;
 use crate::stream::counters::Counters;
 pub(crate) use crate::stream::departed::Leaver;
 use crate::stream::engine::Engine;
+pub(crate) use crate::stream::layout::{layout, most_blob};
 use crate::stream::replay::Replay;
 use crate::stream::sample::{Plan, SampleWork};
 use crate::user_code::{Resting, Trouble};
@@ -70,8 +72,6 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// Most items of a consumer that are published and not released. What is beyond waits in the coordinator until some are
 /// released; a consumer copies rather than hold more than half of them.
 const RING: u64 = 4096;
-/// Fewest and most staging buffers of a stream.
-const BUFFERS: std::ops::RangeInclusive<u64> = 12..=64;
 
 /// What tells streams apart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -234,7 +234,7 @@ impl Stream {
     }
 
     fn give_up(&self, engine: &mut Engine) {
-        self.broken.store(true, Ordering::Release);
+        self.prepare_nothing_more();
         let mut given_up = std::mem::replace(engine, new_engine(&self.blueprint, &self.pool));
         given_up.hang_up();
         // What is half changed may panic once more as it is dropped.
@@ -301,6 +301,7 @@ impl Stream {
             fields: self.fields.clone(),
             slots: self.pool.layout().slots,
             buffers: self.pool.layout().buffers,
+            large_bytes: self.pool.layout().large_limit(),
             epoch,
             structure: maker.structure().to_vec(),
             notes: Vec::new(),
@@ -374,7 +375,13 @@ impl Stream {
     pub(crate) fn retire(&self) {
         // Under the lock, so that no thread is in the middle of filling a buffer when this returns.
         let _engine = self.engine();
+        self.prepare_nothing_more();
+    }
+
+    /// To be called under the lock, before the jobs' connections are ended: see [`StagingPool::retire`].
+    fn prepare_nothing_more(&self) {
         self.broken.store(true, Ordering::Release);
+        self.pool.retire();
     }
 
     pub(crate) fn is_broken(&self) -> bool {
@@ -401,7 +408,16 @@ impl Stream {
     }
 
     pub(crate) fn explain(&self, seat: Seat) -> String {
-        explain::explain(&self.engine(), seat, self.pool.free(), &self.blueprint)
+        let text = explain::explain(&self.engine(), seat, self.pool.free(), &self.blueprint);
+        let stuck = self.blueprint.maker.crew().map_or(0, |crew| crew.stuck());
+        if stuck == 0 {
+            return text;
+        }
+        format!(
+            "{text}; {stuck} workers wait for memory, because what is prepared or held takes most of the {} KiB that \
+             samples may take which are larger than most (--staging, COPREP_STAGING)",
+            self.pool.layout().large_limit() >> 10
+        )
     }
 
     /// Returns whom a consumer waits for, if that is somebody else and not its samples.
@@ -429,7 +445,7 @@ impl Stream {
             slots: layout.slots,
             buffers: layout.buffers,
             buffers_free: self.pool.free(),
-            staging_bytes: layout.total_bytes() as u64,
+            staging_bytes: self.pool.reserved_bytes(),
             totals: self.counters.totals(),
             stalls: engine.stalls(),
             jobs: engine.status(),
@@ -504,7 +520,7 @@ impl Stream {
     /// Draws a minibatch. Makes room for it if need be.
     fn next_minibatch(&self, engine: &mut Engine) -> Option<Minibatch> {
         loop {
-            let minibatch = engine.scheduler.next(self.pool.free());
+            let minibatch = engine.scheduler.next(self.pool.to_begin());
             if minibatch.is_some() || !engine.make_room() {
                 return minibatch;
             }
@@ -745,13 +761,4 @@ impl Stream {
         while self.pump(&mut engine) {}
         engine.look_again
     }
-}
-
-/// Where everything lies in the staging area of a stream whose first job has batches of `slots` samples.
-pub(crate) fn layout(fields: &[Field], slots: u32, staging_bytes: u64) -> Result<Layout> {
-    let sizes: Vec<usize> = fields.iter().map(Field::sample_bytes).collect();
-    let one = Layout::new(&sizes, slots, 1)?;
-    let fitting = staging_bytes / one.stride().max(1) as u64;
-    let buffers = fitting.clamp(*BUFFERS.start(), *BUFFERS.end());
-    Ok(Layout::new(&sizes, slots, buffers as u32)?)
 }

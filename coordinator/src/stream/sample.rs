@@ -1,5 +1,7 @@
 //! A sample on its way into a slot of its minibatch, made by a thread of the coordinator or by a worker of user code.
 
+mod large;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,7 +21,7 @@ use crate::prepare::{Cost, Failure, Fetched, Recipe, Slot, Tools};
 use crate::stream::Stream;
 use crate::stream::afloat::{Berth, Ticket};
 use crate::stream::batch::Batch;
-use crate::user_code::{Begin, Outcome, Outlook, Task};
+use crate::user_code::{Begin, Outcome, Outlook, Room, Task};
 use crate::workers::{Ready, Work};
 
 /// One sample of a minibatch, for a worker.
@@ -33,6 +35,8 @@ pub(super) struct SampleWork {
     /// No worker has begun to prepare it.
     is_waiting: bool,
     fetched: Option<Fetched>,
+    /// Since when the kernel refuses the memory that it must have.
+    short_since: Option<Instant>,
     /// How often in a row a thread has panicked that had it.
     panics: u32,
 }
@@ -61,6 +65,16 @@ enum At {
     Last(Arc<Batch>),
     /// Nothing is left to be done.
     Over,
+}
+
+/// What became of a sample that may be cached.
+enum Restored {
+    /// It is in its slot.
+    Whole(Cost),
+    /// It is not cached.
+    Absent,
+    /// It is larger than its slot, and there is no room for it, or not yet.
+    NoRoom(Room),
 }
 
 impl Work for SampleWork {
@@ -105,9 +119,16 @@ impl Work for SampleWork {
                 _ if self.plan.is_there => self.prepared(&Cost::default()),
                 Maker::Native(recipe) => self.fill(recipe, tools),
                 Maker::Crew { crew, prepared, .. } => match self.restore(prepared.as_deref()) {
-                    Some(cost) => self.prepared(&cost),
+                    Restored::Whole(cost) => self.prepared(&cost),
                     // An LRU has let it go since the work was assigned.
-                    None => return crew.submit(Moment::default(), self),
+                    Restored::Absent => return crew.submit(Moment::default(), self),
+                    Restored::NoRoom(Room::Failed(failure)) => {
+                        return self.finish(Outcome::Failed(failure));
+                    }
+                    Restored::NoRoom(Room::Unwanted) => {}
+                    // Behind all that is due by now. With its own moment, which may be before theirs, it would come first
+                    // each time, and keep the threads from the samples whose end it waits for.
+                    Restored::NoRoom(_) => return stream.assign(Moment::now(), *self),
                 },
                 Maker::Jobs { .. } => {
                     let visit = self.draw.visit.to_ne_bytes();
@@ -140,8 +161,10 @@ impl Task for SampleWork {
             _ => None,
         };
         match self.restore(cache) {
-            Some(cost) => Begin::Over(Outcome::Found(cost)),
-            None => Begin::Make,
+            Restored::Whole(cost) => Begin::Over(Outcome::Found(cost)),
+            Restored::NoRoom(Room::Unwanted) => Begin::Over(Outcome::Unwanted),
+            // A worker can wait until there is room for it.
+            Restored::Absent | Restored::NoRoom(_) => Begin::Make,
         }
     }
 
@@ -180,6 +203,7 @@ impl Task for SampleWork {
 
     fn put_back(&mut self) {
         self.time_runs(false);
+        self.forget_large();
     }
 
     fn bind(&mut self, is_about_to_write: bool) -> (u32, u32) {
@@ -190,10 +214,14 @@ impl Task for SampleWork {
         (berth.batch.buffer, berth.slot.slot())
     }
 
+    fn room(&mut self, bytes: u64) -> Room {
+        self.room_for(bytes)
+    }
+
     fn finish(mut self: Box<Self>, outcome: Outcome) {
         match outcome {
-            Outcome::Made(cost) => {
-                self.made(&cost);
+            Outcome::Made { cost, blob } => {
+                self.made(&cost, blob);
                 self.end();
             }
             Outcome::Found(cost) => {
@@ -241,6 +269,7 @@ impl SampleWork {
             plan,
             is_waiting: true,
             fetched: None,
+            short_since: None,
             panics: 0,
         }
     }
@@ -389,17 +418,33 @@ impl SampleWork {
     }
 
     /// Fills the slot with what is cached.
-    fn restore(&mut self, cache: Option<&Cache>) -> Option<Cost> {
-        let cache = cache?;
+    fn restore(&mut self, cache: Option<&Cache>) -> Restored {
         let stream = self.stream.clone();
         let layout = stream.pool.layout();
-        let bytes = cache.store.get(self.draw.id)?;
-        if bytes.len() != written_bytes(layout) {
-            return None;
+        let hit = cache.and_then(|cache| Some((cache, cache.store.get(self.draw.id)?)));
+        let Some((cache, bytes)) = hit else {
+            return Restored::Absent;
+        };
+        let Some(blob) = blob_bytes(&bytes, layout) else {
+            return Restored::Absent;
+        };
+        if is_larger_than_slot(blob, layout) {
+            self.claim();
+            match self.room_for(blob as u64) {
+                Room::At(_) => {}
+                none => {
+                    // Nobody waits for an answer: it asks anew. By then it may not be cached any more, and lie in the queue of
+                    // workers that all wait behind it.
+                    self.forget_large();
+                    return Restored::NoRoom(none);
+                }
+            }
+        } else {
+            self.claim();
+            self.forget_large();
         }
         cache.count_hit();
-        self.claim();
-        Some(restore(&bytes, self.slot(), layout))
+        Restored::Whole(restore(&bytes, self.slot(), layout))
     }
 
     /// The sample failed: the jobs are told, and it is another one now. False: there is none, and a gap is left.
@@ -408,7 +453,8 @@ impl SampleWork {
         stream.counters.add_failure();
         let path = stream.blueprint.maker.path(self.draw.id);
         let draw = self.draw;
-        let Berth { batch, place, .. } = self.berth();
+        let Berth { batch, place, slot } = self.berth();
+        slot.forget_large();
         let other = stream
             .engine()
             .sample_failed(batch, *place, draw, path, failure);
@@ -426,14 +472,30 @@ impl SampleWork {
         let stream = self.stream.clone();
         let Berth { batch, slot, .. } = self.berth();
         slot.field_mut(index).copy_from_slice(&id.to_ne_bytes());
-        if let Some(replay) = &stream.replay {
+        // What is larger than its slot goes when the buffer is free.
+        if let Some(replay) = stream
+            .replay
+            .as_ref()
+            .filter(|_| slot.large_mut().is_none())
+        {
             replay.fill(batch.buffer, slot.slot());
         }
         self.stream.counters.add(cost, self.draw.visit);
     }
 
+    /// Replaces what was made by what is cached, where that takes as much room.
+    fn replace_by_cached(&mut self, cache: &Cache, blob: usize) {
+        let stream = self.stream.clone();
+        let layout = stream.pool.layout();
+        let made = fixed_bytes(layout) + blob;
+        if let Some(bytes) = cache.store.get(self.draw.id).filter(|b| b.len() == made) {
+            cache.count_hit();
+            restore(&bytes, self.slot(), layout);
+        }
+    }
+
     /// A worker of user code has written the slot.
-    fn made(&mut self, cost: &Cost) {
+    fn made(&mut self, cost: &Cost, blob: u64) {
         let stream = self.stream.clone();
         if let Maker::Crew {
             prepared, costs, ..
@@ -442,9 +504,11 @@ impl SampleWork {
             costs.record(self.draw.id, cost);
             if let Some(cache) = prepared {
                 cache.count_miss();
-                if !keep(cache, self.draw.id, self.slot(), stream.pool.layout()) {
+                let layout = stream.pool.layout();
+                let blob = blob_written(self.slot(), blob, layout);
+                if !keep(cache, self.draw.id, self.slot(), blob, layout) {
                     // Another worker made the same sample meanwhile: all jobs are to see one.
-                    self.restore(Some(cache));
+                    self.replace_by_cached(cache, blob);
                 }
             }
         }
@@ -471,6 +535,7 @@ impl Drop for SampleWork {
             plan: self.plan,
             is_waiting: self.is_waiting,
             fetched: None,
+            short_since: self.short_since,
             panics: self.panics + 1,
         };
         let workers = &self.stream.workers;
@@ -483,36 +548,74 @@ fn written_fields(layout: &Layout) -> std::ops::Range<usize> {
     0..layout.fields() - 1
 }
 
-fn written_bytes(layout: &Layout) -> usize {
-    written_fields(layout).map(|f| layout.sample_bytes(f)).sum()
+/// The same without the field whose values may be larger than the slot, which is the last of them.
+fn fixed_fields(layout: &Layout) -> std::ops::Range<usize> {
+    0..layout.large_field().unwrap_or(layout.fields() - 1)
 }
 
-/// Caches a slot as it is. False: there is no room, or it is there already.
-fn keep(cache: &Cache, id: u32, slot: &mut SlotMut, layout: &Layout) -> bool {
-    let bytes = written_bytes(layout);
+fn fixed_bytes(layout: &Layout) -> usize {
+    fixed_fields(layout).map(|f| layout.sample_bytes(f)).sum()
+}
+
+/// Returns how many bytes of a cached sample are of no fixed size. `None`: it is none of this layout.
+fn blob_bytes(cached: &[u8], layout: &Layout) -> Option<usize> {
+    let blob = cached.len().checked_sub(fixed_bytes(layout))?;
+    (layout.large_field().is_some() || blob == 0).then_some(blob)
+}
+
+fn is_larger_than_slot(blob: usize, layout: &Layout) -> bool {
+    let field = layout.large_field();
+    field.is_some_and(|field| blob > layout.sample_bytes(field))
+}
+
+/// Returns how many bytes of no fixed size a worker wrote, which says that they are `said`.
+fn blob_written(slot: &mut SlotMut, said: u64, layout: &Layout) -> usize {
+    let room = layout.large_field().map_or(0, |f| layout.sample_bytes(f));
+    let in_slot = usize::try_from(said).unwrap_or(usize::MAX).min(room);
+    slot.large_mut().map_or(in_slot, |large| large.len())
+}
+
+/// Returns the part of a slot, or what lies elsewhere in its place.
+fn field_of(slot: &mut SlotMut, field: usize, is_large: bool) -> &mut [u8] {
+    if is_large {
+        slot.large_mut().unwrap_or_default()
+    } else {
+        slot.field_mut(field)
+    }
+}
+
+/// Caches a slot as it is; of no fixed size are `blob` bytes of it. False: there is no room, or it is there already.
+fn keep(cache: &Cache, id: u32, slot: &mut SlotMut, blob: usize, layout: &Layout) -> bool {
+    let bytes = fixed_bytes(layout) + blob;
     let meta = Meta::of(Form::Prepared);
     let Some(mut place) = cache.store.reserve(id, bytes, meta) else {
         return false;
     };
     let mut rest = place.as_mut_slice();
     for field in written_fields(layout) {
-        let part = slot.field_mut(field);
-        let (target, after) = rest.split_at_mut(part.len());
-        target.copy_from_slice(part);
+        let is_large = layout.large_field() == Some(field) && slot.large_mut().is_some();
+        let part = field_of(slot, field, is_large);
+        // What is of no fixed size comes last, and may not fill its part.
+        let len = part.len().min(rest.len());
+        let (target, after) = rest.split_at_mut(len);
+        target.copy_from_slice(&part[..len]);
         rest = after;
     }
     place.commit();
     true
 }
 
-/// Fills a slot with what was cached of another.
+/// Fills a slot with what was cached of another. What is larger than the slot has its place already.
 fn restore(bytes: &[u8], slot: &mut SlotMut, layout: &Layout) -> Cost {
     let began = Instant::now();
     let mut rest = bytes;
     for field in written_fields(layout) {
-        let part = slot.field_mut(field);
-        let (source, after) = rest.split_at(part.len());
-        part.copy_from_slice(source);
+        let is_large = layout.large_field() == Some(field) && slot.large_mut().is_some();
+        let part = field_of(slot, field, is_large);
+        // What is of no fixed size comes last, and may not fill its part.
+        let len = part.len().min(rest.len());
+        let (source, after) = rest.split_at(len);
+        part[..len].copy_from_slice(source);
         rest = after;
     }
     Cost {

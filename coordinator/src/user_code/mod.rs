@@ -47,6 +47,8 @@ pub(crate) trait Task: Send {
     fn put_back(&mut self);
     /// Where: buffer and slot. Decided now, if it was not before. `is_about_to_write`: it is made.
     fn bind(&mut self, is_about_to_write: bool) -> (u32, u32);
+    /// Has `bytes` bytes reserved for a sample that is larger than its slot, or waits for a moment.
+    fn room(&mut self, bytes: u64) -> Room;
     /// Ends it.
     fn finish(self: Box<Self>, outcome: Outcome);
 }
@@ -70,10 +72,22 @@ pub(crate) enum Begin {
     Over(Outcome),
 }
 
+/// Where a sample is written that is larger than its slot.
+pub(crate) enum Room {
+    /// From this byte of the staging area on.
+    At(u64),
+    /// It must wait until others have let go of some.
+    Wait,
+    /// Nobody wants the sample any more.
+    Unwanted,
+    /// There is none to be had.
+    Failed(Failure),
+}
+
 /// What became of a task.
 pub(crate) enum Outcome {
-    /// A worker has written it to its slot.
-    Made(Cost),
+    /// A worker has written it to its slot; so many bytes of it are of no fixed size.
+    Made { cost: Cost, blob: u64 },
     /// It was found, and lies in its slot.
     Found(Cost),
     /// It cannot be made.
@@ -89,8 +103,6 @@ pub(crate) enum Outcome {
 pub(crate) enum Trouble {
     /// Its host ended.
     Host(String),
-    /// A sample does not fit its slot: so many bytes.
-    TooLarge(u64),
     /// A thread panicked.
     Defect(&'static str),
 }
@@ -99,9 +111,6 @@ impl std::fmt::Display for Trouble {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Trouble::Host(why) => write!(f, "the host of its user code: {why}"),
-            Trouble::TooLarge(bytes) => {
-                write!(f, "a sample takes {bytes} bytes, more than was thought")
-            }
             Trouble::Defect(what) => {
                 write!(f, "{what}: a defect of coprep, please report it")
             }
@@ -122,6 +131,8 @@ pub(crate) struct Loaded {
 pub(crate) struct Shape {
     /// Fields, the blob among them, without the index.
     pub(crate) fields: Vec<Field>,
+    /// Bytes that most samples take of what is of no fixed size.
+    typical_blob: u64,
     /// Bytes of the packed deterministic part.
     pub(crate) kept: u64,
     /// How the job makes batches of the fields.
@@ -129,31 +140,49 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// Room for what is of no fixed size.
+    /// Room in a slot for what is of no fixed size.
     fn blob(&self) -> u64 {
         let blob = self.fields.iter().find(|f| f.name == BLOB);
         blob.map_or(0, |f| f.sample_bytes() as u64)
     }
+
+    /// Returns true for samples of no fixed size.
+    pub(crate) fn is_uneven(&self) -> bool {
+        self.blob() > 0
+    }
+
+    /// Bytes of a sample in a slot that are the same for all samples.
+    pub(crate) fn fixed_bytes(&self) -> u64 {
+        let fixed = self.fields.iter().filter(|f| f.name != BLOB);
+        fixed.map(|f| f.sample_bytes() as u64).sum()
+    }
+
+    /// Bytes of a sample as it is cached when it is prepared, of most samples.
+    pub(crate) fn prepared_bytes(&self) -> u64 {
+        self.fixed_bytes() + self.typical_blob.max(self.blob())
+    }
 }
 
-/// Blobs are given this much more room than the sample that was looked at takes.
+/// Slots have this much more room for a blob than most samples take.
 const BLOB_MARGIN: u64 = 2;
+/// Least room for a blob: a slot says there where a larger one lies.
+const LEAST_BLOB: u64 = 64;
 /// Longest exception, as it was packed, that is passed on; longer ones are told as text.
 const MOST_EXCEPTION: usize = 1 << 20;
 
 impl Loaded {
-    /// Loads a dataset, as long as somebody awaits it, and looks at one of the samples `ids`. `blob`: room that blobs are
-    /// known to need.
+    /// Loads a dataset, as long as somebody awaits it, and looks at some of the samples that `probes` names. `most_blob`:
+    /// most room that a slot may have for a blob.
     pub(crate) fn load(
         code: &UserCode,
         dataset: &OwnedFd,
         is_awaited: impl Fn() -> bool,
         probes: impl FnOnce(u32) -> Vec<u32>,
         split: bool,
-        blob: u64,
+        most_blob: u64,
     ) -> Result<Loaded> {
         let (host, _) = Host::start(code, dataset, is_awaited)?;
-        Self::look(host, code, probes, split, blob)
+        Self::look(host, code, probes, split, most_blob)
     }
 
     /// The same with a host that has loaded it before.
@@ -162,11 +191,11 @@ impl Loaded {
         code: &UserCode,
         probes: impl FnOnce(u32) -> Vec<u32>,
         split: bool,
-        blob: u64,
+        most_blob: u64,
     ) -> Result<Loaded> {
         let host = resting.host.take();
         let host = host.ok_or_else(|| Error::Code("the dataset's process is gone".into()))?;
-        Self::look(host, code, probes, split, blob)
+        Self::look(host, code, probes, split, most_blob)
     }
 
     fn look(
@@ -174,14 +203,14 @@ impl Loaded {
         code: &UserCode,
         probes: impl FnOnce(u32) -> Vec<u32>,
         split: bool,
-        blob: u64,
+        most_blob: u64,
     ) -> Result<Loaded> {
         let samples = host.samples().unwrap_or(0);
         let patience = Duration::from_millis(code.patience_ms);
         let looked = u32::try_from(samples)
             .map_err(|_| Error::Invalid(format!("{samples} samples are more than 4,294,967,295")))
             .and_then(|samples| Ok((samples, look(&host, &probes(samples), split, patience)?)))
-            .and_then(|(samples, probed)| Ok((samples, shape(probed, blob)?)));
+            .and_then(|(samples, probed)| Ok((samples, shape(probed, most_blob)?)));
         match looked {
             Ok((samples, shape)) => Ok(Loaded {
                 host,
@@ -214,14 +243,14 @@ const LOOKERS: usize = 4;
 /// Asks a worker of its own what a sample is like: user code never runs in the host.
 fn look(host: &Host, ids: &[u32], split: bool, patience: Duration) -> Result<Probed> {
     let enough = if split { SPLIT_LOOKS } else { 1 };
-    let looked = look_once(host, ids, split, enough, patience);
+    let looked = look_once(host, ids, split, enough, true, patience);
     // A sample that ends its worker, or takes for ever, is reported when it is due. What the others are like,
     // another one shows. It is looked at alone: which of several ended the worker is not known.
     for skipped in 1..LOOKERS.min(ids.len()) {
         if !matches!(looked, Err(Error::Code(_))) {
             break;
         }
-        match look_once(host, &ids[skipped..], split, 1, patience) {
+        match look_once(host, &ids[skipped..], split, 1, false, patience) {
             // The first worker's error is the one that is told.
             Err(Error::Code(_)) => {}
             // A host that was killed meanwhile is started anew.
@@ -231,12 +260,14 @@ fn look(host: &Host, ids: &[u32], split: bool, patience: Duration) -> Result<Pro
     looked
 }
 
-/// Looks at `enough` of the samples `ids`, the first ones that do not fail.
+/// Looks at `enough` of the samples `ids`, the first ones that do not fail; and at a few more if it may, they are of no
+/// fixed size, and it is quick.
 fn look_once(
     host: &Host,
     ids: &[u32],
     split: bool,
     enough: u8,
+    may_look_at_more: bool,
     patience: Duration,
 ) -> Result<Probed> {
     let Forked { number, socket, .. } = host.fork(0, 1, None, &[])?;
@@ -255,7 +286,7 @@ fn look_once(
         }
     };
     channel
-        .send(&code::probe(ids, enough, split), &[])
+        .send(&code::probe(ids, enough, split, may_look_at_more), &[])
         .map_err(gone)?;
     let limit = patience.saturating_mul(enough.into());
     let message = channel.receive(limit).map_err(gone)?.ok_or_else(|| {
@@ -271,7 +302,7 @@ fn look_once(
     }
 }
 
-fn shape(probed: Probed, blob: u64) -> Result<Shape> {
+fn shape(probed: Probed, most_blob: u64) -> Result<Shape> {
     if let Some(raised) = probed.raised {
         let id = raised.id;
         let failure = failure(raised, "0".into()).map_err(Error::Code)?;
@@ -292,28 +323,30 @@ fn shape(probed: Probed, blob: u64) -> Result<Shape> {
         .map(field)
         .collect::<Result<Vec<_>>>()?;
     if probed.blob > 0 {
-        // Both numbers are a worker's word.
-        let room = (probed.blob.saturating_mul(BLOB_MARGIN))
-            .max(blob)
-            .checked_next_multiple_of(64);
-        let room = room.and_then(|room| u32::try_from(room).ok());
-        let room = room.ok_or_else(|| {
-            Error::Invalid(format!(
-                "a sample of {} bytes is too large",
-                probed.blob.max(blob)
-            ))
-        })?;
         fields.push(Field {
             name: BLOB.into(),
             dtype: Dtype::U8,
-            shape: vec![room],
+            shape: vec![blob_room(probed.blob, most_blob)],
         });
     }
     Ok(Shape {
         fields,
+        typical_blob: probed.blob,
         kept: probed.kept,
         structure: code::unhex(&probed.structure).map_err(Error::Code)?,
     })
+}
+
+/// Returns the room that slots have for blobs, most of which take `typical` bytes. Where that is more than a slot may have,
+/// all of them lie elsewhere, and room for them in slots would be of no use.
+fn blob_room(typical: u64, most: u64) -> u32 {
+    let most = most.min(u64::from(u32::MAX / 2));
+    let room = if typical > most {
+        0
+    } else {
+        typical.saturating_mul(BLOB_MARGIN).min(most)
+    };
+    room.max(LEAST_BLOB).next_multiple_of(LEAST_BLOB) as u32
 }
 
 /// What the exception of a sample comes to.
@@ -371,6 +404,8 @@ pub(crate) struct Crew {
     /// Where deterministic parts are kept.
     cache: Option<Arc<Cache>>,
     queue: DueQueue<Job>,
+    /// Workers that wait for memory.
+    stuck: AtomicU32,
     /// Written with every sample: on a line of the cache of its own.
     typical: CachePadded<Typical>,
     /// None: it does not attribute.
@@ -398,6 +433,7 @@ impl Crew {
             patience,
             cache,
             queue: DueQueue::new(),
+            stuck: AtomicU32::new(0),
             typical: CachePadded::default(),
             clock: attributes.then(|| Mutex::new(BusyClock::new(Instant::now()))),
             over: OnceLock::new(),
@@ -426,7 +462,7 @@ impl Crew {
         if self.is_over() {
             return task.finish(Outcome::Dropped);
         }
-        self.queue.push(due, Job::new(task));
+        self.queue.push(due, Job::new(task, due));
         if self.is_over() {
             self.drain();
         }
@@ -505,6 +541,14 @@ impl Crew {
         self.queue.pop(wait)
     }
 
+    /// Puts a sample back that another worker may as well make, behind those that are due before it.
+    fn in_turn(&self, job: Job) {
+        self.queue.push(job.due, job);
+        if self.is_over() {
+            self.drain();
+        }
+    }
+
     /// Before everything else: its minibatch has waited longest.
     fn again(&self, job: Job) {
         self.queue.push(Moment::default(), job);
@@ -516,6 +560,25 @@ impl Crew {
     /// Samples that make up a chunk, at most.
     fn chunk(&self) -> usize {
         self.typical.seconds().map_or(1, worker::chunk)
+    }
+
+    /// A worker begins, or ceases, to wait for memory.
+    fn waits_for_room(&self, waits: bool) {
+        if waits {
+            self.stuck.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.stuck.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns true if every worker waits for memory.
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.stuck() >= self.workers
+    }
+
+    /// Returns how many workers wait for memory.
+    pub(crate) fn stuck(&self) -> u32 {
+        self.stuck.load(Ordering::Relaxed)
     }
 
     /// As many as leave as many for each of the others.
@@ -588,6 +651,12 @@ mod tests {
         assert!((typical.seconds().unwrap() - 0.02).abs() < 1e-4);
         typical.observe(0.0);
         assert!(typical.seconds().unwrap().is_finite());
+    }
+
+    #[test]
+    fn slots_have_room_for_most_blobs_or_for_none() {
+        let rooms = [1, 100, 3000, 5000, 6001, u64::MAX].map(|typical| blob_room(typical, 6000));
+        assert_eq!(rooms, [64, 256, 6016, 6016, 64, 64]);
     }
 
     #[test]

@@ -4,8 +4,13 @@
 //! messages weigh little, and the worker need not wait for them. Where one of them turns out to be slow, those behind it are
 //! withdrawn, for another worker to make; what is written is seen without a word ([`coprep_cache::worklist`]).
 //!
+//! A worker that made a sample which is larger than its slot asks where to write it. While there is no memory for that it
+//! waits, and what it was given besides is withdrawn.
+//!
 //! A sample on which a worker ended is given to another worker once, alone; if that one ends too, it is reported. Samples
 //! that were only on their way go back, with no mark.
+
+mod room;
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -25,8 +30,10 @@ use fail::fail_point;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use crate::caches::Cache;
+use crate::due_queue::Moment;
 use crate::prepare::{Cost, Failure};
 use crate::user_code::host::Forked;
+use crate::user_code::worker::room::Want;
 use crate::user_code::{Begin, Crew, Outcome, Outlook, Task, Trouble, failure};
 use crate::{Error, Result};
 
@@ -62,6 +69,8 @@ pub(super) fn chunk(seconds: f32) -> usize {
 /// A sample that is to be made, and what it went through.
 pub(super) struct Job {
     pub(super) task: Box<dyn Task>,
+    /// When it was to be begun.
+    pub(super) due: Moment,
     /// Workers that ended while they made it.
     attempts: u32,
     /// A worker ended on a chunk that had it: from now on it is made alone.
@@ -71,9 +80,10 @@ pub(super) struct Job {
 }
 
 impl Job {
-    pub(super) fn new(task: Box<dyn Task>) -> Self {
+    pub(super) fn new(task: Box<dyn Task>, due: Moment) -> Self {
         Job {
             task,
+            due,
             attempts: 0,
             alone: false,
             outlook: Outlook::default(),
@@ -106,6 +116,8 @@ pub(super) struct Worker {
     waits: f64,
     /// The crew was told that it has something to do.
     is_busy: bool,
+    /// What the process waits for.
+    want: Option<Want>,
 }
 
 struct Process {
@@ -148,6 +160,7 @@ impl Worker {
             heard: Instant::now(),
             waits: 0.0,
             is_busy: false,
+            want: None,
         }
     }
 
@@ -183,6 +196,9 @@ impl Worker {
 
     /// Gives the process something to do, or hears what it did. Err: why it must be replaced.
     fn turn(&mut self) -> std::result::Result<(), String> {
+        if self.want.is_some() {
+            return self.make_room();
+        }
         if self.chunks.len() < self.ahead() {
             let jobs = self.take();
             if !jobs.is_empty() {
@@ -272,7 +288,7 @@ impl Worker {
             together = seconds(&job).map(|more| so_far + more);
             if job.alone || together.is_none_or(|sum| sum > most) {
                 // Not kept: who comes first may have it.
-                self.crew.again(job);
+                self.crew.in_turn(job);
                 break;
             }
             jobs.push(job);
@@ -372,11 +388,7 @@ impl Worker {
             Report::Written(progress) => self.advanced(progress)?,
             Report::Ready(index) => self.tell_where(index)?,
             Report::Raised(index, raised) => self.raised(index, raised)?,
-            Report::TooLarge(index, bytes) => {
-                let job = self.job(index)?;
-                job.task.finish(Outcome::Dropped);
-                self.crew.end(Trouble::TooLarge(bytes));
-            }
+            Report::TooLarge(index, bytes) => self.wants_room(index, bytes)?,
             Report::Probed(_) => return Err("said what it was not asked".into()),
         }
         Ok(())
@@ -417,7 +429,7 @@ impl Worker {
     /// It has said nothing for a while. What waits behind a sample that takes long is for another worker.
     fn look(&mut self) -> std::result::Result<(), String> {
         self.take_written()?;
-        let Some(chunk) = self.chunks.front_mut() else {
+        let Some(chunk) = self.chunks.front() else {
             return Ok(());
         };
         let mut left = (chunk.jobs.iter().zip(&chunk.hands)).filter(|(job, _)| job.is_some());
@@ -425,18 +437,26 @@ impl Worker {
         if age.is_none_or(|age| age < TOGETHER) {
             return Ok(());
         }
+        let crew = self.crew.clone();
+        self.withdraw(|job| crew.again(job));
+        Ok(())
+    }
+
+    /// Takes back what the process has not begun, and gives it to `another`.
+    fn withdraw(&mut self, another: impl Fn(Job)) {
         // Nor is more given to it.
-        chunk.is_quick = false;
+        if let Some(chunk) = self.chunks.front_mut() {
+            chunk.is_quick = false;
+        }
         for chunk in &mut self.chunks {
             for (place, hand) in chunk.jobs.iter_mut().zip(&chunk.hands) {
                 if let Some(mut job) = place.take_if(|_| hand.given.withdraw()) {
                     chunk.left -= 1;
                     job.task.put_back();
-                    self.crew.again(job);
+                    another(job);
                 }
             }
         }
-        Ok(())
     }
 
     /// Takes it from the chunk: whoever does must end it. What is not taken is given to another worker if this one fails.
@@ -473,13 +493,7 @@ impl Worker {
         let wall = Duration::from_nanos(written.wall_ns);
         let cpu = Duration::from_nanos(written.cpu_ns).min(wall);
         let dataset = Duration::from_nanos(written.dataset_ns).min(wall);
-        let hand = self
-            .chunks
-            .front()
-            .and_then(|c| c.hands.get(index as usize));
-        if hand.is_some_and(|h| h.offered.is_some() && !h.is_told && !h.given.is_taken()) {
-            return Err("wrote to a place that it did not take".into());
-        }
+        self.check_taken(index, "wrote to a place that it did not take")?;
         if written.kept.1 > 0 {
             self.keep(index, written.kept, dataset)?;
         }
@@ -495,7 +509,18 @@ impl Worker {
             ..Cost::default()
         };
         self.crew.took(&cost);
-        job.task.finish(Outcome::Made(cost));
+        let blob = written.blob;
+        job.task.finish(Outcome::Made { cost, blob });
+        Ok(())
+    }
+
+    /// Fails if the process was offered a place for the sample, and has not taken it.
+    fn check_taken(&self, index: u32, what: &str) -> std::result::Result<(), String> {
+        let chunk = self.chunks.front();
+        let hand = chunk.and_then(|c| c.hands.get(index as usize));
+        if hand.is_some_and(|h| h.offered.is_some() && !h.is_told && !h.given.is_taken()) {
+            return Err(what.into());
+        }
         Ok(())
     }
 
@@ -553,6 +578,7 @@ impl Worker {
 
     /// The process is to be replaced. `why` is empty when it ended by itself.
     fn lost(&mut self, why: &str) {
+        self.forget_want();
         if self.crew.is_over() {
             return;
         }

@@ -3,7 +3,7 @@
 //! client gave counts once in an epoch.
 //!
 //! An input says what the coordinator answers to the request for a place, which descriptors come along, which items it
-//! publishes, and what it replies to later requests.
+//! publishes, where it says that samples lie which are larger than their slots, and what it replies to later requests.
 #![no_main]
 #![expect(unsafe_code, reason = "reads what a user would read, by its address")]
 
@@ -14,7 +14,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use coprep_cache::handover::{Doorbell, Item, Sender};
-use coprep_cache::staging::{Layout, StagingPool};
+use coprep_cache::staging::{Layout, SlotMut, StagingPool};
 use coprep_client::loader::Options;
 use coprep_client::{Event, Loader, no_notice, no_pulse};
 use coprep_fuzz::Bytes;
@@ -24,12 +24,14 @@ use coprep_protocol::message::{
     Skipped,
 };
 use coprep_protocol::place::Place;
-use coprep_protocol::spec::{Dtype, Field, FileList, PipelineSpec, Source};
+use coprep_protocol::spec::{BLOB, Dtype, Field, FileList, PipelineSpec, Source};
 use libfuzzer_sys::fuzz_target;
 
 const SAMPLES: u32 = 64;
 const BATCH_SIZE: u32 = 4;
 const CAPACITY: u32 = 16;
+/// What large samples may take.
+const LARGE_BYTES: u64 = 1 << 20;
 /// Longest wait of the client for anything.
 const TIMEOUT: Duration = Duration::from_millis(20);
 /// How long the coordinator waits for the client's next request.
@@ -127,7 +129,12 @@ fn epochs(loader: &Loader) -> coprep_client::Result<()> {
 
 /// Looks at the first and the last element of every field of a batch, by the addresses that a user is given.
 fn read(batch: &coprep_client::Batch) {
-    for array in batch.arrays() {
+    let arrays = batch.arrays().into_iter();
+    let with_large = arrays.flat_map(|mut array| {
+        let large = std::mem::take(&mut array.large);
+        std::iter::once(array).chain(large.into_iter().map(|(_, array)| array))
+    });
+    for array in with_large {
         let bytes = array.shape.iter().product::<usize>() * element_bytes(array.dtype);
         for at in [0, bytes.saturating_sub(1)]
             .into_iter()
@@ -201,6 +208,16 @@ struct Coordinator {
     /// Which descriptors come along, by number: staging, deliver, reply, doorbell.
     descriptors: Vec<u8>,
     items: Vec<Item>,
+    /// What becomes of each slot that may have a large sample.
+    large: Vec<Large>,
+}
+
+/// A sample that is larger than its slot.
+#[derive(Clone, Copy, Debug)]
+struct Large {
+    bytes: u64,
+    /// A lie: so many bytes from the start of the slot on stands this number.
+    lie: Option<(usize, u64)>,
 }
 
 impl Coordinator {
@@ -217,6 +234,7 @@ impl Coordinator {
         let items = (0..input.byte() % CAPACITY as u8)
             .map(|_| item(input))
             .collect();
+        let large = (0..input.byte() % 32).map(|_| large(input)).collect();
         Coordinator {
             fields,
             slots,
@@ -224,7 +242,23 @@ impl Coordinator {
             attached,
             descriptors,
             items,
+            large,
         }
+    }
+
+    /// Fills all buffers, as the input says. They stay as they are while the slots are held.
+    fn fill(&self, pool: &StagingPool) -> Vec<SlotMut> {
+        let field = pool.layout().large_field();
+        let filled = std::iter::from_fn(|| pool.allocate());
+        let slots = filled.flat_map(|filling| filling.split(self.slots).0);
+        let mut slots: Vec<SlotMut> = slots.collect();
+        for (slot, large) in slots.iter_mut().zip(&self.large) {
+            let reserved = slot.reserve_large(large.bytes, true);
+            if let (Ok(Some(_)), Some((at, number)), Some(field)) = (reserved, large.lie, field) {
+                slot.field_mut(field)[at..at + 8].copy_from_slice(&number.to_ne_bytes());
+            }
+        }
+        slots
     }
 
     /// Serves one client, as the script says, until it has left.
@@ -250,6 +284,7 @@ impl Coordinator {
         };
         let layout = layout(&self.fields, self.slots, self.buffers)?;
         let pool = StagingPool::create(layout).ok()?;
+        let _slots = self.fill(&pool);
         let mut sender = Sender::create(CAPACITY).ok()?;
         let doorbell = Doorbell::new().ok()?;
         let bell = doorbell.bell().ok()?;
@@ -362,7 +397,7 @@ fn field(input: &mut Bytes) -> Field {
     let dtype = [Dtype::U8, Dtype::I64, Dtype::F32][usize::from(input.byte() % 3)];
     let axes = input.byte() % 4;
     Field {
-        name: ["image", "label", "index"][usize::from(input.byte() % 3)].into(),
+        name: ["image", "label", "index", BLOB][usize::from(input.byte() % 4)].into(),
         dtype,
         shape: (0..axes).map(|_| u32::from(input.byte() % 9)).collect(),
     }
@@ -378,7 +413,21 @@ fn index() -> Field {
 
 fn layout(fields: &[Field], slots: u32, buffers: u32) -> Option<Layout> {
     let sizes: Vec<usize> = fields.iter().map(Field::sample_bytes).collect();
-    Layout::new(&sizes, slots, buffers).ok()
+    let layout = Layout::new(&sizes, slots, buffers).ok()?;
+    match fields.iter().position(|field| field.name == BLOB) {
+        Some(blob) => layout.with_large(blob, LARGE_BYTES).ok(),
+        None => Some(layout),
+    }
+}
+
+fn large(input: &mut Bytes) -> Large {
+    let bytes = 1 + u64::from(input.byte()) * 97;
+    let lie = match input.byte() {
+        at @ 0..=16 => Some((usize::from(at), u64::from_le_bytes(input.take()))),
+        17..=64 => Some((8, number(input).wrapping_mul(4096))),
+        _ => None,
+    };
+    Large { bytes, lie }
 }
 
 fn attached(fields: &[Field], slots: u32, buffers: u32) -> Attached {
@@ -392,6 +441,7 @@ fn attached(fields: &[Field], slots: u32, buffers: u32) -> Attached {
         fields: fields.to_vec(),
         slots,
         buffers,
+        large_bytes: LARGE_BYTES,
         epoch: 0,
         structure: Vec::new(),
         notes: Vec::new(),
@@ -445,14 +495,19 @@ fn item(input: &mut Bytes) -> Item {
 fn seeds() -> Vec<Vec<u8>> {
     // One field of three bytes, four slots, two buffers, no lie, and three parts of four samples.
     let mut honest = vec![0, 0, 1, 0, 3, 3, 1, 15, 3];
-    for buffer in [0, 1, 0] {
-        honest.extend([0, 1, buffer, 0, 4, 1, 0, 0]);
-    }
+    let parts = [0, 1, 0].map(|buffer| [0, 1, buffer, 0, 4, 1, 0, 0]);
+    honest.extend(parts.as_flattened());
+    honest.push(0);
+    // The same with a field of 64 bytes, and eight samples that are larger.
+    let mut large = vec![0, 0, 2, 3, 8, 8, 3, 1, 15, 3];
+    large.extend(parts.as_flattened());
+    large.push(8);
+    (0..8).for_each(|n| large.extend([n * 30, 255]));
     let mut failing = honest.clone();
     failing.extend([0, 3, 0, 0, 0, 0, 0, 7, 2, 7]);
     let frame = to_bytes(&Reply::Stopping).expect("memory");
     let mut babbling = honest.clone();
     babbling.extend([1, frame.len() as u8, 0]);
     babbling.extend(frame);
-    vec![honest, failing, babbling, vec![0; 64]]
+    vec![honest, large, failing, babbling, vec![0; 64]]
 }

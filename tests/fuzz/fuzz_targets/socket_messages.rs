@@ -191,6 +191,7 @@ fn attached() -> Attached {
         ],
         slots: 64,
         buffers: 8,
+        large_bytes: 1 << 20,
         epoch: 1,
         structure: vec![1, 2, 3],
         notes: vec!["a warmed cache".into()],

@@ -248,8 +248,8 @@ impl Link {
         item: &Item,
         size: u32,
     ) -> Result<Option<(Batch, Vec<i64>)>> {
-        let beyond_share = self.attachment.is_share_used_up(item)?;
         let slice = self.attachment.hold(seq, item)?;
+        let beyond_share = self.attachment.is_beyond_share(&slice);
         let ids = raw::integers(&slice, self.attachment.index);
         let ends_batch = Part::of(item).ends_batch;
         if ends_batch && self.assembly.is_none() && !beyond_share {

@@ -8,12 +8,20 @@
 //! array without collation. Buffers and fields start on page boundaries, so that a consumer who drops its
 //! private pages of one never touches another.
 //!
+//! One field may have values that are larger than their slots ([`Layout::with_large`]). Such a value lies in the *large
+//! area*, behind the buffers; its slot says where ([`SlotMut::reserve_large`]). The area is a part of the buffer's life:
+//! what a slot was given there is free when the buffer is.
+//!
 //! # The life of a buffer
 //!
 //! free -> [`Filling`] (one owner) -> [`SlotMut`]s (one writer each) and [`Unfinished`] -> [`Lease`]
 //! (read only, counted) -> free. Each step consumes the one before, so safe code can neither write a buffer
 //! that somebody reads nor give one slot to two writers. Dropping any of them frees the buffer, once all
 //! that belong to it are gone.
+//!
+//! Becoming free writes nothing: a buffer stays as it is until it is taken to be filled again. A pool that is
+//! **retired** ([`StagingPool::retire`]) gives out no buffer and no part of the large area any more, so that consumers whose
+//! connections are about to end can still read all that was handed over to them.
 //!
 //! # Who may write
 //!
@@ -29,12 +37,17 @@
     reason = "hands out disjoint parts of the mapping as slices"
 )]
 
+mod large;
+
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
+use self::large::LargeArea;
+pub(crate) use self::large::Marker;
 use crate::error::{Error, Result};
-use crate::mapping::{self, Mapping, page_size};
+use crate::mapping::{self, HUGE, Mapping, page_size};
 
 /// What is created, in errors.
 const WHAT: &str = "the staging area";
@@ -49,6 +62,15 @@ pub struct Layout {
     pub buffers: u32,
     fields: Vec<FieldArea>,
     stride: usize,
+    large: Option<LargeValues>,
+}
+
+/// Which values may be larger than their slots.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct LargeValues {
+    field: usize,
+    /// Bytes that they take in all, but for one whose consumers would wait for ever otherwise.
+    limit: u64,
 }
 
 /// One field's part of a buffer.
@@ -87,9 +109,36 @@ impl Layout {
                 buffers,
                 fields,
                 stride,
+                large: None,
             }),
             false => invalid("the buffers together are larger than the address space"),
         }
+    }
+
+    /// Lets values of a field be larger than their slots, within `limit` bytes in all.
+    ///
+    /// # Errors
+    /// If there is no such field, or its slots have no room to say where a value lies.
+    pub fn with_large(mut self, field: usize, limit: u64) -> Result<Layout> {
+        let bytes = self.fields.get(field).map(|f| f.sample_bytes);
+        if bytes.is_none_or(|bytes| bytes < Marker::BYTES) {
+            let why = "values of a field that is not there, or too small, cannot be large";
+            return Err(Error::invalid("layout of the staging area", why));
+        }
+        self.large = Some(LargeValues { field, limit });
+        Ok(self)
+    }
+
+    /// Returns the field whose values may be larger than their slots.
+    #[must_use]
+    pub fn large_field(&self) -> Option<usize> {
+        self.large.map(|large| large.field)
+    }
+
+    /// Returns how many bytes such values may take in all; 0 if there are none.
+    #[must_use]
+    pub fn large_limit(&self) -> u64 {
+        self.large.map_or(0, |large| large.limit)
     }
 
     /// Number of fields.
@@ -131,7 +180,7 @@ impl Layout {
         self.stride
     }
 
-    /// Bytes of the whole area.
+    /// Bytes of all buffers.
     #[must_use]
     pub fn total_bytes(&self) -> usize {
         self.stride * self.buffers as usize
@@ -150,8 +199,13 @@ impl Layout {
         start..start + self.field_bytes(field)
     }
 
+    /// Where the large area begins.
+    pub(crate) fn large_start(&self) -> usize {
+        self.total_bytes().next_multiple_of(HUGE)
+    }
+
     /// Where a slot of a field of a buffer lies in the area.
-    fn slot(&self, buffer: u32, field: usize, slot: u32) -> Range<usize> {
+    pub(crate) fn slot(&self, buffer: u32, field: usize, slot: u32) -> Range<usize> {
         assert!(slot < self.slots, "slot {slot} of {}", self.slots);
         let bytes = self.sample_bytes(field);
         let start = self.field(buffer, field).start + bytes * slot as usize;
@@ -185,16 +239,37 @@ struct Area {
     layout: Layout,
     mapping: Mapping,
     file: OwnedFd,
-    /// Buffers that nobody uses. The one that was used last is taken first: what a processor's caches hold of it is
-    /// written again there.
-    free: Mutex<Vec<u32>>,
+    free: Mutex<FreeBuffers>,
+    /// `None`: all values lie in their slots.
+    large: Option<LargeArea>,
     /// Called when a buffer has become free.
     on_free: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
+struct FreeBuffers {
+    /// Buffers that nobody uses. The one that was used last is taken first: what a processor's caches hold of it is
+    /// written again there.
+    buffers: Vec<u32>,
+    /// None of them is taken any more.
+    is_retired: bool,
+}
+
 impl Area {
-    fn free(&self) -> MutexGuard<'_, Vec<u32>> {
+    fn free(&self) -> MutexGuard<'_, FreeBuffers> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes the beginning of a slot of the field whose values may be large.
+    fn mark(&self, buffer: u32, slot: u32, bytes: [u8; Marker::BYTES]) {
+        let Some(field) = self.layout.large_field() else {
+            return;
+        };
+        let start = self.layout.slot(buffer, field, slot).start;
+        self.mapping.at(start + Marker::BYTES);
+        let target = self.mapping.at(start).as_ptr();
+        // SAFETY: in bounds, since both ends were checked; `with_large` saw that the slot is long enough. Exclusive: the
+        // callers have the slot's only `SlotMut`, or the buffer's only `Hold` before it is filled.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, Marker::BYTES) };
     }
 }
 
@@ -217,16 +292,23 @@ impl StagingPool {
         share: impl FnOnce(BorrowedFd<'_>) -> std::result::Result<(), E>,
     ) -> std::result::Result<Self, E> {
         let bytes = layout.total_bytes();
-        let (file, mapping) = mapping::huge_memory_file(WHAT, "coprep-staging", bytes)?;
+        let large =
+            (layout.large).map(|of| LargeArea::new(layout.large_start(), of.limit, layout.buffers));
+        let end = large.as_ref().map_or(bytes, LargeArea::end);
+        let (file, mapping) = mapping::huge_memory_file(WHAT, "coprep-staging", bytes, end)?;
         share(file.as_fd())?;
         mapping::seal(WHAT, &file, mapping::write_seals())?;
-        let free = Mutex::new((0..layout.buffers).rev().collect());
+        let free = Mutex::new(FreeBuffers {
+            buffers: (0..layout.buffers).rev().collect(),
+            is_retired: false,
+        });
         Ok(StagingPool {
             area: Arc::new(Area {
                 layout,
                 mapping,
                 file,
                 free,
+                large,
                 on_free: OnceLock::new(),
             }),
         })
@@ -249,7 +331,47 @@ impl StagingPool {
     /// Buffers that nobody uses.
     #[must_use]
     pub fn free(&self) -> u32 {
-        self.area.free().len() as u32
+        self.area.free().buffers.len() as u32
+    }
+
+    /// Gives out nothing any more: neither buffers, nor parts of the large area. What is in use stays in use, and what
+    /// becomes free stays as it is.
+    ///
+    /// To be called before the connections of consumers are ended whose buffers become free by that.
+    pub fn retire(&self) {
+        self.area.free().is_retired = true;
+        if let Some(large) = &self.area.large {
+            large.retire();
+        }
+    }
+
+    /// Returns true once the pool gives out nothing any more.
+    #[must_use]
+    pub fn is_retired(&self) -> bool {
+        self.area.free().is_retired
+    }
+
+    /// Returns how many minibatches may be begun: one for each free buffer, and fewer while large values take most of
+    /// what they may.
+    #[must_use]
+    pub fn to_begin(&self) -> u32 {
+        let free = self.free();
+        let large = self.area.large.as_ref();
+        large.map_or(free, |large| large.to_begin(free))
+    }
+
+    /// Returns the bytes of memory that are reserved.
+    #[must_use]
+    pub fn reserved_bytes(&self) -> u64 {
+        let large = self.area.large.as_ref().map_or(0, LargeArea::reserved);
+        self.area.layout.total_bytes() as u64 + large
+    }
+
+    /// Waits until memory for a large value may have become free, for `limit` at most.
+    pub fn wait_for_large(&self, limit: Duration) {
+        if let Some(large) = &self.area.large {
+            large.wait(limit);
+        }
     }
 
     /// Sets what is called whenever a buffer has become free, by the thread that let it go. It must not wait. Only the
@@ -258,16 +380,22 @@ impl StagingPool {
         let _ = self.area.on_free.set(Box::new(tell));
     }
 
-    /// Takes a free buffer, if there is one. It holds whatever was in it.
+    /// Takes a free buffer, if there is one and the pool is not retired. It holds whatever was in it, but no slot says that
+    /// its value lies in the large area.
     #[must_use]
     pub fn allocate(&self) -> Option<Filling> {
-        let buffer = self.area.free().pop()?;
-        Some(Filling {
-            hold: Hold {
-                area: self.area.clone(),
-                buffer,
-            },
-        })
+        let mut free = self.area.free();
+        if free.is_retired {
+            return None;
+        }
+        let buffer = free.buffers.pop()?;
+        drop(free);
+        let hold = Hold {
+            area: self.area.clone(),
+            buffer,
+        };
+        hold.begin();
+        Some(Filling { hold })
     }
 }
 
@@ -278,6 +406,17 @@ struct Hold {
 }
 
 impl Hold {
+    /// Clears what an earlier use of the buffer left: whoever writes a slot next may write less than what said that its value
+    /// lies elsewhere.
+    fn begin(&self) {
+        let large = self.area.large.as_ref();
+        if large.is_some_and(|large| large.begin(self.buffer)) {
+            // All of them: where a gap was closed, a slot says so that was given nothing.
+            let clear = |slot| self.area.mark(self.buffer, slot, [0; Marker::BYTES]);
+            (0..self.area.layout.slots).for_each(clear);
+        }
+    }
+
     /// # Safety
     /// For the life of the slice nobody writes the range.
     unsafe fn bytes(&self, range: Range<usize>) -> &[u8] {
@@ -295,7 +434,11 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        self.area.free().push(self.buffer);
+        // Nothing is written: a consumer may still look that has not noticed the end of its connection.
+        if let Some(large) = &self.area.large {
+            large.release(self.buffer);
+        }
+        self.area.free().buffers.push(self.buffer);
         // After the lock: whoever is told can look.
         if let Some(tell) = self.area.on_free.get() {
             tell();
@@ -331,6 +474,7 @@ impl Filling {
             .map(|slot| SlotMut {
                 hold: hold.clone(),
                 slot,
+                is_waiting: false,
             })
             .collect();
         (slots, Unfinished { hold, slots: count })
@@ -341,6 +485,18 @@ impl Filling {
 pub struct SlotMut {
     hold: Arc<Hold>,
     slot: u32,
+    /// It was refused a part of the large area.
+    is_waiting: bool,
+}
+
+impl Drop for SlotMut {
+    fn drop(&mut self) {
+        if self.is_waiting
+            && let Some(large) = &self.hold.area.large
+        {
+            large.stop_waiting(self.hold.buffer, self.slot);
+        }
+    }
 }
 
 impl SlotMut {
@@ -366,6 +522,75 @@ impl SlotMut {
         // in every field, and fields are; this borrow is `&mut self`; a `Lease`, and `Unfinished::copy_slot`,
         // come only when no `SlotMut` of the buffer is left.
         unsafe { std::slice::from_raw_parts_mut(self.hold.pointer(&range), range.len()) }
+    }
+}
+
+impl SlotMut {
+    /// Gives the slot `bytes` bytes of the large area, in place of what it had there, and writes down in the slot where
+    /// they are. Returns from where on they lie in the file. `None`: that is beyond the limit, and `beyond_limit` is
+    /// false; or the pool is retired. Then the slot counts as one that waits, until it is given something, gives up, or is
+    /// dropped.
+    ///
+    /// # Errors
+    /// When memory is short, with the size wanted, the size had and the remedy; when the layout has no large values.
+    pub fn reserve_large(&mut self, bytes: u64, beyond_limit: bool) -> Result<Option<u64>> {
+        let Hold { area, buffer } = &*self.hold;
+        let Some(large) = &area.large else {
+            let why = "a value is larger than its slot";
+            return Err(Error::invalid(WHAT, why));
+        };
+        area.mark(*buffer, self.slot, [0; Marker::BYTES]);
+        let reserve =
+            |part| mapping::reserve_part("a large sample", &area.file, &area.mapping, part);
+        let at = (*buffer, self.slot);
+        let taken = large.take(at, bytes, beyond_limit, reserve);
+        self.is_waiting = matches!(taken, Ok(None));
+        let Some(start) = taken? else {
+            return Ok(None);
+        };
+        let marker = Marker {
+            offset: start as u64,
+            len: bytes,
+        };
+        area.mark(*buffer, self.slot, marker.bytes());
+        Ok(Some(marker.offset))
+    }
+
+    /// Gives up what the slot has in the large area, or waits for. Nobody writes there any more.
+    pub fn forget_large(&mut self) {
+        let Hold { area, buffer } = &*self.hold;
+        let Some(large) = &area.large else { return };
+        if large.value(*buffer, self.slot).is_some() {
+            area.mark(*buffer, self.slot, [0; Marker::BYTES]);
+        } else if !self.is_waiting {
+            return;
+        }
+        self.is_waiting = false;
+        large.forget(*buffer, self.slot);
+    }
+
+    /// Returns the slot's value in the large area, if it has one.
+    #[must_use]
+    pub fn large_mut(&mut self) -> Option<&mut [u8]> {
+        let large = self.hold.area.large.as_ref()?;
+        let range = large.value(self.hold.buffer, self.slot)?;
+        // SAFETY: in bounds, as `pointer` checks, and initialised. Exclusive: the extent is this slot's alone until its
+        // buffer is free, or the slot gives it up by `&mut self`; consumers read it only once no `SlotMut` is left.
+        Some(unsafe { std::slice::from_raw_parts_mut(self.hold.pointer(&range), range.len()) })
+    }
+
+    /// Returns true if no slot of a minibatch that was begun before this one was refused room in the large area.
+    #[must_use]
+    pub fn waits_longest(&self) -> bool {
+        let large = self.hold.area.large.as_ref();
+        large.is_none_or(|large| large.waits_longest(self.hold.buffer))
+    }
+
+    /// Returns true if the slot's minibatch was begun first of those that are not finished.
+    #[must_use]
+    pub fn is_of_first_minibatch(&self) -> bool {
+        let large = self.hold.area.large.as_ref();
+        large.is_none_or(|large| large.is_first(self.hold.buffer))
     }
 }
 
@@ -423,6 +648,9 @@ impl Unfinished {
             self.is_complete(),
             "no buffer is finished while a slot is being written"
         );
+        if let Some(large) = &self.hold.area.large {
+            large.finish(self.hold.buffer);
+        }
         Lease { hold: self.hold }
     }
 }

@@ -1,0 +1,75 @@
+//! How the staging area of a stream is divided.
+
+use coprep_cache::staging::Layout;
+use coprep_protocol::spec::{BLOB, Field};
+
+use crate::Result;
+
+/// Fewest and most staging buffers of a stream.
+const BUFFERS: std::ops::RangeInclusive<u64> = 12..=64;
+/// Where samples may be larger than their slots, one part in so many of the staging area is left for those that are.
+const FOR_LARGE: u64 = 4;
+
+/// Where everything lies in the staging area of a stream whose first job has batches of `slots` samples.
+pub(crate) fn layout(fields: &[Field], slots: u32, staging_bytes: u64) -> Result<Layout> {
+    let blob = fields.iter().position(|field| field.name == BLOB);
+    let for_large = blob.map_or(0, |_| staging_bytes / FOR_LARGE);
+    let sizes: Vec<usize> = fields.iter().map(Field::sample_bytes).collect();
+    let one = Layout::new(&sizes, slots, 1)?;
+    let fitting = (staging_bytes - for_large) / one.stride().max(1) as u64;
+    let buffers = fitting.clamp(*BUFFERS.start(), *BUFFERS.end());
+    let layout = Layout::new(&sizes, slots, buffers as u32)?;
+    let Some(blob) = blob else {
+        return Ok(layout);
+    };
+    let left = staging_bytes.saturating_sub(layout.total_bytes() as u64);
+    Ok(layout.with_large(blob, left.max(for_large))?)
+}
+
+/// Returns the most room that a slot may have for what is of no fixed size: with the fewest buffers it is to take no more
+/// than half of the staging area.
+pub(crate) fn most_blob(slots: u32, staging_bytes: u64) -> u64 {
+    staging_bytes / 2 / BUFFERS.start() / u64::from(slots.max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STAGING: u64 = 256 << 20;
+
+    fn field(name: &str, bytes: u32) -> Field {
+        Field {
+            name: name.into(),
+            dtype: coprep_protocol::spec::Dtype::U8,
+            shape: vec![bytes],
+        }
+    }
+
+    fn bytes(layout: &Layout) -> u64 {
+        layout.total_bytes() as u64 + layout.large_limit()
+    }
+
+    #[test]
+    fn samples_of_a_fixed_size_take_all_of_the_staging_area() {
+        let layout = layout(&[field("image", 4 << 20)], 4, STAGING).unwrap();
+        assert_eq!((layout.buffers, layout.large_limit()), (16, 0));
+    }
+
+    #[test]
+    fn samples_of_any_size_stay_within_the_staging_area() {
+        for (slots, blob) in [(1, 64u32), (8, 200_000), (256, 64), (4, 2 << 20)] {
+            let room = u64::from(blob).min(most_blob(slots, STAGING)) as u32;
+            let layout = layout(&[field(BLOB, room)], slots, STAGING).unwrap();
+            assert_eq!(bytes(&layout), STAGING, "{slots} {blob}");
+            assert!(layout.large_limit() >= STAGING / 4 && layout.buffers >= 12);
+        }
+    }
+
+    #[test]
+    fn what_lies_beside_a_blob_may_take_more() {
+        let fields = [field("image", 40 << 20), field(BLOB, 64)];
+        let layout = layout(&fields, 2, STAGING).unwrap();
+        assert_eq!((layout.buffers, layout.large_limit()), (12, STAGING / 4));
+    }
+}

@@ -1,0 +1,92 @@
+//! A process that has made a sample which is larger than its slot waits until it is told where to write it.
+
+use std::time::Instant;
+
+use coprep_protocol::code;
+
+use crate::user_code::worker::{NOT_GIVEN, Worker};
+use crate::user_code::{Outcome, Room};
+
+/// A sample that is larger than its slot.
+#[derive(Clone, Copy)]
+pub(super) struct Want {
+    /// Which of its chunk.
+    index: u32,
+    bytes: u64,
+    /// It was not granted at once.
+    is_stuck: bool,
+}
+
+impl Worker {
+    /// The process asks where to write a sample of so many bytes.
+    pub(super) fn wants_room(&mut self, index: u32, bytes: u64) -> Result<(), String> {
+        self.check_taken(index, "has a large sample for a place that it did not take")?;
+        self.want = Some(Want {
+            index,
+            bytes,
+            is_stuck: false,
+        });
+        self.make_room()
+    }
+
+    /// Tells the process where to write the large sample that it has made, once there is memory for it.
+    pub(super) fn make_room(&mut self) -> Result<(), String> {
+        let Some(want) = self.want else {
+            return Ok(());
+        };
+        let chunk = self.chunks.front_mut();
+        let job = chunk.and_then(|c| c.jobs.get_mut(want.index as usize)?.as_mut());
+        let (Some(job), Some(process)) = (job, &self.process) else {
+            return Err(NOT_GIVEN.into());
+        };
+        // It says nothing while it waits; but it may end.
+        if process.channel.is_lost() {
+            return Err(String::new());
+        }
+        let outcome = match job.task.room(want.bytes) {
+            Room::At(at) => return self.answer_want(Some(at)),
+            Room::Wait => {
+                self.note_stuck(want);
+                return Ok(());
+            }
+            Room::Unwanted => Outcome::Unwanted,
+            Room::Failed(failure) => Outcome::Failed(failure),
+        };
+        self.answer_want(None)?;
+        let job = self.job(want.index)?;
+        job.task.finish(outcome);
+        Ok(())
+    }
+
+    /// Answers the process that waits for room. `None`: it is to leave the sample.
+    fn answer_want(&mut self, at: Option<u64>) -> Result<(), String> {
+        self.forget_want();
+        self.heard = Instant::now();
+        let Some(process) = &self.process else {
+            return Ok(());
+        };
+        let told = process.channel.send(&code::room(at), &[]);
+        told.map_err(|_| String::new())
+    }
+
+    fn note_stuck(&mut self, want: Want) {
+        // It takes long because of others.
+        self.heard = Instant::now();
+        if !want.is_stuck {
+            self.want = Some(Want {
+                is_stuck: true,
+                ..want
+            });
+            self.crew.waits_for_room(true);
+            // Those of minibatches before this one come first: they make the memory free that it waits for.
+            let crew = self.crew.clone();
+            self.withdraw(|job| crew.in_turn(job));
+        }
+    }
+
+    pub(super) fn forget_want(&mut self) {
+        if self.want.take().is_some_and(|want| want.is_stuck) {
+            self.crew.waits_for_room(false);
+        }
+    }
+}
