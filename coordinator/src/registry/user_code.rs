@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use coprep_cache::staging::StagingPool;
@@ -11,12 +11,12 @@ use coprep_protocol::spec::{Source, UserDataset};
 use roaring::RoaringBitmap;
 
 use super::flights::Flight;
-use super::identity::code_key;
+use super::identity::{code_key, zygote_key};
 use super::{Registry, Wanted};
 use crate::caches::{CacheKey, Pin, Sizes, check_form};
 use crate::maker::Maker;
 use crate::stream::{Stream, layout};
-use crate::user_code::{Crew, Loaded, Resting, Trouble};
+use crate::user_code::{Crew, Loaded, Resting, Trouble, Zygote};
 use crate::{Error, Result};
 
 /// How long a process that has loaded user code is kept for the next job, and how many of them.
@@ -39,9 +39,25 @@ const PROBES: u32 = 64;
 pub(super) struct UserCodes {
     /// Processes that have loaded it, whose jobs have just left.
     resting: Mutex<Vec<(u128, Resting)>>,
+    zygotes: Mutex<Vec<KnownZygote>>,
     /// Room that its samples were found to need.
     room: Arc<Mutex<HashMap<u128, u64>>>,
     ends: Arc<Ends>,
+}
+
+/// A process that forks hosts, as long as somebody holds it.
+struct KnownZygote {
+    /// See [`zygote_key`].
+    key: u128,
+    /// Names of the datasets that it was started or used for.
+    datasets: Vec<String>,
+    zygote: Weak<Zygote>,
+}
+
+impl KnownZygote {
+    fn alive(&self) -> Option<Arc<Zygote>> {
+        self.zygote.upgrade().filter(|zygote| zygote.is_alive())
+    }
 }
 
 /// Hosts that came to their ends, one after the other, before their streams had handed over anything.
@@ -114,7 +130,10 @@ impl Registry {
         loop {
             attempts += 1;
             flight.step(format!("the dataset of {} is being loaded", user.name));
-            let loaded = self.load(request, user, code, dataset, || flight.is_awaited());
+            // What ended the process may have been an import: then only this dataset's host is to end of it.
+            let anew = attempts > 1;
+            let is_awaited = || flight.is_awaited();
+            let loaded = self.load(request, user, code, dataset, anew, is_awaited);
             let opened = loaded.and_then(|loaded| {
                 let crew = |loaded| self.crew(request, user, loaded, (slots, seed), flight);
                 loaded.map(crew).transpose()
@@ -143,6 +162,7 @@ impl Registry {
         user: &UserDataset,
         code: &UserCode,
         dataset: Option<&OwnedFd>,
+        anew: bool,
         is_awaited: impl Fn() -> bool,
     ) -> Result<Option<Loaded>> {
         let probes = |samples: u32| probes(request, samples, user.split);
@@ -151,7 +171,12 @@ impl Registry {
         let resting = self.user_code.take_resting(code_key(request));
         let loaded = match (resting, dataset) {
             (Some(resting), _) => Loaded::again(resting, code, probes, split, room)?,
-            (None, Some(dataset)) => Loaded::load(code, dataset, is_awaited, probes, split, room)?,
+            (None, Some(dataset)) => {
+                let zygote = self.user_code.zygote(code, &user.name)?;
+                Loaded::load(
+                    &zygote, code, dataset, anew, is_awaited, probes, split, room,
+                )?
+            }
             (None, None) => return Ok(None),
         };
         let there = loaded.samples;
@@ -163,6 +188,17 @@ impl Registry {
             )));
         }
         Ok(Some(loaded))
+    }
+
+    /// Lets a process import what this code will need, unless the process of another program serves the same dataset: then
+    /// this one's job will probably share that stream. The process stays as long as the result is held.
+    pub(crate) fn prepare(&self, code: &UserCode, dataset: &str) -> Result<Option<Arc<Zygote>>> {
+        if self.user_code.is_others(code, dataset) {
+            return Ok(None);
+        }
+        let zygote = self.user_code.zygote(code, dataset)?;
+        zygote.import(&code.prelude);
+        Ok(Some(zygote))
     }
 
     /// The workers of user code, and the staging area that they fill.
@@ -303,6 +339,40 @@ impl UserCodes {
     fn room(&self, key: u128) -> u64 {
         let room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
         room.get(&key).copied().unwrap_or(0)
+    }
+
+    fn zygotes(&self) -> MutexGuard<'_, Vec<KnownZygote>> {
+        self.zygotes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Finds the process that forks the hosts of this code, or starts one.
+    fn zygote(&self, code: &UserCode, dataset: &str) -> Result<Arc<Zygote>> {
+        let key = zygote_key(code);
+        let mut all = self.zygotes();
+        all.retain(|known| known.zygote.strong_count() > 0);
+        for known in all.iter_mut().filter(|known| known.key == key) {
+            if let Some(zygote) = known.alive() {
+                if !known.datasets.iter().any(|name| name == dataset) {
+                    known.datasets.push(dataset.to_owned());
+                }
+                return Ok(zygote);
+            }
+        }
+        let zygote = Zygote::start(code)?;
+        all.push(KnownZygote {
+            key,
+            datasets: vec![dataset.to_owned()],
+            zygote: Arc::downgrade(&zygote),
+        });
+        Ok(zygote)
+    }
+
+    /// Returns true if a process that another program started forks hosts for a dataset of this name.
+    fn is_others(&self, code: &UserCode, dataset: &str) -> bool {
+        let key = zygote_key(code);
+        let all = self.zygotes();
+        let mut others = all.iter().filter(|known| known.key != key);
+        others.any(|known| known.alive().is_some() && known.datasets.iter().any(|d| d == dataset))
     }
 
     fn resting(&self) -> MutexGuard<'_, Vec<(u128, Resting)>> {
