@@ -156,9 +156,7 @@ class Preparation:
     A coordinator is started if there is none. All that happens in the background, and never fails.
     """
 
-    def __init__(
-        self, launch: Launch, *, dataset: str, name: str, socket: str | os.PathLike[str] | None
-    ) -> None: ...
+    def __init__(self, launch: Launch, *, dataset: str, name: str, socket: str | os.PathLike[str] | None) -> None: ...
 
 class WorkerLink:
     """A worker process's end of its socket: takes orders, one at a time, and reports what was made of them."""

@@ -473,9 +473,7 @@ class DataLoader(Generic[T_co]):
         # It is an error when the loader is used, if it is one.
         with contextlib.suppress(Exception):
             name, socket = self._options["name"], self._options["socket"]
-            _preparations[self] = _coprep.Preparation(
-                self._launch(), dataset=self._code.name, name=name, socket=socket
-            )
+            _preparations[self] = _coprep.Preparation(self._launch(), dataset=self._code.name, name=name, socket=socket)
 
     def _follow_dataset(self) -> None:
         """Changes of the dataset since the last epoch are seen, as by workers that PyTorch starts for each epoch."""
