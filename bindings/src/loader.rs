@@ -1,7 +1,7 @@
 //! One rank of a job.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use coprep_client::connection::How;
@@ -95,7 +95,15 @@ impl From<Launch> for UserCode {
 /// Lets the coordinator import early what a dataset will need, as long as this object lives.
 #[pyclass(frozen, module = "coprep._coprep")]
 pub(crate) struct Preparation {
-    _client: coprep_client::Preparation,
+    /// `None`: a loader has it.
+    client: Mutex<Option<coprep_client::Preparation>>,
+}
+
+impl Preparation {
+    fn take(&self) -> Option<coprep_client::Preparation> {
+        let mut client = self.client.lock().unwrap_or_else(PoisonError::into_inner);
+        client.take()
+    }
 }
 
 #[pymethods]
@@ -115,7 +123,9 @@ impl Preparation {
             ..How::start(name)
         };
         let client = coprep_client::Preparation::begin(place(socket), how, launch.into(), dataset);
-        Preparation { _client: client }
+        Preparation {
+            client: Mutex::new(Some(client)),
+        }
     }
 }
 
@@ -148,7 +158,7 @@ fn packed(give: &Py<PyAny>) -> Result<Box<dyn AsRef<[u8]>>, Error> {
 #[pymethods]
 impl Loader {
     /// `subset`: bytes of native-endian 32-bit unsigned ids. `resume`: (epoch, delivered, seed, samples). `code`: how
-    /// workers run, and what gives the packed dataset.
+    /// workers run, and what gives the packed dataset. `preparation`: is used up.
     #[new]
     #[expect(
         clippy::too_many_arguments,
@@ -156,7 +166,7 @@ impl Loader {
     )]
     #[pyo3(signature = (
         pipeline, *, name, socket, timeout, batch_size, shuffle, relaxed, seed, drop_last, rank, world_size, group,
-        skip_errors, subset, mask_samples, cohort, cache, cache_bytes, lru, reuse, resume, code
+        skip_errors, subset, mask_samples, cohort, cache, cache_bytes, lru, reuse, resume, code, preparation
     ))]
     fn new(
         py: Python<'_>,
@@ -182,6 +192,7 @@ impl Loader {
         reuse: u32,
         resume: Option<(u64, Vec<u8>, u64, u32)>,
         code: Option<(Launch, Py<PyAny>)>,
+        preparation: Option<Bound<'_, Preparation>>,
     ) -> PyResult<Self> {
         let (code, give) = code.map(|(launch, give)| (launch.into(), give)).unzip();
         let ids = |bytes: &[u8]| -> RoaringBitmap {
@@ -238,8 +249,13 @@ impl Loader {
             pulse: signals(),
             notice: warnings(),
         };
+        let client = Client::new(options).map_err(raise)?;
+        let prepared = preparation.and_then(|preparation| preparation.get().take());
+        if let Some(prepared) = prepared {
+            client.use_preparation(prepared).map_err(raise)?;
+        }
         Ok(Loader {
-            client: Client::new(options).map_err(raise)?,
+            client,
             has_others: world_size > 1,
         })
     }

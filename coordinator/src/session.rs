@@ -160,13 +160,10 @@ impl Session<'_> {
             Request::Attach(attach) => self.attach(&Arc::from(attach), descriptors),
             Request::Prepare { code, dataset } => {
                 // Where it fails, the job hears of it when it attaches.
-                self.prepared = self
-                    .registry
-                    .prepare(&code, &dataset)
-                    .unwrap_or_else(|e| {
-                        tracing::warn!(error = %e, "nothing is imported before it is needed");
-                        None
-                    });
+                self.prepared = self.registry.prepare(&code, &dataset).unwrap_or_else(|e| {
+                    tracing::warn!(error = %e, "nothing is imported before it is needed");
+                    None
+                });
                 Ok(None)
             }
             Request::EpochStarted { epoch } => {

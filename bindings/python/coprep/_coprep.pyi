@@ -140,6 +140,7 @@ class Loader:
         reuse: int,
         resume: tuple[int, bytes, int, int] | None,
         code: tuple[Launch, Callable[[], bytearray]] | None,
+        preparation: Preparation | None,
     ) -> None: ...
     def start_epoch(self) -> int: ...
     def next(self) -> list[Array] | None: ...
@@ -151,7 +152,7 @@ class Loader:
     def close(self) -> None: ...
 
 class Preparation:
-    """Lets the coordinator import early what a dataset will need, as long as this object lives.
+    """Lets the coordinator import early what a dataset will need, as long as this object lives and no loader has it.
 
     A coordinator is started if there is none. All that happens in the background, and never fails.
     """

@@ -56,7 +56,7 @@ _EMPTY_SET = b"\x3a\x30\x00\x00\x00\x00\x00\x00"
 """A Roaring bitmap of nothing, in its portable format."""
 
 _preparations: weakref.WeakKeyDictionary[DataLoader[Any], _coprep.Preparation] = weakref.WeakKeyDictionary()
-"""Of loaders whose jobs have not attached yet. Not attributes, since such a loader can be pickled."""
+"""Of loaders that are not connected yet. Not attributes, since such a loader can be pickled."""
 _ranks: weakref.WeakSet[DataLoader] = weakref.WeakSet()
 """Loaders of jobs with several ranks."""
 
@@ -460,6 +460,7 @@ class DataLoader(Generic[T_co]):
             group=place.group,
             resume=self._resume,
             code=code,
+            preparation=_preparations.pop(self, None),
             **options,
         )
 
@@ -505,8 +506,6 @@ class DataLoader(Generic[T_co]):
         except SampleError as error:
             # As with PyTorch, what a sample raises is raised where its batch is asked for.
             failed = error
-        # What was imported is kept by the process that has loaded the dataset, if there is one of this job.
-        _preparations.pop(self, None)
         self._iteration += 1
         if failed is None:
             # Else there is nobody to ask.

@@ -22,8 +22,8 @@ _METHODS = (staticmethod, classmethod)
 def modules_of(*objects: Any) -> list[str]:
     """Returns names of modules that a process will import which unpickles these objects.
 
-    Some may be missing. A name too many would cost the time of an import that nobody needs, so that objects with a way of
-    their own of being pickled are not looked into.
+    Some may be missing. A name too many would cost the time of an import that nobody needs. So objects that say
+    themselves how they are pickled are not looked into.
     """
     found: dict[str, None] = {}
     todo: deque[Any] = deque(objects)

@@ -113,9 +113,10 @@ def run_host(control: socket.socket) -> NoReturn:
 
 
 def end(status: int) -> NoReturn:
-    """End a host or a zygote without taking the interpreter apart: what libraries say of their leaks then concerns nobody.
+    """End a host or a zygote without taking the interpreter apart.
 
-    (nanobind says dozens of lines.) What user code registered to be done at exit is done.
+    What libraries say of their leaks then concerns nobody (nanobind says dozens of lines). What user code registered to
+    be done at exit is done.
     """
     with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()

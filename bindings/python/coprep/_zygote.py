@@ -64,8 +64,8 @@ class _Zygote(Parent):
                 importlib.import_module(name)
             self._can_fork = _is_alone()
         except BaseException:
-            # Modules that were imported in part may fail in another way the next time. Hosts that are new processes fail
-            # as they did here, and say so.
+            # Modules that were imported in part may fail in another way the next time. Hosts that are new processes
+            # fail as this one did, and say so.
             return
         # What is there now is not looked at by the collector, which would copy its pages in every host.
         gc.collect()
@@ -79,18 +79,19 @@ class _Zygote(Parent):
                 # There was none left for the one that came.
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             with socket.socket(fileno=self._channel.descriptors.pop(0)) as control:
-                if anew or not self._can_fork:
-                    pid = self._start(control)
-                else:
-                    pid = self._fork(control)
+                pid = self._start(control) if anew or not self._can_fork else self._fork(control)
             self._adopt(pid, host)
         except Exception as error:
             self._say("failed", host=host, message=_exchange.describe(error))
 
     def _start(self, control: socket.socket) -> int:
-        os.chdir(self._directory)
         actions = [(os.POSIX_SPAWN_DUP2, control.fileno(), 0)]
-        return os.posix_spawn(sys.orig_argv[0], [*sys.orig_argv, _HOST], self._environment, file_actions=actions)
+        here = os.getcwd()
+        os.chdir(self._directory)
+        try:
+            return os.posix_spawn(sys.orig_argv[0], [*sys.orig_argv, _HOST], self._environment, file_actions=actions)
+        finally:
+            os.chdir(here)
 
     def _fork(self, control: socket.socket) -> int:
         zygote = os.getpid()
@@ -125,14 +126,17 @@ class _Random:
     """The global random numbers of a process that imports, for its forks."""
 
     def __init__(self) -> None:
-        self._at_start = self._now()
+        # The first number changes all of the state, and so would look as if a module had seeded it.
+        random.random()
+        np.random.random()
+        self._at_start = self._keys()
         self._python: Any = None
         self._is_numpy_seeded = False
 
     def look(self) -> None:
         """Find out before a fork what modules seeded as they were imported: that holds for hosts too."""
-        python, numpy = self._now()
-        self._python = python if python != self._at_start[0] else None
+        python, numpy = self._keys()
+        self._python = random.getstate() if python != self._at_start[0] else None
         self._is_numpy_seeded = numpy != self._at_start[1]
 
     def begin(self) -> None:
@@ -144,13 +148,13 @@ class _Random:
             np.random.seed()
 
     @staticmethod
-    def _now() -> tuple[Any, Any]:
-        _, keys, *rest = np.random.get_state()
-        return random.getstate(), (bytes(keys), rest)
+    def _keys() -> tuple[Any, bytes]:
+        """What changes with a seed, and after hundreds of numbers."""
+        return random.getstate()[1][:-1], bytes(np.random.get_state()[1])
 
 
 def _leave_exit_functions() -> None:
-    """What was registered to be done at exit, before the fork, is done in the zygote: it may remove files of all hosts."""
+    """Leave to the zygote what was registered before the fork to be done at exit: it may remove files of all hosts."""
     atexit._clear()
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         finalizer.atexit = False

@@ -505,4 +505,41 @@ mod tests {
         }
         assert!(ends.check(1).is_ok());
     }
+
+    fn code(process: &str, mark: &str) -> UserCode {
+        UserCode {
+            command: vec!["/bin/cat".into()],
+            directory: "/".into(),
+            environment: vec![("MARK".into(), mark.into())],
+            process: process.into(),
+            ..UserCode::default()
+        }
+    }
+
+    #[test]
+    fn datasets_of_one_process_share_what_was_imported_in_the_same_environment() {
+        let codes = UserCodes::default();
+        let first = codes.zygote(&code("1", "a"), "train").unwrap();
+        let same = codes.zygote(&code("1", "a"), "validate").unwrap();
+        assert!(Arc::ptr_eq(&first, &same));
+        for other in [code("2", "a"), code("1", "b")] {
+            assert!(!Arc::ptr_eq(
+                &first,
+                &codes.zygote(&other, "train").unwrap()
+            ));
+        }
+    }
+
+    #[test]
+    fn nothing_is_imported_early_for_a_dataset_that_another_process_serves() {
+        let codes = UserCodes::default();
+        let first = codes.zygote(&code("1", ""), "train").unwrap();
+        drop(codes.zygote(&code("1", ""), "validate").unwrap());
+        assert!(codes.is_others(&code("2", ""), "train"));
+        assert!(codes.is_others(&code("2", ""), "validate"));
+        assert!(!codes.is_others(&code("2", ""), "test"));
+        assert!(!codes.is_others(&code("1", ""), "train"), "its own");
+        drop(first);
+        assert!(!codes.is_others(&code("2", ""), "train"), "it has ended");
+    }
 }

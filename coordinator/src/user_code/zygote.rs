@@ -310,3 +310,59 @@ fn reap(mut child: Child) -> Ended {
         .map_or_else(|e| e.to_string(), |status| format!("was ended ({status})"));
     Ended::by_itself(how)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn code(program: &str) -> UserCode {
+        UserCode {
+            command: vec![program.into()],
+            directory: "/".into(),
+            ..UserCode::default()
+        }
+    }
+
+    fn reaped(zygote: &Arc<Zygote>) -> Ended {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let host = zygote.start_host("{}", false, &theirs);
+        drop(theirs);
+        let mut channel = Channel::new(ours);
+        let end = channel.receive(Duration::from_secs(60)).unwrap_err();
+        assert_eq!(end.kind(), std::io::ErrorKind::UnexpectedEof);
+        zygote.reap(host)
+    }
+
+    #[test]
+    fn a_host_whose_zygote_cannot_be_started_says_why() {
+        let ended = reaped(&Zygote::start(&code("/nowhere")).unwrap());
+        assert!(
+            ended.how.contains("cannot be started (/nowhere)"),
+            "{ended:?}"
+        );
+        assert!(!ended.is_killed);
+    }
+
+    #[test]
+    fn a_host_ends_as_its_zygote_did() {
+        let zygote = Zygote::start(&code("/bin/false")).unwrap();
+        assert!(reaped(&zygote).how.contains("exit status: 1"));
+        assert!(!zygote.is_alive());
+    }
+
+    #[test]
+    fn a_zygote_ends_when_nobody_holds_it_any_more() {
+        // Reads its standard input until the end.
+        let zygote = Zygote::start(&code("/bin/cat")).unwrap();
+        let inner = zygote.0.clone();
+        assert!(zygote.is_alive());
+        drop(zygote);
+        let state = inner.state();
+        let ends = |state: &mut State| state.ended.is_none();
+        let waited = inner
+            .changed
+            .wait_timeout_while(state, Duration::from_secs(60), ends)
+            .unwrap();
+        assert!(waited.0.ended.is_some());
+    }
+}
