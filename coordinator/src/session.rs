@@ -286,6 +286,8 @@ impl Session<'_> {
         let Seat { job, rank } = admission.seat;
         tracing::info!(stream = stream.blueprint.id, job, rank, "a job joins");
         self.place = Some((stream.clone(), admission.seat));
+        // The stream's host keeps it, if that is forked from it. Else somebody else's code runs, and this is of no use.
+        self.prepared = None;
         let attached = Reply::Attached(Box::new(admission.attached));
         let outbox = &self.client.outbox;
         let sent = outbox.send_with(&attached, admission.descriptors.into());
