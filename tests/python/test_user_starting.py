@@ -321,7 +321,10 @@ class Drawn(Numbers):
 """
 
 
-@pytest.mark.parametrize("seeds", ["random.random(); np.random.random()", "random.seed(1)", "np.random.seed(1)", "random.seed(1); np.random.seed(1)"])
+@pytest.mark.parametrize(
+    "seeds",
+    ["random.random(); np.random.random()", "random.seed(1)", "np.random.seed(1)", "random.seed(1); np.random.seed(1)"],
+)
 def test_what_is_drawn_as_a_dataset_is_loaded_is_as_in_a_new_process(start: Start, tmp_path: Path, seeds: str) -> None:
     script = """
 for number in range(2):
