@@ -150,7 +150,7 @@ class _Random:
     @staticmethod
     def _keys() -> tuple[Any, bytes]:
         """What changes with a seed, and after hundreds of numbers."""
-        return random.getstate()[1][:-1], bytes(np.random.get_state()[1])
+        return random.getstate()[1][:-1], bytes(np.random.get_state(legacy=False)["state"]["key"])
 
 
 def _leave_exit_functions() -> None:
