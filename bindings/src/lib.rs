@@ -37,7 +37,7 @@ mod _coprep {
     #[pymodule_export]
     use crate::control::{keep_warm, parse_size, status, stop, warm};
     #[pymodule_export]
-    use crate::loader::Loader;
+    use crate::loader::{Loader, Preparation};
     #[pymodule_export]
     use crate::pipeline::{Pipeline, files, image_folder, restore, user_dataset};
     #[pymodule_export]

@@ -1,9 +1,10 @@
 //! One rank of a job.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use coprep_client::connection::How;
 use coprep_client::loader::Options;
 use coprep_client::{Error, Event, Loader as Client, SLICE};
 use coprep_protocol::message::{
@@ -65,16 +66,68 @@ pub(crate) fn cache_form(name: Option<&str>) -> PyResult<Option<CacheForm>> {
     }
 }
 
-/// How workers run: command, environment, working directory, number, patience in milliseconds, and what gives the
-/// packed dataset.
-type Code = (
-    Vec<Vec<u8>>,
-    Vec<(Vec<u8>, Vec<u8>)>,
-    Vec<u8>,
-    u32,
-    u64,
-    Py<PyAny>,
-);
+/// How workers run.
+#[derive(FromPyObject)]
+pub(crate) struct Launch {
+    command: Vec<Vec<u8>>,
+    environment: Vec<(Vec<u8>, Vec<u8>)>,
+    directory: Vec<u8>,
+    workers: u32,
+    patience_ms: u64,
+    process: String,
+    prelude: String,
+}
+
+impl From<Launch> for UserCode {
+    fn from(launch: Launch) -> Self {
+        UserCode {
+            command: launch.command,
+            environment: launch.environment,
+            directory: launch.directory,
+            workers: launch.workers,
+            patience_ms: launch.patience_ms,
+            process: launch.process,
+            prelude: launch.prelude,
+        }
+    }
+}
+
+/// Lets the coordinator import early what a dataset will need, as long as this object lives.
+#[pyclass(frozen, module = "coprep._coprep")]
+pub(crate) struct Preparation {
+    /// `None`: a loader has it.
+    client: Mutex<Option<coprep_client::Preparation>>,
+}
+
+impl Preparation {
+    fn take(&self) -> Option<coprep_client::Preparation> {
+        let mut client = self.client.lock().unwrap_or_else(PoisonError::into_inner);
+        client.take()
+    }
+}
+
+#[pymethods]
+impl Preparation {
+    /// Returns at once, and never fails.
+    #[new]
+    #[pyo3(signature = (launch, *, dataset, name, socket))]
+    fn new(
+        py: Python<'_>,
+        launch: Launch,
+        dataset: String,
+        name: String,
+        socket: Option<PathBuf>,
+    ) -> Self {
+        let how = How {
+            program: program(py),
+            ..How::start(name)
+        };
+        let client = coprep_client::Preparation::begin(place(socket), how, launch.into(), dataset);
+        Preparation {
+            client: Mutex::new(Some(client)),
+        }
+    }
+}
 
 /// Says in the job, once, that samples are left out. Where warnings are errors, this is one.
 fn warn_skipped(py: Python<'_>, example: SampleError) -> PyResult<()> {
@@ -104,7 +157,8 @@ fn packed(give: &Py<PyAny>) -> Result<Box<dyn AsRef<[u8]>>, Error> {
 
 #[pymethods]
 impl Loader {
-    /// `subset`: bytes of native-endian 32-bit unsigned ids. `resume`: (epoch, delivered, seed, samples).
+    /// `subset`: bytes of native-endian 32-bit unsigned ids. `resume`: (epoch, delivered, seed, samples). `code`: how
+    /// workers run, and what gives the packed dataset. `preparation`: is used up.
     #[new]
     #[expect(
         clippy::too_many_arguments,
@@ -112,7 +166,7 @@ impl Loader {
     )]
     #[pyo3(signature = (
         pipeline, *, name, socket, timeout, batch_size, shuffle, relaxed, seed, drop_last, rank, world_size, group,
-        skip_errors, subset, mask_samples, cohort, cache, cache_bytes, lru, reuse, resume, code
+        skip_errors, subset, mask_samples, cohort, cache, cache_bytes, lru, reuse, resume, code, preparation
     ))]
     fn new(
         py: Python<'_>,
@@ -137,21 +191,10 @@ impl Loader {
         lru: bool,
         reuse: u32,
         resume: Option<(u64, Vec<u8>, u64, u32)>,
-        code: Option<Code>,
+        code: Option<(Launch, Py<PyAny>)>,
+        preparation: Option<Bound<'_, Preparation>>,
     ) -> PyResult<Self> {
-        let (code, give) = match code {
-            Some((command, environment, directory, workers, patience_ms, give)) => {
-                let code = UserCode {
-                    command,
-                    environment,
-                    directory,
-                    workers,
-                    patience_ms,
-                };
-                (Some(code), Some(give))
-            }
-            None => (None, None),
-        };
+        let (code, give) = code.map(|(launch, give)| (launch.into(), give)).unzip();
         let ids = |bytes: &[u8]| -> RoaringBitmap {
             bytes
                 .as_chunks::<4>()
@@ -206,8 +249,13 @@ impl Loader {
             pulse: signals(),
             notice: warnings(),
         };
+        let client = Client::new(options).map_err(raise)?;
+        let prepared = preparation.and_then(|preparation| preparation.get().take());
+        if let Some(prepared) = prepared {
+            client.use_preparation(prepared).map_err(raise)?;
+        }
         Ok(Loader {
-            client: Client::new(options).map_err(raise)?,
+            client,
             has_others: world_size > 1,
         })
     }

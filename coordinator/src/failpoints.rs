@@ -20,6 +20,7 @@
 //! | `crew-begin` | `code`, which serves a worker process | before a sample is given to the process | that sample, as a defect |
 //! | `crew-turn` | `code` | before it hears the process | the process, which is replaced |
 //! | `host-listener` | `code-host` | a message of the host was read | the host, and with it the stream |
+//! | `zygote-listener` | `code-zygote` | a message of the zygote was read | the zygote and its hosts, and with them their streams |
 //! | `reply-writer` | replies | before a session's replies are sent | that connection |
 //! | `warm-worker` | worker | before a sample of a warm-up is prepared | that sample: it counts as failed |
 //! | `main-accept` | main | a connection was accepted | that connection |

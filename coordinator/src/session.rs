@@ -17,6 +17,7 @@ use crate::outbox::{Outbox, ReplyWriter};
 use crate::peer::{Heard, Peer};
 use crate::registry::{Answer, Guest, Registry};
 use crate::stream::{Client, Seat, Stream};
+use crate::user_code::Zygote;
 use crate::{Error, Result, server::Shutdown, status, warm};
 
 /// How often a client that does not read its answers is looked at.
@@ -31,6 +32,8 @@ struct Session<'a> {
     shutdown: &'a Shutdown,
     client: Client,
     place: Option<(Arc<Stream>, Seat)>,
+    /// What has been imported for it.
+    prepared: Option<Arc<Zygote>>,
 }
 
 /// Serves one connection until it ends.
@@ -49,6 +52,7 @@ pub(crate) fn serve(
                 shutdown,
                 client,
                 place: None,
+                prepared: None,
             };
             // Whatever this thread logs says whose connection it serves.
             let client = &session.client;
@@ -158,6 +162,14 @@ impl Session<'_> {
         match request {
             Request::Hello { .. } => Err(Error::Invalid("greeted twice".into())),
             Request::Attach(attach) => self.attach(&Arc::from(attach), descriptors),
+            Request::Prepare { code, dataset } => {
+                // Where it fails, the job hears of it when it attaches.
+                self.prepared = self.registry.prepare(&code, &dataset).unwrap_or_else(|e| {
+                    tracing::warn!(error = %e, "nothing is imported before it is needed");
+                    None
+                });
+                Ok(None)
+            }
             Request::EpochStarted { epoch } => {
                 let (stream, seat) = self.place()?;
                 stream.epoch_started(*seat, epoch);
@@ -278,6 +290,8 @@ impl Session<'_> {
         let Seat { job, rank } = admission.seat;
         tracing::info!(stream = stream.blueprint.id, job, rank, "a job joins");
         self.place = Some((stream.clone(), admission.seat));
+        // The stream's host keeps it, if that is forked from it. Else somebody else's code runs, and this is of no use.
+        self.prepared = None;
         let attached = Reply::Attached(Box::new(admission.attached));
         let outbox = &self.client.outbox;
         let sent = outbox.send_with(&attached, admission.descriptors.into());

@@ -329,7 +329,7 @@ def is_due(plan: Plan, kind: str, text: str, is_alone: bool = False) -> bool:
 
 
 def check_logs(plan: Plan, name: str, text: str) -> list[Finding]:
-    """Checks what the coordinator, its hosts and workers wrote."""
+    """Checks what the coordinator, its zygotes, hosts and workers wrote."""
     if plan.failpoints:
         return []
     return [Finding("panic", f"{name}: {line.strip()[:300]}") for line in text.splitlines() if "panicked at" in line][

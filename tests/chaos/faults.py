@@ -82,11 +82,13 @@ def targets(below: list[Process], target: str) -> list[int]:
     coordinators = {p.pid for p in below if p.command == "coprep" and not p.is_zombie}
     if target == "coordinator":
         return sorted(coordinators)
-    # A coordinator's children are hosts; a host's children are workers.
-    hosts = {p.pid for p in below if p.parent in coordinators and p.command != "coprep" and not p.is_zombie}
-    if target == "host":
-        return sorted(hosts)
-    return sorted(p.pid for p in below if p.parent in hosts and not p.is_zombie)
+    # A coordinator's children are zygotes, their children are hosts, and those of hosts are workers.
+    found = {p.pid for p in below if p.parent in coordinators and p.command != "coprep" and not p.is_zombie}
+    for kind in ("zygote", "host", "worker"):
+        if kind == target:
+            break
+        found = {p.pid for p in below if p.parent in found and not p.is_zombie}
+    return sorted(found)
 
 
 def send(pid: int, number: signal.Signals) -> bool:

@@ -71,7 +71,7 @@ class Fault:
     """``kill`` or ``stop`` (SIGSTOP, then SIGCONT); ``files``; ``fill`` the runtime directory's file system."""
     at: At
     target: str = ""
-    """``job``, ``worker``, ``host``, ``coordinator``. For ``files``: what becomes of them."""
+    """``job``, ``worker``, ``host``, ``zygote``, ``coordinator``. For ``files``: what becomes of them."""
     which: int = 0
     """Number of the job; else picks one of the processes that are there."""
     seconds: float = 0.0
@@ -426,7 +426,8 @@ def _none(d: _Draw, plan: Plan) -> Plan:
 
 def _targets(d: _Draw, plan: Plan) -> str:
     has_code = any(not plan.datas[job.data].is_native for job in plan.jobs)
-    return d.pick(coordinator=5, job=3, worker=3 if has_code else 0, host=3 if has_code else 0)
+    code = 3 if has_code else 0
+    return d.pick(coordinator=5, job=3, worker=code, host=code, zygote=code)
 
 
 def _moment(d: _Draw, plan: Plan, target: str) -> At:

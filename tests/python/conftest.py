@@ -63,6 +63,7 @@ def coordinator_at(runtime: Path, patch: pytest.MonkeyPatch) -> Iterator[Path]:
     patch.setenv("COPREP_STAGING", "64M")
     before = shm()
     yield socket
+    wait_for_preparations()
     if socket.exists():
         with contextlib.suppress(coprep.CoprepError):
             coprep.stop()
@@ -82,9 +83,24 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def nothing_is_left(place: Path) -> Iterator[None]:
     """Once the coordinator has ended, none of the processes that it started is there any more."""
     yield
+    wait_for_preparations()
     with contextlib.suppress(coprep.CoprepError):
         coprep.stop()
     until(lambda: not processes_of(place), "every process ends", 5)
+
+
+def wait_for_preparations() -> None:
+    """A loader that was just made may be about to start a coordinator, in the background."""
+    until(lambda: "coprep-prepare" not in threads(), "loaders have told what they need")
+
+
+def threads() -> set[str]:
+    """Names of this process's threads."""
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            found.add((task / "comm").read_text().strip())
+    return found
 
 
 def alive(socket: Path) -> bool:

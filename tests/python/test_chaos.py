@@ -283,10 +283,12 @@ def test_descendants_are_found_by_kind() -> None:
         faults.Process(2, 1, "S", "coprep"),
         faults.Process(3, 2, "S", "python"),
         faults.Process(4, 3, "S", "python"),
-        faults.Process(5, 3, "Z", "python"),
-        faults.Process(6, 1, "S", "python"),
+        faults.Process(5, 4, "S", "python"),
+        faults.Process(6, 4, "Z", "python"),
+        faults.Process(7, 1, "S", "python"),
     ]
-    assert [faults.targets(below, kind) for kind in ("coordinator", "host", "worker")] == [[2], [3], [4]]
+    kinds = ("coordinator", "zygote", "host", "worker")
+    assert [faults.targets(below, kind) for kind in kinds] == [[2], [3], [4], [5]]
 
 
 def campaign(*arguments: object) -> subprocess.CompletedProcess[str]:

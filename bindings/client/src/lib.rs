@@ -5,6 +5,7 @@
 //! | [`connection`] | finds the coordinator, or starts one; greets it; carries requests and replies |
 //! | [`control`] | what commands ask: status, stop, describe, drop caches, warm |
 //! | [`loader`] | attaches, takes items, makes batches of them, keeps count, reconnects |
+//! | [`preparation`] | tells the coordinator early which user code will be needed |
 //! | [`batch`] | a batch and its memory: a view of a staging buffer, or a private copy |
 //!
 //! # The life of a batch
@@ -47,6 +48,7 @@ mod launch;
 pub mod loader;
 mod notice;
 mod patience;
+pub mod preparation;
 mod raw;
 mod stats;
 
@@ -56,4 +58,5 @@ pub use error::{Error, Result};
 pub use loader::{Event, Loader};
 pub use notice::{Notice, no_notice};
 pub use patience::{Interrupt, Pulse, SLICE, no_pulse};
+pub use preparation::Preparation;
 pub use stats::Stats;

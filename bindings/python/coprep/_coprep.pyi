@@ -5,6 +5,8 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
+from coprep._usercode import Launch
+
 __version__: str
 
 Interpolation = Literal["nearest", "bilinear", "bicubic"] | enum.Enum
@@ -139,7 +141,8 @@ class Loader:
         lru: bool,
         reuse: int,
         resume: tuple[int, bytes, int, int] | None,
-        code: tuple[list[bytes], list[tuple[bytes, bytes]], bytes, int, int, Any] | None,
+        code: tuple[Launch, Callable[[], bytearray]] | None,
+        preparation: Preparation | None,
     ) -> None: ...
     def start_epoch(self) -> int: ...
     def next(self) -> list[Array] | None: ...
@@ -149,6 +152,14 @@ class Loader:
     def epoch(self) -> int: ...
     def stats(self) -> dict[str, Any]: ...
     def close(self) -> None: ...
+
+class Preparation:
+    """Lets the coordinator import early what a dataset will need, as long as this object lives and no loader has it.
+
+    A coordinator is started if there is none. All that happens in the background, and never fails.
+    """
+
+    def __init__(self, launch: Launch, *, dataset: str, name: str, socket: str | os.PathLike[str] | None) -> None: ...
 
 class WorkerLink:
     """A worker process's end of its socket: takes orders, one at a time, and reports what was made of them."""

@@ -55,6 +55,8 @@ _LONGEST = 1e7
 _EMPTY_SET = b"\x3a\x30\x00\x00\x00\x00\x00\x00"
 """A Roaring bitmap of nothing, in its portable format."""
 
+_preparations: weakref.WeakKeyDictionary[DataLoader[Any], _coprep.Preparation] = weakref.WeakKeyDictionary()
+"""Of loaders that are not connected yet. Not attributes, since such a loader can be pickled."""
 _ranks: weakref.WeakSet[DataLoader] = weakref.WeakSet()
 """Loaders of jobs with several ranks."""
 
@@ -74,8 +76,9 @@ class DataLoader(Generic[T_co]):
 
     Takes the arguments of ``torch.utils.data.DataLoader``, with their meaning there, and some more. In annotations
     ``DataLoader[T]`` is a loader of samples of type ``T``, as there. Each pass is an
-    epoch: every sample of the job's set exactly once. Nothing is connected before the first use (iteration,
-    ``len``, ...); the first loader starts the coordinator.
+    epoch: every sample of the job's set exactly once. A loader takes part in a stream from its first use on (iteration,
+    ``len``, ...); the first loader starts the coordinator. Of a Python dataset it begins to import at once what the
+    dataset needs, in the background, so that the first batch need not wait for that.
 
     Of a **native pipeline** (``coprep.ImageFolder(...)...``) a batch is ``(images, labels)``: images are uint8, or
     float32 after ``normalize``, of shape (batch, 3, height, width); labels are int64 of shape (batch,). Of any other
@@ -275,6 +278,7 @@ class DataLoader(Generic[T_co]):
         self._has_warned = False
         self._made()
         self._iteration = 0
+        self._prepare()
 
     # What the arguments come to.
 
@@ -476,7 +480,7 @@ class DataLoader(Generic[T_co]):
             if in_job and identity.samples is None:
                 identity = identity._replace(samples=len(self._code.local().dataset))
             pipeline = identity.pipeline(split=self.transform is not None, in_job=in_job)
-            code = None if in_job else self._code.launch(self._given_workers or 0, self._limit)
+            code = None if in_job else (self._launch(), self._code.packed)
         options = dict(self._options)
         if self._given_workers == 0 and self._code is not None:
             options.update(cache="off", cache_bytes=None, reuse=0)
@@ -489,8 +493,21 @@ class DataLoader(Generic[T_co]):
             group=place.group,
             resume=self._resume,
             code=code,
+            preparation=_preparations.pop(self, None),
             **options,
         )
+
+    def _launch(self) -> Any:
+        return self._code.launch(self._given_workers or 0, self._limit)
+
+    def _prepare(self) -> None:
+        """Let the coordinator import, while this job does something else, what the dataset needs."""
+        if self._private is not None or self._code is None or not self._code.is_preloaded or self._given_workers == 0:
+            return
+        # It is an error when the loader is used, if it is one.
+        with contextlib.suppress(Exception):
+            name, socket = self._options["name"], self._options["socket"]
+            _preparations[self] = _coprep.Preparation(self._launch(), dataset=self._code.name, name=name, socket=socket)
 
     def _follow_dataset(self) -> None:
         """Changes of the dataset since the last epoch are seen, as by workers that PyTorch starts for each epoch."""
@@ -647,6 +664,7 @@ class DataLoader(Generic[T_co]):
     def close(self) -> None:
         """Let go of the coordinator. Batches that are held stay valid."""
         self._closed = True
+        _preparations.pop(self, None)
         if self._loader is not None:
             self._loader.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import os
 import pickle
 import subprocess
@@ -16,11 +17,28 @@ from coprep._errors import CannotTravel
 from coprep._fingerprint import fingerprint
 from coprep._modules import MAINS, Modules
 from coprep._packing import pack
+from coprep._preloading import modules_of
 from coprep._worker import PROGRAM, Delivery, Program, call_factory
 
 Part = tuple[str, bytes]
 
-_START = "import sys; sys.path[:] = {path!r}; from coprep._worker import main; main()"
+_START = "import sys; sys.path[:] = {path!r}; from coprep._zygote import main; main()"
+_PROCESS = os.urandom(16).hex()
+"""What tells this process, and those that it forks, from all others."""
+
+
+class Launch(NamedTuple):
+    """How workers are started."""
+
+    command: list[bytes]
+    environment: list[tuple[bytes, bytes]]
+    directory: bytes
+    workers: int
+    patience_ms: int
+    process: str
+    """The process that starts them: what is imported for it is not for others."""
+    prelude: str
+    """What to import before the dataset is loaded, as ``_zygote.py`` reads it."""
 
 
 class Identity(NamedTuple):
@@ -100,19 +118,40 @@ class UserCode:
             # Jobs that make samples themselves share only the order: which class it is tells enough.
             return [(name, _digest(_name(value))) for name, value in named.items()]
 
-    def launch(
-        self, workers: int, patience: float
-    ) -> tuple[list[bytes], list[tuple[bytes, bytes]], bytes, int, int, Any]:
-        """Command, environment, directory, workers, patience in milliseconds, and what gives what workers load."""
+    @property
+    def name(self) -> str:
+        """The dataset's name, as its identity has it."""
+        dataset = self.program.dataset
+        return dataset if isinstance(dataset, str) else _name(dataset)
+
+    @property
+    def is_preloaded(self) -> bool:
+        """Whether anything is imported before the dataset is loaded; not where each worker is to load it anew."""
+        return not self._spawn
+
+    def launch(self, workers: int, patience: float) -> Launch:
+        """How workers are started: so many, each with so many seconds for a sample."""
         if not sys.executable:
             raise RuntimeError(
                 "this Python does not say which program it is (sys.executable is empty): use num_workers=0"
             )
         start = _START.format(path=sys.path)
         flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        command = [os.fsencode(argument) for argument in (sys.executable, *flags, "-c", start)]
-        environment = list(os.environb.items())
-        return command, environment, os.fsencode(os.getcwd()), workers, int(patience * 1000), self.packed
+        return Launch(
+            command=[os.fsencode(argument) for argument in (sys.executable, *flags, "-c", start)],
+            environment=list(os.environb.items()),
+            directory=os.fsencode(os.getcwd()),
+            workers=workers,
+            patience_ms=int(patience * 1000),
+            process=f"{_PROCESS}-{os.getpid()}",
+            prelude=json.dumps({"argv": sys.argv, "imports": self._imports() if self.is_preloaded else []}),
+        )
+
+    def _imports(self) -> list[str]:
+        dataset, transform, init, *_ = self.program
+        if isinstance(dataset, str):
+            return [dataset.partition(":")[0], *modules_of(transform, init)]
+        return modules_of(dataset, transform, init)
 
     def packed(self) -> bytearray:
         """What workers load."""

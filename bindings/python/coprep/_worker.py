@@ -1,11 +1,11 @@
 """Processes that run a user's dataset: a host, which loads it once, and the workers that the host forks.
 
-Started by the coordinator, with a socket as standard input. See ``coordinator/protocol/src/code.rs`` for what is said.
-User code runs in the host only where it loads the dataset, so that workers begin as they would in a fork of the
-training script; samples are made in workers only.
+A host is forked by a zygote (``_zygote.py``). See ``coordinator/protocol/src/code.rs`` for what is said. User code runs
+in the host only where it loads the dataset, so that workers begin as they would in a fork of the training script;
+samples are made in workers only.
 
-A worker writes a sample straight into its slot of the staging buffers. It ends with its host, and the host with the
-coordinator.
+A worker writes a sample straight into its slot of the staging buffers. It ends with its host, the host with its zygote,
+and that with the coordinator.
 """
 
 from __future__ import annotations
@@ -88,14 +88,19 @@ class Layout(NamedTuple):
     memory: mmap.mmap
 
 
-def main() -> None:
-    """The host."""
-    _end_with_parent(os.getppid())
+def enter() -> socket.socket:
+    """Begin as a process that ends with its parent, and is told by a socket, its standard input, what to do."""
+    end_with_parent(os.getppid())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
     control = socket.socket(fileno=os.dup(0))
     with open(os.devnull) as null:
         os.dup2(null.fileno(), 0)
+    return control
+
+
+def run_host(control: socket.socket) -> NoReturn:
+    """Be a host, until the coordinator hangs up."""
     status = 0
     try:
         _Host(control).run()
@@ -105,13 +110,14 @@ def main() -> None:
     except BaseException:
         status = 1
         traceback.print_exc()
-    _end(status)
+    end(status)
 
 
-def _end(status: int) -> NoReturn:
-    """End the host without taking the interpreter apart: what libraries say of their leaks then concerns nobody.
+def end(status: int) -> NoReturn:
+    """End a host or a zygote without taking the interpreter apart.
 
-    (nanobind says dozens of lines.) What user code registered to be done at exit is done.
+    What libraries say of their leaks then concerns nobody (nanobind says dozens of lines). What user code registered to
+    be done at exit is done.
     """
     with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()
@@ -142,7 +148,17 @@ def call_factory(name: str) -> Any:
     return found()
 
 
-def _end_with_parent(parent: int) -> None:
+def fork() -> int:
+    """``os.fork``, without what it says of threads."""
+    _flush()
+    with warnings.catch_warnings():
+        # User code that starts some while it is loaded asks for spawn.
+        warnings.simplefilter("ignore")
+        return os.fork()
+
+
+def end_with_parent(parent: int) -> None:
+    """Let the kernel end this process with its parent."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -185,20 +201,19 @@ class _Channel:
             received += data
 
 
-class _Host:
+class Parent:
+    """A process that forks others when it is told to, and tells how they ended."""
+
     def __init__(self, control: socket.socket) -> None:
         self._channel = _Channel(control)
-        self._workers: dict[int, tuple[int, int]] = {}  # by descriptor of the process: number, id
-        self._sent = memoryview(b"")
-        self._program: Program | None = None
-        self._layout: Layout | None = None
+        self._children: dict[int, tuple[int, int]] = {}  # by descriptor of the process: number, id
 
     def run(self) -> None:
-        """Until the coordinator hangs up. Whatever happens, no worker stays."""
+        """Until the other side hangs up. Whatever happens, no child stays."""
         try:
             while True:
                 control = self._channel.socket.fileno()
-                ready, _, _ = select.select([control, *self._workers], [], [])
+                ready, _, _ = select.select([control, *self._children], [], [])
                 for process in set(ready) - {control}:
                     self._reap(process)
                 if control not in ready:
@@ -210,12 +225,18 @@ class _Host:
                 else:
                     return
         finally:
-            for _, pid in self._workers.values():
+            for _, pid in self._children.values():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            for _, pid in self._workers.values():
+            for _, pid in self._children.values():
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, 0)
+
+    def close(self) -> None:
+        """In a child: let go of what is the parent's."""
+        self._channel.socket.close()
+        for other in self._children:
+            os.close(other)
 
     def _turn(self) -> bool:
         try:
@@ -231,11 +252,46 @@ class _Host:
         except BrokenPipeError:
             return False
         except Exception as error:
-            self._say("failed", message=_failed(what, error))
+            self._cannot(what, error)
         return True
+
+    def _cannot(self, what: str, error: Exception) -> None:
+        raise NotImplementedError
 
     def _say(self, event: str, descriptors: tuple[int, ...] = (), **values: Any) -> None:
         self._channel.send(json.dumps({"event": event, **values}).encode(), descriptors)
+
+    def _adopt(self, pid: int, number: int) -> None:
+        try:
+            process = os.pidfd_open(pid)
+        except OSError:
+            # Nobody would see it end.
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+        self._children[process] = (number, pid)
+
+    def _end_child(self, number: int) -> None:
+        for other, pid in self._children.values():
+            if other == number:
+                os.kill(pid, signal.SIGKILL)
+
+    def _reap(self, process: int) -> None:
+        number, pid = self._children.pop(process)
+        os.close(process)
+        _, status = os.waitpid(pid, 0)
+        self._ended(number, status)
+
+    def _ended(self, number: int, status: int) -> None:
+        raise NotImplementedError
+
+
+class _Host(Parent):
+    def __init__(self, control: socket.socket) -> None:
+        super().__init__(control)
+        self._sent = memoryview(b"")
+        self._program: Program | None = None
+        self._layout: Layout | None = None
 
     def _load(self) -> None:
         with os.fdopen(self._channel.descriptors.pop(0), "rb") as file:
@@ -275,34 +331,25 @@ class _Host:
         files = [self._channel.descriptors.pop(0) for _ in range(scratch)]
         ours, theirs = socket.socketpair()
         host = os.getpid()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        with warnings.catch_warnings():
-            # Of forking with threads: user code that starts some while it is loaded asks for spawn.
-            warnings.simplefilter("ignore")
-            pid = os.fork()
+        pid = fork()
         if pid == 0:
-            self._channel.socket.close()
+            self.close()
             theirs.close()
-            for other in self._workers:
-                os.close(other)
             _run_worker(self, ours, listed, files, id, workers, host)
         ours.close()
         for descriptor in files if listed is None else [listed, *files]:
             os.close(descriptor)
-        self._workers[os.pidfd_open(pid)] = (worker, pid)
+        self._adopt(pid, worker)
         self._say("forked", (theirs.fileno(),), worker=worker, pid=pid)
         theirs.close()
 
     def _kill(self, worker: int) -> None:
-        for number, pid in self._workers.values():
-            if number == worker:
-                os.kill(pid, signal.SIGKILL)
+        self._end_child(worker)
 
-    def _reap(self, process: int) -> None:
-        number, pid = self._workers.pop(process)
-        os.close(process)
-        _, status = os.waitpid(pid, 0)
+    def _cannot(self, what: str, error: Exception) -> None:
+        self._say("failed", message=_failed(what, error))
+
+    def _ended(self, number: int, status: int) -> None:
         self._say("exited", worker=number, how=_how(status))
 
 
@@ -337,7 +384,7 @@ def _run_worker(
 ) -> None:
     status = 1
     try:
-        _end_with_parent(parent)
+        end_with_parent(parent)
         keep_freed_memory()
         _Worker(host, sock, worklist, scratch, number, workers).run()
         status = 0

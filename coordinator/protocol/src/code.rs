@@ -1,8 +1,10 @@
 //! What the coordinator and the processes that run user code say to each other.
 //!
-//! A **host** is started per stream. It loads the dataset and forks **workers**, so that what it has loaded lies
-//! in memory once. Both speak over Unix sockets, each message a length (`u32`) and as many bytes:
+//! A **zygote** is started per program. It imports what the program's datasets need, once, and forks **hosts**. A host
+//! belongs to a stream. It loads the dataset and forks **workers**, so that what it has loaded lies in memory once. All
+//! speak over Unix sockets, each message a length (`u32`) and as many bytes:
 //!
+//! * with the zygote: JSON, a few messages per stream ([`ZygoteRequest`], [`ZygoteEvent`]);
 //! * with the host: JSON, a few messages in the life of a stream ([`HostRequest`], [`HostEvent`]);
 //! * with a worker: fixed little-endian records, one message per chunk of samples ([`Order`], [`Report`]).
 //!
@@ -184,6 +186,52 @@ impl Incoming {
     pub fn came(&mut self, bytes: usize) {
         self.to = (self.to + bytes).min(self.buffer.len());
     }
+}
+
+/// To a zygote.
+#[derive(Serialize, Debug)]
+#[serde(tag = "do", rename_all = "lowercase")]
+pub enum ZygoteRequest<'a> {
+    /// Import what hosts will need. Not answered: a host that cannot import it says why.
+    Import {
+        /// See [`UserCode::prelude`](crate::message::UserCode::prelude).
+        prelude: &'a str,
+    },
+    /// Start a host; its end of the socket comes with the message. Answered by [`ZygoteEvent::Exited`] or
+    /// [`ZygoteEvent::Failed`].
+    Host {
+        /// Its number, never used before.
+        host: u32,
+        /// What it will need: imported before it is forked.
+        prelude: &'a str,
+        /// It begins as a new process, and imports by itself whatever it needs.
+        anew: bool,
+    },
+    /// End a host. Answered by [`ZygoteEvent::Exited`].
+    Kill {
+        /// Its number.
+        host: u32,
+    },
+}
+
+/// From a zygote.
+#[derive(Deserialize, Debug)]
+#[serde(tag = "event", rename_all = "lowercase")]
+pub enum ZygoteEvent {
+    /// A host has ended, and is no process any more.
+    Exited {
+        /// Its number.
+        host: u32,
+        /// As `wait(2)` says.
+        status: i32,
+    },
+    /// A host could not be started.
+    Failed {
+        /// Its number.
+        host: u32,
+        /// For people: why.
+        message: String,
+    },
 }
 
 /// To a host.

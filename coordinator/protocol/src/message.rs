@@ -18,6 +18,14 @@ pub enum Request {
     /// staging, deliver, reply and doorbell; or by [`Reply::WantCode`], to be sent again with a memory file
     /// in which [`Attach::code`] finds its dataset.
     Attach(Box<Attach>),
+    /// One way: this user code will probably be needed. Until this connection ends, the coordinator keeps a process that
+    /// has imported what the code needs, unless it already has one for the dataset of another program.
+    Prepare {
+        /// How it will be run.
+        code: Box<UserCode>,
+        /// Name of the dataset, as in its [`UserDataset`](crate::spec::UserDataset).
+        dataset: String,
+    },
     /// One way: the consumer has begun to iterate this epoch.
     EpochStarted {
         /// Counted from 0.
@@ -184,6 +192,11 @@ pub struct UserCode {
     pub workers: u32,
     /// Longest time for one sample, milliseconds: then its worker is replaced.
     pub patience_ms: u64,
+    /// The process that is the job, by a name that no other process has. Hosts of one process may share what was imported
+    /// for them; another process may have been started after a module was changed.
+    pub process: String,
+    /// What hosts have to import before they load the dataset, in words of the language that the code is written in.
+    pub prelude: String,
 }
 
 /// Epochs have smaller numbers than this, so that counting on from one that another process names does not overflow.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use coprep_pipeline::Dataset;
-use coprep_protocol::message::{Attach, CacheForm};
+use coprep_protocol::message::{Attach, CacheForm, UserCode};
 use coprep_protocol::spec::{Op, Part, PipelineSpec, Source};
 
 use crate::stream::{Blueprint, Stream};
@@ -32,19 +32,33 @@ pub(super) fn timed_alike(spec: &PipelineSpec, dataset: &Dataset, is_exact: bool
 pub(super) fn code_key(request: &Attach) -> u128 {
     let mut key = xxhash_rust::xxh3::Xxh3::new();
     key.update(&request.pipeline.fingerprint().to_le_bytes());
+    if let Some(code) = &request.code {
+        add_environment(&mut key, code);
+    }
+    key.digest128()
+}
+
+/// What a process that has imported modules is good for: datasets of the same process, run in the same way. Another process
+/// may have been started after a module, or what a module reads as it is imported, was changed.
+pub(super) fn zygote_key(code: &UserCode) -> u128 {
+    let mut key = xxhash_rust::xxh3::Xxh3::new();
+    add_environment(&mut key, code);
+    key.update(code.process.as_bytes());
+    key.digest128()
+}
+
+/// Adds how code is run.
+fn add_environment(key: &mut xxhash_rust::xxh3::Xxh3, code: &UserCode) {
     let mut part = |bytes: &[u8]| {
         key.update(&(bytes.len() as u64).to_le_bytes());
         key.update(bytes);
     };
-    if let Some(code) = &request.code {
-        code.command.iter().for_each(|argument| part(argument));
-        part(&code.directory);
-        for (name, value) in &code.environment {
-            part(name);
-            part(value);
-        }
+    code.command.iter().for_each(|argument| part(argument));
+    part(&code.directory);
+    for (name, value) in &code.environment {
+        part(name);
+        part(value);
     }
-    key.digest128()
 }
 
 /// Returns in what a stream differs from another that looks like it; `None` if it does not look like it.

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use coprep_cache::staging::StagingPool;
@@ -11,12 +11,12 @@ use coprep_protocol::spec::{Source, UserDataset};
 use roaring::RoaringBitmap;
 
 use super::flights::Flight;
-use super::identity::code_key;
+use super::identity::{code_key, zygote_key};
 use super::{Registry, Wanted};
 use crate::caches::{CacheKey, Pin, Sizes, check_form};
 use crate::maker::Maker;
 use crate::stream::{Stream, layout, most_blob};
-use crate::user_code::{Crew, Loaded, Resting, Shape, Trouble};
+use crate::user_code::{Crew, Loaded, Resting, Shape, Trouble, Zygote};
 use crate::{Error, Result};
 
 /// How long a process that has loaded user code is kept for the next job, and how many of them.
@@ -41,7 +41,23 @@ const PROBES_IN_A_ROW: u32 = 8;
 pub(super) struct UserCodes {
     /// Processes that have loaded it, whose jobs have just left.
     resting: Mutex<Vec<(u128, Resting)>>,
+    zygotes: Mutex<Vec<KnownZygote>>,
     ends: Arc<Ends>,
+}
+
+/// A process that forks hosts, as long as somebody holds it.
+struct KnownZygote {
+    /// See [`zygote_key`].
+    key: u128,
+    /// Names of the datasets that it was started or used for.
+    datasets: Vec<String>,
+    zygote: Weak<Zygote>,
+}
+
+impl KnownZygote {
+    fn alive(&self) -> Option<Arc<Zygote>> {
+        self.zygote.upgrade().filter(|zygote| zygote.is_alive())
+    }
 }
 
 /// Hosts that came to their ends, one after the other, before their streams had handed over anything.
@@ -115,8 +131,10 @@ impl Registry {
             attempts += 1;
             flight.step(format!("the dataset of {} is being loaded", user.name));
             let most_blob = most_blob(slots, self.settings.staging_bytes);
+            // What ended the process may have been an import: then only this dataset's host is to end of it.
+            let anew = attempts > 1;
             let is_awaited = || flight.is_awaited();
-            let loaded = self.load(request, user, code, dataset, most_blob, is_awaited);
+            let loaded = self.load(request, user, code, dataset, most_blob, anew, is_awaited);
             let opened = loaded.and_then(|loaded| {
                 let crew = |loaded| self.crew(request, user, loaded, (slots, seed), flight);
                 loaded.map(crew).transpose()
@@ -146,6 +164,7 @@ impl Registry {
         code: &UserCode,
         dataset: Option<&OwnedFd>,
         most_blob: u64,
+        anew: bool,
         is_awaited: impl Fn() -> bool,
     ) -> Result<Option<Loaded>> {
         let probes = |samples: u32| probes(request, samples, user.split);
@@ -154,7 +173,10 @@ impl Registry {
         let loaded = match (resting, dataset) {
             (Some(resting), _) => Loaded::again(resting, code, probes, split, most_blob)?,
             (None, Some(dataset)) => {
-                Loaded::load(code, dataset, is_awaited, probes, split, most_blob)?
+                let zygote = self.user_code.zygote(code, &user.name)?;
+                Loaded::load(
+                    &zygote, code, dataset, anew, is_awaited, probes, split, most_blob,
+                )?
             }
             (None, None) => return Ok(None),
         };
@@ -167,6 +189,17 @@ impl Registry {
             )));
         }
         Ok(Some(loaded))
+    }
+
+    /// Lets a process import what this code will need, unless the process of another program serves the same dataset: then
+    /// this one's job will probably share that stream. The process stays as long as the result is held.
+    pub(crate) fn prepare(&self, code: &UserCode, dataset: &str) -> Result<Option<Arc<Zygote>>> {
+        if self.user_code.is_others(code, dataset) {
+            return Ok(None);
+        }
+        let zygote = self.user_code.zygote(code, dataset)?;
+        zygote.import(&code.prelude);
+        Ok(Some(zygote))
     }
 
     /// The workers of user code, and the staging area that they fill.
@@ -302,6 +335,40 @@ impl Registry {
 }
 
 impl UserCodes {
+    fn zygotes(&self) -> MutexGuard<'_, Vec<KnownZygote>> {
+        self.zygotes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Finds the process that forks the hosts of this code, or starts one.
+    fn zygote(&self, code: &UserCode, dataset: &str) -> Result<Arc<Zygote>> {
+        let key = zygote_key(code);
+        let mut all = self.zygotes();
+        all.retain(|known| known.zygote.strong_count() > 0);
+        for known in all.iter_mut().filter(|known| known.key == key) {
+            if let Some(zygote) = known.alive() {
+                if !known.datasets.iter().any(|name| name == dataset) {
+                    known.datasets.push(dataset.to_owned());
+                }
+                return Ok(zygote);
+            }
+        }
+        let zygote = Zygote::start(code)?;
+        all.push(KnownZygote {
+            key,
+            datasets: vec![dataset.to_owned()],
+            zygote: Arc::downgrade(&zygote),
+        });
+        Ok(zygote)
+    }
+
+    /// Returns true if a process that another program started forks hosts for a dataset of this name.
+    fn is_others(&self, code: &UserCode, dataset: &str) -> bool {
+        let key = zygote_key(code);
+        let all = self.zygotes();
+        let mut others = all.iter().filter(|known| known.key != key);
+        others.any(|known| known.alive().is_some() && known.datasets.iter().any(|d| d == dataset))
+    }
+
     fn resting(&self) -> MutexGuard<'_, Vec<(u128, Resting)>> {
         self.resting.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -434,5 +501,42 @@ mod tests {
             ends.note(1, "it was killed", of_use);
         }
         assert!(ends.check(1).is_ok());
+    }
+
+    fn code(process: &str, mark: &str) -> UserCode {
+        UserCode {
+            command: vec!["/bin/cat".into()],
+            directory: "/".into(),
+            environment: vec![("MARK".into(), mark.into())],
+            process: process.into(),
+            ..UserCode::default()
+        }
+    }
+
+    #[test]
+    fn datasets_of_one_process_share_what_was_imported_in_the_same_environment() {
+        let codes = UserCodes::default();
+        let first = codes.zygote(&code("1", "a"), "train").unwrap();
+        let same = codes.zygote(&code("1", "a"), "validate").unwrap();
+        assert!(Arc::ptr_eq(&first, &same));
+        for other in [code("2", "a"), code("1", "b")] {
+            assert!(!Arc::ptr_eq(
+                &first,
+                &codes.zygote(&other, "train").unwrap()
+            ));
+        }
+    }
+
+    #[test]
+    fn nothing_is_imported_early_for_a_dataset_that_another_process_serves() {
+        let codes = UserCodes::default();
+        let first = codes.zygote(&code("1", ""), "train").unwrap();
+        drop(codes.zygote(&code("1", ""), "validate").unwrap());
+        assert!(codes.is_others(&code("2", ""), "train"));
+        assert!(codes.is_others(&code("2", ""), "validate"));
+        assert!(!codes.is_others(&code("2", ""), "test"));
+        assert!(!codes.is_others(&code("1", ""), "train"), "its own");
+        drop(first);
+        assert!(!codes.is_others(&code("2", ""), "train"), "it has ended");
     }
 }

@@ -1,16 +1,12 @@
 //! The host of a stream's user code: a process that loads the dataset once and forks workers.
 //!
-//! One thread starts it, hears what it says, and sees it end; a worker's thread that wants something asks and
-//! waits. The kernel ends a host with the thread that started it, and workers with their host, so that none of
+//! One thread has it forked by a [`zygote`](super::zygote), hears what it says, and sees it end; a worker's thread that
+//! wants something asks and waits. The kernel ends a host with its zygote, and workers with their host, so that none of
 //! them outlives the coordinator, however that ends.
 
-use std::ffi::OsString;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::os::unix::ffi::OsStringExt;
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::ExitStatusExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -22,6 +18,7 @@ use coprep_protocol::nap::nap;
 use fail::fail_point;
 
 use crate::user_code::Shape;
+use crate::user_code::zygote::{Ended, Zygote};
 use crate::{Error, Result};
 
 /// Longest time to load a dataset: slow storage, large imports.
@@ -29,8 +26,6 @@ const LOADING: Duration = Duration::from_secs(600);
 const NOW_AND_THEN: Duration = Duration::from_millis(500);
 /// Longest time for anything else.
 const PROMPT: Duration = Duration::from_secs(60);
-/// How long a host may take to end by itself.
-const GRACE: Duration = Duration::from_secs(2);
 /// How often the thread looks around though nothing woke it, which nothing needs: see [`nap`].
 const NAP: Duration = Duration::from_millis(500);
 
@@ -64,14 +59,6 @@ struct State {
     ended: Option<Ended>,
 }
 
-/// How a host ended.
-#[derive(Clone)]
-struct Ended {
-    how: String,
-    /// By a signal that it was sent, and not by this process.
-    is_killed: bool,
-}
-
 #[derive(Default)]
 struct WorkerState {
     pid: u32,
@@ -81,9 +68,13 @@ struct WorkerState {
 
 impl Host {
     /// Starts the host and lets it load the dataset, as long as somebody awaits it; gives the number of samples.
+    ///
+    /// `anew`: the host imports by itself whatever it needs.
     pub(super) fn start(
+        zygote: &Arc<Zygote>,
         code: &UserCode,
         dataset: &OwnedFd,
+        anew: bool,
         is_awaited: impl Fn() -> bool,
     ) -> Result<(Arc<Host>, u64)> {
         let (ours, theirs) =
@@ -98,10 +89,17 @@ impl Host {
             changed: Condvar::new(),
             closing: AtomicBool::new(false),
         });
-        let (command, hearer) = (command(code, theirs)?, host.clone());
+        let (zygote, hearer) = (zygote.clone(), host.clone());
+        let prelude = code.prelude.clone();
+        let hear = move || {
+            let number = zygote.start_host(&prelude, anew, &theirs);
+            // Gone, so that the host's death is seen.
+            drop(theirs);
+            hearer.run(&zygote, number, receiving);
+        };
         std::thread::Builder::new()
             .name("code-host".into())
-            .spawn(move || hearer.run(command, receiving))
+            .spawn(hear)
             .map_err(|e| Error::io("cannot start a thread", e))?;
         let look = |s: &mut State| match s.samples {
             None if !is_awaited() => Some(Err(Error::Code(
@@ -294,29 +292,14 @@ impl Host {
 
     // The thread that hears it.
 
-    fn run(&self, mut command: Command, socket: UnixStream) {
-        let ended = match command.spawn() {
-            // The command holds the host's end of the socket: gone, so that its death is seen.
-            Ok(child) => {
-                drop(command);
-                let heard = catch_unwind(AssertUnwindSafe(|| self.hear(Channel::new(socket))));
-                self.channel.hang_up();
-                let how = reap(child);
-                match heard {
-                    Ok(Some(why)) => Ended::by_itself(format!("said what makes no sense: {why}")),
-                    Ok(None) => how,
-                    // It did nothing wrong, and another one may do better.
-                    Err(_) => Ended {
-                        how: "was ended because the thread that heard it panicked, a defect of coprep"
-                            .into(),
-                        is_killed: true,
-                    },
-                }
-            }
-            Err(e) => Ended::by_itself(format!(
-                "cannot be started ({}): {e}",
-                command.get_program().display()
-            )),
+    fn run(&self, zygote: &Arc<Zygote>, number: u32, socket: UnixStream) {
+        let heard = catch_unwind(AssertUnwindSafe(|| self.hear(Channel::new(socket))));
+        self.channel.hang_up();
+        let how = zygote.reap(number);
+        let ended = match heard {
+            Ok(Some(why)) => Ended::by_itself(format!("said what makes no sense: {why}")),
+            Ok(None) => how,
+            Err(_) => Ended::by_defect(),
         };
         if !self.closing.load(Ordering::Acquire) {
             tracing::warn!(
@@ -367,67 +350,4 @@ impl Host {
         self.changed.notify_all();
         Ok(())
     }
-}
-
-fn command(code: &UserCode, socket: UnixStream) -> Result<Command> {
-    let text = |bytes: &[u8]| OsString::from_vec(bytes.to_vec());
-    let Some((program, arguments)) = code.command.split_first() else {
-        return Err(Error::Invalid(
-            "the command that runs user code is empty".into(),
-        ));
-    };
-    let mut command = Command::new(text(program));
-    command
-        .args(arguments.iter().map(|a| text(a)))
-        .env_clear()
-        .envs(code.environment.iter().map(|(k, v)| (text(k), text(v))))
-        .current_dir(text(&code.directory))
-        .stdin(Stdio::from(OwnedFd::from(socket)));
-    Ok(command)
-}
-
-impl Ended {
-    fn by_itself(how: String) -> Ended {
-        Ended {
-            how,
-            is_killed: false,
-        }
-    }
-
-    /// Of a host that was to do something: `to load the dataset`.
-    fn error(&self, what: &str) -> Error {
-        let how = self.how.clone();
-        if self.is_killed {
-            return Error::HostKilled {
-                how,
-                doing: what.to_owned(),
-                attempts: 1,
-            };
-        }
-        Error::Code(format!(
-            "the process that runs the dataset's code {how}, while it was {what}: its output is in the coordinator's log"
-        ))
-    }
-}
-
-/// Waits for a host that hung up; says how it ended.
-fn reap(mut child: Child) -> Ended {
-    let end = Instant::now() + GRACE;
-    while Instant::now() < end {
-        match child.try_wait() {
-            Ok(Some(status)) => {
-                return Ended {
-                    how: format!("ended ({status})"),
-                    is_killed: status.signal().is_some(),
-                };
-            }
-            Ok(None) => std::thread::sleep(Duration::from_millis(5)),
-            Err(e) => return Ended::by_itself(format!("cannot be waited for: {e}")),
-        }
-    }
-    let _ = child.kill();
-    let how = child
-        .wait()
-        .map_or_else(|e| e.to_string(), |status| format!("was ended ({status})"));
-    Ended::by_itself(how)
 }

@@ -1,5 +1,6 @@
 //! Streams whose samples are made by the jobs' own code, in worker processes that all jobs of the stream share.
 //!
+//! * [`zygote`]: the process that has imported what the datasets of a program need and forks hosts.
 //! * [`host`]: the process that has loaded the dataset and forks workers.
 //! * [`worker`]: a thread per worker process, which keeps it busy and replaces it when it ends.
 //!
@@ -11,6 +12,7 @@
 
 mod host;
 mod worker;
+mod zygote;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -30,6 +32,7 @@ use crate::prepare::{Cost, Failure};
 use crate::stalls::{BusyClock, Lacks};
 use crate::user_code::host::{Forked, Host};
 use crate::user_code::worker::{Job, Worker};
+pub(crate) use crate::user_code::zygote::Zygote;
 use crate::{Error, Result};
 
 /// One sample that is to be made.
@@ -172,16 +175,22 @@ const MOST_EXCEPTION: usize = 1 << 20;
 
 impl Loaded {
     /// Loads a dataset, as long as somebody awaits it, and looks at some of the samples that `probes` names. `most_blob`:
-    /// most room that a slot may have for a blob.
+    /// most room that a slot may have for a blob. `anew`: in a process that has imported nothing before.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "a process to start, and what it is to do at first"
+    )]
     pub(crate) fn load(
+        zygote: &Arc<Zygote>,
         code: &UserCode,
         dataset: &OwnedFd,
+        anew: bool,
         is_awaited: impl Fn() -> bool,
         probes: impl FnOnce(u32) -> Vec<u32>,
         split: bool,
         most_blob: u64,
     ) -> Result<Loaded> {
-        let (host, _) = Host::start(code, dataset, is_awaited)?;
+        let (host, _) = Host::start(zygote, code, dataset, anew, is_awaited)?;
         Self::look(host, code, probes, split, most_blob)
     }
 

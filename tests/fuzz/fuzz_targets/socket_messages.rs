@@ -132,6 +132,8 @@ fn attach() -> Attach {
             directory: b"/".to_vec(),
             workers: 2,
             patience_ms: 1000,
+            process: "5f2e-4711".into(),
+            prelude: r#"{"argv": ["train.py"], "imports": ["torch"]}"#.into(),
         }),
         seed: Some(1),
         seed_hint: None,

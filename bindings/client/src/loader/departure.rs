@@ -34,6 +34,7 @@ impl Loader {
     }
 
     fn leave(&self, inner: &mut Inner) {
+        inner.preparation = None;
         let departure = self.departure(inner);
         let mut link = inner.link.take();
         let is_told = match (&mut link, &departure) {

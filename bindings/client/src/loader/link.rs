@@ -8,12 +8,11 @@ use coprep_cache::handover::{Account, Item};
 use coprep_protocol::message::{
     Attach, Attached, Awaited, Departure, Reply, Request, SampleError, Skipped,
 };
-use coprep_protocol::place::Place;
 use roaring::RoaringBitmap;
 
 use crate::attachment::Attachment;
 use crate::batch::{Assembly, Batch};
-use crate::connection::{Connection, How};
+use crate::connection::Connection;
 use crate::error::{Error, Result};
 use crate::loader::Code;
 use crate::loader::position;
@@ -97,15 +96,13 @@ pub(super) struct Link {
 impl Link {
     /// `departed`: takes up the ranks that are said to have left, whether it succeeds or not.
     pub(super) fn attach(
-        place: &Place,
-        how: &How,
+        connection: Connection,
         request: Attach,
         code: Option<&Code>,
         patience: &Patience<'_>,
         notice: &Notice,
         departed: &mut Vec<Departure>,
     ) -> Result<(Self, Attached)> {
-        let connection = Connection::open(place, how)?;
         let request = Request::Attach(Box::new(request));
         let (mut errors, mut skips) = (HashMap::new(), Skips::default());
         let mut answer = || {

@@ -29,13 +29,14 @@ use roaring::RoaringBitmap;
 
 use crate::attachment::Owner;
 use crate::batch::Batch;
-use crate::connection::How;
+use crate::connection::{Connection, How};
 use crate::error::{Error, Result};
 use crate::loader::link::{Link, Part, is_skip, left_out};
 use crate::loader::position::Position;
 use crate::loader::watch::Failed;
 use crate::notice::{Notice, TELL_AFTER, Wait, no_notice};
 use crate::patience::{Patience, Pulse, SLICE};
+use crate::preparation::Preparation;
 use crate::stats::{Shares, Stats};
 
 /// First and longest pause between two attempts to reconnect.
@@ -137,6 +138,8 @@ struct Inner {
     /// Failed attempts of the watch to attach anew. None: there is a connection, or the user was told.
     failed: Option<Failed>,
     closed: bool,
+    /// The coordinator has been told what will be needed, and this loader has not attached yet.
+    preparation: Option<Preparation>,
 }
 
 impl Inner {
@@ -212,6 +215,7 @@ impl Loader {
                 has_begun: false,
                 failed: None,
                 closed: false,
+                preparation: None,
             }),
             options,
             stats: Mutex::default(),
@@ -221,6 +225,15 @@ impl Loader {
             watch::start(&loader)?;
         }
         Ok(loader)
+    }
+
+    /// Attaches over the connection of this preparation, once it does.
+    ///
+    /// # Errors
+    /// [`Error::Forked`], [`Error::Closed`].
+    pub fn use_preparation(&self, preparation: Preparation) -> Result<()> {
+        self.inner()?.preparation = Some(preparation);
+        Ok(())
     }
 
     fn inner(&self) -> Result<MutexGuard<'_, Inner>> {
@@ -611,8 +624,7 @@ impl Loader {
         let patience = Patience::new(self.options.timeout.saturating_add(loading), pulse);
         let mut departed = Vec::new();
         let attached = Link::attach(
-            &self.options.place,
-            &self.options.how(pulse),
+            self.connect(inner, pulse)?,
             request,
             self.options.code.as_deref(),
             &patience,
@@ -628,6 +640,16 @@ impl Loader {
         inner.link = Some(link);
         inner.attached = Some(attached);
         Ok(())
+    }
+
+    /// The connection over which the coordinator was told early what will be needed, or else a new one.
+    fn connect(&self, inner: &mut Inner, pulse: &Pulse) -> Result<Connection> {
+        if let Some(preparation) = inner.preparation.take()
+            && let Some(connection) = preparation.connection(pulse)?
+        {
+            return Ok(connection);
+        }
+        Connection::open(&self.options.place, &self.options.how(pulse))
     }
 
     /// Attaches anew if the connection was lost while nobody waited for anything. See [`watch`].

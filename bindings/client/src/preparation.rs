@@ -1,0 +1,101 @@
+//! Tells the coordinator early which user code will be needed.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use coprep_protocol::message::{Request, UserCode};
+use coprep_protocol::place::Place;
+
+use crate::attachment::Owner;
+use crate::connection::{Connection, How};
+use crate::error::{Error, Result};
+use crate::patience::{Patience, Pulse, SLICE};
+
+/// Longest wait for the thread that connects. It waits no longer for a coordinator than this.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// As long as it lives, the coordinator keeps a process that has imported what user code needs.
+///
+/// A thread of its own connects, since a coordinator may have to be started first. Nothing depends on its success: a
+/// coordinator that was not told imports when a job attaches. The job attaches over the same connection.
+pub struct Preparation {
+    owner: Owner,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+enum State {
+    Connecting,
+    /// The coordinator has been told.
+    Told(Connection),
+    /// There is no connection, or it was taken.
+    Over,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, state: State) {
+        *self.state() = state;
+        self.changed.notify_all();
+    }
+}
+
+impl Preparation {
+    /// Begins to tell the coordinator at `place`, and starts one if there is none and `how` says so.
+    #[must_use]
+    pub fn begin(place: Place, how: How, code: UserCode, dataset: String) -> Preparation {
+        let shared = Arc::new(Shared {
+            state: Mutex::new(State::Connecting),
+            changed: Condvar::new(),
+        });
+        let wanted = Arc::downgrade(&shared);
+        let tell = move || {
+            let opened = Connection::open(&place, &how);
+            // The loader may have been closed meanwhile.
+            if let Some(shared) = wanted.upgrade() {
+                let code = Box::new(code);
+                let request = Request::Prepare { code, dataset };
+                let told = opened.and_then(|opened| opened.send(&request).map(|()| opened));
+                shared.set(told.map_or(State::Over, State::Told));
+            }
+        };
+        let thread = std::thread::Builder::new().name("coprep-prepare".into());
+        if thread.spawn(tell).is_err() {
+            shared.set(State::Over);
+        }
+        Preparation {
+            owner: Owner::current(),
+            shared,
+        }
+    }
+
+    /// Takes the connection, once there is one. `None`: there is none, or it is lost, or it is that of a parent.
+    pub(crate) fn connection(self, pulse: &Pulse) -> Result<Option<Connection>> {
+        // Before the lock: in a forked child it may be held by a thread that does not exist there.
+        if !self.owner.is_here() {
+            return Ok(None);
+        }
+        let patience = Patience::new(LIMIT, pulse);
+        let mut state = self.shared.state();
+        while matches!(*state, State::Connecting) && !patience.is_over() {
+            drop(state);
+            (patience.pulse())().map_err(Error::Interrupted)?;
+            state = self.shared.state();
+            if matches!(*state, State::Connecting) {
+                let waited = self.shared.changed.wait_timeout(state, SLICE);
+                state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            }
+        }
+        match std::mem::replace(&mut *state, State::Over) {
+            State::Told(connection) if !connection.is_lost() => Ok(Some(connection)),
+            _ => Ok(None),
+        }
+    }
+}

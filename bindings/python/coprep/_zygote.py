@@ -1,0 +1,181 @@
+"""The process that imports what the datasets of a program need, and forks their hosts.
+
+Started by the coordinator, with a socket as standard input. See ``coordinator/protocol/src/code.rs`` for what is said.
+It imports modules and uses none of them, so that a host begins as a new process would that has just imported the same:
+random numbers, ``atexit`` and weak references with callbacks at exit are set right for it. Where a fork would differ in
+more than that, because an import failed or left a thread behind, each host is a new process.
+
+A zygote ends with the coordinator, and hosts with their zygote.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import gc
+import importlib
+import json
+import os
+import random
+import socket
+import sys
+import weakref
+from typing import Any, NoReturn
+
+import numpy as np
+
+from coprep import _exchange
+from coprep._worker import Parent, end, end_with_parent, enter, fork, run_host
+
+_HOST = "host"
+"""Argument of a host that is a process of its own."""
+
+
+def main() -> None:
+    """The zygote; or a host that is a process of its own."""
+    control = enter()
+    if sys.argv[1:] == [_HOST]:
+        run_host(control)
+    # The coordinator may hang up while it is told something.
+    with contextlib.suppress(ConnectionError):
+        _Zygote(control).run()
+    # Its hosts have ended. What modules registered to be done at exit is done here, and nowhere else.
+    end(0)
+
+
+class _Zygote(Parent):
+    def __init__(self, control: socket.socket) -> None:
+        super().__init__(control)
+        self._can_fork = True
+        self._random = _Random()
+        # Modules may change both as they are imported.
+        self._environment, self._directory = dict(os.environb), os.getcwd()
+
+    def _import(self, prelude: str) -> None:
+        wanted = json.loads(prelude)
+        missing = [name for name in wanted["imports"] if name not in sys.modules]
+        if not missing or not self._can_fork:
+            return
+        sys.argv[:] = wanted["argv"]
+        self._can_fork = False
+        try:
+            for name in missing:
+                importlib.import_module(name)
+            self._can_fork = _is_alone()
+        except BaseException:
+            # Modules that were imported in part may fail in another way the next time. Hosts that are new processes
+            # fail as this one did, and say so.
+            return
+        # What is there now is not looked at by the collector, which would copy its pages in every host.
+        gc.collect()
+        gc.freeze()
+
+    def _host(self, host: int, prelude: str, anew: bool) -> None:
+        try:
+            if not anew:
+                self._import(prelude)
+            if not self._channel.descriptors:
+                # There was none left for the one that came.
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            with socket.socket(fileno=self._channel.descriptors.pop(0)) as control:
+                pid = self._start(control) if anew or not self._can_fork else self._fork(control)
+            self._adopt(pid, host)
+        except Exception as error:
+            self._say("failed", host=host, message=_exchange.describe(error))
+
+    def _start(self, control: socket.socket) -> int:
+        actions = [(os.POSIX_SPAWN_DUP2, control.fileno(), 0)]
+        here = os.getcwd()
+        os.chdir(self._directory)
+        try:
+            return os.posix_spawn(sys.orig_argv[0], [*sys.orig_argv, _HOST], self._environment, file_actions=actions)
+        finally:
+            os.chdir(here)
+
+    def _fork(self, control: socket.socket) -> int:
+        zygote = os.getpid()
+        self._random.look()
+        pid = fork()
+        if pid == 0:
+            self._become_host(control, zygote)
+        return pid
+
+    def _become_host(self, control: socket.socket, zygote: int) -> NoReturn:
+        try:
+            end_with_parent(zygote)
+            self.close()
+            _leave_exit_functions()
+            self._random.begin()
+        except BaseException:
+            os._exit(1)
+        run_host(control)
+
+    def _kill(self, host: int) -> None:
+        self._end_child(host)
+
+    def _cannot(self, what: str, error: Exception) -> None:
+        # Nobody waits for an answer, but whoever looks for a defect wants to know.
+        sys.stderr.write(f"cannot {what}: {_exchange.describe(error)}\n")
+
+    def _ended(self, number: int, status: int) -> None:
+        self._say("exited", host=number, status=status)
+
+
+class _Random:
+    """The global random numbers of a process that imports, for its forks."""
+
+    def __init__(self) -> None:
+        # The first number changes all of the state, and so would look as if a module had seeded it.
+        random.random()
+        np.random.random()
+        self._at_start = self._keys()
+        self._python: Any = None
+        self._is_numpy_seeded = False
+
+    def look(self) -> None:
+        """Find out before a fork what modules seeded as they were imported: that holds for hosts too."""
+        python, numpy = self._keys()
+        self._python = random.getstate() if python != self._at_start[0] else None
+        self._is_numpy_seeded = numpy != self._at_start[1]
+
+    def begin(self) -> None:
+        """In a fork: else they begin as in any new process."""
+        if self._python is not None:
+            # They were seeded anew by the fork.
+            random.setstate(self._python)
+        if not self._is_numpy_seeded:
+            np.random.seed()
+
+    @staticmethod
+    def _keys() -> tuple[Any, bytes]:
+        """What changes with a seed, and after hundreds of numbers."""
+        return random.getstate()[1][:-1], bytes(np.random.get_state(legacy=False)["state"]["key"])
+
+
+def _leave_exit_functions() -> None:
+    """Leave to the zygote what was registered before the fork to be done at exit: it may remove files of all hosts."""
+    atexit._clear()
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False
+    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
+    # These look after what this process will make.
+    for module, function in (("logging", "shutdown"), ("multiprocessing.util", "_exit_function")):
+        if module in sys.modules:
+            atexit.register(getattr(sys.modules[module], function))
+
+
+def _is_alone() -> bool:
+    """Returns whether no thread is missing in a fork."""
+    if _threads() == 1:
+        return True
+    # Libraries that know of forks, as OpenBLAS does, end their threads before one. They start them again where needed.
+    pid = fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return _threads() == 1
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))
