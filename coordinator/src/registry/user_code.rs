@@ -16,7 +16,7 @@ use super::{Registry, Wanted};
 use crate::caches::{CacheKey, Pin, Sizes, check_form};
 use crate::maker::Maker;
 use crate::stream::{Stream, layout, most_blob};
-use crate::user_code::{Crew, Loaded, Resting, Shape, Trouble, Zygote};
+use crate::user_code::{Crew, Loaded, Probing, Resting, Shape, Trouble, Zygote};
 use crate::{Error, Result};
 
 /// How long a process that has loaded user code is kept for the next job, and how many of them.
@@ -130,11 +130,15 @@ impl Registry {
         loop {
             attempts += 1;
             flight.step(format!("the dataset of {} is being loaded", user.name));
-            let most_blob = most_blob(slots, self.settings.staging_bytes);
+            let probing = Probing {
+                ids: |samples| probes(request, samples, user.split),
+                split: user.split,
+                most_blob: most_blob(slots, self.settings.staging_bytes),
+            };
             // What ended the process may have been an import: then only this dataset's host is to end of it.
             let anew = attempts > 1;
             let is_awaited = || flight.is_awaited();
-            let loaded = self.load(request, user, code, dataset, most_blob, anew, is_awaited);
+            let loaded = self.load((request, user), code, dataset, anew, is_awaited, probing);
             let opened = loaded.and_then(|loaded| {
                 let crew = |loaded| self.crew(request, user, loaded, (slots, seed), flight);
                 loaded.map(crew).transpose()
@@ -159,24 +163,19 @@ impl Registry {
 
     fn load(
         &self,
-        request: &Attach,
-        user: &UserDataset,
+        (request, user): (&Attach, &UserDataset),
         code: &UserCode,
         dataset: Option<&OwnedFd>,
-        most_blob: u64,
         anew: bool,
         is_awaited: impl Fn() -> bool,
+        probing: Probing<impl FnOnce(u32) -> Vec<u32>>,
     ) -> Result<Option<Loaded>> {
-        let probes = |samples: u32| probes(request, samples, user.split);
-        let split = user.split;
         let resting = self.user_code.take_resting(code_key(request));
         let loaded = match (resting, dataset) {
-            (Some(resting), _) => Loaded::again(resting, code, probes, split, most_blob)?,
+            (Some(resting), _) => Loaded::again(resting, code, probing)?,
             (None, Some(dataset)) => {
                 let zygote = self.user_code.zygote(code, &user.name)?;
-                Loaded::load(
-                    &zygote, code, dataset, anew, is_awaited, probes, split, most_blob,
-                )?
+                Loaded::load(&zygote, code, dataset, anew, is_awaited, probing)?
             }
             (None, None) => return Ok(None),
         };

@@ -173,52 +173,57 @@ const LEAST_BLOB: u64 = 64;
 /// Longest exception, as it was packed, that is passed on; longer ones are told as text.
 const MOST_EXCEPTION: usize = 1 << 20;
 
+/// Which samples of a dataset are looked at when it is loaded, and for what.
+pub(crate) struct Probing<F> {
+    /// Returns the samples, given how many there are.
+    pub(crate) ids: F,
+    /// There is a deterministic part to be cached.
+    pub(crate) split: bool,
+    /// Most room that a slot may have for a blob.
+    pub(crate) most_blob: u64,
+}
+
 impl Loaded {
-    /// Loads a dataset, as long as somebody awaits it, and looks at some of the samples that `probes` names. `most_blob`:
-    /// most room that a slot may have for a blob. `anew`: in a process that has imported nothing before.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "a process to start, and what it is to do at first"
-    )]
+    /// Loads a dataset, as long as somebody awaits it, and looks at some of its samples. `anew`: in a process that has
+    /// imported nothing before.
     pub(crate) fn load(
         zygote: &Arc<Zygote>,
         code: &UserCode,
         dataset: &OwnedFd,
         anew: bool,
         is_awaited: impl Fn() -> bool,
-        probes: impl FnOnce(u32) -> Vec<u32>,
-        split: bool,
-        most_blob: u64,
+        probing: Probing<impl FnOnce(u32) -> Vec<u32>>,
     ) -> Result<Loaded> {
         let (host, _) = Host::start(zygote, code, dataset, anew, is_awaited)?;
-        Self::look(host, code, probes, split, most_blob)
+        Self::look(host, code, probing)
     }
 
     /// The same with a host that has loaded it before.
     pub(crate) fn again(
         mut resting: Resting,
         code: &UserCode,
-        probes: impl FnOnce(u32) -> Vec<u32>,
-        split: bool,
-        most_blob: u64,
+        probing: Probing<impl FnOnce(u32) -> Vec<u32>>,
     ) -> Result<Loaded> {
         let host = resting.host.take();
         let host = host.ok_or_else(|| Error::Code("the dataset's process is gone".into()))?;
-        Self::look(host, code, probes, split, most_blob)
+        Self::look(host, code, probing)
     }
 
     fn look(
         host: Arc<Host>,
         code: &UserCode,
-        probes: impl FnOnce(u32) -> Vec<u32>,
-        split: bool,
-        most_blob: u64,
+        probing: Probing<impl FnOnce(u32) -> Vec<u32>>,
     ) -> Result<Loaded> {
+        let Probing {
+            ids,
+            split,
+            most_blob,
+        } = probing;
         let samples = host.samples().unwrap_or(0);
         let patience = Duration::from_millis(code.patience_ms);
         let looked = u32::try_from(samples)
             .map_err(|_| Error::Invalid(format!("{samples} samples are more than 4,294,967,295")))
-            .and_then(|samples| Ok((samples, look(&host, &probes(samples), split, patience)?)))
+            .and_then(|samples| Ok((samples, look(&host, &ids(samples), split, patience)?)))
             .and_then(|(samples, probed)| Ok((samples, shape(probed, most_blob)?)));
         match looked {
             Ok((samples, shape)) => Ok(Loaded {
