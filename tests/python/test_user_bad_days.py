@@ -426,10 +426,9 @@ def test_a_job_that_is_killed_while_its_dataset_is_loaded_leaves_nothing(start: 
 # --- datasets that do not do ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_what_cannot_be_pickled_is_named(tmp_path: Path, workers: int) -> None:
+def test_what_cannot_be_pickled_is_named(tmp_path: Path) -> None:
     (tmp_path / "data").touch()
-    options = {**NUMPY, "num_workers": workers}
+    options = {**NUMPY, "num_workers": 2}
     for data, part in ((ud.Connected(), "connection"), (ud.OpenFile(tmp_path / "data"), "file")):
         remedy = rf'dataset.{part} .*Remedy: .*of {type(data).__name__} .*\{{\*\*self.__dict__, "{part}": None\}}'
         with pytest.raises(TypeError, match=remedy):
@@ -437,6 +436,14 @@ def test_what_cannot_be_pickled_is_named(tmp_path: Path, workers: int) -> None:
     connection = ud.Connected().connection
     with pytest.raises(TypeError, match=r'transform.what .* of FaultyTransform .*"what": None'):
         next(iter(coprep.DataLoader(ud.Numbers(8), 4, transform=ud.FaultyTransform([], connection), **options)))
+
+
+def test_without_workers_it_need_not_be_pickled(tmp_path: Path, place: Path) -> None:
+    (tmp_path / "data").touch()
+    for data in (ud.Connected(), ud.OpenFile(tmp_path / "data")):
+        with coprep.DataLoader(data, 4, **{**NUMPY, "num_workers": 0}) as loader:
+            assert epoch(loader) == (list(range(len(data))), [])
+    assert not place.exists()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
