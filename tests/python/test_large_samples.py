@@ -188,8 +188,10 @@ def stop_coordinator() -> Callable[[], bool]:
 
 @pytest.mark.parametrize("end", [kill_host, stop_coordinator])
 def test_what_lies_ready_when_a_stream_is_given_up_is_whole(end: Callable[[], Callable[[], bool]]) -> None:
-    large = dict.fromkeys(range(0, N, 4), 300_000)
-    with uneven(ud.Uneven(N, large)) as loader:
+    # More than can lie ready, so that something is left to be made.
+    size = 4 * N
+    large = dict.fromkeys(range(0, size, 4), 300_000)
+    with uneven(ud.Uneven(size, large)) as loader:
         batches = iter(loader)
         held = next(batches)
         until(lambda: stream()["jobs"][0]["held"] >= 6, "some batches lie ready")
@@ -198,7 +200,7 @@ def test_what_lies_ready_when_a_stream_is_given_up_is_whole(end: Callable[[], Ca
         ids = check(held, large) + check(next(batches), large)
         until(is_given_up, "the stream is given up")
         ids += [i for batch in batches for i in check(batch, large)]
-        assert ids == list(range(N))
+        assert ids == list(range(size))
         assert check(held, large) == ids[:4]
 
 
