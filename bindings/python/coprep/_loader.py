@@ -41,11 +41,6 @@ else:
 
     T_co = TypeVar("T_co", covariant=True)
 
-# With the package, not with the first loader: a job that joins is to have its first batch at once. What it needs beyond
-# NumPy, native pipelines do without.
-with contextlib.suppress(ImportError):
-    from coprep import _usercode  # noqa: F401
-
 STATE_VERSION = 2
 """Version 1 had bytes where version 2 has text; both can be loaded."""
 _TIMEOUT = 600.0
