@@ -521,10 +521,8 @@ def _descriptors(d: _Draw, plan: Plan) -> Plan:
 
 
 def _memory(d: _Draw, plan: Plan) -> Plan:
-    # Staging areas for samples of unequal size are so large that they are refused at once, for a minute.
-    datas = tuple(dataclasses.replace(one, kind="plain") if one.kind == "pickled" else one for one in plan.datas)
     limit = d.rng.choice([64, 96, 128, 192]) << 20
-    return dataclasses.replace(plan, datas=datas, memory=limit, staging=d.rng.choice(["8M", "64M"]))
+    return dataclasses.replace(plan, memory=limit, staging=d.rng.choice(["8M", "64M"]))
 
 
 def _shm(d: _Draw, plan: Plan) -> Plan:
