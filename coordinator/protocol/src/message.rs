@@ -142,6 +142,8 @@ pub struct Attach {
     pub seed_hint: Option<u64>,
     /// Random order; false: ascending ids.
     pub shuffle: bool,
+    /// An epoch is so many independent draws, instead of each sample once; `shuffle` does not matter then.
+    pub draws: Option<Draws>,
     /// A sample that takes long may come in a later minibatch of its epoch.
     pub relaxed: bool,
     /// Caching.
@@ -177,6 +179,19 @@ pub struct Attach {
     pub departed: Vec<Departure>,
     /// The job had begun before this client lost its connection: the client was given a batch, or one lay ready for it.
     pub has_begun: bool,
+}
+
+/// Most draws of an epoch.
+pub const MOST_DRAWS: u32 = 1 << 28;
+
+/// An epoch of independent draws with replacement. Part of what tells streams apart.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct Draws {
+    /// Draws of an epoch: at least one, and at most [`MOST_DRAWS`]. Where samples of a job are counted or named by what was
+    /// given ([`Resume::delivered`]), numbers of draws, `0..count`, stand for ids.
+    pub count: u32,
+    /// Weight of each sample of the dataset: finite and not negative, with a positive sum. `None`: all are equally likely.
+    pub weights: Option<Vec<f64>>,
 }
 
 /// How to run a job's own code: as in the job's own process, but for the streams and descriptors.

@@ -64,6 +64,7 @@ mod need;
 mod queue;
 mod scheduler;
 
+pub use draw::{below, keyed};
 pub use error::AttachError;
 pub use job::JobView;
 use roaring::RoaringBitmap;

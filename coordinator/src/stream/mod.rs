@@ -17,6 +17,7 @@ mod epochs;
 mod explain;
 mod forming;
 mod layout;
+mod numbers;
 mod pace;
 mod replay;
 mod sample;
@@ -36,12 +37,12 @@ use coprep_protocol::message::{
 };
 use coprep_protocol::nap::nap;
 use coprep_protocol::spec::{Field, PipelineSpec, UserDataset};
-use coprep_scheduler::{Config, Draw, DrawOrder, Minibatch, Scheduler};
+use coprep_scheduler::{Config, DrawOrder, Minibatch, Scheduler};
 use fail::fail_point;
 
 use crate::caches::Cache;
 use crate::due_queue::Moment;
-use crate::maker::Maker;
+use crate::maker::{Maker, naming_fields};
 use crate::outbox::Outbox;
 use crate::peer::Peer;
 use crate::stream::absent::SOON;
@@ -52,8 +53,9 @@ use crate::stream::counters::Counters;
 pub(crate) use crate::stream::departed::Leaver;
 use crate::stream::engine::Engine;
 pub(crate) use crate::stream::layout::{layout, most_blob};
+pub(crate) use crate::stream::numbers::{Drawn, Numbers, fingerprint};
 use crate::stream::replay::Replay;
-use crate::stream::sample::{Plan, SampleWork};
+use crate::stream::sample::{Made, Plan, SampleWork};
 use crate::user_code::{Resting, Trouble};
 use crate::workers::{GivenUp, Workers};
 use crate::{Error, Result};
@@ -82,11 +84,18 @@ pub(crate) struct StreamKey {
     pub(crate) lru: bool,
     pub(crate) reuse: u32,
     pub(crate) relaxed: bool,
+    /// Tells the draws of its epochs apart; 0: each sample once.
+    pub(crate) draws: u128,
 }
 
 impl StreamKey {
     /// Returns the order of samples that its jobs are promised.
     fn draw_order(&self) -> DrawOrder {
+        // What is drawn for one number is as random as for another, so their order does not matter, and jobs share most if
+        // it is this one.
+        if self.draws != 0 {
+            return DrawOrder::AscendingInCommon;
+        }
         match (self.shuffle, self.relaxed) {
             (true, _) => DrawOrder::Random,
             (false, false) => DrawOrder::Ascending,
@@ -103,6 +112,8 @@ pub(crate) struct Blueprint {
     /// Its first job named no form of the cache: it is for all jobs that name none.
     pub(crate) takes_any_form: bool,
     pub(crate) seed: u64,
+    /// Which samples its epochs are of.
+    pub(crate) numbers: Numbers,
     pub(crate) maker: Maker,
     /// What a process that has loaded its user code is good for.
     pub(crate) code_key: u128,
@@ -186,7 +197,7 @@ impl Stream {
         pool.on_free(move || rung.ring_if_resting());
         let stream = Arc::new(Stream {
             replay,
-            fields: blueprint.maker.fields(),
+            fields: blueprint.maker.fields(&blueprint.numbers),
             pool,
             doorbell,
             workers,
@@ -288,9 +299,18 @@ impl Stream {
         client.outbox.on_room(move || doorbell.ring());
     }
 
+    /// Returns which parts of its slots the maker writes.
+    fn made(&self) -> Made<'_> {
+        Made {
+            layout: self.pool.layout(),
+            fields: self.fields.len() - naming_fields(&self.blueprint.numbers).len(),
+        }
+    }
+
     fn attached(&self, engine: &Engine, seat: Seat) -> Attached {
         let maker = &self.blueprint.maker;
-        let (epoch, job_samples) = engine.position(seat).unwrap_or((0, maker.samples()));
+        let all = self.blueprint.numbers.count(maker.samples());
+        let (epoch, job_samples) = engine.position(seat).unwrap_or((0, all));
         Attached {
             stream: self.blueprint.id,
             job: seat.job,
@@ -567,7 +587,7 @@ impl Stream {
             tracing::error!(parent: None, stream = self.blueprint.id, "no staging buffer for a minibatch that was drawn");
             return;
         };
-        let samples = minibatch.samples;
+        let samples = engine.samples(&minibatch);
         let (slots, unfinished) = filling.split(samples.len() as u32);
         let deliveries = minibatch.deliveries.len() as u32;
         engine.drawn += 1;
@@ -600,7 +620,7 @@ impl Stream {
                 is_there: !is_relaxed && self.replay.as_ref().is_some_and(is_filled),
             };
             let work = if is_relaxed {
-                let ticket = engine.afloat.add(draw.id, engine.drawn, berth);
+                let ticket = engine.afloat.add(draw.number, engine.drawn, berth);
                 SampleWork::afloat(self.clone(), ticket, batch.clone(), draw, plan)
             } else {
                 SampleWork::bound(self.clone(), berth, draw, plan)
@@ -610,7 +630,7 @@ impl Stream {
     }
 
     /// When each sample of a minibatch is to be begun; see [`coprep_costs::early`].
-    fn starts(&self, engine: &mut Engine, samples: &[Draw]) -> Vec<Moment> {
+    fn starts(&self, engine: &mut Engine, samples: &[Drawn]) -> Vec<Moment> {
         let now = Moment::now();
         let maker = &self.blueprint.maker;
         let Some(costs) = maker.costs() else {
@@ -708,14 +728,14 @@ impl Stream {
 
 fn new_engine(blueprint: &Blueprint, pool: &StagingPool) -> Engine {
     let config = Config {
-        samples: blueprint.maker.samples(),
+        samples: blueprint.numbers.count(blueprint.maker.samples()),
         slots: pool.layout().slots,
         depth: QUEUE_DEPTH,
         low_water: LOW_WATER,
         seed: blueprint.seed,
         order: blueprint.key.draw_order(),
     };
-    Engine::new(blueprint.id, Scheduler::new(config))
+    Engine::new(blueprint, Scheduler::new(config))
 }
 
 fn is_in(cache: Option<&Cache>, id: u32) -> bool {

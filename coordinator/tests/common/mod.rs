@@ -38,6 +38,7 @@ pub(crate) fn attach(pipeline: PipelineSpec, batch_size: u32) -> Attach {
         pipeline,
         seed: Some(7),
         seed_hint: None,
+        draws: None,
         shuffle: true,
         relaxed: false,
         cache: CacheRequest::default(),

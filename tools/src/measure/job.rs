@@ -79,6 +79,7 @@ fn attach(wish: &Wish<'_>) -> Result<Attach> {
         code: None,
         seed: Some(0),
         seed_hint: None,
+        draws: None,
         shuffle: true,
         relaxed: false,
         cache: CacheRequest {

@@ -44,9 +44,9 @@ pub(super) fn is_skip(item: &Item) -> bool {
     item.flags & 1 != 0
 }
 
-/// Returns the sample that the next batch lacks, if the notice of an error says no more than that.
+/// Returns the number of the sample that the next batch lacks, if the notice of an error says no more than that.
 pub(super) fn left_out(item: &Item) -> Option<u32> {
-    u32::try_from(item.tag).ok().filter(|_| item.flags & 2 != 0)
+    (item.flags & 2 != 0).then_some(item.start)
 }
 
 /// Notices of the coordinator about samples that are left out.
@@ -70,6 +70,14 @@ impl Skips {
     }
 }
 
+/// An error that an item announced.
+#[derive(Clone, Copy)]
+struct AwaitedError {
+    tag: u64,
+    /// See [`Position`](position::Position).
+    number: u32,
+}
+
 /// Longest time until samples are named that an item said are left out: that was queued before the item was published.
 const TEXT: Duration = Duration::from_secs(10);
 /// Longest time to wait for the coordinator to notice that this job leaves.
@@ -83,8 +91,8 @@ pub(super) struct Link {
     /// Texts of errors whose items have not been taken.
     errors: HashMap<u64, SampleError>,
     pub(super) skips: Skips,
-    /// Tag of an error whose item was taken and whose text has not come. Nothing is taken before it has.
-    awaited: Option<u64>,
+    /// An error whose item was taken and whose text has not come. Nothing is taken before it has.
+    awaited: Option<AwaitedError>,
     /// Items before this one belong to an epoch that was left.
     first_seq: u64,
     /// Ranks of the job that have left it, as the coordinator has said.
@@ -238,7 +246,7 @@ impl Link {
         Ok(self.attachment.receiver.release(seq)?)
     }
 
-    /// Takes a part; gives the batch and its ids if this part completes it. `size`: samples of a batch.
+    /// Takes a part; gives the batch and its numbers if this part completes it. `size`: samples of a batch.
     pub(super) fn take_part(
         &mut self,
         seq: u64,
@@ -247,10 +255,10 @@ impl Link {
     ) -> Result<Option<(Batch, Vec<i64>)>> {
         let slice = self.attachment.hold(seq, item)?;
         let beyond_share = self.attachment.is_beyond_share(&slice);
-        let ids = raw::integers(&slice, self.attachment.index);
+        let numbers = raw::integers(&slice, self.attachment.number);
         let ends_batch = Part::of(item).ends_batch;
         if ends_batch && self.assembly.is_none() && !beyond_share {
-            return Ok(Some((Batch::view(slice), ids)));
+            return Ok(Some((Batch::view(slice), numbers)));
         }
         let capacity = if ends_batch && self.assembly.is_none() {
             slice.len
@@ -261,7 +269,7 @@ impl Link {
             Some(assembly) => assembly,
             None => Assembly::new(&self.attachment, capacity)?,
         };
-        assembly.push(&slice, ids)?;
+        assembly.push(&slice, numbers)?;
         if ends_batch {
             return Ok(Some(assembly.finish()));
         }
@@ -350,9 +358,12 @@ impl Link {
         }
     }
 
-    /// Notes that an item announced this error.
-    pub(super) fn expect_error(&mut self, tag: u64) {
-        self.awaited = Some(tag);
+    /// Notes that an item announced an error.
+    pub(super) fn expect_error(&mut self, item: &Item) {
+        self.awaited = Some(AwaitedError {
+            tag: item.tag,
+            number: item.start,
+        });
     }
 
     /// Returns `true` if an error was announced and its text has not been taken.
@@ -361,17 +372,18 @@ impl Link {
     }
 
     /// Waits for the text of the announced error, for `limit` at most. It was queued before its item was
-    /// published, but the coordinator sends it when the socket has room. Returns `None` if it has not come.
+    /// published, but the coordinator sends it when the socket has room. Returns it with the number of its sample, or `None` if
+    /// it has not come.
     pub(super) fn awaited_error(
         &mut self,
         limit: Duration,
         pulse: &Pulse,
-    ) -> Result<Option<SampleError>> {
+    ) -> Result<Option<(u32, SampleError)>> {
         let patience = Patience::new(limit, pulse);
-        while let Some(tag) = self.awaited {
+        while let Some(AwaitedError { tag, number }) = self.awaited {
             if let Some(error) = self.errors.remove(&tag) {
                 self.awaited = None;
-                return Ok(Some(error));
+                return Ok(Some((number, error)));
             }
             let Some(reply) = self.read(&patience)? else {
                 return Ok(None);

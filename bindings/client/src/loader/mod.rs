@@ -2,7 +2,7 @@
 //!
 //! | state | what it is | lives |
 //! |---|---|---|
-//! | [`Position`](position::Position) | epoch, and the ids given in it | as long as the loader |
+//! | [`Position`](position::Position) | epoch, and the numbers given in it | as long as the loader |
 //! | [`Link`](link::Link) | socket, shared memory, batch being put together | until the connection is lost |
 //! | [`Stats`] | counts | as long as the loader |
 //!
@@ -441,8 +441,8 @@ impl Loader {
         };
         let began = Instant::now();
         let limit = end.saturating_duration_since(began).min(SLICE);
-        if let Some(error) = link.awaited_error(limit, &self.options.pulse)? {
-            if !inner.position.fail(error.id) {
+        if let Some((number, error)) = link.awaited_error(limit, &self.options.pulse)? {
+            if !inner.position.fail(number) {
                 return Ok(None);
             }
             self.count().errors += 1;
@@ -490,15 +490,15 @@ impl Loader {
                 link.read_skips(item.tag, &self.options.pulse)?;
                 Ok(None)
             }
-            Some(ItemKind::Error) if let Some(id) = left_out(item) => {
+            Some(ItemKind::Error) if let Some(number) = left_out(item) => {
                 link.release(seq)?;
-                inner.position.fail(id);
+                inner.position.fail(number);
                 Ok(None)
             }
             Some(ItemKind::Error) => {
                 link.release(seq)?;
                 // Its text is taken by the next step.
-                link.expect_error(item.tag);
+                link.expect_error(item);
                 Ok(None)
             }
             None => Err(Error::Misbehaved(format!("an item of kind {}", item.kind))),
@@ -510,10 +510,11 @@ impl Loader {
             return Ok(None);
         };
         inner.position.check(item.epoch)?;
-        let Some((batch, ids)) = link.take_part(seq, item, self.options.attach.batch_size)? else {
+        let Some((batch, numbers)) = link.take_part(seq, item, self.options.attach.batch_size)?
+        else {
             return Ok(None);
         };
-        inner.position.give(&ids, Part::of(item).ends_epoch)?;
+        inner.position.give(&numbers, Part::of(item).ends_epoch)?;
         inner.token = inner.attached.as_ref().map(|attached| attached.token);
         // All samples of it failed. Steps of several ranks must stay equal; a rank alone is spared.
         if batch.samples() == 0 && self.options.attach.world_size <= 1 {
