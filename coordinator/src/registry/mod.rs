@@ -42,7 +42,7 @@ use crate::registry::meeting::Meetings;
 use crate::registry::user_code::{UserCodes, ids_only, runs_code};
 use crate::registry::warmth::names_no_form;
 use crate::stream::{
-    Admission, Blueprint, Client, Numbers, Seat, Stream, StreamKey, fingerprint, layout,
+    Admission, Blueprint, Client, Numbers, Seat, Stream, StreamKey, cohort_key, fingerprint, layout,
 };
 use crate::workers::Workers;
 use crate::{Error, Result, Settings};
@@ -327,6 +327,7 @@ impl Registry {
             relaxed: request.relaxed,
             reuse: request.cache.reuse,
             draws: fingerprint(request.draws.as_ref()),
+            told: cohort_key(request),
         }
     }
 
@@ -375,7 +376,7 @@ impl Registry {
         let seed = seed.unwrap_or_else(random_seed);
         let reserve = |maker: &Maker| {
             flight.step("the memory of its batches is being reserved");
-            let numbers = Numbers::of(request.draws.as_ref(), seed, maker.samples())?;
+            let numbers = Numbers::of(request, seed, maker.samples())?;
             let layout = layout(&maker.fields(&numbers), slots, self.settings.staging_bytes)?;
             Ok::<_, Error>(StagingPool::create(layout)?)
         };
@@ -399,7 +400,7 @@ impl Registry {
                 (maker, pool, None, pin)
             }
         };
-        let numbers = Numbers::of(request.draws.as_ref(), seed, maker.samples())?;
+        let numbers = Numbers::of(request, seed, maker.samples())?;
         let blueprint = Blueprint {
             numbers,
             id: self.next_stream.fetch_add(1, Ordering::Relaxed),
@@ -732,11 +733,11 @@ fn wait_for<T: Clone>(waiter: Waiter<T>, party: &dyn Party) -> Result<Option<T>>
     }
 }
 
-/// Checks what a job asks for together with draws.
+/// Checks what a job asks for together with draws, or with orders of its own.
 fn check_use(request: &Attach) -> Result<()> {
-    if request.draws.is_some() && request.cache.reuse > 0 {
+    if (request.draws.is_some() || request.is_told) && request.cache.reuse > 0 {
         return Err(Error::Invalid(
-            "reuse counts the epochs that a prepared sample is used for, and with replacement a sample may be drawn many \
+            "reuse counts the epochs that a prepared sample is used for, and this sampler may give a sample many \
              times in one, or not at all: leave reuse out, or choose cache=\"prepared\""
                 .into(),
         ));

@@ -215,7 +215,7 @@ impl Registry {
         let shape = loaded.shape.clone();
         let pool_and_cache = || {
             flight.step("the memory of its batches is being reserved");
-            let numbers = Numbers::of(request.draws.as_ref(), seed, samples)?;
+            let numbers = Numbers::of(request, seed, samples)?;
             let fields = shape.fields.iter().cloned();
             let fields: Vec<_> = fields.chain(naming_fields(&numbers)).collect();
             let layout = layout(&fields, slots, self.settings.staging_bytes)?;

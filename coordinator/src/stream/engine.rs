@@ -24,6 +24,7 @@ use crate::stream::batch::Batch;
 use crate::stream::consumer::{Consumer, Misbehaved, Pending, Progress};
 use crate::stream::departed::{Leaver, Roll};
 use crate::stream::forming::{Levels, RankResume, merge_resume};
+use crate::stream::orders::{self, Orders};
 use crate::stream::skipping::Failures;
 use crate::stream::{Blueprint, Drawn, Numbers, Seat};
 use crate::{Error, Result};
@@ -35,6 +36,7 @@ pub(crate) struct Engine {
     pub(crate) scheduler: Scheduler,
     /// Which samples the scheduler's numbers stand for.
     pub(crate) numbers: Numbers,
+    pub(super) orders: Orders,
     /// Samples of the dataset.
     pub(super) dataset_samples: u32,
     pub(crate) jobs: BTreeMap<u64, Job>,
@@ -83,6 +85,8 @@ pub(crate) struct Job {
     pub(super) is_over: bool,
     /// See [`Attach::has_begun`].
     pub(super) has_begun: bool,
+    /// See [`Attach::knows_order_of`]. `None` as soon as it has told it.
+    pub(super) knows_order_of: Option<u64>,
     /// Epoch, and the batches that all ranks had been given in it when the job was formed.
     pub(super) level: (u64, u64),
     /// Samples of a batch for each rank, or of its epoch if these are fewer.
@@ -106,6 +110,7 @@ impl Engine {
             stream: blueprint.id,
             scheduler,
             numbers: blueprint.numbers.clone(),
+            orders: Orders::default(),
             dataset_samples: blueprint.maker.samples(),
             jobs: BTreeMap::new(),
             in_preparation: Vec::new(),
@@ -205,6 +210,7 @@ impl Engine {
                 request.world_size
             )));
         }
+        orders::check(request)?;
         if request.subset.is_some() && !self.numbers.are_ids() {
             return Err(Error::Invalid(
                 "a subset, and draws with replacement: give the samples that are not of the subset a weight of 0".into(),
@@ -278,6 +284,7 @@ impl Engine {
             roll: Roll::new(&request.tokens),
             is_over: false,
             has_begun: false,
+            knows_order_of: request.knows_order_of,
             level: (0, 0),
             round: u64::from(request.batch_size) * u64::from(request.world_size),
             delivered: 0,
@@ -338,6 +345,7 @@ impl Engine {
         let gone = job.gone();
         gone.into_iter()
             .for_each(|rank| self.has_gone(Seat { job: id, rank }));
+        self.hand_orders(id);
         self.note_begun_epochs(id);
         self.end_resumed_epoch(id, epoch);
         self.tell_skipped_before(id);

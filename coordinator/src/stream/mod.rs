@@ -18,6 +18,7 @@ mod explain;
 mod forming;
 mod layout;
 mod numbers;
+mod orders;
 mod pace;
 mod replay;
 mod sample;
@@ -54,6 +55,7 @@ pub(crate) use crate::stream::departed::Leaver;
 use crate::stream::engine::Engine;
 pub(crate) use crate::stream::layout::{layout, most_blob};
 pub(crate) use crate::stream::numbers::{Drawn, Numbers, fingerprint};
+pub(crate) use crate::stream::orders::{Order, cohort_key};
 use crate::stream::replay::Replay;
 use crate::stream::sample::{Made, Plan, SampleWork};
 use crate::user_code::{Resting, Trouble};
@@ -86,6 +88,8 @@ pub(crate) struct StreamKey {
     pub(crate) relaxed: bool,
     /// Tells the draws of its epochs apart; 0: each sample once.
     pub(crate) draws: u128,
+    /// Tells cohorts apart whose members tell the order of each epoch; 0: it is none of these.
+    pub(crate) told: u128,
 }
 
 impl StreamKey {
@@ -96,7 +100,7 @@ impl StreamKey {
         if self.draws != 0 {
             return DrawOrder::AscendingInCommon;
         }
-        match (self.shuffle, self.relaxed) {
+        match (self.shuffle && self.told == 0, self.relaxed) {
             (true, _) => DrawOrder::Random,
             (false, false) => DrawOrder::Ascending,
             // A job that asked for relaxed order cares for the set of samples, and shares more of them.
@@ -416,6 +420,19 @@ impl Stream {
         self.pump(&mut engine);
     }
 
+    /// A consumer tells the order of an epoch that it begins, or was handed before.
+    pub(crate) fn tell_order(
+        self: &Arc<Self>,
+        seat: Seat,
+        epoch: u64,
+        order: Order,
+        is_settled: bool,
+    ) {
+        let mut engine = self.engine();
+        engine.tell_order(seat, epoch, order, is_settled);
+        self.pump(&mut engine);
+    }
+
     /// The consumer leaves `epoch`; answered when every rank of its job has asked.
     pub(crate) fn restart_epoch(self: &Arc<Self>, seat: Seat, epoch: u64) {
         let mut engine = self.engine();
@@ -511,6 +528,8 @@ impl Stream {
         let mut progress = engine.poll();
         let (has_begun, next_cohort) = engine.begin_cohorts();
         progress |= has_begun;
+        progress |= engine.settle_orders();
+        engine.end_epochs_without_delivery();
         if progress {
             engine.share_again(self.pool.layout().buffers);
         }
@@ -734,6 +753,7 @@ fn new_engine(blueprint: &Blueprint, pool: &StagingPool) -> Engine {
         low_water: LOW_WATER,
         seed: blueprint.seed,
         order: blueprint.key.draw_order(),
+        is_told: blueprint.key.told != 0,
     };
     Engine::new(blueprint, Scheduler::new(config))
 }

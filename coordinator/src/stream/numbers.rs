@@ -7,12 +7,16 @@
 //! **Numbers** are for everything that is about an epoch: needs, what was delivered, states, slots that exchange samples.
 //! **Ids** are for everything that is about a sample: its files, its cache, its costs, its failures.
 //!
+//! Where the jobs of a cohort tell the order of each epoch, a number stands for the sample at that place of the order: any
+//! sample, at any number of places.
+//!
 //! A draw depends on the stream's seed, the number and the visit, and on nothing else. All jobs of a minibatch share its
 //! visit, so they are given the same samples. A job never meets a number twice at one visit, so its draws are independent.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use coprep_protocol::message::{self, MOST_DRAWS};
+use coprep_protocol::message::{self, Attach, MOST_DRAWS};
 use coprep_scheduler::{Draw, below, keyed};
 use roaring::RoaringBitmap;
 
@@ -25,6 +29,8 @@ pub(crate) enum Numbers {
     Ids,
     /// A number stands for an independent draw of all samples of the dataset.
     Draws(Draws),
+    /// A number is a place in the order of its epoch, by epoch. All minibatches are for one cohort, whose visits are epochs.
+    Told(BTreeMap<u64, Arc<[u32]>>),
 }
 
 /// Independent draws with replacement.
@@ -60,7 +66,15 @@ const MOST_ATTEMPTS: u32 = 1000;
 impl Numbers {
     /// # Errors
     /// When the draws do not fit a dataset of so many samples.
-    pub(crate) fn of(draws: Option<&message::Draws>, seed: u64, samples: u32) -> Result<Self> {
+    pub(crate) fn of(request: &Attach, seed: u64, samples: u32) -> Result<Self> {
+        if request.is_told {
+            Ok(Numbers::Told(BTreeMap::new()))
+        } else {
+            Numbers::of_draws(request.draws.as_ref(), seed, samples)
+        }
+    }
+
+    fn of_draws(draws: Option<&message::Draws>, seed: u64, samples: u32) -> Result<Self> {
         draws.map_or(Ok(Numbers::Ids), |draws| {
             Draws::new(draws, seed, samples).map(Numbers::Draws)
         })
@@ -69,7 +83,8 @@ impl Numbers {
     /// Returns how many numbers an epoch of the whole dataset has.
     pub(crate) fn count(&self, samples: u32) -> u32 {
         match self {
-            Numbers::Ids => samples,
+            // Nobody has said yet how many there are.
+            Numbers::Ids | Numbers::Told(_) => samples,
             Numbers::Draws(draws) => draws.count,
         }
     }
@@ -84,6 +99,11 @@ impl Numbers {
         match self {
             Numbers::Ids => number,
             Numbers::Draws(draws) => draws.id(number, visit, 0),
+            // The scheduler draws no other numbers than those of orders that are known.
+            Numbers::Told(orders) => {
+                let order = orders.get(&visit).map_or(&[][..], |order| &**order);
+                order.get(number as usize).copied().unwrap_or(0)
+            }
         }
     }
 
@@ -97,7 +117,7 @@ impl Numbers {
             key: match self {
                 Numbers::Ids => visit,
                 // Operators are keyed by the seed as well.
-                Numbers::Draws(_) => keyed(visit, &[number.into()]),
+                Numbers::Draws(_) | Numbers::Told(_) => keyed(visit, &[number.into()]),
             },
             attempt: 0,
         }
@@ -231,7 +251,7 @@ mod tests {
             count: COUNT,
             weights: weights.map(<[f64]>::to_vec),
         };
-        Numbers::of(Some(&request), 7, samples).expect("valid draws")
+        Numbers::of_draws(Some(&request), 7, samples).expect("valid draws")
     }
 
     /// How often each sample is drawn in an epoch.

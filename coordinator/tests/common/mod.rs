@@ -39,6 +39,8 @@ pub(crate) fn attach(pipeline: PipelineSpec, batch_size: u32) -> Attach {
         seed: Some(7),
         seed_hint: None,
         draws: None,
+        is_told: false,
+        knows_order_of: None,
         shuffle: true,
         relaxed: false,
         cache: CacheRequest::default(),
