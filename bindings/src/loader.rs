@@ -37,6 +37,24 @@ pub(crate) fn program(py: Python<'_>) -> Option<PathBuf> {
         .map(|folder| folder.join("coprep"))
 }
 
+/// Where to go on: epoch, what was given in it, seed, samples of the dataset, order of the epoch.
+type Given = (u64, Vec<u8>, u64, u32, Option<Vec<u8>>);
+/// The same, and whether it is of all ranks.
+type State<'py> = (
+    u64,
+    Bound<'py, PyBytes>,
+    u64,
+    u32,
+    Option<Bound<'py, PyBytes>>,
+    bool,
+);
+
+/// Reads native-endian 32-bit ids.
+fn ids_of(bytes: &[u8]) -> impl Iterator<Item = u32> {
+    let ids = bytes.as_chunks::<4>().0.iter();
+    ids.map(|&id| u32::from_ne_bytes(id))
+}
+
 /// What `coprep.DataLoader` is made of. Arguments were checked there.
 #[pyclass(frozen, module = "coprep._coprep")]
 pub(crate) struct Loader {
@@ -157,7 +175,8 @@ fn packed(give: &Py<PyAny>) -> Result<Box<dyn AsRef<[u8]>>, Error> {
 
 #[pymethods]
 impl Loader {
-    /// `subset`: bytes of native-endian 32-bit unsigned ids. `resume`: (epoch, delivered, seed, samples). `code`: how
+    /// `subset`: bytes of native-endian 32-bit unsigned ids. `resume`: (epoch, delivered, seed, samples, order).
+    /// `is_told`: the order of each epoch is told, by the same kind of bytes. `code`: how
     /// workers run, and what gives the packed dataset. `preparation`: is used up.
     #[new]
     #[expect(
@@ -166,7 +185,7 @@ impl Loader {
     )]
     #[pyo3(signature = (
         pipeline, *, name, socket, timeout, batch_size, shuffle, relaxed, seed, drop_last, rank, world_size, group,
-        skip_errors, subset, mask_samples, cohort, cache, cache_bytes, lru, reuse, resume, code, preparation
+        skip_errors, subset, mask_samples, cohort, is_told, cache, cache_bytes, lru, reuse, resume, code, preparation
     ))]
     fn new(
         py: Python<'_>,
@@ -186,29 +205,26 @@ impl Loader {
         subset: Option<&[u8]>,
         mask_samples: Option<u32>,
         cohort: Option<(String, u32)>,
+        is_told: bool,
         cache: Option<&str>,
         cache_bytes: Option<u64>,
         lru: bool,
         reuse: u32,
-        resume: Option<(u64, Vec<u8>, u64, u32)>,
+        resume: Option<Given>,
         code: Option<(Launch, Py<PyAny>)>,
         preparation: Option<Bound<'_, Preparation>>,
     ) -> PyResult<Self> {
         let (code, give) = code.map(|(launch, give)| (launch.into(), give)).unzip();
-        let ids = |bytes: &[u8]| -> RoaringBitmap {
-            bytes
-                .as_chunks::<4>()
-                .0
-                .iter()
-                .map(|&id| u32::from_ne_bytes(id))
-                .collect()
-        };
+        let ids = |bytes: &[u8]| -> RoaringBitmap { ids_of(bytes).collect() };
+        let order = resume.as_ref().and_then(|resume| resume.4.clone());
         let attach = Attach {
             pipeline: pipeline.spec.clone(),
             code,
             seed,
-            seed_hint: resume.as_ref().map(|&(_, _, seed, _)| seed),
+            seed_hint: resume.as_ref().map(|given| given.2),
             shuffle,
+            is_told,
+            knows_order_of: None,
             relaxed,
             cache: CacheRequest {
                 form: cache_form(cache)?,
@@ -223,7 +239,7 @@ impl Loader {
             group,
             subset: subset.map(|bytes| serialise(&ids(bytes))),
             dataset_samples: resume.as_ref().map_or(mask_samples, |r| Some(r.3)),
-            resume: resume.map(|(epoch, delivered, _, _)| Resume {
+            resume: resume.map(|(epoch, delivered, ..)| Resume {
                 epoch,
                 delivered,
                 batches: 0,
@@ -250,6 +266,10 @@ impl Loader {
             notice: warnings(),
         };
         let client = Client::new(options).map_err(raise)?;
+        if let Some(order) = order {
+            let ids = ids_of(&order).collect();
+            client.resume_order(ids).map_err(raise)?;
+        }
         let prepared = preparation.and_then(|preparation| preparation.get().take());
         if let Some(prepared) = prepared {
             client.use_preparation(prepared).map_err(raise)?;
@@ -260,9 +280,11 @@ impl Loader {
         })
     }
 
-    /// Begins an epoch; gives its number.
-    fn start_epoch(&self, py: Python<'_>) -> PyResult<u64> {
-        py.detach(|| self.client.start_epoch()).map_err(raise)
+    /// Begins an epoch; gives its number. `order`: of its samples, as bytes of 32-bit ids, if it is told.
+    fn start_epoch(&self, py: Python<'_>, order: Option<&[u8]>) -> PyResult<u64> {
+        let order = order.map(|bytes| ids_of(bytes).collect());
+        py.detach(|| self.client.start_epoch_with(order))
+            .map_err(raise)
     }
 
     /// The next batch, one array per field; None when the epoch is over.
@@ -307,8 +329,8 @@ impl Loader {
         Ok(info)
     }
 
-    /// (epoch, delivered, seed, samples of the dataset, whether of all ranks): see `resume`.
-    fn state<'py>(&self, py: Python<'py>) -> PyResult<(u64, Bound<'py, PyBytes>, u64, u32, bool)> {
+    /// (epoch, delivered, seed, samples of the dataset, order, whether of all ranks): see `resume`.
+    fn state<'py>(&self, py: Python<'py>) -> PyResult<State<'py>> {
         let state = py.detach(|| self.client.state()).map_err(raise)?;
         let delivered = PyBytes::new(py, &serialise(&state.delivered));
         Ok((
@@ -316,6 +338,10 @@ impl Loader {
             delivered,
             state.seed,
             state.dataset_samples,
+            state.order.map(|ids| {
+                let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_ne_bytes()).collect();
+                PyBytes::new(py, &bytes)
+            }),
             state.all_ranks,
         ))
     }

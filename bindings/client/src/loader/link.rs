@@ -1,6 +1,7 @@
 //! One connection of a loader: its socket, its shared memory, and the batch that is being put together.
 
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use coprep_cache::handover::{Account, Item};
 use coprep_protocol::message::{
     Attach, Attached, Awaited, Departure, Reply, Request, SampleError, Skipped,
 };
+use coprep_protocol::order;
 use roaring::RoaringBitmap;
 
 use crate::attachment::Attachment;
@@ -99,6 +101,8 @@ pub(super) struct Link {
     departed: Vec<Departure>,
     /// An answer that was read while nobody waited for one: it came too late.
     unread: Option<Reply>,
+    /// Orders of epochs that have come and were not looked at yet.
+    orders: Vec<(u64, Vec<u32>)>,
 }
 
 impl Link {
@@ -113,6 +117,7 @@ impl Link {
     ) -> Result<(Self, Attached)> {
         let request = Request::Attach(Box::new(request));
         let (mut errors, mut skips) = (HashMap::new(), Skips::default());
+        let mut orders = Vec::new();
         let mut answer = || {
             loop {
                 match connection.answer("a place in a stream", patience, notice)? {
@@ -120,6 +125,9 @@ impl Link {
                     (Reply::SampleError(error), _) => drop(errors.insert(error.tag, error)),
                     (Reply::Skipped(skipped), _) => skips.add(*skipped)?,
                     (Reply::Departed(departure), _) => departed.push(departure),
+                    (Reply::Order { epoch, samples }, descriptors) => {
+                        orders.push((epoch, read_order(samples, descriptors)?));
+                    }
                     answer => return Ok::<_, Error>(answer),
                 }
             }
@@ -143,6 +151,7 @@ impl Link {
                     first_seq: 0,
                     departed: Vec::new(),
                     unread: None,
+                    orders,
                 };
                 Ok((link, *attached))
             }
@@ -192,9 +201,10 @@ impl Link {
     pub(super) fn listen(&mut self) -> Result<()> {
         let pulse = no_pulse();
         while self.errors.is_empty() && self.unread.is_none() {
-            let Some((reply, _)) = self.connection.receive(Duration::ZERO, &pulse)? else {
+            let Some(received) = self.connection.receive(Duration::ZERO, &pulse)? else {
                 return Ok(());
             };
+            let reply = self.with_order(received)?;
             self.unread = self.keep(reply)?;
         }
         Ok(())
@@ -287,6 +297,39 @@ impl Link {
     /// One way: `epoch` is being iterated.
     pub(super) fn epoch_started(&mut self, epoch: u64) -> Result<()> {
         self.connection.send(&Request::EpochStarted { epoch })
+    }
+
+    // Orders.
+
+    /// One way: the order of an epoch that this consumer begins, or was handed before.
+    pub(super) fn tell_order(&mut self, epoch: u64, ids: &[u32], is_settled: bool) -> Result<()> {
+        let samples = ids.len() as u32;
+        let file = order::write(ids)
+            .map_err(|e| Error::Invalid(format!("no memory for {samples} sample ids: {e}")))?;
+        let request = Request::TellOrder {
+            epoch,
+            samples,
+            is_settled,
+        };
+        self.connection.send_file(&request, &file)
+    }
+
+    /// Returns the orders that have come since this was last called.
+    pub(super) fn take_orders(&mut self) -> Vec<(u64, Vec<u32>)> {
+        std::mem::take(&mut self.orders)
+    }
+
+    /// Waits for an order, or anything else that comes unasked, for `limit` at most.
+    pub(super) fn wait_for_order(&mut self, limit: Duration, pulse: &Pulse) -> Result<()> {
+        let Some(reply) = self.read(&Patience::new(limit, pulse))? else {
+            return Ok(());
+        };
+        match self.keep(reply)? {
+            None => Ok(()),
+            // What this consumer proposed is malformed.
+            Some(Reply::Refused(refusal)) => Err(Error::Refused(refusal)),
+            Some(other) => Err(unexpected(&other)),
+        }
     }
 
     /// Leaves `epoch`; returns the number of the one that begins.
@@ -418,6 +461,8 @@ impl Link {
             Reply::SampleError(error) => drop(self.errors.insert(error.tag, error)),
             Reply::Skipped(skipped) => self.skips.add(*skipped)?,
             Reply::Departed(departure) => self.departed.push(departure),
+            // It was read with its file.
+            Reply::Order { .. } => {}
             other => return Ok(Some(other)),
         }
         Ok(None)
@@ -472,7 +517,18 @@ impl Link {
             return Ok(Some(reply));
         }
         let received = self.connection.receive(patience.left(), patience.pulse())?;
-        Ok(received.map(|(reply, _)| reply))
+        received
+            .map(|received| self.with_order(received))
+            .transpose()
+    }
+
+    /// Reads the file of an order that has come.
+    fn with_order(&mut self, received: (Reply, Vec<OwnedFd>)) -> Result<Reply> {
+        let (reply, descriptors) = received;
+        if let Reply::Order { epoch, samples } = reply {
+            self.orders.push((epoch, read_order(samples, descriptors)?));
+        }
+        Ok(reply)
     }
 }
 
@@ -481,6 +537,14 @@ impl Drop for Link {
     fn drop(&mut self) {
         self.attachment.keep_held();
     }
+}
+
+/// Reads the file that came with an order.
+fn read_order(samples: u32, descriptors: Vec<OwnedFd>) -> Result<Vec<u32>> {
+    let malformed = |why: String| Error::Misbehaved(format!("the order of an epoch: {why}"));
+    let file = descriptors.into_iter().next();
+    let file = file.ok_or_else(|| malformed("no file came with it".into()))?;
+    order::read(file, samples).map_err(|e| malformed(e.to_string()))
 }
 
 fn unexpected(reply: &Reply) -> Error {
