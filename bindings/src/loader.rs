@@ -8,10 +8,10 @@ use coprep_client::connection::How;
 use coprep_client::loader::Options;
 use coprep_client::{Error, Event, Loader as Client, SLICE};
 use coprep_protocol::message::{
-    Attach, CacheForm, CacheRequest, Cohort, Resume, SampleError, UserCode,
+    Attach, CacheForm, CacheRequest, Cohort, Draws, Resume, SampleError, UserCode,
 };
 use coprep_protocol::nap::nap;
-use coprep_protocol::spec::Field;
+use coprep_protocol::spec::{Field, NUMBER};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -162,6 +162,11 @@ fn warn_skipped(py: Python<'_>, example: SampleError) -> PyResult<()> {
     Ok(())
 }
 
+fn floats(bytes: &[u8]) -> Vec<f64> {
+    let words = bytes.as_chunks::<8>().0.iter();
+    words.map(|&word| f64::from_ne_bytes(word)).collect()
+}
+
 /// Asks Python for the packed dataset.
 fn packed(give: &Py<PyAny>) -> Result<Box<dyn AsRef<[u8]>>, Error> {
     let bytes = Python::attach(|py| {
@@ -175,8 +180,9 @@ fn packed(give: &Py<PyAny>) -> Result<Box<dyn AsRef<[u8]>>, Error> {
 
 #[pymethods]
 impl Loader {
-    /// `subset`: bytes of native-endian 32-bit unsigned ids. `resume`: (epoch, delivered, seed, samples, order).
-    /// `is_told`: the order of each epoch is told, by the same kind of bytes. `code`: how
+    /// `subset`: bytes of native-endian 32-bit unsigned ids. `draws`: draws of an epoch, and, unless all samples are equally
+    /// likely, bytes of native-endian 64-bit weights. `resume`: (epoch, delivered, seed, samples, order). `is_told`: the order
+    /// of each epoch is told, by the same kind of bytes as `subset`. `code`: how
     /// workers run, and what gives the packed dataset. `preparation`: is used up.
     #[new]
     #[expect(
@@ -184,7 +190,7 @@ impl Loader {
         reason = "they are the data loader's, by keyword"
     )]
     #[pyo3(signature = (
-        pipeline, *, name, socket, timeout, batch_size, shuffle, relaxed, seed, drop_last, rank, world_size, group,
+        pipeline, *, name, socket, timeout, batch_size, shuffle, draws, relaxed, seed, drop_last, rank, world_size, group,
         skip_errors, subset, mask_samples, cohort, is_told, cache, cache_bytes, lru, reuse, resume, code, preparation
     ))]
     fn new(
@@ -195,6 +201,7 @@ impl Loader {
         timeout: f64,
         batch_size: u32,
         shuffle: bool,
+        draws: Option<(u32, Option<PyBackedBytes>)>,
         relaxed: bool,
         seed: Option<u64>,
         drop_last: bool,
@@ -223,6 +230,10 @@ impl Loader {
             seed,
             seed_hint: resume.as_ref().map(|given| given.2),
             shuffle,
+            draws: draws.map(|(count, weights)| Draws {
+                count,
+                weights: weights.map(|bytes| floats(&bytes)),
+            }),
             is_told,
             knows_order_of: None,
             relaxed,
@@ -314,6 +325,7 @@ impl Loader {
         let fields: Vec<_> = attached
             .fields
             .iter()
+            .filter(|f: &&Field| f.name != NUMBER)
             .map(|f: &Field| (&f.name, f.dtype.name(), &f.shape))
             .collect();
         let info = PyDict::new(py);

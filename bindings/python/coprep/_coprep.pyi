@@ -126,6 +126,7 @@ class Loader:
         timeout: float,
         batch_size: int,
         shuffle: bool,
+        draws: tuple[int, bytes | None] | None,
         relaxed: bool,
         seed: int | None,
         drop_last: bool,

@@ -98,8 +98,9 @@ class DataLoader(Generic[T_co]):
         batch_size: samples of a batch, of one rank. ``None``: no batches, one sample at a time.
         shuffle: random order, a new one each epoch. Otherwise ids ascend, whichever other jobs share the stream; with
             ``order="relaxed"`` they may come in another order beside other jobs.
-        sampler, batch_sampler: PyTorch's sequential, random (without replacement), subset-random, batch and distributed
-            samplers are shared, as ``shuffle``, ``subset``, ``batch_size`` and ranks are. Any other works, but shares
+        sampler, batch_sampler: PyTorch's sequential, random, subset-random, batch and distributed samplers are shared, as
+            ``shuffle``, ``subset``, ``batch_size`` and ranks are; so are ``RandomSampler(replacement=True)`` and
+            ``WeightedRandomSampler``, among jobs with equal weights and ``num_samples``. Any other works, but shares
             nothing (:class:`UnsharedWarning`).
         num_workers: worker processes of the stream; those of its first job count. ``None``: as many as the coordinator
             has processors. 0: samples are made in this process, in the same order and with the same random numbers, for
@@ -253,6 +254,7 @@ class DataLoader(Generic[T_co]):
             "timeout": self._limit if self._is_native else 3 * self._limit,
             "batch_size": size or 1,
             "shuffle": self._shuffle,
+            "draws": None,
             "relaxed": order == "relaxed",
             "seed": arguments.seed_of(generator) if seed is None else arguments.integer("seed", seed, 0, 2**64 - 1),
             "drop_last": self.drop_last,
@@ -317,6 +319,12 @@ class DataLoader(Generic[T_co]):
             return
         options = self._options
         options["shuffle"] = order.shuffle
+        options["draws"] = order.draws
+        if order.draws is not None and options["reuse"]:
+            raise ValueError(
+                "reuse counts the epochs that a prepared sample is used for, and with replacement a sample may come many "
+                "times in one, or not at all: leave reuse out, or give cache='prepared'"
+            )
         if order.subset is not None:
             self._set_subset(order.subset)
         if options["seed"] is None:
@@ -513,7 +521,23 @@ class DataLoader(Generic[T_co]):
         """Changes of the dataset since the last epoch are seen, as by workers that PyTorch starts for each epoch."""
         if self._code is None or self._loader is None or self.persistent_workers or self._identity is None:
             return
-        if self._code.identity() == self._identity:
+        if self._code.identity() != self._identity:
+            self._begin_anew()
+
+    def _follow_weights(self) -> None:
+        """Weights that were changed since the last epoch count in the next one, as with PyTorch's sampler."""
+        if self._options["draws"] is None:
+            return
+        order = arguments.order_of(self._sampler if self._sampler is not None else self._batch_sampler, self.dataset)
+        if isinstance(order, str):
+            raise ValueError(f"the sampler was changed, and its draws can no longer be shared: {order}")
+        if order.draws != self._options["draws"]:
+            self._options["draws"] = order.draws
+            self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Let the next epoch be of another stream."""
+        if self._loader is None:
             return
         epoch = self._loader.epoch()
         attached = self._loader.attached()
@@ -533,6 +557,7 @@ class DataLoader(Generic[T_co]):
         if not self._is_native and not isinstance(self.dataset, str) and len(self) == 0:
             return iter(())
         self._follow_dataset()
+        self._follow_weights()
         failed = None
         try:
             self._native.start_epoch()
@@ -560,8 +585,11 @@ class DataLoader(Generic[T_co]):
         if self._is_native or isinstance(self.dataset, str):
             with samples_errors():
                 return self._native.batches_per_epoch()
-        subset = self._options["subset"]
-        samples = len(self.dataset) if subset is None else len(memoryview(subset).cast("I"))
+        subset, draws = self._options["subset"], self._options["draws"]
+        if draws is not None:
+            samples = draws.count
+        else:
+            samples = len(self.dataset) if subset is None else len(memoryview(subset).cast("I"))
         step = self._options["batch_size"] * arguments.place(*self._place).world_size
         return int(samples // step if self._options["drop_last"] else -(-samples // step))
 
@@ -585,13 +613,17 @@ class DataLoader(Generic[T_co]):
     def state_dict(self) -> dict[str, Any]:
         """Where the job is, after the last batch it was given: epoch, ids given in it, seed. Can be written as JSON.
 
+        Where samples are drawn with replacement it has the numbers of the draws in place of ids, and ``draws``, which tells
+        their weights and how many there are from others.
+
         Taken in the loop after the last batch, it is of an empty rest: the loop that resumes it ends at once, and the
         next one is a whole epoch. Taken after the loop has ended, it is of the next epoch.
 
         With several ranks, call it on each of them at the same step; each state holds what all ranks were given.
         """
         epoch, delivered, seed, samples, all_ranks = self._native.state()
-        return {
+        draws = self._options["draws"]
+        state = {
             "version": STATE_VERSION,
             "epoch": epoch,
             "delivered": base64.b64encode(delivered).decode(),
@@ -599,18 +631,25 @@ class DataLoader(Generic[T_co]):
             "samples": samples,
             "all_ranks": all_ranks,
         }
+        return state if draws is None else {**state, "draws": draws.identity}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on exactly where ``state`` was taken. The next pass is the rest of that epoch.
 
         Raises:
-            ValueError: the state is of another version, or of another seed than this loader was given.
+            ValueError: the state is of another version, of another seed than this loader was given, or of other draws.
         """
         if state.get("version") not in (1, STATE_VERSION):
             raise ValueError(f"not a state of this version of coprep: version {state.get('version')!r}")
         seed = self._options["seed"]
         if seed is not None and seed != state["seed"]:
             raise ValueError(f"the state was taken with seed {state['seed']}, and this loader has seed {seed}")
+        draws = self._options["draws"]
+        if state.get("draws") != (draws and draws.identity):
+            raise ValueError(
+                "the state was taken of other draws: one with replacement is of its sampler's weights and num_samples, and "
+                "goes on with the same only"
+            )
         before, self._closed = self._loader, False
         self._resume = (state["epoch"], _ids_given(state["delivered"]), state["seed"], state["samples"])
         self._loader = self._connect()
@@ -657,6 +696,8 @@ class DataLoader(Generic[T_co]):
             parts = [f"batch_size={self._options['batch_size'] if self._batched else None}"]
             parts.append(f"shuffle={self._options['shuffle']}")
             parts += [f"seed={self._options['seed']}"] if self._options["seed"] is not None else []
+            draws = self._options["draws"]
+            parts += [f"{draws.count} draws with replacement"] if draws is not None else []
             parts += ["a subset"] if self._options["subset"] is not None else []
             parts.append("samples made in this process" if self.num_workers == 0 and not self._is_native else "shared")
         return f"<coprep.DataLoader of {dataset}: {', '.join(parts)}>"
