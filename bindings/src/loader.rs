@@ -292,6 +292,7 @@ impl Loader {
     }
 
     /// Begins an epoch; gives its number. `order`: of its samples, as bytes of 32-bit ids, if it is told.
+    #[pyo3(signature = (order=None))]
     fn start_epoch(&self, py: Python<'_>, order: Option<&[u8]>) -> PyResult<u64> {
         let order = order.map(|bytes| ids_of(bytes).collect());
         py.detach(|| self.client.start_epoch_with(order))

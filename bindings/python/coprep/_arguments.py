@@ -151,6 +151,15 @@ def place(rank: int | None, world_size: int | None, group: str | None) -> Place:
     return Place(rank, world_size, _launch() if group is None else group)
 
 
+def has_other_ranks(rank: int | None, world_size: int | None, group: str | None) -> bool:
+    """Returns whether this process is one of several of its job, on whatever nodes."""
+    try:
+        return place(rank, world_size, group).world_size > 1
+    except ValueError:
+        # They are on several nodes.
+        return True
+
+
 def _found() -> tuple[int, int]:
     torch: Any = sys.modules.get("torch")
     env = os.environ

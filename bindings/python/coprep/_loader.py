@@ -29,6 +29,7 @@ from coprep._batches import (
     users_exception,
 )
 from coprep._errors import CacheWarning, CoprepError, SampleError
+from coprep._orders import OwnOrder, own_order
 from coprep._unshared import Transformed, TransformedBatch, torch_loader, warn_unshared
 
 if TYPE_CHECKING:
@@ -101,7 +102,8 @@ class DataLoader(Generic[T_co]):
         sampler, batch_sampler: PyTorch's sequential, random, subset-random, batch and distributed samplers are shared, as
             ``shuffle``, ``subset``, ``batch_size`` and ranks are; so are ``RandomSampler(replacement=True)`` and
             ``WeightedRandomSampler``, among jobs with equal weights and ``num_samples``. Any other works, but shares
-            nothing (:class:`UnsharedWarning`).
+            nothing (:class:`UnsharedWarning`), but in a ``cohort``: its jobs are given the samples that the sampler of the
+            first one to begin an epoch gives, in that order.
         num_workers: worker processes of the stream; those of its first job count. ``None``: as many as the coordinator
             has processors. 0: samples are made in this process, in the same order and with the same random numbers, for
             a debugger. Without effect for a native pipeline.
@@ -135,7 +137,7 @@ class DataLoader(Generic[T_co]):
         subset: ids of this job's samples, each once, or a boolean mask with one element for each sample; ``None`` means
             all.
         cohort: name common to ``cohort_size`` jobs that start together, advance together and get the same batches,
-            reproducibly. By default ``COPREP_COHORT=name:size`` says so.
+            reproducibly. Shares any sampler. By default ``COPREP_COHORT=name:size`` says so.
         cohort_size: number of jobs to wait for.
         framework: ``"torch"``, ``"numpy"``, or ``None``: torch if it is installed.
         cache: form in which samples are cached: ``"auto"`` (for each sample the form that saves most time for its
@@ -232,6 +234,8 @@ class DataLoader(Generic[T_co]):
         self._with_index = with_index
         self._framework = framework_of(framework)
         self._private: Any = None
+        self._own_order: OwnOrder | None = None
+        self._cohort = arguments.cohort(cohort, cohort_size)
         self._is_native = isinstance(dataset, _coprep.Pipeline)
         if not self._is_native:
             arguments.check_dataset(dataset)
@@ -240,13 +244,13 @@ class DataLoader(Generic[T_co]):
             raise TypeError(
                 "a native pipeline makes whole batches: it takes no collate_fn, transform or batch_size=None"
             )
-        one_order = self._one_order(shuffle, subset)
         self._limit = min(float(timeout) or _TIMEOUT, _LONGEST)
         if world_size is not None:
             arguments.integer("world_size", world_size, 1, 4096)
         if rank is not None:
             arguments.integer("rank", rank, 0, (world_size or 4096) - 1)
         self._place = (rank, world_size, group)
+        one_order = self._one_order(shuffle, subset)
         self._options: dict[str, Any] = {
             "name": name or os.path.basename(sys.argv[0] or "python"),
             "socket": socket,
@@ -261,13 +265,16 @@ class DataLoader(Generic[T_co]):
             "skip_errors": on_error == "skip",
             "subset": None,
             "mask_samples": None,
-            "cohort": arguments.cohort(cohort, cohort_size),
+            "cohort": self._cohort,
+            "is_told": self._own_order is not None,
             "cache": cache,
             "cache_bytes": _coprep.parse_size(cache_bytes) if isinstance(cache_bytes, str) else cache_bytes,
             "lru": cache_policy == "lru",
             "reuse": 0 if reuse is None else arguments.integer("reuse", reuse, 1, 2**31 - 1),
         }
         self._apply(one_order)
+        if self._own_order is not None:
+            self._set_own_order(self._own_order)
         if subset is not None:
             self._set_subset(subset)
         self._code: Any = None
@@ -275,7 +282,8 @@ class DataLoader(Generic[T_co]):
         self._make: Make = self._maker(spawn, on_error == "skip")
         self._pin = pinner(pin_memory, pin_memory_device)
         self._loader: _coprep.Loader | None = None
-        self._resume: tuple[int, bytes, int, int] | None = None
+        self._resume: tuple[int, bytes, int, int, bytes | None] | None = None
+        self._resumes_order = False
         self._closed = False
         self._has_warned = False
         self._made()
@@ -311,8 +319,32 @@ class DataLoader(Generic[T_co]):
             order = "it gives lists of ids, of which the dataset makes batches"
         if isinstance(order, arguments.Order):
             return order
-        self._private = self._unshared(order)
+        own = self._order_of_cohort(order)
+        if isinstance(own, OwnOrder):
+            self._own_order = own
+        else:
+            self._private = self._unshared(own)
         return None
+
+    def _order_of_cohort(self, why: str) -> OwnOrder | str:
+        """Returns the order of a sampler that is shared in a cohort; or why it is not, which outside of one is ``why``."""
+        if self._cohort is None or not (self._is_native or hasattr(self.dataset, "__len__")):
+            return why
+        if arguments.has_other_ranks(*self._place):
+            return f"{why}, and each rank has its own"
+        return own_order(self._sampler, self._batch_sampler)
+
+    def _set_own_order(self, order: OwnOrder) -> None:
+        if self._options["reuse"]:
+            raise ValueError(
+                "reuse counts the epochs that a prepared sample is used for, and a sampler may give a sample many times in "
+                "one, or not at all: leave reuse out, or give cache='prepared'"
+            )
+        if order.batch_size is not None:
+            self._options["batch_size"] = order.batch_size
+        rank, world_size, group = self._place
+        if world_size is None:
+            self._place = (0, 1, group)
 
     def _apply(self, order: arguments.Order | None) -> None:
         if order is None:
@@ -541,7 +573,7 @@ class DataLoader(Generic[T_co]):
             return
         epoch = self._loader.epoch()
         attached = self._loader.attached()
-        self._resume = (epoch, _EMPTY_SET, attached["seed"], _samples(self.dataset, attached))
+        self._resume = (epoch, _EMPTY_SET, attached["seed"], _samples(self.dataset, attached), None)
         self._loader.close()
         self._loader = None
 
@@ -554,13 +586,14 @@ class DataLoader(Generic[T_co]):
         """
         if self._private is not None:
             return iter(self._private)
-        if not self._is_native and not isinstance(self.dataset, str) and len(self) == 0:
+        is_told = self._own_order is not None
+        if not self._is_native and not isinstance(self.dataset, str) and not is_told and len(self) == 0:
             return iter(())
         self._follow_dataset()
         self._follow_weights()
         failed = None
         try:
-            self._native.start_epoch()
+            self._native.start_epoch(self._next_order())
         except SampleError as error:
             # As with PyTorch, what a sample raises is raised where its batch is asked for.
             failed = error
@@ -569,6 +602,15 @@ class DataLoader(Generic[T_co]):
             # Else there is nobody to ask.
             self._warn_of_cold_cache()
         return _Epoch(self, self._iteration, failed)
+
+    def _next_order(self) -> bytes | None:
+        """Returns the order that the user's own sampler gives the next epoch."""
+        resumes, self._resumes_order = self._resumes_order, False
+        if self._own_order is None or resumes:
+            # The rest of an epoch is of the order that it was begun in.
+            return None
+        samples = self._native.attached()["dataset_samples"] if self._is_native else len(self.dataset)
+        return self._own_order.ids(samples)
 
     def _warn_of_cold_cache(self) -> None:
         """Say once, on one rank, that somebody warmed a cache for such jobs and that this job does not use it."""
@@ -582,6 +624,8 @@ class DataLoader(Generic[T_co]):
         """Batches of this rank in an epoch."""
         if self._private is not None:
             return len(self._private)
+        if self._own_order is not None:
+            return self._own_order.batches(self._options["batch_size"], self._options["drop_last"])
         if self._is_native or isinstance(self.dataset, str):
             with samples_errors():
                 return self._native.batches_per_epoch()
@@ -614,14 +658,15 @@ class DataLoader(Generic[T_co]):
         """Where the job is, after the last batch it was given: epoch, ids given in it, seed. Can be written as JSON.
 
         Where samples are drawn with replacement it has the numbers of the draws in place of ids, and ``draws``, which tells
-        their weights and how many there are from others.
+        their weights and how many there are from others. With a sampler of one's own in a cohort it has the numbers of
+        samples in the order of the epoch, and that order, which takes 5.3 bytes for each of them.
 
         Taken in the loop after the last batch, it is of an empty rest: the loop that resumes it ends at once, and the
         next one is a whole epoch. Taken after the loop has ended, it is of the next epoch.
 
         With several ranks, call it on each of them at the same step; each state holds what all ranks were given.
         """
-        epoch, delivered, seed, samples, all_ranks = self._native.state()
+        epoch, delivered, seed, samples, order, all_ranks = self._native.state()
         draws = self._options["draws"]
         state = {
             "version": STATE_VERSION,
@@ -631,7 +676,11 @@ class DataLoader(Generic[T_co]):
             "samples": samples,
             "all_ranks": all_ranks,
         }
-        return state if draws is None else {**state, "draws": draws.identity}
+        if draws is not None:
+            state["draws"] = draws.identity
+        if order is not None:
+            state["order"] = base64.b64encode(order).decode()
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on exactly where ``state`` was taken. The next pass is the rest of that epoch.
@@ -650,11 +699,18 @@ class DataLoader(Generic[T_co]):
                 "the state was taken of other draws: one with replacement is of its sampler's weights and num_samples, and "
                 "goes on with the same only"
             )
+        delivered, order = _ids_given(state["delivered"]), state.get("order")
+        if delivered != _EMPTY_SET and (order is not None) != (self._own_order is not None):
+            raise ValueError(
+                "the state was taken with another kind of sampler: one of its own in a cohort goes on with the same only"
+            )
         before, self._closed = self._loader, False
-        self._resume = (state["epoch"], _ids_given(state["delivered"]), state["seed"], state["samples"])
+        order = None if order is None else _decoded("order", order)
+        self._resume = (state["epoch"], delivered, state["seed"], state["samples"], order)
         self._loader = self._connect()
         if before is not None:
             before.close()
+        self._resumes_order = order is not None
         self._iteration += 1
 
     def stats(self, slow: int = 0) -> dict[str, Any]:
@@ -694,7 +750,10 @@ class DataLoader(Generic[T_co]):
             parts = ["shares nothing"]
         else:
             parts = [f"batch_size={self._options['batch_size'] if self._batched else None}"]
-            parts.append(f"shuffle={self._options['shuffle']}")
+            if self._own_order is not None:
+                parts.append(f"the order of {type(self._own_order.sampler).__qualname__}")
+            else:
+                parts.append(f"shuffle={self._options['shuffle']}")
             parts += [f"seed={self._options['seed']}"] if self._options["seed"] is not None else []
             draws = self._options["draws"]
             parts += [f"{draws.count} draws with replacement"] if draws is not None else []
@@ -776,12 +835,14 @@ class _Epoch(Iterator[Any]):
 
 def _ids_given(delivered: bytes | str) -> bytes:
     """The ids of a state, which are text since version 2."""
-    if isinstance(delivered, bytes):
-        return delivered
+    return delivered if isinstance(delivered, bytes) else _decoded("delivered", delivered)
+
+
+def _decoded(what: str, text: str) -> bytes:
     try:
-        return base64.b64decode(delivered, validate=True)
+        return base64.b64decode(text, validate=True)
     except ValueError:
-        raise ValueError("not a state of a loader: 'delivered' is damaged") from None
+        raise ValueError(f"not a state of a loader: {what!r} is damaged") from None
 
 
 def _default_collate(batch_size: int | None) -> Any:
