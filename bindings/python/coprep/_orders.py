@@ -84,8 +84,8 @@ class OwnOrder(NamedTuple):
             if last != self.batch_size or not 0 < len(ids) <= self.batch_size:
                 size = last if last != self.batch_size else len(ids)
                 raise ValueError(
-                    f"{self._name} has batch_size {self.batch_size} and gives a batch of {size} samples before the last one: "
-                    "a cohort shares batches of equal size only. Leave cohort and cohort_size out"
+                    f"{self._name} has batch_size {self.batch_size}, and one of its batches but the last has {size} samples: a "
+                    "cohort shares batches of equal size only. Leave cohort and cohort_size out"
                 )
             last = len(ids)
             yield from ids

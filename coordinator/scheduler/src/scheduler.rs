@@ -220,6 +220,10 @@ impl Scheduler {
         let Some(job) = self.jobs.remove(&id) else {
             return;
         };
+        if self.jobs.is_empty() {
+            // Whoever comes next tells its own.
+            self.known.told.iter_mut().for_each(BTreeMap::clear);
+        }
         let Some(name) = job.cohort else { return };
         if let Some(members) = self.cohorts.get_mut(&name) {
             members.here.retain(|&member| member != id);

@@ -382,3 +382,13 @@ fn what_was_given_of_an_epoch_is_known_before_and_after_it_is_told() {
         "the epoch is drawn to its end"
     );
 }
+
+#[test]
+fn a_cohort_that_comes_when_all_have_left_tells_its_own() {
+    let mut world = World::new(8, &[8], false);
+    let one = JobId(0);
+    world.scheduler.tell_epoch(0, 3);
+    world.scheduler.detach(one);
+    world.attach(one);
+    assert_eq!(world.scheduler.untold(one), Some(0));
+}

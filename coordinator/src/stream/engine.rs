@@ -373,6 +373,9 @@ impl Engine {
         if begun {
             self.scheduler.detach(JobId(seat.job));
         }
+        if self.jobs.is_empty() {
+            self.forget_orders();
+        }
     }
 
     /// A rank that has left holds nobody up: what is dealt to it is taken at once, and it has begun every epoch.

@@ -154,6 +154,14 @@ impl Engine {
         }
     }
 
+    /// All members have left. Those of another cohort of this name tell their own orders.
+    pub(super) fn forget_orders(&mut self) {
+        self.orders = Orders::default();
+        if let Numbers::Told(orders) = &mut self.numbers {
+            orders.clear();
+        }
+    }
+
     /// Tells jobs of epochs that have ended and in which they were dealt nothing.
     pub(super) fn end_epochs_without_delivery(&mut self) {
         for (id, epoch) in self.scheduler.take_ended() {
