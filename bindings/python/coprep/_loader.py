@@ -29,7 +29,7 @@ from coprep._batches import (
     users_exception,
 )
 from coprep._errors import CacheWarning, CoprepError, SampleError
-from coprep._orders import OwnOrder, own_order
+from coprep._orders import CannotBeShared, OwnOrder, own_order
 from coprep._unshared import Transformed, TransformedBatch, torch_loader, warn_unshared
 
 if TYPE_CHECKING:
@@ -593,7 +593,15 @@ class DataLoader(Generic[T_co]):
         self._follow_weights()
         failed = None
         try:
-            self._native.start_epoch(self._next_order())
+            order = self._next_order()
+        except CannotBeShared as error:
+            if self._loader is not None:
+                raise
+            # The other members of the cohort find the same of theirs.
+            self._private = self._unshared(str(error))
+            return iter(self._private)
+        try:
+            self._native.start_epoch(order)
         except SampleError as error:
             # As with PyTorch, what a sample raises is raised where its batch is asked for.
             failed = error

@@ -13,6 +13,10 @@ MOST_SAMPLES = 2**27
 """Samples of an epoch whose order is told, at most."""
 
 
+class CannotBeShared(ValueError):
+    """What a sampler gives is nothing that jobs can share."""
+
+
 class OwnOrder(NamedTuple):
     """A sampler that says itself which samples an epoch has, and in which order.
 
@@ -44,14 +48,13 @@ class OwnOrder(NamedTuple):
 
         Raises:
             IndexError: the sampler gives an id that the dataset does not have.
-            TypeError, ValueError: what it gives cannot be shared.
+            CannotBeShared: it gives no ids, batches of unequal size, or too many samples.
         """
         given = itertools.islice(self._ids(), MOST_SAMPLES + 1)
         ids = np.fromiter(given, np.int64)
         if ids.size > MOST_SAMPLES:
-            raise ValueError(
-                f"{self._name} gives more than {MOST_SAMPLES:,} samples for an epoch, the most that a cohort can share: if it "
-                "has no end, end it after some, or leave cohort and cohort_size out"
+            raise CannotBeShared(
+                f"{self._name} gives more than {MOST_SAMPLES:,} samples for an epoch, the most that a cohort shares"
             )
         if ids.size and not 0 <= (least := ids.min()) <= (most := ids.max()) < samples:
             wrong = least if least < 0 else most
@@ -69,9 +72,8 @@ class OwnOrder(NamedTuple):
         try:
             yield from map(operator.index, self._flat())
         except TypeError as error:
-            raise TypeError(
-                f"{self._name} gives something else than sample ids ({error}), and a cohort shares samples by their ids: "
-                "leave cohort and cohort_size out"
+            raise CannotBeShared(
+                f"{self._name} gives something else than sample ids ({error}), and a cohort shares samples by their ids"
             ) from error
 
     def _flat(self) -> Iterator[Any]:
@@ -83,9 +85,9 @@ class OwnOrder(NamedTuple):
             ids = list(batch)
             if last != self.batch_size or not 0 < len(ids) <= self.batch_size:
                 size = last if last != self.batch_size else len(ids)
-                raise ValueError(
-                    f"{self._name} has batch_size {self.batch_size}, and one of its batches but the last has {size} samples: a "
-                    "cohort shares batches of equal size only. Leave cohort and cohort_size out"
+                raise CannotBeShared(
+                    f"{self._name} has batch_size {self.batch_size}, and a batch of it that is not its last one has {size} "
+                    "samples: a cohort shares batches of equal size only"
                 )
             last = len(ids)
             yield from ids
