@@ -171,6 +171,8 @@ fn attach() -> Attach {
         seed: None,
         seed_hint: None,
         draws: None,
+        is_told: false,
+        knows_order_of: None,
         shuffle: true,
         relaxed: false,
         cache: CacheRequest {

@@ -142,6 +142,8 @@ fn attach() -> Attach {
             count: 7,
             weights: Some(vec![0.5, 0.0]),
         }),
+        is_told: true,
+        knows_order_of: Some(3),
         shuffle: true,
         relaxed: false,
         cache: CacheRequest {
