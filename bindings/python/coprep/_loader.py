@@ -586,9 +586,11 @@ class DataLoader(Generic[T_co]):
         """
         if self._private is not None:
             return iter(self._private)
-        is_told = self._own_order is not None
-        if not self._is_native and not isinstance(self.dataset, str) and not is_told and len(self) == 0:
-            return iter(())
+        if not self._is_native and not isinstance(self.dataset, str):
+            # How many samples a sampler of one's own gives is known when it has been iterated.
+            sized = self if self._own_order is None else self.dataset
+            if len(sized) == 0:
+                return iter(())
         self._follow_dataset()
         self._follow_weights()
         failed = None
