@@ -102,8 +102,8 @@ class DataLoader(Generic[T_co]):
         sampler, batch_sampler: PyTorch's sequential, random, subset-random, batch and distributed samplers are shared, as
             ``shuffle``, ``subset``, ``batch_size`` and ranks are; so are ``RandomSampler(replacement=True)`` and
             ``WeightedRandomSampler``, among jobs with equal weights and ``num_samples``. Any other works, but shares
-            nothing (:class:`UnsharedWarning`), but in a ``cohort``: its jobs are given the samples that the sampler of the
-            first one to begin an epoch gives, in that order.
+            nothing (:class:`UnsharedWarning`), but in a ``cohort``: its jobs are given what the sampler of the first one to
+            begin an epoch gives, in that order.
         num_workers: worker processes of the stream; those of its first job count. ``None``: as many as the coordinator
             has processors. 0: samples are made in this process, in the same order and with the same random numbers, for
             a debugger. Without effect for a native pipeline.
