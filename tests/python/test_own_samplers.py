@@ -255,6 +255,15 @@ def test_a_batch_sampler_whose_batches_are_of_equal_size_is_shared() -> None:
         assert given(loader) == [[4, 2, 4], [0, 1, 2], [7]]
 
 
+def test_two_loaders_on_one_dataset_keep_their_samplers_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COPREP_COHORT", "study:1")
+    orders = [[3, 1, 2], [9, 8, 7]]
+    loaders = [coprep.DataLoader(ud.Numbers(N), sampler=Given(*order), **NUMPY) for order in orders]
+    together = zip(*loaders, strict=True)
+    assert [[ids.item() for _, ids in pair] for pair in together] == [[3, 9], [1, 8], [2, 7]]
+    [loader.close() for loader in loaders]
+
+
 def test_what_a_sampler_must_not_give() -> None:
     for sampler, error, match in (
         (Given(0, N), IndexError, f"id {N}"),

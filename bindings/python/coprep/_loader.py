@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import base64
 import contextlib
+import itertools
 import json
 import os
 import sys
@@ -58,6 +59,8 @@ _EMPTY_SET = b"\x3a\x30\x00\x00\x00\x00\x00\x00"
 
 _preparations: weakref.WeakKeyDictionary[DataLoader[Any], _coprep.Preparation] = weakref.WeakKeyDictionary()
 """Of loaders that are not connected yet. Not attributes, since such a loader can be pickled."""
+_own_orders = itertools.count()
+"""Counts the loaders with samplers of their own that ``COPREP_COHORT`` makes members of a cohort."""
 _ranks: weakref.WeakSet[DataLoader] = weakref.WeakSet()
 """Loaders of jobs with several ranks."""
 
@@ -236,6 +239,7 @@ class DataLoader(Generic[T_co]):
         self._private: Any = None
         self._own_order: OwnOrder | None = None
         self._cohort = arguments.cohort(cohort, cohort_size)
+        self._names_cohort = cohort is not None
         self._is_native = isinstance(dataset, _coprep.Pipeline)
         if not self._is_native:
             arguments.check_dataset(dataset)
@@ -345,6 +349,12 @@ class DataLoader(Generic[T_co]):
         rank, world_size, group = self._place
         if world_size is None:
             self._place = (0, 1, group)
+        if self._cohort is not None and not self._names_cohort:
+            # One name is for all loaders of the program. Those that have samplers of their own are told apart by the order
+            # in which they are made, since two on one dataset would be taken for two jobs.
+            name, size = self._cohort
+            number = next(_own_orders)
+            self._options["cohort"] = (f"{name}, loader {number + 1}" if number else name, size)
 
     def _apply(self, order: arguments.Order | None) -> None:
         if order is None:

@@ -97,7 +97,7 @@ def own_order(sampler: Any, batch_sampler: Any) -> OwnOrder | str:
     """Returns the order of a sampler that a cohort can share, or why it cannot."""
     if batch_sampler is None:
         return OwnOrder(sampler)
-    size = getattr(batch_sampler, "batch_size", None)
+    size: Any = getattr(batch_sampler, "batch_size", None)
     if isinstance(size, bool) or not hasattr(size, "__index__") or not 0 < operator.index(size) < 2**31:
         return (
             f"{type(batch_sampler).__qualname__} has no batch_size, so that its batches may be of any size, and a cohort "
