@@ -164,6 +164,21 @@ def test_each_sample_comes_once_though_the_coordinator_and_the_first_member_are_
     assert first.epochs[0] == others[0].epochs[0][:2]
 
 
+def test_the_others_go_on_though_the_member_that_was_ahead_of_them_is_killed_with_the_coordinator(start: Start) -> None:
+    lengths = [16, 20, 8]
+    first, *others = cohort(start, 3, lengths)
+    together(others, 2)
+    # It is in the next epoch, whose order the others have been handed.
+    first.take(5)
+    pid = coordinator_pid()
+    os.kill(pid, signal.SIGKILL)
+    first.job.kill()
+    finish(others)
+    assert others[0].epochs == others[1].epochs
+    assert [len(ids) for ids in others[0].ids()] == lengths
+    assert first.epochs[0] == others[0].epochs[0]
+
+
 def test_members_go_on_where_their_states_were_taken(start: Start, tmp_path: Path) -> None:
     states = [tmp_path / f"state{k}" for k in range(2)]
 

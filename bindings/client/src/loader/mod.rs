@@ -686,6 +686,7 @@ impl Loader {
         request.departed = inner.departed.values().cloned().collect();
         request.has_begun = inner.has_begun;
         let resumed = request.resume.as_ref().map_or(0, |resume| resume.epoch);
+        inner.orders.come_again(resumed);
         let known = inner.orders.handed(resumed).cloned();
         request.knows_order_of = known.as_ref().map(|_| resumed);
         let loading = if request.code.is_some() {

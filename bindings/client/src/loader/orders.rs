@@ -43,6 +43,12 @@ impl Orders {
         Ok(())
     }
 
+    /// Another coordinator is told where this member is: in `epoch`. Of a later one its user was given nothing, so whoever is
+    /// in that one says its order.
+    pub(super) fn come_again(&mut self, epoch: u64) {
+        self.handed.retain(|&of, _| of == epoch);
+    }
+
     /// An order is handed to this member. `has_given`: the user was given something of that epoch.
     ///
     /// # Errors
@@ -89,6 +95,22 @@ mod tests {
         assert!(orders.take_up(0, vec![2, 1], true).is_ok());
         assert!(orders.take_up(0, vec![1, 2], true).is_err());
         assert!(orders.take_up(0, vec![1, 2], false).is_ok());
+    }
+
+    #[test]
+    fn who_comes_again_knows_the_order_of_its_epoch_alone() {
+        let mut orders = Orders::default();
+        for epoch in 0..3 {
+            let taken_up = orders.take_up(epoch, vec![1], false);
+            taken_up.expect("it is the first");
+        }
+        orders.come_again(1);
+        assert!(orders.handed(1).is_some());
+        assert!(orders.handed(0).is_none() && orders.handed(2).is_none());
+        assert!(
+            orders.begin(2, None).is_err(),
+            "nobody may know its order any more"
+        );
     }
 
     #[test]
