@@ -8,10 +8,10 @@ use coprep_client::connection::How;
 use coprep_client::loader::Options;
 use coprep_client::{Error, Event, Loader as Client, SLICE};
 use coprep_protocol::message::{
-    Attach, CacheForm, CacheRequest, Cohort, Resume, SampleError, UserCode,
+    Attach, CacheForm, CacheRequest, Cohort, Draws, Resume, SampleError, UserCode,
 };
 use coprep_protocol::nap::nap;
-use coprep_protocol::spec::Field;
+use coprep_protocol::spec::{Field, NUMBER};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -35,6 +35,24 @@ pub(crate) fn program(py: Python<'_>) -> Option<PathBuf> {
         .and_then(|path| path.extract::<PathBuf>())
         .ok()
         .map(|folder| folder.join("coprep"))
+}
+
+/// Where to go on: epoch, what was given in it, seed, samples of the dataset, order of the epoch.
+type Given = (u64, Vec<u8>, u64, u32, Option<Vec<u8>>);
+/// The same, and whether it is of all ranks.
+type State<'py> = (
+    u64,
+    Bound<'py, PyBytes>,
+    u64,
+    u32,
+    Option<Bound<'py, PyBytes>>,
+    bool,
+);
+
+/// Reads native-endian 32-bit ids.
+fn ids_of(bytes: &[u8]) -> impl Iterator<Item = u32> {
+    let ids = bytes.as_chunks::<4>().0.iter();
+    ids.map(|&id| u32::from_ne_bytes(id))
 }
 
 /// What `coprep.DataLoader` is made of. Arguments were checked there.
@@ -144,6 +162,11 @@ fn warn_skipped(py: Python<'_>, example: SampleError) -> PyResult<()> {
     Ok(())
 }
 
+fn floats(bytes: &[u8]) -> Vec<f64> {
+    let words = bytes.as_chunks::<8>().0.iter();
+    words.map(|&word| f64::from_ne_bytes(word)).collect()
+}
+
 /// Asks Python for the packed dataset.
 fn packed(give: &Py<PyAny>) -> Result<Box<dyn AsRef<[u8]>>, Error> {
     let bytes = Python::attach(|py| {
@@ -157,7 +180,9 @@ fn packed(give: &Py<PyAny>) -> Result<Box<dyn AsRef<[u8]>>, Error> {
 
 #[pymethods]
 impl Loader {
-    /// `subset`: bytes of native-endian 32-bit unsigned ids. `resume`: (epoch, delivered, seed, samples). `code`: how
+    /// `subset`: bytes of native-endian 32-bit unsigned ids. `draws`: draws of an epoch, and, unless all samples are equally
+    /// likely, bytes of native-endian 64-bit weights. `resume`: (epoch, delivered, seed, samples, order). `is_told`: the order
+    /// of each epoch is told, by the same kind of bytes as `subset`. `code`: how
     /// workers run, and what gives the packed dataset. `preparation`: is used up.
     #[new]
     #[expect(
@@ -165,8 +190,8 @@ impl Loader {
         reason = "they are the data loader's, by keyword"
     )]
     #[pyo3(signature = (
-        pipeline, *, name, socket, timeout, batch_size, shuffle, relaxed, seed, drop_last, rank, world_size, group,
-        skip_errors, subset, mask_samples, cohort, cache, cache_bytes, lru, reuse, resume, code, preparation
+        pipeline, *, name, socket, timeout, batch_size, shuffle, draws, relaxed, seed, drop_last, rank, world_size, group,
+        skip_errors, subset, mask_samples, cohort, is_told, cache, cache_bytes, lru, reuse, resume, code, preparation
     ))]
     fn new(
         py: Python<'_>,
@@ -176,6 +201,7 @@ impl Loader {
         timeout: f64,
         batch_size: u32,
         shuffle: bool,
+        draws: Option<(u32, Option<PyBackedBytes>)>,
         relaxed: bool,
         seed: Option<u64>,
         drop_last: bool,
@@ -186,29 +212,30 @@ impl Loader {
         subset: Option<&[u8]>,
         mask_samples: Option<u32>,
         cohort: Option<(String, u32)>,
+        is_told: bool,
         cache: Option<&str>,
         cache_bytes: Option<u64>,
         lru: bool,
         reuse: u32,
-        resume: Option<(u64, Vec<u8>, u64, u32)>,
+        resume: Option<Given>,
         code: Option<(Launch, Py<PyAny>)>,
         preparation: Option<Bound<'_, Preparation>>,
     ) -> PyResult<Self> {
         let (code, give) = code.map(|(launch, give)| (launch.into(), give)).unzip();
-        let ids = |bytes: &[u8]| -> RoaringBitmap {
-            bytes
-                .as_chunks::<4>()
-                .0
-                .iter()
-                .map(|&id| u32::from_ne_bytes(id))
-                .collect()
-        };
+        let ids = |bytes: &[u8]| -> RoaringBitmap { ids_of(bytes).collect() };
+        let order = resume.as_ref().and_then(|resume| resume.4.clone());
         let attach = Attach {
             pipeline: pipeline.spec.clone(),
             code,
             seed,
-            seed_hint: resume.as_ref().map(|&(_, _, seed, _)| seed),
+            seed_hint: resume.as_ref().map(|given| given.2),
             shuffle,
+            draws: draws.map(|(count, weights)| Draws {
+                count,
+                weights: weights.map(|bytes| floats(&bytes)),
+            }),
+            is_told,
+            knows_order_of: None,
             relaxed,
             cache: CacheRequest {
                 form: cache_form(cache)?,
@@ -223,7 +250,7 @@ impl Loader {
             group,
             subset: subset.map(|bytes| serialise(&ids(bytes))),
             dataset_samples: resume.as_ref().map_or(mask_samples, |r| Some(r.3)),
-            resume: resume.map(|(epoch, delivered, _, _)| Resume {
+            resume: resume.map(|(epoch, delivered, ..)| Resume {
                 epoch,
                 delivered,
                 batches: 0,
@@ -250,6 +277,10 @@ impl Loader {
             notice: warnings(),
         };
         let client = Client::new(options).map_err(raise)?;
+        if let Some(order) = order {
+            let ids = ids_of(&order).collect();
+            client.resume_order(ids).map_err(raise)?;
+        }
         let prepared = preparation.and_then(|preparation| preparation.get().take());
         if let Some(prepared) = prepared {
             client.use_preparation(prepared).map_err(raise)?;
@@ -260,9 +291,12 @@ impl Loader {
         })
     }
 
-    /// Begins an epoch; gives its number.
-    fn start_epoch(&self, py: Python<'_>) -> PyResult<u64> {
-        py.detach(|| self.client.start_epoch()).map_err(raise)
+    /// Begins an epoch; gives its number. `order`: of its samples, as bytes of 32-bit ids, if it is told.
+    #[pyo3(signature = (order=None))]
+    fn start_epoch(&self, py: Python<'_>, order: Option<&[u8]>) -> PyResult<u64> {
+        let order = order.map(|bytes| ids_of(bytes).collect());
+        py.detach(|| self.client.start_epoch_with(order))
+            .map_err(raise)
     }
 
     /// The next batch, one array per field; None when the epoch is over.
@@ -292,6 +326,7 @@ impl Loader {
         let fields: Vec<_> = attached
             .fields
             .iter()
+            .filter(|f: &&Field| f.name != NUMBER)
             .map(|f: &Field| (&f.name, f.dtype.name(), &f.shape))
             .collect();
         let info = PyDict::new(py);
@@ -307,8 +342,8 @@ impl Loader {
         Ok(info)
     }
 
-    /// (epoch, delivered, seed, samples of the dataset, whether of all ranks): see `resume`.
-    fn state<'py>(&self, py: Python<'py>) -> PyResult<(u64, Bound<'py, PyBytes>, u64, u32, bool)> {
+    /// (epoch, delivered, seed, samples of the dataset, order, whether of all ranks): see `resume`.
+    fn state<'py>(&self, py: Python<'py>) -> PyResult<State<'py>> {
         let state = py.detach(|| self.client.state()).map_err(raise)?;
         let delivered = PyBytes::new(py, &serialise(&state.delivered));
         Ok((
@@ -316,6 +351,10 @@ impl Loader {
             delivered,
             state.seed,
             state.dataset_samples,
+            state.order.map(|ids| {
+                let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_ne_bytes()).collect();
+                PyBytes::new(py, &bytes)
+            }),
             state.all_ranks,
         ))
     }

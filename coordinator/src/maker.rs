@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use coprep_protocol::spec::{Dtype, Field};
+use coprep_protocol::spec::{Dtype, Field, NUMBER};
 
 use crate::caches::Cache;
 use crate::costs::Costs;
 use crate::prepare::Recipe;
 use crate::stalls::Lacks;
+use crate::stream::Numbers;
 use crate::user_code::Crew;
 use crate::workers::Workers;
 
@@ -34,6 +35,23 @@ pub(crate) enum Maker {
 
 /// Field that keys the random numbers of a sample that a job makes itself.
 const VISIT: &str = "visit";
+
+/// Returns the last fields of a batch: ids, and numbers of the epoch where these are not the ids.
+pub(crate) fn naming_fields(numbers: &Numbers) -> Vec<Field> {
+    let mut fields = vec![scalar("index")];
+    if !numbers.are_ids() {
+        fields.push(scalar(NUMBER));
+    }
+    fields
+}
+
+fn scalar(name: &str) -> Field {
+    Field {
+        name: name.into(),
+        dtype: Dtype::I64,
+        shape: Vec::new(),
+    }
+}
 
 impl Maker {
     pub(crate) fn samples(&self) -> u32 {
@@ -66,19 +84,19 @@ impl Maker {
         }
     }
 
-    /// Fields of a batch; the last one has the ids.
-    pub(crate) fn fields(&self) -> Vec<Field> {
-        let scalar = |name: &str| Field {
-            name: name.into(),
-            dtype: Dtype::I64,
-            shape: Vec::new(),
-        };
-        let mut fields = match self {
+    /// Fields that it makes.
+    pub(crate) fn made(&self) -> Vec<Field> {
+        match self {
             Maker::Native(recipe) => vec![recipe.pipeline.output(), scalar("label")],
             Maker::Crew { fields, .. } => fields.clone(),
             Maker::Jobs { .. } => vec![scalar(VISIT)],
-        };
-        fields.push(scalar("index"));
+        }
+    }
+
+    /// Fields of a batch: those that it makes, then what the samples are.
+    pub(crate) fn fields(&self, numbers: &Numbers) -> Vec<Field> {
+        let mut fields = self.made();
+        fields.extend(naming_fields(numbers));
         fields
     }
 

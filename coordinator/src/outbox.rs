@@ -140,7 +140,16 @@ impl Outbox {
 
     /// Queues a reply of bounded size.
     pub(crate) fn post(self: &Arc<Self>, reply: &Reply) -> std::result::Result<(), FrameError> {
-        self.push(encoded(reply, Vec::new())?);
+        self.post_with(reply, Vec::new())
+    }
+
+    /// The same, with descriptors.
+    pub(crate) fn post_with(
+        self: &Arc<Self>,
+        reply: &Reply,
+        descriptors: Vec<OwnedFd>,
+    ) -> std::result::Result<(), FrameError> {
+        self.push(encoded(reply, descriptors)?);
         self.watch_if_needed();
         Ok(())
     }

@@ -16,7 +16,7 @@ use fail::fail_point;
 use crate::outbox::{Outbox, ReplyWriter};
 use crate::peer::{Heard, Peer};
 use crate::registry::{Answer, Guest, Registry};
-use crate::stream::{Client, Seat, Stream};
+use crate::stream::{Client, Order, Seat, Stream};
 use crate::user_code::Zygote;
 use crate::{Error, Result, server::Shutdown, status, warm};
 
@@ -173,6 +173,18 @@ impl Session<'_> {
             Request::EpochStarted { epoch } => {
                 let (stream, seat) = self.place()?;
                 stream.epoch_started(*seat, epoch);
+                Ok(None)
+            }
+            Request::TellOrder {
+                epoch,
+                samples,
+                is_settled,
+            } => {
+                let (stream, seat) = self.place()?;
+                let file = descriptors.into_iter().next();
+                let file = file.ok_or_else(|| Error::Invalid("an order without a file".into()))?;
+                let order = Order::read(file, samples, stream.blueprint.maker.samples())?;
+                stream.tell_order(*seat, epoch, order, is_settled);
                 Ok(None)
             }
             Request::RestartEpoch { epoch } => {

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,19 @@ class Pickled(Values):
     def __getitem__(self, i: int) -> Any:
         self.misbehave(i)
         return {"raw": bytes([i % 251]) * raw_length(i), "label": i}
+
+
+class Sampler:
+    """Gives these ids in another order each time, whatever seeds the process has."""
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        self.ids = list(ids)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(random.SystemRandom().sample(self.ids, len(self.ids)))
 
 
 def raw_length(i: int) -> int:

@@ -153,6 +153,8 @@ def options_of(plan: Plan, part: Part, room: Room) -> dict[str, Any]:
     }
     if job.cohort:
         options |= {"cohort": "chaos", "cohort_size": job.cohort}
+    if job.sampler:
+        options |= {"sampler": datasets.Sampler(ids_of(job, data.samples)), "shuffle": None, "subset": None}
     if not data.is_native:
         # Three times as long is waited for a batch.
         options |= {"num_workers": job.workers, "timeout": room.timeout / 2}

@@ -100,6 +100,8 @@ class Job:
     """``(k, n)``: the fold k of n is left out."""
     cohort: int = 0
     """Number of jobs in the cohort; 0: none."""
+    sampler: bool = False
+    """The job has a sampler of its own, which gives its samples in another order in each epoch and process."""
     cache: str | None = None
     cache_bytes: int | None = None
     lru: bool = False
@@ -322,7 +324,11 @@ def _cohort(d: _Draw, base: Job, count: int) -> list[Job]:
         dataclasses.replace(base, cohort=size, start_s=d.rng.choice([0.0, 0.0, 0.2]), pause_s=_step(d))
         for _ in range(size)
     ]
-    return jobs + [_alike(d, base) for _ in range(count - size)]
+    others = [_alike(d, base) for _ in range(count - size)]
+    if d.chance(0.5):
+        # A sample may come twice in an epoch, so there is no reuse.
+        jobs = [dataclasses.replace(job, sampler=True, shuffle=True, reuse=None) for job in jobs]
+    return jobs + others
 
 
 def _alike(d: _Draw, base: Job) -> Job:
@@ -534,7 +540,7 @@ def _shm(d: _Draw, plan: Plan) -> Plan:
 def _sleepers(d: _Draw, plan: Plan) -> Plan:
     """Jobs that stop reading stop nobody, nor those that come later."""
     awake = dataclasses.replace(
-        plan.jobs[0], ranks=1, barrier=False, cohort=0, leave=None, resume=None, saves=0, second=""
+        plan.jobs[0], ranks=1, barrier=False, cohort=0, sampler=False, leave=None, resume=None, saves=0, second=""
     )
     batches = max(1, plan.datas[awake.data].samples // awake.batch_size)
     jobs = []
@@ -598,6 +604,7 @@ def _job_features(job: Job, data: Data) -> set[str]:
     flags = {
         "job: late": job.start_s > 0,
         "job: cohort": job.cohort,
+        "job: own sampler": job.sampler,
         "job: subset": job.subset,
         "job: drop_last": job.drop_last,
         "job: holds batches": job.hold,

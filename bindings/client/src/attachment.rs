@@ -29,7 +29,7 @@ use coprep_cache::handover::{Item, Receiver};
 use coprep_cache::staging::Layout;
 use coprep_cache::view::{LargeMap, LargeValue, StagingView};
 use coprep_protocol::message::Attached;
-use coprep_protocol::spec::{BLOB, Dtype, Field};
+use coprep_protocol::spec::{BLOB, Dtype, Field, NUMBER};
 
 use crate::error::{Error, Result};
 
@@ -61,8 +61,8 @@ pub(crate) struct Attachment {
     owner: Owner,
     pub(crate) receiver: Receiver,
     pub(crate) fields: Arc<[Field]>,
-    /// Which field has the samples' ids.
-    pub(crate) index: usize,
+    /// Which field has what the job was given: numbers of draws, or else ids.
+    pub(crate) number: usize,
     view: StagingView,
     /// Which field has samples that may be larger than their slots.
     pub(crate) blob: Option<usize>,
@@ -101,7 +101,7 @@ impl Attachment {
             owner: Owner::current(),
             receiver: Receiver::open(deliver, reply, doorbell)?,
             view: StagingView::open(staging, layout)?,
-            index: index_of(&attached.fields)?,
+            number: number_of(&attached.fields)?,
             fields: attached.fields.clone().into(),
             blob,
             held: (0..attached.buffers).map(|_| Mutex::default()).collect(),
@@ -211,11 +211,13 @@ impl Attachment {
     }
 }
 
-fn index_of(fields: &[Field]) -> Result<usize> {
-    let is_index = |f: &Field| f.name == "index" && f.dtype == Dtype::I64 && f.shape.is_empty();
-    fields
-        .iter()
-        .position(is_index)
+fn number_of(fields: &[Field]) -> Result<usize> {
+    let named = |name: &str| {
+        let is_it = |f: &Field| f.name == name && f.dtype == Dtype::I64 && f.shape.is_empty();
+        fields.iter().position(is_it)
+    };
+    named(NUMBER)
+        .or_else(|| named("index"))
         .ok_or_else(|| Error::Misbehaved("its batches have no ids".into()))
 }
 

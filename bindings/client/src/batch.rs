@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use coprep_cache::view::LargeMap;
-use coprep_protocol::spec::{Dtype, Field};
+use coprep_protocol::spec::{Dtype, Field, NUMBER};
 
 use crate::attachment::{Attachment, Slice};
 use crate::error::{Error, Result};
@@ -89,10 +89,12 @@ impl Batch {
         fields.chain(large.iter().map(|&(_, _, len)| len)).sum()
     }
 
-    /// Its fields as arrays. The batch is released when the last of them is gone.
+    /// Its fields as arrays, without the numbers of draws, which say nothing to the user. The batch is released when the
+    /// last of them is gone.
     #[must_use]
     pub fn arrays(&self) -> Vec<Array> {
         (0..self.fields.len())
+            .filter(|&field| self.fields[field].name != NUMBER)
             .map(|field| self.array(field))
             .collect()
     }
@@ -163,7 +165,7 @@ pub(crate) struct Assembly {
     blob: Option<usize>,
     capacity: u32,
     samples: u32,
-    pub(crate) ids: Vec<i64>,
+    pub(crate) numbers: Vec<i64>,
 }
 
 impl Assembly {
@@ -184,12 +186,12 @@ impl Assembly {
             blob: attachment.blob,
             capacity,
             samples: 0,
-            ids: Vec::new(),
+            numbers: Vec::new(),
         })
     }
 
     /// Copies a slice to the end, and gives it back.
-    pub(crate) fn push(&mut self, slice: &Slice, mut ids: Vec<i64>) -> Result<()> {
+    pub(crate) fn push(&mut self, slice: &Slice, mut numbers: Vec<i64>) -> Result<()> {
         let samples = self.samples.saturating_add(slice.len);
         if samples > self.capacity {
             return Err(Error::Misbehaved(format!(
@@ -210,7 +212,7 @@ impl Assembly {
             self.large.push((self.samples + row, copied));
         }
         self.samples = samples;
-        self.ids.append(&mut ids);
+        self.numbers.append(&mut numbers);
         Ok(())
     }
 
@@ -226,7 +228,7 @@ impl Assembly {
                 blob: self.blob,
                 samples: self.samples,
             },
-            self.ids,
+            self.numbers,
         )
     }
 }

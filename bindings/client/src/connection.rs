@@ -122,6 +122,14 @@ impl Connection {
         Ok(frame::send(&self.socket, request, &[file.as_raw_fd()])?)
     }
 
+    /// Sends a request, and a file beside it.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub(crate) fn send_file(&self, request: &Request, file: &OwnedFd) -> Result<()> {
+        Ok(frame::send(&self.socket, request, &[file.as_raw_fd()])?)
+    }
+
     /// The next reply with its descriptors. None: the time is up.
     ///
     /// # Errors

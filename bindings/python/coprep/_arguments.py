@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 import warnings
@@ -15,11 +16,31 @@ Ids = npt.NDArray[Any]
 _START_METHODS = ["fork", "spawn", "forkserver"]
 
 
+MOST_DRAWS = 2**28
+"""Draws of an epoch, at most."""
+
+
+class Draws(NamedTuple):
+    """An epoch of independent draws with replacement."""
+
+    count: int
+    """Draws of an epoch."""
+    weights: bytes | None
+    """Of each sample, 64-bit floats; ``None``: all samples are equally likely."""
+
+    @property
+    def identity(self) -> str:
+        """Tells draws apart in the state of a loader."""
+        digest = "" if self.weights is None else f"-{hashlib.blake2b(self.weights, digest_size=16).hexdigest()}"
+        return f"{self.count}{digest}"
+
+
 class Order(NamedTuple):
     """An order of samples that jobs can share."""
 
     shuffle: bool
     subset: Ids | None = None
+    draws: Draws | None = None
     seed: int | None = None
     rank: int | None = None
     world_size: int | None = None
@@ -53,9 +74,9 @@ def order_of(sampler: Any, dataset: Any) -> Order | str:
     if kind is data.SequentialSampler:
         return Order(shuffle=False) if len(sampler) == samples else "it is for another dataset"
     if kind is data.RandomSampler:
-        if sampler.replacement or sampler.num_samples != samples:
-            return "RandomSampler draws with replacement, or another number of samples than there are"
-        return Order(shuffle=True, seed=seed_of(sampler.generator))
+        return _random(sampler, samples)
+    if kind is data.WeightedRandomSampler:
+        return _weighted(sampler, samples)
     if kind is data.SubsetRandomSampler:
         ids = np.asarray(sampler.indices)
         if ids.size == 0 or len(np.unique(ids)) != ids.size:
@@ -79,6 +100,41 @@ def order_of(sampler: Any, dataset: Any) -> Order | str:
     return f"{kind.__qualname__} is an order of its own"
 
 
+def _random(sampler: Any, samples: int) -> Order | str:
+    seed = seed_of(sampler.generator)
+    if sampler.replacement:
+        if len(sampler.data_source) != samples:
+            return "it is for another dataset"
+        return _drawn(sampler.num_samples, None, seed)
+    if sampler.num_samples != samples:
+        return (
+            "RandomSampler without replacement gives each sample once, and num_samples is another number than the dataset "
+            "has: with replacement=True any number of draws can be shared"
+        )
+    return Order(shuffle=True, seed=seed)
+
+
+def _weighted(sampler: Any, samples: int) -> Order | str:
+    if not sampler.replacement:
+        return "WeightedRandomSampler without replacement draws each sample from those that are left: it is an order of its own"
+    weights = np.zeros(samples)
+    given = np.asarray(sampler.weights, dtype=np.float64)
+    if given.ndim != 1 or given.size > samples:
+        return f"WeightedRandomSampler has weights of shape {given.shape}, and the dataset {samples} samples"
+    # As with PyTorch, samples beyond the last weight are never drawn.
+    weights[: given.size] = given
+    total = weights.sum()
+    if not np.isfinite(weights).all() or (weights < 0).any() or not 0 < total < np.inf:
+        return "the weights of WeightedRandomSampler must be finite, not negative, and not all 0"
+    return _drawn(sampler.num_samples, weights.tobytes(), seed_of(sampler.generator))
+
+
+def _drawn(count: int, weights: bytes | None, seed: int | None) -> Order | str:
+    if not 0 < count <= MOST_DRAWS:
+        return f"an epoch of {count} draws cannot be shared: the most are {MOST_DRAWS}"
+    return Order(shuffle=True, draws=Draws(count, weights), seed=seed)
+
+
 def seed_of(generator: Any) -> int | None:
     """The seed that a ``torch.Generator`` was given."""
     return None if generator is None else int(generator.initial_seed()) & (2**64 - 1)
@@ -93,6 +149,15 @@ def place(rank: int | None, world_size: int | None, group: str | None) -> Place:
     if rank is None or world_size is None:
         rank, world_size = _found()
     return Place(rank, world_size, _launch() if group is None else group)
+
+
+def has_other_ranks(rank: int | None, world_size: int | None, group: str | None) -> bool:
+    """Returns whether this process is one of several of its job, on whatever nodes."""
+    try:
+        return place(rank, world_size, group).world_size > 1
+    except ValueError:
+        # They are on several nodes.
+        return True
 
 
 def _found() -> tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import base64
 import contextlib
+import itertools
 import json
 import os
 import sys
@@ -29,6 +30,7 @@ from coprep._batches import (
     users_exception,
 )
 from coprep._errors import CacheWarning, CoprepError, SampleError
+from coprep._orders import CannotBeShared, OwnOrder, own_order
 from coprep._unshared import Transformed, TransformedBatch, torch_loader, warn_unshared
 
 if TYPE_CHECKING:
@@ -52,6 +54,8 @@ _EMPTY_SET = b"\x3a\x30\x00\x00\x00\x00\x00\x00"
 
 _preparations: weakref.WeakKeyDictionary[DataLoader[Any], _coprep.Preparation] = weakref.WeakKeyDictionary()
 """Of loaders that are not connected yet. Not attributes, since such a loader can be pickled."""
+_own_orders = itertools.count()
+"""Counts the loaders with samplers of their own that ``COPREP_COHORT`` makes members of a cohort."""
 _ranks: weakref.WeakSet[DataLoader] = weakref.WeakSet()
 """Loaders of jobs with several ranks."""
 
@@ -93,9 +97,11 @@ class DataLoader(Generic[T_co]):
         batch_size: samples of a batch, of one rank. ``None``: no batches, one sample at a time.
         shuffle: random order, a new one each epoch. Otherwise ids ascend, whichever other jobs share the stream; with
             ``order="relaxed"`` they may come in another order beside other jobs.
-        sampler, batch_sampler: PyTorch's sequential, random (without replacement), subset-random, batch and distributed
-            samplers are shared, as ``shuffle``, ``subset``, ``batch_size`` and ranks are. Any other works, but shares
-            nothing (:class:`UnsharedWarning`).
+        sampler, batch_sampler: PyTorch's sequential, random, subset-random, batch and distributed samplers are shared, as
+            ``shuffle``, ``subset``, ``batch_size`` and ranks are; so are ``RandomSampler(replacement=True)`` and
+            ``WeightedRandomSampler``, among jobs with equal weights and ``num_samples``. Any other works, but shares
+            nothing (:class:`UnsharedWarning`), but in a ``cohort``: its jobs are given what the sampler of the first one to
+            begin an epoch gives, in that order.
         num_workers: worker processes of the stream; those of its first job count. ``None``: as many as the coordinator
             has processors. 0: samples are made in this process, in the same order and with the same random numbers, for
             a debugger. Without effect for a native pipeline.
@@ -129,7 +135,7 @@ class DataLoader(Generic[T_co]):
         subset: ids of this job's samples, each once, or a boolean mask with one element for each sample; ``None`` means
             all.
         cohort: name common to ``cohort_size`` jobs that start together, advance together and get the same batches,
-            reproducibly. By default ``COPREP_COHORT=name:size`` says so.
+            reproducibly. Shares any sampler. By default ``COPREP_COHORT=name:size`` says so.
         cohort_size: number of jobs to wait for.
         framework: ``"torch"``, ``"numpy"``, or ``None``: torch if it is installed.
         cache: form in which samples are cached: ``"auto"`` (for each sample the form that saves most time for its
@@ -226,6 +232,9 @@ class DataLoader(Generic[T_co]):
         self._with_index = with_index
         self._framework = framework_of(framework)
         self._private: Any = None
+        self._own_order: OwnOrder | None = None
+        self._cohort = arguments.cohort(cohort, cohort_size)
+        self._names_cohort = cohort is not None
         self._is_native = isinstance(dataset, _coprep.Pipeline)
         if not self._is_native:
             arguments.check_dataset(dataset)
@@ -234,13 +243,13 @@ class DataLoader(Generic[T_co]):
             raise TypeError(
                 "a native pipeline makes whole batches: it takes no collate_fn, transform or batch_size=None"
             )
-        one_order = self._one_order(shuffle, subset)
         self._limit = min(float(timeout) or _TIMEOUT, _LONGEST)
         if world_size is not None:
             arguments.integer("world_size", world_size, 1, 4096)
         if rank is not None:
             arguments.integer("rank", rank, 0, (world_size or 4096) - 1)
         self._place = (rank, world_size, group)
+        one_order = self._one_order(shuffle, subset)
         self._options: dict[str, Any] = {
             "name": name or os.path.basename(sys.argv[0] or "python"),
             "socket": socket,
@@ -248,19 +257,23 @@ class DataLoader(Generic[T_co]):
             "timeout": self._limit if self._is_native else 3 * self._limit,
             "batch_size": size or 1,
             "shuffle": self._shuffle,
+            "draws": None,
             "relaxed": order == "relaxed",
             "seed": arguments.seed_of(generator) if seed is None else arguments.integer("seed", seed, 0, 2**64 - 1),
             "drop_last": self.drop_last,
             "skip_errors": on_error == "skip",
             "subset": None,
             "mask_samples": None,
-            "cohort": arguments.cohort(cohort, cohort_size),
+            "cohort": self._cohort,
+            "is_told": self._own_order is not None,
             "cache": cache,
             "cache_bytes": _coprep.parse_size(cache_bytes) if isinstance(cache_bytes, str) else cache_bytes,
             "lru": cache_policy == "lru",
             "reuse": 0 if reuse is None else arguments.integer("reuse", reuse, 1, 2**31 - 1),
         }
         self._apply(one_order)
+        if self._own_order is not None:
+            self._set_own_order(self._own_order)
         if subset is not None:
             self._set_subset(subset)
         self._code: Any = None
@@ -268,7 +281,8 @@ class DataLoader(Generic[T_co]):
         self._make: Make = self._maker(spawn, on_error == "skip")
         self._pin = pinner(pin_memory, pin_memory_device)
         self._loader: _coprep.Loader | None = None
-        self._resume: tuple[int, bytes, int, int] | None = None
+        self._resume: tuple[int, bytes, int, int, bytes | None] | None = None
+        self._resumes_order = False
         self._closed = False
         self._has_warned = False
         self._made()
@@ -304,14 +318,50 @@ class DataLoader(Generic[T_co]):
             order = "it gives lists of ids, of which the dataset makes batches"
         if isinstance(order, arguments.Order):
             return order
-        self._private = self._unshared(order)
+        own = self._order_of_cohort(order)
+        if isinstance(own, OwnOrder):
+            self._own_order = own
+        else:
+            self._private = self._unshared(own)
         return None
+
+    def _order_of_cohort(self, why: str) -> OwnOrder | str:
+        """Returns the order of a sampler that is shared in a cohort; or why it is not, which outside of one is ``why``."""
+        if self._cohort is None or not (self._is_native or hasattr(self.dataset, "__len__")):
+            return why
+        if arguments.has_other_ranks(*self._place):
+            return f"{why}, and each rank has its own"
+        return own_order(self._sampler, self._batch_sampler)
+
+    def _set_own_order(self, order: OwnOrder) -> None:
+        if self._options["reuse"]:
+            raise ValueError(
+                "reuse counts the epochs that a prepared sample is used for, and a sampler may give a sample many times in "
+                "one, or not at all: leave reuse out, or give cache='prepared'"
+            )
+        if order.batch_size is not None:
+            self._options["batch_size"] = order.batch_size
+        rank, world_size, group = self._place
+        if world_size is None:
+            self._place = (0, 1, group)
+        if self._cohort is not None and not self._names_cohort:
+            # One name is for all loaders of the program. Those that have samplers of their own are told apart by the order
+            # in which they are made, since two on one dataset would be taken for two jobs.
+            name, size = self._cohort
+            number = next(_own_orders)
+            self._options["cohort"] = (f"{name}, loader {number + 1}" if number else name, size)
 
     def _apply(self, order: arguments.Order | None) -> None:
         if order is None:
             return
         options = self._options
         options["shuffle"] = order.shuffle
+        options["draws"] = order.draws
+        if order.draws is not None and options["reuse"]:
+            raise ValueError(
+                "reuse counts the epochs that a prepared sample is used for, and with replacement a sample may come many "
+                "times in one, or not at all: leave reuse out, or give cache='prepared'"
+            )
         if order.subset is not None:
             self._set_subset(order.subset)
         if options["seed"] is None:
@@ -508,11 +558,27 @@ class DataLoader(Generic[T_co]):
         """Changes of the dataset since the last epoch are seen, as by workers that PyTorch starts for each epoch."""
         if self._code is None or self._loader is None or self.persistent_workers or self._identity is None:
             return
-        if self._code.identity() == self._identity:
+        if self._code.identity() != self._identity:
+            self._begin_anew()
+
+    def _follow_weights(self) -> None:
+        """Weights that were changed since the last epoch count in the next one, as with PyTorch's sampler."""
+        if self._options["draws"] is None:
+            return
+        order = arguments.order_of(self._sampler if self._sampler is not None else self._batch_sampler, self.dataset)
+        if isinstance(order, str):
+            raise ValueError(f"the sampler was changed, and its draws can no longer be shared: {order}")
+        if order.draws != self._options["draws"]:
+            self._options["draws"] = order.draws
+            self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Let the next epoch be of another stream."""
+        if self._loader is None:
             return
         epoch = self._loader.epoch()
         attached = self._loader.attached()
-        self._resume = (epoch, _EMPTY_SET, attached["seed"], _samples(self.dataset, attached))
+        self._resume = (epoch, _EMPTY_SET, attached["seed"], _samples(self.dataset, attached), None)
         self._loader.close()
         self._loader = None
 
@@ -525,12 +591,24 @@ class DataLoader(Generic[T_co]):
         """
         if self._private is not None:
             return iter(self._private)
-        if not self._is_native and not isinstance(self.dataset, str) and len(self) == 0:
-            return iter(())
+        if not self._is_native and not isinstance(self.dataset, str):
+            # How many samples a sampler of one's own gives is known when it has been iterated.
+            sized = self if self._own_order is None else self.dataset
+            if len(sized) == 0:
+                return iter(())
         self._follow_dataset()
+        self._follow_weights()
         failed = None
         try:
-            self._native.start_epoch()
+            order = self._next_order()
+        except CannotBeShared as error:
+            if self._loader is not None:
+                raise
+            # The other members of the cohort find the same of theirs.
+            self._private = self._unshared(str(error))
+            return iter(self._private)
+        try:
+            self._native.start_epoch(order)
         except SampleError as error:
             # As with PyTorch, what a sample raises is raised where its batch is asked for.
             failed = error
@@ -539,6 +617,15 @@ class DataLoader(Generic[T_co]):
             # Else there is nobody to ask.
             self._warn_of_cold_cache()
         return _Epoch(self, self._iteration, failed)
+
+    def _next_order(self) -> bytes | None:
+        """Returns the order that the user's own sampler gives the next epoch."""
+        resumes, self._resumes_order = self._resumes_order, False
+        if self._own_order is None or resumes:
+            # The rest of an epoch is of the order that it was begun in.
+            return None
+        samples = self._native.attached()["dataset_samples"] if self._is_native else len(self.dataset)
+        return self._own_order.ids(samples)
 
     def _warn_of_cold_cache(self) -> None:
         """Say once, on one rank, that somebody warmed a cache for such jobs and that this job does not use it."""
@@ -552,11 +639,16 @@ class DataLoader(Generic[T_co]):
         """Batches of this rank in an epoch."""
         if self._private is not None:
             return len(self._private)
+        if self._own_order is not None:
+            return self._own_order.batches(self._options["batch_size"], self._options["drop_last"])
         if self._is_native or isinstance(self.dataset, str):
             with samples_errors():
                 return self._native.batches_per_epoch()
-        subset = self._options["subset"]
-        samples = len(self.dataset) if subset is None else len(memoryview(subset).cast("I"))
+        subset, draws = self._options["subset"], self._options["draws"]
+        if draws is not None:
+            samples = draws.count
+        else:
+            samples = len(self.dataset) if subset is None else len(memoryview(subset).cast("I"))
         step = self._options["batch_size"] * arguments.place(*self._place).world_size
         return int(samples // step if self._options["drop_last"] else -(-samples // step))
 
@@ -580,13 +672,18 @@ class DataLoader(Generic[T_co]):
     def state_dict(self) -> dict[str, Any]:
         """Where the job is, after the last batch it was given: epoch, ids given in it, seed. Can be written as JSON.
 
+        Where samples are drawn with replacement it has the numbers of the draws in place of ids, and ``draws``, which tells
+        their weights and how many there are from others. With a sampler of one's own in a cohort it has the numbers of
+        samples in the order of the epoch, and that order, which takes 5.3 bytes for each of them.
+
         Taken in the loop after the last batch, it is of an empty rest: the loop that resumes it ends at once, and the
         next one is a whole epoch. Taken after the loop has ended, it is of the next epoch.
 
         With several ranks, call it on each of them at the same step; each state holds what all ranks were given.
         """
-        epoch, delivered, seed, samples, all_ranks = self._native.state()
-        return {
+        epoch, delivered, seed, samples, order, all_ranks = self._native.state()
+        draws = self._options["draws"]
+        state = {
             "version": STATE_VERSION,
             "epoch": epoch,
             "delivered": base64.b64encode(delivered).decode(),
@@ -594,23 +691,41 @@ class DataLoader(Generic[T_co]):
             "samples": samples,
             "all_ranks": all_ranks,
         }
+        if draws is not None:
+            state["draws"] = draws.identity
+        if order is not None:
+            state["order"] = base64.b64encode(order).decode()
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on exactly where ``state`` was taken. The next pass is the rest of that epoch.
 
         Raises:
-            ValueError: the state is of another version, or of another seed than this loader was given.
+            ValueError: the state is of another version, of another seed than this loader was given, or of other draws.
         """
         if state.get("version") not in (1, STATE_VERSION):
             raise ValueError(f"not a state of this version of coprep: version {state.get('version')!r}")
         seed = self._options["seed"]
         if seed is not None and seed != state["seed"]:
             raise ValueError(f"the state was taken with seed {state['seed']}, and this loader has seed {seed}")
+        draws = self._options["draws"]
+        if state.get("draws") != (draws and draws.identity):
+            raise ValueError(
+                "the state was taken of other draws: one with replacement is of its sampler's weights and num_samples, and "
+                "goes on with the same only"
+            )
+        delivered, order = _ids_given(state["delivered"]), state.get("order")
+        if delivered != _EMPTY_SET and (order is not None) != (self._own_order is not None):
+            raise ValueError(
+                "the state was taken with another kind of sampler: one of its own in a cohort goes on with the same only"
+            )
         before, self._closed = self._loader, False
-        self._resume = (state["epoch"], _ids_given(state["delivered"]), state["seed"], state["samples"])
+        order = None if order is None else _decoded("order", order)
+        self._resume = (state["epoch"], delivered, state["seed"], state["samples"], order)
         self._loader = self._connect()
         if before is not None:
             before.close()
+        self._resumes_order = order is not None
         self._iteration += 1
 
     def stats(self, slow: int = 0) -> dict[str, Any]:
@@ -650,8 +765,13 @@ class DataLoader(Generic[T_co]):
             parts = ["shares nothing"]
         else:
             parts = [f"batch_size={self._options['batch_size'] if self._batched else None}"]
-            parts.append(f"shuffle={self._options['shuffle']}")
+            if self._own_order is not None:
+                parts.append(f"the order of {type(self._own_order.sampler).__qualname__}")
+            else:
+                parts.append(f"shuffle={self._options['shuffle']}")
             parts += [f"seed={self._options['seed']}"] if self._options["seed"] is not None else []
+            draws = self._options["draws"]
+            parts += [f"{draws.count} draws with replacement"] if draws is not None else []
             parts += ["a subset"] if self._options["subset"] is not None else []
             parts.append("samples made in this process" if self.num_workers == 0 and not self._is_native else "shared")
         return f"<coprep.DataLoader of {dataset}: {', '.join(parts)}>"
@@ -730,12 +850,14 @@ class _Epoch(Iterator[Any]):
 
 def _ids_given(delivered: bytes | str) -> bytes:
     """The ids of a state, which are text since version 2."""
-    if isinstance(delivered, bytes):
-        return delivered
+    return delivered if isinstance(delivered, bytes) else _decoded("delivered", delivered)
+
+
+def _decoded(what: str, text: str) -> bytes:
     try:
-        return base64.b64decode(delivered, validate=True)
+        return base64.b64decode(text, validate=True)
     except ValueError:
-        raise ValueError("not a state of a loader: 'delivered' is damaged") from None
+        raise ValueError(f"not a state of a loader: {what!r} is damaged") from None
 
 
 def _default_collate(batch_size: int | None) -> Any:

@@ -162,6 +162,8 @@ def _fill_by_an_epoch(loader: DataLoader, tell: Tell) -> dict[str, Any]:
     """Only jobs can have samples of Python code made: be one for an epoch, and look at nothing that comes."""
     twin = copy.copy(loader)
     twin._options = {**loader._options, "name": "coprep warm", "skip_errors": True, "drop_last": False, "cohort": None}
+    # The samples are the same, and their order does not matter.
+    twin._options["is_told"] = False
     twin._place = (0, 1, None)
     native = twin._native
     native.start_epoch()

@@ -25,6 +25,7 @@ pub mod frame;
 pub mod message;
 pub mod nap;
 pub mod operators;
+pub mod order;
 pub mod outgoing;
 pub mod place;
 pub mod size;

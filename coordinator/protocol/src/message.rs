@@ -31,6 +31,16 @@ pub enum Request {
         /// Counted from 0.
         epoch: u64,
     },
+    /// One way, with a memory file as [`order::write`](crate::order::write) makes it: the samples of an epoch, in their order.
+    /// Of several that are proposed the first one holds. All members are handed it, in [`Reply::Order`].
+    TellOrder {
+        /// The epoch that this consumer begins, or has begun.
+        epoch: u64,
+        /// Samples of the epoch.
+        samples: u32,
+        /// This consumer was handed it before, by a coordinator that is no more. It holds, whatever others propose.
+        is_settled: bool,
+    },
     /// The user left the epoch early and starts the next. Answered by [`Reply::Restarted`].
     RestartEpoch {
         /// The epoch that was left.
@@ -142,6 +152,15 @@ pub struct Attach {
     pub seed_hint: Option<u64>,
     /// Random order; false: ascending ids.
     pub shuffle: bool,
+    /// An epoch is so many independent draws, instead of each sample once; `shuffle` does not matter then.
+    pub draws: Option<Draws>,
+    /// The samples of each epoch, and their order, are told when it begins, by the first member of the cohort to begin it:
+    /// see [`Request::TellOrder`]. For a job of one rank, in a cohort; `shuffle` does not matter then. Numbers of samples in
+    /// that order stand for ids, as they do with [`draws`](Self::draws).
+    pub is_told: bool,
+    /// The epoch of `resume`, or the first one, if this client was handed its order ([`Reply::Order`]): it tells it again as
+    /// soon as it is attached.
+    pub knows_order_of: Option<u64>,
     /// A sample that takes long may come in a later minibatch of its epoch.
     pub relaxed: bool,
     /// Caching.
@@ -177,6 +196,19 @@ pub struct Attach {
     pub departed: Vec<Departure>,
     /// The job had begun before this client lost its connection: the client was given a batch, or one lay ready for it.
     pub has_begun: bool,
+}
+
+/// Most draws of an epoch.
+pub const MOST_DRAWS: u32 = 1 << 28;
+
+/// An epoch of independent draws with replacement. Part of what tells streams apart.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct Draws {
+    /// Draws of an epoch: at least one, and at most [`MOST_DRAWS`]. Where samples of a job are counted or named by what was
+    /// given ([`Resume::delivered`]), numbers of draws, `0..count`, stand for ids.
+    pub count: u32,
+    /// Weight of each sample of the dataset: finite and not negative, with a positive sum. `None`: all are equally likely.
+    pub weights: Option<Vec<f64>>,
 }
 
 /// How to run a job's own code: as in the job's own process, but for the streams and descriptors.
@@ -269,6 +301,14 @@ pub enum Reply {
     SampleError(SampleError),
     /// Samples are left out of the job's epochs: sent before the notice's item is published in the consumer's queue.
     Skipped(Box<Skipped>),
+    /// Comes unasked, with a memory file as [`order::write`](crate::order::write) makes it: the samples of an epoch, in their
+    /// order. Before it has come, nothing of the epoch is handed to a user.
+    Order {
+        /// Counted from 0.
+        epoch: u64,
+        /// Samples of the epoch.
+        samples: u32,
+    },
     /// Answer to [`Request::RestartEpoch`].
     Restarted {
         /// The epoch that begins.

@@ -276,11 +276,14 @@ impl Dtype {
 /// Name of the field that holds, sample by sample, what is of no fixed size: bytes that user code packs and unpacks.
 /// A stream whose field turns out too small is opened again with a larger one.
 pub const BLOB: &str = "*";
+/// Name of the field that holds the numbers of draws, which are what a job was given. Only where samples are drawn with
+/// replacement; elsewhere these are the ids.
+pub const NUMBER: &str = "#";
 
 /// One tensor of a minibatch: what a single sample contributes to it.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Field {
-    /// `image`, `label`, `index`; [`BLOB`]; or the path of a leaf in a sample of user code.
+    /// `image`, `label`, `index`; [`BLOB`]; [`NUMBER`]; or the path of a leaf in a sample of user code.
     pub name: String,
     /// Element type.
     pub dtype: Dtype,

@@ -66,15 +66,21 @@ fn skip(taken: &mut Vec<u64>, rank: u64) -> u64 {
 
 impl Key {
     fn at(self, further: u64) -> u64 {
-        let words = [self.epoch, self.position + further, self.salt];
-        words
-            .iter()
-            .fold(mix(self.seed), |hash, &word| mix(hash ^ mix(word)))
+        keyed(self.seed, &[self.epoch, self.position + further, self.salt])
     }
 }
 
-/// A number below `bound` (Lemire's multiplication, without the rejection: off by less than 2^-32).
-fn below(random: u64, bound: u64) -> u64 {
+/// Returns 64 random bits that depend on the seed and on every word, in their order.
+#[must_use]
+pub fn keyed(seed: u64, words: &[u64]) -> u64 {
+    let add = |hash, &word| mix(hash ^ mix(word));
+    words.iter().fold(mix(seed), add)
+}
+
+/// Returns a number below `bound`, of 64 random bits (Lemire's multiplication, without the rejection: off by less than
+/// `bound` / 2^64).
+#[must_use]
+pub fn below(random: u64, bound: u64) -> u64 {
     ((u128::from(random) * u128::from(bound)) >> 64) as u64
 }
 

@@ -18,11 +18,11 @@ impl Scheduler {
     ) -> Result<Job, AttachError> {
         if behind.forfeited > 0 {
             let rest = self.without_forfeited(spec, behind.forfeited);
-            if let Ok(job) = Job::new(&rest, behind, &self.all, &self.bad) {
+            if let Ok(job) = Job::new(&rest, behind, &self.all, &self.known) {
                 return Ok(job);
             }
         }
-        Job::new(spec, behind, &self.all, &self.bad)
+        Job::new(spec, behind, &self.all, &self.known)
     }
 
     fn without_forfeited(&self, spec: &JobSpec, count: u64) -> JobSpec {
@@ -33,7 +33,7 @@ impl Scheduler {
         });
         let mut left = spec.subset.as_ref().unwrap_or(&self.all) - &resume.delivered;
         if spec.skip_bad {
-            left -= &self.bad | &resume.bad;
+            left -= &self.known.bad | &resume.bad;
         }
         resume.delivered |= self.forfeited(&left, count, &resume);
         JobSpec {

@@ -1,6 +1,6 @@
 //! One job: its need, its ranks' queues, its epochs.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use roaring::RoaringBitmap;
@@ -31,15 +31,30 @@ impl JobView {
     }
 }
 
+/// What is known of samples and epochs.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Known {
+    /// Samples that could not be read.
+    pub(crate) bad: RoaringBitmap,
+    /// The number of samples of each epoch that was told. `None`: every epoch has the samples of its job's set.
+    pub(crate) told: Option<BTreeMap<u64, u32>>,
+}
+
 /// By minibatch: ranks that have not taken it.
 pub(crate) type Waiting = std::collections::HashMap<u64, u32>;
 
 /// See the module.
 #[derive(Debug, Clone)]
 pub(crate) struct Job {
-    /// All its samples, the bad ones too.
+    /// All its samples, the bad ones too. Where the number of samples is told: those of the epoch, none before it is told.
     pub(crate) set: Arc<RoaringBitmap>,
     pub(crate) need: Need,
+    /// The number of samples of the epoch has not been told. Holds the samples of it that the job was given before.
+    untold: Option<RoaringBitmap>,
+    /// The latest epoch that a rank said it has begun.
+    begun: Option<u64>,
+    /// Epochs that ended without a delivery, and that the caller has not been told of.
+    ended: Vec<u64>,
     /// Samples of the epoch at its start.
     whole: u64,
     pub(crate) epoch: u64,
@@ -67,17 +82,18 @@ pub(crate) struct Job {
 struct Mark {
     minibatch: u64,
     epoch: u64,
+    set: Arc<RoaringBitmap>,
     whole: u64,
     dealer: Dealer,
 }
 
 impl Job {
-    /// A job that begins, or goes on where it says. `all`: the dataset's samples; `bad`: those found bad.
+    /// A job that begins, or goes on where it says. `all`: the dataset's samples.
     pub(crate) fn new(
         spec: &JobSpec,
         behind: Behind<'_>,
         all: &Arc<RoaringBitmap>,
-        bad: &RoaringBitmap,
+        known: &Known,
     ) -> Result<Self, AttachError> {
         let set = match &spec.subset {
             Some(subset) => Arc::new(subset.clone()),
@@ -87,6 +103,9 @@ impl Job {
         let epoch = spec.resume.as_ref().map_or(0, |r| r.epoch);
         let mut job = Job {
             need: Need::new(RoaringBitmap::new()),
+            untold: None,
+            begun: None,
+            ended: Vec::new(),
             whole: 0,
             set,
             epoch,
@@ -102,11 +121,16 @@ impl Job {
             marks: VecDeque::new(),
             is_absent: false,
         };
+        if known.told.is_some() {
+            job.fill(known);
+            job.resume_told(spec.resume.as_ref());
+            return Ok(job);
+        }
         if spec.resume.is_some() {
             // Samples that are bad leave the rest of the epoch below, if it can do without them.
             job.fill_without(&RoaringBitmap::new());
         } else {
-            job.fill(bad);
+            job.fill(known);
         }
         job.check(spec, job.need.len())?;
         if let Some(resume) = &spec.resume {
@@ -114,12 +138,12 @@ impl Job {
             job.dealer.owe(behind);
             // Where other ranks are done, there is room for what these were not dealt, and for no sample that was left out.
             if job.leaves_out_bad() || (spec.skip_bad && behind.others_are_done) {
-                job.lose(&(bad | &resume.bad));
+                job.lose(&(&known.bad | &resume.bad));
             }
             let most = behind.batches.iter().copied().max().unwrap_or(0);
             job.caught_up = (job.epoch, u64::from(most));
             if job.deliverable() == 0 {
-                job.next_epoch(bad);
+                job.next_epoch(known);
             }
             job.check(spec, job.need.len())?;
         }
@@ -159,11 +183,40 @@ impl Job {
     }
 
     /// Sets the need to all samples of an epoch.
-    fn fill(&mut self, bad: &RoaringBitmap) {
-        if self.leaves_out_bad() {
-            self.fill_without(bad);
+    fn fill(&mut self, known: &Known) {
+        if let Some(told) = &known.told {
+            self.untold = Some(RoaringBitmap::new());
+            self.set = Arc::default();
+            self.fill_without(&RoaringBitmap::new());
+            if let Some(&samples) = told.get(&self.epoch) {
+                self.fill_told(samples);
+            }
+        } else if self.leaves_out_bad() {
+            self.fill_without(&known.bad);
         } else {
             self.fill_without(&RoaringBitmap::new());
+        }
+    }
+
+    /// Sets the need to those of so many samples that the job was not given.
+    fn fill_told(&mut self, samples: u32) {
+        let Some(given) = self.untold.take() else {
+            return;
+        };
+        self.set = Arc::new((0..samples).collect());
+        self.whole = samples.into();
+        self.need = Need::new((*self.set).clone()).without(&given);
+    }
+
+    /// Goes on in an epoch of which the job was given something.
+    fn resume_told(&mut self, resume: Option<&Resume>) {
+        let Some(resume) = resume else { return };
+        if self.untold.is_some() {
+            // It stands behind what it was given, so that members of a cohort that are further on wait for it.
+            self.whole = resume.delivered.len();
+            self.untold = Some(resume.delivered.clone());
+        } else {
+            self.need = self.need.without(&resume.delivered);
         }
     }
 
@@ -179,37 +232,72 @@ impl Job {
         self.need = Need::new(ids);
     }
 
-    fn next_epoch(&mut self, bad: &RoaringBitmap) {
+    fn next_epoch(&mut self, known: &Known) {
+        let rounds = self.dealer.rounds();
         self.ledger
-            .close(self.epoch, self.dealer.rounds(), self.need.ids());
+            .close(self.epoch, rounds, self.need.ids(), &self.set);
         self.epoch += 1;
         self.dealer.begin_epoch();
-        self.fill(bad);
+        self.fill(known);
+    }
+
+    // Epochs whose number of samples is told.
+
+    /// Returns the epoch that the job comes to next, if the number of its samples has not been told.
+    pub(crate) fn untold(&self) -> Option<u64> {
+        self.untold.is_some().then_some(self.epoch)
+    }
+
+    /// Takes up that `epoch` has so many samples.
+    pub(crate) fn tell(&mut self, epoch: u64, samples: u32, known: &Known) {
+        if self.untold() == Some(epoch) {
+            self.fill_told(samples);
+            self.end_if_empty(known);
+        }
+    }
+
+    /// Ends the epoch if it has begun and nothing of it is to be dealt. In such an epoch there is no last delivery that
+    /// would say so.
+    fn end_if_empty(&mut self, known: &Known) {
+        let has_begun = self.begun == Some(self.epoch);
+        if has_begun && self.untold.is_none() && self.deliverable() == 0 {
+            self.ended.push(self.epoch);
+            self.next_epoch(known);
+        }
+    }
+
+    /// Returns the epochs that ended without a delivery since this was last called.
+    pub(crate) fn take_ended(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.ended)
     }
 
     /// The user left the epoch that is being iterated: everything dealt and not taken is void.
-    pub(crate) fn restart(&mut self, bad: &RoaringBitmap) {
+    pub(crate) fn restart(&mut self, known: &Known) {
         self.epoch = self.iterated().saturating_add(1);
         self.dealer.begin_epoch();
         self.queues.fill(Queue::default());
         self.marks.clear();
         self.is_absent = false;
         self.ledger = Ledger::new(self.epoch);
-        self.fill(bad);
+        self.fill(known);
         // A rank that asks for this is in the next epoch as soon as it is answered.
         let epoch = self.epoch;
         let started = self.started.iter_mut();
         started.for_each(|started| *started = epoch.max(*started));
     }
 
-    pub(crate) fn start(&mut self, rank: u32, epoch: u64) {
+    pub(crate) fn start(&mut self, rank: u32, epoch: u64, known: &Known) {
         if let Some(started) = self.started.get_mut(rank as usize) {
             *started = epoch.max(*started);
+        }
+        self.begun = self.begun.max(Some(epoch));
+        if known.told.is_some() {
+            self.end_if_empty(known);
         }
     }
 
     /// The epoch that all its ranks have begun to iterate.
-    fn iterated(&self) -> u64 {
+    pub(crate) fn iterated(&self) -> u64 {
         self.started.iter().copied().min().unwrap_or(0)
     }
 
@@ -249,6 +337,8 @@ impl Job {
     /// such that nobody else waits for: a job that falls behind would pin them for itself. But no rank goes
     /// without because of another one's queue.
     ///
+    /// There is none while the number of samples of the epoch has not been told, or is 0.
+    ///
     /// Of epochs that not all ranks iterate yet only one is begun. How much of it is drawn for this job's sake is not
     /// decided here ([`may_be_ahead`](Self::may_be_ahead)): it may take part in what others need.
     pub(crate) fn has_room(&self, bound: u32, config: &Config, waiting: &Waiting) -> bool {
@@ -261,6 +351,7 @@ impl Job {
         };
         let is_scarce = bound < config.depth && self.empty_queues() == 0;
         !self.is_absent
+            && self.deliverable() > 0
             && self.epoch <= self.iterated().saturating_add(1)
             && queue.minibatches() < bound
             && (!is_scarce || own() < config.low_water.max(1) as usize)
@@ -340,6 +431,7 @@ impl Job {
         let left = left.unwrap_or_else(|| (**self.need.ids()).clone());
         self.need = Need::new(left | dealt);
         (self.epoch, self.whole, self.dealer) = (mark.epoch, mark.whole, mark.dealer);
+        (self.set, self.untold) = (mark.set, None);
         if self.leaves_out_bad() {
             self.lose(bad);
         }
@@ -367,12 +459,13 @@ impl Job {
         ids: &[u32],
         before: u64,
         minibatch: u64,
-        bad: &RoaringBitmap,
+        known: &Known,
     ) -> Vec<Delivery> {
         let (mut start, epoch) = (0, self.epoch);
         self.marks.push_back(Mark {
             minibatch,
             epoch,
+            set: self.set.clone(),
             whole: self.whole,
             dealer: self.dealer.clone(),
         });
@@ -395,7 +488,7 @@ impl Job {
         }
         self.passed_over = 0;
         if self.deliverable() == 0 {
-            self.next_epoch(bad);
+            self.next_epoch(known);
         }
         deliveries
     }
@@ -424,13 +517,18 @@ impl Job {
                 0
             };
         let to_come = self.ledger.since(epoch, batches)?;
-        let left: &RoaringBitmap = match epoch == self.epoch {
-            true => self.need.ids(),
-            false => self.ledger.left_by(epoch, batches)?,
+        let (left, set): (&RoaringBitmap, &RoaringBitmap) = if epoch == self.epoch {
+            (self.need.ids(), &self.set)
+        } else {
+            self.ledger.left_by(epoch, batches)?
+        };
+        let delivered = match &self.untold {
+            Some(given) if epoch == self.epoch => given.clone(),
+            _ => set - &(left | &to_come),
         };
         Some(Resume {
             epoch,
-            delivered: &*self.set - &(left | &to_come),
+            delivered,
             bad: RoaringBitmap::new(),
         })
     }

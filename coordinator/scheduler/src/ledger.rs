@@ -5,6 +5,7 @@
 //! batches that were not taken, and a few more, are kept.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use roaring::RoaringBitmap;
 
@@ -28,6 +29,8 @@ struct Closed {
     steps: u64,
     /// What it dropped.
     left: RoaringBitmap,
+    /// What it was of.
+    set: Arc<RoaringBitmap>,
 }
 
 /// See the module.
@@ -105,11 +108,18 @@ impl Ledger {
         }
     }
 
-    pub(crate) fn close(&mut self, epoch: u64, steps: u64, left: &RoaringBitmap) {
+    pub(crate) fn close(
+        &mut self,
+        epoch: u64,
+        steps: u64,
+        left: &RoaringBitmap,
+        set: &Arc<RoaringBitmap>,
+    ) {
         self.closed.push_back(Closed {
             epoch,
             steps,
             left: left.clone(),
+            set: set.clone(),
         });
     }
 
@@ -127,10 +137,14 @@ impl Ledger {
         }
     }
 
-    /// What was dropped by `epoch`, if it is drawn to its end and had at least `steps` steps.
-    pub(crate) fn left_by(&self, epoch: u64, steps: u64) -> Option<&RoaringBitmap> {
+    /// Returns what `epoch` dropped and what it was of, if it is drawn to its end and had at least `steps` steps.
+    pub(crate) fn left_by(
+        &self,
+        epoch: u64,
+        steps: u64,
+    ) -> Option<(&RoaringBitmap, &RoaringBitmap)> {
         let closed = self.closed.iter().find(|c| c.epoch == epoch)?;
-        (steps <= closed.steps).then_some(&closed.left)
+        (steps <= closed.steps).then_some((&closed.left, &*closed.set))
     }
 
     /// Samples dealt in `epoch` at and after `step`, if that is remembered.
@@ -178,7 +192,7 @@ mod tests {
         ledger.add(0, 0, 0, &[1, 2], true);
         ledger.add(1, 0, 1, &[3], false);
         ledger.add(2, 0, 1, &[4], true);
-        ledger.close(0, 2, &[9].into_iter().collect());
+        ledger.close(0, 2, &[9].into_iter().collect(), &Arc::default());
         ledger.add(2, 1, 0, &[1], true);
         assert_eq!(ids(Some(ledger.take_back(2, 0))), [4]);
         assert_eq!(ids(ledger.reopen(0)), [9]);

@@ -64,6 +64,7 @@ mod need;
 mod queue;
 mod scheduler;
 
+pub use draw::{below, keyed};
 pub use error::AttachError;
 pub use job::JobView;
 use roaring::RoaringBitmap;
@@ -84,6 +85,9 @@ pub struct Config {
     pub seed: u64,
     /// Order in which jobs are dealt the samples of an epoch.
     pub order: DrawOrder,
+    /// An epoch has as many samples as [`Scheduler::tell_epoch`] says when it begins, instead of [`samples`](Self::samples).
+    /// For jobs without a subset that advance together: they are in one cohort.
+    pub is_told: bool,
 }
 
 /// Order in which a job is dealt the samples of an epoch.

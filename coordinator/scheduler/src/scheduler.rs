@@ -7,7 +7,7 @@ use roaring::RoaringBitmap;
 
 use crate::ascending;
 use crate::draw::{self, Key, mix};
-use crate::job::{Job, JobView, Waiting};
+use crate::job::{Job, JobView, Known, Waiting};
 use crate::need::Need;
 use crate::{
     AttachError, Behind, Cohort, Config, Draw, DrawOrder, JobId, JobSpec, Minibatch, Resume, Target,
@@ -20,7 +20,7 @@ pub struct Scheduler {
     pub(crate) all: Arc<RoaringBitmap>,
     jobs: BTreeMap<JobId, Job>,
     cohorts: BTreeMap<String, Members>,
-    pub(crate) bad: RoaringBitmap,
+    pub(crate) known: Known,
     /// Minibatches made.
     made: u64,
 }
@@ -71,7 +71,10 @@ impl Scheduler {
             all: Arc::new(all),
             jobs: BTreeMap::new(),
             cohorts: BTreeMap::new(),
-            bad: RoaringBitmap::new(),
+            known: Known {
+                bad: RoaringBitmap::new(),
+                told: config.is_told.then(BTreeMap::new),
+            },
             made: 0,
             config,
         }
@@ -99,7 +102,7 @@ impl Scheduler {
     /// As [`attach`](Self::attach).
     pub fn admits(&self, spec: &JobSpec) -> Result<(), AttachError> {
         self.check(spec)?;
-        let job = Job::new(spec, Behind::default(), &self.all, &self.bad)?;
+        let job = Job::new(spec, Behind::default(), &self.all, &self.known)?;
         spec.cohort
             .as_ref()
             .map_or(Ok(()), |cohort| self.has_place(cohort, &job))
@@ -149,6 +152,8 @@ impl Scheduler {
             .iter()
             .chain(spec.resume.as_ref().map(|r| &r.delivered));
         match sets.filter_map(RoaringBitmap::max).max() {
+            // Nobody knows yet how many there are.
+            _ if self.config.is_told => Ok(()),
             Some(id) if id >= samples => Err(AttachError::OutOfRange { id, samples }),
             _ => Ok(()),
         }
@@ -174,9 +179,9 @@ impl Scheduler {
             return Err(AttachError::CohortFull { name, size });
         }
         let same = |member: &JobId| {
-            self.jobs
-                .get(member)
-                .is_none_or(|other| other.set == job.set)
+            let other = self.jobs.get(member);
+            // Where samples are told, they are told to all members.
+            self.config.is_told || other.is_none_or(|other| other.set == job.set)
         };
         match members.here.iter().all(same) {
             true => Ok(()),
@@ -215,6 +220,10 @@ impl Scheduler {
         let Some(job) = self.jobs.remove(&id) else {
             return;
         };
+        if self.jobs.is_empty() {
+            // Whoever comes next tells its own.
+            self.known.told.iter_mut().for_each(BTreeMap::clear);
+        }
         let Some(name) = job.cohort else { return };
         if let Some(members) = self.cohorts.get_mut(&name) {
             members.here.retain(|&member| member != id);
@@ -250,7 +259,7 @@ impl Scheduler {
         let Some(job) = self.jobs.get_mut(&id) else {
             return Vec::new();
         };
-        let void = job.take_back(&self.bad);
+        let void = job.take_back(&self.known.bad);
         let need = job.need.clone();
         let mut others = self.jobs.iter().filter(|(other, _)| **other != id);
         let equal = others.find(|(_, other)| other.need.equals(&need));
@@ -270,8 +279,47 @@ impl Scheduler {
     /// A rank began to iterate an epoch.
     pub fn epoch_started(&mut self, id: JobId, rank: u32, epoch: u64) {
         if let Some(job) = self.jobs.get_mut(&id) {
-            job.start(rank, epoch);
+            job.start(rank, epoch, &self.known);
         }
+    }
+
+    // Epochs whose number of samples is told.
+
+    /// Returns the epoch that a job comes to next, if the number of its samples has not been told. Nothing is made for the
+    /// job before it is.
+    #[must_use]
+    pub fn untold(&self, id: JobId) -> Option<u64> {
+        self.jobs.get(&id)?.untold()
+    }
+
+    /// Tells how many samples `epoch` has, `0..samples`, for all jobs. It is told once: another number is ignored.
+    pub fn tell_epoch(&mut self, epoch: u64, samples: u32) {
+        let oldest = self.oldest_epoch();
+        let Some(told) = &mut self.known.told else {
+            return;
+        };
+        let samples = *told.entry(epoch).or_insert(samples);
+        told.retain(|&other, _| other >= oldest || other == epoch);
+        for job in self.jobs.values_mut() {
+            job.tell(epoch, samples, &self.known);
+        }
+    }
+
+    /// Returns the oldest epoch that a job iterates. Nothing is drawn of an earlier one.
+    #[must_use]
+    pub fn oldest_epoch(&self) -> u64 {
+        let iterated = self.jobs.values().map(Job::iterated);
+        iterated.min().unwrap_or(0)
+    }
+
+    /// Returns the jobs and their epochs that ended without a delivery since this was last called: nothing was left of
+    /// them, or they have no samples.
+    pub fn take_ended(&mut self) -> Vec<(JobId, u64)> {
+        let of_job = |(&id, job): (&JobId, &mut Job)| {
+            let ended = job.take_ended().into_iter();
+            ended.map(move |epoch| (id, epoch))
+        };
+        self.jobs.iter_mut().flat_map(of_job).collect()
     }
 
     /// Bounds how many samples of an epoch are drawn for a job's sake before a rank of it begins that epoch. Without this
@@ -288,13 +336,13 @@ impl Scheduler {
     /// All ranks left the epoch they iterate: the job's next one begins. What was dealt is void.
     pub fn restart_epoch(&mut self, id: JobId) {
         if let Some(job) = self.jobs.get_mut(&id) {
-            job.restart(&self.bad);
+            job.restart(&self.known);
         }
     }
 
     /// A sample cannot be read: jobs that skip such samples are not dealt it any more, but for members of a cohort.
     pub fn mark_bad(&mut self, id: u32) {
-        self.bad.insert(id);
+        self.known.bad.insert(id);
         let bad = RoaringBitmap::from([id]);
         let jobs = self.jobs.values_mut();
         jobs.filter(|job| job.leaves_out_bad())
@@ -305,7 +353,7 @@ impl Scheduler {
     #[must_use]
     pub fn left_out(&self, id: JobId) -> RoaringBitmap {
         match self.jobs.get(&id) {
-            Some(job) if job.skip_bad => &*job.set & &self.bad,
+            Some(job) if job.skip_bad => &*job.set & &self.known.bad,
             _ => RoaringBitmap::new(),
         }
     }
@@ -339,7 +387,7 @@ impl Scheduler {
         let common = jobs().try_fold(first.need.ids().clone(), |common, (_, job)| {
             intersect(&common, &job.need, 1)
         })?;
-        let from = &*common - &self.bad;
+        let from = &*common - &self.known.bad;
         let key = Key {
             seed: self.config.seed,
             epoch: first.epoch,
@@ -411,7 +459,9 @@ impl Scheduler {
         let (bound, waiting) = (self.config.depth, Waiting::default());
         let full = |id: &&JobId| {
             let job = self.jobs.get(id);
-            job.is_some_and(|job| !job.has_room(bound, &self.config, &waiting))
+            // A member of which nothing is to be dealt has not begun its epoch.
+            let is_full = |job: &Job| !job.has_room(bound, &self.config, &waiting);
+            job.is_some_and(|job| job.deliverable() > 0 && is_full(job))
         };
         let full: Vec<String> = members
             .here
@@ -683,7 +733,7 @@ impl Scheduler {
         let mut deliveries = Vec::new();
         for (&id, before) in choice.targets.iter().zip(before) {
             if let Some(job) = self.jobs.get_mut(&id) {
-                deliveries.extend(job.deal(id, &choice.ids, before, self.made, &self.bad));
+                deliveries.extend(job.deal(id, &choice.ids, before, self.made, &self.known));
             }
         }
         self.share(&choice.targets);

@@ -35,6 +35,7 @@ impl Jobs {
             low_water: 2,
             seed: 1,
             order: DrawOrder::Ascending,
+            is_told: false,
         };
         Jobs {
             scheduler: Scheduler::new(config),

@@ -20,6 +20,7 @@ fn stream(order: DrawOrder) -> Scheduler {
         low_water: 2,
         seed: 7,
         order,
+        is_told: false,
     })
 }
 

@@ -36,6 +36,7 @@ fn scheduler(samples: u32, batch_size: u32, order: DrawOrder) -> Scheduler {
         low_water: 2,
         seed: 7,
         order,
+        is_told: false,
     })
 }
 

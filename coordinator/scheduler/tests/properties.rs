@@ -39,6 +39,7 @@ fn config(samples: u32, slots: u32, seed: u64) -> Config {
         low_water: 2,
         seed,
         order: DrawOrder::Random,
+        is_told: false,
     }
 }
 

@@ -87,6 +87,14 @@ pub(super) fn differs(one: &Arc<Stream>, other: &Arc<Stream>) -> Option<String> 
         ),
         ("reuse", a.key.reuse != b.key.reuse),
         ("order", a.key.relaxed != b.key.relaxed),
+        (
+            "the sampler's weights or number of draws",
+            a.key.draws != b.key.draws,
+        ),
+        (
+            "the cohort, whose members have a sampler of their own",
+            a.key.told != b.key.told,
+        ),
     ];
     let others = others.iter().filter(|(_, differs)| *differs);
     parts.extend(others.map(|(name, _)| (*name).to_owned()));

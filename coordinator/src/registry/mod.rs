@@ -41,7 +41,9 @@ use crate::registry::identity::{code_key, content, differs, source_name, timed_a
 use crate::registry::meeting::Meetings;
 use crate::registry::user_code::{UserCodes, ids_only, runs_code};
 use crate::registry::warmth::names_no_form;
-use crate::stream::{Admission, Blueprint, Client, Seat, Stream, StreamKey, layout};
+use crate::stream::{
+    Admission, Blueprint, Client, Numbers, Seat, Stream, StreamKey, cohort_key, fingerprint, layout,
+};
 use crate::workers::Workers;
 use crate::{Error, Result, Settings};
 
@@ -324,6 +326,8 @@ impl Registry {
             lru: request.cache.lru && cache != CacheForm::Off,
             relaxed: request.relaxed,
             reuse: request.cache.reuse,
+            draws: fingerprint(request.draws.as_ref()),
+            told: cohort_key(request),
         }
     }
 
@@ -366,12 +370,14 @@ impl Registry {
         dataset: Option<&OwnedFd>,
         flight: &Arc<Flight<Arc<Stream>>>,
     ) -> Result<Option<(Arc<Stream>, Option<Pin>)>> {
+        check_use(request)?;
         let slots = request.batch_size.max(1);
         let seed = request.seed.or(request.seed_hint);
         let seed = seed.unwrap_or_else(random_seed);
         let reserve = |maker: &Maker| {
             flight.step("the memory of its batches is being reserved");
-            let layout = layout(&maker.fields(), slots, self.settings.staging_bytes)?;
+            let numbers = Numbers::of(request, seed, maker.samples())?;
+            let layout = layout(&maker.fields(&numbers), slots, self.settings.staging_bytes)?;
             Ok::<_, Error>(StagingPool::create(layout)?)
         };
         let (maker, pool, identity, pin) = match (&request.pipeline.source, runs_code(request)) {
@@ -394,7 +400,9 @@ impl Registry {
                 (maker, pool, None, pin)
             }
         };
+        let numbers = Numbers::of(request, seed, maker.samples())?;
         let blueprint = Blueprint {
+            numbers,
             id: self.next_stream.fetch_add(1, Ordering::Relaxed),
             key: self.key_of_new_stream(request, &maker),
             takes_any_form: names_no_form(request),
@@ -723,6 +731,18 @@ fn wait_for<T: Clone>(waiter: Waiter<T>, party: &dyn Party) -> Result<Option<T>>
         Outcome::Failed(e) if is_first || e.is_everybodys() => Err(Error::Shared(e)),
         Outcome::Failed(_) | Outcome::Nothing => Ok(None),
     }
+}
+
+/// Checks what a job asks for together with draws, or with orders of its own.
+fn check_use(request: &Attach) -> Result<()> {
+    if (request.draws.is_some() || request.is_told) && request.cache.reuse > 0 {
+        return Err(Error::Invalid(
+            "reuse counts the epochs that a prepared sample is used for, and this sampler may give a sample many \
+             times in one, or not at all: leave reuse out, or choose cache=\"prepared\""
+                .into(),
+        ));
+    }
+    Ok(())
 }
 
 fn defect() -> Error {

@@ -14,8 +14,8 @@ use super::flights::Flight;
 use super::identity::{code_key, zygote_key};
 use super::{Registry, Wanted};
 use crate::caches::{CacheKey, Pin, Sizes, check_form};
-use crate::maker::Maker;
-use crate::stream::{Stream, layout, most_blob};
+use crate::maker::{Maker, naming_fields};
+use crate::stream::{Numbers, Stream, layout, most_blob};
 use crate::user_code::{Crew, Loaded, Probing, Resting, Shape, Trouble, Zygote};
 use crate::{Error, Result};
 
@@ -215,8 +215,9 @@ impl Registry {
         let shape = loaded.shape.clone();
         let pool_and_cache = || {
             flight.step("the memory of its batches is being reserved");
-            let index = Maker::Jobs { samples }.fields().pop();
-            let fields: Vec<_> = shape.fields.iter().cloned().chain(index).collect();
+            let numbers = Numbers::of(request, seed, samples)?;
+            let fields = shape.fields.iter().cloned();
+            let fields: Vec<_> = fields.chain(naming_fields(&numbers)).collect();
             let layout = layout(&fields, slots, self.settings.staging_bytes)?;
             let pool =
                 StagingPool::create_with(layout.clone(), |file| loaded.map(&layout, seed, file))?;
@@ -424,12 +425,20 @@ pub(super) fn runs_code(request: &Attach) -> Option<(&UserDataset, &UserCode)> {
     }
 }
 
+/// Returns the samples that a job may be given, if these are not all.
+fn job_ids(request: &Attach) -> Option<RoaringBitmap> {
+    let weights = request.draws.as_ref().and_then(|d| d.weights.as_ref());
+    if let Some(weights) = weights {
+        let weighted = (0..).zip(weights).filter(|(_, weight)| **weight > 0.0);
+        return Some(weighted.map(|(id, _)| id).collect());
+    }
+    let subset = request.subset.as_deref();
+    subset.and_then(|bytes| RoaringBitmap::deserialize_from(bytes).ok())
+}
+
 /// Ids to look at: of the job's own set, and spread over it.
 pub(super) fn probes(request: &Attach, samples: u32, split: bool) -> Vec<u32> {
-    let set = request
-        .subset
-        .as_deref()
-        .and_then(|bytes| RoaringBitmap::deserialize_from(bytes).ok());
+    let set = job_ids(request);
     let len = set.as_ref().map_or(u64::from(samples), RoaringBitmap::len) as u32;
     let place = |n: u32| match &set {
         Some(set) => set.select(n),

@@ -43,12 +43,15 @@ pub(crate) enum Pending {
 pub(crate) enum Failed {
     /// It is told an error.
     Raised {
+        /// The number for which the sample was drawn.
+        number: u32,
         error: Arc<SampleError>,
         /// Its text was queued for the socket.
         is_told: bool,
     },
-    /// It is told the id, because the job skips the sample. A client that comes again presents the id with the batch.
-    LeftOut { id: u32 },
+    /// It is told the number, because the job skips the sample. A client that comes again presents the number with the
+    /// batch.
+    LeftOut { number: u32 },
 }
 
 /// A published item that the consumer has not taken.
@@ -114,7 +117,7 @@ const ENDS_BATCH: u32 = 1;
 const ENDS_EPOCH: u32 = 2;
 /// The notice of an error is one of samples that are skipped.
 const SKIPPED: u32 = 1;
-/// The notice of an error says only that the sample whose id is its tag is missing in the next batch.
+/// The notice of an error says only that the sample whose number is its `start` is missing in the next batch.
 const LEFT_OUT: u32 = 2;
 
 impl Consumer {
@@ -359,7 +362,7 @@ impl Consumer {
     fn is_announced(&mut self) -> bool {
         match self.pending.front_mut() {
             Some(Pending::Error {
-                failed: Failed::Raised { error, is_told },
+                failed: Failed::Raised { error, is_told, .. },
                 ..
             }) => {
                 *is_told = *is_told || self.outbox.tell(error);
@@ -494,10 +497,14 @@ fn ready(pending: &Pending) -> Option<Item> {
         Pending::Error { batch, failed, .. } => {
             batch.done()?;
             Some(match failed {
-                Failed::Raised { error, .. } => notice(ItemKind::Error, 0, error.tag),
-                Failed::LeftOut { id } => Item {
+                Failed::Raised { number, error, .. } => Item {
+                    start: *number,
+                    ..notice(ItemKind::Error, 0, error.tag)
+                },
+                Failed::LeftOut { number } => Item {
+                    start: *number,
                     flags: LEFT_OUT,
-                    ..notice(ItemKind::Error, 0, (*id).into())
+                    ..notice(ItemKind::Error, 0, 0)
                 },
             })
         }

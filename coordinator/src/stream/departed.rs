@@ -40,14 +40,16 @@ impl Leaver {
         })
     }
 
-    /// Checks it against its dataset. Bytes that only look like a set's are not kept.
-    fn of_dataset(departure: &Departure, samples: u32) -> Result<Self> {
+    /// Checks it against its epochs and its dataset. Bytes that only look like a set's are not kept.
+    fn of_stream(departure: &Departure, numbers: u32, samples: u32) -> Result<Self> {
         let mut leaver = Leaver::check(departure)?;
         let Resume { delivered, bad, .. } = &leaver.resume;
-        if let Some(id) = delivered.max().max(bad.max()).filter(|&id| id >= samples) {
-            return Err(Error::Invalid(format!(
-                "a rank that has left was given sample {id}, and the dataset has {samples} samples"
-            )));
+        for (set, of) in [(delivered, numbers), (bad, samples)] {
+            if let Some(id) = set.max().filter(|&id| id >= of) {
+                return Err(Error::Invalid(format!(
+                    "a rank that has left was given sample {id}, and there are {of} samples"
+                )));
+            }
         }
         let kept = &mut leaver.departure.resume;
         (kept.delivered, kept.skipped) = (serialise(delivered), serialise(bad));
@@ -178,15 +180,15 @@ impl Engine {
                 request.world_size, request.rank
             )));
         }
-        let samples = self.scheduler.samples();
+        let (numbers, samples) = (self.scheduler.samples(), self.dataset_samples);
         let presented = request
             .departed
             .iter()
-            .map(|d| Leaver::of_dataset(d, samples));
+            .map(|d| Leaver::of_stream(d, numbers, samples));
         let mut departed = presented.collect::<Result<Vec<_>>>()?;
         let known = known.iter().filter(is_other);
         // A mistake of another client is no reason to refuse this one.
-        departed.extend(known.filter_map(|d| Leaver::of_dataset(d, samples).ok()));
+        departed.extend(known.filter_map(|d| Leaver::of_stream(d, numbers, samples).ok()));
         Ok(departed)
     }
 
@@ -228,7 +230,8 @@ impl Engine {
         let ids: Vec<u64> = its_own.map(|(&id, _)| id).collect();
         let mut told = Vec::new();
         for id in ids {
-            let leaver = Leaver::of_dataset(departure, self.scheduler.samples())?;
+            let leaver =
+                Leaver::of_stream(departure, self.scheduler.samples(), self.dataset_samples)?;
             let Some(job) = self.jobs.get_mut(&id) else {
                 continue;
             };

@@ -3,7 +3,7 @@
 //! No thread waits while it holds this state, and nothing in it outlives its owner: dropping a consumer
 //! releases its buffers.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -12,20 +12,21 @@ use coprep_costs::early::Plan;
 use coprep_protocol::message::{
     Attach, Departure, JobStatus, MOST_EPOCHS, Resume, SampleError, Stalls,
 };
-use coprep_scheduler::{self as scheduler, Behind, Delivery, Draw, JobId, JobSpec, Scheduler};
+use coprep_scheduler::{self as scheduler, Behind, Delivery, JobId, JobSpec, Minibatch, Scheduler};
 use fail::fail_point;
 use roaring::RoaringBitmap;
 
 use crate::outbox;
 use crate::prepare::Failure;
 use crate::stalls::Lacks;
-use crate::stream::Seat;
 use crate::stream::afloat::{Afloat, Berth, Ticket};
 use crate::stream::batch::Batch;
 use crate::stream::consumer::{Consumer, Misbehaved, Pending, Progress};
 use crate::stream::departed::{Leaver, Roll};
 use crate::stream::forming::{Levels, RankResume, merge_resume};
+use crate::stream::orders::{self, Orders};
 use crate::stream::skipping::Failures;
+use crate::stream::{Blueprint, Drawn, Numbers, Seat};
 use crate::{Error, Result};
 
 /// See the module.
@@ -33,6 +34,11 @@ pub(crate) struct Engine {
     /// Number of the stream, for the log.
     pub(super) stream: u64,
     pub(crate) scheduler: Scheduler,
+    /// Which samples the scheduler's numbers stand for.
+    pub(crate) numbers: Numbers,
+    pub(super) orders: Orders,
+    /// Samples of the dataset.
+    pub(super) dataset_samples: u32,
     pub(crate) jobs: BTreeMap<u64, Job>,
     /// Minibatches in preparation or waiting to be published, for explanations.
     pub(crate) in_preparation: Vec<Arc<Batch>>,
@@ -54,8 +60,8 @@ pub(crate) struct Engine {
     next_tag: u64,
     /// What those that have left waited for.
     stalls_of_gone: Stalls,
-    /// Samples whose failure has been logged.
-    logged: BTreeSet<u32>,
+    /// Samples that have failed, and whose failure has been logged.
+    failed: RoaringBitmap,
     pub(super) failures: Failures,
     /// Errors that jobs may still have to be sent.
     unsent: Vec<Weak<SampleError>>,
@@ -79,6 +85,8 @@ pub(crate) struct Job {
     pub(super) is_over: bool,
     /// See [`Attach::has_begun`].
     pub(super) has_begun: bool,
+    /// See [`Attach::knows_order_of`]. `None` as soon as it has told it.
+    pub(super) knows_order_of: Option<u64>,
     /// Epoch, and the batches that all ranks had been given in it when the job was formed.
     pub(super) level: (u64, u64),
     /// Samples of a batch for each rank, or of its epoch if these are fewer.
@@ -97,10 +105,13 @@ const MOST_UNSENT: usize = 64 << 20;
 const MOST_TEXT: usize = 4096;
 
 impl Engine {
-    pub(crate) fn new(stream: u64, scheduler: Scheduler) -> Self {
+    pub(crate) fn new(blueprint: &Blueprint, scheduler: Scheduler) -> Self {
         Engine {
-            stream,
+            stream: blueprint.id,
             scheduler,
+            numbers: blueprint.numbers.clone(),
+            orders: Orders::default(),
+            dataset_samples: blueprint.maker.samples(),
             jobs: BTreeMap::new(),
             in_preparation: Vec::new(),
             afloat: Afloat::default(),
@@ -113,7 +124,7 @@ impl Engine {
             next_job: 1,
             stalls_of_gone: Stalls::default(),
             next_tag: 0,
-            logged: BTreeSet::new(),
+            failed: RoaringBitmap::new(),
             failures: Failures::default(),
             unsent: Vec::new(),
         }
@@ -199,7 +210,13 @@ impl Engine {
                 request.world_size
             )));
         }
-        let here = self.scheduler.samples();
+        orders::check(request)?;
+        if request.subset.is_some() && !self.numbers.are_ids() {
+            return Err(Error::Invalid(
+                "a subset, and draws with replacement: give the samples that are not of the subset a weight of 0".into(),
+            ));
+        }
+        let here = self.dataset_samples;
         if let Some(there) = request.dataset_samples.filter(|&there| there != here) {
             return Err(Error::Invalid(match request.resume {
                 Some(_) => format!(
@@ -267,6 +284,7 @@ impl Engine {
             roll: Roll::new(&request.tokens),
             is_over: false,
             has_begun: false,
+            knows_order_of: request.knows_order_of,
             level: (0, 0),
             round: u64::from(request.batch_size) * u64::from(request.world_size),
             delivered: 0,
@@ -300,9 +318,13 @@ impl Engine {
         if job.awaits_any() {
             return Ok(());
         }
-        let Some(spec) = job.forming.take() else {
+        let Some(mut spec) = job.forming.take() else {
             return Ok(());
         };
+        if let Some(resume) = spec.resume.as_mut().filter(|_| !self.numbers.are_ids()) {
+            // These are ids. The numbers for which they were drawn stand for other samples in the next epoch.
+            resume.bad.clear();
+        }
         let epoch = spec.resume.as_ref().map_or(0, |r| r.epoch);
         let Levels {
             most,
@@ -323,6 +345,7 @@ impl Engine {
         let gone = job.gone();
         gone.into_iter()
             .for_each(|rank| self.has_gone(Seat { job: id, rank }));
+        self.hand_orders(id);
         self.note_begun_epochs(id);
         self.end_resumed_epoch(id, epoch);
         self.tell_skipped_before(id);
@@ -349,6 +372,9 @@ impl Engine {
         self.jobs.remove(&seat.job);
         if begun {
             self.scheduler.detach(JobId(seat.job));
+        }
+        if self.jobs.is_empty() {
+            self.forget_orders();
         }
     }
 
@@ -482,20 +508,46 @@ impl Engine {
         Some(berth)
     }
 
-    // Bad samples.
+    // Samples.
 
-    /// A sample could not be prepared: tells the jobs that want to know, and gives another in its place,
-    /// if there is one that all of the minibatch's jobs still need.
+    /// Returns the samples of a minibatch, slot by slot.
+    pub(super) fn samples(&self, minibatch: &Minibatch) -> Vec<Drawn> {
+        let skips = |job: JobId| self.jobs.get(&job.0).is_none_or(|job| job.skip_errors);
+        let all_skip = minibatch.targets.iter().all(|target| skips(target.job));
+        let sample = |draw| {
+            let drawn = self.numbers.sample(draw);
+            // If nobody wants to hear of it, it need not fail once more before another is drawn.
+            let is_bad = all_skip && self.failed.contains(drawn.id);
+            let other = is_bad.then(|| self.numbers.again(&drawn, &self.failed));
+            other.flatten().unwrap_or(drawn)
+        };
+        minibatch.samples.iter().copied().map(sample).collect()
+    }
+
+    /// Returns the samples that are left out of a job's epochs because they could not be prepared.
+    pub(super) fn left_out(&self, id: JobId) -> RoaringBitmap {
+        if self.numbers.are_ids() {
+            return self.scheduler.left_out(id);
+        }
+        match self.jobs.get(&id.0) {
+            Some(job) if job.skip_errors => self.failed.clone(),
+            _ => RoaringBitmap::new(),
+        }
+    }
+
+    /// A sample could not be prepared: tells the jobs that want to know, and gives another in its place. Where numbers are
+    /// ids it is one that all of the minibatch's jobs still need, if there is any. Of draws it is drawn for the same number,
+    /// which the jobs are given all the same, and which stands for another sample in the next epoch.
     pub(crate) fn sample_failed(
         &mut self,
         batch: &Arc<Batch>,
         slot: u32,
-        draw: Draw,
+        draw: Drawn,
         path: String,
         failure: Failure,
-    ) -> Option<Draw> {
+    ) -> Option<Drawn> {
         fail_point!("sample-failed-locked");
-        let is_first = self.logged.insert(draw.id);
+        let is_first = self.failed.insert(draw.id);
         if is_first {
             // The thread may be one that serves another job.
             tracing::warn!(
@@ -510,12 +562,18 @@ impl Engine {
         }
         let tag = self.new_tag();
         let error = self.bounded(failure.of_sample(tag, draw.id, path));
-        self.tell_error(batch, slot, &error);
-        self.scheduler.mark_bad(draw.id);
+        self.tell_error(batch, slot, draw.number, &error);
+        if self.numbers.are_ids() {
+            self.scheduler.mark_bad(draw.number);
+        }
         if is_first {
             self.tell_skipped(&error);
         }
-        self.scheduler.replace(&batch.targets(), draw.id)
+        if !self.numbers.are_ids() {
+            return self.numbers.again(&draw, &self.failed);
+        }
+        let other = self.scheduler.replace(&batch.targets(), draw.number);
+        other.map(|other| self.numbers.sample(other))
     }
 
     /// Returns a number that no notice has had.
@@ -586,7 +644,7 @@ impl Engine {
                 .map(|r| view.as_ref().map_or(0, |v| v.queued(r)))
                 .sum(),
             held: consumers().map(Consumer::buffers_held).sum(),
-            skipped: self.scheduler.left_out(JobId(id)).len(),
+            skipped: self.left_out(JobId(id)).len(),
             idle_s: idle.as_secs_f64(),
             batches: accounts().map(|a| a.batches).fold(0, u64::saturating_add),
             age_s: job.came.elapsed().as_secs_f64(),

@@ -17,6 +17,8 @@ mod epochs;
 mod explain;
 mod forming;
 mod layout;
+mod numbers;
+mod orders;
 mod pace;
 mod replay;
 mod sample;
@@ -36,12 +38,12 @@ use coprep_protocol::message::{
 };
 use coprep_protocol::nap::nap;
 use coprep_protocol::spec::{Field, PipelineSpec, UserDataset};
-use coprep_scheduler::{Config, Draw, DrawOrder, Minibatch, Scheduler};
+use coprep_scheduler::{Config, DrawOrder, Minibatch, Scheduler};
 use fail::fail_point;
 
 use crate::caches::Cache;
 use crate::due_queue::Moment;
-use crate::maker::Maker;
+use crate::maker::{Maker, naming_fields};
 use crate::outbox::Outbox;
 use crate::peer::Peer;
 use crate::stream::absent::SOON;
@@ -52,8 +54,10 @@ use crate::stream::counters::Counters;
 pub(crate) use crate::stream::departed::Leaver;
 use crate::stream::engine::Engine;
 pub(crate) use crate::stream::layout::{layout, most_blob};
+pub(crate) use crate::stream::numbers::{Drawn, Numbers, fingerprint};
+pub(crate) use crate::stream::orders::{Order, cohort_key};
 use crate::stream::replay::Replay;
-use crate::stream::sample::{Plan, SampleWork};
+use crate::stream::sample::{Made, Plan, SampleWork};
 use crate::user_code::{Resting, Trouble};
 use crate::workers::{GivenUp, Workers};
 use crate::{Error, Result};
@@ -82,12 +86,21 @@ pub(crate) struct StreamKey {
     pub(crate) lru: bool,
     pub(crate) reuse: u32,
     pub(crate) relaxed: bool,
+    /// Tells the draws of its epochs apart; 0: each sample once.
+    pub(crate) draws: u128,
+    /// Tells cohorts apart whose members tell the order of each epoch; 0: it is none of these.
+    pub(crate) told: u128,
 }
 
 impl StreamKey {
     /// Returns the order of samples that its jobs are promised.
     fn draw_order(&self) -> DrawOrder {
-        match (self.shuffle, self.relaxed) {
+        // What is drawn for one number is as random as for another, so their order does not matter, and jobs share most if
+        // it is this one.
+        if self.draws != 0 {
+            return DrawOrder::AscendingInCommon;
+        }
+        match (self.shuffle && self.told == 0, self.relaxed) {
             (true, _) => DrawOrder::Random,
             (false, false) => DrawOrder::Ascending,
             // A job that asked for relaxed order cares for the set of samples, and shares more of them.
@@ -103,6 +116,8 @@ pub(crate) struct Blueprint {
     /// Its first job named no form of the cache: it is for all jobs that name none.
     pub(crate) takes_any_form: bool,
     pub(crate) seed: u64,
+    /// Which samples its epochs are of.
+    pub(crate) numbers: Numbers,
     pub(crate) maker: Maker,
     /// What a process that has loaded its user code is good for.
     pub(crate) code_key: u128,
@@ -186,7 +201,7 @@ impl Stream {
         pool.on_free(move || rung.ring_if_resting());
         let stream = Arc::new(Stream {
             replay,
-            fields: blueprint.maker.fields(),
+            fields: blueprint.maker.fields(&blueprint.numbers),
             pool,
             doorbell,
             workers,
@@ -288,9 +303,18 @@ impl Stream {
         client.outbox.on_room(move || doorbell.ring());
     }
 
+    /// Returns which parts of its slots the maker writes.
+    fn made(&self) -> Made<'_> {
+        Made {
+            layout: self.pool.layout(),
+            fields: self.fields.len() - naming_fields(&self.blueprint.numbers).len(),
+        }
+    }
+
     fn attached(&self, engine: &Engine, seat: Seat) -> Attached {
         let maker = &self.blueprint.maker;
-        let (epoch, job_samples) = engine.position(seat).unwrap_or((0, maker.samples()));
+        let all = self.blueprint.numbers.count(maker.samples());
+        let (epoch, job_samples) = engine.position(seat).unwrap_or((0, all));
         Attached {
             stream: self.blueprint.id,
             job: seat.job,
@@ -396,6 +420,19 @@ impl Stream {
         self.pump(&mut engine);
     }
 
+    /// A consumer tells the order of an epoch that it begins, or was handed before.
+    pub(crate) fn tell_order(
+        self: &Arc<Self>,
+        seat: Seat,
+        epoch: u64,
+        order: Order,
+        is_settled: bool,
+    ) {
+        let mut engine = self.engine();
+        engine.tell_order(seat, epoch, order, is_settled);
+        self.pump(&mut engine);
+    }
+
     /// The consumer leaves `epoch`; answered when every rank of its job has asked.
     pub(crate) fn restart_epoch(self: &Arc<Self>, seat: Seat, epoch: u64) {
         let mut engine = self.engine();
@@ -491,6 +528,8 @@ impl Stream {
         let mut progress = engine.poll();
         let (has_begun, next_cohort) = engine.begin_cohorts();
         progress |= has_begun;
+        progress |= engine.settle_orders();
+        engine.end_epochs_without_delivery();
         if progress {
             engine.share_again(self.pool.layout().buffers);
         }
@@ -567,7 +606,7 @@ impl Stream {
             tracing::error!(parent: None, stream = self.blueprint.id, "no staging buffer for a minibatch that was drawn");
             return;
         };
-        let samples = minibatch.samples;
+        let samples = engine.samples(&minibatch);
         let (slots, unfinished) = filling.split(samples.len() as u32);
         let deliveries = minibatch.deliveries.len() as u32;
         engine.drawn += 1;
@@ -600,7 +639,7 @@ impl Stream {
                 is_there: !is_relaxed && self.replay.as_ref().is_some_and(is_filled),
             };
             let work = if is_relaxed {
-                let ticket = engine.afloat.add(draw.id, engine.drawn, berth);
+                let ticket = engine.afloat.add(draw.number, engine.drawn, berth);
                 SampleWork::afloat(self.clone(), ticket, batch.clone(), draw, plan)
             } else {
                 SampleWork::bound(self.clone(), berth, draw, plan)
@@ -610,7 +649,7 @@ impl Stream {
     }
 
     /// When each sample of a minibatch is to be begun; see [`coprep_costs::early`].
-    fn starts(&self, engine: &mut Engine, samples: &[Draw]) -> Vec<Moment> {
+    fn starts(&self, engine: &mut Engine, samples: &[Drawn]) -> Vec<Moment> {
         let now = Moment::now();
         let maker = &self.blueprint.maker;
         let Some(costs) = maker.costs() else {
@@ -708,14 +747,15 @@ impl Stream {
 
 fn new_engine(blueprint: &Blueprint, pool: &StagingPool) -> Engine {
     let config = Config {
-        samples: blueprint.maker.samples(),
+        samples: blueprint.numbers.count(blueprint.maker.samples()),
         slots: pool.layout().slots,
         depth: QUEUE_DEPTH,
         low_water: LOW_WATER,
         seed: blueprint.seed,
         order: blueprint.key.draw_order(),
+        is_told: blueprint.key.told != 0,
     };
-    Engine::new(blueprint.id, Scheduler::new(config))
+    Engine::new(blueprint, Scheduler::new(config))
 }
 
 fn is_in(cache: Option<&Cache>, id: u32) -> bool {

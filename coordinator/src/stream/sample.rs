@@ -11,16 +11,15 @@ use coprep_cache::worklist::Given;
 use coprep_pipeline::SampleKey;
 use coprep_protocol::code::Order;
 use coprep_protocol::message::CacheForm;
-use coprep_scheduler::Draw;
 use fail::fail_point;
 
 use crate::caches::Cache;
 use crate::due_queue::Moment;
 use crate::maker::Maker;
 use crate::prepare::{Cost, Failure, Fetched, Recipe, Slot, Tools};
-use crate::stream::Stream;
 use crate::stream::afloat::{Berth, Ticket};
 use crate::stream::batch::Batch;
+use crate::stream::{Drawn, Stream};
 use crate::user_code::{Begin, Outcome, Outlook, Room, Task};
 use crate::workers::{Ready, Work};
 
@@ -30,7 +29,7 @@ pub(super) struct SampleWork {
     at: At,
     /// The minibatch it was drawn for.
     drawn_for: Arc<Batch>,
-    draw: Draw,
+    draw: Drawn,
     plan: Plan,
     /// No worker has begun to prepare it.
     is_waiting: bool,
@@ -131,7 +130,7 @@ impl Work for SampleWork {
                     Restored::NoRoom(_) => return stream.assign(Moment::now(), *self),
                 },
                 Maker::Jobs { .. } => {
-                    let visit = self.draw.visit.to_ne_bytes();
+                    let visit = self.draw.key.to_ne_bytes();
                     self.slot().field_mut(0).copy_from_slice(&visit);
                     self.prepared(&Cost::default());
                 }
@@ -244,7 +243,7 @@ impl Task for SampleWork {
 
 impl SampleWork {
     /// For the slot of `berth`, come what may.
-    pub(super) fn bound(stream: Arc<Stream>, berth: Berth, draw: Draw, plan: Plan) -> Self {
+    pub(super) fn bound(stream: Arc<Stream>, berth: Berth, draw: Drawn, plan: Plan) -> Self {
         let drawn_for = berth.batch.clone();
         Self::new(stream, At::Bound(berth), drawn_for, draw, plan)
     }
@@ -254,13 +253,13 @@ impl SampleWork {
         stream: Arc<Stream>,
         ticket: Ticket,
         drawn_for: Arc<Batch>,
-        draw: Draw,
+        draw: Drawn,
         plan: Plan,
     ) -> Self {
         Self::new(stream, At::Afloat(ticket), drawn_for, draw, plan)
     }
 
-    fn new(stream: Arc<Stream>, at: At, drawn_for: Arc<Batch>, draw: Draw, plan: Plan) -> Self {
+    fn new(stream: Arc<Stream>, at: At, drawn_for: Arc<Batch>, draw: Drawn, plan: Plan) -> Self {
         SampleWork {
             stream,
             at,
@@ -287,8 +286,9 @@ impl SampleWork {
         let key = &self.stream.blueprint.key;
         match (key.cache, u64::from(key.reuse)) {
             (CacheForm::Prepared, 0) => 0,
+            // Of draws this is refused: they are used as often as they are drawn.
             (CacheForm::Prepared, times) => self.draw.visit / times * times,
-            _ => self.draw.visit,
+            _ => self.draw.key,
         }
     }
 
@@ -407,7 +407,7 @@ impl SampleWork {
         let key = SampleKey {
             seed: self.stream.blueprint.seed,
             id: self.draw.id,
-            visit: self.draw.visit,
+            visit: self.draw.key,
         };
         let cost = recipe.prepare(key, tools, self)?;
         let label = recipe.dataset.label(self.draw.id);
@@ -420,15 +420,15 @@ impl SampleWork {
     /// Fills the slot with what is cached.
     fn restore(&mut self, cache: Option<&Cache>) -> Restored {
         let stream = self.stream.clone();
-        let layout = stream.pool.layout();
+        let layout = stream.made();
         let hit = cache.and_then(|cache| Some((cache, cache.store.get(self.draw.id)?)));
         let Some((cache, bytes)) = hit else {
             return Restored::Absent;
         };
-        let Some(blob) = blob_bytes(&bytes, layout) else {
+        let Some(blob) = layout.blob_bytes(&bytes) else {
             return Restored::Absent;
         };
-        if is_larger_than_slot(blob, layout) {
+        if layout.is_larger_than_slot(blob) {
             self.claim();
             match self.room_for(blob as u64) {
                 Room::At(_) => {}
@@ -444,7 +444,7 @@ impl SampleWork {
             self.forget_large();
         }
         cache.count_hit();
-        Restored::Whole(restore(&bytes, self.slot(), layout))
+        Restored::Whole(layout.restore(&bytes, self.slot()))
     }
 
     /// The sample failed: the jobs are told, and it is another one now. False: there is none, and a gap is left.
@@ -467,11 +467,13 @@ impl SampleWork {
 
     fn prepared(&mut self, cost: &Cost) {
         fail_point!("worker-written");
-        let index = self.stream.fields.len() - 1;
-        let id = i64::from(self.draw.id);
+        // The fields that say what the sample is: see `naming_fields`.
+        let names = [self.draw.id, self.draw.number].map(|name| i64::from(name).to_ne_bytes());
         let stream = self.stream.clone();
         let Berth { batch, slot, .. } = self.berth();
-        slot.field_mut(index).copy_from_slice(&id.to_ne_bytes());
+        for (field, name) in (stream.made().fields..stream.fields.len()).zip(names) {
+            slot.field_mut(field).copy_from_slice(&name);
+        }
         // What is larger than its slot goes when the buffer is free.
         if let Some(replay) = stream
             .replay
@@ -486,11 +488,11 @@ impl SampleWork {
     /// Replaces what was made by what is cached, where that takes as much room.
     fn replace_by_cached(&mut self, cache: &Cache, blob: usize) {
         let stream = self.stream.clone();
-        let layout = stream.pool.layout();
-        let made = fixed_bytes(layout) + blob;
+        let layout = stream.made();
+        let made = layout.fixed_bytes() + blob;
         if let Some(bytes) = cache.store.get(self.draw.id).filter(|b| b.len() == made) {
             cache.count_hit();
-            restore(&bytes, self.slot(), layout);
+            layout.restore(&bytes, self.slot());
         }
     }
 
@@ -504,9 +506,9 @@ impl SampleWork {
             costs.record(self.draw.id, cost);
             if let Some(cache) = prepared {
                 cache.count_miss();
-                let layout = stream.pool.layout();
-                let blob = blob_written(self.slot(), blob, layout);
-                if !keep(cache, self.draw.id, self.slot(), blob, layout) {
+                let layout = stream.made();
+                let blob = layout.blob_written(self.slot(), blob);
+                if !layout.keep(cache, self.draw.id, self.slot(), blob) {
                     // Another worker made the same sample meanwhile: all jobs are to see one.
                     self.replace_by_cached(cache, blob);
                 }
@@ -543,83 +545,88 @@ impl Drop for SampleWork {
     }
 }
 
-/// Fields of a slot of user code: all but the index.
-fn written_fields(layout: &Layout) -> std::ops::Range<usize> {
-    0..layout.fields() - 1
+/// The fields of a slot that its maker writes: all but those that say what the sample is.
+#[derive(Clone, Copy)]
+pub(super) struct Made<'a> {
+    pub(super) layout: &'a Layout,
+    /// Number of these fields, which come first.
+    pub(super) fields: usize,
 }
 
-/// The same without the field whose values may be larger than the slot, which is the last of them.
-fn fixed_fields(layout: &Layout) -> std::ops::Range<usize> {
-    0..layout.large_field().unwrap_or(layout.fields() - 1)
-}
-
-fn fixed_bytes(layout: &Layout) -> usize {
-    fixed_fields(layout).map(|f| layout.sample_bytes(f)).sum()
-}
-
-/// Returns how many bytes of a cached sample are of no fixed size. `None`: it is none of this layout.
-fn blob_bytes(cached: &[u8], layout: &Layout) -> Option<usize> {
-    let blob = cached.len().checked_sub(fixed_bytes(layout))?;
-    (layout.large_field().is_some() || blob == 0).then_some(blob)
-}
-
-fn is_larger_than_slot(blob: usize, layout: &Layout) -> bool {
-    let field = layout.large_field();
-    field.is_some_and(|field| blob > layout.sample_bytes(field))
-}
-
-/// Returns how many bytes of no fixed size a worker wrote, which says that they are `said`.
-fn blob_written(slot: &mut SlotMut, said: u64, layout: &Layout) -> usize {
-    let room = layout.large_field().map_or(0, |f| layout.sample_bytes(f));
-    let in_slot = usize::try_from(said).unwrap_or(usize::MAX).min(room);
-    slot.large_mut().map_or(in_slot, |large| large.len())
-}
-
-/// Returns the part of a slot, or what lies elsewhere in its place.
-fn field_of(slot: &mut SlotMut, field: usize, is_large: bool) -> &mut [u8] {
-    if is_large {
-        slot.large_mut().unwrap_or_default()
-    } else {
-        slot.field_mut(field)
+impl Made<'_> {
+    /// Returns the fields without the one whose values may be larger than the slot, which is the last of them.
+    fn fixed(self) -> std::ops::Range<usize> {
+        0..self.layout.large_field().unwrap_or(self.fields)
     }
-}
 
-/// Caches a slot as it is; of no fixed size are `blob` bytes of it. False: there is no room, or it is there already.
-fn keep(cache: &Cache, id: u32, slot: &mut SlotMut, blob: usize, layout: &Layout) -> bool {
-    let bytes = fixed_bytes(layout) + blob;
-    let meta = Meta::of(Form::Prepared);
-    let Some(mut place) = cache.store.reserve(id, bytes, meta) else {
-        return false;
-    };
-    let mut rest = place.as_mut_slice();
-    for field in written_fields(layout) {
-        let is_large = layout.large_field() == Some(field) && slot.large_mut().is_some();
-        let part = field_of(slot, field, is_large);
-        // What is of no fixed size comes last, and may not fill its part.
-        let len = part.len().min(rest.len());
-        let (target, after) = rest.split_at_mut(len);
-        target.copy_from_slice(&part[..len]);
-        rest = after;
+    fn fixed_bytes(self) -> usize {
+        self.fixed().map(|f| self.layout.sample_bytes(f)).sum()
     }
-    place.commit();
-    true
-}
 
-/// Fills a slot with what was cached of another. What is larger than the slot has its place already.
-fn restore(bytes: &[u8], slot: &mut SlotMut, layout: &Layout) -> Cost {
-    let began = Instant::now();
-    let mut rest = bytes;
-    for field in written_fields(layout) {
-        let is_large = layout.large_field() == Some(field) && slot.large_mut().is_some();
-        let part = field_of(slot, field, is_large);
-        // What is of no fixed size comes last, and may not fill its part.
-        let len = part.len().min(rest.len());
-        let (source, after) = rest.split_at(len);
-        part[..len].copy_from_slice(source);
-        rest = after;
+    /// Returns how many bytes of a cached sample are of no fixed size. `None`: it is none of this layout.
+    fn blob_bytes(self, cached: &[u8]) -> Option<usize> {
+        let blob = cached.len().checked_sub(self.fixed_bytes())?;
+        (self.layout.large_field().is_some() || blob == 0).then_some(blob)
     }
-    Cost {
-        random: began.elapsed(),
-        ..Cost::default()
+
+    fn is_larger_than_slot(self, blob: usize) -> bool {
+        let field = self.layout.large_field();
+        field.is_some_and(|field| blob > self.layout.sample_bytes(field))
+    }
+
+    /// Returns how many bytes of no fixed size a worker wrote, which says that they are `said`.
+    fn blob_written(self, slot: &mut SlotMut, said: u64) -> usize {
+        let field = self.layout.large_field();
+        let room = field.map_or(0, |f| self.layout.sample_bytes(f));
+        let in_slot = usize::try_from(said).unwrap_or(usize::MAX).min(room);
+        slot.large_mut().map_or(in_slot, |large| large.len())
+    }
+
+    /// Returns a part of a slot, or what lies elsewhere in its place.
+    fn part(self, slot: &mut SlotMut, field: usize) -> &mut [u8] {
+        let is_large = self.layout.large_field() == Some(field) && slot.large_mut().is_some();
+        if is_large {
+            slot.large_mut().unwrap_or_default()
+        } else {
+            slot.field_mut(field)
+        }
+    }
+
+    /// Caches a slot as it is; of no fixed size are `blob` bytes of it. False: there is no room, or it is there already.
+    fn keep(self, cache: &Cache, id: u32, slot: &mut SlotMut, blob: usize) -> bool {
+        let bytes = self.fixed_bytes() + blob;
+        let meta = Meta::of(Form::Prepared);
+        let Some(mut place) = cache.store.reserve(id, bytes, meta) else {
+            return false;
+        };
+        let mut rest = place.as_mut_slice();
+        for field in 0..self.fields {
+            let part = self.part(slot, field);
+            // What is of no fixed size comes last, and may not fill its part.
+            let len = part.len().min(rest.len());
+            let (target, after) = rest.split_at_mut(len);
+            target.copy_from_slice(&part[..len]);
+            rest = after;
+        }
+        place.commit();
+        true
+    }
+
+    /// Fills a slot with what was cached of another. What is larger than the slot has its place already.
+    fn restore(self, bytes: &[u8], slot: &mut SlotMut) -> Cost {
+        let began = Instant::now();
+        let mut rest = bytes;
+        for field in 0..self.fields {
+            let part = self.part(slot, field);
+            // What is of no fixed size comes last, and may not fill its part.
+            let len = part.len().min(rest.len());
+            let (source, after) = rest.split_at(len);
+            part[..len].copy_from_slice(source);
+            rest = after;
+        }
+        Cost {
+            random: began.elapsed(),
+            ..Cost::default()
+        }
     }
 }

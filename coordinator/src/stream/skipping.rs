@@ -1,6 +1,6 @@
 //! Samples that could not be prepared: which jobs hear of them, and how.
 //!
-//! A job raises them as errors, or skips them. A job that skips is told the ids that a batch lacks, and once of each sample that is left out of its
+//! A job raises them as errors, or skips them. A job that skips is told the numbers that a batch lacks, and once of each sample that is left out of its
 //! epochs, whichever job it failed for, so that the count is the same in every run: the samples of the job's set
 //! that have failed so far.
 
@@ -67,16 +67,23 @@ fn tail(text: &str, most: usize) -> &str {
 }
 
 impl Engine {
-    /// Tells the jobs of a minibatch that one of its samples failed: as an error, or, if they skip it, by its id.
-    pub(super) fn tell_error(&mut self, batch: &Arc<Batch>, slot: u32, error: &Arc<SampleError>) {
+    /// Tells the jobs of a minibatch that one of its samples failed: as an error, or, if they skip it, by its number.
+    pub(super) fn tell_error(
+        &mut self,
+        batch: &Arc<Batch>,
+        slot: u32,
+        number: u32,
+        error: &Arc<SampleError>,
+    ) {
         for target in batch.targets() {
             let Some(job) = self.jobs.get_mut(&target.job.0) else {
                 continue;
             };
             let skips = job.skip_errors;
             let failed = || match skips {
-                true => Failed::LeftOut { id: error.id },
+                true => Failed::LeftOut { number },
                 false => Failed::Raised {
+                    number,
                     error: error.clone(),
                     is_told: false,
                 },
@@ -90,8 +97,10 @@ impl Engine {
     pub(super) fn tell_skipped(&mut self, error: &SampleError) {
         let brief = self.failures.keep(error);
         let ids = RoaringBitmap::from([error.id]);
-        for (&id, job) in &mut self.jobs {
-            if self.scheduler.left_out(JobId(id)).contains(error.id) {
+        let leave_out = |id: &u64| self.left_out(JobId(*id)).contains(error.id);
+        let told: Vec<u64> = self.jobs.keys().copied().filter(leave_out).collect();
+        for id in told {
+            if let Some(job) = self.jobs.get_mut(&id) {
                 for consumer in job.ranks.iter_mut().flatten() {
                     consumer.insert_skipped(&ids, &brief);
                 }
@@ -101,7 +110,7 @@ impl Engine {
 
     /// Tells a job that starts of the samples that failed before it came.
     pub(super) fn tell_skipped_before(&mut self, id: u64) {
-        let ids = self.scheduler.left_out(JobId(id));
+        let ids = self.left_out(JobId(id));
         let tag = self.new_tag();
         let (Some(example), Some(job)) = (self.failures.of_one(&ids, tag), self.jobs.get_mut(&id))
         else {

@@ -24,7 +24,7 @@ use coprep_protocol::message::{
     Skipped,
 };
 use coprep_protocol::place::Place;
-use coprep_protocol::spec::{BLOB, Dtype, Field, FileList, PipelineSpec, Source};
+use coprep_protocol::spec::{BLOB, Dtype, Field, FileList, NUMBER, PipelineSpec, Source};
 use libfuzzer_sys::fuzz_target;
 
 const SAMPLES: u32 = 64;
@@ -170,6 +170,9 @@ fn attach() -> Attach {
         code: None,
         seed: None,
         seed_hint: None,
+        draws: None,
+        is_told: false,
+        knows_order_of: None,
         shuffle: true,
         relaxed: false,
         cache: CacheRequest {
@@ -397,7 +400,7 @@ fn field(input: &mut Bytes) -> Field {
     let dtype = [Dtype::U8, Dtype::I64, Dtype::F32][usize::from(input.byte() % 3)];
     let axes = input.byte() % 4;
     Field {
-        name: ["image", "label", "index", BLOB][usize::from(input.byte() % 4)].into(),
+        name: ["image", "label", "index", BLOB, NUMBER][usize::from(input.byte() % 5)].into(),
         dtype,
         shape: (0..axes).map(|_| u32::from(input.byte() % 9)).collect(),
     }

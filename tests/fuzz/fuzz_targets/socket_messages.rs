@@ -9,7 +9,8 @@ use std::os::unix::net::UnixStream;
 
 use coprep_protocol::frame::{Message, parse, receive, to_bytes};
 use coprep_protocol::message::{
-    Attach, Attached, CacheForm, CacheRequest, Cohort, Departure, Reply, Request, Resume, UserCode,
+    Attach, Attached, CacheForm, CacheRequest, Cohort, Departure, Draws, Reply, Request, Resume,
+    UserCode,
 };
 use coprep_protocol::spec::{
     DEFAULT_MAX_PIXELS, Dtype, Field, FileList, Interpolation, Op, PipelineSpec, ResizeTo, Source,
@@ -137,6 +138,12 @@ fn attach() -> Attach {
         }),
         seed: Some(1),
         seed_hint: None,
+        draws: Some(Draws {
+            count: 7,
+            weights: Some(vec![0.5, 0.0]),
+        }),
+        is_told: true,
+        knows_order_of: Some(3),
         shuffle: true,
         relaxed: false,
         cache: CacheRequest {

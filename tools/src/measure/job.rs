@@ -79,6 +79,9 @@ fn attach(wish: &Wish<'_>) -> Result<Attach> {
         code: None,
         seed: Some(0),
         seed_hint: None,
+        draws: None,
+        is_told: false,
+        knows_order_of: None,
         shuffle: true,
         relaxed: false,
         cache: CacheRequest {

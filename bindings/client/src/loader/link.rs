@@ -1,6 +1,7 @@
 //! One connection of a loader: its socket, its shared memory, and the batch that is being put together.
 
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use coprep_cache::handover::{Account, Item};
 use coprep_protocol::message::{
     Attach, Attached, Awaited, Departure, Reply, Request, SampleError, Skipped,
 };
+use coprep_protocol::order;
 use roaring::RoaringBitmap;
 
 use crate::attachment::Attachment;
@@ -44,9 +46,9 @@ pub(super) fn is_skip(item: &Item) -> bool {
     item.flags & 1 != 0
 }
 
-/// Returns the sample that the next batch lacks, if the notice of an error says no more than that.
+/// Returns the number of the sample that the next batch lacks, if the notice of an error says no more than that.
 pub(super) fn left_out(item: &Item) -> Option<u32> {
-    u32::try_from(item.tag).ok().filter(|_| item.flags & 2 != 0)
+    (item.flags & 2 != 0).then_some(item.start)
 }
 
 /// Notices of the coordinator about samples that are left out.
@@ -70,6 +72,14 @@ impl Skips {
     }
 }
 
+/// An error that an item announced.
+#[derive(Clone, Copy)]
+struct AwaitedError {
+    tag: u64,
+    /// See [`Position`](position::Position).
+    number: u32,
+}
+
 /// Longest time until samples are named that an item said are left out: that was queued before the item was published.
 const TEXT: Duration = Duration::from_secs(10);
 /// Longest time to wait for the coordinator to notice that this job leaves.
@@ -83,14 +93,16 @@ pub(super) struct Link {
     /// Texts of errors whose items have not been taken.
     errors: HashMap<u64, SampleError>,
     pub(super) skips: Skips,
-    /// Tag of an error whose item was taken and whose text has not come. Nothing is taken before it has.
-    awaited: Option<u64>,
+    /// An error whose item was taken and whose text has not come. Nothing is taken before it has.
+    awaited: Option<AwaitedError>,
     /// Items before this one belong to an epoch that was left.
     first_seq: u64,
     /// Ranks of the job that have left it, as the coordinator has said.
     departed: Vec<Departure>,
     /// An answer that was read while nobody waited for one: it came too late.
     unread: Option<Reply>,
+    /// Orders of epochs that have come and were not looked at yet.
+    orders: Vec<(u64, Vec<u32>)>,
 }
 
 impl Link {
@@ -105,6 +117,7 @@ impl Link {
     ) -> Result<(Self, Attached)> {
         let request = Request::Attach(Box::new(request));
         let (mut errors, mut skips) = (HashMap::new(), Skips::default());
+        let mut orders = Vec::new();
         let mut answer = || {
             loop {
                 match connection.answer("a place in a stream", patience, notice)? {
@@ -112,6 +125,9 @@ impl Link {
                     (Reply::SampleError(error), _) => drop(errors.insert(error.tag, error)),
                     (Reply::Skipped(skipped), _) => skips.add(*skipped)?,
                     (Reply::Departed(departure), _) => departed.push(departure),
+                    (Reply::Order { epoch, samples }, descriptors) => {
+                        orders.push((epoch, read_order(samples, descriptors)?));
+                    }
                     answer => return Ok::<_, Error>(answer),
                 }
             }
@@ -135,6 +151,7 @@ impl Link {
                     first_seq: 0,
                     departed: Vec::new(),
                     unread: None,
+                    orders,
                 };
                 Ok((link, *attached))
             }
@@ -184,9 +201,10 @@ impl Link {
     pub(super) fn listen(&mut self) -> Result<()> {
         let pulse = no_pulse();
         while self.errors.is_empty() && self.unread.is_none() {
-            let Some((reply, _)) = self.connection.receive(Duration::ZERO, &pulse)? else {
+            let Some(received) = self.connection.receive(Duration::ZERO, &pulse)? else {
                 return Ok(());
             };
+            let reply = self.with_order(received)?;
             self.unread = self.keep(reply)?;
         }
         Ok(())
@@ -238,7 +256,7 @@ impl Link {
         Ok(self.attachment.receiver.release(seq)?)
     }
 
-    /// Takes a part; gives the batch and its ids if this part completes it. `size`: samples of a batch.
+    /// Takes a part; gives the batch and its numbers if this part completes it. `size`: samples of a batch.
     pub(super) fn take_part(
         &mut self,
         seq: u64,
@@ -247,10 +265,10 @@ impl Link {
     ) -> Result<Option<(Batch, Vec<i64>)>> {
         let slice = self.attachment.hold(seq, item)?;
         let beyond_share = self.attachment.is_beyond_share(&slice);
-        let ids = raw::integers(&slice, self.attachment.index);
+        let numbers = raw::integers(&slice, self.attachment.number);
         let ends_batch = Part::of(item).ends_batch;
         if ends_batch && self.assembly.is_none() && !beyond_share {
-            return Ok(Some((Batch::view(slice), ids)));
+            return Ok(Some((Batch::view(slice), numbers)));
         }
         let capacity = if ends_batch && self.assembly.is_none() {
             slice.len
@@ -261,7 +279,7 @@ impl Link {
             Some(assembly) => assembly,
             None => Assembly::new(&self.attachment, capacity)?,
         };
-        assembly.push(&slice, ids)?;
+        assembly.push(&slice, numbers)?;
         if ends_batch {
             return Ok(Some(assembly.finish()));
         }
@@ -279,6 +297,39 @@ impl Link {
     /// One way: `epoch` is being iterated.
     pub(super) fn epoch_started(&mut self, epoch: u64) -> Result<()> {
         self.connection.send(&Request::EpochStarted { epoch })
+    }
+
+    // Orders.
+
+    /// One way: the order of an epoch that this consumer begins, or was handed before.
+    pub(super) fn tell_order(&mut self, epoch: u64, ids: &[u32], is_settled: bool) -> Result<()> {
+        let samples = ids.len() as u32;
+        let file = order::write(ids)
+            .map_err(|e| Error::Invalid(format!("no memory for {samples} sample ids: {e}")))?;
+        let request = Request::TellOrder {
+            epoch,
+            samples,
+            is_settled,
+        };
+        self.connection.send_file(&request, &file)
+    }
+
+    /// Returns the orders that have come since this was last called.
+    pub(super) fn take_orders(&mut self) -> Vec<(u64, Vec<u32>)> {
+        std::mem::take(&mut self.orders)
+    }
+
+    /// Waits for an order, or anything else that comes unasked, for `limit` at most.
+    pub(super) fn wait_for_order(&mut self, limit: Duration, pulse: &Pulse) -> Result<()> {
+        let Some(reply) = self.read(&Patience::new(limit, pulse))? else {
+            return Ok(());
+        };
+        match self.keep(reply)? {
+            None => Ok(()),
+            // What this consumer proposed is malformed.
+            Some(Reply::Refused(refusal)) => Err(Error::Refused(refusal)),
+            Some(other) => Err(unexpected(&other)),
+        }
     }
 
     /// Leaves `epoch`; returns the number of the one that begins.
@@ -350,9 +401,12 @@ impl Link {
         }
     }
 
-    /// Notes that an item announced this error.
-    pub(super) fn expect_error(&mut self, tag: u64) {
-        self.awaited = Some(tag);
+    /// Notes that an item announced an error.
+    pub(super) fn expect_error(&mut self, item: &Item) {
+        self.awaited = Some(AwaitedError {
+            tag: item.tag,
+            number: item.start,
+        });
     }
 
     /// Returns `true` if an error was announced and its text has not been taken.
@@ -361,17 +415,18 @@ impl Link {
     }
 
     /// Waits for the text of the announced error, for `limit` at most. It was queued before its item was
-    /// published, but the coordinator sends it when the socket has room. Returns `None` if it has not come.
+    /// published, but the coordinator sends it when the socket has room. Returns it with the number of its sample, or `None` if
+    /// it has not come.
     pub(super) fn awaited_error(
         &mut self,
         limit: Duration,
         pulse: &Pulse,
-    ) -> Result<Option<SampleError>> {
+    ) -> Result<Option<(u32, SampleError)>> {
         let patience = Patience::new(limit, pulse);
-        while let Some(tag) = self.awaited {
+        while let Some(AwaitedError { tag, number }) = self.awaited {
             if let Some(error) = self.errors.remove(&tag) {
                 self.awaited = None;
-                return Ok(Some(error));
+                return Ok(Some((number, error)));
             }
             let Some(reply) = self.read(&patience)? else {
                 return Ok(None);
@@ -406,6 +461,8 @@ impl Link {
             Reply::SampleError(error) => drop(self.errors.insert(error.tag, error)),
             Reply::Skipped(skipped) => self.skips.add(*skipped)?,
             Reply::Departed(departure) => self.departed.push(departure),
+            // It was read with its file.
+            Reply::Order { .. } => {}
             other => return Ok(Some(other)),
         }
         Ok(None)
@@ -460,7 +517,18 @@ impl Link {
             return Ok(Some(reply));
         }
         let received = self.connection.receive(patience.left(), patience.pulse())?;
-        Ok(received.map(|(reply, _)| reply))
+        received
+            .map(|received| self.with_order(received))
+            .transpose()
+    }
+
+    /// Reads the file of an order that has come.
+    fn with_order(&mut self, received: (Reply, Vec<OwnedFd>)) -> Result<Reply> {
+        let (reply, descriptors) = received;
+        if let Reply::Order { epoch, samples } = reply {
+            self.orders.push((epoch, read_order(samples, descriptors)?));
+        }
+        Ok(reply)
     }
 }
 
@@ -469,6 +537,14 @@ impl Drop for Link {
     fn drop(&mut self) {
         self.attachment.keep_held();
     }
+}
+
+/// Reads the file that came with an order.
+fn read_order(samples: u32, descriptors: Vec<OwnedFd>) -> Result<Vec<u32>> {
+    let malformed = |why: String| Error::Misbehaved(format!("the order of an epoch: {why}"));
+    let file = descriptors.into_iter().next();
+    let file = file.ok_or_else(|| malformed("no file came with it".into()))?;
+    order::read(file, samples).map_err(|e| malformed(e.to_string()))
 }
 
 fn unexpected(reply: &Reply) -> Error {

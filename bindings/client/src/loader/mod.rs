@@ -2,7 +2,7 @@
 //!
 //! | state | what it is | lives |
 //! |---|---|---|
-//! | [`Position`](position::Position) | epoch, and the ids given in it | as long as the loader |
+//! | [`Position`](position::Position) | epoch, and the numbers given in it | as long as the loader |
 //! | [`Link`](link::Link) | socket, shared memory, batch being put together | until the connection is lost |
 //! | [`Stats`] | counts | as long as the loader |
 //!
@@ -11,6 +11,7 @@
 
 mod departure;
 mod link;
+mod orders;
 mod position;
 mod watch;
 
@@ -32,6 +33,7 @@ use crate::batch::Batch;
 use crate::connection::{Connection, How};
 use crate::error::{Error, Result};
 use crate::loader::link::{Link, Part, is_skip, left_out};
+use crate::loader::orders::Orders;
 use crate::loader::position::Position;
 use crate::loader::watch::Failed;
 use crate::notice::{Notice, TELL_AFTER, Wait, no_notice};
@@ -106,6 +108,8 @@ pub struct State {
     pub seed: u64,
     /// Samples of the dataset.
     pub dataset_samples: u32,
+    /// The order of the epoch, if it was told ([`Attach::is_told`]) and something of it was given.
+    pub order: Option<Arc<[u32]>>,
     /// The ids are those of all ranks. False: of this one only, because the coordinator could not be asked;
     /// a job whose ranks each resume with their own goes on exactly all the same.
     pub all_ranks: bool,
@@ -126,6 +130,8 @@ struct Inner {
     link: Option<Link>,
     attached: Option<Attached>,
     position: Position,
+    /// See [`Attach::is_told`].
+    orders: Orders,
     waiting: Waiting,
     /// Samples that are left out of the epochs, as far as the coordinators have said.
     skipped: RoaringBitmap,
@@ -208,6 +214,7 @@ impl Loader {
                 link: None,
                 attached: None,
                 position,
+                orders: Orders::default(),
                 waiting: Waiting::default(),
                 skipped: RoaringBitmap::new(),
                 departed: BTreeMap::new(),
@@ -234,6 +241,16 @@ impl Loader {
     pub fn use_preparation(&self, preparation: Preparation) -> Result<()> {
         self.inner()?.preparation = Some(preparation);
         Ok(())
+    }
+
+    /// Takes up the order of the epoch that [`Attach::resume`] is of, which this job was given before.
+    ///
+    /// # Errors
+    /// [`Error::Forked`], [`Error::Closed`].
+    pub fn resume_order(&self, ids: Vec<u32>) -> Result<()> {
+        let mut inner = self.inner()?;
+        let epoch = inner.position.epoch();
+        inner.orders.take_up(epoch, ids, false)
     }
 
     fn inner(&self) -> Result<MutexGuard<'_, Inner>> {
@@ -302,10 +319,23 @@ impl Loader {
     /// # Errors
     /// As [`next`](Self::next).
     pub fn start_epoch(&self) -> Result<u64> {
+        self.start_epoch_with(None)
+    }
+
+    /// The same, where the order of each epoch is told ([`Attach::is_told`]): proposes one. It holds if this is the first
+    /// member of the cohort to begin the epoch.
+    ///
+    /// # Errors
+    /// As [`start_epoch`](Self::start_epoch).
+    pub fn start_epoch_with(&self, order: Option<Vec<u32>>) -> Result<u64> {
         let mut inner = self.inner()?;
         self.attach_if_needed(&mut inner)?;
         self.leave_epoch(&mut inner)?;
+        Self::note_orders(&mut inner)?;
         let epoch = inner.position.begin();
+        if self.options.attach.is_told {
+            inner.orders.begin(epoch, order)?;
+        }
         inner.waiting.end();
         self.tell_epoch(&mut inner);
         Ok(epoch)
@@ -358,9 +388,42 @@ impl Loader {
     /// One way; if it fails, the next look at the connection finds out why.
     fn tell_epoch(&self, inner: &mut Inner) {
         let epoch = inner.position.epoch();
-        if let Some(link) = &mut inner.link {
-            let _ = link.epoch_started(epoch);
+        let Inner { link, orders, .. } = inner;
+        let Some(link) = link else { return };
+        let _ = link.epoch_started(epoch);
+        if let Some(order) = orders.proposed(epoch) {
+            let _ = link.tell_order(epoch, order, false);
         }
+    }
+
+    // Orders.
+
+    /// Takes up the orders that have come.
+    fn note_orders(inner: &mut Inner) -> Result<()> {
+        let come = inner.link.as_mut().map(Link::take_orders);
+        for (epoch, order) in come.unwrap_or_default() {
+            let has_given = epoch == inner.position.epoch() && !inner.position.is_fresh();
+            inner.orders.take_up(epoch, order, has_given)?;
+        }
+        Ok(())
+    }
+
+    fn awaits_order(&self, inner: &Inner) -> bool {
+        let is_known = || inner.orders.handed(inner.position.epoch()).is_some();
+        self.options.attach.is_told && !is_known()
+    }
+
+    /// Waits for the order of the epoch. The coordinator hands it when all members have come, and one has begun the epoch.
+    fn take_order(&self, inner: &mut Inner, end: Instant) -> Result<()> {
+        let began = Instant::now();
+        let limit = end.saturating_duration_since(began).min(SLICE);
+        let limit = limit.min(self.patience(inner));
+        let Some(link) = &mut inner.link else {
+            return Ok(());
+        };
+        link.wait_for_order(limit, &self.options.pulse)?;
+        self.count_wait(inner, began);
+        Ok(())
     }
 
     // Batches.
@@ -402,9 +465,14 @@ impl Loader {
             return Ok(Some(Event::EndOfEpoch));
         }
         let patience = self.patience(inner);
+        Self::note_orders(inner)?;
+        let awaits_order = self.awaits_order(inner);
         let Some(link) = &mut inner.link else {
             return Err(Error::Lost("it was lost before".into()));
         };
+        if awaits_order {
+            return self.take_order(inner, end).map(|()| None);
+        }
         if link.awaits_error() {
             return self.take_error(inner, end);
         }
@@ -441,8 +509,8 @@ impl Loader {
         };
         let began = Instant::now();
         let limit = end.saturating_duration_since(began).min(SLICE);
-        if let Some(error) = link.awaited_error(limit, &self.options.pulse)? {
-            if !inner.position.fail(error.id) {
+        if let Some((number, error)) = link.awaited_error(limit, &self.options.pulse)? {
+            if !inner.position.fail(number) {
                 return Ok(None);
             }
             self.count().errors += 1;
@@ -490,15 +558,15 @@ impl Loader {
                 link.read_skips(item.tag, &self.options.pulse)?;
                 Ok(None)
             }
-            Some(ItemKind::Error) if let Some(id) = left_out(item) => {
+            Some(ItemKind::Error) if let Some(number) = left_out(item) => {
                 link.release(seq)?;
-                inner.position.fail(id);
+                inner.position.fail(number);
                 Ok(None)
             }
             Some(ItemKind::Error) => {
                 link.release(seq)?;
                 // Its text is taken by the next step.
-                link.expect_error(item.tag);
+                link.expect_error(item);
                 Ok(None)
             }
             None => Err(Error::Misbehaved(format!("an item of kind {}", item.kind))),
@@ -510,10 +578,11 @@ impl Loader {
             return Ok(None);
         };
         inner.position.check(item.epoch)?;
-        let Some((batch, ids)) = link.take_part(seq, item, self.options.attach.batch_size)? else {
+        let Some((batch, numbers)) = link.take_part(seq, item, self.options.attach.batch_size)?
+        else {
             return Ok(None);
         };
-        inner.position.give(&ids, Part::of(item).ends_epoch)?;
+        inner.position.give(&numbers, Part::of(item).ends_epoch)?;
         inner.token = inner.attached.as_ref().map(|attached| attached.token);
         // All samples of it failed. Steps of several ranks must stay equal; a rank alone is spared.
         if batch.samples() == 0 && self.options.attach.world_size <= 1 {
@@ -616,6 +685,10 @@ impl Loader {
         }
         request.departed = inner.departed.values().cloned().collect();
         request.has_begun = inner.has_begun;
+        let resumed = request.resume.as_ref().map_or(0, |resume| resume.epoch);
+        inner.orders.come_again(resumed);
+        let known = inner.orders.handed(resumed).cloned();
+        request.knows_order_of = known.as_ref().map(|_| resumed);
         let loading = if request.code.is_some() {
             LOADING
         } else {
@@ -632,7 +705,10 @@ impl Loader {
             &mut departed,
         );
         self.note_departed(inner, departed);
-        let (link, attached) = attached?;
+        let (mut link, attached) = attached?;
+        if let Some(order) = known {
+            link.tell_order(resumed, &order, true)?;
+        }
         if let Some(before) = &inner.attached {
             check_same(before, &attached)?;
         }
@@ -717,9 +793,12 @@ impl Loader {
             return Err(Error::Closed);
         };
         let (seed, dataset_samples) = (attached.seed, attached.dataset_samples);
+        Self::note_orders(&mut inner)?;
         let (epoch, own) = inner.position.state();
+        let order = inner.orders.handed(epoch);
         let mut state = State {
             epoch,
+            order: order.filter(|_| !own.is_empty()).cloned(),
             delivered: own,
             seed,
             dataset_samples,

@@ -1,5 +1,8 @@
 //! Where a consumer is: its epoch, and what it was given in it.
 //!
+//! That is a set of numbers: sample ids where an epoch is each sample once, and numbers of draws where samples are drawn
+//! with replacement.
+//!
 //! Pure: no I/O, no clock.
 
 use coprep_protocol::message::{MOST_EPOCHS, Resume};
@@ -86,6 +89,11 @@ impl Position {
 
     pub(super) fn is_complete(&self) -> bool {
         self.phase == Phase::Complete
+    }
+
+    /// Returns whether nothing of the epoch was given to the user.
+    pub(super) fn is_fresh(&self) -> bool {
+        self.given.is_empty() && self.failed.is_empty()
     }
 
     /// Returns whether batches of the epoch were given since it began, and its end has not been read.
@@ -242,17 +250,17 @@ impl Position {
 
     /// A sample failed that the next batch would have had. Returns `false` if the user has heard of it: the connection
     /// was lost before the batch was whole.
-    pub(super) fn fail(&mut self, id: u32) -> bool {
-        self.missing.insert(id);
-        self.failed.insert(id)
+    pub(super) fn fail(&mut self, number: u32) -> bool {
+        self.missing.insert(number);
+        self.failed.insert(number)
     }
 
     /// A batch is handed to the user.
-    pub(super) fn give(&mut self, ids: &[i64], ends_epoch: bool) -> Result<()> {
-        for &id in ids {
-            let id = u32::try_from(id)
-                .map_err(|_| Error::Misbehaved(format!("{id} is no sample id")))?;
-            self.given.insert(id);
+    pub(super) fn give(&mut self, numbers: &[i64], ends_epoch: bool) -> Result<()> {
+        for &number in numbers {
+            let number = u32::try_from(number)
+                .map_err(|_| Error::Misbehaved(format!("{number} is no sample id")))?;
+            self.given.insert(number);
         }
         self.given |= std::mem::take(&mut self.missing);
         self.batches += 1;

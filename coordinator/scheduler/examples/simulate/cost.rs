@@ -42,6 +42,7 @@ fn times(periods: &[u32]) -> Vec<Duration> {
         low_water: 2,
         seed: 1,
         order: DrawOrder::Random,
+        is_told: false,
     };
     let mut scheduler = Scheduler::new(config);
     for at in 0..periods.len() as u64 {

@@ -203,6 +203,7 @@ impl Model {
             low_water: 2,
             seed: setup.seed,
             order: setup.order,
+            is_told: false,
         };
         let mut model = Model {
             scheduler: Scheduler::new(config),

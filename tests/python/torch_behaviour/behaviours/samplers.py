@@ -279,7 +279,7 @@ def distributed_sampler_epochs(DataLoader: Any) -> None:
 
 @behaviour(
     "warning about a sampler of one's own",
-    difference="An order that only one job knows cannot be shared; that is said once.",
+    difference="An order that only one job knows cannot be shared outside of a cohort; that is said once.",
 )
 def own_sampler_is_silent(DataLoader: Any) -> None:
     """A sampler of one's own gives no warning."""

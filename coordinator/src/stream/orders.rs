@@ -1,0 +1,190 @@
+//! Orders of epochs that the members of a cohort tell.
+//!
+//! Each member iterates its own sampler when it begins an epoch, and proposes what that gives. The first proposal is
+//! *settled*: it is the order of the epoch, and all members are handed it. Each of them keeps it for as long as it is in that
+//! epoch, so that any of them can tell it again if this process dies.
+//!
+//! **Invariant.** A client gives its user nothing of an epoch before it was handed the order. So if a user was given
+//! anything, that client knows the order, and says so when it attaches ([`Attach::knows_order_of`]). A proposal is settled
+//! only when all members are here, and none of them knows another order of that epoch.
+//!
+//! [`Attach::knows_order_of`]: coprep_protocol::message::Attach::knows_order_of
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use coprep_protocol::message::{Attach, Reply};
+use coprep_protocol::order;
+use coprep_scheduler::JobId;
+
+use crate::stream::consumer::{Consumer, Pending};
+use crate::stream::engine::Engine;
+use crate::stream::{Numbers, Seat};
+use crate::{Error, Result};
+
+/// The samples of an epoch, in their order.
+#[derive(Clone)]
+pub(crate) struct Order {
+    ids: Arc<[u32]>,
+    /// The same, as it is handed to members.
+    file: Arc<OwnedFd>,
+}
+
+/// The orders of a stream, by epoch.
+#[derive(Default)]
+pub(super) struct Orders {
+    settled: BTreeMap<u64, Order>,
+    /// The first proposal for each epoch that has no order.
+    proposed: BTreeMap<u64, Order>,
+}
+
+impl Order {
+    /// Reads what a client has written, for a dataset of so many samples.
+    ///
+    /// # Errors
+    /// When it is malformed, names a sample that does not exist, or memory is short.
+    pub(crate) fn read(file: OwnedFd, samples: u32, dataset_samples: u32) -> Result<Self> {
+        let ids = order::read(file, samples).map_err(|e| Error::io("the order of an epoch", e))?;
+        if let Some(id) = ids.iter().find(|&&id| id >= dataset_samples) {
+            return Err(Error::Invalid(format!(
+                "the sampler gives the id {id}, and the dataset has {dataset_samples} samples"
+            )));
+        }
+        // The client could change its own file.
+        let file = order::write(&ids).map_err(|e| Error::io("the order of an epoch", e))?;
+        Ok(Order {
+            ids: ids.into(),
+            file: Arc::new(file),
+        })
+    }
+}
+
+/// Checks what a job asks for that tells its orders.
+///
+/// # Errors
+/// When nobody could be told them, or it would not be clear whose they are.
+pub(super) fn check(request: &Attach) -> Result<()> {
+    let is_valid = request.cohort.is_some()
+        && request.world_size == 1
+        && request.subset.is_none()
+        && request.draws.is_none();
+    if request.is_told && !is_valid {
+        return Err(Error::Invalid(
+            "a sampler of its own is shared by the members of a cohort, each of one process: without subset, without ranks"
+                .into(),
+        ));
+    }
+    Ok(())
+}
+
+/// Returns a number that tells cohorts apart that tell their orders; 0 for other jobs.
+pub(crate) fn cohort_key(request: &Attach) -> u128 {
+    match &request.cohort {
+        Some(cohort) if request.is_told => {
+            xxhash_rust::xxh3::xxh3_128(cohort.name.as_bytes()).max(1)
+        }
+        _ => 0,
+    }
+}
+
+impl Engine {
+    /// A member tells an order: one that it proposes, or was handed before.
+    pub(super) fn tell_order(&mut self, seat: Seat, epoch: u64, order: Order, is_settled: bool) {
+        if let Some(job) = self.jobs.get_mut(&seat.job) {
+            job.knows_order_of = None;
+        }
+        // Of an epoch that it is not in, or that has its order already.
+        if self.scheduler.untold(JobId(seat.job)) != Some(epoch) {
+            return;
+        }
+        if is_settled {
+            self.settle(epoch, order);
+        } else {
+            self.orders.proposed.entry(epoch).or_insert(order);
+        }
+    }
+
+    /// Settles what was proposed, as far as nobody who may come could know another order. Returns true if it did.
+    pub(super) fn settle_orders(&mut self) -> bool {
+        let is_waiting =
+            self.orders.proposed.is_empty() || self.scheduler.incomplete_cohorts().next().is_some();
+        if is_waiting {
+            return false;
+        }
+        let is_known = |epoch| {
+            let mut jobs = self.jobs.values();
+            jobs.any(|job| job.knows_order_of == Some(epoch))
+        };
+        let epochs = self.orders.proposed.keys().copied();
+        let due: Vec<u64> = epochs.filter(|&epoch| !is_known(epoch)).collect();
+        for epoch in &due {
+            if let Some(order) = self.orders.proposed.remove(epoch) {
+                self.settle(*epoch, order);
+            }
+        }
+        !due.is_empty()
+    }
+
+    fn settle(&mut self, epoch: u64, order: Order) {
+        self.orders.proposed.remove(&epoch);
+        let oldest = self.scheduler.oldest_epoch().min(epoch);
+        self.orders.settled.retain(|&other, _| other >= oldest);
+        if let Numbers::Told(ids) = &mut self.numbers {
+            ids.retain(|&other, _| other >= oldest);
+            ids.insert(epoch, order.ids.clone());
+        }
+        self.scheduler.tell_epoch(epoch, order.ids.len() as u32);
+        for consumer in self.consumers() {
+            consumer.hand_order(epoch, &order);
+        }
+        self.orders.settled.insert(epoch, order);
+    }
+
+    /// Hands a job that has just come the orders that it needs.
+    pub(super) fn hand_orders(&mut self, id: u64) {
+        let epoch = self.scheduler.job(JobId(id)).map_or(0, |view| view.epoch);
+        let Some(job) = self.jobs.get_mut(&id) else {
+            return;
+        };
+        for consumer in job.ranks.iter_mut().flatten() {
+            for (&epoch, order) in self.orders.settled.range(epoch..) {
+                consumer.hand_order(epoch, order);
+            }
+        }
+    }
+
+    /// All members have left. Those of another cohort of this name tell their own orders.
+    pub(super) fn forget_orders(&mut self) {
+        self.orders = Orders::default();
+        if let Numbers::Told(orders) = &mut self.numbers {
+            orders.clear();
+        }
+    }
+
+    /// Tells jobs of epochs that have ended and in which they were dealt nothing.
+    pub(super) fn end_epochs_without_delivery(&mut self) {
+        for (id, epoch) in self.scheduler.take_ended() {
+            let Some(job) = self.jobs.get_mut(&id.0) else {
+                continue;
+            };
+            for consumer in job.ranks.iter_mut().flatten() {
+                consumer.pending.push_back(Pending::EpochEnd { epoch });
+            }
+        }
+    }
+}
+
+impl Consumer {
+    fn hand_order(&self, epoch: u64, order: &Order) {
+        let samples = order.ids.len() as u32;
+        let handed = order.file.as_fd().try_clone_to_owned().is_ok_and(|file| {
+            let reply = Reply::Order { epoch, samples };
+            self.outbox.post_with(&reply, vec![file]).is_ok()
+        });
+        if !handed {
+            // It comes again, and is handed it then.
+            self.outbox.hang_up();
+        }
+    }
+}

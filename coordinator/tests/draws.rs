@@ -1,0 +1,588 @@
+//! Epochs of independent draws with replacement: jobs share them, join late, resume, skip samples and have ranks.
+#![expect(clippy::unwrap_used, reason = "a test ends at the first error")]
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use coprep_client::loader::Options;
+use coprep_client::{Batch, Error, Event, Loader, control, no_notice, no_pulse};
+use coprep_coordinator::{Server, Settings, StopReason};
+use coprep_protocol::message::{
+    Attach, CacheForm, CacheRequest, Cohort, Draws, Resume, SampleError, StreamStatus,
+};
+use coprep_protocol::place::Place;
+use coprep_protocol::spec::{DEFAULT_MAX_PIXELS, Interpolation, Op, PipelineSpec, Source};
+
+mod common;
+
+const LIMIT: Duration = Duration::from_secs(60);
+const SAMPLES: u32 = 20;
+/// Draws of an epoch: not a multiple of the batch size.
+const COUNT: u32 = 101;
+const BATCH_SIZE: u32 = 4;
+
+/// A coordinator in a thread.
+struct Node {
+    folder: tempfile::TempDir,
+    server: Option<JoinHandle<StopReason>>,
+}
+
+impl Node {
+    fn start() -> Node {
+        let mut node = Node {
+            folder: tempfile::tempdir().unwrap(),
+            server: None,
+        };
+        node.begin();
+        node
+    }
+
+    fn begin(&mut self) {
+        let settings = Settings {
+            cpus: Some(2),
+            staging_bytes: 1 << 20,
+            cache_budget: 16 << 20,
+            idle: None,
+            ..Settings::default()
+        };
+        let server = Server::bind(self.place(), settings).unwrap();
+        self.server = Some(std::thread::spawn(move || server.run().unwrap()));
+    }
+
+    /// Ends the coordinator. Its jobs lose their connections.
+    fn end(&mut self) {
+        control::stop(&self.place()).unwrap();
+        let server = self.server.take().unwrap();
+        assert_eq!(server.join().unwrap(), StopReason::Asked);
+    }
+
+    fn place(&self) -> Place {
+        Place::at(self.folder.path().join("run/coordinator.sock"))
+    }
+
+    fn job(&self, change: impl FnOnce(&mut Attach)) -> Job {
+        let mut attach = Attach {
+            draws: Some(draws(None)),
+            ..common::attach(common::numbers(SAMPLES), BATCH_SIZE)
+        };
+        change(&mut attach);
+        let loader = Loader::new(Options {
+            place: self.place(),
+            name: "test".into(),
+            program: Some("/bin/false".into()),
+            attach,
+            code: None,
+            timeout: LIMIT,
+            reconnect: LIMIT,
+            pulse: no_pulse(),
+            notice: no_notice(),
+        });
+        Job(loader.unwrap())
+    }
+
+    fn streams(&self) -> Vec<StreamStatus> {
+        control::status(&self.place(), 0).unwrap().streams
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if self.server.is_some() && !std::thread::panicking() {
+            self.end();
+        }
+    }
+}
+
+fn draws(weights: Option<Vec<f64>>) -> Draws {
+    Draws {
+        count: COUNT,
+        weights,
+    }
+}
+
+/// Weights of which all but the first are 0, but for two samples.
+fn of_three() -> Vec<f64> {
+    let weight = |id| match id {
+        0 => 2.0,
+        7 | 19 => 1.0,
+        _ => 0.0,
+    };
+    (0..SAMPLES).map(weight).collect()
+}
+
+/// A job of one rank, or one of several.
+struct Job(Arc<Loader>);
+
+/// Something that a job is given.
+enum Given {
+    Batch(Batch),
+    Failed(Box<SampleError>),
+    End,
+}
+
+impl Job {
+    fn next(&self) -> Given {
+        loop {
+            match self.0.next(LIMIT) {
+                Ok(Event::Batch(batch)) => return Given::Batch(batch),
+                Ok(Event::EndOfEpoch) => return Given::End,
+                Ok(Event::NotYet | Event::Skipped(_)) => {}
+                Err(Error::Sample(error)) => return Given::Failed(error),
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    /// Takes so many batches. Returns their ids.
+    fn take(&self, batches: usize) -> Vec<Vec<u32>> {
+        let batch = |_| match self.next() {
+            Given::Batch(batch) => common::ids(&batch),
+            _ => panic!("a batch is due"),
+        };
+        (0..batches).map(batch).collect()
+    }
+
+    /// Takes what is left of the epoch. Returns the ids by batch, and those that failed.
+    fn rest(&self) -> (Vec<Vec<u32>>, Vec<u32>) {
+        let (mut batches, mut failed) = (Vec::new(), Vec::new());
+        loop {
+            match self.next() {
+                Given::Batch(batch) => batches.push(common::ids(&batch)),
+                Given::Failed(error) => failed.push(error.id),
+                Given::End => return (batches, failed),
+            }
+        }
+    }
+
+    /// Takes an epoch, of which no sample fails. Returns the ids by batch.
+    fn epoch(&self) -> Vec<Vec<u32>> {
+        self.0.start_epoch().unwrap();
+        let (batches, failed) = self.rest();
+        assert!(failed.is_empty());
+        batches
+    }
+
+    fn refusal(&self) -> String {
+        match self.0.attached() {
+            Err(Error::Refused(refusal)) => refusal.message,
+            Err(other) => panic!("{other}"),
+            Ok(_) => panic!("it was not refused"),
+        }
+    }
+
+    /// Where it is, as another job resumes it.
+    fn resume(&self) -> Resume {
+        let state = self.0.state().unwrap();
+        let mut delivered = Vec::new();
+        state.delivered.serialize_into(&mut delivered).unwrap();
+        Resume {
+            epoch: state.epoch,
+            delivered,
+            batches: 0,
+            is_done: false,
+            skipped: Vec::new(),
+        }
+    }
+}
+
+fn count(batches: &[Vec<u32>]) -> usize {
+    batches.iter().map(Vec::len).sum()
+}
+
+fn sorted(batches: &[Vec<u32>]) -> Vec<u32> {
+    let mut ids = batches.concat();
+    ids.sort_unstable();
+    ids
+}
+
+#[test]
+fn an_epoch_is_so_many_draws_of_the_samples_that_have_a_weight() {
+    let node = Node::start();
+    let job = node.job(|a| a.draws = Some(draws(Some(of_three()))));
+    assert_eq!(job.0.attached().unwrap().job_samples, COUNT);
+    assert_eq!(job.0.batches_per_epoch().unwrap(), 26);
+    let epochs = [(); 3].map(|()| job.epoch());
+    for epoch in &epochs {
+        assert_eq!((epoch.len(), count(epoch)), (26, COUNT as usize));
+        let different: BTreeSet<u32> = epoch.concat().into_iter().collect();
+        assert_eq!(different, BTreeSet::from([0, 7, 19]));
+    }
+    assert_ne!(epochs[0], epochs[1]);
+    assert_ne!(epochs[1], epochs[2]);
+}
+
+#[test]
+fn the_draws_of_a_job_alone_depend_on_its_seed_alone() {
+    let epochs = |seed, batch_size| {
+        let node = Node::start();
+        let job = node.job(|a| (a.seed, a.batch_size) = (Some(seed), batch_size));
+        [job.epoch().concat(), job.epoch().concat()]
+    };
+    let first = epochs(7, 4);
+    assert_eq!(first, epochs(7, 4));
+    assert_eq!(first, epochs(7, 9), "however they are cut into batches");
+    assert_ne!(first, epochs(8, 4));
+}
+
+#[test]
+fn jobs_share_draws_whenever_they_join() {
+    let node = Node::start();
+    let weighted = |a: &mut Attach| {
+        a.draws = Some(Draws {
+            count: 2000,
+            weights: Some(of_three()),
+        });
+    };
+    let (early, late) = (node.job(weighted), node.job(weighted));
+    early.0.start_epoch().unwrap();
+    let mut one = early.take(9);
+    late.0.start_epoch().unwrap();
+    // They take turns. What lay ready for the first when the other came is not shared.
+    let mut other = Vec::new();
+    for _ in 0..100 {
+        one.extend(early.take(1));
+        other.extend(late.take(1));
+    }
+    let last = one.len() - 40;
+    assert_eq!(one[last..], other[60..], "the last batches are the same");
+    for (job, given) in [(&early, &one), (&late, &other)] {
+        let (rest, failed) = job.rest();
+        assert!(failed.is_empty());
+        assert_eq!(count(given) + count(&rest), 2000);
+    }
+    let streams = node.streams();
+    assert_eq!(streams.len(), 1);
+    let totals = &streams[0].totals;
+    assert!(totals.prepared < totals.delivered, "{totals:?}");
+}
+
+#[test]
+fn jobs_with_other_weights_or_another_number_of_draws_do_not_share() {
+    let node = Node::start();
+    let mut weights = of_three();
+    weights[1] = 1.0;
+    let requests = [
+        Some(draws(Some(of_three()))),
+        Some(draws(Some(weights))),
+        Some(draws(None)),
+        Some(Draws {
+            count: COUNT + 1,
+            weights: None,
+        }),
+        None,
+    ];
+    let jobs = requests.map(|draws| node.job(|a| a.draws = draws));
+    let streams: BTreeSet<u64> = jobs
+        .iter()
+        .map(|job| job.0.attached().unwrap().stream)
+        .collect();
+    assert_eq!(streams.len(), jobs.len());
+    let streams = node.streams();
+    assert!(
+        streams[0].differs[0].contains("weights"),
+        "{:?}",
+        streams[0].differs
+    );
+}
+
+#[test]
+fn a_job_goes_on_with_the_draws_that_it_was_not_given() {
+    let whole = Node::start().job(|_| {}).epoch_pair();
+    for resumed_after in [0, 1, 11, 25] {
+        let node = Node::start();
+        let job = node.job(|_| {});
+        job.0.start_epoch().unwrap();
+        let mut first = job.take(resumed_after);
+        let resume = job.resume();
+        job.0.close();
+        let job = node.job(|a| (a.resume, a.dataset_samples) = (Some(resume), Some(SAMPLES)));
+        job.0.start_epoch().unwrap();
+        let (rest, _) = job.rest();
+        first.extend(rest);
+        assert_eq!(first, whole[0]);
+        assert_eq!(job.epoch(), whole[1]);
+    }
+}
+
+#[test]
+fn a_job_goes_on_with_its_draws_when_the_coordinator_has_ended() {
+    let whole = Node::start().job(|_| {}).epoch_pair();
+    let mut node = Node::start();
+    let job = node.job(|_| {});
+    job.0.start_epoch().unwrap();
+    let mut given = job.take(10);
+    node.end();
+    node.begin();
+    given.extend(job.rest().0);
+    assert_eq!(given, whole[0]);
+    assert_eq!(job.epoch(), whole[1]);
+}
+
+impl Job {
+    fn epoch_pair(&self) -> [Vec<Vec<u32>>; 2] {
+        [self.epoch(), self.epoch()]
+    }
+}
+
+#[test]
+fn ranks_share_the_draws_of_one_epoch() {
+    let alone = Node::start().job(|a| a.batch_size = 8).epoch();
+    let node = Node::start();
+    let ranks = [0, 1].map(|rank| {
+        node.job(|a| {
+            (a.rank, a.world_size, a.group) = (rank, 2, "ranks".into());
+        })
+    });
+    let given: Vec<_> = std::thread::scope(|scope| {
+        let epochs = ranks.each_ref().map(|rank| scope.spawn(|| rank.epoch()));
+        epochs.map(|epoch| epoch.join().unwrap()).into()
+    });
+    assert_eq!((given[0].len(), given[1].len()), (13, 13));
+    assert_eq!(sorted(&given.concat()), sorted(&alone));
+}
+
+#[test]
+fn members_of_a_cohort_are_given_the_same_draws() {
+    let node = Node::start();
+    let members = [(); 2].map(|()| {
+        node.job(|a| {
+            a.cohort = Some(Cohort {
+                name: "search".into(),
+                size: 2,
+            });
+        })
+    });
+    let given = std::thread::scope(|scope| {
+        let epochs = members
+            .each_ref()
+            .map(|job| scope.spawn(|| job.epoch_pair()));
+        epochs.map(|epoch| epoch.join().unwrap())
+    });
+    assert_eq!(given[0], given[1]);
+    assert_eq!(given[0], Node::start().job(|_| {}).epoch_pair());
+}
+
+#[test]
+fn draws_in_relaxed_order_are_complete() {
+    let node = Node::start();
+    let job = node.job(|a| a.relaxed = true);
+    for _ in 0..3 {
+        assert_eq!(count(&job.epoch()), COUNT as usize);
+    }
+}
+
+#[test]
+fn draws_that_make_no_sense_are_refused() {
+    let node = Node::start();
+    let refused = |change: &dyn Fn(&mut Attach)| node.job(change).refusal();
+    let of = |weights: Vec<f64>| refused(&|a| a.draws = Some(draws(Some(weights.clone()))));
+    assert!(of(vec![1.0; 3]).contains("3 weights"));
+    assert!(of(vec![-1.0; 20]).contains("-1"));
+    assert!(of(vec![f64::NAN; 20]).contains("NaN"));
+    assert!(of(vec![0.0; 20]).contains("sum"));
+    for count in [0, u32::MAX] {
+        let none = refused(&|a| {
+            a.draws = Some(Draws {
+                count,
+                weights: None,
+            });
+        });
+        assert!(none.contains("draws"), "{none}");
+    }
+    let mut subset = Vec::new();
+    let ids: roaring::RoaringBitmap = (0..3).collect();
+    ids.serialize_into(&mut subset).unwrap();
+    assert!(refused(&|a| a.subset = Some(subset.clone())).contains("subset"));
+    assert!(refused(&|a| a.cache.reuse = 2).contains("reuse"));
+    // Numbers are below the number of draws, and the dataset is named by its samples.
+    let state = |delivered: u32| {
+        let mut bytes = Vec::new();
+        let given: roaring::RoaringBitmap = [delivered].into();
+        given.serialize_into(&mut bytes).unwrap();
+        Resume {
+            epoch: 0,
+            delivered: bytes,
+            batches: 0,
+            is_done: false,
+            skipped: Vec::new(),
+        }
+    };
+    let beyond = refused(&|a| a.resume = Some(state(COUNT)));
+    assert!(beyond.contains(&COUNT.to_string()), "{beyond}");
+    let other = refused(&|a| {
+        (a.resume, a.dataset_samples) = (Some(state(1)), Some(COUNT));
+    });
+    assert!(other.contains("another dataset"), "{other}");
+    assert!(node.streams().is_empty());
+}
+
+// Samples that are read.
+
+/// A folder of grey images whose brightness is their id, some of which are broken.
+fn images(folder: &Path, broken: &[u32]) -> PipelineSpec {
+    let root = folder.join("photos");
+    std::fs::create_dir_all(root.join("class")).unwrap();
+    for id in 0..SAMPLES {
+        let path = root.join(format!("class/{id:03}.png"));
+        if broken.contains(&id) {
+            std::fs::write(&path, b"no image").unwrap();
+        } else {
+            let noise = |x, y| image::Rgb([x * 12, y * 12, id].map(|part| part as u8));
+            image::RgbImage::from_fn(20, 20, noise).save(&path).unwrap();
+        }
+    }
+    let crop = Op::RandomResizedCrop {
+        height: 8,
+        width: 8,
+        scale: (0.08, 1.0),
+        ratio: (0.75, 1.333),
+        interpolation: Interpolation::Bilinear,
+    };
+    let decode = Op::Decode {
+        apply_exif_orientation: false,
+        max_pixels: DEFAULT_MAX_PIXELS,
+        scaled: true,
+    };
+    PipelineSpec {
+        source: Source::ImageFolder {
+            root: root.to_str().unwrap().to_owned(),
+        },
+        ops: vec![decode, crop],
+    }
+}
+
+/// Returns the pixels of each sample of a batch.
+#[expect(unsafe_code, reason = "an array of a batch is known by its address")]
+fn pixels(batch: &Batch) -> Vec<Vec<u8>> {
+    let arrays = batch.arrays();
+    let bytes: usize = arrays[0].shape[1..].iter().product();
+    let first = arrays[0].address() as *const u8;
+    let sample = |i| {
+        // SAFETY: the array has so many bytes, and lives until the end of this function.
+        unsafe { std::slice::from_raw_parts(first.add(i * bytes), bytes) }.to_vec()
+    };
+    (0..arrays[0].shape[0]).map(sample).collect()
+}
+
+#[test]
+fn a_sample_that_is_drawn_twice_is_cut_differently_each_time() {
+    for form in [CacheForm::Off, CacheForm::Encoded, CacheForm::Decoded] {
+        let node = Node::start();
+        let mut weights = vec![0.0; SAMPLES as usize];
+        weights[3] = 1.0;
+        let job = node.job(|a| {
+            a.pipeline = images(node.folder.path(), &[]);
+            a.draws = Some(draws(Some(weights)));
+            a.cache = CacheRequest {
+                form: Some(form),
+                ..CacheRequest::default()
+            };
+        });
+        job.0.start_epoch().unwrap();
+        let mut seen = BTreeSet::new();
+        for _ in 0..10 {
+            let Given::Batch(batch) = job.next() else {
+                panic!("a batch is due")
+            };
+            assert_eq!(common::ids(&batch), [3; 4]);
+            let names: Vec<String> = batch.arrays().into_iter().map(|a| a.name).collect();
+            assert_eq!(
+                names,
+                ["image", "label", "index"],
+                "numbers are not the user's"
+            );
+            seen.extend(pixels(&batch));
+        }
+        // Two random areas of 20 x 20 pixels may be the same by chance.
+        assert!(seen.len() > 30, "{} of 40 are different", seen.len());
+        let totals = &node.streams()[0].totals;
+        if form != CacheForm::Off {
+            assert!(totals.fetched < 10, "{totals:?}");
+        }
+    }
+}
+
+#[test]
+fn another_sample_is_drawn_for_one_that_cannot_be_read() {
+    let whole = |batch_size| {
+        let node = Node::start();
+        let job = node.job(|a| {
+            a.pipeline = images(node.folder.path(), &[2, 11]);
+            (a.skip_errors, a.batch_size) = (true, batch_size);
+        });
+        let epochs = [job.epoch(), job.epoch(), job.epoch()];
+        for epoch in &epochs {
+            assert_eq!(count(epoch), COUNT as usize);
+            let different: BTreeSet<u32> = epoch.concat().into_iter().collect();
+            assert_eq!(different.len(), SAMPLES as usize - 2, "no number is lost");
+            assert!(!different.contains(&2) && !different.contains(&11));
+        }
+        let state = job.0.state().unwrap();
+        assert_eq!((state.epoch, state.delivered.len()), (3, 0));
+        assert_eq!(job.0.stats().skipped, 2);
+        assert_eq!(node.streams()[0].jobs[0].skipped, 2);
+        epochs.map(|epoch| epoch.concat())
+    };
+    assert_eq!(whole(4), whole(16), "whenever it is found to be bad");
+}
+
+#[test]
+fn a_sample_that_cannot_be_read_is_raised_by_its_id_and_its_batch_is_full() {
+    let node = Node::start();
+    let job = node.job(|a| a.pipeline = images(node.folder.path(), &[2]));
+    let mut failures = 0;
+    for _ in 0..2 {
+        job.0.start_epoch().unwrap();
+        let (batches, failed) = job.rest();
+        assert_eq!((batches.len(), count(&batches)), (26, COUNT as usize));
+        assert!(failed.iter().all(|id| *id == 2), "{failed:?}");
+        assert!(batches.iter().flatten().all(|id| *id != 2));
+        failures += failed.len();
+    }
+    // Each draw of it fails: 5 are expected in an epoch.
+    assert!((2..=25).contains(&failures), "{failures}");
+}
+
+#[test]
+fn members_of_a_cohort_are_given_the_same_draws_in_place_of_those_that_fail() {
+    let node = Node::start();
+    let member = |batch_size| {
+        node.job(|a| {
+            a.pipeline = images(node.folder.path(), &[2, 11]);
+            (a.skip_errors, a.batch_size) = (true, batch_size);
+            a.cohort = Some(Cohort {
+                name: "search".into(),
+                size: 2,
+            });
+        })
+    };
+    let members = [member(4), member(8)];
+    let given = std::thread::scope(|scope| {
+        let epochs = members
+            .each_ref()
+            .map(|job| scope.spawn(|| job.epoch_pair().map(|epoch| epoch.concat())));
+        epochs.map(|epoch| epoch.join().unwrap())
+    });
+    assert_eq!(given[0], given[1]);
+    assert_eq!(given[0][0].len(), COUNT as usize);
+}
+
+#[test]
+fn where_nothing_can_be_drawn_that_can_be_read_its_user_hears_of_it() {
+    let node = Node::start();
+    let mut weights = vec![0.0; SAMPLES as usize];
+    weights[3] = 1.0;
+    let job = node.job(|a| {
+        a.pipeline = images(node.folder.path(), &[3]);
+        a.draws = Some(Draws {
+            count: 6,
+            weights: Some(weights),
+        });
+    });
+    job.0.start_epoch().unwrap();
+    let (batches, failed) = job.rest();
+    assert_eq!((count(&batches), failed), (0, vec![3; 6]));
+}
