@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,15 @@ def host() -> int:
     until(found, "there are workers")
     (pid,) = pids
     return pid
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 def until_delivered(samples: int) -> None:
@@ -221,9 +231,12 @@ def test_many_workers_that_are_killed_are_replaced_by_the_same_host() -> None:
             until_delivered((1 + 5 * number + QUEUE) * 4)
             for _ in range(5):
                 taken += next(batches)[-1].tolist()
-            for pid in stream()["worker_pids"]:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            workers = stream()["worker_pids"]
+            # Meanwhile nobody gives what one of them had to the next one that is killed.
+            with stopped(coordinator_pid()):
+                for pid in workers:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
         taken += [i for batch in batches for i in batch[-1].tolist()]
         assert sorted(taken) == list(range(size))
         assert host() == first and loader.stats()["reconnects"] == 0
