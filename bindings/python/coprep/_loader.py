@@ -526,9 +526,10 @@ class DataLoader(Generic[T_co]):
 
     def _follow_weights(self) -> None:
         """Weights that were changed since the last epoch count in the next one, as with PyTorch's sampler."""
-        if self._options["draws"] is None:
+        sampler = self._sampler if self._sampler is not None else self._batch_sampler
+        if self._options["draws"] is None or sampler is None:
             return
-        order = arguments.order_of(self._sampler if self._sampler is not None else self._batch_sampler, self.dataset)
+        order = arguments.order_of(sampler, self.dataset)
         if isinstance(order, str):
             raise ValueError(f"the sampler was changed, and its draws can no longer be shared: {order}")
         if order.draws != self._options["draws"]:
