@@ -108,15 +108,17 @@ def _random(sampler: Any, samples: int) -> Order | str:
         return _drawn(sampler.num_samples, None, seed)
     if sampler.num_samples != samples:
         return (
-            "RandomSampler without replacement gives each sample once, and num_samples is another number than the dataset "
-            "has: with replacement=True any number of draws can be shared"
+            "RandomSampler without replacement gives each sample once, and num_samples is another number than the "
+            "dataset has: with replacement=True any number of draws can be shared"
         )
     return Order(shuffle=True, seed=seed)
 
 
 def _weighted(sampler: Any, samples: int) -> Order | str:
     if not sampler.replacement:
-        return "WeightedRandomSampler without replacement draws each sample from those that are left: it is an order of its own"
+        return (
+            "WeightedRandomSampler(replacement=False) draws each sample from those that are left: an order of its own"
+        )
     weights = np.zeros(samples)
     given = np.asarray(sampler.weights, dtype=np.float64)
     if given.ndim != 1 or given.size > samples:

@@ -98,10 +98,10 @@ class DataLoader(Generic[T_co]):
         batch_size: samples of a batch, of one rank. ``None``: no batches, one sample at a time.
         shuffle: random order, a new one each epoch. Otherwise ids ascend, whichever other jobs share the stream; with
             ``order="relaxed"`` they may come in another order beside other jobs.
-        sampler, batch_sampler: PyTorch's sequential, random, subset-random, batch and distributed samplers are shared, as
-            ``shuffle``, ``subset``, ``batch_size`` and ranks are; so are ``RandomSampler(replacement=True)`` and
-            ``WeightedRandomSampler``, among jobs with equal weights and ``num_samples``. Any other works, but shares
-            nothing (:class:`UnsharedWarning`).
+        sampler, batch_sampler: PyTorch's sequential, random, subset-random, batch and distributed samplers are
+            shared, as ``shuffle``, ``subset``, ``batch_size`` and ranks are; so are
+            ``RandomSampler(replacement=True)`` and ``WeightedRandomSampler``, among jobs with equal weights and
+            ``num_samples``. Any other works, but shares nothing (:class:`UnsharedWarning`).
         num_workers: worker processes of the stream; those of its first job count. ``None``: as many as the coordinator
             has processors. 0: samples are made in this process, in the same order and with the same random numbers, for
             a debugger. Without effect for a native pipeline.
@@ -322,8 +322,8 @@ class DataLoader(Generic[T_co]):
         options["draws"] = order.draws
         if order.draws is not None and options["reuse"]:
             raise ValueError(
-                "reuse counts the epochs that a prepared sample is used for, and with replacement a sample may come many "
-                "times in one, or not at all: leave reuse out, or give cache='prepared'"
+                "reuse counts the epochs that a prepared sample is used for, and with replacement a sample may come "
+                "many times in one, or not at all: leave reuse out, or give cache='prepared'"
             )
         if order.subset is not None:
             self._set_subset(order.subset)
@@ -614,8 +614,8 @@ class DataLoader(Generic[T_co]):
     def state_dict(self) -> dict[str, Any]:
         """Where the job is, after the last batch it was given: epoch, ids given in it, seed. Can be written as JSON.
 
-        Where samples are drawn with replacement it has the numbers of the draws in place of ids, and ``draws``, which tells
-        their weights and how many there are from others.
+        Where samples are drawn with replacement it has the numbers of the draws in place of ids, and ``draws``, which
+        stands for their weights and how many there are.
 
         Taken in the loop after the last batch, it is of an empty rest: the loop that resumes it ends at once, and the
         next one is a whole epoch. Taken after the loop has ended, it is of the next epoch.
@@ -648,8 +648,8 @@ class DataLoader(Generic[T_co]):
         draws = self._options["draws"]
         if state.get("draws") != (draws and draws.identity):
             raise ValueError(
-                "the state was taken of other draws: one with replacement is of its sampler's weights and num_samples, and "
-                "goes on with the same only"
+                "the state was taken of other draws than this loader's: give the sampler the weights and num_samples that "
+                "it had, or none if it had none"
             )
         before, self._closed = self._loader, False
         self._resume = (state["epoch"], _ids_given(state["delivered"]), state["seed"], state["samples"])
