@@ -172,7 +172,7 @@ def options_of(plan: Plan, part: Part, room: Room) -> dict[str, Any]:
 
 
 def draw_with_replacement(loader: coprep.DataLoader, job: Job, samples: int) -> None:
-    """Gives a loader the order that it takes from a sampler of PyTorch, whose import would take longer than the history."""
+    """Gives a loader the order that it takes from a sampler. Importing PyTorch for one would take too long."""
     weights = np.array([weight_of(i) for i in range(samples)]).tobytes() if job.weighted else None
     loader._apply(arguments.Order(shuffle=True, draws=arguments.Draws(job.draws, weights)))
 

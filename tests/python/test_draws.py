@@ -251,8 +251,10 @@ def test_weights_that_change_count_in_the_next_epoch() -> None:
 
 
 def test_weights_may_be_fewer_than_the_samples() -> None:
-    with make(weighted([1.0, 3.0], draws=100)) as loader:
-        assert set(ids(loader)) == {0, 1}
+    learnt = torch.tensor([1.0, 3.0], requires_grad=True)
+    for weights in ([1.0, 3.0], learnt):
+        with make(weighted(weights, draws=100)) as loader:
+            assert set(ids(loader)) == {0, 1}
 
 
 def test_a_batch_sampler_of_draws_is_shared() -> None:

@@ -120,7 +120,11 @@ def _weighted(sampler: Any, samples: int) -> Order | str:
             "WeightedRandomSampler(replacement=False) draws each sample from those that are left: an order of its own"
         )
     weights = np.zeros(samples)
-    given = np.asarray(sampler.weights, dtype=np.float64)
+    given = sampler.weights
+    if hasattr(given, "detach"):
+        # They may be learnt, or lie on a device.
+        given = given.detach().cpu()
+    given = np.asarray(given, dtype=np.float64)
     if given.ndim != 1 or given.size > samples:
         return f"WeightedRandomSampler has weights of shape {given.shape}, and the dataset {samples} samples"
     # As with PyTorch, samples beyond the last weight are never drawn.

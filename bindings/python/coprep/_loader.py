@@ -648,8 +648,8 @@ class DataLoader(Generic[T_co]):
         draws = self._options["draws"]
         if state.get("draws") != (draws and draws.identity):
             raise ValueError(
-                "the state was taken of other draws than this loader's: give the sampler the weights and num_samples that "
-                "it had, or none if it had none"
+                "the state was taken of other draws than this loader's: give the sampler the weights and num_samples "
+                "that it had, or leave it out if there was none"
             )
         before, self._closed = self._loader, False
         self._resume = (state["epoch"], _ids_given(state["delivered"]), state["seed"], state["samples"])
