@@ -23,7 +23,7 @@ MOST_DRAWS = 2**28
 class Draws(NamedTuple):
     """An epoch of independent draws with replacement."""
 
-    count: int
+    length: int
     """Draws of an epoch."""
     weights: bytes | None
     """Of each sample, 64-bit floats; ``None``: all samples are equally likely."""
@@ -32,7 +32,7 @@ class Draws(NamedTuple):
     def identity(self) -> str:
         """Tells draws apart in the state of a loader."""
         digest = "" if self.weights is None else f"-{hashlib.blake2b(self.weights, digest_size=16).hexdigest()}"
-        return f"{self.count}{digest}"
+        return f"{self.length}{digest}"
 
 
 class Order(NamedTuple):

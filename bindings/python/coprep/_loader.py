@@ -588,7 +588,7 @@ class DataLoader(Generic[T_co]):
                 return self._native.batches_per_epoch()
         subset, draws = self._options["subset"], self._options["draws"]
         if draws is not None:
-            samples = draws.count
+            samples = draws.length
         else:
             samples = len(self.dataset) if subset is None else len(memoryview(subset).cast("I"))
         step = self._options["batch_size"] * arguments.place(*self._place).world_size
@@ -698,7 +698,7 @@ class DataLoader(Generic[T_co]):
             parts.append(f"shuffle={self._options['shuffle']}")
             parts += [f"seed={self._options['seed']}"] if self._options["seed"] is not None else []
             draws = self._options["draws"]
-            parts += [f"{draws.count} draws with replacement"] if draws is not None else []
+            parts += [f"{draws.length} draws with replacement"] if draws is not None else []
             parts += ["a subset"] if self._options["subset"] is not None else []
             parts.append("samples made in this process" if self.num_workers == 0 and not self._is_native else "shared")
         return f"<coprep.DataLoader of {dataset}: {', '.join(parts)}>"
