@@ -16,7 +16,7 @@ Ids = npt.NDArray[Any]
 _START_METHODS = ["fork", "spawn", "forkserver"]
 
 
-MOST_DRAWS = 2**28
+MOST_DRAWS = 2**26
 """Draws of an epoch, at most."""
 
 
