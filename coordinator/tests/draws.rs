@@ -240,14 +240,15 @@ fn jobs_share_draws_whenever_they_join() {
     early.0.start_epoch().unwrap();
     let mut one = early.take(9);
     late.0.start_epoch().unwrap();
-    // They take turns. What lay ready for the first when the other came is not shared.
+    // They take turns. What lay ready for the first when the other came is not shared, and it stays so far behind.
     let mut other = Vec::new();
     for _ in 0..100 {
         one.extend(early.take(1));
         other.extend(late.take(1));
     }
-    let last = one.len() - 40;
-    assert_eq!(one[last..], other[60..], "the last batches are the same");
+    let last = &one[one.len() - 20..];
+    let is_shared = other.windows(20).any(|batches| batches == last);
+    assert!(is_shared, "{last:?} are not in {other:?}");
     for (job, given) in [(&early, &one), (&late, &other)] {
         let (rest, failed) = job.rest();
         assert!(failed.is_empty());
@@ -363,6 +364,20 @@ fn members_of_a_cohort_are_given_the_same_draws() {
     });
     assert_eq!(given[0], given[1]);
     assert_eq!(given[0], Node::start().job(|_| {}).epoch_pair());
+}
+
+#[test]
+fn a_large_dataset_may_have_a_weight_for_each_sample() {
+    let node = Node::start();
+    let samples = 1_500_000;
+    let weights = (0..samples).map(|id| f64::from(id % 2));
+    let job = node.job(|a| {
+        a.pipeline = common::numbers(samples);
+        a.draws = Some(draws(Some(weights.collect())));
+    });
+    let ids = job.epoch().concat();
+    assert_eq!(ids.len(), COUNT as usize);
+    assert!(ids.iter().all(|id| id % 2 == 1));
 }
 
 #[test]

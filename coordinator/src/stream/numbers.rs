@@ -58,7 +58,8 @@ pub(crate) struct Drawn {
     attempt: u32,
 }
 
-/// Keeps these draws apart from those of the scheduler, which have the same seed.
+/// Keeps these draws apart from those of the scheduler, which have the same seed. It comes first: a seed and an epoch that
+/// are hashed side by side could change places.
 const DRAW: u64 = u64::MAX;
 /// Draws for one number until none is left to try: so many fail only where hardly any sample can be read.
 const MOST_ATTEMPTS: u32 = 1000;
@@ -117,7 +118,7 @@ impl Numbers {
             key: match self {
                 Numbers::Ids => visit,
                 // Operators are keyed by the seed as well.
-                Numbers::Draws(_) | Numbers::Told(_) => keyed(visit, &[number.into()]),
+                Numbers::Draws(_) | Numbers::Told(_) => keyed(DRAW, &[visit, number.into()]),
             },
             attempt: 0,
         }
@@ -162,7 +163,7 @@ impl Draws {
 
     /// Returns the `attempt`-th sample that is drawn for a number.
     fn id(&self, number: u32, visit: u64, attempt: u32) -> u32 {
-        let words = [visit, number.into(), attempt.into(), DRAW];
+        let words = [DRAW, visit, number.into(), attempt.into()];
         let random = keyed(self.seed, &words);
         match &self.cumulative {
             None => below(random, self.samples.into()) as u32,
