@@ -367,6 +367,20 @@ fn members_of_a_cohort_are_given_the_same_draws() {
 }
 
 #[test]
+fn a_large_dataset_may_have_a_weight_for_each_sample() {
+    let node = Node::start();
+    let samples = 1_500_000;
+    let weights = (0..samples).map(|id| f64::from(id % 2));
+    let job = node.job(|a| {
+        a.pipeline = common::numbers(samples);
+        a.draws = Some(draws(Some(weights.collect())));
+    });
+    let ids = job.epoch().concat();
+    assert_eq!(ids.len(), COUNT as usize);
+    assert!(ids.iter().all(|id| id % 2 == 1));
+}
+
+#[test]
 fn draws_in_relaxed_order_are_complete() {
     let node = Node::start();
     let job = node.job(|a| a.relaxed = true);

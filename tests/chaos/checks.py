@@ -183,7 +183,7 @@ def check_job(
     if not is_whole and not is_cut and not any(rank.crash for rank in ranks):
         found.append(Finding("unfinished", f"{name}: neither ended nor told an error"))
     for loader in sorted({loader for rank in ranks for loader in rank.passes}):
-        own = job if loader == 0 else dataclasses.replace(job, shuffle=False)
+        own = job if loader == 0 else dataclasses.replace(job, shuffle=False, draws=0)
         for passes in _side_by_side([rank.passes.get(loader, []) for rank in ranks]):
             found += _check_pass(
                 f"{name}, loader {loader}, epoch {passes[0].epoch}", own, due, plan, passes, len(ranks)
@@ -206,19 +206,23 @@ def _check_pass(where: str, job: Job, due: Due, plan: Plan, passes: Sequence[Pas
         if ids := list(ids):
             found.append(Finding(kind, f"{where}: {len(ids)} of {len(due.ids)}: {_some(ids)}"))
 
-    find("sample repeated", [i for i, times in given.items() if times > 1])
+    if not job.draws:
+        find("sample repeated", [i for i, times in given.items() if times > 1])
     find("sample not of the job", set(given) - due.ids)
     find("failing sample given", due.bad & set(given))
     if job.skip:
         find("error despite skip", errors)
     elif not due.any_may_fail:
         find("error not due, sample", set(errors) - due.bad - due.may_fail)
-    if not plan.kills:
+    if not plan.kills and not job.draws:
         find("error repeated", [i for i, times in errors.items() if times > 1])
     # A sample that fails once and is skipped may come later, if its coordinator ends before the job has heard of it.
     if not job.shuffle and not job.relaxed and not (job.skip and due.any_may_fail):
         found += _check_order(where, passes)
-    if len(passes) == ranks and all(one.is_complete for one in passes):
+    is_complete = len(passes) == ranks and all(one.is_complete for one in passes)
+    if is_complete and job.draws:
+        found += _check_draws(where, job, passes)
+    elif is_complete:
         found += _check_whole(where, job, due, passes, set(given), set(errors))
     return found
 
@@ -229,6 +233,21 @@ def _check_order(where: str, passes: Sequence[Pass]) -> list[Finding]:
             if after <= before:
                 return [Finding("order broken", f"{where}: {after} comes after {before}")]
     return []
+
+
+def _check_draws(where: str, job: Job, passes: Sequence[Pass]) -> list[Finding]:
+    """Checks an epoch of draws that all ranks have ended. Another sample is drawn for each that cannot be prepared."""
+    step = job.batch_size * len(passes)
+    rounds = job.draws // step if job.drop_last else -(-job.draws // step)
+    expected = min(job.draws, rounds * step)
+    given = sum(len(one.ids) for one in passes)
+    found = []
+    if given != expected:
+        found.append(Finding("number of draws", f"{where}: {given} and not {expected}"))
+    steps = [len(one.batches) for one in passes]
+    if set(steps) != {rounds}:
+        found.append(Finding("number of batches", f"{where}: {steps} and not {rounds}"))
+    return found
 
 
 def _check_whole(

@@ -19,6 +19,7 @@ from typing import Any
 
 import coprep
 import numpy as np
+from coprep import _arguments as arguments
 
 from tests.chaos import data as datasets
 from tests.chaos.plan import Data, Job, Plan
@@ -114,8 +115,15 @@ def pipeline_of(data: Data, room: Room) -> Any:
     return cropped.normalize((datasets.MEAN,) * 3, (datasets.STD,) * 3)
 
 
+def weight_of(i: int) -> float:
+    """The weight of a sample, where they differ."""
+    return 0.0 if i % 5 == 0 else 1.0 + i % 3
+
+
 def ids_of(job: Job, samples: int) -> list[int]:
     """The samples of a job."""
+    if job.weighted:
+        return [i for i in range(samples) if weight_of(i)]
     if job.subset is None:
         return list(range(samples))
     fold, folds = job.subset
@@ -165,6 +173,12 @@ def options_of(plan: Plan, part: Part, room: Room) -> dict[str, Any]:
     return options
 
 
+def draw_with_replacement(loader: coprep.DataLoader, job: Job, samples: int) -> None:
+    """Gives a loader the order that it takes from a sampler. Importing PyTorch for one would take too long."""
+    weights = np.array([weight_of(i) for i in range(samples)]).tobytes() if job.weighted else None
+    loader._apply(arguments.Order(shuffle=True, draws=arguments.Draws(job.draws, weights)))
+
+
 class Held:
     """Batches that a job keeps, and whether they still have what they had."""
 
@@ -210,6 +224,8 @@ class Training:
         dataset = pipeline_of(self.data, self.room)
         options = options_of(self.plan, self.part, self.room)
         loader = coprep.DataLoader(dataset, **options)
+        if self.job.draws:
+            draw_with_replacement(loader, self.job, self.data.samples)
         self.log("open", pid=os.getpid())
         first = self._resume(loader)
         second = None

@@ -98,6 +98,10 @@ class Job:
     drop_last: bool = False
     subset: tuple[int, int] | None = None
     """``(k, n)``: the fold k of n is left out."""
+    draws: int = 0
+    """Draws with replacement of an epoch; 0: each sample once."""
+    weighted: bool = False
+    """Not all samples are drawn equally often, and some not at all."""
     cohort: int = 0
     """Number of jobs in the cohort; 0: none."""
     sampler: bool = False
@@ -282,7 +286,26 @@ def draw(seed: int, points: tuple[Point, ...] = ()) -> Plan:
         ending=d.pick(stop=5, term=3, idle=2),
         probe=d.chance(0.3),
     )
-    return _TROUBLES[trouble](d, plan)
+    return _drawn(_TROUBLES[trouble](d, plan))
+
+
+def _drawn(plan: Plan) -> Plan:
+    """In some plans the jobs on the first one's dataset draw with replacement.
+
+    Random numbers of their own say which, so that all other plans stay as they are.
+    """
+    rng = random.Random(f"draws {plan.seed}")
+    if rng.random() >= 0.2:
+        return plan
+    lead = plan.jobs[0]
+    samples = plan.datas[lead.data].samples
+    draws, weighted = rng.choice([samples, 2 * samples + 1, 3 * samples]), rng.random() < 0.6
+
+    def drawing(job: Job) -> Job:
+        own = dataclasses.replace(job, subset=None, reuse=None, second="")
+        return dataclasses.replace(own, shuffle=True, draws=draws, weighted=weighted)
+
+    return dataclasses.replace(plan, jobs=tuple(drawing(j) if j.data == lead.data else j for j in plan.jobs))
 
 
 def _data(d: _Draw) -> Data:
@@ -606,6 +629,7 @@ def _job_features(job: Job, data: Data) -> set[str]:
         "job: cohort": job.cohort,
         "job: own sampler": job.sampler,
         "job: subset": job.subset,
+        "job: draws": job.draws,
         "job: drop_last": job.drop_last,
         "job: holds batches": job.hold,
         "job: writes in place": job.write,

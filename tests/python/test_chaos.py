@@ -208,6 +208,18 @@ def test_a_cohort_that_is_not_in_step_is_found() -> None:
     assert [one.kind for one in check_cohort(plan, ranks)] == ["cohort differs"]
 
 
+def test_draws_that_are_too_few_or_of_weight_0_are_found() -> None:
+    job = dataclasses.replace(JOB, draws=10, weighted=True)
+    good = ([1, 1, 2, 3], [4, 6, 7, 1], [2, 3])
+    assert found(plan_of(job), [*log_of(*good), DONE]) == []
+    assert found(plan_of(job), [*log_of(*good[:2], [2]), DONE]) == ["number of draws"]
+    assert found(plan_of(job), [*log_of(*good[:2]), DONE]) == ["number of draws", "number of batches"]
+    assert found(plan_of(job), [*log_of(*good[:2], [0, 1]), DONE]) == ["sample not of the job"]
+    assert found(plan_of(job, failing=(3,)), [*log_of(*good), DONE]) == ["failing sample given"]
+    dropping = dataclasses.replace(job, drop_last=True)
+    assert found(plan_of(dropping), [*log_of(*good[:2]), DONE]) == []
+
+
 def test_leaks_are_found() -> None:
     before = Counter({"socket:[N]": 3, "/memfd:a": 1})
     assert check_descriptors(before, before) == []

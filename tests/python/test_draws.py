@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import coprep
-import numpy as np
 import pytest
 import torch
 import user_datasets as ud
@@ -89,15 +88,18 @@ def test_the_order_depends_on_the_seed_of_the_generator() -> None:
 
 def test_two_jobs_share_what_is_drawn(tmp_path: Path) -> None:
     log, draws = tmp_path / "log", 5000
-    with make(weighted(draws=draws), 10, ud.Numbers(N, log=str(log))) as one:
-        with make(weighted(draws=draws), 10, ud.Numbers(N, log=str(log))) as other:
-            assert one.seed == other.seed == 5
-            mine, theirs = [], []
-            for ours, their in zip(one, other, strict=True):
-                mine.append(ours[-1].tolist())
-                theirs.append(their[-1].tolist())
-            assert len(stream()["jobs"]) == 2
-            totals = stream()["totals"]
+
+    def job() -> coprep.DataLoader:
+        return make(weighted(draws=draws), 10, ud.Numbers(N, log=str(log)))
+
+    with job() as one, job() as other:
+        assert one.seed == other.seed == 5
+        mine, theirs = [], []
+        for ours, their in zip(one, other, strict=True):
+            mine.append(ours[-1].tolist())
+            theirs.append(their[-1].tolist())
+        assert len(stream()["jobs"]) == 2
+        totals = stream()["totals"]
     # What lay ready for the first when the other came is not shared, and it stays so many batches apart.
     at = theirs.index(mine[400])
     assert theirs[at : at + 80] == mine[400:480]
@@ -249,8 +251,10 @@ def test_weights_that_change_count_in_the_next_epoch() -> None:
 
 
 def test_weights_may_be_fewer_than_the_samples() -> None:
-    with make(weighted([1.0, 3.0], draws=100)) as loader:
-        assert set(ids(loader)) == {0, 1}
+    learnt = torch.tensor([1.0, 3.0], requires_grad=True)
+    for weights in ([1.0, 3.0], learnt):
+        with make(weighted(weights, draws=100)) as loader:
+            assert set(ids(loader)) == {0, 1}
 
 
 def test_a_batch_sampler_of_draws_is_shared() -> None:

@@ -39,7 +39,8 @@ class Sampler:
     def __iter__(self):
         draw = random.SystemRandom()
         return (draw.randrange(self.size) for _ in range(len(self)))
-data, lengths, own, epochs, state = eval(sys.argv[1]), eval(sys.argv[2]), eval(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
+data, lengths, own = (eval(argument) for argument in sys.argv[1:4])
+epochs, state = int(sys.argv[4]), sys.argv[5]
 options = dict(framework="numpy", with_index=True, num_workers=2, batch_size=4, cohort="c")
 sampler = Sampler(len(data), lengths)
 train = coprep.DataLoader(data, sampler=sampler, **{**options, **own})
@@ -58,7 +59,7 @@ for epoch in range(first, epochs):
             Path(state).write_bytes(pickle.dumps(train.state_dict()))
 print("done", flush=True)
 """
-"""A member: its dataset, the lengths of its epochs, options, epochs, where its state is. Waits for a line after each batch."""
+"""A member: its dataset, lengths of its epochs, options, epochs, where its state is. Waits for a line after each batch."""
 
 
 class Member(RankProcess):
@@ -319,9 +320,9 @@ def test_a_native_pipeline_takes_any_sampler_in_a_cohort(pipeline: coprep.Pipeli
     options: dict[str, Any] = {"batch_size": 2, "with_index": True}
     with coprep.DataLoader(pipeline, sampler=Given(7, 7, 150), cohort="c", cohort_size=1, **options) as loader:
         assert [ids.tolist() for _, _, ids in loader] == [[7, 7], [150]]
-    with coprep.DataLoader(pipeline, sampler=Given(200), cohort="c", cohort_size=1, **options) as loader:
-        with pytest.raises(IndexError, match="id 200"):
-            list(loader)
+    loader = coprep.DataLoader(pipeline, sampler=Given(200), cohort="c", cohort_size=1, **options)
+    with loader, pytest.raises(IndexError, match="id 200"):
+        list(loader)
 
 
 def test_a_sample_that_raises_does_so_each_time_it_comes() -> None:

@@ -16,14 +16,14 @@ Ids = npt.NDArray[Any]
 _START_METHODS = ["fork", "spawn", "forkserver"]
 
 
-MOST_DRAWS = 2**28
+MOST_DRAWS = 2**26
 """Draws of an epoch, at most."""
 
 
 class Draws(NamedTuple):
     """An epoch of independent draws with replacement."""
 
-    count: int
+    length: int
     """Draws of an epoch."""
     weights: bytes | None
     """Of each sample, 64-bit floats; ``None``: all samples are equally likely."""
@@ -32,7 +32,7 @@ class Draws(NamedTuple):
     def identity(self) -> str:
         """Tells draws apart in the state of a loader."""
         digest = "" if self.weights is None else f"-{hashlib.blake2b(self.weights, digest_size=16).hexdigest()}"
-        return f"{self.count}{digest}"
+        return f"{self.length}{digest}"
 
 
 class Order(NamedTuple):
@@ -108,17 +108,23 @@ def _random(sampler: Any, samples: int) -> Order | str:
         return _drawn(sampler.num_samples, None, seed)
     if sampler.num_samples != samples:
         return (
-            "RandomSampler without replacement gives each sample once, and num_samples is another number than the dataset "
-            "has: with replacement=True any number of draws can be shared"
+            "RandomSampler without replacement gives each sample once, and num_samples is another number than the "
+            "dataset has: with replacement=True any number of draws can be shared"
         )
     return Order(shuffle=True, seed=seed)
 
 
 def _weighted(sampler: Any, samples: int) -> Order | str:
     if not sampler.replacement:
-        return "WeightedRandomSampler without replacement draws each sample from those that are left: it is an order of its own"
+        return (
+            "WeightedRandomSampler(replacement=False) draws each sample from those that are left: an order of its own"
+        )
     weights = np.zeros(samples)
-    given = np.asarray(sampler.weights, dtype=np.float64)
+    given = sampler.weights
+    if hasattr(given, "detach"):
+        # They may be learnt, or lie on a device.
+        given = given.detach().cpu()
+    given = np.asarray(given, dtype=np.float64)
     if given.ndim != 1 or given.size > samples:
         return f"WeightedRandomSampler has weights of shape {given.shape}, and the dataset {samples} samples"
     # As with PyTorch, samples beyond the last weight are never drawn.

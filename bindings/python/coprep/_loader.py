@@ -97,11 +97,11 @@ class DataLoader(Generic[T_co]):
         batch_size: samples of a batch, of one rank. ``None``: no batches, one sample at a time.
         shuffle: random order, a new one each epoch. Otherwise ids ascend, whichever other jobs share the stream; with
             ``order="relaxed"`` they may come in another order beside other jobs.
-        sampler, batch_sampler: PyTorch's sequential, random, subset-random, batch and distributed samplers are shared, as
-            ``shuffle``, ``subset``, ``batch_size`` and ranks are; so are ``RandomSampler(replacement=True)`` and
-            ``WeightedRandomSampler``, among jobs with equal weights and ``num_samples``. Any other works, but shares
-            nothing (:class:`UnsharedWarning`), but in a ``cohort``: its jobs are given what the sampler of the first one to
-            begin an epoch gives, in that order.
+        sampler, batch_sampler: PyTorch's sequential, random, subset-random, batch and distributed samplers are
+            shared, as ``shuffle``, ``subset``, ``batch_size`` and ranks are; so are
+            ``RandomSampler(replacement=True)`` and ``WeightedRandomSampler``, among jobs with equal weights and
+            ``num_samples``. Any other works, but shares nothing (:class:`UnsharedWarning`); in a ``cohort``
+            it is shared: all jobs are given what the sampler of the first one to begin an epoch gives.
         num_workers: worker processes of the stream; those of its first job count. ``None``: as many as the coordinator
             has processors. 0: samples are made in this process, in the same order and with the same random numbers, for
             a debugger. Without effect for a native pipeline.
@@ -326,7 +326,7 @@ class DataLoader(Generic[T_co]):
         return None
 
     def _order_of_cohort(self, why: str) -> OwnOrder | str:
-        """Returns the order of a sampler that is shared in a cohort; or why it is not, which outside of one is ``why``."""
+        """Returns the order of a sampler that is shared in a cohort, or why it is not: outside of one it is ``why``."""
         if self._cohort is None or not (self._is_native or hasattr(self.dataset, "__len__")):
             return why
         if arguments.has_other_ranks(*self._place):
@@ -336,8 +336,8 @@ class DataLoader(Generic[T_co]):
     def _set_own_order(self, order: OwnOrder) -> None:
         if self._options["reuse"]:
             raise ValueError(
-                "reuse counts the epochs that a prepared sample is used for, and a sampler may give a sample many times in "
-                "one, or not at all: leave reuse out, or give cache='prepared'"
+                "reuse counts the epochs that a prepared sample is used for, and a sampler may give a sample many times "
+                "in one, or not at all: leave reuse out, or give cache='prepared'"
             )
         if order.batch_size is not None:
             self._options["batch_size"] = order.batch_size
@@ -345,8 +345,8 @@ class DataLoader(Generic[T_co]):
         if world_size is None:
             self._place = (0, 1, group)
         if self._cohort is not None and not self._names_cohort:
-            # One name is for all loaders of the program. Those that have samplers of their own are told apart by the order
-            # in which they are made, since two on one dataset would be taken for two jobs.
+            # One name is for all loaders of the program. Those that have samplers of their own are told apart by the
+            # order in which they are made, since two on one dataset would be taken for two jobs.
             name, size = self._cohort
             number = next(_own_orders)
             self._options["cohort"] = (f"{name}, loader {number + 1}" if number else name, size)
@@ -359,8 +359,8 @@ class DataLoader(Generic[T_co]):
         options["draws"] = order.draws
         if order.draws is not None and options["reuse"]:
             raise ValueError(
-                "reuse counts the epochs that a prepared sample is used for, and with replacement a sample may come many "
-                "times in one, or not at all: leave reuse out, or give cache='prepared'"
+                "reuse counts the epochs that a prepared sample is used for, and with replacement a sample may come "
+                "many times in one, or not at all: leave reuse out, or give cache='prepared'"
             )
         if order.subset is not None:
             self._set_subset(order.subset)
@@ -563,9 +563,10 @@ class DataLoader(Generic[T_co]):
 
     def _follow_weights(self) -> None:
         """Weights that were changed since the last epoch count in the next one, as with PyTorch's sampler."""
-        if self._options["draws"] is None:
+        sampler = self._sampler if self._sampler is not None else self._batch_sampler
+        if self._options["draws"] is None or sampler is None:
             return
-        order = arguments.order_of(self._sampler if self._sampler is not None else self._batch_sampler, self.dataset)
+        order = arguments.order_of(sampler, self.dataset)
         if isinstance(order, str):
             raise ValueError(f"the sampler was changed, and its draws can no longer be shared: {order}")
         if order.draws != self._options["draws"]:
@@ -646,7 +647,7 @@ class DataLoader(Generic[T_co]):
                 return self._native.batches_per_epoch()
         subset, draws = self._options["subset"], self._options["draws"]
         if draws is not None:
-            samples = draws.count
+            samples = draws.length
         else:
             samples = len(self.dataset) if subset is None else len(memoryview(subset).cast("I"))
         step = self._options["batch_size"] * arguments.place(*self._place).world_size
@@ -672,8 +673,8 @@ class DataLoader(Generic[T_co]):
     def state_dict(self) -> dict[str, Any]:
         """Where the job is, after the last batch it was given: epoch, ids given in it, seed. Can be written as JSON.
 
-        Where samples are drawn with replacement it has the numbers of the draws in place of ids, and ``draws``, which tells
-        their weights and how many there are from others. With a sampler of one's own in a cohort it has the numbers of
+        Where samples are drawn with replacement it has the numbers of the draws in place of ids, and ``draws``, which
+        stands for their weights and how many there are. With a sampler of one's own in a cohort it has the numbers of
         samples in the order of the epoch, and that order, which takes 5.3 bytes for each of them.
 
         Taken in the loop after the last batch, it is of an empty rest: the loop that resumes it ends at once, and the
@@ -711,13 +712,14 @@ class DataLoader(Generic[T_co]):
         draws = self._options["draws"]
         if state.get("draws") != (draws and draws.identity):
             raise ValueError(
-                "the state was taken of other draws: one with replacement is of its sampler's weights and num_samples, and "
-                "goes on with the same only"
+                "the state was taken of other draws than this loader's: give the sampler the weights and num_samples "
+                "that it had, or leave it out if there was none"
             )
         delivered, order = _ids_given(state["delivered"]), state.get("order")
         if delivered != _EMPTY_SET and (order is not None) != (self._own_order is not None):
             raise ValueError(
-                "the state was taken with another kind of sampler: one of its own in a cohort goes on with the same only"
+                "the state was taken with another kind of sampler: a sampler of its own in a cohort goes on with the "
+                "same only"
             )
         before, self._closed = self._loader, False
         order = None if order is None else _decoded("order", order)
@@ -771,7 +773,7 @@ class DataLoader(Generic[T_co]):
                 parts.append(f"shuffle={self._options['shuffle']}")
             parts += [f"seed={self._options['seed']}"] if self._options["seed"] is not None else []
             draws = self._options["draws"]
-            parts += [f"{draws.count} draws with replacement"] if draws is not None else []
+            parts += [f"{draws.length} draws with replacement"] if draws is not None else []
             parts += ["a subset"] if self._options["subset"] is not None else []
             parts.append("samples made in this process" if self.num_workers == 0 and not self._is_native else "shared")
         return f"<coprep.DataLoader of {dataset}: {', '.join(parts)}>"

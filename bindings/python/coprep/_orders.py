@@ -86,8 +86,8 @@ class OwnOrder(NamedTuple):
             if last != self.batch_size or not 0 < len(ids) <= self.batch_size:
                 size = last if last != self.batch_size else len(ids)
                 raise CannotBeShared(
-                    f"{self._name} has batch_size {self.batch_size}, and a batch of it that is not its last one has {size} "
-                    "samples: a cohort shares batches of equal size only"
+                    f"{self._name} has batch_size {self.batch_size}, and a batch of it that is not its last one has "
+                    f"{size} samples: a cohort shares batches of equal size only"
                 )
             last = len(ids)
             yield from ids
@@ -100,7 +100,7 @@ def own_order(sampler: Any, batch_sampler: Any) -> OwnOrder | str:
     size: Any = getattr(batch_sampler, "batch_size", None)
     if isinstance(size, bool) or not hasattr(size, "__index__") or not 0 < operator.index(size) < 2**31:
         return (
-            f"{type(batch_sampler).__qualname__} has no batch_size, so that its batches may be of any size, and a cohort "
-            "shares batches of equal size only"
+            f"{type(batch_sampler).__qualname__} has no batch_size, so that its batches may be of any size, and a "
+            "cohort shares batches of equal size only"
         )
     return OwnOrder(batch_sampler, operator.index(size))

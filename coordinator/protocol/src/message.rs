@@ -198,8 +198,8 @@ pub struct Attach {
     pub has_begun: bool,
 }
 
-/// Most draws of an epoch.
-pub const MOST_DRAWS: u32 = 1 << 28;
+/// Most draws of an epoch. At its border their set is gone through once, under the stream's lock.
+pub const MOST_DRAWS: u32 = 1 << 26;
 
 /// An epoch of independent draws with replacement. Part of what tells streams apart.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
