@@ -1,0 +1,198 @@
+"""Other people's programs: runs one with PyTorch's loader and with coprep's, and compares what its loaders gave.
+
+usage: python -m tests.programs --out FOLDER -- python train.py --epochs 2 --output-dir {out}
+
+The program runs with PyTorch, with coprep alone, and with coprep twice at once. `python` in its command is the
+interpreter of this command, and with coprep is followed by `-m coprep run`; `{out}` is a folder of each run's own. Two
+kinds of runs are made: recorded ones, whose batches are compared, and (`--times`) plain ones, which are timed.
+
+Passes in the order of the dataset must be equal bit for bit. Passes in random order must have as many batches, of the
+same sizes, and the same labels, each as often: the programs' data has a label of its own for each sample. Files that
+a program writes are compared too if `--equal NAME` names them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import coprep
+
+HERE = Path(__file__).parent
+LOOK_EVERY_S = 0.05
+PATIENCE_S = 600
+
+
+@dataclass(frozen=True)
+class Run:
+    """One or more copies of a program that ran at the same time."""
+
+    folders: Sequence[Path]
+    """By copy: what it wrote, its recorded passes among it."""
+    seconds: float
+    """From the start of the first process to the end of the last."""
+    exit_codes: Sequence[int]
+    totals: Mapping[int, Mapping[str, int]]
+    """By stream, as the coordinator last said."""
+
+    def total(self, what: str) -> int:
+        return sum(stream[what] for stream in self.totals.values())
+
+
+class Watch(threading.Thread):
+    """Asks a coordinator for the totals of its streams, again and again."""
+
+    def __init__(self, socket: Path) -> None:
+        super().__init__(daemon=True)
+        self.totals: dict[int, dict[str, int]] = {}
+        self._socket = socket
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        while not self._ended.wait(LOOK_EVERY_S):
+            self._look()
+
+    def end(self) -> None:
+        self._ended.set()
+        self.join()
+        self._look()
+
+    def _look(self) -> None:
+        with contextlib.suppress(coprep.CoprepError):
+            for stream in coprep.status(self._socket)["streams"]:
+                self.totals[stream["id"]] = stream["totals"]
+
+
+def command(words: Sequence[str], loader: str, out: Path) -> list[str]:
+    """Returns the words of a program's command, for one of its runs."""
+    python = [sys.executable, "-m", "coprep", "run"] if loader == "coprep" else [sys.executable]
+    given = [word.replace("{out}", str(out)) for word in words]
+    return [*python, *given[1:]] if given[0] == "python" else given
+
+
+@contextlib.contextmanager
+def coordinator(folder: Path) -> Iterator[tuple[dict[str, str], Watch]]:
+    """Gives the place of a coordinator that the first job starts, and ends it."""
+    socket = folder / "coprep.sock"
+    watch = Watch(socket)
+    watch.start()
+    try:
+        yield {"COPREP_SOCKET": str(socket)}, watch
+    finally:
+        watch.end()
+        with contextlib.suppress(coprep.CoprepError):
+            coprep.stop(socket)
+
+
+def run(words: Sequence[str], loader: str, copies: int, folder: Path, record: bool) -> Run:
+    """Run copies of a program at once, to their ends."""
+    outs = [folder / f"copy-{number}" for number in range(copies)]
+    for out in outs:
+        out.mkdir(parents=True)
+    with coordinator(folder) as (place, watch):
+        env = {**os.environ, **place, "OMP_NUM_THREADS": "1", "PROGRAMS_LOADER": loader}
+        began = time.monotonic()
+        processes = [start(command(words, loader, out), out, env, record) for out in outs]
+        codes = [process.wait(PATIENCE_S) for process in processes]
+        seconds = time.monotonic() - began
+    return Run(outs, seconds, codes, watch.totals)
+
+
+def start(words: Sequence[str], out: Path, env: dict[str, str], record: bool) -> subprocess.Popen[bytes]:
+    """Start a program with its output in files, recorded or not."""
+    if record:
+        path = [str(HERE / "recorder"), env.get("PYTHONPATH", "")]
+        env = {**env, "PROGRAMS_RECORD": str(out), "PYTHONPATH": os.pathsep.join(filter(None, path))}
+    with open(out / "stdout", "wb") as stdout, open(out / "stderr", "wb") as stderr:
+        return subprocess.Popen(words, stdout=stdout, stderr=stderr, env=env)
+
+
+def passes(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Returns what the loaders of a program gave, by the file of each rank."""
+    found = {}
+    for file in sorted(folder.glob("rank-*.jsonl")):
+        found[file.name] = [json.loads(line) for line in file.read_text().splitlines()]
+    return found
+
+
+def differences(expected: Path, given: Path, files: Sequence[str]) -> list[str]:
+    """Returns in what a run differs from PyTorch's, where it must not."""
+    theirs, ours = passes(expected), passes(given)
+    if {rank: len(some) for rank, some in theirs.items()} != {rank: len(some) for rank, some in ours.items()}:
+        return [f"passes: {describe(theirs)} with PyTorch, {describe(ours)} here"]
+    found = []
+    for rank in theirs:
+        for number, (their, our) in enumerate(zip(theirs[rank], ours[rank], strict=True)):
+            found += [f"{rank} pass {number}: {what}" for what in pass_differences(their, our)]
+    for name in files:
+        if (expected / name).read_bytes() != (given / name).read_bytes():
+            found.append(f"file {name}")
+    return found
+
+
+def pass_differences(their: Mapping[str, Any], our: Mapping[str, Any]) -> list[str]:
+    """Returns in what one pass differs."""
+    found = []
+    if their["sizes"] != our["sizes"]:
+        found.append(f"batches: {Counter(their['sizes'])} with PyTorch, {Counter(our['sizes'])} here")
+    if Counter(map(str, their["ids"])) != Counter(map(str, our["ids"])):
+        found.append("labels")
+    if their["order"] == "fixed" and their["digests"] != our["digests"]:
+        found.append("contents or order of a pass in fixed order")
+    return found
+
+
+def describe(ranks: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Returns the passes of a run in words."""
+    kinds = Counter(
+        f"{'shared' if one['shared'] else 'own'} {one['order']} of {len(one['sizes'])} batches, {len(one['ids'])} samples"
+        for some in ranks.values()
+        for one in some
+    )
+    return "; ".join(f"{count} x {kind}" for kind, count in kinds.items())
+
+
+def report(words: Sequence[str], folder: Path, record: bool, files: Sequence[str]) -> bool:
+    """Run a program in all ways and say how it went.
+
+    Returns:
+        Whether every run ended well, and equal to PyTorch's.
+    """
+    ways = (("torch", 1), ("coprep", 1), ("coprep", 2))
+    runs = [run(words, loader, copies, folder / f"{loader}-{copies}", record) for loader, copies in ways]
+    equal = True
+    for (loader, copies), one in zip(ways, runs, strict=True):
+        prepared = f", prepared {one.total('prepared')}, delivered {one.total('delivered')}" if one.totals else ""
+        print(f"{loader} x{copies}: {one.seconds:.1f} s, exit {list(one.exit_codes)}{prepared}")
+        for out in one.folders if record else ():
+            print(f"  {describe(passes(out))}")
+            for difference in differences(runs[0].folders[0], out, files):
+                print(f"  differs: {difference}")
+                equal = False
+    return equal and not any(any(one.exit_codes) for one in runs)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.programs", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder for what the runs write, made anew")
+    parser.add_argument("--times", action="store_true", help="run without recording, for times")
+    parser.add_argument("--equal", action="append", default=[], help="a file of {out} that must be PyTorch's")
+    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND")
+    args = parser.parse_args()
+    words = args.words[1:] if args.words[:1] == ["--"] else args.words
+    return 0 if report(words, args.out.resolve(), not args.times, args.equal) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
