@@ -3,8 +3,8 @@
 usage: python -m tests.programs --out FOLDER -- python train.py --epochs 2 --output-dir {out}
 
 The program runs with PyTorch, with coprep alone, and with coprep twice at once. `python` in its command is the
-interpreter of this command, and with coprep is followed by `-m coprep run`; `{out}` is a folder of each run's own. Two
-kinds of runs are made: recorded ones, whose batches are compared, and (`--times`) plain ones, which are timed.
+interpreter of this command, and with coprep is followed by `-m coprep run`; `{out}` is a folder of each run's own, and
+its working directory. Batches are recorded and compared; with `--times` they are not, for times of the programs alone.
 
 Passes in the order of the dataset must be equal bit for bit. Passes in random order must have as many batches, of the
 same sizes, and the same labels, each as often: the programs' data has a label of its own for each sample. Files that
@@ -29,9 +29,10 @@ from typing import Any
 
 import coprep
 
+from tests.bench.machine import cpu_seconds, trees
+
 HERE = Path(__file__).parent
-LOOK_EVERY_S = 0.05
-PATIENCE_S = 600
+LOOK_EVERY_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class Run:
     """By copy: what it wrote, its recorded passes among it."""
     seconds: float
     """From the start of the first process to the end of the last."""
+    cpu_seconds: float
+    """Of the programs, with what they started and waited for, and of the coordinator with its workers."""
     exit_codes: Sequence[int]
     totals: Mapping[int, Mapping[str, int]]
     """By stream, as the coordinator last said."""
@@ -51,11 +54,13 @@ class Run:
 
 
 class Watch(threading.Thread):
-    """Asks a coordinator for the totals of its streams, again and again."""
+    """Asks a coordinator for the totals of its streams, again and again, and reads the CPU time of its processes."""
 
     def __init__(self, socket: Path) -> None:
         super().__init__(daemon=True)
         self.totals: dict[int, dict[str, int]] = {}
+        self.cpu: dict[int, float] = {}
+        """By process, as last read. What has ended in between is missed by less than the time between two looks."""
         self._socket = socket
         self._ended = threading.Event()
 
@@ -70,15 +75,18 @@ class Watch(threading.Thread):
 
     def _look(self) -> None:
         with contextlib.suppress(coprep.CoprepError):
-            for stream in coprep.status(self._socket)["streams"]:
+            status = coprep.status(self._socket)
+            for stream in status["streams"]:
                 self.totals[stream["id"]] = stream["totals"]
+            for pid in trees([status["pid"]]):
+                self.cpu[pid] = max(cpu_seconds(pid), self.cpu.get(pid, 0.0))
 
 
 def command(words: Sequence[str], loader: str, out: Path) -> list[str]:
     """Returns the words of a program's command, for one of its runs."""
     python = [sys.executable, "-m", "coprep", "run"] if loader == "coprep" else [sys.executable]
-    given = [word.replace("{out}", str(out)) for word in words]
-    return [*python, *given[1:]] if given[0] == "python" else given
+    given = (word.replace("{out}", str(out)) for word in words)
+    return [part for word in given for part in (python if word == "python" else [word])]
 
 
 @contextlib.contextmanager
@@ -104,9 +112,10 @@ def run(words: Sequence[str], loader: str, copies: int, folder: Path, record: bo
         env = {**os.environ, **place, "OMP_NUM_THREADS": "1", "PROGRAMS_LOADER": loader}
         began = time.monotonic()
         processes = [start(command(words, loader, out), out, env, record) for out in outs]
-        codes = [process.wait(PATIENCE_S) for process in processes]
+        ends = [os.wait4(process.pid, 0) for process in processes]
         seconds = time.monotonic() - began
-    return Run(outs, seconds, codes, watch.totals)
+    used = sum(usage.ru_utime + usage.ru_stime for _, _, usage in ends) + sum(watch.cpu.values())
+    return Run(outs, seconds, used, [os.waitstatus_to_exitcode(status) for _, status, _ in ends], watch.totals)
 
 
 def start(words: Sequence[str], out: Path, env: dict[str, str], record: bool) -> subprocess.Popen[bytes]:
@@ -115,7 +124,7 @@ def start(words: Sequence[str], out: Path, env: dict[str, str], record: bool) ->
         path = [str(HERE / "recorder"), env.get("PYTHONPATH", "")]
         env = {**env, "PROGRAMS_RECORD": str(out), "PYTHONPATH": os.pathsep.join(filter(None, path))}
     with open(out / "stdout", "wb") as stdout, open(out / "stderr", "wb") as stderr:
-        return subprocess.Popen(words, stdout=stdout, stderr=stderr, env=env)
+        return subprocess.Popen(words, stdout=stdout, stderr=stderr, env=env, cwd=out)
 
 
 def passes(folder: Path) -> dict[str, list[dict[str, Any]]]:
@@ -163,6 +172,11 @@ def describe(ranks: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     return "; ".join(f"{count} x {kind}" for kind, count in kinds.items())
 
 
+def shared_samples(folder: Path) -> int:
+    """Returns how many samples a program was given by shared loaders."""
+    return sum(len(one["ids"]) for some in passes(folder).values() for one in some if one["shared"])
+
+
 def report(words: Sequence[str], folder: Path, record: bool, files: Sequence[str]) -> bool:
     """Run a program in all ways and say how it went.
 
@@ -173,8 +187,12 @@ def report(words: Sequence[str], folder: Path, record: bool, files: Sequence[str
     runs = [run(words, loader, copies, folder / f"{loader}-{copies}", record) for loader, copies in ways]
     equal = True
     for (loader, copies), one in zip(ways, runs, strict=True):
-        prepared = f", prepared {one.total('prepared')}, delivered {one.total('delivered')}" if one.totals else ""
-        print(f"{loader} x{copies}: {one.seconds:.1f} s, exit {list(one.exit_codes)}{prepared}")
+        # The coordinator counts as delivered what lies ready for a loader, too. Taken is what programs were given.
+        taken = sum(shared_samples(out) for out in one.folders)
+        prepared = f", prepared {one.total('prepared')}" + f", taken {taken}" * record if one.totals else ""
+        print(
+            f"{loader} x{copies}: {one.seconds:.1f} s, {one.cpu_seconds:.1f} s of CPU, exit {list(one.exit_codes)}{prepared}"
+        )
         for out in one.folders if record else ():
             print(f"  {describe(passes(out))}")
             for difference in differences(runs[0].folders[0], out, files):

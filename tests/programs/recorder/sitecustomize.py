@@ -84,7 +84,9 @@ def ids_of(batch: Any) -> list[Any]:
     labels = batch[1]
     if hasattr(labels, "tolist"):
         return list(labels.tolist())
-    return [target["image_id"] if isinstance(target["image_id"], int) else target["image_id"].item() for target in labels]
+    return [
+        target["image_id"] if isinstance(target["image_id"], int) else target["image_id"].item() for target in labels
+    ]
 
 
 def add(value: Any, digest: Any) -> None:
