@@ -164,12 +164,14 @@ def pass_differences(their: Mapping[str, Any], our: Mapping[str, Any]) -> list[s
 
 def describe(ranks: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Returns the passes of a run in words."""
-    kinds = Counter(
-        f"{'shared' if one['shared'] else 'own'} {one['order']} of {len(one['sizes'])} batches, {len(one['ids'])} samples"
-        for some in ranks.values()
-        for one in some
-    )
-    return "; ".join(f"{count} x {kind}" for kind, count in kinds.items())
+    kinds = Counter(kind(one) for some in ranks.values() for one in some)
+    return "; ".join(f"{count} x {name}" for name, count in kinds.items())
+
+
+def kind(one: Mapping[str, Any]) -> str:
+    """Returns whose loader made a pass, in which order, and how long it was."""
+    maker = "shared" if one["shared"] else "own"
+    return f"{maker} {one['order']} of {len(one['sizes'])} batches, {len(one['ids'])} samples"
 
 
 def shared_samples(folder: Path) -> int:
@@ -190,9 +192,8 @@ def report(words: Sequence[str], folder: Path, record: bool, files: Sequence[str
         # The coordinator counts as delivered what lies ready for a loader, too. Taken is what programs were given.
         taken = sum(shared_samples(out) for out in one.folders)
         prepared = f", prepared {one.total('prepared')}" + f", taken {taken}" * record if one.totals else ""
-        print(
-            f"{loader} x{copies}: {one.seconds:.1f} s, {one.cpu_seconds:.1f} s of CPU, exit {list(one.exit_codes)}{prepared}"
-        )
+        times = f"{one.seconds:.1f} s, {one.cpu_seconds:.1f} s of CPU"
+        print(f"{loader} x{copies}: {times}, exit {list(one.exit_codes)}{prepared}", flush=True)
         for out in one.folders if record else ():
             print(f"  {describe(passes(out))}")
             for difference in differences(runs[0].folders[0], out, files):
