@@ -27,6 +27,7 @@ class Recorded:
         self._pass: dict[str, Any] = {
             "shared": type(loader).__module__.startswith("coprep") and loader._private is None,
             "order": order,
+            "samples": len(loader.dataset) if hasattr(loader.dataset, "__len__") else None,
             "sizes": [],
             "digests": [],
             "ids": [],
