@@ -7,9 +7,8 @@ interpreter of this command, and with coprep is followed by `-m coprep run`; `{o
 its working directory. Batches are recorded and compared; with `--times` they are not, for times of the programs alone.
 
 Passes in the order of the dataset must be equal bit for bit. Passes in random order must have as many batches, of the
-same sizes, and the same labels: the programs' data has a label of its own for each sample. Where `drop_last` leaves some out
-at random, no label may come twice. Files that
-a program writes are compared too if `--equal NAME` names them.
+same sizes, and the same labels: the programs' data has a label of its own for each sample. Where `drop_last` leaves
+some out at random, no label may come twice. Files are compared too if `--equal NAME` names them.
 """
 
 from __future__ import annotations
