@@ -131,7 +131,8 @@ def passes(folder: Path) -> dict[str, list[dict[str, Any]]]:
     """Returns what the loaders of a program gave, by the file of each rank."""
     found = {}
     for file in sorted(folder.glob("rank-*.jsonl")):
-        found[file.name] = [json.loads(line) for line in file.read_text().splitlines()]
+        read = map(json.loads, file.read_text().splitlines())
+        found[file.name] = sorted(read, key=lambda one: int(one["number"]))
     return found
 
 

@@ -6,6 +6,7 @@ Python imports this module when it starts, if its folder is on PYTHONPATH. Each 
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import os
@@ -16,15 +17,23 @@ from typing import Any
 FOLDER = os.environ.get("PROGRAMS_RECORD")
 _depth = 0
 """How many calls of `__iter__` are under way: coprep's may call PyTorch's."""
+_begun = 0
+"""How many passes this process has begun."""
+_open: dict[int, dict[str, Any]] = {}
+"""Passes that are under way, by number. Some programs leave a pass after its last batch, before it says that it ends."""
 
 
 class Recorded:
     """An iterator over batches that writes down each of them."""
 
     def __init__(self, loader: Any, iterator: Any, order: str) -> None:
+        global _begun
         self._iterator = iterator
-        self._rank = rank()
-        self._pass: dict[str, Any] = {
+        self._number = _begun
+        _begun += 1
+        self._pass = _open[self._number] = {
+            "rank": rank(),
+            "number": self._number,
             "shared": type(loader).__module__.startswith("coprep") and loader._private is None,
             "order": order,
             "samples": len(loader.dataset) if hasattr(loader.dataset, "__len__") else None,
@@ -40,7 +49,7 @@ class Recorded:
         try:
             batch = next(self._iterator)
         except StopIteration:
-            self._write()
+            write(self._number)
             raise
         ids = ids_of(batch)
         self._pass["sizes"].append(len(ids))
@@ -53,9 +62,23 @@ class Recorded:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._iterator, name)
 
-    def _write(self) -> None:
-        with open(Path(FOLDER or ".") / f"rank-{self._rank}.jsonl", "a") as file:
-            file.write(json.dumps(self._pass) + "\n")
+    def __del__(self) -> None:
+        write(self._number)
+
+
+def write(number: int) -> None:
+    """Write down a pass, unless that was done."""
+    one = _open.pop(number, None)
+    if one is not None:
+        with open(Path(FOLDER or ".") / f"rank-{one['rank']}.jsonl", "a") as file:
+            file.write(json.dumps(one) + "\n")
+
+
+@atexit.register
+def write_all() -> None:
+    """Write down the passes that nobody has ended."""
+    for number in list(_open):
+        write(number)
 
 
 def rank() -> int:
