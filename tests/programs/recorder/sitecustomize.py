@@ -20,7 +20,8 @@ _depth = 0
 _begun = 0
 """How many passes this process has begun."""
 _open: dict[int, dict[str, Any]] = {}
-"""Passes that are under way, by number. Some programs leave a pass after its last batch, before it says that it ends."""
+"""Passes that are under way, by number. Some programs leave a pass after its last batch, before its end is said."""
+_pid = os.getpid()
 
 
 class Recorded:
@@ -69,7 +70,8 @@ class Recorded:
 def write(number: int) -> None:
     """Write down a pass, unless that was done."""
     one = _open.pop(number, None)
-    if one is not None:
+    # PyTorch's workers are forks, with copies of all this.
+    if one is not None and os.getpid() == _pid:
         with open(Path(FOLDER or ".") / f"rank-{one['rank']}.jsonl", "a") as file:
             file.write(json.dumps(one) + "\n")
 
