@@ -31,10 +31,10 @@ class Photographs(lightning.LightningDataModule):
         self.train, self.val = ImageFolder(self.folder / "train", varied), ImageFolder(self.folder / "val", plain)
 
     def train_dataloader(self) -> Any:
-        return DataLoader(self.train, 32, shuffle=True, num_workers=self.workers, drop_last=True)
+        return DataLoader(self.train, batch_size=32, shuffle=True, num_workers=self.workers, drop_last=True)
 
     def val_dataloader(self) -> Any:
-        return DataLoader(self.val, 32, num_workers=self.workers)
+        return DataLoader(self.val, batch_size=32, num_workers=self.workers)
 
     test_dataloader = predict_dataloader = val_dataloader
 
