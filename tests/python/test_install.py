@@ -457,3 +457,47 @@ def test_ranks_of_torchrun_have_what_pytorch_gives_them(place: Path, tmp_path: P
     assert done.returncode == 0, done.stderr
     # A part each by the sampler, else all; and rank 0 may iterate over a loader alone.
     assert done.stdout.split() == ["True"] * 4
+
+
+BY_HAND = """
+import sys
+import torch.distributed as dist
+import torch.multiprocessing
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+class Data(Dataset):
+    def __len__(self):
+        return 40
+    def __getitem__(self, i):
+        return i
+
+def train(_, rank, store):
+    dist.init_process_group("gloo", init_method=f"file://{store}", world_size=2, rank=rank)
+    data = Data()
+    loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data), num_workers=1, timeout=20)
+    print(*(int(x) for _ in range(2) for batch in loader for x in batch), flush=True)
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(train, (int(sys.argv[1]), sys.argv[2]))
+"""
+
+
+def test_ranks_that_were_launched_one_by_one_are_one_job(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(BY_HAND)
+    env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "coprep", "run", "script.py", str(rank), str(tmp_path / "store")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            env=env,
+        )
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=3 * WAIT) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    ids = [list(map(int, out.split())) for out, _ in said]
+    assert len(ids[0]) == 40 and sorted(ids[0] + ids[1]) == sorted(2 * list(range(40)))
