@@ -353,6 +353,44 @@ if __name__ == "__main__":
 """
 
 
+PREDICTIONS = """
+import lightning, torch, coprep
+from lightning.pytorch.callbacks import BasePredictionWriter
+from torch.utils.data import DataLoader, Dataset, RandomSampler
+
+class Data(Dataset):
+    def __len__(self):
+        return 30
+    def __getitem__(self, i):
+        return torch.tensor(i)
+
+class Writer(BasePredictionWriter):
+    def __init__(self):
+        super().__init__("batch_and_epoch")
+        self.written = []
+    def write_on_batch_end(self, trainer, module, prediction, ids, batch, batch_number, loader):
+        self.written.append(prediction.tolist() == ids == batch.tolist())
+    def write_on_epoch_end(self, trainer, module, predictions, ids):
+        self.written.append([some.tolist() for some in predictions] == ids[0])
+
+class Model(lightning.LightningModule):
+    def predict_step(self, batch, i):
+        return batch
+
+if __name__ == "__main__":
+    for sampler in (None, RandomSampler(Data())):
+        writer = Writer()
+        trainer = lightning.Trainer(accelerator="cpu", devices=1, logger=False, callbacks=[writer],
+                                    enable_progress_bar=False, enable_model_summary=False)
+        loader = DataLoader(Data(), batch_size=8, num_workers=1, sampler=sampler)
+        for _ in range(2):
+            trainer.predict(Model(), loader, return_predictions=False)
+        print(writer.written == [True] * 10)
+        # Lightning has put a loader with a sampler of its own in the place of this one.
+        print(trainer.predict_dataloaders._private is None)
+"""
+
+
 def ran(folder: Path, script: str, *arguments: str) -> list[str]:
     (folder / "script.py").write_text(script)
     done = python("-m", "coprep", "run", "script.py", *arguments, cwd=folder)
@@ -363,6 +401,12 @@ def ran(folder: Path, script: str, *arguments: str) -> list[str]:
 def test_lightning_trains_and_predicts(place: Path, tmp_path: Path) -> None:
     pytest.importorskip("lightning")
     assert ran(tmp_path, LIGHTNING, "auto", "1") == ["1 64 coprep._loader", "True"]
+
+
+def test_lightnings_predictions_are_shared_and_written_with_their_ids(place: Path, tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    # A random order cannot be noted beside the batches, and is left to PyTorch.
+    assert ran(tmp_path, PREDICTIONS) == ["True", "True", "True", "False"]
 
 
 def test_lightning_gives_each_spawned_rank_its_part(place: Path, tmp_path: Path) -> None:
@@ -413,3 +457,47 @@ def test_ranks_of_torchrun_have_what_pytorch_gives_them(place: Path, tmp_path: P
     assert done.returncode == 0, done.stderr
     # A part each by the sampler, else all; and rank 0 may iterate over a loader alone.
     assert done.stdout.split() == ["True"] * 4
+
+
+BY_HAND = """
+import sys
+import torch.distributed as dist
+import torch.multiprocessing
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+class Data(Dataset):
+    def __len__(self):
+        return 40
+    def __getitem__(self, i):
+        return i
+
+def train(_, rank, store):
+    dist.init_process_group("gloo", init_method=f"file://{store}", world_size=2, rank=rank)
+    data = Data()
+    loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data), num_workers=1, timeout=20)
+    print(*(int(x) for _ in range(2) for batch in loader for x in batch), flush=True)
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(train, (int(sys.argv[1]), sys.argv[2]))
+"""
+
+
+def test_ranks_that_were_launched_one_by_one_are_one_job(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(BY_HAND)
+    env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "coprep", "run", "script.py", str(rank), str(tmp_path / "store")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            env=env,
+        )
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=3 * WAIT) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    ids = [list(map(int, out.split())) for out, _ in said]
+    assert len(ids[0]) == 40 and sorted(ids[0] + ids[1]) == sorted(2 * list(range(40)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import uuid
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -192,7 +193,22 @@ def _launch() -> str:
             return f"{variable}={env[variable]}"
     if "MASTER_PORT" in env:
         return f"{env.get('MASTER_ADDR', '')}:{env['MASTER_PORT']}"
-    return f"parent={os.getppid()}"
+    # Ranks that were started by hand may have different parents.
+    return _agreed() or f"parent={os.getppid()}"
+
+
+def _agreed() -> str | None:
+    """Returns a name that the first rank to come here gives to the job, if ``torch.distributed`` has ranks."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return None
+    try:
+        store = torch.distributed.distributed_c10d._get_default_store()
+        # Whoever comes later is given what the first one has set. Nobody waits for anybody.
+        return f"store={store.compare_set('coprep/group', '', uuid.uuid4().hex).decode()}"
+    except (AttributeError, RuntimeError):
+        # This PyTorch, or this store, cannot.
+        return None
 
 
 def cohort(name: str | None, size: int | None) -> tuple[str, int] | None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
+from coprep import _arguments as arguments
 from coprep._errors import CannotTravel
 from coprep._loader import DataLoader
 from coprep._unshared import torch_class
@@ -132,6 +133,17 @@ class _AsPyTorch(DataLoader[Any]):
 
     # PyTorch has a property here, which checks what has been checked.
     multiprocessing_context: Any = None
+    _notes: Any = None
+    """A batch sampler that notes which ids it has given, and is asked for those of each batch."""
+
+    def _one_order(self, shuffle: bool | None, subset: Any) -> arguments.Order | None:
+        inner = _noted(self._batch_sampler)
+        order = None if inner is None or subset is not None else arguments.order_of(inner, self.dataset)
+        # The sampler can only note the batches that come if both have the same order.
+        if isinstance(order, arguments.Order) and not order.shuffle and order.world_size is None:
+            self._notes = self._batch_sampler
+            return order
+        return super()._one_order(shuffle, subset)
 
     def _made(self) -> None:
         rank, world_size, group = self._place
@@ -155,7 +167,8 @@ class _AsPyTorch(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         try:
-            return super().__iter__()
+            iterator = super().__iter__()
+            return iterator if self._notes is None else _Noting(iterator, iter(self._notes))
         except CannotTravel as error:
             if self._options["subset"] is not None and self._sampler is self._batch_sampler is None:
                 raise  # PyTorch has no such argument.
@@ -170,6 +183,32 @@ class _AsPyTorch(DataLoader[Any]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state:
             super().load_state_dict(state)
+
+
+def _noted(sampler: Any) -> Any:
+    """Returns the batch sampler within one of Lightning's, which notes the ids for those who write predictions."""
+    kind = type(sampler)
+    is_lightnings = kind.__module__.partition(".")[0] in ("lightning", "pytorch_lightning")
+    return sampler._batch_sampler if is_lightnings and kind.__qualname__ == "_IndexBatchSamplerWrapper" else None
+
+
+class _Noting:
+    """An iterator over batches that asks a sampler for the ids of each, and delivers batches only."""
+
+    def __init__(self, batches: Iterator[Any], ids: Iterator[Any]) -> None:
+        self._batches = batches
+        self._ids = ids
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        batch = next(self._batches)
+        next(self._ids)
+        return batch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._batches, name)
 
 
 @functools.cache

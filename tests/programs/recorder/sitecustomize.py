@@ -1,0 +1,163 @@
+"""Records what the loaders of a program deliver, PyTorch's and coprep's alike, without a change of the program.
+
+Python imports this module when it starts, if its folder is on PYTHONPATH. Each rank appends to a file in the folder
+`PROGRAMS_RECORD`: one line of JSON for each pass over a loader.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+FOLDER = os.environ.get("PROGRAMS_RECORD")
+_depth = 0
+"""How many calls of `__iter__` are under way: coprep's may call PyTorch's."""
+_begun = 0
+"""How many passes this process has begun."""
+_open: dict[int, dict[str, Any]] = {}
+"""Passes that are under way, by number. Some programs leave a pass after its last batch, before its end is said."""
+_pid = os.getpid()
+
+
+class Recorded:
+    """An iterator over batches that writes down each of them."""
+
+    def __init__(self, loader: Any, iterator: Any, order: str) -> None:
+        global _begun
+        self._iterator = iterator
+        self._number = _begun
+        _begun += 1
+        self._pass = _open[self._number] = {
+            "rank": rank(),
+            "number": self._number,
+            "shared": type(loader).__module__.startswith("coprep") and loader._private is None,
+            "order": order,
+            "samples": len(loader.dataset) if hasattr(loader.dataset, "__len__") else None,
+            "sizes": [],
+            "digests": [],
+            "ids": [],
+        }
+
+    def __iter__(self) -> Recorded:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            batch = next(self._iterator)
+        except StopIteration:
+            write(self._number)
+            raise
+        ids = ids_of(batch)
+        self._pass["sizes"].append(len(ids))
+        self._pass["ids"] += ids
+        digest = hashlib.sha256()
+        add(batch, digest)
+        self._pass["digests"].append(digest.hexdigest()[:16])
+        return batch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._iterator, name)
+
+    def __del__(self) -> None:
+        write(self._number)
+
+
+def write(number: int) -> None:
+    """Write down a pass, unless that was done."""
+    one = _open.pop(number, None)
+    # PyTorch's workers are forks, with copies of all this.
+    if one is not None and os.getpid() == _pid:
+        with open(Path(FOLDER or ".") / f"rank-{one['rank']}.jsonl", "a") as file:
+            file.write(json.dumps(one) + "\n")
+
+
+@atexit.register
+def write_all() -> None:
+    """Write down the passes that nobody has ended."""
+    for number in list(_open):
+        write(number)
+
+
+def rank() -> int:
+    """Returns the number of this process among those of its job."""
+    import torch.distributed
+
+    here = torch.distributed
+    return here.get_rank() if here.is_available() and here.is_initialized() else 0
+
+
+def order_of(loader: Any) -> str:
+    """Returns "fixed" if each pass of a loader has the order of the dataset, else "random"."""
+    from torch.utils import data
+
+    sampler = getattr(loader, "sampler", None)
+    batches = getattr(loader, "batch_sampler", None)
+    sampler = getattr(batches, "sampler", sampler)
+    if isinstance(sampler, data.SequentialSampler):
+        return "fixed"
+    return "fixed" if isinstance(sampler, data.DistributedSampler) and not sampler.shuffle else "random"
+
+
+def ids_of(batch: Any) -> list[Any]:
+    """Returns the labels of a batch, by which the programs' samples are told apart."""
+    if isinstance(batch, dict) or hasattr(batch, "keys"):
+        return list(batch["labels"].tolist())
+    labels = batch[1]
+    if hasattr(labels, "tolist"):
+        return list(labels.tolist())
+    return [
+        target["image_id"] if isinstance(target["image_id"], int) else target["image_id"].item() for target in labels
+    ]
+
+
+def add(value: Any, digest: Any) -> None:
+    """Add all that a batch holds to a digest, with types and shapes."""
+    if hasattr(value, "keys"):
+        for key in sorted(value.keys()):
+            digest.update(repr(key).encode())
+            add(value[key], digest)
+    elif isinstance(value, (list, tuple)):
+        digest.update(f"{len(value)} of".encode())
+        for part in value:
+            add(part, digest)
+    elif hasattr(value, "numpy"):
+        digest.update(f"{value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.detach().contiguous().numpy().tobytes())
+    else:
+        digest.update(repr(value).encode())
+
+
+def recording(cls: Any) -> None:
+    """Let each pass over a loader of this class be recorded."""
+    given = cls.__iter__
+
+    def __iter__(self: Any) -> Any:
+        global _depth
+        _depth += 1
+        try:
+            iterator = given(self)
+        finally:
+            _depth -= 1
+        return iterator if _depth else Recorded(self, iterator, order_of(self))
+
+    cls.__iter__ = __iter__
+
+
+def main() -> None:
+    # Only processes of the program have loaders to record, not those that prepare its samples.
+    import torch.utils.data as data
+
+    recording(data.DataLoader)
+    if os.environ.get("PROGRAMS_LOADER") == "coprep":
+        import coprep._loader
+
+        recording(coprep._loader.DataLoader)
+
+
+if FOLDER and not any("coprep._zygote" in word for word in sys.orig_argv):
+    main()
