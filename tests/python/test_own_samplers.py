@@ -59,7 +59,7 @@ for epoch in range(first, epochs):
             Path(state).write_bytes(pickle.dumps(train.state_dict()))
 print("done", flush=True)
 """
-"""A member: its dataset, lengths of its epochs, options, epochs, where its state is. Waits for a line after each batch."""
+"""A member: dataset, lengths of its epochs, options, epochs, where its state is. Waits for a line after each batch."""
 
 
 class Member(RankProcess):

@@ -336,8 +336,8 @@ class DataLoader(Generic[T_co]):
     def _set_own_order(self, order: OwnOrder) -> None:
         if self._options["reuse"]:
             raise ValueError(
-                "reuse counts the epochs that a prepared sample is used for, and a sampler may give a sample many times "
-                "in one, or not at all: leave reuse out, or give cache='prepared'"
+                "reuse counts the epochs that a prepared sample is used for, and a sampler may give a sample many "
+                "times in one, or not at all: leave reuse out, or give cache='prepared'"
             )
         if order.batch_size is not None:
             self._options["batch_size"] = order.batch_size
