@@ -73,8 +73,8 @@ impl Key {
 /// Returns 64 random bits that depend on the seed and on every word, in their order.
 #[must_use]
 pub fn keyed(seed: u64, words: &[u64]) -> u64 {
-    let add = |hash, &word| mix(hash ^ mix(word));
-    words.iter().fold(mix(seed), add)
+    // A word is not mixed before it is added: the seed is, and two that were could change places.
+    words.iter().fold(mix(seed), |hash, word| mix(hash ^ word))
 }
 
 /// Returns a number below `bound`, of 64 random bits (Lemire's multiplication, without the rejection: off by less than
@@ -119,6 +119,18 @@ mod tests {
             id
         };
         (0..count).map(step).collect()
+    }
+
+    #[test]
+    fn seed_and_epoch_do_not_change_places() {
+        let from: RoaringBitmap = (0..100).collect();
+        let mut orders = std::collections::BTreeSet::new();
+        for seed in 0..10 {
+            for epoch in 0..10 {
+                orders.insert(random(&from, 100, Key { seed, epoch, ..KEY }));
+            }
+        }
+        assert_eq!(orders.len(), 100, "each is another order");
     }
 
     proptest! {
