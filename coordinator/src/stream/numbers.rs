@@ -58,8 +58,7 @@ pub(crate) struct Drawn {
     attempt: u32,
 }
 
-/// Keeps these draws apart from those of the scheduler, which have the same seed. It comes first: a seed and an epoch that
-/// are hashed side by side could change places.
+/// Keeps these draws apart from those of the scheduler, which have the same seed.
 const DRAW: u64 = u64::MAX;
 /// Draws for one number until none is left to try: so many fail only where hardly any sample can be read.
 const MOST_ATTEMPTS: u32 = 1000;
