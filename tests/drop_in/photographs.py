@@ -11,6 +11,7 @@ COARSE = 24
 """Pixels of the large shapes for one pixel of their draft."""
 NOISE = 6.0
 QUALITY = 88
+LARGE_EVERY = 20
 
 
 def write_photograph(path: Path, width: int, height: int, seed: int) -> None:
@@ -22,10 +23,11 @@ def write_photograph(path: Path, width: int, height: int, seed: int) -> None:
 
 
 def write_image_folder(root: Path, count: int) -> None:
-    """An image folder of two classes, of usual sizes."""
+    """An image folder of two classes. Sizes are as in ImageNet: one in twenty is many times as large as the others."""
     draw = np.random.default_rng(0)
     for number in range(count):
         folder = root / f"class-{number % 2}"
         folder.mkdir(parents=True, exist_ok=True)
-        width, height = (int(side) for side in draw.integers(300, 520, 2))
+        sides = (2000, 4000) if number % LARGE_EVERY == LARGE_EVERY - 1 else (300, 520)
+        width, height = (int(side) for side in draw.integers(*sides, 2))
         write_photograph(folder / f"{number:05d}.jpg", width, height, number)

@@ -201,27 +201,26 @@ def _read(name: str, file: str) -> bytes:
 
 def _in_globals(name: str) -> set[str]:
     """Returns the modules that are among a module's globals, and those that define what is."""
-    values = list(getattr(sys.modules.get(name), "__dict__", {}).values())
-    # Asked by type: isinstance takes several times as long, and a package has ten thousand globals.
-    modules = {kind for kind in set(map(type, values)) if issubclass(kind, types.ModuleType)}
-    others = [value for value in values if type(value) not in modules and type(value) not in _PLAIN]
-    try:
-        found = {getattr(value, "__module__", None) for value in others}
-    except Exception:
-        # Some objects answer in their own way.
-        found = {_module_of(value) for value in others}
-    # A module within this package is here if anyone imported it. What this one imports is found in its source.
+    found = set()
     own = f"{name}."
-    found.update(v.__name__ for v in values if type(v) in modules and not v.__name__.startswith(own))
-    return {module for module in found if type(module) is str}
-
-
-def _module_of(value: Any) -> str | None:
-    try:
-        module = value.__module__
-    except Exception:
-        return None
-    return module if type(module) is str else None
+    for value in list(getattr(sys.modules.get(name), "__dict__", {}).values()):
+        # Asked by type: isinstance takes several times as long, and a package has ten thousand globals.
+        kind = type(value)
+        if kind in _PLAIN:
+            continue
+        if kind is types.ModuleType or issubclass(kind, types.ModuleType):
+            # A module within this package is here if anyone imported it. What this one imports is found in its source.
+            if not value.__name__.startswith(own):
+                found.add(value.__name__)
+            continue
+        try:
+            module = value.__module__
+        except Exception:
+            # Some objects answer in their own way.
+            continue
+        if type(module) is str:
+            found.add(module)
+    return found
 
 
 # --- where modules are ----------------------------------------------------------------------------------------
