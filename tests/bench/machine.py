@@ -15,17 +15,17 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class CpuClock:
-    """CPU seconds used so far: by each process of some trees, and by the whole machine."""
+    """CPU seconds used so far: by the processes of some trees, those included that have ended, and by the whole machine."""
 
-    ours: dict[int, float]
+    ours: float
     machine: float
 
     @classmethod
     def read(cls, roots: Iterable[int]) -> CpuClock:
-        return cls({pid: cpu_seconds(pid) for pid in trees(roots)}, machine_cpu_seconds())
+        return cls(sum(map(cpu_seconds_with_ended, trees(roots))), machine_cpu_seconds())
 
     def ours_since(self, before: CpuClock) -> float:
-        return sum(seconds - before.ours.get(pid, 0.0) for pid, seconds in self.ours.items())
+        return self.ours - before.ours
 
     def others_since(self, before: CpuClock) -> float:
         return max(self.machine - before.machine - self.ours_since(before), 0.0)
@@ -57,6 +57,12 @@ def stat_fields(pid: int) -> list[str]:
 def cpu_seconds(pid: int) -> float:
     fields = stat_fields(pid)
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S if fields else 0.0
+
+
+def cpu_seconds_with_ended(pid: int) -> float:
+    """Returns what a process used, and those of its children that have ended and for which it has waited."""
+    fields = stat_fields(pid)
+    return sum(map(int, fields[11:15])) / TICKS_PER_S
 
 
 def machine_cpu_seconds() -> float:
