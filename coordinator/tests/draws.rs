@@ -530,11 +530,12 @@ fn another_sample_is_drawn_for_one_that_cannot_be_read() {
         });
         let epochs = [job.epoch(), job.epoch(), job.epoch()];
         for epoch in &epochs {
-            assert_eq!(count(epoch), COUNT as usize);
-            let different: BTreeSet<u32> = epoch.concat().into_iter().collect();
-            assert_eq!(different.len(), SAMPLES as usize - 2, "no number is lost");
-            assert!(!different.contains(&2) && !different.contains(&11));
+            assert_eq!(count(epoch), COUNT as usize, "no number is lost");
         }
+        // In one epoch a sample may be missing by chance.
+        let different: BTreeSet<u32> = epochs.iter().flatten().flatten().copied().collect();
+        assert_eq!(different.len(), SAMPLES as usize - 2);
+        assert!(!different.contains(&2) && !different.contains(&11));
         let state = job.0.state().unwrap();
         assert_eq!((state.epoch, state.delivered.len()), (3, 0));
         assert_eq!(job.0.stats().skipped, 2);

@@ -302,7 +302,7 @@ def _drawn(plan: Plan) -> Plan:
     draws, weighted = rng.choice([samples, 2 * samples + 1, 3 * samples]), rng.random() < 0.6
 
     def drawing(job: Job) -> Job:
-        own = dataclasses.replace(job, subset=None, reuse=None, second="")
+        own = dataclasses.replace(job, subset=None, reuse=None, second="", sampler=False)
         return dataclasses.replace(own, shuffle=True, draws=draws, weighted=weighted)
 
     return dataclasses.replace(plan, jobs=tuple(drawing(j) if j.data == lead.data else j for j in plan.jobs))
