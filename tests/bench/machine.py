@@ -15,7 +15,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class CpuClock:
-    """CPU seconds used so far: by the processes of some trees, those included that have ended, and by the whole machine."""
+    """CPU seconds used so far: by the processes of some trees, with those that have ended, and by the whole machine."""
 
     ours: float
     machine: float
