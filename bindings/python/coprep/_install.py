@@ -151,8 +151,8 @@ class _AsPyTorch(DataLoader[Any]):
             # Each process has the whole dataset, since there is no DistributedSampler.
             self._place = (rank or 0, 1, group)
         # Libraries compare num_workers with a number.
-        if self._private is not None:
-            self.num_workers = self._private.num_workers
+        if self._torchs is not None:
+            self.num_workers = self._torchs.num_workers
         elif self.num_workers is None:
             self.num_workers = len(os.sched_getaffinity(0))
 
