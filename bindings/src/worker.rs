@@ -252,9 +252,7 @@ impl WorkerLink {
         let (at, size) = order.cached;
         let place = order.place.filter(|_| !order.is_offered);
         let visit = order.visit;
-        let told = (
-            is_first, order.id, place, order.keep, key, at, size, visit,
-        );
+        let told = (is_first, order.id, place, order.keep, key, at, size, visit);
         Ok(told.into_pyobject(py)?.into_any())
     }
 

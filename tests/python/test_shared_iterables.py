@@ -7,7 +7,6 @@ import os
 import pickle
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +84,11 @@ def finish(members: list[Member]) -> None:
 
 
 def cohort(
-    start: Start, dataset: str = f"Items({LENGTHS})", epochs: int = 4, own: list[dict[str, Any]] | None = None, **all_: Any
+    start: Start,
+    dataset: str = f"Items({LENGTHS})",
+    epochs: int = 4,
+    own: list[dict[str, Any]] | None = None,
+    **all_: Any,
 ) -> list[Member]:
     each = own or [{}, {}]
     members = [Member(start, dataset, epochs, **{"cohort_size": len(each), **all_, **one}) for one in each]
@@ -110,7 +113,9 @@ def kill(pid: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [None, 0, 2])
-def test_members_of_different_speeds_are_given_the_same_batches(start: Start, tmp_path: Path, workers: int | None) -> None:
+def test_members_of_different_speeds_are_given_the_same_batches(
+    start: Start, tmp_path: Path, workers: int | None
+) -> None:
     log = tmp_path / "log"
     speeds: list[dict[str, Any]] = [{}, {"pause": 0.005}, {"pause": 0.02}]
     members = cohort(start, f"Items({LENGTHS}, {str(log)!r})", own=speeds, num_workers=workers)
@@ -292,9 +297,9 @@ def test_a_dataset_that_cannot_begin_says_so() -> None:
 
 
 def test_a_failed_batch_is_skipped_if_that_is_asked_for() -> None:
-    with alone(ui.Items([20], fails_at=9), batch_size=4, on_error="skip") as loader:
-        with pytest.warns(coprep.SkippedSampleWarning):
-            assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    loader = alone(ui.Items([20], fails_at=9), batch_size=4, on_error="skip")
+    with loader, pytest.warns(coprep.SkippedSampleWarning):
+        assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def test_what_is_not_shared_says_why() -> None:
@@ -338,5 +343,3 @@ def test_members_leave_an_iterator_of_their_own_alone() -> None:
     with alone(dataset) as loader:
         assert len(list(loader)) == 6
     assert dataset.epoch == -1
-
-

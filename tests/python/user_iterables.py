@@ -60,7 +60,11 @@ class Rows(Items):
     """Of another shape in each batch of 2."""
 
     def value(self, item: int) -> Any:
-        return {"row": torch.full((1 + item // 2,), item), "array": np.full(3, item, np.float32), "name": f"item {item}"}
+        return {
+            "row": torch.full((1 + item // 2,), item),
+            "array": np.full(3, item, np.float32),
+            "name": f"item {item}",
+        }
 
 
 class Random(Items):

@@ -16,7 +16,7 @@ _KEPT = 64
 """Batches that are kept for whoever asks for them late. More are on their way to the reader at no time."""
 
 
-class EpochEnds(Exception):  # noqa: N818 - it is no error
+class EpochEnds(Exception):
     """The epoch has no such batch."""
 
     def __init__(self, batches: int) -> None:

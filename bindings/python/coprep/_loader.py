@@ -83,8 +83,9 @@ class DataLoader(Generic[T_co]):
     Of a **native pipeline** (``coprep.ImageFolder(...)...``) a batch is ``(images, labels)``: images are uint8, or
     float32 after ``normalize``, of shape (batch, 3, height, width); labels are int64 of shape (batch,). Of any other
     map-style **dataset** it is what PyTorch's default collation, or ``collate_fn``, makes of the samples;
-    ``dataset[i]`` is run by worker processes that all jobs of the stream share. An ``IterableDataset`` works, by
-    PyTorch's own loader, and shares nothing (:class:`UnsharedWarning`). Either way batches lie in shared
+    ``dataset[i]`` is run by worker processes that all jobs of the stream share. An ``IterableDataset`` is
+    shared in a ``cohort``, whose jobs get the batches of one iteration. Elsewhere it works by PyTorch's own loader, and
+    shares nothing (:class:`UnsharedWarning`). Either way batches lie in shared
     memory without having been copied, may be written to in place (nobody else sees it), and stay valid as long as
     anything of them is held.
 
@@ -105,7 +106,8 @@ class DataLoader(Generic[T_co]):
             it is shared: all jobs are given what the sampler of the first one to begin an epoch gives.
         num_workers: worker processes of the stream; those of its first job count. ``None``: as many as the coordinator
             has processors. 0: samples are made in this process, in the same order and with the same random numbers, for
-            a debugger. Without effect for a native pipeline.
+            a debugger. Without effect for a native pipeline. Of an ``IterableDataset`` in a cohort: PyTorch's workers, each
+            of which iterates it; 0 or ``None``: one process does, for all jobs.
         collate_fn: makes a batch of a list of samples, in the job.
         pin_memory: batches are copied into pinned memory, if there is an accelerator.
         drop_last: leave out the last batch if it is short.
@@ -136,7 +138,7 @@ class DataLoader(Generic[T_co]):
         subset: ids of this job's samples, each once, or a boolean mask with one element for each sample; ``None`` means
             all.
         cohort: name common to ``cohort_size`` jobs that start together, advance together and get the same batches,
-            reproducibly. Shares any sampler. By default ``COPREP_COHORT=name:size`` says so.
+            reproducibly. Shares any sampler, and an ``IterableDataset``. By default ``COPREP_COHORT=name:size`` says so.
         cohort_size: number of jobs to wait for.
         framework: ``"torch"``, ``"numpy"``, or ``None``: torch if it is installed.
         cache: form in which samples are cached: ``"auto"`` (for each sample the form that saves most time for its
@@ -368,7 +370,9 @@ class DataLoader(Generic[T_co]):
     def _set_iterated(self) -> None:
         options = self._options
         if options["cache"] not in (None, "auto", "off") or options["reuse"]:
-            raise ValueError("the batches of an IterableDataset have no ids, so that none can be cached: leave cache and reuse out")
+            raise ValueError(
+                "the batches of an IterableDataset have no ids, so that none can be cached: leave cache and reuse out"
+            )
         # The coordinator counts batches, each of which is one sample to it.
         options.update(batch_size=1, drop_last=False, relaxed=False, cache="off", cache_bytes=None)
         self._join_alone()

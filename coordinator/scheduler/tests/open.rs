@@ -44,9 +44,15 @@ struct World {
 
 #[derive(Clone, Debug)]
 enum Op {
-    Step { who: u8, items: u16 },
+    Step {
+        who: u8,
+        items: u16,
+    },
     /// The reader makes so many of what it was asked for, from the back or the front.
-    Read { count: u16, from_back: bool },
+    Read {
+        count: u16,
+        from_back: bool,
+    },
     Leave(u8),
     Rejoin(u8),
     Restart(u8),

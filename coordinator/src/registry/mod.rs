@@ -735,7 +735,8 @@ fn wait_for<T: Clone>(waiter: Waiter<T>, party: &dyn Party) -> Result<Option<T>>
 
 /// Checks what a job asks for together with draws, or with orders of its own.
 fn check_use(request: &Attach) -> Result<()> {
-    let is_cached = !matches!(request.cache.form, None | Some(CacheForm::Off)) || request.cache.reuse > 0;
+    let is_cached =
+        !matches!(request.cache.form, None | Some(CacheForm::Off)) || request.cache.reuse > 0;
     if request.is_iterated() && (is_cached || request.relaxed || request.batch_size != 1) {
         return Err(Error::Invalid(
             "the batches of an iterable dataset have no ids: they cannot be cached, and come in its order".into(),
