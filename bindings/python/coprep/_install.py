@@ -35,8 +35,8 @@ def install() -> None:
     The loaders behave as :class:`DataLoader`, except where PyTorch's would do without an error:
 
     - Ranks are those of a ``DistributedSampler``. Without one each process is given the whole dataset.
-    - PyTorch makes the loaders that cannot be shared (a dataset that cannot be pickled; outside of a cohort a sampler of
-      its own, or an ``IterableDataset``), with an :class:`UnsharedWarning`.
+    - PyTorch makes the loaders that cannot be shared (a dataset that cannot be pickled; outside of a cohort a sampler
+      of its own, or an ``IterableDataset``), with an :class:`UnsharedWarning`.
     - ``isinstance(loader, torch.utils.data.DataLoader)`` holds.
 
     Instances of classes that derive from PyTorch's are PyTorch's as before. Processes that ``multiprocessing`` starts

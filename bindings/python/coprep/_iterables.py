@@ -26,7 +26,7 @@ class EpochEnds(Exception):
 
 
 class Batches:
-    """A dataset that can only be iterated, with all that makes batches of it, but for the collation. Travels to the reader.
+    """A dataset that can only be iterated, with all that makes batches of it but the collation. Travels to the reader.
 
     Args:
         dataset: a ``torch.utils.data.IterableDataset``.
@@ -121,8 +121,8 @@ class _Made(NamedTuple):
 class Reader:
     """Gives the batches of an epoch by their numbers, and iterates the dataset for that.
 
-    Numbers are asked for in ascending order, nearly. Whoever asks for one that was given before, because another reader or
-    a job has ended, is given it again: the epoch is iterated from its beginning, and what comes before it is left out.
+    Numbers are asked for in ascending order, nearly. Whoever asks for one that was given before, because another reader
+    or a job has ended, is given it again: the epoch is iterated from its beginning, and what comes before it is left out.
 
     Args:
         batches: what is iterated.

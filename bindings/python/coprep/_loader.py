@@ -106,8 +106,8 @@ class DataLoader(Generic[T_co]):
             it is shared: all jobs are given what the sampler of the first one to begin an epoch gives.
         num_workers: worker processes of the stream; those of its first job count. ``None``: as many as the coordinator
             has processors. 0: samples are made in this process, in the same order and with the same random numbers, for
-            a debugger. Without effect for a native pipeline. Of an ``IterableDataset`` in a cohort: PyTorch's workers, each
-            of which iterates it; 0 or ``None``: one process does, for all jobs.
+            a debugger. Without effect for a native pipeline. Of an ``IterableDataset`` in a cohort: PyTorch's workers,
+            each of which iterates it; 0 or ``None``: one process does, for all jobs.
         collate_fn: makes a batch of a list of samples, in the job.
         pin_memory: batches are copied into pinned memory, if there is an accelerator.
         drop_last: leave out the last batch if it is short.
@@ -138,7 +138,8 @@ class DataLoader(Generic[T_co]):
         subset: ids of this job's samples, each once, or a boolean mask with one element for each sample; ``None`` means
             all.
         cohort: name common to ``cohort_size`` jobs that start together, advance together and get the same batches,
-            reproducibly. Shares any sampler, and an ``IterableDataset``. By default ``COPREP_COHORT=name:size`` says so.
+            reproducibly. Shares any sampler, and an ``IterableDataset``. By default ``COPREP_COHORT=name:size`` says
+            so.
         cohort_size: number of jobs to wait for.
         framework: ``"torch"``, ``"numpy"``, or ``None``: torch if it is installed.
         cache: form in which samples are cached: ``"auto"`` (for each sample the form that saves most time for its
@@ -401,8 +402,8 @@ class DataLoader(Generic[T_co]):
         if world_size is None:
             self._place = (0, 1, group)
         if self._cohort is not None and not self._names_cohort:
-            # One name is for all loaders of the program. Those that have samplers of their own, or iterable datasets, are told
-            # apart by the order in which they are made, since two on one dataset would be taken for two jobs.
+            # One name is for all loaders of the program. Those that have samplers of their own, or iterable datasets, are
+            # told apart by the order in which they are made, since two on one dataset would be taken for two jobs.
             name, size = self._cohort
             number = next(_own_orders)
             self._options["cohort"] = (f"{name}, loader {number + 1}" if number else name, size)
