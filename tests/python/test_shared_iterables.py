@@ -19,6 +19,7 @@ from user_jobs import HERE, RankProcess
 
 torch = pytest.importorskip("torch")
 import user_iterables as ui  # noqa: E402
+from coprep._iterables import Batches, EpochEnds, Reader  # noqa: E402
 from torch.utils import data  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -130,8 +131,7 @@ def test_members_of_different_speeds_are_given_the_same_batches(
     assert len({pid for pid, _ in made}) == (8 if workers else 1)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("taken", [0, 1, 5, 6, 7])
+@pytest.mark.parametrize(("taken", "workers"), [(0, 0), (5, 0), (6, 0), (5, 2)])
 def test_the_batches_are_the_same_though_the_reader_is_killed(start: Start, taken: int, workers: int) -> None:
     lengths = [24, 24]
     members = cohort(start, f"Items({lengths})", 2, num_workers=workers)
@@ -146,7 +146,7 @@ def test_the_batches_are_the_same_though_the_reader_is_killed(start: Start, take
     assert [sorted(items) for items in members[0].items()] == [list(range(length)) for length in lengths]
 
 
-@pytest.mark.parametrize("taken", [0, 1, 5, 6, 7])
+@pytest.mark.parametrize("taken", [0, 5, 6])
 def test_each_batch_comes_once_though_the_coordinator_is_killed(start: Start, taken: int) -> None:
     lengths = [24, 24]
     members = cohort(start, f"Items({lengths})", 2)
@@ -343,3 +343,49 @@ def test_members_leave_an_iterator_of_their_own_alone() -> None:
     with alone(dataset) as loader:
         assert len(list(loader)) == 6
     assert dataset.epoch == -1
+
+
+# The reader.
+
+
+def reader(dataset: Any, batch_size: int | None = 2) -> Reader:
+    options: dict[str, Any] = {"drop_last": False, "workers": 0, "persistent_workers": False, "prefetch_factor": None}
+    return Reader(Batches(dataset, None, None, batch_size=batch_size, **options), 7)
+
+
+def test_batches_may_be_asked_for_in_another_order_and_each_item_is_made_once(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    batches = reader(ui.Items([7], str(log)))
+    assert [batches.batch(0, number) for number in (2, 0, 3, 1)] == [[4, 5], [0, 1], [6], [2, 3]]
+    for number in (5, 4):
+        with pytest.raises(EpochEnds) as ends:
+            batches.batch(0, number)
+        assert ends.value.batches == 4
+    assert len(noted(log)) == 7
+
+
+def test_a_batch_that_was_given_before_is_given_again() -> None:
+    batches = reader(ui.Items([7]))
+    assert batches.batch(0, 1) == [2, 3]
+    assert batches.batch(0, 2) == [4, 5]
+    assert batches.batch(0, 1) == [2, 3]
+    assert batches.batch(0, 0) == [0, 1], "what was passed over is kept"
+    assert batches.batch(1, 0) == [0, 1]
+    assert batches.batch(0, 3) == [6]
+
+
+def test_what_is_kept_is_bounded() -> None:
+    batches = reader(ui.Items([1000]), None)
+    assert batches.batch(0, 900) == 900
+    assert len(batches._kept) <= 64
+    assert batches.batch(0, 899) == 899
+    assert batches.batch(0, 3) == 3
+
+
+def test_the_reader_is_no_worker() -> None:
+    class Asks(ui.Items):
+        def value(self, item: int) -> Any:
+            return data.get_worker_info()
+
+    with alone(Asks([2]), batch_size=2, collate_fn=ui.collate) as loader:
+        assert list(loader) == [("collated", [None, None])]

@@ -122,7 +122,8 @@ class Reader:
     """Gives the batches of an epoch by their numbers, and iterates the dataset for that.
 
     Numbers are asked for in ascending order, nearly. Whoever asks for one that was given before, because another reader
-    or a job has ended, is given it again: the epoch is iterated from its beginning, and what comes before it is left out.
+    or a job has ended, is given it again: the epoch is iterated from its beginning, and what comes before it is left
+    out.
 
     Args:
         batches: what is iterated.

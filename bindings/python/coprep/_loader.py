@@ -402,8 +402,8 @@ class DataLoader(Generic[T_co]):
         if world_size is None:
             self._place = (0, 1, group)
         if self._cohort is not None and not self._names_cohort:
-            # One name is for all loaders of the program. Those that have samplers of their own, or iterable datasets, are
-            # told apart by the order in which they are made, since two on one dataset would be taken for two jobs.
+            # One name is for all loaders of the program. Those that have samplers of their own, or iterable datasets,
+            # are told apart by the order in which they are made, since two on one dataset would be taken for two jobs.
             name, size = self._cohort
             number = next(_own_orders)
             self._options["cohort"] = (f"{name}, loader {number + 1}" if number else name, size)
