@@ -461,7 +461,10 @@ impl SampleWork {
         let Berth { batch, place, slot } = self.berth();
         slot.forget_large();
         batch.mark_bad(*place);
-        stream.engine().end_epoch(epoch, number.min(batches));
+        // A cohort that has left may have been followed by another, which is in this epoch of its own.
+        if batch.is_wanted() {
+            stream.engine().end_epoch(epoch, number.min(batches));
+        }
         true
     }
 
