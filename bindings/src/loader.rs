@@ -223,12 +223,16 @@ impl Loader {
     ) -> PyResult<Self> {
         let (code, give) = code.map(|(launch, give)| (launch.into(), give)).unzip();
         let ids = |bytes: &[u8]| -> RoaringBitmap { ids_of(bytes).collect() };
-        let order = resume.as_ref().and_then(|resume| resume.4.clone());
+        let (resume, order) = resume
+            .map(|(epoch, delivered, seed, samples, order)| {
+                ((epoch, delivered, seed, samples), order)
+            })
+            .unzip();
         let attach = Attach {
             pipeline: pipeline.spec.clone(),
             code,
             seed,
-            seed_hint: resume.as_ref().map(|given| given.2),
+            seed_hint: resume.as_ref().map(|&(_, _, seed, _)| seed),
             shuffle,
             draws: draws.map(|(count, weights)| Draws {
                 count,
@@ -250,7 +254,7 @@ impl Loader {
             group,
             subset: subset.map(|bytes| serialise(&ids(bytes))),
             dataset_samples: resume.as_ref().map_or(mask_samples, |r| Some(r.3)),
-            resume: resume.map(|(epoch, delivered, ..)| Resume {
+            resume: resume.map(|(epoch, delivered, _, _)| Resume {
                 epoch,
                 delivered,
                 batches: 0,
@@ -277,7 +281,7 @@ impl Loader {
             notice: warnings(),
         };
         let client = Client::new(options).map_err(raise)?;
-        if let Some(order) = order {
+        if let Some(order) = order.flatten() {
             let ids = ids_of(&order).collect();
             client.resume_order(ids).map_err(raise)?;
         }

@@ -8,7 +8,6 @@ use crate::caches::Cache;
 use crate::costs::Costs;
 use crate::prepare::Recipe;
 use crate::stalls::Lacks;
-use crate::stream::Numbers;
 use crate::user_code::Crew;
 use crate::workers::Workers;
 
@@ -37,9 +36,9 @@ pub(crate) enum Maker {
 const VISIT: &str = "visit";
 
 /// Returns the last fields of a batch: ids, and numbers of the epoch where these are not the ids.
-pub(crate) fn naming_fields(numbers: &Numbers) -> Vec<Field> {
+pub(crate) fn naming_fields(numbers_are_ids: bool) -> Vec<Field> {
     let mut fields = vec![scalar("index")];
-    if !numbers.are_ids() {
+    if !numbers_are_ids {
         fields.push(scalar(NUMBER));
     }
     fields
@@ -94,9 +93,9 @@ impl Maker {
     }
 
     /// Fields of a batch: those that it makes, then what the samples are.
-    pub(crate) fn fields(&self, numbers: &Numbers) -> Vec<Field> {
+    pub(crate) fn fields(&self, numbers_are_ids: bool) -> Vec<Field> {
         let mut fields = self.made();
-        fields.extend(naming_fields(numbers));
+        fields.extend(naming_fields(numbers_are_ids));
         fields
     }
 

@@ -119,7 +119,7 @@ impl Connection {
             memfd_create("coprep-code", MFdFlags::MFD_CLOEXEC).map_err(|e| short(e.into()))?;
         let mut file = std::fs::File::from(file);
         std::io::Write::write_all(&mut file, bytes).map_err(short)?;
-        Ok(frame::send(&self.socket, request, &[file.as_raw_fd()])?)
+        self.send_file(request, &file.into())
     }
 
     /// Sends a request, and a file beside it.

@@ -377,7 +377,11 @@ impl Registry {
         let reserve = |maker: &Maker| {
             flight.step("the memory of its batches is being reserved");
             let numbers = Numbers::of(request, seed, maker.samples())?;
-            let layout = layout(&maker.fields(&numbers), slots, self.settings.staging_bytes)?;
+            let layout = layout(
+                &maker.fields(numbers.are_ids()),
+                slots,
+                self.settings.staging_bytes,
+            )?;
             Ok::<_, Error>(StagingPool::create(layout)?)
         };
         let (maker, pool, identity, pin) = match (&request.pipeline.source, runs_code(request)) {

@@ -217,7 +217,7 @@ impl Registry {
             flight.step("the memory of its batches is being reserved");
             let numbers = Numbers::of(request, seed, samples)?;
             let fields = shape.fields.iter().cloned();
-            let fields: Vec<_> = fields.chain(naming_fields(&numbers)).collect();
+            let fields: Vec<_> = fields.chain(naming_fields(numbers.are_ids())).collect();
             let layout = layout(&fields, slots, self.settings.staging_bytes)?;
             let pool =
                 StagingPool::create_with(layout.clone(), |file| loaded.map(&layout, seed, file))?;

@@ -43,7 +43,7 @@ use fail::fail_point;
 
 use crate::caches::Cache;
 use crate::due_queue::Moment;
-use crate::maker::{Maker, naming_fields};
+use crate::maker::Maker;
 use crate::outbox::Outbox;
 use crate::peer::Peer;
 use crate::stream::absent::SOON;
@@ -165,6 +165,8 @@ pub(crate) struct Admission {
 pub(crate) struct Stream {
     pub(crate) blueprint: Blueprint,
     fields: Vec<Field>,
+    /// Number of the fields that the maker writes, which come first.
+    made: usize,
     pool: StagingPool,
     doorbell: Arc<Doorbell>,
     workers: Arc<Workers>,
@@ -201,7 +203,8 @@ impl Stream {
         pool.on_free(move || rung.ring_if_resting());
         let stream = Arc::new(Stream {
             replay,
-            fields: blueprint.maker.fields(&blueprint.numbers),
+            made: blueprint.maker.made().len(),
+            fields: blueprint.maker.fields(blueprint.numbers.are_ids()),
             pool,
             doorbell,
             workers,
@@ -307,7 +310,7 @@ impl Stream {
     fn made(&self) -> Made<'_> {
         Made {
             layout: self.pool.layout(),
-            fields: self.fields.len() - naming_fields(&self.blueprint.numbers).len(),
+            fields: self.made,
         }
     }
 
