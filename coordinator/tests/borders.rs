@@ -3,79 +3,28 @@
 #![expect(clippy::unwrap_used, reason = "a test ends at the first error")]
 
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use coprep_client::loader::Options;
-use coprep_client::{Event, Loader, control, no_notice, no_pulse};
-use coprep_coordinator::{Server, Settings, StopReason};
+use coprep_client::{Event, Loader};
 use coprep_protocol::message::{Attach, Cohort, StreamStatus};
-use coprep_protocol::place::Place;
 
 mod common;
 
-const LIMIT: Duration = Duration::from_secs(60);
+use common::{LIMIT, Node};
+
 /// One step of each epoch takes so long. A border is crossed at once if it takes no longer than a few of these.
 const SLOW_STEP: Duration = Duration::from_millis(300);
 const BATCH_SIZE: u32 = 4;
 
-/// A coordinator in a thread, which gives ids.
-struct Node {
-    folder: tempfile::TempDir,
-    server: Option<JoinHandle<StopReason>>,
-}
-
 impl Node {
-    fn start() -> Node {
-        let mut node = Node {
-            folder: tempfile::tempdir().unwrap(),
-            server: None,
-        };
-        node.begin();
-        node
-    }
-
-    fn begin(&mut self) {
-        let settings = Settings {
-            cpus: Some(2),
-            staging_bytes: 8 << 20,
-            idle: None,
-            ..Settings::default()
-        };
-        let server = Server::bind(self.place(), settings).unwrap();
-        self.server = Some(std::thread::spawn(move || server.run().unwrap()));
-    }
-
-    /// Ends the coordinator. Its jobs lose their connections.
-    fn end(&mut self) {
-        control::stop(&self.place()).unwrap();
-        let server = self.server.take().unwrap();
-        assert_eq!(server.join().unwrap(), StopReason::Asked);
-    }
-
-    fn place(&self) -> Place {
-        Place::at(self.folder.path().join("run/coordinator.sock"))
-    }
-
     fn job(&self, samples: u32, change: impl FnOnce(&mut Attach)) -> Job {
         let mut attach = common::attach(common::numbers(samples), BATCH_SIZE);
         change(&mut attach);
-        let loader = Loader::new(Options {
-            place: self.place(),
-            name: "test".into(),
-            program: Some("/bin/false".into()),
-            attach,
-            code: None,
-            timeout: LIMIT,
-            reconnect: LIMIT,
-            pulse: no_pulse(),
-            notice: no_notice(),
-        });
-        Job(loader.unwrap())
+        Job(self.loader(attach))
     }
 
     fn stream(&self) -> StreamStatus {
-        let mut streams = control::status(&self.place(), 0).unwrap().streams;
+        let mut streams = self.streams();
         assert_eq!(streams.len(), 1);
         streams.remove(0)
     }
@@ -96,14 +45,6 @@ impl Node {
                 stream.buffers
             );
             std::thread::sleep(Duration::from_millis(10));
-        }
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        if self.server.is_some() && !std::thread::panicking() {
-            self.end();
         }
     }
 }

@@ -3,22 +3,19 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use coprep_client::connection::{Connection, How};
-use coprep_client::loader::Options;
-use coprep_client::{Event, Loader, control, no_notice, no_pulse};
-use coprep_coordinator::{Server, Settings, StopReason};
+use coprep_client::{Event, Loader, control, no_pulse};
 use coprep_protocol::message::{
     Attach, Attached, Cohort, Departure, Refusal, RefusalKind, Reply, Request, Resume,
 };
-use coprep_protocol::place::Place;
 use roaring::RoaringBitmap;
 
 mod common;
 
-const LIMIT: Duration = Duration::from_secs(60);
+use common::{LIMIT, Node};
+
 const SAMPLES: u32 = 80;
 const BATCH_SIZE: u32 = 4;
 /// A serialised set of nothing.
@@ -26,40 +23,7 @@ const EMPTY: [u8; 8] = [0x3a, 0x30, 0, 0, 0, 0, 0, 0];
 /// Of each of two ranks.
 const STEPS: usize = 10;
 
-/// A coordinator in a thread, which gives ids.
-struct Node {
-    folder: tempfile::TempDir,
-    server: Option<JoinHandle<StopReason>>,
-}
-
 impl Node {
-    fn start() -> Node {
-        let mut node = Node {
-            folder: tempfile::tempdir().unwrap(),
-            server: None,
-        };
-        node.begin();
-        node
-    }
-
-    fn begin(&mut self) {
-        let settings = Settings {
-            cpus: Some(2),
-            staging_bytes: 8 << 20,
-            idle: None,
-            ..Settings::default()
-        };
-        let server = Server::bind(self.place(), settings).unwrap();
-        self.server = Some(std::thread::spawn(move || server.run().unwrap()));
-    }
-
-    /// Ends the coordinator. Its jobs lose their connections.
-    fn end(&mut self) {
-        control::stop(&self.place()).unwrap();
-        let server = self.server.take().unwrap();
-        assert_eq!(server.join().unwrap(), StopReason::Asked);
-    }
-
     /// Begins anew. A rank that has lost its connection, and with it all that lay ready for it, attaches.
     fn begin_with_a_rank(&mut self) {
         self.begin();
@@ -77,24 +41,9 @@ impl Node {
         }
     }
 
-    fn place(&self) -> Place {
-        Place::at(self.folder.path().join("run/coordinator.sock"))
-    }
-
     fn rank(&self, attach: Attach) -> Rank {
-        let loader = Loader::new(Options {
-            place: self.place(),
-            name: "test".into(),
-            program: Some("/bin/false".into()),
-            attach,
-            code: None,
-            timeout: LIMIT,
-            reconnect: LIMIT,
-            pulse: no_pulse(),
-            notice: no_notice(),
-        });
         Rank {
-            loader: loader.unwrap(),
+            loader: self.loader(attach),
             given: Vec::new(),
         }
     }
@@ -117,14 +66,6 @@ impl Node {
             .connect()
             .ask(&Request::Leave(departure), "an answer", LIMIT, &no_pulse());
         assert_eq!(told.unwrap(), Reply::Left);
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        if self.server.is_some() && !std::thread::panicking() {
-            self.end();
-        }
     }
 }
 

@@ -4,95 +4,39 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
-use std::thread::JoinHandle;
-use std::time::Duration;
 
-use coprep_client::loader::Options;
-use coprep_client::{Batch, Error, Event, Loader, control, no_notice, no_pulse};
-use coprep_coordinator::{Server, Settings, StopReason};
+use coprep_client::{Batch, Error, Event, Loader};
+use coprep_coordinator::Settings;
 use coprep_protocol::message::{
-    Attach, CacheForm, CacheRequest, Cohort, Draws, Resume, SampleError, StreamStatus,
+    Attach, CacheForm, CacheRequest, Cohort, Draws, Resume, SampleError,
 };
-use coprep_protocol::place::Place;
 use coprep_protocol::spec::{DEFAULT_MAX_PIXELS, Interpolation, Op, PipelineSpec, Source};
 
 mod common;
 
-const LIMIT: Duration = Duration::from_secs(60);
+use common::{LIMIT, Node};
+
 const SAMPLES: u32 = 20;
 /// Draws of an epoch: not a multiple of the batch size.
 const COUNT: u32 = 101;
 const BATCH_SIZE: u32 = 4;
 
-/// A coordinator in a thread.
-struct Node {
-    folder: tempfile::TempDir,
-    server: Option<JoinHandle<StopReason>>,
+fn start() -> Node {
+    Node::start_with(Settings {
+        staging_bytes: 1 << 20,
+        cache_budget: 16 << 20,
+        ..Settings::default()
+    })
 }
 
 impl Node {
-    fn start() -> Node {
-        let mut node = Node {
-            folder: tempfile::tempdir().unwrap(),
-            server: None,
-        };
-        node.begin();
-        node
-    }
-
-    fn begin(&mut self) {
-        let settings = Settings {
-            cpus: Some(2),
-            staging_bytes: 1 << 20,
-            cache_budget: 16 << 20,
-            idle: None,
-            ..Settings::default()
-        };
-        let server = Server::bind(self.place(), settings).unwrap();
-        self.server = Some(std::thread::spawn(move || server.run().unwrap()));
-    }
-
-    /// Ends the coordinator. Its jobs lose their connections.
-    fn end(&mut self) {
-        control::stop(&self.place()).unwrap();
-        let server = self.server.take().unwrap();
-        assert_eq!(server.join().unwrap(), StopReason::Asked);
-    }
-
-    fn place(&self) -> Place {
-        Place::at(self.folder.path().join("run/coordinator.sock"))
-    }
-
     fn job(&self, change: impl FnOnce(&mut Attach)) -> Job {
         let mut attach = Attach {
             draws: Some(draws(None)),
             ..common::attach(common::numbers(SAMPLES), BATCH_SIZE)
         };
         change(&mut attach);
-        let loader = Loader::new(Options {
-            place: self.place(),
-            name: "test".into(),
-            program: Some("/bin/false".into()),
-            attach,
-            code: None,
-            timeout: LIMIT,
-            reconnect: LIMIT,
-            pulse: no_pulse(),
-            notice: no_notice(),
-        });
-        Job(loader.unwrap())
-    }
-
-    fn streams(&self) -> Vec<StreamStatus> {
-        control::status(&self.place(), 0).unwrap().streams
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        if self.server.is_some() && !std::thread::panicking() {
-            self.end();
-        }
+        Job(self.loader(attach))
     }
 }
 
@@ -200,7 +144,7 @@ fn sorted(batches: &[Vec<u32>]) -> Vec<u32> {
 
 #[test]
 fn an_epoch_is_so_many_draws_of_the_samples_that_have_a_weight() {
-    let node = Node::start();
+    let node = start();
     let job = node.job(|a| a.draws = Some(draws(Some(of_three()))));
     assert_eq!(job.0.attached().unwrap().job_samples, COUNT);
     assert_eq!(job.0.batches_per_epoch().unwrap(), 26);
@@ -217,7 +161,7 @@ fn an_epoch_is_so_many_draws_of_the_samples_that_have_a_weight() {
 #[test]
 fn the_draws_of_a_job_alone_depend_on_its_seed_alone() {
     let epochs = |seed, batch_size| {
-        let node = Node::start();
+        let node = start();
         let job = node.job(|a| (a.seed, a.batch_size) = (Some(seed), batch_size));
         [job.epoch().concat(), job.epoch().concat()]
     };
@@ -229,7 +173,7 @@ fn the_draws_of_a_job_alone_depend_on_its_seed_alone() {
 
 #[test]
 fn jobs_share_draws_whenever_they_join() {
-    let node = Node::start();
+    let node = start();
     let weighted = |a: &mut Attach| {
         a.draws = Some(Draws {
             count: 2000,
@@ -262,7 +206,7 @@ fn jobs_share_draws_whenever_they_join() {
 
 #[test]
 fn jobs_with_other_weights_or_another_number_of_draws_do_not_share() {
-    let node = Node::start();
+    let node = start();
     let mut weights = of_three();
     weights[1] = 1.0;
     let requests = [
@@ -291,9 +235,9 @@ fn jobs_with_other_weights_or_another_number_of_draws_do_not_share() {
 
 #[test]
 fn a_job_goes_on_with_the_draws_that_it_was_not_given() {
-    let whole = Node::start().job(|_| {}).epoch_pair();
+    let whole = start().job(|_| {}).epoch_pair();
     for resumed_after in [0, 1, 11, 25] {
-        let node = Node::start();
+        let node = start();
         let job = node.job(|_| {});
         job.0.start_epoch().unwrap();
         let mut first = job.take(resumed_after);
@@ -310,8 +254,8 @@ fn a_job_goes_on_with_the_draws_that_it_was_not_given() {
 
 #[test]
 fn a_job_goes_on_with_its_draws_when_the_coordinator_has_ended() {
-    let whole = Node::start().job(|_| {}).epoch_pair();
-    let mut node = Node::start();
+    let whole = start().job(|_| {}).epoch_pair();
+    let mut node = start();
     let job = node.job(|_| {});
     job.0.start_epoch().unwrap();
     let mut given = job.take(10);
@@ -330,8 +274,8 @@ impl Job {
 
 #[test]
 fn ranks_share_the_draws_of_one_epoch() {
-    let alone = Node::start().job(|a| a.batch_size = 8).epoch();
-    let node = Node::start();
+    let alone = start().job(|a| a.batch_size = 8).epoch();
+    let node = start();
     let ranks = [0, 1].map(|rank| {
         node.job(|a| {
             (a.rank, a.world_size, a.group) = (rank, 2, "ranks".into());
@@ -347,7 +291,7 @@ fn ranks_share_the_draws_of_one_epoch() {
 
 #[test]
 fn members_of_a_cohort_are_given_the_same_draws() {
-    let node = Node::start();
+    let node = start();
     let members = [(); 2].map(|()| {
         node.job(|a| {
             a.cohort = Some(Cohort {
@@ -363,12 +307,12 @@ fn members_of_a_cohort_are_given_the_same_draws() {
         epochs.map(|epoch| epoch.join().unwrap())
     });
     assert_eq!(given[0], given[1]);
-    assert_eq!(given[0], Node::start().job(|_| {}).epoch_pair());
+    assert_eq!(given[0], start().job(|_| {}).epoch_pair());
 }
 
 #[test]
 fn a_large_dataset_may_have_a_weight_for_each_sample() {
-    let node = Node::start();
+    let node = start();
     let samples = 1_500_000;
     let weights = (0..samples).map(|id| f64::from(id % 2));
     let job = node.job(|a| {
@@ -382,7 +326,7 @@ fn a_large_dataset_may_have_a_weight_for_each_sample() {
 
 #[test]
 fn draws_in_relaxed_order_are_complete() {
-    let node = Node::start();
+    let node = start();
     let job = node.job(|a| a.relaxed = true);
     for _ in 0..3 {
         assert_eq!(count(&job.epoch()), COUNT as usize);
@@ -391,7 +335,7 @@ fn draws_in_relaxed_order_are_complete() {
 
 #[test]
 fn draws_that_make_no_sense_are_refused() {
-    let node = Node::start();
+    let node = start();
     let refused = |change: &dyn Fn(&mut Attach)| node.job(change).refusal();
     let of = |weights: Vec<f64>| refused(&|a| a.draws = Some(draws(Some(weights.clone()))));
     assert!(of(vec![1.0; 3]).contains("3 weights"));
@@ -485,7 +429,7 @@ fn pixels(batch: &Batch) -> Vec<Vec<u8>> {
 #[test]
 fn a_sample_that_is_drawn_twice_is_cut_differently_each_time() {
     for form in [CacheForm::Off, CacheForm::Encoded, CacheForm::Decoded] {
-        let node = Node::start();
+        let node = start();
         let mut weights = vec![0.0; SAMPLES as usize];
         weights[3] = 1.0;
         let job = node.job(|a| {
@@ -523,7 +467,7 @@ fn a_sample_that_is_drawn_twice_is_cut_differently_each_time() {
 #[test]
 fn another_sample_is_drawn_for_one_that_cannot_be_read() {
     let whole = |batch_size| {
-        let node = Node::start();
+        let node = start();
         let job = node.job(|a| {
             a.pipeline = images(node.folder.path(), &[2, 11]);
             (a.skip_errors, a.batch_size) = (true, batch_size);
@@ -547,7 +491,7 @@ fn another_sample_is_drawn_for_one_that_cannot_be_read() {
 
 #[test]
 fn a_sample_that_cannot_be_read_is_raised_by_its_id_and_its_batch_is_full() {
-    let node = Node::start();
+    let node = start();
     let job = node.job(|a| a.pipeline = images(node.folder.path(), &[2]));
     let mut failures = 0;
     for _ in 0..2 {
@@ -564,7 +508,7 @@ fn a_sample_that_cannot_be_read_is_raised_by_its_id_and_its_batch_is_full() {
 
 #[test]
 fn members_of_a_cohort_are_given_the_same_draws_in_place_of_those_that_fail() {
-    let node = Node::start();
+    let node = start();
     let member = |batch_size| {
         node.job(|a| {
             a.pipeline = images(node.folder.path(), &[2, 11]);
@@ -588,7 +532,7 @@ fn members_of_a_cohort_are_given_the_same_draws_in_place_of_those_that_fail() {
 
 #[test]
 fn where_nothing_can_be_drawn_that_can_be_read_its_user_hears_of_it() {
-    let node = Node::start();
+    let node = start();
     let mut weights = vec![0.0; SAMPLES as usize];
     weights[3] = 1.0;
     let job = node.job(|a| {

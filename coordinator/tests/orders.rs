@@ -5,35 +5,16 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use coprep_coordinator::{Server, Settings, StopReason};
 use coprep_protocol::message::{Attach, Cohort, RefusalKind, Reply, Request, Resume};
-use coprep_protocol::place::Place;
 use coprep_protocol::{frame, order};
 
 mod common;
 
+use common::Node;
+
 const SAMPLES: u32 = 50;
 
-struct Node {
-    folder: tempfile::TempDir,
-    server: Option<std::thread::JoinHandle<StopReason>>,
-}
-
 impl Node {
-    fn start() -> Node {
-        let folder = tempfile::tempdir().unwrap();
-        let settings = Settings {
-            cpus: Some(2),
-            cache_budget: 16 << 20,
-            staging_bytes: 8 << 20,
-            ..Settings::default()
-        };
-        let place = Place::at(folder.path().join("run/coordinator.sock"));
-        let server = Server::bind(place, settings).unwrap();
-        let server = Some(std::thread::spawn(move || server.run().unwrap()));
-        Node { folder, server }
-    }
-
     fn connect(&self) -> Member {
         let socket = UnixStream::connect(self.folder.path().join("run/coordinator.sock")).unwrap();
         let limit = Some(Duration::from_secs(30));
@@ -79,16 +60,6 @@ impl Node {
         change(&mut attach);
         member.send(&Request::Attach(Box::new(attach)));
         member.refused()
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        let member = self.connect();
-        member.send(&Request::Stop);
-        assert!(matches!(member.hear(), Heard::Other(Reply::Stopping)));
-        let reason = self.server.take().unwrap().join().unwrap();
-        assert_eq!(reason, StopReason::Asked);
     }
 }
 

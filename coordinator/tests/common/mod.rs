@@ -1,9 +1,95 @@
 //! Requests and looks that the tests of this crate have in common.
 #![allow(dead_code, reason = "each test uses some of them")]
 
-use coprep_client::Batch;
-use coprep_protocol::message::{Attach, CacheRequest};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use coprep_client::loader::Options;
+use coprep_client::{Batch, Loader, control, no_notice, no_pulse};
+use coprep_coordinator::{Server, Settings, StopReason};
+use coprep_protocol::message::{Attach, CacheRequest, StreamStatus};
+use coprep_protocol::place::Place;
 use coprep_protocol::spec::{PipelineSpec, Source, UserDataset};
+
+/// Longest time that a test waits for anything.
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+
+/// A coordinator in a thread.
+pub(crate) struct Node {
+    pub(crate) folder: tempfile::TempDir,
+    settings: Settings,
+    server: Option<JoinHandle<StopReason>>,
+}
+
+impl Node {
+    pub(crate) fn start() -> Node {
+        Node::start_with(Settings {
+            staging_bytes: 8 << 20,
+            ..Settings::default()
+        })
+    }
+
+    /// The same with other settings, but for processors and idleness.
+    pub(crate) fn start_with(settings: Settings) -> Node {
+        let mut node = Node {
+            folder: tempfile::tempdir().unwrap(),
+            settings: Settings {
+                cpus: Some(2),
+                idle: None,
+                ..settings
+            },
+            server: None,
+        };
+        node.begin();
+        node
+    }
+
+    /// Starts a coordinator where the one that has ended was.
+    pub(crate) fn begin(&mut self) {
+        let server = Server::bind(self.place(), self.settings.clone()).unwrap();
+        self.server = Some(std::thread::spawn(move || server.run().unwrap()));
+    }
+
+    /// Ends the coordinator. Its jobs lose their connections.
+    pub(crate) fn end(&mut self) {
+        control::stop(&self.place()).unwrap();
+        let server = self.server.take().unwrap();
+        assert_eq!(server.join().unwrap(), StopReason::Asked);
+    }
+
+    pub(crate) fn place(&self) -> Place {
+        Place::at(self.folder.path().join("run/coordinator.sock"))
+    }
+
+    /// Returns a loader that reconnects and starts no coordinator.
+    pub(crate) fn loader(&self, attach: Attach) -> Arc<Loader> {
+        let options = Options {
+            place: self.place(),
+            name: "test".into(),
+            program: Some("/bin/false".into()),
+            attach,
+            code: None,
+            timeout: LIMIT,
+            reconnect: LIMIT,
+            pulse: no_pulse(),
+            notice: no_notice(),
+        };
+        Loader::new(options).unwrap()
+    }
+
+    pub(crate) fn streams(&self) -> Vec<StreamStatus> {
+        control::status(&self.place(), 0).unwrap().streams
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if self.server.is_some() && !std::thread::panicking() {
+            self.end();
+        }
+    }
+}
 
 /// Returns a pipeline of ids and visits only: the jobs make the samples.
 pub(crate) fn numbers(samples: u32) -> PipelineSpec {
