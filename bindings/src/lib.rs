@@ -46,6 +46,8 @@ mod _coprep {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("MOST_DRAWS", coprep_protocol::message::MOST_DRAWS)?;
+        module.add("MOST_OWN_SAMPLES", coprep_protocol::order::MOST_SAMPLES)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

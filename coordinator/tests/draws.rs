@@ -184,7 +184,7 @@ fn jobs_share_draws_whenever_they_join() {
     early.0.start_epoch().unwrap();
     let mut one = early.take(9);
     late.0.start_epoch().unwrap();
-    // They take turns. What lay ready for the first when the other came is not shared, and it stays so far behind.
+    // They take turns. The batches that lay ready for the first when the other came are not shared, and it stays so far behind.
     let mut other = Vec::new();
     for _ in 0..100 {
         one.extend(early.take(1));

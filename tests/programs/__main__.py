@@ -44,7 +44,7 @@ class Run:
     seconds: float
     """From the start of the first process to the end of the last."""
     cpu_seconds: float
-    """Of the programs, with what they started and waited for, and of the coordinator with its workers."""
+    """CPU seconds of the programs, with what they started and waited for, and of the coordinator with its workers."""
     exit_codes: Sequence[int]
     totals: Mapping[int, Mapping[str, int]]
     """By stream, as the coordinator last said."""
@@ -60,7 +60,7 @@ class Watch(threading.Thread):
         super().__init__(daemon=True)
         self.totals: dict[int, dict[str, int]] = {}
         self.cpu: dict[int, float] = {}
-        """By process, as last read. What has ended in between is missed by less than the time between two looks."""
+        """By process, as last read. The last moments of a process that has ended are missed."""
         self._socket = socket
         self._ended = threading.Event()
 
@@ -156,7 +156,7 @@ def pass_differences(their: Mapping[str, Any], our: Mapping[str, Any]) -> list[s
     found = []
     if their["sizes"] != our["sizes"]:
         found.append(f"batches: {Counter(their['sizes'])} with PyTorch, {Counter(our['sizes'])} here")
-    # What PyTorch's own loader gives in random order is nothing of coprep's.
+    # PyTorch's own loader gave it in random order: coprep had no part in that.
     if our["shared"] and labels(their) != labels(our):
         found.append("labels")
     if their["order"] == "fixed" and their["digests"] != our["digests"]:
@@ -167,7 +167,7 @@ def pass_differences(their: Mapping[str, Any], our: Mapping[str, Any]) -> list[s
 def labels(one: Mapping[str, Any]) -> list[int] | Counter[str]:
     """Returns what two random passes must have in common: each label as often, or how often, if some are left out."""
     counts = Counter(map(str, one["ids"]))
-    # Which samples `drop_last` leaves out is random too.
+    # The samples that `drop_last` leaves out are random too.
     return counts if len(one["ids"]) == one["samples"] else sorted(counts.values())
 
 

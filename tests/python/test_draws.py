@@ -100,7 +100,7 @@ def test_two_jobs_share_what_is_drawn(tmp_path: Path) -> None:
             theirs.append(their[-1].tolist())
         assert len(stream()["jobs"]) == 2
         totals = stream()["totals"]
-    # What lay ready for the first when the other came is not shared, and it stays so many batches apart.
+    # The batches that lay ready for the first when the other came are not shared, and it stays so many apart.
     at = theirs.index(mine[400])
     assert theirs[at : at + 80] == mine[400:480]
     assert totals["delivered"] >= 2 * draws

@@ -439,8 +439,8 @@ def test_a_host_ends_without_a_word(tmp_path: Path, place: Path) -> None:
         said += text.read()
         return "tidied" in said
 
-    # Kept open, since the file goes with the coordinator. What modules registered to be done at exit is done by the
-    # process that imported them, which is kept for a minute, as an idle coordinator is.
+    # Kept open, since the file goes with the coordinator. The process that imported modules runs their exit functions.
+    # It is kept for a minute, as an idle coordinator is.
     with open(log) as text:
         until(is_tidied, "a host ends", 150)
         with contextlib.suppress(coprep.CoprepError):

@@ -81,7 +81,7 @@ class Member(RankProcess):
         self.job.result()
 
     def ids(self) -> list[list[int]]:
-        """What it was given, by epoch."""
+        """The ids that it was given, by epoch."""
         return [[i for batch in batches for i in batch] for batches in self.epochs]
 
 

@@ -61,7 +61,7 @@ pub(crate) struct Attachment {
     owner: Owner,
     pub(crate) receiver: Receiver,
     pub(crate) fields: Arc<[Field]>,
-    /// Which field has what the job was given: numbers of draws, or else ids.
+    /// Index of the field that names the samples: by numbers of draws, or else by ids.
     pub(crate) number: usize,
     view: StagingView,
     /// Which field has samples that may be larger than their slots.

@@ -13,12 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from coprep._coprep import MOST_DRAWS
+
 Ids = npt.NDArray[Any]
 _START_METHODS = ["fork", "spawn", "forkserver"]
-
-
-MOST_DRAWS = 2**26
-"""Draws of an epoch, at most."""
 
 
 class Draws(NamedTuple):
@@ -27,7 +25,7 @@ class Draws(NamedTuple):
     length: int
     """Draws of an epoch."""
     weights: bytes | None
-    """Of each sample, 64-bit floats; ``None``: all samples are equally likely."""
+    """Weight of each sample, as 64-bit floats; ``None``: all samples are equally likely."""
 
     @property
     def identity(self) -> str:
@@ -123,7 +121,7 @@ def _weighted(sampler: Any, samples: int) -> Order | str:
     weights = np.zeros(samples)
     given = sampler.weights
     if hasattr(given, "detach"):
-        # They may be learnt, or lie on a device.
+        # The weights may be learnt, or lie on a device.
         given = given.detach().cpu()
     given = np.asarray(given, dtype=np.float64)
     if given.ndim != 1 or given.size > samples:
@@ -204,7 +202,7 @@ def _agreed() -> str | None:
         return None
     try:
         store = torch.distributed.distributed_c10d._get_default_store()
-        # Whoever comes later is given what the first one has set. Nobody waits for anybody.
+        # The first rank to come sets the name, and later ones are given it. No rank waits for another.
         return f"store={store.compare_set('coprep/group', '', uuid.uuid4().hex).decode()}"
     except (AttributeError, RuntimeError):
         # This PyTorch, or this store, cannot.

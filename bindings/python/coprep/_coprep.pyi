@@ -8,6 +8,10 @@ from typing import Any, Literal
 from coprep._usercode import Launch
 
 __version__: str
+MOST_DRAWS: int
+"""Draws of an epoch, at most."""
+MOST_OWN_SAMPLES: int
+"""Samples of an epoch whose order a member of a cohort tells, at most."""
 
 Interpolation = Literal["nearest", "bilinear", "bicubic"] | enum.Enum
 """By name, or torchvision's ``InterpolationMode``."""

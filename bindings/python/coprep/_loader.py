@@ -334,22 +334,25 @@ class DataLoader(Generic[T_co]):
         return own_order(self._sampler, self._batch_sampler)
 
     def _set_own_order(self, order: OwnOrder) -> None:
-        if self._options["reuse"]:
-            raise ValueError(
-                "reuse counts the epochs that a prepared sample is used for, and a sampler may give a sample many "
-                "times in one, or not at all: leave reuse out, or give cache='prepared'"
-            )
+        self._refuse_reuse()
         if order.batch_size is not None:
             self._options["batch_size"] = order.batch_size
         rank, world_size, group = self._place
         if world_size is None:
             self._place = (0, 1, group)
         if self._cohort is not None and not self._names_cohort:
-            # One name is for all loaders of the program. Those that have samplers of their own are told apart by the
-            # order in which they are made, since two on one dataset would be taken for two jobs.
+            # One name is for all loaders of the program. The order in which loaders with samplers of their own are made
+            # tells them apart, since two of them on one dataset would be taken for two jobs.
             name, size = self._cohort
             number = next(_own_orders)
             self._options["cohort"] = (f"{name}, loader {number + 1}" if number else name, size)
+
+    def _refuse_reuse(self) -> None:
+        if self._options["reuse"]:
+            raise ValueError(
+                "reuse counts the epochs that a prepared sample is used for, and this sampler may give a sample many "
+                "times in one, or not at all: leave reuse out, or give cache='prepared'"
+            )
 
     def _apply(self, order: arguments.Order | None) -> None:
         if order is None:
@@ -357,11 +360,8 @@ class DataLoader(Generic[T_co]):
         options = self._options
         options["shuffle"] = order.shuffle
         options["draws"] = order.draws
-        if order.draws is not None and options["reuse"]:
-            raise ValueError(
-                "reuse counts the epochs that a prepared sample is used for, and with replacement a sample may come "
-                "many times in one, or not at all: leave reuse out, or give cache='prepared'"
-            )
+        if order.draws is not None:
+            self._refuse_reuse()
         if order.subset is not None:
             self._set_subset(order.subset)
         if options["seed"] is None:
@@ -593,7 +593,7 @@ class DataLoader(Generic[T_co]):
         if self._private is not None:
             return iter(self._private)
         if not self._is_native and not isinstance(self.dataset, str):
-            # How many samples a sampler of one's own gives is known when it has been iterated.
+            # A sampler of the user's own has to be iterated before its number of samples is known.
             sized = self if self._own_order is None else self.dataset
             if len(sized) == 0:
                 return iter(())

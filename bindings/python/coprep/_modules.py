@@ -209,7 +209,7 @@ def _in_globals(name: str) -> set[str]:
         if kind in _PLAIN:
             continue
         if kind is types.ModuleType or issubclass(kind, types.ModuleType):
-            # A module within this package is here if anyone imported it. What this one imports is found in its source.
+            # A module within this package is here if anyone imported it. This one's imports are found in its source.
             if not value.__name__.startswith(own):
                 found.add(value.__name__)
             continue

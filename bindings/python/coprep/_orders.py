@@ -9,19 +9,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-MOST_SAMPLES = 2**27
-"""Samples of an epoch whose order is told, at most."""
+from coprep._coprep import MOST_OWN_SAMPLES
 
 
 class CannotBeShared(ValueError):
-    """What a sampler gives is nothing that jobs can share."""
+    """A sampler gives something that jobs cannot share."""
 
 
 class OwnOrder(NamedTuple):
     """A sampler that says itself which samples an epoch has, and in which order.
 
     It may give another number of samples in each epoch, a sample more than once, or some never. Each member of a cohort
-    iterates its own when it begins an epoch. What the first of them gives is the order of all.
+    iterates its own when it begins an epoch. The order of the first one to begin is the order of all.
     """
 
     sampler: Iterable[Any]
@@ -50,11 +49,11 @@ class OwnOrder(NamedTuple):
             IndexError: the sampler gives an id that the dataset does not have.
             CannotBeShared: it gives no ids, batches of unequal size, or too many samples.
         """
-        given = itertools.islice(self._ids(), MOST_SAMPLES + 1)
+        given = itertools.islice(self._ids(), MOST_OWN_SAMPLES + 1)
         ids = np.fromiter(given, np.int64)
-        if ids.size > MOST_SAMPLES:
+        if ids.size > MOST_OWN_SAMPLES:
             raise CannotBeShared(
-                f"{self._name} gives more than {MOST_SAMPLES:,} samples for an epoch, the most that a cohort shares"
+                f"{self._name} gives more than {MOST_OWN_SAMPLES:,} samples for an epoch, the most that a cohort shares"
             )
         if ids.size and not 0 <= (least := ids.min()) <= (most := ids.max()) < samples:
             wrong = least if least < 0 else most

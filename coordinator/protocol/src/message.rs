@@ -32,7 +32,7 @@ pub enum Request {
         epoch: u64,
     },
     /// One way, with a memory file as [`order::write`](crate::order::write) makes it: the samples of an epoch, in their order.
-    /// Of several that are proposed the first one holds. All members are handed it, in [`Reply::Order`].
+    /// The first of several proposals holds. All members are handed it, in [`Reply::Order`].
     TellOrder {
         /// The epoch that this consumer begins, or has begun.
         epoch: u64,

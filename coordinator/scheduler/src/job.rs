@@ -31,7 +31,7 @@ impl JobView {
     }
 }
 
-/// What is known of samples and epochs.
+/// The samples that cannot be read, and the lengths of epochs, as far as they are known.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Known {
     /// Samples that could not be read.

@@ -29,7 +29,7 @@ struct Closed {
     steps: u64,
     /// What it dropped.
     left: RoaringBitmap,
-    /// What it was of.
+    /// All samples of the epoch.
     set: Arc<RoaringBitmap>,
 }
 

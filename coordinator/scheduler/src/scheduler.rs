@@ -152,7 +152,7 @@ impl Scheduler {
             .iter()
             .chain(spec.resume.as_ref().map(|r| &r.delivered));
         match sets.filter_map(RoaringBitmap::max).max() {
-            // Nobody knows yet how many there are.
+            // The number of samples is not known yet.
             _ if self.config.is_told => Ok(()),
             Some(id) if id >= samples => Err(AttachError::OutOfRange { id, samples }),
             _ => Ok(()),
@@ -221,7 +221,7 @@ impl Scheduler {
             return;
         };
         if self.jobs.is_empty() {
-            // Whoever comes next tells its own.
+            // The next jobs tell their own.
             self.known.told.iter_mut().for_each(BTreeMap::clear);
         }
         let Some(name) = job.cohort else { return };

@@ -111,7 +111,7 @@ impl World {
     /// A member comes, with what it was given.
     fn attach(&mut self, id: JobId) {
         let member = self.members.get_mut(&id).unwrap();
-        // What it was given of a batch comes again.
+        // The part of a batch that it was given comes again.
         member.queue.clear();
         member.given -= std::mem::take(&mut member.batch);
         let resume = Resume {

@@ -34,7 +34,7 @@ pub(crate) struct Engine {
     /// Number of the stream, for the log.
     pub(super) stream: u64,
     pub(crate) scheduler: Scheduler,
-    /// Which samples the scheduler's numbers stand for.
+    /// Maps the scheduler's numbers to samples.
     pub(crate) numbers: Numbers,
     pub(super) orders: Orders,
     /// Samples of the dataset.
@@ -516,7 +516,7 @@ impl Engine {
         let all_skip = minibatch.targets.iter().all(|target| skips(target.job));
         let sample = |draw| {
             let drawn = self.numbers.sample(draw);
-            // If nobody wants to hear of it, it need not fail once more before another is drawn.
+            // If no job wants to hear of the failure, the sample need not fail once more before another is drawn.
             let is_bad = all_skip && self.failed.contains(drawn.id);
             let other = is_bad.then(|| self.numbers.again(&drawn, &self.failed));
             other.flatten().unwrap_or(drawn)
@@ -536,8 +536,8 @@ impl Engine {
     }
 
     /// A sample could not be prepared: tells the jobs that want to know, and gives another in its place. Where numbers are
-    /// ids it is one that all of the minibatch's jobs still need, if there is any. Of draws it is drawn for the same number,
-    /// which the jobs are given all the same, and which stands for another sample in the next epoch.
+    /// ids it is one that all of the minibatch's jobs still need, if there is any. Where samples are drawn with replacement it is
+    /// drawn for the same number, which the jobs are given all the same, and which stands for another sample in the next epoch.
     pub(crate) fn sample_failed(
         &mut self,
         batch: &Arc<Batch>,

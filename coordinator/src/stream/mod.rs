@@ -95,8 +95,8 @@ pub(crate) struct StreamKey {
 impl StreamKey {
     /// Returns the order of samples that its jobs are promised.
     fn draw_order(&self) -> DrawOrder {
-        // What is drawn for one number is as random as for another, so their order does not matter, and jobs share most if
-        // it is this one.
+        // The sample for one number is as random as for another, so the order of numbers does not matter, and jobs share
+        // most in this one.
         if self.draws != 0 {
             return DrawOrder::AscendingInCommon;
         }
@@ -116,7 +116,7 @@ pub(crate) struct Blueprint {
     /// Its first job named no form of the cache: it is for all jobs that name none.
     pub(crate) takes_any_form: bool,
     pub(crate) seed: u64,
-    /// Which samples its epochs are of.
+    /// Maps the numbers of its epochs to samples.
     pub(crate) numbers: Numbers,
     pub(crate) maker: Maker,
     /// What a process that has loaded its user code is good for.

@@ -1,4 +1,4 @@
-//! Which sample a number of an epoch stands for.
+//! Numbers of an epoch, and the samples that they stand for.
 //!
 //! The scheduler deals numbers: a job's epoch is each number exactly once. Where an epoch is each sample once, numbers are
 //! sample ids. Where it is so many independent draws, a number stands for the sample that is drawn for it, another one in
@@ -254,7 +254,7 @@ mod tests {
         Numbers::of_draws(Some(&request), 7, samples).expect("valid draws")
     }
 
-    /// How often each sample is drawn in an epoch.
+    /// Returns how often each sample is drawn in an epoch.
     fn counts(numbers: &Numbers, samples: u32, visit: u64) -> Vec<u32> {
         let mut counts = vec![0; samples as usize];
         (0..COUNT).for_each(|number| counts[numbers.id(number, visit) as usize] += 1);

@@ -1,4 +1,4 @@
-//! Orders of epochs that the members of a cohort tell.
+//! Orders of epochs, which the members of a cohort tell.
 //!
 //! Each member iterates its own sampler when it begins an epoch, and proposes what that gives. The first proposal is
 //! *settled*: it is the order of the epoch, and all members are handed it. Each of them keeps it for as long as it is in that
@@ -94,7 +94,7 @@ impl Engine {
         if let Some(job) = self.jobs.get_mut(&seat.job) {
             job.knows_order_of = None;
         }
-        // Of an epoch that it is not in, or that has its order already.
+        // The member is not in this epoch, or the epoch has its order already.
         if self.scheduler.untold(JobId(seat.job)) != Some(epoch) {
             return;
         }
@@ -154,7 +154,7 @@ impl Engine {
         }
     }
 
-    /// All members have left. Those of another cohort of this name tell their own orders.
+    /// All members have left. Another cohort of this name tells its own orders.
     pub(super) fn forget_orders(&mut self) {
         self.orders = Orders::default();
         if let Numbers::Told(orders) = &mut self.numbers {

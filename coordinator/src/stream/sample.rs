@@ -286,7 +286,7 @@ impl SampleWork {
         let key = &self.stream.blueprint.key;
         match (key.cache, u64::from(key.reuse)) {
             (CacheForm::Prepared, 0) => 0,
-            // Of draws this is refused: they are used as often as they are drawn.
+            // This is refused for draws: a prepared sample is used as often as it is drawn.
             (CacheForm::Prepared, times) => self.draw.visit / times * times,
             _ => self.draw.key,
         }
@@ -602,7 +602,7 @@ impl Made<'_> {
         let mut rest = place.as_mut_slice();
         for field in 0..self.fields {
             let part = self.part(slot, field);
-            // What is of no fixed size comes last, and may not fill its part.
+            // The field of no fixed size comes last, and may not fill its part.
             let len = part.len().min(rest.len());
             let (target, after) = rest.split_at_mut(len);
             target.copy_from_slice(&part[..len]);
@@ -612,13 +612,13 @@ impl Made<'_> {
         true
     }
 
-    /// Fills a slot with what was cached of another. What is larger than the slot has its place already.
+    /// Fills a slot with the cached bytes of another. A value that is larger than the slot has its place already.
     fn restore(self, bytes: &[u8], slot: &mut SlotMut) -> Cost {
         let began = Instant::now();
         let mut rest = bytes;
         for field in 0..self.fields {
             let part = self.part(slot, field);
-            // What is of no fixed size comes last, and may not fill its part.
+            // The field of no fixed size comes last, and may not fill its part.
             let len = part.len().min(rest.len());
             let (source, after) = rest.split_at(len);
             part[..len].copy_from_slice(source);

@@ -16,9 +16,9 @@ from typing import Any
 
 FOLDER = os.environ.get("PROGRAMS_RECORD")
 _depth = 0
-"""How many calls of `__iter__` are under way: coprep's may call PyTorch's."""
+"""Number of calls of `__iter__` that are under way: coprep's may call PyTorch's."""
 _begun = 0
-"""How many passes this process has begun."""
+"""Number of passes that this process has begun."""
 _open: dict[int, dict[str, Any]] = {}
 """Passes that are under way, by number. Some programs leave a pass after its last batch, before its end is said."""
 _pid = os.getpid()

@@ -326,7 +326,7 @@ impl Link {
         };
         match self.keep(reply)? {
             None => Ok(()),
-            // What this consumer proposed is malformed.
+            // The proposal of this consumer is malformed.
             Some(Reply::Refused(refusal)) => Err(Error::Refused(refusal)),
             Some(other) => Err(unexpected(&other)),
         }

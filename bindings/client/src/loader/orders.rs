@@ -10,9 +10,9 @@ use crate::error::{Error, Result};
 /// See the module.
 #[derive(Default)]
 pub(super) struct Orders {
-    /// By epoch: the order that all members are given it in.
+    /// By epoch: the settled order, in which all members are given its samples.
     handed: BTreeMap<u64, Arc<[u32]>>,
-    /// What this member proposed for the epoch that it has begun, until it is handed the order.
+    /// The order that this member proposed for the epoch that it has begun, until it is handed the settled one.
     proposed: Option<(u64, Arc<[u32]>)>,
 }
 
@@ -43,8 +43,8 @@ impl Orders {
         Ok(())
     }
 
-    /// Another coordinator is told where this member is: in `epoch`. Of a later one its user was given nothing, so whoever is
-    /// in that one says its order.
+    /// Another coordinator is told that this member is in `epoch`. The user was given nothing of a later epoch, so the order
+    /// of that one is told by a member that is in it.
     pub(super) fn come_again(&mut self, epoch: u64) {
         self.handed.retain(|&of, _| of == epoch);
     }
