@@ -1,8 +1,8 @@
 //! Samples that could not be prepared: which jobs hear of them, and how.
 //!
-//! A job raises them as errors, or skips them. A job that skips is told the numbers that a batch lacks, and once of each sample that is left out of its
-//! epochs, whichever job it failed for, so that the count is the same in every run: the samples of the job's set
-//! that have failed so far.
+//! A job raises them as errors, or skips them. A job that skips is told the numbers that a batch lacks. It is told once of
+//! each sample that is left out of its epochs, whichever job it failed for. So the count is the same in every run: the samples
+//! of the job's set that have failed so far.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
