@@ -85,7 +85,7 @@ pub(crate) struct Cost {
 }
 
 /// Where a preparation failed, and why.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Failure {
     pub(crate) stage: &'static str,
     pub(crate) message: String,

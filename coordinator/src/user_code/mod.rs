@@ -3,6 +3,7 @@
 //! * [`zygote`]: the process that has imported what the datasets of a program need and forks hosts.
 //! * [`host`]: the process that has loaded the dataset and forks workers.
 //! * [`worker`]: a thread per worker process, which keeps it busy and replaces it when it ends.
+//! * [`deadly`]: the samples that end their workers.
 //!
 //! The coordinator knows of that code a command, and how to speak with what it starts
 //! ([`coprep_protocol::code`]): which language it is in, it does not know.
@@ -10,6 +11,7 @@
 //! **Invariants.** A task ends exactly once, made, failed or dropped, whatever becomes of processes. A slot is given to
 //! another worker only when the one that may write it is no process any more.
 
+mod deadly;
 mod host;
 mod worker;
 mod zygote;
@@ -30,6 +32,7 @@ use crate::caches::Cache;
 use crate::due_queue::{DueQueue, Moment};
 use crate::prepare::{Cost, Failure};
 use crate::stalls::{BusyClock, Lacks};
+use crate::user_code::deadly::DeadlySamples;
 use crate::user_code::host::{Forked, Host};
 use crate::user_code::worker::{Job, Worker};
 pub(crate) use crate::user_code::zygote::Zygote;
@@ -420,6 +423,7 @@ pub(crate) struct Crew {
     queue: DueQueue<Job>,
     /// Workers that wait for memory.
     stuck: AtomicU32,
+    deadly: DeadlySamples,
     /// Written with every sample: on a line of the cache of its own.
     typical: CachePadded<Typical>,
     /// None: it does not attribute.
@@ -448,6 +452,7 @@ impl Crew {
             cache,
             queue: DueQueue::new(),
             stuck: AtomicU32::new(0),
+            deadly: DeadlySamples::default(),
             typical: CachePadded::default(),
             clock: attributes.then(|| Mutex::new(BusyClock::new(Instant::now()))),
             over: OnceLock::new(),

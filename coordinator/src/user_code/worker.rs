@@ -7,8 +7,8 @@
 //! A worker that made a sample which is larger than its slot asks where to write it. While there is no memory for that it
 //! waits, and what it was given besides is withdrawn.
 //!
-//! A sample on which a worker ended is given to another worker once, alone; if that one ends too, it is reported. Samples
-//! that were only on their way go back, with no mark.
+//! A sample on which a worker ended is given to another worker once, alone; if that one ends too, it has failed, and fails
+//! at once when it is drawn again ([`deadly`](super::deadly)). Samples that were only on their way go back, with no mark.
 
 mod room;
 
@@ -32,6 +32,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use crate::caches::Cache;
 use crate::due_queue::Moment;
 use crate::prepare::{Cost, Failure};
+use crate::user_code::deadly::Verdict;
 use crate::user_code::host::Forked;
 use crate::user_code::worker::room::Want;
 use crate::user_code::{Begin, Crew, Outcome, Outlook, Task, Trouble, failure};
@@ -259,7 +260,14 @@ impl Worker {
                 job.task.begin()
             }));
             match begun {
-                Ok(Begin::Make) => to_make.push(job),
+                Ok(Begin::Make) => match self.crew.deadly.verdict(job.task.order().id) {
+                    Verdict::Try => to_make.push(job),
+                    Verdict::TryOnce => {
+                        job.attempts = job.attempts.max(ATTEMPTS - 1);
+                        to_make.push(job);
+                    }
+                    Verdict::Fail(failure) => job.task.finish(Outcome::Failed(failure)),
+                },
                 Ok(Begin::Over(outcome)) => job.task.finish(outcome),
                 // Dropped, it ends by itself; the others of the chunk go on.
                 Err(_) => tracing::error!("{PANICKED}"),
@@ -641,6 +649,7 @@ impl Worker {
                     worker: name.into(),
                     ..Failure::new("dataset", message)
                 };
+                self.crew.deadly.add(job.task.order().id, failure.clone());
                 job.task.finish(Outcome::Failed(failure));
             } else {
                 job.task.put_back();

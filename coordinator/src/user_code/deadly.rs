@@ -1,0 +1,101 @@
+//! The samples that end their workers.
+//!
+//! Two workers are spent on such a sample before it is reported. In draws with replacement it may be drawn many times in one
+//! epoch, and each of two workers would be replaced after an ever longer pause. So it is remembered, and fails at once.
+//!
+//! Why a worker ended is seldom known: a machine that was short of memory for a while ends workers too. So a sample is tried
+//! again after [`RETRY_AFTER`], with one worker.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::prepare::Failure;
+
+/// A sample that ended its workers fails at once for so long. One worker a minute costs a stream nothing that is noticed.
+const RETRY_AFTER: Duration = Duration::from_secs(60);
+
+/// See the module. Its lock is taken once per sample, by the thread of a worker that is about to make it.
+#[derive(Default)]
+pub(super) struct DeadlySamples {
+    by_id: Mutex<HashMap<u32, Deadly>>,
+}
+
+struct Deadly {
+    since: Instant,
+    failure: Failure,
+}
+
+/// What to do with a sample that was drawn.
+#[derive(Debug)]
+pub(super) enum Verdict {
+    /// Nothing is known against it.
+    Try,
+    /// It ended workers some time ago: if it ends one more, it fails.
+    TryOnce,
+    /// It ended workers a moment ago.
+    Fail(Failure),
+}
+
+impl DeadlySamples {
+    /// Notes that a sample has ended as many workers as it may.
+    pub(super) fn add(&self, id: u32, failure: Failure) {
+        self.add_at(Instant::now(), id, failure);
+    }
+
+    pub(super) fn verdict(&self, id: u32) -> Verdict {
+        self.verdict_at(Instant::now(), id)
+    }
+
+    fn add_at(&self, now: Instant, id: u32, failure: Failure) {
+        let deadly = Deadly {
+            since: now,
+            failure,
+        };
+        self.by_id().insert(id, deadly);
+    }
+
+    fn verdict_at(&self, now: Instant, id: u32) -> Verdict {
+        let mut by_id = self.by_id();
+        match by_id.get(&id) {
+            None => Verdict::Try,
+            Some(deadly) if now.duration_since(deadly.since) < RETRY_AFTER => {
+                Verdict::Fail(deadly.failure.clone())
+            }
+            Some(_) => {
+                by_id.remove(&id);
+                Verdict::TryOnce
+            }
+        }
+    }
+
+    fn by_id(&self) -> MutexGuard<'_, HashMap<u32, Deadly>> {
+        self.by_id.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_deadly_sample_fails_at_once_and_is_tried_once_after_a_while() {
+        let samples = DeadlySamples::default();
+        let now = Instant::now();
+        samples.add_at(now, 7, Failure::new("dataset", "the worker ended".into()));
+        let verdict = |id, seconds| samples.verdict_at(now + Duration::from_secs(seconds), id);
+        assert!(matches!(verdict(8, 0), Verdict::Try));
+        assert!(matches!(verdict(7, 59), Verdict::Fail(_)));
+        assert!(matches!(verdict(7, 60), Verdict::TryOnce));
+        // It ended another one.
+        samples.add_at(
+            now + Duration::from_secs(61),
+            7,
+            Failure::new("dataset", "and another".into()),
+        );
+        match verdict(7, 100) {
+            Verdict::Fail(failure) => assert_eq!(failure.message, "and another"),
+            other => panic!("{other:?}"),
+        }
+    }
+}
