@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use coprep_client::connection::How;
+use coprep_client::connection::ConnectOptions;
 use coprep_client::control;
 use coprep_protocol::message::{CacheRequest, Warm, WarmProgress};
 use coprep_protocol::size;
@@ -44,10 +44,10 @@ pub(crate) fn warm(
             ..CacheRequest::default()
         },
     };
-    let how = How {
+    let how = ConnectOptions {
         program: program(py),
         pulse: signals(),
-        ..How::start("coprep warm")
+        ..ConnectOptions::start("coprep warm")
     };
     let mut told = Ok(());
     let done = py.detach(|| {

@@ -3,7 +3,7 @@
 use std::ffi::CString;
 use std::sync::Arc;
 
-use coprep_client::{Error, Notice, Pulse};
+use coprep_client::{Error, InterruptCheck, Notice};
 use coprep_protocol::message::RefusalKind;
 use pyo3::exceptions::{PyFileNotFoundError, PyMemoryError, PyValueError};
 use pyo3::prelude::*;
@@ -41,7 +41,7 @@ pub(crate) fn raise(error: Error) -> PyErr {
 }
 
 /// Lets Python's signal handlers run during waits: Ctrl-C ends them.
-pub(crate) fn signals() -> Pulse {
+pub(crate) fn signals() -> InterruptCheck {
     Arc::new(|| Python::attach(|py| py.check_signals()).map_err(|e| Box::new(e) as _))
 }
 

@@ -22,12 +22,12 @@ mod operators;
 mod pipeline;
 mod worker;
 
-use coprep_protocol::place::Place;
+use coprep_protocol::place::CoordinatorPaths;
 use pyo3::prelude::*;
 
 /// Where the coordinator is: as the caller says, or as the environment does.
-fn place(socket: Option<std::path::PathBuf>) -> Place {
-    socket.map_or_else(Place::from_env, Place::at)
+fn place(socket: Option<std::path::PathBuf>) -> CoordinatorPaths {
+    socket.map_or_else(CoordinatorPaths::from_env, CoordinatorPaths::at)
 }
 
 #[pymodule(gil_used = false)]

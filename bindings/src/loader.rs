@@ -4,11 +4,12 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use coprep_client::connection::How;
-use coprep_client::loader::Options;
+use coprep_client::connection::ConnectOptions;
+use coprep_client::loader::LoaderOptions;
 use coprep_client::{Error, Event, Loader as Client, SLICE};
 use coprep_protocol::message::{
-    Attach, CacheForm, CacheRequest, Cohort, Draws, Resume, SampleError, UserCode,
+    Attach, CacheForm, CacheRequest, CohortRequest, DrawsRequest, ResumePoint, SampleError,
+    UserCode,
 };
 use coprep_protocol::nap::nap;
 use coprep_protocol::spec::{Field, NUMBER};
@@ -38,9 +39,9 @@ pub(crate) fn program(py: Python<'_>) -> Option<PathBuf> {
 }
 
 /// Where to go on: epoch, what was given in it, seed, samples of the dataset, order of the epoch.
-type Given = (u64, Vec<u8>, u64, u32, Option<Vec<u8>>);
+type TaskHandle = (u64, Vec<u8>, u64, u32, Option<Vec<u8>>);
 /// The same, and whether it is of all ranks.
-type State<'py> = (
+type RankedResume<'py> = (
     u64,
     Bound<'py, PyBytes>,
     u64,
@@ -136,9 +137,9 @@ impl Preparation {
         name: String,
         socket: Option<PathBuf>,
     ) -> Self {
-        let how = How {
+        let how = ConnectOptions {
             program: program(py),
-            ..How::start(name)
+            ..ConnectOptions::start(name)
         };
         let client = coprep_client::Preparation::begin(place(socket), how, launch.into(), dataset);
         Preparation {
@@ -217,7 +218,7 @@ impl Loader {
         cache_bytes: Option<u64>,
         lru: bool,
         reuse: u32,
-        resume: Option<Given>,
+        resume: Option<TaskHandle>,
         code: Option<(Launch, Py<PyAny>)>,
         preparation: Option<Bound<'_, Preparation>>,
     ) -> PyResult<Self> {
@@ -234,7 +235,7 @@ impl Loader {
             seed,
             seed_hint: resume.as_ref().map(|&(_, _, seed, _)| seed),
             shuffle,
-            draws: draws.map(|(count, weights)| Draws {
+            draws: draws.map(|(count, weights)| DrawsRequest {
                 count,
                 weights: weights.map(|bytes| floats(&bytes)),
             }),
@@ -254,21 +255,21 @@ impl Loader {
             group,
             subset: subset.map(|bytes| serialise(&ids(bytes))),
             dataset_samples: resume.as_ref().map_or(mask_samples, |r| Some(r.3)),
-            resume: resume.map(|(epoch, delivered, _, _)| Resume {
+            resume: resume.map(|(epoch, delivered, _, _)| ResumePoint {
                 epoch,
                 delivered,
                 batches: 0,
                 is_done: false,
                 skipped: Vec::new(),
             }),
-            cohort: cohort.map(|(name, size)| Cohort { name, size }),
+            cohort: cohort.map(|(name, size)| CohortRequest { name, size }),
             skip_errors,
             tokens: Vec::new(),
             told: None,
             departed: Vec::new(),
             has_begun: false,
         };
-        let options = Options {
+        let options = LoaderOptions {
             place: place(socket),
             name,
             program: program(py),
@@ -347,7 +348,7 @@ impl Loader {
     }
 
     /// (epoch, delivered, seed, samples of the dataset, order, whether of all ranks): see `resume`.
-    fn state<'py>(&self, py: Python<'py>) -> PyResult<State<'py>> {
+    fn state<'py>(&self, py: Python<'py>) -> PyResult<RankedResume<'py>> {
         let state = py.detach(|| self.client.state()).map_err(raise)?;
         let delivered = PyBytes::new(py, &serialise(&state.delivered));
         Ok((

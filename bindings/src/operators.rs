@@ -8,12 +8,12 @@ use pyo3::types::{PyBool, PyDict, PyList, PyString, PyTuple};
 // Arguments in.
 
 /// A side, or (height, width).
-pub(crate) enum Size {
+pub(crate) enum SizeArgument {
     Side(u32),
     Both(u32, u32),
 }
 
-impl Size {
+impl SizeArgument {
     /// Takes what torchvision takes: an integer, or a sequence of one or two.
     pub(crate) fn of(operator: &str, value: &Bound<'_, PyAny>) -> PyResult<Self> {
         let wrong = || {
@@ -23,7 +23,7 @@ impl Size {
             ))
         };
         if let Some(side) = integer(value) {
-            return Ok(Size::Side(positive(side).ok_or_else(wrong)?));
+            return Ok(SizeArgument::Side(positive(side).ok_or_else(wrong)?));
         }
         let items = sequence(value).ok_or_else(wrong)?;
         let sides: Option<Vec<u32>> = items
@@ -31,16 +31,16 @@ impl Size {
             .map(|item| integer(item).and_then(positive))
             .collect();
         match sides.as_deref() {
-            Some(&[side]) => Ok(Size::Side(side)),
-            Some(&[height, width]) => Ok(Size::Both(height, width)),
+            Some(&[side]) => Ok(SizeArgument::Side(side)),
+            Some(&[height, width]) => Ok(SizeArgument::Both(height, width)),
             _ => Err(wrong()),
         }
     }
 
     pub(crate) fn both(self) -> (u32, u32) {
         match self {
-            Size::Side(side) => (side, side),
-            Size::Both(height, width) => (height, width),
+            SizeArgument::Side(side) => (side, side),
+            SizeArgument::Both(height, width) => (height, width),
         }
     }
 }

@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
-use coprep_client::connection::How;
+use coprep_client::connection::ConnectOptions;
 use coprep_client::control;
 use coprep_protocol::dataset_path;
 use coprep_protocol::operators::check_next;
 use coprep_protocol::spec::{
-    DEFAULT_FLIP, DEFAULT_MAX_PIXELS, DEFAULT_RATIO, DEFAULT_SCALE, FileList, Op, Part,
+    DEFAULT_FLIP, DEFAULT_MAX_PIXELS, DEFAULT_RATIO, DEFAULT_SCALE, FileList, IdentityPart, Op,
     PipelineSpec, ResizeTo, Source, UserDataset,
 };
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -15,7 +15,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use crate::errors::{raise, signals};
-use crate::operators::{self, Size, calls, number, numbers};
+use crate::operators::{self, SizeArgument, calls, number, numbers};
 use crate::place;
 
 /// A source of images, and the operators that prepare one.
@@ -97,7 +97,7 @@ pub(crate) fn user_dataset(
     in_job: bool,
 ) -> Pipeline {
     let parts = |parts: Vec<(String, [u8; 16])>| {
-        let part = |(name, hash)| Part {
+        let part = |(name, hash)| IdentityPart {
             name,
             hash: u128::from_le_bytes(hash),
         };
@@ -132,10 +132,10 @@ impl Pipeline {
             source: self.spec.source.clone(),
             ops: Vec::new(),
         };
-        let how = How {
+        let how = ConnectOptions {
             program: crate::loader::program(py),
             pulse: signals(),
-            ..How::start("coprep")
+            ..ConnectOptions::start("coprep")
         };
         py.detach(|| control::describe(&place(socket), &how, source))
             .map_err(raise)
@@ -182,9 +182,9 @@ impl Pipeline {
         size: &Bound<'_, PyAny>,
         interpolation: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
-        let to = match Size::of("resize", size)? {
-            Size::Side(side) => ResizeTo::Shorter(side),
-            Size::Both(height, width) => ResizeTo::Exact { height, width },
+        let to = match SizeArgument::of("resize", size)? {
+            SizeArgument::Side(side) => ResizeTo::Shorter(side),
+            SizeArgument::Both(height, width) => ResizeTo::Exact { height, width },
         };
         self.with(Op::Resize {
             to,
@@ -198,7 +198,7 @@ impl Pipeline {
     ///     size: pixels of each side, or (height, width). Sides are 1 to 16384.
     #[pyo3(signature = (size), text_signature = "($self, size)")]
     fn center_crop(&self, size: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let (height, width) = Size::of("center_crop", size)?.both();
+        let (height, width) = SizeArgument::of("center_crop", size)?.both();
         self.with(Op::CenterCrop { height, width })
     }
 
@@ -221,7 +221,7 @@ impl Pipeline {
         interpolation: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         const NAME: &str = "random_resized_crop";
-        let (height, width) = Size::of(NAME, size)?.both();
+        let (height, width) = SizeArgument::of(NAME, size)?.both();
         let bounds = |argument, value: Option<&Bound<'_, PyAny>>, default| {
             let Some(value) = value else {
                 return Ok(default);

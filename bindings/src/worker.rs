@@ -10,8 +10,10 @@ use std::os::fd::RawFd;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use coprep_cache::worklist::{Worklist, Written};
-use coprep_protocol::code::{ENTRIES, Incoming, Order, Progress, Told, entry};
+use coprep_cache::worklist::{TaskTable, Written};
+use coprep_protocol::code::{
+    ENTRIES, Incoming, SampleRequest, WorkerCommand, WorkerProgress, entry,
+};
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv, send};
 use nix::time::{ClockId, clock_gettime};
@@ -27,13 +29,13 @@ const HARDLY: u64 = 32;
 pub(crate) struct WorkerLink {
     socket: RawFd,
     /// None: there are no samples to make.
-    worklist: Option<Worklist>,
+    worklist: Option<TaskTable>,
     /// Of the stream.
     seed: u64,
     incoming: Incoming,
     /// Messages that came before an answer.
     early: VecDeque<Vec<u8>>,
-    chunk: Chunk,
+    chunk: CurrentChunk,
     /// The sample that is being made.
     now: Clocks,
     /// Of samples that are written and were not yet reported, nanoseconds: all, and off the processor.
@@ -43,11 +45,11 @@ pub(crate) struct WorkerLink {
 }
 
 #[derive(Default)]
-struct Chunk {
+struct CurrentChunk {
     number: u32,
     /// Where what came in its scratch file ends.
     end: u64,
-    orders: Vec<Order>,
+    orders: Vec<SampleRequest>,
     /// Of the orders, those that were looked at.
     seen: usize,
     /// One was begun.
@@ -93,9 +95,9 @@ impl WorkerLink {
             seed,
             incoming: Incoming::default(),
             early: VecDeque::new(),
-            chunk: Chunk {
+            chunk: CurrentChunk {
                 is_ended: true,
-                ..Chunk::default()
+                ..CurrentChunk::default()
             },
             now: Clocks::start(),
             wall: 0,
@@ -122,14 +124,14 @@ impl WorkerLink {
             let Some(message) = self.message(py)? else {
                 return Ok(None);
             };
-            match Told::parse(&message).map_err(PyValueError::new_err)? {
-                Told::Make(number, orders) => {
+            match WorkerCommand::parse(&message).map_err(PyValueError::new_err)? {
+                WorkerCommand::Make(number, orders) => {
                     let ends = orders.iter().map(|o| o.cached.0 + o.cached.1);
-                    self.chunk = Chunk {
+                    self.chunk = CurrentChunk {
                         number,
                         end: ends.max().unwrap_or(0),
                         orders,
-                        ..Chunk::default()
+                        ..CurrentChunk::default()
                     };
                 }
                 _ => return Ok(Some(PyBytes::new(py, &message).into_any())),
@@ -156,8 +158,8 @@ impl WorkerLink {
         self.report(py, false)?;
         self.say(py, b'W', &[])?;
         while let Some(message) = self.receive(py)? {
-            match Told::parse(&message).map_err(PyValueError::new_err)? {
-                Told::Place(buffer, slot) => return Ok(Some((buffer, slot))),
+            match WorkerCommand::parse(&message).map_err(PyValueError::new_err)? {
+                WorkerCommand::Place(buffer, slot) => return Ok(Some((buffer, slot))),
                 _ => self.early.push_back(message),
             }
         }
@@ -200,8 +202,8 @@ impl WorkerLink {
         self.say(py, b'L', &size.to_le_bytes())?;
         let asked = Instant::now();
         while let Some(message) = self.receive(py)? {
-            match Told::parse(&message).map_err(PyValueError::new_err)? {
-                Told::Room(at) => {
+            match WorkerCommand::parse(&message).map_err(PyValueError::new_err)? {
+                WorkerCommand::Room(at) => {
                     self.now.leave_out(asked.elapsed());
                     return Ok(at);
                 }
@@ -218,7 +220,7 @@ impl WorkerLink {
 }
 
 impl WorkerLink {
-    fn list(&self) -> PyResult<&Worklist> {
+    fn list(&self) -> PyResult<&TaskTable> {
         let missing = || PyValueError::new_err("samples to make, and no worklist");
         self.worklist.as_ref().ok_or_else(missing)
     }
@@ -246,7 +248,7 @@ impl WorkerLink {
         &self,
         py: Python<'py>,
         is_first: bool,
-        order: &Order,
+        order: &SampleRequest,
     ) -> PyResult<Bound<'py, PyAny>> {
         let key = sample_key(self.seed, u64::from(order.id), order.visit);
         let (at, size) = order.cached;
@@ -260,7 +262,7 @@ impl WorkerLink {
         if self.wall == 0 && !ends_chunk {
             return Ok(());
         }
-        let progress = Progress {
+        let progress = WorkerProgress {
             ends_chunk,
             queued_ns: self.queue.since(self.wall, self.off),
             off_ns: self.off,
@@ -320,10 +322,10 @@ fn framed(parts: &[&[u8]]) -> Vec<u8> {
 }
 
 /// By a descriptor of its own.
-fn open_worklist(file: RawFd) -> PyResult<Worklist> {
+fn open_worklist(file: RawFd) -> PyResult<TaskTable> {
     let path = format!("/proc/self/fd/{file}");
     let file = File::options().read(true).write(true).open(path)?;
-    Worklist::open(file.into(), ENTRIES).map_err(|e| PyOSError::new_err(e.to_string()))
+    TaskTable::open(file.into(), ENTRIES).map_err(|e| PyOSError::new_err(e.to_string()))
 }
 
 fn nanos(time: Duration) -> u64 {

@@ -177,7 +177,7 @@ pub(crate) struct Mapping {
 #[derive(Debug)]
 enum Raw {
     Anywhere(MmapRaw),
-    Aligned(Aligned),
+    HugeAligned(HugeAligned),
 }
 
 impl Mapping {
@@ -230,9 +230,9 @@ impl Mapping {
     }
 
     fn aligned(what: &str, file: impl AsFd, part: Range<usize>, flags: MapFlags) -> Result<Self> {
-        Aligned::new(file, part, flags)
+        HugeAligned::new(file, part, flags)
             .map(|raw| Mapping {
-                raw: Raw::Aligned(raw),
+                raw: Raw::HugeAligned(raw),
             })
             .map_err(|e| Error::os(format!("cannot map {what}"), e))
     }
@@ -241,14 +241,14 @@ impl Mapping {
         match &self.raw {
             // A mapping never starts at zero.
             Raw::Anywhere(raw) => NonNull::new(raw.as_mut_ptr()).unwrap_or(NonNull::dangling()),
-            Raw::Aligned(raw) => raw.start.cast(),
+            Raw::HugeAligned(raw) => raw.start.cast(),
         }
     }
 
     pub(crate) fn len(&self) -> usize {
         match &self.raw {
             Raw::Anywhere(raw) => raw.len(),
-            Raw::Aligned(raw) => raw.bytes,
+            Raw::HugeAligned(raw) => raw.bytes,
         }
     }
 
@@ -336,17 +336,17 @@ impl Mapping {
 
 /// A mapping that lies as far from a multiple of [`HUGE`] as what it maps does in its file.
 #[derive(Debug)]
-struct Aligned {
+struct HugeAligned {
     start: NonNull<c_void>,
     bytes: usize,
 }
 
 // SAFETY: it owns its part of the address space; its methods hand out no references.
-unsafe impl Send for Aligned {}
+unsafe impl Send for HugeAligned {}
 // SAFETY: as above.
-unsafe impl Sync for Aligned {}
+unsafe impl Sync for HugeAligned {}
 
-impl Aligned {
+impl HugeAligned {
     fn new(file: impl AsFd, part: Range<usize>, flags: MapFlags) -> nix::Result<Self> {
         let bytes = part.len();
         let size = NonZeroUsize::new(bytes).ok_or(Errno::EINVAL)?;
@@ -373,7 +373,7 @@ impl Aligned {
         ] {
             unmap(room, at, len);
         }
-        Ok(Aligned {
+        Ok(HugeAligned {
             start: start?,
             bytes,
         })
@@ -389,7 +389,7 @@ fn unmap(start: NonNull<c_void>, at: usize, len: usize) {
     }
 }
 
-impl Drop for Aligned {
+impl Drop for HugeAligned {
     fn drop(&mut self) {
         unmap(self.start, 0, self.bytes.next_multiple_of(page_size()));
     }
@@ -399,7 +399,7 @@ impl Drop for Aligned {
 ///
 /// # Safety
 /// Every bit pattern is a value, and every field is an atomic or is padding.
-pub(crate) unsafe trait Shared {}
+pub(crate) unsafe trait SharedPlain {}
 
 /// A mapping seen as a head `H` and a row of `E`.
 pub(crate) struct Region<H, E> {
@@ -408,7 +408,7 @@ pub(crate) struct Region<H, E> {
     types: std::marker::PhantomData<fn() -> (H, E)>,
 }
 
-impl<H: Shared, E: Shared> Region<H, E> {
+impl<H: SharedPlain, E: SharedPlain> Region<H, E> {
     /// Bytes that a head and `count` elements take, or None if that is too much.
     pub(crate) fn bytes(count: usize) -> Option<usize> {
         let row = size_of::<E>().checked_mul(count)?;
@@ -437,9 +437,9 @@ impl<H: Shared, E: Shared> Region<H, E> {
 
     pub(crate) fn head(&self) -> &H {
         // SAFETY: in bounds, since `new` compared the sizes; aligned, since mappings start on a page and
-        // no type here wants more; a value, since `H: Shared` and the memory of a file is initialised;
+        // no type here wants more; a value, since `H: SharedPlain` and the memory of a file is initialised;
         // not aliased by `&mut`, since none is ever made of this mapping; changes by others go through
-        // atomics, since `H: Shared`.
+        // atomics, since `H: SharedPlain`.
         unsafe { self.mapping.start().cast().as_ref() }
     }
 

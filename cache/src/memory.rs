@@ -26,22 +26,22 @@ pub fn available() -> Option<u64> {
     tightest().map(|limit| limit.free)
 }
 
-struct Limit {
+struct MemoryLimit {
     free: u64,
     name: String,
 }
 
-fn tightest() -> Option<Limit> {
+fn tightest() -> Option<MemoryLimit> {
     let groups = control_groups()
         .into_iter()
         .filter_map(|group| group.limit());
     groups.chain(machine()).min_by_key(|limit| limit.free)
 }
 
-fn machine() -> Option<Limit> {
+fn machine() -> Option<MemoryLimit> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let free = field(&text, "MemAvailable:")?.checked_mul(1024)?;
-    Some(Limit {
+    Some(MemoryLimit {
         free,
         name: "memory of the machine".into(),
     })
@@ -56,28 +56,28 @@ fn field(text: &str, key: &str) -> Option<u64> {
 /// A control group that may limit memory: its folder, and the names of its files.
 struct ControlGroup {
     folder: PathBuf,
-    files: &'static Files,
+    files: &'static LimitFiles,
 }
 
-struct Files {
+struct LimitFiles {
     limit: &'static str,
     usage: &'static str,
     cache: [&'static str; 2],
 }
 
-const V1: Files = Files {
+const V1: LimitFiles = LimitFiles {
     limit: "memory.limit_in_bytes",
     usage: "memory.usage_in_bytes",
     cache: ["total_inactive_file ", "total_active_file "],
 };
-const V2: Files = Files {
+const V2: LimitFiles = LimitFiles {
     limit: "memory.max",
     usage: "memory.current",
     cache: ["inactive_file ", "active_file "],
 };
 
 impl ControlGroup {
-    fn limit(&self) -> Option<Limit> {
+    fn limit(&self) -> Option<MemoryLimit> {
         // "max" is no number: no limit.
         let limit = self.number(self.files.limit)?;
         let usage = self
@@ -87,7 +87,7 @@ impl ControlGroup {
             "memory limit of the control group {}",
             self.folder.display()
         );
-        Some(Limit {
+        Some(MemoryLimit {
             free: limit.saturating_sub(usage),
             name,
         })
@@ -128,7 +128,7 @@ fn control_groups() -> Vec<ControlGroup> {
 struct Mount<'a> {
     root: &'a str,
     point: &'a str,
-    files: &'static Files,
+    files: &'static LimitFiles,
 }
 
 fn mount(line: &str) -> Option<Mount<'_>> {

@@ -13,11 +13,11 @@
 //!
 //! | word | from | by | then |
 //! |---|---|---|---|
-//! | `GIVEN` | any | coordinator; nobody is at the sample that the entry was for before | it may be begun or withdrawn |
-//! | `WITHDRAWN` | `GIVEN` | coordinator | the worker passes it over |
-//! | `BEGUN` | `GIVEN` | worker | it makes the sample; if its place is offered, either may take that |
-//! | `TAKEN` | `BEGUN` | worker | the worker writes; the place stays the sample's |
-//! | `BACK` | `BEGUN` | coordinator | the worker asks by a message |
+//! | `QUEUED` | any | coordinator; nobody is at the sample that the entry was for before | it may be begun or withdrawn |
+//! | `WITHDRAWN` | `QUEUED` | coordinator | the worker passes it over |
+//! | `RUNNING` | `QUEUED` | worker | it makes the sample; if its place is offered, either may take that |
+//! | `COMMITTED` | `RUNNING` | worker | the worker writes; the place stays the sample's |
+//! | `REVOKED` | `RUNNING` | coordinator | the worker asks by a message |
 //!
 //! The memory is shared with one worker process. The coordinator trusts nothing in it: a worker that writes nonsense keeps
 //! a place that it had, or asks for one, and says of its own samples that they took long, or are written.
@@ -31,4 +31,4 @@ mod shared;
 
 pub use entry::Written;
 #[cfg(not(loom))]
-pub use shared::{Given, Worklist};
+pub use shared::{TaskHandle, TaskTable};

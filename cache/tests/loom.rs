@@ -15,11 +15,11 @@ use std::sync::Arc;
 
 use coprep_cache::handover::Item;
 use coprep_cache::handover::protocol::{
-    Deliver, Futex, Publisher, Releaser, Reply, Slot, Taker, Words,
+    DeliverHead, Futex, ItemSlot, Publisher, Releaser, ReplyHead, Taker, Words,
 };
-use coprep_cache::sample_cache::table::{Present, Table};
+use coprep_cache::sample_cache::table::{CachedAt, PresenceTable};
 use coprep_cache::worklist::Written;
-use coprep_cache::worklist::entry::Entry;
+use coprep_cache::worklist::entry::TaskEntry;
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use loom::sync::{Condvar, Mutex, RwLock};
@@ -27,36 +27,36 @@ use loom::thread;
 
 /// The words of one consumer.
 struct Cells {
-    deliver: Deliver,
-    items: Vec<Slot>,
-    reply: Reply,
+    deliver: DeliverHead,
+    items: Vec<ItemSlot>,
+    reply: ReplyHead,
     releases: Vec<AtomicU64>,
     futex: ModelFutex,
 }
 
 #[derive(Clone)]
-struct Shared(Arc<Cells>);
+struct SharedPlain(Arc<Cells>);
 
-impl Shared {
+impl SharedPlain {
     fn new(capacity: usize) -> Self {
-        Shared(Arc::new(Cells {
-            deliver: Deliver::default(),
-            items: (0..capacity).map(|_| Slot::default()).collect(),
-            reply: Reply::default(),
+        SharedPlain(Arc::new(Cells {
+            deliver: DeliverHead::default(),
+            items: (0..capacity).map(|_| ItemSlot::default()).collect(),
+            reply: ReplyHead::default(),
             releases: (0..capacity).map(|_| AtomicU64::new(0)).collect(),
             futex: ModelFutex::default(),
         }))
     }
 }
 
-impl Words for Shared {
-    fn deliver(&self) -> &Deliver {
+impl Words for SharedPlain {
+    fn deliver(&self) -> &DeliverHead {
         &self.0.deliver
     }
-    fn items(&self) -> &[Slot] {
+    fn items(&self) -> &[ItemSlot] {
         &self.0.items
     }
-    fn reply(&self) -> &Reply {
+    fn reply(&self) -> &ReplyHead {
         &self.0.reply
     }
     fn releases(&self) -> &[AtomicU64] {
@@ -149,7 +149,7 @@ fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
 }
 
 /// Takes the next item, asleep until it is there.
-fn next(taker: &Taker, words: &Shared, bell: Option<&ModelBell>) -> (u64, Item) {
+fn next(taker: &Taker, words: &SharedPlain, bell: Option<&ModelBell>) -> (u64, Item) {
     loop {
         if let Some((seq, item, ring)) = taker.take(words) {
             if let (true, Some(bell)) = (ring, bell) {
@@ -163,7 +163,7 @@ fn next(taker: &Taker, words: &Shared, bell: Option<&ModelBell>) -> (u64, Item) 
     }
 }
 
-fn release(releaser: &mut Releaser, words: &Shared, seq: u64, bell: Option<&ModelBell>) {
+fn release(releaser: &mut Releaser, words: &SharedPlain, seq: u64, bell: Option<&ModelBell>) {
     if let (true, Some(bell)) = (releaser.release(words, seq), bell) {
         bell.ring();
     }
@@ -172,7 +172,7 @@ fn release(releaser: &mut Releaser, words: &Shared, seq: u64, bell: Option<&Mode
 #[test]
 fn a_consumer_that_sleeps_is_woken_for_every_item_and_finds_it_whole() {
     model(3, || {
-        let words = Shared::new(2);
+        let words = SharedPlain::new(2);
         let consumer = thread::spawn({
             let words = words.clone();
             move || {
@@ -194,7 +194,7 @@ fn a_consumer_that_sleeps_is_woken_for_every_item_and_finds_it_whole() {
 #[test]
 fn an_honest_consumer_is_never_accused() {
     model(3, || {
-        let words = Shared::new(2);
+        let words = SharedPlain::new(2);
         let mut publisher = Publisher::new(words.clone());
         for seq in 0..2 {
             publisher.publish(&item(seq), &words.0.futex).unwrap();
@@ -220,7 +220,7 @@ fn an_honest_consumer_is_never_accused() {
 #[test]
 fn a_coordinator_that_sleeps_hears_of_every_release() {
     model(3, || {
-        let (words, bell) = (Shared::new(1), Arc::new(ModelBell::default()));
+        let (words, bell) = (SharedPlain::new(1), Arc::new(ModelBell::default()));
         let mut publisher = Publisher::new(words.clone());
         publisher.publish(&item(0), &words.0.futex).unwrap();
         let consumer = thread::spawn({
@@ -236,7 +236,7 @@ fn a_coordinator_that_sleeps_hears_of_every_release() {
 }
 
 /// The coordinator's loop: poll, arm, look again, sleep, disarm.
-fn until_released(publishers: &mut [Publisher<Shared>], bell: &ModelBell, wanted: usize) {
+fn until_released(publishers: &mut [Publisher<SharedPlain>], bell: &ModelBell, wanted: usize) {
     let mut released = 0;
     loop {
         for publisher in publishers.iter_mut() {
@@ -258,7 +258,7 @@ fn until_released(publishers: &mut [Publisher<Shared>], bell: &ModelBell, wanted
 fn one_doorbell_serves_two_consumers() {
     model(2, || {
         let bell = Arc::new(ModelBell::default());
-        let words = [Shared::new(1), Shared::new(1)];
+        let words = [SharedPlain::new(1), SharedPlain::new(1)];
         let mut publishers = words.clone().map(Publisher::new);
         for (publisher, words) in publishers.iter_mut().zip(&words) {
             publisher.publish(&item(0), &words.0.futex).unwrap();
@@ -280,7 +280,7 @@ fn one_doorbell_serves_two_consumers() {
 fn a_buffer_is_written_again_only_when_its_reader_is_done() {
     model(2, || {
         let (words, bell, buffer) = (
-            Shared::new(1),
+            SharedPlain::new(1),
             Arc::new(ModelBell::default()),
             Buffer::new(),
         );
@@ -310,7 +310,7 @@ fn a_buffer_is_written_again_only_when_its_reader_is_done() {
 fn a_buffer_of_two_consumers_is_written_again_only_when_both_are_done() {
     model(2, || {
         let (bell, buffer) = (Arc::new(ModelBell::default()), Buffer::new());
-        let words = [Shared::new(1), Shared::new(1)];
+        let words = [SharedPlain::new(1), SharedPlain::new(1)];
         let mut publishers = words.clone().map(Publisher::new);
         buffer.write(100);
         for (publisher, words) in publishers.iter_mut().zip(&words) {
@@ -333,7 +333,7 @@ fn a_buffer_of_two_consumers_is_written_again_only_when_both_are_done() {
 #[test]
 fn the_rings_wrap_around_while_older_items_are_held() {
     model(2, || {
-        let (words, bell) = (Shared::new(2), Arc::new(ModelBell::default()));
+        let (words, bell) = (SharedPlain::new(2), Arc::new(ModelBell::default()));
         let mut publishers = [Publisher::new(words.clone())];
         for seq in 0..2 {
             publishers[0].publish(&item(seq), &words.0.futex).unwrap();
@@ -361,7 +361,7 @@ fn the_rings_wrap_around_while_older_items_are_held() {
 #[test]
 fn every_item_is_taken_or_taken_back_and_none_is_both() {
     model(3, || {
-        let (words, bell) = (Shared::new(2), Arc::new(ModelBell::default()));
+        let (words, bell) = (SharedPlain::new(2), Arc::new(ModelBell::default()));
         let mut publisher = Publisher::new(words.clone());
         for seq in 0..2 {
             publisher.publish(&item(seq), &words.0.futex).unwrap();
@@ -402,7 +402,7 @@ fn every_item_is_taken_or_taken_back_and_none_is_both() {
 #[test]
 fn an_absent_consumer_that_reads_again_is_heard() {
     model(3, || {
-        let (words, bell) = (Shared::new(2), Arc::new(ModelBell::default()));
+        let (words, bell) = (SharedPlain::new(2), Arc::new(ModelBell::default()));
         let mut publisher = Publisher::new(words.clone());
         publisher.publish(&item(0), &words.0.futex).unwrap();
         let consumer = thread::spawn({
@@ -425,7 +425,7 @@ fn an_absent_consumer_that_reads_again_is_heard() {
 #[test]
 fn a_consumer_that_joins_while_the_coordinator_sleeps_is_heard() {
     model(2, || {
-        let (words, bell) = (Shared::new(1), Arc::new(ModelBell::default()));
+        let (words, bell) = (SharedPlain::new(1), Arc::new(ModelBell::default()));
         let publishers = Arc::new(Mutex::new(Vec::new()));
         let session = thread::spawn({
             let (words, bell, publishers) = (words.clone(), bell.clone(), publishers.clone());
@@ -439,7 +439,7 @@ fn a_consumer_that_joins_while_the_coordinator_sleeps_is_heard() {
             }
         });
         let mut released = 0;
-        let mut look = |publishers: &mut Vec<Publisher<Shared>>| {
+        let mut look = |publishers: &mut Vec<Publisher<SharedPlain>>| {
             for publisher in publishers.iter_mut() {
                 publisher.taken().unwrap();
                 publisher.poll_released(|_| released += 1).unwrap();
@@ -509,7 +509,7 @@ fn told(value: u64) -> Written {
 #[test]
 fn a_sample_is_made_by_the_worker_or_withdrawn_and_made_elsewhere() {
     model(3, || {
-        let (entry, slot) = (Arc::new(Entry::default()), Buffer::new());
+        let (entry, slot) = (Arc::new(TaskEntry::default()), Buffer::new());
         entry.give();
         let worker = thread::spawn({
             let (entry, slot) = (entry.clone(), slot.clone());
@@ -541,7 +541,7 @@ fn a_sample_is_made_by_the_worker_or_withdrawn_and_made_elsewhere() {
 #[test]
 fn a_place_that_is_offered_is_had_by_one_of_both() {
     model(3, || {
-        let (entry, place) = (Arc::new(Entry::default()), Buffer::new());
+        let (entry, place) = (Arc::new(TaskEntry::default()), Buffer::new());
         entry.give();
         let worker = thread::spawn({
             let (entry, place) = (entry.clone(), place.clone());
@@ -570,7 +570,7 @@ fn a_place_that_is_offered_is_had_by_one_of_both() {
 #[test]
 fn what_was_told_of_an_earlier_sample_is_not_believed_of_a_later_one() {
     model(2, || {
-        let entry = Arc::new(Entry::default());
+        let entry = Arc::new(TaskEntry::default());
         let (given, ended) = (
             Arc::new(ModelBell::default()),
             Arc::new(ModelBell::default()),
@@ -617,7 +617,7 @@ fn what_was_told_of_an_earlier_sample_is_not_believed_of_a_later_one() {
 #[test]
 fn a_sample_is_cached_by_one_writer_and_found_whole() {
     model(3, || {
-        let (table, payload) = (Arc::new(Table::new(1)), Buffer::new());
+        let (table, payload) = (Arc::new(PresenceTable::new(1)), Buffer::new());
         let put = |value| {
             let (table, payload) = (table.clone(), payload.clone());
             thread::spawn(move || {
@@ -625,7 +625,7 @@ fn a_sample_is_cached_by_one_writer_and_found_whole() {
                 if is_writer {
                     payload.write(value);
                     let (place, checked) = (value as u32, true);
-                    table.set(0, Present { place, checked });
+                    table.set(0, CachedAt { place, checked });
                 }
                 is_writer
             })
@@ -643,9 +643,9 @@ fn a_sample_is_cached_by_one_writer_and_found_whole() {
 #[test]
 fn the_room_of_a_damaged_sample_is_another_s_only_when_nobody_looks_at_it() {
     model(2, || {
-        let (table, payload) = (Arc::new(Table::new(2)), Buffer::new());
+        let (table, payload) = (Arc::new(PresenceTable::new(2)), Buffer::new());
         let looks = Arc::new(RwLock::new(()));
-        let unchecked = Present {
+        let unchecked = CachedAt {
             place: 5,
             checked: false,
         };

@@ -13,7 +13,7 @@ use std::fs::{File, OpenOptions, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 
 use common::{Peer, role, say, until_closed};
-use coprep_cache::sample_cache::index::{Entry, payload_checksum};
+use coprep_cache::sample_cache::index::{IndexEntry, payload_checksum};
 use coprep_cache::sample_cache::{
     Form, Meta, NoEviction, SampleCache, TakeOver, list_named, remove_named,
 };
@@ -191,7 +191,7 @@ fn what_a_take_over_drops_does_not_come_back() {
         let form = Form::Encoded;
         let (width, height) = (1, 1);
         #[rustfmt::skip]
-        let entry = Entry { offset, len, payload_checksum, id, width, height, form };
+        let entry = IndexEntry { offset, len, payload_checksum, id, width, height, form };
         let at = INDEX_AT + place * ENTRY;
         let place = entry.to_place(seed).unwrap();
         segment.file().write_all_at(&place, at).unwrap();

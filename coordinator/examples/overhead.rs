@@ -18,8 +18,8 @@ use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use coprep_coordinator::pass;
-use coprep_costs::early::{Plan, SPREAD, window_needed};
-use coprep_costs::{Chooser, CostTable, Features, Ledger, Measured, Offer};
+use coprep_costs::early::{SPREAD, StartPlan, window_needed};
+use coprep_costs::{Chooser, CostRecorder, CostTable, Features, MeasuredTimes, Offer};
 use coprep_pipeline::{Dataset, DecodedView, Pipeline, SampleKey, Scratch};
 use coprep_protocol::spec::Source;
 use nix::sys::resource::{UsageWho, getrusage};
@@ -93,7 +93,7 @@ struct Image {
     file: Vec<u8>,
     decoded: (u32, u32, Vec<u8>),
     features: Features,
-    measured: Measured,
+    measured: MeasuredTimes,
 }
 
 /// What all threads share.
@@ -103,7 +103,7 @@ struct Work {
     pipeline: Pipeline,
     images: Vec<Image>,
     table: CostTable,
-    ledger: Mutex<Ledger>,
+    ledger: Mutex<CostRecorder>,
     chooser: Mutex<Chooser>,
 }
 
@@ -112,7 +112,7 @@ struct Thread<'a> {
     scratch: Scratch,
     file: Vec<u8>,
     slot: Vec<u8>,
-    plan: Plan,
+    plan: StartPlan,
     began: Instant,
 }
 
@@ -137,7 +137,7 @@ impl Work {
             pipeline,
             images,
             table: CostTable::new(SAMPLES),
-            ledger: Mutex::new(Ledger::new()),
+            ledger: Mutex::new(CostRecorder::new()),
             chooser: Mutex::new(Chooser::new(budget, SAMPLES, budget)),
         };
         // So that each sample is expected to cost what it does.
@@ -152,7 +152,7 @@ impl Work {
             scratch: Scratch::new(),
             file: Vec::new(),
             slot: vec![0; self.pipeline.output().sample_bytes()],
-            plan: Plan::new(),
+            plan: StartPlan::new(),
             began: Instant::now(),
         }
     }
@@ -161,11 +161,11 @@ impl Work {
         &self.images[id as usize % self.images.len()]
     }
 
-    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+    fn ledger(&self) -> MutexGuard<'_, CostRecorder> {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn settled(&self) -> MutexGuard<'_, Ledger> {
+    fn settled(&self) -> MutexGuard<'_, CostRecorder> {
         let mut ledger = self.ledger();
         ledger.settle(&self.table);
         ledger
@@ -214,7 +214,7 @@ impl Image {
                 bytes: file.len() as u64,
                 pixels: picture.pixels,
             },
-            measured: Measured {
+            measured: MeasuredTimes {
                 fetch: Some(fetch.as_secs_f32()),
                 decode: Some(decode.as_secs_f32()),
                 fixed: None,
@@ -264,7 +264,7 @@ impl Thread<'_> {
     }
 
     /// What it cost goes to the table, the budget and, with features, the model.
-    fn enter(&mut self, id: u32, measured: Measured, features: Option<Features>) {
+    fn enter(&mut self, id: u32, measured: MeasuredTimes, features: Option<Features>) {
         let table = &self.work.table;
         match self.work.ledger.try_lock() {
             Ok(mut ledger) => {
@@ -285,7 +285,7 @@ impl Thread<'_> {
     /// Prepared from what was decoded before.
     fn record_cached(&mut self, id: u32) {
         let (fetch, decode) = (None, None);
-        let measured = Measured {
+        let measured = MeasuredTimes {
             fetch,
             decode,
             ..self.work.image(id).measured

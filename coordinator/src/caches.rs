@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use coprep_cache::sample_cache::{
-    Form, LONGEST_NAME, Lru, Meta, NoEviction, Renewing, SampleCache, Usage, is_name, list_named,
-    remove_named,
+    BoundedReuse, Form, LONGEST_NAME, Lru, Meta, NoEviction, SampleCache, Usage, is_name,
+    list_named, remove_named,
 };
 use coprep_costs::{Chooser, Offer};
 use coprep_pipeline::{Dataset, Pipeline};
@@ -41,7 +41,7 @@ impl CacheKey {
 }
 
 /// The cache of one dataset in one form.
-pub(crate) struct Cache {
+pub(crate) struct DatasetCache {
     pub(crate) key: CacheKey,
     pub(crate) form: CacheForm,
     pub(crate) store: Box<dyn SampleCache>,
@@ -61,16 +61,16 @@ pub(crate) struct Cache {
 }
 
 /// Keeps a cache from being dropped while something that will use it is being opened.
-pub(crate) struct Pin(Arc<Cache>);
+pub(crate) struct Pin(Arc<DatasetCache>);
 
 impl Pin {
     /// To be called under the registry's lock, which is also held when caches are dropped.
-    pub(crate) fn new(cache: &Arc<Cache>) -> Pin {
+    pub(crate) fn new(cache: &Arc<DatasetCache>) -> Pin {
         cache.pins.fetch_add(1, Ordering::Relaxed);
         Pin(cache.clone())
     }
 
-    pub(crate) fn cache(&self) -> &Arc<Cache> {
+    pub(crate) fn cache(&self) -> &Arc<DatasetCache> {
         &self.0
     }
 }
@@ -118,14 +118,14 @@ pub(crate) struct Forms {
 }
 
 /// What a new cache is made for.
-pub(crate) struct Opening<'a> {
+pub(crate) struct CacheOptions<'a> {
     pub(crate) key: CacheKey,
     pub(crate) samples: u32,
     pub(crate) dataset_name: &'a str,
     /// Of a native pipeline.
     pub(crate) origin: Option<Origin>,
-    pub(crate) sizes: Sizes,
-    /// Bytes to reserve; see [`Sizes::capacity`].
+    pub(crate) sizes: SampleBytes,
+    /// Bytes to reserve; see [`SampleBytes::capacity`].
     pub(crate) capacity: u64,
     /// Prefix of a named segment.
     pub(crate) segment: Option<&'a str>,
@@ -135,7 +135,7 @@ pub(crate) struct Opening<'a> {
 
 /// Bytes of all samples.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sizes {
+pub(crate) struct SampleBytes {
     /// That they take in the cache, at most.
     pub(crate) wanted: u64,
     /// Where they come from.
@@ -150,13 +150,13 @@ const WORTH_DECODING: u64 = 8;
 /// How many samples are looked at to know what a dataset needs.
 const PROBES: u32 = 4096;
 
-impl Cache {
-    pub(crate) fn open(opening: &Opening<'_>) -> Result<Cache> {
+impl DatasetCache {
+    pub(crate) fn open(opening: &CacheOptions<'_>) -> Result<DatasetCache> {
         let capacity = opening.capacity;
         let is_private = opening.key.lru || opening.key.reuse > 0;
         let segment = opening.segment_name().filter(|_| !is_private);
         let store: Box<dyn SampleCache> = match (opening.key.lru, &segment) {
-            _ if opening.key.reuse > 0 => Box::new(Renewing::new(capacity, opening.key.reuse)),
+            _ if opening.key.reuse > 0 => Box::new(BoundedReuse::new(capacity, opening.key.reuse)),
             (true, _) => Box::new(Lru::new(capacity)),
             (false, None) => Box::new(NoEviction::anonymous(capacity, opening.samples)?),
             (false, Some(name)) => Box::new(opening.named(name, capacity)?),
@@ -180,7 +180,7 @@ impl Cache {
                     .collect(),
             }
         });
-        Ok(Cache {
+        Ok(DatasetCache {
             key: opening.key,
             form: opening.key.form,
             store,
@@ -356,7 +356,7 @@ fn by_form(usage: &Usage) -> Vec<FormStatus> {
     held.filter(|status| status.entries > 0).collect()
 }
 
-impl Opening<'_> {
+impl CacheOptions<'_> {
     /// A segment that was taken over keeps its size, and what is in it.
     fn with_decoded(&self, usage: &Usage) -> bool {
         !self.reduces
@@ -418,7 +418,7 @@ pub fn drop_left_segments() -> Result<u64> {
     Ok(bytes)
 }
 
-impl Sizes {
+impl SampleBytes {
     /// Returns the bytes to reserve for these samples. `bytes`: what the job asked for. `room`: what the node has left
     /// for caches.
     pub(crate) fn capacity(&self, bytes: Option<u64>, room: u64) -> u64 {
@@ -427,7 +427,7 @@ impl Sizes {
     }
 
     /// Of samples cached in a form; an estimate from every so manieth of a large dataset.
-    pub(crate) fn of(dataset: &Dataset, pipeline: &Pipeline, form: CacheForm) -> Sizes {
+    pub(crate) fn of(dataset: &Dataset, pipeline: &Pipeline, form: CacheForm) -> SampleBytes {
         let step = dataset.len().div_ceil(PROBES).max(1);
         let mut head = Vec::new();
         let (mut kept, mut stored, mut probes) = (0u64, 0u64, 0u32);
@@ -445,25 +445,25 @@ impl Sizes {
         let all = |probed: u64| {
             u128::from(probed) * u128::from(dataset.len()) / u128::from(probes.max(1))
         };
-        Sizes {
+        SampleBytes {
             wanted: (kept + margin).saturating_mul(u64::from(step)).max(1 << 20),
             stored: u64::try_from(all(stored)).unwrap_or(u64::MAX),
         }
     }
 
     /// Of samples of about `sample_bytes` bytes each.
-    pub(crate) fn by_sample(sample_bytes: u64, samples: u32) -> Sizes {
+    pub(crate) fn by_sample(sample_bytes: u64, samples: u32) -> SampleBytes {
         let each = sample_bytes.saturating_add(sample_bytes / 4 + PER_SAMPLE);
         let all = each.saturating_mul(u64::from(samples));
-        Sizes {
+        SampleBytes {
             wanted: all.max(1 << 20),
             stored: all,
         }
     }
 
     /// Wants so many bytes at least.
-    pub(crate) fn at_least(self, bytes: u64) -> Sizes {
-        Sizes {
+    pub(crate) fn at_least(self, bytes: u64) -> SampleBytes {
+        SampleBytes {
             wanted: self.wanted.max(bytes),
             ..self
         }

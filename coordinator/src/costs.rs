@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use coprep_cache::sample_cache::Form;
-use coprep_costs::{CostTable, Features, Ledger, Measured, Summary};
+use coprep_costs::{CostRecorder, CostTable, Features, MeasuredTimes, Summary};
 use crossbeam::utils::CachePadded;
 
-use crate::prepare::Cost;
+use crate::prepare::PreparationCost;
 
 /// Pipelines whose costs are kept when no stream uses them.
 const MOST_KEPT: usize = 16;
@@ -23,7 +23,7 @@ pub(crate) struct Costs {
     /// Seconds, as bits; not a number: there is none yet. What the ledger says, without its lock.
     budget: AtomicU32,
     /// Whoever locks it takes no line of the cache from those who look at the table.
-    ledger: CachePadded<Mutex<Ledger>>,
+    ledger: CachePadded<Mutex<CostRecorder>>,
 }
 
 impl Costs {
@@ -32,24 +32,24 @@ impl Costs {
             is_on,
             table: CostTable::new(if is_on { samples } else { 0 }),
             budget: AtomicU32::new(f32::NAN.to_bits()),
-            ledger: CachePadded::new(Mutex::new(Ledger::new())),
+            ledger: CachePadded::new(Mutex::new(CostRecorder::new())),
         }
     }
 
     /// With what was entered until now.
-    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+    fn ledger(&self) -> MutexGuard<'_, CostRecorder> {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// All that was measured until now is in it and in the table.
-    fn settled(&self) -> MutexGuard<'_, Ledger> {
+    fn settled(&self) -> MutexGuard<'_, CostRecorder> {
         let mut ledger = self.ledger();
         ledger.settle(&self.table);
         self.tell_budget(&mut ledger);
         ledger
     }
 
-    fn tell_budget(&self, ledger: &mut Ledger) {
+    fn tell_budget(&self, ledger: &mut CostRecorder) {
         let bits = ledger.budget().seconds().unwrap_or(f32::NAN).to_bits();
         if bits != self.budget.load(Ordering::Relaxed) {
             self.budget.store(bits, Ordering::Relaxed);
@@ -61,7 +61,7 @@ impl Costs {
     }
 
     /// A sample was prepared.
-    pub(crate) fn record(&self, id: u32, cost: &Cost) {
+    pub(crate) fn record(&self, id: u32, cost: &PreparationCost) {
         if !self.is_on {
             return;
         }
@@ -80,7 +80,7 @@ impl Costs {
     }
 
     /// What the stages of a sample will cost, by its header. None: too little is known.
-    pub(crate) fn predict(&self, features: Features) -> Option<coprep_costs::Cost> {
+    pub(crate) fn predict(&self, features: Features) -> Option<coprep_costs::ExpectedCost> {
         self.ledger().predict(features)
     }
 
@@ -107,7 +107,7 @@ impl Costs {
     }
 
     /// The samples that cost most.
-    pub(crate) fn slowest(&self, count: usize) -> Vec<(u32, coprep_costs::Cost)> {
+    pub(crate) fn slowest(&self, count: usize) -> Vec<(u32, coprep_costs::ExpectedCost)> {
         drop(self.settled());
         self.table.slowest(count)
     }
@@ -120,12 +120,12 @@ impl Costs {
 }
 
 /// A pipeline, and how many samples its dataset has: one that was listed anew is another.
-type Key = (u128, u32);
+type CostsKey = (u128, u32);
 
 /// The costs of all pipelines.
 pub(crate) struct AllCosts {
     is_on: bool,
-    by_pipeline: Mutex<Vec<(Key, Arc<Costs>)>>,
+    by_pipeline: Mutex<Vec<(CostsKey, Arc<Costs>)>>,
 }
 
 impl AllCosts {
@@ -156,10 +156,10 @@ impl AllCosts {
     }
 }
 
-impl Cost {
-    fn measured(&self) -> Measured {
+impl PreparationCost {
+    fn measured(&self) -> MeasuredTimes {
         let ran = |time: std::time::Duration| (!time.is_zero()).then_some(time.as_secs_f32());
-        Measured {
+        MeasuredTimes {
             fetch: ran(self.fetch),
             decode: ran(self.decode),
             fixed: ran(self.fixed),

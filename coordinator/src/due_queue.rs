@@ -7,20 +7,20 @@ use std::time::{Duration, Instant};
 
 /// A moment, in nanoseconds since the process first asked.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
-pub(crate) struct Moment(u64);
+pub(crate) struct Deadline(u64);
 
-impl Moment {
+impl Deadline {
     /// After everything that is due.
-    pub(crate) const WHENEVER: Moment = Moment(u64::MAX);
+    pub(crate) const MAX: Deadline = Deadline(u64::MAX);
 
     pub(crate) fn now() -> Self {
         static START: OnceLock<Instant> = OnceLock::new();
-        Moment(START.get_or_init(Instant::now).elapsed().as_nanos() as u64)
+        Deadline(START.get_or_init(Instant::now).elapsed().as_nanos() as u64)
     }
 
     /// Seconds since then. What is no number is the beginning, what is too far whenever.
     pub(crate) fn at(seconds: f64) -> Self {
-        Moment((seconds * 1e9) as u64)
+        Deadline((seconds * 1e9) as u64)
     }
 
     pub(crate) fn seconds(self) -> f64 {
@@ -29,28 +29,28 @@ impl Moment {
 }
 
 /// The earliest first; of those for the same moment, the first that came.
-pub(crate) struct DueHeap<T> {
-    waiting: BinaryHeap<Reverse<Entry<T>>>,
+pub(crate) struct DeadlineHeap<T> {
+    waiting: BinaryHeap<Reverse<HeapEntry<T>>>,
     came: u64,
 }
 
-struct Entry<T> {
-    key: (Moment, u64),
+struct HeapEntry<T> {
+    key: (Deadline, u64),
     item: T,
 }
 
-impl<T> DueHeap<T> {
+impl<T> DeadlineHeap<T> {
     pub(crate) fn new() -> Self {
-        DueHeap {
+        DeadlineHeap {
             waiting: BinaryHeap::new(),
             came: 0,
         }
     }
 
-    pub(crate) fn push(&mut self, due: Moment, item: T) {
+    pub(crate) fn push(&mut self, due: Deadline, item: T) {
         let key = (due, self.came);
         self.came += 1;
-        self.waiting.push(Reverse(Entry { key, item }));
+        self.waiting.push(Reverse(HeapEntry { key, item }));
     }
 
     pub(crate) fn pop(&mut self) -> Option<T> {
@@ -58,7 +58,7 @@ impl<T> DueHeap<T> {
     }
 
     /// When the first is due.
-    pub(crate) fn first(&self) -> Option<Moment> {
+    pub(crate) fn first(&self) -> Option<Deadline> {
         self.waiting.peek().map(|Reverse(entry)| entry.key.0)
     }
 
@@ -72,24 +72,24 @@ impl<T> DueHeap<T> {
 }
 
 /// The same, between threads.
-pub(crate) struct DueQueue<T> {
-    state: Mutex<State<T>>,
+pub(crate) struct DeadlineQueue<T> {
+    state: Mutex<QueueState<T>>,
     more: Condvar,
 }
 
-struct State<T> {
-    waiting: DueHeap<T>,
+struct QueueState<T> {
+    waiting: DeadlineHeap<T>,
     /// Threads that wait.
     idle: usize,
     /// Nobody waits any more.
     is_closed: bool,
 }
 
-impl<T> DueQueue<T> {
+impl<T> DeadlineQueue<T> {
     pub(crate) fn new() -> Self {
-        DueQueue {
-            state: Mutex::new(State {
-                waiting: DueHeap::new(),
+        DeadlineQueue {
+            state: Mutex::new(QueueState {
+                waiting: DeadlineHeap::new(),
                 idle: 0,
                 is_closed: false,
             }),
@@ -97,7 +97,7 @@ impl<T> DueQueue<T> {
         }
     }
 
-    pub(crate) fn push(&self, due: Moment, item: T) {
+    pub(crate) fn push(&self, due: Deadline, item: T) {
         let mut state = self.state();
         state.waiting.push(due, item);
         let somebody_waits = state.idle > 0;
@@ -135,26 +135,26 @@ impl<T> DueQueue<T> {
         self.state().waiting.len()
     }
 
-    fn state(&self) -> MutexGuard<'_, State<T>> {
+    fn state(&self) -> MutexGuard<'_, QueueState<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<T> PartialEq for Entry<T> {
+impl<T> PartialEq for HeapEntry<T> {
     fn eq(&self, other: &Self) -> bool {
         self.key == other.key
     }
 }
 
-impl<T> Eq for Entry<T> {}
+impl<T> Eq for HeapEntry<T> {}
 
-impl<T> PartialOrd for Entry<T> {
+impl<T> PartialOrd for HeapEntry<T> {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl<T> Ord for Entry<T> {
+impl<T> Ord for HeapEntry<T> {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         self.key.cmp(&other.key)
     }
@@ -166,8 +166,8 @@ mod tests {
 
     #[test]
     fn the_earliest_comes_first_and_equals_in_the_order_they_came() {
-        let queue = DueQueue::new();
-        let at = |ns| Moment(ns);
+        let queue = DeadlineQueue::new();
+        let at = |ns| Deadline(ns);
         for (due, item) in [(5, 'c'), (1, 'a'), (5, 'd'), (u64::MAX, 'z'), (2, 'b')] {
             queue.push(at(due), item);
         }
@@ -178,9 +178,9 @@ mod tests {
 
     #[test]
     fn a_moment_takes_whatever_a_prediction_says() {
-        assert_eq!(Moment::at(f64::NAN), Moment::default());
-        assert_eq!(Moment::at(-1.0), Moment::default());
-        assert_eq!(Moment::at(f64::INFINITY), Moment::WHENEVER);
-        assert_eq!(Moment::at(1.5).seconds(), 1.5);
+        assert_eq!(Deadline::at(f64::NAN), Deadline::default());
+        assert_eq!(Deadline::at(-1.0), Deadline::default());
+        assert_eq!(Deadline::at(f64::INFINITY), Deadline::MAX);
+        assert_eq!(Deadline::at(1.5).seconds(), 1.5);
     }
 }

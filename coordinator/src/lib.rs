@@ -44,7 +44,7 @@ mod warm;
 mod workers;
 
 pub use caches::{check_cache_name, drop_left_segments};
-pub use coprep_pipeline::{Dataset, Pipeline, Slowness, Throttle, open_regular};
+pub use coprep_pipeline::{Dataset, Pipeline, ReadThrottle, Slowness, open_regular};
 pub use error::{Error, Result};
 pub use registry::describe;
 pub use server::{OwnFile, Server, StopReason};

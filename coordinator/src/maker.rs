@@ -4,28 +4,28 @@ use std::sync::Arc;
 
 use coprep_protocol::spec::{Dtype, Field, NUMBER};
 
-use crate::caches::Cache;
+use crate::caches::DatasetCache;
 use crate::costs::Costs;
 use crate::prepare::Recipe;
-use crate::stalls::Lacks;
-use crate::user_code::Crew;
-use crate::workers::Workers;
+use crate::stalls::StallClock;
+use crate::user_code::ProcessPool;
+use crate::workers::ThreadPool;
 
 /// See the module.
-pub(crate) enum Maker {
+pub(crate) enum Producer {
     /// Threads of the coordinator, by a pipeline of its own.
     Native(Recipe),
     /// Processes of the jobs' own code.
-    Crew {
-        crew: Arc<Crew>,
+    ProcessPool {
+        crew: Arc<ProcessPool>,
         samples: u32,
         /// Without the index.
         fields: Vec<Field>,
         structure: Vec<u8>,
         /// What the workers have made, as it lies in a slot.
-        prepared: Option<Arc<Cache>>,
+        prepared: Option<Arc<DatasetCache>>,
         /// What is cached before the random part.
-        kept: Option<Arc<Cache>>,
+        kept: Option<Arc<DatasetCache>>,
         costs: Arc<Costs>,
     },
     /// The jobs themselves: they are given ids and visits.
@@ -52,17 +52,17 @@ fn scalar(name: &str) -> Field {
     }
 }
 
-impl Maker {
+impl Producer {
     pub(crate) fn samples(&self) -> u32 {
         match self {
-            Maker::Native(recipe) => recipe.dataset.len(),
-            Maker::Crew { samples, .. } | Maker::Jobs { samples } => *samples,
+            Producer::Native(recipe) => recipe.dataset.len(),
+            Producer::ProcessPool { samples, .. } | Producer::Jobs { samples } => *samples,
         }
     }
 
     pub(crate) fn classes(&self) -> &[String] {
         match self {
-            Maker::Native(recipe) => recipe.dataset.classes(),
+            Producer::Native(recipe) => recipe.dataset.classes(),
             _ => &[],
         }
     }
@@ -70,7 +70,7 @@ impl Maker {
     /// File of a sample; empty for user code.
     pub(crate) fn path(&self, id: u32) -> String {
         match self {
-            Maker::Native(recipe) => recipe.dataset.path(id).display().to_string(),
+            Producer::Native(recipe) => recipe.dataset.path(id).display().to_string(),
             _ => String::new(),
         }
     }
@@ -78,7 +78,7 @@ impl Maker {
     /// How a job makes batches of the fields.
     pub(crate) fn structure(&self) -> &[u8] {
         match self {
-            Maker::Crew { structure, .. } => structure,
+            Producer::ProcessPool { structure, .. } => structure,
             _ => &[],
         }
     }
@@ -86,9 +86,9 @@ impl Maker {
     /// Fields that it makes.
     pub(crate) fn made(&self) -> Vec<Field> {
         match self {
-            Maker::Native(recipe) => vec![recipe.pipeline.output(), scalar("label")],
-            Maker::Crew { fields, .. } => fields.clone(),
-            Maker::Jobs { .. } => vec![scalar(VISIT)],
+            Producer::Native(recipe) => vec![recipe.pipeline.output(), scalar("label")],
+            Producer::ProcessPool { fields, .. } => fields.clone(),
+            Producer::Jobs { .. } => vec![scalar(VISIT)],
         }
     }
 
@@ -102,17 +102,17 @@ impl Maker {
     /// None: what the jobs make is not measured.
     pub(crate) fn costs(&self) -> Option<&Arc<Costs>> {
         match self {
-            Maker::Native(recipe) => Some(&recipe.costs),
-            Maker::Crew { costs, .. } => Some(costs),
-            Maker::Jobs { .. } => None,
+            Producer::Native(recipe) => Some(&recipe.costs),
+            Producer::ProcessPool { costs, .. } => Some(costs),
+            Producer::Jobs { .. } => None,
         }
     }
 
     /// Seconds that a sample will take a worker, as it is cached now. None: it was never made.
     pub(crate) fn expected(&self, id: u32) -> Option<f32> {
         match self {
-            Maker::Native(recipe) => recipe.costs.expected(id, recipe.cached_as(id)),
-            Maker::Crew {
+            Producer::Native(recipe) => recipe.costs.expected(id, recipe.cached_as(id)),
+            Producer::ProcessPool {
                 costs,
                 prepared,
                 kept,
@@ -121,35 +121,35 @@ impl Maker {
                 let cache = prepared.as_ref().or(kept.as_ref());
                 costs.expected(id, cache.and_then(|c| c.store.form(id)))
             }
-            Maker::Jobs { .. } => Some(0.0),
+            Producer::Jobs { .. } => Some(0.0),
         }
     }
 
-    pub(crate) fn cache(&self) -> Option<&Arc<Cache>> {
+    pub(crate) fn cache(&self) -> Option<&Arc<DatasetCache>> {
         match self {
-            Maker::Native(recipe) => recipe.cache.as_ref(),
-            Maker::Crew { prepared, kept, .. } => prepared.as_ref().or(kept.as_ref()),
-            Maker::Jobs { .. } => None,
+            Producer::Native(recipe) => recipe.cache.as_ref(),
+            Producer::ProcessPool { prepared, kept, .. } => prepared.as_ref().or(kept.as_ref()),
+            Producer::Jobs { .. } => None,
         }
     }
 
     /// What was lacking until now.
-    pub(crate) fn lacks(&self, workers: &Workers) -> Lacks {
+    pub(crate) fn lacks(&self, workers: &ThreadPool) -> StallClock {
         match self {
-            Maker::Crew {
+            Producer::ProcessPool {
                 crew,
                 prepared: None,
                 ..
             } => crew.lacks(),
             // What is cached as it is delivered needs no crew.
-            Maker::Crew { crew, .. } => crew.lacks().with(workers.lacks()),
-            Maker::Native(_) | Maker::Jobs { .. } => workers.lacks(),
+            Producer::ProcessPool { crew, .. } => crew.lacks().with(workers.lacks()),
+            Producer::Native(_) | Producer::Jobs { .. } => workers.lacks(),
         }
     }
 
-    pub(crate) fn crew(&self) -> Option<&Arc<Crew>> {
+    pub(crate) fn crew(&self) -> Option<&Arc<ProcessPool>> {
         match self {
-            Maker::Crew { crew, .. } => Some(crew),
+            Producer::ProcessPool { crew, .. } => Some(crew),
             _ => None,
         }
     }

@@ -1,7 +1,7 @@
 //! The replies of a session, queued until its client takes them, and the thread that sends them.
 //!
 //! A stream tells its consumers of errors while its lock is held, so queueing a reply does no I/O and waits for
-//! nobody. An [`Outbox`] is the queue of one session. One thread for all sessions, the [`ReplyWriter`], sends
+//! nobody. An [`ReplyQueue`] is the queue of one session. One thread for all sessions, the [`ReplyWriter`], sends
 //! what is queued with calls that never wait, and sleeps in `poll` on the sockets that are full.
 //!
 //! * A session that answers a request sends directly when its queue is empty, so that an answer costs no switch
@@ -9,12 +9,12 @@
 //! * An idle session costs an empty queue. With a thread per session, 64 jobs would cost 64 threads that sleep;
 //!   one thread suffices because no call of it waits for one client.
 //! * Only one thread writes to a socket at a time (`is_writing`), and no lock is held during a call. So
-//!   [`hang_up`](Outbox::hang_up) and [`is_gone`](Outbox::is_gone) never wait for a writer.
+//!   [`hang_up`](ReplyQueue::hang_up) and [`is_gone`](ReplyQueue::is_gone) never wait for a writer.
 //!
 //! **Bounds.** A client that does not read while it computes is no offender: its connection lives, and what it
 //! has not read waits here, up to [`MOST_QUEUED`] bytes and one message more. Beyond that, an error stays in the
-//! stream, which is rung when there is room again ([`tell`](Outbox::tell)); a session reads no further request
-//! ([`wait_for_room`](Outbox::wait_for_room)); and reports of progress are left out.
+//! stream, which is rung when there is room again ([`tell`](ReplyQueue::tell)); a session reads no further request
+//! ([`wait_for_room`](ReplyQueue::wait_for_room)); and reports of progress are left out.
 //!
 //! A thread that panics while it writes to a session ends that session.
 
@@ -46,17 +46,17 @@ const PAUSE: Duration = Duration::from_millis(10);
 type OnRoom = Arc<dyn Fn() + Send + Sync>;
 
 /// The queue of one session.
-pub(crate) struct Outbox {
+pub(crate) struct ReplyQueue {
     socket: UnixStream,
-    queue: Mutex<Queue>,
+    queue: Mutex<PendingReplies>,
     /// The queue has room again, or is closed.
     room: Condvar,
     writer: Arc<Writer>,
 }
 
 #[derive(Default)]
-struct Queue {
-    waiting: VecDeque<Waiting>,
+struct PendingReplies {
+    waiting: VecDeque<QueuedReply>,
     /// Bytes of what is waiting and of what is being sent.
     bytes: usize,
     /// A thread has taken the front, and sends it.
@@ -71,9 +71,9 @@ struct Queue {
 }
 
 /// A reply in the queue.
-struct Waiting {
+struct QueuedReply {
     content: Content,
-    /// Bytes that it adds to [`Queue::bytes`].
+    /// Bytes that it adds to [`PendingReplies::bytes`].
     weight: usize,
 }
 
@@ -83,9 +83,9 @@ enum Content {
     Error(Arc<SampleError>),
 }
 
-impl Outbox {
+impl ReplyQueue {
     pub(crate) fn new(socket: &UnixStream, writer: &ReplyWriter) -> std::io::Result<Arc<Self>> {
-        Ok(Arc::new(Outbox {
+        Ok(Arc::new(ReplyQueue {
             socket: socket.try_clone()?,
             queue: Mutex::default(),
             room: Condvar::new(),
@@ -93,7 +93,7 @@ impl Outbox {
         }))
     }
 
-    fn queue(&self) -> MutexGuard<'_, Queue> {
+    fn queue(&self) -> MutexGuard<'_, PendingReplies> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -125,7 +125,7 @@ impl Outbox {
     /// Waits until there is room for the answer to another request, or the connection has ended. Returns `false` if
     /// the time is up before.
     pub(crate) fn wait_for_room(&self, limit: Duration) -> bool {
-        let full = |queue: &mut Queue| !queue.is_closed && queue.bytes >= MOST_QUEUED;
+        let full = |queue: &mut PendingReplies| !queue.is_closed && queue.bytes >= MOST_QUEUED;
         let waited = self.room.wait_timeout_while(self.queue(), limit, full);
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
@@ -158,7 +158,7 @@ impl Outbox {
     /// [`on_room`](Self::on_room) is called when there is.
     pub(crate) fn tell(self: &Arc<Self>, error: &Arc<SampleError>) -> bool {
         self.has_room()
-            && self.push_and_watch(Waiting {
+            && self.push_and_watch(QueuedReply {
                 content: Content::Error(error.clone()),
                 weight: size(error),
             })
@@ -190,7 +190,7 @@ impl Outbox {
         !is_full
     }
 
-    fn push_and_watch(self: &Arc<Self>, waiting: Waiting) -> bool {
+    fn push_and_watch(self: &Arc<Self>, waiting: QueuedReply) -> bool {
         self.push(waiting);
         self.watch_if_needed();
         true
@@ -242,7 +242,7 @@ impl Outbox {
 
     // Writing.
 
-    fn push(&self, waiting: Waiting) {
+    fn push(&self, waiting: QueuedReply) {
         let mut queue = self.queue();
         if !queue.is_closed {
             queue.bytes += waiting.weight;
@@ -282,7 +282,7 @@ impl Outbox {
     }
 
     /// Takes the front of the queue, or gives up writing if there is none.
-    fn next(&self) -> Option<Waiting> {
+    fn next(&self) -> Option<QueuedReply> {
         let mut queue = self.queue();
         let next = queue.waiting.pop_front();
         queue.is_writing = next.is_some();
@@ -290,8 +290,8 @@ impl Outbox {
     }
 
     /// Returns `false` if the socket is full or closed. Then this thread writes no more.
-    fn write_one(&self, next: Waiting) -> bool {
-        let Waiting { content, weight } = next;
+    fn write_one(&self, next: QueuedReply) -> bool {
+        let QueuedReply { content, weight } = next;
         let outgoing = match content {
             Content::Encoded(outgoing) => Ok(outgoing),
             Content::Error(error) => {
@@ -303,7 +303,7 @@ impl Outbox {
             .and_then(|mut outgoing| Ok((outgoing.send_some(&self.socket)?, outgoing)));
         match sent {
             Ok((true, _)) => self.was_sent(weight),
-            Ok((false, outgoing)) => self.put_back(Waiting {
+            Ok((false, outgoing)) => self.put_back(QueuedReply {
                 content: Content::Encoded(outgoing),
                 weight,
             }),
@@ -332,7 +332,7 @@ impl Outbox {
         true
     }
 
-    fn put_back(&self, waiting: Waiting) -> bool {
+    fn put_back(&self, waiting: QueuedReply) -> bool {
         let mut queue = self.queue();
         queue.is_writing = false;
         if !queue.is_closed {
@@ -342,9 +342,12 @@ impl Outbox {
     }
 }
 
-fn encoded(reply: &Reply, descriptors: Vec<OwnedFd>) -> std::result::Result<Waiting, FrameError> {
+fn encoded(
+    reply: &Reply,
+    descriptors: Vec<OwnedFd>,
+) -> std::result::Result<QueuedReply, FrameError> {
     let outgoing = Outgoing::new(reply, descriptors)?;
-    Ok(Waiting {
+    Ok(QueuedReply {
         weight: outgoing.bytes(),
         content: Content::Encoded(outgoing),
     })
@@ -366,7 +369,7 @@ pub(crate) struct ReplyWriter(Arc<Writer>);
 
 struct Writer {
     /// Queues that are to be looked after from now on.
-    coming: Mutex<Vec<Arc<Outbox>>>,
+    coming: Mutex<Vec<Arc<ReplyQueue>>>,
     /// Rung when one is added.
     event: EventFd,
     stop: AtomicBool,
@@ -397,12 +400,12 @@ impl Drop for ReplyWriter {
 }
 
 impl Writer {
-    fn watch(&self, outbox: Arc<Outbox>) {
+    fn watch(&self, outbox: Arc<ReplyQueue>) {
         self.coming().push(outbox);
         let _ = self.event.write(1);
     }
 
-    fn coming(&self) -> MutexGuard<'_, Vec<Arc<Outbox>>> {
+    fn coming(&self) -> MutexGuard<'_, Vec<Arc<ReplyQueue>>> {
         self.coming.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -416,7 +419,7 @@ impl Writer {
     }
 
     /// Until a full socket takes something again, or something else is queued.
-    fn sleep(&self, watched: &[Arc<Outbox>]) {
+    fn sleep(&self, watched: &[Arc<ReplyQueue>]) {
         let event = PollFd::new(self.event.as_fd(), PollFlags::POLLIN);
         let full = watched
             .iter()
@@ -434,7 +437,7 @@ impl Writer {
 }
 
 /// Sends what a session has queued. Returns `true` if something is left. A panic ends that session alone.
-fn serve(outbox: &Arc<Outbox>) -> bool {
+fn serve(outbox: &Arc<ReplyQueue>) -> bool {
     let written = catch_unwind(AssertUnwindSafe(|| {
         fail_point!("reply-writer");
         outbox.write();
@@ -468,10 +471,10 @@ mod tests {
         })
     }
 
-    fn session() -> (ReplyWriter, Arc<Outbox>, UnixStream) {
+    fn session() -> (ReplyWriter, Arc<ReplyQueue>, UnixStream) {
         let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
         let writer = ReplyWriter::start().expect("a thread");
-        let outbox = Outbox::new(&ours, &writer).expect("an outbox");
+        let outbox = ReplyQueue::new(&ours, &writer).expect("an outbox");
         (writer, outbox, theirs)
     }
 

@@ -19,10 +19,10 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 /// See the module.
 pub(crate) struct Peer {
-    process: Process,
+    process: PeerProcess,
 }
 
-enum Process {
+enum PeerProcess {
     Watched(OwnedFd),
     /// It ended before it could be watched.
     Gone,
@@ -31,7 +31,7 @@ enum Process {
 
 /// What a wait for a connection came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Heard {
+pub(crate) enum ConnectionEvent {
     /// There is something to read, or the end of the stream.
     Something,
     /// The process is gone, and has left nothing to read.
@@ -42,7 +42,7 @@ impl Peer {
     /// Finds the process at the other end.
     pub(crate) fn of(socket: &UnixStream) -> Peer {
         let process = match getsockopt(socket, sockopt::PeerPidfd) {
-            Ok(fd) => Process::Watched(fd),
+            Ok(fd) => PeerProcess::Watched(fd),
             // Either the kernel does not have it, or the process has been waited for.
             Err(_) => by_number(socket),
         };
@@ -52,12 +52,12 @@ impl Peer {
     /// Returns true when the process has ended.
     pub(crate) fn is_gone(&self) -> bool {
         match &self.process {
-            Process::Watched(fd) => {
+            PeerProcess::Watched(fd) => {
                 let mut fds = [PollFd::new(fd.as_fd(), PollFlags::POLLIN)];
                 poll(&mut fds, PollTimeout::ZERO).is_ok_and(|n| n > 0)
             }
-            Process::Gone => true,
-            Process::Unknown => false,
+            PeerProcess::Gone => true,
+            PeerProcess::Unknown => false,
         }
     }
 
@@ -65,14 +65,14 @@ impl Peer {
     ///
     /// # Errors
     /// When `poll` fails.
-    pub(crate) fn wait(&self, socket: &UnixStream) -> std::io::Result<Heard> {
+    pub(crate) fn wait(&self, socket: &UnixStream) -> std::io::Result<ConnectionEvent> {
         let readable = PollFd::new(socket.as_fd(), PollFlags::POLLIN);
         let mut fds = vec![readable];
         let mut limit = PollTimeout::NONE;
         match &self.process {
-            Process::Watched(fd) => fds.push(PollFd::new(fd.as_fd(), PollFlags::POLLIN)),
-            Process::Gone => limit = PollTimeout::ZERO,
-            Process::Unknown => {}
+            PeerProcess::Watched(fd) => fds.push(PollFd::new(fd.as_fd(), PollFlags::POLLIN)),
+            PeerProcess::Gone => limit = PollTimeout::ZERO,
+            PeerProcess::Unknown => {}
         }
         loop {
             match poll(&mut fds, limit) {
@@ -82,31 +82,31 @@ impl Peer {
             }
         }
         if fds[0].any().unwrap_or(true) {
-            Ok(Heard::Something)
+            Ok(ConnectionEvent::Something)
         } else {
-            Ok(Heard::Gone)
+            Ok(ConnectionEvent::Gone)
         }
     }
 }
 
 /// Opens the process by its number, which is that of the one that connected only if it is old enough.
-fn by_number(socket: &UnixStream) -> Process {
+fn by_number(socket: &UnixStream) -> PeerProcess {
     let Ok(credentials) = getsockopt(socket, sockopt::PeerCredentials) else {
-        return Process::Unknown;
+        return PeerProcess::Unknown;
     };
     // 0: a process that this namespace cannot name.
     let Some(pid) = Pid::from_raw(credentials.pid()) else {
-        return Process::Unknown;
+        return PeerProcess::Unknown;
     };
     let accepted = uptime();
     match pidfd_open(pid, PidfdFlags::empty()) {
         Ok(fd) => match age_at(pid, accepted) {
-            Some(is_older) if !is_older => Process::Gone,
-            _ => Process::Watched(fd),
+            Some(is_older) if !is_older => PeerProcess::Gone,
+            _ => PeerProcess::Watched(fd),
         },
-        Err(rustix::io::Errno::SRCH) => Process::Gone,
+        Err(rustix::io::Errno::SRCH) => PeerProcess::Gone,
         // A kernel before 5.3.
-        Err(_) => Process::Unknown,
+        Err(_) => PeerProcess::Unknown,
     }
 }
 
@@ -143,11 +143,14 @@ mod tests {
                 process: by_number(&ours),
             },
         ] {
-            assert!(matches!(peer.process, Process::Watched(_)));
+            assert!(matches!(peer.process, PeerProcess::Watched(_)));
             assert!(!peer.is_gone());
         }
         drop(theirs);
-        assert_eq!(Peer::of(&ours).wait(&ours).unwrap(), Heard::Something);
+        assert_eq!(
+            Peer::of(&ours).wait(&ours).unwrap(),
+            ConnectionEvent::Something
+        );
     }
 
     #[test]

@@ -10,45 +10,47 @@ use std::time::{Duration, Instant};
 
 use coprep_cache::sample_cache::{Form, Meta};
 use coprep_costs::Features;
-use coprep_pipeline::{Dataset, DecodedShape, DecodedView, Pipeline, SampleKey, Scratch, Stages};
+use coprep_pipeline::{
+    Dataset, DecodedShape, DecodedView, Pipeline, SampleKey, Scratch, StageDurations,
+};
 use coprep_protocol::message::{CacheForm, SampleError};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::time::{ClockId, clock_gettime};
 
-use crate::caches::Cache;
+use crate::caches::DatasetCache;
 use crate::costs::Costs;
-use crate::stalls::Price;
+use crate::stalls::FetchWeight;
 
 /// What a sample is made by.
 #[derive(Clone)]
 pub(crate) struct Recipe {
     pub(crate) dataset: Arc<Dataset>,
     pub(crate) pipeline: Arc<Pipeline>,
-    pub(crate) cache: Option<Arc<Cache>>,
+    pub(crate) cache: Option<Arc<DatasetCache>>,
     pub(crate) costs: Arc<Costs>,
     /// Of waiting for storage.
-    pub(crate) price: Arc<Price>,
+    pub(crate) price: Arc<FetchWeight>,
 }
 
 /// Where a sample is written. Asked for when the last step is about to write.
-pub(crate) trait Slot {
+pub(crate) trait SlotWriter {
     fn bytes(&mut self) -> &mut [u8];
 }
 
 /// What a worker thread brings.
 #[derive(Default)]
-pub(crate) struct Tools {
+pub(crate) struct WorkerScratch {
     /// Used again for every sample.
     scratch: Scratch,
     /// As it was read, for this sample only; see [`allocator`](coprep_cache::allocator).
     file: Vec<u8>,
     /// The sample that comes next was fetched: what that took.
-    fetched: Option<(Cost, Lies)>,
+    fetched: Option<(PreparationCost, FetchedAt)>,
 }
 
 /// Where a sample lies that was fetched.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Lies {
+enum FetchedAt {
     InMemory,
     InCache,
 }
@@ -56,8 +58,8 @@ enum Lies {
 /// A sample that was fetched, and is yet to be prepared.
 pub(crate) struct Fetched {
     file: Vec<u8>,
-    lies: Lies,
-    pub(crate) cost: Cost,
+    lies: FetchedAt,
+    pub(crate) cost: PreparationCost,
     /// The part of the time of fetching in which it did not wait.
     pub(crate) at_work: Duration,
     /// Seconds that preparing it will take, by its header. None: too little is known, or nobody asked.
@@ -65,14 +67,14 @@ pub(crate) struct Fetched {
 }
 
 /// What the header of a sample's file says.
-struct Looked {
+struct HeaderInfo {
     features: Features,
     decoded: DecodedShape,
 }
 
 /// What a preparation took: wall time by stage, and the thread's CPU time of all stages.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Cost {
+pub(crate) struct PreparationCost {
     pub(crate) fetch: Duration,
     pub(crate) decode: Duration,
     pub(crate) fixed: Duration,
@@ -95,9 +97,9 @@ pub(crate) struct Failure {
     pub(crate) exception: Vec<u8>,
 }
 
-type Prepared = Result<Cost, Failure>;
+type Prepared = Result<PreparationCost, Failure>;
 
-impl Tools {
+impl WorkerScratch {
     /// Takes over what was fetched before.
     pub(crate) fn take_over(&mut self, fetched: Fetched) {
         self.file = fetched.file;
@@ -118,8 +120,8 @@ impl Recipe {
     pub(crate) fn prepare(
         &self,
         key: SampleKey,
-        tools: &mut Tools,
-        slot: &mut dyn Slot,
+        tools: &mut WorkerScratch,
+        slot: &mut dyn SlotWriter,
     ) -> Prepared {
         let prepared = guarded(tools, self.costs.is_on(), |tools| match &self.cache {
             None => self.prepare_from_storage(key, tools, slot),
@@ -135,15 +137,15 @@ impl Recipe {
     /// Fetches a sample that is not cached, into the cache if its file is to lie there as it is.
     /// `is_looking`: its header is to say what it will cost, unless that is known.
     pub(crate) fn fetch_ahead(&self, id: u32, is_looking: bool) -> Result<Fetched, Failure> {
-        let before = Effort::now();
+        let before = ThreadUsage::now();
         let mut file = Vec::new();
         let (cost, lies) = match self.fetch_into_cache(id)? {
-            Some(cost) => (cost, Lies::InCache),
-            None => (self.fetch_file(id, &mut file)?, Lies::InMemory),
+            Some(cost) => (cost, FetchedAt::InCache),
+            None => (self.fetch_file(id, &mut file)?, FetchedAt::InMemory),
         };
         let (cpu, at_work) = before.spent(cost.fetch);
         let mut expected = self.costs.expected(id, self.cached_as(id));
-        if expected.is_none() && is_looking && lies == Lies::InMemory {
+        if expected.is_none() && is_looking && lies == FetchedAt::InMemory {
             // What is wrong with the file is reported when it is decoded.
             let looked = self.look(&file).ok();
             let predicted = looked.and_then(|picture| self.costs.predict(picture.features));
@@ -152,15 +154,15 @@ impl Recipe {
         Ok(Fetched {
             file,
             lies,
-            cost: Cost { cpu, ..cost },
+            cost: PreparationCost { cpu, ..cost },
             at_work,
             expected,
         })
     }
 
     /// None: it is not to lie there as it is, or there is no room.
-    fn fetch_into_cache(&self, id: u32) -> Result<Option<Cost>, Failure> {
-        let encoded = |cache: &&Arc<Cache>| cache.form == CacheForm::Encoded;
+    fn fetch_into_cache(&self, id: u32) -> Result<Option<PreparationCost>, Failure> {
+        let encoded = |cache: &&Arc<DatasetCache>| cache.form == CacheForm::Encoded;
         let Some(cache) = self.cache.as_ref().filter(encoded) else {
             return Ok(None);
         };
@@ -174,7 +176,7 @@ impl Recipe {
     }
 
     /// Brings sample `id` into the cache, if it is not there and there is room. Prepares nothing else.
-    pub(crate) fn admit(&self, id: u32, tools: &mut Tools) -> Prepared {
+    pub(crate) fn admit(&self, id: u32, tools: &mut WorkerScratch) -> Prepared {
         let fetched = tools.fetched.map(|(cost, _)| cost);
         let Some(cache) = self.cache.as_ref().filter(|_| self.is_to_admit(id)) else {
             tools.clear();
@@ -199,9 +201,9 @@ impl Recipe {
         cache.is_some_and(|cache| !cache.store.has(id) && cache.may_admit(id))
     }
 
-    fn look(&self, file: &[u8]) -> Result<Looked, Failure> {
+    fn look(&self, file: &[u8]) -> Result<HeaderInfo, Failure> {
         let picture = self.pipeline.look(file).map_err(Failure::decode)?;
-        Ok(Looked {
+        Ok(HeaderInfo {
             features: Features {
                 bytes: file.len() as u64,
                 pixels: picture.pixels,
@@ -213,8 +215,8 @@ impl Recipe {
     fn prepare_from_storage(
         &self,
         key: SampleKey,
-        tools: &mut Tools,
-        slot: &mut dyn Slot,
+        tools: &mut WorkerScratch,
+        slot: &mut dyn SlotWriter,
     ) -> Prepared {
         let fetched = self.fetch(key.id, tools)?;
         Ok(fetched.plus(self.prepare_fetched(key, tools, slot)?))
@@ -222,13 +224,13 @@ impl Recipe {
 
     fn prepare_cached(
         &self,
-        cache: &Cache,
+        cache: &DatasetCache,
         key: SampleKey,
-        tools: &mut Tools,
-        slot: &mut dyn Slot,
+        tools: &mut WorkerScratch,
+        slot: &mut dyn SlotWriter,
     ) -> Prepared {
         let fetched = match tools.fetched {
-            Some((cost, Lies::InCache)) => Some(cost),
+            Some((cost, FetchedAt::InCache)) => Some(cost),
             _ => None,
         };
         if let Some(cost) = self.prepare_hit(cache, key, tools, slot)? {
@@ -261,10 +263,10 @@ impl Recipe {
     /// Caches the sample in the form that is worth most, or not at all.
     fn prepare_by_price(
         &self,
-        cache: &Cache,
+        cache: &DatasetCache,
         key: SampleKey,
-        tools: &mut Tools,
-        slot: &mut dyn Slot,
+        tools: &mut WorkerScratch,
+        slot: &mut dyn SlotWriter,
     ) -> Prepared {
         let fetched = self.fetch(key.id, tools)?;
         let picture = self.look(&tools.file)?;
@@ -277,7 +279,7 @@ impl Recipe {
             }
         };
         let form = self.choose(cache, key.id, &fetched, &stages, &picture);
-        let mut admitted = Cost::default();
+        let mut admitted = PreparationCost::default();
         match form {
             Some(Form::Encoded) => cache.keep(key.id, Meta::of(Form::Encoded), &tools.file),
             Some(Form::Decoded) => {
@@ -300,11 +302,11 @@ impl Recipe {
 
     fn choose(
         &self,
-        cache: &Cache,
+        cache: &DatasetCache,
         id: u32,
-        fetched: &Cost,
-        stages: &coprep_costs::Cost,
-        picture: &Looked,
+        fetched: &PreparationCost,
+        stages: &coprep_costs::ExpectedCost,
+        picture: &HeaderInfo,
     ) -> Option<Form> {
         let fetch = usual(fetched.fetch.as_secs_f32(), stages.fetch);
         let at_work = fetched.cpu.as_secs_f32().min(fetch);
@@ -326,11 +328,11 @@ impl Recipe {
 
     fn prepare_hit(
         &self,
-        cache: &Cache,
+        cache: &DatasetCache,
         key: SampleKey,
-        tools: &mut Tools,
-        slot: &mut dyn Slot,
-    ) -> Result<Option<Cost>, Failure> {
+        tools: &mut WorkerScratch,
+        slot: &mut dyn SlotWriter,
+    ) -> Result<Option<PreparationCost>, Failure> {
         let Some(hit) = cache.store.get(key.id) else {
             return Ok(None);
         };
@@ -351,28 +353,33 @@ impl Recipe {
                     return Ok(None);
                 }
                 out.copy_from_slice(&hit);
-                Ok(Stages::default())
+                Ok(StageDurations::default())
             }
             Form::Encoded => self
                 .pipeline
                 .prepare_encoded(&hit, key, &mut tools.scratch, || slot.bytes()),
         };
         let stages = stages.map_err(Failure::decode)?;
-        Ok(Some(Cost::of(&stages, hit.len())))
+        Ok(Some(PreparationCost::of(&stages, hit.len())))
     }
 
-    fn prepare_fetched(&self, key: SampleKey, tools: &mut Tools, slot: &mut dyn Slot) -> Prepared {
-        let Tools { scratch, file, .. } = tools;
+    fn prepare_fetched(
+        &self,
+        key: SampleKey,
+        tools: &mut WorkerScratch,
+        slot: &mut dyn SlotWriter,
+    ) -> Prepared {
+        let WorkerScratch { scratch, file, .. } = tools;
         let stages = self
             .pipeline
             .prepare_encoded(file, key, scratch, || slot.bytes())
             .map_err(Failure::decode)?;
-        Ok(Cost::of(&stages, file.len()))
+        Ok(PreparationCost::of(&stages, file.len()))
     }
 
-    fn fetch(&self, id: u32, tools: &mut Tools) -> Prepared {
+    fn fetch(&self, id: u32, tools: &mut WorkerScratch) -> Prepared {
         match tools.fetched.take() {
-            Some((cost, Lies::InMemory)) => Ok(cost),
+            Some((cost, FetchedAt::InMemory)) => Ok(cost),
             _ => {
                 self.count_from_here();
                 self.fetch_file(id, &mut tools.file)
@@ -390,14 +397,14 @@ impl Recipe {
     fn fetch_file(&self, id: u32, into: &mut Vec<u8>) -> Prepared {
         let start = Instant::now();
         self.dataset.fetch(id, into).map_err(Failure::fetch)?;
-        Ok(Cost {
+        Ok(PreparationCost {
             fetch: start.elapsed(),
             fetched_bytes: into.len() as u64,
-            ..Cost::default()
+            ..PreparationCost::default()
         })
     }
 
-    fn admit_to(&self, cache: &Cache, id: u32, tools: &mut Tools) -> Prepared {
+    fn admit_to(&self, cache: &DatasetCache, id: u32, tools: &mut WorkerScratch) -> Prepared {
         match cache.form {
             CacheForm::Encoded => {
                 self.count_from_here();
@@ -412,7 +419,7 @@ impl Recipe {
     }
 
     /// For a warm-up, which prepares nothing.
-    fn admit_by_price(&self, cache: &Cache, id: u32, tools: &mut Tools) -> Prepared {
+    fn admit_by_price(&self, cache: &DatasetCache, id: u32, tools: &mut WorkerScratch) -> Prepared {
         let mut cost = self.fetch(id, tools)?;
         let picture = self.look(&tools.file)?;
         cost.features = picture.features;
@@ -438,57 +445,65 @@ impl Recipe {
         Ok(cost)
     }
 
-    fn decode(&self, tools: &mut Tools) -> Result<(Cost, (Meta, Vec<u8>)), Failure> {
+    fn decode(
+        &self,
+        tools: &mut WorkerScratch,
+    ) -> Result<(PreparationCost, (Meta, Vec<u8>)), Failure> {
         let start = Instant::now();
-        let Tools { scratch, file, .. } = tools;
+        let WorkerScratch { scratch, file, .. } = tools;
         let shape = self.pipeline.decoded_size(file).map_err(Failure::decode)?;
         let mut pixels = vec![0; shape.bytes()];
         self.pipeline
             .decode_into(file, scratch, &mut pixels)
             .map_err(Failure::decode)?;
-        let cost = Cost {
+        let cost = PreparationCost {
             decode: start.elapsed(),
-            ..Cost::default()
+            ..PreparationCost::default()
         };
         Ok((cost, (decoded_as(shape), pixels)))
     }
 
     /// Reads the file straight into the cache; reads nothing if there is no room.
-    fn admit_encoded(&self, cache: &Cache, id: u32) -> Prepared {
+    fn admit_encoded(&self, cache: &DatasetCache, id: u32) -> Prepared {
         let start = Instant::now();
         let length = self.dataset.file_len(id).map_err(Failure::fetch)?;
         let meta = Meta::of(Form::Encoded);
         let Some(mut place) = cache.store.reserve(id, length as usize, meta) else {
-            return Ok(Cost::default());
+            return Ok(PreparationCost::default());
         };
         self.dataset
             .fetch_into(id, place.as_mut_slice())
             .map_err(Failure::fetch)?;
         place.commit();
-        Ok(Cost {
+        Ok(PreparationCost {
             fetch: start.elapsed(),
             fetched_bytes: length,
-            ..Cost::default()
+            ..PreparationCost::default()
         })
     }
 
     /// Decodes the file straight into the cache, if there is room.
-    fn decode_into_cache(&self, cache: &Cache, id: u32, tools: &mut Tools) -> Prepared {
+    fn decode_into_cache(
+        &self,
+        cache: &DatasetCache,
+        id: u32,
+        tools: &mut WorkerScratch,
+    ) -> Prepared {
         let start = Instant::now();
-        let Tools { scratch, file, .. } = tools;
+        let WorkerScratch { scratch, file, .. } = tools;
         let shape = self.pipeline.decoded_size(file).map_err(Failure::decode)?;
         let meta = decoded_as(shape);
         let Some(mut place) = cache.store.reserve(id, shape.bytes(), meta) else {
-            return Ok(Cost::default());
+            return Ok(PreparationCost::default());
         };
         self.pipeline
             .decode_into(file, scratch, place.as_mut_slice())
             .map_err(Failure::decode)?;
         place.commit();
-        Ok(Cost {
+        Ok(PreparationCost {
             decode: start.elapsed(),
             in_full: true,
-            ..Cost::default()
+            ..PreparationCost::default()
         })
     }
 }
@@ -511,14 +526,14 @@ fn decoded_as(shape: DecodedShape) -> Meta {
 }
 
 fn guarded(
-    tools: &mut Tools,
+    tools: &mut WorkerScratch,
     is_measured: bool,
-    run: impl FnOnce(&mut Tools) -> Prepared,
+    run: impl FnOnce(&mut WorkerScratch) -> Prepared,
 ) -> Prepared {
     let ahead = tools.fetched.map_or(Duration::ZERO, |(cost, _)| cost.fetch);
     let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(tools)));
     let prepared = caught.unwrap_or_else(|_| {
-        *tools = Tools::default();
+        *tools = WorkerScratch::default();
         Err(Failure::new(
             "prepare",
             "an operator panicked: a defect of coprep, please report it".into(),
@@ -529,23 +544,23 @@ fn guarded(
     }
     // What was fetched before brought its own.
     let wall = prepared.total().saturating_sub(ahead);
-    Ok(Cost {
+    Ok(PreparationCost {
         cpu: prepared.cpu + cpu_since_last().min(wall),
         ..prepared
     })
 }
 
 /// What this thread has done so far.
-struct Effort {
+struct ThreadUsage {
     cpu: Duration,
     /// Times that it gave its processor up, to wait for something.
     waits: Option<i64>,
 }
 
-impl Effort {
+impl ThreadUsage {
     fn now() -> Self {
         let usage = getrusage(UsageWho::RUSAGE_THREAD).ok();
-        Effort {
+        ThreadUsage {
             cpu: thread_cpu(),
             waits: usage.map(|usage| usage.voluntary_context_switches()),
         }
@@ -553,7 +568,7 @@ impl Effort {
 
     /// Since then, of `wall`: CPU time, and time that was not waiting for something. Waiting for a processor is not.
     fn spent(&self, wall: Duration) -> (Duration, Duration) {
-        let now = Effort::now();
+        let now = ThreadUsage::now();
         let cpu = now.cpu.saturating_sub(self.cpu);
         match now.waits == self.waits {
             true => (cpu, wall),
@@ -622,7 +637,7 @@ impl Failure {
     }
 }
 
-impl Cost {
+impl PreparationCost {
     /// Decoding and operators.
     pub(crate) fn prep(&self) -> Duration {
         self.decode + self.fixed + self.random
@@ -632,8 +647,8 @@ impl Cost {
         self.fetch + self.prep()
     }
 
-    fn seconds(&self) -> coprep_costs::Cost {
-        coprep_costs::Cost {
+    fn seconds(&self) -> coprep_costs::ExpectedCost {
+        coprep_costs::ExpectedCost {
             fetch: self.fetch.as_secs_f32(),
             decode: self.decode.as_secs_f32(),
             fixed: self.fixed.as_secs_f32(),
@@ -643,7 +658,7 @@ impl Cost {
     }
 
     /// Of what was made of a file of so many bytes, or of what was decoded before.
-    fn of(stages: &Stages, bytes: usize) -> Cost {
+    fn of(stages: &StageDurations, bytes: usize) -> PreparationCost {
         let features = match stages.pixels {
             0 => Features::default(),
             pixels => Features {
@@ -651,17 +666,17 @@ impl Cost {
                 pixels,
             },
         };
-        Cost {
+        PreparationCost {
             decode: stages.decode,
             fixed: stages.fixed,
             random: stages.random,
             features,
-            ..Cost::default()
+            ..PreparationCost::default()
         }
     }
 
-    fn plus(self, other: Cost) -> Cost {
-        Cost {
+    fn plus(self, other: PreparationCost) -> PreparationCost {
+        PreparationCost {
             fetch: self.fetch + other.fetch,
             decode: self.decode + other.decode,
             fixed: self.fixed + other.fixed,

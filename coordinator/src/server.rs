@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use coprep_protocol::frame;
 use coprep_protocol::nap::nap;
-use coprep_protocol::place::{Place, open_private};
+use coprep_protocol::place::{CoordinatorPaths, open_private};
 use fail::fail_point;
 use nix::fcntl::{Flock, FlockArg};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -89,7 +89,7 @@ impl Server {
     ///
     /// # Errors
     /// When another coordinator has the place, or the socket cannot be made.
-    pub fn bind(place: Place, settings: Settings) -> Result<Server> {
+    pub fn bind(place: CoordinatorPaths, settings: Settings) -> Result<Server> {
         // No other process of the same user may read this one's memory, or write it, through /proc.
         nix::sys::prctl::set_dumpable(false)
             .map_err(|e| Error::io("cannot protect the process's memory", e))?;
@@ -397,7 +397,7 @@ fn block_signals() -> Result<SignalFd> {
     SignalFd::with_flags(&set, flags).map_err(|e| Error::io("cannot make a signalfd", e))
 }
 
-fn take_lock(place: &Place) -> Result<Flock<File>> {
+fn take_lock(place: &CoordinatorPaths) -> Result<Flock<File>> {
     let path = place.lock();
     let what = || format!("cannot lock {}", path.display());
     loop {
@@ -429,7 +429,7 @@ fn remove_old_socket(path: &Path) -> io::Result<()> {
     }
 }
 
-fn listen(place: &Place) -> Result<UnixListener> {
+fn listen(place: &CoordinatorPaths) -> Result<UnixListener> {
     let what = || format!("cannot listen on {}", place.socket.display());
     remove_old_socket(&place.socket).map_err(|e| Error::io(what(), e))?;
     // The socket is made 0600 from its first moment on.

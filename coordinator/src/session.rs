@@ -13,10 +13,10 @@ use coprep_protocol::message::{Attach, Awaited, Reply, Request};
 use coprep_protocol::spec::PipelineSpec;
 use fail::fail_point;
 
-use crate::outbox::{Outbox, ReplyWriter};
-use crate::peer::{Heard, Peer};
+use crate::outbox::{ReplyQueue, ReplyWriter};
+use crate::peer::{ConnectionEvent, Peer};
 use crate::registry::{Answer, Guest, Registry};
-use crate::stream::{Client, Order, Seat, Stream};
+use crate::stream::{Client, EpochOrder, RankId, Stream};
 use crate::user_code::Zygote;
 use crate::{Error, Result, server::Shutdown, status, warm};
 
@@ -31,7 +31,7 @@ struct Session<'a> {
     registry: &'a Arc<Registry>,
     shutdown: &'a Shutdown,
     client: Client,
-    place: Option<(Arc<Stream>, Seat)>,
+    place: Option<(Arc<Stream>, RankId)>,
     /// What has been imported for it.
     prepared: Option<Arc<Zygote>>,
 }
@@ -79,10 +79,10 @@ pub(crate) fn serve(
     }
 }
 
-/// Waits until the client has closed its side: see [`Outbox::part`].
+/// Waits until the client has closed its side: see [`ReplyQueue::part`].
 fn wait_until_gone(client: &Client, mut socket: &UnixStream) {
     let mut unheard = [0; 4096];
-    while matches!(client.peer.wait(socket), Ok(Heard::Something))
+    while matches!(client.peer.wait(socket), Ok(ConnectionEvent::Something))
         && matches!(socket.read(&mut unheard), Ok(1..))
     {}
 }
@@ -106,7 +106,7 @@ fn greet(socket: &UnixStream, replies: &ReplyWriter) -> std::result::Result<Clie
             "the first message is not a greeting".into(),
         ));
     };
-    let outbox = Outbox::new(socket, replies)?;
+    let outbox = ReplyQueue::new(socket, replies)?;
     outbox.send(&Reply::Welcome {
         pid: std::process::id(),
         version: env!("CARGO_PKG_VERSION").into(),
@@ -130,7 +130,7 @@ impl Session<'_> {
                 }
             }
             // A process that has ended is gone, whoever else holds its socket.
-            if self.client.peer.wait(socket)? == Heard::Gone {
+            if self.client.peer.wait(socket)? == ConnectionEvent::Gone {
                 return Ok(());
             }
             match frame::receive::<Request>(socket) {
@@ -183,7 +183,7 @@ impl Session<'_> {
                 let (stream, seat) = self.place()?;
                 let file = descriptors.into_iter().next();
                 let file = file.ok_or_else(|| Error::Invalid("an order without a file".into()))?;
-                let order = Order::read(file, samples, stream.blueprint.maker.samples())?;
+                let order = EpochOrder::read(file, samples, stream.blueprint.maker.samples())?;
                 stream.tell_order(*seat, epoch, order, is_settled);
                 Ok(None)
             }
@@ -208,7 +208,7 @@ impl Session<'_> {
                 let (stream, seat) = self.place()?;
                 let awaited = stream.who_is_awaited(*seat);
                 if let Some(Awaited { what, .. }) = &awaited {
-                    let Seat { job, rank } = *seat;
+                    let RankId { job, rank } = *seat;
                     tracing::warn!(
                         stream = stream.blueprint.id,
                         job,
@@ -278,7 +278,7 @@ impl Session<'_> {
         })
     }
 
-    fn place(&self) -> Result<&(Arc<Stream>, Seat)> {
+    fn place(&self) -> Result<&(Arc<Stream>, RankId)> {
         self.place
             .as_ref()
             .ok_or_else(|| Error::Invalid("this connection is not attached to a stream".into()))
@@ -299,7 +299,7 @@ impl Session<'_> {
         let Answer::Admitted(stream, admission) = answer else {
             return Ok(Some(Reply::WantCode));
         };
-        let Seat { job, rank } = admission.seat;
+        let RankId { job, rank } = admission.seat;
         tracing::info!(stream = stream.blueprint.id, job, rank, "a job joins");
         self.place = Some((stream.clone(), admission.seat));
         // The stream's host keeps it, if that is forked from it. Else somebody else's code runs, and this is of no use.
@@ -329,7 +329,7 @@ impl Session<'_> {
 impl Drop for Session<'_> {
     fn drop(&mut self) {
         if let Some((stream, seat)) = self.place.take() {
-            let Seat { job, rank } = seat;
+            let RankId { job, rank } = seat;
             if stream.has_other_ranks(seat) && self.has_lost_its_client() {
                 stream.lose_rank(seat);
             }

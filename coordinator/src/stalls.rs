@@ -9,24 +9,24 @@ use std::time::{Duration, Instant};
 
 /// Clocks since the pool was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Lacks {
+pub(crate) struct StallClock {
     pub(crate) fetch: Duration,
     pub(crate) prep: Duration,
     /// Nothing was lacking.
     pub(crate) none: Duration,
 }
 
-/// Parts of a whole of [`Shares::WHOLE`]; what is missing is the part for which nothing was lacking.
+/// Parts of a whole of [`StallSplit::WHOLE`]; what is missing is the part for which nothing was lacking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shares {
+pub(crate) struct StallSplit {
     pub(crate) fetch: u32,
     pub(crate) prep: u32,
 }
 
-impl Shares {
+impl StallSplit {
     pub(crate) const WHOLE: u32 = 1 << 16;
     /// Nothing was lacking.
-    pub(crate) const OTHERS: Shares = Shares { fetch: 0, prep: 0 };
+    pub(crate) const OTHERS: StallSplit = StallSplit { fetch: 0, prep: 0 };
 
     /// As an item carries them.
     pub(crate) fn pack(self) -> u64 {
@@ -34,7 +34,7 @@ impl Shares {
     }
 }
 
-impl Lacks {
+impl StallClock {
     /// So much was lacking of each for all of this time.
     pub(crate) fn add(&mut self, time: Duration, fetch: f64, prep: f64) {
         let all = fetch + prep;
@@ -48,8 +48,8 @@ impl Lacks {
     }
 
     /// What two pools lacked that the same consumers wait for: nothing only if neither did.
-    pub(crate) fn with(self, other: Lacks) -> Lacks {
-        Lacks {
+    pub(crate) fn with(self, other: StallClock) -> StallClock {
+        StallClock {
             fetch: self.fetch + other.fetch,
             prep: self.prep + other.prep,
             none: self.none.min(other.none),
@@ -57,7 +57,7 @@ impl Lacks {
     }
 
     /// Of the time from `before` to here in which something was lacking: the part in which it was storage.
-    pub(crate) fn fetch_part(&self, before: &Lacks) -> f32 {
+    pub(crate) fn fetch_part(&self, before: &StallClock) -> f32 {
         let fetch = self.fetch.saturating_sub(before.fetch).as_secs_f32();
         let prep = self.prep.saturating_sub(before.prep).as_secs_f32();
         match fetch + prep > 0.0 {
@@ -67,18 +67,18 @@ impl Lacks {
     }
 
     /// How the time from `before` to here was divided, of which nothing was prepared for `idle` at the beginning.
-    pub(crate) fn since(&self, before: &Lacks, idle: Duration) -> Shares {
+    pub(crate) fn since(&self, before: &StallClock, idle: Duration) -> StallSplit {
         let part = |now: Duration, then: Duration| now.saturating_sub(then).as_secs_f64();
         let (fetch, prep) = (part(self.fetch, before.fetch), part(self.prep, before.prep));
         let all = fetch + prep + part(self.none, before.none) + idle.as_secs_f64();
         if all <= 0.0 {
-            return Shares::OTHERS;
+            return StallSplit::OTHERS;
         }
-        let whole = f64::from(Shares::WHOLE);
+        let whole = f64::from(StallSplit::WHOLE);
         let fetch = (fetch / all * whole).round() as u32;
-        Shares {
+        StallSplit {
             fetch,
-            prep: ((prep / all * whole).round() as u32).min(Shares::WHOLE - fetch),
+            prep: ((prep / all * whole).round() as u32).min(StallSplit::WHOLE - fetch),
         }
     }
 }
@@ -88,11 +88,11 @@ impl Lacks {
 /// All of it where a thread that waits keeps a processor idle, nothing where others prepare meanwhile what was fetched
 /// before. What caching saves is reckoned with it.
 #[derive(Debug)]
-pub(crate) struct Price(AtomicU32);
+pub(crate) struct FetchWeight(AtomicU32);
 
-impl Price {
+impl FetchWeight {
     pub(crate) fn new() -> Self {
-        Price(AtomicU32::new(1f32.to_bits()))
+        FetchWeight(AtomicU32::new(1f32.to_bits()))
     }
 
     pub(crate) fn get(&self) -> f32 {
@@ -113,7 +113,7 @@ pub(crate) struct BusyClock {
     /// Recent work, microseconds.
     fetch_us: f64,
     prep_us: f64,
-    lacks: Lacks,
+    lacks: StallClock,
 }
 
 /// Weight of what a piece of work says against those before it.
@@ -126,7 +126,7 @@ impl BusyClock {
             until: now,
             fetch_us: 0.0,
             prep_us: 0.0,
-            lacks: Lacks::default(),
+            lacks: StallClock::default(),
         }
     }
 
@@ -150,7 +150,7 @@ impl BusyClock {
         self.prep_us += NEWS * (prep.as_secs_f64() * 1e6 - self.prep_us);
     }
 
-    pub(crate) fn look(&mut self, now: Instant) -> Lacks {
+    pub(crate) fn look(&mut self, now: Instant) -> StallClock {
         let time = now.saturating_duration_since(self.until);
         self.until = now;
         match self.busy {
@@ -170,27 +170,27 @@ mod tests {
 
     #[test]
     fn shares_are_of_the_time_between_two_looks() {
-        let mut lacks = Lacks::default();
+        let mut lacks = StallClock::default();
         lacks.add(SECOND, 0.0, 7.0);
         let before = lacks;
         lacks.add(3 * SECOND, 1.0, 0.0);
         lacks.add(SECOND, 0.0, 0.0);
         let shares = lacks.since(&before, Duration::ZERO);
-        assert_eq!(shares.fetch, Shares::WHOLE / 4 * 3);
+        assert_eq!(shares.fetch, StallSplit::WHOLE / 4 * 3);
         assert_eq!(shares.prep, 0);
-        assert_eq!(lacks.since(&lacks, Duration::ZERO), Shares::OTHERS);
+        assert_eq!(lacks.since(&lacks, Duration::ZERO), StallSplit::OTHERS);
         let shares = lacks.since(&before, 4 * SECOND);
-        assert_eq!(shares.fetch, Shares::WHOLE / 8 * 3);
+        assert_eq!(shares.fetch, StallSplit::WHOLE / 8 * 3);
     }
 
     #[test]
     fn time_of_both_is_divided() {
-        let mut lacks = Lacks::default();
+        let mut lacks = StallClock::default();
         lacks.add(SECOND, 1.0, 3.0);
         assert_eq!(lacks.fetch, SECOND / 4);
         assert_eq!(lacks.prep, SECOND / 4 * 3);
-        let shares = lacks.since(&Lacks::default(), Duration::ZERO);
-        assert_eq!(shares.fetch + shares.prep, Shares::WHOLE);
+        let shares = lacks.since(&StallClock::default(), Duration::ZERO);
+        assert_eq!(shares.fetch + shares.prep, StallSplit::WHOLE);
     }
 
     #[test]

@@ -12,12 +12,12 @@ use coprep_protocol::message::{CacheForm, Reply, Warm, WarmProgress};
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use fail::fail_point;
 
-use crate::caches::Cache;
-use crate::due_queue::Moment;
-use crate::prepare::{Failure, Fetched, Recipe, Tools};
+use crate::caches::DatasetCache;
+use crate::due_queue::Deadline;
+use crate::prepare::{Failure, Fetched, Recipe, WorkerScratch};
 use crate::registry::{Guest, Registry};
 use crate::stream::{Client, Stream};
-use crate::workers::{Ready, Work};
+use crate::workers::{PoolWork, Ready};
 use crate::{Error, Result};
 
 /// How often the client hears of it.
@@ -38,7 +38,7 @@ struct Admitted {
     result: std::result::Result<u64, Failure>,
 }
 
-impl Work for Admit {
+impl PoolWork for Admit {
     fn needs_fetch(&self) -> bool {
         self.recipe.is_to_admit(self.id)
     }
@@ -50,13 +50,13 @@ impl Work for Admit {
         }
         let fetched = self.fetched.as_ref();
         Ready {
-            due: Moment::WHENEVER,
+            due: Deadline::MAX,
             at_work: fetched.map_or(Duration::ZERO, |f| f.at_work),
             bytes: fetched.map_or(0, |f| f.cost.fetched_bytes),
         }
     }
 
-    fn run(mut self: Box<Self>, tools: &mut Tools) {
+    fn run(mut self: Box<Self>, tools: &mut WorkerScratch) {
         fail_point!("warm-worker");
         if let Some(fetched) = self.fetched.take() {
             tools.take_over(fetched);
@@ -102,7 +102,7 @@ pub(crate) fn warm(
     };
     cache.mark_warmed();
     let (done, results) = unbounded();
-    let mut run = Run {
+    let mut run = WarmRun {
         registry,
         recipe: &recipe,
         cache: &cache,
@@ -131,7 +131,7 @@ pub(crate) fn keep(stream: &Stream) -> Result<WarmProgress> {
 }
 
 /// Adds what lies in the cache.
-fn with_usage(mut progress: WarmProgress, cache: &Cache) -> WarmProgress {
+fn with_usage(mut progress: WarmProgress, cache: &DatasetCache) -> WarmProgress {
     let usage = cache.store.usage();
     progress.cached = usage.entries();
     progress.capacity = usage.capacity;
@@ -147,15 +147,15 @@ fn with_usage(mut progress: WarmProgress, cache: &Cache) -> WarmProgress {
     progress
 }
 
-struct Run<'a> {
+struct WarmRun<'a> {
     registry: &'a Arc<Registry>,
     recipe: &'a Recipe,
-    cache: &'a Cache,
+    cache: &'a DatasetCache,
     done: Sender<Admitted>,
     progress: WarmProgress,
 }
 
-impl Run<'_> {
+impl WarmRun<'_> {
     fn all(&mut self, results: &Receiver<Admitted>, client: &Client) -> Result<()> {
         let (mut next, mut under_way, mut reported) = (0, 0, Instant::now());
         loop {
@@ -189,9 +189,7 @@ impl Run<'_> {
             fetched: None,
             done: Some(self.done.clone()),
         };
-        self.registry
-            .workers
-            .submit(Moment::WHENEVER, Box::new(work));
+        self.registry.workers.submit(Deadline::MAX, Box::new(work));
     }
 
     /// No sample of the smallest size seen would find room: the last one that was refused.

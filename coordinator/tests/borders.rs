@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coprep_client::{Event, Loader};
-use coprep_protocol::message::{Attach, Cohort, StreamStatus};
+use coprep_protocol::message::{Attach, CohortRequest, StreamStatus};
 
 mod common;
 
@@ -97,7 +97,7 @@ fn two_epochs_of_a_cohort_prepare_two_epochs() {
     let node = Node::start();
     let jobs = [(); 4].map(|()| {
         node.job(50, |attach| {
-            attach.cohort = Some(Cohort {
+            attach.cohort = Some(CohortRequest {
                 name: "c".into(),
                 size: 4,
             });
@@ -206,7 +206,7 @@ fn members_of_a_cohort_may_take_turns_in_one_thread() {
     let node = Node::start();
     let jobs = [(); 2].map(|()| {
         node.job(20, |attach| {
-            attach.cohort = Some(Cohort {
+            attach.cohort = Some(CohortRequest {
                 name: "c".into(),
                 size: 2,
             });

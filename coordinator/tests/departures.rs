@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coprep_client::connection::{Connection, How};
+use coprep_client::connection::{ConnectOptions, Connection};
 use coprep_client::{Event, Loader, control, no_pulse};
 use coprep_protocol::message::{
-    Attach, Attached, Cohort, Departure, Refusal, RefusalKind, Reply, Request, Resume,
+    Attach, Attached, CohortRequest, Departure, Refusal, RefusalKind, Reply, Request, ResumePoint,
 };
 use roaring::RoaringBitmap;
 
@@ -49,7 +49,7 @@ impl Node {
     }
 
     fn connect(&self) -> Connection {
-        Connection::open(&self.place(), &How::find("test")).unwrap()
+        Connection::open(&self.place(), &ConnectOptions::find("test")).unwrap()
     }
 
     fn refusal(&self, request: &Request) -> Refusal {
@@ -89,7 +89,7 @@ fn departure(token: u128, rank: u32, ids: std::ops::Range<u32>, batches: u64) ->
     Departure {
         token,
         rank,
-        resume: Resume {
+        resume: ResumePoint {
             epoch: 0,
             delivered,
             batches,
@@ -255,7 +255,7 @@ fn a_job_that_forms_begins_when_the_rank_that_it_waits_for_has_left() {
 fn an_epoch_that_a_rank_began_before_its_job_formed_is_prepared() {
     let node = Node::start();
     let token = 1 << 77;
-    let done = |ids| Resume {
+    let done = |ids| ResumePoint {
         is_done: true,
         ..departure(token, 1, ids, STEPS as u64).resume
     };
@@ -354,7 +354,7 @@ fn a_rank_that_was_given_nothing_hears_of_one_that_has_left() {
 fn a_rank_that_had_left_its_epoch_is_told_when_the_others_are_in_the_next() {
     let of_epoch = |rank, epoch| Attach {
         tokens: vec![5],
-        resume: Some(Resume {
+        resume: Some(ResumePoint {
             epoch,
             ..departure(5, rank, 0..0, 0).resume
         }),
@@ -389,7 +389,7 @@ fn a_rank_that_had_left_its_epoch_is_told_when_the_others_are_in_the_next() {
 fn a_cohort_that_had_begun_goes_on_without_members_that_do_not_come_again() {
     let node = Node::start();
     let member = |name: &str, has_begun| Attach {
-        cohort: Some(Cohort {
+        cohort: Some(CohortRequest {
             name: name.into(),
             size: 3,
         }),
@@ -455,7 +455,7 @@ fn nonsense_is_refused_and_changes_nothing() {
         },
     );
     let garbled = Departure {
-        resume: Resume {
+        resume: ResumePoint {
             delivered: vec![0xff; 9],
             ..departure(5, 1, 0..1, 1).resume
         },

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use coprep_client::{Batch, Error, Event, Loader};
 use coprep_coordinator::Settings;
 use coprep_protocol::message::{
-    Attach, CacheForm, CacheRequest, Cohort, Draws, Resume, SampleError,
+    Attach, CacheForm, CacheRequest, CohortRequest, DrawsRequest, ResumePoint, SampleError,
 };
 use coprep_protocol::spec::{DEFAULT_MAX_PIXELS, Interpolation, Op, PipelineSpec, Source};
 
@@ -40,8 +40,8 @@ impl Node {
     }
 }
 
-fn draws(weights: Option<Vec<f64>>) -> Draws {
-    Draws {
+fn draws(weights: Option<Vec<f64>>) -> DrawsRequest {
+    DrawsRequest {
         count: COUNT,
         weights,
     }
@@ -61,20 +61,20 @@ fn of_three() -> Vec<f64> {
 struct Job(Arc<Loader>);
 
 /// Something that a job is given.
-enum Given {
+enum TaskHandle {
     Batch(Batch),
     Failed(Box<SampleError>),
     End,
 }
 
 impl Job {
-    fn next(&self) -> Given {
+    fn next(&self) -> TaskHandle {
         loop {
             match self.0.next(LIMIT) {
-                Ok(Event::Batch(batch)) => return Given::Batch(batch),
-                Ok(Event::EndOfEpoch) => return Given::End,
+                Ok(Event::Batch(batch)) => return TaskHandle::Batch(batch),
+                Ok(Event::EndOfEpoch) => return TaskHandle::End,
                 Ok(Event::NotYet | Event::Skipped(_)) => {}
-                Err(Error::Sample(error)) => return Given::Failed(error),
+                Err(Error::Sample(error)) => return TaskHandle::Failed(error),
                 Err(error) => panic!("{error}"),
             }
         }
@@ -83,7 +83,7 @@ impl Job {
     /// Takes so many batches. Returns their ids.
     fn take(&self, batches: usize) -> Vec<Vec<u32>> {
         let batch = |_| match self.next() {
-            Given::Batch(batch) => common::ids(&batch),
+            TaskHandle::Batch(batch) => common::ids(&batch),
             _ => panic!("a batch is due"),
         };
         (0..batches).map(batch).collect()
@@ -94,9 +94,9 @@ impl Job {
         let (mut batches, mut failed) = (Vec::new(), Vec::new());
         loop {
             match self.next() {
-                Given::Batch(batch) => batches.push(common::ids(&batch)),
-                Given::Failed(error) => failed.push(error.id),
-                Given::End => return (batches, failed),
+                TaskHandle::Batch(batch) => batches.push(common::ids(&batch)),
+                TaskHandle::Failed(error) => failed.push(error.id),
+                TaskHandle::End => return (batches, failed),
             }
         }
     }
@@ -118,11 +118,11 @@ impl Job {
     }
 
     /// Where it is, as another job resumes it.
-    fn resume(&self) -> Resume {
+    fn resume(&self) -> ResumePoint {
         let state = self.0.state().unwrap();
         let mut delivered = Vec::new();
         state.delivered.serialize_into(&mut delivered).unwrap();
-        Resume {
+        ResumePoint {
             epoch: state.epoch,
             delivered,
             batches: 0,
@@ -175,7 +175,7 @@ fn the_draws_of_a_job_alone_depend_on_its_seed_alone() {
 fn jobs_share_draws_whenever_they_join() {
     let node = start();
     let weighted = |a: &mut Attach| {
-        a.draws = Some(Draws {
+        a.draws = Some(DrawsRequest {
             count: 2000,
             weights: Some(of_three()),
         });
@@ -213,7 +213,7 @@ fn jobs_with_other_weights_or_another_number_of_draws_do_not_share() {
         Some(draws(Some(of_three()))),
         Some(draws(Some(weights))),
         Some(draws(None)),
-        Some(Draws {
+        Some(DrawsRequest {
             count: COUNT + 1,
             weights: None,
         }),
@@ -294,7 +294,7 @@ fn members_of_a_cohort_are_given_the_same_draws() {
     let node = start();
     let members = [(); 2].map(|()| {
         node.job(|a| {
-            a.cohort = Some(Cohort {
+            a.cohort = Some(CohortRequest {
                 name: "search".into(),
                 size: 2,
             });
@@ -344,7 +344,7 @@ fn draws_that_make_no_sense_are_refused() {
     assert!(of(vec![0.0; 20]).contains("sum"));
     for count in [0, u32::MAX] {
         let none = refused(&|a| {
-            a.draws = Some(Draws {
+            a.draws = Some(DrawsRequest {
                 count,
                 weights: None,
             });
@@ -361,7 +361,7 @@ fn draws_that_make_no_sense_are_refused() {
         let mut bytes = Vec::new();
         let given: roaring::RoaringBitmap = [delivered].into();
         given.serialize_into(&mut bytes).unwrap();
-        Resume {
+        ResumePoint {
             epoch: 0,
             delivered: bytes,
             batches: 0,
@@ -443,7 +443,7 @@ fn a_sample_that_is_drawn_twice_is_cut_differently_each_time() {
         job.0.start_epoch().unwrap();
         let mut seen = BTreeSet::new();
         for _ in 0..10 {
-            let Given::Batch(batch) = job.next() else {
+            let TaskHandle::Batch(batch) = job.next() else {
                 panic!("a batch is due")
             };
             assert_eq!(common::ids(&batch), [3; 4]);
@@ -513,7 +513,7 @@ fn members_of_a_cohort_are_given_the_same_draws_in_place_of_those_that_fail() {
         node.job(|a| {
             a.pipeline = images(node.folder.path(), &[2, 11]);
             (a.skip_errors, a.batch_size) = (true, batch_size);
-            a.cohort = Some(Cohort {
+            a.cohort = Some(CohortRequest {
                 name: "search".into(),
                 size: 2,
             });
@@ -537,7 +537,7 @@ fn where_nothing_can_be_drawn_that_can_be_read_its_user_hears_of_it() {
     weights[3] = 1.0;
     let job = node.job(|a| {
         a.pipeline = images(node.folder.path(), &[3]);
-        a.draws = Some(Draws {
+        a.draws = Some(DrawsRequest {
             count: 6,
             weights: Some(weights),
         });

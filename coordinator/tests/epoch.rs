@@ -13,7 +13,7 @@ use coprep_protocol::frame;
 use coprep_protocol::message::{
     Attach, Attached, CacheForm, CacheRequest, RefusalKind, Reply, Request,
 };
-use coprep_protocol::place::Place;
+use coprep_protocol::place::CoordinatorPaths;
 use coprep_protocol::spec::{DEFAULT_MAX_PIXELS, Field, Interpolation, Op, PipelineSpec, Source};
 
 mod common;
@@ -95,8 +95,8 @@ impl Drop for Node {
     }
 }
 
-fn place(folder: &Path) -> Place {
-    Place::at(folder.join("run/coordinator.sock"))
+fn place(folder: &Path) -> CoordinatorPaths {
+    CoordinatorPaths::at(folder.join("run/coordinator.sock"))
 }
 
 fn ops() -> Vec<Op> {

@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use coprep_protocol::message::{Attach, Cohort, RefusalKind, Reply, Request, Resume};
+use coprep_protocol::message::{Attach, CohortRequest, RefusalKind, Reply, Request, ResumePoint};
 use coprep_protocol::{frame, order};
 
 mod common;
@@ -66,7 +66,7 @@ impl Node {
 fn of_two() -> Attach {
     Attach {
         is_told: true,
-        cohort: Some(Cohort {
+        cohort: Some(CohortRequest {
             name: "c".into(),
             size: 2,
         }),
@@ -154,7 +154,7 @@ fn the_first_member_to_begin_an_epoch_says_its_order() {
 #[test]
 fn nothing_is_settled_while_a_member_knows_an_order_and_has_not_told_it() {
     let node = Node::start();
-    let resume = Resume {
+    let resume = ResumePoint {
         epoch: 4,
         delivered: Vec::new(),
         batches: 0,
@@ -163,7 +163,7 @@ fn nothing_is_settled_while_a_member_knows_an_order_and_has_not_told_it() {
     };
     let nothing = empty_set();
     let back = |attach: &mut Attach| {
-        attach.resume = Some(Resume {
+        attach.resume = Some(ResumePoint {
             delivered: nothing.clone(),
             ..resume.clone()
         });
@@ -232,7 +232,7 @@ fn who_could_not_be_told_orders_is_refused() {
         |attach: &mut Attach| attach.world_size = 2,
         |attach: &mut Attach| attach.subset = Some(empty_set()),
         |attach: &mut Attach| {
-            attach.draws = Some(coprep_protocol::message::Draws {
+            attach.draws = Some(coprep_protocol::message::DrawsRequest {
                 count: 3,
                 weights: None,
             });

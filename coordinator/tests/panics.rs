@@ -9,15 +9,15 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use coprep_client::connection::{Connection, How};
-use coprep_client::loader::Options;
+use coprep_client::connection::{ConnectOptions, Connection};
+use coprep_client::loader::LoaderOptions;
 use coprep_client::{Error, Event, Loader, no_notice, no_pulse};
 use coprep_coordinator::{Server, Settings, StopReason};
 use coprep_protocol::frame;
 use coprep_protocol::message::{
     Attach, CacheForm, CacheRequest, Reply, Request, SampleError, Status, Warm, WarmProgress,
 };
-use coprep_protocol::place::Place;
+use coprep_protocol::place::CoordinatorPaths;
 use coprep_protocol::spec::{DEFAULT_MAX_PIXELS, Interpolation, Op, PipelineSpec, Source};
 use fail::FailScenario;
 use roaring::RoaringBitmap;
@@ -117,7 +117,7 @@ impl Node {
             },
             ..common::attach(self.pipeline(), 8)
         };
-        let options = Options {
+        let options = LoaderOptions {
             place: place(&self.folder),
             name: "test".into(),
             program: None,
@@ -151,7 +151,7 @@ impl Node {
     }
 
     fn connect(&self) -> Connection {
-        Connection::open(&place(&self.folder), &How::find("test")).unwrap()
+        Connection::open(&place(&self.folder), &ConnectOptions::find("test")).unwrap()
     }
 
     fn stop(mut self) {
@@ -165,8 +165,8 @@ impl Node {
     }
 }
 
-fn place(folder: &tempfile::TempDir) -> Place {
-    Place::at(folder.path().join("run/coordinator.sock"))
+fn place(folder: &tempfile::TempDir) -> CoordinatorPaths {
+    CoordinatorPaths::at(folder.path().join("run/coordinator.sock"))
 }
 
 /// The next epoch of a job.

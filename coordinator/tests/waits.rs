@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use coprep_client::connection::{Connection, How};
-use coprep_client::loader::Options;
+use coprep_client::connection::{ConnectOptions, Connection};
+use coprep_client::loader::LoaderOptions;
 use coprep_client::{Batch, Event, Loader, control, no_notice, no_pulse};
 use coprep_coordinator::{Server, Settings, StopReason};
 use coprep_protocol::message::{CacheForm, CacheRequest, Warm};
 use coprep_protocol::nap;
-use coprep_protocol::place::Place;
+use coprep_protocol::place::CoordinatorPaths;
 use coprep_protocol::spec::{DEFAULT_MAX_PIXELS, Interpolation, Op, PipelineSpec, Source};
 
 mod common;
@@ -41,7 +41,7 @@ impl Node {
             ..Settings::default()
         };
         change(&mut settings);
-        let place = Place::at(folder.path().join("run/coordinator.sock"));
+        let place = CoordinatorPaths::at(folder.path().join("run/coordinator.sock"));
         let server = Server::bind(place, settings).unwrap();
         Node {
             folder,
@@ -49,8 +49,8 @@ impl Node {
         }
     }
 
-    fn place(&self) -> Place {
-        Place::at(self.folder.path().join("run/coordinator.sock"))
+    fn place(&self) -> CoordinatorPaths {
+        CoordinatorPaths::at(self.folder.path().join("run/coordinator.sock"))
     }
 
     /// Small images.
@@ -86,7 +86,7 @@ impl Node {
 
     fn job(&self, pipeline: PipelineSpec, batch_size: u32) -> Job {
         let attach = common::attach(pipeline, batch_size);
-        Job(Loader::new(Options {
+        Job(Loader::new(LoaderOptions {
             place: self.place(),
             name: "test".into(),
             program: None,
@@ -210,9 +210,10 @@ fn a_warm_up_ends_and_an_idle_coordinator_too() {
             ..CacheRequest::default()
         },
     };
-    let done = control::warm_with(&node.place(), &How::find("warm"), warm, |_| ()).unwrap();
+    let done =
+        control::warm_with(&node.place(), &ConnectOptions::find("warm"), warm, |_| ()).unwrap();
     assert_eq!(done.done, u64::from(IMAGES));
-    let connection = Connection::open(&node.place(), &How::find("test")).unwrap();
+    let connection = Connection::open(&node.place(), &ConnectOptions::find("test")).unwrap();
     std::thread::sleep(2 * idle);
     assert!(!node.server.is_finished(), "somebody is connected");
     drop(connection);

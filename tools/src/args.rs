@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::error::{ContextKind, ContextValue};
 use clap::{ArgGroup, Args as ClapArgs, CommandFactory, Parser, Subcommand, ValueEnum};
 use coprep_protocol::message::CacheForm;
-use coprep_protocol::place::Place;
+use coprep_protocol::place::CoordinatorPaths;
 use coprep_protocol::size;
 use coprep_protocol::spec::Interpolation;
 
@@ -35,8 +35,10 @@ impl Args {
         })
     }
 
-    pub(crate) fn place(&self) -> Place {
-        self.socket.clone().map_or_else(Place::from_env, Place::at)
+    pub(crate) fn place(&self) -> CoordinatorPaths {
+        self.socket
+            .clone()
+            .map_or_else(CoordinatorPaths::from_env, CoordinatorPaths::at)
     }
 }
 
@@ -65,13 +67,13 @@ fn name_the_variable(error: &mut clap::Error, given: &[OsString]) {
 #[derive(Subcommand)]
 pub(crate) enum Command {
     /// Run a coordinator in the foreground (jobs start one by themselves if there is none).
-    Serve(Serve),
+    Serve(ServeArgs),
     /// Fill the cache of a dataset before the jobs come. Interrupted, it goes on where it was.
-    Warm(Warm),
+    Warm(WarmArgs),
     /// Show streams, jobs and caches.
-    Status(Status),
+    Status(StatusArgs),
     /// Watch streams, jobs and caches on a live screen.
-    Top(Top),
+    Top(TopArgs),
     /// End the coordinator; its caches are freed.
     Stop,
     /// Free caches that no job uses, and named segments that no coordinator has.
@@ -80,23 +82,23 @@ pub(crate) enum Command {
         dataset: Option<String>,
     },
     /// Say where an epoch's time goes, and what would help.
-    Analyze(Analyze),
+    Analyze(AnalyzeArgs),
     /// Say how fast a folder of images is prepared here, beside PyTorch's DataLoader if that is there.
-    Bench(Bench),
+    Bench(BenchArgs),
     /// Read datasets more slowly from now on, to see what slower storage does to the jobs; without options: as before.
-    Throttle(Throttle),
+    Throttle(ThrottleArgs),
     /// Say what on this machine would go wrong, and what to do about it.
-    Doctor(Doctor),
+    Doctor(DoctorArgs),
 }
 
 #[derive(ClapArgs)]
-pub(crate) struct Serve {
+pub(crate) struct ServeArgs {
     /// Bytes all caches may take together, such as 8G; 0: no cache [default: a quarter of the free memory].
     #[arg(long, env = "COPREP_CACHE", value_parser = size::parse, value_name = "SIZE")]
     pub(crate) cache: Option<u64>,
     /// Form of cached samples, where a job does not say.
-    #[arg(long, env = "COPREP_CACHE_FORM", value_enum, default_value_t = Form::Auto)]
-    pub(crate) cache_form: Form,
+    #[arg(long, env = "COPREP_CACHE_FORM", value_enum, default_value_t = FormArg::Auto)]
+    pub(crate) cache_form: FormArg,
     /// Keep caches in named segments, which a restarted coordinator takes over warm.
     #[arg(long, env = "COPREP_CACHE_NAME", value_parser = cache_name, value_name = "NAME")]
     pub(crate) cache_name: Option<String>,
@@ -142,7 +144,7 @@ pub(crate) struct Serve {
 }
 
 #[derive(ClapArgs)]
-pub(crate) struct Throttle {
+pub(crate) struct ThrottleArgs {
     /// Bytes a second that all reads together get.
     #[arg(long, value_parser = size::parse, value_name = "SIZE")]
     pub(crate) rate: Option<u64>,
@@ -177,7 +179,7 @@ fn milliseconds(text: &str) -> Result<Duration, String> {
 
 #[derive(ClapArgs)]
 #[command(group = ArgGroup::new("what").required(true).args(["folder", "from"]))]
-pub(crate) struct Warm {
+pub(crate) struct WarmArgs {
     /// Folder with one subfolder per class.
     pub(crate) folder: Option<PathBuf>,
     /// Take datasets, operators and cache settings from a training script, which runs until its first iteration over a
@@ -192,7 +194,7 @@ pub(crate) struct Warm {
     pub(crate) python: Option<PathBuf>,
     /// Form of the cached samples [default: the coordinator's].
     #[arg(long, value_enum)]
-    pub(crate) form: Option<Form>,
+    pub(crate) form: Option<FormArg>,
     /// Bytes to cache at most [default: what the dataset needs, within the coordinator's budget].
     #[arg(long, value_parser = size::parse, value_name = "SIZE")]
     pub(crate) bytes: Option<u64>,
@@ -204,7 +206,7 @@ pub(crate) struct Warm {
 }
 
 #[derive(ClapArgs)]
-pub(crate) struct Status {
+pub(crate) struct StatusArgs {
     /// Show of each stream so many samples, those that cost most.
     #[arg(long, value_name = "N", default_value_t = 0, default_missing_value = "10", num_args = 0..=1)]
     pub(crate) slow: u32,
@@ -265,7 +267,7 @@ pub(crate) struct Images {
 }
 
 #[derive(ClapArgs)]
-pub(crate) struct Analyze {
+pub(crate) struct AnalyzeArgs {
     /// Folder with one subfolder per class, prepared as the options say.
     pub(crate) folder: Option<PathBuf>,
     /// A training script that uses coprep, with its arguments: it is run as it is for some seconds.
@@ -286,8 +288,8 @@ pub(crate) struct Analyze {
     #[arg(long, value_parser = size::parse, value_name = "SIZE")]
     pub(crate) cache: Option<u64>,
     /// Form of cached samples.
-    #[arg(long, value_enum, default_value_t = Form::Auto)]
-    pub(crate) form: Form,
+    #[arg(long, value_enum, default_value_t = FormArg::Auto)]
+    pub(crate) form: FormArg,
     /// As if storage read no more than this many bytes a second.
     #[arg(long, value_parser = size::parse, value_name = "SIZE")]
     pub(crate) storage_rate: Option<u64>,
@@ -312,7 +314,7 @@ pub(crate) struct Analyze {
 }
 
 #[derive(ClapArgs)]
-pub(crate) struct Bench {
+pub(crate) struct BenchArgs {
     /// Folder with one subfolder per class, prepared as the options say.
     pub(crate) folder: PathBuf,
     #[command(flatten)]
@@ -335,7 +337,7 @@ pub(crate) struct Bench {
 }
 
 #[derive(ClapArgs)]
-pub(crate) struct Top {
+pub(crate) struct TopArgs {
     /// Time between two looks at the coordinator, such as 0.5s.
     #[arg(long, value_parser = interval, value_name = "TIME", default_value = "1s")]
     pub(crate) interval: Duration,
@@ -353,7 +355,7 @@ fn interval(text: &str) -> Result<Duration, String> {
 }
 
 #[derive(ClapArgs)]
-pub(crate) struct Doctor {
+pub(crate) struct DoctorArgs {
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
@@ -379,7 +381,7 @@ pub(crate) enum LogFormat {
 
 /// A cache's form, on the command line.
 #[derive(Clone, Copy, ValueEnum)]
-pub(crate) enum Form {
+pub(crate) enum FormArg {
     /// Nothing is cached.
     Off,
     /// As read from storage.
@@ -390,13 +392,13 @@ pub(crate) enum Form {
     Auto,
 }
 
-impl From<Form> for CacheForm {
-    fn from(form: Form) -> Self {
+impl From<FormArg> for CacheForm {
+    fn from(form: FormArg) -> Self {
         match form {
-            Form::Off => CacheForm::Off,
-            Form::Encoded => CacheForm::Encoded,
-            Form::Decoded => CacheForm::Decoded,
-            Form::Auto => CacheForm::Auto,
+            FormArg::Off => CacheForm::Off,
+            FormArg::Encoded => CacheForm::Encoded,
+            FormArg::Decoded => CacheForm::Decoded,
+            FormArg::Auto => CacheForm::Auto,
         }
     }
 }

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use coprep_cache::memory;
 use coprep_client::control;
-use coprep_protocol::place::Place;
+use coprep_protocol::place::CoordinatorPaths;
 use serde::Serialize;
 
 use crate::Outcome;
@@ -30,7 +30,7 @@ struct Finding {
     remedy: String,
 }
 
-pub(crate) fn run(place: &Place, args: &args::Doctor) -> Outcome {
+pub(crate) fn run(place: &CoordinatorPaths, args: &args::DoctorArgs) -> Outcome {
     let findings = examine(place);
     if args.json {
         println!("{}", serde_json::to_string_pretty(&findings)?);
@@ -57,7 +57,7 @@ fn print(f: &Finding) {
     }
 }
 
-fn examine(place: &Place) -> Vec<Finding> {
+fn examine(place: &CoordinatorPaths) -> Vec<Finding> {
     vec![
         shared_memory(),
         free_memory(),
@@ -140,7 +140,7 @@ fn free_memory() -> Finding {
 
 /// Compares what caches may take with the memory there is: of the coordinator that runs, or else of the one that a job of
 /// this environment would start.
-fn cache_budget(place: &Place) -> Finding {
+fn cache_budget(place: &CoordinatorPaths) -> Finding {
     let check = "caches";
     let available = memory::available();
     let (budget, reserved) = match control::status(place, 0) {
@@ -297,7 +297,7 @@ fn descriptors() -> Finding {
     }
 }
 
-fn socket_folder(place: &Place) -> Finding {
+fn socket_folder(place: &CoordinatorPaths) -> Finding {
     let check = "socket";
     let path = place.socket.display().to_string();
     // The kernel's limit of a socket's path, with its closing zero.
@@ -318,7 +318,7 @@ fn socket_folder(place: &Place) -> Finding {
     }
 }
 
-fn coordinator(place: &Place) -> Finding {
+fn coordinator(place: &CoordinatorPaths) -> Finding {
     let check = "coordinator";
     match control::status(place, 0) {
         Ok(status) => ok(

@@ -11,18 +11,18 @@ const BETWEEN_LINES: Duration = Duration::from_secs(5);
 const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
 
 /// Work of known length.
-pub(crate) struct Progress {
+pub(crate) struct WorkProgress {
     /// None: lines.
     bar: Option<ProgressBar>,
     started: Instant,
     last: Instant,
 }
 
-impl Progress {
+impl WorkProgress {
     /// `unit`: what is counted, such as `samples`.
     pub(crate) fn new(unit: &str) -> Self {
         let now = Instant::now();
-        Progress {
+        WorkProgress {
             bar: std::io::stderr().is_terminal().then(|| bar(unit)),
             started: now,
             last: now,
@@ -82,12 +82,12 @@ pub(crate) struct Steps {
     done: usize,
     /// When the first began.
     began: Instant,
-    step: Option<Step>,
+    step: Option<CurrentStep>,
     last: Instant,
 }
 
 /// The step at the moment.
-struct Step {
+struct CurrentStep {
     what: String,
     began: Instant,
 }
@@ -119,7 +119,7 @@ impl Steps {
     pub(crate) fn step(&mut self, what: &str) {
         let now = Instant::now();
         self.done += usize::from(self.step.is_some());
-        self.step = Some(Step {
+        self.step = Some(CurrentStep {
             what: what.into(),
             began: now,
         });

@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use coprep_cache::memory;
 use coprep_coordinator::{OwnFile, Server, Settings, Slowness, StopReason};
-use coprep_protocol::place::Place;
+use coprep_protocol::place::CoordinatorPaths;
 use coprep_protocol::size::human;
 
-use crate::args::{Serve, Switch};
+use crate::args::{ServeArgs, Switch};
 use crate::metrics::Metrics;
 use crate::{Outcome, logs};
 
-pub(crate) fn run(place: Place, args: &Serve) -> Outcome {
+pub(crate) fn run(place: CoordinatorPaths, args: &ServeArgs) -> Outcome {
     let _log = logs::to_stderr(args.log_format);
     #[cfg(feature = "failpoints")]
     let _failpoints = failpoints();
@@ -70,7 +70,7 @@ fn failpoints() -> Option<fail::FailScenario<'static>> {
 
 type Started = Result<(Server, Option<Metrics>), Box<dyn std::error::Error>>;
 
-fn start(place: Place, args: &Serve) -> Started {
+fn start(place: CoordinatorPaths, args: &ServeArgs) -> Started {
     let settings = settings(args);
     if let Some(text) = more_than_there_is(settings.cache_budget, memory::available()) {
         tracing::warn!("{text}");
@@ -95,7 +95,7 @@ pub(crate) fn more_than_there_is(cache: u64, available: Option<u64>) -> Option<S
     ))
 }
 
-fn settings(args: &Serve) -> Settings {
+fn settings(args: &ServeArgs) -> Settings {
     let default = Settings::default();
     let seconds = |s: u64| (s > 0).then(|| Duration::from_secs(s));
     Settings {

@@ -8,13 +8,13 @@ use coprep_protocol::dataset_path;
 use coprep_protocol::message::{
     CacheForm, CacheStatus, CostStatus, FormStatus, JobStatus, SampleCost, Status, StreamStatus,
 };
-use coprep_protocol::place::Place;
+use coprep_protocol::place::CoordinatorPaths;
 
 use crate::show::{BETWEEN, WIDTH, clean, duration, ending, label, number, table, wrapped};
 use crate::{Outcome, args};
 use coprep_protocol::size::human;
 
-pub(crate) fn run(place: &Place, args: &args::Status) -> Outcome {
+pub(crate) fn run(place: &CoordinatorPaths, args: &args::StatusArgs) -> Outcome {
     let status = control::status(place, args.slow)?;
     if args.json {
         println!("{}", serde_json::to_string_pretty(&status)?);
@@ -24,7 +24,7 @@ pub(crate) fn run(place: &Place, args: &args::Status) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-pub(crate) fn throttle(place: &Place, args: &args::Throttle) -> Outcome {
+pub(crate) fn throttle(place: &CoordinatorPaths, args: &args::ThrottleArgs) -> Outcome {
     let latency = args.latency.unwrap_or_default();
     control::throttle(place, args.rate, latency)?;
     match (args.rate, latency.is_zero()) {
@@ -41,13 +41,13 @@ pub(crate) fn throttle(place: &Place, args: &args::Throttle) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-pub(crate) fn stop(place: &Place) -> Outcome {
+pub(crate) fn stop(place: &CoordinatorPaths) -> Outcome {
     let pid = control::stop(place)?;
     println!("coordinator {pid} has ended");
     Ok(ExitCode::SUCCESS)
 }
 
-pub(crate) fn drop_caches(place: &Place, dataset: Option<String>) -> Outcome {
+pub(crate) fn drop_caches(place: &CoordinatorPaths, dataset: Option<String>) -> Outcome {
     let bytes = match dataset {
         Some(named) => drop_of_dataset(place, &named)?,
         None => drop_all(place)?,
@@ -56,7 +56,7 @@ pub(crate) fn drop_caches(place: &Place, dataset: Option<String>) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-fn drop_all(place: &Place) -> Outcome<u64> {
+fn drop_all(place: &CoordinatorPaths) -> Outcome<u64> {
     let bytes = match control::drop_caches(place, None) {
         // Named segments may be left of a coordinator that has ended.
         Err(Error::Absent { .. }) => 0,
@@ -66,7 +66,7 @@ fn drop_all(place: &Place) -> Outcome<u64> {
 }
 
 /// Frees the caches of a dataset, which is named as `status` shows it, or by any path of its folder.
-fn drop_of_dataset(place: &Place, named: &str) -> Outcome<u64> {
+fn drop_of_dataset(place: &CoordinatorPaths, named: &str) -> Outcome<u64> {
     let caches = control::status(place, 0)?.caches;
     let of = |name: &str| {
         caches

@@ -112,7 +112,7 @@ impl Attachment {
 
     /// Returns whether holding `slice` takes more than the share of this consumer: of the buffers, of the memory of large
     /// samples, or of the ring, without whose places nothing more could be published.
-    pub(crate) fn is_beyond_share(&self, slice: &Slice) -> bool {
+    pub(crate) fn is_beyond_share(&self, slice: &HeldSlots) -> bool {
         if self.receiver.held() > self.receiver.capacity() / 2 {
             return true;
         }
@@ -148,7 +148,7 @@ impl Attachment {
     ///
     /// # Errors
     /// When the item, or one of its samples, is not inside the staging area; when a large sample cannot be mapped.
-    pub(crate) fn hold(self: &Arc<Self>, seq: u64, item: &Item) -> Result<Slice> {
+    pub(crate) fn hold(self: &Arc<Self>, seq: u64, item: &Item) -> Result<HeldSlots> {
         item.check(self.view.layout())?;
         let large = self.map_large(item)?;
         let mut held = self.lock(item.buffer);
@@ -159,7 +159,7 @@ impl Attachment {
         let maps = large.iter().map(|(_, map)| Arc::downgrade(map));
         held.large.extend(maps);
         drop(held);
-        let slice = Slice {
+        let slice = HeldSlots {
             attachment: self.clone(),
             seq,
             buffer: item.buffer,
@@ -222,7 +222,7 @@ fn number_of(fields: &[Field]) -> Result<usize> {
 }
 
 /// Some slots of a buffer that are held. Dropping it gives them back.
-pub(crate) struct Slice {
+pub(crate) struct HeldSlots {
     attachment: Arc<Attachment>,
     seq: u64,
     buffer: u32,
@@ -232,7 +232,7 @@ pub(crate) struct Slice {
     pub(crate) large: Vec<(u32, Arc<LargeMap>)>,
 }
 
-impl Slice {
+impl HeldSlots {
     pub(crate) fn attachment(&self) -> &Attachment {
         &self.attachment
     }
@@ -256,7 +256,7 @@ impl Slice {
     }
 }
 
-impl Drop for Slice {
+impl Drop for HeldSlots {
     fn drop(&mut self) {
         let bytes = self.large_bytes();
         self.attachment

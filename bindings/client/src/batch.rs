@@ -5,13 +5,13 @@ use std::sync::Arc;
 use coprep_cache::view::LargeMap;
 use coprep_protocol::spec::{Dtype, Field, NUMBER};
 
-use crate::attachment::{Attachment, Slice};
+use crate::attachment::{Attachment, HeldSlots};
 use crate::error::{Error, Result};
 use crate::raw::Owned;
 
 /// What a consumer was given: one array per field, in the order of the stream's fields.
 pub struct Batch {
-    memory: Arc<Memory>,
+    memory: Arc<BatchMemory>,
     fields: Arc<[Field]>,
     /// Which field has samples that may lie elsewhere.
     blob: Option<usize>,
@@ -19,9 +19,9 @@ pub struct Batch {
 }
 
 /// Where a batch lies.
-enum Memory {
+enum BatchMemory {
     /// In a staging buffer, as a copy-on-write view.
-    Shared(Slice),
+    Shared(HeldSlots),
     /// In private memory, one piece per field, and one for each sample that is larger than its part of the blob field.
     Private {
         fields: Vec<Owned>,
@@ -29,25 +29,25 @@ enum Memory {
     },
 }
 
-impl Memory {
+impl BatchMemory {
     fn address(&self, field: usize) -> usize {
         match self {
-            Memory::Shared(slice) => slice.field(field).0.as_ptr().expose_provenance(),
-            Memory::Private { fields, .. } => fields[field].address(),
+            BatchMemory::Shared(slice) => slice.field(field).0.as_ptr().expose_provenance(),
+            BatchMemory::Private { fields, .. } => fields[field].address(),
         }
     }
 
     /// Samples that are larger than their part of the blob field: which, where they lie, and how many bytes.
     fn large(&self) -> Vec<(u32, usize, usize)> {
         match self {
-            Memory::Shared(slice) => {
+            BatchMemory::Shared(slice) => {
                 let large = slice.large.iter();
                 let place = |map: &LargeMap| map.start().as_ptr().expose_provenance();
                 large
                     .map(|(row, map)| (*row, place(map), map.len()))
                     .collect()
             }
-            Memory::Private { large, .. } => {
+            BatchMemory::Private { large, .. } => {
                 let large = large.iter();
                 large
                     .map(|(row, piece)| (*row, piece.address(), piece.len()))
@@ -58,11 +58,11 @@ impl Memory {
 }
 
 impl Batch {
-    pub(crate) fn view(slice: Slice) -> Self {
+    pub(crate) fn view(slice: HeldSlots) -> Self {
         let (fields, samples) = (slice.attachment().fields.clone(), slice.len);
         Batch {
             blob: slice.attachment().blob,
-            memory: Arc::new(Memory::Shared(slice)),
+            memory: Arc::new(BatchMemory::Shared(slice)),
             fields,
             samples,
         }
@@ -77,7 +77,7 @@ impl Batch {
     /// True when it lies in private memory.
     #[must_use]
     pub fn is_copy(&self) -> bool {
-        matches!(*self.memory, Memory::Private { .. })
+        matches!(*self.memory, BatchMemory::Private { .. })
     }
 
     /// Bytes of all fields.
@@ -146,7 +146,7 @@ pub struct Array {
     /// Rows whose values are larger than a row of this array, and do not lie in it, with their values.
     pub large: Vec<(u32, Array)>,
     address: usize,
-    _memory: Arc<Memory>,
+    _memory: Arc<BatchMemory>,
 }
 
 impl Array {
@@ -191,7 +191,7 @@ impl Assembly {
     }
 
     /// Copies a slice to the end, and gives it back.
-    pub(crate) fn push(&mut self, slice: &Slice, mut numbers: Vec<i64>) -> Result<()> {
+    pub(crate) fn push(&mut self, slice: &HeldSlots, mut numbers: Vec<i64>) -> Result<()> {
         let samples = self.samples.saturating_add(slice.len);
         if samples > self.capacity {
             return Err(Error::Misbehaved(format!(
@@ -217,7 +217,7 @@ impl Assembly {
     }
 
     pub(crate) fn finish(self) -> (Batch, Vec<i64>) {
-        let memory = Arc::new(Memory::Private {
+        let memory = Arc::new(BatchMemory::Private {
             fields: self.pieces,
             large: self.large,
         });

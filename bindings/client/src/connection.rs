@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use coprep_protocol::frame::{self, FrameError};
 use coprep_protocol::message::{Reply, Request};
-use coprep_protocol::place::Place;
+use coprep_protocol::place::CoordinatorPaths;
 use nix::errno::Errno;
 use nix::poll::PollFlags;
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -20,7 +20,7 @@ use nix::sys::time::TimeVal;
 use crate::error::{Error, Result};
 use crate::launch;
 use crate::notice::{Notice, Wait, no_notice};
-use crate::patience::{Patience, Pulse, events, no_pulse};
+use crate::patience::{InterruptCheck, Timeout, events, no_pulse};
 use crate::raw;
 
 /// Longest time that the other side may take to accept, to greet, or to send the rest of a message.
@@ -28,7 +28,7 @@ const PROMPT: Duration = Duration::from_secs(10);
 
 /// How to connect.
 #[derive(Clone)]
-pub struct How {
+pub struct ConnectOptions {
     /// What this client is called in `coprep status`.
     pub name: String,
     /// Start a coordinator if there is none.
@@ -36,14 +36,14 @@ pub struct How {
     /// The `coprep` program, unless `COPREP_BIN` says otherwise.
     pub program: Option<PathBuf>,
     /// Called during waits.
-    pub pulse: Pulse,
+    pub pulse: InterruptCheck,
 }
 
-impl How {
+impl ConnectOptions {
     /// To whoever is there already.
     #[must_use]
     pub fn find(name: impl Into<String>) -> Self {
-        How {
+        ConnectOptions {
             name: name.into(),
             start: false,
             program: None,
@@ -54,9 +54,9 @@ impl How {
     /// To whoever is there, or else to one that is started.
     #[must_use]
     pub fn start(name: impl Into<String>) -> Self {
-        How {
+        ConnectOptions {
             start: true,
-            ..How::find(name)
+            ..ConnectOptions::find(name)
         }
     }
 }
@@ -76,8 +76,8 @@ impl Connection {
     /// Connects to the coordinator at `place`; starts one if there is none and `how` says so.
     ///
     /// # Errors
-    /// [`Error::Absent`], [`Error::Start`], [`Error::Stranger`].
-    pub fn open(place: &Place, how: &How) -> Result<Self> {
+    /// [`Error::Absent`], [`Error::Start`], [`Error::UntrustedPeer`].
+    pub fn open(place: &CoordinatorPaths, how: &ConnectOptions) -> Result<Self> {
         match Self::find(place, how)? {
             Some(connection) => Ok(connection),
             None if how.start => launch::start(place, how),
@@ -88,14 +88,14 @@ impl Connection {
     }
 
     /// Connects to the coordinator if there is one. One that ends meanwhile is none.
-    pub(crate) fn find(place: &Place, how: &How) -> Result<Option<Self>> {
+    pub(crate) fn find(place: &CoordinatorPaths, how: &ConnectOptions) -> Result<Option<Self>> {
         let Some(socket) = dial(&place.socket)? else {
             return Ok(None);
         };
         check_owner(&socket, &place.socket)?;
         match greet(socket, how) {
             Ok(connection) => Ok(Some(connection)),
-            Err(Error::Lost(_)) => Ok(None),
+            Err(Error::Disconnected(_)) => Ok(None),
             Err(e) => Err(e),
         }
     }
@@ -103,7 +103,7 @@ impl Connection {
     /// Sends a request.
     ///
     /// # Errors
-    /// [`Error::Lost`] when the coordinator is gone.
+    /// [`Error::Disconnected`] when the coordinator is gone.
     pub fn send(&self, request: &Request) -> Result<()> {
         Ok(frame::send(&self.socket, request, &[])?)
     }
@@ -133,9 +133,13 @@ impl Connection {
     /// The next reply with its descriptors. None: the time is up.
     ///
     /// # Errors
-    /// [`Error::Lost`], [`Error::Interrupted`].
-    pub fn receive(&self, limit: Duration, pulse: &Pulse) -> Result<Option<(Reply, Vec<OwnedFd>)>> {
-        let patience = Patience::new(limit, pulse);
+    /// [`Error::Disconnected`], [`Error::Interrupted`].
+    pub fn receive(
+        &self,
+        limit: Duration,
+        pulse: &InterruptCheck,
+    ) -> Result<Option<(Reply, Vec<OwnedFd>)>> {
+        let patience = Timeout::new(limit, pulse);
         loop {
             if !patience.until_readable(self.socket.as_fd())? {
                 return Ok(None);
@@ -157,10 +161,10 @@ impl Connection {
         request: &Request,
         what: &'static str,
         limit: Duration,
-        pulse: &Pulse,
+        pulse: &InterruptCheck,
     ) -> Result<Reply> {
         self.send(request)?;
-        let patience = Patience::new(limit, pulse);
+        let patience = Timeout::new(limit, pulse);
         let (reply, _) = self.answer(what, &patience, &no_notice())?;
         match reply {
             Reply::Refused(refusal) => Err(Error::Refused(refusal)),
@@ -175,7 +179,7 @@ impl Connection {
     pub(crate) fn answer(
         &self,
         what: &'static str,
-        patience: &Patience<'_>,
+        patience: &Timeout<'_>,
         notice: &Notice,
     ) -> Result<(Reply, Vec<OwnedFd>)> {
         let mut wait = Wait::new(what, notice);
@@ -209,7 +213,7 @@ impl Connection {
     pub fn finish(&self, limit: Duration) {
         let _ = self.socket.shutdown(std::net::Shutdown::Write);
         let pulse = no_pulse();
-        let patience = Patience::new(limit, &pulse);
+        let patience = Timeout::new(limit, &pulse);
         while !self.is_lost() && !patience.is_over() {
             let _ = events(self.socket.as_fd(), PollFlags::empty(), patience.left());
         }
@@ -233,7 +237,8 @@ impl Connection {
 
 /// None: nobody listens.
 fn dial(path: &Path) -> Result<Option<UnixStream>> {
-    let failed = |e: Errno| Error::Lost(format!("cannot connect to {}: {e}", path.display()));
+    let failed =
+        |e: Errno| Error::Disconnected(format!("cannot connect to {}: {e}", path.display()));
     let address = UnixAddr::new(path).map_err(|_| {
         Error::Invalid(format!(
             "the socket's path {} is too long: name one of at most 107 bytes in COPREP_SOCKET",
@@ -265,17 +270,17 @@ fn check_owner(socket: &UnixStream, path: &Path) -> Result<()> {
     let me = nix::unistd::getuid().as_raw();
     match frame::peer_uid(socket) {
         Ok(uid) if uid == me => Ok(()),
-        Ok(uid) => Err(Error::Stranger(format!(
+        Ok(uid) => Err(Error::UntrustedPeer(format!(
             "{} belongs to a process of user {uid}, not of user {me}: name another socket in COPREP_SOCKET",
             path.display()
         ))),
-        Err(e) => Err(Error::Lost(format!(
+        Err(e) => Err(Error::Disconnected(format!(
             "the kernel does not say who listens: {e}"
         ))),
     }
 }
 
-fn greet(socket: UnixStream, how: &How) -> Result<Connection> {
+fn greet(socket: UnixStream, how: &ConnectOptions) -> Result<Connection> {
     let mut connection = Connection {
         _unshared: raw::Unshared::new(socket.as_raw_fd()),
         socket,

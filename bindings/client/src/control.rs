@@ -4,13 +4,13 @@ use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use coprep_protocol::message::{Reply, Request, Status, Warm, WarmProgress};
-use coprep_protocol::place::Place;
+use coprep_protocol::place::CoordinatorPaths;
 use coprep_protocol::spec::{Field, PipelineSpec};
 
-use crate::connection::{Connection, How};
+use crate::connection::{ConnectOptions, Connection};
 use crate::error::{Error, Result};
 use crate::notice::no_notice;
-use crate::patience::{Patience, Pulse, no_pulse};
+use crate::patience::{InterruptCheck, Timeout, no_pulse};
 
 /// Longest time for an answer that needs no work.
 const SOON: Duration = Duration::from_secs(30);
@@ -27,8 +27,8 @@ fn unexpected<T>(reply: &Reply) -> Result<T> {
 ///
 /// # Errors
 /// [`Error::Absent`] when none runs.
-pub fn status(place: &Place, slow: u32) -> Result<Status> {
-    let connection = Connection::open(place, &How::find("coprep status"))?;
+pub fn status(place: &CoordinatorPaths, slow: u32) -> Result<Status> {
+    let connection = Connection::open(place, &ConnectOptions::find("coprep status"))?;
     let request = Request::Status { slow };
     match connection.ask(&request, "the status", SOON, &no_pulse())? {
         Reply::Status(status) => Ok(*status),
@@ -40,17 +40,17 @@ pub fn status(place: &Place, slow: u32) -> Result<Status> {
 ///
 /// # Errors
 /// [`Error::Absent`] when none runs.
-pub fn stop(place: &Place) -> Result<u32> {
-    let connection = Connection::open(place, &How::find("coprep stop"))?;
+pub fn stop(place: &CoordinatorPaths) -> Result<u32> {
+    let connection = Connection::open(place, &ConnectOptions::find("coprep stop"))?;
     let lock = inode(place);
     match connection.ask(&Request::Stop, "the coordinator to end", SOON, &no_pulse()) {
         // It may hang up before its answer is read.
-        Ok(Reply::Stopping) | Err(Error::Lost(_)) => {}
+        Ok(Reply::Stopping) | Err(Error::Disconnected(_)) => {}
         Ok(other) => return unexpected(&other),
         Err(e) => return Err(e),
     }
     let pulse = no_pulse();
-    let patience = Patience::new(ENDING, &pulse);
+    let patience = Timeout::new(ENDING, &pulse);
     // The file goes when the coordinator has ended its sessions; a killed one leaves it behind.
     while lock.is_some() && inode(place) == lock && is_running(connection.pid) {
         if patience.is_over() {
@@ -61,7 +61,7 @@ pub fn stop(place: &Place) -> Result<u32> {
     Ok(connection.pid)
 }
 
-fn inode(place: &Place) -> Option<u64> {
+fn inode(place: &CoordinatorPaths) -> Option<u64> {
     std::fs::symlink_metadata(place.lock())
         .ok()
         .map(|file| file.ino())
@@ -87,7 +87,11 @@ pub struct Description {
 ///
 /// # Errors
 /// [`Error::Refused`] when the source cannot be read, and whatever keeps from connecting.
-pub fn describe(place: &Place, how: &How, pipeline: PipelineSpec) -> Result<Description> {
+pub fn describe(
+    place: &CoordinatorPaths,
+    how: &ConnectOptions,
+    pipeline: PipelineSpec,
+) -> Result<Description> {
     let connection = Connection::open(place, how)?;
     let request = Request::Describe(Box::new(pipeline));
     match connection.ask(
@@ -113,8 +117,8 @@ pub fn describe(place: &Place, how: &How, pipeline: PipelineSpec) -> Result<Desc
 ///
 /// # Errors
 /// [`Error::Absent`] when no coordinator runs.
-pub fn drop_caches(place: &Place, dataset: Option<String>) -> Result<u64> {
-    let connection = Connection::open(place, &How::find("coprep drop"))?;
+pub fn drop_caches(place: &CoordinatorPaths, dataset: Option<String>) -> Result<u64> {
+    let connection = Connection::open(place, &ConnectOptions::find("coprep drop"))?;
     match connection.ask(
         &Request::Drop { name: dataset },
         "caches to be freed",
@@ -131,8 +135,8 @@ pub fn drop_caches(place: &Place, dataset: Option<String>) -> Result<u64> {
 ///
 /// # Errors
 /// [`Error::Refused`] when there is no such stream, or it has no cache; [`Error::Absent`] when no coordinator runs.
-pub fn keep_warm(place: &Place, stream: u64) -> Result<WarmProgress> {
-    let connection = Connection::open(place, &How::find("coprep warm"))?;
+pub fn keep_warm(place: &CoordinatorPaths, stream: u64) -> Result<WarmProgress> {
+    let connection = Connection::open(place, &ConnectOptions::find("coprep warm"))?;
     let request = Request::KeepWarm { stream };
     match connection.ask(&request, "a cache to be kept", SOON, &no_pulse())? {
         Reply::Warmed(done) => Ok(done),
@@ -144,8 +148,8 @@ pub fn keep_warm(place: &Place, stream: u64) -> Result<WarmProgress> {
 ///
 /// # Errors
 /// [`Error::Refused`] when there is no such stream, [`Error::Absent`] when there is no coordinator.
-pub fn pipeline(place: &Place, stream: u64) -> Result<Option<PipelineSpec>> {
-    let connection = Connection::open(place, &How::find("coprep analyze"))?;
+pub fn pipeline(place: &CoordinatorPaths, stream: u64) -> Result<Option<PipelineSpec>> {
+    let connection = Connection::open(place, &ConnectOptions::find("coprep analyze"))?;
     let request = Request::Pipeline { stream };
     match connection.ask(&request, "a stream's operators", SOON, &no_pulse())? {
         Reply::Pipeline(spec) => Ok(spec.map(|spec| *spec)),
@@ -157,8 +161,12 @@ pub fn pipeline(place: &Place, stream: u64) -> Result<Option<PipelineSpec>> {
 ///
 /// # Errors
 /// [`Error::Absent`] when there is no coordinator.
-pub fn throttle(place: &Place, bytes_per_s: Option<u64>, latency: Duration) -> Result<()> {
-    let connection = Connection::open(place, &How::find("coprep throttle"))?;
+pub fn throttle(
+    place: &CoordinatorPaths,
+    bytes_per_s: Option<u64>,
+    latency: Duration,
+) -> Result<()> {
+    let connection = Connection::open(place, &ConnectOptions::find("coprep throttle"))?;
     let request = Request::Throttle {
         bytes_per_s,
         latency_ns: u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX),
@@ -173,13 +181,18 @@ pub fn throttle(place: &Place, bytes_per_s: Option<u64>, latency: Duration) -> R
 /// second. Dropping the caller (Ctrl-C) ends it; what is cached stays.
 ///
 /// # Errors
-/// [`Error::Refused`], [`Error::Lost`] when the coordinator ends meanwhile.
+/// [`Error::Refused`], [`Error::Disconnected`] when the coordinator ends meanwhile.
 pub fn warm(
-    place: &Place,
+    place: &CoordinatorPaths,
     request: Warm,
     progress: impl FnMut(&WarmProgress),
 ) -> Result<WarmProgress> {
-    warm_with(place, &How::start("coprep warm"), request, progress)
+    warm_with(
+        place,
+        &ConnectOptions::start("coprep warm"),
+        request,
+        progress,
+    )
 }
 
 /// As [`warm`], with a say in how to connect.
@@ -187,8 +200,8 @@ pub fn warm(
 /// # Errors
 /// As [`warm`].
 pub fn warm_with(
-    place: &Place,
-    how: &How,
+    place: &CoordinatorPaths,
+    how: &ConnectOptions,
     request: Warm,
     mut progress: impl FnMut(&WarmProgress),
 ) -> Result<WarmProgress> {
@@ -204,8 +217,8 @@ pub fn warm_with(
     }
 }
 
-fn next_of_warming(connection: &Connection, pulse: &Pulse) -> Result<Reply> {
-    let patience = Patience::new(PATIENT, pulse);
+fn next_of_warming(connection: &Connection, pulse: &InterruptCheck) -> Result<Reply> {
+    let patience = Timeout::new(PATIENT, pulse);
     let answer = connection.answer("news of the warm-up", &patience, &no_notice())?;
     Ok(answer.0)
 }

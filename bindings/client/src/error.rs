@@ -26,10 +26,10 @@ pub enum Error {
     Start(String),
     /// The connection ended. A loader reconnects by itself.
     #[error("the coordinator is gone: {0}")]
-    Lost(String),
+    Disconnected(String),
     /// The other side is not this version of coprep, or belongs to another user.
     #[error("{0}")]
-    Stranger(String),
+    UntrustedPeer(String),
     /// The coordinator said no.
     #[error("{}", .0.message)]
     Refused(Refusal),
@@ -102,16 +102,16 @@ impl Error {
     /// True when reconnecting may help.
     #[must_use]
     pub fn is_lost(&self) -> bool {
-        matches!(self, Error::Lost(_))
+        matches!(self, Error::Disconnected(_))
     }
 }
 
 impl From<FrameError> for Error {
     fn from(e: FrameError) -> Self {
         match e {
-            FrameError::Closed | FrameError::Io(_) => Error::Lost(e.to_string()),
+            FrameError::Closed | FrameError::Io(_) => Error::Disconnected(e.to_string()),
             FrameError::TooLong(_) => Error::Invalid(e.to_string()),
-            other => Error::Stranger(other.to_string()),
+            other => Error::UntrustedPeer(other.to_string()),
         }
     }
 }

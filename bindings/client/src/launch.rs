@@ -1,8 +1,8 @@
 //! Starting the coordinator, like a compiler cache's daemon.
 //!
-//! One client at a time starts (`flock` on [`Place::start_lock`]); the others wait and find it there. The
+//! One client at a time starts (`flock` on [`CoordinatorPaths::start_lock`]); the others wait and find it there. The
 //! new process says on a pipe that it listens, or why it does not; everything else it says goes to
-//! [`Place::log`], the end of which an error quotes.
+//! [`CoordinatorPaths::log`], the end of which an error quotes.
 
 use std::fs::{File, Metadata};
 use std::io::{Read, Seek, SeekFrom};
@@ -12,12 +12,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use coprep_protocol::place::{Place, open_private};
+use coprep_protocol::place::{CoordinatorPaths, open_private};
 use nix::fcntl::{Flock, FlockArg, OFlag};
 
-use crate::connection::{Connection, How};
+use crate::connection::{ConnectOptions, Connection};
 use crate::error::{Error, Result};
-use crate::patience::Patience;
+use crate::patience::Timeout;
 use crate::raw;
 
 /// Longest time until a coordinator listens.
@@ -30,25 +30,25 @@ const PAUSE: Duration = Duration::from_millis(20);
 const QUOTE: u64 = 2000;
 
 /// Connects, and starts a coordinator if there is none.
-pub(crate) fn start(place: &Place, how: &How) -> Result<Connection> {
+pub(crate) fn start(place: &CoordinatorPaths, how: &ConnectOptions) -> Result<Connection> {
     place
         .prepare()
         .map_err(|e| failed(format!("its socket's folder: {e}")))?;
-    let patience = Patience::new(LIMIT, &how.pulse);
+    let patience = Timeout::new(LIMIT, &how.pulse);
     let mut attempts = 0;
     loop {
         if let Some(_lock) = StartLock::try_take(place)? {
             attempts += 1;
             match start_alone(place, how, &patience)? {
-                Started::Found(connection) => return Ok(connection),
-                Started::LookAgain => {}
-                Started::Died(log) if attempts >= ATTEMPTS => {
+                StartAttempt::Found(connection) => return Ok(connection),
+                StartAttempt::LookAgain => {}
+                StartAttempt::Died(log) if attempts >= ATTEMPTS => {
                     return Err(failed(format!(
                         "it ended at once, without a word, in each of {ATTEMPTS} attempts: something kills it (is memory \
                          short?); {log}"
                     )));
                 }
-                Started::Died(_) => {}
+                StartAttempt::Died(_) => {}
             }
         } else if let Some(connection) = Connection::find(place, how)? {
             return Ok(connection);
@@ -65,7 +65,7 @@ pub(crate) fn start(place: &Place, how: &How) -> Result<Connection> {
 }
 
 /// The result of an attempt to start a coordinator.
-enum Started {
+enum StartAttempt {
     Found(Connection),
     /// One that is ending is still there, or the one that was started has just ended.
     LookAgain,
@@ -74,20 +74,24 @@ enum Started {
 }
 
 /// With the lock held: somebody may have been faster; else starts one.
-fn start_alone(place: &Place, how: &How, patience: &Patience<'_>) -> Result<Started> {
-    let find = || Connection::find(place, how).map(|found| found.map(Started::Found));
+fn start_alone(
+    place: &CoordinatorPaths,
+    how: &ConnectOptions,
+    patience: &Timeout<'_>,
+) -> Result<StartAttempt> {
+    let find = || Connection::find(place, how).map(|found| found.map(StartAttempt::Found));
     if let Some(found) = find()? {
         return Ok(found);
     }
     // A coordinator is there that has no descriptor left for a connection, or is ending. A second one could not take its
     // place, and would leave its log behind.
     if is_served(place) {
-        return Ok(Started::LookAgain);
+        return Ok(StartAttempt::LookAgain);
     }
     match spawn(place, how, patience) {
-        Ok(None) => Ok(find()?.unwrap_or(Started::LookAgain)),
-        Ok(Some(log)) => Ok(Started::Died(log)),
-        Err(Error::Start(_)) if is_served(place) => Ok(Started::LookAgain),
+        Ok(None) => Ok(find()?.unwrap_or(StartAttempt::LookAgain)),
+        Ok(Some(log)) => Ok(StartAttempt::Died(log)),
+        Err(Error::Start(_)) if is_served(place) => Ok(StartAttempt::LookAgain),
         Err(e) => Err(e),
     }
 }
@@ -97,7 +101,7 @@ fn failed(why: impl Into<String>) -> Error {
 }
 
 /// True while a coordinator holds the place, listening or not.
-fn is_served(place: &Place) -> bool {
+fn is_served(place: &CoordinatorPaths) -> bool {
     let Ok(file) = open_private(&place.lock()) else {
         return false;
     };
@@ -112,7 +116,7 @@ struct StartLock {
 }
 
 impl StartLock {
-    fn try_take(place: &Place) -> Result<Option<Self>> {
+    fn try_take(place: &CoordinatorPaths) -> Result<Option<Self>> {
         let path = place.start_lock();
         let what = |e: std::io::Error| failed(format!("cannot lock {}: {e}", path.display()));
         let file = open_private(&path).map_err(what)?;
@@ -146,24 +150,28 @@ fn id(meta: &Metadata) -> (u64, u64) {
 }
 
 /// Starts a coordinator. Some: it ended without a word, which one that is not killed does not do; the end of its log.
-fn spawn(place: &Place, how: &How, patience: &Patience<'_>) -> Result<Option<String>> {
+fn spawn(
+    place: &CoordinatorPaths,
+    how: &ConnectOptions,
+    patience: &Timeout<'_>,
+) -> Result<Option<String>> {
     let program = find_program(how.program.as_deref())?;
     let log = Log::open(&place.log())?;
     let (ready, theirs) = nix::unistd::pipe2(OFlag::O_CLOEXEC)
         .map_err(|e| failed(format!("cannot make a pipe: {e}")))?;
     run(&program, place, &log, theirs)?;
     match hear(ready, patience)? {
-        Heard::Ready => Ok(None),
-        Heard::Failed(why) => Err(failed(why)),
-        Heard::Ended => Ok(Some(log.quote())),
-        Heard::Nothing => Err(failed(format!(
+        StartupReply::Ready => Ok(None),
+        StartupReply::Failed(why) => Err(failed(why)),
+        StartupReply::Ended => Ok(Some(log.quote())),
+        StartupReply::Nothing => Err(failed(format!(
             "it does not listen after {LIMIT:?}; {}",
             log.quote()
         ))),
     }
 }
 
-fn run(program: &Path, place: &Place, log: &Log, ready: OwnedFd) -> Result<()> {
+fn run(program: &Path, place: &CoordinatorPaths, log: &Log, ready: OwnedFd) -> Result<()> {
     let what = |e: std::io::Error| failed(format!("{}: {e}", program.display()));
     // It runs in `/`.
     let socket = std::path::absolute(&place.socket).map_err(what)?;
@@ -221,19 +229,19 @@ fn on_path() -> Option<PathBuf> {
 }
 
 /// What a new coordinator said.
-enum Heard {
+enum StartupReply {
     Ready,
     Failed(String),
     Ended,
     Nothing,
 }
 
-fn hear(pipe: OwnedFd, patience: &Patience<'_>) -> Result<Heard> {
+fn hear(pipe: OwnedFd, patience: &Timeout<'_>) -> Result<StartupReply> {
     let mut pipe = File::from(pipe);
     let mut line = Vec::new();
     while !line.contains(&b'\n') {
         if !patience.until_readable(pipe.as_fd())? {
-            return Ok(Heard::Nothing);
+            return Ok(StartupReply::Nothing);
         }
         let mut part = [0; 512];
         match pipe.read(&mut part) {
@@ -246,16 +254,16 @@ fn hear(pipe: OwnedFd, patience: &Patience<'_>) -> Result<Heard> {
     Ok(parse(&line))
 }
 
-fn parse(line: &[u8]) -> Heard {
+fn parse(line: &[u8]) -> StartupReply {
     let Ok(said) = serde_json::from_slice::<serde_json::Value>(line) else {
-        return Heard::Ended;
+        return StartupReply::Ended;
     };
     match said.get("error").and_then(|e| e.as_str()) {
-        Some(error) => Heard::Failed(error.to_owned()),
+        Some(error) => StartupReply::Failed(error.to_owned()),
         None if said.get("ready").and_then(serde_json::Value::as_bool) == Some(true) => {
-            Heard::Ready
+            StartupReply::Ready
         }
-        None => Heard::Ended,
+        None => StartupReply::Ended,
     }
 }
 

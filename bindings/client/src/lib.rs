@@ -28,7 +28,7 @@
 //!
 //! # Waits
 //!
-//! Every wait is bounded and is cut into slices of at most [`SLICE`], between which the owner's [`Pulse`] is
+//! Every wait is bounded and is cut into slices of at most [`SLICE`], between which the owner's [`InterruptCheck`] is
 //! called (Python looks for signals there); before each wait the socket is looked at. If one that is for somebody else
 //! (a rank, a cohort, a folder that is listed) lasts, the owner's [`Notice`] is called once.
 //!
@@ -57,6 +57,6 @@ pub use connection::Connection;
 pub use error::{Error, Result};
 pub use loader::{Event, Loader};
 pub use notice::{Notice, no_notice};
-pub use patience::{Interrupt, Pulse, SLICE, no_pulse};
+pub use patience::{Interrupt, InterruptCheck, SLICE, no_pulse};
 pub use preparation::Preparation;
 pub use stats::Stats;

@@ -9,38 +9,38 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::error::{Error, Result};
 
-/// Longest time between two calls of a [`Pulse`].
+/// Longest time between two calls of a [`InterruptCheck`].
 pub const SLICE: Duration = Duration::from_millis(200);
 
 /// Why an owner ends a wait.
 pub type Interrupt = Box<dyn std::error::Error + Send + Sync>;
 
 /// Called at least every [`SLICE`] of a wait; an error ends the wait as [`Error::Interrupted`].
-pub type Pulse = Arc<dyn Fn() -> std::result::Result<(), Interrupt> + Send + Sync>;
+pub type InterruptCheck = Arc<dyn Fn() -> std::result::Result<(), Interrupt> + Send + Sync>;
 
 /// A pulse that never interrupts.
 #[must_use]
-pub fn no_pulse() -> Pulse {
+pub fn no_pulse() -> InterruptCheck {
     Arc::new(|| Ok(()))
 }
 
 /// One bounded wait.
-pub(crate) struct Patience<'a> {
-    pulse: &'a Pulse,
+pub(crate) struct Timeout<'a> {
+    pulse: &'a InterruptCheck,
     start: Instant,
     limit: Duration,
 }
 
-impl<'a> Patience<'a> {
-    pub(crate) fn new(limit: Duration, pulse: &'a Pulse) -> Self {
-        Patience {
+impl<'a> Timeout<'a> {
+    pub(crate) fn new(limit: Duration, pulse: &'a InterruptCheck) -> Self {
+        Timeout {
             pulse,
             start: Instant::now(),
             limit,
         }
     }
 
-    pub(crate) fn pulse(&self) -> &'a Pulse {
+    pub(crate) fn pulse(&self) -> &'a InterruptCheck {
         self.pulse
     }
 
@@ -96,6 +96,6 @@ pub(crate) fn events(
     match poll(&mut fds, time) {
         Ok(0) | Err(Errno::EINTR) => Ok(None),
         Ok(_) => Ok(fds[0].revents()),
-        Err(e) => Err(Error::Lost(format!("poll: {e}"))),
+        Err(e) => Err(Error::Disconnected(format!("poll: {e}"))),
     }
 }

@@ -4,12 +4,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use coprep_protocol::message::{Request, UserCode};
-use coprep_protocol::place::Place;
+use coprep_protocol::place::CoordinatorPaths;
 
 use crate::attachment::Owner;
-use crate::connection::{Connection, How};
+use crate::connection::{ConnectOptions, Connection};
 use crate::error::{Error, Result};
-use crate::patience::{Patience, Pulse, SLICE};
+use crate::patience::{InterruptCheck, SLICE, Timeout};
 
 /// Longest wait for the thread that connects. It waits no longer for a coordinator than this.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -20,15 +20,15 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// coordinator that was not told imports when a job attaches. The job attaches over the same connection.
 pub struct Preparation {
     owner: Owner,
-    shared: Arc<Shared>,
+    shared: Arc<SharedPreparation>,
 }
 
-struct Shared {
-    state: Mutex<State>,
+struct SharedPreparation {
+    state: Mutex<PreparationState>,
     changed: Condvar,
 }
 
-enum State {
+enum PreparationState {
     Connecting,
     /// The coordinator has been told.
     Told(Connection),
@@ -36,12 +36,12 @@ enum State {
     Over,
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl SharedPreparation {
+    fn state(&self) -> MutexGuard<'_, PreparationState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn set(&self, state: State) {
+    fn set(&self, state: PreparationState) {
         *self.state() = state;
         self.changed.notify_all();
     }
@@ -50,9 +50,14 @@ impl Shared {
 impl Preparation {
     /// Begins to tell the coordinator at `place`, and starts one if there is none and `how` says so.
     #[must_use]
-    pub fn begin(place: Place, how: How, code: UserCode, dataset: String) -> Preparation {
-        let shared = Arc::new(Shared {
-            state: Mutex::new(State::Connecting),
+    pub fn begin(
+        place: CoordinatorPaths,
+        how: ConnectOptions,
+        code: UserCode,
+        dataset: String,
+    ) -> Preparation {
+        let shared = Arc::new(SharedPreparation {
+            state: Mutex::new(PreparationState::Connecting),
             changed: Condvar::new(),
         });
         let wanted = Arc::downgrade(&shared);
@@ -63,12 +68,12 @@ impl Preparation {
                 let code = Box::new(code);
                 let request = Request::Prepare { code, dataset };
                 let told = opened.and_then(|opened| opened.send(&request).map(|()| opened));
-                shared.set(told.map_or(State::Over, State::Told));
+                shared.set(told.map_or(PreparationState::Over, PreparationState::Told));
             }
         };
         let thread = std::thread::Builder::new().name("coprep-prepare".into());
         if thread.spawn(tell).is_err() {
-            shared.set(State::Over);
+            shared.set(PreparationState::Over);
         }
         Preparation {
             owner: Owner::current(),
@@ -77,24 +82,24 @@ impl Preparation {
     }
 
     /// Takes the connection, once there is one. `None`: there is none, or it is lost, or it is that of a parent.
-    pub(crate) fn connection(self, pulse: &Pulse) -> Result<Option<Connection>> {
+    pub(crate) fn connection(self, pulse: &InterruptCheck) -> Result<Option<Connection>> {
         // Before the lock: in a forked child it may be held by a thread that does not exist there.
         if !self.owner.is_here() {
             return Ok(None);
         }
-        let patience = Patience::new(LIMIT, pulse);
+        let patience = Timeout::new(LIMIT, pulse);
         let mut state = self.shared.state();
-        while matches!(*state, State::Connecting) && !patience.is_over() {
+        while matches!(*state, PreparationState::Connecting) && !patience.is_over() {
             drop(state);
             (patience.pulse())().map_err(Error::Interrupted)?;
             state = self.shared.state();
-            if matches!(*state, State::Connecting) {
+            if matches!(*state, PreparationState::Connecting) {
                 let waited = self.shared.changed.wait_timeout(state, SLICE);
                 state = waited.unwrap_or_else(PoisonError::into_inner).0;
             }
         }
-        match std::mem::replace(&mut *state, State::Over) {
-            State::Told(connection) if !connection.is_lost() => Ok(Some(connection)),
+        match std::mem::replace(&mut *state, PreparationState::Over) {
+            PreparationState::Told(connection) if !connection.is_lost() => Ok(Some(connection)),
             _ => Ok(None),
         }
     }

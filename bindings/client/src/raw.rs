@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 
 use coprep_cache::view::LargeMap;
 
-use crate::attachment::Slice;
+use crate::attachment::HeldSlots;
 
 /// Private memory of a batch that was copied, aligned like a cache line.
 ///
@@ -69,7 +69,7 @@ impl Owned {
     ///
     /// # Panics
     /// If it does not fit.
-    pub(crate) fn copy_from(&mut self, at: usize, slice: &Slice, field: usize) {
+    pub(crate) fn copy_from(&mut self, at: usize, slice: &HeldSlots, field: usize) {
         let (source, len) = slice.field(field);
         assert!(
             at.checked_add(len)
@@ -92,7 +92,7 @@ impl Drop for Owned {
 }
 
 /// Reads a field of integers, before the user is given the slice.
-pub(crate) fn integers(slice: &Slice, field: usize) -> Vec<i64> {
+pub(crate) fn integers(slice: &HeldSlots, field: usize) -> Vec<i64> {
     let (source, len) = slice.field(field);
     let source = source.cast::<i64>();
     // SAFETY: readable and not written, as in `copy_from`; any bits are an `i64`; unaligned is allowed.

@@ -33,7 +33,7 @@ pub struct Stats {
 
 impl Stats {
     /// Divides a wait that has ended.
-    pub(crate) fn split(&mut self, waited: Duration, shares: Shares) {
+    pub(crate) fn split(&mut self, waited: Duration, shares: WaitShares) {
         let fetch = waited.mul_f64(shares.fetch);
         let prep = waited
             .mul_f64(shares.prep)
@@ -65,13 +65,13 @@ impl Stats {
 
 /// Parts of a wait, 0 to 1, by what was lacking. The rest is due to other jobs.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Shares {
+pub(crate) struct WaitShares {
     fetch: f64,
     prep: f64,
 }
 
-impl Shares {
-    pub(crate) const OTHERS: Shares = Shares {
+impl WaitShares {
+    pub(crate) const OTHERS: WaitShares = WaitShares {
         fetch: 0.0,
         prep: 0.0,
     };
@@ -79,7 +79,7 @@ impl Shares {
     /// As an item carries them: parts of 65,536, two numbers of 32 bits.
     pub(crate) fn unpack(word: u64) -> Self {
         let part = |word: u64| f64::from(word as u32).min(65_536.0) / 65_536.0;
-        Shares {
+        WaitShares {
             fetch: part(word),
             prep: part(word >> 32),
         }
@@ -97,13 +97,13 @@ mod tests {
             wait: 4 * second,
             ..Stats::default()
         };
-        stats.split(2 * second, Shares::unpack(1 << 14 | 1 << (15 + 32)));
+        stats.split(2 * second, WaitShares::unpack(1 << 14 | 1 << (15 + 32)));
         assert_eq!(stats.fetch_stall, second / 2);
         assert_eq!(stats.prep_stall, second);
         assert_eq!(stats.others_stall, second / 2);
         assert_eq!(stats.open_stall(), 2 * second);
         // Whatever a word says, no part is more than the whole.
-        stats.split(2 * second, Shares::unpack(u64::MAX));
+        stats.split(2 * second, WaitShares::unpack(u64::MAX));
         assert_eq!(stats.fetch_stall, second / 2 + 2 * second);
         assert_eq!(stats.open_stall(), Duration::ZERO);
     }

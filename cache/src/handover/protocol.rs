@@ -83,9 +83,9 @@ const WORDS: usize = 5;
 /// A place for an [`Item`]. Words, because the other side is another process.
 #[repr(C)]
 #[derive(Debug, Default)]
-pub struct Slot([AtomicU64; WORDS]);
+pub struct ItemSlot([AtomicU64; WORDS]);
 
-impl Slot {
+impl ItemSlot {
     fn store(&self, item: &Item) {
         for (word, value) in self.0.iter().zip(item.words()) {
             word.store(value, Ordering::Relaxed);
@@ -100,7 +100,7 @@ impl Slot {
 /// Head of the *deliver* region.
 #[repr(C)]
 #[derive(Debug, Default)]
-pub struct Deliver {
+pub struct DeliverHead {
     /// Items published. The consumer's futex.
     pub(crate) published: CachePadded<AtomicU32>,
     /// 1: the coordinator sleeps, or is about to.
@@ -121,7 +121,7 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"CPRPdlv3");
 /// Head of the *reply* region.
 #[repr(C)]
 #[derive(Debug, Default)]
-pub struct Reply {
+pub struct ReplyHead {
     /// Items that the consumer has taken or the coordinator has taken back. Both change it by compare-and-swap.
     pub(crate) taken: CachePadded<AtomicU64>,
     /// Items released.
@@ -182,11 +182,11 @@ impl Account {
 /// Where the words of one consumer lie.
 pub trait Words {
     /// Head of *deliver*.
-    fn deliver(&self) -> &Deliver;
+    fn deliver(&self) -> &DeliverHead;
     /// Ring of *deliver*.
-    fn items(&self) -> &[Slot];
+    fn items(&self) -> &[ItemSlot];
     /// Head of *reply*.
-    fn reply(&self) -> &Reply;
+    fn reply(&self) -> &ReplyHead;
     /// Ring of *reply*, as long as the other.
     fn releases(&self) -> &[AtomicU64];
 }
@@ -206,7 +206,7 @@ pub struct Full;
 
 /// What a consumer wrote that it must not.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Nonsense {
+pub enum MalformedItem {
     /// More taken than published, or fewer than before.
     #[error("{taken} items taken of {published} published, {before} taken before")]
     Taken {
@@ -295,11 +295,11 @@ impl<W: Words> Publisher<W> {
     ///
     /// # Errors
     /// When the consumer's count cannot be.
-    pub fn taken(&mut self) -> Result<u64, Nonsense> {
+    pub fn taken(&mut self) -> Result<u64, MalformedItem> {
         // Acquire: pairs with the release in `Taker::take`; its reads of the items are over.
         let taken = self.words.reply().taken.load(Ordering::Acquire);
         if taken < self.taken || taken > self.published {
-            return Err(Nonsense::Taken {
+            return Err(MalformedItem::Taken {
                 taken,
                 published: self.published,
                 before: self.taken,
@@ -314,7 +314,7 @@ impl<W: Words> Publisher<W> {
     ///
     /// # Errors
     /// When the consumer's count cannot be.
-    pub fn take_back(&mut self) -> Result<u64, Nonsense> {
+    pub fn take_back(&mut self) -> Result<u64, MalformedItem> {
         loop {
             let first = self.taken()?;
             // Acquire: as in `taken`. Release: the consumer's next count follows ours. If this succeeds, the consumer's
@@ -360,13 +360,13 @@ impl<W: Words> Publisher<W> {
     ///
     /// # Errors
     /// When it released what it does not have. Those before were reported.
-    pub fn poll_released(&mut self, mut each: impl FnMut(u64)) -> Result<(), Nonsense> {
+    pub fn poll_released(&mut self, mut each: impl FnMut(u64)) -> Result<(), MalformedItem> {
         // Acquire: pairs with the release in `Taker::release`. The entries are visible, `taken` too, and
         // the consumer's last accesses to the minibatches are over.
         let released = self.words.reply().released.load(Ordering::Acquire);
         let news = released.wrapping_sub(self.read as u32);
         if news as usize > self.in_flight.len() {
-            return Err(Nonsense::Released {
+            return Err(MalformedItem::Released {
                 released,
                 read: self.read,
                 in_flight: self.in_flight.len(),
@@ -379,7 +379,7 @@ impl<W: Words> Publisher<W> {
             let seq = place(self.words.releases(), self.read).load(Ordering::Relaxed);
             self.read += 1;
             if seq >= self.taken || !self.in_flight.remove(&seq) {
-                return Err(Nonsense::NotHeld { seq });
+                return Err(MalformedItem::NotHeld { seq });
             }
             each(seq);
         }

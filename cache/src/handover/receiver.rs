@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::futex::{self, Woken};
 use crate::handover::doorbell::Ringer;
 use crate::handover::protocol::{Account, Futex, Item, ItemKind, Releaser, Taker, Words};
-use crate::handover::region::{Files, Regions};
+use crate::handover::region::{RegionFiles, Regions};
 use crate::staging::Layout;
 use crate::sync::{AtomicU32, Ordering};
 
@@ -41,7 +41,7 @@ impl Receiver {
     /// When the descriptors are not sealed regions of this version.
     pub fn open(deliver: OwnedFd, reply: OwnedFd, doorbell: OwnedFd) -> Result<Self> {
         Ok(Receiver {
-            regions: Regions::open(&Files { deliver, reply })?,
+            regions: Regions::open(&RegionFiles { deliver, reply })?,
             doorbell: Ringer::new(doorbell),
             taking: Mutex::default(),
             releasing: Mutex::default(),

@@ -5,17 +5,17 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{Error, Result};
-use crate::handover::protocol::{Deliver, MAGIC, Reply, Slot, Words};
-use crate::mapping::{self, Mapping, Region, Shared};
+use crate::handover::protocol::{DeliverHead, ItemSlot, MAGIC, ReplyHead, Words};
+use crate::mapping::{self, Mapping, Region, SharedPlain};
 
 // SAFETY: atomics and padding only (`CachePadded` adds alignment, and every mapping starts on a page).
-unsafe impl Shared for Deliver {}
+unsafe impl SharedPlain for DeliverHead {}
 // SAFETY: as above.
-unsafe impl Shared for Reply {}
+unsafe impl SharedPlain for ReplyHead {}
 // SAFETY: an array of atomics.
-unsafe impl Shared for Slot {}
+unsafe impl SharedPlain for ItemSlot {}
 // SAFETY: an atomic.
-unsafe impl Shared for AtomicU64 {}
+unsafe impl SharedPlain for AtomicU64 {}
 
 const DELIVER: &str = "the deliver region of a consumer";
 const REPLY: &str = "the reply region of a consumer";
@@ -24,20 +24,20 @@ const MOST: u32 = 1 << 20;
 
 /// Both regions, as either side maps them.
 pub(super) struct Regions {
-    deliver: Region<Deliver, Slot>,
-    reply: Region<Reply, AtomicU64>,
+    deliver: Region<DeliverHead, ItemSlot>,
+    reply: Region<ReplyHead, AtomicU64>,
 }
 
 impl Words for Regions {
-    fn deliver(&self) -> &Deliver {
+    fn deliver(&self) -> &DeliverHead {
         self.deliver.head()
     }
 
-    fn items(&self) -> &[Slot] {
+    fn items(&self) -> &[ItemSlot] {
         self.deliver.row()
     }
 
-    fn reply(&self) -> &Reply {
+    fn reply(&self) -> &ReplyHead {
         self.reply.head()
     }
 
@@ -47,14 +47,14 @@ impl Words for Regions {
 }
 
 /// The memory files.
-pub(super) struct Files {
+pub(super) struct RegionFiles {
     pub(super) deliver: OwnedFd,
     pub(super) reply: OwnedFd,
 }
 
 impl Regions {
     /// Creates and seals them.
-    pub(super) fn create(capacity: u32) -> Result<(Self, Files)> {
+    pub(super) fn create(capacity: u32) -> Result<(Self, RegionFiles)> {
         if capacity == 0 || capacity > MOST {
             return Err(Error::invalid(
                 DELIVER,
@@ -84,11 +84,11 @@ impl Regions {
             .store(capacity, Ordering::Relaxed);
         // Release: for whoever maps the region; passing the descriptor orders it anyway.
         regions.deliver().magic.store(MAGIC, Ordering::Release);
-        Ok((regions, Files { deliver, reply }))
+        Ok((regions, RegionFiles { deliver, reply }))
     }
 
     /// Maps what was passed.
-    pub(super) fn open(files: &Files) -> Result<Self> {
+    pub(super) fn open(files: &RegionFiles) -> Result<Self> {
         let capacity = read_capacity(&files.deliver)?;
         let (deliver_bytes, reply_bytes) = sizes(capacity)?;
         mapping::check_file(DELIVER, &files.deliver, deliver_bytes)?;
@@ -103,16 +103,20 @@ impl Regions {
 }
 
 fn sizes(capacity: u32) -> Result<(usize, usize)> {
-    let sizes = Region::<Deliver, Slot>::bytes(capacity as usize)
-        .zip(Region::<Reply, AtomicU64>::bytes(capacity as usize));
+    let sizes =
+        Region::<DeliverHead, ItemSlot>::bytes(capacity as usize)
+            .zip(Region::<ReplyHead, AtomicU64>::bytes(capacity as usize));
     sizes.ok_or_else(|| Error::invalid(DELIVER, "too large"))
 }
 
 fn read_capacity(deliver: &OwnedFd) -> Result<u32> {
     let (least, _) = sizes(1)?;
     mapping::check_file(DELIVER, deliver, least)?;
-    let head =
-        Region::<Deliver, Slot>::new(DELIVER, Mapping::readable(DELIVER, deliver, least)?, 1)?;
+    let head = Region::<DeliverHead, ItemSlot>::new(
+        DELIVER,
+        Mapping::readable(DELIVER, deliver, least)?,
+        1,
+    )?;
     let (magic, capacity) = (&head.head().magic, &head.head().capacity);
     if magic.load(Ordering::Acquire) != MAGIC {
         return Err(Error::misbehaved(

@@ -3,8 +3,8 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use crate::error::{Error, Result};
-use crate::handover::protocol::{Account, Full, Futex, Item, Nonsense, Publisher};
-use crate::handover::region::{Files, Regions};
+use crate::handover::protocol::{Account, Full, Futex, Item, MalformedItem, Publisher};
+use crate::handover::region::{RegionFiles, Regions};
 use crate::mapping;
 use crate::sync::AtomicU32;
 
@@ -12,7 +12,7 @@ use crate::sync::AtomicU32;
 pub struct Sender {
     publisher: Publisher<Regions>,
     /// Until they are given away: a consumer's descriptors are the consumer's.
-    files: Option<Files>,
+    files: Option<RegionFiles>,
 }
 
 /// The kernel's futex; a publisher only wakes.
@@ -148,7 +148,7 @@ impl Sender {
     }
 }
 
-fn misbehaved(nonsense: Nonsense) -> Error {
+fn misbehaved(nonsense: MalformedItem) -> Error {
     Error::misbehaved(
         "a consumer wrote nonsense into its reply region",
         nonsense.to_string(),

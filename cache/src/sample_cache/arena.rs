@@ -13,7 +13,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::index::{self, ENTRY, Entry, Place};
+use super::index::{self, ENTRY, EntryLocation, IndexEntry};
 use super::table::PLACES;
 use crate::error::{Error, Result};
 use crate::mapping::{self, Mapping, page_size};
@@ -22,38 +22,38 @@ use crate::mapping::{self, Mapping, page_size};
 pub(super) const WHAT: &str = "the sample cache";
 
 /// Memory of a segment.
-pub(super) enum Memory {
+pub(super) enum SegmentMemory {
     Anonymous(Mapping),
     Named(super::named::Segment),
 }
 
-impl Memory {
+impl SegmentMemory {
     pub(super) fn start(&self) -> NonNull<u8> {
         match self {
-            Memory::Anonymous(mapping) => mapping.start(),
-            Memory::Named(segment) => segment.start(),
+            SegmentMemory::Anonymous(mapping) => mapping.start(),
+            SegmentMemory::Named(segment) => segment.start(),
         }
     }
 
     fn len(&self) -> usize {
         match self {
-            Memory::Anonymous(mapping) => mapping.len(),
-            Memory::Named(segment) => segment.len(),
+            SegmentMemory::Anonymous(mapping) => mapping.len(),
+            SegmentMemory::Named(segment) => segment.len(),
         }
     }
 
     /// Reserved, mapped, and sealed: no other process ever sees it.
-    pub(super) fn anonymous(shape: &Shape) -> Result<Self> {
+    pub(super) fn anonymous(shape: &SegmentLayout) -> Result<Self> {
         let file = mapping::memory_file(WHAT, "coprep-cache", shape.bytes as u64)?;
         let mapping = Mapping::writable(WHAT, &file, shape.bytes)?;
         mapping::seal(WHAT, &file, mapping::write_seals())?;
-        Ok(Memory::Anonymous(mapping))
+        Ok(SegmentMemory::Anonymous(mapping))
     }
 }
 
 /// Where everything lies in a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Shape {
+pub(super) struct SegmentLayout {
     pub(super) samples: u32,
     /// Bytes of payloads, a multiple of the alignment.
     pub(super) capacity: u64,
@@ -63,7 +63,7 @@ pub(super) struct Shape {
     pub(super) bytes: usize,
 }
 
-impl Shape {
+impl SegmentLayout {
     /// # Errors
     /// If it is larger than the address space.
     pub(super) fn new(capacity: u64, samples: u32) -> Result<Self> {
@@ -81,13 +81,15 @@ impl Shape {
         let bytes = payloads_at.and_then(|at| at.checked_add(usize::try_from(capacity).ok()?));
         let bytes = bytes.and_then(|n| n.checked_next_multiple_of(page_size()));
         match (payloads_at, bytes) {
-            (Some(payloads_at), Some(bytes)) if isize::try_from(bytes).is_ok() => Ok(Shape {
-                samples,
-                capacity,
-                places: places as u32,
-                payloads_at,
-                bytes,
-            }),
+            (Some(payloads_at), Some(bytes)) if isize::try_from(bytes).is_ok() => {
+                Ok(SegmentLayout {
+                    samples,
+                    capacity,
+                    places: places as u32,
+                    payloads_at,
+                    bytes,
+                })
+            }
             _ => Err(Error::invalid(
                 WHAT,
                 format!("{capacity} bytes are more than the address space"),
@@ -104,10 +106,10 @@ impl Shape {
 
 /// See the module.
 pub(super) struct Arena {
-    shape: Shape,
-    memory: Memory,
+    shape: SegmentLayout,
+    memory: SegmentMemory,
     seed: u64,
-    state: Mutex<State>,
+    state: Mutex<ArenaState>,
 }
 
 // SAFETY: the pointers within `memory` are to memory that lives as long as it and belongs to no thread;
@@ -118,7 +120,7 @@ unsafe impl Sync for Arena {}
 
 /// What is given out.
 #[derive(Default)]
-struct State {
+struct ArenaState {
     /// Beyond it everything is free.
     end: u64,
     /// Free and not at the end: length by offset. No two touch.
@@ -148,7 +150,7 @@ impl Extent {
 }
 
 impl Arena {
-    pub(super) fn new(memory: Memory, shape: Shape, seed: u64) -> Self {
+    pub(super) fn new(memory: SegmentMemory, shape: SegmentLayout, seed: u64) -> Self {
         assert!(
             memory.len() >= shape.bytes,
             "the segment is smaller than its shape"
@@ -161,7 +163,7 @@ impl Arena {
         }
     }
 
-    pub(super) fn shape(&self) -> &Shape {
+    pub(super) fn shape(&self) -> &SegmentLayout {
         &self.shape
     }
 
@@ -170,7 +172,7 @@ impl Arena {
         self.state().used
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ArenaState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -199,7 +201,7 @@ impl Arena {
 
     /// Frees the place and the room of an entry that is not as it was committed. Nobody looks at its payload any more, and
     /// nobody will: the caller has made sure of it.
-    pub(super) fn drop_entry(&self, number: u32, entry: &Entry) {
+    pub(super) fn drop_entry(&self, number: u32, entry: &IndexEntry) {
         // First: its room may be another's only when the index has it no more.
         self.write_place(number, &index::DROPPED);
         let room = index::extent_len(entry.len).unwrap_or(0);
@@ -222,7 +224,7 @@ impl Arena {
     pub(super) fn publish(
         &self,
         extent: Extent,
-        entry: impl FnOnce(u64, &[u8]) -> Entry,
+        entry: impl FnOnce(u64, &[u8]) -> IndexEntry,
     ) -> Option<u32> {
         let payload = self.payload(extent.offset, extent.len as u64);
         // SAFETY: in bounds and initialised as in `bytes_mut`; the extent is ours, so nobody writes it.
@@ -236,7 +238,7 @@ impl Arena {
         }
     }
 
-    fn append(&self, place: &Place) -> u32 {
+    fn append(&self, place: &EntryLocation) -> u32 {
         let mut state = self.state();
         let number = state.take_place();
         state.open -= 1;
@@ -246,7 +248,7 @@ impl Arena {
         number
     }
 
-    fn write_place(&self, number: u32, place: &Place) {
+    fn write_place(&self, number: u32, place: &EntryLocation) {
         for (word, bytes) in self.words(number).iter().zip(place.as_chunks().0) {
             // Relaxed: who is told of the place is told by a release; who was told of an entry that it had before
             // finds by the checksum that it is another, or in part another.
@@ -264,13 +266,13 @@ impl Arena {
     }
 
     /// The entry at a place, copied out and validated. None: something else is there now.
-    pub(super) fn entry(&self, number: u32) -> Option<Entry> {
-        let entry = Entry::from_place(&self.place(number), self.seed)?;
+    pub(super) fn entry(&self, number: u32) -> Option<IndexEntry> {
+        let entry = IndexEntry::from_place(&self.place(number), self.seed)?;
         self.bounds().admit(&entry).then_some(entry)
     }
 
     /// A copy of a place.
-    pub(super) fn place(&self, number: u32) -> Place {
+    pub(super) fn place(&self, number: u32) -> EntryLocation {
         let mut place = index::EMPTY;
         for (word, bytes) in self.words(number).iter().zip(place.as_chunks_mut().0) {
             *bytes = word.load(Ordering::Relaxed).to_ne_bytes();
@@ -279,7 +281,7 @@ impl Arena {
     }
 
     /// The payload of an entry that came from [`entry`](Self::entry), and is not dropped meanwhile.
-    pub(super) fn payload_of(&self, entry: &Entry) -> &[u8] {
+    pub(super) fn payload_of(&self, entry: &IndexEntry) -> &[u8] {
         let start = self.payload(entry.offset, entry.len);
         // SAFETY: in bounds and initialised as in `bytes_mut`; never written while the arena lives: the extent
         // of an entry is given out again only once it was dropped, which the caller excludes. (In a named segment another process of this user may
@@ -322,17 +324,17 @@ impl Arena {
         for number in &scan.dropped {
             self.write_place(*number, &index::DROPPED);
         }
-        *self.state() = State::after(&scan);
+        *self.state() = ArenaState::after(&scan);
         scan
     }
 }
 
-impl State {
+impl ArenaState {
     fn after(scan: &index::Scan) -> Self {
-        let mut state = State {
+        let mut state = ArenaState {
             next_place: scan.places,
             vacant: [&*scan.vacant, &scan.dropped].concat(),
-            ..State::default()
+            ..ArenaState::default()
         };
         for (_, entry) in &scan.entries {
             let end = entry.end().unwrap_or(entry.offset);

@@ -20,7 +20,7 @@ use super::Meta;
 
 /// What a segment is, in its first page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Archive, Serialize, Deserialize)]
-pub struct Header {
+pub struct SegmentHeader {
     /// What makes the payloads what they are; the lower half first.
     pub fingerprint: [u64; 2],
     /// Bytes of payloads.
@@ -35,14 +35,14 @@ pub struct Header {
 
 /// Tells a segment, and the version of its format.
 const MAGIC: [u8; 8] = *b"CPRPseg1";
-const HEADER_ARCHIVE: usize = size_of::<ArchivedHeader>();
+const HEADER_ARCHIVE: usize = size_of::<ArchivedSegmentHeader>();
 /// Bytes of a header: magic, archive, checksum.
 pub const HEADER: usize = 8 + HEADER_ARCHIVE + 8;
 
 /// A header as it lies in a segment.
 pub type HeaderBytes = [u8; HEADER];
 
-impl Header {
+impl SegmentHeader {
     /// As it lies in a segment. None only if memory is short.
     #[must_use]
     pub fn to_bytes(&self) -> Option<HeaderBytes> {
@@ -63,8 +63,8 @@ impl Header {
         if bytes[..8] != MAGIC || bytes[8 + HEADER_ARCHIVE..] != checksum {
             return None;
         }
-        let archive = Aligned::<HEADER_ARCHIVE>(archive.try_into().ok()?);
-        rkyv::from_bytes::<Header, rkyv::rancor::Error>(&archive.0).ok()
+        let archive = AlignedArchive::<HEADER_ARCHIVE>(archive.try_into().ok()?);
+        rkyv::from_bytes::<SegmentHeader, rkyv::rancor::Error>(&archive.0).ok()
     }
 }
 
@@ -90,7 +90,7 @@ pub const ALIGNMENT: u64 = 64;
 
 /// One sample.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Archive, Serialize, Deserialize)]
-pub struct Entry {
+pub struct IndexEntry {
     /// From the start of the payloads to its payload.
     pub offset: u64,
     /// Bytes of the payload.
@@ -108,23 +108,23 @@ pub struct Entry {
 }
 
 /// Bytes of the archive of an entry.
-const ARCHIVE: usize = size_of::<ArchivedEntry>();
+const ARCHIVE: usize = size_of::<ArchivedIndexEntry>();
 /// Bytes of an entry in the index: the archive, and its checksum.
 pub const ENTRY: usize = ARCHIVE + 8;
 
 /// An entry as it lies in the index.
-pub type Place = [u8; ENTRY];
+pub type EntryLocation = [u8; ENTRY];
 
 /// A place where nothing was ever written.
-pub const EMPTY: Place = [0; ENTRY];
+pub const EMPTY: EntryLocation = [0; ENTRY];
 
 /// A place whose entry was dropped. Written over it in part, it is no entry either.
-pub const DROPPED: Place = [255; ENTRY];
+pub const DROPPED: EntryLocation = [255; ENTRY];
 
 #[repr(C, align(16))]
-struct Aligned<const N: usize>([u8; N]);
+struct AlignedArchive<const N: usize>([u8; N]);
 
-impl Entry {
+impl IndexEntry {
     /// What to store it as.
     #[must_use]
     pub fn meta(&self) -> Meta {
@@ -137,7 +137,7 @@ impl Entry {
 
     /// As it lies in the index of the segment with this `seed`. None only if memory is short.
     #[must_use]
-    pub fn to_place(&self, seed: u64) -> Option<Place> {
+    pub fn to_place(&self, seed: u64) -> Option<EntryLocation> {
         let archive = rkyv::to_bytes::<rkyv::rancor::Error>(self).ok()?;
         let mut place = EMPTY;
         place[..ARCHIVE].copy_from_slice(archive.get(..ARCHIVE)?);
@@ -148,13 +148,13 @@ impl Entry {
 
     /// From a copy of a place; None if it is not what was once written there.
     #[must_use]
-    pub fn from_place(place: &Place, seed: u64) -> Option<Self> {
+    pub fn from_place(place: &EntryLocation, seed: u64) -> Option<Self> {
         let (archive, written) = place.split_at(ARCHIVE);
         if checksum(archive, seed).to_le_bytes() != written {
             return None;
         }
-        let archive = Aligned::<ARCHIVE>(archive.try_into().ok()?);
-        rkyv::from_bytes::<Entry, rkyv::rancor::Error>(&archive.0).ok()
+        let archive = AlignedArchive::<ARCHIVE>(archive.try_into().ok()?);
+        rkyv::from_bytes::<IndexEntry, rkyv::rancor::Error>(&archive.0).ok()
     }
 
     /// Where the payload ends, alignment included; None if nowhere.
@@ -185,7 +185,7 @@ pub fn payload_checksum(payload: &[u8]) -> u64 {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Scan {
     /// Valid entries with their places, by offset. No two overlap, no two have the same id.
-    pub entries: Vec<(u32, Entry)>,
+    pub entries: Vec<(u32, IndexEntry)>,
     /// Places that hold something else, but for those dropped before.
     pub dropped: Vec<u32>,
     /// Places whose entry was dropped before.
@@ -209,7 +209,7 @@ pub struct Bounds {
 
 /// Reads an index: checksums, bounds, ids, overlaps. `places` are copies, in order.
 #[must_use]
-pub fn scan(places: impl Iterator<Item = Place>, bounds: &Bounds) -> Scan {
+pub fn scan(places: impl Iterator<Item = EntryLocation>, bounds: &Bounds) -> Scan {
     let mut scan = Scan::default();
     // To the very end, not to the first empty place: a place that a flaw emptied hides nothing after it.
     for (number, place) in (0u32..).zip(places) {
@@ -221,7 +221,7 @@ pub fn scan(places: impl Iterator<Item = Place>, bounds: &Bounds) -> Scan {
             scan.vacant.push(number);
             continue;
         }
-        match Entry::from_place(&place, bounds.seed).filter(|entry| bounds.admit(entry)) {
+        match IndexEntry::from_place(&place, bounds.seed).filter(|entry| bounds.admit(entry)) {
             Some(entry) => scan.entries.push((number, entry)),
             None => scan.dropped.push(number),
         }
@@ -231,7 +231,7 @@ pub fn scan(places: impl Iterator<Item = Place>, bounds: &Bounds) -> Scan {
 }
 
 impl Bounds {
-    pub(super) fn admit(&self, entry: &Entry) -> bool {
+    pub(super) fn admit(&self, entry: &IndexEntry) -> bool {
         entry.id < self.samples
             && entry.offset.is_multiple_of(ALIGNMENT)
             && entry.end().is_some_and(|end| end <= self.capacity)
@@ -260,7 +260,7 @@ impl Scan {
     }
 }
 
-fn is_free(extents: &BTreeMap<u64, (u64, u32, Entry)>, start: u64, end: u64) -> bool {
+fn is_free(extents: &BTreeMap<u64, (u64, u32, IndexEntry)>, start: u64, end: u64) -> bool {
     let before = extents.range(..end).next_back();
     before.is_none_or(|(_, &(end_before, ..))| end_before <= start)
 }

@@ -12,17 +12,17 @@ use super::{Form, Hit, HitBytes, Meta, PrivateStore, Reservation, SampleCache, U
 
 /// See the module.
 pub struct Lru {
-    state: Mutex<State>,
+    state: Mutex<LruState>,
 }
 
-struct State {
-    entries: LruCache<u32, Entry>,
+struct LruState {
+    entries: LruCache<u32, LruEntry>,
     being_written: HashSet<u32>,
     usage: Usage,
 }
 
 #[derive(Clone)]
-struct Entry {
+struct LruEntry {
     bytes: Arc<[u8]>,
     meta: Meta,
 }
@@ -35,7 +35,7 @@ impl Lru {
             capacity,
             ..Usage::default()
         };
-        let state = State {
+        let state = LruState {
             entries: LruCache::unbounded(),
             being_written: HashSet::new(),
             usage,
@@ -45,14 +45,14 @@ impl Lru {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, LruState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl PrivateStore for Lru {
     fn admit(&self, id: u32, meta: Meta, bytes: Vec<u8>) {
-        let entry = Entry {
+        let entry = LruEntry {
             bytes: bytes.into(),
             meta,
         };
@@ -68,7 +68,7 @@ impl PrivateStore for Lru {
     }
 }
 
-impl State {
+impl LruState {
     fn make_room(&mut self, bytes: u64) {
         while self.usage.bytes() + bytes > self.usage.capacity {
             let Some((_, gone)) = self.entries.pop_lru() else {
@@ -85,7 +85,7 @@ impl SampleCache for Lru {
     }
 
     fn get(&self, id: u32) -> Option<Hit<'_>> {
-        let Entry { bytes, meta } = self.state().entries.get(&id)?.clone();
+        let LruEntry { bytes, meta } = self.state().entries.get(&id)?.clone();
         Some(Hit {
             bytes: HitBytes::Counted(bytes),
             meta,

@@ -1,7 +1,7 @@
 //! The sample cache: samples by id, for all streams of a dataset.
 //!
 //! [`SampleCache`] is the contract, and each policy is a file with its tests: [`NoEviction`], which coprep
-//! uses, [`Lru`], the baseline to compare with, and [`Renewing`], for samples that are used a few times.
+//! uses, [`Lru`], the baseline to compare with, and [`BoundedReuse`], for samples that are used a few times.
 
 mod arena;
 pub mod index;
@@ -17,7 +17,7 @@ pub use index::Form;
 pub use lru::Lru;
 pub use named::{LONGEST as LONGEST_NAME, NamedSegment, is_name, list_named, remove_named};
 pub use no_eviction::{NoEviction, TakeOver};
-pub use renewing::Renewing;
+pub use renewing::BoundedReuse;
 
 /// What a sample is stored as.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -148,10 +148,10 @@ pub struct Reservation<'a> {
     id: u32,
     meta: Meta,
     /// None once committed.
-    room: Option<Room<'a>>,
+    room: Option<CacheRoom<'a>>,
 }
 
-enum Room<'a> {
+enum CacheRoom<'a> {
     Arena(&'a NoEviction, arena::Extent),
     Private(&'a dyn PrivateStore, Vec<u8>),
 }
@@ -167,15 +167,15 @@ impl<'a> Reservation<'a> {
         Reservation {
             id,
             meta,
-            room: Some(Room::Private(cache, vec![0; len])),
+            room: Some(CacheRoom::Private(cache, vec![0; len])),
         }
     }
 
     /// Where to write the sample. It holds anything.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         match &mut self.room {
-            Some(Room::Arena(cache, extent)) => cache.bytes_mut(extent),
-            Some(Room::Private(_, bytes)) => bytes,
+            Some(CacheRoom::Arena(cache, extent)) => cache.bytes_mut(extent),
+            Some(CacheRoom::Private(_, bytes)) => bytes,
             None => &mut [],
         }
     }
@@ -183,8 +183,8 @@ impl<'a> Reservation<'a> {
     /// Admits the sample.
     pub fn commit(mut self) {
         match self.room.take() {
-            Some(Room::Arena(cache, extent)) => cache.admit(self.id, self.meta, extent),
-            Some(Room::Private(cache, bytes)) => cache.admit(self.id, self.meta, bytes),
+            Some(CacheRoom::Arena(cache, extent)) => cache.admit(self.id, self.meta, extent),
+            Some(CacheRoom::Private(cache, bytes)) => cache.admit(self.id, self.meta, bytes),
             None => {}
         }
     }
@@ -193,8 +193,8 @@ impl<'a> Reservation<'a> {
 impl Drop for Reservation<'_> {
     fn drop(&mut self) {
         match self.room.take() {
-            Some(Room::Arena(cache, extent)) => cache.abandon(self.id, extent),
-            Some(Room::Private(cache, _)) => cache.abandon(self.id),
+            Some(CacheRoom::Arena(cache, extent)) => cache.abandon(self.id, extent),
+            Some(CacheRoom::Private(cache, _)) => cache.abandon(self.id),
             None => {}
         }
     }

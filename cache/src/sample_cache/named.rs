@@ -23,8 +23,8 @@ use std::time::Duration;
 
 use shared_memory::{Shmem, ShmemConf, ShmemError};
 
-use super::arena::Shape;
-use super::index::{HEADER, Header};
+use super::arena::SegmentLayout;
+use super::index::{HEADER, SegmentHeader};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory;
 
@@ -45,10 +45,10 @@ pub(super) struct Segment {
 }
 
 /// See [`open`].
-pub(super) struct Opened {
+pub(super) struct OpenedSegment {
     pub(super) segment: Segment,
     /// Its own, if it was there before.
-    pub(super) shape: Shape,
+    pub(super) shape: SegmentLayout,
     /// It has an index to take over.
     pub(super) is_warm: bool,
     pub(super) replaced: bool,
@@ -71,15 +71,15 @@ pub(super) fn seed(fingerprint: u128) -> u64 {
 }
 
 /// Opens the segment if it is whole, else makes it anew.
-pub(super) fn open(name: &str, shape: Shape, fingerprint: u128) -> Result<Opened> {
-    let place = Place::new(name)?;
+pub(super) fn open(name: &str, shape: SegmentLayout, fingerprint: u128) -> Result<OpenedSegment> {
+    let place = SegmentPath::new(name)?;
     let header = header(&shape, fingerprint);
     let mut replaced = false;
     for _ in 0..OPEN_TRIES {
         let Some(lock) = place.lock()? else {
             match place.create(&shape, &header)? {
                 Some(segment) => {
-                    return Ok(Opened {
+                    return Ok(OpenedSegment {
                         segment,
                         shape,
                         is_warm: false,
@@ -90,7 +90,7 @@ pub(super) fn open(name: &str, shape: Shape, fingerprint: u128) -> Result<Opened
             }
         };
         if let Some((segment, shape)) = place.reuse(lock, &header)? {
-            return Ok(Opened {
+            return Ok(OpenedSegment {
                 segment,
                 shape,
                 is_warm: true,
@@ -102,15 +102,15 @@ pub(super) fn open(name: &str, shape: Shape, fingerprint: u128) -> Result<Opened
     Err(place.error(ErrorKind::InUse))
 }
 
-impl Shape {
-    fn is_of(&self, header: &Header) -> bool {
+impl SegmentLayout {
+    fn is_of(&self, header: &SegmentHeader) -> bool {
         (self.capacity, self.bytes as u64, self.places)
             == (header.capacity, header.bytes, header.places)
     }
 }
 
-fn header(shape: &Shape, fingerprint: u128) -> Header {
-    Header {
+fn header(shape: &SegmentLayout, fingerprint: u128) -> SegmentHeader {
+    SegmentHeader {
         fingerprint: [fingerprint as u64, (fingerprint >> 64) as u64],
         capacity: shape.capacity,
         bytes: shape.bytes as u64,
@@ -136,7 +136,7 @@ pub fn list_named() -> Result<Vec<NamedSegment>> {
 }
 
 fn describe(name: &str) -> Option<NamedSegment> {
-    let file = Place::new(name).ok()?.open_file().ok()??;
+    let file = SegmentPath::new(name).ok()?.open_file().ok()??;
     let bytes = file.metadata().ok()?.blocks() * 512;
     let in_use = matches!(file.try_lock(), Err(TryLockError::WouldBlock));
     Some(NamedSegment {
@@ -151,7 +151,7 @@ fn describe(name: &str) -> Option<NamedSegment> {
 /// # Errors
 /// When a living coordinator has it, or it is another user's.
 pub fn remove_named(name: &str) -> Result<bool> {
-    let place = Place::new(name)?;
+    let place = SegmentPath::new(name)?;
     let Some(_lock) = place.lock()? else {
         return Ok(false);
     };
@@ -171,18 +171,18 @@ fn prefix() -> String {
 }
 
 /// Where a segment is found.
-struct Place {
+struct SegmentPath {
     name: String,
     file: String,
 }
 
-impl Place {
+impl SegmentPath {
     fn new(name: &str) -> Result<Self> {
         if !is_name(name, LONGEST) {
             let why = format!("1 to {LONGEST} letters, digits, '.', '_' and '-' make a name");
             return Err(Error::invalid(format!("cache name {name:?}"), why));
         }
-        Ok(Place {
+        Ok(SegmentPath {
             name: name.to_owned(),
             file: format!("{}{name}", prefix()),
         })
@@ -274,7 +274,11 @@ impl Place {
     }
 
     /// The segment, of whatever capacity, if it is whole. Else it is removed.
-    fn reuse(&self, lock: File, wanted: &Header) -> Result<Option<(Segment, Shape)>> {
+    fn reuse(
+        &self,
+        lock: File,
+        wanted: &SegmentHeader,
+    ) -> Result<Option<(Segment, SegmentLayout)>> {
         if let Some(shape) = self.shape(&lock, wanted)? {
             let memory = ShmemConf::new().os_id(format!("/{}", self.file)).open();
             let memory = memory.map_err(|e| self.crate_error(&e))?;
@@ -292,27 +296,27 @@ impl Place {
     }
 
     /// Where everything lies in a segment; None if it is not whole.
-    fn shape(&self, file: &File, wanted: &Header) -> Result<Option<Shape>> {
+    fn shape(&self, file: &File, wanted: &SegmentHeader) -> Result<Option<SegmentLayout>> {
         let mut bytes = [0; HEADER];
         match file.read_exact_at(&mut bytes, 0) {
             Err(e) if e.kind() == Io::UnexpectedEof => return Ok(None),
             read => read.map_err(|e| self.os(e))?,
         }
-        let Some(found) = Header::from_bytes(&bytes) else {
+        let Some(found) = SegmentHeader::from_bytes(&bytes) else {
             return Ok(None);
         };
         if (found.fingerprint, found.samples) != (wanted.fingerprint, wanted.samples) {
             return Err(self.error(ErrorKind::OtherData));
         }
         let size = file.metadata().map_err(|e| self.os(e))?.len();
-        let is_whole = |shape: &Shape| size == found.bytes && shape.is_of(&found);
-        Ok(Shape::new(found.capacity, found.samples)
+        let is_whole = |shape: &SegmentLayout| size == found.bytes && shape.is_of(&found);
+        Ok(SegmentLayout::new(found.capacity, found.samples)
             .ok()
             .filter(is_whole))
     }
 
     /// A new segment; None if somebody else was faster.
-    fn create(&self, shape: &Shape, header: &Header) -> Result<Option<Segment>> {
+    fn create(&self, shape: &SegmentLayout, header: &SegmentHeader) -> Result<Option<Segment>> {
         self.check_room(shape.bytes as u64)?;
         let created = ShmemConf::new()
             .os_id(format!("/{}", self.file))
@@ -341,7 +345,7 @@ impl Place {
     }
 
     /// Reserves what is not reserved yet.
-    fn reserve(&self, file: &File, shape: &Shape) -> Result<()> {
+    fn reserve(&self, file: &File, shape: &SegmentLayout) -> Result<()> {
         let reserved = file.metadata().map_err(|e| self.os(e))?.blocks() * 512;
         match reserved >= shape.bytes as u64 {
             true => Ok(()),
@@ -381,7 +385,7 @@ impl Segment {
         self.memory.len()
     }
 
-    fn write_header(&self, header: &Header) {
+    fn write_header(&self, header: &SegmentHeader) {
         let Some(bytes) = header.to_bytes() else {
             return;
         };

@@ -9,17 +9,17 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
-use super::arena::{Arena, Extent, Memory, Shape};
-use super::index::{Entry, payload_checksum};
+use super::arena::{Arena, Extent, SegmentLayout, SegmentMemory};
+use super::index::{IndexEntry, payload_checksum};
 use super::named;
-use super::table::{Present, Table};
-use super::{Form, Hit, HitBytes, Meta, Reservation, Room, SampleCache, Usage};
+use super::table::{CachedAt, PresenceTable};
+use super::{CacheRoom, Form, Hit, HitBytes, Meta, Reservation, SampleCache, Usage};
 use crate::error::Result;
 
 /// See the module.
 pub struct NoEviction {
     arena: Arena,
-    table: Table,
+    table: PresenceTable,
     usage: Mutex<Usage>,
     /// Payloads are checksummed: another coordinator may read them.
     outlives: bool,
@@ -47,8 +47,8 @@ impl NoEviction {
     /// # Errors
     /// When memory is short.
     pub fn anonymous(capacity: u64, samples: u32) -> Result<Self> {
-        let shape = Shape::new(capacity, samples)?;
-        let arena = Arena::new(Memory::anonymous(&shape)?, shape, 0);
+        let shape = SegmentLayout::new(capacity, samples)?;
+        let arena = Arena::new(SegmentMemory::anonymous(&shape)?, shape, 0);
         Ok(Self::over(arena, false))
     }
 
@@ -66,9 +66,9 @@ impl NoEviction {
         samples: u32,
         fingerprint: u128,
     ) -> Result<(Self, TakeOver)> {
-        let opened = named::open(name, Shape::new(capacity, samples)?, fingerprint)?;
+        let opened = named::open(name, SegmentLayout::new(capacity, samples)?, fingerprint)?;
         let arena = Arena::new(
-            Memory::Named(opened.segment),
+            SegmentMemory::Named(opened.segment),
             opened.shape,
             named::seed(fingerprint),
         );
@@ -89,7 +89,7 @@ impl NoEviction {
             ..Usage::default()
         };
         NoEviction {
-            table: Table::new(arena.shape().samples),
+            table: PresenceTable::new(arena.shape().samples),
             usage: Mutex::new(usage),
             arena,
             outlives,
@@ -102,7 +102,7 @@ impl NoEviction {
         for (place, entry) in &scan.entries {
             self.table.set(
                 entry.id,
-                Present {
+                CachedAt {
                     place: *place,
                     checked: false,
                 },
@@ -136,7 +136,7 @@ impl NoEviction {
                 width,
                 height,
             } = meta;
-            Entry {
+            IndexEntry {
                 offset,
                 len,
                 payload_checksum,
@@ -152,7 +152,7 @@ impl NoEviction {
         self.count().add(meta.form, len);
         self.table.set(
             id,
-            Present {
+            CachedAt {
                 place,
                 checked: true,
             },
@@ -178,7 +178,7 @@ impl NoEviction {
     }
 
     /// Returns the place and the entry if the payload is not what was committed, to the one who must drop it.
-    fn find_damaged(&self, id: u32) -> Option<(u32, Entry)> {
+    fn find_damaged(&self, id: u32) -> Option<(u32, IndexEntry)> {
         let _look = self.looks.read().unwrap_or_else(PoisonError::into_inner);
         // Again, under the lock: it may have been checked, or dropped, meanwhile.
         let present = self.table.get(id).filter(|present| !present.checked)?;
@@ -191,7 +191,7 @@ impl NoEviction {
         is_ours.then_some((present.place, entry))
     }
 
-    fn entry(&self, id: u32, present: Present) -> Option<Entry> {
+    fn entry(&self, id: u32, present: CachedAt) -> Option<IndexEntry> {
         let entry = self.arena.entry(present.place);
         entry.filter(|entry| entry.id == id)
     }
@@ -224,7 +224,7 @@ impl SampleCache for NoEviction {
             Some(extent) => Some(Reservation {
                 id,
                 meta,
-                room: Some(Room::Arena(self, extent)),
+                room: Some(CacheRoom::Arena(self, extent)),
             }),
             None => {
                 self.table.give_up(id);

@@ -9,25 +9,25 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::{Form, Hit, HitBytes, Meta, PrivateStore, Reservation, SampleCache, Usage};
 
 /// See the module.
-pub struct Renewing {
+pub struct BoundedReuse {
     /// Times that an entry can be had.
     uses: u32,
-    state: Mutex<State>,
+    state: Mutex<ReuseState>,
 }
 
-struct State {
-    entries: HashMap<u32, Entry>,
+struct ReuseState {
+    entries: HashMap<u32, ReuseEntry>,
     being_written: HashSet<u32>,
     usage: Usage,
 }
 
-struct Entry {
+struct ReuseEntry {
     bytes: Arc<[u8]>,
     meta: Meta,
     uses_left: u32,
 }
 
-impl Renewing {
+impl BoundedReuse {
     /// Holds at most `capacity` bytes. Whoever makes a sample uses it first; `reuse` says how often it is used in all.
     #[must_use]
     pub fn new(capacity: u64, reuse: u32) -> Self {
@@ -35,9 +35,9 @@ impl Renewing {
             capacity,
             ..Usage::default()
         };
-        Renewing {
+        BoundedReuse {
             uses: reuse.saturating_sub(1),
-            state: Mutex::new(State {
+            state: Mutex::new(ReuseState {
                 entries: HashMap::new(),
                 being_written: HashSet::new(),
                 usage,
@@ -45,12 +45,12 @@ impl Renewing {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ReuseState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl ReuseState {
     /// Bytes of an entry that is used up.
     fn used_up(&self, id: u32) -> Option<u64> {
         let entry = self.entries.get(&id)?;
@@ -58,11 +58,11 @@ impl State {
     }
 }
 
-impl PrivateStore for Renewing {
+impl PrivateStore for BoundedReuse {
     fn admit(&self, id: u32, meta: Meta, bytes: Vec<u8>) {
         let mut state = self.state();
         state.being_written.remove(&id);
-        let entry = Entry {
+        let entry = ReuseEntry {
             bytes: bytes.into(),
             meta,
             uses_left: self.uses,
@@ -78,7 +78,7 @@ impl PrivateStore for Renewing {
     }
 }
 
-impl SampleCache for Renewing {
+impl SampleCache for BoundedReuse {
     fn form(&self, id: u32) -> Option<Form> {
         let state = self.state();
         let entry = state.entries.get(&id).filter(|e| e.uses_left > 0)?;
@@ -120,7 +120,7 @@ mod tests {
 
     const META: Meta = Meta::of(Form::Prepared);
 
-    fn put(cache: &Renewing, id: u32, byte: u8) -> bool {
+    fn put(cache: &BoundedReuse, id: u32, byte: u8) -> bool {
         cache.reserve(id, 10, META).is_some_and(|mut room| {
             room.as_mut_slice().fill(byte);
             room.commit();
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn an_entry_is_used_so_often_and_then_renewed_in_its_place() {
-        let cache = Renewing::new(20, 3);
+        let cache = BoundedReuse::new(20, 3);
         assert!(put(&cache, 7, 1) && put(&cache, 8, 1));
         assert!(!put(&cache, 7, 2), "it is still good");
         assert!(!put(&cache, 9, 2), "there is no room for another");
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn what_is_given_up_can_be_reserved_again() {
-        let cache = Renewing::new(20, 2);
+        let cache = BoundedReuse::new(20, 2);
         let room = cache.reserve(1, 10, META);
         assert!(room.is_some() && cache.reserve(1, 10, META).is_none());
         drop(room);

@@ -12,13 +12,13 @@
 use crate::sync::{AtomicU32, Ordering};
 
 /// See the module.
-pub struct Table {
+pub struct PresenceTable {
     states: Vec<AtomicU32>,
 }
 
 /// Where a sample is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Present {
+pub struct CachedAt {
     /// In the index.
     pub place: u32,
     /// Its payload is known to be what was committed.
@@ -33,22 +33,22 @@ const CHECKED: u32 = 3;
 /// Places are less.
 pub const PLACES: u64 = 1 << 30;
 
-impl Table {
+impl PresenceTable {
     /// For so many samples, all of them absent.
     #[must_use]
     pub fn new(samples: u32) -> Self {
-        Table {
+        PresenceTable {
             states: (0..samples).map(|_| AtomicU32::new(ABSENT)).collect(),
         }
     }
 
     /// Returns where a sample is, if it is here.
     #[must_use]
-    pub fn get(&self, id: u32) -> Option<Present> {
+    pub fn get(&self, id: u32) -> Option<CachedAt> {
         // Acquire: pairs with the release in `set`; the entry and the payload are visible.
         let state = self.states.get(id as usize)?.load(Ordering::Acquire);
         match state & 3 {
-            PRESENT | CHECKED => Some(Present {
+            PRESENT | CHECKED => Some(CachedAt {
                 place: state >> 2,
                 checked: state & 3 == CHECKED,
             }),
@@ -74,7 +74,7 @@ impl Table {
     }
 
     /// By the one who wrote it, or by a take-over before anybody else looks.
-    pub fn set(&self, id: u32, present: Present) {
+    pub fn set(&self, id: u32, present: CachedAt) {
         let kind = if present.checked { CHECKED } else { PRESENT };
         // Release: pairs with the acquire in `get`.
         self.states[id as usize].store(present.place << 2 | kind, Ordering::Release);
@@ -109,14 +109,14 @@ mod tests {
 
     #[test]
     fn one_writer_at_a_time() {
-        let table = Table::new(2);
+        let table = PresenceTable::new(2);
         assert!(table.begin(1));
         assert!(!table.begin(1));
         table.give_up(1);
         assert!(table.begin(1));
         table.set(
             1,
-            Present {
+            CachedAt {
                 place: 7,
                 checked: true,
             },
@@ -124,7 +124,7 @@ mod tests {
         assert!(!table.begin(1));
         assert_eq!(
             table.get(1),
-            Some(Present {
+            Some(CachedAt {
                 place: 7,
                 checked: true
             })
@@ -134,17 +134,17 @@ mod tests {
 
     #[test]
     fn an_id_that_is_none_is_absent() {
-        let table = Table::new(2);
+        let table = PresenceTable::new(2);
         assert!(!table.begin(2));
         assert_eq!(table.get(u32::MAX), None);
     }
 
     #[test]
     fn what_fails_its_check_may_be_written_again() {
-        let table = Table::new(1);
+        let table = PresenceTable::new(1);
         table.set(
             0,
-            Present {
+            CachedAt {
                 place: 3,
                 checked: false,
             },
@@ -159,8 +159,8 @@ mod tests {
 
     #[test]
     fn what_passes_its_check_stays() {
-        let table = Table::new(1);
-        let unchecked = Present {
+        let table = PresenceTable::new(1);
+        let unchecked = CachedAt {
             place: 3,
             checked: false,
         };
@@ -172,8 +172,8 @@ mod tests {
 
     #[test]
     fn the_last_place_fits() {
-        let table = Table::new(1);
-        let last = Present {
+        let table = PresenceTable::new(1);
+        let last = CachedAt {
             place: (PLACES - 1) as u32,
             checked: false,
         };

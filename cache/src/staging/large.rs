@@ -118,11 +118,11 @@ pub(super) struct LargeArea {
     /// Where the area lies in the file.
     range: Range<usize>,
     limit: u64,
-    state: Mutex<State>,
+    state: Mutex<LargeState>,
     changed: Condvar,
 }
 
-struct State {
+struct LargeState {
     free: FreeList,
     /// Addresses below this are taken, or in the free list. From the start of the file.
     top: usize,
@@ -155,7 +155,7 @@ impl BufferUse {
 }
 
 /// How a new extent is had.
-enum Plan {
+enum ExtentPlan {
     /// It lies in memory that is reserved.
     There(Range<usize>),
     /// The rest, from `top` on, is to be reserved: up to `end`, beyond which the extent does not reach.
@@ -170,7 +170,7 @@ enum Plan {
     TooLong,
 }
 
-impl State {
+impl LargeState {
     /// Returns true if the slot waited.
     fn waits_no_more(&mut self, buffer: u32, slot: u32) -> bool {
         let turn = self.buffers[buffer as usize].turn;
@@ -195,7 +195,7 @@ impl LargeArea {
         LargeArea {
             range: start..start.saturating_add(room),
             limit,
-            state: Mutex::new(State {
+            state: Mutex::new(LargeState {
                 free: FreeList::default(),
                 top: start,
                 reserved: 0,
@@ -219,7 +219,7 @@ impl LargeArea {
         self.state().reserved
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, LargeState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -340,18 +340,18 @@ impl LargeArea {
         self.state().forget(buffer, slot);
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
         let whole = len.max(1).checked_next_multiple_of(page_size());
-        let plan = whole.map_or(Plan::TooLong, |whole| self.plan(whole, beyond_limit));
+        let plan = whole.map_or(ExtentPlan::TooLong, |whole| self.plan(whole, beyond_limit));
         let extent = match plan {
-            Plan::Refused => {
+            ExtentPlan::Refused => {
                 let mut state = self.state();
                 if let Some(turn) = state.buffers[buffer as usize].turn {
                     state.waiting.insert((turn, buffer, slot));
                 }
                 return Ok(None);
             }
-            Plan::TooLong => return Err(self.too_long(bytes)),
-            Plan::There(extent) => extent,
-            Plan::Grow { extent, top, end } => {
+            ExtentPlan::TooLong => return Err(self.too_long(bytes)),
+            ExtentPlan::There(extent) => extent,
+            ExtentPlan::Grow { extent, top, end } => {
                 if let Err(e) = reserve(top..end) {
                     self.undo(&extent, top, end);
                     return Err(e);
@@ -369,23 +369,23 @@ impl LargeArea {
     }
 
     /// Finds a place, and takes it. What is to be reserved is counted as if it were.
-    fn plan(&self, len: usize, beyond_limit: bool) -> Plan {
+    fn plan(&self, len: usize, beyond_limit: bool) -> ExtentPlan {
         let mut state = self.state();
         // Asked under the lock under which extents become free: none that became free later is given away.
         if state.is_retired {
-            return Plan::Refused;
+            return ExtentPlan::Refused;
         }
         let used = state.reserved - state.free.bytes;
         if !beyond_limit && used + len as u64 > self.limit {
-            return Plan::Refused;
+            return ExtentPlan::Refused;
         }
         if let Some(extent) = state.free.take(len) {
-            return Plan::There(extent);
+            return ExtentPlan::There(extent);
         }
         let top = state.top;
         let start = state.free.last_before(top).unwrap_or(top);
         let Some(extent_end) = start.checked_add(len).filter(|&e| e <= self.range.end) else {
-            return Plan::TooLong;
+            return ExtentPlan::TooLong;
         };
         // In whole huge pages, where that is within the limit.
         let left = self.limit.saturating_sub(state.reserved);
@@ -394,14 +394,14 @@ impl LargeArea {
         let end = match (rounded - top) as u64 <= left {
             true => rounded,
             false if (extent_end - top) as u64 <= left || beyond_limit => extent_end,
-            false => return Plan::Refused,
+            false => return ExtentPlan::Refused,
         };
         if start < top {
             state.free.remove(start..top);
         }
         state.top = end;
         state.reserved += (end - top) as u64;
-        Plan::Grow {
+        ExtentPlan::Grow {
             extent: start..extent_end,
             top,
             end,

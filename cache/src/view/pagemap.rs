@@ -16,12 +16,12 @@ use crate::mapping::page_size;
 
 /// The page map of this process.
 pub(super) struct PageMap {
-    opened: Mutex<Opened>,
+    opened: Mutex<OpenedPagemap>,
 }
 
 /// `/proc/self/pagemap` is the map of the process that opened it, and stays so in the children: each process
 /// opens its own.
-struct Opened {
+struct OpenedPagemap {
     by: u32,
     file: Option<File>,
     way: Way,
@@ -39,7 +39,7 @@ type Each<'a> = &'a mut dyn FnMut(Range<usize>) -> Result<()>;
 impl PageMap {
     pub(super) fn new() -> Self {
         PageMap {
-            opened: Mutex::new(Opened::now(Way::Scan)),
+            opened: Mutex::new(OpenedPagemap::now(Way::Scan)),
         }
     }
 
@@ -55,9 +55,9 @@ impl PageMap {
     }
 }
 
-impl Opened {
+impl OpenedPagemap {
     fn now(way: Way) -> Self {
-        Opened {
+        OpenedPagemap {
             by: std::process::id(),
             file: File::open("/proc/self/pagemap").ok(),
             way,
@@ -66,7 +66,7 @@ impl Opened {
 
     fn follow_fork(&mut self) {
         if self.by != std::process::id() {
-            *self = Opened::now(self.way);
+            *self = OpenedPagemap::now(self.way);
         }
     }
 

@@ -2,16 +2,16 @@
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-const GIVEN: u32 = 1;
+const QUEUED: u32 = 1;
 const WITHDRAWN: u32 = 2;
-const BEGUN: u32 = 3;
-const TAKEN: u32 = 4;
-const BACK: u32 = 5;
+const RUNNING: u32 = 3;
+const COMMITTED: u32 = 4;
+const REVOKED: u32 = 5;
 
 /// One sample's entry. As long as a line of the cache, and on one, since mappings begin on a page.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
-pub struct Entry {
+pub struct TaskEntry {
     word: AtomicU32,
     /// Not 0: what follows is told.
     is_written: AtomicU32,
@@ -41,19 +41,19 @@ pub struct Written {
 }
 
 /// The worker's steps.
-impl Entry {
+impl TaskEntry {
     /// Begins the sample at `now`. False: it was withdrawn, or never given.
     #[must_use]
     pub fn begin(&self, now: u64) -> bool {
         // Published by the swap.
         self.began.store(now, Ordering::Relaxed);
-        self.change(GIVEN, BEGUN)
+        self.change(QUEUED, RUNNING)
     }
 
     /// Takes the place that is offered. False: it was taken back.
     #[must_use]
     pub fn take(&self) -> bool {
-        self.change(BEGUN, TAKEN)
+        self.change(RUNNING, COMMITTED)
     }
 
     /// Says that the sample is written.
@@ -70,32 +70,32 @@ impl Entry {
 }
 
 /// The coordinator's steps.
-impl Entry {
+impl TaskEntry {
     /// Gives a sample by this entry. Nobody is at the sample that it was for before, and that is known by a message.
     pub fn give(&self) {
         // What was told of the sample before: the worker that begins this one sees it gone, by the release below.
         self.is_written.store(0, Ordering::Relaxed);
         // Release: pairs with the acquire in `begin`.
-        self.word.store(GIVEN, Ordering::Release);
+        self.word.store(QUEUED, Ordering::Release);
     }
 
     /// Withdraws the sample. True: the worker will not begin it.
     #[must_use]
     pub fn withdraw(&self) -> bool {
-        self.change(GIVEN, WITHDRAWN)
+        self.change(QUEUED, WITHDRAWN)
     }
 
     /// Takes the place back. True: the worker, which is at the sample, does not write to the place that it was offered,
     /// unless it asks and is told to.
     #[must_use]
     pub fn take_back(&self) -> bool {
-        self.change(BEGUN, BACK)
+        self.change(RUNNING, REVOKED)
     }
 
     /// Returns whether the worker has taken the place.
     #[must_use]
     pub fn is_taken(&self) -> bool {
-        self.word.load(Ordering::Acquire) == TAKEN
+        self.word.load(Ordering::Acquire) == COMMITTED
     }
 
     /// Returns when the worker began the sample, or `None` if it has not.
@@ -103,7 +103,7 @@ impl Entry {
     pub fn began(&self) -> Option<u64> {
         // Acquire: pairs with the swap in `begin`, which follows the moment that it tells.
         let word = self.word.load(Ordering::Acquire);
-        let has_begun = word != GIVEN && word != WITHDRAWN;
+        let has_begun = word != QUEUED && word != WITHDRAWN;
         has_begun.then(|| self.began.load(Ordering::Relaxed))
     }
 
@@ -124,7 +124,7 @@ impl Entry {
     }
 }
 
-impl Entry {
+impl TaskEntry {
     fn change(&self, from: u32, to: u32) -> bool {
         let (won, lost) = (Ordering::AcqRel, Ordering::Acquire);
         let swapped = self.word.compare_exchange(from, to, won, lost);

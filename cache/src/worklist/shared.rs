@@ -8,23 +8,23 @@ use std::time::Duration;
 use nix::time::{ClockId, clock_gettime};
 
 use crate::error::{Error, Result};
-use crate::mapping::{self, Mapping, Region, Shared};
-use crate::worklist::entry::{Entry, Written};
+use crate::mapping::{self, Mapping, Region, SharedPlain};
+use crate::worklist::entry::{TaskEntry, Written};
 
 const WHAT: &str = "what a worker is to make";
 
 // SAFETY: it has no bytes.
-unsafe impl Shared for () {}
+unsafe impl SharedPlain for () {}
 // SAFETY: atomics, and padding.
-unsafe impl Shared for Entry {}
+unsafe impl SharedPlain for TaskEntry {}
 
 /// The entries that a coordinator shares with one worker. See the module.
-pub struct Worklist {
-    region: Region<(), Entry>,
+pub struct TaskTable {
+    region: Region<(), TaskEntry>,
     file: OwnedFd,
 }
 
-impl Worklist {
+impl TaskTable {
     /// The coordinator's side, with so many entries.
     ///
     /// # Errors
@@ -48,7 +48,7 @@ impl Worklist {
     fn over(file: OwnedFd, entries: u32) -> Result<Self> {
         let mapping = Mapping::writable(WHAT, &file, bytes(entries)?)?;
         let region = Region::new(WHAT, mapping, entries as usize)?;
-        Ok(Worklist { region, file })
+        Ok(TaskTable { region, file })
     }
 
     /// Worker: begins a sample. False: it was withdrawn, or never given.
@@ -73,7 +73,7 @@ impl Worklist {
     }
 }
 
-impl AsFd for Worklist {
+impl AsFd for TaskTable {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
@@ -81,19 +81,19 @@ impl AsFd for Worklist {
 
 /// The coordinator's hand on one sample that a worker was given.
 #[derive(Clone)]
-pub struct Given {
-    list: Arc<Worklist>,
+pub struct TaskHandle {
+    list: Arc<TaskTable>,
     entry: u32,
 }
 
-impl Given {
+impl TaskHandle {
     /// Gives a sample by this entry, which was for another before that is done with.
     ///
     /// # Panics
     /// If there is no such entry.
     #[must_use]
-    pub fn new(list: &Arc<Worklist>, entry: u32) -> Self {
-        let given = Given {
+    pub fn new(list: &Arc<TaskTable>, entry: u32) -> Self {
+        let given = TaskHandle {
             list: list.clone(),
             entry,
         };
@@ -133,7 +133,7 @@ impl Given {
         self.row().written()
     }
 
-    fn row(&self) -> &Entry {
+    fn row(&self) -> &TaskEntry {
         &self.list.region.row()[self.entry as usize]
     }
 }
@@ -144,7 +144,7 @@ fn now() -> u64 {
 }
 
 fn bytes(entries: u32) -> Result<usize> {
-    let bytes = Region::<(), Entry>::bytes(entries as usize);
+    let bytes = Region::<(), TaskEntry>::bytes(entries as usize);
     bytes.ok_or_else(|| Error::invalid(WHAT, "too many"))
 }
 
@@ -152,22 +152,22 @@ fn bytes(entries: u32) -> Result<usize> {
 mod tests {
     use super::*;
 
-    fn both() -> (Arc<Worklist>, Worklist) {
-        let ours = Worklist::create(2).unwrap();
+    fn both() -> (Arc<TaskTable>, TaskTable) {
+        let ours = TaskTable::create(2).unwrap();
         let file = ours.as_fd().try_clone_to_owned().unwrap();
-        let theirs = Worklist::open(file, 2).unwrap();
+        let theirs = TaskTable::open(file, 2).unwrap();
         (ours, theirs)
     }
 
     /// Of two that come at once exactly one succeeds, every time.
     fn race(
-        prepare: impl Fn(&Given, &Worklist),
-        ours: impl Fn(&Given) -> bool,
-        theirs: impl Fn(&Worklist) -> bool + Sync,
+        prepare: impl Fn(&TaskHandle, &TaskTable),
+        ours: impl Fn(&TaskHandle) -> bool,
+        theirs: impl Fn(&TaskTable) -> bool + Sync,
     ) {
         let (list, worker) = both();
         for _ in 0..1000 {
-            let given = Given::new(&list, 1);
+            let given = TaskHandle::new(&list, 1);
             prepare(&given, &worker);
             let (a, b) = std::thread::scope(|scope| {
                 let thread = scope.spawn(|| theirs(&worker));
@@ -181,11 +181,11 @@ mod tests {
     fn what_is_offered_is_had_by_one_of_both() {
         let (ours, theirs) = both();
         assert!(!theirs.begin(0) && !theirs.take(0), "not given");
-        let given = Given::new(&ours, 0);
+        let given = TaskHandle::new(&ours, 0);
         assert!(!theirs.take(0) && !given.take_back(), "not begun");
         assert!(theirs.begin(0) && !given.is_taken() && theirs.take(0) && given.is_taken());
         assert!(!given.take_back() && !theirs.take(0) && !theirs.take(1));
-        let given = Given::new(&ours, 0);
+        let given = TaskHandle::new(&ours, 0);
         assert!(theirs.begin(0) && given.take_back() && !given.is_taken());
         assert!(!theirs.take(0) && !given.take_back() && !given.is_taken());
     }
@@ -193,24 +193,24 @@ mod tests {
     #[test]
     fn what_is_withdrawn_is_not_begun_and_what_is_begun_not_withdrawn() {
         let (ours, theirs) = both();
-        let given = Given::new(&ours, 0);
+        let given = TaskHandle::new(&ours, 0);
         assert!(given.withdraw() && !theirs.begin(0) && !given.withdraw());
         assert_eq!(given.age(), None);
-        let given = Given::new(&ours, 0);
+        let given = TaskHandle::new(&ours, 0);
         assert!(theirs.begin(0) && !given.withdraw() && !theirs.begin(0));
     }
 
     #[test]
     fn who_comes_at_once_never_both_have_it() {
-        race(|_, _| (), Given::withdraw, |worker| worker.begin(1));
-        let begin = |_: &Given, worker: &Worklist| assert!(worker.begin(1));
-        race(begin, Given::take_back, |worker| worker.take(1));
+        race(|_, _| (), TaskHandle::withdraw, |worker| worker.begin(1));
+        let begin = |_: &TaskHandle, worker: &TaskTable| assert!(worker.begin(1));
+        race(begin, TaskHandle::take_back, |worker| worker.take(1));
     }
 
     #[test]
     fn its_time_runs_from_when_it_is_begun() {
         let (ours, theirs) = both();
-        let given = Given::new(&ours, 1);
+        let given = TaskHandle::new(&ours, 1);
         assert_eq!(given.age(), None);
         assert!(theirs.begin(1));
         let age = given.age().unwrap();
@@ -226,7 +226,7 @@ mod tests {
     #[test]
     fn what_is_told_of_a_sample_is_that_of_this_one() {
         let (ours, theirs) = both();
-        let given = Given::new(&ours, 0);
+        let given = TaskHandle::new(&ours, 0);
         let told = Written {
             wall_ns: 5,
             cpu_ns: 4,
@@ -237,21 +237,21 @@ mod tests {
         assert!(theirs.begin(0) && given.written().is_none());
         theirs.write(0, &told);
         assert_eq!(given.written(), Some(told));
-        assert_eq!(Given::new(&ours, 1).written(), None);
-        assert_eq!(Given::new(&ours, 0).written(), None);
+        assert_eq!(TaskHandle::new(&ours, 1).written(), None);
+        assert_eq!(TaskHandle::new(&ours, 0).written(), None);
         theirs.write(2, &told);
     }
 
     #[test]
     fn a_stranger_s_word_counts_for_nothing_but_itself() {
         let (ours, theirs) = both();
-        let given = Given::new(&ours, 0);
+        let given = TaskHandle::new(&ours, 0);
         theirs.region.row()[0].set_word(77);
         assert!(!given.take_back() && !given.is_taken() && !given.withdraw());
         assert!(
             !theirs.take(2) && !theirs.begin(2),
             "there is no such entry"
         );
-        assert!(Worklist::open(ours.as_fd().try_clone_to_owned().unwrap(), 1 << 20).is_err());
+        assert!(TaskTable::open(ours.as_fd().try_clone_to_owned().unwrap(), 1 << 20).is_err());
     }
 }

@@ -42,11 +42,11 @@ fn line(workers: u32, known: &[Batch], missed: &[Batch]) {
     for order in [Order::Drawn, Order::Longest, Order::Due, Order::Spread] {
         print!(" {:.1} |", uneven(&run(order, MOST, known)));
     }
-    let rule = run(Order::Plan, MOST, known);
+    let rule = run(Order::StartPlan, MOST, known);
     print!(" **{:.1}** |", uneven(&rule));
-    print!(" {:.1} |", uneven(&run(Order::Plan, MOST, missed)));
+    print!(" {:.1} |", uneven(&run(Order::StartPlan, MOST, missed)));
     let needed = needed(workers, known);
-    let enough = run(Order::Plan, needed, known);
+    let enough = run(Order::StartPlan, needed, known);
     print!(" {:.1} with {needed} |", uneven(&enough));
     println!(" {:.3} |", rule.makespan() / rule.share);
 }

@@ -43,9 +43,9 @@ pub struct Balance {
     most: u32,
     threads: u32,
     trial: Option<Trial>,
-    limit: Option<Limit>,
+    limit: Option<ThreadLimit>,
     /// With as many threads as now.
-    lately: Seen,
+    lately: SeenThroughput,
     /// Bytes fetched a second in the last intervals.
     usual: f64,
     /// Seconds since the start.
@@ -56,12 +56,12 @@ pub struct Balance {
 #[derive(Clone, Copy, Debug)]
 struct Trial {
     from: u32,
-    before: Seen,
+    before: SeenThroughput,
 }
 
 /// More threads than these did not help.
 #[derive(Clone, Copy, Debug)]
-struct Limit {
+struct ThreadLimit {
     threads: u32,
     /// With these, once it has [settled](SETTLES).
     rate: f64,
@@ -82,7 +82,7 @@ enum Direction {
 
 /// What was seen since the threads became more or fewer.
 #[derive(Clone, Copy, Debug, Default)]
-struct Seen {
+struct SeenThroughput {
     /// Seconds to come that are still of the time before.
     skips: f64,
     seconds: f64,
@@ -91,12 +91,12 @@ struct Seen {
     fetch_s: f64,
 }
 
-impl Seen {
+impl SeenThroughput {
     /// After a change, when a fetch took so long.
-    fn after(each: f64) -> Seen {
-        Seen {
+    fn after(each: f64) -> SeenThroughput {
+        SeenThroughput {
             skips: each.max(f64::MIN_POSITIVE),
-            ..Seen::default()
+            ..SeenThroughput::default()
         }
     }
 
@@ -169,7 +169,7 @@ impl Balance {
             threads: cpus,
             trial: None,
             limit: None,
-            lately: Seen::default(),
+            lately: SeenThroughput::default(),
             usual: 0.0,
             now: 0.0,
         }
@@ -205,7 +205,7 @@ impl Balance {
         if threads != self.threads {
             self.threads = threads;
             self.trial = None;
-            self.lately = Seen::after(self.lately.each());
+            self.lately = SeenThroughput::after(self.lately.each());
         }
     }
 
@@ -273,7 +273,7 @@ impl Balance {
 
     fn forget(&mut self) {
         (self.trial, self.limit) = (None, None);
-        self.lately = Seen::after(0.0);
+        self.lately = SeenThroughput::after(0.0);
     }
 
     /// Whether the threads of a trial do better.
@@ -331,8 +331,8 @@ impl Balance {
         });
     }
 
-    fn limit_here(&self) -> Limit {
-        Limit {
+    fn limit_here(&self) -> ThreadLimit {
+        ThreadLimit {
             threads: self.threads,
             rate: self.usual,
             best: 0.0,
@@ -356,7 +356,7 @@ impl Balance {
         }
         let here = self.limit_here();
         self.limit = Some(match does_as_well {
-            true => Limit {
+            true => ThreadLimit {
                 best: limit.best,
                 next: Direction::Fewer,
                 ..here
@@ -366,14 +366,14 @@ impl Balance {
     }
 }
 
-impl Limit {
+impl ThreadLimit {
     /// Others were tried, and it holds on.
-    fn again(self, here: Limit, tried: Direction) -> Limit {
+    fn again(self, here: ThreadLimit, tried: Direction) -> ThreadLimit {
         let (next, holds) = match tried {
             Direction::More => (Direction::Fewer, (2.0 * self.holds).min(HOLDS.1)),
             Direction::Fewer => (Direction::More, self.holds),
         };
-        Limit {
+        ThreadLimit {
             rate: self.rate,
             best: self.best,
             holds,
@@ -557,7 +557,7 @@ mod tests {
         let mut random = Random(1);
         let mut balance = Balance::new(2, 128);
         balance.threads = 24;
-        balance.limit = Some(Limit {
+        balance.limit = Some(ThreadLimit {
             next: Direction::Fewer,
             ..balance.limit_here()
         });

@@ -1,7 +1,7 @@
 //! When each sample of a minibatch is to be started.
 //!
 //! Minibatches are drawn some time ahead, and their samples wait in one queue for the workers, the earliest start first.
-//! [`next_due`] says when a minibatch is due; [`Plan`] says when its samples are to be begun for that.
+//! [`next_due`] says when a minibatch is due; [`StartPlan`] says when its samples are to be begun for that.
 //!
 //! - A sample that is not slow is begun by its cost before its minibatch is due: of one minibatch the longest first
 //!   (Graham, Bounds on Multiprocessing Timing Anomalies, 1969).
@@ -76,25 +76,25 @@ pub const SPREAD: u32 = 4;
 
 /// The work that is planned for each turn: the time from one delivery to the next. See the module.
 #[derive(Clone, Debug, Default)]
-pub struct Plan {
+pub struct StartPlan {
     /// One for each minibatch that is drawn and not delivered, in their order.
-    turns: VecDeque<Turn>,
+    turns: VecDeque<Period>,
     /// When the minibatch drawn last is due.
     due: f64,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Turn {
+struct Period {
     /// Its end.
     due: f64,
     /// Seconds of work.
     load: f32,
 }
 
-impl Plan {
+impl StartPlan {
     /// Nothing is drawn.
     pub fn new() -> Self {
-        Plan::default()
+        StartPlan::default()
     }
 
     /// When the minibatch drawn last is due, in seconds.
@@ -130,7 +130,7 @@ impl Plan {
         let slow = slow(costs, period * workers as f32);
         let all: f32 = (0..costs.len()).map(cost).sum();
         let usual = all - slow.iter().map(|&i| cost(i)).sum::<f32>();
-        self.turns.push_back(Turn { due, load: usual });
+        self.turns.push_back(Period { due, load: usual });
         for sample in slow {
             let turn = self.lightest(cost(sample), period);
             for (turn, part) in self
@@ -232,17 +232,17 @@ mod tests {
     }
 
     /// Starts of a minibatch that is drawn when `ahead` others are, with one worker and a period of 10.
-    fn draw(plan: &mut Plan, ahead: u32, costs: &[f32]) -> Vec<f64> {
+    fn draw(plan: &mut StartPlan, ahead: u32, costs: &[f32]) -> Vec<f64> {
         plan.draw(0.0, ahead, costs, 1, 10.0)
     }
 
-    fn loads(plan: &Plan) -> Vec<f32> {
+    fn loads(plan: &StartPlan) -> Vec<f32> {
         plan.turns.iter().map(|turn| turn.load).collect()
     }
 
     #[test]
     fn slow_samples_go_where_least_is_planned_the_longest_first() {
-        let mut plan = Plan::new();
+        let mut plan = StartPlan::new();
         draw(&mut plan, 0, &[1.0; 9]);
         draw(&mut plan, 1, &[1.0; 3]);
         let starts = draw(&mut plan, 2, &[1.0, 8.0, 1.0, 7.0, 1.0, 1.0, 1.0]);
@@ -255,7 +255,7 @@ mod tests {
 
     #[test]
     fn a_sample_that_takes_many_turns_is_begun_so_many_before() {
-        let mut plan = Plan::new();
+        let mut plan = StartPlan::new();
         (0..4).for_each(|ahead| _ = draw(&mut plan, ahead, &[1.0; 5]));
         let starts = draw(&mut plan, 4, &[1.0, 1.0, 25.0, 1.0]);
         assert_eq!(loads(&plan), [5.0, 5.0, 15.0, 15.0, 8.0]);
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn what_is_delivered_is_planned_no_more() {
-        let mut plan = Plan::new();
+        let mut plan = StartPlan::new();
         (0..6).for_each(|ahead| _ = draw(&mut plan, ahead, &[2.0]));
         draw(&mut plan, 1, &[3.0]);
         assert_eq!(loads(&plan), [2.0, 3.0]);
@@ -293,7 +293,7 @@ mod tests {
 
     #[test]
     fn what_is_no_longer_drawn_ahead_comes_after_what_was() {
-        let mut plan = Plan::new();
+        let mut plan = StartPlan::new();
         assert_eq!(plan.pause(3.0), 3.0);
         (0..3).for_each(|ahead| _ = draw(&mut plan, ahead, &[1.0; 5]));
         assert_eq!(plan.pause(3.0), plan.due());
@@ -336,7 +336,7 @@ mod tests {
             batches in prop::collection::vec(prop::collection::vec(0.0..1e6f32, 0..50), 1..20), ahead in 0..10u32,
             workers in 0..64u32, period in 0.0..1e6f32,
         ) {
-            let mut plan = Plan::new();
+            let mut plan = StartPlan::new();
             for (place, costs) in batches.iter().enumerate() {
                 let starts = plan.draw(1e3 * place as f64, ahead, costs, workers, period);
                 prop_assert_eq!(starts.len(), costs.len());

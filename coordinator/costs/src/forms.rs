@@ -93,7 +93,7 @@ pub struct Chooser {
     /// The decision before which the price is found anew.
     due: u32,
     /// Of the recent samples, the highest ratio first.
-    steps: Vec<Step>,
+    steps: Vec<FrontierStep>,
 }
 
 impl Chooser {
@@ -258,7 +258,7 @@ fn best(offers: &[Offer], price: f64, left: u64) -> Option<usize> {
 
 /// One step along the frontier of a sample.
 #[derive(Clone, Copy, Debug)]
-struct Step {
+struct FrontierStep {
     sample: u32,
     offer: usize,
     /// Of the offer that it leads to.
@@ -269,13 +269,13 @@ struct Step {
     ratio: f64,
 }
 
-impl Step {
+impl FrontierStep {
     fn new(sample: u32, offer: usize, total: u64, bytes: u64, saves: f64) -> Self {
         let ratio = match bytes {
             0 => f64::MAX,
             bytes => saves / bytes as f64,
         };
-        Step {
+        FrontierStep {
             sample,
             offer,
             total,
@@ -286,13 +286,13 @@ impl Step {
     }
 }
 
-fn by_ratio(steps: &mut [Step]) {
+fn by_ratio(steps: &mut [FrontierStep]) {
     // Stable: the steps of one sample stay in order. And quick where most are sorted already.
     steps.sort_by(|a, b| b.ratio.total_cmp(&a.ratio));
 }
 
 /// Adds the steps of a sample along its frontier, the upper hull of its offers up to `most` bytes (Andrew 1979).
-fn climb(steps: &mut Vec<Step>, sample: u32, offers: &[Offer], most: u64) {
+fn climb(steps: &mut Vec<FrontierStep>, sample: u32, offers: &[Offer], most: u64) {
     let mut sorted: Vec<(usize, &Offer)> = offers.iter().enumerate().collect();
     sorted.retain(|(_, o)| o.can_be_taken(most));
     sorted.sort_by(|(_, a), (_, b)| a.bytes.cmp(&b.bytes).then(b.saves.total_cmp(&a.saves)));
@@ -306,7 +306,7 @@ fn climb(steps: &mut Vec<Step>, sample: u32, offers: &[Offer], most: u64) {
 }
 
 fn step_up(
-    steps: &mut Vec<Step>,
+    steps: &mut Vec<FrontierStep>,
     first: usize,
     sample: u32,
     index: usize,
@@ -316,7 +316,7 @@ fn step_up(
     loop {
         let before = steps[first..].last().copied();
         let from = before.map_or(0, |b| b.total);
-        let step = Step::new(sample, index, offer.bytes, offer.bytes - from, saves);
+        let step = FrontierStep::new(sample, index, offer.bytes, offer.bytes - from, saves);
         match before {
             Some(before) if before.ratio <= step.ratio => {
                 saves += before.saves;
@@ -327,7 +327,7 @@ fn step_up(
     }
 }
 
-fn steps_of(samples: &[Vec<Offer>], budget: u64) -> Vec<Step> {
+fn steps_of(samples: &[Vec<Offer>], budget: u64) -> Vec<FrontierStep> {
     let mut steps = Vec::with_capacity(samples.len());
     for (sample, offers) in (0..).zip(samples) {
         climb(&mut steps, sample, offers, budget);

@@ -3,11 +3,11 @@
 //! A sample that comes decoded from the cache takes some hundred microseconds, in which it reads and writes a megabyte and
 //! more. To enter what it took is some dozen nanoseconds of arithmetic, and as many cache lines of code and data that have
 //! been driven out meanwhile: microseconds. So what took less than a millisecond waits, and many are entered one after the
-//! other. Who asks for every sample is answered by what was entered; others have it [settled](Ledger::settle) first.
+//! other. Who asks for every sample is answered by what was entered; others have it [settled](CostRecorder::settle) first.
 
 use crate::predict::{Features, Predictor};
 use crate::quantile::Budget;
-use crate::table::{Cost, CostTable, Measured};
+use crate::table::{CostTable, ExpectedCost, MeasuredTimes};
 
 /// Measurements that wait, at most.
 const MOST_WAITING: usize = 32;
@@ -18,20 +18,20 @@ const ENOUGH: u32 = 32;
 
 /// What was measured of all samples but for the [table](CostTable), which is written without a lock.
 #[derive(Debug, Default)]
-pub struct Ledger {
+pub struct CostRecorder {
     predictor: Predictor,
     /// Samples that the predictor has seen.
     seen: u32,
     budget: Budget,
-    waiting: Vec<(u32, Measured)>,
+    waiting: Vec<(u32, MeasuredTimes)>,
 }
 
-impl Ledger {
+impl CostRecorder {
     /// Nothing yet.
     pub fn new() -> Self {
-        Ledger {
+        CostRecorder {
             waiting: Vec::with_capacity(MOST_WAITING),
-            ..Ledger::default()
+            ..CostRecorder::default()
         }
     }
 
@@ -41,7 +41,7 @@ impl Ledger {
         &mut self,
         table: &CostTable,
         id: u32,
-        measured: Measured,
+        measured: MeasuredTimes,
         features: Option<Features>,
     ) -> bool {
         if let Some(features) = features {
@@ -69,13 +69,13 @@ impl Ledger {
         self.waiting = waiting;
     }
 
-    fn take_in(&mut self, table: &CostTable, id: u32, measured: &Measured) {
+    fn take_in(&mut self, table: &CostTable, id: u32, measured: &MeasuredTimes) {
         table.record(id, measured);
         self.budget.observe(measured.total());
     }
 
     /// What a sample will cost, by the features of its file. None: too little is known.
-    pub fn predict(&self, features: Features) -> Option<Cost> {
+    pub fn predict(&self, features: Features) -> Option<ExpectedCost> {
         (self.seen >= ENOUGH).then(|| self.predictor.predict(features))
     }
 
@@ -89,16 +89,16 @@ impl Ledger {
 mod tests {
     use super::*;
 
-    fn measured(seconds: f32) -> Measured {
-        Measured {
+    fn measured(seconds: f32) -> MeasuredTimes {
+        MeasuredTimes {
             random: Some(seconds),
-            ..Measured::default()
+            ..MeasuredTimes::default()
         }
     }
 
     #[test]
     fn what_was_short_is_entered_when_somebody_asks_or_many_wait() {
-        let (table, mut ledger) = (CostTable::new(100), Ledger::new());
+        let (table, mut ledger) = (CostTable::new(100), CostRecorder::new());
         (0..31).for_each(|id| assert!(!ledger.enter(&table, id, measured(1e-4), None)));
         assert_eq!((table.measured(), ledger.budget().summary()), (0, None));
         ledger.settle(&table);
@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn what_took_long_is_entered_at_once_with_all_that_waits() {
-        let (table, mut ledger) = (CostTable::new(100), Ledger::new());
+        let (table, mut ledger) = (CostTable::new(100), CostRecorder::new());
         (0..5).for_each(|id| assert!(!ledger.enter(&table, id, measured(1e-4), None)));
         assert!(ledger.enter(&table, 5, measured(0.5), None));
         assert_eq!(table.measured(), 6);
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn what_was_read_from_a_file_is_entered_at_once_and_learned() {
-        let (table, mut ledger) = (CostTable::new(100), Ledger::new());
+        let (table, mut ledger) = (CostTable::new(100), CostRecorder::new());
         let features = Features {
             bytes: 100,
             pixels: 1000,

@@ -53,10 +53,10 @@ pub mod table;
 
 pub use balance::{Balance, Interval};
 pub use forms::{Chooser, Offer};
-pub use ledger::Ledger;
+pub use ledger::CostRecorder;
 pub use predict::{Features, Predictor};
 pub use quantile::{Budget, Recent, Summary};
-pub use table::{Cost, CostTable, Measured};
+pub use table::{CostTable, ExpectedCost, MeasuredTimes};
 
 #[cfg(test)]
 #[path = "../tests/random/mod.rs"]

@@ -16,7 +16,7 @@
 //! - **Outliers.** A value counts only up to 8 mean deviations from what was expected (Huber 1964). The
 //!   deviation follows, so that a change of the law comes through.
 
-use crate::table::{Cost, Measured};
+use crate::table::{ExpectedCost, MeasuredTimes};
 
 /// What is known of a sample without preparing it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -42,11 +42,11 @@ impl Features {
 /// Learns what each stage costs.
 #[derive(Clone, Debug, Default)]
 pub struct Predictor {
-    fetch: Line,
-    decode: Line,
-    fixed: Line,
-    random: Line,
-    cpu: Line,
+    fetch: StageModel,
+    decode: StageModel,
+    fixed: StageModel,
+    random: StageModel,
+    cpu: StageModel,
 }
 
 impl Predictor {
@@ -56,7 +56,7 @@ impl Predictor {
     }
 
     /// Learns from a sample that was prepared. Values that are negative or not finite are left out.
-    pub fn observe(&mut self, features: Features, measured: &Measured) {
+    pub fn observe(&mut self, features: Features, measured: &MeasuredTimes) {
         let each = [
             (&mut self.fetch, measured.fetch),
             (&mut self.decode, measured.decode),
@@ -73,8 +73,8 @@ impl Predictor {
 
     /// What a sample is expected to cost: finite, and not negative. Where its features are unknown, the
     /// mean of all.
-    pub fn predict(&self, features: Features) -> Cost {
-        Cost {
+    pub fn predict(&self, features: Features) -> ExpectedCost {
+        ExpectedCost {
             fetch: self.fetch.predict(features) as f32,
             decode: self.decode.predict(features) as f32,
             fixed: self.fixed.predict(features) as f32,
@@ -99,15 +99,15 @@ const LONGEST: f64 = 86_400.0;
 
 /// One stage.
 #[derive(Clone, Debug, Default)]
-struct Line {
+struct StageModel {
     observed: u32,
     mean: Mean,
-    /// Mean deviation, as a part of the [`size`](Line::size) of what was expected.
+    /// Mean deviation, as a part of the [`size`](StageModel::size) of what was expected.
     deviation: Mean,
     fit: Fit,
 }
 
-impl Line {
+impl StageModel {
     fn observe(&mut self, features: Features, seconds: f64) {
         let expected = self.predict(features);
         let off = (seconds.min(LONGEST) - expected) / self.size(expected);
@@ -218,10 +218,10 @@ mod tests {
     use crate::random::Random;
     use proptest::prelude::*;
 
-    fn decoded(seconds: f32) -> Measured {
-        Measured {
+    fn decoded(seconds: f32) -> MeasuredTimes {
+        MeasuredTimes {
             decode: Some(seconds),
-            ..Measured::default()
+            ..MeasuredTimes::default()
         }
     }
 
@@ -362,7 +362,7 @@ mod tests {
             let mut predictor = Predictor::new();
             for (bytes, pixels, seconds) in seen {
                 let s = Some(seconds);
-                predictor.observe(Features { bytes, pixels }, &Measured { fetch: s, decode: s, fixed: s, random: s, cpu: s });
+                predictor.observe(Features { bytes, pixels }, &MeasuredTimes { fetch: s, decode: s, fixed: s, random: s, cpu: s });
                 let c = predictor.predict(Features { bytes: pixels, pixels: bytes });
                 prop_assert!(c.total().is_finite() && c.total() >= 0.0 && c.cpu >= 0.0, "{:?}", c);
             }

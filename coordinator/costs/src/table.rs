@@ -20,7 +20,7 @@ use bytemuck::allocation::zeroed_slice_box;
 
 /// Seconds a sample takes. The four stages are wall time; what is not known is 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Cost {
+pub struct ExpectedCost {
     /// Read from storage.
     pub fetch: f32,
     /// Encoded to decoded.
@@ -33,7 +33,7 @@ pub struct Cost {
     pub cpu: f32,
 }
 
-impl Cost {
+impl ExpectedCost {
     /// Wall seconds of all stages.
     pub fn total(&self) -> f32 {
         self.fetch + self.prep()
@@ -47,7 +47,7 @@ impl Cost {
 
 /// One preparation of a sample, in seconds; None: this stage did not run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Measured {
+pub struct MeasuredTimes {
     /// Read from storage.
     pub fetch: Option<f32>,
     /// Encoded to decoded.
@@ -60,7 +60,7 @@ pub struct Measured {
     pub cpu: Option<f32>,
 }
 
-impl Measured {
+impl MeasuredTimes {
     /// Wall seconds of the stages that ran.
     pub fn total(&self) -> f32 {
         self.stages().into_iter().flatten().sum()
@@ -92,7 +92,7 @@ impl CostTable {
     }
 
     /// Takes a measurement into the mean. Ids that do not exist and values that are no number are left out.
-    pub fn record(&self, id: u32, measured: &Measured) {
+    pub fn record(&self, id: u32, measured: &MeasuredTimes) {
         let id = id as usize;
         let (Some(stages), Some(cpu)) = (self.stages.get(id), self.cpu.get(id)) else {
             return;
@@ -107,9 +107,9 @@ impl CostTable {
     }
 
     /// None: no stage of it was ever measured.
-    pub fn get(&self, id: u32) -> Option<Cost> {
+    pub fn get(&self, id: u32) -> Option<ExpectedCost> {
         let [fetch, decode, fixed, random] = self.stages(id)?;
-        Some(Cost {
+        Some(ExpectedCost {
             fetch,
             decode,
             fixed,
@@ -125,8 +125,8 @@ impl CostTable {
         (stages != 0).then(|| codes(stages).map(seconds))
     }
 
-    /// The `n` measured samples of the highest [`total`](Cost::total), the slowest first.
-    pub fn slowest(&self, n: usize) -> Vec<(u32, Cost)> {
+    /// The `n` measured samples of the highest [`total`](ExpectedCost::total), the slowest first.
+    pub fn slowest(&self, n: usize) -> Vec<(u32, ExpectedCost)> {
         let mut heap = BinaryHeap::with_capacity(n.min(self.stages.len()) + 1);
         for (id, cost) in self.known() {
             heap.push(Reverse(Slow { id, cost }));
@@ -138,7 +138,7 @@ impl CostTable {
         sorted.into_iter().map(|s| (s.0.id, s.0.cost)).collect()
     }
 
-    fn known(&self) -> impl Iterator<Item = (u32, Cost)> {
+    fn known(&self) -> impl Iterator<Item = (u32, ExpectedCost)> {
         let ids = 0..self.stages.len() as u32;
         ids.filter_map(|id| Some((id, self.get(id)?)))
     }
@@ -154,7 +154,7 @@ impl CostTable {
     }
 }
 
-fn merge(stages: u64, measured: &Measured) -> u64 {
+fn merge(stages: u64, measured: &MeasuredTimes) -> u64 {
     let codes = codes(stages);
     let each = measured.stages();
     let new: [u16; 4] = std::array::from_fn(|i| mean(codes[i], each[i]));
@@ -203,7 +203,7 @@ fn seconds(code: u16) -> f32 {
 /// Ordered by cost; of equal ones the lower id is slower.
 struct Slow {
     id: u32,
-    cost: Cost,
+    cost: ExpectedCost,
 }
 
 impl Ord for Slow {
@@ -232,10 +232,10 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn fetched(seconds: f32) -> Measured {
-        Measured {
+    fn fetched(seconds: f32) -> MeasuredTimes {
+        MeasuredTimes {
             fetch: Some(seconds),
-            ..Measured::default()
+            ..MeasuredTimes::default()
         }
     }
 
@@ -254,7 +254,7 @@ mod tests {
         fn whatever_is_recorded_costs_stay_numbers(values in prop::collection::vec(any::<f32>(), 1..20)) {
             let table = CostTable::new(1);
             for v in values {
-                table.record(0, &Measured { decode: Some(v), cpu: Some(v), ..Measured::default() });
+                table.record(0, &MeasuredTimes { decode: Some(v), cpu: Some(v), ..MeasuredTimes::default() });
             }
             if let Some(cost) = table.get(0) {
                 prop_assert!((0.0..6000.0).contains(&cost.total()) && (0.0..6000.0).contains(&cost.cpu));
@@ -289,9 +289,9 @@ mod tests {
         let decode = Some(0.25);
         table.record(
             1,
-            &Measured {
+            &MeasuredTimes {
                 decode,
-                ..Measured::default()
+                ..MeasuredTimes::default()
             },
         );
         let cost = table.get(1).unwrap();
@@ -317,7 +317,7 @@ mod tests {
         let table = CostTable::new(3);
         table.record(3, &fetched(1.0));
         table.record(0, &fetched(f32::NAN));
-        table.record(0, &Measured::default());
+        table.record(0, &MeasuredTimes::default());
         assert_eq!(
             (table.get(0), table.get(3), table.measured()),
             (None, None, 0)
@@ -336,7 +336,7 @@ mod tests {
                         let v = Some(value(thread));
                         table.record(
                             id,
-                            &Measured {
+                            &MeasuredTimes {
                                 fetch: v,
                                 decode: v,
                                 fixed: v,

@@ -33,7 +33,7 @@ fn each(check: impl Fn(f32, u32, &[Batch])) {
 #[test]
 fn all_is_done_in_the_least_possible_time_but_for_a_twentieth_and_one_sample() {
     each(|tail, workers, batches| {
-        let run = run(workers, Order::Plan, batches);
+        let run = run(workers, Order::StartPlan, batches);
         let least = 1.05 * run.share + run.longest;
         assert!(run.makespan() <= least, "{tail} x, {workers} workers");
     });
@@ -44,7 +44,7 @@ fn all_is_done_in_the_least_possible_time_but_for_a_twentieth_and_one_sample() {
 #[test]
 fn deliveries_are_even() {
     each(|tail, workers, batches| {
-        let run = run(workers, Order::Plan, batches);
+        let run = run(workers, Order::StartPlan, batches);
         let most = if tail * workers as f32 > 3000.0 {
             3.5
         } else {
@@ -59,7 +59,7 @@ fn deliveries_are_even() {
 fn deliveries_are_more_even_than_in_the_order_drawn_and_than_with_the_longest_first() {
     each(|tail, workers, batches| {
         let gap = |order| run(workers, order, batches).gap(0.99);
-        let rule = gap(Order::Plan);
+        let rule = gap(Order::StartPlan);
         assert!(
             rule < 0.95 * gap(Order::Drawn),
             "{tail} x, {workers} workers"
@@ -79,7 +79,7 @@ fn deliveries_are_more_even_than_with_slow_samples_at_even_distances_where_these
             let run = run(workers, order, batches);
             (run.gap(0.99) / run.gap(0.5), f64::from(tail) < run.period())
         };
-        let ((rule, is_short), (spread, _)) = (even(Order::Plan), even(Order::Spread));
+        let ((rule, is_short), (spread, _)) = (even(Order::StartPlan), even(Order::Spread));
         assert!(
             !is_short || rule < 0.95 * spread,
             "{tail} x, {workers} workers: {rule} {spread}"
@@ -93,12 +93,12 @@ fn the_window_that_is_needed_is_enough() {
         let mut costs = Recent::new();
         batches.iter().flatten().for_each(|s| costs.observe(s.cost));
         let costs = costs.summary().unwrap();
-        let whole = run(workers, Order::Plan, batches);
+        let whole = run(workers, Order::StartPlan, batches);
         let window = window_needed(&costs, 64, whole.period() as f32, SPREAD, 8);
         let shop = Workshop {
             workers,
             window,
-            order: Order::Plan,
+            order: Order::StartPlan,
         };
         let enough = shop.run(batches);
         let (enough, whole) = (enough.gap(0.99), whole.gap(0.99));
@@ -121,7 +121,7 @@ proptest! {
     /// Graham 1969: no list is worse, whatever was expected.
     #[test]
     fn what_is_drawn_is_done_within_grahams_bound(batches in samples(), workers in 1..20u32) {
-        let run = run(workers, Order::Plan, &batches);
+        let run = run(workers, Order::StartPlan, &batches);
         let least = run.share.max(run.longest);
         let most = least * (2.0 - 1.0 / f64::from(workers));
         prop_assert!(run.makespan() <= most * 1.0001, "{} {}", run.makespan(), most);

@@ -18,9 +18,9 @@ use image::codecs::webp::WebPDecoder;
 use image::metadata::Orientation;
 use image::{ColorType, ImageDecoder, Limits};
 
-use crate::crop::{Rect, Size, decode_region, reduction};
+use crate::crop::{ImageSize, Rect, decode_region, reduction};
 use crate::error::Error;
-use crate::header::{self, Format, Header};
+use crate::header::{self, ImageFormat, ImageHeader};
 use crate::jpeg::{Colours, JpegDecoder, JpegHeader};
 
 /// Reusable memory of a thread.
@@ -37,7 +37,7 @@ pub(crate) struct Codec {
 pub(crate) struct View<'a> {
     /// Rows of `buffer.width` pixels.
     pub(crate) pixels: &'a [u8],
-    pub(crate) buffer: Size,
+    pub(crate) buffer: ImageSize,
     /// The part, in whole pixels of the buffer.
     pub(crate) rect: Rect,
     /// The part again, in fractions of a pixel and relative to `rect`, if it does not fill `rect`
@@ -56,13 +56,13 @@ pub(crate) struct Fraction {
 
 /// What was decoded, where it lies, and what of it was wanted.
 struct Decoded {
-    size: Size,
+    size: ImageSize,
     wanted: Fraction,
 }
 
 impl<'a> View<'a> {
     /// All of an image.
-    pub(crate) fn whole(pixels: &'a [u8], size: Size) -> Self {
+    pub(crate) fn whole(pixels: &'a [u8], size: ImageSize) -> Self {
         View {
             pixels,
             buffer: size,
@@ -78,13 +78,13 @@ impl Codec {
     pub(crate) fn part(
         &mut self,
         bytes: &[u8],
-        header: &Header,
+        header: &ImageHeader,
         part: Rect,
-        target: Option<Size>,
+        target: Option<ImageSize>,
     ) -> Result<View<'_>, Error> {
         let stored = untwist(part, header);
         let decoded = match header.format {
-            Format::Jpeg => {
+            ImageFormat::Jpeg => {
                 self.jpeg(bytes, header, stored, target.map(|t| oriented(t, header)))?
             }
             _ => {
@@ -103,7 +103,7 @@ impl Codec {
     pub(crate) fn whole_into(
         &mut self,
         bytes: &[u8],
-        header: &Header,
+        header: &ImageHeader,
         out: &mut [u8],
     ) -> Result<(), Error> {
         let size = header.size();
@@ -115,7 +115,7 @@ impl Codec {
             return Ok(());
         }
         match header.format {
-            Format::Jpeg => {
+            ImageFormat::Jpeg => {
                 let mut jpeg = open_jpeg(bytes, header)?;
                 jpeg.decode(bytes, 1, header.stored.whole(), &mut self.raw, out)
             }
@@ -126,9 +126,9 @@ impl Codec {
     fn jpeg(
         &mut self,
         bytes: &[u8],
-        header: &Header,
+        header: &ImageHeader,
         part: Rect,
-        target: Option<Size>,
+        target: Option<ImageSize>,
     ) -> Result<Decoded, Error> {
         let mut jpeg = open_jpeg(bytes, header)?;
         let by = target.map_or(1, |target| reduction(part.size, target));
@@ -161,7 +161,7 @@ impl Codec {
     }
 }
 
-fn view(pixels: &[u8], buffer: Size, wanted: Fraction) -> View<'_> {
+fn view(pixels: &[u8], buffer: ImageSize, wanted: Fraction) -> View<'_> {
     let rect = wanted.outer(buffer);
     let inner = wanted.moved(rect);
     let precise = (inner != Fraction::from(rect.size.whole())).then_some(inner);
@@ -178,7 +178,7 @@ struct OpenJpeg {
     header: JpegHeader,
 }
 
-fn open_jpeg(bytes: &[u8], header: &Header) -> Result<OpenJpeg, Error> {
+fn open_jpeg(bytes: &[u8], header: &ImageHeader) -> Result<OpenJpeg, Error> {
     if !header::has_end(bytes, header.scan) {
         return Err(Error::damaged(
             "the JPEG is cut short (it has no end-of-image marker)",
@@ -240,12 +240,12 @@ fn product(a: u8, b: u8) -> u8 {
 
 fn decode_other(
     bytes: &[u8],
-    header: &Header,
+    header: &ImageHeader,
     raw: &mut Vec<u8>,
     out: &mut [u8],
 ) -> Result<(), Error> {
     match header.format {
-        Format::Png => decode_with(
+        ImageFormat::Png => decode_with(
             PngDecoder::with_limits(Cursor::new(bytes), limits(header)),
             header,
             raw,
@@ -257,7 +257,7 @@ fn decode_other(
 }
 
 /// Enough for any honest file of this size.
-fn limits(header: &Header) -> Limits {
+fn limits(header: &ImageHeader) -> Limits {
     let mut limits = Limits::default();
     limits.max_alloc = Some(
         header
@@ -271,7 +271,7 @@ fn limits(header: &Header) -> Limits {
 
 fn decode_with<D: ImageDecoder>(
     decoder: image::ImageResult<D>,
-    header: &Header,
+    header: &ImageHeader,
     raw: &mut Vec<u8>,
     out: &mut [u8],
 ) -> Result<(), Error> {
@@ -338,15 +338,15 @@ fn repack<const N: usize>(raw: &[u8], out: &mut [u8], pixel: impl Fn([u8; N]) ->
 }
 
 /// The EXIF orientation of a PNG or WebP; none if there is none or it cannot be read.
-pub(crate) fn orientation(format: Format, bytes: &[u8]) -> Orientation {
+pub(crate) fn orientation(format: ImageFormat, bytes: &[u8]) -> Orientation {
     let found = match format {
-        Format::Png => PngDecoder::new(Cursor::new(bytes)).and_then(|mut d| d.orientation()),
+        ImageFormat::Png => PngDecoder::new(Cursor::new(bytes)).and_then(|mut d| d.orientation()),
         _ => WebPDecoder::new(Cursor::new(bytes)).and_then(|mut d| d.orientation()),
     };
     found.unwrap_or(Orientation::NoTransforms)
 }
 
-fn oriented(size: Size, header: &Header) -> Size {
+fn oriented(size: ImageSize, header: &ImageHeader) -> ImageSize {
     if header::transposes(header.orientation) {
         size.transposed()
     } else {
@@ -355,7 +355,7 @@ fn oriented(size: Size, header: &Header) -> Size {
 }
 
 /// Where a part of the turned image lies in the stored one.
-fn untwist(part: Rect, header: &Header) -> Rect {
+fn untwist(part: Rect, header: &ImageHeader) -> Rect {
     let back = match header.orientation {
         Orientation::Rotate90 => Orientation::Rotate270,
         Orientation::Rotate270 => Orientation::Rotate90,
@@ -398,19 +398,19 @@ impl Fraction {
     }
 
     /// The pixels of an image of `size` that it touches.
-    fn outer(self, size: Size) -> Rect {
+    fn outer(self, size: ImageSize) -> Rect {
         let (x, y) = (self.x as u32, self.y as u32);
         let right = ((self.x + self.width).ceil() as u32).min(size.width);
         let bottom = ((self.y + self.height).ceil() as u32).min(size.height);
         Rect {
             x,
             y,
-            size: Size::new(right - x, bottom - y),
+            size: ImageSize::new(right - x, bottom - y),
         }
     }
 
     /// The same part after an image of `size` was turned.
-    fn turned(self, size: Size, orientation: Orientation) -> Self {
+    fn turned(self, size: ImageSize, orientation: Orientation) -> Self {
         let Fraction {
             x,
             y,
@@ -458,7 +458,7 @@ impl Fraction {
 }
 
 /// Turns an image; `out` becomes exactly the turned one.
-fn turn_pixels(pixels: &[u8], size: Size, orientation: Orientation, out: &mut Vec<u8>) {
+fn turn_pixels(pixels: &[u8], size: ImageSize, orientation: Orientation, out: &mut Vec<u8>) {
     out.resize(size.bytes(), 0);
     let (width, height) = (size.width as usize, size.height as usize);
     let columns = if header::transposes(orientation) {

@@ -4,7 +4,7 @@ use crate::rng::Rng;
 
 /// Width and height in pixels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Size {
+pub(crate) struct ImageSize {
     pub(crate) width: u32,
     pub(crate) height: u32,
 }
@@ -23,7 +23,7 @@ pub struct DecodedShape {
 pub(crate) struct Rect {
     pub(crate) x: u32,
     pub(crate) y: u32,
-    pub(crate) size: Size,
+    pub(crate) size: ImageSize,
 }
 
 /// Zeros around an image.
@@ -44,7 +44,7 @@ impl DecodedShape {
     /// Bytes of the decoded form: three per pixel.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        Size {
+        ImageSize {
             width: self.width,
             height: self.height,
         }
@@ -52,9 +52,9 @@ impl DecodedShape {
     }
 }
 
-impl Size {
+impl ImageSize {
     pub(crate) const fn new(width: u32, height: u32) -> Self {
-        Size { width, height }
+        ImageSize { width, height }
     }
 
     pub(crate) fn pixels(self) -> u64 {
@@ -67,7 +67,7 @@ impl Size {
     }
 
     pub(crate) fn transposed(self) -> Self {
-        Size::new(self.height, self.width)
+        ImageSize::new(self.height, self.width)
     }
 
     pub(crate) fn whole(self) -> Rect {
@@ -80,7 +80,7 @@ impl Size {
 
     /// Size after reducing by `1 / denominator`, rounded up as the JPEG decoder does.
     pub(crate) fn reduced(self, denominator: u32) -> Self {
-        Size::new(
+        ImageSize::new(
             self.width.div_ceil(denominator),
             self.height.div_ceil(denominator),
         )
@@ -99,27 +99,27 @@ impl Rect {
 
 /// Size whose shorter side is `shorter` and whose aspect ratio is that of `size`
 /// (`torchvision.transforms.functional.resize` with an integer).
-pub(crate) fn shorter_side(size: Size, shorter: u32) -> Size {
+pub(crate) fn shorter_side(size: ImageSize, shorter: u32) -> ImageSize {
     let (short, long) = (size.width.min(size.height), size.width.max(size.height));
     let stretched = u64::from(shorter) * u64::from(long) / u64::from(short.max(1));
     let long = u32::try_from(stretched).unwrap_or(u32::MAX);
     if size.width <= size.height {
-        Size::new(shorter, long)
+        ImageSize::new(shorter, long)
     } else {
-        Size::new(long, shorter)
+        ImageSize::new(long, shorter)
     }
 }
 
 /// The part of an image that a central crop keeps, and the zeros put before it where the image is
 /// smaller (`torchvision.transforms.functional.center_crop`).
-pub(crate) fn center(size: Size, crop: Size) -> (Rect, Padding) {
+pub(crate) fn center(size: ImageSize, crop: ImageSize) -> (Rect, Padding) {
     let (x, width, left) = center_side(size.width, crop.width);
     let (y, height, top) = center_side(size.height, crop.height);
     (
         Rect {
             x,
             y,
-            size: Size::new(width, height),
+            size: ImageSize::new(width, height),
         },
         Padding { left, top },
     )
@@ -141,13 +141,13 @@ fn half_to_even(n: u32) -> u32 {
 
 /// A random part of an image (`torchvision.transforms.RandomResizedCrop.get_params`): ten attempts
 /// at a uniform area and a log-uniform aspect ratio, then the largest central part within `ratio`.
-pub(crate) fn random_resized(size: Size, freedom: Freedom, rng: &mut Rng) -> Rect {
+pub(crate) fn random_resized(size: ImageSize, freedom: Freedom, rng: &mut Rng) -> Rect {
     (0..10)
         .find_map(|_| attempt(size, freedom, rng))
         .unwrap_or_else(|| fallback(size, freedom.ratio))
 }
 
-fn attempt(size: Size, freedom: Freedom, rng: &mut Rng) -> Option<Rect> {
+fn attempt(size: ImageSize, freedom: Freedom, rng: &mut Rng) -> Option<Rect> {
     let area = size.pixels() as f64 * rng.between(freedom.scale.0, freedom.scale.1);
     let ratio = rng
         .between(freedom.ratio.0.ln(), freedom.ratio.1.ln())
@@ -162,17 +162,17 @@ fn attempt(size: Size, freedom: Freedom, rng: &mut Rng) -> Option<Rect> {
     Some(Rect {
         x,
         y,
-        size: Size::new(width, height),
+        size: ImageSize::new(width, height),
     })
 }
 
-fn fallback(size: Size, ratio: (f64, f64)) -> Rect {
+fn fallback(size: ImageSize, ratio: (f64, f64)) -> Rect {
     let (width, height) = (f64::from(size.width), f64::from(size.height));
     let own = width / height;
     let kept = if own < ratio.0 {
-        Size::new(size.width, rounded(width / ratio.0).clamp(1, size.height))
+        ImageSize::new(size.width, rounded(width / ratio.0).clamp(1, size.height))
     } else if own > ratio.1 {
-        Size::new(rounded(height * ratio.1).clamp(1, size.width), size.height)
+        ImageSize::new(rounded(height * ratio.1).clamp(1, size.width), size.height)
     } else {
         size
     };
@@ -189,7 +189,7 @@ fn rounded(x: f64) -> u32 {
 }
 
 /// The strongest reduction (1, 2, 4 or 8) that still leaves at least `target` of `part`.
-pub(crate) fn reduction(part: Size, target: Size) -> u32 {
+pub(crate) fn reduction(part: ImageSize, target: ImageSize) -> u32 {
     let enough = |d: &u32| {
         u64::from(part.width) >= u64::from(target.width) * u64::from(*d)
             && u64::from(part.height) >= u64::from(target.height) * u64::from(*d)
@@ -203,7 +203,7 @@ const MARGIN: u32 = 4;
 
 /// What a JPEG decoder must decode of an image reduced by `denominator` so that `part` of the
 /// full-size image comes out right; `align` is the granularity of the left edge.
-pub(crate) fn decode_region(image: Size, part: Rect, denominator: u32, align: u32) -> Rect {
+pub(crate) fn decode_region(image: ImageSize, part: Rect, denominator: u32, align: u32) -> Rect {
     let reduced = image.reduced(denominator);
     let left = (part.x / denominator).saturating_sub(MARGIN) / align * align;
     let top = (part.y / denominator).saturating_sub(MARGIN);
@@ -212,7 +212,7 @@ pub(crate) fn decode_region(image: Size, part: Rect, denominator: u32, align: u3
     Rect {
         x: left,
         y: top,
-        size: Size::new(right - left, bottom - top),
+        size: ImageSize::new(right - left, bottom - top),
     }
 }
 
@@ -232,11 +232,11 @@ mod tests {
         Rect {
             x,
             y,
-            size: Size::new(width, height),
+            size: ImageSize::new(width, height),
         }
     }
 
-    fn drawn(size: Size, freedom: Freedom, seed: u64) -> Rect {
+    fn drawn(size: ImageSize, freedom: Freedom, seed: u64) -> Rect {
         random_resized(
             size,
             freedom,
@@ -248,8 +248,8 @@ mod tests {
         )
     }
 
-    fn sizes(most: u32) -> impl Strategy<Value = Size> {
-        (1..most, 1..most).prop_map(|(width, height)| Size::new(width, height))
+    fn sizes(most: u32) -> impl Strategy<Value = ImageSize> {
+        (1..most, 1..most).prop_map(|(width, height)| ImageSize::new(width, height))
     }
 
     /// From `torchvision.transforms.functional.center_crop`, whose `round` goes to even.
@@ -257,24 +257,30 @@ mod tests {
     fn central_crops_are_torchvisions() {
         let none = Padding::default();
         assert_eq!(
-            center(Size::new(256, 341), Size::new(224, 224)),
+            center(ImageSize::new(256, 341), ImageSize::new(224, 224)),
             (rect(16, 58, 224, 224), none)
         );
         assert_eq!(
-            center(Size::new(11, 13), Size::new(8, 8)),
+            center(ImageSize::new(11, 13), ImageSize::new(8, 8)),
             (rect(2, 2, 8, 8), none)
         );
         assert_eq!(
-            center(Size::new(5, 10), Size::new(8, 8)),
+            center(ImageSize::new(5, 10), ImageSize::new(8, 8)),
             (rect(0, 1, 5, 8), Padding { left: 1, top: 0 })
         );
     }
 
     #[test]
     fn the_shorter_side_is_met_and_the_longer_truncated() {
-        assert_eq!(shorter_side(Size::new(500, 375), 256), Size::new(341, 256));
-        assert_eq!(shorter_side(Size::new(375, 500), 256), Size::new(256, 341));
-        assert_eq!(shorter_side(Size::new(7, 7), 3), Size::new(3, 3));
+        assert_eq!(
+            shorter_side(ImageSize::new(500, 375), 256),
+            ImageSize::new(341, 256)
+        );
+        assert_eq!(
+            shorter_side(ImageSize::new(375, 500), 256),
+            ImageSize::new(256, 341)
+        );
+        assert_eq!(shorter_side(ImageSize::new(7, 7), 3), ImageSize::new(3, 3));
     }
 
     #[test]
@@ -283,14 +289,20 @@ mod tests {
             scale: (0.9, 1.0),
             ..FREEDOM
         };
-        assert_eq!(drawn(Size::new(1000, 30), freedom, 1), rect(480, 0, 40, 30));
-        assert_eq!(drawn(Size::new(30, 1000), freedom, 1), rect(0, 480, 30, 40));
+        assert_eq!(
+            drawn(ImageSize::new(1000, 30), freedom, 1),
+            rect(480, 0, 40, 30)
+        );
+        assert_eq!(
+            drawn(ImageSize::new(30, 1000), freedom, 1),
+            rect(0, 480, 30, 40)
+        );
     }
 
     #[test]
     fn random_areas_and_ratios_fill_their_ranges_evenly() {
-        let size = Size::new(1000, 1000);
-        let drawn: Vec<Size> = (0..4000)
+        let size = ImageSize::new(1000, 1000);
+        let drawn: Vec<ImageSize> = (0..4000)
             .map(|seed| drawn(size, FREEDOM, seed).size)
             .collect();
         // A narrow part always fits, so its area is uniform: (0.08 + 0.5) / 2 on average below 0.5.
@@ -310,13 +322,13 @@ mod tests {
 
     #[test]
     fn the_reduction_never_leaves_less_than_the_target() {
-        let target = Size::new(224, 224);
-        let side = |side| reduction(Size::new(side, side), target);
+        let target = ImageSize::new(224, 224);
+        let side = |side| reduction(ImageSize::new(side, side), target);
         assert_eq!(
             [223, 447, 448, 895, 896, 1791, 1792, 9999].map(side),
             [1, 1, 2, 2, 4, 4, 8, 8]
         );
-        assert_eq!(reduction(Size::new(9999, 448), target), 2);
+        assert_eq!(reduction(ImageSize::new(9999, 448), target), 2);
     }
 
     proptest! {

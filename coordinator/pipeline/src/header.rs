@@ -5,12 +5,12 @@
 
 use image::metadata::Orientation;
 
-use crate::crop::Size;
+use crate::crop::ImageSize;
 use crate::error::Error;
 
 /// A format that is decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Format {
+pub(crate) enum ImageFormat {
     Jpeg,
     Png,
     WebP,
@@ -18,19 +18,19 @@ pub(crate) enum Format {
 
 /// An image's own description.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Header {
-    pub(crate) format: Format,
+pub(crate) struct ImageHeader {
+    pub(crate) format: ImageFormat,
     /// Size as stored, before any orientation.
-    pub(crate) stored: Size,
+    pub(crate) stored: ImageSize,
     /// How to turn it; [`Orientation::NoTransforms`] unless asked for.
     pub(crate) orientation: Orientation,
     /// Where a JPEG's first scan starts.
     pub(crate) scan: usize,
 }
 
-impl Header {
+impl ImageHeader {
     /// Size after orientation.
-    pub(crate) fn size(&self) -> Size {
+    pub(crate) fn size(&self) -> ImageSize {
         match transposes(self.orientation) {
             true => self.stored.transposed(),
             false => self.stored,
@@ -48,11 +48,11 @@ pub(crate) fn transposes(orientation: Orientation) -> bool {
 }
 
 /// Reads the header; the EXIF orientation too if `oriented`. Refuses more than `max_pixels`.
-pub(crate) fn read(bytes: &[u8], oriented: bool, max_pixels: u64) -> Result<Header, Error> {
+pub(crate) fn read(bytes: &[u8], oriented: bool, max_pixels: u64) -> Result<ImageHeader, Error> {
     let mut header = match format(bytes)? {
-        Format::Jpeg => jpeg(bytes, oriented)?,
-        Format::Png => plain(Format::Png, png_size(bytes)?),
-        Format::WebP => plain(Format::WebP, webp_size(bytes)?),
+        ImageFormat::Jpeg => jpeg(bytes, oriented)?,
+        ImageFormat::Png => plain(ImageFormat::Png, png_size(bytes)?),
+        ImageFormat::WebP => plain(ImageFormat::WebP, webp_size(bytes)?),
     };
     let size = header.stored;
     if size.width == 0 || size.height == 0 {
@@ -67,14 +67,14 @@ pub(crate) fn read(bytes: &[u8], oriented: bool, max_pixels: u64) -> Result<Head
             max_pixels,
         ));
     }
-    if oriented && header.format != Format::Jpeg {
+    if oriented && header.format != ImageFormat::Jpeg {
         header.orientation = crate::codec::orientation(header.format, bytes);
     }
     Ok(header)
 }
 
-fn plain(format: Format, stored: Size) -> Header {
-    Header {
+fn plain(format: ImageFormat, stored: ImageSize) -> ImageHeader {
+    ImageHeader {
         format,
         stored,
         orientation: Orientation::NoTransforms,
@@ -82,11 +82,11 @@ fn plain(format: Format, stored: Size) -> Header {
     }
 }
 
-fn format(bytes: &[u8]) -> Result<Format, Error> {
+fn format(bytes: &[u8]) -> Result<ImageFormat, Error> {
     match bytes {
         [] => Err(Error::not_an_image("the file is empty")),
-        [0xff, 0xd8, 0xff, ..] => Ok(Format::Jpeg),
-        [0x89, b'P', b'N', b'G', 0x0d, 0x0a, 0x1a, 0x0a, ..] => Ok(Format::Png),
+        [0xff, 0xd8, 0xff, ..] => Ok(ImageFormat::Jpeg),
+        [0x89, b'P', b'N', b'G', 0x0d, 0x0a, 0x1a, 0x0a, ..] => Ok(ImageFormat::Png),
         [
             b'R',
             b'I',
@@ -101,7 +101,7 @@ fn format(bytes: &[u8]) -> Result<Format, Error> {
             b'B',
             b'P',
             ..,
-        ] => Ok(Format::WebP),
+        ] => Ok(ImageFormat::WebP),
         _ => Err(Error::not_an_image(format!(
             "not a known image format (the file starts with {})",
             start(bytes)
@@ -126,16 +126,18 @@ fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..)?.first_chunk().copied()
 }
 
-fn png_size(bytes: &[u8]) -> Result<Size, Error> {
+fn png_size(bytes: &[u8]) -> Result<ImageSize, Error> {
     let side = |at| array(bytes, at).map(u32::from_be_bytes);
     match (array::<4>(bytes, 12), side(16), side(20)) {
-        (Some([b'I', b'H', b'D', b'R']), Some(width), Some(height)) => Ok(Size::new(width, height)),
+        (Some([b'I', b'H', b'D', b'R']), Some(width), Some(height)) => {
+            Ok(ImageSize::new(width, height))
+        }
         _ => Err(cut("PNG")),
     }
 }
 
 /// RFC 9649, sections 2.5 (lossy), 2.6 (lossless) and 2.7 (extended).
-fn webp_size(bytes: &[u8]) -> Result<Size, Error> {
+fn webp_size(bytes: &[u8]) -> Result<ImageSize, Error> {
     let kind = array::<4>(bytes, 12).ok_or_else(|| cut("WebP"))?;
     let size = match &kind {
         b"VP8 " => webp_lossy(bytes),
@@ -146,33 +148,36 @@ fn webp_size(bytes: &[u8]) -> Result<Size, Error> {
     size.ok_or_else(|| cut("WebP"))
 }
 
-fn webp_lossy(bytes: &[u8]) -> Option<Size> {
+fn webp_lossy(bytes: &[u8]) -> Option<ImageSize> {
     let [0x9d, 0x01, 0x2a] = array(bytes, 23)? else {
         return None;
     };
     let side = |at| Some(u32::from(u16::from_le_bytes(array(bytes, at)?) & 0x3fff));
-    Some(Size::new(side(26)?, side(28)?))
+    Some(ImageSize::new(side(26)?, side(28)?))
 }
 
-fn webp_lossless(bytes: &[u8]) -> Option<Size> {
+fn webp_lossless(bytes: &[u8]) -> Option<ImageSize> {
     let [0x2f] = array(bytes, 20)? else {
         return None;
     };
     let bits = u32::from_le_bytes(array(bytes, 21)?);
-    Some(Size::new((bits & 0x3fff) + 1, (bits >> 14 & 0x3fff) + 1))
+    Some(ImageSize::new(
+        (bits & 0x3fff) + 1,
+        (bits >> 14 & 0x3fff) + 1,
+    ))
 }
 
-fn webp_extended(bytes: &[u8]) -> Option<Size> {
+fn webp_extended(bytes: &[u8]) -> Option<ImageSize> {
     let side = |at| {
         let [a, b, c] = array(bytes, at)?;
         Some(u32::from_le_bytes([a, b, c, 0]) + 1)
     };
-    Some(Size::new(side(24)?, side(27)?))
+    Some(ImageSize::new(side(24)?, side(27)?))
 }
 
 /// Walks the marker segments up to the first scan.
-fn jpeg(bytes: &[u8], oriented: bool) -> Result<Header, Error> {
-    let mut header = plain(Format::Jpeg, Size::new(0, 0));
+fn jpeg(bytes: &[u8], oriented: bool) -> Result<ImageHeader, Error> {
+    let mut header = plain(ImageFormat::Jpeg, ImageSize::new(0, 0));
     let mut framed = false;
     let mut at = 2;
     while let Some((marker, body, next)) = segment(bytes, at) {
@@ -212,9 +217,9 @@ fn segment(bytes: &[u8], at: usize) -> Option<(u8, &[u8], usize)> {
     Some((marker, bytes.get(at + 3..end)?, end))
 }
 
-fn frame_size(body: &[u8]) -> Option<Size> {
+fn frame_size(body: &[u8]) -> Option<ImageSize> {
     let side = |at| array(body, at).map(|b| u32::from(u16::from_be_bytes(b)));
-    Some(Size::new(side(3)?, side(1)?))
+    Some(ImageSize::new(side(3)?, side(1)?))
 }
 
 fn exif(body: &[u8]) -> Option<Orientation> {

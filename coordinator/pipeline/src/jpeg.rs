@@ -19,7 +19,7 @@ use std::ptr::NonNull;
 
 use turbojpeg::raw;
 
-use crate::crop::{Rect, Size};
+use crate::crop::{ImageSize, Rect};
 use crate::error::Error;
 
 /// Scans of a progressive file; more are a bomb (libjpeg-turbo's own advice for untrusted files).
@@ -35,7 +35,7 @@ pub(crate) struct JpegDecoder {
 /// What the decoder itself reports of an image.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct JpegHeader {
-    pub(crate) size: Size,
+    pub(crate) size: ImageSize,
     /// Columns of one MCU, the granularity of partial decoding; none if it must be decoded whole.
     pub(crate) mcu_width: Option<u32>,
     pub(crate) colours: Colours,
@@ -90,7 +90,7 @@ impl JpegDecoder {
         };
         self.check(rc)?;
         let side = |param| u32::try_from(self.get(param)).unwrap_or(0);
-        let size = Size::new(
+        let size = ImageSize::new(
             side(raw::TJPARAM_TJPARAM_JPEGWIDTH),
             side(raw::TJPARAM_TJPARAM_JPEGHEIGHT),
         );

@@ -8,25 +8,25 @@ use crate::codec::View;
 
 /// `(x / 255 - mean) / std` for each channel and each of the 256 values, in the order and precision
 /// (float32) in which torchvision computes it.
-pub(crate) struct Table([[f32; 256]; 3]);
+pub(crate) struct NormalizeTable([[f32; 256]; 3]);
 
-impl Table {
+impl NormalizeTable {
     pub(crate) fn new(mean: [f32; 3], std: [f32; 3]) -> Self {
         let value = |channel: usize, x: usize| (x as f32 / 255.0 - mean[channel]) / std[channel];
-        Table(std::array::from_fn(|channel| {
+        NormalizeTable(std::array::from_fn(|channel| {
             std::array::from_fn(|x| value(channel, x))
         }))
     }
 }
 
-impl std::fmt::Debug for Table {
+impl std::fmt::Debug for NormalizeTable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Table")
     }
 }
 
 /// Element type that [`write`] produces.
-pub(crate) fn dtype(table: Option<&Table>) -> Dtype {
+pub(crate) fn dtype(table: Option<&NormalizeTable>) -> Dtype {
     if table.is_some() {
         Dtype::F32
     } else {
@@ -37,7 +37,12 @@ pub(crate) fn dtype(table: Option<&Table>) -> Dtype {
 /// Writes the part as three planes into `out`, of exactly their bytes.
 ///
 /// Compiled for each instruction set, and the best is taken that the processor has: with AVX2 it takes a fifth.
-pub(crate) fn write(view: View<'_>, mirrored: bool, table: Option<&Table>, out: &mut [u8]) {
+pub(crate) fn write(
+    view: View<'_>,
+    mirrored: bool,
+    table: Option<&NormalizeTable>,
+    out: &mut [u8],
+) {
     match table {
         None => Arch::new().dispatch(Planes {
             view,
@@ -105,7 +110,7 @@ impl<const N: usize, F: Fn(usize, u8) -> [u8; N]> NullaryFnOnce for Planes<'_, F
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::crop::Size;
+    use crate::crop::ImageSize;
 
     /// Of interleaved rows, told sample by sample.
     fn told(pixels: &[u8], width: usize, height: usize, mirrored: bool) -> Vec<u8> {
@@ -123,10 +128,10 @@ mod tests {
 
     #[test]
     fn every_width_and_direction_is_as_told_whatever_part_of_it_fills_vectors() {
-        let table = Table::new([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]);
+        let table = NormalizeTable::new([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]);
         for (width, mirrored) in (1..=100).flat_map(|width| [(width, false), (width, true)]) {
             let pixels: Vec<u8> = (0..3 * 2 * width).map(|i| (i * 37 % 251) as u8).collect();
-            let size = Size {
+            let size = ImageSize {
                 width: width as u32,
                 height: 2,
             };

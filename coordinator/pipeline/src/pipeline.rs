@@ -11,10 +11,10 @@ use coprep_protocol::spec::{Field, Interpolation, Op, ResizeTo};
 use fast_image_resize::Resizer;
 
 use crate::codec::{Codec, View};
-use crate::crop::{self, DecodedShape, Freedom, Padding, Rect, Size};
+use crate::crop::{self, DecodedShape, Freedom, ImageSize, Padding, Rect};
 use crate::error::{Error, ErrorKind};
-use crate::header::{self, Format, Header};
-use crate::layout::{self, Table};
+use crate::header::{self, ImageFormat, ImageHeader};
+use crate::layout::{self, NormalizeTable};
 use crate::resize;
 use crate::rng::{Rng, SampleKey};
 
@@ -23,11 +23,11 @@ use crate::rng::{Rng, SampleKey};
 pub struct Pipeline {
     decode: Decode,
     /// Before the first random operator.
-    fixed: Vec<Step>,
+    fixed: Vec<OperatorStep>,
     /// From the first random operator on.
-    random: Vec<Step>,
+    random: Vec<OperatorStep>,
     normalize: Option<Normalize>,
-    output: Size,
+    output: ImageSize,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -38,14 +38,14 @@ struct Decode {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Step {
+enum OperatorStep {
     Resize {
         to: ResizeTo,
         filter: Interpolation,
     },
-    CenterCrop(Size),
+    CenterCrop(ImageSize),
     RandomResizedCrop {
-        size: Size,
+        size: ImageSize,
         freedom: Freedom,
         filter: Interpolation,
     },
@@ -58,7 +58,7 @@ enum Step {
 struct Normalize {
     mean: [f32; 3],
     std: [f32; 3],
-    table: Box<Table>,
+    table: Box<NormalizeTable>,
 }
 
 /// A step whose numbers are known.
@@ -66,13 +66,13 @@ struct Normalize {
 enum Move {
     Resize {
         part: Rect,
-        to: Size,
+        to: ImageSize,
         filter: Interpolation,
     },
     Crop {
         part: Rect,
         padding: Padding,
-        to: Size,
+        to: ImageSize,
     },
     Mirror,
 }
@@ -90,7 +90,7 @@ pub struct DecodedView<'a> {
 
 /// What a preparation took: wall time by stage, no time for what did not run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stages {
+pub struct StageDurations {
     /// From the file's bytes to pixels.
     pub decode: Duration,
     /// Operators before the first random one.
@@ -155,7 +155,7 @@ impl Pipeline {
         let output = output_size(&steps)?;
         let first_random = steps
             .iter()
-            .position(Step::is_random)
+            .position(OperatorStep::is_random)
             .unwrap_or(steps.len());
         let (fixed, random) = steps.split_at(first_random);
         Ok(Pipeline {
@@ -223,7 +223,7 @@ impl Pipeline {
     /// As [`Pipeline::decoded_size`].
     pub fn look(&self, encoded: &[u8]) -> Result<Picture, Error> {
         let header = self.header(encoded)?;
-        let Size { width, height } =
+        let ImageSize { width, height } =
             self.plan(header.size(), &self.fixed, None, &mut Vec::new())?;
         Ok(Picture {
             pixels: header.size().pixels(),
@@ -274,7 +274,7 @@ impl Pipeline {
         key: SampleKey,
         scratch: &mut Scratch,
         slot: impl FnOnce() -> &'s mut [u8],
-    ) -> Result<Stages, Error> {
+    ) -> Result<StageDurations, Error> {
         let began = Instant::now();
         let header = self.header(encoded)?;
         let Scratch {
@@ -291,7 +291,7 @@ impl Pipeline {
         let decoded = Instant::now();
         let (done, after_fixed) = canvas.run(view, moves, fixed)?;
         self.write(done, mirrored, slot())?;
-        Ok(Stages {
+        Ok(StageDurations {
             decode: decoded - began,
             fixed: after_fixed - decoded,
             random: after_fixed.elapsed(),
@@ -310,9 +310,9 @@ impl Pipeline {
         key: SampleKey,
         scratch: &mut Scratch,
         slot: impl FnOnce() -> &'s mut [u8],
-    ) -> Result<Stages, Error> {
+    ) -> Result<StageDurations, Error> {
         let began = Instant::now();
-        let size = Size::new(decoded.width, decoded.height);
+        let size = ImageSize::new(decoded.width, decoded.height);
         if size.pixels() == 0 || decoded.pixels.len() != size.bytes() {
             return Err(Error::wrong_length(
                 "decoded form",
@@ -326,9 +326,9 @@ impl Pipeline {
         let mirrored = take_mirrors(moves);
         let (done, _) = canvas.run(View::whole(decoded.pixels, size), moves, 0)?;
         self.write(done, mirrored, slot())?;
-        Ok(Stages {
+        Ok(StageDurations {
             random: began.elapsed(),
-            ..Stages::default()
+            ..StageDurations::default()
         })
     }
 
@@ -338,11 +338,11 @@ impl Pipeline {
         Ok(())
     }
 
-    fn header(&self, encoded: &[u8]) -> Result<Header, Error> {
+    fn header(&self, encoded: &[u8]) -> Result<ImageHeader, Error> {
         header::read(encoded, self.decode.oriented, self.decode.max_pixels)
     }
 
-    fn table(&self) -> Option<&Table> {
+    fn table(&self) -> Option<&NormalizeTable> {
         self.normalize.as_ref().map(|n| n.table.as_ref())
     }
 
@@ -357,11 +357,11 @@ impl Pipeline {
     /// Appends what the steps do to an image of `size`, and gives the size that comes out.
     fn plan(
         &self,
-        size: Size,
-        steps: &[Step],
+        size: ImageSize,
+        steps: &[OperatorStep],
         key: Option<SampleKey>,
         moves: &mut Vec<Move>,
-    ) -> Result<Size, Error> {
+    ) -> Result<ImageSize, Error> {
         let mut rng = Rng::new(key.unwrap_or_default());
         let mut size = size;
         for step in steps {
@@ -382,7 +382,7 @@ impl Pipeline {
     fn decode_first<'a>(
         &self,
         encoded: &[u8],
-        header: &Header,
+        header: &ImageHeader,
         codec: &'a mut Codec,
         moves: &mut [Move],
     ) -> Result<View<'a>, Error> {
@@ -401,8 +401,8 @@ impl Pipeline {
         Ok(view)
     }
 
-    fn may_reduce(&self, header: &Header, filter: Interpolation) -> bool {
-        self.decode.scaled && header.format == Format::Jpeg && filter != Interpolation::Nearest
+    fn may_reduce(&self, header: &ImageHeader, filter: Interpolation) -> bool {
+        self.decode.scaled && header.format == ImageFormat::Jpeg && filter != Interpolation::Nearest
     }
 }
 
@@ -411,7 +411,7 @@ impl Normalize {
         Normalize {
             mean,
             std,
-            table: Box::new(Table::new(mean, std)),
+            table: Box::new(NormalizeTable::new(mean, std)),
         }
     }
 
@@ -430,37 +430,39 @@ fn take_mirrors(moves: &mut Vec<Move>) -> bool {
     mirrored
 }
 
-impl Step {
+impl OperatorStep {
     fn is_random(&self) -> bool {
         matches!(
             self,
-            Step::RandomResizedCrop { .. } | Step::RandomMirror { .. }
+            OperatorStep::RandomResizedCrop { .. } | OperatorStep::RandomMirror { .. }
         )
     }
 
     /// The size that comes out, if it is known before any sample is.
-    fn output(&self, before: Option<Size>) -> Option<Size> {
+    fn output(&self, before: Option<ImageSize>) -> Option<ImageSize> {
         match *self {
-            Step::Resize {
+            OperatorStep::Resize {
                 to: ResizeTo::Exact { height, width },
                 ..
-            } => Some(Size::new(width, height)),
-            Step::Resize {
+            } => Some(ImageSize::new(width, height)),
+            OperatorStep::Resize {
                 to: ResizeTo::Shorter(shorter),
                 ..
             } => before.map(|size| crop::shorter_side(size, shorter)),
-            Step::CenterCrop(size) | Step::RandomResizedCrop { size, .. } => Some(size),
-            Step::RandomMirror { .. } => before,
+            OperatorStep::CenterCrop(size) | OperatorStep::RandomResizedCrop { size, .. } => {
+                Some(size)
+            }
+            OperatorStep::RandomMirror { .. } => before,
         }
     }
 
     /// What it does to an image of `size`; none if it leaves it as it is.
-    fn resolve(&self, size: Size, rng: &mut Rng) -> Option<Move> {
+    fn resolve(&self, size: ImageSize, rng: &mut Rng) -> Option<Move> {
         match *self {
-            Step::Resize { to, filter } => {
+            OperatorStep::Resize { to, filter } => {
                 let to = match to {
                     ResizeTo::Shorter(shorter) => crop::shorter_side(size, shorter),
-                    ResizeTo::Exact { height, width } => Size::new(width, height),
+                    ResizeTo::Exact { height, width } => ImageSize::new(width, height),
                 };
                 (to != size).then_some(Move::Resize {
                     part: size.whole(),
@@ -468,11 +470,11 @@ impl Step {
                     filter,
                 })
             }
-            Step::CenterCrop(to) => {
+            OperatorStep::CenterCrop(to) => {
                 let (part, padding) = crop::center(size, to);
                 (to != size).then_some(Move::Crop { part, padding, to })
             }
-            Step::RandomResizedCrop {
+            OperatorStep::RandomResizedCrop {
                 size: to,
                 freedom,
                 filter,
@@ -480,13 +482,13 @@ impl Step {
                 let part = crop::random_resized(size, freedom, rng);
                 (part != to.whole() || to != size).then_some(Move::Resize { part, to, filter })
             }
-            Step::RandomMirror { p } => (rng.unit() < p).then_some(Move::Mirror),
+            OperatorStep::RandomMirror { p } => (rng.unit() < p).then_some(Move::Mirror),
         }
     }
 }
 
 impl Move {
-    fn size(&self, before: Size) -> Size {
+    fn size(&self, before: ImageSize) -> ImageSize {
         match *self {
             Move::Resize { to, .. } | Move::Crop { to, .. } => to,
             Move::Mirror => before,
@@ -496,8 +498,8 @@ impl Move {
 
 /// Which buffer holds the image now.
 #[derive(Clone, Copy)]
-enum Place {
-    Given,
+enum CurrentBuffer {
+    TaskHandle,
     Front,
     Back,
 }
@@ -515,7 +517,7 @@ impl Canvas {
             front,
             back,
         } = self;
-        let mut place = Place::Given;
+        let mut place = CurrentBuffer::TaskHandle;
         let mut frame = given;
         let mut after_fixed = Instant::now();
         for (number, step) in moves.iter().enumerate() {
@@ -529,15 +531,15 @@ impl Canvas {
             }
             let size = step.size(frame.rect.size);
             let (pixels, target): (&[u8], &mut Vec<u8>) = match place {
-                Place::Given => (given.pixels, front),
-                Place::Front => (front, back),
-                Place::Back => (back, front),
+                CurrentBuffer::TaskHandle => (given.pixels, front),
+                CurrentBuffer::Front => (front, back),
+                CurrentBuffer::Back => (back, front),
             };
             target.resize(size.bytes(), 0);
             apply(resizer, View { pixels, ..frame }, *step, target)?;
             place = match place {
-                Place::Front => Place::Back,
-                _ => Place::Front,
+                CurrentBuffer::Front => CurrentBuffer::Back,
+                _ => CurrentBuffer::Front,
             };
             frame = View {
                 pixels: &[],
@@ -545,9 +547,9 @@ impl Canvas {
             };
         }
         let pixels = match place {
-            Place::Given => given.pixels,
-            Place::Front => front,
-            Place::Back => back,
+            CurrentBuffer::TaskHandle => given.pixels,
+            CurrentBuffer::Front => front,
+            CurrentBuffer::Back => back,
         };
         if fixed >= moves.len() {
             after_fixed = Instant::now();
@@ -625,7 +627,7 @@ fn split_normalize(ops: &[Op]) -> (&[Op], Option<Normalize>) {
     }
 }
 
-fn step(op: &Op) -> Result<Step, Error> {
+fn step(op: &Op) -> Result<OperatorStep, Error> {
     match *op {
         Op::Decode { .. } | Op::Normalize { .. } => {
             Err(invalid(format!("{}() is in the wrong place", op.name())))
@@ -633,20 +635,22 @@ fn step(op: &Op) -> Result<Step, Error> {
         Op::Resize {
             to,
             interpolation: filter,
-        } => Ok(Step::Resize { to, filter }),
-        Op::CenterCrop { height, width } => Ok(Step::CenterCrop(Size::new(width, height))),
+        } => Ok(OperatorStep::Resize { to, filter }),
+        Op::CenterCrop { height, width } => {
+            Ok(OperatorStep::CenterCrop(ImageSize::new(width, height)))
+        }
         Op::RandomResizedCrop {
             height,
             width,
             scale,
             ratio,
             interpolation: filter,
-        } => Ok(Step::RandomResizedCrop {
-            size: Size::new(width, height),
+        } => Ok(OperatorStep::RandomResizedCrop {
+            size: ImageSize::new(width, height),
             freedom: freedom(scale, ratio),
             filter,
         }),
-        Op::RandomHorizontalFlip { p } => Ok(Step::RandomMirror { p: p.into() }),
+        Op::RandomHorizontalFlip { p } => Ok(OperatorStep::RandomMirror { p: p.into() }),
     }
 }
 
@@ -658,7 +662,7 @@ fn freedom(scale: (f32, f32), ratio: (f32, f32)) -> Freedom {
     }
 }
 
-fn output_size(steps: &[Step]) -> Result<Size, Error> {
+fn output_size(steps: &[OperatorStep]) -> Result<ImageSize, Error> {
     let known = steps.iter().fold(None, |size, step| step.output(size));
     known.ok_or_else(|| {
         invalid(

@@ -9,14 +9,14 @@ use fast_image_resize::pixels::U8x3;
 use fast_image_resize::{FilterType, ResizeAlg, ResizeOptions, Resizer};
 
 use crate::codec::View;
-use crate::crop::{Padding, Size};
+use crate::crop::{ImageSize, Padding};
 use crate::error::{Error, ErrorKind};
 
 /// Interpolates `view` to exactly `size`, into `out` of exactly its bytes.
 pub(crate) fn resize(
     resizer: &mut Resizer,
     view: View<'_>,
-    size: Size,
+    size: ImageSize,
     filter: Interpolation,
     out: &mut [u8],
 ) -> Result<(), Error> {
@@ -57,7 +57,7 @@ fn defect(error: impl std::error::Error + Send + Sync + 'static) -> Error {
 }
 
 /// Copies `view` into `out`, an image of `size`, at `padding`; the rest becomes zero.
-pub(crate) fn paste(view: View<'_>, size: Size, padding: Padding, out: &mut [u8]) {
+pub(crate) fn paste(view: View<'_>, size: ImageSize, padding: Padding, out: &mut [u8]) {
     out.fill(0);
     let pitch = size.width as usize * 3;
     let left = padding.left as usize * 3;

@@ -14,7 +14,7 @@ use coprep_protocol::spec::{FileList, Source};
 
 use crate::error::{Error, ErrorKind};
 use crate::file;
-use crate::throttle::Throttle;
+use crate::throttle::ReadThrottle;
 
 /// File names that are samples of a folder, in any case.
 const DECODED: [&str; 4] = [".jpg", ".jpeg", ".png", ".webp"];
@@ -37,7 +37,7 @@ pub struct Dataset {
     ends: Vec<u64>,
     ignored: u64,
     fingerprint: u128,
-    throttle: Option<Arc<Throttle>>,
+    throttle: Option<Arc<ReadThrottle>>,
 }
 
 impl Dataset {
@@ -160,7 +160,7 @@ impl Dataset {
 
     /// The same dataset on slower storage.
     #[must_use]
-    pub fn slowed(self, throttle: Arc<Throttle>) -> Dataset {
+    pub fn slowed(self, throttle: Arc<ReadThrottle>) -> Dataset {
         Dataset {
             throttle: Some(throttle),
             ..self

@@ -23,7 +23,7 @@ impl Slowness {
 
 /// One device: reads wait for their share of its rate, in the order they come.
 #[derive(Debug)]
-pub struct Throttle {
+pub struct ReadThrottle {
     is_on: AtomicBool,
     device: Mutex<Device>,
 }
@@ -34,11 +34,11 @@ struct Device {
     free_at: Instant,
 }
 
-impl Throttle {
+impl ReadThrottle {
     /// For all datasets that are to share it.
     #[must_use]
     pub fn new(slowness: Slowness) -> Self {
-        Throttle {
+        ReadThrottle {
             is_on: AtomicBool::new(!slowness.is_none()),
             device: Mutex::new(Device {
                 slowness,
@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn reads_share_the_rate_and_each_has_the_latency() {
-        let throttle = Throttle::new(Slowness {
+        let throttle = ReadThrottle::new(Slowness {
             bytes_per_s: Some(1000),
             latency: Duration::ZERO,
         });
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn what_is_set_holds_from_then_on() {
-        let throttle = Throttle::new(Slowness::default());
+        let throttle = ReadThrottle::new(Slowness::default());
         let latency = Duration::from_secs(5);
         assert!(throttle.book(1 << 40) <= Instant::now());
         throttle.set(Slowness {

@@ -5,11 +5,11 @@
 //! speak over Unix sockets, each message a length (`u32`) and as many bytes:
 //!
 //! * with the zygote: JSON, a few messages per stream ([`ZygoteRequest`], [`ZygoteEvent`]);
-//! * with the host: JSON, a few messages in the life of a stream ([`HostRequest`], [`HostEvent`]);
-//! * with a worker: fixed little-endian records, one message per chunk of samples ([`Order`], [`Report`]).
+//! * with the host: JSON, a few messages in the life of a stream ([`ForkServerRequest`], [`ForkServerEvent`]);
+//! * with a worker: fixed little-endian records, one message per chunk of samples ([`SampleRequest`], [`WorkerReport`]).
 //!
 //! The samples themselves never pass here: a worker writes them straight into the staging buffers. One that does not fit
-//! its slot is written where the coordinator says ([`Report::TooLarge`], [`Told::Room`]).
+//! its slot is written where the coordinator says ([`WorkerReport::TooLarge`], [`WorkerCommand::Room`]).
 //!
 //! **Invariant.** What a process of user code says is checked like a stranger's word: lengths are bounded, records
 //! validated, and numbers that make no sense end that process only.
@@ -237,10 +237,10 @@ pub enum ZygoteEvent {
 /// To a host.
 #[derive(Serialize, Debug)]
 #[serde(tag = "do", rename_all = "lowercase")]
-pub enum HostRequest {
-    /// Load the dataset from the descriptor. Answered by [`HostEvent::Loaded`].
+pub enum ForkServerRequest {
+    /// Load the dataset from the descriptor. Answered by [`ForkServerEvent::Loaded`].
     Load,
-    /// Start a worker. Answered by [`HostEvent::Forked`].
+    /// Start a worker. Answered by [`ForkServerEvent::Forked`].
     Fork {
         /// Its number, never used before.
         worker: u32,
@@ -254,7 +254,7 @@ pub enum HostRequest {
         /// Whether that comes.
         worklist: bool,
     },
-    /// Map the staging area, the descriptor, for the workers to come. Answered by [`HostEvent::Mapped`].
+    /// Map the staging area, the descriptor, for the workers to come. Answered by [`ForkServerEvent::Mapped`].
     Map {
         /// Staging buffers.
         buffers: u32,
@@ -273,7 +273,7 @@ pub enum HostRequest {
     },
     /// Let go of the staging area: nobody needs it any more.
     Unmap,
-    /// End a worker. Answered by [`HostEvent::Exited`].
+    /// End a worker. Answered by [`ForkServerEvent::Exited`].
     Kill {
         /// Its number.
         worker: u32,
@@ -283,7 +283,7 @@ pub enum HostRequest {
 /// From a host.
 #[derive(Deserialize, Debug)]
 #[serde(tag = "event", rename_all = "lowercase")]
-pub enum HostEvent {
+pub enum ForkServerEvent {
     /// The dataset is there.
     Loaded {
         /// Its length.
@@ -314,10 +314,10 @@ pub enum HostEvent {
 
 /// One sample that a worker is to make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Order {
+pub struct SampleRequest {
     /// Sample.
     pub id: u32,
-    /// Staging buffer, and slot in it. None: the worker asks when it has made the sample ([`Report::Ready`]).
+    /// Staging buffer, and slot in it. None: the worker asks when it has made the sample ([`WorkerReport::Ready`]).
     pub place: Option<(u32, u32)>,
     /// The place is offered, by the sample's [`entry`]: the worker takes it, or asks if it was taken back.
     pub is_offered: bool,
@@ -349,7 +349,7 @@ const ORDER: usize = 40;
 
 /// Message to a worker: make these samples, but for those that are withdrawn. `chunk`: the number of the chunk.
 #[must_use]
-pub fn orders(chunk: u32, orders: &[Order]) -> Vec<u8> {
+pub fn orders(chunk: u32, orders: &[SampleRequest]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(5 + ORDER * orders.len());
     bytes.push(b'S');
     bytes.extend(chunk.to_le_bytes());
@@ -364,7 +364,7 @@ pub fn orders(chunk: u32, orders: &[Order]) -> Vec<u8> {
     bytes
 }
 
-/// Message to a worker, the answer to [`Report::Ready`]: write it here.
+/// Message to a worker, the answer to [`WorkerReport::Ready`]: write it here.
 #[must_use]
 pub fn place(buffer: u32, slot: u32) -> Vec<u8> {
     let mut bytes = vec![b'B'];
@@ -373,7 +373,7 @@ pub fn place(buffer: u32, slot: u32) -> Vec<u8> {
     bytes
 }
 
-/// Message to a worker, the answer to [`Report::TooLarge`]: the sample is to be written from byte `at` of the staging area
+/// Message to a worker, the answer to [`WorkerReport::TooLarge`]: the sample is to be written from byte `at` of the staging area
 /// on. `None`: not at all, and the worker goes on with the next.
 #[must_use]
 pub fn room(at: Option<u64>) -> Vec<u8> {
@@ -387,9 +387,9 @@ const NO_ROOM: u64 = u64::MAX;
 
 /// What a worker is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum WorkerCommand {
     /// [`orders`]: which chunk, and what to make.
-    Make(u32, Vec<Order>),
+    Make(u32, Vec<SampleRequest>),
     /// [`place`]: where to write what was made.
     Place(u32, u32),
     /// [`room`]: where to write what is larger than its slot.
@@ -398,12 +398,12 @@ pub enum Told {
     Other,
 }
 
-impl Told {
+impl WorkerCommand {
     /// From a message.
     ///
     /// # Errors
     /// What makes no sense.
-    pub fn parse(message: &[u8]) -> Result<Told, String> {
+    pub fn parse(message: &[u8]) -> Result<WorkerCommand, String> {
         let (&kind, rest) = message.split_first().ok_or("an empty message")?;
         match kind {
             b'S' => {
@@ -412,22 +412,22 @@ impl Told {
                     return Err("orders of another length".into());
                 };
                 let orders = records.iter().map(order).collect();
-                Ok(Told::Make(u32::from_le_bytes(*chunk), orders))
+                Ok(WorkerCommand::Make(u32::from_le_bytes(*chunk), orders))
             }
-            b'B' if rest.len() == 8 => Ok(Told::Place(word(rest, 0), word(rest, 4))),
+            b'B' if rest.len() == 8 => Ok(WorkerCommand::Place(word(rest, 0), word(rest, 4))),
             b'B' => Err("a place of another length".into()),
-            b'R' if rest.len() == 8 => {
-                Ok(Told::Room(Some(long(rest, 0)).filter(|&at| at != NO_ROOM)))
-            }
+            b'R' if rest.len() == 8 => Ok(WorkerCommand::Room(
+                Some(long(rest, 0)).filter(|&at| at != NO_ROOM),
+            )),
             b'R' => Err("a room of another length".into()),
-            _ => Ok(Told::Other),
+            _ => Ok(WorkerCommand::Other),
         }
     }
 }
 
-fn order(record: &[u8; ORDER]) -> Order {
+fn order(record: &[u8; ORDER]) -> SampleRequest {
     let place = (word(record, 4), word(record, 8));
-    Order {
+    SampleRequest {
         id: word(record, 0),
         place: (place != NO_PLACE).then_some(place),
         is_offered: word(record, 12) & 2 != 0,
@@ -458,9 +458,9 @@ pub fn probe(ids: &[u32], enough: u8, split: bool, may_look_at_more: bool) -> Ve
 
 /// What a worker says of the chunk it works on, the oldest that it was given and has not ended; indices count within it.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Report {
+pub enum WorkerReport {
     /// Some are written: which, its list tells.
-    Written(Progress),
+    Written(WorkerProgress),
     /// This one is made: where is it to be written?
     Ready(u32),
     /// This one raised.
@@ -473,7 +473,7 @@ pub enum Report {
 
 /// How far a worker came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
+pub struct WorkerProgress {
     /// It is done with the chunk.
     pub ends_chunk: bool,
     /// Since it last said this: nanoseconds in which it was ready to run, and had no processor.
@@ -482,7 +482,7 @@ pub struct Progress {
     pub off_ns: u64,
 }
 
-impl Progress {
+impl WorkerProgress {
     /// Part of the time off a processor, 0 to 1, that was not for want of one.
     #[must_use]
     pub fn waited_for_nothing(&self) -> f64 {
@@ -503,7 +503,7 @@ impl Progress {
     }
 }
 
-/// Bytes of a message of [`Progress`].
+/// Bytes of a message of [`WorkerProgress`].
 pub const PROGRESS: usize = 18;
 
 /// An exception of user code.
@@ -539,35 +539,35 @@ pub struct Probed {
     pub raised: Option<Raised>,
 }
 
-impl Report {
+impl WorkerReport {
     /// From a message.
     ///
     /// # Errors
     /// What makes no sense.
-    pub fn parse(message: &[u8]) -> Result<Report, String> {
+    pub fn parse(message: &[u8]) -> Result<WorkerReport, String> {
         let (&kind, rest) = message.split_first().ok_or("an empty message")?;
         let json = |e: serde_json::Error| e.to_string();
         match kind {
-            b'D' if rest.len() == PROGRESS - 1 => Ok(Report::Written(Progress {
+            b'D' if rest.len() == PROGRESS - 1 => Ok(WorkerReport::Written(WorkerProgress {
                 ends_chunk: rest[0] != 0,
                 queued_ns: long(rest, 1),
                 off_ns: long(rest, 9),
             })),
             b'P' => serde_json::from_slice(rest)
-                .map(Report::Probed)
+                .map(WorkerReport::Probed)
                 .map_err(json),
             b'E' | b'L' | b'W' => {
                 let (index, rest) = rest.split_first_chunk::<4>().ok_or("too short")?;
                 let index = u32::from_le_bytes(*index);
                 if kind == b'W' {
-                    return Ok(Report::Ready(index));
+                    return Ok(WorkerReport::Ready(index));
                 }
                 if kind == b'E' {
                     let raised = serde_json::from_slice(rest).map_err(json)?;
-                    return Ok(Report::Raised(index, raised));
+                    return Ok(WorkerReport::Raised(index, raised));
                 }
                 let bytes = rest.first_chunk::<8>().ok_or("too short")?;
-                Ok(Report::TooLarge(index, u64::from_le_bytes(*bytes)))
+                Ok(WorkerReport::TooLarge(index, u64::from_le_bytes(*bytes)))
             }
             other => Err(format!("a message of kind {other}")),
         }
@@ -640,7 +640,7 @@ mod tests {
 
     #[test]
     fn a_worker_reads_what_it_is_told() {
-        let first = Order {
+        let first = SampleRequest {
             id: 7,
             place: Some((1, 2)),
             is_offered: false,
@@ -648,22 +648,22 @@ mod tests {
             visit: u64::MAX,
             cached: (64, 1 << 40),
         };
-        let second = Order {
+        let second = SampleRequest {
             place: None,
             keep: false,
             ..first
         };
-        let third = Order {
+        let third = SampleRequest {
             is_offered: true,
             ..first
         };
-        let told = |message: &[u8]| Told::parse(message);
+        let told = |message: &[u8]| WorkerCommand::parse(message);
         let all = vec![first, second, third];
-        assert_eq!(told(&orders(3, &all)), Ok(Told::Make(3, all)));
-        assert_eq!(told(&place(5, 6)), Ok(Told::Place(5, 6)));
-        assert_eq!(told(&probe(&[1], 1, false, true)), Ok(Told::Other));
+        assert_eq!(told(&orders(3, &all)), Ok(WorkerCommand::Make(3, all)));
+        assert_eq!(told(&place(5, 6)), Ok(WorkerCommand::Place(5, 6)));
+        assert_eq!(told(&probe(&[1], 1, false, true)), Ok(WorkerCommand::Other));
         for at in [Some(0), Some(1 << 40), None] {
-            assert_eq!(told(&room(at)), Ok(Told::Room(at)));
+            assert_eq!(told(&room(at)), Ok(WorkerCommand::Room(at)));
         }
         for message in [&b""[..], b"S", b"S\0\0\0", b"S\0\0\0\0\0", b"B\0\0", b"R\0"] {
             assert!(told(message).is_err(), "{message:?}");
@@ -672,13 +672,13 @@ mod tests {
 
     #[test]
     fn how_far_a_worker_came_is_read_as_it_was_said() {
-        let mut progress = Progress {
+        let mut progress = WorkerProgress {
             ends_chunk: true,
             queued_ns: 9,
             off_ns: u64::MAX,
         };
-        let read = Report::parse(&progress.message());
-        assert_eq!(read, Ok(Report::Written(progress)));
+        let read = WorkerReport::parse(&progress.message());
+        assert_eq!(read, Ok(WorkerReport::Written(progress)));
         let parts = [(0, 0, 0.0), (9, 4, 0.0), (3, 4, 0.25), (0, 4, 1.0)];
         for (queued, off, part) in parts {
             (progress.queued_ns, progress.off_ns) = (queued, off);
@@ -707,7 +707,7 @@ mod tests {
             b"W\0\0",
             b"P[]",
         ] {
-            assert!(Report::parse(message).is_err(), "{message:?}");
+            assert!(WorkerReport::parse(message).is_err(), "{message:?}");
         }
         assert_eq!(unhex("00fF"), Ok(vec![0, 255]));
         assert!(unhex("0").is_err() && unhex("0g").is_err());

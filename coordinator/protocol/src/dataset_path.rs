@@ -102,17 +102,17 @@ mod tests {
     use super::*;
 
     /// A folder of its own that is gone with the test.
-    struct Scratch(PathBuf);
+    struct TemporaryFolder(PathBuf);
 
-    impl Scratch {
+    impl TemporaryFolder {
         fn new(name: &str) -> Self {
             let root = std::env::temp_dir().join(format!("coprep-{name}-{}", std::process::id()));
             std::fs::create_dir_all(root.join("data/sub")).expect("the folder is made");
-            Scratch(root.canonicalize().expect("it is there"))
+            TemporaryFolder(root.canonicalize().expect("it is there"))
         }
     }
 
-    impl Drop for Scratch {
+    impl Drop for TemporaryFolder {
         fn drop(&mut self) {
             let _ = std::fs::remove_dir_all(&self.0);
         }
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn every_spelling_of_a_folder_is_one() {
-        let scratch = Scratch::new("spellings");
+        let scratch = TemporaryFolder::new("spellings");
         let data = scratch.0.join("data");
         std::os::unix::fs::symlink(&data, scratch.0.join("link")).expect("a link");
         for spelling in [
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn a_missing_folder_keeps_its_name() {
-        let scratch = Scratch::new("missing");
+        let scratch = TemporaryFolder::new("missing");
         std::os::unix::fs::symlink(scratch.0.join("data"), scratch.0.join("link")).expect("a link");
         let named = folder(&scratch.0.join("link/typo/train/")).expect("no error yet");
         assert_eq!(
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn files_are_found_by_resolved_folders_and_keep_their_names() {
-        let scratch = Scratch::new("files");
+        let scratch = TemporaryFolder::new("files");
         let (root, data) = (&scratch.0, scratch.0.join("data"));
         std::os::unix::fs::symlink(&data, root.join("link")).expect("a link");
         std::os::unix::fs::symlink(root.join("elsewhere.jpg"), data.join("b.jpg")).expect("a link");
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn of_very_many_folders_those_above_are_resolved() {
-        let scratch = Scratch::new("many");
+        let scratch = TemporaryFolder::new("many");
         std::os::unix::fs::symlink(scratch.0.join("data"), scratch.0.join("link")).expect("a link");
         let name = |root: &str, i: usize| scratch.0.join(format!("{root}/{i}/x/image.jpg"));
         let named: Vec<PathBuf> = (0..=MOST_FOLDERS).map(|i| name("link", i)).collect();

@@ -54,7 +54,7 @@ pub enum Request {
     State {
         /// Epoch the caller is in.
         epoch: u64,
-        /// Batches this rank has been given in that epoch, as in [`Resume::batches`].
+        /// Batches this rank has been given in that epoch, as in [`ResumePoint::batches`].
         batches: u64,
     },
     /// What is this consumer waiting for? Answered by [`Reply::Explanation`].
@@ -153,7 +153,7 @@ pub struct Attach {
     /// Random order; false: ascending ids.
     pub shuffle: bool,
     /// An epoch is so many independent draws, instead of each sample once; `shuffle` does not matter then.
-    pub draws: Option<Draws>,
+    pub draws: Option<DrawsRequest>,
     /// The samples of each epoch, and their order, are told when it begins, by the first member of the cohort to begin it:
     /// see [`Request::TellOrder`]. For a job of one rank, in a cohort; `shuffle` does not matter then. Numbers of samples in
     /// that order stand for ids, as they do with [`draws`](Self::draws).
@@ -178,12 +178,12 @@ pub struct Attach {
     /// Ids of this job's samples, a serialised Roaring bitmap; None: all.
     pub subset: Option<Vec<u8>>,
     /// Where to go on; None: at the beginning.
-    pub resume: Option<Resume>,
+    pub resume: Option<ResumePoint>,
     /// Samples of the dataset that [`resume`](Self::resume) is of, or else that [`subset`](Self::subset), a mask, is of;
     /// another number is refused.
     pub dataset_samples: Option<u32>,
     /// Jobs that start together and get one reproducible sequence.
-    pub cohort: Option<Cohort>,
+    pub cohort: Option<CohortRequest>,
     /// A sample that fails is counted and replaced instead of raised.
     pub skip_errors: bool,
     /// The job that this rank belonged to before it lost its connection, as [`Attached::token`] said when it was last
@@ -203,9 +203,9 @@ pub const MOST_DRAWS: u32 = 1 << 26;
 
 /// An epoch of independent draws with replacement. Part of what tells streams apart.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
-pub struct Draws {
+pub struct DrawsRequest {
     /// Draws of an epoch: at least one, and at most [`MOST_DRAWS`]. Where samples of a job are counted or named by what was
-    /// given ([`Resume::delivered`]), numbers of draws, `0..count`, stand for ids.
+    /// given ([`ResumePoint::delivered`]), numbers of draws, `0..count`, stand for ids.
     pub count: u32,
     /// Weight of each sample of the dataset: finite and not negative, with a positive sum. `None`: all are equally likely.
     pub weights: Option<Vec<f64>>,
@@ -236,7 +236,7 @@ pub const MOST_EPOCHS: u64 = 1 << 62;
 
 /// A point within a job's epoch.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-pub struct Resume {
+pub struct ResumePoint {
     /// Counted from 0, below [`MOST_EPOCHS`].
     pub epoch: u64,
     /// Samples already given in it, a serialised Roaring bitmap. A sample that failed in a batch was given with it.
@@ -258,12 +258,12 @@ pub struct Departure {
     /// The rank that has left.
     pub rank: u32,
     /// What it would present if it attached again.
-    pub resume: Resume,
+    pub resume: ResumePoint,
 }
 
 /// See [`Attach::cohort`].
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-pub struct Cohort {
+pub struct CohortRequest {
     /// Common to its members.
     pub name: String,
     /// How many members to wait for.
@@ -321,7 +321,7 @@ pub enum Reply {
     /// Comes unasked: another rank has left the job. To be presented in [`Attach::departed`].
     Departed(Departure),
     /// Answer to [`Request::State`].
-    State(Resume),
+    State(ResumePoint),
     /// Answer to [`Request::Explain`].
     Explanation(String),
     /// Answer to [`Request::Describe`].

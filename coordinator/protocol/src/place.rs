@@ -14,12 +14,12 @@ use nix::fcntl::OFlag;
 
 /// Paths of one coordinator.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct CoordinatorPaths {
     /// The socket clients connect to.
     pub socket: PathBuf,
 }
 
-impl Place {
+impl CoordinatorPaths {
     /// As the environment says.
     #[must_use]
     pub fn from_env() -> Self {
@@ -32,7 +32,7 @@ impl Place {
     /// At an explicit path.
     #[must_use]
     pub fn at(socket: PathBuf) -> Self {
-        Place { socket }
+        CoordinatorPaths { socket }
     }
 
     /// Held (`flock`) by the coordinator as long as it lives.

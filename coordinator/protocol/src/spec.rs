@@ -32,9 +32,9 @@ pub struct UserDataset {
     /// Number of samples; None: its workers know.
     pub samples: Option<u32>,
     /// What makes up the part of a sample that may be cached.
-    pub dataset: Vec<Part>,
+    pub dataset: Vec<IdentityPart>,
     /// What makes up the rest: the random transform, the collation.
-    pub rest: Vec<Part>,
+    pub rest: Vec<IdentityPart>,
     /// There is a deterministic part that may be cached apart from the rest.
     pub split: bool,
     /// The jobs make the samples themselves: they are given ids, and the visits that key their random numbers.
@@ -43,7 +43,7 @@ pub struct UserDataset {
 
 /// A named part of an identity.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct IdentityPart {
     /// For people: `dataset.root`, `transform`.
     pub name: String,
     /// Of its content.

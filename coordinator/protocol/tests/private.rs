@@ -9,7 +9,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use coprep_protocol::place::{Place, open_private};
+use coprep_protocol::place::{CoordinatorPaths, open_private};
 
 /// Users that own nothing.
 const ME: u32 = 23_456;
@@ -82,7 +82,7 @@ fn role() {
     let Some(path) = std::env::var_os(ROLE).map(PathBuf::from) else {
         return;
     };
-    match Place::at(path.clone()).prepare() {
+    match CoordinatorPaths::at(path.clone()).prepare() {
         Err(e) => println!("folder refused: {e}"),
         Ok(()) => match open_private(&path) {
             Err(e) => println!("file refused: {e}"),

@@ -12,7 +12,7 @@
 //! | `W*b < n < W*b + W` | likewise in `2W` batches, of which this round deals the first `W` |
 //!
 //! With `drop_last`, `n < W*b` ends the epoch and the `n` samples are not dealt. So it is for batches of
-//! one sample on several ranks, where nothing can be spread: [`Dealer::can_deal`] tells so before a
+//! one sample on several ranks, where nothing can be spread: [`RankBatcher::can_deal`] tells so before a
 //! job is admitted.
 //!
 //! A job whose ranks come back from different steps begins with a round for each step that some of them lack: the rest of
@@ -20,7 +20,7 @@
 //! it would have had, and no rank is given an id lower than those that it had before.
 //!
 //! **Invariant.** A round is decided from what is left when it starts, and never earlier: a sample that
-//! cannot be read may leave the epoch between two rounds ([`Dealer::can_lose_one`] says when).
+//! cannot be read may leave the epoch between two rounds ([`RankBatcher::can_lose_one`] says when).
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ use crate::Behind;
 
 /// Samples that go to one rank, in the order in which they were drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Slice {
+pub(crate) struct RankSlice {
     pub(crate) rank: u32,
     pub(crate) len: u32,
     /// Batches that this rank got before in this epoch.
@@ -39,7 +39,7 @@ pub(crate) struct Slice {
 
 /// A job's position in its epoch's batches.
 #[derive(Debug, Clone)]
-pub(crate) struct Dealer {
+pub(crate) struct RankBatcher {
     batch: u32,
     ranks: u32,
     drop_last: bool,
@@ -63,9 +63,9 @@ pub(crate) struct Dealer {
     larger: u64,
 }
 
-impl Dealer {
+impl RankBatcher {
     pub(crate) fn new(batch: u32, ranks: u32, drop_last: bool) -> Self {
-        Dealer {
+        RankBatcher {
             batch,
             ranks,
             drop_last,
@@ -125,7 +125,7 @@ impl Dealer {
     }
 
     pub(crate) fn begin_epoch(&mut self) {
-        *self = Dealer::new(self.batch, self.ranks, self.drop_last);
+        *self = RankBatcher::new(self.batch, self.ranks, self.drop_last);
     }
 
     /// Rounds begun in this epoch.
@@ -181,8 +181,8 @@ impl Dealer {
         }
     }
 
-    /// Cuts the next `count` samples; `n` are left before. At most [`Dealer::deliverable`].
-    pub(crate) fn deal(&mut self, mut n: u64, count: u32) -> Vec<Slice> {
+    /// Cuts the next `count` samples; `n` are left before. At most [`RankBatcher::deliverable`].
+    pub(crate) fn deal(&mut self, mut n: u64, count: u32) -> Vec<RankSlice> {
         let mut slices = Vec::new();
         let mut rest = count;
         while rest > 0 {
@@ -197,7 +197,7 @@ impl Dealer {
         slices
     }
 
-    fn cut(&mut self, left: u64, len: u32) -> Slice {
+    fn cut(&mut self, left: u64, len: u32) -> RankSlice {
         self.missing -= len;
         let ends_batch = self.missing == 0;
         let (rank, step) = (self.round[self.place], self.rounds - 1);
@@ -206,7 +206,7 @@ impl Dealer {
         let comes_again = self.round[self.place..].contains(&rank)
             || is_owed()
             || self.goes_on(left - self.promised());
-        Slice {
+        RankSlice {
             rank,
             len,
             step,
@@ -296,7 +296,7 @@ mod tests {
     use proptest::prelude::*;
 
     /// Deals a whole epoch in minibatches of `slots`.
-    fn epoch(dealer: &mut Dealer, n: u64, slots: u32) -> Vec<Slice> {
+    fn epoch(dealer: &mut RankBatcher, n: u64, slots: u32) -> Vec<RankSlice> {
         let (mut left, mut all) = (n, Vec::new());
         while dealer.deliverable(left) > 0 {
             let count = dealer.deliverable(left).min(u64::from(slots)) as u32;
@@ -306,7 +306,7 @@ mod tests {
         all
     }
 
-    fn batches_of(slices: &[Slice], rank: u32) -> Vec<u32> {
+    fn batches_of(slices: &[RankSlice], rank: u32) -> Vec<u32> {
         let mut sizes = vec![0];
         for slice in slices.iter().filter(|s| s.rank == rank) {
             if let Some(last) = sizes.last_mut() {
@@ -325,7 +325,7 @@ mod tests {
         fn ranks_get_equally_many_batches_and_every_sample_once(
             n in 1u64..600, batch in 1u32..20, ranks in 1u32..9, slots in 1u32..40, drop_last: bool,
         ) {
-            let mut dealer = Dealer::new(batch, ranks, drop_last);
+            let mut dealer = RankBatcher::new(batch, ranks, drop_last);
             prop_assume!(dealer.can_deal(n));
             let slices = epoch(&mut dealer, n, slots);
             let dealt: u64 = slices.iter().map(|s| u64::from(s.len)).sum();
@@ -339,7 +339,7 @@ mod tests {
         fn batches_are_full_but_in_the_last_two_rounds(
             n in 1u64..600, batch in 2u32..20, ranks in 1u32..9, slots in 1u32..40,
         ) {
-            let mut dealer = Dealer::new(batch, ranks, false);
+            let mut dealer = RankBatcher::new(batch, ranks, false);
             prop_assume!(dealer.can_deal(n));
             let slices = epoch(&mut dealer, n, slots);
             let all: Vec<Vec<u32>> = (0..ranks).map(|r| batches_of(&slices, r)).collect();
@@ -356,11 +356,11 @@ mod tests {
         fn the_last_batch_of_every_rank_says_so(
             n in 1u64..300, batch in 1u32..20, ranks in 1u32..6, slots in 1u32..40, drop_last: bool,
         ) {
-            let mut dealer = Dealer::new(batch, ranks, drop_last);
+            let mut dealer = RankBatcher::new(batch, ranks, drop_last);
             prop_assume!(dealer.can_deal(n) && dealer.deliverable(n) > 0);
             let slices = epoch(&mut dealer, n, slots);
             for rank in 0..ranks {
-                let mine: Vec<&Slice> = slices.iter().filter(|s| s.rank == rank).collect();
+                let mine: Vec<&RankSlice> = slices.iter().filter(|s| s.rank == rank).collect();
                 let ends: Vec<usize> = (0..mine.len()).filter(|&i| mine[i].ends_epoch).collect();
                 prop_assert_eq!(ends, vec![mine.len() - 1]);
             }
@@ -371,7 +371,7 @@ mod tests {
             n in 1u64..300, batch in 1u32..12, ranks in 1u32..6, slots in 1u32..30,
             drop_last: bool, losses in prop::collection::vec(any::<bool>(), 300),
         ) {
-            let mut dealer = Dealer::new(batch, ranks, drop_last);
+            let mut dealer = RankBatcher::new(batch, ranks, drop_last);
             prop_assume!(dealer.can_deal(n));
             let (mut left, mut all, mut losses) = (n, Vec::new(), losses.into_iter());
             while dealer.deliverable(left) > 0 {
@@ -393,22 +393,22 @@ mod tests {
         fn an_interrupted_round_is_finished_first(
             n in 1u64..400, batch in 1u32..12, ranks in 1u32..8, drop_last: bool, stop in 0usize..200,
         ) {
-            let mut dealer = Dealer::new(batch, ranks, drop_last);
+            let mut dealer = RankBatcher::new(batch, ranks, drop_last);
             prop_assume!(dealer.can_deal(n) && dealer.deliverable(n) > 0);
-            let whole: Vec<Slice> = epoch(&mut dealer, n, 1_000_000);
+            let whole: Vec<RankSlice> = epoch(&mut dealer, n, 1_000_000);
             let stop = stop % whole.len();
             let given: Vec<u32> = (0..ranks).map(|r| whole[..stop].iter().filter(|s| s.rank == r).count() as u32).collect();
             let most = given.iter().copied().max().unwrap_or(0);
             let left = n - whole[..stop].iter().map(|s| u64::from(s.len)).sum::<u64>();
-            let mut resumed = Dealer::new(batch, ranks, drop_last);
+            let mut resumed = RankBatcher::new(batch, ranks, drop_last);
             let behind: Vec<u32> = given.iter().map(|g| most - g).collect();
             let ends = |r| whole[..stop].iter().any(|s| s.rank == r && s.ends_epoch);
             resumed.owe(Behind { batches: &behind, others_are_done: (0..ranks).any(ends), forfeited: 0 });
             prop_assert!(resumed.can_deal(left));
             let rest = epoch(&mut resumed, left, 1_000_000);
-            let cut = |slices: &[Slice]| slices.iter().map(|s| (s.rank, s.len)).collect::<Vec<_>>();
-            let steps = |slices: &[Slice], r| slices.iter().filter(|s| s.rank == r).count();
-            let dealt = |slices: &[Slice]| slices.iter().map(|s| u64::from(s.len)).sum::<u64>();
+            let cut = |slices: &[RankSlice]| slices.iter().map(|s| (s.rank, s.len)).collect::<Vec<_>>();
+            let steps = |slices: &[RankSlice], r| slices.iter().filter(|s| s.rank == r).count();
+            let dealt = |slices: &[RankSlice]| slices.iter().map(|s| u64::from(s.len)).sum::<u64>();
             prop_assert_eq!(dealt(&rest), dealt(&whole[stop..]));
             for r in 0..ranks {
                 prop_assert_eq!(steps(&rest, r), steps(&whole[stop..], r), "{:?} after {:?}", cut(&rest), cut(&whole[..stop]));
@@ -420,13 +420,13 @@ mod tests {
 
     #[test]
     fn what_could_not_be_read_brings_no_rank_more_batches_than_the_others_had() {
-        let mut dealer = Dealer::new(3, 2, false);
+        let mut dealer = RankBatcher::new(3, 2, false);
         dealer.owe(Behind {
             batches: &[0, 1],
             others_are_done: true,
             forfeited: 0,
         });
-        let cut = |slices: Vec<Slice>| -> Vec<(u32, u32, bool)> {
+        let cut = |slices: Vec<RankSlice>| -> Vec<(u32, u32, bool)> {
             slices
                 .iter()
                 .map(|s| (s.rank, s.len, s.ends_epoch))
@@ -439,15 +439,15 @@ mod tests {
 
     #[test]
     fn batches_of_one_are_admitted_only_if_they_come_out_even() {
-        assert!(Dealer::new(1, 4, false).can_deal(8));
-        assert!(!Dealer::new(1, 4, false).can_deal(9));
-        assert!(Dealer::new(1, 4, true).can_deal(9));
-        assert!(!Dealer::new(2, 4, false).can_deal(3));
+        assert!(RankBatcher::new(1, 4, false).can_deal(8));
+        assert!(!RankBatcher::new(1, 4, false).can_deal(9));
+        assert!(RankBatcher::new(1, 4, true).can_deal(9));
+        assert!(!RankBatcher::new(2, 4, false).can_deal(3));
     }
 
     #[test]
     fn a_rest_too_small_for_all_ranks_is_spread_over_two_rounds() {
-        let slices = epoch(&mut Dealer::new(4, 3, false), 12 + 2, 64);
+        let slices = epoch(&mut RankBatcher::new(4, 3, false), 12 + 2, 64);
         let sizes: Vec<u32> = slices.iter().map(|s| s.len).collect();
         assert_eq!(sizes, [3, 3, 2, 2, 2, 2]);
     }

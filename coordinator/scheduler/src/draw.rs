@@ -9,7 +9,7 @@ use roaring::RoaringBitmap;
 
 /// Where a draw stands; with the seed, all that its randomness depends on.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Key {
+pub(crate) struct DrawKey {
     pub(crate) seed: u64,
     pub(crate) epoch: u64,
     /// Samples of the epoch drawn before.
@@ -20,7 +20,7 @@ pub(crate) struct Key {
 }
 
 /// The next `count` samples of `from`, in the order of their draw. At most as many as there are.
-pub(crate) fn random(from: &RoaringBitmap, count: u32, key: Key) -> Vec<u32> {
+pub(crate) fn random(from: &RoaringBitmap, count: u32, key: DrawKey) -> Vec<u32> {
     let mut taken: Vec<u64> = Vec::with_capacity(count as usize);
     let left = |i: u64| from.len() - i;
     (0..u64::from(count).min(from.len()))
@@ -37,7 +37,7 @@ pub(crate) fn ascending(from: &RoaringBitmap, count: u32) -> Vec<u32> {
 }
 
 /// Any `count` samples of `from`, each as likely as any other. For many: its time grows with `from` alone.
-pub(crate) fn any_of(from: &RoaringBitmap, count: u64, key: Key) -> RoaringBitmap {
+pub(crate) fn any_of(from: &RoaringBitmap, count: u64, key: DrawKey) -> RoaringBitmap {
     let (mut left, mut wanted) = (from.len(), count.min(from.len()));
     let takes = |&(i, _): &(u64, u32)| {
         let is_taken = below(key.at(i), left) < wanted;
@@ -64,7 +64,7 @@ fn skip(taken: &mut Vec<u64>, rank: u64) -> u64 {
     rank + low as u64
 }
 
-impl Key {
+impl DrawKey {
     fn at(self, further: u64) -> u64 {
         keyed(self.seed, &[self.epoch, self.position + further, self.salt])
     }
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const KEY: Key = Key {
+    const KEY: DrawKey = DrawKey {
         seed: 7,
         epoch: 3,
         position: 0,
@@ -110,7 +110,7 @@ mod tests {
             let id = random(
                 &from,
                 1,
-                Key {
+                DrawKey {
                     position: u64::from(i),
                     ..KEY
                 },
@@ -127,7 +127,7 @@ mod tests {
         let mut orders = std::collections::BTreeSet::new();
         for seed in 0..10 {
             for epoch in 0..10 {
-                orders.insert(random(&from, 100, Key { seed, epoch, ..KEY }));
+                orders.insert(random(&from, 100, DrawKey { seed, epoch, ..KEY }));
             }
         }
         assert_eq!(orders.len(), 100, "each is another order");
@@ -149,7 +149,7 @@ mod tests {
         let from: RoaringBitmap = (5..15).collect();
         let mut seen = [0u32; 15];
         for epoch in 0..10_000 {
-            let ids = any_of(&from, 4, Key { epoch, ..KEY });
+            let ids = any_of(&from, 4, DrawKey { epoch, ..KEY });
             assert_eq!(ids.len(), 4);
             ids.iter().for_each(|id| seen[id as usize] += 1);
         }
@@ -167,7 +167,7 @@ mod tests {
         let from: RoaringBitmap = (0..10).collect();
         let mut seen = [[0u32; 10]; 10];
         for epoch in 0..10_000 {
-            for (place, id) in random(&from, 10, Key { epoch, ..KEY })
+            for (place, id) in random(&from, 10, DrawKey { epoch, ..KEY })
                 .into_iter()
                 .enumerate()
             {

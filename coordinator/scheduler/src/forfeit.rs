@@ -2,7 +2,7 @@
 
 use roaring::RoaringBitmap;
 
-use crate::draw::{self, Key};
+use crate::draw::{self, DrawKey};
 use crate::job::Job;
 use crate::{AttachError, Behind, DrawOrder, JobSpec, Resume, Scheduler};
 
@@ -43,7 +43,7 @@ impl Scheduler {
     }
 
     fn forfeited(&self, left: &RoaringBitmap, count: u64, resume: &Resume) -> RoaringBitmap {
-        let key = Key {
+        let key = DrawKey {
             seed: self.config.seed,
             epoch: resume.epoch,
             position: resume.delivered.len(),

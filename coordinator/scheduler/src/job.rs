@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use roaring::RoaringBitmap;
 
-use crate::deal::Dealer;
-use crate::ledger::Ledger;
+use crate::deal::RankBatcher;
+use crate::ledger::DeliveryLog;
 use crate::need::Need;
 use crate::queue::Queue;
 use crate::{AttachError, Behind, Config, Delivery, JobId, JobSpec, Resume};
@@ -41,7 +41,7 @@ pub(crate) struct Known {
 }
 
 /// By minibatch: ranks that have not taken it.
-pub(crate) type Waiting = std::collections::HashMap<u64, u32>;
+pub(crate) type PendingRanks = std::collections::HashMap<u64, u32>;
 
 /// See the module.
 #[derive(Debug, Clone)]
@@ -62,7 +62,7 @@ pub(crate) struct Job {
     pub(crate) skip_bad: bool,
     /// Minibatches made for others while it was starving.
     pub(crate) passed_over: u32,
-    dealer: Dealer,
+    dealer: RankBatcher,
     queues: Vec<Queue>,
     /// Epoch, and rounds dealt in it to ranks that were behind: to the others these are no steps.
     caught_up: (u64, u64),
@@ -70,7 +70,7 @@ pub(crate) struct Job {
     started: Vec<u64>,
     /// Samples of an epoch that no rank has begun which may be drawn for this job's sake.
     ahead: u64,
-    ledger: Ledger,
+    ledger: DeliveryLog,
     /// The job before each minibatch of which nothing is taken, in order.
     marks: VecDeque<Mark>,
     /// It does not read: nothing is made for it.
@@ -84,7 +84,7 @@ struct Mark {
     epoch: u64,
     set: Arc<RoaringBitmap>,
     whole: u64,
-    dealer: Dealer,
+    dealer: RankBatcher,
 }
 
 impl Job {
@@ -99,7 +99,7 @@ impl Job {
             Some(subset) => Arc::new(subset.clone()),
             None => all.clone(),
         };
-        let dealer = Dealer::new(spec.batch_size, spec.world_size, spec.drop_last);
+        let dealer = RankBatcher::new(spec.batch_size, spec.world_size, spec.drop_last);
         let epoch = spec.resume.as_ref().map_or(0, |r| r.epoch);
         let mut job = Job {
             need: Need::new(RoaringBitmap::new()),
@@ -117,7 +117,7 @@ impl Job {
             caught_up: (epoch, 0),
             started: vec![epoch; spec.world_size as usize],
             ahead: u64::MAX,
-            ledger: Ledger::new(epoch),
+            ledger: DeliveryLog::new(epoch),
             marks: VecDeque::new(),
             is_absent: false,
         };
@@ -278,7 +278,7 @@ impl Job {
         self.queues.fill(Queue::default());
         self.marks.clear();
         self.is_absent = false;
-        self.ledger = Ledger::new(self.epoch);
+        self.ledger = DeliveryLog::new(self.epoch);
         self.fill(known);
         // A rank that asks for this is in the next epoch as soon as it is answered.
         let epoch = self.epoch;
@@ -341,7 +341,7 @@ impl Job {
     ///
     /// Of epochs that not all ranks iterate yet only one is begun. How much of it is drawn for this job's sake is not
     /// decided here ([`may_be_ahead`](Self::may_be_ahead)): it may take part in what others need.
-    pub(crate) fn has_room(&self, bound: u32, config: &Config, waiting: &Waiting) -> bool {
+    pub(crate) fn has_room(&self, bound: u32, config: &Config, waiting: &PendingRanks) -> bool {
         let queue = &self.queues[self.dealer.next_rank() as usize];
         let own = || {
             queue
@@ -357,7 +357,7 @@ impl Job {
             && (!is_scarce || own() < config.low_water.max(1) as usize)
     }
 
-    pub(crate) fn count_waiting(&self, waiting: &mut Waiting) {
+    pub(crate) fn count_waiting(&self, waiting: &mut PendingRanks) {
         for id in self.queues.iter().flat_map(Queue::each) {
             *waiting.entry(id).or_insert(0) += 1;
         }
@@ -381,7 +381,7 @@ impl Job {
         let queue = &self.queues[self.dealer.next_rank() as usize];
         queue.whole_batches() == 0
             && self.has_begun(self.epoch)
-            && self.has_room(u32::MAX, config, &Waiting::new())
+            && self.has_room(u32::MAX, config, &PendingRanks::new())
     }
 
     pub(crate) fn take(&mut self, rank: u32, deliveries: u32) {

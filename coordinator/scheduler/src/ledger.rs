@@ -14,7 +14,7 @@ const REMEMBERED: usize = 64;
 
 /// A slice of a batch, from one minibatch.
 #[derive(Debug, Clone)]
-struct Dealt {
+struct DealtSlice {
     minibatch: u64,
     epoch: u64,
     step: u64,
@@ -35,8 +35,8 @@ struct Closed {
 
 /// See the module.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Ledger {
-    dealt: VecDeque<Dealt>,
+pub(crate) struct DeliveryLog {
+    dealt: VecDeque<DealtSlice>,
     /// How many of these end a batch.
     batches: usize,
     closed: VecDeque<Closed>,
@@ -44,18 +44,18 @@ pub(crate) struct Ledger {
     from: (u64, u64),
 }
 
-impl Ledger {
+impl DeliveryLog {
     pub(crate) fn new(epoch: u64) -> Self {
-        Ledger {
+        DeliveryLog {
             from: (epoch, 0),
-            ..Ledger::default()
+            ..DeliveryLog::default()
         }
     }
 
     /// Notes a slice. Slices are dealt batch after batch.
     pub(crate) fn add(&mut self, minibatch: u64, epoch: u64, step: u64, ids: &[u32], ended: bool) {
         self.batches += usize::from(ended);
-        self.dealt.push_back(Dealt {
+        self.dealt.push_back(DealtSlice {
             minibatch,
             epoch,
             step,
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn samples_that_change_places_are_each_dealt_where_the_other_was() {
-        let mut ledger = Ledger::new(0);
+        let mut ledger = DeliveryLog::new(0);
         ledger.add(0, 0, 0, &[1, 2], true);
         ledger.add(1, 0, 1, &[3, 4], true);
         ledger.add(2, 1, 0, &[2, 3], true);
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn what_is_taken_back_was_never_dealt() {
-        let mut ledger = Ledger::new(0);
+        let mut ledger = DeliveryLog::new(0);
         ledger.add(0, 0, 0, &[1, 2], true);
         ledger.add(1, 0, 1, &[3], false);
         ledger.add(2, 0, 1, &[4], true);

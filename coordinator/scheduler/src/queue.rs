@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 /// One delivery.
 #[derive(Debug, Clone, Copy)]
-struct Entry {
+struct QueuedDelivery {
     minibatch: u64,
     len: u32,
     ends_batch: bool,
@@ -13,7 +13,7 @@ struct Entry {
 /// A rank's queue.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Queue {
-    entries: VecDeque<Entry>,
+    entries: VecDeque<QueuedDelivery>,
     minibatches: u32,
     samples: u64,
     batches: u32,
@@ -28,7 +28,7 @@ impl Queue {
         self.minibatches += u32::from(!same);
         self.samples += u64::from(len);
         self.batches += u32::from(ends_batch);
-        self.entries.push_back(Entry {
+        self.entries.push_back(QueuedDelivery {
             minibatch,
             len,
             ends_batch,

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use roaring::RoaringBitmap;
 
 use crate::ascending;
-use crate::draw::{self, Key, mix};
-use crate::job::{Job, JobView, Known, Waiting};
+use crate::draw::{self, DrawKey, mix};
+use crate::job::{Job, JobView, Known, PendingRanks};
 use crate::need::Need;
 use crate::{
     AttachError, Behind, Cohort, Config, Draw, DrawOrder, JobId, JobSpec, Minibatch, Resume, Target,
@@ -388,7 +388,7 @@ impl Scheduler {
             intersect(&common, &job.need, 1)
         })?;
         let from = &*common - &self.known.bad;
-        let key = Key {
+        let key = DrawKey {
             seed: self.config.seed,
             epoch: first.epoch,
             position: first.position(),
@@ -456,7 +456,7 @@ impl Scheduler {
                 members.size
             ));
         }
-        let (bound, waiting) = (self.config.depth, Waiting::default());
+        let (bound, waiting) = (self.config.depth, PendingRanks::default());
         let full = |id: &&JobId| {
             let job = self.jobs.get(id);
             // A member of which nothing is to be dealt has not begun its epoch.
@@ -527,7 +527,7 @@ impl Scheduler {
 
     /// Everybody who can be given a minibatch.
     fn units(&self, bound: u32) -> Vec<Unit> {
-        let mut waiting = Waiting::default();
+        let mut waiting = PendingRanks::default();
         self.jobs
             .values()
             .for_each(|job| job.count_waiting(&mut waiting));
@@ -697,8 +697,8 @@ impl Scheduler {
         }
     }
 
-    fn key(&self, job: &Job, salt: u64) -> Key {
-        Key {
+    fn key(&self, job: &Job, salt: u64) -> DrawKey {
+        DrawKey {
             seed: self.config.seed,
             epoch: job.epoch,
             position: job.position(),
@@ -706,7 +706,7 @@ impl Scheduler {
         }
     }
 
-    fn draw(&self, from: &RoaringBitmap, count: u32, key: Key) -> Vec<u32> {
+    fn draw(&self, from: &RoaringBitmap, count: u32, key: DrawKey) -> Vec<u32> {
         match self.config.order {
             DrawOrder::Random => draw::random(from, count, key),
             DrawOrder::Ascending | DrawOrder::AscendingInCommon => draw::ascending(from, count),

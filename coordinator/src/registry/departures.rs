@@ -73,7 +73,7 @@ impl Registry {
 
 #[cfg(test)]
 mod tests {
-    use coprep_protocol::message::Resume;
+    use coprep_protocol::message::ResumePoint;
 
     use super::*;
 
@@ -81,7 +81,7 @@ mod tests {
         Departure {
             token,
             rank,
-            resume: Resume {
+            resume: ResumePoint {
                 epoch: 0,
                 delivered: vec![0; bytes],
                 batches: 1,

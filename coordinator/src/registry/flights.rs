@@ -5,7 +5,7 @@
 //! lasts join it, and nobody else waits. A table of flights lies in the registry under the lock that also holds the
 //! results, so that a newcomer finds either the result or the flight.
 //!
-//! A wait ends with the result, or when the [`Party`] that waits has had enough. A flight may ask whether anybody
+//! A wait ends with the result, or when the [`FlightParty`] that waits has had enough. A flight may ask whether anybody
 //! still waits for it.
 //!
 //! **Locks.** The state of a flight is locked for moments, alone or within the registry's lock, never around it.
@@ -19,7 +19,7 @@ use crate::{Error, Result};
 const TICK: Duration = Duration::from_millis(200);
 
 /// Whoever waits for a flight.
-pub(crate) trait Party {
+pub(crate) trait FlightParty {
     /// Is called now and then during a wait, with the step that the flight is at and when the flight began.
     ///
     /// # Errors
@@ -28,7 +28,7 @@ pub(crate) trait Party {
 }
 
 /// How a flight ended.
-pub(super) enum Outcome<T> {
+pub(super) enum FlightOutcome<T> {
     /// The result.
     Done(T),
     /// An error.
@@ -37,12 +37,12 @@ pub(super) enum Outcome<T> {
     Nothing,
 }
 
-impl<T: Clone> Clone for Outcome<T> {
+impl<T: Clone> Clone for FlightOutcome<T> {
     fn clone(&self) -> Self {
         match self {
-            Outcome::Done(result) => Outcome::Done(result.clone()),
-            Outcome::Failed(error) => Outcome::Failed(error.clone()),
-            Outcome::Nothing => Outcome::Nothing,
+            FlightOutcome::Done(result) => FlightOutcome::Done(result.clone()),
+            FlightOutcome::Failed(error) => FlightOutcome::Failed(error.clone()),
+            FlightOutcome::Nothing => FlightOutcome::Nothing,
         }
     }
 }
@@ -50,19 +50,19 @@ impl<T: Clone> Clone for Outcome<T> {
 /// See the module.
 pub(super) struct Flight<T> {
     began: Instant,
-    state: Mutex<State<T>>,
+    state: Mutex<FlightState<T>>,
     landed: Condvar,
 }
 
-struct State<T> {
+struct FlightState<T> {
     waiters: usize,
     /// The step that is being done now, in words for people.
     step: String,
-    outcome: Option<Outcome<T>>,
+    outcome: Option<FlightOutcome<T>>,
 }
 
 impl<T: Clone> Flight<T> {
-    fn state(&self) -> MutexGuard<'_, State<T>> {
+    fn state(&self) -> MutexGuard<'_, FlightState<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -77,7 +77,7 @@ impl<T: Clone> Flight<T> {
     }
 
     /// Ends the flight. `before`: is told how many will take the outcome, before any of them does.
-    pub(super) fn land(&self, outcome: Outcome<T>, before: impl FnOnce(usize)) {
+    pub(super) fn land(&self, outcome: FlightOutcome<T>, before: impl FnOnce(usize)) {
         let mut state = self.state();
         before(state.waiters);
         state.outcome = Some(outcome);
@@ -86,7 +86,7 @@ impl<T: Clone> Flight<T> {
 }
 
 /// A flight that needs the result of another one waits as long as somebody waits for its own.
-impl<T: Clone> Party for Flight<T> {
+impl<T: Clone> FlightParty for Flight<T> {
     fn still_waits(&self, step: &str, _began: Instant) -> Result<()> {
         let mut state = self.state();
         if state.waiters == 0 {
@@ -124,7 +124,7 @@ impl<T: Clone> Waiter<T> {
     ///
     /// # Errors
     /// When the party does not wait any longer. Then there is no outcome that only this waiter could take.
-    pub(super) fn wait(mut self, party: &dyn Party) -> Result<Outcome<T>> {
+    pub(super) fn wait(mut self, party: &dyn FlightParty) -> Result<FlightOutcome<T>> {
         let flight = self.flight.clone();
         let mut state = flight.state();
         loop {
@@ -182,7 +182,7 @@ impl<K: PartialEq, T: Clone> Flights<K, T> {
     pub(super) fn begin(&mut self, key: K, step: String) -> (Arc<Flight<T>>, Waiter<T>) {
         let flight = Arc::new(Flight {
             began: Instant::now(),
-            state: Mutex::new(State {
+            state: Mutex::new(FlightState {
                 waiters: 0,
                 step,
                 outcome: None,
@@ -209,7 +209,7 @@ mod tests {
     /// Waits for so many looks.
     struct Looks(std::cell::Cell<u32>);
 
-    impl Party for Looks {
+    impl FlightParty for Looks {
         fn still_waits(&self, _step: &str, _began: Instant) -> Result<()> {
             match self.0.get().checked_sub(1) {
                 Some(left) => {
@@ -237,9 +237,9 @@ mod tests {
             let waits = [first, second]
                 .map(|waiter| scope.spawn(move || waiter.wait(&looks(1000)).unwrap()));
             flights.remove(&flight);
-            flight.land(Outcome::Done(5), |waiters| assert_eq!(waiters, 2));
+            flight.land(FlightOutcome::Done(5), |waiters| assert_eq!(waiters, 2));
             for wait in waits {
-                assert!(matches!(wait.join().unwrap(), Outcome::Done(5)));
+                assert!(matches!(wait.join().unwrap(), FlightOutcome::Done(5)));
             }
         });
         assert!(flights.join(&7).is_none());
@@ -255,7 +255,7 @@ mod tests {
         drop(second);
         assert!(!flight.is_awaited());
         assert!(flight.still_waits("more", Instant::now()).is_err());
-        flight.land(Outcome::Nothing, |waiters| assert_eq!(waiters, 0));
+        flight.land(FlightOutcome::Nothing, |waiters| assert_eq!(waiters, 0));
     }
 
     #[test]
@@ -268,7 +268,7 @@ mod tests {
             while outer.state().step != "listing" {
                 std::thread::yield_now();
             }
-            flight.land(Outcome::Done(1), |_| {});
+            flight.land(FlightOutcome::Done(1), |_| {});
             assert!(waiting.join().unwrap());
         });
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use coprep_protocol::message::{Awaited, Reply};
 
-use super::flights::Party;
+use super::flights::FlightParty;
 use crate::stream::Client;
 use crate::{Error, Result};
 
@@ -21,11 +21,11 @@ const REMEDY: &str = "nothing is wrong if it is large or its storage slow; what 
 pub(crate) struct Guest<'a> {
     client: &'a Client,
     came: Instant,
-    told: RefCell<Told>,
+    told: RefCell<GuestState>,
 }
 
 #[derive(Default)]
-struct Told {
+struct GuestState {
     /// The step that the client heard of last.
     step: String,
     is_logged: bool,
@@ -61,7 +61,7 @@ impl<'a> Guest<'a> {
     }
 }
 
-impl Party for Guest<'_> {
+impl FlightParty for Guest<'_> {
     fn still_waits(&self, step: &str, began: Instant) -> Result<()> {
         if self.client.is_gone() {
             return Err(Error::Invalid("the client left while it waited".into()));
@@ -88,7 +88,7 @@ mod tests {
     use coprep_protocol::message::RefusalKind;
 
     use super::*;
-    use crate::outbox::{Outbox, ReplyWriter};
+    use crate::outbox::{ReplyQueue, ReplyWriter};
     use crate::peer::Peer;
 
     const STEP: &str = "the files of the folder /photos are being listed";
@@ -97,7 +97,7 @@ mod tests {
         Client {
             name: "job".into(),
             pid: 1,
-            outbox: Outbox::new(socket, &ReplyWriter::start().unwrap()).unwrap(),
+            outbox: ReplyQueue::new(socket, &ReplyWriter::start().unwrap()).unwrap(),
             peer: Arc::new(Peer::of(socket)),
         }
     }

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use coprep_pipeline::Dataset;
 use coprep_protocol::message::{Attach, CacheForm, UserCode};
-use coprep_protocol::spec::{Op, Part, PipelineSpec, Source};
+use coprep_protocol::spec::{IdentityPart, Op, PipelineSpec, Source};
 
-use crate::stream::{Blueprint, Stream};
+use crate::stream::{Stream, StreamConfig};
 
 /// Identity of what a cache holds: the list of samples, and for the decoded form what was done to them.
 pub(super) fn content(spec: &PipelineSpec, form: CacheForm, dataset: &Dataset) -> u128 {
@@ -107,7 +107,7 @@ pub(super) fn differs(one: &Arc<Stream>, other: &Arc<Stream>) -> Option<String> 
 
 /// True if a person may expect two streams to be one: they have the same dataset by name, or they do the same with as many
 /// samples of another folder, which may be a copy, or the same one under another mount.
-fn look_alike(a: &Blueprint, b: &Blueprint) -> bool {
+fn look_alike(a: &StreamConfig, b: &StreamConfig) -> bool {
     let same_work = match (&a.spec, &b.spec) {
         (Some(x), Some(y)) => x.ops == y.ops && a.maker.samples() == b.maker.samples(),
         _ => false,
@@ -147,8 +147,8 @@ fn operators_that_differ(a: &[Op], b: &[Op]) -> Option<String> {
     Some(format!("operators {} and {}", shown(a), shown(b)))
 }
 
-fn parts_that_differ(a: &[Part], b: &[Part]) -> Vec<String> {
-    let of = |parts: &[Part]| -> std::collections::BTreeMap<String, u128> {
+fn parts_that_differ(a: &[IdentityPart], b: &[IdentityPart]) -> Vec<String> {
+    let of = |parts: &[IdentityPart]| -> std::collections::BTreeMap<String, u128> {
         parts.iter().map(|p| (p.name.clone(), p.hash)).collect()
     };
     let (a, b) = (of(a), of(b));

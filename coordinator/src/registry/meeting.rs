@@ -13,17 +13,17 @@ use crate::stream::{Stream, StreamKey};
 
 /// The processes that are to meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Party {
+enum MeetingParty {
     /// The ranks of the jobs of a group.
     Group(String),
-    Cohort(String),
+    CohortRequest(String),
 }
 
-impl Party {
+impl MeetingParty {
     fn of(request: &Attach) -> Option<Self> {
         match &request.cohort {
-            Some(cohort) => Some(Party::Cohort(cohort.name.clone())),
-            None if request.world_size > 1 => Some(Party::Group(request.group.clone())),
+            Some(cohort) => Some(MeetingParty::CohortRequest(cohort.name.clone())),
+            None if request.world_size > 1 => Some(MeetingParty::Group(request.group.clone())),
             None => None,
         }
     }
@@ -31,7 +31,7 @@ impl Party {
 
 /// The streams that first ranks and members have chosen.
 #[derive(Default)]
-pub(super) struct Meetings(Vec<(StreamKey, Party, Weak<Stream>)>);
+pub(super) struct Meetings(Vec<(StreamKey, MeetingParty, Weak<Stream>)>);
 
 impl Registry {
     /// Returns the stream that the other ranks or members have taken. If there is none, returns `found` and remembers it for
@@ -42,7 +42,7 @@ impl Registry {
         request: &Attach,
         found: &Arc<Stream>,
     ) -> Arc<Stream> {
-        let Some(party) = Party::of(request) else {
+        let Some(party) = MeetingParty::of(request) else {
             return found.clone();
         };
         let mut open = self.open();

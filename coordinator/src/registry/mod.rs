@@ -24,16 +24,16 @@ use std::time::{Duration, Instant};
 
 use coprep_cache::allocator;
 use coprep_cache::staging::StagingPool;
-use coprep_pipeline::{Dataset, Pipeline, Throttle};
+use coprep_pipeline::{Dataset, Pipeline, ReadThrottle};
 use coprep_protocol::message::{Attach, CacheForm, CacheRequest, StreamStatus};
 use coprep_protocol::spec::{PipelineSpec, Source};
 
-use crate::caches::{Cache, CacheKey, Opening, Origin, Pin, Sizes, check_form};
+use crate::caches::{CacheKey, CacheOptions, DatasetCache, Origin, Pin, SampleBytes, check_form};
 use crate::costs::AllCosts;
-use crate::maker::Maker;
+use crate::maker::Producer;
 use crate::prepare::Recipe;
 use crate::registry::departures::Departures;
-use crate::registry::flights::{Flight, Flights, Outcome, Party, Waiter};
+use crate::registry::flights::{Flight, FlightOutcome, FlightParty, Flights, Waiter};
 pub(crate) use crate::registry::guest::Guest;
 pub use crate::registry::identity::describe;
 pub(crate) use crate::registry::identity::describe_operators;
@@ -42,9 +42,10 @@ use crate::registry::meeting::Meetings;
 use crate::registry::user_code::{UserCodes, ids_only, runs_code};
 use crate::registry::warmth::names_no_form;
 use crate::stream::{
-    Admission, Blueprint, Client, Numbers, Seat, Stream, StreamKey, cohort_key, fingerprint, layout,
+    Client, Numbers, RankId, Registration, Stream, StreamConfig, StreamKey, cohort_key,
+    fingerprint, layout,
 };
-use crate::workers::Workers;
+use crate::workers::ThreadPool;
 use crate::{Error, Result, Settings};
 
 /// Longest wait for a stream that is being closed, for what it has loaded.
@@ -53,9 +54,9 @@ const CLOSING: Duration = Duration::from_secs(2);
 /// See the module.
 pub(crate) struct Registry {
     pub(crate) settings: Settings,
-    pub(crate) workers: Arc<Workers>,
+    pub(crate) workers: Arc<ThreadPool>,
     /// What all datasets are read through.
-    pub(crate) throttle: Arc<Throttle>,
+    pub(crate) throttle: Arc<ReadThrottle>,
     pub(crate) started: Instant,
     open: Mutex<Open>,
     /// A stream has left the table.
@@ -69,7 +70,7 @@ pub(crate) struct Registry {
 /// Answer to a job.
 pub(crate) enum Answer {
     /// It has a place.
-    Admitted(Arc<Stream>, Box<Admission>),
+    Admitted(Arc<Stream>, Box<Registration>),
     /// Its code is needed.
     WantCode,
 }
@@ -78,11 +79,11 @@ pub(crate) enum Answer {
 #[derive(Default)]
 struct Open {
     streams: Vec<Arc<Stream>>,
-    caches: Vec<Arc<Cache>>,
+    caches: Vec<Arc<DatasetCache>>,
     /// The streams in which ranks meet.
     meetings: Meetings,
     opening_streams: Flights<StreamKey, Arc<Stream>>,
-    opening_caches: Flights<CacheKey, Arc<Cache>>,
+    opening_caches: Flights<CacheKey, Arc<DatasetCache>>,
     /// By folder.
     listing: Flights<String, Arc<Dataset>>,
     /// Bytes of caches that are being opened or freed: they count towards the budget.
@@ -92,7 +93,7 @@ struct Open {
 /// How a job's stream was found.
 enum Found {
     Stream(Arc<Stream>),
-    Opening(Waiter<Arc<Stream>>),
+    CacheOptions(Waiter<Arc<Stream>>),
     WantCode,
 }
 
@@ -111,10 +112,10 @@ struct Wanted {
 
 impl Registry {
     pub(crate) fn new(settings: Settings) -> Result<Self> {
-        let workers = Arc::new(Workers::start(settings.cpus, settings.attribution)?);
+        let workers = Arc::new(ThreadPool::start(settings.cpus, settings.attribution)?);
         Ok(Registry {
             costs: AllCosts::new(settings.costs),
-            throttle: Arc::new(Throttle::new(settings.storage)),
+            throttle: Arc::new(ReadThrottle::new(settings.storage)),
             settings,
             workers,
             started: Instant::now(),
@@ -134,12 +135,12 @@ impl Registry {
         self.open().streams.clone()
     }
 
-    pub(crate) fn caches(&self) -> Vec<Arc<Cache>> {
+    pub(crate) fn caches(&self) -> Vec<Arc<DatasetCache>> {
         self.open().caches.clone()
     }
 
     /// Streams that use a cache now.
-    pub(crate) fn users(&self, cache: &Arc<Cache>) -> u32 {
+    pub(crate) fn users(&self, cache: &Arc<DatasetCache>) -> u32 {
         self.open().users(cache)
     }
 
@@ -156,7 +157,7 @@ impl Registry {
             let (stream, is_expected) = match self.find_or_open(key, request, dataset) {
                 Found::Stream(stream) => (stream, false),
                 Found::WantCode => return Ok(Answer::WantCode),
-                Found::Opening(waiter) => match wait_for(waiter, &guest)? {
+                Found::CacheOptions(waiter) => match wait_for(waiter, &guest)? {
                     Some(stream) => (stream, true),
                     None => continue,
                 },
@@ -198,7 +199,7 @@ impl Registry {
     }
 
     /// A consumer left, however.
-    pub(crate) fn detach(&self, stream: &Arc<Stream>, seat: Seat) {
+    pub(crate) fn detach(&self, stream: &Arc<Stream>, seat: RankId) {
         if stream.detach(seat) {
             self.close_if_empty(stream);
         }
@@ -249,7 +250,7 @@ impl Registry {
             return Found::Stream(stream);
         }
         if let Some(waiter) = open.opening_streams.join(&key) {
-            return Found::Opening(waiter);
+            return Found::CacheOptions(waiter);
         }
         let needs_code = runs_code(request).is_some() && dataset.is_none();
         if needs_code && !self.user_code.is_resting(code_key(request)) {
@@ -264,12 +265,12 @@ impl Registry {
             registry.open_stream(&request, dataset.as_deref(), flight)
         };
         self.fly(flight, open_it, Registry::land_stream);
-        Found::Opening(waiter)
+        Found::CacheOptions(waiter)
     }
 
-    fn land_stream(&self, flight: &Arc<Flight<Arc<Stream>>>, outcome: Outcome<Arc<Stream>>) {
+    fn land_stream(&self, flight: &Arc<Flight<Arc<Stream>>>, outcome: FlightOutcome<Arc<Stream>>) {
         let opened = match &outcome {
-            Outcome::Done(stream) => Some(stream.clone()),
+            FlightOutcome::Done(stream) => Some(stream.clone()),
             _ => None,
         };
         let mut open = self.open();
@@ -295,7 +296,7 @@ impl Registry {
         work: impl FnOnce(&Arc<Registry>, &Arc<Flight<T>>) -> Result<Option<(T, Option<Pin>)>>
         + Send
         + 'static,
-        land: fn(&Registry, &Arc<Flight<T>>, Outcome<T>),
+        land: fn(&Registry, &Arc<Flight<T>>, FlightOutcome<T>),
     ) {
         let (registry, span, flying) = (self.clone(), tracing::Span::current(), flight.clone());
         let run = move || {
@@ -304,16 +305,16 @@ impl Registry {
             let done = catch_unwind(AssertUnwindSafe(|| work(&registry, &flying)));
             let done = done.unwrap_or_else(|_| Err(defect()));
             let (outcome, _pin) = match done {
-                Ok(Some((result, pin))) => (Outcome::Done(result), pin),
-                Ok(None) => (Outcome::Nothing, None),
-                Err(e) => (Outcome::Failed(Arc::new(e)), None),
+                Ok(Some((result, pin))) => (FlightOutcome::Done(result), pin),
+                Ok(None) => (FlightOutcome::Nothing, None),
+                Err(e) => (FlightOutcome::Failed(Arc::new(e)), None),
             };
             land(&registry, &flying, outcome);
         };
         let thread = std::thread::Builder::new().name("open".into());
         if let Err(e) = thread.spawn(run) {
             let error = Error::io("cannot start a thread", e);
-            land(self, &flight, Outcome::Failed(Arc::new(error)));
+            land(self, &flight, FlightOutcome::Failed(Arc::new(error)));
         }
     }
 
@@ -374,7 +375,7 @@ impl Registry {
         let slots = request.batch_size.max(1);
         let seed = request.seed.or(request.seed_hint);
         let seed = seed.unwrap_or_else(random_seed);
-        let reserve = |maker: &Maker| {
+        let reserve = |maker: &Producer| {
             flight.step("the memory of its batches is being reserved");
             let numbers = Numbers::of(request, seed, maker.samples())?;
             let layout = layout(
@@ -399,13 +400,13 @@ impl Registry {
             }
             _ => {
                 let (recipe, pin) = self.recipe(&request.pipeline, &request.cache, &**flight)?;
-                let maker = Maker::Native(recipe);
+                let maker = Producer::Native(recipe);
                 let pool = reserve(&maker)?;
                 (maker, pool, None, pin)
             }
         };
         let numbers = Numbers::of(request, seed, maker.samples())?;
-        let blueprint = Blueprint {
+        let blueprint = StreamConfig {
             numbers,
             id: self.next_stream.fetch_add(1, Ordering::Relaxed),
             key: self.key_of_new_stream(request, &maker),
@@ -466,7 +467,7 @@ impl Registry {
         self: &Arc<Self>,
         spec: &PipelineSpec,
         request: &CacheRequest,
-        party: &dyn Party,
+        party: &dyn FlightParty,
     ) -> Result<(Recipe, Option<Pin>)> {
         let form = self.form_of(request);
         check_form(form, request.bytes)?;
@@ -509,7 +510,7 @@ impl Registry {
     pub(crate) fn dataset(
         self: &Arc<Self>,
         source: &Source,
-        party: &dyn Party,
+        party: &dyn FlightParty,
     ) -> Result<Arc<Dataset>> {
         let Source::ImageFolder { root } = source else {
             // A list of files is there already.
@@ -544,7 +545,11 @@ impl Registry {
         waiter
     }
 
-    fn land_dataset(&self, flight: &Arc<Flight<Arc<Dataset>>>, outcome: Outcome<Arc<Dataset>>) {
+    fn land_dataset(
+        &self,
+        flight: &Arc<Flight<Arc<Dataset>>>,
+        outcome: FlightOutcome<Arc<Dataset>>,
+    ) {
         self.open().listing.remove(flight);
         flight.land(outcome, |_| {});
     }
@@ -556,7 +561,7 @@ impl Registry {
         form: CacheForm,
         dataset: &Arc<Dataset>,
         pipeline: &Arc<Pipeline>,
-        party: &dyn Party,
+        party: &dyn FlightParty,
     ) -> Result<Pin> {
         let wanted = Wanted {
             key: CacheKey {
@@ -572,15 +577,17 @@ impl Registry {
             reduces: pipeline.reduces(),
         };
         let (dataset, pipeline) = (dataset.clone(), pipeline.clone());
-        self.find_or_open_cache(wanted, party, move || Sizes::of(&dataset, &pipeline, form))
+        self.find_or_open_cache(wanted, party, move || {
+            SampleBytes::of(&dataset, &pipeline, form)
+        })
     }
 
     /// Finds the cache, or opens it. `sizes` may read the headers of samples.
     fn find_or_open_cache(
         self: &Arc<Self>,
         wanted: Wanted,
-        party: &dyn Party,
-        sizes: impl Fn() -> Sizes + Clone + Send + 'static,
+        party: &dyn FlightParty,
+        sizes: impl Fn() -> SampleBytes + Clone + Send + 'static,
     ) -> Result<Pin> {
         loop {
             party.still_waits("its cache is being reserved", Instant::now())?;
@@ -596,8 +603,8 @@ impl Registry {
     fn cache_or_flight(
         self: &Arc<Self>,
         wanted: &Wanted,
-        sizes: &(impl Fn() -> Sizes + Clone + Send + 'static),
-    ) -> std::result::Result<Pin, Waiter<Arc<Cache>>> {
+        sizes: &(impl Fn() -> SampleBytes + Clone + Send + 'static),
+    ) -> std::result::Result<Pin, Waiter<Arc<DatasetCache>>> {
         let mut open = self.open();
         if let Some(cache) = open.caches.iter().find(|c| c.key == wanted.key) {
             return Ok(Pin::new(cache));
@@ -609,14 +616,14 @@ impl Registry {
         let (flight, waiter) = open.opening_caches.begin(wanted.key, step);
         drop(open);
         let (wanted, sizes) = (wanted.clone(), sizes.clone());
-        let open_it = move |registry: &Arc<Registry>, _: &Arc<Flight<Arc<Cache>>>| {
+        let open_it = move |registry: &Arc<Registry>, _: &Arc<Flight<Arc<DatasetCache>>>| {
             Ok(Some((registry.open_cache(&wanted, sizes())?, None)))
         };
         self.fly(flight, open_it, Registry::land_cache);
         Err(waiter)
     }
 
-    fn open_cache(&self, wanted: &Wanted, sizes: Sizes) -> Result<Arc<Cache>> {
+    fn open_cache(&self, wanted: &Wanted, sizes: SampleBytes) -> Result<Arc<DatasetCache>> {
         let available = coprep_cache::memory::available().unwrap_or(u64::MAX);
         let capacity = {
             let mut open = self.open();
@@ -630,7 +637,7 @@ impl Registry {
             open.reserved.push((wanted.key, capacity));
             capacity
         };
-        let opening = Opening {
+        let opening = CacheOptions {
             key: wanted.key,
             samples: wanted.samples,
             dataset_name: &wanted.dataset_name,
@@ -640,15 +647,19 @@ impl Registry {
             segment: self.settings.cache_name.as_deref(),
             reduces: wanted.reduces,
         };
-        Cache::open(&opening).map(Arc::new)
+        DatasetCache::open(&opening).map(Arc::new)
     }
 
-    fn land_cache(&self, flight: &Arc<Flight<Arc<Cache>>>, outcome: Outcome<Arc<Cache>>) {
+    fn land_cache(
+        &self,
+        flight: &Arc<Flight<Arc<DatasetCache>>>,
+        outcome: FlightOutcome<Arc<DatasetCache>>,
+    ) {
         let mut open = self.open();
         if let Some(landed) = open.opening_caches.remove(flight) {
             open.reserved.retain(|(key, _)| *key != landed);
         }
-        if let Outcome::Done(cache) = &outcome {
+        if let FlightOutcome::Done(cache) = &outcome {
             open.caches.push(cache.clone());
         }
         flight.land(outcome, |_| {});
@@ -662,22 +673,22 @@ impl Registry {
     pub(crate) fn drop_caches(&self, name: Option<&str>) -> u64 {
         let mut open = self.open();
         let all = std::mem::take(&mut open.caches);
-        let is_unused = |c: &Arc<Cache>| open.users(c) == 0 && !c.is_pinned();
+        let is_unused = |c: &Arc<DatasetCache>| open.users(c) == 0 && !c.is_pinned();
         let (gone, kept): (Vec<_>, Vec<_>) = all
             .into_iter()
             .partition(|c| is_unused(c) && name.is_none_or(|n| c.belongs_to(n)));
         open.caches = kept;
         // Whoever wants one of them anew waits until its segment is removed.
-        let begin = |cache: &Arc<Cache>| {
+        let begin = |cache: &Arc<DatasetCache>| {
             open.reserved.push((cache.key, cache.capacity()));
             let step = "its old cache is being freed".into();
             open.opening_caches.begin(cache.key, step).0
         };
         let freeing: Vec<_> = gone.iter().map(begin).collect();
         drop(open);
-        let bytes = gone.into_iter().map(Cache::discard).sum();
+        let bytes = gone.into_iter().map(DatasetCache::discard).sum();
         for flight in &freeing {
-            self.land_cache(flight, Outcome::Nothing);
+            self.land_cache(flight, FlightOutcome::Nothing);
         }
         bytes
     }
@@ -690,7 +701,7 @@ impl Open {
     }
 
     /// Streams that use a cache now.
-    fn users(&self, cache: &Arc<Cache>) -> u32 {
+    fn users(&self, cache: &Arc<DatasetCache>) -> u32 {
         let uses = |s: &&Arc<Stream>| {
             let used = s.blueprint.maker.cache();
             used.is_some_and(|c| Arc::ptr_eq(c, cache))
@@ -728,12 +739,12 @@ fn serves(stream: &Stream, key: &StreamKey, request: &Attach) -> bool {
 
 /// Waits for a flight. `None`: look again, since it ended without a result, or in a way that says nothing of this
 /// party's own attempt.
-fn wait_for<T: Clone>(waiter: Waiter<T>, party: &dyn Party) -> Result<Option<T>> {
+fn wait_for<T: Clone>(waiter: Waiter<T>, party: &dyn FlightParty) -> Result<Option<T>> {
     let is_first = waiter.is_first;
     match waiter.wait(party)? {
-        Outcome::Done(result) => Ok(Some(result)),
-        Outcome::Failed(e) if is_first || e.is_everybodys() => Err(Error::Shared(e)),
-        Outcome::Failed(_) | Outcome::Nothing => Ok(None),
+        FlightOutcome::Done(result) => Ok(Some(result)),
+        FlightOutcome::Failed(e) if is_first || e.is_everybodys() => Err(Error::Shared(e)),
+        FlightOutcome::Failed(_) | FlightOutcome::Nothing => Ok(None),
     }
 }
 
@@ -755,7 +766,7 @@ fn defect() -> Error {
 }
 
 fn tell_of(stream: &Stream, what: &str) {
-    let Blueprint {
+    let StreamConfig {
         id, dataset_name, ..
     } = &stream.blueprint;
     tracing::info!(stream = id, dataset = dataset_name, "{what}");

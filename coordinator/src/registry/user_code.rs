@@ -13,10 +13,12 @@ use roaring::RoaringBitmap;
 use super::flights::Flight;
 use super::identity::{code_key, zygote_key};
 use super::{Registry, Wanted};
-use crate::caches::{CacheKey, Pin, Sizes, check_form};
-use crate::maker::{Maker, naming_fields};
+use crate::caches::{CacheKey, Pin, SampleBytes, check_form};
+use crate::maker::{Producer, naming_fields};
 use crate::stream::{Numbers, Stream, layout, most_blob};
-use crate::user_code::{Crew, Loaded, Probing, Resting, Shape, Trouble, Zygote};
+use crate::user_code::{
+    IdleForkServer, Loaded, Probing, ProcessPool, SampleShape, Trouble, Zygote,
+};
 use crate::{Error, Result};
 
 /// How long a process that has loaded user code is kept for the next job, and how many of them.
@@ -40,7 +42,7 @@ const PROBES_IN_A_ROW: u32 = 8;
 #[derive(Default)]
 pub(super) struct UserCodes {
     /// Processes that have loaded it, whose jobs have just left.
-    resting: Mutex<Vec<(u128, Resting)>>,
+    resting: Mutex<Vec<(u128, IdleForkServer)>>,
     zygotes: Mutex<Vec<KnownZygote>>,
     ends: Arc<Ends>,
 }
@@ -62,16 +64,16 @@ impl KnownZygote {
 
 /// Hosts that came to their ends, one after the other, before their streams had handed over anything.
 #[derive(Default)]
-struct Ends(Mutex<HashMap<u128, End>>);
+struct Ends(Mutex<HashMap<u128, OpeningEnd>>);
 
-struct End {
+struct OpeningEnd {
     times: u32,
     latest: Instant,
     why: String,
 }
 
 impl Ends {
-    fn lock(&self) -> MutexGuard<'_, HashMap<u128, End>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<u128, OpeningEnd>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -81,7 +83,7 @@ impl Ends {
         ends.retain(|_, end| end.latest.elapsed() < MEMORY_OF_ENDS);
         let before = ends.remove(&key).map_or(0, |end| end.times);
         if !is_of_use {
-            let end = End {
+            let end = OpeningEnd {
                 times: before + 1,
                 latest: Instant::now(),
                 why: why.to_owned(),
@@ -94,7 +96,7 @@ impl Ends {
     fn check(&self, key: u128) -> Result<()> {
         let mut ends = self.lock();
         let is_too_often =
-            |end: &mut End| end.times >= MOST_ENDS && end.latest.elapsed() < MEMORY_OF_ENDS;
+            |end: &mut OpeningEnd| end.times >= MOST_ENDS && end.latest.elapsed() < MEMORY_OF_ENDS;
         match ends
             .extract_if(|k, end| *k == key && is_too_often(end))
             .next()
@@ -123,7 +125,7 @@ impl Registry {
         dataset: Option<&OwnedFd>,
         (slots, seed): (u32, u64),
         flight: &Arc<Flight<Arc<Stream>>>,
-    ) -> Result<Option<(Maker, StagingPool, Option<Pin>)>> {
+    ) -> Result<Option<(Producer, StagingPool, Option<Pin>)>> {
         check_user_form(self.form(request), user)?;
         self.user_code.ends.check(request.pipeline.fingerprint())?;
         let mut attempts = 0;
@@ -209,7 +211,7 @@ impl Registry {
         loaded: Loaded,
         (slots, seed): (u32, u64),
         flight: &Arc<Flight<Arc<Stream>>>,
-    ) -> Result<(Maker, StagingPool, Option<Pin>)> {
+    ) -> Result<(Producer, StagingPool, Option<Pin>)> {
         let form = self.form(request);
         let samples = loaded.samples;
         let shape = loaded.shape.clone();
@@ -242,14 +244,14 @@ impl Registry {
             asked => asked.min(MOST_CODE_WORKERS),
         };
         let patience = Duration::from_millis(code.map_or(0, |c| c.patience_ms));
-        let crew = Crew::start(
+        let crew = ProcessPool::start(
             loaded,
             workers,
             patience,
             kept.clone(),
             self.settings.attribution,
         )?;
-        let maker = Maker::Crew {
+        let maker = Producer::ProcessPool {
             crew,
             samples,
             fields: shape.fields,
@@ -271,7 +273,7 @@ impl Registry {
         user: &UserDataset,
         form: CacheForm,
         samples: u32,
-        shape: &Shape,
+        shape: &SampleShape,
         seed: u64,
         party: &Arc<Flight<Arc<Stream>>>,
     ) -> Result<Option<Pin>> {
@@ -311,7 +313,8 @@ impl Registry {
         };
         // Of samples of any size the job may know more than a look at some of them tells.
         let at_least = request.cache.bytes.filter(|_| shape.is_uneven());
-        let sizes = move || Sizes::by_sample(sample_bytes, samples).at_least(at_least.unwrap_or(0));
+        let sizes =
+            move || SampleBytes::by_sample(sample_bytes, samples).at_least(at_least.unwrap_or(0));
         self.find_or_open_cache(wanted, &**party, sizes).map(Some)
     }
 
@@ -325,7 +328,7 @@ impl Registry {
         let stream = Arc::downgrade(stream);
         crew.on_trouble(move |trouble| {
             if let Some(stream) = stream.upgrade() {
-                if let Trouble::Host(why) = &trouble {
+                if let Trouble::ForkServer(why) = &trouble {
                     ends.note(key, why, stream.has_delivered());
                 }
                 stream.break_off(&trouble);
@@ -369,12 +372,12 @@ impl UserCodes {
         others.any(|known| known.alive().is_some() && known.datasets.iter().any(|d| d == dataset))
     }
 
-    fn resting(&self) -> MutexGuard<'_, Vec<(u128, Resting)>> {
+    fn resting(&self) -> MutexGuard<'_, Vec<(u128, IdleForkServer)>> {
         self.resting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Keeps a process for the next job.
-    pub(super) fn rest(&self, key: u128, resting: Resting) {
+    pub(super) fn rest(&self, key: u128, resting: IdleForkServer) {
         let mut all = self.resting();
         all.push((key, resting));
         let surplus = all.len().saturating_sub(MOST_RESTING);
@@ -392,7 +395,7 @@ impl UserCodes {
     }
 
     /// Takes a process that has loaded this code and has nothing to do.
-    fn take_resting(&self, key: u128) -> Option<Resting> {
+    fn take_resting(&self, key: u128) -> Option<IdleForkServer> {
         let mut all = self.resting();
         let at = all
             .iter()
@@ -402,13 +405,13 @@ impl UserCodes {
 
     /// Returns how long it takes until something has had nothing to do for long.
     pub(super) fn next_tidy(&self) -> Option<Duration> {
-        let left = |(_, resting): &(u128, Resting)| REST.saturating_sub(resting.time());
+        let left = |(_, resting): &(u128, IdleForkServer)| REST.saturating_sub(resting.time());
         self.resting().iter().map(left).min()
     }
 
     /// Ends what has had nothing to do for long.
     pub(super) fn tidy(&self) {
-        let is_old = |resting: &Resting| !resting.is_alive() || resting.time() >= REST;
+        let is_old = |resting: &IdleForkServer| !resting.is_alive() || resting.time() >= REST;
         let ended: Vec<_> = self
             .resting()
             .extract_if(.., |(_, resting)| is_old(resting))
@@ -459,13 +462,13 @@ pub(super) fn probes(request: &Attach, samples: u32, split: bool) -> Vec<u32> {
     ids.filter(|&id| id < samples).collect()
 }
 
-pub(super) fn ids_only(user: &UserDataset) -> Result<Maker> {
+pub(super) fn ids_only(user: &UserDataset) -> Result<Producer> {
     let samples = user.samples.filter(|_| user.in_job).ok_or_else(|| {
         Error::Invalid(
             "a dataset whose samples the job makes itself must say how many it has".into(),
         )
     })?;
-    Ok(Maker::Jobs { samples })
+    Ok(Producer::Jobs { samples })
 }
 
 pub(super) fn check_user_form(form: CacheForm, user: &UserDataset) -> Result<()> {

@@ -6,13 +6,13 @@ use coprep_protocol::spec::{PipelineSpec, Source};
 
 use super::Registry;
 use super::identity::{content, describe_operators};
-use crate::caches::{Cache, CacheKey, Origin};
-use crate::maker::Maker;
-use crate::stream::{Blueprint, Stream, StreamKey};
+use crate::caches::{CacheKey, DatasetCache, Origin};
+use crate::maker::Producer;
+use crate::stream::{Stream, StreamConfig, StreamKey};
 
 impl Registry {
     /// Returns the key of a stream with the form that its samples are cached in, if no form was asked for.
-    pub(super) fn key_of_new_stream(&self, request: &Attach, maker: &Maker) -> StreamKey {
+    pub(super) fn key_of_new_stream(&self, request: &Attach, maker: &Producer) -> StreamKey {
         let key = self.key(request);
         if !names_no_form(request) {
             return key;
@@ -74,7 +74,7 @@ pub(super) fn names_no_form(request: &Attach) -> bool {
 }
 
 /// Returns why a stream does not use a warmed cache of the same samples; `None` if it is of other samples.
-fn unused_warmth(blueprint: &Blueprint, cache: &Cache) -> Option<String> {
+fn unused_warmth(blueprint: &StreamConfig, cache: &DatasetCache) -> Option<String> {
     let (spec, held) = (blueprint.spec.as_ref()?, cache.origin()?);
     // The stream's own cache knows its source; of a long list of files it takes a while to compute.
     let own = blueprint.maker.cache().and_then(|cache| cache.origin());

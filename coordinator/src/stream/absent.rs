@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use coprep_scheduler::JobId;
 
 use crate::stream::consumer::Consumer;
-use crate::stream::engine::{Engine, Job, end, note_taken};
+use crate::stream::engine::{AttachedJob, Engine, end, note_taken};
 
 /// Look again so soon at the earliest, and so late if nobody who could be taken from is known, while a job lacks buffers.
 pub(crate) const SOON: Duration = Duration::from_millis(10);
@@ -28,7 +28,7 @@ impl Engine {
         let jobs = jobs.filter(|(id, _)| scheduler.can_take_back(JobId(**id)));
         let patience = jobs.filter_map(|(&id, job)| Some((job.patience_left()?, id)));
         let (due, later): (Vec<_>, Vec<_>) = patience.partition(|(left, _)| left.is_zero());
-        let idle = |id: &u64| self.jobs.get(id).and_then(Job::last_taken);
+        let idle = |id: &u64| self.jobs.get(id).and_then(AttachedJob::last_taken);
         if let Some(id) = due.into_iter().map(|(_, id)| id).min_by_key(idle) {
             self.take_back(id);
             return true;
@@ -84,7 +84,7 @@ impl Engine {
     }
 }
 
-impl Job {
+impl AttachedJob {
     /// Returns how much longer the job may leave unread what it was given, or `None` if it reads or waits.
     fn patience_left(&self) -> Option<Duration> {
         let ranks = || self.ranks.iter().flatten();

@@ -16,13 +16,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coprep_cache::staging::SlotMut;
-use coprep_cache::worklist::Given;
+use coprep_cache::worklist::TaskHandle;
 
-use crate::stream::batch::Batch;
+use crate::stream::batch::PendingBatch;
 
 /// Where a sample will be written.
-pub(crate) struct Berth {
-    pub(crate) batch: Arc<Batch>,
+pub(crate) struct BoundSlot {
+    pub(crate) batch: Arc<PendingBatch>,
     pub(crate) slot: SlotMut,
     /// Which of the minibatch.
     pub(crate) place: u32,
@@ -30,23 +30,23 @@ pub(crate) struct Berth {
 
 /// A sample that is not yet bound to a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) struct Ticket(u64);
+pub(crate) struct BindingId(u64);
 
 /// See the module.
 #[derive(Default)]
-pub(crate) struct Afloat {
-    samples: HashMap<Ticket, Sample>,
+pub(crate) struct SlotBinder {
+    samples: HashMap<BindingId, Sample>,
     /// Those that somebody worked at, or will soon, by minibatch, in the order of drawing, and place.
-    by_place: BTreeMap<(u64, u32), Ticket>,
+    by_place: BTreeMap<(u64, u32), BindingId>,
     /// Given to a process that will ask where they are to be written: one of them may fill the slot of a slow one.
-    fillers: HashSet<Ticket>,
+    fillers: HashSet<BindingId>,
     tickets: u64,
 }
 
 struct Sample {
     id: u32,
     number: u64,
-    berth: Berth,
+    berth: BoundSlot,
     /// Who works at it.
     by: By,
     /// What was worked at it before.
@@ -60,7 +60,7 @@ enum By {
     /// A thread, since then.
     Thread(Instant),
     /// A process, or it will.
-    Process(Given),
+    Process(TaskHandle),
 }
 
 impl Sample {
@@ -92,15 +92,15 @@ impl Sample {
 }
 
 /// Sample `slow` and sample `ready` exchanged their slots.
-pub(crate) struct Overtaken {
+pub(crate) struct SlotSwap {
     pub(crate) slow: u32,
     pub(crate) ready: u32,
 }
 
-impl Afloat {
+impl SlotBinder {
     /// A sample of the minibatch of this number.
-    pub(crate) fn add(&mut self, id: u32, number: u64, berth: Berth) -> Ticket {
-        let ticket = Ticket(self.tickets);
+    pub(crate) fn add(&mut self, id: u32, number: u64, berth: BoundSlot) -> BindingId {
+        let ticket = BindingId(self.tickets);
         self.tickets += 1;
         let sample = Sample {
             id,
@@ -115,7 +115,7 @@ impl Afloat {
     }
 
     /// A worker takes it up: its time runs.
-    pub(crate) fn begin(&mut self, ticket: Ticket) {
+    pub(crate) fn begin(&mut self, ticket: BindingId) {
         if let Some(sample) = self.samples.get_mut(&ticket)
             && matches!(sample.by, By::Nobody)
         {
@@ -126,7 +126,7 @@ impl Afloat {
     }
 
     /// Nobody works at it now: it is fetched, and waits to be prepared, or was withdrawn. Its time stands still.
-    pub(crate) fn pause(&mut self, ticket: Ticket) {
+    pub(crate) fn pause(&mut self, ticket: BindingId) {
         if let Some(sample) = self.samples.get_mut(&ticket) {
             sample.worked = sample.worked();
             sample.by = By::Nobody;
@@ -139,9 +139,9 @@ impl Afloat {
     /// better decided when it is made.
     pub(crate) fn offer(
         &mut self,
-        ticket: Ticket,
+        ticket: BindingId,
         budget: Option<Duration>,
-        given: Given,
+        given: TaskHandle,
     ) -> Option<(u32, u32)> {
         let sample = self.samples.get(&ticket)?;
         let is_filler = budget.is_some_and(|budget| self.lacks_filler(sample, budget));
@@ -158,11 +158,11 @@ impl Afloat {
     }
 
     /// Binds it to its own slot.
-    pub(crate) fn take(&mut self, ticket: Ticket) -> Option<Berth> {
+    pub(crate) fn take(&mut self, ticket: BindingId) -> Option<BoundSlot> {
         self.remove(ticket).map(|sample| sample.berth)
     }
 
-    fn remove(&mut self, ticket: Ticket) -> Option<Sample> {
+    fn remove(&mut self, ticket: BindingId) -> Option<Sample> {
         let sample = self.samples.remove(&ticket)?;
         self.by_place.remove(&(sample.number, sample.berth.place));
         self.fillers.remove(&ticket);
@@ -172,11 +172,11 @@ impl Afloat {
     /// It is about to be written: binds it to its slot, or to that of a sample that holds an earlier minibatch up.
     pub(crate) fn claim(
         &mut self,
-        ticket: Ticket,
+        ticket: BindingId,
         budget: Option<Duration>,
-    ) -> Option<(Berth, Option<Overtaken>)> {
+    ) -> Option<(BoundSlot, Option<SlotSwap>)> {
         let mut ready = self.remove(ticket)?;
-        let lets_go = |ticket: &Ticket| self.samples.get(ticket).is_some_and(Sample::lets_go);
+        let lets_go = |ticket: &BindingId| self.samples.get(ticket).is_some_and(Sample::lets_go);
         let slow = budget.and_then(|budget| self.slow_before(&ready, budget).find(lets_go));
         let Some(slow) = slow.and_then(|ticket| Some((ticket, self.samples.get_mut(&ticket)?)))
         else {
@@ -191,7 +191,7 @@ impl Afloat {
         self.fillers.remove(&ticket);
         self.by_place
             .insert((slow.number, slow.berth.place), ticket);
-        let overtaken = Overtaken {
+        let overtaken = SlotSwap {
             slow: slow.id,
             ready: ready.id,
         };
@@ -206,9 +206,9 @@ impl Afloat {
     }
 
     /// Those over their budget in minibatches before, the earliest first.
-    fn slow_before(&self, ready: &Sample, budget: Duration) -> impl Iterator<Item = Ticket> {
+    fn slow_before(&self, ready: &Sample, budget: Duration) -> impl Iterator<Item = BindingId> {
         let targets = ready.berth.batch.targets();
-        let is_slow = move |ticket: &Ticket| {
+        let is_slow = move |ticket: &BindingId| {
             self.samples.get(ticket).is_some_and(|sample| {
                 sample.is_over(budget) && sample.berth.batch.targets() == targets
             })
@@ -223,30 +223,30 @@ mod tests {
     use std::os::fd::AsFd;
 
     use coprep_cache::staging::{Layout, StagingPool};
-    use coprep_cache::worklist::Worklist;
+    use coprep_cache::worklist::TaskTable;
 
     use super::*;
 
     /// Minibatches of one sample each.
     struct Few {
-        afloat: Afloat,
-        first: Ticket,
-        second: Ticket,
-        third: Ticket,
+        afloat: SlotBinder,
+        first: BindingId,
+        second: BindingId,
+        third: BindingId,
         buffers: [u32; 3],
-        ours: Arc<Worklist>,
-        theirs: Worklist,
+        ours: Arc<TaskTable>,
+        theirs: TaskTable,
     }
 
     fn few() -> Few {
         let pool = StagingPool::create(Layout::new(&[8], 1, 3).unwrap()).unwrap();
-        let mut afloat = Afloat::default();
+        let mut afloat = SlotBinder::default();
         let mut add = |number| {
             let (mut slots, unfinished) = pool.allocate().unwrap().split(1);
-            let batch = Arc::new(Batch::new(number, Vec::new(), 1, 1, unfinished));
+            let batch = Arc::new(PendingBatch::new(number, Vec::new(), 1, 1, unfinished));
             let slot = slots.pop().unwrap();
             let buffer = batch.buffer;
-            let berth = Berth {
+            let berth = BoundSlot {
                 batch,
                 slot,
                 place: 0,
@@ -254,8 +254,8 @@ mod tests {
             (afloat.add(number as u32, number, berth), buffer)
         };
         let ((first, a), (second, b), (third, c)) = (add(1), add(2), add(3));
-        let ours = Worklist::create(4).unwrap();
-        let theirs = Worklist::open(ours.as_fd().try_clone_to_owned().unwrap(), 4).unwrap();
+        let ours = TaskTable::create(4).unwrap();
+        let theirs = TaskTable::open(ours.as_fd().try_clone_to_owned().unwrap(), 4).unwrap();
         Few {
             afloat,
             first,
@@ -269,15 +269,15 @@ mod tests {
 
     impl Few {
         /// It is begun, too.
-        fn offer(&mut self, ticket: Ticket, entry: u32, budget: Duration) -> Option<(u32, u32)> {
-            let given = Given::new(&self.ours, entry);
+        fn offer(&mut self, ticket: BindingId, entry: u32, budget: Duration) -> Option<(u32, u32)> {
+            let given = TaskHandle::new(&self.ours, entry);
             let offered = self.afloat.offer(ticket, Some(budget), given);
             assert!(self.theirs.begin(entry));
             offered
         }
 
         /// The buffer it is bound to, and who was overtaken for that.
-        fn claim(&mut self, ticket: Ticket, budget: Duration) -> (u32, Option<u32>) {
+        fn claim(&mut self, ticket: BindingId, budget: Duration) -> (u32, Option<u32>) {
             let (berth, overtaken) = self.afloat.claim(ticket, Some(budget)).unwrap();
             (berth.batch.buffer, overtaken.map(|o| o.slow))
         }
@@ -310,7 +310,7 @@ mod tests {
     fn a_slot_whose_sample_is_not_begun_stays_its_sample_s() {
         let mut few = few();
         let [a, b, _] = few.buffers;
-        let given = Given::new(&few.ours, 0);
+        let given = TaskHandle::new(&few.ours, 0);
         let offered = few.afloat.offer(few.first, Some(QUICK), given.clone());
         assert_eq!(offered, Some((a, 0)));
         assert_eq!(few.claim(few.second, SLOW), (b, None));
@@ -335,15 +335,15 @@ mod tests {
         let mut few = few();
         let [a, b, _] = few.buffers;
         // Not begun, so nobody waits for it.
-        let given = Given::new(&few.ours, 3);
+        let given = TaskHandle::new(&few.ours, 3);
         let offered = few.afloat.offer(few.second, Some(SLOW), given);
         assert_eq!(offered, Some((b, 0)));
         assert_eq!(few.offer(few.first, 0, QUICK), Some((a, 0)));
-        let given = Given::new(&few.ours, 1);
+        let given = TaskHandle::new(&few.ours, 1);
         assert_eq!(few.afloat.offer(few.third, Some(SLOW), given), None);
         // The first has one who fills its slot.
         few.afloat.pause(few.second);
-        let given = Given::new(&few.ours, 2);
+        let given = TaskHandle::new(&few.ours, 2);
         let offered = few.afloat.offer(few.second, Some(SLOW), given);
         assert_eq!(offered, Some((b, 0)));
         // And none any more.

@@ -8,7 +8,7 @@ use coprep_cache::staging::{Lease, Unfinished};
 use coprep_scheduler::{JobId, Target};
 
 /// A minibatch, from its draw until its last slot is written.
-pub(crate) struct Batch {
+pub(crate) struct PendingBatch {
     /// How many were drawn by then, this one included.
     pub(crate) number: u64,
     /// For whom it was drawn, and from whom it was not taken back: a sample that fails is replaced by one that all of them
@@ -24,17 +24,17 @@ pub(crate) struct Batch {
     /// Slots whose sample failed and was not replaced.
     bad: Mutex<Vec<u32>>,
     unfinished: Mutex<Option<Unfinished>>,
-    done: OnceLock<Done>,
+    done: OnceLock<CompletedBatch>,
 }
 
 /// A minibatch that may be handed over.
-pub(crate) struct Done {
+pub(crate) struct CompletedBatch {
     pub(crate) lease: Lease,
     /// Slots that were taken out, ascending.
     bad: Vec<u32>,
 }
 
-impl Batch {
+impl PendingBatch {
     pub(crate) fn new(
         number: u64,
         targets: Vec<Target>,
@@ -42,7 +42,7 @@ impl Batch {
         deliveries: u32,
         unfinished: Unfinished,
     ) -> Self {
-        Batch {
+        PendingBatch {
             number,
             targets: Mutex::new(targets),
             buffer: unfinished.buffer(),
@@ -69,7 +69,7 @@ impl Batch {
         self.lock_targets().retain(|target| target.job != job);
     }
 
-    pub(crate) fn done(&self) -> Option<&Done> {
+    pub(crate) fn done(&self) -> Option<&CompletedBatch> {
         self.done.get()
     }
 
@@ -114,7 +114,7 @@ impl Batch {
         let mut bad = std::mem::take(&mut *self.bad.lock().unwrap_or_else(PoisonError::into_inner));
         bad.sort_unstable();
         close_gaps(&mut unfinished, &bad);
-        let _ = self.done.set(Done {
+        let _ = self.done.set(CompletedBatch {
             lease: unfinished.finish(),
             bad,
         });
@@ -129,7 +129,7 @@ fn close_gaps(buffer: &mut Unfinished, bad: &[u32]) {
     }
 }
 
-impl Done {
+impl CompletedBatch {
     /// Where slots `start..start + len` lie now that failed samples are gone: (start, len).
     pub(crate) fn place(&self, start: u32, len: u32) -> (u32, u32) {
         let before = |slot: u32| self.bad.partition_point(|&b| b < slot) as u32;

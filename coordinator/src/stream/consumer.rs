@@ -11,16 +11,16 @@ use coprep_protocol::message::{Reply, SampleError, Skipped};
 use coprep_scheduler::{Delivery, JobId};
 use roaring::RoaringBitmap;
 
-use crate::outbox::Outbox;
-use crate::stalls::{Lacks, Shares};
-use crate::stream::batch::Batch;
+use crate::outbox::ReplyQueue;
+use crate::stalls::{StallClock, StallSplit};
+use crate::stream::batch::PendingBatch;
 use crate::stream::pace::Pace;
 
 /// Something a consumer will be told, in this order.
 pub(crate) enum Pending {
     /// A slice of a minibatch, once it is prepared.
     Part {
-        batch: Arc<Batch>,
+        batch: Arc<PendingBatch>,
         delivery: Delivery,
     },
     /// The consumer has been given its epoch.
@@ -28,9 +28,9 @@ pub(crate) enum Pending {
     /// The sample of this slot failed. Told when its minibatch is done: which of several comes first must not depend on
     /// who was quicker.
     Error {
-        batch: Arc<Batch>,
+        batch: Arc<PendingBatch>,
         slot: u32,
-        failed: Failed,
+        failed: FailureNotice,
     },
     /// Samples are left out of its epochs: told at once, before whatever waits for a minibatch.
     Skipped {
@@ -40,7 +40,7 @@ pub(crate) enum Pending {
 }
 
 /// How a consumer hears of a sample that failed in one of its batches.
-pub(crate) enum Failed {
+pub(crate) enum FailureNotice {
     /// It is told an error.
     Raised {
         /// The number for which the sample was drawn.
@@ -64,7 +64,7 @@ struct Untaken {
 /// One rank.
 pub(crate) struct Consumer {
     pub(crate) pid: u32,
-    pub(crate) outbox: Arc<Outbox>,
+    pub(crate) outbox: Arc<ReplyQueue>,
     pub(crate) sender: Sender,
     /// What it rings; as long as it is here.
     _bell: Bell,
@@ -88,14 +88,14 @@ pub(crate) struct Consumer {
     /// For how long that was.
     idle: Duration,
     /// What had been lacking when it was last given something to take.
-    lacks: Lacks,
+    lacks: StallClock,
     /// Samples that were taken back, and were counted when they were handed over.
     counted: u64,
 }
 
 /// What a consumer did since the last look.
 #[derive(Default)]
-pub(crate) struct Progress {
+pub(crate) struct ConsumerProgress {
     /// Deliveries it took.
     pub(crate) deliveries: u32,
     /// It was told that a sample failed, and has not yet taken the part that holds its slot.
@@ -107,7 +107,7 @@ pub(crate) struct Progress {
 }
 
 /// The consumer wrote nonsense into its page: its session ends.
-pub(crate) struct Misbehaved(pub(crate) String);
+pub(crate) struct ProtocolViolation(pub(crate) String);
 
 /// A consumer that leaves something unread for three times as long as it usually does, and for the first of these, counts
 /// as absent if others lack buffers. The second is the longest that is usual.
@@ -121,7 +121,7 @@ const SKIPPED: u32 = 1;
 const LEFT_OUT: u32 = 2;
 
 impl Consumer {
-    pub(crate) fn new(pid: u32, outbox: Arc<Outbox>, sender: Sender, bell: Bell) -> Self {
+    pub(crate) fn new(pid: u32, outbox: Arc<ReplyQueue>, sender: Sender, bell: Bell) -> Self {
         let now = Instant::now();
         Consumer {
             pid,
@@ -140,13 +140,18 @@ impl Consumer {
             next_seq: 0,
             came: Some(now),
             idle: Duration::ZERO,
-            lacks: Lacks::default(),
+            lacks: StallClock::default(),
             counted: 0,
         }
     }
 
     /// A slice of a minibatch will be for it.
-    pub(crate) fn expect(&mut self, batch: Arc<Batch>, delivery: Delivery, lacks: &Lacks) {
+    pub(crate) fn expect(
+        &mut self,
+        batch: Arc<PendingBatch>,
+        delivery: Delivery,
+        lacks: &StallClock,
+    ) {
         if let Some(came) = self.came.take() {
             (self.idle, self.lacks) = (came.elapsed(), *lacks);
         }
@@ -155,7 +160,7 @@ impl Consumer {
     }
 
     /// How the time since the last minibatch was divided.
-    fn shares(&mut self, lacks: &Lacks) -> Shares {
+    fn shares(&mut self, lacks: &StallClock) -> StallSplit {
         let before = std::mem::replace(&mut self.lacks, *lacks);
         lacks.since(&before, std::mem::take(&mut self.idle))
     }
@@ -198,13 +203,16 @@ impl Consumer {
     }
 
     /// Reads the consumer's page: what it took and released.
-    pub(crate) fn poll(&mut self) -> Result<Progress, Misbehaved> {
+    pub(crate) fn poll(&mut self) -> Result<ConsumerProgress, ProtocolViolation> {
         // The releases are read first. A consumer may take an item and release it between the two looks; if the takes were
         // read first, the release would be of an item that is not known to be held, and the buffer would stay held.
         let mut released = Vec::new();
         let read = self.sender.poll_released(|seq| released.push(seq));
-        read.map_err(|e| Misbehaved(e.to_string()))?;
-        let taken = self.sender.taken().map_err(|e| Misbehaved(e.to_string()))?;
+        read.map_err(|e| ProtocolViolation(e.to_string()))?;
+        let taken = self
+            .sender
+            .taken()
+            .map_err(|e| ProtocolViolation(e.to_string()))?;
         let mut progress = self.note_taken(taken);
         progress.any |= !released.is_empty();
         for seq in released {
@@ -214,8 +222,8 @@ impl Consumer {
     }
 
     /// Items before `taken` are its own now.
-    fn note_taken(&mut self, taken: u64) -> Progress {
-        let mut progress = Progress::default();
+    fn note_taken(&mut self, taken: u64) -> ConsumerProgress {
+        let mut progress = ConsumerProgress::default();
         for seq in self.next_taken..taken {
             (progress.took, progress.any) = (true, true);
             let Some(Untaken { what, is_void }) = self.published.pop_front() else {
@@ -270,9 +278,9 @@ impl Consumer {
 
     /// Takes back all that is published and not taken: it comes first in what is pending. Returns what the consumer took
     /// before that.
-    pub(crate) fn take_back(&mut self) -> Result<Progress, Misbehaved> {
+    pub(crate) fn take_back(&mut self) -> Result<ConsumerProgress, ProtocolViolation> {
         let first = self.sender.take_back();
-        let progress = self.note_taken(first.map_err(|e| Misbehaved(e.to_string()))?);
+        let progress = self.note_taken(first.map_err(|e| ProtocolViolation(e.to_string()))?);
         self.next_taken = self.next_seq;
         self.unread_since = None;
         let mut skipped = Vec::new();
@@ -323,7 +331,11 @@ impl Consumer {
     }
 
     /// Publishes what is ready, in order, up to the end of `last_epoch`. Returns the number of samples handed over.
-    pub(crate) fn flush(&mut self, lacks: &Lacks, last_epoch: u64) -> Result<u64, Misbehaved> {
+    pub(crate) fn flush(
+        &mut self,
+        lacks: &StallClock,
+        last_epoch: u64,
+    ) -> Result<u64, ProtocolViolation> {
         let mut samples = 0;
         while let Some(next) = self.pending.front() {
             if next.is_later_than(last_epoch) || self.sender.is_full() {
@@ -342,7 +354,7 @@ impl Consumer {
             let seq = self
                 .sender
                 .publish(item)
-                .map_err(|e| Misbehaved(e.to_string()))?;
+                .map_err(|e| ProtocolViolation(e.to_string()))?;
             self.next_seq = seq + 1;
             self.unread_since.get_or_insert_with(Instant::now);
             let what = self.pending.pop_front();
@@ -362,7 +374,7 @@ impl Consumer {
     fn is_announced(&mut self) -> bool {
         match self.pending.front_mut() {
             Some(Pending::Error {
-                failed: Failed::Raised { error, is_told, .. },
+                failed: FailureNotice::Raised { error, is_told, .. },
                 ..
             }) => {
                 *is_told = *is_told || self.outbox.tell(error);
@@ -394,7 +406,12 @@ impl Consumer {
 
     /// Puts an error before the part of `batch` that holds `slot`, those of earlier slots before it. False: this consumer
     /// has none.
-    pub(crate) fn insert_error(&mut self, batch: &Arc<Batch>, slot: u32, failed: Failed) -> bool {
+    pub(crate) fn insert_error(
+        &mut self,
+        batch: &Arc<PendingBatch>,
+        slot: u32,
+        failed: FailureNotice,
+    ) -> bool {
         let holds = |p: &Pending| match p {
             Pending::Part {
                 batch: b,
@@ -497,11 +514,11 @@ fn ready(pending: &Pending) -> Option<Item> {
         Pending::Error { batch, failed, .. } => {
             batch.done()?;
             Some(match failed {
-                Failed::Raised { number, error, .. } => Item {
+                FailureNotice::Raised { number, error, .. } => Item {
                     start: *number,
                     ..notice(ItemKind::Error, 0, error.tag)
                 },
-                Failed::LeftOut { number } => Item {
+                FailureNotice::LeftOut { number } => Item {
                     start: *number,
                     flags: LEFT_OUT,
                     ..notice(ItemKind::Error, 0, 0)
@@ -549,9 +566,9 @@ mod tests {
     use super::*;
     use crate::outbox::ReplyWriter;
 
-    fn minibatch(pool: &StagingPool) -> Option<Arc<Batch>> {
+    fn minibatch(pool: &StagingPool) -> Option<Arc<PendingBatch>> {
         let (slots, unfinished) = pool.allocate()?.split(1);
-        let batch = Arc::new(Batch::new(0, Vec::new(), 1, 1, unfinished));
+        let batch = Arc::new(PendingBatch::new(0, Vec::new(), 1, 1, unfinished));
         drop(slots);
         batch.finish();
         Some(batch)
@@ -574,7 +591,7 @@ mod tests {
         let pool = StagingPool::create(Layout::new(&[8], 1, 4).unwrap()).unwrap();
         let (socket, _client) = UnixStream::pair().unwrap();
         let writer = ReplyWriter::start().unwrap();
-        let outbox = Outbox::new(&socket, &writer).unwrap();
+        let outbox = ReplyQueue::new(&socket, &writer).unwrap();
         let doorbell = Doorbell::new().unwrap();
         let mut sender = Sender::create(8).unwrap();
         let (deliver, reply) = sender.fds().unwrap();
@@ -592,9 +609,9 @@ mod tests {
             });
             for _ in 0..2_000_000 {
                 if let Some(batch) = minibatch(&pool) {
-                    consumer.expect(batch, whole(), &Lacks::default());
+                    consumer.expect(batch, whole(), &StallClock::default());
                 }
-                let flushed = consumer.flush(&Lacks::default(), 0);
+                let flushed = consumer.flush(&StallClock::default(), 0);
                 assert!(flushed.is_ok() && consumer.poll().is_ok());
             }
             while !consumer.published.is_empty() {

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use coprep_protocol::message::Totals;
 
-use crate::prepare::Cost;
+use crate::prepare::PreparationCost;
 
 #[derive(Default)]
 pub(super) struct Counters {
@@ -23,7 +23,7 @@ pub(super) struct Counters {
 const VISITS_COUNTED: u64 = 256;
 
 impl Counters {
-    pub(super) fn add(&self, cost: &Cost, visit: u64) {
+    pub(super) fn add(&self, cost: &PreparationCost, visit: u64) {
         self.prepared.fetch_add(1, Ordering::Relaxed);
         self.fetched
             .fetch_add(u64::from(cost.fetched_bytes > 0), Ordering::Relaxed);

@@ -13,10 +13,10 @@ use std::sync::Arc;
 use coprep_protocol::message::{Attach, Departure, Reply};
 use coprep_scheduler::{JobId, Resume};
 
-use crate::outbox::Outbox;
-use crate::stream::engine::{Engine, Job, MOST_RANKS, resume_of, serialise};
+use crate::outbox::ReplyQueue;
+use crate::stream::engine::{AttachedJob, Engine, MOST_RANKS, resume_of, serialise};
 use crate::stream::forming::{RankResume, merge_resume};
-use crate::stream::{Seat, Stream};
+use crate::stream::{RankId, Stream};
 use crate::{Error, Result};
 
 /// A departure whose parts make sense.
@@ -119,7 +119,7 @@ fn remember(tokens: &mut Vec<u128>, token: u128) {
     }
 }
 
-impl Job {
+impl AttachedJob {
     /// Returns whether it cannot begin without this rank, which is not here.
     pub(super) fn awaits(&self, rank: usize) -> bool {
         self.ranks[rank].is_none() && !self.roll.has_left(rank)
@@ -160,14 +160,14 @@ impl Job {
         true
     }
 
-    fn outboxes_but(&self, rank: u32) -> impl Iterator<Item = &Arc<Outbox>> {
+    fn outboxes_but(&self, rank: u32) -> impl Iterator<Item = &Arc<ReplyQueue>> {
         let others = (0..).zip(&self.ranks).filter(move |(r, _)| *r != rank);
         others.filter_map(|(_, consumer)| consumer.as_ref().map(|c| &c.outbox))
     }
 }
 
 impl Engine {
-    pub(super) fn token(&self, seat: Seat) -> u128 {
+    pub(super) fn token(&self, seat: RankId) -> u128 {
         self.jobs.get(&seat.job).map_or(0, |job| job.roll.token)
     }
 
@@ -195,7 +195,7 @@ impl Engine {
     /// Notes who has left the job that `seat` has just joined, and lets its ranks know of each other's.
     pub(super) fn share_departures(
         &mut self,
-        seat: Seat,
+        seat: RankId,
         presented: &[Departure],
         departed: &[Leaver],
     ) {
@@ -224,7 +224,7 @@ impl Engine {
     ///
     /// # Errors
     /// When the departure makes no sense.
-    pub(crate) fn depart(&mut self, departure: &Departure) -> Result<Vec<Arc<Outbox>>> {
+    pub(crate) fn depart(&mut self, departure: &Departure) -> Result<Vec<Arc<ReplyQueue>>> {
         let jobs = self.jobs.iter();
         let its_own = jobs.filter(|(_, job)| job.roll.has_lost(departure.token));
         let ids: Vec<u64> = its_own.map(|(&id, _)| id).collect();
@@ -258,7 +258,7 @@ impl Engine {
     /// are sent away, and come again with what each was given.
     ///
     /// If the others went on without it, the samples that were dealt to it and not taken would be lost.
-    fn lose_rank(&mut self, seat: Seat) {
+    fn lose_rank(&mut self, seat: RankId) {
         let Some(job) = self.jobs.get_mut(&seat.job) else {
             return;
         };
@@ -285,14 +285,14 @@ impl Engine {
 
 impl Stream {
     /// Returns whether other ranks of the same job are here.
-    pub(crate) fn has_other_ranks(&self, seat: Seat) -> bool {
+    pub(crate) fn has_other_ranks(&self, seat: RankId) -> bool {
         let engine = self.engine();
         let job = engine.jobs.get(&seat.job);
         job.is_some_and(|job| job.outboxes_but(seat.rank).next().is_some())
     }
 
     /// See [`Engine::lose_rank`].
-    pub(crate) fn lose_rank(&self, seat: Seat) {
+    pub(crate) fn lose_rank(&self, seat: RankId) {
         self.engine().lose_rank(seat);
     }
 

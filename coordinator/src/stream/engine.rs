@@ -8,9 +8,9 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use coprep_cache::handover::Account;
-use coprep_costs::early::Plan;
+use coprep_costs::early::StartPlan;
 use coprep_protocol::message::{
-    Attach, Departure, JobStatus, MOST_EPOCHS, Resume, SampleError, Stalls,
+    Attach, Departure, JobStatus, MOST_EPOCHS, ResumePoint, SampleError, Stalls,
 };
 use coprep_scheduler::{self as scheduler, Behind, Delivery, JobId, JobSpec, Minibatch, Scheduler};
 use fail::fail_point;
@@ -18,15 +18,15 @@ use roaring::RoaringBitmap;
 
 use crate::outbox;
 use crate::prepare::Failure;
-use crate::stalls::Lacks;
-use crate::stream::afloat::{Afloat, Berth, Ticket};
-use crate::stream::batch::Batch;
-use crate::stream::consumer::{Consumer, Misbehaved, Pending, Progress};
+use crate::stalls::StallClock;
+use crate::stream::afloat::{BindingId, BoundSlot, SlotBinder};
+use crate::stream::batch::PendingBatch;
+use crate::stream::consumer::{Consumer, ConsumerProgress, Pending, ProtocolViolation};
 use crate::stream::departed::{Leaver, Roll};
 use crate::stream::forming::{Levels, RankResume, merge_resume};
-use crate::stream::orders::{self, Orders};
+use crate::stream::orders::{self, CohortOrders};
 use crate::stream::skipping::Failures;
-use crate::stream::{Blueprint, Drawn, Numbers, Seat};
+use crate::stream::{Drawn, Numbers, RankId, StreamConfig};
 use crate::{Error, Result};
 
 /// See the module.
@@ -36,22 +36,22 @@ pub(crate) struct Engine {
     pub(crate) scheduler: Scheduler,
     /// Maps the scheduler's numbers to samples.
     pub(crate) numbers: Numbers,
-    pub(super) orders: Orders,
+    pub(super) orders: CohortOrders,
     /// Samples of the dataset.
     pub(super) dataset_samples: u32,
-    pub(crate) jobs: BTreeMap<u64, Job>,
+    pub(crate) jobs: BTreeMap<u64, AttachedJob>,
     /// Minibatches in preparation or waiting to be published, for explanations.
-    pub(crate) in_preparation: Vec<Arc<Batch>>,
+    pub(crate) in_preparation: Vec<Arc<PendingBatch>>,
     /// Relaxed order: samples that are not bound to a slot.
-    pub(crate) afloat: Afloat,
+    pub(crate) afloat: SlotBinder,
     /// Samples that were overtaken.
     pub(crate) overtaken: u64,
     /// Minibatches drawn.
     pub(crate) drawn: u64,
     /// Minibatches that are drawn ahead, because some samples are slow.
     pub(crate) window: u32,
-    /// Of those: when samples are begun, in a [`Moment`](crate::due_queue::Moment)'s seconds.
-    pub(crate) plan: Plan,
+    /// Of those: when samples are begun, in a [`Deadline`](crate::due_queue::Deadline)'s seconds.
+    pub(crate) plan: StartPlan,
     /// When to look again whether a job that others wait for reads.
     pub(crate) look_again: Option<Instant>,
     /// Consumers may hold less, because some hold more than their share.
@@ -68,7 +68,7 @@ pub(crate) struct Engine {
 }
 
 /// A training run.
-pub(crate) struct Job {
+pub(crate) struct AttachedJob {
     pub(crate) name: String,
     /// What its ranks have in common.
     group: String,
@@ -105,20 +105,20 @@ const MOST_UNSENT: usize = 64 << 20;
 const MOST_TEXT: usize = 4096;
 
 impl Engine {
-    pub(crate) fn new(blueprint: &Blueprint, scheduler: Scheduler) -> Self {
+    pub(crate) fn new(blueprint: &StreamConfig, scheduler: Scheduler) -> Self {
         Engine {
             stream: blueprint.id,
             scheduler,
             numbers: blueprint.numbers.clone(),
-            orders: Orders::default(),
+            orders: CohortOrders::default(),
             dataset_samples: blueprint.maker.samples(),
             jobs: BTreeMap::new(),
             in_preparation: Vec::new(),
-            afloat: Afloat::default(),
+            afloat: SlotBinder::default(),
             overtaken: 0,
             drawn: 0,
             window: 0,
-            plan: Plan::new(),
+            plan: StartPlan::new(),
             look_again: None,
             is_share_short: false,
             next_job: 1,
@@ -142,7 +142,7 @@ impl Engine {
         known: &[Departure],
         name: &str,
         consumer: Consumer,
-    ) -> Result<Seat> {
+    ) -> Result<RankId> {
         self.check(request)?;
         if request.cohort.is_some() {
             self.forget_who_has_hung_up();
@@ -164,7 +164,7 @@ impl Engine {
             .resume
             .as_ref()
             .map_or_else(RankResume::default, RankResume::of);
-        let seat = Seat {
+        let seat = RankId {
             job: id,
             rank: request.rank,
         };
@@ -176,7 +176,7 @@ impl Engine {
     /// Removes consumers whose clients have hung up, and whose sessions are about to. A member of a cohort that comes
     /// again needs its place.
     fn forget_who_has_hung_up(&mut self) {
-        let has_hung_up = |job: &Job| match &job.ranks[..] {
+        let has_hung_up = |job: &AttachedJob| match &job.ranks[..] {
             [Some(only)] => only.outbox.is_gone(),
             // The session of a rank decides whether the others go on without it.
             _ => false,
@@ -187,7 +187,7 @@ impl Engine {
             .map(|(&id, _)| id)
             .collect();
         for job in gone {
-            self.detach(Seat { job, rank: 0 });
+            self.detach(RankId { job, rank: 0 });
         }
     }
 
@@ -234,21 +234,21 @@ impl Engine {
 
     /// Returns a job that still waits for this rank: the one that it belonged to, or else one of the same group.
     fn forming_job(&self, request: &Attach, departed: &[Leaver]) -> Option<u64> {
-        let fits = |job: &Job| {
+        let fits = |job: &AttachedJob| {
             job.forming.is_some()
                 && job.group == request.group
                 && job.ranks.len() == request.world_size as usize
                 && job.can_be_joined(request, departed)
         };
         let fitting = || self.jobs.iter().filter(|(_, job)| fits(job));
-        let is_its_own = |job: &Job| job.roll.is_of_any(&request.tokens);
+        let is_its_own = |job: &AttachedJob| job.roll.is_of_any(&request.tokens);
         let own = fitting().find(|(_, job)| is_its_own(job));
         own.or_else(|| fitting().next()).map(|(&id, _)| id)
     }
 
     /// What any of its ranks was given, the job was given. Everything else they must agree on.
     ///
-    /// If ranks present different epochs, those of the earlier one were given all of it ([`Job::last_epoch`]), or left
+    /// If ranks present different epochs, those of the earlier one were given all of it ([`AttachedJob::last_epoch`]), or left
     /// it together with the others.
     fn join_ranks(&mut self, id: u64, spec: &JobSpec) -> Result<u64> {
         let forming = self.jobs.get_mut(&id).and_then(|job| job.forming.as_mut());
@@ -273,7 +273,7 @@ impl Engine {
         }
         let id = self.next_job;
         self.next_job += 1;
-        let job = Job {
+        let job = AttachedJob {
             name: name.to_owned(),
             group: request.group.clone(),
             batch_size: request.batch_size,
@@ -344,7 +344,7 @@ impl Engine {
         }
         let gone = job.gone();
         gone.into_iter()
-            .for_each(|rank| self.has_gone(Seat { job: id, rank }));
+            .for_each(|rank| self.has_gone(RankId { job: id, rank }));
         self.hand_orders(id);
         self.note_begun_epochs(id);
         self.end_resumed_epoch(id, epoch);
@@ -355,7 +355,7 @@ impl Engine {
     }
 
     /// Removes one rank; the job ends with its last rank, or if it had not begun.
-    pub(crate) fn detach(&mut self, seat: Seat) {
+    pub(crate) fn detach(&mut self, seat: RankId) {
         let Some(job) = self.jobs.get_mut(&seat.job) else {
             return;
         };
@@ -379,7 +379,7 @@ impl Engine {
     }
 
     /// A rank that has left holds nobody up: what is dealt to it is taken at once, and it has begun every epoch.
-    fn has_gone(&mut self, seat: Seat) {
+    fn has_gone(&mut self, seat: RankId) {
         let id = JobId(seat.job);
         if let Some(view) = self.scheduler.job(id) {
             self.scheduler.taken(id, seat.rank, view.queued(seat.rank));
@@ -399,7 +399,7 @@ impl Engine {
         self.scheduler.lacks_buffers() || self.consumers().any(|c| c.lacks_a_minibatch())
     }
 
-    pub(super) fn consumer(&mut self, seat: Seat) -> Option<&mut Consumer> {
+    pub(super) fn consumer(&mut self, seat: RankId) -> Option<&mut Consumer> {
         self.jobs
             .get_mut(&seat.job)?
             .ranks
@@ -438,12 +438,12 @@ impl Engine {
     /// Hands over what is ready; gives the number of samples.
     ///
     /// `lacks`: says what was lacking until now, if anybody wants to know.
-    pub(crate) fn publish(&mut self, lacks: impl FnOnce() -> Lacks) -> u64 {
+    pub(crate) fn publish(&mut self, lacks: impl FnOnce() -> StallClock) -> u64 {
         let mut delivered = 0;
-        let lacks = if self.jobs.values().any(Job::has_ready) {
+        let lacks = if self.jobs.values().any(AttachedJob::has_ready) {
             lacks()
         } else {
-            Lacks::default()
+            StallClock::default()
         };
         for job in self.jobs.values_mut().filter(|job| !job.is_over) {
             let last_epoch = job.last_epoch();
@@ -462,10 +462,15 @@ impl Engine {
     }
 
     /// Notes to whom a minibatch will go.
-    pub(crate) fn expect(&mut self, batch: &Arc<Batch>, deliveries: Vec<Delivery>, lacks: &Lacks) {
+    pub(crate) fn expect(
+        &mut self,
+        batch: &Arc<PendingBatch>,
+        deliveries: Vec<Delivery>,
+        lacks: &StallClock,
+    ) {
         self.in_preparation.push(batch.clone());
         for delivery in deliveries {
-            let seat = Seat {
+            let seat = RankId {
                 job: delivery.job.0,
                 rank: delivery.rank,
             };
@@ -498,7 +503,11 @@ impl Engine {
     // Relaxed order.
 
     /// A sample is about to be written: its slot.
-    pub(crate) fn claim(&mut self, ticket: Ticket, budget: Option<Duration>) -> Option<Berth> {
+    pub(crate) fn claim(
+        &mut self,
+        ticket: BindingId,
+        budget: Option<Duration>,
+    ) -> Option<BoundSlot> {
         let (berth, overtaken) = self.afloat.claim(ticket, budget)?;
         if let Some(o) = overtaken {
             self.overtaken += 1;
@@ -540,7 +549,7 @@ impl Engine {
     /// drawn for the same number, which the jobs are given all the same, and which stands for another sample in the next epoch.
     pub(crate) fn sample_failed(
         &mut self,
-        batch: &Arc<Batch>,
+        batch: &Arc<PendingBatch>,
         slot: u32,
         draw: Drawn,
         path: String,
@@ -622,7 +631,7 @@ impl Engine {
             .collect()
     }
 
-    fn job_status(&self, id: u64, job: &Job) -> JobStatus {
+    fn job_status(&self, id: u64, job: &AttachedJob) -> JobStatus {
         let view = self.scheduler.job(JobId(id));
         let consumers = || job.ranks.iter().flatten();
         let accounts = || consumers().map(|c| c.sender.account());
@@ -653,7 +662,7 @@ impl Engine {
     }
 }
 
-impl Job {
+impl AttachedJob {
     fn has_ready(&self) -> bool {
         let last_epoch = self.last_epoch();
         let mut ranks = self.ranks.iter().flatten();
@@ -662,7 +671,12 @@ impl Job {
 }
 
 /// Tells the scheduler what a rank took.
-pub(super) fn note_taken(scheduler: &mut Scheduler, job: u64, rank: usize, progress: &Progress) {
+pub(super) fn note_taken(
+    scheduler: &mut Scheduler,
+    job: u64,
+    rank: usize,
+    progress: &ConsumerProgress,
+) {
     let (job, rank) = (JobId(job), rank as u32);
     scheduler.taken(job, rank, progress.deliveries);
     if progress.told {
@@ -685,7 +699,7 @@ fn add_stalls(sum: &mut Stalls, account: &Account) {
     sum.open_s += seconds(account.open_ns);
 }
 
-pub(super) fn end(consumer: &Consumer, why: &Misbehaved) {
+pub(super) fn end(consumer: &Consumer, why: &ProtocolViolation) {
     tracing::warn!(
         parent: None,
         pid = consumer.pid,
@@ -732,7 +746,7 @@ fn job_spec(request: &Attach) -> Result<JobSpec> {
     })
 }
 
-pub(super) fn resume_of(given: &Resume) -> Result<scheduler::Resume> {
+pub(super) fn resume_of(given: &ResumePoint) -> Result<scheduler::Resume> {
     if given.epoch >= MOST_EPOCHS {
         let why = format!("a state of epoch {}: no job comes so far", given.epoch);
         return Err(Error::Invalid(why));

@@ -2,18 +2,18 @@
 
 use std::time::Instant;
 
-use coprep_protocol::message::Resume;
+use coprep_protocol::message::ResumePoint;
 use coprep_scheduler::JobId;
 
-use crate::stream::Seat;
+use crate::stream::RankId;
 use crate::stream::consumer::{Consumer, Pending};
-use crate::stream::engine::{Engine, Job, serialise};
+use crate::stream::engine::{AttachedJob, Engine, serialise};
 use crate::stream::pace;
 use crate::{Error, Result};
 
 impl Engine {
     /// Epoch of a consumer's job and the samples in one of its epochs.
-    pub(crate) fn position(&self, seat: Seat) -> Option<(u64, u32)> {
+    pub(crate) fn position(&self, seat: RankId) -> Option<(u64, u32)> {
         if let Some(view) = self.scheduler.job(JobId(seat.job)) {
             return Some((view.epoch, view.samples));
         }
@@ -26,7 +26,7 @@ impl Engine {
     }
 
     /// What the rank took before has been read ([`poll`](Engine::poll)).
-    pub(crate) fn epoch_started(&mut self, seat: Seat, epoch: u64) {
+    pub(crate) fn epoch_started(&mut self, seat: RankId, epoch: u64) {
         if let Some(consumer) = self.consumer(seat) {
             consumer.pace.begin(epoch, Instant::now());
         }
@@ -55,7 +55,7 @@ impl Engine {
         }
     }
 
-    pub(crate) fn restart_epoch(&mut self, seat: Seat, epoch: u64) {
+    pub(crate) fn restart_epoch(&mut self, seat: RankId, epoch: u64) {
         if let Some(consumer) = self.consumer(seat) {
             consumer.leaves = Some(epoch);
         }
@@ -88,7 +88,7 @@ impl Engine {
     }
 
     /// The job's state once every rank has been given `batches` batches of `epoch`.
-    pub(crate) fn state(&self, seat: Seat, epoch: u64, batches: u64) -> Result<Resume> {
+    pub(crate) fn state(&self, seat: RankId, epoch: u64, batches: u64) -> Result<ResumePoint> {
         let level = self.jobs.get(&seat.job).map_or((0, 0), |job| job.level);
         let since = if level.0 == epoch {
             batches.saturating_sub(level.1)
@@ -102,7 +102,7 @@ impl Engine {
                  ask for it on every rank at the same step"
             ))
         })?;
-        Ok(Resume {
+        Ok(ResumePoint {
             epoch: state.epoch,
             delivered: serialise(&state.delivered),
             batches,
@@ -142,7 +142,7 @@ impl Engine {
     }
 }
 
-impl Job {
+impl AttachedJob {
     /// Returns the last epoch whose minibatches may be published.
     ///
     /// No rank is given anything of an epoch before every rank that is here has taken all of the one before. So if the

@@ -3,11 +3,16 @@
 use coprep_protocol::message::Awaited;
 use coprep_scheduler::JobId;
 
-use crate::stream::engine::{Engine, Job};
-use crate::stream::{Blueprint, Seat};
+use crate::stream::engine::{AttachedJob, Engine};
+use crate::stream::{RankId, StreamConfig};
 
 /// One paragraph for a person.
-pub(crate) fn explain(engine: &Engine, seat: Seat, free: u32, blueprint: &Blueprint) -> String {
+pub(crate) fn explain(
+    engine: &Engine,
+    seat: RankId,
+    free: u32,
+    blueprint: &StreamConfig,
+) -> String {
     let Some(job) = engine.jobs.get(&seat.job) else {
         return "the job is not attached any more".into();
     };
@@ -30,7 +35,7 @@ pub(crate) fn explain(engine: &Engine, seat: Seat, free: u32, blueprint: &Bluepr
 }
 
 /// Returns whom a consumer waits for, if that is somebody else: a rank of its job, or its cohort.
-pub(crate) fn who_is_awaited(engine: &Engine, seat: Seat) -> Option<Awaited> {
+pub(crate) fn who_is_awaited(engine: &Engine, seat: RankId) -> Option<Awaited> {
     let job = engine.jobs.get(&seat.job)?;
     let (what, remedy) = if job.forming.is_some() {
         (
@@ -60,14 +65,14 @@ const ALL_LEAVE: &str = "let all ranks leave an epoch early (break) at the same 
 const COHORT: &str = "start all jobs of the cohort and let all of them iterate, or give cohort_size the number of \
                       those there are";
 
-fn is_leaving(job: &Job, seat: Seat) -> bool {
+fn is_leaving(job: &AttachedJob, seat: RankId) -> bool {
     let rank = job.ranks.get(seat.rank as usize);
     rank.and_then(Option::as_ref)
         .is_some_and(|consumer| consumer.leaves.is_some())
 }
 
 /// Names those ranks of a job: `rank 1 of 2 of this job has`.
-fn ranks(job: &Job, which: impl Fn(usize) -> bool) -> String {
+fn ranks(job: &AttachedJob, which: impl Fn(usize) -> bool) -> String {
     let numbers = numbers(job, which);
     let (noun, verb) = match numbers.len() {
         1 => ("rank", "has"),
@@ -77,12 +82,12 @@ fn ranks(job: &Job, which: impl Fn(usize) -> bool) -> String {
     format!("{noun} {} of {of} of this job {verb}", numbers.join(", "))
 }
 
-fn numbers(job: &Job, which: impl Fn(usize) -> bool) -> Vec<String> {
+fn numbers(job: &AttachedJob, which: impl Fn(usize) -> bool) -> Vec<String> {
     let those = (0..job.ranks.len()).filter(|&rank| which(rank));
     those.map(|rank| rank.to_string()).collect()
 }
 
-fn missing_ranks(job: &Job) -> String {
+fn missing_ranks(job: &AttachedJob) -> String {
     let missing = numbers(job, |rank| job.awaits(rank));
     format!(
         "waiting for rank {} of {} to attach",
@@ -104,7 +109,7 @@ fn preparation(engine: &Engine) -> String {
 }
 
 fn holders(engine: &Engine) -> Vec<String> {
-    let held = |job: &Job| {
+    let held = |job: &AttachedJob| {
         job.ranks
             .iter()
             .flatten()

@@ -1,9 +1,9 @@
 //! How far apart the ranks of a job are that come back from another stream.
 
-use coprep_protocol::message::Resume;
+use coprep_protocol::message::ResumePoint;
 use coprep_scheduler::{self as scheduler, JobSpec};
 
-use crate::stream::engine::Job;
+use crate::stream::engine::AttachedJob;
 use crate::{Error, Result};
 
 /// Most steps that the ranks of a job may lie apart when they come back: without any synchronisation between
@@ -20,7 +20,7 @@ pub(super) struct RankResume {
 }
 
 impl RankResume {
-    pub(super) fn of(resume: &Resume) -> Self {
+    pub(super) fn of(resume: &ResumePoint) -> Self {
         RankResume {
             epoch: resume.epoch,
             batches: resume.batches,
@@ -41,7 +41,7 @@ pub(super) struct Levels {
     pub(super) others_are_done: bool,
 }
 
-impl Job {
+impl AttachedJob {
     /// Returns the ranks that are not here. Of a job that has begun, these have left.
     pub(super) fn gone(&self) -> Vec<u32> {
         let ranks = (0..).zip(&self.ranks);

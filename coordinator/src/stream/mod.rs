@@ -31,35 +31,36 @@ use std::time::{Duration, Instant};
 
 use coprep_cache::handover::{Doorbell, Sender};
 use coprep_cache::staging::StagingPool;
-use coprep_cache::worklist::Given;
+use coprep_cache::worklist::TaskHandle;
 use coprep_costs::{Summary, early};
 use coprep_protocol::message::{
-    Attach, Attached, Awaited, CacheForm, CostStatus, Departure, Resume, SampleCost, StreamStatus,
+    Attach, Attached, Awaited, CacheForm, CostStatus, Departure, ResumePoint, SampleCost,
+    StreamStatus,
 };
 use coprep_protocol::nap::nap;
 use coprep_protocol::spec::{Field, PipelineSpec, UserDataset};
 use coprep_scheduler::{Config, DrawOrder, Minibatch, Scheduler};
 use fail::fail_point;
 
-use crate::caches::Cache;
-use crate::due_queue::Moment;
-use crate::maker::Maker;
-use crate::outbox::Outbox;
+use crate::caches::DatasetCache;
+use crate::due_queue::Deadline;
+use crate::maker::Producer;
+use crate::outbox::ReplyQueue;
 use crate::peer::Peer;
 use crate::stream::absent::SOON;
-use crate::stream::afloat::{Berth, Ticket};
-use crate::stream::batch::Batch;
+use crate::stream::afloat::{BindingId, BoundSlot};
+use crate::stream::batch::PendingBatch;
 use crate::stream::consumer::Consumer;
 use crate::stream::counters::Counters;
 pub(crate) use crate::stream::departed::Leaver;
 use crate::stream::engine::Engine;
 pub(crate) use crate::stream::layout::{layout, most_blob};
 pub(crate) use crate::stream::numbers::{Drawn, Numbers, fingerprint};
-pub(crate) use crate::stream::orders::{Order, cohort_key};
+pub(crate) use crate::stream::orders::{EpochOrder, cohort_key};
 use crate::stream::replay::Replay;
-use crate::stream::sample::{Made, Plan, SampleWork};
-use crate::user_code::{Resting, Trouble};
-use crate::workers::{GivenUp, Workers};
+use crate::stream::sample::{Made, PreparationPlan, SampleWork};
+use crate::user_code::{IdleForkServer, Trouble};
+use crate::workers::{GivenUp, ThreadPool};
 use crate::{Error, Result};
 
 /// Minibatches a rank's queue holds at most, if there are buffers for them. Jobs of about one speed drift apart by
@@ -110,7 +111,7 @@ impl StreamKey {
 }
 
 /// What a stream is made of.
-pub(crate) struct Blueprint {
+pub(crate) struct StreamConfig {
     pub(crate) id: u64,
     pub(crate) key: StreamKey,
     /// Its first job named no form of the cache: it is for all jobs that name none.
@@ -118,7 +119,7 @@ pub(crate) struct Blueprint {
     pub(crate) seed: u64,
     /// Maps the numbers of its epochs to samples.
     pub(crate) numbers: Numbers,
-    pub(crate) maker: Maker,
+    pub(crate) maker: Producer,
     /// What a process that has loaded its user code is good for.
     pub(crate) code_key: u128,
     /// What user code is told apart by.
@@ -136,7 +137,7 @@ pub(crate) struct Blueprint {
 pub(crate) struct Client {
     pub(crate) name: String,
     pub(crate) pid: u32,
-    pub(crate) outbox: Arc<Outbox>,
+    pub(crate) outbox: Arc<ReplyQueue>,
     pub(crate) peer: Arc<Peer>,
 }
 
@@ -149,27 +150,27 @@ impl Client {
 
 /// A consumer's place in its stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Seat {
+pub(crate) struct RankId {
     pub(crate) job: u64,
     pub(crate) rank: u32,
 }
 
 /// What a new consumer is given.
-pub(crate) struct Admission {
-    pub(crate) seat: Seat,
+pub(crate) struct Registration {
+    pub(crate) seat: RankId,
     pub(crate) attached: Attached,
     pub(crate) descriptors: [std::os::fd::OwnedFd; 4],
 }
 
 /// Jobs that share a pipeline.
 pub(crate) struct Stream {
-    pub(crate) blueprint: Blueprint,
+    pub(crate) blueprint: StreamConfig,
     fields: Vec<Field>,
     /// Number of the fields that the maker writes, which come first.
     made: usize,
     pool: StagingPool,
     doorbell: Arc<Doorbell>,
-    workers: Arc<Workers>,
+    workers: Arc<ThreadPool>,
     engine: Mutex<Engine>,
     /// If minibatches are to be handed over again.
     replay: Option<Replay>,
@@ -188,9 +189,9 @@ pub(crate) struct Stream {
 impl Stream {
     /// Starts the driver of a stream whose staging area is reserved.
     pub(crate) fn open(
-        blueprint: Blueprint,
+        blueprint: StreamConfig,
         pool: StagingPool,
-        workers: Arc<Workers>,
+        workers: Arc<ThreadPool>,
     ) -> Result<Arc<Stream>> {
         let engine = new_engine(&blueprint, &pool);
         let layout = pool.layout();
@@ -272,7 +273,7 @@ impl Stream {
         request: &Attach,
         known: &[Departure],
         client: &Client,
-    ) -> Result<Option<Admission>> {
+    ) -> Result<Option<Registration>> {
         let mut sender = Sender::create(self.ring_capacity(request.batch_size))?;
         let (deliver, reply) = sender.fds()?;
         let bell = self.doorbell.bell()?;
@@ -288,7 +289,7 @@ impl Stream {
         fail_point!("attach-locked");
         engine.share_buffers(self.pool.layout().buffers);
         let attached = self.attached(&engine, seat);
-        Ok(Some(Admission {
+        Ok(Some(Registration {
             seat,
             attached,
             descriptors,
@@ -314,7 +315,7 @@ impl Stream {
         }
     }
 
-    fn attached(&self, engine: &Engine, seat: Seat) -> Attached {
+    fn attached(&self, engine: &Engine, seat: RankId) -> Attached {
         let maker = &self.blueprint.maker;
         let all = self.blueprint.numbers.count(maker.samples());
         let (epoch, job_samples) = engine.position(seat).unwrap_or((0, all));
@@ -345,7 +346,7 @@ impl Stream {
     }
 
     /// Removes a consumer, however it left. True: nobody is left.
-    pub(crate) fn detach(self: &Arc<Self>, seat: Seat) -> bool {
+    pub(crate) fn detach(self: &Arc<Self>, seat: RankId) -> bool {
         let mut engine = self.engine();
         engine.detach(seat);
         engine.share_buffers(self.pool.layout().buffers);
@@ -378,7 +379,7 @@ impl Stream {
     /// Ends the driver of a closed stream. Buffers and queues are freed when the last consumer lets go.
     ///
     /// Gives what is worth keeping for the next stream of the same user code.
-    pub(crate) fn end(&self) -> Option<Resting> {
+    pub(crate) fn end(&self) -> Option<IdleForkServer> {
         self.doorbell.ring();
         self.blueprint.maker.crew()?.dismiss()
     }
@@ -415,7 +416,7 @@ impl Stream {
         self.broken.load(Ordering::Acquire)
     }
 
-    pub(crate) fn epoch_started(self: &Arc<Self>, seat: Seat, epoch: u64) {
+    pub(crate) fn epoch_started(self: &Arc<Self>, seat: RankId, epoch: u64) {
         let mut engine = self.engine();
         // What it took before belongs to the epoch before.
         self.pump(&mut engine);
@@ -426,9 +427,9 @@ impl Stream {
     /// A consumer tells the order of an epoch that it begins, or was handed before.
     pub(crate) fn tell_order(
         self: &Arc<Self>,
-        seat: Seat,
+        seat: RankId,
         epoch: u64,
-        order: Order,
+        order: EpochOrder,
         is_settled: bool,
     ) {
         let mut engine = self.engine();
@@ -437,17 +438,17 @@ impl Stream {
     }
 
     /// The consumer leaves `epoch`; answered when every rank of its job has asked.
-    pub(crate) fn restart_epoch(self: &Arc<Self>, seat: Seat, epoch: u64) {
+    pub(crate) fn restart_epoch(self: &Arc<Self>, seat: RankId, epoch: u64) {
         let mut engine = self.engine();
         engine.restart_epoch(seat, epoch);
         self.pump(&mut engine);
     }
 
-    pub(crate) fn state(&self, seat: Seat, epoch: u64, batches: u64) -> Result<Resume> {
+    pub(crate) fn state(&self, seat: RankId, epoch: u64, batches: u64) -> Result<ResumePoint> {
         self.engine().state(seat, epoch, batches)
     }
 
-    pub(crate) fn explain(&self, seat: Seat) -> String {
+    pub(crate) fn explain(&self, seat: RankId) -> String {
         let text = explain::explain(&self.engine(), seat, self.pool.free(), &self.blueprint);
         let stuck = self.blueprint.maker.crew().map_or(0, |crew| crew.stuck());
         if stuck == 0 {
@@ -461,7 +462,7 @@ impl Stream {
     }
 
     /// Returns whom a consumer waits for, if that is somebody else and not its samples.
-    pub(crate) fn who_is_awaited(&self, seat: Seat) -> Option<Awaited> {
+    pub(crate) fn who_is_awaited(&self, seat: RankId) -> Option<Awaited> {
         explain::who_is_awaited(&self.engine(), seat)
     }
 
@@ -496,7 +497,7 @@ impl Stream {
         let Some(costs) = self.blueprint.maker.costs() else {
             return CostStatus::default();
         };
-        let sample = |(id, cost): (u32, coprep_costs::Cost)| SampleCost {
+        let sample = |(id, cost): (u32, coprep_costs::ExpectedCost)| SampleCost {
             id,
             path: self.blueprint.maker.path(id),
             fetch_s: cost.fetch,
@@ -613,7 +614,7 @@ impl Stream {
         let (slots, unfinished) = filling.split(samples.len() as u32);
         let deliveries = minibatch.deliveries.len() as u32;
         engine.drawn += 1;
-        let batch = Arc::new(Batch::new(
+        let batch = Arc::new(PendingBatch::new(
             engine.drawn,
             minibatch.targets,
             samples.len() as u32,
@@ -629,13 +630,13 @@ impl Stream {
         let is_ahead = engine.window > 0;
         for (place, ((slot, draw), start)) in slots.into_iter().zip(samples).zip(starts).enumerate()
         {
-            let berth = Berth {
+            let berth = BoundSlot {
                 batch: batch.clone(),
                 slot,
                 place: place as u32,
             };
             let is_filled = |replay: &Replay| replay.is_filled(batch.buffer, berth.slot.slot());
-            let plan = Plan {
+            let plan = PreparationPlan {
                 start,
                 due: is_ahead.then(|| engine.plan.due()),
                 // In relaxed order it may come to another slot.
@@ -652,8 +653,8 @@ impl Stream {
     }
 
     /// When each sample of a minibatch is to be begun; see [`coprep_costs::early`].
-    fn starts(&self, engine: &mut Engine, samples: &[Drawn]) -> Vec<Moment> {
-        let now = Moment::now();
+    fn starts(&self, engine: &mut Engine, samples: &[Drawn]) -> Vec<Deadline> {
+        let now = Deadline::now();
         let maker = &self.blueprint.maker;
         let Some(costs) = maker.costs() else {
             return vec![now; samples.len()];
@@ -663,7 +664,7 @@ impl Stream {
         let period = mean * samples.len() as f32 / self.worker_count() as f32;
         engine.window = lately.map_or(0, |lately| self.window(&lately, samples.len(), period));
         if engine.window == 0 {
-            let start = Moment::at(engine.plan.pause(now.seconds()));
+            let start = Deadline::at(engine.plan.pause(now.seconds()));
             return vec![start; samples.len()];
         }
         let known: Vec<Option<f32>> = samples.iter().map(|draw| maker.expected(draw.id)).collect();
@@ -673,7 +674,7 @@ impl Stream {
         let workers = self.worker_count();
         let starts = (engine.plan).draw(now.seconds(), ahead, &expected, workers, period);
         let start = |(start, known): (f64, Option<f32>)| match known {
-            Some(_) => Moment::at(start),
+            Some(_) => Deadline::at(start),
             // Looked at first, or begun at once: it may be slow.
             None => now,
         };
@@ -692,9 +693,9 @@ impl Stream {
     }
 
     /// The same for a sample that has been looked at, and is expected to take so long.
-    fn start_of_one(due: f64, expected: Option<f32>) -> Moment {
+    fn start_of_one(due: f64, expected: Option<f32>) -> Deadline {
         // A second one may be before it.
-        Moment::at(due - 2.0 * f64::from(expected.unwrap_or(0.0)))
+        Deadline::at(due - 2.0 * f64::from(expected.unwrap_or(0.0)))
     }
 
     /// Beyond which a sample counts as slow.
@@ -704,31 +705,31 @@ impl Stream {
     }
 
     /// Offers a sample's slot to the process that makes it: buffer and slot.
-    fn offer(&self, ticket: Ticket, given: Given) -> Option<(u32, u32)> {
+    fn offer(&self, ticket: BindingId, given: TaskHandle) -> Option<(u32, u32)> {
         let budget = self.budget();
         self.engine().afloat.offer(ticket, budget, given)
     }
 
     /// Binds a sample that is about to be written to a slot.
-    fn claim(&self, ticket: Ticket) -> Berth {
+    fn claim(&self, ticket: BindingId) -> BoundSlot {
         let budget = self.budget();
         let berth = self.engine().claim(ticket, budget);
         berth.unwrap_or_else(|| GivenUp::unwind())
     }
 
     /// Binds a sample to the slot that it was drawn for.
-    fn take(&self, ticket: Ticket) -> Berth {
+    fn take(&self, ticket: BindingId) -> BoundSlot {
         self.try_take(ticket).unwrap_or_else(|| GivenUp::unwind())
     }
 
     /// The same. Returns `None` if the stream was given up meanwhile, with the slot.
-    fn try_take(&self, ticket: Ticket) -> Option<Berth> {
+    fn try_take(&self, ticket: BindingId) -> Option<BoundSlot> {
         self.engine().afloat.take(ticket)
     }
 
-    fn assign(self: &Arc<Self>, start: Moment, work: SampleWork) {
+    fn assign(self: &Arc<Self>, start: Deadline, work: SampleWork) {
         match &self.blueprint.maker {
-            Maker::Crew { crew, prepared, .. }
+            Producer::ProcessPool { crew, prepared, .. }
                 if !work.is_there() && !is_in(prepared.as_deref(), work.id()) =>
             {
                 crew.submit(start, Box::new(work));
@@ -737,7 +738,7 @@ impl Stream {
         }
     }
 
-    fn minibatch_done(self: &Arc<Self>, batch: &Batch) {
+    fn minibatch_done(self: &Arc<Self>, batch: &PendingBatch) {
         fail_point!("minibatch-done");
         batch.finish();
         if batch.done().is_none() {
@@ -748,7 +749,7 @@ impl Stream {
     }
 }
 
-fn new_engine(blueprint: &Blueprint, pool: &StagingPool) -> Engine {
+fn new_engine(blueprint: &StreamConfig, pool: &StagingPool) -> Engine {
     let config = Config {
         samples: blueprint.numbers.count(blueprint.maker.samples()),
         slots: pool.layout().slots,
@@ -761,7 +762,7 @@ fn new_engine(blueprint: &Blueprint, pool: &StagingPool) -> Engine {
     Engine::new(blueprint, Scheduler::new(config))
 }
 
-fn is_in(cache: Option<&Cache>, id: u32) -> bool {
+fn is_in(cache: Option<&DatasetCache>, id: u32) -> bool {
     cache.is_some_and(|cache| cache.store.has(id))
 }
 

@@ -74,7 +74,7 @@ impl Numbers {
         }
     }
 
-    fn of_draws(draws: Option<&message::Draws>, seed: u64, samples: u32) -> Result<Self> {
+    fn of_draws(draws: Option<&message::DrawsRequest>, seed: u64, samples: u32) -> Result<Self> {
         draws.map_or(Ok(Numbers::Ids), |draws| {
             Draws::new(draws, seed, samples).map(Numbers::Draws)
         })
@@ -143,7 +143,7 @@ impl Numbers {
 }
 
 impl Draws {
-    fn new(draws: &message::Draws, seed: u64, samples: u32) -> Result<Self> {
+    fn new(draws: &message::DrawsRequest, seed: u64, samples: u32) -> Result<Self> {
         check(draws, samples)?;
         let sums = |weights: &Vec<f64>| {
             let add = |sum: &mut f64, weight: &f64| {
@@ -188,7 +188,7 @@ fn weighted(sums: &[f64], random: u64) -> u32 {
 ///
 /// # Errors
 /// When an epoch would have no draw, or nothing could be drawn.
-pub(crate) fn check(draws: &message::Draws, samples: u32) -> Result<()> {
+pub(crate) fn check(draws: &message::DrawsRequest, samples: u32) -> Result<()> {
     let invalid = |why: String| Err(Error::Invalid(why));
     if draws.count == 0 || draws.count > MOST_DRAWS {
         return invalid(format!(
@@ -225,7 +225,7 @@ pub(crate) fn check(draws: &message::Draws, samples: u32) -> Result<()> {
 }
 
 /// Returns a number that tells draws apart: 0 for none.
-pub(crate) fn fingerprint(draws: Option<&message::Draws>) -> u128 {
+pub(crate) fn fingerprint(draws: Option<&message::DrawsRequest>) -> u128 {
     let Some(draws) = draws else { return 0 };
     let mut hash = xxhash_rust::xxh3::Xxh3::new();
     hash.update(&draws.count.to_le_bytes());
@@ -247,7 +247,7 @@ mod tests {
     const COUNT: u32 = 20_000;
 
     fn draws(weights: Option<&[f64]>, samples: u32) -> Numbers {
-        let request = message::Draws {
+        let request = message::DrawsRequest {
             count: COUNT,
             weights: weights.map(<[f64]>::to_vec),
         };
@@ -345,12 +345,12 @@ mod tests {
 
     #[test]
     fn draws_that_make_no_sense_are_refused() {
-        let request = |count, weights: Option<&[f64]>| message::Draws {
+        let request = |count, weights: Option<&[f64]>| message::DrawsRequest {
             count,
             weights: weights.map(<[f64]>::to_vec),
         };
         let largest = [f64::MAX, f64::MAX];
-        let wrong: [(message::Draws, &str); 8] = [
+        let wrong: [(message::DrawsRequest, &str); 8] = [
             (request(0, None), "draws"),
             (request(u32::MAX, None), "draws"),
             (request(1, Some(&[1.0])), "weights"),
@@ -369,11 +369,11 @@ mod tests {
 
     #[test]
     fn equal_draws_have_one_fingerprint_and_others_another() {
-        let request = |count, weights: Option<&[f64]>| message::Draws {
+        let request = |count, weights: Option<&[f64]>| message::DrawsRequest {
             count,
             weights: weights.map(<[f64]>::to_vec),
         };
-        let of = |draws: &message::Draws| fingerprint(Some(draws));
+        let of = |draws: &message::DrawsRequest| fingerprint(Some(draws));
         let weighted = request(5, Some(&[1.0, 2.0]));
         assert_eq!(of(&weighted), of(&weighted.clone()));
         for other in [

@@ -20,12 +20,12 @@ use coprep_scheduler::JobId;
 
 use crate::stream::consumer::{Consumer, Pending};
 use crate::stream::engine::Engine;
-use crate::stream::{Numbers, Seat};
+use crate::stream::{Numbers, RankId};
 use crate::{Error, Result};
 
 /// The samples of an epoch, in their order.
 #[derive(Clone)]
-pub(crate) struct Order {
+pub(crate) struct EpochOrder {
     ids: Arc<[u32]>,
     /// The same, as it is handed to members.
     file: Arc<OwnedFd>,
@@ -33,13 +33,13 @@ pub(crate) struct Order {
 
 /// The orders of a stream, by epoch.
 #[derive(Default)]
-pub(super) struct Orders {
-    settled: BTreeMap<u64, Order>,
+pub(super) struct CohortOrders {
+    settled: BTreeMap<u64, EpochOrder>,
     /// The first proposal for each epoch that has no order.
-    proposed: BTreeMap<u64, Order>,
+    proposed: BTreeMap<u64, EpochOrder>,
 }
 
-impl Order {
+impl EpochOrder {
     /// Reads what a client has written, for a dataset of so many samples.
     ///
     /// # Errors
@@ -53,7 +53,7 @@ impl Order {
         }
         // The client could change its own file.
         let file = order::write(&ids).map_err(|e| Error::io("the order of an epoch", e))?;
-        Ok(Order {
+        Ok(EpochOrder {
             ids: ids.into(),
             file: Arc::new(file),
         })
@@ -90,7 +90,13 @@ pub(crate) fn cohort_key(request: &Attach) -> u128 {
 
 impl Engine {
     /// A member tells an order: one that it proposes, or was handed before.
-    pub(super) fn tell_order(&mut self, seat: Seat, epoch: u64, order: Order, is_settled: bool) {
+    pub(super) fn tell_order(
+        &mut self,
+        seat: RankId,
+        epoch: u64,
+        order: EpochOrder,
+        is_settled: bool,
+    ) {
         if let Some(job) = self.jobs.get_mut(&seat.job) {
             job.knows_order_of = None;
         }
@@ -126,7 +132,7 @@ impl Engine {
         !due.is_empty()
     }
 
-    fn settle(&mut self, epoch: u64, order: Order) {
+    fn settle(&mut self, epoch: u64, order: EpochOrder) {
         self.orders.proposed.remove(&epoch);
         let oldest = self.scheduler.oldest_epoch().min(epoch);
         self.orders.settled.retain(|&other, _| other >= oldest);
@@ -156,7 +162,7 @@ impl Engine {
 
     /// All members have left. Another cohort of this name tells its own orders.
     pub(super) fn forget_orders(&mut self) {
-        self.orders = Orders::default();
+        self.orders = CohortOrders::default();
         if let Numbers::Told(orders) = &mut self.numbers {
             orders.clear();
         }
@@ -176,7 +182,7 @@ impl Engine {
 }
 
 impl Consumer {
-    fn hand_order(&self, epoch: u64, order: &Order) {
+    fn hand_order(&self, epoch: u64, order: &EpochOrder) {
         let samples = order.ids.len() as u32;
         let handed = order.file.as_fd().try_clone_to_owned().is_ok_and(|file| {
             let reply = Reply::Order { epoch, samples };

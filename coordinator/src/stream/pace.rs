@@ -112,15 +112,15 @@ mod tests {
     const STEP: Duration = Duration::from_millis(100);
 
     /// A job of one rank, and the time.
-    struct Job {
+    struct PacedJob {
         pace: Pace,
         now: Instant,
         next: u64,
     }
 
-    impl Job {
+    impl PacedJob {
         fn new() -> Self {
-            Job {
+            PacedJob {
                 pace: Pace::default(),
                 now: Instant::now(),
                 next: 0,
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn nothing_is_prepared_beyond_the_first_epoch() {
-        let mut job = Job::new();
+        let mut job = PacedJob::new();
         assert_eq!(job.ahead(), 0);
         job.epoch(10_000);
         assert_eq!(job.ahead(), 0);
@@ -157,7 +157,7 @@ mod tests {
     #[test]
     fn epochs_of_25_minibatches_that_follow_each_other_have_a_first_one_ready_from_the_second_border_on()
      {
-        let mut job = Job::new();
+        let mut job = PacedJob::new();
         for epochs in 1..10 {
             job.epoch(25);
             let expected = if epochs == 1 { 0 } else { epochs / 2 };
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn shorter_epochs_have_one_ready_when_it_is_a_fiftieth_of_what_was_dealt() {
-        let mut job = Job::new();
+        let mut job = PacedJob::new();
         let ahead = [(); 8].map(|()| {
             job.epoch(13);
             job.ahead()
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn a_pause_at_a_border_takes_the_right_away_until_one_is_crossed_at_once() {
-        let mut job = Job::new();
+        let mut job = PacedJob::new();
         job.epoch(50);
         job.epoch(50);
         assert_eq!(job.ahead(), 2);
@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn a_job_that_pauses_at_every_border_has_nothing_prepared_however_often() {
-        let mut job = Job::new();
+        let mut job = PacedJob::new();
         for _ in 0..20 {
             job.epoch(100);
             job.now += STEP * 20;
@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn a_last_batch_whose_end_is_not_read_is_followed_at_once_all_the_same() {
-        let mut job = Job::new();
+        let mut job = PacedJob::new();
         job.pace.begin(0, job.now);
         for _ in 0..100 {
             job.pace.deal(BATCH);
@@ -235,7 +235,7 @@ mod tests {
     #[test]
     fn a_first_batch_that_is_taken_before_its_epoch_is_said_to_begin_begins_it() {
         for (pause, ahead) in [(STEP, 4), (STEP * 50, 0)] {
-            let mut job = Job::new();
+            let mut job = PacedJob::new();
             job.epoch(100);
             job.epoch(100);
             job.now += pause;
@@ -247,7 +247,7 @@ mod tests {
 
     #[test]
     fn a_rank_that_says_again_which_epoch_it_iterates_crosses_no_border() {
-        let mut job = Job::new();
+        let mut job = PacedJob::new();
         job.epoch(100);
         job.epoch(100);
         let before = job.ahead();
@@ -258,7 +258,7 @@ mod tests {
 
     #[test]
     fn an_epoch_that_is_left_early_or_passed_over_shows_nothing() {
-        let mut job = Job::new();
+        let mut job = PacedJob::new();
         job.epoch(100);
         job.epoch(100);
         job.pace.leave();
@@ -273,8 +273,9 @@ mod tests {
 
     #[test]
     fn all_ranks_must_cross_at_once_and_have_a_batch_each() {
-        let [mut one, mut other] = [Job::new(), Job::new()];
-        let both = |one: &Job, other: &Job| ahead([&one.pace, &other.pace].into_iter(), 2 * 32);
+        let [mut one, mut other] = [PacedJob::new(), PacedJob::new()];
+        let both =
+            |one: &PacedJob, other: &PacedJob| ahead([&one.pace, &other.pace].into_iter(), 2 * 32);
         one.epoch(25);
         other.epoch(25);
         one.epoch(25);
@@ -289,7 +290,7 @@ mod tests {
 
     #[test]
     fn an_epoch_shorter_than_a_batch_counts_as_a_round() {
-        let mut job = Job::new();
+        let mut job = PacedJob::new();
         (0..50).for_each(|_| job.epoch(1));
         assert_eq!(ahead([&job.pace].into_iter(), 10), 30);
         assert_eq!(ahead([&job.pace].into_iter(), 33), 0);
@@ -310,7 +311,7 @@ mod tests {
                 (1u32..200, prop_oneof![Just(Then::GoesOn), Just(Then::Pauses), Just(Then::LeavesEarly)]), 1..30,
             ),
         ) {
-            let mut job = Job::new();
+            let mut job = PacedJob::new();
             let (mut dealt, mut wasted) = (0, 0);
             for (batches, then) in epochs {
                 job.epoch(batches);

@@ -7,30 +7,30 @@ use std::time::{Duration, Instant};
 
 use coprep_cache::sample_cache::{Form, Meta};
 use coprep_cache::staging::{Layout, SlotMut};
-use coprep_cache::worklist::Given;
+use coprep_cache::worklist::TaskHandle;
 use coprep_pipeline::SampleKey;
-use coprep_protocol::code::Order;
+use coprep_protocol::code::SampleRequest;
 use coprep_protocol::message::CacheForm;
 use fail::fail_point;
 
-use crate::caches::Cache;
-use crate::due_queue::Moment;
-use crate::maker::Maker;
-use crate::prepare::{Cost, Failure, Fetched, Recipe, Slot, Tools};
-use crate::stream::afloat::{Berth, Ticket};
-use crate::stream::batch::Batch;
+use crate::caches::DatasetCache;
+use crate::due_queue::Deadline;
+use crate::maker::Producer;
+use crate::prepare::{Failure, Fetched, PreparationCost, Recipe, SlotWriter, WorkerScratch};
+use crate::stream::afloat::{BindingId, BoundSlot};
+use crate::stream::batch::PendingBatch;
 use crate::stream::{Drawn, Stream};
-use crate::user_code::{Begin, Outcome, Outlook, Room, Task};
-use crate::workers::{Ready, Work};
+use crate::user_code::{Begin, LargeRoom, Outlook, Task, TaskOutcome};
+use crate::workers::{PoolWork, Ready};
 
 /// One sample of a minibatch, for a worker.
 pub(super) struct SampleWork {
     stream: Arc<Stream>,
     at: At,
     /// The minibatch it was drawn for.
-    drawn_for: Arc<Batch>,
+    drawn_for: Arc<PendingBatch>,
     draw: Drawn,
-    plan: Plan,
+    plan: PreparationPlan,
     /// No worker has begun to prepare it.
     is_waiting: bool,
     fetched: Option<Fetched>,
@@ -46,9 +46,9 @@ const MOST_PANICS: u32 = 3;
 
 /// How a sample is to be made.
 #[derive(Clone, Copy)]
-pub(super) struct Plan {
+pub(super) struct PreparationPlan {
     /// When it is to be begun.
-    pub(super) start: Moment,
+    pub(super) start: Deadline,
     /// When its minibatch is due, in a moment's seconds, if samples are drawn ahead because some are slow.
     pub(super) due: Option<f64>,
     /// Its slot stays as it is: see [`replay`](super::replay).
@@ -57,11 +57,11 @@ pub(super) struct Plan {
 
 /// Where it is written.
 enum At {
-    Bound(Berth),
+    Bound(BoundSlot),
     /// Known when it is about to be written.
-    Afloat(Ticket),
+    SlotBinder(BindingId),
     /// It was written, as the last one of this minibatch.
-    Last(Arc<Batch>),
+    Last(Arc<PendingBatch>),
     /// Nothing is left to be done.
     Over,
 }
@@ -69,17 +69,17 @@ enum At {
 /// What became of a sample that may be cached.
 enum Restored {
     /// It is in its slot.
-    Whole(Cost),
+    Whole(PreparationCost),
     /// It is not cached.
     Absent,
     /// It is larger than its slot, and there is no room for it, or not yet.
-    NoRoom(Room),
+    NoRoom(LargeRoom),
 }
 
-impl Work for SampleWork {
+impl PoolWork for SampleWork {
     fn needs_fetch(&self) -> bool {
         match &self.stream.blueprint.maker {
-            Maker::Native(recipe) if !self.plan.is_there && self.panics == 0 => {
+            Producer::Native(recipe) if !self.plan.is_there && self.panics == 0 => {
                 recipe.cached_as(self.draw.id).is_none()
             }
             _ => false,
@@ -88,7 +88,7 @@ impl Work for SampleWork {
 
     fn fetch(&mut self) -> Ready {
         let stream = self.stream.clone();
-        if let Maker::Native(recipe) = &stream.blueprint.maker
+        if let Producer::Native(recipe) = &stream.blueprint.maker
             && self.needs_fetch()
             && self.drawn_for.is_wanted()
         {
@@ -107,7 +107,7 @@ impl Work for SampleWork {
         }
     }
 
-    fn run(mut self: Box<Self>, tools: &mut Tools) {
+    fn run(mut self: Box<Self>, tools: &mut WorkerScratch) {
         if self.panics > 0 {
             return self.recover();
         }
@@ -115,24 +115,26 @@ impl Work for SampleWork {
         if self.start() {
             fail_point!("worker-prepare");
             match &stream.blueprint.maker {
-                _ if self.plan.is_there => self.prepared(&Cost::default()),
-                Maker::Native(recipe) => self.fill(recipe, tools),
-                Maker::Crew { crew, prepared, .. } => match self.restore(prepared.as_deref()) {
-                    Restored::Whole(cost) => self.prepared(&cost),
-                    // An LRU has let it go since the work was assigned.
-                    Restored::Absent => return crew.submit(Moment::default(), self),
-                    Restored::NoRoom(Room::Failed(failure)) => {
-                        return self.finish(Outcome::Failed(failure));
+                _ if self.plan.is_there => self.prepared(&PreparationCost::default()),
+                Producer::Native(recipe) => self.fill(recipe, tools),
+                Producer::ProcessPool { crew, prepared, .. } => {
+                    match self.restore(prepared.as_deref()) {
+                        Restored::Whole(cost) => self.prepared(&cost),
+                        // An LRU has let it go since the work was assigned.
+                        Restored::Absent => return crew.submit(Deadline::default(), self),
+                        Restored::NoRoom(LargeRoom::Failed(failure)) => {
+                            return self.finish(TaskOutcome::Failed(failure));
+                        }
+                        Restored::NoRoom(LargeRoom::Unwanted) => {}
+                        // Behind all that is due by now. With its own moment, which may be before theirs, it would come first
+                        // each time, and keep the threads from the samples whose end it waits for.
+                        Restored::NoRoom(_) => return stream.assign(Deadline::now(), *self),
                     }
-                    Restored::NoRoom(Room::Unwanted) => {}
-                    // Behind all that is due by now. With its own moment, which may be before theirs, it would come first
-                    // each time, and keep the threads from the samples whose end it waits for.
-                    Restored::NoRoom(_) => return stream.assign(Moment::now(), *self),
-                },
-                Maker::Jobs { .. } => {
+                }
+                Producer::Jobs { .. } => {
                     let visit = self.draw.key.to_ne_bytes();
                     self.slot().field_mut(0).copy_from_slice(&visit);
-                    self.prepared(&Cost::default());
+                    self.prepared(&PreparationCost::default());
                 }
             }
         }
@@ -140,7 +142,7 @@ impl Work for SampleWork {
     }
 }
 
-impl Slot for SampleWork {
+impl SlotWriter for SampleWork {
     fn bytes(&mut self) -> &mut [u8] {
         self.claim();
         fail_point!("worker-bound");
@@ -151,24 +153,24 @@ impl Slot for SampleWork {
 impl Task for SampleWork {
     fn begin(&mut self) -> Begin {
         if !self.is_started() {
-            return Begin::Over(Outcome::Unwanted);
+            return Begin::Over(TaskOutcome::Unwanted);
         }
         // Made meanwhile, for an earlier minibatch.
         let stream = self.stream.clone();
         let cache = match &stream.blueprint.maker {
-            Maker::Crew { prepared, .. } => prepared.as_deref(),
+            Producer::ProcessPool { prepared, .. } => prepared.as_deref(),
             _ => None,
         };
         match self.restore(cache) {
-            Restored::Whole(cost) => Begin::Over(Outcome::Found(cost)),
-            Restored::NoRoom(Room::Unwanted) => Begin::Over(Outcome::Unwanted),
+            Restored::Whole(cost) => Begin::Over(TaskOutcome::Found(cost)),
+            Restored::NoRoom(LargeRoom::Unwanted) => Begin::Over(TaskOutcome::Unwanted),
             // A worker can wait until there is room for it.
             Restored::Absent | Restored::NoRoom(_) => Begin::Make,
         }
     }
 
-    fn order(&self) -> Order {
-        Order {
+    fn order(&self) -> SampleRequest {
+        SampleRequest {
             id: self.draw.id,
             place: match &self.at {
                 At::Bound(berth) => Some((berth.batch.buffer, berth.slot.slot())),
@@ -185,7 +187,7 @@ impl Task for SampleWork {
         let (id, maker) = (self.draw.id, &self.stream.blueprint.maker);
         let seconds = maker.expected(id);
         let budget = maker.costs().and_then(|costs| costs.budget());
-        let is_kept = |cache: &Cache| !cache.store.has(id) && cache.may_admit(id);
+        let is_kept = |cache: &DatasetCache| !cache.store.has(id) && cache.may_admit(id);
         Outlook {
             seconds,
             is_quick: seconds.zip(budget).is_some_and(|(s, budget)| s <= budget),
@@ -193,9 +195,9 @@ impl Task for SampleWork {
         }
     }
 
-    fn offer(&mut self, given: &Given) -> Option<(u32, u32)> {
+    fn offer(&mut self, given: &TaskHandle) -> Option<(u32, u32)> {
         match self.at {
-            At::Afloat(ticket) => self.stream.offer(ticket, given.clone()),
+            At::SlotBinder(ticket) => self.stream.offer(ticket, given.clone()),
             _ => None,
         }
     }
@@ -213,37 +215,42 @@ impl Task for SampleWork {
         (berth.batch.buffer, berth.slot.slot())
     }
 
-    fn room(&mut self, bytes: u64) -> Room {
+    fn room(&mut self, bytes: u64) -> LargeRoom {
         self.room_for(bytes)
     }
 
-    fn finish(mut self: Box<Self>, outcome: Outcome) {
+    fn finish(mut self: Box<Self>, outcome: TaskOutcome) {
         match outcome {
-            Outcome::Made { cost, blob } => {
+            TaskOutcome::Made { cost, blob } => {
                 self.made(&cost, blob);
                 self.end();
             }
-            Outcome::Found(cost) => {
+            TaskOutcome::Found(cost) => {
                 self.prepared(&cost);
                 self.end();
             }
-            Outcome::Failed(failure) => match self.replace(failure) {
+            TaskOutcome::Failed(failure) => match self.replace(failure) {
                 true => {
                     let stream = self.stream.clone();
-                    stream.assign(Moment::default(), *self);
+                    stream.assign(Deadline::default(), *self);
                 }
                 false => self.end(),
             },
-            Outcome::Unwanted => self.end(),
+            TaskOutcome::Unwanted => self.end(),
             // Nobody writes this slot any more, so the minibatch is never whole, and never published.
-            Outcome::Dropped => self.at = At::Over,
+            TaskOutcome::Dropped => self.at = At::Over,
         }
     }
 }
 
 impl SampleWork {
     /// For the slot of `berth`, come what may.
-    pub(super) fn bound(stream: Arc<Stream>, berth: Berth, draw: Drawn, plan: Plan) -> Self {
+    pub(super) fn bound(
+        stream: Arc<Stream>,
+        berth: BoundSlot,
+        draw: Drawn,
+        plan: PreparationPlan,
+    ) -> Self {
         let drawn_for = berth.batch.clone();
         Self::new(stream, At::Bound(berth), drawn_for, draw, plan)
     }
@@ -251,15 +258,21 @@ impl SampleWork {
     /// For the slot that `ticket` will give.
     pub(super) fn afloat(
         stream: Arc<Stream>,
-        ticket: Ticket,
-        drawn_for: Arc<Batch>,
+        ticket: BindingId,
+        drawn_for: Arc<PendingBatch>,
         draw: Drawn,
-        plan: Plan,
+        plan: PreparationPlan,
     ) -> Self {
-        Self::new(stream, At::Afloat(ticket), drawn_for, draw, plan)
+        Self::new(stream, At::SlotBinder(ticket), drawn_for, draw, plan)
     }
 
-    fn new(stream: Arc<Stream>, at: At, drawn_for: Arc<Batch>, draw: Drawn, plan: Plan) -> Self {
+    fn new(
+        stream: Arc<Stream>,
+        at: At,
+        drawn_for: Arc<PendingBatch>,
+        draw: Drawn,
+        plan: PreparationPlan,
+    ) -> Self {
         SampleWork {
             stream,
             at,
@@ -293,7 +306,7 @@ impl SampleWork {
     }
 
     /// A sample that nothing was known of was drawn to be begun at once: now it is known, and has its time.
-    fn start_when_fetched(&self, expected: Option<f32>) -> Moment {
+    fn start_when_fetched(&self, expected: Option<f32>) -> Deadline {
         let was_known = self.stream.blueprint.maker.expected(self.draw.id).is_some();
         match self.plan.due.filter(|_| !was_known) {
             Some(due) => Stream::start_of_one(due, expected),
@@ -303,7 +316,9 @@ impl SampleWork {
 
     /// Where it may be overtaken: whether somebody works at it.
     fn time_runs(&self, is_running: bool) {
-        let At::Afloat(ticket) = self.at else { return };
+        let At::SlotBinder(ticket) = self.at else {
+            return;
+        };
         let afloat = &mut self.stream.engine().afloat;
         match is_running {
             true => afloat.begin(ticket),
@@ -327,13 +342,13 @@ impl SampleWork {
 
     /// It is about to be written.
     fn claim(&mut self) {
-        if let At::Afloat(ticket) = self.at {
+        if let At::SlotBinder(ticket) = self.at {
             self.at = At::Bound(self.stream.claim(ticket));
         }
     }
 
-    fn berth(&mut self) -> &mut Berth {
-        if let At::Afloat(ticket) = self.at {
+    fn berth(&mut self) -> &mut BoundSlot {
+        if let At::SlotBinder(ticket) = self.at {
             self.at = At::Bound(self.stream.take(ticket));
         }
         match &mut self.at {
@@ -348,7 +363,8 @@ impl SampleWork {
 
     fn end(mut self) {
         self.berth();
-        let At::Bound(Berth { batch, slot, .. }) = std::mem::replace(&mut self.at, At::Over) else {
+        let At::Bound(BoundSlot { batch, slot, .. }) = std::mem::replace(&mut self.at, At::Over)
+        else {
             return;
         };
         drop(slot);
@@ -368,7 +384,7 @@ impl SampleWork {
     /// A thread panicked while it had the sample: reports that, so that its minibatch becomes whole all the same.
     fn recover(mut self: Box<Self>) {
         let is_wanted = self.is_started();
-        if let At::Afloat(ticket) = self.at {
+        if let At::SlotBinder(ticket) = self.at {
             // It may be gone, with the stream.
             self.at = self.stream.try_take(ticket).map_or(At::Over, At::Bound);
         }
@@ -380,14 +396,14 @@ impl SampleWork {
         if is_wanted && self.replace(Failure::defect()) {
             let stream = self.stream.clone();
             self.panics = 0;
-            stream.assign(Moment::default(), *self);
+            stream.assign(Deadline::default(), *self);
         } else {
             self.end();
         }
     }
 
     /// Prepares the sample, or the one that replaces it, or leaves a gap.
-    fn fill(&mut self, recipe: &Recipe, tools: &mut Tools) {
+    fn fill(&mut self, recipe: &Recipe, tools: &mut WorkerScratch) {
         if let Some(fetched) = self.fetched.take() {
             tools.take_over(fetched);
         }
@@ -403,7 +419,11 @@ impl SampleWork {
         }
     }
 
-    fn prepare(&mut self, recipe: &Recipe, tools: &mut Tools) -> Result<Cost, Failure> {
+    fn prepare(
+        &mut self,
+        recipe: &Recipe,
+        tools: &mut WorkerScratch,
+    ) -> Result<PreparationCost, Failure> {
         let key = SampleKey {
             seed: self.stream.blueprint.seed,
             id: self.draw.id,
@@ -418,7 +438,7 @@ impl SampleWork {
     }
 
     /// Fills the slot with what is cached.
-    fn restore(&mut self, cache: Option<&Cache>) -> Restored {
+    fn restore(&mut self, cache: Option<&DatasetCache>) -> Restored {
         let stream = self.stream.clone();
         let layout = stream.made();
         let hit = cache.and_then(|cache| Some((cache, cache.store.get(self.draw.id)?)));
@@ -431,7 +451,7 @@ impl SampleWork {
         if layout.is_larger_than_slot(blob) {
             self.claim();
             match self.room_for(blob as u64) {
-                Room::At(_) => {}
+                LargeRoom::At(_) => {}
                 none => {
                     // Nobody waits for an answer: it asks anew. By then it may not be cached any more, and lie in the queue of
                     // workers that all wait behind it.
@@ -453,7 +473,7 @@ impl SampleWork {
         stream.counters.add_failure();
         let path = stream.blueprint.maker.path(self.draw.id);
         let draw = self.draw;
-        let Berth { batch, place, slot } = self.berth();
+        let BoundSlot { batch, place, slot } = self.berth();
         slot.forget_large();
         let other = stream
             .engine()
@@ -465,12 +485,12 @@ impl SampleWork {
         other.is_some()
     }
 
-    fn prepared(&mut self, cost: &Cost) {
+    fn prepared(&mut self, cost: &PreparationCost) {
         fail_point!("worker-written");
         // The fields that say what the sample is: see `naming_fields`.
         let names = [self.draw.id, self.draw.number].map(|name| i64::from(name).to_ne_bytes());
         let stream = self.stream.clone();
-        let Berth { batch, slot, .. } = self.berth();
+        let BoundSlot { batch, slot, .. } = self.berth();
         for (field, name) in (stream.made().fields..stream.fields.len()).zip(names) {
             slot.field_mut(field).copy_from_slice(&name);
         }
@@ -486,7 +506,7 @@ impl SampleWork {
     }
 
     /// Replaces what was made by what is cached, where that takes as much room.
-    fn replace_by_cached(&mut self, cache: &Cache, blob: usize) {
+    fn replace_by_cached(&mut self, cache: &DatasetCache, blob: usize) {
         let stream = self.stream.clone();
         let layout = stream.made();
         let made = layout.fixed_bytes() + blob;
@@ -497,9 +517,9 @@ impl SampleWork {
     }
 
     /// A worker of user code has written the slot.
-    fn made(&mut self, cost: &Cost, blob: u64) {
+    fn made(&mut self, cost: &PreparationCost, blob: u64) {
         let stream = self.stream.clone();
-        if let Maker::Crew {
+        if let Producer::ProcessPool {
             prepared, costs, ..
         } = &stream.blueprint.maker
         {
@@ -541,7 +561,7 @@ impl Drop for SampleWork {
             panics: self.panics + 1,
         };
         let workers = &self.stream.workers;
-        workers.submit(Moment::default(), Box::new(again));
+        workers.submit(Deadline::default(), Box::new(again));
     }
 }
 
@@ -593,7 +613,7 @@ impl Made<'_> {
     }
 
     /// Caches a slot as it is; of no fixed size are `blob` bytes of it. False: there is no room, or it is there already.
-    fn keep(self, cache: &Cache, id: u32, slot: &mut SlotMut, blob: usize) -> bool {
+    fn keep(self, cache: &DatasetCache, id: u32, slot: &mut SlotMut, blob: usize) -> bool {
         let bytes = self.fixed_bytes() + blob;
         let meta = Meta::of(Form::Prepared);
         let Some(mut place) = cache.store.reserve(id, bytes, meta) else {
@@ -613,7 +633,7 @@ impl Made<'_> {
     }
 
     /// Fills a slot with the cached bytes of another. A value that is larger than the slot has its place already.
-    fn restore(self, bytes: &[u8], slot: &mut SlotMut) -> Cost {
+    fn restore(self, bytes: &[u8], slot: &mut SlotMut) -> PreparationCost {
         let began = Instant::now();
         let mut rest = bytes;
         for field in 0..self.fields {
@@ -624,9 +644,9 @@ impl Made<'_> {
             part[..len].copy_from_slice(source);
             rest = after;
         }
-        Cost {
+        PreparationCost {
             random: began.elapsed(),
-            ..Cost::default()
+            ..PreparationCost::default()
         }
     }
 }

@@ -11,8 +11,8 @@ use coprep_protocol::message::SampleError;
 use coprep_scheduler::JobId;
 use roaring::RoaringBitmap;
 
-use crate::stream::batch::Batch;
-use crate::stream::consumer::Failed;
+use crate::stream::batch::PendingBatch;
+use crate::stream::consumer::FailureNotice;
 use crate::stream::engine::Engine;
 
 /// Failures whose text is kept for jobs that come later.
@@ -70,7 +70,7 @@ impl Engine {
     /// Tells the jobs of a minibatch that one of its samples failed: as an error, or, if they skip it, by its number.
     pub(super) fn tell_error(
         &mut self,
-        batch: &Arc<Batch>,
+        batch: &Arc<PendingBatch>,
         slot: u32,
         number: u32,
         error: &Arc<SampleError>,
@@ -81,8 +81,8 @@ impl Engine {
             };
             let skips = job.skip_errors;
             let failed = || match skips {
-                true => Failed::LeftOut { number },
-                false => Failed::Raised {
+                true => FailureNotice::LeftOut { number },
+                false => FailureNotice::Raised {
                     number,
                     error: error.clone(),
                     is_told: false,

@@ -12,12 +12,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use coprep_cache::staging::Layout;
-use coprep_protocol::code::{self, Channel, HostEvent, HostRequest};
+use coprep_protocol::code::{self, Channel, ForkServerEvent, ForkServerRequest};
 use coprep_protocol::message::UserCode;
 use coprep_protocol::nap::nap;
 use fail::fail_point;
 
-use crate::user_code::Shape;
+use crate::user_code::SampleShape;
 use crate::user_code::zygote::{Ended, Zygote};
 use crate::{Error, Result};
 
@@ -30,13 +30,13 @@ const PROMPT: Duration = Duration::from_secs(60);
 const NAP: Duration = Duration::from_millis(500);
 
 /// A running host.
-pub(super) struct Host {
+pub(super) struct ForkServer {
     /// For sending; the other end of it is the host's standard input.
     channel: Channel,
     /// Held while requests are sent that must follow each other: a worker with samples to make needs the staging area,
     /// so it must not be asked for after that was taken away. Locked before `state`.
     asking: Mutex<()>,
-    state: Mutex<State>,
+    state: Mutex<ForkServerState>,
     changed: Condvar,
     closing: AtomicBool,
 }
@@ -49,7 +49,7 @@ pub(super) struct Forked {
 }
 
 #[derive(Default)]
-struct State {
+struct ForkServerState {
     samples: Option<u64>,
     mapped: bool,
     failed: Option<String>,
@@ -66,7 +66,7 @@ struct WorkerState {
     exited: Option<String>,
 }
 
-impl Host {
+impl ForkServer {
     /// Starts the host and lets it load the dataset, as long as somebody awaits it; gives the number of samples.
     ///
     /// `anew`: the host imports by itself whatever it needs.
@@ -76,13 +76,13 @@ impl Host {
         dataset: &OwnedFd,
         anew: bool,
         is_awaited: impl Fn() -> bool,
-    ) -> Result<(Arc<Host>, u64)> {
+    ) -> Result<(Arc<ForkServer>, u64)> {
         let (ours, theirs) =
             UnixStream::pair().map_err(|e| Error::io("cannot make a pair of sockets", e))?;
         let receiving = ours
             .try_clone()
             .map_err(|e| Error::io("cannot copy a socket", e))?;
-        let host = Arc::new(Host {
+        let host = Arc::new(ForkServer {
             channel: Channel::new(ours),
             asking: Mutex::default(),
             state: Mutex::default(),
@@ -101,14 +101,14 @@ impl Host {
             .name("code-host".into())
             .spawn(hear)
             .map_err(|e| Error::io("cannot start a thread", e))?;
-        let look = |s: &mut State| match s.samples {
+        let look = |s: &mut ForkServerState| match s.samples {
             None if !is_awaited() => Some(Err(Error::Code(
                 "the job left while its dataset was loaded".into(),
             ))),
             samples => samples.map(Ok),
         };
         let loaded = host
-            .ask(&HostRequest::Load, &[dataset.as_raw_fd()])
+            .ask(&ForkServerRequest::Load, &[dataset.as_raw_fd()])
             .and_then(|()| host.wait("to load the dataset", LOADING, look))
             .and_then(|looked| looked);
         match loaded {
@@ -120,7 +120,7 @@ impl Host {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ForkServerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -128,7 +128,7 @@ impl Host {
         self.asking.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ask(&self, request: &HostRequest, descriptors: &[RawFd]) -> Result<()> {
+    fn ask(&self, request: &ForkServerRequest, descriptors: &[RawFd]) -> Result<()> {
         let message = serde_json::to_vec(request).map_err(|e| Error::Code(e.to_string()))?;
         // A host that is gone has said why by another way.
         let _ = self.channel.send(&message, descriptors);
@@ -140,7 +140,7 @@ impl Host {
         &self,
         what: &str,
         limit: Duration,
-        mut look: impl FnMut(&mut State) -> Option<T>,
+        mut look: impl FnMut(&mut ForkServerState) -> Option<T>,
     ) -> Result<T> {
         let end = Instant::now() + limit;
         let mut state = self.state();
@@ -172,12 +172,12 @@ impl Host {
     pub(super) fn map(
         &self,
         layout: &Layout,
-        shape: &Shape,
+        shape: &SampleShape,
         seed: u64,
         file: BorrowedFd<'_>,
     ) -> Result<()> {
         let offsets = (0..layout.fields()).map(|f| layout.field_offset(f) as u64);
-        let request = HostRequest::Map {
+        let request = ForkServerRequest::Map {
             buffers: layout.buffers,
             slots: layout.slots,
             stride: layout.stride() as u64,
@@ -209,7 +209,7 @@ impl Host {
             state.workers.push(WorkerState::default());
             state.workers.len() as u32 - 1
         };
-        let request = HostRequest::Fork {
+        let request = ForkServerRequest::Fork {
             worker: number,
             id,
             workers,
@@ -246,9 +246,9 @@ impl Host {
             workers.filter_map(running).collect()
         };
         for worker in running {
-            let _ = self.ask(&HostRequest::Kill { worker }, &[]);
+            let _ = self.ask(&ForkServerRequest::Kill { worker }, &[]);
         }
-        let _ = self.ask(&HostRequest::Unmap, &[]);
+        let _ = self.ask(&ForkServerRequest::Unmap, &[]);
     }
 
     /// Samples of the dataset.
@@ -258,13 +258,13 @@ impl Host {
 
     /// Ends a worker; gives how it ended, once it is no process any more. None: not within the time.
     pub(super) fn kill(&self, worker: u32) -> Option<String> {
-        let _ = self.ask(&HostRequest::Kill { worker }, &[]);
+        let _ = self.ask(&ForkServerRequest::Kill { worker }, &[]);
         self.exited(worker, PROMPT)
     }
 
     /// How a worker ended, once it is no process any more. None: not within `limit`.
     pub(super) fn exited(&self, worker: u32, limit: Duration) -> Option<String> {
-        let look = |s: &mut State| s.workers.get(worker as usize)?.exited.clone();
+        let look = |s: &mut ForkServerState| s.workers.get(worker as usize)?.exited.clone();
         self.wait("to end a worker", limit, look).ok()
     }
 
@@ -332,16 +332,16 @@ impl Host {
         let event = serde_json::from_slice(message).map_err(|e| e.to_string())?;
         let mut state = self.state();
         match event {
-            HostEvent::Loaded { samples } => state.samples = Some(samples),
-            HostEvent::Mapped => state.mapped = true,
-            HostEvent::Failed { message } => state.failed = Some(message),
-            HostEvent::Forked { worker, pid } => {
+            ForkServerEvent::Loaded { samples } => state.samples = Some(samples),
+            ForkServerEvent::Mapped => state.mapped = true,
+            ForkServerEvent::Failed { message } => state.failed = Some(message),
+            ForkServerEvent::Forked { worker, pid } => {
                 let state = state.workers.get_mut(worker as usize);
                 let found = state.zip(channel.take_descriptor());
                 let (state, socket) = found.ok_or("a worker of no number")?;
                 (state.pid, state.socket) = (pid, Some(UnixStream::from(socket)));
             }
-            HostEvent::Exited { worker, how } => {
+            ForkServerEvent::Exited { worker, how } => {
                 let state = state.workers.get_mut(worker as usize);
                 state.ok_or("a worker of no number")?.exited = Some(how);
             }

@@ -22,19 +22,19 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use coprep_cache::staging::Layout;
-use coprep_cache::worklist::Given;
-use coprep_protocol::code::{self, Channel, Order, Probed, Raised, Report};
+use coprep_cache::worklist::TaskHandle;
+use coprep_protocol::code::{self, Channel, Probed, Raised, SampleRequest, WorkerReport};
 use coprep_protocol::message::UserCode;
 use coprep_protocol::spec::{BLOB, Dtype, Field};
 use crossbeam::utils::CachePadded;
 
-use crate::caches::Cache;
-use crate::due_queue::{DueQueue, Moment};
-use crate::prepare::{Cost, Failure};
-use crate::stalls::{BusyClock, Lacks};
+use crate::caches::DatasetCache;
+use crate::due_queue::{Deadline, DeadlineQueue};
+use crate::prepare::{Failure, PreparationCost};
+use crate::stalls::{BusyClock, StallClock};
 use crate::user_code::deadly::DeadlySamples;
-use crate::user_code::host::{Forked, Host};
-use crate::user_code::worker::{Job, Worker};
+use crate::user_code::host::{ForkServer, Forked};
+use crate::user_code::worker::{PoolTask, Worker};
 pub(crate) use crate::user_code::zygote::Zygote;
 use crate::{Error, Result};
 
@@ -43,20 +43,20 @@ pub(crate) trait Task: Send {
     /// A worker is about to make it.
     fn begin(&mut self) -> Begin;
     /// What to make, and where, if that is known before it is made.
-    fn order(&self) -> Order;
+    fn order(&self) -> SampleRequest;
     /// What it will take, as it is now.
     fn outlook(&self) -> Outlook;
     /// A worker has it, and will begin it. Where, buffer and slot, as long as the place is offered. None: that is known, or
     /// better decided when it is made.
-    fn offer(&mut self, given: &Given) -> Option<(u32, u32)>;
+    fn offer(&mut self, given: &TaskHandle) -> Option<(u32, u32)>;
     /// No worker has it any more: it waits.
     fn put_back(&mut self);
     /// Where: buffer and slot. Decided now, if it was not before. `is_about_to_write`: it is made.
     fn bind(&mut self, is_about_to_write: bool) -> (u32, u32);
     /// Has `bytes` bytes reserved for a sample that is larger than its slot, or waits for a moment.
-    fn room(&mut self, bytes: u64) -> Room;
+    fn room(&mut self, bytes: u64) -> LargeRoom;
     /// Ends it.
-    fn finish(self: Box<Self>, outcome: Outcome);
+    fn finish(self: Box<Self>, outcome: TaskOutcome);
 }
 
 /// What a task will take a worker.
@@ -75,11 +75,11 @@ pub(crate) enum Begin {
     /// Make it.
     Make,
     /// Nothing: this is what became of it.
-    Over(Outcome),
+    Over(TaskOutcome),
 }
 
 /// Where a sample is written that is larger than its slot.
-pub(crate) enum Room {
+pub(crate) enum LargeRoom {
     /// From this byte of the staging area on.
     At(u64),
     /// It must wait until others have let go of some.
@@ -91,11 +91,11 @@ pub(crate) enum Room {
 }
 
 /// What became of a task.
-pub(crate) enum Outcome {
+pub(crate) enum TaskOutcome {
     /// A worker has written it to its slot; so many bytes of it are of no fixed size.
-    Made { cost: Cost, blob: u64 },
+    Made { cost: PreparationCost, blob: u64 },
     /// It was found, and lies in its slot.
-    Found(Cost),
+    Found(PreparationCost),
     /// It cannot be made.
     Failed(Failure),
     /// Nobody wants it.
@@ -108,7 +108,7 @@ pub(crate) enum Outcome {
 #[derive(Clone, Debug)]
 pub(crate) enum Trouble {
     /// Its host ended.
-    Host(String),
+    ForkServer(String),
     /// A thread panicked.
     Defect(&'static str),
 }
@@ -116,7 +116,7 @@ pub(crate) enum Trouble {
 impl std::fmt::Display for Trouble {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Trouble::Host(why) => write!(f, "the host of its user code: {why}"),
+            Trouble::ForkServer(why) => write!(f, "the host of its user code: {why}"),
             Trouble::Defect(what) => {
                 write!(f, "{what}: a defect of coprep, please report it")
             }
@@ -126,15 +126,15 @@ impl std::fmt::Display for Trouble {
 
 /// User code that is loaded, but makes nothing yet.
 pub(crate) struct Loaded {
-    host: Arc<Host>,
+    host: Arc<ForkServer>,
     pub(crate) samples: u32,
     /// What its samples are like.
-    pub(crate) shape: Shape,
+    pub(crate) shape: SampleShape,
 }
 
 /// What samples are like.
 #[derive(Clone, Debug)]
-pub(crate) struct Shape {
+pub(crate) struct SampleShape {
     /// Fields, the blob among them, without the index.
     pub(crate) fields: Vec<Field>,
     /// Bytes that most samples take of what is of no fixed size.
@@ -145,7 +145,7 @@ pub(crate) struct Shape {
     pub(crate) structure: Vec<u8>,
 }
 
-impl Shape {
+impl SampleShape {
     /// Room in a slot for what is of no fixed size.
     fn blob(&self) -> u64 {
         let blob = self.fields.iter().find(|f| f.name == BLOB);
@@ -197,13 +197,13 @@ impl Loaded {
         is_awaited: impl Fn() -> bool,
         probing: Probing<impl FnOnce(u32) -> Vec<u32>>,
     ) -> Result<Loaded> {
-        let (host, _) = Host::start(zygote, code, dataset, anew, is_awaited)?;
+        let (host, _) = ForkServer::start(zygote, code, dataset, anew, is_awaited)?;
         Self::look(host, code, probing)
     }
 
     /// The same with a host that has loaded it before.
     pub(crate) fn again(
-        mut resting: Resting,
+        mut resting: IdleForkServer,
         code: &UserCode,
         probing: Probing<impl FnOnce(u32) -> Vec<u32>>,
     ) -> Result<Loaded> {
@@ -213,7 +213,7 @@ impl Loaded {
     }
 
     fn look(
-        host: Arc<Host>,
+        host: Arc<ForkServer>,
         code: &UserCode,
         probing: Probing<impl FnOnce(u32) -> Vec<u32>>,
     ) -> Result<Loaded> {
@@ -258,7 +258,7 @@ const SPLIT_LOOKS: u8 = 4;
 const LOOKERS: usize = 4;
 
 /// Asks a worker of its own what a sample is like: user code never runs in the host.
-fn look(host: &Host, ids: &[u32], split: bool, patience: Duration) -> Result<Probed> {
+fn look(host: &ForkServer, ids: &[u32], split: bool, patience: Duration) -> Result<Probed> {
     let enough = if split { SPLIT_LOOKS } else { 1 };
     let looked = look_once(host, ids, split, enough, true, patience);
     // A sample that ends its worker, or takes for ever, is reported when it is due. What the others are like,
@@ -280,7 +280,7 @@ fn look(host: &Host, ids: &[u32], split: bool, patience: Duration) -> Result<Pro
 /// Looks at `enough` of the samples `ids`, the first ones that do not fail; and at a few more if it may, they are of no
 /// fixed size, and it is quick.
 fn look_once(
-    host: &Host,
+    host: &ForkServer,
     ids: &[u32],
     split: bool,
     enough: u8,
@@ -313,13 +313,13 @@ fn look_once(
             limit.as_secs_f64()
         ))
     })?;
-    match Report::parse(&message).map_err(Error::Code)? {
-        Report::Probed(probed) => Ok(*probed),
+    match WorkerReport::parse(&message).map_err(Error::Code)? {
+        WorkerReport::Probed(probed) => Ok(*probed),
         other => Err(Error::Code(format!("the first worker said {other:?}"))),
     }
 }
 
-fn shape(probed: Probed, most_blob: u64) -> Result<Shape> {
+fn shape(probed: Probed, most_blob: u64) -> Result<SampleShape> {
     if let Some(raised) = probed.raised {
         let id = raised.id;
         let failure = failure(raised, "0".into()).map_err(Error::Code)?;
@@ -346,7 +346,7 @@ fn shape(probed: Probed, most_blob: u64) -> Result<Shape> {
             shape: vec![blob_room(probed.blob, most_blob)],
         });
     }
-    Ok(Shape {
+    Ok(SampleShape {
         fields,
         typical_blob: probed.blob,
         kept: probed.kept,
@@ -385,13 +385,13 @@ fn failure(raised: Raised, worker: String) -> std::result::Result<Failure, Strin
 }
 
 /// A host that has loaded a dataset and has nothing to do.
-pub(crate) struct Resting {
+pub(crate) struct IdleForkServer {
     /// None: it was taken.
-    host: Option<Arc<Host>>,
+    host: Option<Arc<ForkServer>>,
     since: Instant,
 }
 
-impl Resting {
+impl IdleForkServer {
     /// For how long.
     pub(crate) fn time(&self) -> Duration {
         self.since.elapsed()
@@ -404,7 +404,7 @@ impl Resting {
     }
 }
 
-impl Drop for Resting {
+impl Drop for IdleForkServer {
     fn drop(&mut self) {
         if let Some(host) = &self.host {
             host.close();
@@ -413,14 +413,14 @@ impl Drop for Resting {
 }
 
 /// The workers of a stream.
-pub(crate) struct Crew {
-    host: Arc<Host>,
+pub(crate) struct ProcessPool {
+    host: Arc<ForkServer>,
     workers: u32,
     /// Longest time without a word from a worker that has something to do.
     patience: Duration,
     /// Where deterministic parts are kept.
-    cache: Option<Arc<Cache>>,
-    queue: DueQueue<Job>,
+    cache: Option<Arc<DatasetCache>>,
+    queue: DeadlineQueue<PoolTask>,
     /// Workers that wait for memory.
     stuck: AtomicU32,
     deadly: DeadlySamples,
@@ -436,21 +436,21 @@ pub(crate) struct Crew {
 /// Chunks of samples that may wait per worker before the next minibatch is drawn.
 const WAITING: u32 = 2;
 
-impl Crew {
+impl ProcessPool {
     /// Starts the threads; each starts its process when there is something to do.
     pub(crate) fn start(
         loaded: Loaded,
         workers: u32,
         patience: Duration,
-        cache: Option<Arc<Cache>>,
+        cache: Option<Arc<DatasetCache>>,
         attributes: bool,
-    ) -> Result<Arc<Crew>> {
-        let crew = Arc::new(Crew {
+    ) -> Result<Arc<ProcessPool>> {
+        let crew = Arc::new(ProcessPool {
             host: loaded.host,
             workers,
             patience,
             cache,
-            queue: DueQueue::new(),
+            queue: DeadlineQueue::new(),
             stuck: AtomicU32::new(0),
             deadly: DeadlySamples::default(),
             typical: CachePadded::default(),
@@ -477,11 +477,11 @@ impl Crew {
     }
 
     /// A sample to make, to be begun at `due` or as soon as a worker is free.
-    pub(crate) fn submit(&self, due: Moment, task: Box<dyn Task>) {
+    pub(crate) fn submit(&self, due: Deadline, task: Box<dyn Task>) {
         if self.is_over() {
-            return task.finish(Outcome::Dropped);
+            return task.finish(TaskOutcome::Dropped);
         }
-        self.queue.push(due, Job::new(task, due));
+        self.queue.push(due, PoolTask::new(task, due));
         if self.is_over() {
             self.drain();
         }
@@ -497,9 +497,9 @@ impl Crew {
     }
 
     /// What was lacking until now.
-    pub(crate) fn lacks(&self) -> Lacks {
+    pub(crate) fn lacks(&self) -> StallClock {
         let clock = self.clock();
-        clock.map_or_else(Lacks::default, |mut clock| clock.look(Instant::now()))
+        clock.map_or_else(StallClock::default, |mut clock| clock.look(Instant::now()))
     }
 
     fn clock(&self) -> Option<MutexGuard<'_, BusyClock>> {
@@ -517,7 +517,7 @@ impl Crew {
     }
 
     /// Ends threads and workers. Gives the host, which has the dataset in memory, if all was well.
-    pub(crate) fn dismiss(&self) -> Option<Resting> {
+    pub(crate) fn dismiss(&self) -> Option<IdleForkServer> {
         let well = self.over.set(None).is_ok() && self.host.ended().is_none();
         self.drain();
         if !well {
@@ -525,7 +525,7 @@ impl Crew {
             return None;
         }
         self.host.rest();
-        Some(Resting {
+        Some(IdleForkServer {
             host: Some(self.host.clone()),
             since: Instant::now(),
         })
@@ -551,17 +551,17 @@ impl Crew {
     fn drain(&self) {
         self.queue.close();
         let queued = std::iter::from_fn(|| self.queue.try_pop());
-        queued.for_each(|job| job.task.finish(Outcome::Dropped));
+        queued.for_each(|job| job.task.finish(TaskOutcome::Dropped));
     }
 
     // For the workers' threads.
 
-    fn next(&self, wait: Duration) -> Option<Job> {
+    fn next(&self, wait: Duration) -> Option<PoolTask> {
         self.queue.pop(wait)
     }
 
     /// Puts a sample back that another worker may as well make, behind those that are due before it.
-    fn in_turn(&self, job: Job) {
+    fn in_turn(&self, job: PoolTask) {
         self.queue.push(job.due, job);
         if self.is_over() {
             self.drain();
@@ -569,8 +569,8 @@ impl Crew {
     }
 
     /// Before everything else: its minibatch has waited longest.
-    fn again(&self, job: Job) {
-        self.queue.push(Moment::default(), job);
+    fn again(&self, job: PoolTask) {
+        self.queue.push(Deadline::default(), job);
         if self.is_over() {
             self.drain();
         }
@@ -612,7 +612,7 @@ impl Crew {
         }
     }
 
-    fn took(&self, cost: &Cost) {
+    fn took(&self, cost: &PreparationCost) {
         if let Some(mut clock) = self.clock() {
             clock.took(cost.fetch, cost.prep());
         }

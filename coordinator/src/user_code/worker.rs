@@ -21,21 +21,21 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coprep_cache::sample_cache::{Form, Meta};
-use coprep_cache::worklist::{Given, Worklist, Written};
+use coprep_cache::worklist::{TaskHandle, TaskTable, Written};
 use coprep_protocol::code::{
-    self, CHUNKS, Channel, ENTRIES, MOST, Order, Progress, Raised, Report,
+    self, CHUNKS, Channel, ENTRIES, MOST, Raised, SampleRequest, WorkerProgress, WorkerReport,
 };
 use coprep_protocol::nap::nap;
 use fail::fail_point;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-use crate::caches::Cache;
-use crate::due_queue::Moment;
-use crate::prepare::{Cost, Failure};
+use crate::caches::DatasetCache;
+use crate::due_queue::Deadline;
+use crate::prepare::{Failure, PreparationCost};
 use crate::user_code::deadly::Verdict;
 use crate::user_code::host::Forked;
 use crate::user_code::worker::room::Want;
-use crate::user_code::{Begin, Crew, Outcome, Outlook, Task, Trouble, failure};
+use crate::user_code::{Begin, Outlook, ProcessPool, Task, TaskOutcome, Trouble, failure};
 use crate::{Error, Result};
 
 /// A chunk is as many samples as are expected to take together no longer than this. Who is behind one that takes longer is
@@ -68,10 +68,10 @@ pub(super) fn chunk(seconds: f32) -> usize {
 }
 
 /// A sample that is to be made, and what it went through.
-pub(super) struct Job {
+pub(super) struct PoolTask {
     pub(super) task: Box<dyn Task>,
     /// When it was to be begun.
-    pub(super) due: Moment,
+    pub(super) due: Deadline,
     /// Workers that ended while they made it.
     attempts: u32,
     /// A worker ended on a chunk that had it: from now on it is made alone.
@@ -80,9 +80,9 @@ pub(super) struct Job {
     outlook: Outlook,
 }
 
-impl Job {
-    pub(super) fn new(task: Box<dyn Task>, due: Moment) -> Self {
-        Job {
+impl PoolTask {
+    pub(super) fn new(task: Box<dyn Task>, due: Deadline) -> Self {
+        PoolTask {
             task,
             due,
             attempts: 0,
@@ -101,13 +101,13 @@ impl Job {
 }
 
 /// Buffer and slot.
-type Place = (u32, u32);
+type SlotAddress = (u32, u32);
 
 /// See the module.
 pub(super) struct Worker {
-    crew: Arc<Crew>,
+    crew: Arc<ProcessPool>,
     id: u32,
-    process: Option<Process>,
+    process: Option<WorkerProcess>,
     /// What the process was given and has not yet made, oldest first.
     chunks: VecDeque<Chunk>,
     pause: Duration,
@@ -121,20 +121,20 @@ pub(super) struct Worker {
     want: Option<Want>,
 }
 
-struct Process {
+struct WorkerProcess {
     number: u32,
     pid: u32,
     channel: Channel,
     /// Where the values of deterministic parts pass: one file per chunk under way. None: nothing is cached.
     scratch: Vec<File>,
-    worklist: Arc<Worklist>,
+    worklist: Arc<TaskTable>,
     next_chunk: u32,
 }
 
 struct Chunk {
     number: u32,
     /// None: it is ended, or withdrawn.
-    jobs: Vec<Option<Job>>,
+    jobs: Vec<Option<PoolTask>>,
     left: usize,
     /// Of each job, once the process is there.
     hands: Vec<Hand>,
@@ -144,14 +144,14 @@ struct Chunk {
 
 /// The thread's hand on a sample that the process was given.
 struct Hand {
-    given: Given,
+    given: TaskHandle,
     /// Its place, where that may yet become another: the process takes it, or is told.
-    offered: Option<Place>,
+    offered: Option<SlotAddress>,
     is_told: bool,
 }
 
 impl Worker {
-    pub(super) fn new(crew: Arc<Crew>, id: u32) -> Self {
+    pub(super) fn new(crew: Arc<ProcessPool>, id: u32) -> Self {
         Worker {
             crew,
             id,
@@ -220,7 +220,7 @@ impl Worker {
         match process.channel.receive(wait.min(patience)) {
             Ok(Some(message)) => {
                 self.heard = Instant::now();
-                self.report(Report::parse(&message)?)
+                self.report(WorkerReport::parse(&message)?)
             }
             Ok(None) => {
                 self.look()?;
@@ -245,7 +245,7 @@ impl Worker {
     }
 
     /// The next samples to make. Waits for the first if nothing else is under way.
-    fn take(&mut self) -> Vec<Job> {
+    fn take(&mut self) -> Vec<PoolTask> {
         let wait = if self.chunks.is_empty() {
             nap(NAP)
         } else {
@@ -266,7 +266,7 @@ impl Worker {
                         job.attempts = job.attempts.max(ATTEMPTS - 1);
                         to_make.push(job);
                     }
-                    Verdict::Fail(failure) => job.task.finish(Outcome::Failed(failure)),
+                    Verdict::Fail(failure) => job.task.finish(TaskOutcome::Failed(failure)),
                 },
                 Ok(Begin::Over(outcome)) => job.task.finish(outcome),
                 // Dropped, it ends by itself; the others of the chunk go on.
@@ -277,9 +277,9 @@ impl Worker {
     }
 
     /// A chunk that begins with this one, of what is waiting.
-    fn gather(&self, mut first: Job) -> Vec<Job> {
+    fn gather(&self, mut first: PoolTask) -> Vec<PoolTask> {
         let typical = self.crew.typical.seconds();
-        let seconds = |job: &Job| {
+        let seconds = |job: &PoolTask| {
             let unknown = typical.filter(|&s| UNKNOWN * s <= job.longest().as_secs_f32());
             job.outlook.seconds.or(unknown)
         };
@@ -304,9 +304,9 @@ impl Worker {
         jobs
     }
 
-    fn give(&mut self, jobs: Vec<Job>) -> std::result::Result<(), String> {
+    fn give(&mut self, jobs: Vec<PoolTask>) -> std::result::Result<(), String> {
         let typical = self.crew.typical.seconds();
-        let is_quick = |job: &Job| match job.outlook.seconds {
+        let is_quick = |job: &PoolTask| match job.outlook.seconds {
             Some(_) => job.outlook.is_quick,
             None => typical.is_some_and(|s| UNKNOWN * s <= job.longest().as_secs_f32()),
         };
@@ -328,7 +328,7 @@ impl Worker {
                 Ok(process) => self.process = Some(process),
                 Err(e) => {
                     self.give_back();
-                    self.crew.end(Trouble::Host(e.to_string()));
+                    self.crew.end(Trouble::ForkServer(e.to_string()));
                     return Ok(());
                 }
             }
@@ -342,7 +342,7 @@ impl Worker {
         chunk.number = process.next_chunk;
         process.next_chunk = (process.next_chunk + 1) % CHUNKS;
         for (job, index) in chunk.jobs.iter_mut().flatten().zip(0..) {
-            let given = Given::new(&process.worklist, code::entry(chunk.number, index));
+            let given = TaskHandle::new(&process.worklist, code::entry(chunk.number, index));
             let offered = match job.outlook.is_quick {
                 // Nothing can be ready before it.
                 true => {
@@ -364,13 +364,13 @@ impl Worker {
             .map_err(|_| String::new())
     }
 
-    fn start(&self) -> Result<Process> {
+    fn start(&self) -> Result<WorkerProcess> {
         let scratch = match &self.crew.cache {
             Some(_) => (0..CHUNKS).map(|_| scratch_file()).collect::<Result<_>>()?,
             None => Vec::new(),
         };
         let descriptors: Vec<RawFd> = scratch.iter().map(File::as_raw_fd).collect();
-        let worklist = Worklist::create(ENTRIES)?;
+        let worklist = TaskTable::create(ENTRIES)?;
         let (host, workers) = (&self.crew.host, self.crew.workers);
         let Forked {
             number,
@@ -378,7 +378,7 @@ impl Worker {
             socket,
         } = host.fork(self.id, workers, Some(worklist.as_fd()), &descriptors)?;
         tracing::debug!(worker = self.id, pid, "a worker of user code starts");
-        Ok(Process {
+        Ok(WorkerProcess {
             number,
             pid,
             channel: Channel::new(socket),
@@ -390,19 +390,19 @@ impl Worker {
 
     // What the process says.
 
-    fn report(&mut self, report: Report) -> std::result::Result<(), String> {
+    fn report(&mut self, report: WorkerReport) -> std::result::Result<(), String> {
         self.pause = PAUSES.0;
         match report {
-            Report::Written(progress) => self.advanced(progress)?,
-            Report::Ready(index) => self.tell_where(index)?,
-            Report::Raised(index, raised) => self.raised(index, raised)?,
-            Report::TooLarge(index, bytes) => self.wants_room(index, bytes)?,
-            Report::Probed(_) => return Err("said what it was not asked".into()),
+            WorkerReport::Written(progress) => self.advanced(progress)?,
+            WorkerReport::Ready(index) => self.tell_where(index)?,
+            WorkerReport::Raised(index, raised) => self.raised(index, raised)?,
+            WorkerReport::TooLarge(index, bytes) => self.wants_room(index, bytes)?,
+            WorkerReport::Probed(_) => return Err("said what it was not asked".into()),
         }
         Ok(())
     }
 
-    fn advanced(&mut self, progress: Progress) -> std::result::Result<(), String> {
+    fn advanced(&mut self, progress: WorkerProgress) -> std::result::Result<(), String> {
         self.waits = progress.waited_for_nothing();
         self.take_written()?;
         if progress.ends_chunk {
@@ -451,7 +451,7 @@ impl Worker {
     }
 
     /// Takes back what the process has not begun, and gives it to `another`.
-    fn withdraw(&mut self, another: impl Fn(Job)) {
+    fn withdraw(&mut self, another: impl Fn(PoolTask)) {
         // Nor is more given to it.
         if let Some(chunk) = self.chunks.front_mut() {
             chunk.is_quick = false;
@@ -468,7 +468,7 @@ impl Worker {
     }
 
     /// Takes it from the chunk: whoever does must end it. What is not taken is given to another worker if this one fails.
-    fn job(&mut self, index: u32) -> std::result::Result<Job, String> {
+    fn job(&mut self, index: u32) -> std::result::Result<PoolTask, String> {
         let chunk = self.chunks.front_mut();
         let place = chunk.and_then(|c| {
             c.left = c.left.saturating_sub(1);
@@ -508,17 +508,17 @@ impl Worker {
         let job = self.job(index)?;
         // Time off the processor, and not for want of one, is taken to be the dataset's, which reads.
         let fetch = (wall - cpu).mul_f64(self.waits).min(dataset);
-        let cost = Cost {
+        let cost = PreparationCost {
             // Where nothing was waited for, that was measured, too: what it waited before is not what it waits.
             fetch: fetch.max(LEAST_WAIT),
             decode: dataset - fetch,
             random: wall - dataset,
             cpu,
-            ..Cost::default()
+            ..PreparationCost::default()
         };
         self.crew.took(&cost);
         let blob = written.blob;
-        job.task.finish(Outcome::Made { cost, blob });
+        job.task.finish(TaskOutcome::Made { cost, blob });
         Ok(())
     }
 
@@ -573,7 +573,7 @@ impl Worker {
     fn raised(&mut self, index: u32, raised: Raised) -> std::result::Result<(), String> {
         let failure = failure(raised, self.name())?;
         let job = self.job(index)?;
-        job.task.finish(Outcome::Failed(failure));
+        job.task.finish(TaskOutcome::Failed(failure));
         Ok(())
     }
 
@@ -591,7 +591,7 @@ impl Worker {
             return;
         }
         let name = self.name();
-        let Some(Process { number, pid, .. }) = self.process.take() else {
+        let Some(WorkerProcess { number, pid, .. }) = self.process.take() else {
             return self.blame(&name, why);
         };
         // It must be gone before anybody else is given the slots that it may be writing.
@@ -604,7 +604,7 @@ impl Worker {
         let Some(exited) = exited else {
             self.give_back();
             let why = self.crew.host.ended().unwrap_or_default();
-            return self.crew.end(Trouble::Host(format!("it {why}")));
+            return self.crew.end(Trouble::ForkServer(format!("it {why}")));
         };
         let how = if why.is_empty() { exited } else { why.into() };
         tracing::warn!(
@@ -632,7 +632,7 @@ impl Worker {
             let mut indices = 0..chunk.jobs.len();
             indices.find(|&index| is_at(chunk, index))
         });
-        let mut jobs: Vec<Option<Job>> = std::mem::take(&mut self.chunks)
+        let mut jobs: Vec<Option<PoolTask>> = std::mem::take(&mut self.chunks)
             .into_iter()
             .flat_map(|chunk| chunk.jobs)
             .collect();
@@ -650,7 +650,7 @@ impl Worker {
                     ..Failure::new("dataset", message)
                 };
                 self.crew.deadly.add(job.task.order().id, failure.clone());
-                job.task.finish(Outcome::Failed(failure));
+                job.task.finish(TaskOutcome::Failed(failure));
             } else {
                 job.task.put_back();
                 self.crew.again(job);
@@ -666,13 +666,17 @@ impl Worker {
     fn give_back(&mut self) {
         let chunks = std::mem::take(&mut self.chunks);
         let jobs = chunks.into_iter().flat_map(|c| c.jobs).flatten();
-        jobs.for_each(|job| job.task.finish(Outcome::Dropped));
+        jobs.for_each(|job| job.task.finish(TaskOutcome::Dropped));
     }
 }
 
-impl Process {
+impl WorkerProcess {
     /// The message for a chunk. Cached values go to the scratch file.
-    fn orders(&self, chunk: &Chunk, cache: Option<&Cache>) -> std::result::Result<Vec<u8>, String> {
+    fn orders(
+        &self,
+        chunk: &Chunk,
+        cache: Option<&DatasetCache>,
+    ) -> std::result::Result<Vec<u8>, String> {
         let mut at = 0;
         let mut orders = Vec::with_capacity(chunk.jobs.len());
         for (job, hand) in chunk.jobs.iter().flatten().zip(&chunk.hands) {
@@ -690,7 +694,12 @@ impl Process {
 }
 
 /// Copies the cached value to the scratch file, or asks for the value.
-fn fill(order: &mut Order, cache: &Cache, file: &File, at: &mut u64) -> std::io::Result<()> {
+fn fill(
+    order: &mut SampleRequest,
+    cache: &DatasetCache,
+    file: &File,
+    at: &mut u64,
+) -> std::io::Result<()> {
     match cache.store.get(order.id) {
         Some(hit) => {
             cache.count_hit();

@@ -35,21 +35,21 @@ const NOW_AND_THEN: Duration = Duration::from_millis(500);
 const NAP: Duration = Duration::from_millis(500);
 
 /// A running zygote. Dropped, it ends.
-pub(crate) struct Zygote(Arc<Inner>);
+pub(crate) struct Zygote(Arc<ZygoteShared>);
 
 /// What the zygote's thread needs as well.
-struct Inner {
+struct ZygoteShared {
     /// For sending; the other end of it is the zygote's standard input.
     channel: Channel,
     /// Held while a request is sent: hosts are started by several threads.
     asking: Mutex<()>,
-    state: Mutex<State>,
+    state: Mutex<ZygoteState>,
     changed: Condvar,
     closing: AtomicBool,
 }
 
 #[derive(Default)]
-struct State {
+struct ZygoteState {
     /// Hosts that were asked for so far.
     hosts: u32,
     /// Those that have ended, until somebody has asked how.
@@ -113,7 +113,7 @@ impl Zygote {
         let receiving = ours
             .try_clone()
             .map_err(|e| Error::io("cannot copy a socket", e))?;
-        let inner = Arc::new(Inner {
+        let inner = Arc::new(ZygoteShared {
             channel: Channel::new(ours),
             asking: Mutex::default(),
             state: Mutex::default(),
@@ -193,8 +193,8 @@ impl Drop for Zygote {
     }
 }
 
-impl Inner {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl ZygoteShared {
+    fn state(&self) -> MutexGuard<'_, ZygoteState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -358,7 +358,7 @@ mod tests {
         assert!(zygote.is_alive());
         drop(zygote);
         let state = inner.state();
-        let ends = |state: &mut State| state.ended.is_none();
+        let ends = |state: &mut ZygoteState| state.ended.is_none();
         let waited = inner
             .changed
             .wait_timeout_while(state, Duration::from_secs(60), ends)

@@ -16,21 +16,21 @@ use coprep_protocol::message::PoolStatus;
 use coprep_protocol::nap::nap;
 use fail::fail_point;
 
-use crate::due_queue::Moment;
-use crate::prepare::Tools;
-use crate::stalls::{Lacks, Price};
+use crate::due_queue::Deadline;
+use crate::prepare::WorkerScratch;
+use crate::stalls::{FetchWeight, StallClock};
 pub use crate::workers::pass::pass;
-use crate::workers::stages::{Done, Stages, Step};
+use crate::workers::stages::{CompletedTask, StageQueues, ThreadTask};
 use crate::{Error, Result};
 
 /// Something the pool does.
-pub(crate) trait Work: Send {
+pub(crate) trait PoolWork: Send {
     /// It reads from storage before it is run.
     fn needs_fetch(&self) -> bool;
     /// Reads, and keeps what was read until it is run.
     fn fetch(&mut self) -> Ready;
     /// Does the rest, or all if nothing was fetched.
-    fn run(self: Box<Self>, tools: &mut Tools);
+    fn run(self: Box<Self>, tools: &mut WorkerScratch);
 }
 
 /// Unwinds from a piece of work that nobody waits for any more.
@@ -47,15 +47,15 @@ impl GivenUp {
 #[derive(Default)]
 pub(crate) struct Ready {
     /// When it is to be run.
-    pub(crate) due: Moment,
+    pub(crate) due: Deadline,
     /// The part of the time it took in which it did not wait for storage.
     pub(crate) at_work: Duration,
     pub(crate) bytes: u64,
 }
 
 /// The pool.
-pub(crate) struct Workers {
-    pool: Arc<Pool>,
+pub(crate) struct ThreadPool {
+    pool: Arc<SharedPool>,
     /// Most processors, if somebody said so.
     cap: Option<u32>,
     started: Mutex<Vec<JoinHandle<()>>>,
@@ -63,16 +63,16 @@ pub(crate) struct Workers {
     is_short: Mutex<bool>,
 }
 
-struct Pool {
-    price: Arc<Price>,
-    state: Mutex<State>,
+struct SharedPool {
+    price: Arc<FetchWeight>,
+    state: Mutex<PoolState>,
     more: Condvar,
 }
 
-struct State {
+struct PoolState {
     /// What was lacking when the balance was last struck.
-    lacked: Lacks,
-    stages: Stages<Box<dyn Work>>,
+    lacked: StallClock,
+    stages: StageQueues<Box<dyn PoolWork>>,
     balance: Balance,
     /// A thread panicked outside of a piece of work.
     is_broken: bool,
@@ -91,21 +91,21 @@ const ENOUGH: u64 = 32;
 /// How long a worker sleeps before it looks around though nothing woke it, which nothing needs: see [`nap`].
 const NAP: Duration = Duration::from_millis(200);
 
-impl Workers {
+impl ThreadPool {
     /// A thread for each processor that may be used, `cap` at most. `attributes`: see [`lacks`](Self::lacks).
     pub(crate) fn start(cap: Option<u32>, attributes: bool) -> Result<Self> {
         let (cpus, now) = (usable(cap), Instant::now());
-        let state = State {
-            lacked: Lacks::default(),
-            stages: Stages::new(cpus, attributes, now),
+        let state = PoolState {
+            lacked: StallClock::default(),
+            stages: StageQueues::new(cpus, attributes, now),
             balance: Balance::new(cpus, cpus + MOST_WAITING),
             is_broken: false,
             idle: 0,
             stop: false,
         };
-        let workers = Workers {
-            pool: Arc::new(Pool {
-                price: Arc::new(Price::new()),
+        let workers = ThreadPool {
+            pool: Arc::new(SharedPool {
+                price: Arc::new(FetchWeight::new()),
                 state: Mutex::new(state),
                 more: Condvar::new(),
             }),
@@ -141,12 +141,12 @@ impl Workers {
     }
 
     /// What waiting for storage costs.
-    pub(crate) fn price(&self) -> Arc<Price> {
+    pub(crate) fn price(&self) -> Arc<FetchWeight> {
         self.pool.price.clone()
     }
 
     /// Something to be begun at `due`, or as soon as a thread is free.
-    pub(crate) fn submit(&self, due: Moment, work: Box<dyn Work>) {
+    pub(crate) fn submit(&self, due: Deadline, work: Box<dyn PoolWork>) {
         let is_to_fetch = work.needs_fetch();
         let mut state = self.pool.state();
         state.stages.submit(Instant::now(), due, is_to_fetch, work);
@@ -154,7 +154,7 @@ impl Workers {
     }
 
     /// What was lacking until now. All zero for a pool that does not attribute.
-    pub(crate) fn lacks(&self) -> Lacks {
+    pub(crate) fn lacks(&self) -> StallClock {
         let mut state = self.pool.state();
         state.stages.look(Instant::now());
         state.stages.lacks()
@@ -205,12 +205,12 @@ fn usable(cap: Option<u32>) -> u32 {
     cap.unwrap_or_else(there).max(1)
 }
 
-impl Pool {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl SharedPool {
+    fn state(&self) -> MutexGuard<'_, PoolState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wake(&self, state: MutexGuard<'_, State>) {
+    fn wake(&self, state: MutexGuard<'_, PoolState>) {
         let is_to_wake = state.idle > 0 && state.stages.has_step();
         drop(state);
         if is_to_wake {
@@ -244,7 +244,7 @@ impl Pool {
     }
 
     /// Waits for something to do. None: look whether there is still something to be done at all.
-    fn next(&self, mut state: MutexGuard<'_, State>) -> Option<Step<Box<dyn Work>>> {
+    fn next(&self, mut state: MutexGuard<'_, PoolState>) -> Option<ThreadTask<Box<dyn PoolWork>>> {
         if !state.stages.has_step() {
             state.idle += 1;
             let waited = self.more.wait_timeout_while(state, nap(NAP), |state| {
@@ -260,7 +260,7 @@ impl Pool {
     }
 }
 
-impl Drop for Workers {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.pool.state().stop = true;
         self.pool.more.notify_all();
@@ -277,13 +277,13 @@ impl Drop for Workers {
     }
 }
 
-fn work_guarded(pool: &Pool) {
+fn work_guarded(pool: &SharedPool) {
     if std::panic::catch_unwind(AssertUnwindSafe(|| work(pool))).is_err() {
         pool.state().is_broken = true;
     }
 }
 
-fn work(pool: &Pool) {
+fn work(pool: &SharedPool) {
     let mut done = None;
     loop {
         fail_point!("worker-loop");
@@ -298,26 +298,26 @@ fn work(pool: &Pool) {
     }
 }
 
-fn carry_out(step: Step<Box<dyn Work>>) -> Done<Box<dyn Work>> {
+fn carry_out(step: ThreadTask<Box<dyn PoolWork>>) -> CompletedTask<Box<dyn PoolWork>> {
     match step {
-        Step::Fetch(mut work) => {
+        ThreadTask::Fetch(mut work) => {
             let fetched = std::panic::catch_unwind(AssertUnwindSafe(|| {
                 fail_point!("worker-fetch");
                 work.fetch()
             }));
             // It is tried again when it is prepared, and reported then.
             let ready = fetched.unwrap_or_default();
-            Done::Fetched(work, ready)
+            CompletedTask::Fetched(work, ready)
         }
-        Step::Prepare(work, mut tools) => {
+        ThreadTask::Prepare(work, mut tools) => {
             let ran = std::panic::catch_unwind(AssertUnwindSafe(|| work.run(&mut tools)));
             if let Err(panic) = ran {
                 if !panic.is::<GivenUp>() {
                     tracing::error!("a worker panicked: a defect of coprep, please report it");
                 }
-                *tools = Tools::default();
+                *tools = WorkerScratch::default();
             }
-            Done::Prepared(tools)
+            CompletedTask::Prepared(tools)
         }
     }
 }

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use super::Ready;
-use super::stages::{Done, Stages, Step};
-use crate::due_queue::Moment;
+use super::stages::{CompletedTask, StageQueues, ThreadTask};
+use crate::due_queue::Deadline;
 
 /// Samples that wait meanwhile.
 const WAITING: u32 = 64;
@@ -13,17 +13,17 @@ const WAITING: u32 = 64;
 /// `attributes`: whether it keeps the clocks of what is lacking.
 pub fn pass(attributes: bool, samples: u32) -> Duration {
     let began = Instant::now();
-    let mut stages = Stages::new(2, attributes, began);
+    let mut stages = StageQueues::new(2, attributes, began);
     for id in 0..WAITING + samples {
-        stages.submit(Instant::now(), Moment::default(), true, id);
+        stages.submit(Instant::now(), Deadline::default(), true, id);
         if id < WAITING {
             continue;
         }
         // What is fetched is prepared next: it was due as early, and this pool does not fetch ahead.
         for _ in 0..2 {
             let done = match stages.next(Instant::now()) {
-                Some(Step::Fetch(id)) => Done::Fetched(id, Ready::default()),
-                Some(Step::Prepare(_, tools)) => Done::Prepared(tools),
+                Some(ThreadTask::Fetch(id)) => CompletedTask::Fetched(id, Ready::default()),
+                Some(ThreadTask::Prepare(_, tools)) => CompletedTask::Prepared(tools),
                 None => break,
             };
             stages.done(Instant::now(), done);

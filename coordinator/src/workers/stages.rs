@@ -11,40 +11,40 @@ use std::time::Instant;
 
 use coprep_costs::Interval;
 
-use crate::due_queue::{DueHeap, Moment};
-use crate::prepare::Tools;
-use crate::stalls::Lacks;
+use crate::due_queue::{Deadline, DeadlineHeap};
+use crate::prepare::WorkerScratch;
+use crate::stalls::StallClock;
 use crate::workers::Ready;
 
 /// Something for a thread to do.
-pub(super) enum Step<W> {
+pub(super) enum ThreadTask<W> {
     Fetch(W),
-    Prepare(W, Box<Tools>),
+    Prepare(W, Box<WorkerScratch>),
 }
 
 /// Something that a thread has done.
-pub(super) enum Done<W> {
+pub(super) enum CompletedTask<W> {
     Fetched(W, Ready),
-    Prepared(Box<Tools>),
+    Prepared(Box<WorkerScratch>),
 }
 
 /// See the module.
-pub(super) struct Stages<W> {
-    to_fetch: DueHeap<W>,
-    to_prepare: DueHeap<W>,
+pub(super) struct StageQueues<W> {
+    to_fetch: DeadlineHeap<W>,
+    to_prepare: DeadlineHeap<W>,
     fetching: u32,
     preparing: u32,
     cpus: u32,
     threads: u32,
     /// Memory that is used again.
     #[expect(clippy::vec_box, reason = "boxes pass from hand to hand")]
-    tools: Vec<Box<Tools>>,
+    tools: Vec<Box<WorkerScratch>>,
     /// Up to when the sums are made.
     until: Instant,
     sums: Sums,
     /// The sums a moment ago.
     recent: Sums,
-    lacks: Option<Lacks>,
+    lacks: Option<StallClock>,
 }
 
 /// Since the start.
@@ -72,12 +72,12 @@ pub(super) struct Now {
     pub(super) to_prepare: u32,
 }
 
-impl<W> Stages<W> {
+impl<W> StageQueues<W> {
     /// `attributes`: whether it keeps the clocks of what is lacking.
     pub(super) fn new(cpus: u32, attributes: bool, now: Instant) -> Self {
-        Stages {
-            to_fetch: DueHeap::new(),
-            to_prepare: DueHeap::new(),
+        StageQueues {
+            to_fetch: DeadlineHeap::new(),
+            to_prepare: DeadlineHeap::new(),
             fetching: 0,
             preparing: 0,
             cpus,
@@ -86,7 +86,7 @@ impl<W> Stages<W> {
             until: now,
             sums: Sums::default(),
             recent: Sums::default(),
-            lacks: attributes.then(Lacks::default),
+            lacks: attributes.then(StallClock::default),
         }
     }
 
@@ -94,7 +94,7 @@ impl<W> Stages<W> {
         (self.cpus, self.threads) = (cpus, threads.max(cpus));
     }
 
-    pub(super) fn submit(&mut self, now: Instant, due: Moment, is_to_fetch: bool, work: W) {
+    pub(super) fn submit(&mut self, now: Instant, due: Deadline, is_to_fetch: bool, work: W) {
         self.look(now);
         match is_to_fetch {
             true => self.to_fetch.push(due, work),
@@ -102,10 +102,10 @@ impl<W> Stages<W> {
         }
     }
 
-    pub(super) fn done(&mut self, now: Instant, done: Done<W>) {
+    pub(super) fn done(&mut self, now: Instant, done: CompletedTask<W>) {
         self.look(now);
         match done {
-            Done::Fetched(work, ready) => {
+            CompletedTask::Fetched(work, ready) => {
                 self.fetching -= 1;
                 // It may have been cached meanwhile.
                 self.sums.fetched += u64::from(ready.bytes > 0);
@@ -113,7 +113,7 @@ impl<W> Stages<W> {
                 self.sums.fetch_cpu_s += ready.at_work.as_secs_f64();
                 self.to_prepare.push(ready.due, work);
             }
-            Done::Prepared(tools) => {
+            CompletedTask::Prepared(tools) => {
                 self.preparing -= 1;
                 self.sums.prepared += 1;
                 self.tools.push(tools);
@@ -126,7 +126,7 @@ impl<W> Stages<W> {
         self.may_prepare() || self.may_fetch()
     }
 
-    pub(super) fn next(&mut self, now: Instant) -> Option<Step<W>> {
+    pub(super) fn next(&mut self, now: Instant) -> Option<ThreadTask<W>> {
         self.look(now);
         match (self.may_prepare(), self.may_fetch()) {
             (true, true) if self.is_fetching_first() => self.fetch(),
@@ -136,16 +136,19 @@ impl<W> Stages<W> {
         }
     }
 
-    fn prepare(&mut self) -> Option<Step<W>> {
+    fn prepare(&mut self) -> Option<ThreadTask<W>> {
         let work = self.to_prepare.pop()?;
         self.preparing += 1;
-        Some(Step::Prepare(work, self.tools.pop().unwrap_or_default()))
+        Some(ThreadTask::Prepare(
+            work,
+            self.tools.pop().unwrap_or_default(),
+        ))
     }
 
-    fn fetch(&mut self) -> Option<Step<W>> {
+    fn fetch(&mut self) -> Option<ThreadTask<W>> {
         let work = self.to_fetch.pop()?;
         self.fetching += 1;
-        Some(Step::Fetch(work))
+        Some(ThreadTask::Fetch(work))
     }
 
     fn is_full(&self) -> bool {
@@ -236,7 +239,7 @@ impl<W> Stages<W> {
         self.sums.since(&before)
     }
 
-    pub(super) fn lacks(&self) -> Lacks {
+    pub(super) fn lacks(&self) -> StallClock {
         self.lacks.unwrap_or_default()
     }
 
@@ -280,35 +283,35 @@ mod tests {
     use super::*;
 
     /// A pool with samples of these names, in the order in which they are due.
-    fn pool(cpus: u32, threads: u32, to_fetch: &str, to_prepare: &str) -> Stages<char> {
+    fn pool(cpus: u32, threads: u32, to_fetch: &str, to_prepare: &str) -> StageQueues<char> {
         let now = Instant::now();
-        let mut stages = Stages::new(cpus, true, now);
+        let mut stages = StageQueues::new(cpus, true, now);
         stages.limit(cpus, threads);
         for (i, name) in to_fetch.chars().enumerate() {
-            stages.submit(now, Moment::at(i as f64), true, name);
+            stages.submit(now, Deadline::at(i as f64), true, name);
         }
         for (i, name) in to_prepare.chars().enumerate() {
-            stages.submit(now, Moment::at(i as f64 + 0.5), false, name);
+            stages.submit(now, Deadline::at(i as f64 + 0.5), false, name);
         }
         stages
     }
 
     /// What threads that come one after the other are given.
-    fn begun(stages: &mut Stages<char>) -> String {
-        let step = |stages: &mut Stages<char>| match stages.next(Instant::now())? {
-            Step::Fetch(name) => Some(format!("f{name} ")),
-            Step::Prepare(name, _) => Some(format!("p{name} ")),
+    fn begun(stages: &mut StageQueues<char>) -> String {
+        let step = |stages: &mut StageQueues<char>| match stages.next(Instant::now())? {
+            ThreadTask::Fetch(name) => Some(format!("f{name} ")),
+            ThreadTask::Prepare(name, _) => Some(format!("p{name} ")),
         };
         std::iter::from_fn(|| step(stages)).collect()
     }
 
-    fn fetched(stages: &mut Stages<char>, name: char, due: f64) {
+    fn fetched(stages: &mut StageQueues<char>, name: char, due: f64) {
         let ready = Ready {
-            due: Moment::at(due),
+            due: Deadline::at(due),
             at_work: Duration::ZERO,
             bytes: 1,
         };
-        let done = Done::Fetched(name, ready);
+        let done = CompletedTask::Fetched(name, ready);
         stages.done(Instant::now(), done);
     }
 
@@ -336,12 +339,12 @@ mod tests {
     fn no_more_is_fetched_than_can_soon_be_prepared() {
         let mut stages = pool(1, 2, "abcdefgh", "");
         for name in "abc".chars() {
-            stages.submit(Instant::now(), Moment::default(), false, name);
+            stages.submit(Instant::now(), Deadline::default(), false, name);
         }
         assert_eq!(begun(&mut stages), "pa fa ");
         fetched(&mut stages, 'a', 9.0);
         assert_eq!(begun(&mut stages), "", "three wait already");
-        stages.done(Instant::now(), Done::Prepared(Box::default()));
+        stages.done(Instant::now(), CompletedTask::Prepared(Box::default()));
         assert_eq!(begun(&mut stages), "pb fb ");
     }
 
@@ -350,9 +353,9 @@ mod tests {
         let mut stages = pool(2, 2, "", "wxyz");
         assert_eq!(begun(&mut stages), "pw px ");
         stages.limit(1, 1);
-        stages.done(Instant::now(), Done::Prepared(Box::default()));
+        stages.done(Instant::now(), CompletedTask::Prepared(Box::default()));
         assert_eq!(begun(&mut stages), "");
-        stages.done(Instant::now(), Done::Prepared(Box::default()));
+        stages.done(Instant::now(), CompletedTask::Prepared(Box::default()));
         assert_eq!(begun(&mut stages), "py ");
     }
 
@@ -372,7 +375,7 @@ mod tests {
     #[test]
     fn what_is_lacking_is_what_the_threads_wait_for() {
         let second = Duration::from_secs(1);
-        let lacks_of = |mut stages: Stages<char>, starts: usize| {
+        let lacks_of = |mut stages: StageQueues<char>, starts: usize| {
             for _ in 0..starts {
                 stages.next(stages.until);
             }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use coprep_client::loader::Options;
+use coprep_client::loader::LoaderOptions;
 use coprep_client::{Batch, Loader, control, no_notice, no_pulse};
 use coprep_coordinator::{Server, Settings, StopReason};
 use coprep_protocol::message::{Attach, CacheRequest, StreamStatus};
-use coprep_protocol::place::Place;
+use coprep_protocol::place::CoordinatorPaths;
 use coprep_protocol::spec::{PipelineSpec, Source, UserDataset};
 
 /// Longest time that a test waits for anything.
@@ -58,13 +58,13 @@ impl Node {
         assert_eq!(server.join().unwrap(), StopReason::Asked);
     }
 
-    pub(crate) fn place(&self) -> Place {
-        Place::at(self.folder.path().join("run/coordinator.sock"))
+    pub(crate) fn place(&self) -> CoordinatorPaths {
+        CoordinatorPaths::at(self.folder.path().join("run/coordinator.sock"))
     }
 
     /// Returns a loader that reconnects and starts no coordinator.
     pub(crate) fn loader(&self, attach: Attach) -> Arc<Loader> {
-        let options = Options {
+        let options = LoaderOptions {
             place: self.place(),
             name: "test".into(),
             program: Some("/bin/false".into()),

@@ -14,7 +14,7 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use coprep_cache::ErrorKind;
 use coprep_cache::sample_cache::index::{
-    ALIGNMENT, Bounds, DROPPED, EMPTY, Entry, HEADER, Header, Place, Scan, payload_checksum, scan,
+    ALIGNMENT, Bounds, DROPPED, EMPTY, Entry, HEADER, SegmentHeader, Place, Scan, payload_checksum, scan,
 };
 use coprep_cache::sample_cache::{Form, Meta, NoEviction, SampleCache, remove_named};
 use coprep_fuzz::Bytes;
@@ -70,7 +70,7 @@ impl Segment {
         let mut bytes = vec![0; SEGMENT];
         let header = match kind {
             0 => input.take(),
-            1 => Header {
+            1 => SegmentHeader {
                 fingerprint: [FINGERPRINT as u64, input.byte().into()],
                 capacity: input.small(),
                 bytes: input.small(),
@@ -165,8 +165,8 @@ fn name() -> String {
 }
 
 /// Of a segment that may have less capacity than is asked for.
-fn header(blocks: usize) -> Header {
-    Header {
+fn header(blocks: usize) -> SegmentHeader {
+    SegmentHeader {
         fingerprint: [FINGERPRINT as u64, 0],
         capacity: blocks as u64 * ALIGNMENT,
         bytes: SEGMENT as u64,

@@ -15,12 +15,12 @@ use std::time::Duration;
 
 use coprep_cache::handover::{Doorbell, Item, Sender};
 use coprep_cache::staging::{Layout, SlotMut, StagingPool};
-use coprep_client::loader::Options;
+use coprep_client::loader::LoaderOptions;
 use coprep_client::{Event, Loader, no_notice, no_pulse};
 use coprep_fuzz::Bytes;
 use coprep_protocol::frame::{self, to_bytes};
 use coprep_protocol::message::{
-    Attach, Attached, CacheRequest, Departure, Refusal, RefusalKind, Reply, Request, Resume, SampleError,
+    Attach, Attached, CacheRequest, Departure, Refusal, RefusalKind, Reply, Request, ResumePoint, SampleError,
     Skipped,
 };
 use coprep_protocol::place::Place;
@@ -82,7 +82,7 @@ fn listener() -> &'static UnixListener {
 // The client.
 
 fn train() {
-    let options = Options {
+    let options = LoaderOptions {
         place: place(),
         name: "fuzz".into(),
         program: Some("/bin/false".into()),
@@ -351,7 +351,7 @@ fn answer(socket: &UnixStream, request: &Request, script: &mut Bytes) -> Option<
         (_, 4) => Reply::Departed(Departure {
             token: script.small().into(),
             rank: script.byte().into(),
-            resume: Resume {
+            resume: ResumePoint {
                 epoch: script.small(),
                 delivered: script.some(40).to_vec(),
                 batches: script.small(),
@@ -359,7 +359,7 @@ fn answer(socket: &UnixStream, request: &Request, script: &mut Bytes) -> Option<
                 skipped: script.some(40).to_vec(),
             },
         }),
-        (Request::State { epoch, .. }, _) => Reply::State(Resume {
+        (Request::State { epoch, .. }, _) => Reply::State(ResumePoint {
             epoch: *epoch,
             delivered: script.some(40).to_vec(),
             batches: script.small(),

@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 
 use coprep_protocol::frame::{Message, parse, receive, to_bytes};
 use coprep_protocol::message::{
-    Attach, Attached, CacheForm, CacheRequest, Cohort, Departure, Draws, Reply, Request, Resume,
+    Attach, Attached, CacheForm, CacheRequest, CohortRequest, Departure, DrawsRequest, Reply, Request, ResumePoint,
     UserCode,
 };
 use coprep_protocol::spec::{
@@ -138,7 +138,7 @@ fn attach() -> Attach {
         }),
         seed: Some(1),
         seed_hint: None,
-        draws: Some(Draws {
+        draws: Some(DrawsRequest {
             count: 7,
             weights: Some(vec![0.5, 0.0]),
         }),
@@ -158,7 +158,7 @@ fn attach() -> Attach {
         world_size: 2,
         group: "ranks".into(),
         subset: Some(vec![1, 2, 3]),
-        resume: Some(Resume {
+        resume: Some(ResumePoint {
             epoch: 3,
             delivered: vec![4, 5],
             batches: 6,
@@ -166,7 +166,7 @@ fn attach() -> Attach {
             skipped: vec![1, 2],
         }),
         dataset_samples: Some(1000),
-        cohort: Some(Cohort {
+        cohort: Some(CohortRequest {
             name: "study".into(),
             size: 4,
         }),
@@ -212,7 +212,7 @@ fn departure() -> Departure {
     Departure {
         token: 1 << 100,
         rank: 0,
-        resume: Resume {
+        resume: ResumePoint {
             epoch: 3,
             delivered: vec![4, 5],
             batches: 7,

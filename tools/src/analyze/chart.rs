@@ -4,7 +4,7 @@
 //! setting, or of the point under the pointer.
 
 use super::axis::{CHAR, nice_ticks, shortened, thinned, time_unit, unit_factor};
-use super::report::{Knee, Line, Outcome, Part, Point, Series, Shape};
+use super::report::{ChartLine, ChartShape, EpochForecast, EpochPart, Knee, Point, Series};
 use super::words;
 
 const WIDTH: f64 = 360.0;
@@ -35,16 +35,16 @@ pub(crate) fn esc(text: &str) -> String {
 }
 
 /// A part's class in the style sheet.
-pub(crate) fn class(part: Part) -> &'static str {
+pub(crate) fn class(part: EpochPart) -> &'static str {
     match part {
-        Part::Compute => "compute",
-        Part::FetchStall => "fetch",
-        Part::PrepStall => "prep",
+        EpochPart::Compute => "compute",
+        EpochPart::FetchStall => "fetch",
+        EpochPart::PrepStall => "prep",
     }
 }
 
 /// One epoch as a bar as wide as its place.
-pub(crate) fn epoch_bar(outcome: &Outcome) -> String {
+pub(crate) fn epoch_bar(outcome: &EpochForecast) -> String {
     let whole = outcome.epoch_s.max(f64::MIN_POSITIVE);
     let mut parts = String::new();
     for (part, from, to) in outcome
@@ -60,7 +60,7 @@ pub(crate) fn epoch_bar(outcome: &Outcome) -> String {
             words::seconds(to - from)
         );
     }
-    let says = Part::ALL.map(|p| {
+    let says = EpochPart::ALL.map(|p| {
         format!(
             "{} {}",
             words::part(p),
@@ -98,7 +98,7 @@ pub(crate) fn chart(series: &Series, knee: Option<&Knee>) -> String {
 /// A series on its axes.
 struct Plot<'a> {
     series: &'a Series,
-    shape: Shape,
+    shape: ChartShape,
     /// Ticks of the y axis in `unit`; the last is its top.
     ticks: Vec<f64>,
     unit: (&'static str, f64),
@@ -113,7 +113,11 @@ impl<'a> Plot<'a> {
         Plot {
             series,
             // To scale, there would be nothing to see.
-            shape: if has_width { series.shape } else { Shape::Bars },
+            shape: if has_width {
+                series.shape
+            } else {
+                ChartShape::Bars
+            },
             ticks: nice_ticks(highest / unit.1, 4),
             unit,
         }
@@ -132,12 +136,12 @@ impl<'a> Plot<'a> {
     /// None: not on the axis.
     fn x(&self, x: f64) -> Option<f64> {
         let points = self.first();
-        if self.shape == Shape::Bars {
+        if self.shape == ChartShape::Bars {
             let at = points.iter().position(|p| p.x == x)?;
             return Some(LEFT + self.slot() * (at as f64 + 0.5));
         }
         let ends = [points.first()?.x, points.last()?.x];
-        let inset = if self.shape == Shape::Lines {
+        let inset = if self.shape == ChartShape::Lines {
             10.0
         } else {
             0.0
@@ -201,7 +205,7 @@ impl<'a> Plot<'a> {
 
     /// Place, text, and whether it belongs to the present setting.
     fn x_ticks(&self) -> Vec<(f64, String, bool)> {
-        if self.shape != Shape::Area {
+        if self.shape != ChartShape::Area {
             let tick = |(x, p): (f64, &Point)| (x, shortened(&p.x_text, 12), self.is_present(p.x));
             return self.placed(self.first()).map(tick).collect();
         }
@@ -219,9 +223,9 @@ impl<'a> Plot<'a> {
 
     fn shape(&self) -> String {
         match self.shape {
-            Shape::Bars => self.bars(),
-            Shape::Area => self.areas(),
-            Shape::Lines => self.line(self.first(), "line first"),
+            ChartShape::Bars => self.bars(),
+            ChartShape::Area => self.areas(),
+            ChartShape::Lines => self.line(self.first(), "line first"),
         }
     }
 
@@ -233,7 +237,7 @@ impl<'a> Plot<'a> {
                 .stack()
                 .into_iter()
                 .filter(|(_, from, to)| to > from);
-            let rect = |(part, from, to): (Part, f64, f64)| {
+            let rect = |(part, from, to): (EpochPart, f64, f64)| {
                 let (top, bottom) = (self.y(to), self.y(from));
                 format!(
                     r#"<rect class="mark {}" x="{:.1}" y="{top:.2}" width="{width:.1}" height="{:.2}"/>"#,
@@ -266,11 +270,11 @@ impl<'a> Plot<'a> {
             let corners: Vec<&str> = above.chain(below).collect();
             format!(
                 r#"<polygon class="mark {}" points="{}"/>"#,
-                class(Part::ALL[index]),
+                class(EpochPart::ALL[index]),
                 corners.join(" ")
             )
         };
-        (0..Part::ALL.len()).map(area).collect()
+        (0..EpochPart::ALL.len()).map(area).collect()
     }
 
     fn line(&self, points: &[Point], class: &str) -> String {
@@ -300,7 +304,7 @@ impl<'a> Plot<'a> {
     fn marks(&self, knee: Option<&Knee>) -> String {
         let present = self.series.points().find(|p| p.present);
         let present = present.and_then(|p| Some((self.x(p.x)?, self.y(p.outcome.epoch_s))));
-        let knee = knee.filter(|_| self.shape == Shape::Area);
+        let knee = knee.filter(|_| self.shape == ChartShape::Area);
         let knee = knee.and_then(|k| self.x(k.cache_bytes as f64));
         // Where their words would meet, each stands on its side.
         let between = present.zip(knee).map(|((now, _), knee)| now - knee);
@@ -333,7 +337,11 @@ impl<'a> Plot<'a> {
     /// Lines have their names where there is most room for them.
     fn names(&self) -> String {
         let lines = &self.series.lines;
-        let skipped = if self.shape == Shape::Lines { 0 } else { 1 };
+        let skipped = if self.shape == ChartShape::Lines {
+            0
+        } else {
+            1
+        };
         if lines.len() < 2 {
             return String::new();
         }
@@ -344,7 +352,7 @@ impl<'a> Plot<'a> {
             .collect()
     }
 
-    fn name(&self, line: &Line) -> Option<String> {
+    fn name(&self, line: &ChartLine) -> Option<String> {
         let room = |p: &Point| self.room(line, p);
         let point = line
             .points
@@ -369,7 +377,7 @@ impl<'a> Plot<'a> {
     }
 
     /// Seconds from the nearest other line to this one, at this point.
-    fn room(&self, line: &Line, point: &Point) -> f64 {
+    fn room(&self, line: &ChartLine, point: &Point) -> f64 {
         let others = self
             .series
             .lines
@@ -417,9 +425,9 @@ impl<'a> Plot<'a> {
     /// Epochs of all lines with this point's x.
     fn whole(&self, point: &Point) -> String {
         let many = self.series.lines.len() > 1;
-        let epoch = |(i, line): (usize, &Line)| {
+        let epoch = |(i, line): (usize, &ChartLine)| {
             let p = line.points.iter().find(|p| p.x == point.x)?;
-            let is_named = many && (i > 0 || self.shape == Shape::Lines);
+            let is_named = many && (i > 0 || self.shape == ChartShape::Lines);
             let name = if is_named {
                 format!("{} ", shortened(&line.name, 10))
             } else {
@@ -457,7 +465,7 @@ impl<'a> Plot<'a> {
     }
 }
 
-fn split(outcome: &Outcome) -> String {
+fn split(outcome: &EpochForecast) -> String {
     let of = |part| {
         format!(
             "{} {}",
@@ -465,7 +473,7 @@ fn split(outcome: &Outcome) -> String {
             words::part(part)
         )
     };
-    Part::ALL.map(of).join(", ")
+    EpochPart::ALL.map(of).join(", ")
 }
 
 /// Words over the plot at this x; or, where two would meet, to the left (-1) or right (1) of it.

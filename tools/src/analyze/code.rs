@@ -1,16 +1,20 @@
 //! Of a dataset that is the script's own code: what it reads and what it does cannot be seen, only how long its
 //! workers wait and work for a sample.
 
-use super::model::{Facts, Job, Prepare, Workers};
-use super::report::{Dataset, Report, Setting};
-use super::script::{self, Seen};
+use super::model::{Facts, JobWork, Prepare, Workers};
+use super::report::{DatasetFacts, Report, Setting};
+use super::script::{self, ScriptFindings};
 use super::{About, FEW_SECONDS, Result, cpus, disturbed, of_job, one, present, report, words};
 use crate::args;
 use crate::measure::usable;
 use crate::progress::Steps;
 
 /// Runs the script once more, with its samples prepared as ever. `alone`: with batches that came again.
-pub(super) fn analyze(args: &args::Analyze, alone: &Seen, steps: &mut Steps) -> Result<Report> {
+pub(super) fn analyze(
+    args: &args::AnalyzeArgs,
+    alone: &ScriptFindings,
+    steps: &mut Steps,
+) -> Result<Report> {
     let seconds = args.seconds.max(FEW_SECONDS);
     steps.plan(vec![super::STARTING + seconds]);
     steps.step("the script as it is");
@@ -46,13 +50,13 @@ const NO_OVERLAP: f64 = 1.0;
 const NO_TIME: f64 = 1e-9;
 
 /// Seconds that a worker waits, and works, for a sample.
-fn times(seen: &Seen) -> (f64, f64) {
+fn times(seen: &ScriptFindings) -> (f64, f64) {
     let totals = &seen.stream.totals;
     let prepared = totals.prepared.max(1) as f64;
     (totals.fetch_s / prepared, totals.prep_s / prepared)
 }
 
-fn facts(alone: &Seen, seen: &Seen) -> Facts {
+fn facts(alone: &ScriptFindings, seen: &ScriptFindings) -> Facts {
     let stream = &seen.stream;
     let samples = f64::from(stream.samples);
     let workers = stream.worker_pids.len().max(1) as f64;
@@ -85,14 +89,14 @@ fn facts(alone: &Seen, seen: &Seen) -> Facts {
         }),
         has_forms: false,
         processors,
-        job: Job {
+        job: JobWork {
             seconds: alone.seconds,
             cpu_seconds: alone.cpu_seconds,
         },
     }
 }
 
-fn about(alone: &Seen, seen: &Seen) -> About {
+fn about(alone: &ScriptFindings, seen: &ScriptFindings) -> About {
     let stream = &seen.stream;
     let (waits, works) = times(seen);
     let mean = format!(
@@ -107,7 +111,7 @@ fn about(alone: &Seen, seen: &Seen) -> About {
         one("prep_s", "A worker works at one sample", works, "s", mean),
     ]);
     About {
-        dataset: Dataset {
+        dataset: DatasetFacts {
             name: stream.dataset.clone(),
             samples: stream.samples.into(),
             encoded_bytes: 0,

@@ -6,19 +6,19 @@ use coprep_coordinator::Slowness;
 use coprep_protocol::message::CacheForm;
 use coprep_protocol::spec::PipelineSpec;
 
-use super::model::{Facts, Job, Prepare};
-use super::report::{Dataset, Measured, Report};
-use super::script::Seen;
+use super::model::{Facts, JobWork, Prepare};
+use super::report::{DatasetFacts, MeasuredNumber, Report};
+use super::script::ScriptFindings;
 use super::storage::{self, Storage};
 use super::{About, Result, cpus, disturbed, of_job, one, present, report, words};
 use crate::args;
 use crate::measure::quiet::{self, Observed};
-use crate::measure::{self, From, Plan, Sizes, usable};
+use crate::measure::{self, From, MeasurementPlan, SizeEstimate, usable};
 use crate::progress::Steps;
 
 /// Everything that was measured.
 struct Measurements {
-    sizes: Sizes,
+    sizes: SizeEstimate,
     storage: Observed<Storage>,
     from_storage: Rate,
     alone: Rate,
@@ -33,12 +33,12 @@ struct Measurements {
 
 /// Measures and predicts. `seen`: the script, if there is one.
 pub(super) fn analyze(
-    args: &args::Analyze,
+    args: &args::AnalyzeArgs,
     spec: PipelineSpec,
-    seen: Option<&Seen>,
+    seen: Option<&ScriptFindings>,
     steps: &mut Steps,
 ) -> Result<Report> {
-    let plan = Plan {
+    let plan = MeasurementPlan {
         batch_size: seen.map_or(args.images.batch_size, |s| s.batch_size),
         spec,
         cpus: cpus(args),
@@ -54,7 +54,7 @@ pub(super) fn analyze(
     let folder = dataset.path(0);
     let folder = folder.parent().and_then(Path::parent).unwrap_or(&folder);
     let about = About {
-        dataset: Dataset {
+        dataset: DatasetFacts {
             name: folder.display().to_string(),
             samples: dataset.len().into(),
             encoded_bytes: found.sizes.encoded as u64,
@@ -123,7 +123,7 @@ fn expected(seconds: f64) -> Vec<f64> {
 }
 
 fn measure(
-    plan: &Plan,
+    plan: &MeasurementPlan,
     dataset: &coprep_coordinator::Dataset,
     steps: &mut Steps,
 ) -> Result<Measurements> {
@@ -149,7 +149,7 @@ fn measure(
 }
 
 /// From storage; the same with one processor; decoded in full; from the cache, encoded; and decoded.
-fn rates(plan: &Plan, part: &[u32], steps: &mut Steps) -> Result<[Rate; PROBES]> {
+fn rates(plan: &MeasurementPlan, part: &[u32], steps: &mut Steps) -> Result<[Rate; PROBES]> {
     steps.step("samples into caches");
     let (spec, in_full) = (&plan.spec, &plan.in_full());
     let cases = [
@@ -187,7 +187,12 @@ fn rates(plan: &Plan, part: &[u32], steps: &mut Steps) -> Result<[Rate; PROBES]>
 
 /// Storage is made just as fast as preparing. If they overlapped wholly, an epoch would take as long as either; if not at
 /// all, twice as long: by how much longer says how far they do ([`Facts::overlap`]).
-fn overlap(plan: &Plan, sizes: &Sizes, part: &[u32], steps: &mut Steps) -> Result<Observed<f64>> {
+fn overlap(
+    plan: &MeasurementPlan,
+    sizes: &SizeEstimate,
+    part: &[u32],
+    steps: &mut Steps,
+) -> Result<Observed<f64>> {
     let cpus = format!("--cpus={}", plan.cpus);
     let from = From::PageCache;
     let free = plan.open(&plan.spec, from, part, std::slice::from_ref(&cpus), steps)?;
@@ -210,11 +215,11 @@ fn overlap(plan: &Plan, sizes: &Sizes, part: &[u32], steps: &mut Steps) -> Resul
 const OVERLAP: (f64, f64) = (1.5, 12.0);
 
 fn facts(
-    args: &args::Analyze,
-    plan: &Plan,
+    args: &args::AnalyzeArgs,
+    plan: &MeasurementPlan,
     samples: f64,
     found: &Measurements,
-    seen: Option<&Seen>,
+    seen: Option<&ScriptFindings>,
 ) -> Facts {
     let prepare = Prepare {
         from_storage: found.from_storage.cost(),
@@ -232,11 +237,11 @@ fn facts(
         ..prepare
     };
     let job = match (seen, args.step_time) {
-        (Some(seen), _) => Job {
+        (Some(seen), _) => JobWork {
             seconds: seen.seconds,
             cpu_seconds: seen.cpu_seconds,
         },
-        (None, time) => Job {
+        (None, time) => JobWork {
             seconds: time.map_or(0.0, |time| time.as_secs_f64()) / f64::from(plan.batch_size),
             cpu_seconds: 0.0,
         },
@@ -259,7 +264,11 @@ fn facts(
     }
 }
 
-fn measured(found: &Measurements, seen: Option<&Seen>, facts: &Facts) -> Vec<Measured> {
+fn measured(
+    found: &Measurements,
+    seen: Option<&ScriptFindings>,
+    facts: &Facts,
+) -> Vec<MeasuredNumber> {
     let samples = words::number(found.part.into());
     let storage = &found.storage.value;
     let rate = |key: &str, name: &str, rate: &Rate, what: &str| {
@@ -268,7 +277,7 @@ fn measured(found: &Measurements, seen: Option<&Seen>, facts: &Facts) -> Vec<Mea
             words::processors(rate.cpus),
             beside(rate.cpus_of_others)
         );
-        Measured {
+        MeasuredNumber {
             spread: Some(rate.spread),
             ..one(key, name, rate.samples_per_s, "samples/s", how)
         }
@@ -365,7 +374,12 @@ impl Measurements {
 /// Faster than this, the page cache did not forget.
 const TOO_FAST: f64 = 4e9;
 
-fn warnings(found: &Measurements, seen: Option<&Seen>, facts: &Facts, plan: &Plan) -> Vec<String> {
+fn warnings(
+    found: &Measurements,
+    seen: Option<&ScriptFindings>,
+    facts: &Facts,
+    plan: &MeasurementPlan,
+) -> Vec<String> {
     let mut all = Vec::new();
     let script = seen.map_or(0.0, |seen| seen.cpus_of_others);
     all.extend(disturbed(found.cpus_of_others().max(script)));

@@ -29,17 +29,17 @@ use std::process::ExitCode;
 use std::time::SystemTime;
 
 use model::Facts;
-use report::{Dataset, Measured, Present, Report, Setting};
-use script::Seen;
+use report::{CurrentState, DatasetFacts, MeasuredNumber, Report, Setting};
+use script::ScriptFindings;
 
-use crate::args::{self, Form};
+use crate::args::{self, FormArg};
 use crate::measure::quiet::LITTLE;
 use crate::measure::{Result, usable};
 use crate::progress::Steps;
 use crate::show::is_coloured;
 use crate::{interrupt, warm};
 
-pub(crate) fn run(args: &args::Analyze) -> crate::Outcome {
+pub(crate) fn run(args: &args::AnalyzeArgs) -> crate::Outcome {
     let report = match &args.render {
         Some(saved) => read(saved)?,
         None => match &args.again {
@@ -65,7 +65,7 @@ fn read(file: &Path) -> std::result::Result<Report, String> {
         .map_err(|e| format!("{}: {e}", file.display()))
 }
 
-fn analyze(args: &args::Analyze) -> Result<Report> {
+fn analyze(args: &args::AnalyzeArgs) -> Result<Report> {
     interrupt::heed()?;
     let mut steps = Steps::new();
     let report = match (&args.folder, args.command.is_empty()) {
@@ -87,7 +87,7 @@ const STARTING: f64 = 5.0;
 /// A script is looked at for no less than this.
 const FEW_SECONDS: f64 = 5.0;
 
-fn of_script(args: &args::Analyze, steps: &mut Steps) -> Result<Report> {
+fn of_script(args: &args::AnalyzeArgs, steps: &mut Steps) -> Result<Report> {
     steps.step("the script by itself, its batches handed over again and again");
     let arguments = ["--replay".into(), "--cpus".into(), cpus(args).to_string()];
     let seconds = args.seconds.max(FEW_SECONDS);
@@ -98,20 +98,25 @@ fn of_script(args: &args::Analyze, steps: &mut Steps) -> Result<Report> {
     }
 }
 
-fn cpus(args: &args::Analyze) -> u32 {
+fn cpus(args: &args::AnalyzeArgs) -> u32 {
     args.images.cpus.map_or_else(usable, u32::from)
 }
 
 /// What a report says beside predictions.
 struct About {
-    dataset: Dataset,
+    dataset: DatasetFacts,
     pipeline: String,
     batch_size: u32,
-    measured: Vec<Measured>,
+    measured: Vec<MeasuredNumber>,
     warnings: Vec<String>,
 }
 
-fn report(args: &args::Analyze, about: About, facts: Facts, setting: Setting) -> Result<Report> {
+fn report(
+    args: &args::AnalyzeArgs,
+    about: About,
+    facts: Facts,
+    setting: Setting,
+) -> Result<Report> {
     let report = Report {
         format: report::FORMAT,
         version: env!("CARGO_PKG_VERSION").into(),
@@ -126,7 +131,7 @@ fn report(args: &args::Analyze, about: About, facts: Facts, setting: Setting) ->
         knee: whatif::knee(&facts, &setting),
         advice: whatif::advice(&facts, &setting),
         warnings: about.warnings,
-        present: Present {
+        present: CurrentState {
             outcome: facts.predict(&setting),
             setting,
         },
@@ -137,7 +142,7 @@ fn report(args: &args::Analyze, about: About, facts: Facts, setting: Setting) ->
 }
 
 /// Predicts for the settings of `args` from what was measured for another report.
-fn again(args: &args::Analyze, before: Report) -> Result<Report> {
+fn again(args: &args::AnalyzeArgs, before: Report) -> Result<Report> {
     let facts = before.facts;
     let mut facts =
         facts.ok_or("this report does not say what it was predicted from: analyse anew")?;
@@ -166,7 +171,7 @@ fn again(args: &args::Analyze, before: Report) -> Result<Report> {
     })
 }
 
-fn present(args: &args::Analyze, seen: Option<&Seen>) -> Setting {
+fn present(args: &args::AnalyzeArgs, seen: Option<&ScriptFindings>) -> Setting {
     let free = coprep_cache::memory::available().unwrap_or(0);
     Setting {
         cache_bytes: args.cache.unwrap_or(free / 4),
@@ -175,17 +180,17 @@ fn present(args: &args::Analyze, seen: Option<&Seen>) -> Setting {
         jobs: seen.map_or(args.jobs, |seen| seen.jobs.max(args.jobs)),
         shared: !args.unshared,
         form: match args.form {
-            Form::Off => "off",
-            Form::Encoded => "encoded",
-            Form::Decoded => "decoded",
-            Form::Auto => "auto",
+            FormArg::Off => "off",
+            FormArg::Encoded => "encoded",
+            FormArg::Decoded => "decoded",
+            FormArg::Auto => "auto",
         }
         .into(),
         gpu_speed: 1.0,
     }
 }
 
-fn what(args: &args::Analyze) -> String {
+fn what(args: &args::AnalyzeArgs) -> String {
     let words: Vec<String> = match &args.folder {
         Some(folder) if args.command.is_empty() => vec![folder.display().to_string()],
         _ => args
@@ -197,8 +202,8 @@ fn what(args: &args::Analyze) -> String {
     words.join(" ")
 }
 
-fn one(key: &str, name: &str, value: f64, unit: &str, how: String) -> Measured {
-    Measured {
+fn one(key: &str, name: &str, value: f64, unit: &str, how: String) -> MeasuredNumber {
+    MeasuredNumber {
         key: key.into(),
         name: name.into(),
         value,
@@ -209,7 +214,7 @@ fn one(key: &str, name: &str, value: f64, unit: &str, how: String) -> Measured {
 }
 
 /// What a script does beside waiting.
-fn of_job(seen: &Seen) -> Vec<Measured> {
+fn of_job(seen: &ScriptFindings) -> Vec<MeasuredNumber> {
     let seconds = seen.seconds.max(f64::MIN_POSITIVE);
     vec![
         one(

@@ -14,7 +14,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::report::{Bottleneck, Outcome, Setting};
+use super::report::{Bottleneck, EpochForecast, Setting};
 
 /// What was measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -44,7 +44,7 @@ pub(crate) struct Facts {
     pub(super) has_forms: bool,
     /// Processors of the machine, which the jobs use too.
     pub(super) processors: f64,
-    pub(super) job: Job,
+    pub(super) job: JobWork,
 }
 
 /// Processor seconds that one sample takes, by what it is made from.
@@ -79,7 +79,7 @@ impl Workers {
 
 /// What a job does beside waiting.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Job {
+pub(crate) struct JobWork {
     /// Seconds per sample; 0: none, it takes batches as fast as they come.
     pub(super) seconds: f64,
     /// Of them, on this machine's processors: may be more, with several threads.
@@ -138,7 +138,7 @@ impl Prepare {
 
 impl Facts {
     /// What an epoch of one job takes.
-    pub(super) fn predict(&self, setting: &Setting) -> Outcome {
+    pub(super) fn predict(&self, setting: &Setting) -> EpochForecast {
         self.outcome(&self.busy(setting))
     }
 
@@ -221,10 +221,10 @@ impl Facts {
         }
     }
 
-    fn outcome(&self, busy: &Busy) -> Outcome {
+    fn outcome(&self, busy: &Busy) -> EpochForecast {
         let epoch_s = busy.epoch(self.overlap);
         let without_storage = busy.processors.max(busy.job);
-        Outcome {
+        EpochForecast {
             epoch_s,
             samples_per_s: self.samples / epoch_s.max(f64::MIN_POSITIVE),
             compute_s: busy.job,
@@ -265,7 +265,7 @@ pub(super) mod tests {
             workers: None,
             has_forms: true,
             processors: 2.0,
-            job: Job {
+            job: JobWork {
                 seconds: 0.0005,
                 cpu_seconds: 0.0,
             },
@@ -328,7 +328,7 @@ pub(super) mod tests {
             overlap: 1.0,
             workers: Some(Workers { count, waits }),
             has_forms: false,
-            job: Job {
+            job: JobWork {
                 seconds: 0.0,
                 cpu_seconds: 0.0,
             },

@@ -2,7 +2,9 @@
 
 use super::axis::time_unit;
 use super::chart::{chart, class, epoch_bar, esc};
-use super::report::{Advice, EMBEDDED, Line, Measured, Outcome, Part, Point, Report, Series};
+use super::report::{
+    Advice, ChartLine, EMBEDDED, EpochForecast, EpochPart, MeasuredNumber, Point, Report, Series,
+};
 use super::words;
 
 const STYLE: &str = include_str!("page.css");
@@ -67,8 +69,8 @@ fn warnings(warnings: &[String]) -> String {
 }
 
 /// The legend of the colours, with what each comes to now.
-fn parts(outcome: &Outcome) -> String {
-    let item = |part: Part| {
+fn parts(outcome: &EpochForecast) -> String {
+    let item = |part: EpochPart| {
         format!(
             r#"<li><i class="swatch {}"></i><b>{}</b> <span>{}</span> <span class="quiet">{}</span></li>"#,
             class(part),
@@ -77,7 +79,7 @@ fn parts(outcome: &Outcome) -> String {
             words::seconds(outcome.of(part))
         )
     };
-    Part::ALL.map(item).concat()
+    EpochPart::ALL.map(item).concat()
 }
 
 fn pairs(pairs: &[(&str, String)]) -> String {
@@ -136,7 +138,7 @@ fn figure(report: &Report, series: &Series) -> String {
 }
 
 /// A line in numbers, all in one unit.
-fn table(series: &Series, line: &Line) -> String {
+fn table(series: &Series, line: &ChartLine) -> String {
     let is_measured = line.points.iter().any(|p| p.measured_epoch_s.is_some());
     let name = match series.lines.len() {
         1 => String::new(),
@@ -148,7 +150,7 @@ fn table(series: &Series, line: &Line) -> String {
     } else {
         ""
     };
-    let heads = Part::ALL
+    let heads = EpochPart::ALL
         .map(|p| format!(r#"<th scope="col">{}</th>"#, class(p)))
         .concat();
     let unit = match series.x_unit.as_str() {
@@ -204,7 +206,9 @@ fn row(point: &Point, time: &Time, is_measured: bool) -> String {
         true => (r#" class="present""#, r#" <span class="quiet">now</span>"#),
         false => ("", ""),
     };
-    let parts = Part::ALL.map(|p| time.cell(point.outcome.of(p))).concat();
+    let parts = EpochPart::ALL
+        .map(|p| time.cell(point.outcome.of(p)))
+        .concat();
     let measured = match point.measured_epoch_s {
         Some(s) => time.cell(s),
         None if is_measured => "<td></td>".into(),
@@ -217,8 +221,8 @@ fn row(point: &Point, time: &Time, is_measured: bool) -> String {
     )
 }
 
-fn measured(list: &[Measured]) -> String {
-    let row = |m: &Measured| {
+fn measured(list: &[MeasuredNumber]) -> String {
+    let row = |m: &MeasuredNumber| {
         let spread = m.spread.map_or_else(String::new, |s| {
             format!(
                 r#" <span class="quiet">± {}</span>"#,

@@ -24,13 +24,13 @@ pub(crate) struct Report {
     /// What was analysed: a script with its arguments, or a folder.
     pub(crate) command: String,
     pub(crate) machine: Machine,
-    pub(crate) dataset: Dataset,
+    pub(crate) dataset: DatasetFacts,
     /// Operators, as `coprep status` writes them.
     pub(crate) pipeline: String,
     /// Samples.
     pub(crate) batch_size: u32,
-    pub(crate) measured: Vec<Measured>,
-    pub(crate) present: Present,
+    pub(crate) measured: Vec<MeasuredNumber>,
+    pub(crate) present: CurrentState,
     /// What an epoch would take if one thing were different.
     pub(crate) series: Vec<Series>,
     /// Where more cache stops to help, if it does within the dataset's size.
@@ -61,7 +61,7 @@ pub(crate) struct Machine {
 
 /// What the samples are.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Dataset {
+pub(crate) struct DatasetFacts {
     pub(crate) name: String,
     pub(crate) samples: u64,
     /// All samples as they lie in storage; 0 if that is not known.
@@ -74,7 +74,7 @@ pub(crate) struct Dataset {
 
 /// One measured number.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Measured {
+pub(crate) struct MeasuredNumber {
     /// Stays the same from version to version, such as `ingestion_rate`.
     pub(crate) key: String,
     pub(crate) name: String,
@@ -89,9 +89,9 @@ pub(crate) struct Measured {
 
 /// How things are.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Present {
+pub(crate) struct CurrentState {
     pub(crate) setting: Setting,
-    pub(crate) outcome: Outcome,
+    pub(crate) outcome: EpochForecast,
 }
 
 /// What can be different.
@@ -115,7 +115,7 @@ pub(crate) struct Setting {
 
 /// What an epoch of one job takes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Outcome {
+pub(crate) struct EpochForecast {
     /// Seconds of an epoch: the sum of the three parts.
     pub(crate) epoch_s: f64,
     /// Samples per second that one job takes.
@@ -141,7 +141,7 @@ pub(crate) enum Bottleneck {
 
 /// Part of an epoch, in the order in which they are stacked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum EpochPart {
     Compute,
     FetchStall,
     PrepStall,
@@ -158,17 +158,17 @@ pub(crate) struct Series {
     pub(crate) x_label: String,
     /// Unit of `x_text`, such as "GiB"; may be empty.
     pub(crate) x_unit: String,
-    pub(crate) shape: Shape,
+    pub(crate) shape: ChartShape,
     /// What to see here, in a sentence; may be empty.
     pub(crate) note: String,
     /// The first is drawn in `shape`; others, for comparison, as lines over it.
-    pub(crate) lines: Vec<Line>,
+    pub(crate) lines: Vec<ChartLine>,
 }
 
 /// How a chart shows its first line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Shape {
+pub(crate) enum ChartShape {
     /// Stacked areas, x to scale.
     Area,
     /// Stacked bars, evenly spaced.
@@ -179,7 +179,7 @@ pub(crate) enum Shape {
 
 /// Points in ascending order of x.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Line {
+pub(crate) struct ChartLine {
     /// Such as "shared"; shown where a series has several lines.
     pub(crate) name: String,
     pub(crate) points: Vec<Point>,
@@ -192,7 +192,7 @@ pub(crate) struct Point {
     pub(crate) x: f64,
     /// The same in `x_unit`, without the unit: "8".
     pub(crate) x_text: String,
-    pub(crate) outcome: Outcome,
+    pub(crate) outcome: EpochForecast,
     /// Whether this is the present setting: so for exactly one point of a series.
     pub(crate) present: bool,
     /// Seconds of an epoch that was run with this setting.
@@ -218,24 +218,28 @@ pub(crate) struct Advice {
     pub(crate) gain_x: f64,
 }
 
-impl Part {
-    pub(crate) const ALL: [Part; 3] = [Part::Compute, Part::FetchStall, Part::PrepStall];
+impl EpochPart {
+    pub(crate) const ALL: [EpochPart; 3] = [
+        EpochPart::Compute,
+        EpochPart::FetchStall,
+        EpochPart::PrepStall,
+    ];
 }
 
-impl Outcome {
+impl EpochForecast {
     /// Seconds of this part.
-    pub(crate) fn of(&self, part: Part) -> f64 {
+    pub(crate) fn of(&self, part: EpochPart) -> f64 {
         match part {
-            Part::Compute => self.compute_s,
-            Part::FetchStall => self.fetch_stall_s,
-            Part::PrepStall => self.prep_stall_s,
+            EpochPart::Compute => self.compute_s,
+            EpochPart::FetchStall => self.fetch_stall_s,
+            EpochPart::PrepStall => self.prep_stall_s,
         }
     }
 
     /// From and to how many seconds each part reaches when they are stacked.
-    pub(crate) fn stack(&self) -> [(Part, f64, f64); 3] {
+    pub(crate) fn stack(&self) -> [(EpochPart, f64, f64); 3] {
         let mut from = 0.0;
-        Part::ALL.map(|part| {
+        EpochPart::ALL.map(|part| {
             let bottom = from;
             from += self.of(part);
             (part, bottom, from)
@@ -253,7 +257,7 @@ impl Outcome {
         if !numbers.iter().all(|n| n.is_finite() && *n >= 0.0) {
             return Err("a number is negative or not finite".into());
         }
-        let sum: f64 = Part::ALL.iter().map(|part| self.of(*part)).sum();
+        let sum: f64 = EpochPart::ALL.iter().map(|part| self.of(*part)).sum();
         if (sum - self.epoch_s).abs() > 1e-3 * self.epoch_s.max(1e-6) {
             return Err(format!(
                 "its parts are {sum} s together, and epoch_s is {}",

@@ -19,7 +19,7 @@ use crate::measure::quiet;
 use crate::progress::Steps;
 
 /// What was seen of a script.
-pub(super) struct Seen {
+pub(super) struct ScriptFindings {
     /// None: its dataset is its own code.
     pub(super) spec: Option<PipelineSpec>,
     /// When enough was seen.
@@ -95,13 +95,13 @@ pub(super) fn watch(
     rounds: u64,
     seconds: f64,
     steps: &mut Steps,
-) -> Result<Seen> {
+) -> Result<ScriptFindings> {
     let coordinator = Private::start(arguments)?;
     let script = start(command, &coordinator)?;
     wait_until_warm(&script, &coordinator, rounds, steps)?;
     let observed = quiet::measure(|| look(&script, &coordinator, seconds, steps))?;
     interrupt::check()?;
-    Ok(Seen {
+    Ok(ScriptFindings {
         cpus_of_others: observed.cpus_of_others,
         ..observed.value
     })
@@ -146,7 +146,12 @@ fn wait_until_warm(
 }
 
 /// Watches the script's jobs for `seconds`, and longer if they take few batches.
-fn look(script: &Script, coordinator: &Private, seconds: f64, steps: &mut Steps) -> Result<Seen> {
+fn look(
+    script: &Script,
+    coordinator: &Private,
+    seconds: f64,
+    steps: &mut Steps,
+) -> Result<ScriptFindings> {
     let first = Look::of(&present(coordinator)?);
     loop {
         look_after(script, steps)?;
@@ -168,14 +173,19 @@ fn present(coordinator: &Private) -> Result<StreamStatus> {
     })
 }
 
-fn seen(spec: Option<PipelineSpec>, stream: StreamStatus, first: Look, last: Look) -> Result<Seen> {
+fn seen(
+    spec: Option<PipelineSpec>,
+    stream: StreamStatus,
+    first: Look,
+    last: Look,
+) -> Result<ScriptFindings> {
     let samples = last.samples.saturating_sub(first.samples) as f64;
     if samples == 0.0 {
         return Err("the script took no more batches: is its step longer than two minutes?".into());
     }
     let jobs = f64::from(last.jobs.max(1));
     let time = (last.at - first.at).as_secs_f64() * jobs;
-    Ok(Seen {
+    Ok(ScriptFindings {
         spec,
         batch_size: stream
             .jobs

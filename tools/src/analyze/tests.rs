@@ -3,7 +3,7 @@
 use unicode_width::UnicodeWidthStr;
 
 use super::chart::{chart, esc};
-use super::report::{EMBEDDED, Outcome, Part, Report, Shape};
+use super::report::{ChartShape, EMBEDDED, EpochForecast, EpochPart, Report};
 use super::{page, text, words};
 
 const SAVED: &str = include_str!("../../../tests/python/analyze_report.json");
@@ -101,14 +101,14 @@ fn parts_of_a_bar_add_up_to_its_epoch() {
         .find(|s| s.key == "cpus")
         .unwrap()
         .clone();
-    assert_eq!(cpus.shape, Shape::Bars);
+    assert_eq!(cpus.shape, ChartShape::Bars);
     cpus.lines[0].points.retain(|p| p.present);
     let drawn = chart(&cpus, None);
     let bars: Vec<&str> = drawn
         .split('<')
         .filter(|tag| tag.starts_with("rect class=\"mark"))
         .collect();
-    assert_eq!(bars.len(), Part::ALL.len());
+    assert_eq!(bars.len(), EpochPart::ALL.len());
     for pair in bars.windows(2) {
         assert!(
             (number(pair[0], "y") - number(pair[1], "y") - number(pair[1], "height")).abs() < 0.02
@@ -200,7 +200,7 @@ fn a_report_that_says_little_is_drawn_too() {
     report.advice.clear();
     report.measured.clear();
     report.warnings.clear();
-    let nothing = Outcome {
+    let nothing = EpochForecast {
         epoch_s: 0.0,
         compute_s: 0.0,
         fetch_stall_s: 0.0,

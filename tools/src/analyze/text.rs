@@ -2,7 +2,9 @@
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-use super::report::{Advice, Line, Measured, Outcome, Part, Point, Report, Series};
+use super::report::{
+    Advice, ChartLine, EpochForecast, EpochPart, MeasuredNumber, Point, Report, Series,
+};
 use super::words;
 use crate::show::{WIDTH, clean, wrapped};
 
@@ -75,7 +77,7 @@ impl Page {
             "  {}\n",
             self.bar(outcome, outcome.epoch_s, WIDTH - 2 * INDENT)
         );
-        out.extend(Part::ALL.map(|p| self.legend(outcome, p)));
+        out.extend(EpochPart::ALL.map(|p| self.legend(outcome, p)));
         let setting = words::setting(&report.present.setting);
         let setting: Vec<String> = setting
             .iter()
@@ -84,24 +86,24 @@ impl Page {
         out + &wrapped(&setting.join("; "), INDENT)
     }
 
-    fn legend(&self, outcome: &Outcome, part: Part) -> String {
+    fn legend(&self, outcome: &EpochForecast, part: EpochPart) -> String {
         let share = words::percent(outcome.of(part), outcome.epoch_s);
         let time = words::seconds(outcome.of(part));
         let name = words::part(part);
         format!("  {} {name:<11} {share:>5}  {time}\n", self.blocks(part, 1))
     }
 
-    fn blocks(&self, part: Part, count: usize) -> String {
+    fn blocks(&self, part: EpochPart, count: usize) -> String {
         let (block, code) = match part {
-            Part::Compute => ("█", "37"),
-            Part::FetchStall => ("▓", "33"),
-            Part::PrepStall => ("░", "34"),
+            EpochPart::Compute => ("█", "37"),
+            EpochPart::FetchStall => ("▓", "33"),
+            EpochPart::PrepStall => ("░", "34"),
         };
         self.paint(code, &block.repeat(count))
     }
 
     /// Parts of an epoch, `width` columns for `whole` seconds.
-    fn bar(&self, outcome: &Outcome, whole_s: f64, width: usize) -> String {
+    fn bar(&self, outcome: &EpochForecast, whole_s: f64, width: usize) -> String {
         let column = |seconds: f64| {
             (seconds / whole_s.max(f64::MIN_POSITIVE) * width as f64).round() as usize
         };
@@ -120,7 +122,7 @@ impl Page {
             .map(|p| p.outcome.epoch_s)
             .fold(0.0, f64::max);
         let many = series.lines.len() > 1;
-        let name = |line: &Line| {
+        let name = |line: &ChartLine| {
             if many {
                 cut(&clean(&line.name), 20)
             } else {
@@ -135,7 +137,7 @@ impl Page {
         out
     }
 
-    fn line(&self, series: &Series, name: &str, line: &Line, whole_s: f64) -> String {
+    fn line(&self, series: &Series, name: &str, line: &ChartLine, whole_s: f64) -> String {
         let measured = line.points.iter().any(|p| p.measured_epoch_s.is_some());
         let x = format!("{} {}", series.x_label, series.x_unit);
         let columns = Columns {
@@ -179,7 +181,7 @@ impl Page {
         format!("{row}  {}\n", self.bar(outcome, whole_s, columns.bar()))
     }
 
-    fn measured(&self, list: &[Measured]) -> String {
+    fn measured(&self, list: &[MeasuredNumber]) -> String {
         if list.is_empty() {
             return String::new();
         }

@@ -3,7 +3,7 @@
 use coprep_protocol::size::human;
 
 use super::model::Facts;
-use super::report::{Advice, Knee, Line, Outcome, Point, Series, Setting, Shape};
+use super::report::{Advice, ChartLine, ChartShape, EpochForecast, Knee, Point, Series, Setting};
 use super::words;
 
 /// Bytes in a GiB and in a MiB.
@@ -46,7 +46,7 @@ pub(super) fn series(facts: &Facts, present: &Setting) -> Vec<Series> {
 }
 
 impl Varied<'_> {
-    fn line(&self, name: &str, mut xs: Vec<X>, has_present: bool) -> Line {
+    fn line(&self, name: &str, mut xs: Vec<X>, has_present: bool) -> ChartLine {
         xs.sort_by(|a, b| a.value.total_cmp(&b.value));
         xs.dedup_by(|a, b| a.text == b.text);
         let point = |x: X| Point {
@@ -56,7 +56,7 @@ impl Varied<'_> {
             present: has_present && x.setting == *self.present,
             measured_epoch_s: None,
         };
-        Line {
+        ChartLine {
             name: name.into(),
             points: xs.into_iter().map(point).collect(),
         }
@@ -128,7 +128,7 @@ impl Varied<'_> {
             title: "Cache size".into(),
             x_label: "cache".into(),
             x_unit: unit.1.into(),
-            shape: Shape::Area,
+            shape: ChartShape::Area,
             note: format!(
                 "All samples as they are read take {}, decoded {}.",
                 human(self.facts.encoded_bytes as u64),
@@ -144,7 +144,7 @@ impl Varied<'_> {
         key: &str,
         title: &str,
         label: (&str, &str),
-        shape: Shape,
+        shape: ChartShape,
         note: String,
         xs: Vec<X>,
     ) -> Series {
@@ -177,7 +177,7 @@ impl Varied<'_> {
             "cpus",
             "Processors",
             ("processors", ""),
-            Shape::Bars,
+            ChartShape::Bars,
             note,
             xs,
         )
@@ -214,7 +214,14 @@ impl Varied<'_> {
             ("speed", "×")
         };
         let xs = factors.into_iter().map(x).collect();
-        self.simple("storage", "Storage", axis, Shape::Bars, note.into(), xs)
+        self.simple(
+            "storage",
+            "Storage",
+            axis,
+            ChartShape::Bars,
+            note.into(),
+            xs,
+        )
     }
 
     fn gpu(&self) -> Series {
@@ -229,7 +236,7 @@ impl Varied<'_> {
             "gpu",
             "Speed of the job",
             ("speed", "×"),
-            Shape::Bars,
+            ChartShape::Bars,
             note,
             xs,
         )
@@ -255,7 +262,7 @@ impl Varied<'_> {
             title: "Jobs at the same time".into(),
             x_label: "jobs".into(),
             x_unit: String::new(),
-            shape: Shape::Lines,
+            shape: ChartShape::Lines,
             note: "Each job has its own model; without sharing each prepares for itself, and they divide the cache.".into(),
             lines: vec![line("sharing one preparation", true), line("each with its own loader", false)],
         }
@@ -277,7 +284,7 @@ impl Varied<'_> {
             "form",
             "Form of cached samples",
             ("form", ""),
-            Shape::Bars,
+            ChartShape::Bars,
             note,
             xs,
         )
@@ -328,7 +335,7 @@ pub(super) fn knee(facts: &Facts, present: &Setting) -> Option<Knee> {
     })
 }
 
-fn limit(outcome: &Outcome) -> &'static str {
+fn limit(outcome: &EpochForecast) -> &'static str {
     match outcome.bottleneck {
         super::report::Bottleneck::Storage => "storage",
         super::report::Bottleneck::Processors => "the processors",
@@ -345,7 +352,7 @@ pub(super) fn advice(facts: &Facts, present: &Setting) -> Vec<Advice> {
         facts.predict(&setting)
     };
     let mut all = Vec::new();
-    let mut offer = |outcome: Outcome, headline: String, detail: String| {
+    let mut offer = |outcome: EpochForecast, headline: String, detail: String| {
         all.push(Advice {
             gain_x: now.epoch_s / outcome.epoch_s.max(f64::MIN_POSITIVE),
             headline,

@@ -3,7 +3,7 @@
 
 use coprep_protocol::size::human;
 
-use super::report::{Bottleneck, Dataset, Machine, Outcome, Part, Report, Setting};
+use super::report::{Bottleneck, DatasetFacts, EpochForecast, EpochPart, Machine, Report, Setting};
 use crate::show::duration;
 pub(crate) use crate::show::number;
 
@@ -64,11 +64,11 @@ pub(crate) fn processors(count: f64) -> String {
     format!("{} processor{s}", number(count))
 }
 
-pub(crate) fn part(part: Part) -> &'static str {
+pub(crate) fn part(part: EpochPart) -> &'static str {
     match part {
-        Part::Compute => "compute",
-        Part::FetchStall => "fetch stall",
-        Part::PrepStall => "prep stall",
+        EpochPart::Compute => "compute",
+        EpochPart::FetchStall => "fetch stall",
+        EpochPart::PrepStall => "prep stall",
     }
 }
 
@@ -81,7 +81,7 @@ pub(crate) fn bottleneck(bottleneck: Bottleneck) -> &'static str {
 }
 
 /// Where an epoch's time goes, in one or two sentences.
-pub(crate) fn verdict(outcome: &Outcome) -> String {
+pub(crate) fn verdict(outcome: &EpochForecast) -> String {
     let of = |part| percent(outcome.of(part), outcome.epoch_s);
     let stalls = outcome.fetch_stall_s + outcome.prep_stall_s;
     let epoch = seconds(outcome.epoch_s);
@@ -93,13 +93,13 @@ pub(crate) fn verdict(outcome: &Outcome) -> String {
         (false, true) => "all of it for preparation".into(),
         _ => format!(
             "{} for storage and {} for preparation",
-            of(Part::FetchStall),
-            of(Part::PrepStall)
+            of(EpochPart::FetchStall),
+            of(EpochPart::PrepStall)
         ),
     };
     format!(
         "An epoch takes {epoch}. The job computes for {} of it and waits for {}: {waits}.",
-        of(Part::Compute),
+        of(EpochPart::Compute),
         percent(stalls, outcome.epoch_s)
     )
 }
@@ -162,7 +162,7 @@ pub(crate) fn circumstances(r: &Report) -> Vec<(&'static str, String)> {
     ]
 }
 
-fn dataset(d: &Dataset) -> String {
+fn dataset(d: &DatasetFacts) -> String {
     let pixels = d
         .mean_pixels
         .map(|p| format!(", {} pixels each", number(p)));
@@ -174,7 +174,7 @@ fn dataset(d: &Dataset) -> String {
     )
 }
 
-fn forms(d: &Dataset) -> String {
+fn forms(d: &DatasetFacts) -> String {
     if d.encoded_bytes == 0 {
         return "not known".into();
     }

@@ -9,16 +9,16 @@ use std::time::Instant;
 
 use clap::ValueEnum;
 use coprep_protocol::message::CacheForm;
-use coprep_protocol::place::Place;
+use coprep_protocol::place::CoordinatorPaths;
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 
-use crate::args::{self, Form};
-use crate::measure::job::{Job, Wish};
+use crate::args::{self, FormArg};
+use crate::measure::job::{JobOptions, MeasuredJob};
 
 /// What one job is to do, beside what the command line says.
 #[derive(Serialize, Deserialize)]
-struct Order {
+struct ConsumerConfig {
     /// As on the command line.
     form: String,
     ids: Vec<u32>,
@@ -34,7 +34,7 @@ pub(super) fn order(form: CacheForm, ids: &[u32]) -> serde_json::Value {
 }
 
 /// Runs [`run`] with what counts of these arguments.
-pub(super) fn command(program: &Path, place: &Place, args: &args::Bench) -> Command {
+pub(super) fn command(program: &Path, place: &CoordinatorPaths, args: &args::BenchArgs) -> Command {
     let (images, fixed) = (&args.images, &args.images.fixed);
     let mut command = Command::new(program);
     command.args(["bench", "--consumer"]);
@@ -49,16 +49,16 @@ pub(super) fn command(program: &Path, place: &Place, args: &args::Bench) -> Comm
     command
 }
 
-pub(super) fn run(args: &args::Bench) -> crate::Outcome {
+pub(super) fn run(args: &args::BenchArgs) -> crate::Outcome {
     // Whoever gives orders may be killed.
     nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
     let mut line = String::new();
     std::io::stdin().lock().read_line(&mut line)?;
-    let order: Order = serde_json::from_str(&line)?;
-    let job = Job::attach(&Wish {
-        place: &Place::from_env(),
+    let order: ConsumerConfig = serde_json::from_str(&line)?;
+    let job = MeasuredJob::attach(&JobOptions {
+        place: &CoordinatorPaths::from_env(),
         spec: &super::plan(args)?.spec,
-        form: Form::from_str(&order.form, false)?.into(),
+        form: FormArg::from_str(&order.form, false)?.into(),
         ids: &order.ids,
         batch_size: args.images.batch_size,
     })?;
@@ -68,7 +68,7 @@ pub(super) fn run(args: &args::Bench) -> crate::Outcome {
 }
 
 /// Until stdin is closed, which ends the process.
-fn take(job: &Job, seconds: f64) -> crate::Outcome {
+fn take(job: &MeasuredJob, seconds: f64) -> crate::Outcome {
     let go = listen();
     let mut window = Window::new(seconds);
     loop {

@@ -46,12 +46,12 @@ struct Came {
 
 /// See the module.
 pub(super) struct Jobs {
-    all: Vec<Job>,
+    all: Vec<JobProcess>,
     // Removed after the jobs have ended.
     _folder: TempDir,
 }
 
-struct Job {
+struct JobProcess {
     group: Group,
     /// None: it is to end.
     orders: Option<ChildStdin>,
@@ -72,7 +72,7 @@ impl Jobs {
             _folder: folder,
         };
         for number in 0..count {
-            let job = Job::start(command(), jobs._folder.path(), number)?;
+            let job = JobProcess::start(command(), jobs._folder.path(), number)?;
             jobs.all.push(job);
         }
         jobs.all
@@ -132,8 +132,8 @@ impl Drop for Jobs {
     }
 }
 
-impl Job {
-    fn start(mut command: Command, folder: &Path, number: u32) -> Result<Job> {
+impl JobProcess {
+    fn start(mut command: Command, folder: &Path, number: u32) -> Result<JobProcess> {
         let log = folder.join(format!("log.{number}"));
         command
             .stdin(Stdio::piped())
@@ -155,7 +155,7 @@ impl Job {
                 .map_while(std::result::Result::ok)
                 .try_for_each(|line| sender.send(line))
         });
-        Ok(Job {
+        Ok(JobProcess {
             group,
             orders,
             says,

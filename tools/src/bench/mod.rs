@@ -24,15 +24,15 @@ use coprep_protocol::spec::Op;
 
 use crate::measure::private::Private;
 use crate::measure::quiet::LITTLE;
-use crate::measure::{self, From, Plan, Result, usable};
+use crate::measure::{self, From, MeasurementPlan, Result, usable};
 use crate::progress::Steps;
 use crate::show::is_coloured;
 use crate::{args, interrupt, warm};
 use jobs::{Jobs, Together};
-use report::{Loader, Report, Row};
+use report::{BenchReport, BenchRow, BenchedLoader};
 use torch::Python;
 
-pub(crate) fn run(args: &args::Bench) -> crate::Outcome {
+pub(crate) fn run(args: &args::BenchArgs) -> crate::Outcome {
     if args.consumer {
         return consumer::run(args);
     }
@@ -51,8 +51,8 @@ pub(crate) fn run(args: &args::Bench) -> crate::Outcome {
 
 /// What all measurements have in common.
 struct Bench<'a> {
-    args: &'a args::Bench,
-    plan: Plan,
+    args: &'a args::BenchArgs,
+    plan: MeasurementPlan,
     dataset: Dataset,
     /// The samples.
     part: Vec<u32>,
@@ -61,11 +61,11 @@ struct Bench<'a> {
 /// One row to be.
 #[derive(Clone, Copy)]
 struct Measurement {
-    loader: Loader,
+    loader: BenchedLoader,
     jobs: u32,
 }
 
-fn bench(args: &args::Bench, steps: &mut Steps) -> Result<Report> {
+fn bench(args: &args::BenchArgs, steps: &mut Steps) -> Result<BenchReport> {
     let plan = plan(args)?;
     let dataset = plan.dataset()?;
     let found = torch::find(args.python.as_deref())?;
@@ -100,10 +100,10 @@ fn bench(args: &args::Bench, steps: &mut Steps) -> Result<Report> {
     }
 }
 
-fn plan(args: &args::Bench) -> Result<Plan> {
+fn plan(args: &args::BenchArgs) -> Result<MeasurementPlan> {
     let mut spec = warm::pipeline(&args.folder, &args.images.fixed, args.images.image_size)?;
     spec.ops.push(Op::RandomHorizontalFlip { p: 0.5 });
-    Ok(Plan {
+    Ok(MeasurementPlan {
         spec,
         batch_size: args.images.batch_size,
         cpus: args.images.cpus.map_or_else(usable, u32::from),
@@ -113,10 +113,18 @@ fn plan(args: &args::Bench) -> Result<Plan> {
 }
 
 fn measurements(jobs: u32, with_torch: bool) -> Vec<Measurement> {
-    let one = [Loader::Coprep, Loader::Encoded, Loader::Decoded].map(|l| (l, 1));
-    let all = [(Loader::Coprep, jobs), (Loader::Decoded, jobs)];
-    let torch = [(Loader::Torch, 1), (Loader::Torch, jobs)];
-    let mut wanted: Vec<(Loader, u32)> = one.into_iter().chain(all).collect();
+    let one = [
+        BenchedLoader::Coprep,
+        BenchedLoader::Encoded,
+        BenchedLoader::Decoded,
+    ]
+    .map(|l| (l, 1));
+    let all = [
+        (BenchedLoader::Coprep, jobs),
+        (BenchedLoader::Decoded, jobs),
+    ];
+    let torch = [(BenchedLoader::Torch, 1), (BenchedLoader::Torch, jobs)];
+    let mut wanted: Vec<(BenchedLoader, u32)> = one.into_iter().chain(all).collect();
     wanted.extend(torch.into_iter().filter(|_| with_torch));
     let mut seen = Vec::new();
     wanted.retain(|pair| !seen.contains(pair) && (seen.push(*pair), true).1);
@@ -134,9 +142,9 @@ fn disturbed(measurement: Measurement, together: &Together) -> Option<String> {
     })
 }
 
-fn row(measurement: Measurement, together: &Together) -> Row {
+fn row(measurement: Measurement, together: &Together) -> BenchRow {
     let rate = together.samples_per_s;
-    Row {
+    BenchRow {
         loader: measurement.loader,
         jobs: measurement.jobs,
         images_per_s: rate,
@@ -158,15 +166,15 @@ impl Measurement {
     fn seconds(self, seconds: f64) -> f64 {
         match self.loader {
             // Importing torch takes some seconds of a processor, for each job.
-            Loader::Torch => seconds + 4.0 + 2.0 * f64::from(self.jobs),
+            BenchedLoader::Torch => seconds + 4.0 + 2.0 * f64::from(self.jobs),
             _ => 1.5 * seconds + 0.5,
         }
     }
 }
 
 impl Bench<'_> {
-    fn report(&self, found: &std::result::Result<Python, String>) -> Report {
-        Report {
+    fn report(&self, found: &std::result::Result<Python, String>) -> BenchReport {
+        BenchReport {
             format: report::FORMAT,
             version: env!("CARGO_PKG_VERSION").into(),
             folder: self.root().display().to_string(),
@@ -199,11 +207,15 @@ impl Bench<'_> {
         measure::read_all(&self.dataset, &self.part, steps)?;
         let jobs = measurement.jobs;
         match (measurement.loader, python) {
-            (Loader::Torch, Some(python)) => self.torch(python, jobs, steps),
-            (Loader::Torch, None) => Err("no Python has it".into()),
-            (Loader::Coprep, _) => self.coprep(From::PageCache, jobs, steps),
-            (Loader::Encoded, _) => self.coprep(From::Cache(CacheForm::Encoded), jobs, steps),
-            (Loader::Decoded, _) => self.coprep(From::Cache(CacheForm::Decoded), jobs, steps),
+            (BenchedLoader::Torch, Some(python)) => self.torch(python, jobs, steps),
+            (BenchedLoader::Torch, None) => Err("no Python has it".into()),
+            (BenchedLoader::Coprep, _) => self.coprep(From::PageCache, jobs, steps),
+            (BenchedLoader::Encoded, _) => {
+                self.coprep(From::Cache(CacheForm::Encoded), jobs, steps)
+            }
+            (BenchedLoader::Decoded, _) => {
+                self.coprep(From::Cache(CacheForm::Decoded), jobs, steps)
+            }
         }
     }
 

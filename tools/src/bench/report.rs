@@ -11,7 +11,7 @@ pub(super) const FORMAT: u32 = 1;
 
 /// What gives batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub(super) enum Loader {
+pub(super) enum BenchedLoader {
     /// Files, without a cache.
     #[serde(rename = "coprep")]
     Coprep,
@@ -25,20 +25,20 @@ pub(super) enum Loader {
     Torch,
 }
 
-impl Loader {
+impl BenchedLoader {
     pub(super) fn name(self) -> &'static str {
         match self {
-            Loader::Coprep => "coprep, no cache",
-            Loader::Encoded => "coprep, cached encoded",
-            Loader::Decoded => "coprep, cached decoded",
-            Loader::Torch => "PyTorch DataLoader",
+            BenchedLoader::Coprep => "coprep, no cache",
+            BenchedLoader::Encoded => "coprep, cached encoded",
+            BenchedLoader::Decoded => "coprep, cached decoded",
+            BenchedLoader::Torch => "PyTorch DataLoader",
         }
     }
 }
 
 /// All of it.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Report {
+pub(super) struct BenchReport {
     pub(super) format: u32,
     pub(super) version: String,
     pub(super) folder: String,
@@ -54,15 +54,15 @@ pub(super) struct Report {
     pub(super) seconds: f64,
     /// None: it is not compared.
     pub(super) pytorch: Option<Python>,
-    pub(super) rows: Vec<Row>,
+    pub(super) rows: Vec<BenchRow>,
     /// What could not be measured, and why.
     pub(super) notes: Vec<String>,
 }
 
 /// One loader, with so many jobs at the same time.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Row {
-    pub(super) loader: Loader,
+pub(super) struct BenchRow {
+    pub(super) loader: BenchedLoader,
     pub(super) jobs: u32,
     /// Delivered, all jobs together.
     pub(super) images_per_s: f64,
@@ -73,32 +73,32 @@ pub(super) struct Row {
     pub(super) cpu_s_per_1000: f64,
 }
 
-impl Report {
+impl BenchReport {
     /// Compares rows with PyTorch's.
     pub(super) fn compare(&mut self) {
         let rates: Vec<Option<f64>> = self
             .rows
             .iter()
-            .map(|row| self.rate(Loader::Torch, row.jobs))
+            .map(|row| self.rate(BenchedLoader::Torch, row.jobs))
             .collect();
         for (row, rate) in self.rows.iter_mut().zip(rates) {
             row.times_pytorch = rate.map(|rate| row.images_per_s / rate);
         }
     }
 
-    fn row(&self, loader: Loader, jobs: u32) -> Option<&Row> {
+    fn row(&self, loader: BenchedLoader, jobs: u32) -> Option<&BenchRow> {
         self.rows
             .iter()
             .find(|row| (row.loader, row.jobs) == (loader, jobs))
     }
 
-    fn rate(&self, loader: Loader, jobs: u32) -> Option<f64> {
+    fn rate(&self, loader: BenchedLoader, jobs: u32) -> Option<f64> {
         self.row(loader, jobs).map(|row| row.images_per_s)
     }
 
     /// The answer, in words.
     fn answer(&self) -> String {
-        let Some(row) = self.row(Loader::Coprep, self.jobs) else {
+        let Some(row) = self.row(BenchedLoader::Coprep, self.jobs) else {
             return "coprep could not be measured with all jobs.".into();
         };
         let jobs = match self.jobs {
@@ -112,7 +112,7 @@ impl Report {
         if let Some(times) = row.times_pytorch {
             text += &format!(", {} times what PyTorch's DataLoader does", factor(times));
         }
-        if let Some(rate) = self.rate(Loader::Decoded, self.jobs) {
+        if let Some(rate) = self.rate(BenchedLoader::Decoded, self.jobs) {
             text += &format!("; {} with all samples cached decoded", number(rate));
         }
         text + "."
@@ -155,7 +155,7 @@ const HEADER: [&str; 6] = [
 ];
 
 /// For a terminal, with colours or without.
-pub(super) fn render(report: &Report, coloured: bool) -> String {
+pub(super) fn render(report: &BenchReport, coloured: bool) -> String {
     let bold = |text: &str| match coloured {
         true => format!("\x1b[1m{}\x1b[0m\n", text.trim_end()),
         false => format!("{}\n", text.trim_end()),
@@ -175,7 +175,7 @@ pub(super) fn render(report: &Report, coloured: bool) -> String {
 }
 
 /// Lines: the first column to the left, the others to the right.
-fn table(report: &Report) -> Vec<String> {
+fn table(report: &BenchReport) -> Vec<String> {
     let mut lines = vec![HEADER.map(String::from)];
     lines.extend(report.rows.iter().map(cells));
     let width = |column: usize| lines.iter().map(|line| line[column].width()).max();
@@ -191,7 +191,7 @@ fn table(report: &Report) -> Vec<String> {
     lines.iter().map(line).collect()
 }
 
-fn cells(row: &Row) -> [String; 6] {
+fn cells(row: &BenchRow) -> [String; 6] {
     [
         row.loader.name().into(),
         row.jobs.to_string(),
@@ -209,8 +209,8 @@ mod tests {
     use super::*;
     use crate::bench::torch::Versions;
 
-    fn row(loader: Loader, jobs: u32, rate: f64) -> Row {
-        Row {
+    fn row(loader: BenchedLoader, jobs: u32, rate: f64) -> BenchRow {
+        BenchRow {
             loader,
             jobs,
             images_per_s: rate,
@@ -220,7 +220,7 @@ mod tests {
         }
     }
 
-    fn report() -> Report {
+    fn report() -> BenchReport {
         let python = Python {
             python: PathBuf::from("/venv/bin/python"),
             versions: Versions {
@@ -229,7 +229,7 @@ mod tests {
                 pillow: "12.0".into(),
             },
         };
-        let mut report = Report {
+        let mut report = BenchReport {
             format: FORMAT,
             version: "0.1.0".into(),
             folder: "/data/photos".into(),
@@ -242,11 +242,11 @@ mod tests {
             seconds: 5.0,
             pytorch: Some(python),
             rows: vec![
-                row(Loader::Coprep, 1, 1100.0),
-                row(Loader::Coprep, 4, 4321.0),
-                row(Loader::Decoded, 4, 123_456.0),
-                row(Loader::Torch, 1, 275.0),
-                row(Loader::Torch, 4, 300.0),
+                row(BenchedLoader::Coprep, 1, 1100.0),
+                row(BenchedLoader::Coprep, 4, 4321.0),
+                row(BenchedLoader::Decoded, 4, 123_456.0),
+                row(BenchedLoader::Torch, 1, 275.0),
+                row(BenchedLoader::Torch, 4, 300.0),
             ],
             notes: Vec::new(),
         };
@@ -294,7 +294,7 @@ mod tests {
     #[test]
     fn without_pytorch_there_is_no_comparison() {
         let mut report = report();
-        report.rows.retain(|row| row.loader != Loader::Torch);
+        report.rows.retain(|row| row.loader != BenchedLoader::Torch);
         report.pytorch = None;
         report.notes = vec!["No Python has it.".into()];
         report.compare();

@@ -99,7 +99,7 @@ impl Python {
 }
 
 pub(super) fn order(
-    args: &args::Bench,
+    args: &args::BenchArgs,
     root: &Path,
     paths: Vec<String>,
     workers: u32,

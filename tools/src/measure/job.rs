@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use coprep_client::loader::Options;
-use coprep_client::{Event, Loader, Pulse};
+use coprep_client::loader::LoaderOptions;
+use coprep_client::{Event, InterruptCheck, Loader};
 use coprep_protocol::message::{Attach, CacheForm, CacheRequest};
 use coprep_protocol::nap::nap;
-use coprep_protocol::place::Place;
+use coprep_protocol::place::CoordinatorPaths;
 use coprep_protocol::spec::PipelineSpec;
 use roaring::RoaringBitmap;
 
@@ -18,8 +18,8 @@ use crate::interrupt;
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// What the job wants, and from whom.
-pub(crate) struct Wish<'a> {
-    pub(crate) place: &'a Place,
+pub(crate) struct JobOptions<'a> {
+    pub(crate) place: &'a CoordinatorPaths,
     pub(crate) spec: &'a PipelineSpec,
     pub(crate) form: CacheForm,
     /// Samples of an epoch.
@@ -28,14 +28,14 @@ pub(crate) struct Wish<'a> {
 }
 
 /// See the module.
-pub(crate) struct Job {
+pub(crate) struct MeasuredJob {
     loader: Arc<Loader>,
 }
 
-impl Job {
+impl MeasuredJob {
     /// Jobs with the same wish share.
-    pub(crate) fn attach(wish: &Wish<'_>) -> Result<Job> {
-        let loader = Loader::new(Options {
+    pub(crate) fn attach(wish: &JobOptions<'_>) -> Result<MeasuredJob> {
+        let loader = Loader::new(LoaderOptions {
             place: wish.place.clone(),
             name: "coprep".into(),
             program: None,
@@ -46,7 +46,7 @@ impl Job {
             pulse: pulse(),
             notice: coprep_client::no_notice(),
         })?;
-        Ok(Job { loader })
+        Ok(MeasuredJob { loader })
     }
 
     /// One epoch. `each` is told the samples of each batch, and 0 now and then while none comes.
@@ -66,11 +66,11 @@ impl Job {
     }
 }
 
-fn pulse() -> Pulse {
+fn pulse() -> InterruptCheck {
     Arc::new(|| Ok(interrupt::check()?))
 }
 
-fn attach(wish: &Wish<'_>) -> Result<Attach> {
+fn attach(wish: &JobOptions<'_>) -> Result<Attach> {
     let subset: RoaringBitmap = wish.ids.iter().copied().collect();
     let mut bytes = Vec::new();
     subset.serialize_into(&mut bytes)?;

@@ -17,21 +17,21 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use coprep_coordinator::{Dataset, Slowness, Throttle};
+use coprep_coordinator::{Dataset, ReadThrottle, Slowness};
 use coprep_protocol::message::CacheForm;
 use coprep_protocol::spec::{Op, PipelineSpec};
 use tempfile::TempDir;
 
 use crate::interrupt;
 use crate::progress::Steps;
-use job::{Job, Wish};
+use job::{JobOptions, MeasuredJob};
 use private::Private;
 use quiet::Observed;
 
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 /// What is measured, and how long.
-pub(crate) struct Plan {
+pub(crate) struct MeasurementPlan {
     pub(crate) spec: PipelineSpec,
     pub(crate) batch_size: u32,
     /// Processors that prepare.
@@ -43,7 +43,7 @@ pub(crate) struct Plan {
 
 /// Sizes of all samples, estimated from those looked at.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sizes {
+pub(crate) struct SizeEstimate {
     pub(crate) encoded: f64,
     pub(crate) decoded: f64,
     pub(crate) pixels: f64,
@@ -94,9 +94,9 @@ pub(crate) fn evenly(all: u32, count: u32) -> Vec<u32> {
     (0..count).map(place).collect()
 }
 
-impl Plan {
+impl MeasurementPlan {
     pub(crate) fn dataset(&self) -> Result<Dataset> {
-        let throttle = Arc::new(Throttle::new(self.storage));
+        let throttle = Arc::new(ReadThrottle::new(self.storage));
         Ok(Dataset::open(&self.spec.source)?.slowed(throttle))
     }
 
@@ -148,7 +148,7 @@ impl Plan {
         steps: &mut Steps,
     ) -> Result<Probe> {
         let coordinator = Private::start(serve)?;
-        let job = Job::attach(&Wish {
+        let job = MeasuredJob::attach(&JobOptions {
             place: &coordinator.place,
             spec,
             form: from.form(),
@@ -166,7 +166,7 @@ impl Plan {
 
 /// A job that is measured, several times if need be, and does nothing between.
 pub(crate) struct Probe {
-    job: Job,
+    job: MeasuredJob,
     coordinator: Private,
     from: From,
 }
@@ -196,7 +196,7 @@ impl Drop for Probe {
 }
 
 /// Whole epochs, until they took so many seconds; one at least.
-fn epochs(job: &Job, seconds: f64, steps: &mut Steps) -> Result<()> {
+fn epochs(job: &MeasuredJob, seconds: f64, steps: &mut Steps) -> Result<()> {
     let began = Instant::now();
     loop {
         job.epoch(|_| {
@@ -237,10 +237,10 @@ pub(crate) fn read_all(dataset: &Dataset, ids: &[u32], steps: &mut Steps) -> Res
 }
 
 /// Of all samples, from the files of `ids`.
-pub(crate) fn sizes(dataset: &Dataset, ids: &[u32], spec: &PipelineSpec) -> Result<Sizes> {
+pub(crate) fn sizes(dataset: &Dataset, ids: &[u32], spec: &PipelineSpec) -> Result<SizeEstimate> {
     let pipeline = coprep_coordinator::Pipeline::compile(&spec.ops)?;
     let (mut head, mut looked) = (Vec::new(), 0.0);
-    let mut sum = Sizes {
+    let mut sum = SizeEstimate {
         encoded: 0.0,
         decoded: 0.0,
         pixels: 0.0,
@@ -255,7 +255,7 @@ pub(crate) fn sizes(dataset: &Dataset, ids: &[u32], spec: &PipelineSpec) -> Resu
         }
     }
     let (all, few) = (f64::from(dataset.len()), ids.len() as f64);
-    Ok(Sizes {
+    Ok(SizeEstimate {
         encoded: sum.encoded / few * all,
         decoded: sum.decoded / f64::max(looked, 1.0) * all,
         pixels: sum.pixels / f64::max(looked, 1.0),

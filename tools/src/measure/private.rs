@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use coprep_client::control;
 use coprep_protocol::message::Status;
-use coprep_protocol::place::Place;
+use coprep_protocol::place::CoordinatorPaths;
 use tempfile::TempDir;
 
 use super::{Result, scratch};
@@ -19,7 +19,7 @@ const NAP: Duration = Duration::from_millis(10);
 /// See the module.
 pub(crate) struct Private {
     child: Child,
-    pub(crate) place: Place,
+    pub(crate) place: CoordinatorPaths,
     folder: TempDir,
 }
 
@@ -27,7 +27,7 @@ impl Private {
     /// Runs `coprep serve` with these arguments, and waits until it listens.
     pub(crate) fn start(arguments: &[String]) -> Result<Self> {
         let folder = scratch()?;
-        let place = Place::at(folder.path().join("socket"));
+        let place = CoordinatorPaths::at(folder.path().join("socket"));
         let log = std::fs::File::create(folder.path().join("log"))?;
         let mut command = Command::new(std::env::current_exe()?);
         command

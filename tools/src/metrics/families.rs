@@ -111,7 +111,7 @@ fn caches(all: &[CacheStatus]) -> Vec<Family> {
     let sum = |value: fn(&CacheStatus) -> Value| {
         merged(all.iter().map(|c| (cached(c), value(c))), Value::plus)
     };
-    let by_form = |value: fn(&CacheStatus, Form) -> Value| {
+    let by_form = |value: fn(&CacheStatus, NamedForm) -> Value| {
         let rows = |c| FORMS.map(|form| (with(cached(c), "form", form.1), value(c, form)));
         merged(all.iter().flat_map(rows), Value::plus)
     };
@@ -421,10 +421,10 @@ fn order(s: &StreamStatus) -> &'static str {
     }
 }
 
-type Form = (CacheForm, &'static str);
+type NamedForm = (CacheForm, &'static str);
 
 /// In which a sample may lie.
-const FORMS: [Form; 3] = [
+const FORMS: [NamedForm; 3] = [
     (CacheForm::Encoded, "encoded"),
     (CacheForm::Decoded, "decoded"),
     (CacheForm::Prepared, "prepared"),
@@ -440,7 +440,7 @@ fn cached(c: &CacheStatus) -> Labels {
 }
 
 /// Samples and bytes that lie in one form.
-fn held(c: &CacheStatus, form: Form) -> (u64, u64) {
+fn held(c: &CacheStatus, form: NamedForm) -> (u64, u64) {
     let held = c.by_form.iter().find(|f| f.form == form.0);
     held.map_or((0, 0), |f| (f.entries, f.bytes))
 }

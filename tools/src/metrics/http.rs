@@ -18,7 +18,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
 use super::families::families;
-use super::text::{self, Format};
+use super::text::{self, ExpositionFormat};
 
 /// Most connections at a time.
 const MOST: usize = 32;
@@ -90,7 +90,7 @@ fn answer(request: &Request<Incoming>, monitor: &Monitor) -> Response<String> {
     }
 }
 
-fn metrics(monitor: &Monitor, format: Format) -> Response<String> {
+fn metrics(monitor: &Monitor, format: ExpositionFormat) -> Response<String> {
     let Some(status) = monitor.status() else {
         return plain(StatusCode::SERVICE_UNAVAILABLE, "the coordinator has ended");
     };
@@ -101,15 +101,15 @@ fn metrics(monitor: &Monitor, format: Format) -> Response<String> {
 }
 
 /// The format that the caller knows.
-fn wanted(headers: &HeaderMap) -> Format {
+fn wanted(headers: &HeaderMap) -> ExpositionFormat {
     let knows_open_metrics = headers
         .get_all(ACCEPT)
         .iter()
         .filter_map(|value| value.to_str().ok())
-        .any(|value| value.contains(Format::OpenMetrics.media_type()));
+        .any(|value| value.contains(ExpositionFormat::OpenMetrics.media_type()));
     match knows_open_metrics {
-        true => Format::OpenMetrics,
-        false => Format::Prometheus,
+        true => ExpositionFormat::OpenMetrics,
+        false => ExpositionFormat::Prometheus,
     }
 }
 

@@ -18,18 +18,20 @@ use super::families::{Family, TOTAL, Value};
 
 /// How metrics are written down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Format {
+pub(super) enum ExpositionFormat {
     /// Version 0.0.4, which everybody reads.
     Prometheus,
     /// Version 1.0.0.
     OpenMetrics,
 }
 
-impl Format {
+impl ExpositionFormat {
     pub(super) fn content_type(self) -> &'static str {
         match self {
-            Format::Prometheus => "text/plain; version=0.0.4; charset=utf-8",
-            Format::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            ExpositionFormat::Prometheus => "text/plain; version=0.0.4; charset=utf-8",
+            ExpositionFormat::OpenMetrics => {
+                "application/openmetrics-text; version=1.0.0; charset=utf-8"
+            }
         }
     }
 
@@ -40,12 +42,12 @@ impl Format {
 }
 
 /// The families as a text.
-pub(super) fn write(families: Vec<Family>, format: Format) -> Result<String, fmt::Error> {
+pub(super) fn write(families: Vec<Family>, format: ExpositionFormat) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Snapshot { families, format }));
     let mut text = String::new();
     encode_registry(&mut text, &registry)?;
-    if format == Format::OpenMetrics {
+    if format == ExpositionFormat::OpenMetrics {
         encode_eof(&mut text)?;
     }
     Ok(text)
@@ -54,7 +56,7 @@ pub(super) fn write(families: Vec<Family>, format: Format) -> Result<String, fmt
 #[derive(Debug)]
 struct Snapshot {
     families: Vec<Family>,
-    format: Format,
+    format: ExpositionFormat,
 }
 
 impl Collector for Snapshot {
@@ -77,15 +79,15 @@ impl Snapshot {
             false => MetricType::Gauge,
         };
         let (name, unit) = match self.format {
-            Format::OpenMetrics => split_unit(family.name.trim_end_matches(TOTAL)),
-            Format::Prometheus => (family.name, None),
+            ExpositionFormat::OpenMetrics => split_unit(family.name.trim_end_matches(TOTAL)),
+            ExpositionFormat::Prometheus => (family.name, None),
         };
         encoder.encode_descriptor(name, family.help, unit, kind)
     }
 
     fn encode_samples(&self, family: &Family, mut metrics: MetricEncoder<'_>) -> fmt::Result {
         // In Prometheus' own format a counter is written like a gauge: by its whole name.
-        let with_suffix = self.format == Format::OpenMetrics && family.is_counter();
+        let with_suffix = self.format == ExpositionFormat::OpenMetrics && family.is_counter();
         let encode = |metric: &mut MetricEncoder<'_>, value: &Value| match with_suffix {
             true => metric.encode_counter::<NoLabelSet, _, f64>(value, None),
             false => metric.encode_gauge(value),
@@ -127,7 +129,7 @@ impl EncodeGaugeValue for Value {
 
 #[cfg(test)]
 mod tests {
-    use super::{Format, write};
+    use super::{ExpositionFormat, write};
     use crate::metrics::families::{Family, Value};
 
     fn two() -> Vec<Family> {
@@ -154,7 +156,10 @@ mod tests {
                         # HELP coprep_age_seconds Age.\n\
                         # TYPE coprep_age_seconds gauge\n\
                         coprep_age_seconds 0.5\n";
-        assert_eq!(write(two(), Format::Prometheus).unwrap(), expected);
+        assert_eq!(
+            write(two(), ExpositionFormat::Prometheus).unwrap(),
+            expected
+        );
     }
 
     #[test]
@@ -168,6 +173,9 @@ mod tests {
                         # UNIT coprep_age_seconds seconds\n\
                         coprep_age_seconds 0.5\n\
                         # EOF\n";
-        assert_eq!(write(two(), Format::OpenMetrics).unwrap(), expected);
+        assert_eq!(
+            write(two(), ExpositionFormat::OpenMetrics).unwrap(),
+            expected
+        );
     }
 }

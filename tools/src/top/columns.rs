@@ -5,7 +5,7 @@ use coprep_protocol::size::human;
 use ratatui::text::Span;
 
 use crate::show::label;
-use crate::top::model::{Cache, Job, SortBy, Split, Stream};
+use crate::top::model::{CacheRow, JobRow, SortBy, Split, StreamRow};
 use crate::top::numbers::{brief, count, factor, milliseconds, percent, rate};
 use crate::top::table::{Column, Width};
 use crate::top::theme::{Fill, Theme, Tone};
@@ -45,7 +45,7 @@ const LONG_IDLE_S: f64 = 5.0;
 /// So is one that waits for more than this share of its time.
 const WAITS_MUCH: f64 = 0.25;
 
-pub(crate) static JOBS: [Column<Job>; 20] = [
+pub(crate) static JOBS: [Column<JobRow>; 20] = [
     rest("name", 10, 0, |j, t| plain(t.clean(&j.status.name))),
     column("pid", 4, 6, |j, _| plain(pids(&j.status.pids))),
     column("strm", 4, 9, |j, _| plain(j.stream.to_string())),
@@ -75,7 +75,7 @@ pub(crate) static JOBS: [Column<Job>; 20] = [
 /// The head of the column by which jobs are sorted.
 pub(crate) fn sorted(by: SortBy) -> &'static str {
     match by {
-        SortBy::Stream => "strm",
+        SortBy::StreamRow => "strm",
         SortBy::Rate => "smp/s",
         SortBy::Name | SortBy::Done | SortBy::Wait | SortBy::Lag | SortBy::Held | SortBy::Idle => {
             by.word()
@@ -103,7 +103,7 @@ fn part(wait: Option<Split>, of: fn(&Split) -> f64) -> Span<'static> {
     plain(wait.map_or("-".into(), |w| percent(of(&w))))
 }
 
-fn idle(job: &Job, theme: &Theme) -> Span<'static> {
+fn idle(job: &JobRow, theme: &Theme) -> Span<'static> {
     let tone = if job.status.idle_s > LONG_IDLE_S {
         Tone::Notice
     } else {
@@ -117,7 +117,7 @@ fn alarm(theme: &Theme, n: u64) -> Span<'static> {
     theme.span(tone, count(n as f64))
 }
 
-pub(crate) static STREAMS: [Column<Stream>; 9] = [
+pub(crate) static STREAMS: [Column<StreamRow>; 9] = [
     rest("dataset", 8, 0, |s, t| {
         plain(format!("{} {}", s.status.id, t.clean(&s.status.dataset)))
     }),
@@ -133,13 +133,13 @@ pub(crate) static STREAMS: [Column<Stream>; 9] = [
     column("pipeline", 8, 9, |s, t| plain(t.clean(&s.status.pipeline))),
 ];
 
-fn buffers(stream: &Stream, theme: &Theme) -> Span<'static> {
+fn buffers(stream: &StreamRow, theme: &Theme) -> Span<'static> {
     let (free, all) = (stream.status.buffers_free, stream.status.buffers);
     let tone = if free == 0 { Tone::Notice } else { Tone::Plain };
     theme.span(tone, format!("{free}/{all}"))
 }
 
-pub(crate) static CACHES: [Column<Cache>; 9] = [
+pub(crate) static CACHES: [Column<CacheRow>; 9] = [
     rest("cache", 8, 0, |c, t| plain(t.clean(&c.name))),
     column("form", 4, 5, |c, _| {
         plain(format!("{:?}", c.status.form).to_lowercase())
@@ -169,7 +169,7 @@ fn share(part: u64, whole: u64) -> f64 {
 }
 
 /// What each form takes of the cache.
-pub(crate) fn filled(cache: &Cache, theme: &Theme, width: usize) -> Vec<Span<'static>> {
+pub(crate) fn filled(cache: &CacheRow, theme: &Theme, width: usize) -> Vec<Span<'static>> {
     let capacity = cache.status.capacity;
     let fill = |form: &FormStatus| match form.form {
         CacheForm::Encoded => Fill::Encoded,

@@ -20,14 +20,14 @@ use std::time::{Duration, Instant};
 
 use coprep_client::{Error, control};
 use coprep_protocol::message::Status;
-use coprep_protocol::place::Place;
+use coprep_protocol::place::CoordinatorPaths;
 use nix::sys::signal::{Signal, raise};
 use ratatui::DefaultTerminal;
 use ratatui::backend::Backend;
 
-use crate::top::screen::{Link, Next, Screen};
+use crate::top::screen::{ConnectionState, Next, Screen};
 use crate::top::theme::Theme;
-use crate::top::watch::{News, Watch};
+use crate::top::watch::{ScreenEvent, Watch};
 use crate::{Outcome, args};
 
 /// Of each stream so many samples, those that cost most.
@@ -37,7 +37,7 @@ const REDRAW: Duration = Duration::from_secs(1);
 /// An answer that is later than this is said to be late.
 const LATE: Duration = Duration::from_secs(3);
 
-pub(crate) fn run(place: &Place, args: &args::Top) -> Outcome {
+pub(crate) fn run(place: &CoordinatorPaths, args: &args::TopArgs) -> Outcome {
     if args.once {
         return once(place, args.interval);
     }
@@ -55,8 +55,8 @@ pub(crate) fn run(place: &Place, args: &args::Top) -> Outcome {
     let mut watch = Watch::start(place, args.interval)?;
     let end = on_screen(|terminal| show(terminal, &mut watch, first, args.interval))?;
     match end {
-        End::Asked => Ok(ExitCode::SUCCESS),
-        End::Signal(signal) => {
+        ScreenExit::Asked => Ok(ExitCode::SUCCESS),
+        ScreenExit::Signal(signal) => {
             // Dies of it, as whoever sent it expects.
             watch.signals.thread_unblock()?;
             raise(signal)?;
@@ -78,7 +78,7 @@ fn unfit() -> Option<&'static str> {
 }
 
 /// One look, after an interval for the rates.
-fn once(place: &Place, interval: Duration) -> Outcome {
+fn once(place: &CoordinatorPaths, interval: Duration) -> Outcome {
     let mut screen = Screen::default();
     screen.look(control::status(place, SLOW)?);
     std::thread::sleep(interval);
@@ -92,7 +92,7 @@ fn once(place: &Place, interval: Duration) -> Outcome {
 }
 
 /// Why the screen is left.
-enum End {
+enum ScreenExit {
     Asked,
     Signal(Signal),
 }
@@ -124,32 +124,36 @@ fn show(
     watch: &mut Watch,
     first: Option<Status>,
     interval: Duration,
-) -> Outcome<End> {
+) -> Outcome<ScreenExit> {
     let theme = Theme::from_env();
     let mut screen = Screen::default();
     let mut answered = Instant::now();
     match first {
         Some(status) => screen.look(status),
-        None => screen.link = Link::Awaited,
+        None => screen.link = ConnectionState::Awaited,
     }
     loop {
         terminal.draw(|frame| view::draw(frame, &screen, &theme))?;
         match watch.news.recv_timeout(REDRAW) {
-            Ok(News::Key(key)) if screen.key(key) == Next::Quit => return Ok(End::Asked),
-            Ok(News::Key(_) | News::Resized) => {}
-            Ok(News::Look(look)) => {
+            Ok(ScreenEvent::Key(key)) if screen.key(key) == Next::Quit => {
+                return Ok(ScreenExit::Asked);
+            }
+            Ok(ScreenEvent::Key(_) | ScreenEvent::Resized) => {}
+            Ok(ScreenEvent::Look(look)) => {
                 answered = Instant::now();
                 take(&mut screen, *look);
             }
-            Ok(News::Signal(signal)) => return Ok(End::Signal(signal)),
-            Ok(News::NoKeys(e)) => return Err(format!("the keyboard cannot be read: {e}").into()),
+            Ok(ScreenEvent::Signal(signal)) => return Ok(ScreenExit::Signal(signal)),
+            Ok(ScreenEvent::NoKeys(e)) => {
+                return Err(format!("the keyboard cannot be read: {e}").into());
+            }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return Err("nobody watches any more".into()),
         }
         watch.check()?;
         let silent = answered.elapsed();
         if silent > interval + LATE {
-            screen.link = Link::Late(silent.as_secs());
+            screen.link = ConnectionState::Late(silent.as_secs());
         }
     }
 }
@@ -157,8 +161,9 @@ fn show(
 fn take(screen: &mut Screen, look: Result<Status, Error>) {
     match look {
         Ok(status) => screen.look(status),
-        Err(Error::Absent { .. } | Error::Lost(_)) if screen.link == Link::Awaited => {}
-        Err(Error::Absent { .. } | Error::Lost(_)) => screen.link = Link::Ended,
-        Err(e) => screen.link = Link::Failed(e.to_string()),
+        Err(Error::Absent { .. } | Error::Disconnected(_))
+            if screen.link == ConnectionState::Awaited => {}
+        Err(Error::Absent { .. } | Error::Disconnected(_)) => screen.link = ConnectionState::Ended,
+        Err(e) => screen.link = ConnectionState::Failed(e.to_string()),
     }
 }

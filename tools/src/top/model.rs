@@ -6,21 +6,21 @@ use coprep_protocol::message::{
 
 /// Everything that is shown. A rate is None where there was no earlier look.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Report {
+pub(crate) struct Overview {
     pub(crate) pid: u32,
     pub(crate) version: String,
     pub(crate) uptime_s: f64,
     pub(crate) pss_bytes: u64,
-    pub(crate) pool: Pool,
-    pub(crate) caches: Vec<Cache>,
-    pub(crate) streams: Vec<Stream>,
+    pub(crate) pool: PoolRow,
+    pub(crate) caches: Vec<CacheRow>,
+    pub(crate) streams: Vec<StreamRow>,
     /// Of all streams.
-    pub(crate) jobs: Vec<Job>,
+    pub(crate) jobs: Vec<JobRow>,
 }
 
 /// The pool of threads.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Pool {
+pub(crate) struct PoolRow {
     pub(crate) status: PoolStatus,
     /// Worker processes of user code.
     pub(crate) processes: u32,
@@ -36,7 +36,7 @@ pub(crate) struct Pool {
 
 /// A dataset's cache.
 #[derive(Clone, Debug)]
-pub(crate) struct Cache {
+pub(crate) struct CacheRow {
     /// What it is called; no other cache of its form is called so.
     pub(crate) name: String,
     pub(crate) status: CacheStatus,
@@ -48,7 +48,7 @@ pub(crate) struct Cache {
 
 /// A stream.
 #[derive(Clone, Debug)]
-pub(crate) struct Stream {
+pub(crate) struct StreamRow {
     pub(crate) status: StreamStatus,
     /// Samples per second.
     pub(crate) prepared: Option<f64>,
@@ -65,7 +65,7 @@ pub(crate) type JobKey = (u64, u64);
 
 /// A job.
 #[derive(Clone, Debug)]
-pub(crate) struct Job {
+pub(crate) struct JobRow {
     pub(crate) stream: u64,
     pub(crate) status: JobStatus,
     /// Samples per second.
@@ -105,11 +105,11 @@ pub(crate) struct Lag {
     pub(crate) growth: Option<f64>,
 }
 
-impl Report {
+impl Overview {
     /// `before` is an earlier look, if there was one.
     pub(crate) fn new(before: Option<&Status>, now: &Status) -> Self {
         let since = Since::new(before, now);
-        Report {
+        Overview {
             pid: now.pid,
             version: now.version.clone(),
             uptime_s: now.uptime_s,
@@ -121,29 +121,29 @@ impl Report {
         }
     }
 
-    pub(crate) fn stream(&self, id: u64) -> Option<&Stream> {
+    pub(crate) fn stream(&self, id: u64) -> Option<&StreamRow> {
         self.streams.iter().find(|s| s.status.id == id)
     }
 
-    pub(crate) fn job(&self, key: JobKey) -> Option<&Job> {
+    pub(crate) fn job(&self, key: JobKey) -> Option<&JobRow> {
         self.jobs.iter().find(|j| j.key() == key)
     }
 
     /// The job of this stream that holds most staging buffers.
-    pub(crate) fn holder(&self, stream: u64) -> Option<&Job> {
-        let holds = |j: &&Job| j.stream == stream && j.status.held > 0;
+    pub(crate) fn holder(&self, stream: u64) -> Option<&JobRow> {
+        let holds = |j: &&JobRow| j.stream == stream && j.status.held > 0;
         self.jobs.iter().filter(holds).max_by_key(|j| j.status.held)
     }
 }
 
-impl Stream {
+impl StreamRow {
     /// Returns whether worker processes make its samples.
     pub(crate) fn runs_processes(&self) -> bool {
         !self.status.worker_pids.is_empty()
     }
 }
 
-impl Job {
+impl JobRow {
     pub(crate) fn key(&self) -> JobKey {
         (self.stream, self.status.id)
     }
@@ -155,7 +155,7 @@ impl Job {
     }
 }
 
-impl Cache {
+impl CacheRow {
     /// Of the lookups between the two looks, those that found their sample.
     pub(crate) fn hit_share(&self) -> Option<f64> {
         let (hits, misses) = (self.hits?, self.misses?);
@@ -216,7 +216,7 @@ impl<'a> Since<'a> {
     }
 }
 
-fn pool(since: Option<Since>, now: &Status) -> Pool {
+fn pool(since: Option<Since>, now: &Status) -> PoolRow {
     let rate = |count: fn(&PoolStatus) -> u64| {
         since.and_then(|s| s.rate(count(&s.status.pool), count(&now.pool)))
     };
@@ -229,7 +229,7 @@ fn pool(since: Option<Since>, now: &Status) -> Pool {
     };
     let made = since.map(|s| s.of_code(now, |t| t.prepared as f64) / s.seconds);
     let streams = now.streams.iter();
-    Pool {
+    PoolRow {
         status: now.pool.clone(),
         processes: streams.map(|s| s.worker_pids.len() as u32).sum(),
         fetching: busy(|p| p.fetch_s, |t| t.fetch_s).unwrap_or(f64::from(now.pool.fetching)),
@@ -239,7 +239,7 @@ fn pool(since: Option<Since>, now: &Status) -> Pool {
     }
 }
 
-fn cache(since: Option<Since>, status: &Status, now: &CacheStatus) -> Cache {
+fn cache(since: Option<Since>, status: &Status, now: &CacheStatus) -> CacheRow {
     let differs = |c: &CacheStatus| {
         (&c.dataset, c.form) == (&now.dataset, now.form) && c.pipeline != now.pipeline
     };
@@ -252,7 +252,7 @@ fn cache(since: Option<Since>, status: &Status, now: &CacheStatus) -> Cache {
     let rate = |count: fn(&CacheStatus) -> u64| {
         since.and_then(|s| s.rate(count(s.cache(now)?), count(now)))
     };
-    Cache {
+    CacheRow {
         name,
         status: now.clone(),
         hits: rate(|c| c.hits),
@@ -260,13 +260,13 @@ fn cache(since: Option<Since>, status: &Status, now: &CacheStatus) -> Cache {
     }
 }
 
-fn stream(since: Option<Since>, now: &StreamStatus) -> Stream {
+fn stream(since: Option<Since>, now: &StreamStatus) -> StreamRow {
     let rate = |count: fn(&StreamStatus) -> u64| {
         since.and_then(|s| s.rate(count(s.stream(now.id)?), count(now)))
     };
     let (prepared, delivered) = (rate(|s| s.totals.prepared), rate(|s| s.totals.delivered));
     let share = |delivered: f64, prepared: f64| (prepared > 0.0).then(|| delivered / prepared);
-    Stream {
+    StreamRow {
         prepared,
         delivered,
         share: share(now.totals.delivered as f64, now.totals.prepared as f64),
@@ -275,7 +275,7 @@ fn stream(since: Option<Since>, now: &StreamStatus) -> Stream {
     }
 }
 
-fn jobs(since: Option<Since>, stream: &StreamStatus) -> impl Iterator<Item = Job> {
+fn jobs(since: Option<Since>, stream: &StreamStatus) -> impl Iterator<Item = JobRow> {
     let furthest = stream.jobs.iter().max_by_key(|j| position(j));
     stream
         .jobs
@@ -283,13 +283,13 @@ fn jobs(since: Option<Since>, stream: &StreamStatus) -> impl Iterator<Item = Job
         .filter_map(move |j| Some(job(since, stream.id, j, furthest?)))
 }
 
-fn job(since: Option<Since>, stream: u64, now: &JobStatus, furthest: &JobStatus) -> Job {
+fn job(since: Option<Since>, stream: u64, now: &JobStatus, furthest: &JobStatus) -> JobRow {
     let before = since.and_then(|s| Some((s, s.job((stream, now.id))?)));
     let rate =
         |count: fn(&JobStatus) -> u64| before.and_then(|(s, b)| s.rate(count(b), count(now)));
     let ranks = now.pids.len().max(1) as f64;
     let nothing = Stalls::default();
-    Job {
+    JobRow {
         stream,
         status: now.clone(),
         samples: rate(|j| j.delivered),
@@ -353,7 +353,7 @@ fn lag(since: Option<Since>, stream: u64, now: &JobStatus, furthest: &JobStatus)
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum SortBy {
     #[default]
-    Stream,
+    StreamRow,
     Name,
     Done,
     Rate,
@@ -367,20 +367,20 @@ impl SortBy {
     /// The next in the cycle.
     pub(crate) fn next(self) -> Self {
         match self {
-            SortBy::Stream => SortBy::Name,
+            SortBy::StreamRow => SortBy::Name,
             SortBy::Name => SortBy::Done,
             SortBy::Done => SortBy::Rate,
             SortBy::Rate => SortBy::Wait,
             SortBy::Wait => SortBy::Lag,
             SortBy::Lag => SortBy::Held,
             SortBy::Held => SortBy::Idle,
-            SortBy::Idle => SortBy::Stream,
+            SortBy::Idle => SortBy::StreamRow,
         }
     }
 
     pub(crate) fn word(self) -> &'static str {
         match self {
-            SortBy::Stream => "stream",
+            SortBy::StreamRow => "stream",
             SortBy::Name => "name",
             SortBy::Done => "done",
             SortBy::Rate => "rate",
@@ -393,12 +393,12 @@ impl SortBy {
 
     /// Greatest first, unless reversed.
     pub(crate) fn descends(self) -> bool {
-        !matches!(self, SortBy::Stream | SortBy::Name)
+        !matches!(self, SortBy::StreamRow | SortBy::Name)
     }
 
-    fn number(self, job: &Job) -> f64 {
+    fn number(self, job: &JobRow) -> f64 {
         match self {
-            SortBy::Stream | SortBy::Name => 0.0,
+            SortBy::StreamRow | SortBy::Name => 0.0,
             SortBy::Done => job.done(),
             SortBy::Rate => job.samples.unwrap_or(-1.0),
             SortBy::Wait => job.wait.map_or(-1.0, |w| w.total()),
@@ -410,7 +410,7 @@ impl SortBy {
 }
 
 /// Equal ones in the order of their streams and numbers.
-pub(crate) fn sort(jobs: &mut [Job], by: SortBy, reversed: bool) {
+pub(crate) fn sort(jobs: &mut [JobRow], by: SortBy, reversed: bool) {
     jobs.sort_by(|a, b| {
         let (first, second) = if by.descends() != reversed {
             (b, a)
@@ -418,7 +418,7 @@ pub(crate) fn sort(jobs: &mut [Job], by: SortBy, reversed: bool) {
             (a, b)
         };
         let order = match by {
-            SortBy::Stream => first.key().cmp(&second.key()),
+            SortBy::StreamRow => first.key().cmp(&second.key()),
             SortBy::Name => first.status.name.cmp(&second.status.name),
             _ => by.number(first).total_cmp(&by.number(second)),
         };
@@ -551,8 +551,8 @@ pub(crate) mod tests {
         (before, now)
     }
 
-    fn report((before, now): &(Status, Status)) -> Report {
-        Report::new(Some(before), now)
+    fn report((before, now): &(Status, Status)) -> Overview {
+        Overview::new(Some(before), now)
     }
 
     #[test]
@@ -622,7 +622,7 @@ pub(crate) mod tests {
         assert_eq!(pool.processes, 5);
         assert_eq!((pool.fetching, pool.preparing), (3.5, 5.0));
         assert_eq!(pool.prepared, Some(275.0));
-        let first = Report::new(None, &looks.1).pool;
+        let first = Overview::new(None, &looks.1).pool;
         assert_eq!(
             (first.fetching, first.preparing, first.prepared),
             (3.0, 2.0, None)
@@ -659,7 +659,7 @@ pub(crate) mod tests {
         let mut other = before.clone();
         other.pid += 1;
         for before in [None, Some(&other), Some(&now)] {
-            let report = Report::new(before, &now);
+            let report = Overview::new(before, &now);
             assert_eq!(report.jobs[0].samples, None);
             assert_eq!(report.jobs[0].wait, None);
             assert_eq!(report.streams[0].delivered, None);
@@ -675,7 +675,7 @@ pub(crate) mod tests {
         before.streams[0].jobs.remove(1);
         before.streams[0].jobs[0].delivered += 1;
         before.streams.remove(1);
-        let report = Report::new(Some(&before), &now);
+        let report = Overview::new(Some(&before), &now);
         assert_eq!(
             report.jobs.iter().map(|j| j.samples).collect::<Vec<_>>(),
             [None; 3]
@@ -796,9 +796,9 @@ pub(crate) mod tests {
     }
 
     /// Keys in the order of this column.
-    fn order(jobs: &mut [Job], by: SortBy, reversed: bool) -> Vec<JobKey> {
+    fn order(jobs: &mut [JobRow], by: SortBy, reversed: bool) -> Vec<JobKey> {
         sort(jobs, by, reversed);
-        jobs.iter().map(Job::key).collect()
+        jobs.iter().map(JobRow::key).collect()
     }
 
     #[test]
@@ -814,7 +814,7 @@ pub(crate) mod tests {
         let mut jobs = report(&looks).jobs;
         let (one, two, three) = ((1, 1), (1, 2), (2, 1));
         for (by, expected) in [
-            (SortBy::Stream, [one, two, three]),
+            (SortBy::StreamRow, [one, two, three]),
             (SortBy::Name, [three, one, two]),
             (SortBy::Done, [two, one, three]),
             (SortBy::Rate, [two, one, three]),

@@ -3,7 +3,7 @@
 use coprep_protocol::message::{SampleCost, Status};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
-use crate::top::model::{JobKey, Report, SortBy, Stream, sort};
+use crate::top::model::{JobKey, Overview, SortBy, StreamRow, sort};
 
 /// A table of the screen, from top to bottom.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,7 +34,7 @@ impl Pane {
 
 /// How the coordinator is doing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Link {
+pub(crate) enum ConnectionState {
     #[default]
     Fine,
     /// It has not answered for so many seconds.
@@ -56,8 +56,8 @@ pub(crate) enum Next {
 /// Everything that decides what is drawn.
 #[derive(Default)]
 pub(crate) struct Screen {
-    pub(crate) report: Report,
-    pub(crate) link: Link,
+    pub(crate) report: Overview,
+    pub(crate) link: ConnectionState,
     pub(crate) sort: SortBy,
     pub(crate) reversed: bool,
     pub(crate) focus: Pane,
@@ -74,9 +74,9 @@ pub(crate) struct Screen {
 impl Screen {
     /// Another look at the coordinator. While paused it counts for the next rates only.
     pub(crate) fn look(&mut self, status: Status) {
-        self.link = Link::Fine;
+        self.link = ConnectionState::Fine;
         if !self.paused {
-            self.report = Report::new(self.last.as_ref(), &status);
+            self.report = Overview::new(self.last.as_ref(), &status);
             self.tidy();
         }
         self.last = Some(status);
@@ -173,7 +173,7 @@ impl Screen {
         }
     }
 
-    pub(crate) fn selected_stream(&self) -> Option<&Stream> {
+    pub(crate) fn selected_stream(&self) -> Option<&StreamRow> {
         self.report.stream(self.stream?)
     }
 

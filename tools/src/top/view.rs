@@ -9,9 +9,9 @@ use ratatui::text::{Line, Span};
 use crate::show::duration;
 use crate::top::columns::{self, CACHES, JOBS, SLOW, STREAMS};
 use crate::top::help::HELP;
-use crate::top::model::{Cache, Job, Pool, Report, Stream};
+use crate::top::model::{CacheRow, JobRow, Overview, PoolRow, StreamRow};
 use crate::top::numbers::{brief, grouped, percent, rate};
-use crate::top::screen::{Link, Pane, Screen};
+use crate::top::screen::{ConnectionState, Pane, Screen};
 use crate::top::table::Table;
 use crate::top::theme::{Theme, Tone};
 
@@ -65,7 +65,7 @@ fn whole(screen: &Screen, theme: &Theme, width: usize, height: usize) -> Vec<Lin
     let mut lines = vec![
         head(screen, theme, width),
         match &screen.link {
-            Link::Fine => pool(&screen.report.pool, theme, width),
+            ConnectionState::Fine => pool(&screen.report.pool, theme, width),
             link => banner(link, theme, width),
         },
     ];
@@ -144,7 +144,7 @@ fn table(
     lines
 }
 
-fn caches(screen: &Screen) -> Table<'_, Cache> {
+fn caches(screen: &Screen) -> Table<'_, CacheRow> {
     Table {
         columns: &CACHES,
         title: "CACHES".into(),
@@ -156,7 +156,7 @@ fn caches(screen: &Screen) -> Table<'_, Cache> {
     }
 }
 
-fn streams(screen: &Screen) -> Table<'_, Stream> {
+fn streams(screen: &Screen) -> Table<'_, StreamRow> {
     Table {
         columns: &STREAMS,
         title: "STREAMS".into(),
@@ -168,7 +168,7 @@ fn streams(screen: &Screen) -> Table<'_, Stream> {
     }
 }
 
-fn jobs(screen: &Screen) -> Table<'_, Job> {
+fn jobs(screen: &Screen) -> Table<'_, JobRow> {
     let descending = screen.sort.descends() != screen.reversed;
     Table {
         columns: &JOBS,
@@ -235,7 +235,7 @@ fn flow(theme: &Theme, pieces: Vec<Piece>, width: usize, lines: usize) -> Vec<Li
 }
 
 fn head(screen: &Screen, theme: &Theme, width: usize) -> Line<'static> {
-    let is_known = screen.link != Link::Awaited;
+    let is_known = screen.link != ConnectionState::Awaited;
     let title = if is_known {
         format!("coordinator {}", screen.report.pid)
     } else {
@@ -261,7 +261,7 @@ fn one_line(theme: &Theme, pieces: Vec<Piece>, width: usize) -> Line<'static> {
 }
 
 /// What the coordinator is, the most telling first.
-pub(crate) fn about(report: &Report) -> Vec<String> {
+pub(crate) fn about(report: &Overview) -> Vec<String> {
     let pool = &report.pool.status;
     vec![
         format!("up {}", duration(report.uptime_s)),
@@ -271,22 +271,24 @@ pub(crate) fn about(report: &Report) -> Vec<String> {
     ]
 }
 
-fn banner(link: &Link, theme: &Theme, width: usize) -> Line<'static> {
+fn banner(link: &ConnectionState, theme: &Theme, width: usize) -> Line<'static> {
     const ENDED: &str = "coordinator has ended, waiting for it to come back";
     let text = match link {
-        Link::Fine => String::new(),
-        Link::Late(seconds) => format!("the coordinator has not answered for {seconds} s"),
-        Link::Ended if width <= ENDED.len() => "coordinator has ended, waiting".into(),
-        Link::Ended => ENDED.into(),
-        Link::Awaited => "no coordinator is running, waiting for one".into(),
-        Link::Failed(why) => theme.clean(why),
+        ConnectionState::Fine => String::new(),
+        ConnectionState::Late(seconds) => {
+            format!("the coordinator has not answered for {seconds} s")
+        }
+        ConnectionState::Ended if width <= ENDED.len() => "coordinator has ended, waiting".into(),
+        ConnectionState::Ended => ENDED.into(),
+        ConnectionState::Awaited => "no coordinator is running, waiting for one".into(),
+        ConnectionState::Failed(why) => theme.clean(why),
     };
     let shown = theme.shorten(&text, width.saturating_sub(1));
     Line::from(vec![Span::raw(" "), theme.span(Tone::Bad, shown)])
 }
 
 /// What the threads do: as much of it as fits.
-fn pool(pool: &Pool, theme: &Theme, width: usize) -> Line<'static> {
+fn pool(pool: &PoolRow, theme: &Theme, width: usize) -> Line<'static> {
     let shapes = [(16, true), (8, true), (8, false), (4, false), (0, false)];
     let lines = shapes.map(|(gauge, rates)| {
         let mut spans = vec![Span::raw(" ")];
@@ -307,7 +309,7 @@ enum Stage {
 }
 
 fn stage(
-    pool: &Pool,
+    pool: &PoolRow,
     theme: &Theme,
     stage: Stage,
     gauge: usize,
@@ -408,7 +410,7 @@ fn staging(s: &StreamStatus) -> String {
 }
 
 /// How people tell jobs of one name apart.
-fn process(job: &Job) -> String {
+fn process(job: &JobRow) -> String {
     let pids: Vec<_> = job.status.pids.iter().map(u32::to_string).collect();
     match pids.is_empty() {
         true => format!("job {}", job.status.id),
@@ -437,7 +439,7 @@ fn job_notes(screen: &Screen, theme: &Theme) -> Vec<Piece> {
     pieces
 }
 
-fn waits(job: &Job) -> Piece {
+fn waits(job: &JobRow) -> Piece {
     let w = &job.wait_in_all;
     let [total, fetch, prep, others] = [w.total(), w.fetch, w.prep, w.others].map(percent);
     plain(format!(
@@ -446,7 +448,7 @@ fn waits(job: &Job) -> Piece {
     ))
 }
 
-fn behind(screen: &Screen, job: &Job) -> Option<String> {
+fn behind(screen: &Screen, job: &JobRow) -> Option<String> {
     let furthest = screen.report.job((job.stream, job.lag.behind?))?;
     let growth = job
         .lag
@@ -741,12 +743,12 @@ mod tests {
     #[test]
     fn a_coordinator_that_has_ended_is_waited_for() {
         let mut screen = a_screen();
-        screen.link = Link::Ended;
+        screen.link = ConnectionState::Ended;
         let lines = drawn(&screen, &UTF8, 80, 24);
         assert!(lines[1].contains("coordinator has ended, waiting for it to come back"));
         assert!(contains(&lines, "train_1.py"), "what was last seen stays");
         assert!(drawn(&screen, &UTF8, 40, 10)[1].contains("coordinator has ended, waiting"));
-        screen.link = Link::Late(7);
+        screen.link = ConnectionState::Late(7);
         assert!(drawn(&screen, &UTF8, 80, 24)[1].contains("has not answered for 7 s"));
         screen.look(two_looks().1);
         assert!(drawn(&screen, &UTF8, 80, 24)[1].contains("fetching"));

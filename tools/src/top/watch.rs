@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use coprep_client::{Error, control};
 use coprep_protocol::message::Status;
-use coprep_protocol::place::Place;
+use coprep_protocol::place::CoordinatorPaths;
 use nix::sys::signal::{SigSet, Signal};
 use ratatui::crossterm::event::{self, Event, KeyEvent, KeyEventKind};
 
@@ -15,7 +15,7 @@ use crate::Outcome;
 use crate::top::SLOW;
 
 /// Something happened.
-pub(crate) enum News {
+pub(crate) enum ScreenEvent {
     Key(KeyEvent),
     Resized,
     /// The answer of the coordinator.
@@ -28,7 +28,7 @@ pub(crate) enum News {
 
 /// Whoever waits.
 pub(crate) struct Watch {
-    pub(crate) news: Receiver<News>,
+    pub(crate) news: Receiver<ScreenEvent>,
     /// Those that are waited for, and blocked.
     pub(crate) signals: SigSet,
     threads: Vec<JoinHandle<()>>,
@@ -36,7 +36,7 @@ pub(crate) struct Watch {
 
 impl Watch {
     /// Blocks the signals that end a process, for all threads that the caller starts from now on.
-    pub(crate) fn start(place: &Place, interval: Duration) -> Outcome<Self> {
+    pub(crate) fn start(place: &CoordinatorPaths, interval: Duration) -> Outcome<Self> {
         let (tell, news) = channel();
         let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT]);
         signals.thread_block()?;
@@ -70,14 +70,14 @@ fn thread(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHan
     Builder::new().name(name.into()).spawn(run)
 }
 
-fn keys(tell: &Sender<News>) {
+fn keys(tell: &Sender<ScreenEvent>) {
     loop {
         let news = match event::read() {
-            Ok(Event::Key(key)) if key.kind != KeyEventKind::Release => News::Key(key),
-            Ok(Event::Resize(..)) => News::Resized,
+            Ok(Event::Key(key)) if key.kind != KeyEventKind::Release => ScreenEvent::Key(key),
+            Ok(Event::Resize(..)) => ScreenEvent::Resized,
             Ok(_) => continue,
             Err(e) => {
-                let _ = tell.send(News::NoKeys(e));
+                let _ = tell.send(ScreenEvent::NoKeys(e));
                 return;
             }
         };
@@ -87,22 +87,22 @@ fn keys(tell: &Sender<News>) {
     }
 }
 
-fn wait_for(signals: &SigSet, tell: &Sender<News>) {
+fn wait_for(signals: &SigSet, tell: &Sender<ScreenEvent>) {
     while let Ok(signal) = signals.wait() {
-        if tell.send(News::Signal(signal)).is_err() {
+        if tell.send(ScreenEvent::Signal(signal)).is_err() {
             return;
         }
     }
 }
 
 /// Looks at the coordinator at even times; after an answer that took longer, at once.
-fn looks(place: &Place, interval: Duration, tell: &Sender<News>) {
+fn looks(place: &CoordinatorPaths, interval: Duration, tell: &Sender<ScreenEvent>) {
     let mut due = Instant::now() + interval;
     loop {
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
         due = Instant::now() + interval;
         let look = Box::new(control::status(place, SLOW));
-        if tell.send(News::Look(look)).is_err() {
+        if tell.send(ScreenEvent::Look(look)).is_err() {
             return;
         }
     }

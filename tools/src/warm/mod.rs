@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use coprep_client::control;
 use coprep_protocol::message::{CacheForm, CacheRequest, Warm, WarmProgress};
-use coprep_protocol::place::Place;
+use coprep_protocol::place::CoordinatorPaths;
 use coprep_protocol::spec::{
     DEFAULT_MAX_PIXELS, DEFAULT_RATIO, DEFAULT_SCALE, Interpolation, Op, PipelineSpec, ResizeTo,
     Source,
@@ -15,10 +15,10 @@ use coprep_protocol::spec::{
 
 use crate::Outcome;
 use crate::args;
-use crate::progress::Progress;
+use crate::progress::WorkProgress;
 use coprep_protocol::size::human;
 
-pub(crate) fn run(place: &Place, args: &args::Warm) -> Outcome {
+pub(crate) fn run(place: &CoordinatorPaths, args: &args::WarmArgs) -> Outcome {
     if let Some(from) = &args.from {
         return script::run(place, from, args);
     }
@@ -59,7 +59,7 @@ fn for_jobs(cached: &PipelineSpec, form: Option<CacheForm>) -> String {
     format!("for jobs with {pipeline}, {then}, and cache=\"{form}\" or no cache=")
 }
 
-fn cache(args: &args::Warm) -> CacheRequest {
+fn cache(args: &args::WarmArgs) -> CacheRequest {
     CacheRequest {
         form: args.form.map(Into::into),
         bytes: args.bytes,
@@ -113,7 +113,7 @@ pub(crate) fn pipeline(
 /// How far a warm-up has come, as JSON lines or for people.
 enum Shown {
     Json,
-    Progress(Progress),
+    Progress(WorkProgress),
 }
 
 impl Shown {
@@ -121,7 +121,7 @@ impl Shown {
         if json {
             Shown::Json
         } else {
-            Shown::Progress(Progress::new("samples"))
+            Shown::Progress(WorkProgress::new("samples"))
         }
     }
 
@@ -144,7 +144,7 @@ impl Shown {
 }
 
 #[derive(serde::Serialize)]
-struct Line<'a> {
+struct ProgressLine<'a> {
     #[serde(flatten)]
     progress: &'a WarmProgress,
     /// With the last line.
@@ -156,7 +156,7 @@ fn print_json(progress: &WarmProgress, for_jobs: Option<&str>) {
     // A struct of numbers and strings always serialises.
     println!(
         "{}",
-        serde_json::to_string(&Line { progress, for_jobs }).unwrap_or_default()
+        serde_json::to_string(&ProgressLine { progress, for_jobs }).unwrap_or_default()
     );
 }
 

@@ -10,13 +10,13 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use coprep_protocol::message::WarmProgress;
-use coprep_protocol::place::Place;
+use coprep_protocol::place::CoordinatorPaths;
 use serde::{Deserialize, Serialize};
 
 use super::{bytes, summary};
 use crate::bench::torch::candidates;
 use crate::measure::group::Group;
-use crate::progress::Progress;
+use crate::progress::WorkProgress;
 use crate::{Outcome, args, interrupt};
 
 /// Time between two looks at signals.
@@ -26,15 +26,15 @@ const GRACE: Duration = Duration::from_secs(5);
 
 /// What the Python side tells of one loader.
 #[derive(Serialize, Deserialize)]
-struct Event {
+struct ScriptEvent {
     dataset: String,
     #[serde(flatten)]
-    news: News,
+    news: ScriptNews,
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum News {
+enum ScriptNews {
     /// Its cache is being filled.
     Progress(WarmProgress),
     /// Its cache is filled.
@@ -53,7 +53,7 @@ struct Tally {
     failed: u32,
 }
 
-pub(super) fn run(place: &Place, from: &OsStr, args: &args::Warm) -> Outcome {
+pub(super) fn run(place: &CoordinatorPaths, from: &OsStr, args: &args::WarmArgs) -> Outcome {
     interrupt::heed()?;
     let python = args.python.clone().unwrap_or_else(python);
     let mut command = Command::new(&python);
@@ -112,7 +112,7 @@ fn follow(events: &Receiver<std::io::Result<String>>, json: bool) -> Outcome<Tal
             Err(RecvTimeoutError::Timeout) => continue,
             Err(RecvTimeoutError::Disconnected) => return Ok(tally),
         };
-        let event: Event = serde_json::from_str(&line)?;
+        let event: ScriptEvent = serde_json::from_str(&line)?;
         tally.count(&event.news);
         if json {
             println!("{}", serde_json::to_string(&event)?);
@@ -122,9 +122,9 @@ fn follow(events: &Receiver<std::io::Result<String>>, json: bool) -> Outcome<Tal
     }
 }
 
-fn show(event: &Event, progress: &mut Option<Progress>) {
-    if let News::Progress(p) = &event.news {
-        let bar = progress.get_or_insert_with(|| Progress::new("samples"));
+fn show(event: &ScriptEvent, progress: &mut Option<WorkProgress>) {
+    if let ScriptNews::Progress(p) = &event.news {
+        let bar = progress.get_or_insert_with(|| WorkProgress::new("samples"));
         let more = if p.capacity > 0 {
             bytes(p)
         } else {
@@ -137,21 +137,21 @@ fn show(event: &Event, progress: &mut Option<Progress>) {
         progress.finish();
     }
     let text = match &event.news {
-        News::Progress(_) => return,
-        News::Done(p) => summary(p),
-        News::Skipped(why) => format!("not warmed: {why}"),
-        News::Failed(why) => format!("failed: {why}"),
+        ScriptNews::Progress(_) => return,
+        ScriptNews::Done(p) => summary(p),
+        ScriptNews::Skipped(why) => format!("not warmed: {why}"),
+        ScriptNews::Failed(why) => format!("failed: {why}"),
     };
     println!("{}\n  {text}", event.dataset);
 }
 
 impl Tally {
-    fn count(&mut self, news: &News) {
+    fn count(&mut self, news: &ScriptNews) {
         match news {
-            News::Progress(_) => {}
-            News::Done(p) if p.failed == 0 => self.warmed += 1,
-            News::Done(_) | News::Failed(_) => self.failed += 1,
-            News::Skipped(_) => self.skipped += 1,
+            ScriptNews::Progress(_) => {}
+            ScriptNews::Done(p) if p.failed == 0 => self.warmed += 1,
+            ScriptNews::Done(_) | ScriptNews::Failed(_) => self.failed += 1,
+            ScriptNews::Skipped(_) => self.skipped += 1,
         }
     }
 

@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use coprep_protocol::message::{Departure, Reply, Request};
 
-use crate::connection::{Connection, How};
+use crate::connection::{ConnectOptions, Connection};
 use crate::error::Error;
-use crate::loader::{Inner, Loader};
-use crate::patience::{Patience, Pulse, no_pulse};
+use crate::loader::{Loader, LoaderState};
+use crate::patience::{InterruptCheck, Timeout, no_pulse};
 
 /// How long to look for a coordinator. A rank that needs one starts it as soon as it sees that the one before is gone.
 const MEETING: Duration = Duration::from_secs(3);
@@ -33,7 +33,7 @@ impl Loader {
         }
     }
 
-    fn leave(&self, inner: &mut Inner) {
+    fn leave(&self, inner: &mut LoaderState) {
         inner.preparation = None;
         let departure = self.departure(inner);
         let mut link = inner.link.take();
@@ -50,7 +50,7 @@ impl Loader {
     }
 
     /// Returns where this rank leaves its job, or `None` if nobody has to know: it is alone, or its job has not begun.
-    fn departure(&self, inner: &Inner) -> Option<Departure> {
+    fn departure(&self, inner: &LoaderState) -> Option<Departure> {
         let has_others = self.options.attach.world_size > 1;
         let token = inner.token.filter(|_| has_others)?;
         Some(Departure {
@@ -63,8 +63,8 @@ impl Loader {
     /// Says to whichever coordinator is there that this rank has left. If none comes, no rank needs to know.
     fn tell_anybody(&self, departure: Departure) {
         let pulse = no_pulse();
-        let patience = Patience::new(MEETING, &pulse);
-        let how = How::find(&self.options.name);
+        let patience = Timeout::new(MEETING, &pulse);
+        let how = ConnectOptions::find(&self.options.name);
         let request = Request::Leave(departure);
         while !patience.is_over() {
             let told = Connection::open(&self.options.place, &how)
@@ -77,7 +77,7 @@ impl Loader {
     }
 
     /// Remembers ranks that have left the job.
-    pub(super) fn note_departed(&self, inner: &mut Inner, departed: Vec<Departure>) {
+    pub(super) fn note_departed(&self, inner: &mut LoaderState, departed: Vec<Departure>) {
         let (rank, ranks) = (self.options.attach.rank, self.options.attach.world_size);
         let others = departed
             .into_iter()
@@ -86,7 +86,7 @@ impl Loader {
     }
 
     /// A pulse that ends a wait when somebody wants to close the loader.
-    pub(super) fn until_closing(&self) -> Pulse {
+    pub(super) fn until_closing(&self) -> InterruptCheck {
         let closing = self.closing.clone();
         Arc::new(move || {
             if closing.load(Ordering::Relaxed) {

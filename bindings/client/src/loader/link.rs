@@ -19,24 +19,24 @@ use crate::error::{Error, Result};
 use crate::loader::Code;
 use crate::loader::position;
 use crate::notice::{Notice, TELL_AFTER, Wait};
-use crate::patience::{Patience, Pulse, no_pulse};
+use crate::patience::{InterruptCheck, Timeout, no_pulse};
 use crate::raw;
-use crate::stats::Shares;
+use crate::stats::WaitShares;
 
 /// What the flags of a part say.
-pub(super) struct Part {
+pub(super) struct PartFlags {
     pub(super) ends_batch: bool,
     pub(super) ends_epoch: bool,
     /// How the time since the last minibatch was divided.
-    pub(super) shares: Shares,
+    pub(super) shares: WaitShares,
 }
 
-impl Part {
+impl PartFlags {
     pub(super) fn of(item: &Item) -> Self {
-        Part {
+        PartFlags {
             ends_batch: item.flags & 1 != 0,
             ends_epoch: item.flags & 2 != 0,
-            shares: Shares::unpack(item.tag),
+            shares: WaitShares::unpack(item.tag),
         }
     }
 }
@@ -86,7 +86,7 @@ const TEXT: Duration = Duration::from_secs(10);
 const LEAVING: Duration = Duration::from_secs(1);
 
 /// See the module.
-pub(super) struct Link {
+pub(super) struct LoaderLink {
     connection: Connection,
     attachment: Arc<Attachment>,
     assembly: Option<Assembly>,
@@ -105,13 +105,13 @@ pub(super) struct Link {
     orders: Vec<(u64, Vec<u32>)>,
 }
 
-impl Link {
+impl LoaderLink {
     /// `departed`: takes up the ranks that are said to have left, whether it succeeds or not.
     pub(super) fn attach(
         connection: Connection,
         request: Attach,
         code: Option<&Code>,
-        patience: &Patience<'_>,
+        patience: &Timeout<'_>,
         notice: &Notice,
         departed: &mut Vec<Departure>,
     ) -> Result<(Self, Attached)> {
@@ -141,7 +141,7 @@ impl Link {
         match answered {
             (Reply::Attached(attached), descriptors) => {
                 let attachment = Attachment::open(&attached, descriptors)?;
-                let link = Link {
+                let link = LoaderLink {
                     connection,
                     attachment,
                     assembly: None,
@@ -179,7 +179,7 @@ impl Link {
     /// the connection was lost before.
     pub(super) fn tell_departure(&mut self, departure: Departure) -> bool {
         let pulse = no_pulse();
-        let patience = Patience::new(LEAVING, &pulse);
+        let patience = Timeout::new(LEAVING, &pulse);
         if self.connection.send(&Request::Leave(departure)).is_err() {
             return false;
         }
@@ -218,7 +218,7 @@ impl Link {
     /// Reads what the coordinator had said before the connection was lost, and returns the ranks that have left the job.
     pub(super) fn last_words(mut self) -> Vec<Departure> {
         let pulse = no_pulse();
-        let patience = Patience::new(LEAVING, &pulse);
+        let patience = Timeout::new(LEAVING, &pulse);
         while !patience.is_over() {
             let Ok(Some((reply, _))) = self.connection.receive(Duration::ZERO, &pulse) else {
                 break;
@@ -266,7 +266,7 @@ impl Link {
         let slice = self.attachment.hold(seq, item)?;
         let beyond_share = self.attachment.is_beyond_share(&slice);
         let numbers = raw::integers(&slice, self.attachment.number);
-        let ends_batch = Part::of(item).ends_batch;
+        let ends_batch = PartFlags::of(item).ends_batch;
         if ends_batch && self.assembly.is_none() && !beyond_share {
             return Ok(Some((Batch::view(slice), numbers)));
         }
@@ -320,8 +320,8 @@ impl Link {
     }
 
     /// Waits for an order, or anything else that comes unasked, for `limit` at most.
-    pub(super) fn wait_for_order(&mut self, limit: Duration, pulse: &Pulse) -> Result<()> {
-        let Some(reply) = self.read(&Patience::new(limit, pulse))? else {
+    pub(super) fn wait_for_order(&mut self, limit: Duration, pulse: &InterruptCheck) -> Result<()> {
+        let Some(reply) = self.read(&Timeout::new(limit, pulse))? else {
             return Ok(());
         };
         match self.keep(reply)? {
@@ -336,7 +336,7 @@ impl Link {
     pub(super) fn restart(
         &mut self,
         epoch: u64,
-        patience: &Patience<'_>,
+        patience: &Timeout<'_>,
         notice: &Notice,
     ) -> Result<u64> {
         self.connection.send(&Request::RestartEpoch { epoch })?;
@@ -366,7 +366,7 @@ impl Link {
         &mut self,
         epoch: u64,
         batches: u64,
-        patience: &Patience<'_>,
+        patience: &Timeout<'_>,
     ) -> Result<RoaringBitmap> {
         self.connection.send(&Request::State { epoch, batches })?;
         match self.reply(patience, "the job's state")? {
@@ -380,9 +380,9 @@ impl Link {
     }
 
     /// What this consumer waits for, as the coordinator sees it.
-    pub(super) fn explain(&mut self, limit: Duration, pulse: &Pulse) -> Result<String> {
+    pub(super) fn explain(&mut self, limit: Duration, pulse: &InterruptCheck) -> Result<String> {
         self.connection.send(&Request::Explain)?;
-        match self.reply(&Patience::new(limit, pulse), "an explanation")? {
+        match self.reply(&Timeout::new(limit, pulse), "an explanation")? {
             Reply::Explanation(text) => Ok(text),
             other => Err(unexpected(&other)),
         }
@@ -392,10 +392,10 @@ impl Link {
     pub(super) fn who_is_awaited(
         &mut self,
         limit: Duration,
-        pulse: &Pulse,
+        pulse: &InterruptCheck,
     ) -> Result<Option<Awaited>> {
         self.connection.send(&Request::WhoIsAwaited)?;
-        match self.reply(&Patience::new(limit, pulse), "who is awaited")? {
+        match self.reply(&Timeout::new(limit, pulse), "who is awaited")? {
             Reply::Awaited(awaited) => Ok(awaited),
             other => Err(unexpected(&other)),
         }
@@ -420,9 +420,9 @@ impl Link {
     pub(super) fn awaited_error(
         &mut self,
         limit: Duration,
-        pulse: &Pulse,
+        pulse: &InterruptCheck,
     ) -> Result<Option<(u32, SampleError)>> {
-        let patience = Patience::new(limit, pulse);
+        let patience = Timeout::new(limit, pulse);
         while let Some(AwaitedError { tag, number }) = self.awaited {
             if let Some(error) = self.errors.remove(&tag) {
                 self.awaited = None;
@@ -439,15 +439,15 @@ impl Link {
     }
 
     /// Reads on until the samples are known whose notice has this tag.
-    pub(super) fn read_skips(&mut self, tag: u64, pulse: &Pulse) -> Result<()> {
-        let patience = Patience::new(TEXT, pulse);
+    pub(super) fn read_skips(&mut self, tag: u64, pulse: &InterruptCheck) -> Result<()> {
+        let patience = Timeout::new(TEXT, pulse);
         while self.skips.told < tag {
             self.notice(&patience)?;
         }
         Ok(())
     }
 
-    fn notice(&mut self, patience: &Patience<'_>) -> Result<()> {
+    fn notice(&mut self, patience: &Timeout<'_>) -> Result<()> {
         let reply = self.receive(patience, "the text of an error")?;
         match self.keep(reply)? {
             None => Ok(()),
@@ -469,7 +469,7 @@ impl Link {
     }
 
     /// The answer to a request; what comes unasked before it is kept.
-    fn reply(&mut self, patience: &Patience<'_>, what: &'static str) -> Result<Reply> {
+    fn reply(&mut self, patience: &Timeout<'_>, what: &'static str) -> Result<Reply> {
         loop {
             let reply = self.receive(patience, what)?;
             match self.keep(reply)? {
@@ -483,12 +483,12 @@ impl Link {
     /// The answer to a request that is given when others have asked too: if that lasts, the user is told who has not.
     fn reply_of_others(
         &mut self,
-        patience: &Patience<'_>,
+        patience: &Timeout<'_>,
         what: &'static str,
         notice: &Notice,
     ) -> Result<Reply> {
         let mut wait = Wait::new(what, notice);
-        let first = Patience::new(TELL_AFTER.min(patience.left()), patience.pulse());
+        let first = Timeout::new(TELL_AFTER.min(patience.left()), patience.pulse());
         match self.reply(&first, what) {
             Err(Error::Timeout { .. }) if !patience.is_over() => {}
             other => return other,
@@ -506,13 +506,13 @@ impl Link {
         }
     }
 
-    fn receive(&mut self, patience: &Patience<'_>, what: &'static str) -> Result<Reply> {
+    fn receive(&mut self, patience: &Timeout<'_>, what: &'static str) -> Result<Reply> {
         let read = self.read(patience)?;
         read.ok_or_else(|| self.connection.late(what, patience.waited()))
     }
 
     /// The next reply. None: the time is up.
-    fn read(&mut self, patience: &Patience<'_>) -> Result<Option<Reply>> {
+    fn read(&mut self, patience: &Timeout<'_>) -> Result<Option<Reply>> {
         if let Some(reply) = self.unread.take() {
             return Ok(Some(reply));
         }
@@ -532,7 +532,7 @@ impl Link {
     }
 }
 
-impl Drop for Link {
+impl Drop for LoaderLink {
     /// The user may hold batches for longer than the connection lasts.
     fn drop(&mut self) {
         self.attachment.keep_held();

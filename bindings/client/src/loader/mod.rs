@@ -3,7 +3,7 @@
 //! | state | what it is | lives |
 //! |---|---|---|
 //! | [`Position`](position::Position) | epoch, and the numbers given in it | as long as the loader |
-//! | [`Link`](link::Link) | socket, shared memory, batch being put together | until the connection is lost |
+//! | [`LoaderLink`](link::LoaderLink) | socket, shared memory, batch being put together | until the connection is lost |
 //! | [`Stats`] | counts | as long as the loader |
 //!
 //! The first two lie under one lock that is held during a slice of a wait; counts have their own, so that
@@ -22,24 +22,26 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use coprep_cache::handover::{Item, ItemKind};
-use coprep_protocol::message::{Attach, Attached, Departure, RefusalKind, Resume, SampleError};
+use coprep_protocol::message::{
+    Attach, Attached, Departure, RefusalKind, ResumePoint, SampleError,
+};
 use coprep_protocol::nap::nap;
-use coprep_protocol::place::Place;
+use coprep_protocol::place::CoordinatorPaths;
 use coprep_protocol::spec::{BLOB, Field};
 use roaring::RoaringBitmap;
 
 use crate::attachment::Owner;
 use crate::batch::Batch;
-use crate::connection::{Connection, How};
+use crate::connection::{ConnectOptions, Connection};
 use crate::error::{Error, Result};
-use crate::loader::link::{Link, Part, is_skip, left_out};
-use crate::loader::orders::Orders;
+use crate::loader::link::{LoaderLink, PartFlags, is_skip, left_out};
+use crate::loader::orders::SentOrders;
 use crate::loader::position::Position;
-use crate::loader::watch::Failed;
+use crate::loader::watch::FailedAttempts;
 use crate::notice::{Notice, TELL_AFTER, Wait, no_notice};
-use crate::patience::{Patience, Pulse, SLICE};
+use crate::patience::{InterruptCheck, SLICE, Timeout};
 use crate::preparation::Preparation;
-use crate::stats::{Shares, Stats};
+use crate::stats::{Stats, WaitShares};
 
 /// First and longest pause between two attempts to reconnect.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
@@ -48,14 +50,14 @@ const LOADING: Duration = Duration::from_secs(660);
 /// How long to wait for an explanation.
 const EXPLAIN: Duration = Duration::from_secs(5);
 
-/// See [`Options::code`].
+/// See [`LoaderOptions::code`].
 pub type Code = dyn Fn() -> Result<Box<dyn AsRef<[u8]>>> + Send + Sync;
 
 /// What a loader is to do.
 #[derive(Clone)]
-pub struct Options {
+pub struct LoaderOptions {
     /// Where the coordinator is.
-    pub place: Place,
+    pub place: CoordinatorPaths,
     /// What the job is called in `coprep status`.
     pub name: String,
     /// The `coprep` program, unless `COPREP_BIN` says otherwise.
@@ -69,14 +71,14 @@ pub struct Options {
     /// Longest time to reconnect.
     pub reconnect: Duration,
     /// Called during waits.
-    pub pulse: Pulse,
+    pub pulse: InterruptCheck,
     /// Called once in a long wait for somebody else.
     pub notice: Notice,
 }
 
-impl Options {
-    fn how(&self, pulse: &Pulse) -> How {
-        How {
+impl LoaderOptions {
+    fn how(&self, pulse: &InterruptCheck) -> ConnectOptions {
+        ConnectOptions {
             name: self.name.clone(),
             start: true,
             program: self.program.clone(),
@@ -99,7 +101,7 @@ pub enum Event {
 
 /// Where a job is, for [`Attach::resume`] of a later one.
 #[derive(Clone, Debug, PartialEq)]
-pub struct State {
+pub struct ResumeState {
     /// Epoch.
     pub epoch: u64,
     /// Ids given in it.
@@ -118,21 +120,21 @@ pub struct State {
 /// One rank of a job. All methods may be called from any thread.
 pub struct Loader {
     owner: Owner,
-    options: Options,
-    inner: Mutex<Inner>,
+    options: LoaderOptions,
+    inner: Mutex<LoaderState>,
     stats: Mutex<Stats>,
     /// Somebody wants to close it: the watch is to let go of the lock.
     closing: Arc<AtomicBool>,
 }
 
 /// What changes, under one lock.
-struct Inner {
-    link: Option<Link>,
+struct LoaderState {
+    link: Option<LoaderLink>,
     attached: Option<Attached>,
     position: Position,
     /// See [`Attach::is_told`].
-    orders: Orders,
-    waiting: Waiting,
+    orders: SentOrders,
+    waiting: EventWait,
     /// Samples that are left out of the epochs, as far as the coordinators have said.
     skipped: RoaringBitmap,
     /// Ranks that have left the job, as far as this one was told.
@@ -142,15 +144,15 @@ struct Inner {
     /// See [`Attach::has_begun`].
     has_begun: bool,
     /// Failed attempts of the watch to attach anew. None: there is a connection, or the user was told.
-    failed: Option<Failed>,
+    failed: Option<FailedAttempts>,
     closed: bool,
     /// The coordinator has been told what will be needed, and this loader has not attached yet.
     preparation: Option<Preparation>,
 }
 
-impl Inner {
+impl LoaderState {
     /// What to present to a coordinator; None at the very beginning.
-    fn resume(&self) -> Option<Resume> {
+    fn resume(&self) -> Option<ResumePoint> {
         let mut resume = self.position.resume()?;
         resume.skipped = position::write(&self.skipped);
         Some(resume)
@@ -159,7 +161,7 @@ impl Inner {
 
 /// The wait for the next event.
 #[derive(Default)]
-struct Waiting {
+struct EventWait {
     since: Option<Instant>,
     /// Waited, and not yet attributed to fetching or preparing.
     unsplit: Duration,
@@ -171,7 +173,7 @@ struct Waiting {
     trouble: Option<String>,
 }
 
-impl Waiting {
+impl EventWait {
     /// Time that is not yet attributed stays until the next batch comes.
     fn end(&mut self) {
         self.since = None;
@@ -205,17 +207,17 @@ impl Loader {
     ///
     /// # Errors
     /// [`Error::Invalid`] when `attach.resume` is malformed.
-    pub fn new(options: Options) -> Result<Arc<Self>> {
+    pub fn new(options: LoaderOptions) -> Result<Arc<Self>> {
         let position = Position::new(options.attach.resume.as_ref(), options.attach.world_size)?;
         let watched = options.attach.world_size > 1;
         let loader = Arc::new(Loader {
             owner: Owner::current(),
-            inner: Mutex::new(Inner {
+            inner: Mutex::new(LoaderState {
                 link: None,
                 attached: None,
                 position,
-                orders: Orders::default(),
-                waiting: Waiting::default(),
+                orders: SentOrders::default(),
+                waiting: EventWait::default(),
                 skipped: RoaringBitmap::new(),
                 departed: BTreeMap::new(),
                 token: None,
@@ -253,7 +255,7 @@ impl Loader {
         inner.orders.take_up(epoch, ids, false)
     }
 
-    fn inner(&self) -> Result<MutexGuard<'_, Inner>> {
+    fn inner(&self) -> Result<MutexGuard<'_, LoaderState>> {
         // Before the lock: in a forked child it may be held by a thread that does not exist there.
         self.owner.check()?;
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
@@ -341,7 +343,7 @@ impl Loader {
         Ok(epoch)
     }
 
-    fn leave_epoch(&self, inner: &mut Inner) -> Result<()> {
+    fn leave_epoch(&self, inner: &mut LoaderState) -> Result<()> {
         // A rank alone cannot tell whether the others took a batch, so that all of them leave or none.
         let alone = self.options.attach.world_size <= 1;
         if !inner.position.is_iterating() || (alone && inner.position.is_untouched()) {
@@ -358,7 +360,7 @@ impl Loader {
     ///
     /// When the connection is lost meanwhile it asks again: other ranks may have batches to take before they leave, and
     /// if this rank were in the next epoch already, they would not be given them.
-    fn restart(&self, inner: &mut Inner) -> Result<()> {
+    fn restart(&self, inner: &mut LoaderState) -> Result<()> {
         let began = Instant::now();
         let next = loop {
             match self.try_restart(inner) {
@@ -376,19 +378,19 @@ impl Loader {
         Ok(())
     }
 
-    fn try_restart(&self, inner: &mut Inner) -> Result<u64> {
-        let patience = Patience::new(self.options.timeout, &self.options.pulse);
+    fn try_restart(&self, inner: &mut LoaderState) -> Result<u64> {
+        let patience = Timeout::new(self.options.timeout, &self.options.pulse);
         let epoch = inner.position.epoch();
         match &mut inner.link {
             Some(link) => link.restart(epoch, &patience, &self.options.notice),
-            None => Err(Error::Lost("it was lost before".into())),
+            None => Err(Error::Disconnected("it was lost before".into())),
         }
     }
 
     /// One way; if it fails, the next look at the connection finds out why.
-    fn tell_epoch(&self, inner: &mut Inner) {
+    fn tell_epoch(&self, inner: &mut LoaderState) {
         let epoch = inner.position.epoch();
-        let Inner { link, orders, .. } = inner;
+        let LoaderState { link, orders, .. } = inner;
         let Some(link) = link else { return };
         let _ = link.epoch_started(epoch);
         if let Some(order) = orders.proposed(epoch) {
@@ -399,8 +401,8 @@ impl Loader {
     // Orders.
 
     /// Takes up the orders that have come.
-    fn note_orders(inner: &mut Inner) -> Result<()> {
-        let come = inner.link.as_mut().map(Link::take_orders);
+    fn note_orders(inner: &mut LoaderState) -> Result<()> {
+        let come = inner.link.as_mut().map(LoaderLink::take_orders);
         for (epoch, order) in come.unwrap_or_default() {
             let has_given = epoch == inner.position.epoch() && !inner.position.is_fresh();
             inner.orders.take_up(epoch, order, has_given)?;
@@ -408,13 +410,13 @@ impl Loader {
         Ok(())
     }
 
-    fn awaits_order(&self, inner: &Inner) -> bool {
+    fn awaits_order(&self, inner: &LoaderState) -> bool {
         let is_known = || inner.orders.handed(inner.position.epoch()).is_some();
         self.options.attach.is_told && !is_known()
     }
 
     /// Waits for the order of the epoch. The coordinator hands it when all members have come, and one has begun the epoch.
-    fn take_order(&self, inner: &mut Inner, end: Instant) -> Result<()> {
+    fn take_order(&self, inner: &mut LoaderState, end: Instant) -> Result<()> {
         let began = Instant::now();
         let limit = end.saturating_duration_since(began).min(SLICE);
         let limit = limit.min(self.patience(inner));
@@ -432,7 +434,7 @@ impl Loader {
     ///
     /// # Errors
     /// [`Error::Sample`]: the rest of that batch still comes, so that the caller may go on.
-    /// [`Error::Timeout`] when nothing came for [`Options::timeout`] (over several calls).
+    /// [`Error::Timeout`] when nothing came for [`LoaderOptions::timeout`] (over several calls).
     /// [`Error::Refused`], [`Error::Start`], ... when the connection was lost and cannot be had again.
     pub fn next(&self, slice: Duration) -> Result<Event> {
         let mut inner = self.inner()?;
@@ -457,7 +459,7 @@ impl Loader {
     }
 
     /// One look, or one short wait.
-    fn step(&self, inner: &mut Inner, end: Instant) -> Result<Option<Event>> {
+    fn step(&self, inner: &mut LoaderState, end: Instant) -> Result<Option<Event>> {
         if let Some(example) = self.count_skipped(inner) {
             return Ok(Some(Event::Skipped(Box::new(example))));
         }
@@ -468,7 +470,7 @@ impl Loader {
         Self::note_orders(inner)?;
         let awaits_order = self.awaits_order(inner);
         let Some(link) = &mut inner.link else {
-            return Err(Error::Lost("it was lost before".into()));
+            return Err(Error::Disconnected("it was lost before".into()));
         };
         if awaits_order {
             return self.take_order(inner, end).map(|()| None);
@@ -481,7 +483,7 @@ impl Loader {
         }
         // Only before a wait: while there are items, it does not matter whether the coordinator lives.
         if link.is_lost() {
-            return Err(Error::Lost("it has hung up".into()));
+            return Err(Error::Disconnected("it has hung up".into()));
         }
         let began = Instant::now();
         // The slice is for the pulse, and for a look whether the coordinator lives. An item wakes this thread by itself.
@@ -491,7 +493,7 @@ impl Loader {
         Ok(None)
     }
 
-    fn count_wait(&self, inner: &mut Inner, began: Instant) {
+    fn count_wait(&self, inner: &mut LoaderState, began: Instant) {
         let time = began.elapsed();
         inner.waiting.since.get_or_insert(began);
         inner.waiting.unsplit += time;
@@ -503,7 +505,7 @@ impl Loader {
     }
 
     /// Takes the text of an error that was announced, and raises it.
-    fn take_error(&self, inner: &mut Inner, end: Instant) -> Result<Option<Event>> {
+    fn take_error(&self, inner: &mut LoaderState, end: Instant) -> Result<Option<Event>> {
         let Some(link) = &mut inner.link else {
             return Ok(None);
         };
@@ -521,7 +523,7 @@ impl Loader {
     }
 
     /// Counts the samples that the coordinator said are left out. Returns how one failed, if these are the first.
-    fn count_skipped(&self, inner: &mut Inner) -> Option<SampleError> {
+    fn count_skipped(&self, inner: &mut LoaderState) -> Option<SampleError> {
         let example = inner.link.as_mut()?.skips.example.take()?;
         let ids = std::mem::take(&mut inner.link.as_mut()?.skips.ids);
         let is_first = inner.skipped.is_empty();
@@ -531,7 +533,7 @@ impl Loader {
     }
 
     /// Returns how much longer the next event may take.
-    fn patience(&self, inner: &Inner) -> Duration {
+    fn patience(&self, inner: &LoaderState) -> Duration {
         let waited = inner
             .waiting
             .since
@@ -539,14 +541,14 @@ impl Loader {
         self.options.timeout.saturating_sub(waited)
     }
 
-    fn take(&self, inner: &mut Inner, seq: u64, item: &Item) -> Result<Option<Event>> {
+    fn take(&self, inner: &mut LoaderState, seq: u64, item: &Item) -> Result<Option<Event>> {
         let Some(link) = &mut inner.link else {
             return Ok(None);
         };
         match item.kind() {
             Some(ItemKind::Part) => {
                 let waited = std::mem::take(&mut inner.waiting.unsplit);
-                self.count().split(waited, Part::of(item).shares);
+                self.count().split(waited, PartFlags::of(item).shares);
                 self.take_part(inner, seq, item)
             }
             Some(ItemKind::EpochEnd) => {
@@ -573,7 +575,7 @@ impl Loader {
         }
     }
 
-    fn take_part(&self, inner: &mut Inner, seq: u64, item: &Item) -> Result<Option<Event>> {
+    fn take_part(&self, inner: &mut LoaderState, seq: u64, item: &Item) -> Result<Option<Event>> {
         let Some(link) = &mut inner.link else {
             return Ok(None);
         };
@@ -582,7 +584,9 @@ impl Loader {
         else {
             return Ok(None);
         };
-        inner.position.give(&numbers, Part::of(item).ends_epoch)?;
+        inner
+            .position
+            .give(&numbers, PartFlags::of(item).ends_epoch)?;
         inner.token = inner.attached.as_ref().map(|attached| attached.token);
         // All samples of it failed. Steps of several ranks must stay equal; a rank alone is spared.
         if batch.samples() == 0 && self.options.attach.world_size <= 1 {
@@ -600,7 +604,7 @@ impl Loader {
         Ok(Some(Event::Batch(batch)))
     }
 
-    fn not_yet(&self, inner: &mut Inner) -> Result<Event> {
+    fn not_yet(&self, inner: &mut LoaderState) -> Result<Event> {
         let Some(since) = inner.waiting.since else {
             return Ok(Event::NotYet);
         };
@@ -623,7 +627,7 @@ impl Loader {
     }
 
     /// Returns the coordinator's explanation of a wait that was too long.
-    fn explain(&self, inner: &mut Inner) -> Result<String> {
+    fn explain(&self, inner: &mut LoaderState) -> Result<String> {
         let asked = inner
             .link
             .as_mut()
@@ -637,7 +641,7 @@ impl Loader {
     }
 
     /// Tells the user, once in a wait, if it lasts and is for somebody else.
-    fn tell_who_is_awaited(&self, inner: &mut Inner, waited: Duration) -> Result<()> {
+    fn tell_who_is_awaited(&self, inner: &mut LoaderState, waited: Duration) -> Result<()> {
         let waiting = &mut inner.waiting;
         if waiting.is_told || waited < TELL_AFTER * (waiting.asked + 1) {
             return Ok(());
@@ -661,7 +665,7 @@ impl Loader {
 
     // Connections.
 
-    fn attach_if_needed(&self, inner: &mut Inner) -> Result<()> {
+    fn attach_if_needed(&self, inner: &mut LoaderState) -> Result<()> {
         if inner.link.is_some() {
             return Ok(());
         }
@@ -672,7 +676,12 @@ impl Loader {
         }
     }
 
-    fn attach(&self, inner: &mut Inner, pulse: &Pulse, notice: &Notice) -> Result<()> {
+    fn attach(
+        &self,
+        inner: &mut LoaderState,
+        pulse: &InterruptCheck,
+        notice: &Notice,
+    ) -> Result<()> {
         let mut request = self.options.attach.clone();
         request.resume = inner.resume();
         if let Some(before) = &inner.attached {
@@ -694,9 +703,9 @@ impl Loader {
         } else {
             Duration::ZERO
         };
-        let patience = Patience::new(self.options.timeout.saturating_add(loading), pulse);
+        let patience = Timeout::new(self.options.timeout.saturating_add(loading), pulse);
         let mut departed = Vec::new();
-        let attached = Link::attach(
+        let attached = LoaderLink::attach(
             self.connect(inner, pulse)?,
             request,
             self.options.code.as_deref(),
@@ -719,7 +728,7 @@ impl Loader {
     }
 
     /// The connection over which the coordinator was told early what will be needed, or else a new one.
-    fn connect(&self, inner: &mut Inner, pulse: &Pulse) -> Result<Connection> {
+    fn connect(&self, inner: &mut LoaderState, pulse: &InterruptCheck) -> Result<Connection> {
         if let Some(preparation) = inner.preparation.take()
             && let Some(connection) = preparation.connection(pulse)?
         {
@@ -743,23 +752,28 @@ impl Loader {
         }
         let again = self.reconnect_with(&mut inner, &self.until_closing(), &no_notice());
         // This rank may ask for nothing before the others come, and they wait for it: only the watch can try again.
-        inner.failed = again.err().map(|_| Failed::once_more(inner.failed));
+        inner.failed = again.err().map(|_| FailedAttempts::once_more(inner.failed));
     }
 
-    fn reconnect(&self, inner: &mut Inner) -> Result<()> {
+    fn reconnect(&self, inner: &mut LoaderState) -> Result<()> {
         inner.failed = None;
         self.reconnect_with(inner, &self.options.pulse, &self.options.notice)
     }
 
     /// Drops the connection with all that is unread, and attaches anew, starting a coordinator if need be.
-    fn reconnect_with(&self, inner: &mut Inner, pulse: &Pulse, notice: &Notice) -> Result<()> {
+    fn reconnect_with(
+        &self,
+        inner: &mut LoaderState,
+        pulse: &InterruptCheck,
+        notice: &Notice,
+    ) -> Result<()> {
         let began = Instant::now();
         if let Some(link) = inner.link.take() {
             self.count().reconnects += 1;
             inner.has_begun |= inner.token.is_some() || link.has_item();
             self.note_departed(inner, link.last_words());
         }
-        let patience = Patience::new(self.options.reconnect, pulse);
+        let patience = Timeout::new(self.options.reconnect, pulse);
         let mut pause = PAUSES.0;
         while let Err(e) = self.attach(inner, pulse, notice) {
             if !may_pass(&e) || patience.is_over() {
@@ -776,7 +790,7 @@ impl Loader {
         let time = began.elapsed();
         let mut stats = self.count();
         stats.wait += time;
-        stats.split(time, Shares::OTHERS);
+        stats.split(time, WaitShares::OTHERS);
         Ok(())
     }
 
@@ -786,7 +800,7 @@ impl Loader {
     ///
     /// # Errors
     /// As [`attached`](Self::attached).
-    pub fn state(&self) -> Result<State> {
+    pub fn state(&self) -> Result<ResumeState> {
         let mut inner = self.inner()?;
         self.attach_if_needed(&mut inner)?;
         let Some(attached) = &inner.attached else {
@@ -796,7 +810,7 @@ impl Loader {
         Self::note_orders(&mut inner)?;
         let (epoch, own) = inner.position.state();
         let order = inner.orders.handed(epoch);
-        let mut state = State {
+        let mut state = ResumeState {
             epoch,
             order: order.filter(|_| !own.is_empty()).cloned(),
             delivered: own,
@@ -810,8 +824,8 @@ impl Loader {
         Ok(state)
     }
 
-    fn add_other_ranks(&self, inner: &mut Inner, state: &mut State) -> Result<()> {
-        let patience = Patience::new(self.options.timeout.min(SLICE * 100), &self.options.pulse);
+    fn add_other_ranks(&self, inner: &mut LoaderState, state: &mut ResumeState) -> Result<()> {
+        let patience = Timeout::new(self.options.timeout.min(SLICE * 100), &self.options.pulse);
         let (epoch, batches) = (inner.position.epoch(), inner.position.batches());
         let asked = inner
             .link
@@ -829,7 +843,7 @@ impl Loader {
 /// True for what a coordinator that starts while another ends can run into.
 fn may_pass(e: &Error) -> bool {
     match e {
-        Error::Lost(_) => true,
+        Error::Disconnected(_) => true,
         Error::Refused(refusal) => {
             matches!(refusal.kind, RefusalKind::Memory | RefusalKind::Internal)
         }

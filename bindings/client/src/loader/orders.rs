@@ -9,14 +9,14 @@ use crate::error::{Error, Result};
 
 /// See the module.
 #[derive(Default)]
-pub(super) struct Orders {
+pub(super) struct SentOrders {
     /// By epoch: the settled order, in which all members are given its samples.
     handed: BTreeMap<u64, Arc<[u32]>>,
     /// The order that this member proposed for the epoch that it has begun, until it is handed the settled one.
     proposed: Option<(u64, Arc<[u32]>)>,
 }
 
-impl Orders {
+impl SentOrders {
     pub(super) fn handed(&self, epoch: u64) -> Option<&Arc<[u32]>> {
         self.handed.get(&epoch)
     }
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn what_is_proposed_is_forgotten_when_the_order_is_handed() {
-        let mut orders = Orders::default();
+        let mut orders = SentOrders::default();
         orders.begin(3, Some(vec![1, 2])).expect("an order");
         assert_eq!(orders.proposed(3).map(|o| o.to_vec()), Some(vec![1, 2]));
         assert!(orders.proposed(4).is_none() && orders.handed(3).is_none());
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn another_order_of_an_epoch_is_refused_if_the_user_was_given_something_of_it() {
-        let mut orders = Orders::default();
+        let mut orders = SentOrders::default();
         orders
             .take_up(0, vec![2, 1], false)
             .expect("it is the first");
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn who_comes_again_knows_the_order_of_its_epoch_alone() {
-        let mut orders = Orders::default();
+        let mut orders = SentOrders::default();
         for epoch in 0..3 {
             let taken_up = orders.take_up(epoch, vec![1], false);
             taken_up.expect("it is the first");
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn an_epoch_whose_order_is_known_needs_none() {
-        let mut orders = Orders::default();
+        let mut orders = SentOrders::default();
         assert!(orders.begin(0, None).is_err());
         orders.take_up(1, vec![5], false).expect("it is the first");
         orders.begin(1, None).expect("it is known");

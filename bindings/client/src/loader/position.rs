@@ -5,7 +5,7 @@
 //!
 //! Pure: no I/O, no clock.
 
-use coprep_protocol::message::{MOST_EPOCHS, Resume};
+use coprep_protocol::message::{MOST_EPOCHS, ResumePoint};
 use roaring::RoaringBitmap;
 
 use crate::error::{Error, Result};
@@ -25,7 +25,7 @@ pub(super) struct Position {
     batches: u64,
     has_other_ranks: bool,
     /// The epoch before, until a batch of this one is given, if there are other ranks.
-    before: Option<Resume>,
+    before: Option<ResumePoint>,
     phase: Phase,
     /// The coordinator is in a later epoch already: another rank had finished ours when it was lost, or the state that
     /// is resumed was taken after the last batch of ours.
@@ -47,7 +47,7 @@ enum Phase {
 }
 
 impl Position {
-    pub(super) fn new(resume: Option<&Resume>, world_size: u32) -> Result<Self> {
+    pub(super) fn new(resume: Option<&ResumePoint>, world_size: u32) -> Result<Self> {
         let (epoch, given) = match resume {
             None => (0, RoaringBitmap::new()),
             Some(resume) => (resume.epoch, read(&resume.delivered)?),
@@ -122,7 +122,7 @@ impl Position {
     }
 
     /// Returns the place to present to a coordinator, or `None` at the very beginning.
-    pub(super) fn resume(&self) -> Option<Resume> {
+    pub(super) fn resume(&self) -> Option<ResumePoint> {
         if self.before.is_some() {
             return self.before.clone();
         }
@@ -131,7 +131,7 @@ impl Position {
         }
         if self.is_complete() {
             // The coordinator need not find out again that nothing is left.
-            return Some(Resume {
+            return Some(ResumePoint {
                 epoch: self.epoch + 1,
                 delivered: write(&RoaringBitmap::new()),
                 batches: self.batches,
@@ -142,8 +142,8 @@ impl Position {
         (self.epoch > 0 || !self.given.is_empty()).then(|| self.presented())
     }
 
-    fn presented(&self) -> Resume {
-        Resume {
+    fn presented(&self) -> ResumePoint {
+        ResumePoint {
             epoch: self.epoch,
             delivered: write(&self.given),
             batches: self.batches,
@@ -407,8 +407,8 @@ mod tests {
         assert_eq!(presents(&position), (0, 6, 3, false));
     }
 
-    fn state(epoch: u64, ids: std::ops::Range<u32>) -> Resume {
-        Resume {
+    fn state(epoch: u64, ids: std::ops::Range<u32>) -> ResumePoint {
+        ResumePoint {
             epoch,
             delivered: write(&ids.collect()),
             batches: 0,

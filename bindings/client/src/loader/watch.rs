@@ -18,16 +18,16 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// A row of failed attempts to attach anew.
 #[derive(Clone, Copy)]
-pub(super) struct Failed {
+pub(super) struct FailedAttempts {
     since: Instant,
     latest: Instant,
 }
 
-impl Failed {
+impl FailedAttempts {
     /// Adds an attempt to those before it.
-    pub(super) fn once_more(before: Option<Failed>) -> Self {
+    pub(super) fn once_more(before: Option<FailedAttempts>) -> Self {
         let latest = Instant::now();
-        Failed {
+        FailedAttempts {
             since: before.map_or(latest, |failed| failed.since),
             latest,
         }

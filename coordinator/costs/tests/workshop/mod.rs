@@ -8,7 +8,7 @@
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BinaryHeap, VecDeque};
 
-use coprep_costs::early::{Plan, next_due};
+use coprep_costs::early::{StartPlan, next_due};
 
 use crate::random::Random;
 
@@ -23,8 +23,8 @@ pub(crate) enum Order {
     Due,
     /// By due time less cost; the slow ones of a minibatch, the longest first, at even distances over the window.
     Spread,
-    /// By [`Plan`].
-    Plan,
+    /// By [`StartPlan`].
+    StartPlan,
 }
 
 /// A sample, in seconds.
@@ -117,7 +117,7 @@ impl Workshop {
             missing: VecDeque::new(),
             delivered: Vec::new(),
             due: 0.0,
-            plan: Plan::new(),
+            plan: StartPlan::new(),
         };
         while floor.step() {}
         Run {
@@ -159,7 +159,7 @@ struct Floor<'a> {
     missing: VecDeque<usize>,
     delivered: Vec<f64>,
     due: f64,
-    plan: Plan,
+    plan: StartPlan,
 }
 
 impl Floor<'_> {
@@ -209,9 +209,10 @@ impl Floor<'_> {
                 self.spread(&expected, &mut keys);
                 keys
             }
-            Order::Plan => self
-                .plan
-                .draw(self.now, ahead, &expected, self.shop.workers, period),
+            Order::StartPlan => {
+                self.plan
+                    .draw(self.now, ahead, &expected, self.shop.workers, period)
+            }
         }
     }
 

@@ -30,9 +30,9 @@
 use std::time::{Duration, Instant};
 
 use crate::prepare::Failure;
-use crate::stream::afloat::Berth;
+use crate::stream::afloat::BoundSlot;
 use crate::stream::sample::{At, SampleWork};
-use crate::user_code::Room;
+use crate::user_code::LargeRoom;
 
 /// How long a sample waits at a time for others to let go of memory.
 const A_MOMENT: Duration = Duration::from_millis(10);
@@ -41,14 +41,14 @@ const MOST_SHORT: Duration = Duration::from_secs(10);
 
 impl SampleWork {
     /// Has `bytes` bytes reserved for the sample, or waits for a moment.
-    pub(super) fn room_for(&mut self, bytes: u64) -> Room {
+    pub(super) fn room_for(&mut self, bytes: u64) -> LargeRoom {
         let stream = self.stream.clone();
-        let Berth { batch, slot, .. } = self.berth();
+        let BoundSlot { batch, slot, .. } = self.berth();
         if !batch.is_wanted() || stream.pool.is_retired() {
-            return Room::Unwanted;
+            return LargeRoom::Unwanted;
         }
         if let Ok(Some(at)) = slot.reserve_large(bytes, false) {
-            return Room::At(at);
+            return LargeRoom::At(at);
         }
         let crew = stream.blueprint.maker.crew();
         let is_stuck = crew.is_some_and(|crew| crew.is_stuck());
@@ -59,27 +59,27 @@ impl SampleWork {
             Ok(None)
         };
         match reserved {
-            Ok(Some(at)) => Room::At(at),
+            Ok(Some(at)) => LargeRoom::At(at),
             Ok(None) => {
                 stream.pool.wait_for_large(A_MOMENT);
-                Room::Wait
+                LargeRoom::Wait
             }
             Err(e) => self.short_of_memory(bytes, &e),
         }
     }
 
     /// The kernel refuses memory that the sample must have. Others may let go of some, unless it is more than there is.
-    fn short_of_memory(&mut self, bytes: u64, why: &coprep_cache::Error) -> Room {
+    fn short_of_memory(&mut self, bytes: u64, why: &coprep_cache::Error) -> LargeRoom {
         let since = *self.short_since.get_or_insert_with(Instant::now);
         if why.is_shortage() && since.elapsed() < MOST_SHORT {
             self.stream.pool.wait_for_large(A_MOMENT);
-            return Room::Wait;
+            return LargeRoom::Wait;
         }
         let message = format!(
             "it takes {bytes} bytes, more than its place in a batch, and there is no memory for that: {why}; or make the \
              sample, or the batch, smaller"
         );
-        Room::Failed(Failure::new("prepare", message))
+        LargeRoom::Failed(Failure::new("prepare", message))
     }
 
     /// Gives up what was reserved for the sample. Nobody writes there any more.

@@ -5,7 +5,7 @@ use std::time::Instant;
 use coprep_protocol::code;
 
 use crate::user_code::worker::{NOT_GIVEN, Worker};
-use crate::user_code::{Outcome, Room};
+use crate::user_code::{LargeRoom, TaskOutcome};
 
 /// A sample that is larger than its slot.
 #[derive(Clone, Copy)]
@@ -44,13 +44,13 @@ impl Worker {
             return Err(String::new());
         }
         let outcome = match job.task.room(want.bytes) {
-            Room::At(at) => return self.answer_want(Some(at)),
-            Room::Wait => {
+            LargeRoom::At(at) => return self.answer_want(Some(at)),
+            LargeRoom::Wait => {
                 self.note_stuck(want);
                 return Ok(());
             }
-            Room::Unwanted => Outcome::Unwanted,
-            Room::Failed(failure) => Outcome::Failed(failure),
+            LargeRoom::Unwanted => TaskOutcome::Unwanted,
+            LargeRoom::Failed(failure) => TaskOutcome::Failed(failure),
         };
         self.answer_want(None)?;
         let job = self.job(want.index)?;
