@@ -46,7 +46,7 @@ pub(crate) fn warm(
     };
     let how = ConnectOptions {
         program: program(py),
-        pulse: signals(),
+        interrupt_check: signals(),
         ..ConnectOptions::start("coprep warm")
     };
     let mut told = Ok(());

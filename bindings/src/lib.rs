@@ -22,7 +22,7 @@ mod operators;
 mod pipeline;
 mod worker;
 
-use coprep_protocol::place::CoordinatorPaths;
+use coprep_protocol::paths::CoordinatorPaths;
 use pyo3::prelude::*;
 
 /// Where the coordinator is: as the caller says, or as the environment does.

@@ -278,7 +278,7 @@ impl Loader {
                 .map(|give| Arc::new(move || packed(&give)) as Arc<coprep_client::loader::Code>),
             timeout: Duration::try_from_secs_f64(timeout).unwrap_or(Duration::MAX),
             reconnect: RECONNECT,
-            pulse: signals(),
+            interrupt_check: signals(),
             notice: warnings(),
         };
         let client = Client::new(options).map_err(raise)?;

@@ -134,7 +134,7 @@ impl Pipeline {
         };
         let how = ConnectOptions {
             program: crate::loader::program(py),
-            pulse: signals(),
+            interrupt_check: signals(),
             ..ConnectOptions::start("coprep")
         };
         py.detach(|| control::describe(&place(socket), &how, source))

@@ -10,7 +10,7 @@ use std::os::fd::RawFd;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use coprep_cache::worklist::{TaskTable, Written};
+use coprep_cache::task_table::{TaskTable, Written};
 use coprep_protocol::code::{
     ENTRIES, Incoming, SampleRequest, WorkerCommand, WorkerProgress, entry,
 };
@@ -29,7 +29,7 @@ const HARDLY: u64 = 32;
 pub(crate) struct WorkerLink {
     socket: RawFd,
     /// None: there are no samples to make.
-    worklist: Option<TaskTable>,
+    task_table: Option<TaskTable>,
     /// Of the stream.
     seed: u64,
     incoming: Incoming,
@@ -85,13 +85,13 @@ impl Clocks {
 const LENGTH: usize = 4;
 #[pymethods]
 impl WorkerLink {
-    /// `socket`: its descriptor. `worklist`: that of the worklist, if there is one. Both stay the caller's. `seed`: of the
+    /// `socket`: its descriptor. `task_table`: that of the worklist, if there is one. Both stay the caller's. `seed`: of the
     /// stream.
     #[new]
-    fn new(socket: RawFd, worklist: Option<RawFd>, seed: u64) -> PyResult<Self> {
+    fn new(socket: RawFd, task_table: Option<RawFd>, seed: u64) -> PyResult<Self> {
         Ok(WorkerLink {
             socket,
-            worklist: worklist.map(open_worklist).transpose()?,
+            task_table: task_table.map(open_worklist).transpose()?,
             seed,
             incoming: Incoming::default(),
             early: VecDeque::new(),
@@ -222,7 +222,7 @@ impl WorkerLink {
 impl WorkerLink {
     fn list(&self) -> PyResult<&TaskTable> {
         let missing = || PyValueError::new_err("samples to make, and no worklist");
-        self.worklist.as_ref().ok_or_else(missing)
+        self.task_table.as_ref().ok_or_else(missing)
     }
 
     /// Of the sample that is being made, within its chunk.
@@ -238,7 +238,7 @@ impl WorkerLink {
     /// The place that is offered for the sample that is being made, unless it was taken back.
     fn offered(&self) -> Option<(u32, u32)> {
         let order = self.chunk.orders.get(self.index() as usize)?;
-        let is_ours = order.is_offered && self.worklist.as_ref()?.take(self.entry());
+        let is_ours = order.is_offered && self.task_table.as_ref()?.take(self.entry());
         order.place.filter(|_| is_ours)
     }
 

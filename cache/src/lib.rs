@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | the staging area | [`staging`], [`handover`], [`view`] | written, handed over, read, released, written again |
 //! | the sample cache | [`sample_cache`] | written once, then immutable until the cache goes as a whole |
-//! | what a worker of user code is to make | [`worklist`] | an entry: given, begun or withdrawn, written, then given again |
+//! | what a worker of user code is to make | [`task_table`] | an entry: given, begun or withdrawn, written, then given again |
 //!
 //! All memory is reserved when it is created ([`memory`]): a shortage is an [`Error`] that says what was
 //! wanted, what there was and what helps, and never a SIGBUS later.
@@ -43,9 +43,9 @@ mod sync;
 pub mod sample_cache {
     pub mod table;
 }
+pub mod task_table;
 #[cfg(not(loom))]
 pub mod view;
-pub mod worklist;
 
 #[cfg(not(loom))]
 pub use error::{Error, ErrorKind, Result};

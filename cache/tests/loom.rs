@@ -18,8 +18,8 @@ use coprep_cache::handover::protocol::{
     DeliverHead, Futex, ItemSlot, Publisher, Releaser, ReplyHead, Taker, Words,
 };
 use coprep_cache::sample_cache::table::{CachedAt, PresenceTable};
-use coprep_cache::worklist::Written;
-use coprep_cache::worklist::entry::TaskEntry;
+use coprep_cache::task_table::Written;
+use coprep_cache::task_table::entry::TaskEntry;
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use loom::sync::{Condvar, Mutex, RwLock};

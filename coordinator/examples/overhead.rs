@@ -18,7 +18,7 @@ use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use coprep_coordinator::pass;
-use coprep_costs::early::{SPREAD, StartPlan, window_needed};
+use coprep_costs::lookahead::{SPREAD, StartPlan, window_needed};
 use coprep_costs::{Chooser, CostRecorder, CostTable, Features, MeasuredTimes, Offer};
 use coprep_pipeline::{Dataset, DecodedView, Pipeline, SampleKey, Scratch};
 use coprep_protocol::spec::Source;

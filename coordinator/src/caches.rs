@@ -14,9 +14,9 @@ use coprep_cache::sample_cache::{
 use coprep_costs::{Chooser, Offer};
 use coprep_pipeline::{Dataset, Pipeline};
 use coprep_protocol::message::{CacheForm, CacheStatus, FormStatus};
+use coprep_protocol::operators;
 use coprep_protocol::spec::{Op, PipelineSpec};
 
-use crate::registry::describe_operators;
 use crate::{Error, Result};
 
 /// What tells one cache from another.
@@ -308,7 +308,7 @@ impl DatasetCache {
             pipeline: self
                 .origin
                 .as_ref()
-                .map_or(String::new(), |o| describe_operators(&o.ops)),
+                .map_or(String::new(), |o| operators::describe(&o.ops)),
             warmed: self.is_warmed(),
             policy: self.key.policy(),
             capacity: usage.capacity,

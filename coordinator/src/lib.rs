@@ -1,17 +1,15 @@
 //! The coordinator: fetches each sample once, prepares each minibatch once, hands it to every job.
 //!
-//! * [`server`]: the socket, signals, idle exit.
-//! * [`session`]: one connection, one consumer at most; [`peer`]: the process at its other end.
-//! * [`status`]: what is seen of it from outside.
-//! * [`registry`]: what is open: datasets, caches, streams.
+//! Rooms, each of which uses only those below it:
+//!
+//! * [`server`]: the socket, signals, idle exit, and the session of each connection.
+//! * [`registry`]: the datasets, caches and streams that are open; warming a cache before jobs come; the status.
 //! * [`stream`]: jobs that share a pipeline, their scheduler and their staging area.
-//! * [`workers`]: the threads that run pipelines; [`due_queue`]: what waits for one; [`stalls`]: what is lacking.
-//! * [`costs`]: what samples were measured to cost.
-//! * [`prepare`]: one sample's way from storage, or the cache, into its slot.
-//! * [`maker`]: what makes the samples of a stream: those threads, the jobs' own code, or the jobs.
-//! * [`user_code`]: the processes that run the jobs' own code.
-//! * [`failpoints`]: where tests make a thread panic.
-//! * [`warm`]: filling a cache before the jobs come.
+//! * [`produce`]: the threads and processes that make samples.
+//! * [`caches`]: the caches of datasets.
+//! * [`observe`]: the costs of samples and the causes of stalls.
+//! * [`connection`]: the process at the other end of a connection, and replies to it.
+//! * [`settings`], [`error`], [`failpoints`].
 //!
 //! **Invariants.** No user code runs in this process. No thread waits for a job: a job that stops reading is
 //! simply not given more. Whatever a job holds is released by dropping what its session owns, so there
@@ -24,32 +22,23 @@
 #![forbid(unsafe_code)]
 
 mod caches;
-mod costs;
-mod due_queue;
+mod connection;
 mod error;
 mod failpoints;
-mod maker;
-mod outbox;
-mod peer;
-mod prepare;
+mod observe;
+mod produce;
 mod registry;
 mod server;
-mod session;
 mod settings;
-mod stalls;
-mod status;
 mod stream;
-mod user_code;
-mod warm;
-mod workers;
 
 pub use caches::{check_cache_name, drop_left_segments};
 pub use coprep_pipeline::{Dataset, Pipeline, ReadThrottle, Slowness, open_regular};
 pub use error::{Error, Result};
-pub use registry::describe;
-pub use server::{OwnFile, Server, StopReason};
-pub use settings::Settings;
-pub use status::Monitor;
 /// For `examples/overhead` alone.
 #[doc(hidden)]
-pub use workers::pass;
+pub use produce::threads::pass;
+pub use registry::describe;
+pub use registry::status::Monitor;
+pub use server::{OwnFile, Server, StopReason};
+pub use settings::Settings;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coprep_client::connection::{ConnectOptions, Connection};
-use coprep_client::{Event, Loader, control, no_pulse};
+use coprep_client::{Event, Loader, control, no_interrupt};
 use coprep_protocol::message::{
     Attach, Attached, CohortRequest, Departure, Refusal, RefusalKind, Reply, Request, ResumePoint,
 };
@@ -29,7 +29,10 @@ impl Node {
         self.begin();
         let has_a_job = || {
             let ask = Request::Status { slow: 0 };
-            match self.connect().ask(&ask, "the state", LIMIT, &no_pulse()) {
+            match self
+                .connect()
+                .ask(&ask, "the state", LIMIT, &no_interrupt())
+            {
                 Ok(Reply::Status(status)) => status.streams.iter().any(|s| !s.jobs.is_empty()),
                 other => panic!("{other:?}"),
             }
@@ -55,16 +58,19 @@ impl Node {
     fn refusal(&self, request: &Request) -> Refusal {
         let connection = self.connect();
         connection.send(request).unwrap();
-        match connection.receive(LIMIT, &no_pulse()).unwrap().unwrap() {
+        match connection.receive(LIMIT, &no_interrupt()).unwrap().unwrap() {
             (Reply::Refused(refusal), _) => refusal,
             (other, _) => panic!("{other:?}"),
         }
     }
 
     fn leave(&self, departure: Departure) {
-        let told = self
-            .connect()
-            .ask(&Request::Leave(departure), "an answer", LIMIT, &no_pulse());
+        let told = self.connect().ask(
+            &Request::Leave(departure),
+            "an answer",
+            LIMIT,
+            &no_interrupt(),
+        );
         assert_eq!(told.unwrap(), Reply::Left);
     }
 }
@@ -156,7 +162,7 @@ fn join(node: &Node, attach: Attach) -> (Connection, Attached, Vec<Departure>) {
     connection.send(&Request::Attach(Box::new(attach))).unwrap();
     let mut departed = Vec::new();
     loop {
-        match connection.receive(LIMIT, &no_pulse()).unwrap().unwrap() {
+        match connection.receive(LIMIT, &no_interrupt()).unwrap().unwrap() {
             (Reply::Attached(attached), _) => return (connection, *attached, departed),
             (Reply::Departed(departure), _) => departed.push(departure),
             (other, _) => panic!("{other:?}"),
@@ -167,7 +173,7 @@ fn join(node: &Node, attach: Attach) -> (Connection, Attached, Vec<Departure>) {
 /// For whom or what a rank waits, in the coordinator's words.
 fn who_is_awaited(connection: &Connection) -> String {
     connection.send(&Request::Explain).unwrap();
-    match connection.receive(LIMIT, &no_pulse()).unwrap().unwrap() {
+    match connection.receive(LIMIT, &no_interrupt()).unwrap().unwrap() {
         (Reply::Explanation(text), _) => text,
         (other, _) => panic!("{other:?}"),
     }
@@ -242,11 +248,11 @@ fn a_job_that_forms_begins_when_the_rank_that_it_waits_for_has_left() {
     assert_eq!(attached.token, token);
     assert!(who_is_awaited(&rank_0).starts_with("waiting for rank 1, 2 of 3"));
     node.leave(departure(token, 2, 0..8, 2));
-    let told = rank_0.receive(LIMIT, &no_pulse()).unwrap().unwrap().0;
+    let told = rank_0.receive(LIMIT, &no_interrupt()).unwrap().unwrap().0;
     assert_eq!(told, Reply::Departed(departure(token, 2, 0..8, 2)));
     assert!(who_is_awaited(&rank_0).starts_with("waiting for rank 1 of 3"));
     node.leave(departure(token, 1, 8..12, 1));
-    let told = rank_0.receive(LIMIT, &no_pulse()).unwrap().unwrap().0;
+    let told = rank_0.receive(LIMIT, &no_interrupt()).unwrap().unwrap().0;
     assert_eq!(told, Reply::Departed(departure(token, 1, 8..12, 1)));
     assert!(who_is_awaited(&rank_0).starts_with("stream 1 (Numbers)"));
 }
@@ -297,7 +303,7 @@ fn who_attaches_is_told_who_has_left_and_tells_the_others() {
     assert!(who_is_awaited(&rank_0).starts_with("waiting for rank 1, 3 of 4"));
     let (rank_1, _, told) = join(&node, own(1, &gone[1..]));
     assert_eq!(told, gone[..1]);
-    let told = rank_0.receive(LIMIT, &no_pulse()).unwrap().unwrap().0;
+    let told = rank_0.receive(LIMIT, &no_interrupt()).unwrap().unwrap().0;
     assert_eq!(told, Reply::Departed(gone[1].clone()));
     for rank in [&rank_0, &rank_1] {
         assert!(who_is_awaited(rank).starts_with("stream 1 (Numbers)"));
@@ -345,7 +351,7 @@ fn a_rank_that_was_given_nothing_hears_of_one_that_has_left() {
     assert!(who_is_awaited(&rank_1).starts_with("stream 1 (Numbers)"));
     let (rank_2, _, _) = join(&node, told(6, 2, 3));
     node.leave(departure(6, 0, 0..4, 1));
-    let heard = rank_2.receive(LIMIT, &no_pulse()).unwrap().unwrap().0;
+    let heard = rank_2.receive(LIMIT, &no_interrupt()).unwrap().unwrap().0;
     assert_eq!(heard, Reply::Departed(departure(6, 0, 0..4, 1)));
     assert!(who_is_awaited(&rank_2).starts_with("waiting for rank 1 of 3"));
 }
@@ -374,7 +380,7 @@ fn a_rank_that_had_left_its_epoch_is_told_when_the_others_are_in_the_next() {
         if !asks_first {
             leave();
         }
-        let told = asks.receive(LIMIT, &no_pulse()).unwrap().unwrap().0;
+        let told = asks.receive(LIMIT, &no_interrupt()).unwrap().unwrap().0;
         assert_eq!(
             told,
             Reply::Restarted {

@@ -13,7 +13,7 @@ use coprep_protocol::frame;
 use coprep_protocol::message::{
     Attach, Attached, CacheForm, CacheRequest, RefusalKind, Reply, Request,
 };
-use coprep_protocol::place::CoordinatorPaths;
+use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::spec::{DEFAULT_MAX_PIXELS, Field, Interpolation, Op, PipelineSpec, Source};
 
 mod common;

@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 
 use coprep_client::connection::{ConnectOptions, Connection};
 use coprep_client::loader::LoaderOptions;
-use coprep_client::{Error, Event, Loader, no_notice, no_pulse};
+use coprep_client::{Error, Event, Loader, no_interrupt, no_notice};
 use coprep_coordinator::{Server, Settings, StopReason};
 use coprep_protocol::frame;
 use coprep_protocol::message::{
     Attach, CacheForm, CacheRequest, Reply, Request, SampleError, Status, Warm, WarmProgress,
 };
-use coprep_protocol::place::CoordinatorPaths;
+use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::spec::{DEFAULT_MAX_PIXELS, Interpolation, Op, PipelineSpec, Source};
 use fail::FailScenario;
 use roaring::RoaringBitmap;
@@ -125,7 +125,7 @@ impl Node {
             code: None,
             timeout: LIMIT,
             reconnect: LIMIT,
-            pulse: no_pulse(),
+            interrupt_check: no_interrupt(),
             notice: no_notice(),
         };
         Loader::new(options).unwrap()
@@ -133,7 +133,9 @@ impl Node {
 
     fn status(&self) -> Status {
         let ask = Request::Status { slow: 0 };
-        let reply = self.connect().ask(&ask, "the state", LIMIT, &no_pulse());
+        let reply = self
+            .connect()
+            .ask(&ask, "the state", LIMIT, &no_interrupt());
         let Ok(Reply::Status(status)) = reply else {
             panic!("{reply:?}");
         };
@@ -157,7 +159,7 @@ impl Node {
     fn stop(mut self) {
         let asked = self
             .connect()
-            .ask(&Request::Stop, "the end", LIMIT, &no_pulse());
+            .ask(&Request::Stop, "the end", LIMIT, &no_interrupt());
         assert_eq!(asked.unwrap(), Reply::Stopping);
         let ended = self.server.take().unwrap().join().unwrap();
         assert_eq!(ended.unwrap(), StopReason::Asked);
@@ -504,7 +506,12 @@ fn a_warm_up_ends_although_a_worker_panics() {
     let connection = node.connect();
     connection.send(&Request::Warm(Box::new(warm))).unwrap();
     let warmed: WarmProgress = loop {
-        match connection.receive(LIMIT, &no_pulse()).unwrap().unwrap().0 {
+        match connection
+            .receive(LIMIT, &no_interrupt())
+            .unwrap()
+            .unwrap()
+            .0
+        {
             Reply::Progress(_) => {}
             Reply::Warmed(progress) => break progress,
             other => panic!("{other:?}"),
@@ -547,7 +554,7 @@ fn the_coordinator_ends_for_idleness_after_sessions_have_panicked() {
     for _ in 0..3 {
         assert!(
             node.connect()
-                .ask(&Request::Explain, "an answer", LIMIT, &no_pulse())
+                .ask(&Request::Explain, "an answer", LIMIT, &no_interrupt())
                 .is_err()
         );
     }
@@ -556,7 +563,7 @@ fn the_coordinator_ends_for_idleness_after_sessions_have_panicked() {
         &Request::Status { slow: 0 },
         "an answer",
         LIMIT,
-        &no_pulse(),
+        &no_interrupt(),
     );
     assert!(matches!(status.unwrap(), Reply::Status(_)));
     let ended = node.server.take().unwrap().join().unwrap();

@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use coprep_client::connection::{ConnectOptions, Connection};
 use coprep_client::loader::LoaderOptions;
-use coprep_client::{Batch, Event, Loader, control, no_notice, no_pulse};
+use coprep_client::{Batch, Event, Loader, control, no_interrupt, no_notice};
 use coprep_coordinator::{Server, Settings, StopReason};
 use coprep_protocol::message::{CacheForm, CacheRequest, Warm};
 use coprep_protocol::nap;
-use coprep_protocol::place::CoordinatorPaths;
+use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::spec::{DEFAULT_MAX_PIXELS, Interpolation, Op, PipelineSpec, Source};
 
 mod common;
@@ -94,7 +94,7 @@ impl Node {
             code: None,
             timeout: LONG,
             reconnect: Duration::from_secs(5),
-            pulse: no_pulse(),
+            interrupt_check: no_interrupt(),
             notice: no_notice(),
         })
         .unwrap())

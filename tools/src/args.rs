@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::error::{ContextKind, ContextValue};
 use clap::{ArgGroup, Args as ClapArgs, CommandFactory, Parser, Subcommand, ValueEnum};
 use coprep_protocol::message::CacheForm;
-use coprep_protocol::place::CoordinatorPaths;
+use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::size;
 use coprep_protocol::spec::Interpolation;
 

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use coprep_cache::memory;
 use coprep_client::control;
-use coprep_protocol::place::CoordinatorPaths;
+use coprep_protocol::paths::CoordinatorPaths;
 use serde::Serialize;
 
 use crate::Outcome;

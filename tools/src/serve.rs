@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use coprep_cache::memory;
 use coprep_coordinator::{OwnFile, Server, Settings, Slowness, StopReason};
-use coprep_protocol::place::CoordinatorPaths;
+use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::size::human;
 
 use crate::args::{ServeArgs, Switch};

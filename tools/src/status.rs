@@ -8,7 +8,7 @@ use coprep_protocol::dataset_path;
 use coprep_protocol::message::{
     CacheForm, CacheStatus, CostStatus, FormStatus, JobStatus, SampleCost, Status, StreamStatus,
 };
-use coprep_protocol::place::CoordinatorPaths;
+use coprep_protocol::paths::CoordinatorPaths;
 
 use crate::show::{BETWEEN, WIDTH, clean, duration, ending, label, number, table, wrapped};
 use crate::{Outcome, args};

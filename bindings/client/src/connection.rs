@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use coprep_protocol::frame::{self, FrameError};
 use coprep_protocol::message::{Reply, Request};
-use coprep_protocol::place::CoordinatorPaths;
+use coprep_protocol::paths::CoordinatorPaths;
 use nix::errno::Errno;
 use nix::poll::PollFlags;
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -20,8 +20,8 @@ use nix::sys::time::TimeVal;
 use crate::error::{Error, Result};
 use crate::launch;
 use crate::notice::{Notice, Wait, no_notice};
-use crate::patience::{InterruptCheck, Timeout, events, no_pulse};
 use crate::raw;
+use crate::timeout::{InterruptCheck, Timeout, events, no_interrupt};
 
 /// Longest time that the other side may take to accept, to greet, or to send the rest of a message.
 const PROMPT: Duration = Duration::from_secs(10);
@@ -36,7 +36,7 @@ pub struct ConnectOptions {
     /// The `coprep` program, unless `COPREP_BIN` says otherwise.
     pub program: Option<PathBuf>,
     /// Called during waits.
-    pub pulse: InterruptCheck,
+    pub interrupt_check: InterruptCheck,
 }
 
 impl ConnectOptions {
@@ -47,7 +47,7 @@ impl ConnectOptions {
             name: name.into(),
             start: false,
             program: None,
-            pulse: no_pulse(),
+            interrupt_check: no_interrupt(),
         }
     }
 
@@ -137,11 +137,11 @@ impl Connection {
     pub fn receive(
         &self,
         limit: Duration,
-        pulse: &InterruptCheck,
+        interrupt_check: &InterruptCheck,
     ) -> Result<Option<(Reply, Vec<OwnedFd>)>> {
-        let patience = Timeout::new(limit, pulse);
+        let timeout = Timeout::new(limit, interrupt_check);
         loop {
-            if !patience.until_readable(self.socket.as_fd())? {
+            if !timeout.until_readable(self.socket.as_fd())? {
                 return Ok(None);
             }
             match frame::receive(&self.socket) {
@@ -161,11 +161,11 @@ impl Connection {
         request: &Request,
         what: &'static str,
         limit: Duration,
-        pulse: &InterruptCheck,
+        interrupt_check: &InterruptCheck,
     ) -> Result<Reply> {
         self.send(request)?;
-        let patience = Timeout::new(limit, pulse);
-        let (reply, _) = self.answer(what, &patience, &no_notice())?;
+        let timeout = Timeout::new(limit, interrupt_check);
+        let (reply, _) = self.answer(what, &timeout, &no_notice())?;
         match reply {
             Reply::Refused(refusal) => Err(Error::Refused(refusal)),
             reply => Ok(reply),
@@ -179,18 +179,18 @@ impl Connection {
     pub(crate) fn answer(
         &self,
         what: &'static str,
-        patience: &Timeout<'_>,
+        timeout: &Timeout<'_>,
         notice: &Notice,
     ) -> Result<(Reply, Vec<OwnedFd>)> {
         let mut wait = Wait::new(what, notice);
         loop {
-            let left = patience.left();
+            let left = timeout.left();
             let slice = wait.due().map_or(left, |due| due.min(left));
-            match self.receive(slice, patience.pulse())? {
+            match self.receive(slice, timeout.interrupt_check())? {
                 Some((Reply::Awaited(awaited), _)) => wait.hear(awaited),
                 Some(answer) => return Ok(answer),
-                None if patience.is_over() => {
-                    let late = self.late(what, patience.waited());
+                None if timeout.is_over() => {
+                    let late = self.late(what, timeout.waited());
                     return Err(late.explained(wait.explanation()));
                 }
                 None => {}
@@ -212,10 +212,10 @@ impl Connection {
     /// at most.
     pub fn finish(&self, limit: Duration) {
         let _ = self.socket.shutdown(std::net::Shutdown::Write);
-        let pulse = no_pulse();
-        let patience = Timeout::new(limit, &pulse);
-        while !self.is_lost() && !patience.is_over() {
-            let _ = events(self.socket.as_fd(), PollFlags::empty(), patience.left());
+        let interrupt_check = no_interrupt();
+        let timeout = Timeout::new(limit, &interrupt_check);
+        while !self.is_lost() && !timeout.is_over() {
+            let _ = events(self.socket.as_fd(), PollFlags::empty(), timeout.left());
         }
     }
 
@@ -291,7 +291,12 @@ fn greet(socket: UnixStream, how: &ConnectOptions) -> Result<Connection> {
         name: how.name.clone(),
         pid: std::process::id(),
     };
-    match connection.ask(&hello, "the coordinator's greeting", PROMPT, &how.pulse)? {
+    match connection.ask(
+        &hello,
+        "the coordinator's greeting",
+        PROMPT,
+        &how.interrupt_check,
+    )? {
         Reply::Welcome { pid, version } => {
             (connection.pid, connection.version) = (pid, version);
             Ok(connection)

@@ -4,13 +4,13 @@ use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use coprep_protocol::message::{Reply, Request, Status, Warm, WarmProgress};
-use coprep_protocol::place::CoordinatorPaths;
+use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::spec::{Field, PipelineSpec};
 
 use crate::connection::{ConnectOptions, Connection};
 use crate::error::{Error, Result};
 use crate::notice::no_notice;
-use crate::patience::{InterruptCheck, Timeout, no_pulse};
+use crate::timeout::{InterruptCheck, Timeout, no_interrupt};
 
 /// Longest time for an answer that needs no work.
 const SOON: Duration = Duration::from_secs(30);
@@ -30,7 +30,7 @@ fn unexpected<T>(reply: &Reply) -> Result<T> {
 pub fn status(place: &CoordinatorPaths, slow: u32) -> Result<Status> {
     let connection = Connection::open(place, &ConnectOptions::find("coprep status"))?;
     let request = Request::Status { slow };
-    match connection.ask(&request, "the status", SOON, &no_pulse())? {
+    match connection.ask(&request, "the status", SOON, &no_interrupt())? {
         Reply::Status(status) => Ok(*status),
         other => unexpected(&other),
     }
@@ -43,20 +43,25 @@ pub fn status(place: &CoordinatorPaths, slow: u32) -> Result<Status> {
 pub fn stop(place: &CoordinatorPaths) -> Result<u32> {
     let connection = Connection::open(place, &ConnectOptions::find("coprep stop"))?;
     let lock = inode(place);
-    match connection.ask(&Request::Stop, "the coordinator to end", SOON, &no_pulse()) {
+    match connection.ask(
+        &Request::Stop,
+        "the coordinator to end",
+        SOON,
+        &no_interrupt(),
+    ) {
         // It may hang up before its answer is read.
         Ok(Reply::Stopping) | Err(Error::Disconnected(_)) => {}
         Ok(other) => return unexpected(&other),
         Err(e) => return Err(e),
     }
-    let pulse = no_pulse();
-    let patience = Timeout::new(ENDING, &pulse);
+    let interrupt_check = no_interrupt();
+    let timeout = Timeout::new(ENDING, &interrupt_check);
     // The file goes when the coordinator has ended its sessions; a killed one leaves it behind.
     while lock.is_some() && inode(place) == lock && is_running(connection.pid) {
-        if patience.is_over() {
+        if timeout.is_over() {
             return Err(connection.late("the coordinator to end", ENDING));
         }
-        patience.nap(Duration::from_millis(5))?;
+        timeout.nap(Duration::from_millis(5))?;
     }
     Ok(connection.pid)
 }
@@ -98,7 +103,7 @@ pub fn describe(
         &request,
         "the dataset's length and classes",
         PATIENT,
-        &how.pulse,
+        &how.interrupt_check,
     )? {
         Reply::Described {
             samples,
@@ -123,7 +128,7 @@ pub fn drop_caches(place: &CoordinatorPaths, dataset: Option<String>) -> Result<
         &Request::Drop { name: dataset },
         "caches to be freed",
         SOON,
-        &no_pulse(),
+        &no_interrupt(),
     )? {
         Reply::Dropped { bytes } => Ok(bytes),
         other => unexpected(&other),
@@ -138,7 +143,7 @@ pub fn drop_caches(place: &CoordinatorPaths, dataset: Option<String>) -> Result<
 pub fn keep_warm(place: &CoordinatorPaths, stream: u64) -> Result<WarmProgress> {
     let connection = Connection::open(place, &ConnectOptions::find("coprep warm"))?;
     let request = Request::KeepWarm { stream };
-    match connection.ask(&request, "a cache to be kept", SOON, &no_pulse())? {
+    match connection.ask(&request, "a cache to be kept", SOON, &no_interrupt())? {
         Reply::Warmed(done) => Ok(done),
         other => unexpected(&other),
     }
@@ -151,7 +156,7 @@ pub fn keep_warm(place: &CoordinatorPaths, stream: u64) -> Result<WarmProgress> 
 pub fn pipeline(place: &CoordinatorPaths, stream: u64) -> Result<Option<PipelineSpec>> {
     let connection = Connection::open(place, &ConnectOptions::find("coprep analyze"))?;
     let request = Request::Pipeline { stream };
-    match connection.ask(&request, "a stream's operators", SOON, &no_pulse())? {
+    match connection.ask(&request, "a stream's operators", SOON, &no_interrupt())? {
         Reply::Pipeline(spec) => Ok(spec.map(|spec| *spec)),
         other => unexpected(&other),
     }
@@ -171,7 +176,7 @@ pub fn throttle(
         bytes_per_s,
         latency_ns: u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX),
     };
-    match connection.ask(&request, "storage to be throttled", SOON, &no_pulse())? {
+    match connection.ask(&request, "storage to be throttled", SOON, &no_interrupt())? {
         Reply::Throttled => Ok(()),
         other => unexpected(&other),
     }
@@ -208,7 +213,7 @@ pub fn warm_with(
     let connection = Connection::open(place, how)?;
     connection.send(&Request::Warm(Box::new(request)))?;
     loop {
-        match next_of_warming(&connection, &how.pulse)? {
+        match next_of_warming(&connection, &how.interrupt_check)? {
             Reply::Progress(so_far) => progress(&so_far),
             Reply::Warmed(done) => return Ok(done),
             Reply::Refused(refusal) => return Err(Error::Refused(refusal)),
@@ -217,8 +222,8 @@ pub fn warm_with(
     }
 }
 
-fn next_of_warming(connection: &Connection, pulse: &InterruptCheck) -> Result<Reply> {
-    let patience = Timeout::new(PATIENT, pulse);
-    let answer = connection.answer("news of the warm-up", &patience, &no_notice())?;
+fn next_of_warming(connection: &Connection, interrupt_check: &InterruptCheck) -> Result<Reply> {
+    let timeout = Timeout::new(PATIENT, interrupt_check);
+    let answer = connection.answer("news of the warm-up", &timeout, &no_notice())?;
     Ok(answer.0)
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use coprep_protocol::frame::FrameError;
 use coprep_protocol::message::{Refusal, SampleError};
 
-use crate::patience::Interrupt;
+use crate::timeout::Interrupt;
 
 /// Result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -12,13 +12,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use coprep_protocol::place::{CoordinatorPaths, open_private};
+use coprep_protocol::paths::{CoordinatorPaths, open_private};
 use nix::fcntl::{Flock, FlockArg, OFlag};
 
 use crate::connection::{ConnectOptions, Connection};
 use crate::error::{Error, Result};
-use crate::patience::Timeout;
 use crate::raw;
+use crate::timeout::Timeout;
 
 /// Longest time until a coordinator listens.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -34,12 +34,12 @@ pub(crate) fn start(place: &CoordinatorPaths, how: &ConnectOptions) -> Result<Co
     place
         .prepare()
         .map_err(|e| failed(format!("its socket's folder: {e}")))?;
-    let patience = Timeout::new(LIMIT, &how.pulse);
+    let timeout = Timeout::new(LIMIT, &how.interrupt_check);
     let mut attempts = 0;
     loop {
         if let Some(_lock) = StartLock::try_take(place)? {
             attempts += 1;
-            match start_alone(place, how, &patience)? {
+            match start_alone(place, how, &timeout)? {
                 StartAttempt::Found(connection) => return Ok(connection),
                 StartAttempt::LookAgain => {}
                 StartAttempt::Died(log) if attempts >= ATTEMPTS => {
@@ -53,14 +53,14 @@ pub(crate) fn start(place: &CoordinatorPaths, how: &ConnectOptions) -> Result<Co
         } else if let Some(connection) = Connection::find(place, how)? {
             return Ok(connection);
         }
-        if patience.is_over() {
+        if timeout.is_over() {
             return Err(failed(format!(
                 "somebody else has been starting or ending one at {} for {LIMIT:?}; its log: {}",
                 place.socket.display(),
                 place.log().display()
             )));
         }
-        patience.nap(PAUSE)?;
+        timeout.nap(PAUSE)?;
     }
 }
 
@@ -77,7 +77,7 @@ enum StartAttempt {
 fn start_alone(
     place: &CoordinatorPaths,
     how: &ConnectOptions,
-    patience: &Timeout<'_>,
+    timeout: &Timeout<'_>,
 ) -> Result<StartAttempt> {
     let find = || Connection::find(place, how).map(|found| found.map(StartAttempt::Found));
     if let Some(found) = find()? {
@@ -88,7 +88,7 @@ fn start_alone(
     if is_served(place) {
         return Ok(StartAttempt::LookAgain);
     }
-    match spawn(place, how, patience) {
+    match spawn(place, how, timeout) {
         Ok(None) => Ok(find()?.unwrap_or(StartAttempt::LookAgain)),
         Ok(Some(log)) => Ok(StartAttempt::Died(log)),
         Err(Error::Start(_)) if is_served(place) => Ok(StartAttempt::LookAgain),
@@ -153,14 +153,14 @@ fn id(meta: &Metadata) -> (u64, u64) {
 fn spawn(
     place: &CoordinatorPaths,
     how: &ConnectOptions,
-    patience: &Timeout<'_>,
+    timeout: &Timeout<'_>,
 ) -> Result<Option<String>> {
     let program = find_program(how.program.as_deref())?;
     let log = Log::open(&place.log())?;
     let (ready, theirs) = nix::unistd::pipe2(OFlag::O_CLOEXEC)
         .map_err(|e| failed(format!("cannot make a pipe: {e}")))?;
     run(&program, place, &log, theirs)?;
-    match hear(ready, patience)? {
+    match hear(ready, timeout)? {
         StartupReply::Ready => Ok(None),
         StartupReply::Failed(why) => Err(failed(why)),
         StartupReply::Ended => Ok(Some(log.quote())),
@@ -236,11 +236,11 @@ enum StartupReply {
     Nothing,
 }
 
-fn hear(pipe: OwnedFd, patience: &Timeout<'_>) -> Result<StartupReply> {
+fn hear(pipe: OwnedFd, timeout: &Timeout<'_>) -> Result<StartupReply> {
     let mut pipe = File::from(pipe);
     let mut line = Vec::new();
     while !line.contains(&b'\n') {
-        if !patience.until_readable(pipe.as_fd())? {
+        if !timeout.until_readable(pipe.as_fd())? {
             return Ok(StartupReply::Nothing);
         }
         let mut part = [0; 512];

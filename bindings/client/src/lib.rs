@@ -47,16 +47,16 @@ mod error;
 mod launch;
 pub mod loader;
 mod notice;
-mod patience;
 pub mod preparation;
 mod raw;
 mod stats;
+mod timeout;
 
 pub use batch::{Array, Batch};
 pub use connection::Connection;
 pub use error::{Error, Result};
 pub use loader::{Event, Loader};
 pub use notice::{Notice, no_notice};
-pub use patience::{Interrupt, InterruptCheck, SLICE, no_pulse};
 pub use preparation::Preparation;
 pub use stats::Stats;
+pub use timeout::{Interrupt, InterruptCheck, SLICE, no_interrupt};

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use coprep_protocol::message::Awaited;
 
 use crate::error::{Error, Result};
-use crate::patience::Interrupt;
+use crate::timeout::Interrupt;
 
 /// A wait for somebody else that lasts longer is told.
 pub(crate) const TELL_AFTER: Duration = Duration::from_secs(10);

@@ -4,12 +4,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use coprep_protocol::message::{Request, UserCode};
-use coprep_protocol::place::CoordinatorPaths;
+use coprep_protocol::paths::CoordinatorPaths;
 
 use crate::attachment::Owner;
 use crate::connection::{ConnectOptions, Connection};
 use crate::error::{Error, Result};
-use crate::patience::{InterruptCheck, SLICE, Timeout};
+use crate::timeout::{InterruptCheck, SLICE, Timeout};
 
 /// Longest wait for the thread that connects. It waits no longer for a coordinator than this.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -82,16 +82,16 @@ impl Preparation {
     }
 
     /// Takes the connection, once there is one. `None`: there is none, or it is lost, or it is that of a parent.
-    pub(crate) fn connection(self, pulse: &InterruptCheck) -> Result<Option<Connection>> {
+    pub(crate) fn connection(self, interrupt_check: &InterruptCheck) -> Result<Option<Connection>> {
         // Before the lock: in a forked child it may be held by a thread that does not exist there.
         if !self.owner.is_here() {
             return Ok(None);
         }
-        let patience = Timeout::new(LIMIT, pulse);
+        let timeout = Timeout::new(LIMIT, interrupt_check);
         let mut state = self.shared.state();
-        while matches!(*state, PreparationState::Connecting) && !patience.is_over() {
+        while matches!(*state, PreparationState::Connecting) && !timeout.is_over() {
             drop(state);
-            (patience.pulse())().map_err(Error::Interrupted)?;
+            (timeout.interrupt_check())().map_err(Error::Interrupted)?;
             state = self.shared.state();
             if matches!(*state, PreparationState::Connecting) {
                 let waited = self.shared.changed.wait_timeout(state, SLICE);

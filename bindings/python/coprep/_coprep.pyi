@@ -170,7 +170,7 @@ class Preparation:
 class WorkerLink:
     """A worker process's end of its socket: takes orders, one at a time, and reports what was made of them."""
 
-    def __init__(self, socket: int, worklist: int | None, seed: int) -> None: ...
+    def __init__(self, socket: int, task_table: int | None, seed: int) -> None: ...
     def next(self) -> tuple[bool, int, tuple[int, int] | None, bool, int, int, int] | bytes | None:
         """The next sample to make, or another message. None: the coordinator is gone.
 

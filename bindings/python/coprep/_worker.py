@@ -326,8 +326,8 @@ class _Host(Parent):
             self._layout.memory.close()
             self._layout = None
 
-    def _fork(self, worker: int, id: int, workers: int, scratch: int, worklist: bool) -> None:
-        listed = self._channel.descriptors.pop(0) if worklist else None
+    def _fork(self, worker: int, id: int, workers: int, scratch: int, task_table: bool) -> None:
+        listed = self._channel.descriptors.pop(0) if task_table else None
         files = [self._channel.descriptors.pop(0) for _ in range(scratch)]
         ours, theirs = socket.socketpair()
         host = os.getpid()
@@ -380,13 +380,13 @@ def _failed(what: str, error: Exception) -> str:
 
 
 def _run_worker(
-    host: _Host, sock: socket.socket, worklist: int | None, scratch: list[int], number: int, workers: int, parent: int
+    host: _Host, sock: socket.socket, task_table: int | None, scratch: list[int], number: int, workers: int, parent: int
 ) -> None:
     status = 1
     try:
         end_with_parent(parent)
         keep_freed_memory()
-        _Worker(host, sock, worklist, scratch, number, workers).run()
+        _Worker(host, sock, task_table, scratch, number, workers).run()
         status = 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -410,14 +410,14 @@ def _is_hung_up(sock: socket.socket) -> bool:
 
 class _Worker:
     def __init__(
-        self, host: _Host, sock: socket.socket, worklist: int | None, scratch: list[int], number: int, workers: int
+        self, host: _Host, sock: socket.socket, task_table: int | None, scratch: list[int], number: int, workers: int
     ) -> None:
         program, layout = host._program, host._layout
         if program is None:
             program = load_program(host._sent[PROGRAM:])
         # Descriptors are closed with the process.
         self._socket = sock
-        self._link = WorkerLink(sock.fileno(), worklist, 0 if layout is None else layout.seed)
+        self._link = WorkerLink(sock.fileno(), task_table, 0 if layout is None else layout.seed)
         self._program = program
         self._fetch, self._transform = program.fetch(), program.transform
         self._seed = 0 if layout is None else layout.seed

@@ -4,20 +4,20 @@
 //! uses, [`Lru`], the baseline to compare with, and [`BoundedReuse`], for samples that are used a few times.
 
 mod arena;
+mod bounded_reuse;
 pub mod index;
 mod lru;
 mod named;
 mod no_eviction;
-mod renewing;
 pub mod table;
 
 use std::ops::Deref;
 
+pub use bounded_reuse::BoundedReuse;
 pub use index::Form;
 pub use lru::Lru;
 pub use named::{LONGEST as LONGEST_NAME, NamedSegment, is_name, list_named, remove_named};
 pub use no_eviction::{NoEviction, TakeOver};
-pub use renewing::BoundedReuse;
 
 /// What a sample is stored as.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

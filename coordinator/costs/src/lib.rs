@@ -11,7 +11,7 @@
 //! | [`forms`] | in which form is it worth its bytes in the cache? | the best at a common price per byte |
 //! | [`balance`] | how many threads keep processors and storage busy? | the ratio of waiting to work, while more helps |
 //! | [`ledger`] | where is a measurement entered? | in table, model and budget, short ones many at once |
-//! | [`early`] | when is it to be started? | before its minibatch is due, by its cost; slow ones when least else is planned |
+//! | [`lookahead`] | when is it to be started? | before its minibatch is due, by its cost; slow ones when least else is planned |
 //!
 //! ```
 //! use coprep_costs::{Chooser, CostTable, Features, Measured, Offer, Predictor};
@@ -44,16 +44,16 @@
 #![forbid(unsafe_code)]
 
 pub mod balance;
-pub mod early;
+pub mod cost_recorder;
 pub mod forms;
-pub mod ledger;
+pub mod lookahead;
 pub mod predict;
 pub mod quantile;
 pub mod table;
 
 pub use balance::{Balance, Interval};
+pub use cost_recorder::CostRecorder;
 pub use forms::{Chooser, Offer};
-pub use ledger::CostRecorder;
 pub use predict::{Features, Predictor};
 pub use quantile::{Budget, Recent, Summary};
 pub use table::{CostTable, ExpectedCost, MeasuredTimes};

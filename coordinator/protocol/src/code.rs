@@ -252,7 +252,7 @@ pub enum ForkServerRequest {
         /// worklist, [`ENTRIES`] long.
         scratch: u32,
         /// Whether that comes.
-        worklist: bool,
+        task_table: bool,
     },
     /// Map the staging area, the descriptor, for the workers to come. Answered by [`ForkServerEvent::Mapped`].
     Map {

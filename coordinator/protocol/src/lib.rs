@@ -27,7 +27,7 @@ pub mod nap;
 pub mod operators;
 pub mod order;
 pub mod outgoing;
-pub mod place;
+pub mod paths;
 pub mod size;
 #[expect(missing_docs, reason = "rkyv derives undocumented archived types")]
 pub mod spec;

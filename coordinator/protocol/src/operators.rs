@@ -16,6 +16,13 @@ pub fn check(ops: &[Op]) -> Result<(), String> {
     (0..ops.len()).try_for_each(|at| check_next(&ops[..at], &ops[at]))
 }
 
+/// Returns the operators in the order of application, for people.
+#[must_use]
+pub fn describe(ops: &[Op]) -> String {
+    let shown = |op: &Op| op.to_string().trim_end_matches("()").to_owned();
+    ops.iter().map(shown).collect::<Vec<String>>().join(" > ")
+}
+
 /// Checks an operator that follows those `before` it, which are right.
 ///
 /// # Errors

@@ -9,7 +9,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use coprep_protocol::place::{CoordinatorPaths, open_private};
+use coprep_protocol::paths::{CoordinatorPaths, open_private};
 
 /// Users that own nothing.
 const ME: u32 = 23_456;

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use roaring::RoaringBitmap;
 
-use crate::deal::RankBatcher;
-use crate::ledger::DeliveryLog;
+use crate::delivery_log::DeliveryLog;
 use crate::need::Need;
 use crate::queue::Queue;
+use crate::rank_batcher::RankBatcher;
 use crate::{AttachError, Behind, Config, Delivery, JobId, JobSpec, Resume};
 
 /// What a caller may know of a job.
@@ -62,7 +62,7 @@ pub(crate) struct Job {
     pub(crate) skip_bad: bool,
     /// Minibatches made for others while it was starving.
     pub(crate) passed_over: u32,
-    dealer: RankBatcher,
+    batcher: RankBatcher,
     queues: Vec<Queue>,
     /// Epoch, and rounds dealt in it to ranks that were behind: to the others these are no steps.
     caught_up: (u64, u64),
@@ -84,7 +84,7 @@ struct Mark {
     epoch: u64,
     set: Arc<RoaringBitmap>,
     whole: u64,
-    dealer: RankBatcher,
+    batcher: RankBatcher,
 }
 
 impl Job {
@@ -99,7 +99,7 @@ impl Job {
             Some(subset) => Arc::new(subset.clone()),
             None => all.clone(),
         };
-        let dealer = RankBatcher::new(spec.batch_size, spec.world_size, spec.drop_last);
+        let batcher = RankBatcher::new(spec.batch_size, spec.world_size, spec.drop_last);
         let epoch = spec.resume.as_ref().map_or(0, |r| r.epoch);
         let mut job = Job {
             need: Need::new(RoaringBitmap::new()),
@@ -112,7 +112,7 @@ impl Job {
             cohort: spec.cohort.as_ref().map(|c| c.name.clone()),
             skip_bad: spec.skip_bad,
             passed_over: 0,
-            dealer,
+            batcher,
             queues: vec![Queue::default(); spec.world_size as usize],
             caught_up: (epoch, 0),
             started: vec![epoch; spec.world_size as usize],
@@ -135,7 +135,7 @@ impl Job {
         job.check(spec, job.need.len())?;
         if let Some(resume) = &spec.resume {
             job.need = job.need.without(&resume.delivered);
-            job.dealer.owe(behind);
+            job.batcher.owe(behind);
             // Where other ranks are done, there is room for what these were not dealt, and for no sample that was left out.
             if job.leaves_out_bad() || (spec.skip_bad && behind.others_are_done) {
                 job.lose(&(&known.bad | &resume.bad));
@@ -155,13 +155,13 @@ impl Job {
         if remaining == 0 {
             return Err(AttachError::NoSamples);
         }
-        if !self.dealer.can_deal(remaining) {
+        if !self.batcher.can_deal(remaining) {
             return Err(match batch_size {
                 1 => AttachError::Uneven { remaining, ranks },
                 _ => AttachError::FewerSamplesThanRanks { remaining, ranks },
             });
         }
-        if self.dealer.deliverable(remaining) == 0 {
+        if self.batcher.deliverable(remaining) == 0 {
             return Err(AttachError::AllDropped {
                 samples: remaining,
                 batch_size,
@@ -223,7 +223,7 @@ impl Job {
     fn fill_without(&mut self, bad: &RoaringBitmap) {
         let ids = &*self.set - bad;
         // If nothing at all can be read, its user is to hear of it.
-        let ids = if self.dealer.deliverable(ids.len()) == 0 {
+        let ids = if self.batcher.deliverable(ids.len()) == 0 {
             (*self.set).clone()
         } else {
             ids
@@ -233,11 +233,11 @@ impl Job {
     }
 
     fn next_epoch(&mut self, known: &Known) {
-        let rounds = self.dealer.rounds();
+        let rounds = self.batcher.rounds();
         self.ledger
             .close(self.epoch, rounds, self.need.ids(), &self.set);
         self.epoch += 1;
-        self.dealer.begin_epoch();
+        self.batcher.begin_epoch();
         self.fill(known);
     }
 
@@ -274,7 +274,7 @@ impl Job {
     /// The user left the epoch that is being iterated: everything dealt and not taken is void.
     pub(crate) fn restart(&mut self, known: &Known) {
         self.epoch = self.iterated().saturating_add(1);
-        self.dealer.begin_epoch();
+        self.batcher.begin_epoch();
         self.queues.fill(Queue::default());
         self.marks.clear();
         self.is_absent = false;
@@ -326,7 +326,7 @@ impl Job {
 
     /// Samples that the epoch has still to deal.
     pub(crate) fn deliverable(&self) -> u64 {
-        self.dealer.deliverable(self.need.len())
+        self.batcher.deliverable(self.need.len())
     }
 
     // Queues.
@@ -342,7 +342,7 @@ impl Job {
     /// Of epochs that not all ranks iterate yet only one is begun. How much of it is drawn for this job's sake is not
     /// decided here ([`may_be_ahead`](Self::may_be_ahead)): it may take part in what others need.
     pub(crate) fn has_room(&self, bound: u32, config: &Config, waiting: &PendingRanks) -> bool {
-        let queue = &self.queues[self.dealer.next_rank() as usize];
+        let queue = &self.queues[self.batcher.next_rank() as usize];
         let own = || {
             queue
                 .each()
@@ -378,7 +378,7 @@ impl Job {
     /// Returns whether the rank that is dealt to next has no whole batch of an epoch that was begun, and could be dealt one
     /// if there were buffers.
     pub(crate) fn is_out_of_batches(&self, config: &Config) -> bool {
-        let queue = &self.queues[self.dealer.next_rank() as usize];
+        let queue = &self.queues[self.batcher.next_rank() as usize];
         queue.whole_batches() == 0
             && self.has_begun(self.epoch)
             && self.has_room(u32::MAX, config, &PendingRanks::new())
@@ -430,7 +430,7 @@ impl Job {
         let left = self.ledger.reopen(mark.epoch);
         let left = left.unwrap_or_else(|| (**self.need.ids()).clone());
         self.need = Need::new(left | dealt);
-        (self.epoch, self.whole, self.dealer) = (mark.epoch, mark.whole, mark.dealer);
+        (self.epoch, self.whole, self.batcher) = (mark.epoch, mark.whole, mark.batcher);
         (self.set, self.untold) = (mark.set, None);
         if self.leaves_out_bad() {
             self.lose(bad);
@@ -467,10 +467,10 @@ impl Job {
             epoch,
             set: self.set.clone(),
             whole: self.whole,
-            dealer: self.dealer.clone(),
+            batcher: self.batcher.clone(),
         });
         let mut deliveries = Vec::new();
-        for slice in self.dealer.deal(before, ids.len() as u32) {
+        for slice in self.batcher.deal(before, ids.len() as u32) {
             let dealt = &ids[start as usize..(start + slice.len) as usize];
             self.ledger
                 .add(minibatch, epoch, slice.step, dealt, slice.ends_batch);
@@ -495,7 +495,7 @@ impl Job {
 
     /// Whether one sample may leave its need without being dealt.
     pub(crate) fn can_lose_one(&self) -> bool {
-        self.dealer.can_lose_one(self.need.len())
+        self.batcher.can_lose_one(self.need.len())
     }
 
     /// `other` takes the place of `bad`.

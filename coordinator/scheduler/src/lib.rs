@@ -54,14 +54,14 @@
 #![forbid(unsafe_code)]
 
 mod ascending;
-mod deal;
+mod delivery_log;
 mod draw;
 mod error;
 mod forfeit;
 mod job;
-mod ledger;
 mod need;
 mod queue;
+mod rank_batcher;
 mod scheduler;
 
 pub use draw::{below, keyed};

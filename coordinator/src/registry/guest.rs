@@ -51,7 +51,7 @@ impl<'a> Guest<'a> {
                 remedy: REMEDY.into(),
             }));
             // A client that is gone is seen at the next look.
-            let _ = self.client.outbox.send(&awaited);
+            let _ = self.client.reply_queue.send(&awaited);
         }
         if waited >= LOG_AFTER && !told.is_logged {
             told.is_logged = true;
@@ -88,8 +88,8 @@ mod tests {
     use coprep_protocol::message::RefusalKind;
 
     use super::*;
-    use crate::outbox::{ReplyQueue, ReplyWriter};
-    use crate::peer::Peer;
+    use crate::connection::peer::Peer;
+    use crate::connection::reply_queue::{ReplyQueue, ReplyWriter};
 
     const STEP: &str = "the files of the folder /photos are being listed";
 
@@ -97,7 +97,7 @@ mod tests {
         Client {
             name: "job".into(),
             pid: 1,
-            outbox: ReplyQueue::new(socket, &ReplyWriter::start().unwrap()).unwrap(),
+            reply_queue: ReplyQueue::new(socket, &ReplyWriter::start().unwrap()).unwrap(),
             peer: Arc::new(Peer::of(socket)),
         }
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use coprep_pipeline::Dataset;
 use coprep_protocol::message::{Attach, CacheForm, UserCode};
+use coprep_protocol::operators;
 use coprep_protocol::spec::{IdentityPart, Op, PipelineSpec, Source};
 
 use crate::stream::{Stream, StreamConfig};
@@ -63,7 +64,7 @@ fn add_environment(key: &mut xxhash_rust::xxh3::Xxh3, code: &UserCode) {
 
 /// Returns in what a stream differs from another that looks like it; `None` if it does not look like it.
 pub(super) fn differs(one: &Arc<Stream>, other: &Arc<Stream>) -> Option<String> {
-    let (a, b) = (&one.blueprint, &other.blueprint);
+    let (a, b) = (&one.config, &other.config);
     if a.id == b.id || !look_alike(a, b) {
         return None;
     }
@@ -109,7 +110,7 @@ pub(super) fn differs(one: &Arc<Stream>, other: &Arc<Stream>) -> Option<String> 
 /// samples of another folder, which may be a copy, or the same one under another mount.
 fn look_alike(a: &StreamConfig, b: &StreamConfig) -> bool {
     let same_work = match (&a.spec, &b.spec) {
-        (Some(x), Some(y)) => x.ops == y.ops && a.maker.samples() == b.maker.samples(),
+        (Some(x), Some(y)) => x.ops == y.ops && a.producer.samples() == b.producer.samples(),
         _ => false,
     };
     same_work || a.dataset_name == b.dataset_name
@@ -142,7 +143,7 @@ fn operators_that_differ(a: &[Op], b: &[Op]) -> Option<String> {
     let after = a.iter().rev().zip(b.iter().rev()).take_while(alike).count();
     let shown = |ops: &[Op]| match &ops[..ops.len() - after] {
         [] => "none".into(),
-        ops => describe_operators(ops),
+        ops => operators::describe(ops),
     };
     Some(format!("operators {} and {}", shown(a), shown(b)))
 }
@@ -173,14 +174,8 @@ pub fn describe(spec: &PipelineSpec) -> String {
         Source::UserCode(user) if user.in_job => "made by the jobs".into(),
         Source::UserCode(user) if user.split => "dataset[i] > transform".into(),
         Source::UserCode(_) => "dataset[i]".into(),
-        _ => describe_operators(&spec.ops),
+        _ => operators::describe(&spec.ops),
     }
-}
-
-/// Operators in the order of application, for people.
-pub(crate) fn describe_operators(ops: &[Op]) -> String {
-    let shown = |op: &Op| op.to_string().trim_end_matches("()").to_owned();
-    ops.iter().map(shown).collect::<Vec<String>>().join(" > ")
 }
 
 #[cfg(test)]

@@ -13,7 +13,9 @@ mod flights;
 mod guest;
 mod identity;
 mod meeting;
+pub(crate) mod status;
 mod user_code;
+pub(crate) mod warm;
 mod warmth;
 
 use std::os::fd::OwnedFd;
@@ -29,14 +31,14 @@ use coprep_protocol::message::{Attach, CacheForm, CacheRequest, StreamStatus};
 use coprep_protocol::spec::{PipelineSpec, Source};
 
 use crate::caches::{CacheKey, CacheOptions, DatasetCache, Origin, Pin, SampleBytes, check_form};
-use crate::costs::AllCosts;
-use crate::maker::Producer;
-use crate::prepare::Recipe;
+use crate::observe::costs::AllCosts;
+use crate::produce::native::Recipe;
+use crate::produce::producer::Producer;
+use crate::produce::threads::ThreadPool;
 use crate::registry::departures::Departures;
 use crate::registry::flights::{Flight, FlightOutcome, FlightParty, Flights, Waiter};
 pub(crate) use crate::registry::guest::Guest;
 pub use crate::registry::identity::describe;
-pub(crate) use crate::registry::identity::describe_operators;
 use crate::registry::identity::{code_key, content, differs, source_name, timed_alike};
 use crate::registry::meeting::Meetings;
 use crate::registry::user_code::{UserCodes, ids_only, runs_code};
@@ -45,7 +47,6 @@ use crate::stream::{
     Client, Numbers, RankId, Registration, Stream, StreamConfig, StreamKey, cohort_key,
     fingerprint, layout,
 };
-use crate::workers::ThreadPool;
 use crate::{Error, Result, Settings};
 
 /// Longest wait for a stream that is being closed, for what it has loaded.
@@ -182,25 +183,25 @@ impl Registry {
                 self.close_if_empty(&found);
             }
             let admitted = admitted.unwrap_or_else(|panic| resume_unwind(panic));
-            if let Some(mut admission) = admitted? {
+            if let Some(mut registration) = admitted? {
                 // Ranks may have left after it had asked, and before the stream knew its token.
                 for departure in self.departed(request) {
                     if let Err(e) = stream.depart(&departure) {
                         tracing::warn!(error = %e, "a rank has left, and says nonsense of it");
                     }
                 }
-                admission.attached.notes = self.notes(&stream);
-                for note in &admission.attached.notes {
-                    tracing::warn!(stream = stream.blueprint.id, "{note}");
+                registration.attached.notes = self.notes(&stream);
+                for note in &registration.attached.notes {
+                    tracing::warn!(stream = stream.config.id, "{note}");
                 }
-                return Ok(Answer::Admitted(stream, Box::new(admission)));
+                return Ok(Answer::Admitted(stream, Box::new(registration)));
             }
         }
     }
 
     /// A consumer left, however.
-    pub(crate) fn detach(&self, stream: &Arc<Stream>, seat: RankId) {
-        if stream.detach(seat) {
+    pub(crate) fn detach(&self, stream: &Arc<Stream>, rank_id: RankId) {
+        if stream.detach(rank_id) {
             self.close_if_empty(stream);
         }
     }
@@ -209,8 +210,8 @@ impl Registry {
         if !stream.close_if_empty() {
             return;
         }
-        if let Some(resting) = stream.end() {
-            self.user_code.rest(stream.blueprint.code_key, resting);
+        if let Some(idle) = stream.end() {
+            self.user_code.rest(stream.config.code_key, idle);
         }
         // Now whoever waits for what it had loaded finds that at rest.
         let mut open = self.open();
@@ -235,10 +236,10 @@ impl Registry {
             let loaded = open
                 .streams
                 .iter()
-                .filter(|s| s.blueprint.maker.crew().is_some());
+                .filter(|s| s.config.producer.process_pool().is_some());
             loaded
                 .filter(|s| s.is_closed())
-                .any(|s| s.blueprint.key == key)
+                .any(|s| s.config.key == key)
         };
         // What a stream of the same code has loaded is about to be at rest, and need not be loaded again.
         let open = self.open();
@@ -375,52 +376,52 @@ impl Registry {
         let slots = request.batch_size.max(1);
         let seed = request.seed.or(request.seed_hint);
         let seed = seed.unwrap_or_else(random_seed);
-        let reserve = |maker: &Producer| {
+        let reserve = |producer: &Producer| {
             flight.step("the memory of its batches is being reserved");
-            let numbers = Numbers::of(request, seed, maker.samples())?;
+            let numbers = Numbers::of(request, seed, producer.samples())?;
             let layout = layout(
-                &maker.fields(numbers.are_ids()),
+                &producer.fields(numbers.are_ids()),
                 slots,
                 self.settings.staging_bytes,
             )?;
             Ok::<_, Error>(StagingPool::create(layout)?)
         };
-        let (maker, pool, identity, pin) = match (&request.pipeline.source, runs_code(request)) {
+        let (producer, pool, identity, pin) = match (&request.pipeline.source, runs_code(request)) {
             (Source::UserCode(user), Some((_, code))) => {
                 let opened = self.open_code(request, user, code, dataset, (slots, seed), flight)?;
-                let Some((maker, pool, pin)) = opened else {
+                let Some((producer, pool, pin)) = opened else {
                     return Ok(None);
                 };
-                (maker, pool, Some(user.clone()), pin)
+                (producer, pool, Some(user.clone()), pin)
             }
             (Source::UserCode(user), None) => {
-                let maker = ids_only(user)?;
-                let pool = reserve(&maker)?;
-                (maker, pool, Some(user.clone()), None)
+                let producer = ids_only(user)?;
+                let pool = reserve(&producer)?;
+                (producer, pool, Some(user.clone()), None)
             }
             _ => {
                 let (recipe, pin) = self.recipe(&request.pipeline, &request.cache, &**flight)?;
-                let maker = Producer::Native(recipe);
-                let pool = reserve(&maker)?;
-                (maker, pool, None, pin)
+                let producer = Producer::Native(recipe);
+                let pool = reserve(&producer)?;
+                (producer, pool, None, pin)
             }
         };
-        let numbers = Numbers::of(request, seed, maker.samples())?;
-        let blueprint = StreamConfig {
+        let numbers = Numbers::of(request, seed, producer.samples())?;
+        let config = StreamConfig {
             numbers,
             id: self.next_stream.fetch_add(1, Ordering::Relaxed),
-            key: self.key_of_new_stream(request, &maker),
+            key: self.key_of_new_stream(request, &producer),
             takes_any_form: names_no_form(request),
             seed,
             dataset_name: source_name(&request.pipeline.source),
             pipeline_text: describe(&request.pipeline),
-            maker,
+            producer,
             spec: identity.is_none().then(|| request.pipeline.clone()),
             is_replayed: self.settings.replay,
             identity,
             code_key: code_key(request),
         };
-        let stream = Stream::open(blueprint, pool, self.workers.clone())?;
+        let stream = Stream::open(config, pool, self.workers.clone())?;
         tell_of(&stream, "a stream is opened");
         self.tell_of_trouble(&stream);
         Ok(Some((stream, pin)))
@@ -430,10 +431,10 @@ impl Registry {
     ///
     /// # Errors
     /// When the workers cannot go on.
-    pub(crate) fn tidy(&self) -> Result<()> {
-        self.user_code.tidy();
+    pub(crate) fn maintain(&self) -> Result<()> {
+        self.user_code.maintain();
         self.close_broken();
-        self.workers.tidy()
+        self.workers.maintain()
     }
 
     /// Closes streams that were broken off, and that no session is left to close: it panicked as it left.
@@ -697,13 +698,13 @@ impl Registry {
 impl Open {
     fn stream(&self, key: &StreamKey, request: &Attach) -> Option<Arc<Stream>> {
         let fitting = self.streams.iter().filter(|s| serves(s, key, request));
-        fitting.max_by_key(|s| s.blueprint.takes_any_form).cloned()
+        fitting.max_by_key(|s| s.config.takes_any_form).cloned()
     }
 
     /// Streams that use a cache now.
     fn users(&self, cache: &Arc<DatasetCache>) -> u32 {
         let uses = |s: &&Arc<Stream>| {
-            let used = s.blueprint.maker.cache();
+            let used = s.config.producer.cache();
             used.is_some_and(|c| Arc::ptr_eq(c, cache))
         };
         self.streams.iter().filter(uses).count() as u32
@@ -723,18 +724,18 @@ impl Open {
 
 /// Returns whether a job can take part in a stream. `key`: that of the job.
 fn serves(stream: &Stream, key: &StreamKey, request: &Attach) -> bool {
-    let blueprint = &stream.blueprint;
+    let config = &stream.config;
     // A job that names no form takes that of the jobs before it, whichever cache was warm when those came.
-    let takes_its_form = blueprint.takes_any_form && names_no_form(request);
+    let takes_its_form = config.takes_any_form && names_no_form(request);
     let cache = if takes_its_form {
-        blueprint.key.cache
+        config.key.cache
     } else {
         key.cache
     };
     !stream.is_broken()
         && !stream.is_closed()
-        && blueprint.key == StreamKey { cache, ..*key }
-        && request.seed.is_none_or(|seed| seed == blueprint.seed)
+        && config.key == StreamKey { cache, ..*key }
+        && request.seed.is_none_or(|seed| seed == config.seed)
 }
 
 /// Waits for a flight. `None`: look again, since it ended without a result, or in a way that says nothing of this
@@ -768,7 +769,7 @@ fn defect() -> Error {
 fn tell_of(stream: &Stream, what: &str) {
     let StreamConfig {
         id, dataset_name, ..
-    } = &stream.blueprint;
+    } = &stream.config;
     tracing::info!(stream = id, dataset = dataset_name, "{what}");
 }
 

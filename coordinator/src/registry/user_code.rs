@@ -14,11 +14,11 @@ use super::flights::Flight;
 use super::identity::{code_key, zygote_key};
 use super::{Registry, Wanted};
 use crate::caches::{CacheKey, Pin, SampleBytes, check_form};
-use crate::maker::{Producer, naming_fields};
-use crate::stream::{Numbers, Stream, layout, most_blob};
-use crate::user_code::{
+use crate::produce::processes::{
     IdleForkServer, Loaded, Probing, ProcessPool, SampleShape, Trouble, Zygote,
 };
+use crate::produce::producer::{Producer, naming_fields};
+use crate::stream::{Numbers, Stream, layout, most_blob};
 use crate::{Error, Result};
 
 /// How long a process that has loaded user code is kept for the next job, and how many of them.
@@ -42,7 +42,7 @@ const PROBES_IN_A_ROW: u32 = 8;
 #[derive(Default)]
 pub(super) struct UserCodes {
     /// Processes that have loaded it, whose jobs have just left.
-    resting: Mutex<Vec<(u128, IdleForkServer)>>,
+    idle: Mutex<Vec<(u128, IdleForkServer)>>,
     zygotes: Mutex<Vec<KnownZygote>>,
     ends: Arc<Ends>,
 }
@@ -142,8 +142,9 @@ impl Registry {
             let is_awaited = || flight.is_awaited();
             let loaded = self.load((request, user), code, dataset, anew, is_awaited, probing);
             let opened = loaded.and_then(|loaded| {
-                let crew = |loaded| self.crew(request, user, loaded, (slots, seed), flight);
-                loaded.map(crew).transpose()
+                let process_pool =
+                    |loaded| self.process_pool(request, user, loaded, (slots, seed), flight);
+                loaded.map(process_pool).transpose()
             });
             match opened {
                 Err(Error::HostKilled { how, doing, .. }) if attempts < ATTEMPTS => {
@@ -172,9 +173,9 @@ impl Registry {
         is_awaited: impl Fn() -> bool,
         probing: Probing<impl FnOnce(u32) -> Vec<u32>>,
     ) -> Result<Option<Loaded>> {
-        let resting = self.user_code.take_resting(code_key(request));
-        let loaded = match (resting, dataset) {
-            (Some(resting), _) => Loaded::again(resting, code, probing)?,
+        let idle = self.user_code.take_resting(code_key(request));
+        let loaded = match (idle, dataset) {
+            (Some(idle), _) => Loaded::again(idle, code, probing)?,
             (None, Some(dataset)) => {
                 let zygote = self.user_code.zygote(code, &user.name)?;
                 Loaded::load(&zygote, code, dataset, anew, is_awaited, probing)?
@@ -204,7 +205,7 @@ impl Registry {
     }
 
     /// The workers of user code, and the staging area that they fill.
-    fn crew(
+    fn process_pool(
         self: &Arc<Self>,
         request: &Attach,
         user: &UserDataset,
@@ -244,15 +245,15 @@ impl Registry {
             asked => asked.min(MOST_CODE_WORKERS),
         };
         let patience = Duration::from_millis(code.map_or(0, |c| c.patience_ms));
-        let crew = ProcessPool::start(
+        let process_pool = ProcessPool::start(
             loaded,
             workers,
             patience,
             kept.clone(),
             self.settings.attribution,
         )?;
-        let maker = Producer::ProcessPool {
-            crew,
+        let producer = Producer::ProcessPool {
+            process_pool,
             samples,
             fields: shape.fields,
             structure: shape.structure,
@@ -260,7 +261,7 @@ impl Registry {
             kept,
             costs: self.costs.of(request.pipeline.fingerprint(), samples),
         };
-        Ok((maker, pool, pin))
+        Ok((producer, pool, pin))
     }
 
     #[expect(
@@ -320,13 +321,13 @@ impl Registry {
 
     /// A stream whose makers came to their end is opened anew when its jobs come again.
     pub(super) fn tell_of_trouble(&self, stream: &Arc<Stream>) {
-        let Some(crew) = stream.blueprint.maker.crew() else {
+        let Some(process_pool) = stream.config.producer.process_pool() else {
             return;
         };
-        let key = stream.blueprint.key.pipeline;
+        let key = stream.config.key.pipeline;
         let ends = self.user_code.ends.clone();
         let stream = Arc::downgrade(stream);
-        crew.on_trouble(move |trouble| {
+        process_pool.on_trouble(move |trouble| {
             if let Some(stream) = stream.upgrade() {
                 if let Trouble::ForkServer(why) = &trouble {
                     ends.note(key, why, stream.has_delivered());
@@ -372,14 +373,14 @@ impl UserCodes {
         others.any(|known| known.alive().is_some() && known.datasets.iter().any(|d| d == dataset))
     }
 
-    fn resting(&self) -> MutexGuard<'_, Vec<(u128, IdleForkServer)>> {
-        self.resting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn idle(&self) -> MutexGuard<'_, Vec<(u128, IdleForkServer)>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Keeps a process for the next job.
-    pub(super) fn rest(&self, key: u128, resting: IdleForkServer) {
-        let mut all = self.resting();
-        all.push((key, resting));
+    pub(super) fn rest(&self, key: u128, idle: IdleForkServer) {
+        let mut all = self.idle();
+        all.push((key, idle));
         let surplus = all.len().saturating_sub(MOST_RESTING);
         let ended: Vec<_> = all.drain(..surplus).collect();
         // They are ended without the lock.
@@ -389,32 +390,31 @@ impl UserCodes {
 
     /// Returns true if there is a process that has loaded this code and has nothing to do.
     pub(super) fn is_resting(&self, key: u128) -> bool {
-        let all = self.resting();
-        all.iter()
-            .any(|(k, resting)| *k == key && resting.is_alive())
+        let all = self.idle();
+        all.iter().any(|(k, idle)| *k == key && idle.is_alive())
     }
 
     /// Takes a process that has loaded this code and has nothing to do.
     fn take_resting(&self, key: u128) -> Option<IdleForkServer> {
-        let mut all = self.resting();
+        let mut all = self.idle();
         let at = all
             .iter()
-            .position(|(k, resting)| *k == key && resting.is_alive())?;
+            .position(|(k, idle)| *k == key && idle.is_alive())?;
         Some(all.swap_remove(at).1)
     }
 
     /// Returns how long it takes until something has had nothing to do for long.
     pub(super) fn next_tidy(&self) -> Option<Duration> {
-        let left = |(_, resting): &(u128, IdleForkServer)| REST.saturating_sub(resting.time());
-        self.resting().iter().map(left).min()
+        let left = |(_, idle): &(u128, IdleForkServer)| REST.saturating_sub(idle.time());
+        self.idle().iter().map(left).min()
     }
 
     /// Ends what has had nothing to do for long.
-    pub(super) fn tidy(&self) {
-        let is_old = |resting: &IdleForkServer| !resting.is_alive() || resting.time() >= REST;
+    pub(super) fn maintain(&self) {
+        let is_old = |idle: &IdleForkServer| !idle.is_alive() || idle.time() >= REST;
         let ended: Vec<_> = self
-            .resting()
-            .extract_if(.., |(_, resting)| is_old(resting))
+            .idle()
+            .extract_if(.., |(_, idle)| is_old(idle))
             .collect();
         drop(ended);
     }

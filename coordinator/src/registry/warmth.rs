@@ -2,22 +2,23 @@
 
 use coprep_pipeline::Dataset;
 use coprep_protocol::message::{Attach, CacheForm, CacheRequest};
+use coprep_protocol::operators;
 use coprep_protocol::spec::{PipelineSpec, Source};
 
 use super::Registry;
-use super::identity::{content, describe_operators};
+use super::identity::content;
 use crate::caches::{CacheKey, DatasetCache, Origin};
-use crate::maker::Producer;
+use crate::produce::producer::Producer;
 use crate::stream::{Stream, StreamConfig, StreamKey};
 
 impl Registry {
     /// Returns the key of a stream with the form that its samples are cached in, if no form was asked for.
-    pub(super) fn key_of_new_stream(&self, request: &Attach, maker: &Producer) -> StreamKey {
+    pub(super) fn key_of_new_stream(&self, request: &Attach, producer: &Producer) -> StreamKey {
         let key = self.key(request);
         if !names_no_form(request) {
             return key;
         }
-        let cache = maker.cache().map_or(CacheForm::Off, |cache| cache.form);
+        let cache = producer.cache().map_or(CacheForm::Off, |cache| cache.form);
         StreamKey { cache, ..key }
     }
 
@@ -53,16 +54,16 @@ impl Registry {
 
     /// Returns why a stream does not use a warmed cache of its samples; nothing if it uses one, or is not to use any.
     pub(super) fn notes(&self, stream: &Stream) -> Vec<String> {
-        let blueprint = &stream.blueprint;
-        let used = blueprint.maker.cache();
-        let is_off = used.is_none() && !blueprint.takes_any_form;
+        let config = &stream.config;
+        let used = config.producer.cache();
+        let is_off = used.is_none() && !config.takes_any_form;
         if is_off || used.is_some_and(|cache| cache.is_warmed()) {
             return Vec::new();
         }
         let caches = self.caches();
         let warmed = caches.iter().filter(|cache| cache.is_warmed());
         warmed
-            .filter_map(|cache| unused_warmth(blueprint, cache))
+            .filter_map(|cache| unused_warmth(config, cache))
             .collect()
     }
 }
@@ -74,10 +75,10 @@ pub(super) fn names_no_form(request: &Attach) -> bool {
 }
 
 /// Returns why a stream does not use a warmed cache of the same samples; `None` if it is of other samples.
-fn unused_warmth(blueprint: &StreamConfig, cache: &DatasetCache) -> Option<String> {
-    let (spec, held) = (blueprint.spec.as_ref()?, cache.origin()?);
+fn unused_warmth(config: &StreamConfig, cache: &DatasetCache) -> Option<String> {
+    let (spec, held) = (config.spec.as_ref()?, cache.origin()?);
     // The stream's own cache knows its source; of a long list of files it takes a while to compute.
-    let own = blueprint.maker.cache().and_then(|cache| cache.origin());
+    let own = config.producer.cache().and_then(|cache| cache.origin());
     let source = own.map_or_else(|| spec.source.fingerprint(), |own| own.source);
     if held.source != source {
         return None;
@@ -87,16 +88,16 @@ fn unused_warmth(blueprint: &StreamConfig, cache: &DatasetCache) -> Option<Strin
     let why = if held.ops != wanted {
         format!(
             "it holds samples after {}, and this pipeline has {} before its first random operator",
-            describe_operators(&held.ops),
-            describe_operators(&wanted)
+            operators::describe(&held.ops),
+            operators::describe(&wanted)
         )
-    } else if blueprint.key.lru {
+    } else if config.key.lru {
         "it never evicts, and the job asked for cache_policy=\"lru\"".into()
-    } else if !blueprint.takes_any_form {
+    } else if !config.takes_any_form {
         format!(
             "its form is {form}, and the job asked for another: leave cache= out, or give cache=\"{form}\""
         )
-    } else if cache.form != blueprint.key.cache {
+    } else if cache.form != config.key.cache {
         // A stream keeps its cache for as long as it has jobs.
         "it was warmed when this stream's jobs had come; jobs that start after those have ended use it".into()
     } else {

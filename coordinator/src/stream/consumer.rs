@@ -11,8 +11,8 @@ use coprep_protocol::message::{Reply, SampleError, Skipped};
 use coprep_scheduler::{Delivery, JobId};
 use roaring::RoaringBitmap;
 
-use crate::outbox::ReplyQueue;
-use crate::stalls::{StallClock, StallSplit};
+use crate::connection::reply_queue::ReplyQueue;
+use crate::observe::stalls::{StallClock, StallSplit};
 use crate::stream::batch::PendingBatch;
 use crate::stream::pace::Pace;
 
@@ -64,7 +64,7 @@ struct Untaken {
 /// One rank.
 pub(crate) struct Consumer {
     pub(crate) pid: u32,
-    pub(crate) outbox: Arc<ReplyQueue>,
+    pub(crate) reply_queue: Arc<ReplyQueue>,
     pub(crate) sender: Sender,
     /// What it rings; as long as it is here.
     _bell: Bell,
@@ -88,7 +88,7 @@ pub(crate) struct Consumer {
     /// For how long that was.
     idle: Duration,
     /// What had been lacking when it was last given something to take.
-    lacks: StallClock,
+    stall_clock: StallClock,
     /// Samples that were taken back, and were counted when they were handed over.
     counted: u64,
 }
@@ -121,11 +121,11 @@ const SKIPPED: u32 = 1;
 const LEFT_OUT: u32 = 2;
 
 impl Consumer {
-    pub(crate) fn new(pid: u32, outbox: Arc<ReplyQueue>, sender: Sender, bell: Bell) -> Self {
+    pub(crate) fn new(pid: u32, reply_queue: Arc<ReplyQueue>, sender: Sender, bell: Bell) -> Self {
         let now = Instant::now();
         Consumer {
             pid,
-            outbox,
+            reply_queue,
             sender,
             _bell: bell,
             pending: VecDeque::new(),
@@ -140,7 +140,7 @@ impl Consumer {
             next_seq: 0,
             came: Some(now),
             idle: Duration::ZERO,
-            lacks: StallClock::default(),
+            stall_clock: StallClock::default(),
             counted: 0,
         }
     }
@@ -150,19 +150,19 @@ impl Consumer {
         &mut self,
         batch: Arc<PendingBatch>,
         delivery: Delivery,
-        lacks: &StallClock,
+        stall_clock: &StallClock,
     ) {
         if let Some(came) = self.came.take() {
-            (self.idle, self.lacks) = (came.elapsed(), *lacks);
+            (self.idle, self.stall_clock) = (came.elapsed(), *stall_clock);
         }
         self.pace.deal(delivery.len);
         self.pending.push_back(Pending::Part { batch, delivery });
     }
 
     /// How the time since the last minibatch was divided.
-    fn shares(&mut self, lacks: &StallClock) -> StallSplit {
-        let before = std::mem::replace(&mut self.lacks, *lacks);
-        lacks.since(&before, std::mem::take(&mut self.idle))
+    fn shares(&mut self, stall_clock: &StallClock) -> StallSplit {
+        let before = std::mem::replace(&mut self.stall_clock, *stall_clock);
+        stall_clock.since(&before, std::mem::take(&mut self.idle))
     }
 
     /// Returns whether [`flush`](Self::flush) would publish a minibatch.
@@ -305,8 +305,8 @@ impl Consumer {
     pub(crate) fn tell_restarted(&mut self, epoch: u64, first_seq: u64) {
         self.leaves = None;
         let restarted = Reply::Restarted { epoch, first_seq };
-        if self.outbox.post(&restarted).is_err() {
-            self.outbox.hang_up();
+        if self.reply_queue.post(&restarted).is_err() {
+            self.reply_queue.hang_up();
         }
     }
 
@@ -333,7 +333,7 @@ impl Consumer {
     /// Publishes what is ready, in order, up to the end of `last_epoch`. Returns the number of samples handed over.
     pub(crate) fn flush(
         &mut self,
-        lacks: &StallClock,
+        stall_clock: &StallClock,
         last_epoch: u64,
     ) -> Result<u64, ProtocolViolation> {
         let mut samples = 0;
@@ -348,7 +348,7 @@ impl Consumer {
                 break;
             }
             if item.kind == ItemKind::Part as u32 {
-                item.tag = self.shares(lacks).pack();
+                item.tag = self.shares(stall_clock).pack();
                 samples += u64::from(item.len);
             }
             let seq = self
@@ -377,7 +377,7 @@ impl Consumer {
                 failed: FailureNotice::Raised { error, is_told, .. },
                 ..
             }) => {
-                *is_told = *is_told || self.outbox.tell(error);
+                *is_told = *is_told || self.reply_queue.tell(error);
                 *is_told
             }
             Some(Pending::Skipped { ids, example }) => {
@@ -385,7 +385,8 @@ impl Consumer {
                     ids: serialise(ids),
                     example: (**example).clone(),
                 };
-                self.outbox.tell_reply(&Reply::Skipped(Box::new(skipped)))
+                self.reply_queue
+                    .tell_reply(&Reply::Skipped(Box::new(skipped)))
             }
             _ => true,
         }
@@ -564,7 +565,7 @@ mod tests {
     use coprep_cache::staging::{Layout, StagingPool};
 
     use super::*;
-    use crate::outbox::ReplyWriter;
+    use crate::connection::reply_queue::ReplyWriter;
 
     fn minibatch(pool: &StagingPool) -> Option<Arc<PendingBatch>> {
         let (slots, unfinished) = pool.allocate()?.split(1);
@@ -591,13 +592,13 @@ mod tests {
         let pool = StagingPool::create(Layout::new(&[8], 1, 4).unwrap()).unwrap();
         let (socket, _client) = UnixStream::pair().unwrap();
         let writer = ReplyWriter::start().unwrap();
-        let outbox = ReplyQueue::new(&socket, &writer).unwrap();
+        let reply_queue = ReplyQueue::new(&socket, &writer).unwrap();
         let doorbell = Doorbell::new().unwrap();
         let mut sender = Sender::create(8).unwrap();
         let (deliver, reply) = sender.fds().unwrap();
         let bell = doorbell.bell().unwrap();
         let receiver = Receiver::open(deliver, reply, bell.fd().unwrap()).unwrap();
-        let mut consumer = Consumer::new(0, outbox, sender, bell);
+        let mut consumer = Consumer::new(0, reply_queue, sender, bell);
         let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use coprep_protocol::message::Totals;
 
-use crate::prepare::PreparationCost;
+use crate::observe::preparation_cost::PreparationCost;
 
 #[derive(Default)]
 pub(super) struct Counters {

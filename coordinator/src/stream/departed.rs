@@ -13,7 +13,7 @@ use std::sync::Arc;
 use coprep_protocol::message::{Attach, Departure, Reply};
 use coprep_scheduler::{JobId, Resume};
 
-use crate::outbox::ReplyQueue;
+use crate::connection::reply_queue::ReplyQueue;
 use crate::stream::engine::{AttachedJob, Engine, MOST_RANKS, resume_of, serialise};
 use crate::stream::forming::{RankResume, merge_resume};
 use crate::stream::{RankId, Stream};
@@ -162,13 +162,13 @@ impl AttachedJob {
 
     fn outboxes_but(&self, rank: u32) -> impl Iterator<Item = &Arc<ReplyQueue>> {
         let others = (0..).zip(&self.ranks).filter(move |(r, _)| *r != rank);
-        others.filter_map(|(_, consumer)| consumer.as_ref().map(|c| &c.outbox))
+        others.filter_map(|(_, consumer)| consumer.as_ref().map(|c| &c.reply_queue))
     }
 }
 
 impl Engine {
-    pub(super) fn token(&self, seat: RankId) -> u128 {
-        self.jobs.get(&seat.job).map_or(0, |job| job.roll.token)
+    pub(super) fn token(&self, rank_id: RankId) -> u128 {
+        self.jobs.get(&rank_id.job).map_or(0, |job| job.roll.token)
     }
 
     /// Checks who has left the job of a rank that attaches: what it says, and what else is known.
@@ -192,29 +192,29 @@ impl Engine {
         Ok(departed)
     }
 
-    /// Notes who has left the job that `seat` has just joined, and lets its ranks know of each other's.
+    /// Notes who has left the job that `rank_id` has just joined, and lets its ranks know of each other's.
     pub(super) fn share_departures(
         &mut self,
-        seat: RankId,
+        rank_id: RankId,
         presented: &[Departure],
         departed: &[Leaver],
     ) {
-        let Some(job) = self.jobs.get_mut(&seat.job) else {
+        let Some(job) = self.jobs.get_mut(&rank_id.job) else {
             return;
         };
         for leaver in departed {
             if job.depart(leaver) {
                 let told = Reply::Departed(leaver.departure.clone());
-                for outbox in job.outboxes_but(seat.rank) {
-                    outbox.tell_reply(&told);
+                for reply_queue in job.outboxes_but(rank_id.rank) {
+                    reply_queue.tell_reply(&told);
                 }
             }
         }
         let is_new = |d: &&Departure| presented.iter().all(|known| known.rank != d.rank);
-        if let Some(consumer) = &job.ranks[seat.rank as usize] {
+        if let Some(consumer) = &job.ranks[rank_id.rank as usize] {
             for departure in job.roll.left.values().filter(is_new) {
                 consumer
-                    .outbox
+                    .reply_queue
                     .tell_reply(&Reply::Departed(departure.clone()));
             }
         }
@@ -258,42 +258,43 @@ impl Engine {
     /// are sent away, and come again with what each was given.
     ///
     /// If the others went on without it, the samples that were dealt to it and not taken would be lost.
-    fn lose_rank(&mut self, seat: RankId) {
-        let Some(job) = self.jobs.get_mut(&seat.job) else {
+    fn lose_rank(&mut self, rank_id: RankId) {
+        let Some(job) = self.jobs.get_mut(&rank_id.job) else {
             return;
         };
-        let has_others = job.outboxes_but(seat.rank).next().is_some();
-        let has_left = job.roll.has_left(seat.rank as usize);
+        let has_others = job.outboxes_but(rank_id.rank).next().is_some();
+        let has_left = job.roll.has_left(rank_id.rank as usize);
         // A job that forms waits for the rank as it waited before.
         if !has_others || has_left || job.forming.is_some() || job.is_over {
             return;
         }
         tracing::warn!(
             stream = self.stream,
-            job = seat.job,
-            rank = seat.rank,
+            job = rank_id.job,
+            rank = rank_id.rank,
             "a rank has lost its connection: all ranks of its job come again"
         );
         // This comes before the rank's place is empty: the others must not be given anything of the next epoch.
         job.is_over = true;
         // Their sessions last until they have noticed and have copied the batches that they hold. This stream goes on, and
         // reuses the buffers of a session once that has ended.
-        job.outboxes_but(seat.rank).for_each(|outbox| outbox.part());
-        self.scheduler.detach(JobId(seat.job));
+        job.outboxes_but(rank_id.rank)
+            .for_each(|reply_queue| reply_queue.part());
+        self.scheduler.detach(JobId(rank_id.job));
     }
 }
 
 impl Stream {
     /// Returns whether other ranks of the same job are here.
-    pub(crate) fn has_other_ranks(&self, seat: RankId) -> bool {
+    pub(crate) fn has_other_ranks(&self, rank_id: RankId) -> bool {
         let engine = self.engine();
-        let job = engine.jobs.get(&seat.job);
-        job.is_some_and(|job| job.outboxes_but(seat.rank).next().is_some())
+        let job = engine.jobs.get(&rank_id.job);
+        job.is_some_and(|job| job.outboxes_but(rank_id.rank).next().is_some())
     }
 
     /// See [`Engine::lose_rank`].
-    pub(crate) fn lose_rank(&self, seat: RankId) {
-        self.engine().lose_rank(seat);
+    pub(crate) fn lose_rank(&self, rank_id: RankId) {
+        self.engine().lose_rank(rank_id);
     }
 
     /// A rank leaves its job in order, if that is one of this stream's.
@@ -309,7 +310,8 @@ impl Stream {
         drop(engine);
         // Sent at once: the coordinator may die as soon as the rank has left.
         let reply = Reply::Departed(departure.clone());
-        told.iter().for_each(|outbox| outbox.tell_now(&reply));
+        told.iter()
+            .for_each(|reply_queue| reply_queue.tell_now(&reply));
         Ok(())
     }
 }

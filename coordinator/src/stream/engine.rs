@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use coprep_cache::handover::Account;
-use coprep_costs::early::StartPlan;
+use coprep_costs::lookahead::StartPlan;
 use coprep_protocol::message::{
     Attach, Departure, JobStatus, MOST_EPOCHS, ResumePoint, SampleError, Stalls,
 };
@@ -16,14 +16,14 @@ use coprep_scheduler::{self as scheduler, Behind, Delivery, JobId, JobSpec, Mini
 use fail::fail_point;
 use roaring::RoaringBitmap;
 
-use crate::outbox;
-use crate::prepare::Failure;
-use crate::stalls::StallClock;
-use crate::stream::afloat::{BindingId, BoundSlot, SlotBinder};
+use crate::connection::reply_queue;
+use crate::observe::stalls::StallClock;
+use crate::produce::native::Failure;
 use crate::stream::batch::PendingBatch;
 use crate::stream::consumer::{Consumer, ConsumerProgress, Pending, ProtocolViolation};
 use crate::stream::departed::{Leaver, Roll};
 use crate::stream::forming::{Levels, RankResume, merge_resume};
+use crate::stream::late_binding::{BindingId, BoundSlot, SlotBinder};
 use crate::stream::orders::{self, CohortOrders};
 use crate::stream::skipping::Failures;
 use crate::stream::{Drawn, Numbers, RankId, StreamConfig};
@@ -43,14 +43,14 @@ pub(crate) struct Engine {
     /// Minibatches in preparation or waiting to be published, for explanations.
     pub(crate) in_preparation: Vec<Arc<PendingBatch>>,
     /// Relaxed order: samples that are not bound to a slot.
-    pub(crate) afloat: SlotBinder,
+    pub(crate) late_binding: SlotBinder,
     /// Samples that were overtaken.
     pub(crate) overtaken: u64,
     /// Minibatches drawn.
     pub(crate) drawn: u64,
     /// Minibatches that are drawn ahead, because some samples are slow.
     pub(crate) window: u32,
-    /// Of those: when samples are begun, in a [`Deadline`](crate::due_queue::Deadline)'s seconds.
+    /// Of those: when samples are begun, in a [`Deadline`](crate::produce::deadline_queue::Deadline)'s seconds.
     pub(crate) plan: StartPlan,
     /// When to look again whether a job that others wait for reads.
     pub(crate) look_again: Option<Instant>,
@@ -105,16 +105,16 @@ const MOST_UNSENT: usize = 64 << 20;
 const MOST_TEXT: usize = 4096;
 
 impl Engine {
-    pub(crate) fn new(blueprint: &StreamConfig, scheduler: Scheduler) -> Self {
+    pub(crate) fn new(config: &StreamConfig, scheduler: Scheduler) -> Self {
         Engine {
-            stream: blueprint.id,
+            stream: config.id,
             scheduler,
-            numbers: blueprint.numbers.clone(),
+            numbers: config.numbers.clone(),
             orders: CohortOrders::default(),
-            dataset_samples: blueprint.maker.samples(),
+            dataset_samples: config.producer.samples(),
             jobs: BTreeMap::new(),
             in_preparation: Vec::new(),
-            afloat: SlotBinder::default(),
+            late_binding: SlotBinder::default(),
             overtaken: 0,
             drawn: 0,
             window: 0,
@@ -164,20 +164,20 @@ impl Engine {
             .resume
             .as_ref()
             .map_or_else(RankResume::default, RankResume::of);
-        let seat = RankId {
+        let rank_id = RankId {
             job: id,
             rank: request.rank,
         };
-        self.share_departures(seat, &request.departed, &departed);
+        self.share_departures(rank_id, &request.departed, &departed);
         self.start_if_complete(id, request.rank)?;
-        Ok(seat)
+        Ok(rank_id)
     }
 
     /// Removes consumers whose clients have hung up, and whose sessions are about to. A member of a cohort that comes
     /// again needs its place.
     fn forget_who_has_hung_up(&mut self) {
         let has_hung_up = |job: &AttachedJob| match &job.ranks[..] {
-            [Some(only)] => only.outbox.is_gone(),
+            [Some(only)] => only.reply_queue.is_gone(),
             // The session of a rank decides whether the others go on without it.
             _ => false,
         };
@@ -306,7 +306,7 @@ impl Engine {
                 .filter(|(at, _)| *at != rank as usize);
             others
                 .filter_map(|(_, other)| other.as_ref())
-                .for_each(|c| c.outbox.hang_up());
+                .for_each(|c| c.reply_queue.hang_up());
         }
         started
     }
@@ -355,23 +355,23 @@ impl Engine {
     }
 
     /// Removes one rank; the job ends with its last rank, or if it had not begun.
-    pub(crate) fn detach(&mut self, seat: RankId) {
-        let Some(job) = self.jobs.get_mut(&seat.job) else {
+    pub(crate) fn detach(&mut self, rank_id: RankId) {
+        let Some(job) = self.jobs.get_mut(&rank_id.job) else {
             return;
         };
-        let rank = job.ranks.get_mut(seat.rank as usize);
+        let rank = job.ranks.get_mut(rank_id.rank as usize);
         if let Some(consumer) = rank.and_then(Option::take) {
             add_stalls(&mut self.stalls_of_gone, &consumer.sender.account());
         }
         if job.ranks.iter().any(Option::is_some) {
-            self.has_gone(seat);
+            self.has_gone(rank_id);
             // The others may have waited for this rank alone.
-            return self.restart_if_all_ask(seat.job);
+            return self.restart_if_all_ask(rank_id.job);
         }
         let begun = job.forming.is_none();
-        self.jobs.remove(&seat.job);
+        self.jobs.remove(&rank_id.job);
         if begun {
-            self.scheduler.detach(JobId(seat.job));
+            self.scheduler.detach(JobId(rank_id.job));
         }
         if self.jobs.is_empty() {
             self.forget_orders();
@@ -379,11 +379,12 @@ impl Engine {
     }
 
     /// A rank that has left holds nobody up: what is dealt to it is taken at once, and it has begun every epoch.
-    fn has_gone(&mut self, seat: RankId) {
-        let id = JobId(seat.job);
+    fn has_gone(&mut self, rank_id: RankId) {
+        let id = JobId(rank_id.job);
         if let Some(view) = self.scheduler.job(id) {
-            self.scheduler.taken(id, seat.rank, view.queued(seat.rank));
-            self.scheduler.epoch_started(id, seat.rank, u64::MAX);
+            self.scheduler
+                .taken(id, rank_id.rank, view.queued(rank_id.rank));
+            self.scheduler.epoch_started(id, rank_id.rank, u64::MAX);
         }
     }
 
@@ -399,11 +400,11 @@ impl Engine {
         self.scheduler.lacks_buffers() || self.consumers().any(|c| c.lacks_a_minibatch())
     }
 
-    pub(super) fn consumer(&mut self, seat: RankId) -> Option<&mut Consumer> {
+    pub(super) fn consumer(&mut self, rank_id: RankId) -> Option<&mut Consumer> {
         self.jobs
-            .get_mut(&seat.job)?
+            .get_mut(&rank_id.job)?
             .ranks
-            .get_mut(seat.rank as usize)?
+            .get_mut(rank_id.rank as usize)?
             .as_mut()
     }
 
@@ -437,18 +438,18 @@ impl Engine {
 
     /// Hands over what is ready; gives the number of samples.
     ///
-    /// `lacks`: says what was lacking until now, if anybody wants to know.
-    pub(crate) fn publish(&mut self, lacks: impl FnOnce() -> StallClock) -> u64 {
+    /// `stall_clock`: says what was lacking until now, if anybody wants to know.
+    pub(crate) fn publish(&mut self, stall_clock: impl FnOnce() -> StallClock) -> u64 {
         let mut delivered = 0;
-        let lacks = if self.jobs.values().any(AttachedJob::has_ready) {
-            lacks()
+        let stall_clock = if self.jobs.values().any(AttachedJob::has_ready) {
+            stall_clock()
         } else {
             StallClock::default()
         };
         for job in self.jobs.values_mut().filter(|job| !job.is_over) {
             let last_epoch = job.last_epoch();
             for consumer in job.ranks.iter_mut().flatten() {
-                match consumer.flush(&lacks, last_epoch) {
+                match consumer.flush(&stall_clock, last_epoch) {
                     Ok(samples) => {
                         job.delivered += samples;
                         delivered += samples;
@@ -466,21 +467,21 @@ impl Engine {
         &mut self,
         batch: &Arc<PendingBatch>,
         deliveries: Vec<Delivery>,
-        lacks: &StallClock,
+        stall_clock: &StallClock,
     ) {
         self.in_preparation.push(batch.clone());
         for delivery in deliveries {
-            let seat = RankId {
+            let rank_id = RankId {
                 job: delivery.job.0,
                 rank: delivery.rank,
             };
             let (epoch, ends_epoch) = (delivery.epoch, delivery.ends_epoch);
-            let Some(consumer) = self.consumer(seat) else {
+            let Some(consumer) = self.consumer(rank_id) else {
                 batch.one_delivery_less();
-                self.scheduler.taken(JobId(seat.job), seat.rank, 1);
+                self.scheduler.taken(JobId(rank_id.job), rank_id.rank, 1);
                 continue;
             };
-            consumer.expect(batch.clone(), delivery, lacks);
+            consumer.expect(batch.clone(), delivery, stall_clock);
             if ends_epoch {
                 consumer.pending.push_back(Pending::EpochEnd { epoch });
             }
@@ -489,7 +490,7 @@ impl Engine {
 
     /// Ends all connections: the jobs come again, each with what it was given.
     pub(crate) fn hang_up(&mut self) {
-        self.consumers().for_each(|c| c.outbox.hang_up());
+        self.consumers().for_each(|c| c.reply_queue.hang_up());
     }
 
     pub(crate) fn arm(&mut self) {
@@ -505,16 +506,16 @@ impl Engine {
     /// A sample is about to be written: its slot.
     pub(crate) fn claim(
         &mut self,
-        ticket: BindingId,
+        binding: BindingId,
         budget: Option<Duration>,
     ) -> Option<BoundSlot> {
-        let (berth, overtaken) = self.afloat.claim(ticket, budget)?;
-        if let Some(o) = overtaken {
+        let (bound_slot, slot_swap) = self.late_binding.claim(binding, budget)?;
+        if let Some(o) = slot_swap {
             self.overtaken += 1;
             self.scheduler
-                .exchange(&berth.batch.targets(), o.slow, o.ready);
+                .exchange(&bound_slot.batch.targets(), o.slow, o.ready);
         }
-        Some(berth)
+        Some(bound_slot)
     }
 
     // Samples.
@@ -595,7 +596,7 @@ impl Engine {
     fn bounded(&mut self, mut error: SampleError) -> Arc<SampleError> {
         self.unsent.retain(|error| error.strong_count() > 0);
         let unsent = self.unsent.iter().filter_map(Weak::upgrade);
-        if unsent.map(|e| outbox::size(&e)).sum::<usize>() > MOST_UNSENT {
+        if unsent.map(|e| reply_queue::size(&e)).sum::<usize>() > MOST_UNSENT {
             error.exception.clear();
             let end = error.message.floor_char_boundary(MOST_TEXT);
             error.message.truncate(end);
@@ -706,7 +707,7 @@ pub(super) fn end(consumer: &Consumer, why: &ProtocolViolation) {
         error = %why.0,
         "a consumer's connection is ended"
     );
-    consumer.outbox.hang_up();
+    consumer.reply_queue.hang_up();
 }
 
 /// Ranks of one job ask for the same, but for what they were given.

@@ -13,11 +13,11 @@ use crate::{Error, Result};
 
 impl Engine {
     /// Epoch of a consumer's job and the samples in one of its epochs.
-    pub(crate) fn position(&self, seat: RankId) -> Option<(u64, u32)> {
-        if let Some(view) = self.scheduler.job(JobId(seat.job)) {
+    pub(crate) fn position(&self, rank_id: RankId) -> Option<(u64, u32)> {
+        if let Some(view) = self.scheduler.job(JobId(rank_id.job)) {
             return Some((view.epoch, view.samples));
         }
-        let forming = self.jobs.get(&seat.job)?.forming.as_ref()?;
+        let forming = self.jobs.get(&rank_id.job)?.forming.as_ref()?;
         let samples = forming
             .subset
             .as_ref()
@@ -26,12 +26,12 @@ impl Engine {
     }
 
     /// What the rank took before has been read ([`poll`](Engine::poll)).
-    pub(crate) fn epoch_started(&mut self, seat: RankId, epoch: u64) {
-        if let Some(consumer) = self.consumer(seat) {
+    pub(crate) fn epoch_started(&mut self, rank_id: RankId, epoch: u64) {
+        if let Some(consumer) = self.consumer(rank_id) {
             consumer.pace.begin(epoch, Instant::now());
         }
         self.scheduler
-            .epoch_started(JobId(seat.job), seat.rank, epoch);
+            .epoch_started(JobId(rank_id.job), rank_id.rank, epoch);
     }
 
     /// Tells the scheduler which epochs the ranks of a job began while it waited for others. Nothing of an epoch is
@@ -55,12 +55,12 @@ impl Engine {
         }
     }
 
-    pub(crate) fn restart_epoch(&mut self, seat: RankId, epoch: u64) {
-        if let Some(consumer) = self.consumer(seat) {
+    pub(crate) fn restart_epoch(&mut self, rank_id: RankId, epoch: u64) {
+        if let Some(consumer) = self.consumer(rank_id) {
             consumer.leaves = Some(epoch);
         }
-        self.answer_who_left_before(seat.job);
-        self.restart_if_all_ask(seat.job);
+        self.answer_who_left_before(rank_id.job);
+        self.restart_if_all_ask(rank_id.job);
     }
 
     /// Begins the next epoch if all ranks that are here have left the one before.
@@ -88,14 +88,14 @@ impl Engine {
     }
 
     /// The job's state once every rank has been given `batches` batches of `epoch`.
-    pub(crate) fn state(&self, seat: RankId, epoch: u64, batches: u64) -> Result<ResumePoint> {
-        let level = self.jobs.get(&seat.job).map_or((0, 0), |job| job.level);
+    pub(crate) fn state(&self, rank_id: RankId, epoch: u64, batches: u64) -> Result<ResumePoint> {
+        let level = self.jobs.get(&rank_id.job).map_or((0, 0), |job| job.level);
         let since = if level.0 == epoch {
             batches.saturating_sub(level.1)
         } else {
             batches
         };
-        let state = self.scheduler.state(JobId(seat.job), epoch, since);
+        let state = self.scheduler.state(JobId(rank_id.job), epoch, since);
         let state = state.ok_or_else(|| {
             Error::Invalid(format!(
                 "the state after {batches} batches of epoch {epoch} is not known any more: \

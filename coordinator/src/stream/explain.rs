@@ -9,18 +9,18 @@ use crate::stream::{RankId, StreamConfig};
 /// One paragraph for a person.
 pub(crate) fn explain(
     engine: &Engine,
-    seat: RankId,
+    rank_id: RankId,
     free: u32,
-    blueprint: &StreamConfig,
+    config: &StreamConfig,
 ) -> String {
-    let Some(job) = engine.jobs.get(&seat.job) else {
+    let Some(job) = engine.jobs.get(&rank_id.job) else {
         return "the job is not attached any more".into();
     };
     if job.forming.is_some() {
         return missing_ranks(job);
     }
     let mut lines = Vec::new();
-    if let Some(text) = engine.scheduler.cohort_waits(JobId(seat.job)) {
+    if let Some(text) = engine.scheduler.cohort_waits(JobId(rank_id.job)) {
         lines.push(text);
     }
     lines.push(preparation(engine));
@@ -28,21 +28,21 @@ pub(crate) fn explain(
     lines.extend(holders(engine));
     format!(
         "stream {} ({}): {}",
-        blueprint.id,
-        blueprint.dataset_name,
+        config.id,
+        config.dataset_name,
         lines.join("; ")
     )
 }
 
 /// Returns whom a consumer waits for, if that is somebody else: a rank of its job, or its cohort.
-pub(crate) fn who_is_awaited(engine: &Engine, seat: RankId) -> Option<Awaited> {
-    let job = engine.jobs.get(&seat.job)?;
+pub(crate) fn who_is_awaited(engine: &Engine, rank_id: RankId) -> Option<Awaited> {
+    let job = engine.jobs.get(&rank_id.job)?;
     let (what, remedy) = if job.forming.is_some() {
         (
             format!("{} not attached", ranks(job, |rank| job.awaits(rank))),
             ALL_RANKS,
         )
-    } else if is_leaving(job, seat) {
+    } else if is_leaving(job, rank_id) {
         let consumer = |rank: usize| job.ranks[rank].as_ref();
         let stays = |rank| consumer(rank).is_some_and(|c| c.leaves.is_none());
         (
@@ -50,7 +50,7 @@ pub(crate) fn who_is_awaited(engine: &Engine, seat: RankId) -> Option<Awaited> {
             ALL_LEAVE,
         )
     } else {
-        (engine.scheduler.cohort_waits(JobId(seat.job))?, COHORT)
+        (engine.scheduler.cohort_waits(JobId(rank_id.job))?, COHORT)
     };
     Some(Awaited {
         what,
@@ -65,8 +65,8 @@ const ALL_LEAVE: &str = "let all ranks leave an epoch early (break) at the same 
 const COHORT: &str = "start all jobs of the cohort and let all of them iterate, or give cohort_size the number of \
                       those there are";
 
-fn is_leaving(job: &AttachedJob, seat: RankId) -> bool {
-    let rank = job.ranks.get(seat.rank as usize);
+fn is_leaving(job: &AttachedJob, rank_id: RankId) -> bool {
+    let rank = job.ranks.get(rank_id.rank as usize);
     rank.and_then(Option::as_ref)
         .is_some_and(|consumer| consumer.leaves.is_some())
 }

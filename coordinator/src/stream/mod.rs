@@ -6,7 +6,6 @@
 //! Samples are prepared outside it.
 
 mod absent;
-mod afloat;
 mod batch;
 mod cohorts;
 mod consumer;
@@ -16,6 +15,7 @@ mod engine;
 mod epochs;
 mod explain;
 mod forming;
+mod late_binding;
 mod layout;
 mod numbers;
 mod orders;
@@ -31,8 +31,8 @@ use std::time::{Duration, Instant};
 
 use coprep_cache::handover::{Doorbell, Sender};
 use coprep_cache::staging::StagingPool;
-use coprep_cache::worklist::TaskHandle;
-use coprep_costs::{Summary, early};
+use coprep_cache::task_table::TaskHandle;
+use coprep_costs::{Summary, lookahead};
 use coprep_protocol::message::{
     Attach, Attached, Awaited, CacheForm, CostStatus, Departure, ResumePoint, SampleCost,
     StreamStatus,
@@ -43,24 +43,24 @@ use coprep_scheduler::{Config, DrawOrder, Minibatch, Scheduler};
 use fail::fail_point;
 
 use crate::caches::DatasetCache;
-use crate::due_queue::Deadline;
-use crate::maker::Producer;
-use crate::outbox::ReplyQueue;
-use crate::peer::Peer;
+use crate::connection::peer::Peer;
+use crate::connection::reply_queue::ReplyQueue;
+use crate::produce::deadline_queue::Deadline;
+use crate::produce::processes::{IdleForkServer, Trouble};
+use crate::produce::producer::Producer;
+use crate::produce::threads::{GivenUp, ThreadPool};
 use crate::stream::absent::SOON;
-use crate::stream::afloat::{BindingId, BoundSlot};
 use crate::stream::batch::PendingBatch;
 use crate::stream::consumer::Consumer;
 use crate::stream::counters::Counters;
 pub(crate) use crate::stream::departed::Leaver;
 use crate::stream::engine::Engine;
+use crate::stream::late_binding::{BindingId, BoundSlot};
 pub(crate) use crate::stream::layout::{layout, most_blob};
 pub(crate) use crate::stream::numbers::{Drawn, Numbers, fingerprint};
 pub(crate) use crate::stream::orders::{EpochOrder, cohort_key};
 use crate::stream::replay::Replay;
 use crate::stream::sample::{Made, PreparationPlan, SampleWork};
-use crate::user_code::{IdleForkServer, Trouble};
-use crate::workers::{GivenUp, ThreadPool};
 use crate::{Error, Result};
 
 /// Minibatches a rank's queue holds at most, if there are buffers for them. Jobs of about one speed drift apart by
@@ -119,7 +119,7 @@ pub(crate) struct StreamConfig {
     pub(crate) seed: u64,
     /// Maps the numbers of its epochs to samples.
     pub(crate) numbers: Numbers,
-    pub(crate) maker: Producer,
+    pub(crate) producer: Producer,
     /// What a process that has loaded its user code is good for.
     pub(crate) code_key: u128,
     /// What user code is told apart by.
@@ -137,14 +137,14 @@ pub(crate) struct StreamConfig {
 pub(crate) struct Client {
     pub(crate) name: String,
     pub(crate) pid: u32,
-    pub(crate) outbox: Arc<ReplyQueue>,
+    pub(crate) reply_queue: Arc<ReplyQueue>,
     pub(crate) peer: Arc<Peer>,
 }
 
 impl Client {
     /// Returns true when the client has hung up, or its process has ended.
     pub(crate) fn is_gone(&self) -> bool {
-        self.outbox.is_gone() || self.peer.is_gone()
+        self.reply_queue.is_gone() || self.peer.is_gone()
     }
 }
 
@@ -157,14 +157,14 @@ pub(crate) struct RankId {
 
 /// What a new consumer is given.
 pub(crate) struct Registration {
-    pub(crate) seat: RankId,
+    pub(crate) rank_id: RankId,
     pub(crate) attached: Attached,
     pub(crate) descriptors: [std::os::fd::OwnedFd; 4],
 }
 
 /// Jobs that share a pipeline.
 pub(crate) struct Stream {
-    pub(crate) blueprint: StreamConfig,
+    pub(crate) config: StreamConfig,
     fields: Vec<Field>,
     /// Number of the fields that the maker writes, which come first.
     made: usize,
@@ -189,13 +189,13 @@ pub(crate) struct Stream {
 impl Stream {
     /// Starts the driver of a stream whose staging area is reserved.
     pub(crate) fn open(
-        blueprint: StreamConfig,
+        config: StreamConfig,
         pool: StagingPool,
         workers: Arc<ThreadPool>,
     ) -> Result<Arc<Stream>> {
-        let engine = new_engine(&blueprint, &pool);
+        let engine = new_engine(&config, &pool);
         let layout = pool.layout();
-        let replay = blueprint
+        let replay = config
             .is_replayed
             .then(|| Replay::new(layout.buffers, layout.slots));
         let doorbell = Arc::new(Doorbell::new()?);
@@ -204,8 +204,8 @@ impl Stream {
         pool.on_free(move || rung.ring_if_resting());
         let stream = Arc::new(Stream {
             replay,
-            made: blueprint.maker.made().len(),
-            fields: blueprint.maker.fields(blueprint.numbers.are_ids()),
+            made: config.producer.made().len(),
+            fields: config.producer.fields(config.numbers.are_ids()),
             pool,
             doorbell,
             workers,
@@ -216,7 +216,7 @@ impl Stream {
             expected: AtomicUsize::new(0),
             broken: AtomicBool::new(false),
             doomed: AtomicBool::new(false),
-            blueprint,
+            config,
         });
         stream.start_driver()?;
         Ok(stream)
@@ -224,7 +224,7 @@ impl Stream {
 
     fn start_driver(self: &Arc<Self>) -> Result<()> {
         let stream = Arc::downgrade(self);
-        let builder = std::thread::Builder::new().name(format!("stream-{}", self.blueprint.id));
+        let builder = std::thread::Builder::new().name(format!("stream-{}", self.config.id));
         builder
             .spawn(move || drive(&stream))
             .map_err(|e| Error::io("cannot start a thread", e))?;
@@ -246,7 +246,7 @@ impl Stream {
     fn abandon(&self, engine: &mut Engine) {
         tracing::error!(
             parent: None,
-            stream = self.blueprint.id,
+            stream = self.config.id,
             "a thread panicked while it held the stream: a defect of coprep, please report it"
         );
         self.give_up(engine);
@@ -254,7 +254,7 @@ impl Stream {
 
     fn give_up(&self, engine: &mut Engine) {
         self.prepare_nothing_more();
-        let mut given_up = std::mem::replace(engine, new_engine(&self.blueprint, &self.pool));
+        let mut given_up = std::mem::replace(engine, new_engine(&self.config, &self.pool));
         given_up.hang_up();
         // What is half changed may panic once more as it is dropped.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(given_up)));
@@ -278,19 +278,19 @@ impl Stream {
         let (deliver, reply) = sender.fds()?;
         let bell = self.doorbell.bell()?;
         let descriptors = [self.pool.reader_fd()?, deliver, reply, bell.fd()?];
-        let consumer = Consumer::new(client.pid, client.outbox.clone(), sender, bell);
+        let consumer = Consumer::new(client.pid, client.reply_queue.clone(), sender, bell);
         self.serve_when_it_has_read(client);
         let mut engine = self.engine();
         // Asked under the lock under which a stream is closed, and whose holder hangs up on the jobs of a broken one.
         if self.is_closed() || self.is_broken() {
             return Ok(None);
         }
-        let seat = engine.attach(request, known, &client.name, consumer)?;
+        let rank_id = engine.attach(request, known, &client.name, consumer)?;
         fail_point!("attach-locked");
         engine.share_buffers(self.pool.layout().buffers);
-        let attached = self.attached(&engine, seat);
+        let attached = self.attached(&engine, rank_id);
         Ok(Some(Registration {
-            seat,
+            rank_id,
             attached,
             descriptors,
         }))
@@ -304,7 +304,7 @@ impl Stream {
     /// Errors that a client has no room for are published once it has read others.
     fn serve_when_it_has_read(&self, client: &Client) {
         let doorbell = self.doorbell.clone();
-        client.outbox.on_room(move || doorbell.ring());
+        client.reply_queue.on_room(move || doorbell.ring());
     }
 
     /// Returns which parts of its slots the maker writes.
@@ -315,25 +315,25 @@ impl Stream {
         }
     }
 
-    fn attached(&self, engine: &Engine, seat: RankId) -> Attached {
-        let maker = &self.blueprint.maker;
-        let all = self.blueprint.numbers.count(maker.samples());
-        let (epoch, job_samples) = engine.position(seat).unwrap_or((0, all));
+    fn attached(&self, engine: &Engine, rank_id: RankId) -> Attached {
+        let producer = &self.config.producer;
+        let all = self.config.numbers.count(producer.samples());
+        let (epoch, job_samples) = engine.position(rank_id).unwrap_or((0, all));
         Attached {
-            stream: self.blueprint.id,
-            job: seat.job,
-            seed: self.blueprint.seed,
-            dataset_samples: maker.samples(),
+            stream: self.config.id,
+            job: rank_id.job,
+            seed: self.config.seed,
+            dataset_samples: producer.samples(),
             job_samples,
-            classes: maker.classes().to_vec(),
+            classes: producer.classes().to_vec(),
             fields: self.fields.clone(),
             slots: self.pool.layout().slots,
             buffers: self.pool.layout().buffers,
             large_bytes: self.pool.layout().large_limit(),
             epoch,
-            structure: maker.structure().to_vec(),
+            structure: producer.structure().to_vec(),
             notes: Vec::new(),
-            token: engine.token(seat),
+            token: engine.token(rank_id),
         }
     }
 
@@ -346,9 +346,9 @@ impl Stream {
     }
 
     /// Removes a consumer, however it left. True: nobody is left.
-    pub(crate) fn detach(self: &Arc<Self>, seat: RankId) -> bool {
+    pub(crate) fn detach(self: &Arc<Self>, rank_id: RankId) -> bool {
         let mut engine = self.engine();
-        engine.detach(seat);
+        engine.detach(rank_id);
         engine.share_buffers(self.pool.layout().buffers);
         self.pump(&mut engine);
         engine.is_empty()
@@ -381,7 +381,7 @@ impl Stream {
     /// Gives what is worth keeping for the next stream of the same user code.
     pub(crate) fn end(&self) -> Option<IdleForkServer> {
         self.doorbell.ring();
-        self.blueprint.maker.crew()?.dismiss()
+        self.config.producer.process_pool()?.dismiss()
     }
 
     /// Its makers came to their end: every job is sent away, comes again with what it was given, and finds
@@ -390,7 +390,7 @@ impl Stream {
     /// Nothing is drawn any more. A job that has not noticed yet still takes what lies ready for it, and must
     /// not find another minibatch in those buffers.
     pub(crate) fn break_off(&self, trouble: &Trouble) {
-        tracing::warn!(parent: None, stream = self.blueprint.id, error = %trouble, "a stream is opened anew");
+        tracing::warn!(parent: None, stream = self.config.id, error = %trouble, "a stream is opened anew");
         self.give_up(&mut self.engine());
     }
 
@@ -416,41 +416,45 @@ impl Stream {
         self.broken.load(Ordering::Acquire)
     }
 
-    pub(crate) fn epoch_started(self: &Arc<Self>, seat: RankId, epoch: u64) {
+    pub(crate) fn epoch_started(self: &Arc<Self>, rank_id: RankId, epoch: u64) {
         let mut engine = self.engine();
         // What it took before belongs to the epoch before.
         self.pump(&mut engine);
-        engine.epoch_started(seat, epoch);
+        engine.epoch_started(rank_id, epoch);
         self.pump(&mut engine);
     }
 
     /// A consumer tells the order of an epoch that it begins, or was handed before.
     pub(crate) fn tell_order(
         self: &Arc<Self>,
-        seat: RankId,
+        rank_id: RankId,
         epoch: u64,
         order: EpochOrder,
         is_settled: bool,
     ) {
         let mut engine = self.engine();
-        engine.tell_order(seat, epoch, order, is_settled);
+        engine.tell_order(rank_id, epoch, order, is_settled);
         self.pump(&mut engine);
     }
 
     /// The consumer leaves `epoch`; answered when every rank of its job has asked.
-    pub(crate) fn restart_epoch(self: &Arc<Self>, seat: RankId, epoch: u64) {
+    pub(crate) fn restart_epoch(self: &Arc<Self>, rank_id: RankId, epoch: u64) {
         let mut engine = self.engine();
-        engine.restart_epoch(seat, epoch);
+        engine.restart_epoch(rank_id, epoch);
         self.pump(&mut engine);
     }
 
-    pub(crate) fn state(&self, seat: RankId, epoch: u64, batches: u64) -> Result<ResumePoint> {
-        self.engine().state(seat, epoch, batches)
+    pub(crate) fn state(&self, rank_id: RankId, epoch: u64, batches: u64) -> Result<ResumePoint> {
+        self.engine().state(rank_id, epoch, batches)
     }
 
-    pub(crate) fn explain(&self, seat: RankId) -> String {
-        let text = explain::explain(&self.engine(), seat, self.pool.free(), &self.blueprint);
-        let stuck = self.blueprint.maker.crew().map_or(0, |crew| crew.stuck());
+    pub(crate) fn explain(&self, rank_id: RankId) -> String {
+        let text = explain::explain(&self.engine(), rank_id, self.pool.free(), &self.config);
+        let stuck = self
+            .config
+            .producer
+            .process_pool()
+            .map_or(0, |process_pool| process_pool.stuck());
         if stuck == 0 {
             return text;
         }
@@ -462,8 +466,8 @@ impl Stream {
     }
 
     /// Returns whom a consumer waits for, if that is somebody else and not its samples.
-    pub(crate) fn who_is_awaited(&self, seat: RankId) -> Option<Awaited> {
-        explain::who_is_awaited(&self.engine(), seat)
+    pub(crate) fn who_is_awaited(&self, rank_id: RankId) -> Option<Awaited> {
+        explain::who_is_awaited(&self.engine(), rank_id)
     }
 
     pub(crate) fn status(&self, slow: u32) -> StreamStatus {
@@ -471,16 +475,20 @@ impl Stream {
         let costs = self.cost_status(slow);
         let engine = self.engine();
         StreamStatus {
-            id: self.blueprint.id,
-            dataset: self.blueprint.dataset_name.clone(),
-            samples: self.blueprint.maker.samples(),
-            pipeline: self.blueprint.pipeline_text.clone(),
-            seed: self.blueprint.seed,
-            cache: self.blueprint.key.cache,
-            relaxed: self.blueprint.key.relaxed,
+            id: self.config.id,
+            dataset: self.config.dataset_name.clone(),
+            samples: self.config.producer.samples(),
+            pipeline: self.config.pipeline_text.clone(),
+            seed: self.config.seed,
+            cache: self.config.key.cache,
+            relaxed: self.config.key.relaxed,
             costs,
-            worker_pids: self.blueprint.maker.crew().map_or(Vec::new(), |c| c.pids()),
-            busy_workers: self.blueprint.maker.crew().map_or(0, |c| c.busy()),
+            worker_pids: self
+                .config
+                .producer
+                .process_pool()
+                .map_or(Vec::new(), |c| c.pids()),
+            busy_workers: self.config.producer.process_pool().map_or(0, |c| c.busy()),
             differs: Vec::new(),
             notes: Vec::new(),
             slots: layout.slots,
@@ -494,12 +502,12 @@ impl Stream {
     }
 
     fn cost_status(&self, slow: u32) -> CostStatus {
-        let Some(costs) = self.blueprint.maker.costs() else {
+        let Some(costs) = self.config.producer.costs() else {
             return CostStatus::default();
         };
         let sample = |(id, cost): (u32, coprep_costs::ExpectedCost)| SampleCost {
             id,
-            path: self.blueprint.maker.path(id),
+            path: self.config.producer.path(id),
             fetch_s: cost.fetch,
             decode_s: cost.decode,
             fixed_s: cost.fixed,
@@ -578,15 +586,15 @@ impl Stream {
     }
 
     fn few_waiting(&self) -> u32 {
-        match self.blueprint.maker.crew() {
-            Some(crew) => crew.few_waiting(),
+        match self.config.producer.process_pool() {
+            Some(process_pool) => process_pool.few_waiting(),
             None => 2 * self.workers.threads(),
         }
     }
 
     fn worker_count(&self) -> u32 {
-        match self.blueprint.maker.crew() {
-            Some(crew) => crew.workers(),
+        match self.config.producer.process_pool() {
+            Some(process_pool) => process_pool.workers(),
             None => self.workers.threads(),
         }
     }
@@ -599,15 +607,15 @@ impl Stream {
     }
 
     fn publish(&self, engine: &mut Engine) {
-        let lacks = || self.blueprint.maker.lacks(&self.workers);
-        self.counters.add_delivered(engine.publish(lacks));
+        let stall_clock = || self.config.producer.stall_clock(&self.workers);
+        self.counters.add_delivered(engine.publish(stall_clock));
     }
 
     /// Gives a minibatch its buffer and its samples to the workers.
     fn start(self: &Arc<Self>, engine: &mut Engine, minibatch: Minibatch) {
         let Some(filling) = self.pool.allocate() else {
             // The scheduler was told of a free buffer, and only this thread allocates under the lock.
-            tracing::error!(parent: None, stream = self.blueprint.id, "no staging buffer for a minibatch that was drawn");
+            tracing::error!(parent: None, stream = self.config.id, "no staging buffer for a minibatch that was drawn");
             return;
         };
         let samples = engine.samples(&minibatch);
@@ -622,20 +630,21 @@ impl Stream {
             unfinished,
         ));
         let starts = self.starts(engine, &samples);
-        let lacks = self.blueprint.maker.lacks(&self.workers);
-        engine.expect(&batch, minibatch.deliveries, &lacks);
+        let stall_clock = self.config.producer.stall_clock(&self.workers);
+        engine.expect(&batch, minibatch.deliveries, &stall_clock);
         self.waiting
             .fetch_add(samples.len() as u32, Ordering::Relaxed);
-        let is_relaxed = self.blueprint.key.relaxed;
+        let is_relaxed = self.config.key.relaxed;
         let is_ahead = engine.window > 0;
         for (place, ((slot, draw), start)) in slots.into_iter().zip(samples).zip(starts).enumerate()
         {
-            let berth = BoundSlot {
+            let bound_slot = BoundSlot {
                 batch: batch.clone(),
                 slot,
                 place: place as u32,
             };
-            let is_filled = |replay: &Replay| replay.is_filled(batch.buffer, berth.slot.slot());
+            let is_filled =
+                |replay: &Replay| replay.is_filled(batch.buffer, bound_slot.slot.slot());
             let plan = PreparationPlan {
                 start,
                 due: is_ahead.then(|| engine.plan.due()),
@@ -643,20 +652,22 @@ impl Stream {
                 is_there: !is_relaxed && self.replay.as_ref().is_some_and(is_filled),
             };
             let work = if is_relaxed {
-                let ticket = engine.afloat.add(draw.number, engine.drawn, berth);
-                SampleWork::afloat(self.clone(), ticket, batch.clone(), draw, plan)
+                let binding = engine
+                    .late_binding
+                    .add(draw.number, engine.drawn, bound_slot);
+                SampleWork::late_binding(self.clone(), binding, batch.clone(), draw, plan)
             } else {
-                SampleWork::bound(self.clone(), berth, draw, plan)
+                SampleWork::bound(self.clone(), bound_slot, draw, plan)
             };
             self.assign(start, work);
         }
     }
 
-    /// When each sample of a minibatch is to be begun; see [`coprep_costs::early`].
+    /// When each sample of a minibatch is to be begun; see [`coprep_costs::lookahead`].
     fn starts(&self, engine: &mut Engine, samples: &[Drawn]) -> Vec<Deadline> {
         let now = Deadline::now();
-        let maker = &self.blueprint.maker;
-        let Some(costs) = maker.costs() else {
+        let producer = &self.config.producer;
+        let Some(costs) = producer.costs() else {
             return vec![now; samples.len()];
         };
         let lately = costs.lately();
@@ -667,7 +678,10 @@ impl Stream {
             let start = Deadline::at(engine.plan.pause(now.seconds()));
             return vec![start; samples.len()];
         }
-        let known: Vec<Option<f32>> = samples.iter().map(|draw| maker.expected(draw.id)).collect();
+        let known: Vec<Option<f32>> = samples
+            .iter()
+            .map(|draw| producer.expected(draw.id))
+            .collect();
         let expected: Vec<f32> = known.iter().map(|cost| cost.unwrap_or(mean)).collect();
         let first = engine.in_preparation.first().map(|batch| batch.number);
         let ahead = first.map_or(0, |first| engine.drawn - first) as u32;
@@ -684,12 +698,12 @@ impl Stream {
     /// Minibatches of so many samples to draw ahead, `period` seconds apart.
     fn window(&self, lately: &Summary, samples: usize, period: f32) -> u32 {
         let most = LOOKAHEAD.min(self.pool.layout().buffers.saturating_sub(2));
-        let spread = match self.blueprint.key.relaxed {
+        let spread = match self.config.key.relaxed {
             // A slow sample holds nobody up but at the epoch's end.
             true => 0,
-            false => early::SPREAD,
+            false => lookahead::SPREAD,
         };
-        early::window_needed(lately, samples as u32, period, spread, most)
+        lookahead::window_needed(lately, samples as u32, period, spread, most)
     }
 
     /// The same for a sample that has been looked at, and is expected to take so long.
@@ -700,39 +714,41 @@ impl Stream {
 
     /// Beyond which a sample counts as slow.
     fn budget(&self) -> Option<Duration> {
-        let budget = self.blueprint.maker.costs().and_then(|c| c.budget());
+        let budget = self.config.producer.costs().and_then(|c| c.budget());
         budget.map(Duration::from_secs_f32)
     }
 
     /// Offers a sample's slot to the process that makes it: buffer and slot.
-    fn offer(&self, ticket: BindingId, given: TaskHandle) -> Option<(u32, u32)> {
+    fn offer(&self, binding: BindingId, given: TaskHandle) -> Option<(u32, u32)> {
         let budget = self.budget();
-        self.engine().afloat.offer(ticket, budget, given)
+        self.engine().late_binding.offer(binding, budget, given)
     }
 
     /// Binds a sample that is about to be written to a slot.
-    fn claim(&self, ticket: BindingId) -> BoundSlot {
+    fn claim(&self, binding: BindingId) -> BoundSlot {
         let budget = self.budget();
-        let berth = self.engine().claim(ticket, budget);
-        berth.unwrap_or_else(|| GivenUp::unwind())
+        let bound_slot = self.engine().claim(binding, budget);
+        bound_slot.unwrap_or_else(|| GivenUp::unwind())
     }
 
     /// Binds a sample to the slot that it was drawn for.
-    fn take(&self, ticket: BindingId) -> BoundSlot {
-        self.try_take(ticket).unwrap_or_else(|| GivenUp::unwind())
+    fn take(&self, binding: BindingId) -> BoundSlot {
+        self.try_take(binding).unwrap_or_else(|| GivenUp::unwind())
     }
 
     /// The same. Returns `None` if the stream was given up meanwhile, with the slot.
-    fn try_take(&self, ticket: BindingId) -> Option<BoundSlot> {
-        self.engine().afloat.take(ticket)
+    fn try_take(&self, binding: BindingId) -> Option<BoundSlot> {
+        self.engine().late_binding.take(binding)
     }
 
     fn assign(self: &Arc<Self>, start: Deadline, work: SampleWork) {
-        match &self.blueprint.maker {
-            Producer::ProcessPool { crew, prepared, .. }
-                if !work.is_there() && !is_in(prepared.as_deref(), work.id()) =>
-            {
-                crew.submit(start, Box::new(work));
+        match &self.config.producer {
+            Producer::ProcessPool {
+                process_pool,
+                prepared,
+                ..
+            } if !work.is_there() && !is_in(prepared.as_deref(), work.id()) => {
+                process_pool.submit(start, Box::new(work));
             }
             _ => self.workers.submit(start, Box::new(work)),
         }
@@ -749,17 +765,17 @@ impl Stream {
     }
 }
 
-fn new_engine(blueprint: &StreamConfig, pool: &StagingPool) -> Engine {
-    let config = Config {
-        samples: blueprint.numbers.count(blueprint.maker.samples()),
+fn new_engine(config: &StreamConfig, pool: &StagingPool) -> Engine {
+    let for_scheduler = Config {
+        samples: config.numbers.count(config.producer.samples()),
         slots: pool.layout().slots,
         depth: QUEUE_DEPTH,
         low_water: LOW_WATER,
-        seed: blueprint.seed,
-        order: blueprint.key.draw_order(),
-        is_told: blueprint.key.told != 0,
+        seed: config.seed,
+        order: config.key.draw_order(),
+        is_told: config.key.told != 0,
     };
-    Engine::new(blueprint, Scheduler::new(config))
+    Engine::new(config, Scheduler::new(for_scheduler))
 }
 
 fn is_in(cache: Option<&DatasetCache>, id: u32) -> bool {

@@ -92,16 +92,16 @@ impl Engine {
     /// A member tells an order: one that it proposes, or was handed before.
     pub(super) fn tell_order(
         &mut self,
-        seat: RankId,
+        rank_id: RankId,
         epoch: u64,
         order: EpochOrder,
         is_settled: bool,
     ) {
-        if let Some(job) = self.jobs.get_mut(&seat.job) {
+        if let Some(job) = self.jobs.get_mut(&rank_id.job) {
             job.knows_order_of = None;
         }
         // The member is not in this epoch, or the epoch has its order already.
-        if self.scheduler.untold(JobId(seat.job)) != Some(epoch) {
+        if self.scheduler.untold(JobId(rank_id.job)) != Some(epoch) {
             return;
         }
         if is_settled {
@@ -186,11 +186,11 @@ impl Consumer {
         let samples = order.ids.len() as u32;
         let handed = order.file.as_fd().try_clone_to_owned().is_ok_and(|file| {
             let reply = Reply::Order { epoch, samples };
-            self.outbox.post_with(&reply, vec![file]).is_ok()
+            self.reply_queue.post_with(&reply, vec![file]).is_ok()
         });
         if !handed {
             // It comes again, and is handed it then.
-            self.outbox.hang_up();
+            self.reply_queue.hang_up();
         }
     }
 }

@@ -7,21 +7,22 @@ use std::time::{Duration, Instant};
 
 use coprep_cache::sample_cache::{Form, Meta};
 use coprep_cache::staging::{Layout, SlotMut};
-use coprep_cache::worklist::TaskHandle;
+use coprep_cache::task_table::TaskHandle;
 use coprep_pipeline::SampleKey;
 use coprep_protocol::code::SampleRequest;
 use coprep_protocol::message::CacheForm;
 use fail::fail_point;
 
 use crate::caches::DatasetCache;
-use crate::due_queue::Deadline;
-use crate::maker::Producer;
-use crate::prepare::{Failure, Fetched, PreparationCost, Recipe, SlotWriter, WorkerScratch};
-use crate::stream::afloat::{BindingId, BoundSlot};
+use crate::observe::preparation_cost::PreparationCost;
+use crate::produce::deadline_queue::Deadline;
+use crate::produce::native::{Failure, Fetched, Recipe, SlotWriter, WorkerScratch};
+use crate::produce::processes::{Begin, LargeRoom, Outlook, Task, TaskOutcome};
+use crate::produce::producer::Producer;
+use crate::produce::threads::{PoolWork, Ready};
 use crate::stream::batch::PendingBatch;
+use crate::stream::late_binding::{BindingId, BoundSlot};
 use crate::stream::{Drawn, Stream};
-use crate::user_code::{Begin, LargeRoom, Outlook, Task, TaskOutcome};
-use crate::workers::{PoolWork, Ready};
 
 /// One sample of a minibatch, for a worker.
 pub(super) struct SampleWork {
@@ -78,7 +79,7 @@ enum Restored {
 
 impl PoolWork for SampleWork {
     fn needs_fetch(&self) -> bool {
-        match &self.stream.blueprint.maker {
+        match &self.stream.config.producer {
             Producer::Native(recipe) if !self.plan.is_there && self.panics == 0 => {
                 recipe.cached_as(self.draw.id).is_none()
             }
@@ -88,7 +89,7 @@ impl PoolWork for SampleWork {
 
     fn fetch(&mut self) -> Ready {
         let stream = self.stream.clone();
-        if let Producer::Native(recipe) = &stream.blueprint.maker
+        if let Producer::Native(recipe) = &stream.config.producer
             && self.needs_fetch()
             && self.drawn_for.is_wanted()
         {
@@ -107,21 +108,25 @@ impl PoolWork for SampleWork {
         }
     }
 
-    fn run(mut self: Box<Self>, tools: &mut WorkerScratch) {
+    fn run(mut self: Box<Self>, worker_scratch: &mut WorkerScratch) {
         if self.panics > 0 {
             return self.recover();
         }
         let stream = self.stream.clone();
         if self.start() {
             fail_point!("worker-prepare");
-            match &stream.blueprint.maker {
+            match &stream.config.producer {
                 _ if self.plan.is_there => self.prepared(&PreparationCost::default()),
-                Producer::Native(recipe) => self.fill(recipe, tools),
-                Producer::ProcessPool { crew, prepared, .. } => {
+                Producer::Native(recipe) => self.fill(recipe, worker_scratch),
+                Producer::ProcessPool {
+                    process_pool,
+                    prepared,
+                    ..
+                } => {
                     match self.restore(prepared.as_deref()) {
                         Restored::Whole(cost) => self.prepared(&cost),
                         // An LRU has let it go since the work was assigned.
-                        Restored::Absent => return crew.submit(Deadline::default(), self),
+                        Restored::Absent => return process_pool.submit(Deadline::default(), self),
                         Restored::NoRoom(LargeRoom::Failed(failure)) => {
                             return self.finish(TaskOutcome::Failed(failure));
                         }
@@ -157,7 +162,7 @@ impl Task for SampleWork {
         }
         // Made meanwhile, for an earlier minibatch.
         let stream = self.stream.clone();
-        let cache = match &stream.blueprint.maker {
+        let cache = match &stream.config.producer {
             Producer::ProcessPool { prepared, .. } => prepared.as_deref(),
             _ => None,
         };
@@ -173,7 +178,7 @@ impl Task for SampleWork {
         SampleRequest {
             id: self.draw.id,
             place: match &self.at {
-                At::Bound(berth) => Some((berth.batch.buffer, berth.slot.slot())),
+                At::Bound(bound_slot) => Some((bound_slot.batch.buffer, bound_slot.slot.slot())),
                 _ => None,
             },
             is_offered: false,
@@ -184,20 +189,20 @@ impl Task for SampleWork {
     }
 
     fn outlook(&self) -> Outlook {
-        let (id, maker) = (self.draw.id, &self.stream.blueprint.maker);
-        let seconds = maker.expected(id);
-        let budget = maker.costs().and_then(|costs| costs.budget());
+        let (id, producer) = (self.draw.id, &self.stream.config.producer);
+        let seconds = producer.expected(id);
+        let budget = producer.costs().and_then(|costs| costs.budget());
         let is_kept = |cache: &DatasetCache| !cache.store.has(id) && cache.may_admit(id);
         Outlook {
             seconds,
             is_quick: seconds.zip(budget).is_some_and(|(s, budget)| s <= budget),
-            is_kept: maker.cache().is_some_and(|cache| is_kept(cache)),
+            is_kept: producer.cache().is_some_and(|cache| is_kept(cache)),
         }
     }
 
     fn offer(&mut self, given: &TaskHandle) -> Option<(u32, u32)> {
         match self.at {
-            At::SlotBinder(ticket) => self.stream.offer(ticket, given.clone()),
+            At::SlotBinder(binding) => self.stream.offer(binding, given.clone()),
             _ => None,
         }
     }
@@ -211,8 +216,8 @@ impl Task for SampleWork {
         if is_about_to_write {
             self.claim();
         }
-        let berth = self.berth();
-        (berth.batch.buffer, berth.slot.slot())
+        let bound_slot = self.bound_slot();
+        (bound_slot.batch.buffer, bound_slot.slot.slot())
     }
 
     fn room(&mut self, bytes: u64) -> LargeRoom {
@@ -244,26 +249,26 @@ impl Task for SampleWork {
 }
 
 impl SampleWork {
-    /// For the slot of `berth`, come what may.
+    /// For the slot of `bound_slot`, come what may.
     pub(super) fn bound(
         stream: Arc<Stream>,
-        berth: BoundSlot,
+        bound_slot: BoundSlot,
         draw: Drawn,
         plan: PreparationPlan,
     ) -> Self {
-        let drawn_for = berth.batch.clone();
-        Self::new(stream, At::Bound(berth), drawn_for, draw, plan)
+        let drawn_for = bound_slot.batch.clone();
+        Self::new(stream, At::Bound(bound_slot), drawn_for, draw, plan)
     }
 
-    /// For the slot that `ticket` will give.
-    pub(super) fn afloat(
+    /// For the slot that `binding` will give.
+    pub(super) fn late_binding(
         stream: Arc<Stream>,
-        ticket: BindingId,
+        binding: BindingId,
         drawn_for: Arc<PendingBatch>,
         draw: Drawn,
         plan: PreparationPlan,
     ) -> Self {
-        Self::new(stream, At::SlotBinder(ticket), drawn_for, draw, plan)
+        Self::new(stream, At::SlotBinder(binding), drawn_for, draw, plan)
     }
 
     fn new(
@@ -296,7 +301,7 @@ impl SampleWork {
 
     /// What keys its random numbers. A prepared sample has the same in all visits that it is used for.
     fn visit(&self) -> u64 {
-        let key = &self.stream.blueprint.key;
+        let key = &self.stream.config.key;
         match (key.cache, u64::from(key.reuse)) {
             (CacheForm::Prepared, 0) => 0,
             // This is refused for draws: a prepared sample is used as often as it is drawn.
@@ -307,7 +312,7 @@ impl SampleWork {
 
     /// A sample that nothing was known of was drawn to be begun at once: now it is known, and has its time.
     fn start_when_fetched(&self, expected: Option<f32>) -> Deadline {
-        let was_known = self.stream.blueprint.maker.expected(self.draw.id).is_some();
+        let was_known = self.stream.config.producer.expected(self.draw.id).is_some();
         match self.plan.due.filter(|_| !was_known) {
             Some(due) => Stream::start_of_one(due, expected),
             None => self.plan.start,
@@ -316,13 +321,13 @@ impl SampleWork {
 
     /// Where it may be overtaken: whether somebody works at it.
     fn time_runs(&self, is_running: bool) {
-        let At::SlotBinder(ticket) = self.at else {
+        let At::SlotBinder(binding) = self.at else {
             return;
         };
-        let afloat = &mut self.stream.engine().afloat;
+        let late_binding = &mut self.stream.engine().late_binding;
         match is_running {
-            true => afloat.begin(ticket),
-            false => afloat.pause(ticket),
+            true => late_binding.begin(binding),
+            false => late_binding.pause(binding),
         }
     }
 
@@ -342,27 +347,27 @@ impl SampleWork {
 
     /// It is about to be written.
     fn claim(&mut self) {
-        if let At::SlotBinder(ticket) = self.at {
-            self.at = At::Bound(self.stream.claim(ticket));
+        if let At::SlotBinder(binding) = self.at {
+            self.at = At::Bound(self.stream.claim(binding));
         }
     }
 
-    fn berth(&mut self) -> &mut BoundSlot {
-        if let At::SlotBinder(ticket) = self.at {
-            self.at = At::Bound(self.stream.take(ticket));
+    fn bound_slot(&mut self) -> &mut BoundSlot {
+        if let At::SlotBinder(binding) = self.at {
+            self.at = At::Bound(self.stream.take(binding));
         }
         match &mut self.at {
-            At::Bound(berth) => berth,
+            At::Bound(bound_slot) => bound_slot,
             _ => unreachable!("it was bound just now, and is not over"),
         }
     }
 
     fn slot(&mut self) -> &mut SlotMut {
-        &mut self.berth().slot
+        &mut self.bound_slot().slot
     }
 
     fn end(mut self) {
-        self.berth();
+        self.bound_slot();
         let At::Bound(BoundSlot { batch, slot, .. }) = std::mem::replace(&mut self.at, At::Over)
         else {
             return;
@@ -384,9 +389,9 @@ impl SampleWork {
     /// A thread panicked while it had the sample: reports that, so that its minibatch becomes whole all the same.
     fn recover(mut self: Box<Self>) {
         let is_wanted = self.is_started();
-        if let At::SlotBinder(ticket) = self.at {
+        if let At::SlotBinder(binding) = self.at {
             // It may be gone, with the stream.
-            self.at = self.stream.try_take(ticket).map_or(At::Over, At::Bound);
+            self.at = self.stream.try_take(binding).map_or(At::Over, At::Bound);
         }
         match self.at {
             At::Over => return,
@@ -403,12 +408,12 @@ impl SampleWork {
     }
 
     /// Prepares the sample, or the one that replaces it, or leaves a gap.
-    fn fill(&mut self, recipe: &Recipe, tools: &mut WorkerScratch) {
+    fn fill(&mut self, recipe: &Recipe, worker_scratch: &mut WorkerScratch) {
         if let Some(fetched) = self.fetched.take() {
-            tools.take_over(fetched);
+            worker_scratch.take_over(fetched);
         }
         loop {
-            match self.prepare(recipe, tools) {
+            match self.prepare(recipe, worker_scratch) {
                 Ok(cost) => return self.prepared(&cost),
                 Err(failure) => {
                     if !self.replace(failure) {
@@ -422,14 +427,14 @@ impl SampleWork {
     fn prepare(
         &mut self,
         recipe: &Recipe,
-        tools: &mut WorkerScratch,
+        worker_scratch: &mut WorkerScratch,
     ) -> Result<PreparationCost, Failure> {
         let key = SampleKey {
-            seed: self.stream.blueprint.seed,
+            seed: self.stream.config.seed,
             id: self.draw.id,
             visit: self.draw.key,
         };
-        let cost = recipe.prepare(key, tools, self)?;
+        let cost = recipe.prepare(key, worker_scratch, self)?;
         let label = recipe.dataset.label(self.draw.id);
         self.slot()
             .field_mut(1)
@@ -471,9 +476,9 @@ impl SampleWork {
     fn replace(&mut self, failure: Failure) -> bool {
         let stream = self.stream.clone();
         stream.counters.add_failure();
-        let path = stream.blueprint.maker.path(self.draw.id);
+        let path = stream.config.producer.path(self.draw.id);
         let draw = self.draw;
-        let BoundSlot { batch, place, slot } = self.berth();
+        let BoundSlot { batch, place, slot } = self.bound_slot();
         slot.forget_large();
         let other = stream
             .engine()
@@ -490,7 +495,7 @@ impl SampleWork {
         // The fields that say what the sample is: see `naming_fields`.
         let names = [self.draw.id, self.draw.number].map(|name| i64::from(name).to_ne_bytes());
         let stream = self.stream.clone();
-        let BoundSlot { batch, slot, .. } = self.berth();
+        let BoundSlot { batch, slot, .. } = self.bound_slot();
         for (field, name) in (stream.made().fields..stream.fields.len()).zip(names) {
             slot.field_mut(field).copy_from_slice(&name);
         }
@@ -521,7 +526,7 @@ impl SampleWork {
         let stream = self.stream.clone();
         if let Producer::ProcessPool {
             prepared, costs, ..
-        } = &stream.blueprint.maker
+        } = &stream.config.producer
         {
             costs.record(self.draw.id, cost);
             if let Some(cache) = prepared {

@@ -6,10 +6,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use coprep_client::loader::LoaderOptions;
-use coprep_client::{Batch, Loader, control, no_notice, no_pulse};
+use coprep_client::{Batch, Loader, control, no_interrupt, no_notice};
 use coprep_coordinator::{Server, Settings, StopReason};
 use coprep_protocol::message::{Attach, CacheRequest, StreamStatus};
-use coprep_protocol::place::CoordinatorPaths;
+use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::spec::{PipelineSpec, Source, UserDataset};
 
 /// Longest time that a test waits for anything.
@@ -72,7 +72,7 @@ impl Node {
             code: None,
             timeout: LIMIT,
             reconnect: LIMIT,
-            pulse: no_pulse(),
+            interrupt_check: no_interrupt(),
             notice: no_notice(),
         };
         Loader::new(options).unwrap()

@@ -14,7 +14,7 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use coprep_cache::ErrorKind;
 use coprep_cache::sample_cache::index::{
-    ALIGNMENT, Bounds, DROPPED, EMPTY, Entry, HEADER, SegmentHeader, Place, Scan, payload_checksum, scan,
+    ALIGNMENT, Bounds, DROPPED, EMPTY, IndexEntry, HEADER, SegmentHeader, EntryLocation, Scan, payload_checksum, scan,
 };
 use coprep_cache::sample_cache::{Form, Meta, NoEviction, SampleCache, remove_named};
 use coprep_fuzz::Bytes;
@@ -26,7 +26,7 @@ const CAPACITY: usize = 4096;
 const FINGERPRINT: u128 = 7;
 const SEED: u64 = 7;
 const BLOCKS: usize = CAPACITY / ALIGNMENT as usize;
-const PLACE: usize = size_of::<Place>();
+const PLACE: usize = size_of::<EntryLocation>();
 const INDEX_AT: usize = 4096;
 const PAYLOADS_AT: usize = 8192;
 const SEGMENT: usize = PAYLOADS_AT + CAPACITY;
@@ -101,7 +101,7 @@ impl Segment {
         }
     }
 
-    fn places(&self) -> impl Iterator<Item = Place> {
+    fn places(&self) -> impl Iterator<Item = EntryLocation> {
         let index = self.bytes.get(INDEX_AT..PAYLOADS_AT).unwrap_or_default();
         index
             .as_chunks::<PLACE>()
@@ -142,7 +142,7 @@ impl Segment {
     /// The samples whose payload is what was committed.
     fn intact(&self, scan: &Scan) -> Found {
         let payload =
-            |e: &Entry| self.bytes[PAYLOADS_AT + e.offset as usize..][..e.len as usize].to_vec();
+            |e: &IndexEntry| self.bytes[PAYLOADS_AT + e.offset as usize..][..e.len as usize].to_vec();
         let entries = scan.entries.iter().map(|(_, e)| (e, payload(e)));
         let intact = entries.filter(|(e, bytes)| payload_checksum(bytes) == e.payload_checksum);
         intact.map(|(e, bytes)| (e.id, bytes)).collect()
@@ -175,7 +175,7 @@ fn header(blocks: usize) -> SegmentHeader {
     }
 }
 
-fn place(kind: u8, recipe: Place, payloads: &[u8]) -> Place {
+fn place(kind: u8, recipe: EntryLocation, payloads: &[u8]) -> EntryLocation {
     let mut place = recipe;
     match kind % 4 {
         0 => EMPTY,
@@ -192,9 +192,9 @@ fn place(kind: u8, recipe: Place, payloads: &[u8]) -> Place {
 }
 
 /// An entry that may be right.
-fn entry(recipe: &mut Bytes, payloads: &[u8]) -> Entry {
+fn entry(recipe: &mut Bytes, payloads: &[u8]) -> IndexEntry {
     let (id, offset, len) = (recipe.byte() % 20, recipe.byte() % 70, recipe.byte());
-    let mut entry = Entry {
+    let mut entry = IndexEntry {
         offset: u64::from(offset) * ALIGNMENT,
         len: len.into(),
         payload_checksum: 0,
@@ -215,7 +215,7 @@ fn entry(recipe: &mut Bytes, payloads: &[u8]) -> Entry {
     entry
 }
 
-fn checksum(place: &Place) -> u64 {
+fn checksum(place: &EntryLocation) -> u64 {
     xxh3_64_with_seed(&place[..PLACE - 8], SEED).max(1)
 }
 

@@ -16,14 +16,14 @@ use std::time::Duration;
 use coprep_cache::handover::{Doorbell, Item, Sender};
 use coprep_cache::staging::{Layout, SlotMut, StagingPool};
 use coprep_client::loader::LoaderOptions;
-use coprep_client::{Event, Loader, no_notice, no_pulse};
+use coprep_client::{Event, Loader, no_notice, no_interrupt};
 use coprep_fuzz::Bytes;
 use coprep_protocol::frame::{self, to_bytes};
 use coprep_protocol::message::{
     Attach, Attached, CacheRequest, Departure, Refusal, RefusalKind, Reply, Request, ResumePoint, SampleError,
     Skipped,
 };
-use coprep_protocol::place::Place;
+use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::spec::{BLOB, Dtype, Field, FileList, NUMBER, PipelineSpec, Source};
 use libfuzzer_sys::fuzz_target;
 
@@ -66,8 +66,8 @@ fn folder() -> &'static PathBuf {
     })
 }
 
-fn place() -> Place {
-    Place::at(folder().join("socket"))
+fn place() -> CoordinatorPaths {
+    CoordinatorPaths::at(folder().join("socket"))
 }
 
 fn listener() -> &'static UnixListener {
@@ -90,7 +90,7 @@ fn train() {
         code: None,
         timeout: TIMEOUT,
         reconnect: Duration::ZERO,
-        pulse: no_pulse(),
+        interrupt_check: no_interrupt(),
         notice: no_notice(),
     };
     let loader = Loader::new(options).expect("nothing is resumed");

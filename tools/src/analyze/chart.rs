@@ -4,8 +4,8 @@
 //! setting, or of the point under the pointer.
 
 use super::axis::{CHAR, nice_ticks, shortened, thinned, time_unit, unit_factor};
+use super::labels;
 use super::report::{ChartLine, ChartShape, EpochForecast, EpochPart, Knee, Point, Series};
-use super::words;
 
 const WIDTH: f64 = 360.0;
 const HEIGHT: f64 = 246.0;
@@ -56,15 +56,15 @@ pub(crate) fn epoch_bar(outcome: &EpochForecast) -> String {
         parts += &format!(
             r#"<rect class="mark {}" x="{x:.3}%" y="0" width="{width:.3}%" height="100%"><title>{}: {}</title></rect>"#,
             class(part),
-            words::part(part),
-            words::seconds(to - from)
+            labels::part(part),
+            labels::seconds(to - from)
         );
     }
     let says = EpochPart::ALL.map(|p| {
         format!(
             "{} {}",
-            words::part(p),
-            words::percent(outcome.of(p), whole)
+            labels::part(p),
+            labels::percent(outcome.of(p), whole)
         )
     });
     format!(
@@ -175,7 +175,7 @@ impl<'a> Plot<'a> {
                 r#"<line class="{class}" x1="{LEFT}" x2="{RIGHT}" y1="{y:.1}" y2="{y:.1}"/><text class="tick" x="{}" y="{:.1}" text-anchor="end">{}{unit}</text>"#,
                 LEFT - 6.0,
                 y + 4.0,
-                words::number(*tick)
+                labels::number(*tick)
             )
         };
         self.ticks.iter().enumerate().map(tick).collect()
@@ -213,7 +213,7 @@ impl<'a> Plot<'a> {
         let end = self.first().last().map_or(0.0, |p| p.x) / factor;
         nice_ticks(end, 5)
             .into_iter()
-            .filter_map(|tick| Some((self.x(tick * factor)?, words::number(tick), false)))
+            .filter_map(|tick| Some((self.x(tick * factor)?, labels::number(tick), false)))
             .collect()
     }
 
@@ -413,7 +413,7 @@ impl<'a> Plot<'a> {
             "point"
         };
         let (whole, parts) = (esc(&self.whole(point)), split(&point.outcome));
-        let by = words::bottleneck(point.outcome.bottleneck);
+        let by = labels::bottleneck(point.outcome.bottleneck);
         format!(
             r#"<g class="{class}"><rect class="hit" x="{from:.1}" y="{}" width="{:.1}" height="{:.1}"><title>{whole}; {parts}; held up by {by}</title></rect><g class="says"><text class="whole" x="0" y="12">{whole}</text><text class="parts" x="0" y="28">{parts}</text></g></g>"#,
             TOP - 4.0,
@@ -433,13 +433,13 @@ impl<'a> Plot<'a> {
             } else {
                 String::new()
             };
-            Some(format!("{name}{}", words::seconds(p.outcome.epoch_s)))
+            Some(format!("{name}{}", labels::seconds(p.outcome.epoch_s)))
         };
         let lines = self.series.lines.iter().enumerate();
         let mut epochs: Vec<String> = lines.filter_map(epoch).collect();
         // Two lines leave no room for it; the table has it.
         let measured = point.measured_epoch_s.filter(|_| !many);
-        epochs.extend(measured.map(|s| format!("{} measured", words::seconds(s))));
+        epochs.extend(measured.map(|s| format!("{} measured", labels::seconds(s))));
         let x = format!(
             "{} {} {}",
             self.series.x_label, point.x_text, self.series.x_unit
@@ -469,8 +469,8 @@ fn split(outcome: &EpochForecast) -> String {
     let of = |part| {
         format!(
             "{} {}",
-            words::percent(outcome.of(part), outcome.epoch_s),
-            words::part(part)
+            labels::percent(outcome.of(part), outcome.epoch_s),
+            labels::part(part)
         )
     };
     EpochPart::ALL.map(of).join(", ")

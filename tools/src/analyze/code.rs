@@ -4,7 +4,7 @@
 use super::model::{Facts, JobWork, Prepare, Workers};
 use super::report::{DatasetFacts, Report, Setting};
 use super::script::{self, ScriptFindings};
-use super::{About, FEW_SECONDS, Result, cpus, disturbed, of_job, one, present, report, words};
+use super::{About, FEW_SECONDS, Result, cpus, disturbed, labels, of_job, one, present, report};
 use crate::args;
 use crate::measure::usable;
 use crate::progress::Steps;
@@ -101,7 +101,7 @@ fn about(alone: &ScriptFindings, seen: &ScriptFindings) -> About {
     let (waits, works) = times(seen);
     let mean = format!(
         "Mean of {} samples, by {} workers.",
-        words::number(stream.totals.prepared as f64),
+        labels::number(stream.totals.prepared as f64),
         stream.worker_pids.len()
     );
     let off = format!("{mean} Off the processor, and not for want of one.");

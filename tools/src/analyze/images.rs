@@ -10,7 +10,7 @@ use super::model::{Facts, JobWork, Prepare};
 use super::report::{DatasetFacts, MeasuredNumber, Report};
 use super::script::ScriptFindings;
 use super::storage::{self, Storage};
-use super::{About, Result, cpus, disturbed, of_job, one, present, report, words};
+use super::{About, Result, cpus, disturbed, labels, of_job, one, present, report};
 use crate::args;
 use crate::measure::quiet::{self, Observed};
 use crate::measure::{self, From, MeasurementPlan, SizeEstimate, usable};
@@ -269,12 +269,12 @@ fn measured(
     seen: Option<&ScriptFindings>,
     facts: &Facts,
 ) -> Vec<MeasuredNumber> {
-    let samples = words::number(found.part.into());
+    let samples = labels::number(found.part.into());
     let storage = &found.storage.value;
     let rate = |key: &str, name: &str, rate: &Rate, what: &str| {
         let how = format!(
             "{samples} samples {what}, again and again, with {} {}.",
-            words::processors(rate.cpus),
+            labels::processors(rate.cpus),
             beside(rate.cpus_of_others)
         );
         MeasuredNumber {

@@ -14,6 +14,7 @@ mod axis;
 mod chart;
 mod code;
 mod images;
+mod labels;
 mod machine;
 mod model;
 mod page;
@@ -22,7 +23,6 @@ mod script;
 mod storage;
 mod text;
 mod whatif;
-mod words;
 
 use std::path::Path;
 use std::process::ExitCode;

@@ -2,10 +2,10 @@
 
 use super::axis::time_unit;
 use super::chart::{chart, class, epoch_bar, esc};
+use super::labels;
 use super::report::{
     Advice, ChartLine, EMBEDDED, EpochForecast, EpochPart, MeasuredNumber, Point, Report, Series,
 };
-use super::words;
 
 const STYLE: &str = include_str!("page.css");
 
@@ -20,14 +20,14 @@ pub(crate) fn render(report: &Report) -> serde_json::Result<String> {
         style = STYLE,
         name = esc(&report.dataset.name),
         headline = rich(&headline(report)),
-        verdict = esc(&words::verdict(outcome)),
+        verdict = esc(&labels::verdict(outcome)),
         warnings = warnings(&report.warnings),
         bar = epoch_bar(outcome),
-        epoch = words::seconds(outcome.epoch_s),
-        rate = words::quantity(outcome.samples_per_s, "samples/s"),
-        bottleneck = words::bottleneck(outcome.bottleneck),
+        epoch = labels::seconds(outcome.epoch_s),
+        rate = labels::quantity(outcome.samples_per_s, "samples/s"),
+        bottleneck = labels::bottleneck(outcome.bottleneck),
         parts = parts(outcome),
-        setting = pairs(&words::setting(&report.present.setting)),
+        setting = pairs(&labels::setting(&report.present.setting)),
         advice = advice(report),
         charts = report
             .series
@@ -35,7 +35,7 @@ pub(crate) fn render(report: &Report) -> serde_json::Result<String> {
             .map(|s| figure(report, s))
             .collect::<String>(),
         measured = measured(&report.measured),
-        circumstances = pairs(&words::circumstances(report)),
+        circumstances = pairs(&labels::circumstances(report)),
         embedded = EMBEDDED,
         json = json(report)?,
     ))
@@ -74,9 +74,9 @@ fn parts(outcome: &EpochForecast) -> String {
         format!(
             r#"<li><i class="swatch {}"></i><b>{}</b> <span>{}</span> <span class="quiet">{}</span></li>"#,
             class(part),
-            words::percent(outcome.of(part), outcome.epoch_s),
-            words::part(part),
-            words::seconds(outcome.of(part))
+            labels::percent(outcome.of(part), outcome.epoch_s),
+            labels::part(part),
+            labels::seconds(outcome.of(part))
         )
     };
     EpochPart::ALL.map(item).concat()
@@ -91,11 +91,11 @@ fn pairs(pairs: &[(&str, String)]) -> String {
 
 fn advice(report: &Report) -> String {
     let item = |advice: &Advice| {
-        let then = words::then(report, advice.gain_x);
+        let then = labels::then(report, advice.gain_x);
         let then = then.map(|text| format!(r#"<p class="quiet">{text}</p>"#));
         format!(
             r#"<li><p class="gain">{}</p><div><h3>{}</h3><p>{}</p>{}</div></li>"#,
-            words::gain(advice.gain_x),
+            labels::gain(advice.gain_x),
             rich(&advice.headline),
             rich(&advice.detail),
             then.unwrap_or_default()
@@ -226,13 +226,13 @@ fn measured(list: &[MeasuredNumber]) -> String {
         let spread = m.spread.map_or_else(String::new, |s| {
             format!(
                 r#" <span class="quiet">± {}</span>"#,
-                esc(&words::quantity(s, &m.unit))
+                esc(&labels::quantity(s, &m.unit))
             )
         });
         format!(
             r#"<tr><th scope="row">{}</th><td>{}{spread}</td><td class="how">{}</td></tr>"#,
             esc(&m.name),
-            esc(&words::quantity(m.value, &m.unit)),
+            esc(&labels::quantity(m.value, &m.unit)),
             esc(&m.how)
         )
     };

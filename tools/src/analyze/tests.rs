@@ -4,7 +4,7 @@ use unicode_width::UnicodeWidthStr;
 
 use super::chart::{chart, esc};
 use super::report::{ChartShape, EMBEDDED, EpochForecast, EpochPart, Report};
-use super::{page, text, words};
+use super::{labels, page, text};
 
 const SAVED: &str = include_str!("../../../tests/python/analyze_report.json");
 
@@ -225,7 +225,7 @@ fn a_report_that_says_little_is_drawn_too() {
 #[test]
 fn numbers_are_written_as_people_read_them() {
     let times = [0.0, 0.000_021, 0.0021, 0.25, 8.4, 41.8, 59.9, 200.0, 7500.0]
-        .map(|s| plain(words::seconds(s)));
+        .map(|s| plain(labels::seconds(s)));
     assert_eq!(
         times,
         [
@@ -240,7 +240,7 @@ fn numbers_are_written_as_people_read_them() {
             "2 h 5 min"
         ]
     );
-    let numbers = [0.0, 0.21, 3.5, 99.96, 1240.4, 1_281_167.0].map(words::number);
+    let numbers = [0.0, 0.21, 3.5, 99.96, 1240.4, 1_281_167.0].map(labels::number);
     assert_eq!(numbers, ["0", "0.21", "3.5", "100", "1,240", "1,281,167"]);
     let quantities = [
         (1480.0, "samples/s"),
@@ -248,13 +248,13 @@ fn numbers_are_written_as_people_read_them() {
         (2e8, "bytes/s"),
         (0.0046, "s"),
     ];
-    let quantities = quantities.map(|(value, unit)| plain(words::quantity(value, unit)));
+    let quantities = quantities.map(|(value, unit)| plain(labels::quantity(value, unit)));
     assert_eq!(
         quantities,
         ["1,480 samples/s", "7.5 GiB", "190.7 MiB/s", "4.6 ms"]
     );
     assert_eq!(
-        [(1.0, 300.0), (52.0, 100.0)].map(|(part, whole)| plain(words::percent(part, whole))),
+        [(1.0, 300.0), (52.0, 100.0)].map(|(part, whole)| plain(labels::percent(part, whole))),
         ["<1 %", "52 %"]
     );
 }
@@ -269,7 +269,7 @@ fn what_is_said_of_an_epoch_fits_what_it_waits_for() {
             outcome.prep_stall_s,
         ) = (compute, fetch, prep);
         outcome.epoch_s = compute + fetch + prep;
-        plain(words::verdict(&outcome))
+        plain(labels::verdict(&outcome))
     };
     assert!(says(50.0, 20.0, 30.0).ends_with(
         "computes for 50 % of it and waits for 50 %: 20 % for storage and 30 % for preparation."

@@ -2,10 +2,10 @@
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
+use super::labels;
 use super::report::{
     Advice, ChartLine, EpochForecast, EpochPart, MeasuredNumber, Point, Report, Series,
 };
-use super::words;
 use crate::show::{WIDTH, clean, wrapped};
 
 /// Columns of what stands under a heading.
@@ -17,7 +17,7 @@ pub(crate) fn render(report: &Report, coloured: bool) -> String {
     let mut sections = vec![page.recommendation(report), page.present(report)];
     sections.extend(report.series.iter().map(|s| page.series(report, s)));
     sections.push(page.measured(&report.measured));
-    sections.push(page.pairs("Where and how", &words::circumstances(report)));
+    sections.push(page.pairs("Where and how", &labels::circumstances(report)));
     sections.retain(|s| !s.is_empty());
     sections.join("\n").replace('\u{a0}', " ")
 }
@@ -46,7 +46,7 @@ impl Page {
             _ => self.heading("What would help"),
         };
         out.extend(report.advice.iter().map(|a| self.advice(report, a)));
-        out += &wrapped(&words::verdict(&report.present.outcome), INDENT);
+        out += &wrapped(&labels::verdict(&report.present.outcome), INDENT);
         for warning in &report.warnings {
             out += &self.paint("33", &wrapped(&format!("Warning: {warning}"), INDENT));
         }
@@ -54,11 +54,11 @@ impl Page {
     }
 
     fn advice(&self, report: &Report, advice: &Advice) -> String {
-        let gain = format!("{:>6}  ", words::gain(advice.gain_x));
+        let gain = format!("{:>6}  ", labels::gain(advice.gain_x));
         let indent = gain.width();
         let head = wrapped(&advice.headline, indent);
         let head = format!("{gain}{}", head.trim());
-        let then = words::then(report, advice.gain_x).unwrap_or_default();
+        let then = labels::then(report, advice.gain_x).unwrap_or_default();
         let details = wrapped(&advice.detail, indent) + &wrapped(&then, indent);
         format!("{}\n{details}\n", self.paint("1", &head))
     }
@@ -68,9 +68,9 @@ impl Page {
         let mut out = self.heading("An epoch now");
         let says = format!(
             "{}, {} per job, held up by {}",
-            words::seconds(outcome.epoch_s),
-            words::quantity(outcome.samples_per_s, "samples/s"),
-            words::bottleneck(outcome.bottleneck)
+            labels::seconds(outcome.epoch_s),
+            labels::quantity(outcome.samples_per_s, "samples/s"),
+            labels::bottleneck(outcome.bottleneck)
         );
         out += &wrapped(&says, INDENT);
         out += &format!(
@@ -78,7 +78,7 @@ impl Page {
             self.bar(outcome, outcome.epoch_s, WIDTH - 2 * INDENT)
         );
         out.extend(EpochPart::ALL.map(|p| self.legend(outcome, p)));
-        let setting = words::setting(&report.present.setting);
+        let setting = labels::setting(&report.present.setting);
         let setting: Vec<String> = setting
             .iter()
             .map(|(name, value)| format!("{name} {value}"))
@@ -87,9 +87,9 @@ impl Page {
     }
 
     fn legend(&self, outcome: &EpochForecast, part: EpochPart) -> String {
-        let share = words::percent(outcome.of(part), outcome.epoch_s);
-        let time = words::seconds(outcome.of(part));
-        let name = words::part(part);
+        let share = labels::percent(outcome.of(part), outcome.epoch_s);
+        let time = labels::seconds(outcome.of(part));
+        let name = labels::part(part);
         format!("  {} {name:<11} {share:>5}  {time}\n", self.blocks(part, 1))
     }
 
@@ -164,13 +164,13 @@ impl Page {
         let stalls = outcome.fetch_stall_s + outcome.prep_stall_s;
         let measured = point
             .measured_epoch_s
-            .map_or_else(String::new, words::seconds);
+            .map_or_else(String::new, labels::seconds);
         let row = columns.row(
             if point.present { '>' } else { ' ' },
             &point.x_text,
-            &words::seconds(outcome.epoch_s),
-            &words::percent(stalls, outcome.epoch_s),
-            words::bottleneck(outcome.bottleneck),
+            &labels::seconds(outcome.epoch_s),
+            &labels::percent(stalls, outcome.epoch_s),
+            labels::bottleneck(outcome.bottleneck),
             &measured,
         );
         let row = if point.present {
@@ -189,10 +189,10 @@ impl Page {
         for m in list {
             let spread = m
                 .spread
-                .map(|s| format!(" ± {}", words::quantity(s, &m.unit)));
+                .map(|s| format!(" ± {}", labels::quantity(s, &m.unit)));
             let value = format!(
                 "{}{}",
-                words::quantity(m.value, &m.unit),
+                labels::quantity(m.value, &m.unit),
                 spread.unwrap_or_default()
             );
             out += &format!("  {} {}\n", filled(&m.name, 40), cut(&clean(&value), 36));

@@ -2,9 +2,9 @@
 
 use coprep_protocol::size::human;
 
+use super::labels;
 use super::model::Facts;
 use super::report::{Advice, ChartLine, ChartShape, EpochForecast, Knee, Point, Series, Setting};
-use super::words;
 
 /// Bytes in a GiB and in a MiB.
 const GIB: f64 = (1u64 << 30) as f64;
@@ -102,7 +102,7 @@ impl Varied<'_> {
             let full = limit.last().copied().unwrap_or(0);
             let x = |bytes: u64| X {
                 value: bytes as f64,
-                text: words::number(bytes as f64 / unit.0),
+                text: labels::number(bytes as f64 / unit.0),
                 setting: self.with(|s| {
                     // More than everything takes is as good as that.
                     let is_present = bytes == self.present.cache_bytes.min(full);
@@ -167,7 +167,7 @@ impl Varied<'_> {
         counts.push(self.present.cpus);
         let x = |cpus: f64| X {
             value: cpus,
-            text: words::number(cpus),
+            text: labels::number(cpus),
             setting: self.with(|s| s.cpus = cpus),
         };
         let note =
@@ -194,7 +194,7 @@ impl Varied<'_> {
         let unit = if is_in_bytes { now / MIB } else { 1.0 };
         let x = |factor: f64| X {
             value: factor * unit,
-            text: words::number(factor * unit),
+            text: labels::number(factor * unit),
             setting: self.with(|s| {
                 if factor != 1.0 {
                     s.storage_bytes_per_s = Some(now * factor);
@@ -326,7 +326,7 @@ pub(super) fn knee(facts: &Facts, present: &Setting) -> Option<Knee> {
     let why = format!(
         "With {} an epoch takes {}, limited by {}; more cache does not make it shorter.",
         human(high as u64),
-        words::seconds(all.epoch_s),
+        labels::seconds(all.epoch_s),
         limit(&all)
     );
     Some(Knee {
@@ -392,7 +392,7 @@ pub(super) fn advice(facts: &Facts, present: &Setting) -> Vec<Advice> {
             with(&|s| s.cpus = facts.processors),
             format!(
                 "All {} processors for preparing",
-                words::number(facts.processors)
+                labels::number(facts.processors)
             ),
             "`coprep serve --cpus N`; the jobs must not need them for themselves.".into(),
         );
@@ -412,7 +412,7 @@ pub(super) fn advice(facts: &Facts, present: &Setting) -> Vec<Advice> {
                 None => format!("Now it gives {} a second.", human(now as u64)),
                 Some(workers) => format!(
                     "Now a worker waits {} for a sample; more workers (num_workers) hide waiting too.",
-                    words::seconds(workers.waits)
+                    labels::seconds(workers.waits)
                 ),
             },
         );

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use clap::ValueEnum;
 use coprep_protocol::message::CacheForm;
-use coprep_protocol::place::CoordinatorPaths;
+use coprep_protocol::paths::CoordinatorPaths;
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 

@@ -7,7 +7,7 @@ use coprep_client::loader::LoaderOptions;
 use coprep_client::{Event, InterruptCheck, Loader};
 use coprep_protocol::message::{Attach, CacheForm, CacheRequest};
 use coprep_protocol::nap::nap;
-use coprep_protocol::place::CoordinatorPaths;
+use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::spec::PipelineSpec;
 use roaring::RoaringBitmap;
 
@@ -34,16 +34,16 @@ pub(crate) struct MeasuredJob {
 
 impl MeasuredJob {
     /// Jobs with the same wish share.
-    pub(crate) fn attach(wish: &JobOptions<'_>) -> Result<MeasuredJob> {
+    pub(crate) fn attach(options: &JobOptions<'_>) -> Result<MeasuredJob> {
         let loader = Loader::new(LoaderOptions {
-            place: wish.place.clone(),
+            place: options.place.clone(),
             name: "coprep".into(),
             program: None,
-            attach: attach(wish)?,
+            attach: attach(options)?,
             code: None,
             timeout: PATIENCE,
             reconnect: Duration::ZERO,
-            pulse: pulse(),
+            interrupt_check: interrupt_check(),
             notice: coprep_client::no_notice(),
         })?;
         Ok(MeasuredJob { loader })
@@ -66,16 +66,16 @@ impl MeasuredJob {
     }
 }
 
-fn pulse() -> InterruptCheck {
+fn interrupt_check() -> InterruptCheck {
     Arc::new(|| Ok(interrupt::check()?))
 }
 
-fn attach(wish: &JobOptions<'_>) -> Result<Attach> {
-    let subset: RoaringBitmap = wish.ids.iter().copied().collect();
+fn attach(options: &JobOptions<'_>) -> Result<Attach> {
+    let subset: RoaringBitmap = options.ids.iter().copied().collect();
     let mut bytes = Vec::new();
     subset.serialize_into(&mut bytes)?;
     Ok(Attach {
-        pipeline: wish.spec.clone(),
+        pipeline: options.spec.clone(),
         code: None,
         seed: Some(0),
         seed_hint: None,
@@ -85,12 +85,12 @@ fn attach(wish: &JobOptions<'_>) -> Result<Attach> {
         shuffle: true,
         relaxed: false,
         cache: CacheRequest {
-            form: Some(wish.form),
+            form: Some(options.form),
             bytes: None,
             lru: false,
             reuse: 0,
         },
-        batch_size: wish.batch_size,
+        batch_size: options.batch_size,
         drop_last: false,
         rank: 0,
         world_size: 1,

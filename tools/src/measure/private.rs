@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use coprep_client::control;
 use coprep_protocol::message::Status;
-use coprep_protocol::place::CoordinatorPaths;
+use coprep_protocol::paths::CoordinatorPaths;
 use tempfile::TempDir;
 
 use super::{Result, scratch};

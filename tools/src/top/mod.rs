@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use coprep_client::{Error, control};
 use coprep_protocol::message::Status;
-use coprep_protocol::place::CoordinatorPaths;
+use coprep_protocol::paths::CoordinatorPaths;
 use nix::sys::signal::{Signal, raise};
 use ratatui::DefaultTerminal;
 use ratatui::backend::Backend;

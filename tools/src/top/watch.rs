@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use coprep_client::{Error, control};
 use coprep_protocol::message::Status;
-use coprep_protocol::place::CoordinatorPaths;
+use coprep_protocol::paths::CoordinatorPaths;
 use nix::sys::signal::{SigSet, Signal};
 use ratatui::crossterm::event::{self, Event, KeyEvent, KeyEventKind};
 

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use coprep_client::control;
 use coprep_protocol::message::{CacheForm, CacheRequest, Warm, WarmProgress};
-use coprep_protocol::place::CoordinatorPaths;
+use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::spec::{
     DEFAULT_MAX_PIXELS, DEFAULT_RATIO, DEFAULT_SCALE, Interpolation, Op, PipelineSpec, ResizeTo,
     Source,

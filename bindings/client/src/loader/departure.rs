@@ -13,7 +13,7 @@ use coprep_protocol::message::{Departure, Reply, Request};
 use crate::connection::{ConnectOptions, Connection};
 use crate::error::Error;
 use crate::loader::{Loader, LoaderState};
-use crate::patience::{InterruptCheck, Timeout, no_pulse};
+use crate::timeout::{InterruptCheck, Timeout, no_interrupt};
 
 /// How long to look for a coordinator. A rank that needs one starts it as soon as it sees that the one before is gone.
 const MEETING: Duration = Duration::from_secs(3);
@@ -62,17 +62,17 @@ impl Loader {
 
     /// Says to whichever coordinator is there that this rank has left. If none comes, no rank needs to know.
     fn tell_anybody(&self, departure: Departure) {
-        let pulse = no_pulse();
-        let patience = Timeout::new(MEETING, &pulse);
+        let interrupt_check = no_interrupt();
+        let timeout = Timeout::new(MEETING, &interrupt_check);
         let how = ConnectOptions::find(&self.options.name);
         let request = Request::Leave(departure);
-        while !patience.is_over() {
+        while !timeout.is_over() {
             let told = Connection::open(&self.options.place, &how)
-                .and_then(|c| c.ask(&request, "the departure", patience.left(), &pulse));
+                .and_then(|c| c.ask(&request, "the departure", timeout.left(), &interrupt_check));
             if matches!(told, Ok(Reply::Left) | Err(Error::Refused(_))) {
                 return;
             }
-            let _ = patience.nap(PAUSE);
+            let _ = timeout.nap(PAUSE);
         }
     }
 

@@ -19,9 +19,9 @@ use crate::error::{Error, Result};
 use crate::loader::Code;
 use crate::loader::position;
 use crate::notice::{Notice, TELL_AFTER, Wait};
-use crate::patience::{InterruptCheck, Timeout, no_pulse};
 use crate::raw;
 use crate::stats::WaitShares;
+use crate::timeout::{InterruptCheck, Timeout, no_interrupt};
 
 /// What the flags of a part say.
 pub(super) struct PartFlags {
@@ -111,7 +111,7 @@ impl LoaderLink {
         connection: Connection,
         request: Attach,
         code: Option<&Code>,
-        patience: &Timeout<'_>,
+        timeout: &Timeout<'_>,
         notice: &Notice,
         departed: &mut Vec<Departure>,
     ) -> Result<(Self, Attached)> {
@@ -120,7 +120,7 @@ impl LoaderLink {
         let mut orders = Vec::new();
         let mut answer = || {
             loop {
-                match connection.answer("a place in a stream", patience, notice)? {
+                match connection.answer("a place in a stream", timeout, notice)? {
                     // The stream has this job before the job is told: it may have made a minibatch for it.
                     (Reply::SampleError(error), _) => drop(errors.insert(error.tag, error)),
                     (Reply::Skipped(skipped), _) => skips.add(*skipped)?,
@@ -178,13 +178,13 @@ impl LoaderLink {
     /// Says that this rank leaves its job in order, and waits until the other ranks have been told. Returns `false` if
     /// the connection was lost before.
     pub(super) fn tell_departure(&mut self, departure: Departure) -> bool {
-        let pulse = no_pulse();
-        let patience = Timeout::new(LEAVING, &pulse);
+        let interrupt_check = no_interrupt();
+        let timeout = Timeout::new(LEAVING, &interrupt_check);
         if self.connection.send(&Request::Leave(departure)).is_err() {
             return false;
         }
         loop {
-            match self.reply(&patience, "the departure") {
+            match self.reply(&timeout, "the departure") {
                 Ok(Reply::Left) => return true,
                 // An answer that nobody waits for any more.
                 Ok(_) => {}
@@ -199,9 +199,9 @@ impl LoaderLink {
     /// # Errors
     /// As [`Connection::receive`]: then the connection is of no use any more.
     pub(super) fn listen(&mut self) -> Result<()> {
-        let pulse = no_pulse();
+        let interrupt_check = no_interrupt();
         while self.errors.is_empty() && self.unread.is_none() {
-            let Some(received) = self.connection.receive(Duration::ZERO, &pulse)? else {
+            let Some(received) = self.connection.receive(Duration::ZERO, &interrupt_check)? else {
                 return Ok(());
             };
             let reply = self.with_order(received)?;
@@ -217,10 +217,11 @@ impl LoaderLink {
 
     /// Reads what the coordinator had said before the connection was lost, and returns the ranks that have left the job.
     pub(super) fn last_words(mut self) -> Vec<Departure> {
-        let pulse = no_pulse();
-        let patience = Timeout::new(LEAVING, &pulse);
-        while !patience.is_over() {
-            let Ok(Some((reply, _))) = self.connection.receive(Duration::ZERO, &pulse) else {
+        let interrupt_check = no_interrupt();
+        let timeout = Timeout::new(LEAVING, &interrupt_check);
+        while !timeout.is_over() {
+            let Ok(Some((reply, _))) = self.connection.receive(Duration::ZERO, &interrupt_check)
+            else {
                 break;
             };
             if let Reply::Departed(departure) = reply {
@@ -320,8 +321,12 @@ impl LoaderLink {
     }
 
     /// Waits for an order, or anything else that comes unasked, for `limit` at most.
-    pub(super) fn wait_for_order(&mut self, limit: Duration, pulse: &InterruptCheck) -> Result<()> {
-        let Some(reply) = self.read(&Timeout::new(limit, pulse))? else {
+    pub(super) fn wait_for_order(
+        &mut self,
+        limit: Duration,
+        interrupt_check: &InterruptCheck,
+    ) -> Result<()> {
+        let Some(reply) = self.read(&Timeout::new(limit, interrupt_check))? else {
             return Ok(());
         };
         match self.keep(reply)? {
@@ -336,11 +341,11 @@ impl LoaderLink {
     pub(super) fn restart(
         &mut self,
         epoch: u64,
-        patience: &Timeout<'_>,
+        timeout: &Timeout<'_>,
         notice: &Notice,
     ) -> Result<u64> {
         self.connection.send(&Request::RestartEpoch { epoch })?;
-        match self.reply_of_others(patience, "the next epoch", notice)? {
+        match self.reply_of_others(timeout, "the next epoch", notice)? {
             Reply::Restarted { epoch, first_seq } => {
                 position::check_number(epoch)?;
                 if first_seq > 0 {
@@ -366,10 +371,10 @@ impl LoaderLink {
         &mut self,
         epoch: u64,
         batches: u64,
-        patience: &Timeout<'_>,
+        timeout: &Timeout<'_>,
     ) -> Result<RoaringBitmap> {
         self.connection.send(&Request::State { epoch, batches })?;
-        match self.reply(patience, "the job's state")? {
+        match self.reply(timeout, "the job's state")? {
             Reply::State(state) if state.epoch == epoch => position::read(&state.delivered),
             Reply::State(state) => Err(Error::Misbehaved(format!(
                 "a state of epoch {} instead of {epoch}",
@@ -380,9 +385,13 @@ impl LoaderLink {
     }
 
     /// What this consumer waits for, as the coordinator sees it.
-    pub(super) fn explain(&mut self, limit: Duration, pulse: &InterruptCheck) -> Result<String> {
+    pub(super) fn explain(
+        &mut self,
+        limit: Duration,
+        interrupt_check: &InterruptCheck,
+    ) -> Result<String> {
         self.connection.send(&Request::Explain)?;
-        match self.reply(&Timeout::new(limit, pulse), "an explanation")? {
+        match self.reply(&Timeout::new(limit, interrupt_check), "an explanation")? {
             Reply::Explanation(text) => Ok(text),
             other => Err(unexpected(&other)),
         }
@@ -392,10 +401,10 @@ impl LoaderLink {
     pub(super) fn who_is_awaited(
         &mut self,
         limit: Duration,
-        pulse: &InterruptCheck,
+        interrupt_check: &InterruptCheck,
     ) -> Result<Option<Awaited>> {
         self.connection.send(&Request::WhoIsAwaited)?;
-        match self.reply(&Timeout::new(limit, pulse), "who is awaited")? {
+        match self.reply(&Timeout::new(limit, interrupt_check), "who is awaited")? {
             Reply::Awaited(awaited) => Ok(awaited),
             other => Err(unexpected(&other)),
         }
@@ -420,15 +429,15 @@ impl LoaderLink {
     pub(super) fn awaited_error(
         &mut self,
         limit: Duration,
-        pulse: &InterruptCheck,
+        interrupt_check: &InterruptCheck,
     ) -> Result<Option<(u32, SampleError)>> {
-        let patience = Timeout::new(limit, pulse);
+        let timeout = Timeout::new(limit, interrupt_check);
         while let Some(AwaitedError { tag, number }) = self.awaited {
             if let Some(error) = self.errors.remove(&tag) {
                 self.awaited = None;
                 return Ok(Some((number, error)));
             }
-            let Some(reply) = self.read(&patience)? else {
+            let Some(reply) = self.read(&timeout)? else {
                 return Ok(None);
             };
             if let Some(other) = self.keep(reply)? {
@@ -439,16 +448,16 @@ impl LoaderLink {
     }
 
     /// Reads on until the samples are known whose notice has this tag.
-    pub(super) fn read_skips(&mut self, tag: u64, pulse: &InterruptCheck) -> Result<()> {
-        let patience = Timeout::new(TEXT, pulse);
+    pub(super) fn read_skips(&mut self, tag: u64, interrupt_check: &InterruptCheck) -> Result<()> {
+        let timeout = Timeout::new(TEXT, interrupt_check);
         while self.skips.told < tag {
-            self.notice(&patience)?;
+            self.notice(&timeout)?;
         }
         Ok(())
     }
 
-    fn notice(&mut self, patience: &Timeout<'_>) -> Result<()> {
-        let reply = self.receive(patience, "the text of an error")?;
+    fn notice(&mut self, timeout: &Timeout<'_>) -> Result<()> {
+        let reply = self.receive(timeout, "the text of an error")?;
         match self.keep(reply)? {
             None => Ok(()),
             Some(other) => Err(unexpected(&other)),
@@ -469,9 +478,9 @@ impl LoaderLink {
     }
 
     /// The answer to a request; what comes unasked before it is kept.
-    fn reply(&mut self, patience: &Timeout<'_>, what: &'static str) -> Result<Reply> {
+    fn reply(&mut self, timeout: &Timeout<'_>, what: &'static str) -> Result<Reply> {
         loop {
-            let reply = self.receive(patience, what)?;
+            let reply = self.receive(timeout, what)?;
             match self.keep(reply)? {
                 None => {}
                 Some(Reply::Refused(refusal)) => return Err(Error::Refused(refusal)),
@@ -483,19 +492,19 @@ impl LoaderLink {
     /// The answer to a request that is given when others have asked too: if that lasts, the user is told who has not.
     fn reply_of_others(
         &mut self,
-        patience: &Timeout<'_>,
+        timeout: &Timeout<'_>,
         what: &'static str,
         notice: &Notice,
     ) -> Result<Reply> {
         let mut wait = Wait::new(what, notice);
-        let first = Timeout::new(TELL_AFTER.min(patience.left()), patience.pulse());
+        let first = Timeout::new(TELL_AFTER.min(timeout.left()), timeout.interrupt_check());
         match self.reply(&first, what) {
-            Err(Error::Timeout { .. }) if !patience.is_over() => {}
+            Err(Error::Timeout { .. }) if !timeout.is_over() => {}
             other => return other,
         }
         self.connection.send(&Request::WhoIsAwaited)?;
         loop {
-            match self.reply(patience, what) {
+            match self.reply(timeout, what) {
                 Ok(Reply::Awaited(awaited)) => {
                     wait.hear(awaited);
                     wait.tell()?;
@@ -506,17 +515,19 @@ impl LoaderLink {
         }
     }
 
-    fn receive(&mut self, patience: &Timeout<'_>, what: &'static str) -> Result<Reply> {
-        let read = self.read(patience)?;
-        read.ok_or_else(|| self.connection.late(what, patience.waited()))
+    fn receive(&mut self, timeout: &Timeout<'_>, what: &'static str) -> Result<Reply> {
+        let read = self.read(timeout)?;
+        read.ok_or_else(|| self.connection.late(what, timeout.waited()))
     }
 
     /// The next reply. None: the time is up.
-    fn read(&mut self, patience: &Timeout<'_>) -> Result<Option<Reply>> {
+    fn read(&mut self, timeout: &Timeout<'_>) -> Result<Option<Reply>> {
         if let Some(reply) = self.unread.take() {
             return Ok(Some(reply));
         }
-        let received = self.connection.receive(patience.left(), patience.pulse())?;
+        let received = self
+            .connection
+            .receive(timeout.left(), timeout.interrupt_check())?;
         received
             .map(|received| self.with_order(received))
             .transpose()

@@ -26,7 +26,7 @@ use coprep_protocol::message::{
     Attach, Attached, Departure, RefusalKind, ResumePoint, SampleError,
 };
 use coprep_protocol::nap::nap;
-use coprep_protocol::place::CoordinatorPaths;
+use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::spec::{BLOB, Field};
 use roaring::RoaringBitmap;
 
@@ -39,9 +39,9 @@ use crate::loader::orders::SentOrders;
 use crate::loader::position::Position;
 use crate::loader::watch::FailedAttempts;
 use crate::notice::{Notice, TELL_AFTER, Wait, no_notice};
-use crate::patience::{InterruptCheck, SLICE, Timeout};
 use crate::preparation::Preparation;
 use crate::stats::{Stats, WaitShares};
+use crate::timeout::{InterruptCheck, SLICE, Timeout};
 
 /// First and longest pause between two attempts to reconnect.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
@@ -71,18 +71,18 @@ pub struct LoaderOptions {
     /// Longest time to reconnect.
     pub reconnect: Duration,
     /// Called during waits.
-    pub pulse: InterruptCheck,
+    pub interrupt_check: InterruptCheck,
     /// Called once in a long wait for somebody else.
     pub notice: Notice,
 }
 
 impl LoaderOptions {
-    fn how(&self, pulse: &InterruptCheck) -> ConnectOptions {
+    fn how(&self, interrupt_check: &InterruptCheck) -> ConnectOptions {
         ConnectOptions {
             name: self.name.clone(),
             start: true,
             program: self.program.clone(),
-            pulse: pulse.clone(),
+            interrupt_check: interrupt_check.clone(),
         }
     }
 }
@@ -379,10 +379,10 @@ impl Loader {
     }
 
     fn try_restart(&self, inner: &mut LoaderState) -> Result<u64> {
-        let patience = Timeout::new(self.options.timeout, &self.options.pulse);
+        let timeout = Timeout::new(self.options.timeout, &self.options.interrupt_check);
         let epoch = inner.position.epoch();
         match &mut inner.link {
-            Some(link) => link.restart(epoch, &patience, &self.options.notice),
+            Some(link) => link.restart(epoch, &timeout, &self.options.notice),
             None => Err(Error::Disconnected("it was lost before".into())),
         }
     }
@@ -419,11 +419,11 @@ impl Loader {
     fn take_order(&self, inner: &mut LoaderState, end: Instant) -> Result<()> {
         let began = Instant::now();
         let limit = end.saturating_duration_since(began).min(SLICE);
-        let limit = limit.min(self.patience(inner));
+        let limit = limit.min(self.timeout(inner));
         let Some(link) = &mut inner.link else {
             return Ok(());
         };
-        link.wait_for_order(limit, &self.options.pulse)?;
+        link.wait_for_order(limit, &self.options.interrupt_check)?;
         self.count_wait(inner, began);
         Ok(())
     }
@@ -445,7 +445,7 @@ impl Loader {
                     inner.waiting.end();
                     return Ok(event);
                 }
-                Ok(None) if Instant::now() >= end || self.patience(&inner).is_zero() => {
+                Ok(None) if Instant::now() >= end || self.timeout(&inner).is_zero() => {
                     return self.not_yet(&mut inner);
                 }
                 Ok(None) => {}
@@ -466,7 +466,7 @@ impl Loader {
         if inner.position.finish_if_passed() || !inner.position.is_iterating() {
             return Ok(Some(Event::EndOfEpoch));
         }
-        let patience = self.patience(inner);
+        let timeout = self.timeout(inner);
         Self::note_orders(inner)?;
         let awaits_order = self.awaits_order(inner);
         let Some(link) = &mut inner.link else {
@@ -487,7 +487,7 @@ impl Loader {
         }
         let began = Instant::now();
         // The slice is for the pulse, and for a look whether the coordinator lives. An item wakes this thread by itself.
-        let left = end.saturating_duration_since(began).min(patience);
+        let left = end.saturating_duration_since(began).min(timeout);
         link.wait(left.min(nap(SLICE)));
         self.count_wait(inner, began);
         Ok(None)
@@ -511,7 +511,7 @@ impl Loader {
         };
         let began = Instant::now();
         let limit = end.saturating_duration_since(began).min(SLICE);
-        if let Some((number, error)) = link.awaited_error(limit, &self.options.pulse)? {
+        if let Some((number, error)) = link.awaited_error(limit, &self.options.interrupt_check)? {
             if !inner.position.fail(number) {
                 return Ok(None);
             }
@@ -533,7 +533,7 @@ impl Loader {
     }
 
     /// Returns how much longer the next event may take.
-    fn patience(&self, inner: &LoaderState) -> Duration {
+    fn timeout(&self, inner: &LoaderState) -> Duration {
         let waited = inner
             .waiting
             .since
@@ -557,7 +557,7 @@ impl Loader {
             }
             Some(ItemKind::Error) if is_skip(item) => {
                 link.release(seq)?;
-                link.read_skips(item.tag, &self.options.pulse)?;
+                link.read_skips(item.tag, &self.options.interrupt_check)?;
                 Ok(None)
             }
             Some(ItemKind::Error) if let Some(number) = left_out(item) => {
@@ -631,7 +631,7 @@ impl Loader {
         let asked = inner
             .link
             .as_mut()
-            .map(|link| link.explain(EXPLAIN, &self.options.pulse));
+            .map(|link| link.explain(EXPLAIN, &self.options.interrupt_check));
         match asked {
             Some(Ok(text)) => Ok(text),
             Some(Err(Error::Interrupted(e))) => Err(Error::Interrupted(e)),
@@ -650,7 +650,7 @@ impl Loader {
         let asked = inner
             .link
             .as_mut()
-            .map(|link| link.who_is_awaited(EXPLAIN, &self.options.pulse));
+            .map(|link| link.who_is_awaited(EXPLAIN, &self.options.interrupt_check));
         let awaited = match asked {
             Some(Ok(awaited)) => awaited,
             Some(Err(Error::Interrupted(e))) => return Err(Error::Interrupted(e)),
@@ -669,7 +669,7 @@ impl Loader {
         if inner.link.is_some() {
             return Ok(());
         }
-        match self.attach(inner, &self.options.pulse, &self.options.notice) {
+        match self.attach(inner, &self.options.interrupt_check, &self.options.notice) {
             // It ended just when we came.
             Err(e) if e.is_lost() => self.reconnect(inner),
             other => other,
@@ -679,7 +679,7 @@ impl Loader {
     fn attach(
         &self,
         inner: &mut LoaderState,
-        pulse: &InterruptCheck,
+        interrupt_check: &InterruptCheck,
         notice: &Notice,
     ) -> Result<()> {
         let mut request = self.options.attach.clone();
@@ -703,13 +703,16 @@ impl Loader {
         } else {
             Duration::ZERO
         };
-        let patience = Timeout::new(self.options.timeout.saturating_add(loading), pulse);
+        let timeout = Timeout::new(
+            self.options.timeout.saturating_add(loading),
+            interrupt_check,
+        );
         let mut departed = Vec::new();
         let attached = LoaderLink::attach(
-            self.connect(inner, pulse)?,
+            self.connect(inner, interrupt_check)?,
             request,
             self.options.code.as_deref(),
-            &patience,
+            &timeout,
             notice,
             &mut departed,
         );
@@ -728,13 +731,17 @@ impl Loader {
     }
 
     /// The connection over which the coordinator was told early what will be needed, or else a new one.
-    fn connect(&self, inner: &mut LoaderState, pulse: &InterruptCheck) -> Result<Connection> {
+    fn connect(
+        &self,
+        inner: &mut LoaderState,
+        interrupt_check: &InterruptCheck,
+    ) -> Result<Connection> {
         if let Some(preparation) = inner.preparation.take()
-            && let Some(connection) = preparation.connection(pulse)?
+            && let Some(connection) = preparation.connection(interrupt_check)?
         {
             return Ok(connection);
         }
-        Connection::open(&self.options.place, &self.options.how(pulse))
+        Connection::open(&self.options.place, &self.options.how(interrupt_check))
     }
 
     /// Attaches anew if the connection was lost while nobody waited for anything. See [`watch`].
@@ -757,14 +764,14 @@ impl Loader {
 
     fn reconnect(&self, inner: &mut LoaderState) -> Result<()> {
         inner.failed = None;
-        self.reconnect_with(inner, &self.options.pulse, &self.options.notice)
+        self.reconnect_with(inner, &self.options.interrupt_check, &self.options.notice)
     }
 
     /// Drops the connection with all that is unread, and attaches anew, starting a coordinator if need be.
     fn reconnect_with(
         &self,
         inner: &mut LoaderState,
-        pulse: &InterruptCheck,
+        interrupt_check: &InterruptCheck,
         notice: &Notice,
     ) -> Result<()> {
         let began = Instant::now();
@@ -773,15 +780,15 @@ impl Loader {
             inner.has_begun |= inner.token.is_some() || link.has_item();
             self.note_departed(inner, link.last_words());
         }
-        let patience = Timeout::new(self.options.reconnect, pulse);
+        let timeout = Timeout::new(self.options.reconnect, interrupt_check);
         let mut pause = PAUSES.0;
-        while let Err(e) = self.attach(inner, pulse, notice) {
-            if !may_pass(&e) || patience.is_over() {
+        while let Err(e) = self.attach(inner, interrupt_check, notice) {
+            if !may_pass(&e) || timeout.is_over() {
                 return Err(e);
             }
             let time = began.elapsed().as_secs_f64();
             inner.waiting.trouble = Some(format!("it could not attach anew for {time:.1} s: {e}"));
-            patience.nap(pause)?;
+            timeout.nap(pause)?;
             pause = (pause * 2).min(PAUSES.1);
         }
         if inner.position.is_iterating() {
@@ -825,12 +832,15 @@ impl Loader {
     }
 
     fn add_other_ranks(&self, inner: &mut LoaderState, state: &mut ResumeState) -> Result<()> {
-        let patience = Timeout::new(self.options.timeout.min(SLICE * 100), &self.options.pulse);
+        let timeout = Timeout::new(
+            self.options.timeout.min(SLICE * 100),
+            &self.options.interrupt_check,
+        );
         let (epoch, batches) = (inner.position.epoch(), inner.position.batches());
         let asked = inner
             .link
             .as_mut()
-            .map(|link| link.state(epoch, batches, &patience));
+            .map(|link| link.state(epoch, batches, &timeout));
         match asked {
             Some(Ok(all)) => state.delivered |= all,
             Some(Err(Error::Interrupted(e))) => return Err(Error::Interrupted(e)),

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::attachment::Owner;
 use crate::error::{Error, Result};
 use crate::loader::Loader;
-use crate::patience::SLICE;
+use crate::timeout::SLICE;
 
 /// Pause after an attempt to attach anew that failed.
 const PAUSE: Duration = Duration::from_secs(1);

@@ -8,7 +8,7 @@
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BinaryHeap, VecDeque};
 
-use coprep_costs::early::{StartPlan, next_due};
+use coprep_costs::lookahead::{StartPlan, next_due};
 
 use crate::random::Random;
 

@@ -29,10 +29,10 @@
 
 use std::time::{Duration, Instant};
 
-use crate::prepare::Failure;
-use crate::stream::afloat::BoundSlot;
+use crate::produce::native::Failure;
+use crate::produce::processes::LargeRoom;
+use crate::stream::late_binding::BoundSlot;
 use crate::stream::sample::{At, SampleWork};
-use crate::user_code::LargeRoom;
 
 /// How long a sample waits at a time for others to let go of memory.
 const A_MOMENT: Duration = Duration::from_millis(10);
@@ -43,15 +43,15 @@ impl SampleWork {
     /// Has `bytes` bytes reserved for the sample, or waits for a moment.
     pub(super) fn room_for(&mut self, bytes: u64) -> LargeRoom {
         let stream = self.stream.clone();
-        let BoundSlot { batch, slot, .. } = self.berth();
+        let BoundSlot { batch, slot, .. } = self.bound_slot();
         if !batch.is_wanted() || stream.pool.is_retired() {
             return LargeRoom::Unwanted;
         }
         if let Ok(Some(at)) = slot.reserve_large(bytes, false) {
             return LargeRoom::At(at);
         }
-        let crew = stream.blueprint.maker.crew();
-        let is_stuck = crew.is_some_and(|crew| crew.is_stuck());
+        let process_pool = stream.config.producer.process_pool();
+        let is_stuck = process_pool.is_some_and(|process_pool| process_pool.is_stuck());
         let is_next = slot.is_of_first_minibatch() || (is_stuck && slot.waits_longest());
         let reserved = if is_next && stream.engine().is_any_consumer_short() {
             slot.reserve_large(bytes, true)
@@ -84,8 +84,8 @@ impl SampleWork {
 
     /// Gives up what was reserved for the sample. Nobody writes there any more.
     pub(super) fn forget_large(&mut self) {
-        if let At::Bound(berth) = &mut self.at {
-            berth.slot.forget_large();
+        if let At::Bound(bound_slot) = &mut self.at {
+            bound_slot.slot.forget_large();
         }
     }
 }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use coprep_protocol::spec::{Dtype, Field, NUMBER};
 
 use crate::caches::DatasetCache;
-use crate::costs::Costs;
-use crate::prepare::Recipe;
-use crate::stalls::StallClock;
-use crate::user_code::ProcessPool;
-use crate::workers::ThreadPool;
+use crate::observe::costs::Costs;
+use crate::observe::stalls::StallClock;
+use crate::produce::native::Recipe;
+use crate::produce::processes::ProcessPool;
+use crate::produce::threads::ThreadPool;
 
 /// See the module.
 pub(crate) enum Producer {
@@ -17,7 +17,7 @@ pub(crate) enum Producer {
     Native(Recipe),
     /// Processes of the jobs' own code.
     ProcessPool {
-        crew: Arc<ProcessPool>,
+        process_pool: Arc<ProcessPool>,
         samples: u32,
         /// Without the index.
         fields: Vec<Field>,
@@ -134,22 +134,24 @@ impl Producer {
     }
 
     /// What was lacking until now.
-    pub(crate) fn lacks(&self, workers: &ThreadPool) -> StallClock {
+    pub(crate) fn stall_clock(&self, workers: &ThreadPool) -> StallClock {
         match self {
             Producer::ProcessPool {
-                crew,
+                process_pool,
                 prepared: None,
                 ..
-            } => crew.lacks(),
+            } => process_pool.stall_clock(),
             // What is cached as it is delivered needs no crew.
-            Producer::ProcessPool { crew, .. } => crew.lacks().with(workers.lacks()),
-            Producer::Native(_) | Producer::Jobs { .. } => workers.lacks(),
+            Producer::ProcessPool { process_pool, .. } => {
+                process_pool.stall_clock().with(workers.stall_clock())
+            }
+            Producer::Native(_) | Producer::Jobs { .. } => workers.stall_clock(),
         }
     }
 
-    pub(crate) fn crew(&self) -> Option<&Arc<ProcessPool>> {
+    pub(crate) fn process_pool(&self) -> Option<&Arc<ProcessPool>> {
         match self {
-            Producer::ProcessPool { crew, .. } => Some(crew),
+            Producer::ProcessPool { process_pool, .. } => Some(process_pool),
             _ => None,
         }
     }

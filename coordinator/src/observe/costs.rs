@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use coprep_cache::sample_cache::Form;
-use coprep_costs::{CostRecorder, CostTable, Features, MeasuredTimes, Summary};
+use coprep_costs::{CostRecorder, CostTable, Features, Summary};
 use crossbeam::utils::CachePadded;
 
-use crate::prepare::PreparationCost;
+use crate::observe::preparation_cost::PreparationCost;
 
 /// Pipelines whose costs are kept when no stream uses them.
 const MOST_KEPT: usize = 16;
@@ -153,18 +153,5 @@ impl AllCosts {
         let costs = Arc::new(Costs::new(samples, self.is_on));
         all.push(((pipeline, samples), costs.clone()));
         costs
-    }
-}
-
-impl PreparationCost {
-    fn measured(&self) -> MeasuredTimes {
-        let ran = |time: std::time::Duration| (!time.is_zero()).then_some(time.as_secs_f32());
-        MeasuredTimes {
-            fetch: ran(self.fetch),
-            decode: ran(self.decode),
-            fixed: ran(self.fixed),
-            random: ran(self.random),
-            cpu: ran(self.cpu),
-        }
     }
 }

@@ -296,11 +296,11 @@ mod tests {
     use proptest::prelude::*;
 
     /// Deals a whole epoch in minibatches of `slots`.
-    fn epoch(dealer: &mut RankBatcher, n: u64, slots: u32) -> Vec<RankSlice> {
+    fn epoch(batcher: &mut RankBatcher, n: u64, slots: u32) -> Vec<RankSlice> {
         let (mut left, mut all) = (n, Vec::new());
-        while dealer.deliverable(left) > 0 {
-            let count = dealer.deliverable(left).min(u64::from(slots)) as u32;
-            all.extend(dealer.deal(left, count));
+        while batcher.deliverable(left) > 0 {
+            let count = batcher.deliverable(left).min(u64::from(slots)) as u32;
+            all.extend(batcher.deal(left, count));
             left -= u64::from(count);
         }
         all
@@ -325,9 +325,9 @@ mod tests {
         fn ranks_get_equally_many_batches_and_every_sample_once(
             n in 1u64..600, batch in 1u32..20, ranks in 1u32..9, slots in 1u32..40, drop_last: bool,
         ) {
-            let mut dealer = RankBatcher::new(batch, ranks, drop_last);
-            prop_assume!(dealer.can_deal(n));
-            let slices = epoch(&mut dealer, n, slots);
+            let mut batcher = RankBatcher::new(batch, ranks, drop_last);
+            prop_assume!(batcher.can_deal(n));
+            let slices = epoch(&mut batcher, n, slots);
             let dealt: u64 = slices.iter().map(|s| u64::from(s.len)).sum();
             let full = u64::from(batch * ranks);
             prop_assert_eq!(dealt, if drop_last { n - n % full } else { n });
@@ -339,9 +339,9 @@ mod tests {
         fn batches_are_full_but_in_the_last_two_rounds(
             n in 1u64..600, batch in 2u32..20, ranks in 1u32..9, slots in 1u32..40,
         ) {
-            let mut dealer = RankBatcher::new(batch, ranks, false);
-            prop_assume!(dealer.can_deal(n));
-            let slices = epoch(&mut dealer, n, slots);
+            let mut batcher = RankBatcher::new(batch, ranks, false);
+            prop_assume!(batcher.can_deal(n));
+            let slices = epoch(&mut batcher, n, slots);
             let all: Vec<Vec<u32>> = (0..ranks).map(|r| batches_of(&slices, r)).collect();
             let short: Vec<(usize, u32)> = all.iter().flat_map(|sizes| {
                 sizes.iter().copied().enumerate().filter(|&(_, size)| size < batch)
@@ -356,9 +356,9 @@ mod tests {
         fn the_last_batch_of_every_rank_says_so(
             n in 1u64..300, batch in 1u32..20, ranks in 1u32..6, slots in 1u32..40, drop_last: bool,
         ) {
-            let mut dealer = RankBatcher::new(batch, ranks, drop_last);
-            prop_assume!(dealer.can_deal(n) && dealer.deliverable(n) > 0);
-            let slices = epoch(&mut dealer, n, slots);
+            let mut batcher = RankBatcher::new(batch, ranks, drop_last);
+            prop_assume!(batcher.can_deal(n) && batcher.deliverable(n) > 0);
+            let slices = epoch(&mut batcher, n, slots);
             for rank in 0..ranks {
                 let mine: Vec<&RankSlice> = slices.iter().filter(|s| s.rank == rank).collect();
                 let ends: Vec<usize> = (0..mine.len()).filter(|&i| mine[i].ends_epoch).collect();
@@ -371,14 +371,14 @@ mod tests {
             n in 1u64..300, batch in 1u32..12, ranks in 1u32..6, slots in 1u32..30,
             drop_last: bool, losses in prop::collection::vec(any::<bool>(), 300),
         ) {
-            let mut dealer = RankBatcher::new(batch, ranks, drop_last);
-            prop_assume!(dealer.can_deal(n));
+            let mut batcher = RankBatcher::new(batch, ranks, drop_last);
+            prop_assume!(batcher.can_deal(n));
             let (mut left, mut all, mut losses) = (n, Vec::new(), losses.into_iter());
-            while dealer.deliverable(left) > 0 {
-                let count = dealer.deliverable(left).min(u64::from(slots)) as u32;
-                all.extend(dealer.deal(left, count));
+            while batcher.deliverable(left) > 0 {
+                let count = batcher.deliverable(left).min(u64::from(slots)) as u32;
+                all.extend(batcher.deal(left, count));
                 left -= u64::from(count);
-                while losses.next() == Some(true) && dealer.can_lose_one(left) {
+                while losses.next() == Some(true) && batcher.can_lose_one(left) {
                     left -= 1;
                 }
             }
@@ -393,9 +393,9 @@ mod tests {
         fn an_interrupted_round_is_finished_first(
             n in 1u64..400, batch in 1u32..12, ranks in 1u32..8, drop_last: bool, stop in 0usize..200,
         ) {
-            let mut dealer = RankBatcher::new(batch, ranks, drop_last);
-            prop_assume!(dealer.can_deal(n) && dealer.deliverable(n) > 0);
-            let whole: Vec<RankSlice> = epoch(&mut dealer, n, 1_000_000);
+            let mut batcher = RankBatcher::new(batch, ranks, drop_last);
+            prop_assume!(batcher.can_deal(n) && batcher.deliverable(n) > 0);
+            let whole: Vec<RankSlice> = epoch(&mut batcher, n, 1_000_000);
             let stop = stop % whole.len();
             let given: Vec<u32> = (0..ranks).map(|r| whole[..stop].iter().filter(|s| s.rank == r).count() as u32).collect();
             let most = given.iter().copied().max().unwrap_or(0);
@@ -420,8 +420,8 @@ mod tests {
 
     #[test]
     fn what_could_not_be_read_brings_no_rank_more_batches_than_the_others_had() {
-        let mut dealer = RankBatcher::new(3, 2, false);
-        dealer.owe(Behind {
+        let mut batcher = RankBatcher::new(3, 2, false);
+        batcher.owe(Behind {
             batches: &[0, 1],
             others_are_done: true,
             forfeited: 0,
@@ -433,8 +433,8 @@ mod tests {
                 .collect()
         };
         // The last batch of rank 1, and one sample that had failed.
-        assert_eq!(cut(epoch(&mut dealer, 4, 64)), [(1, 3, true)]);
-        assert!(!dealer.goes_on(1000));
+        assert_eq!(cut(epoch(&mut batcher, 4, 64)), [(1, 3, true)]);
+        assert!(!batcher.goes_on(1000));
     }
 
     #[test]

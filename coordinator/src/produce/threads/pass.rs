@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::Ready;
 use super::stages::{CompletedTask, StageQueues, ThreadTask};
-use crate::due_queue::Deadline;
+use crate::produce::deadline_queue::Deadline;
 
 /// Samples that wait meanwhile.
 const WAITING: u32 = 64;
@@ -23,7 +23,9 @@ pub fn pass(attributes: bool, samples: u32) -> Duration {
         for _ in 0..2 {
             let done = match stages.next(Instant::now()) {
                 Some(ThreadTask::Fetch(id)) => CompletedTask::Fetched(id, Ready::default()),
-                Some(ThreadTask::Prepare(_, tools)) => CompletedTask::Prepared(tools),
+                Some(ThreadTask::Prepare(_, worker_scratch)) => {
+                    CompletedTask::Prepared(worker_scratch)
+                }
                 None => break,
             };
             stages.done(Instant::now(), done);

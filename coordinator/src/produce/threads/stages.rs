@@ -11,10 +11,10 @@ use std::time::Instant;
 
 use coprep_costs::Interval;
 
-use crate::due_queue::{Deadline, DeadlineHeap};
-use crate::prepare::WorkerScratch;
-use crate::stalls::StallClock;
-use crate::workers::Ready;
+use crate::observe::stalls::StallClock;
+use crate::produce::deadline_queue::{Deadline, DeadlineHeap};
+use crate::produce::native::WorkerScratch;
+use crate::produce::threads::Ready;
 
 /// Something for a thread to do.
 pub(super) enum ThreadTask<W> {
@@ -38,13 +38,13 @@ pub(super) struct StageQueues<W> {
     threads: u32,
     /// Memory that is used again.
     #[expect(clippy::vec_box, reason = "boxes pass from hand to hand")]
-    tools: Vec<Box<WorkerScratch>>,
+    worker_scratch: Vec<Box<WorkerScratch>>,
     /// Up to when the sums are made.
     until: Instant,
     sums: Sums,
     /// The sums a moment ago.
     recent: Sums,
-    lacks: Option<StallClock>,
+    stall_clock: Option<StallClock>,
 }
 
 /// Since the start.
@@ -82,11 +82,11 @@ impl<W> StageQueues<W> {
             preparing: 0,
             cpus,
             threads: cpus,
-            tools: Vec::new(),
+            worker_scratch: Vec::new(),
             until: now,
             sums: Sums::default(),
             recent: Sums::default(),
-            lacks: attributes.then(StallClock::default),
+            stall_clock: attributes.then(StallClock::default),
         }
     }
 
@@ -113,10 +113,10 @@ impl<W> StageQueues<W> {
                 self.sums.fetch_cpu_s += ready.at_work.as_secs_f64();
                 self.to_prepare.push(ready.due, work);
             }
-            CompletedTask::Prepared(tools) => {
+            CompletedTask::Prepared(worker_scratch) => {
                 self.preparing -= 1;
                 self.sums.prepared += 1;
-                self.tools.push(tools);
+                self.worker_scratch.push(worker_scratch);
             }
         }
     }
@@ -141,7 +141,7 @@ impl<W> StageQueues<W> {
         self.preparing += 1;
         Some(ThreadTask::Prepare(
             work,
-            self.tools.pop().unwrap_or_default(),
+            self.worker_scratch.pop().unwrap_or_default(),
         ))
     }
 
@@ -188,10 +188,10 @@ impl<W> StageQueues<W> {
     pub(super) fn look(&mut self, now: Instant) {
         let time = now.saturating_duration_since(self.until);
         self.until = now;
-        if let Some(mut lacks) = self.lacks.take() {
+        if let Some(mut stall_clock) = self.stall_clock.take() {
             let (fetch, prep) = self.lacking();
-            lacks.add(time, fetch, prep);
-            self.lacks = Some(lacks);
+            stall_clock.add(time, fetch, prep);
+            self.stall_clock = Some(stall_clock);
         }
         let seconds = time.as_secs_f64();
         self.sums.seconds += seconds;
@@ -239,8 +239,8 @@ impl<W> StageQueues<W> {
         self.sums.since(&before)
     }
 
-    pub(super) fn lacks(&self) -> StallClock {
-        self.lacks.unwrap_or_default()
+    pub(super) fn stall_clock(&self) -> StallClock {
+        self.stall_clock.unwrap_or_default()
     }
 
     pub(super) fn sums(&self) -> Sums {
@@ -379,9 +379,9 @@ mod tests {
             for _ in 0..starts {
                 stages.next(stages.until);
             }
-            let before = stages.lacks();
+            let before = stages.stall_clock();
             stages.look(stages.until + second);
-            let shares = stages.lacks().since(&before, Duration::ZERO);
+            let shares = stages.stall_clock().since(&before, Duration::ZERO);
             (shares.fetch >> 14, shares.prep >> 14)
         };
         // In quarters.

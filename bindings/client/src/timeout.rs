@@ -20,28 +20,28 @@ pub type InterruptCheck = Arc<dyn Fn() -> std::result::Result<(), Interrupt> + S
 
 /// A pulse that never interrupts.
 #[must_use]
-pub fn no_pulse() -> InterruptCheck {
+pub fn no_interrupt() -> InterruptCheck {
     Arc::new(|| Ok(()))
 }
 
 /// One bounded wait.
 pub(crate) struct Timeout<'a> {
-    pulse: &'a InterruptCheck,
+    interrupt_check: &'a InterruptCheck,
     start: Instant,
     limit: Duration,
 }
 
 impl<'a> Timeout<'a> {
-    pub(crate) fn new(limit: Duration, pulse: &'a InterruptCheck) -> Self {
+    pub(crate) fn new(limit: Duration, interrupt_check: &'a InterruptCheck) -> Self {
         Timeout {
-            pulse,
+            interrupt_check,
             start: Instant::now(),
             limit,
         }
     }
 
-    pub(crate) fn pulse(&self) -> &'a InterruptCheck {
-        self.pulse
+    pub(crate) fn interrupt_check(&self) -> &'a InterruptCheck {
+        self.interrupt_check
     }
 
     pub(crate) fn waited(&self) -> Duration {
@@ -60,7 +60,7 @@ impl<'a> Timeout<'a> {
     pub(crate) fn nap(&self, time: Duration) -> Result<()> {
         let end = Instant::now() + time.min(self.left());
         loop {
-            (self.pulse)().map_err(Error::Interrupted)?;
+            (self.interrupt_check)().map_err(Error::Interrupted)?;
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Ok(());
@@ -72,7 +72,7 @@ impl<'a> Timeout<'a> {
     /// Waits until `fd` can be read or is at its end. False: the time is up.
     pub(crate) fn until_readable(&self, fd: BorrowedFd<'_>) -> Result<bool> {
         loop {
-            (self.pulse)().map_err(Error::Interrupted)?;
+            (self.interrupt_check)().map_err(Error::Interrupted)?;
             let left = self.left();
             if events(fd, PollFlags::POLLIN, left.min(SLICE))?.is_some() {
                 return Ok(true);

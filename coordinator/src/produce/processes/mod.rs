@@ -12,7 +12,7 @@
 //! another worker only when the one that may write it is no process any more.
 
 mod deadly;
-mod host;
+mod fork_server;
 mod worker;
 mod zygote;
 
@@ -22,20 +22,21 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use coprep_cache::staging::Layout;
-use coprep_cache::worklist::TaskHandle;
+use coprep_cache::task_table::TaskHandle;
 use coprep_protocol::code::{self, Channel, Probed, Raised, SampleRequest, WorkerReport};
 use coprep_protocol::message::UserCode;
 use coprep_protocol::spec::{BLOB, Dtype, Field};
 use crossbeam::utils::CachePadded;
 
 use crate::caches::DatasetCache;
-use crate::due_queue::{Deadline, DeadlineQueue};
-use crate::prepare::{Failure, PreparationCost};
-use crate::stalls::{BusyClock, StallClock};
-use crate::user_code::deadly::DeadlySamples;
-use crate::user_code::host::{ForkServer, Forked};
-use crate::user_code::worker::{PoolTask, Worker};
-pub(crate) use crate::user_code::zygote::Zygote;
+use crate::observe::preparation_cost::PreparationCost;
+use crate::observe::stalls::{BusyClock, StallClock};
+use crate::produce::deadline_queue::{Deadline, DeadlineQueue};
+use crate::produce::native::Failure;
+use crate::produce::processes::deadly::DeadlySamples;
+use crate::produce::processes::fork_server::{ForkServer, Forked};
+use crate::produce::processes::worker::{PoolTask, Worker};
+pub(crate) use crate::produce::processes::zygote::Zygote;
 use crate::{Error, Result};
 
 /// One sample that is to be made.
@@ -203,11 +204,11 @@ impl Loaded {
 
     /// The same with a host that has loaded it before.
     pub(crate) fn again(
-        mut resting: IdleForkServer,
+        mut idle: IdleForkServer,
         code: &UserCode,
         probing: Probing<impl FnOnce(u32) -> Vec<u32>>,
     ) -> Result<Loaded> {
-        let host = resting.host.take();
+        let host = idle.host.take();
         let host = host.ok_or_else(|| Error::Code("the dataset's process is gone".into()))?;
         Self::look(host, code, probing)
     }
@@ -445,7 +446,7 @@ impl ProcessPool {
         cache: Option<Arc<DatasetCache>>,
         attributes: bool,
     ) -> Result<Arc<ProcessPool>> {
-        let crew = Arc::new(ProcessPool {
+        let process_pool = Arc::new(ProcessPool {
             host: loaded.host,
             workers,
             patience,
@@ -459,16 +460,16 @@ impl ProcessPool {
             on_trouble: OnceLock::new(),
         });
         for number in 0..workers {
-            let worker = Worker::new(crew.clone(), number);
+            let worker = Worker::new(process_pool.clone(), number);
             let started = std::thread::Builder::new()
                 .name(format!("code-{number}"))
                 .spawn(move || worker.run());
             if let Err(e) = started {
-                drop(crew.dismiss());
+                drop(process_pool.dismiss());
                 return Err(Error::io("cannot start a thread", e));
             }
         }
-        Ok(crew)
+        Ok(process_pool)
     }
 
     /// Says whom to tell when it comes to its end by itself.
@@ -497,7 +498,7 @@ impl ProcessPool {
     }
 
     /// What was lacking until now.
-    pub(crate) fn lacks(&self) -> StallClock {
+    pub(crate) fn stall_clock(&self) -> StallClock {
         let clock = self.clock();
         clock.map_or_else(StallClock::default, |mut clock| clock.look(Instant::now()))
     }

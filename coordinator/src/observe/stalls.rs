@@ -113,7 +113,7 @@ pub(crate) struct BusyClock {
     /// Recent work, microseconds.
     fetch_us: f64,
     prep_us: f64,
-    lacks: StallClock,
+    stall_clock: StallClock,
 }
 
 /// Weight of what a piece of work says against those before it.
@@ -126,7 +126,7 @@ impl BusyClock {
             until: now,
             fetch_us: 0.0,
             prep_us: 0.0,
-            lacks: StallClock::default(),
+            stall_clock: StallClock::default(),
         }
     }
 
@@ -154,11 +154,13 @@ impl BusyClock {
         let time = now.saturating_duration_since(self.until);
         self.until = now;
         match self.busy {
-            0 => self.lacks.add(time, 0.0, 0.0),
+            0 => self.stall_clock.add(time, 0.0, 0.0),
             // As long as nothing is done, it counts as preparing.
-            _ => self.lacks.add(time, self.fetch_us, self.prep_us.max(1e-3)),
+            _ => self
+                .stall_clock
+                .add(time, self.fetch_us, self.prep_us.max(1e-3)),
         }
-        self.lacks
+        self.stall_clock
     }
 }
 
@@ -170,26 +172,29 @@ mod tests {
 
     #[test]
     fn shares_are_of_the_time_between_two_looks() {
-        let mut lacks = StallClock::default();
-        lacks.add(SECOND, 0.0, 7.0);
-        let before = lacks;
-        lacks.add(3 * SECOND, 1.0, 0.0);
-        lacks.add(SECOND, 0.0, 0.0);
-        let shares = lacks.since(&before, Duration::ZERO);
+        let mut stall_clock = StallClock::default();
+        stall_clock.add(SECOND, 0.0, 7.0);
+        let before = stall_clock;
+        stall_clock.add(3 * SECOND, 1.0, 0.0);
+        stall_clock.add(SECOND, 0.0, 0.0);
+        let shares = stall_clock.since(&before, Duration::ZERO);
         assert_eq!(shares.fetch, StallSplit::WHOLE / 4 * 3);
         assert_eq!(shares.prep, 0);
-        assert_eq!(lacks.since(&lacks, Duration::ZERO), StallSplit::OTHERS);
-        let shares = lacks.since(&before, 4 * SECOND);
+        assert_eq!(
+            stall_clock.since(&stall_clock, Duration::ZERO),
+            StallSplit::OTHERS
+        );
+        let shares = stall_clock.since(&before, 4 * SECOND);
         assert_eq!(shares.fetch, StallSplit::WHOLE / 8 * 3);
     }
 
     #[test]
     fn time_of_both_is_divided() {
-        let mut lacks = StallClock::default();
-        lacks.add(SECOND, 1.0, 3.0);
-        assert_eq!(lacks.fetch, SECOND / 4);
-        assert_eq!(lacks.prep, SECOND / 4 * 3);
-        let shares = lacks.since(&StallClock::default(), Duration::ZERO);
+        let mut stall_clock = StallClock::default();
+        stall_clock.add(SECOND, 1.0, 3.0);
+        assert_eq!(stall_clock.fetch, SECOND / 4);
+        assert_eq!(stall_clock.prep, SECOND / 4 * 3);
+        let shares = stall_clock.since(&StallClock::default(), Duration::ZERO);
         assert_eq!(shares.fetch + shares.prep, StallSplit::WHOLE);
     }
 
@@ -204,10 +209,10 @@ mod tests {
         }
         clock.turns(start + 5 * SECOND, false);
         clock.turns(start + 5 * SECOND, false);
-        let lacks = clock.look(start + 6 * SECOND);
+        let stall_clock = clock.look(start + 6 * SECOND);
         let seconds = |d: Duration| d.as_secs_f64().round();
-        assert_eq!(seconds(lacks.fetch), 3.0);
-        assert_eq!(seconds(lacks.prep), 1.0);
-        assert_eq!(lacks.none, 2 * SECOND);
+        assert_eq!(seconds(stall_clock.fetch), 3.0);
+        assert_eq!(seconds(stall_clock.prep), 1.0);
+        assert_eq!(stall_clock.none, 2 * SECOND);
     }
 }

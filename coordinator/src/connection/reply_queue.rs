@@ -400,8 +400,8 @@ impl Drop for ReplyWriter {
 }
 
 impl Writer {
-    fn watch(&self, outbox: Arc<ReplyQueue>) {
-        self.coming().push(outbox);
+    fn watch(&self, reply_queue: Arc<ReplyQueue>) {
+        self.coming().push(reply_queue);
         let _ = self.event.write(1);
     }
 
@@ -423,7 +423,7 @@ impl Writer {
         let event = PollFd::new(self.event.as_fd(), PollFlags::POLLIN);
         let full = watched
             .iter()
-            .map(|outbox| PollFd::new(outbox.socket.as_fd(), PollFlags::POLLOUT));
+            .map(|reply_queue| PollFd::new(reply_queue.socket.as_fd(), PollFlags::POLLOUT));
         let mut fds: Vec<PollFd> = std::iter::once(event).chain(full).collect();
         if let Err(e) = poll(&mut fds, PollTimeout::NONE)
             && e != Errno::EINTR
@@ -437,16 +437,16 @@ impl Writer {
 }
 
 /// Sends what a session has queued. Returns `true` if something is left. A panic ends that session alone.
-fn serve(outbox: &Arc<ReplyQueue>) -> bool {
+fn serve(reply_queue: &Arc<ReplyQueue>) -> bool {
     let written = catch_unwind(AssertUnwindSafe(|| {
         fail_point!("reply-writer");
-        outbox.write();
+        reply_queue.write();
     }));
     if written.is_err() {
         tracing::error!(parent: None, "the thread that sends replies panicked: a defect of coprep, please report it");
-        outbox.part();
+        reply_queue.part();
     }
-    outbox.stays_watched()
+    reply_queue.stays_watched()
 }
 
 #[cfg(test)]
@@ -474,8 +474,8 @@ mod tests {
     fn session() -> (ReplyWriter, Arc<ReplyQueue>, UnixStream) {
         let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
         let writer = ReplyWriter::start().expect("a thread");
-        let outbox = ReplyQueue::new(&ours, &writer).expect("an outbox");
-        (writer, outbox, theirs)
+        let reply_queue = ReplyQueue::new(&ours, &writer).expect("an outbox");
+        (writer, reply_queue, theirs)
     }
 
     fn tags(client: &UnixStream, count: u64) -> Vec<u64> {
@@ -488,13 +488,13 @@ mod tests {
 
     #[test]
     fn what_a_client_does_not_read_waits_up_to_a_bound_and_comes_in_order() {
-        let (_writer, outbox, client) = session();
+        let (_writer, reply_queue, client) = session();
         let (tell, told) = mpsc::channel();
-        outbox.on_room(move || tell.send(()).expect("somebody listens"));
+        reply_queue.on_room(move || tell.send(()).expect("somebody listens"));
         // The socket takes some as well, so that there may be room again once or twice.
         let mut queued = 0;
         loop {
-            while outbox.tell(&error(queued, 1 << 17)) {
+            while reply_queue.tell(&error(queued, 1 << 17)) {
                 queued += 1;
             }
             if told.recv_timeout(Duration::from_millis(200)).is_err() {
@@ -504,46 +504,48 @@ mod tests {
         assert!((8..64).contains(&queued), "{queued}");
         assert_eq!(tags(&client, queued), (0..queued).collect::<Vec<_>>());
         told.recv_timeout(LIMIT).expect("there is room");
-        assert!(outbox.tell(&error(queued, 1)));
+        assert!(reply_queue.tell(&error(queued, 1)));
         assert_eq!(tags(&client, 1), [queued]);
-        assert!(!outbox.is_gone());
+        assert!(!reply_queue.is_gone());
     }
 
     #[test]
     fn an_answer_comes_after_what_was_queued_before_it() {
-        let (_writer, outbox, client) = session();
+        let (_writer, reply_queue, client) = session();
         for tag in 0..4 {
-            assert!(outbox.tell(&error(tag, 1 << 17)));
+            assert!(reply_queue.tell(&error(tag, 1 << 17)));
         }
-        outbox.send(&Reply::WantCode).expect("the client is there");
+        reply_queue
+            .send(&Reply::WantCode)
+            .expect("the client is there");
         assert_eq!(tags(&client, 4), [0, 1, 2, 3]);
         let (answer, _) = frame::receive::<Reply>(&client).expect("received");
         assert_eq!(answer, Reply::WantCode);
-        assert!(outbox.wait_for_room(LIMIT));
+        assert!(reply_queue.wait_for_room(LIMIT));
     }
 
     #[test]
     fn hanging_up_does_not_wait_for_a_client_that_does_not_read() {
-        let (_writer, outbox, client) = session();
-        while outbox.tell(&error(0, 1 << 17)) {}
-        outbox.hang_up();
-        assert!(outbox.is_gone());
-        assert!(outbox.wait_for_room(LIMIT));
-        assert!(outbox.send(&Reply::WantCode).is_err());
-        assert!(outbox.tell(&error(1, 1)), "nobody is to wait for room");
+        let (_writer, reply_queue, client) = session();
+        while reply_queue.tell(&error(0, 1 << 17)) {}
+        reply_queue.hang_up();
+        assert!(reply_queue.is_gone());
+        assert!(reply_queue.wait_for_room(LIMIT));
+        assert!(reply_queue.send(&Reply::WantCode).is_err());
+        assert!(reply_queue.tell(&error(1, 1)), "nobody is to wait for room");
         drop(client);
     }
 
     #[test]
     fn a_client_that_goes_frees_what_waited_for_it() {
-        let (_writer, outbox, client) = session();
-        while outbox.tell(&error(0, 1 << 17)) {}
+        let (_writer, reply_queue, client) = session();
+        while reply_queue.tell(&error(0, 1 << 17)) {}
         drop(client);
         // The runner ends a test that hangs.
-        while !outbox.is_empty() {
-            assert!(outbox.wait_for_room(LIMIT));
+        while !reply_queue.is_empty() {
+            assert!(reply_queue.wait_for_room(LIMIT));
             std::thread::yield_now();
         }
-        assert!(outbox.is_gone());
+        assert!(reply_queue.is_gone());
     }
 }

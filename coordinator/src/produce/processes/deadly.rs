@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::prepare::Failure;
+use crate::produce::native::Failure;
 
 /// A sample that ended its workers fails at once for so long. One worker a minute costs a stream nothing that is noticed.
 const RETRY_AFTER: Duration = Duration::from_secs(60);

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use coprep_protocol::frame;
 use coprep_protocol::nap::nap;
-use coprep_protocol::place::{CoordinatorPaths, open_private};
+use coprep_protocol::paths::{CoordinatorPaths, open_private};
 use fail::fail_point;
 use nix::fcntl::{Flock, FlockArg};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -24,9 +24,11 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
-use crate::outbox::ReplyWriter;
+use crate::connection::reply_queue::ReplyWriter;
 use crate::registry::Registry;
-use crate::{Error, Monitor, Result, Settings, session};
+use crate::{Error, Monitor, Result, Settings};
+
+mod session;
 
 /// Most connections at a time.
 const MAX_CONNECTIONS: usize = 4096;
@@ -187,7 +189,7 @@ impl Server {
     /// Waits for something to happen, a bounded time, and deals with it.
     fn turn(&self) -> Result<Option<StopReason>> {
         fail_point!("main-turn");
-        self.registry.tidy()?;
+        self.registry.maintain()?;
         let mut fds = [
             PollFd::new(self.listener.as_fd(), PollFlags::POLLIN),
             PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),

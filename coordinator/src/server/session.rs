@@ -13,12 +13,14 @@ use coprep_protocol::message::{Attach, Awaited, Reply, Request};
 use coprep_protocol::spec::PipelineSpec;
 use fail::fail_point;
 
-use crate::outbox::{ReplyQueue, ReplyWriter};
-use crate::peer::{ConnectionEvent, Peer};
+use crate::connection::peer::{ConnectionEvent, Peer};
+use crate::connection::reply_queue::{ReplyQueue, ReplyWriter};
+use crate::produce::processes::Zygote;
 use crate::registry::{Answer, Guest, Registry};
+use crate::registry::{status, warm};
+use crate::server::Shutdown;
 use crate::stream::{Client, EpochOrder, RankId, Stream};
-use crate::user_code::Zygote;
-use crate::{Error, Result, server::Shutdown, status, warm};
+use crate::{Error, Result};
 
 /// How often a client that does not read its answers is looked at.
 const LOOK: Duration = Duration::from_secs(1);
@@ -68,7 +70,7 @@ pub(crate) fn serve(
             }
             // The client did not end this, so it may still read a batch whose buffer must not be filled again.
             if !matches!(ended, Ok(Ok(()))) {
-                session.client.outbox.part();
+                session.client.reply_queue.part();
                 wait_until_gone(&session.client, socket);
             }
             // Not while a panic unwinds, where another one would end the process.
@@ -106,8 +108,8 @@ fn greet(socket: &UnixStream, replies: &ReplyWriter) -> std::result::Result<Clie
             "the first message is not a greeting".into(),
         ));
     };
-    let outbox = ReplyQueue::new(socket, replies)?;
-    outbox.send(&Reply::Welcome {
+    let reply_queue = ReplyQueue::new(socket, replies)?;
+    reply_queue.send(&Reply::Welcome {
         pid: std::process::id(),
         version: env!("CARGO_PKG_VERSION").into(),
     })?;
@@ -115,7 +117,7 @@ fn greet(socket: &UnixStream, replies: &ReplyWriter) -> std::result::Result<Clie
     Ok(Client {
         name,
         pid,
-        outbox,
+        reply_queue,
         peer,
     })
 }
@@ -124,7 +126,7 @@ impl Session<'_> {
     fn run(&mut self, socket: &UnixStream) -> std::result::Result<(), FrameError> {
         loop {
             // A client that asks and does not read the answers is not read either.
-            while !self.client.outbox.wait_for_room(LOOK) {
+            while !self.client.reply_queue.wait_for_room(LOOK) {
                 if self.client.is_gone() {
                     return Ok(());
                 }
@@ -152,9 +154,9 @@ impl Session<'_> {
     ) -> std::result::Result<(), FrameError> {
         fail_point!("session-request");
         match self.handle(request, descriptors) {
-            Ok(Some(reply)) => self.client.outbox.send(&reply),
+            Ok(Some(reply)) => self.client.reply_queue.send(&reply),
             Ok(None) => Ok(()),
-            Err(e) => self.client.outbox.send(&Reply::Refused(e.refusal())),
+            Err(e) => self.client.reply_queue.send(&Reply::Refused(e.refusal())),
         }
     }
 
@@ -171,8 +173,8 @@ impl Session<'_> {
                 Ok(None)
             }
             Request::EpochStarted { epoch } => {
-                let (stream, seat) = self.place()?;
-                stream.epoch_started(*seat, epoch);
+                let (stream, rank_id) = self.place()?;
+                stream.epoch_started(*rank_id, epoch);
                 Ok(None)
             }
             Request::TellOrder {
@@ -180,16 +182,16 @@ impl Session<'_> {
                 samples,
                 is_settled,
             } => {
-                let (stream, seat) = self.place()?;
+                let (stream, rank_id) = self.place()?;
                 let file = descriptors.into_iter().next();
                 let file = file.ok_or_else(|| Error::Invalid("an order without a file".into()))?;
-                let order = EpochOrder::read(file, samples, stream.blueprint.maker.samples())?;
-                stream.tell_order(*seat, epoch, order, is_settled);
+                let order = EpochOrder::read(file, samples, stream.config.producer.samples())?;
+                stream.tell_order(*rank_id, epoch, order, is_settled);
                 Ok(None)
             }
             Request::RestartEpoch { epoch } => {
-                let (stream, seat) = self.place()?;
-                stream.restart_epoch(*seat, epoch);
+                let (stream, rank_id) = self.place()?;
+                stream.restart_epoch(*rank_id, epoch);
                 Ok(None)
             }
             Request::Leave(departure) => {
@@ -197,20 +199,20 @@ impl Session<'_> {
                 Ok(Some(Reply::Left))
             }
             Request::State { epoch, batches } => {
-                let (stream, seat) = self.place()?;
-                Ok(Some(Reply::State(stream.state(*seat, epoch, batches)?)))
+                let (stream, rank_id) = self.place()?;
+                Ok(Some(Reply::State(stream.state(*rank_id, epoch, batches)?)))
             }
             Request::Explain => {
-                let (stream, seat) = self.place()?;
-                Ok(Some(Reply::Explanation(stream.explain(*seat))))
+                let (stream, rank_id) = self.place()?;
+                Ok(Some(Reply::Explanation(stream.explain(*rank_id))))
             }
             Request::WhoIsAwaited => {
-                let (stream, seat) = self.place()?;
-                let awaited = stream.who_is_awaited(*seat);
+                let (stream, rank_id) = self.place()?;
+                let awaited = stream.who_is_awaited(*rank_id);
                 if let Some(Awaited { what, .. }) = &awaited {
-                    let RankId { job, rank } = *seat;
+                    let RankId { job, rank } = *rank_id;
                     tracing::warn!(
-                        stream = stream.blueprint.id,
+                        stream = stream.config.id,
                         job,
                         rank,
                         awaited = what,
@@ -236,7 +238,7 @@ impl Session<'_> {
             }
             Request::Pipeline { stream } => {
                 let found = self.stream(stream)?;
-                let spec = found.blueprint.spec.clone().map(Box::new);
+                let spec = found.config.spec.clone().map(Box::new);
                 Ok(Some(Reply::Pipeline(spec)))
             }
             Request::Throttle {
@@ -251,7 +253,7 @@ impl Session<'_> {
             }
             Request::Stop => {
                 // Answered first: stopping hangs up on everybody.
-                let _ = self.client.outbox.send(&Reply::Stopping);
+                let _ = self.client.reply_queue.send(&Reply::Stopping);
                 self.shutdown.request();
                 Ok(None)
             }
@@ -260,7 +262,7 @@ impl Session<'_> {
 
     fn stream(&self, id: u64) -> Result<Arc<Stream>> {
         let streams = self.registry.streams();
-        let found = streams.into_iter().find(|s| s.blueprint.id == id);
+        let found = streams.into_iter().find(|s| s.config.id == id);
         found.ok_or_else(|| Error::Invalid(format!("there is no stream {id}")))
     }
 
@@ -296,17 +298,17 @@ impl Session<'_> {
         let answer = self
             .registry
             .attach(request, &self.client, dataset.as_ref())?;
-        let Answer::Admitted(stream, admission) = answer else {
+        let Answer::Admitted(stream, registration) = answer else {
             return Ok(Some(Reply::WantCode));
         };
-        let RankId { job, rank } = admission.seat;
-        tracing::info!(stream = stream.blueprint.id, job, rank, "a job joins");
-        self.place = Some((stream.clone(), admission.seat));
+        let RankId { job, rank } = registration.rank_id;
+        tracing::info!(stream = stream.config.id, job, rank, "a job joins");
+        self.place = Some((stream.clone(), registration.rank_id));
         // The stream's host keeps it, if that is forked from it. Else somebody else's code runs, and this is of no use.
         self.prepared = None;
-        let attached = Reply::Attached(Box::new(admission.attached));
-        let outbox = &self.client.outbox;
-        let sent = outbox.send_with(&attached, admission.descriptors.into());
+        let attached = Reply::Attached(Box::new(registration.attached));
+        let reply_queue = &self.client.reply_queue;
+        let sent = reply_queue.send_with(&attached, registration.descriptors.into());
         sent.map_err(|e| Error::Invalid(format!("the client went away while attaching: {e}")))?;
         stream.begin();
         Ok(None)
@@ -319,23 +321,23 @@ impl Session<'_> {
         // Where the client is gone as well, its connections are closed before its process counts as ended.
         let is_gone = || self.client.peer.is_gone();
         let soon = Instant::now() + SOON;
-        while self.client.outbox.is_closed() && !is_gone() && Instant::now() < soon {
+        while self.client.reply_queue.is_closed() && !is_gone() && Instant::now() < soon {
             std::thread::sleep(LITTLE);
         }
-        self.client.outbox.is_closed() && !is_gone()
+        self.client.reply_queue.is_closed() && !is_gone()
     }
 }
 
 impl Drop for Session<'_> {
     fn drop(&mut self) {
-        if let Some((stream, seat)) = self.place.take() {
-            let RankId { job, rank } = seat;
-            if stream.has_other_ranks(seat) && self.has_lost_its_client() {
-                stream.lose_rank(seat);
+        if let Some((stream, rank_id)) = self.place.take() {
+            let RankId { job, rank } = rank_id;
+            if stream.has_other_ranks(rank_id) && self.has_lost_its_client() {
+                stream.lose_rank(rank_id);
             }
-            tracing::info!(stream = stream.blueprint.id, job, rank, "a job leaves");
-            self.registry.detach(&stream, seat);
+            tracing::info!(stream = stream.config.id, job, rank, "a job leaves");
+            self.registry.detach(&stream, rank_id);
         }
-        self.client.outbox.hang_up();
+        self.client.reply_queue.hang_up();
     }
 }

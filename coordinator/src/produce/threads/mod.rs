@@ -16,11 +16,11 @@ use coprep_protocol::message::PoolStatus;
 use coprep_protocol::nap::nap;
 use fail::fail_point;
 
-use crate::due_queue::Deadline;
-use crate::prepare::WorkerScratch;
-use crate::stalls::{FetchWeight, StallClock};
-pub use crate::workers::pass::pass;
-use crate::workers::stages::{CompletedTask, StageQueues, ThreadTask};
+use crate::observe::stalls::{FetchWeight, StallClock};
+use crate::produce::deadline_queue::Deadline;
+use crate::produce::native::WorkerScratch;
+pub use crate::produce::threads::pass::pass;
+use crate::produce::threads::stages::{CompletedTask, StageQueues, ThreadTask};
 use crate::{Error, Result};
 
 /// Something the pool does.
@@ -30,7 +30,7 @@ pub(crate) trait PoolWork: Send {
     /// Reads, and keeps what was read until it is run.
     fn fetch(&mut self) -> Ready;
     /// Does the rest, or all if nothing was fetched.
-    fn run(self: Box<Self>, tools: &mut WorkerScratch);
+    fn run(self: Box<Self>, worker_scratch: &mut WorkerScratch);
 }
 
 /// Unwinds from a piece of work that nobody waits for any more.
@@ -71,7 +71,7 @@ struct SharedPool {
 
 struct PoolState {
     /// What was lacking when the balance was last struck.
-    lacked: StallClock,
+    stall_clock_before: StallClock,
     stages: StageQueues<Box<dyn PoolWork>>,
     balance: Balance,
     /// A thread panicked outside of a piece of work.
@@ -92,11 +92,11 @@ const ENOUGH: u64 = 32;
 const NAP: Duration = Duration::from_millis(200);
 
 impl ThreadPool {
-    /// A thread for each processor that may be used, `cap` at most. `attributes`: see [`lacks`](Self::lacks).
+    /// A thread for each processor that may be used, `cap` at most. `attributes`: see [`stall_clock`](Self::stall_clock).
     pub(crate) fn start(cap: Option<u32>, attributes: bool) -> Result<Self> {
         let (cpus, now) = (usable(cap), Instant::now());
         let state = PoolState {
-            lacked: StallClock::default(),
+            stall_clock_before: StallClock::default(),
             stages: StageQueues::new(cpus, attributes, now),
             balance: Balance::new(cpus, cpus + MOST_WAITING),
             is_broken: false,
@@ -154,21 +154,21 @@ impl ThreadPool {
     }
 
     /// What was lacking until now. All zero for a pool that does not attribute.
-    pub(crate) fn lacks(&self) -> StallClock {
+    pub(crate) fn stall_clock(&self) -> StallClock {
         let mut state = self.pool.state();
         state.stages.look(Instant::now());
-        state.stages.lacks()
+        state.stages.stall_clock()
     }
 
     /// Strikes the balance between the stages, if it is time. To be called now and then.
     ///
     /// # Errors
     /// When a thread has panicked outside of a piece of work: the pool's state may be half changed.
-    pub(crate) fn tidy(&self) -> Result<()> {
+    pub(crate) fn maintain(&self) -> Result<()> {
         if self.pool.state().is_broken {
             return Err(Error::Defect("a worker thread panicked"));
         }
-        let wanted = self.pool.strike(self.cap);
+        let wanted = self.pool.rebalance(self.cap);
         let mut is_short = self.is_short.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(wanted) = wanted.filter(|_| !*is_short)
             && let Err(e) = self.start_threads(wanted)
@@ -219,7 +219,7 @@ impl SharedPool {
     }
 
     /// Gives the threads that should be there.
-    fn strike(&self, cap: Option<u32>) -> Option<u32> {
+    fn rebalance(&self, cap: Option<u32>) -> Option<u32> {
         let now = Instant::now();
         let mut state = self.state();
         state.stages.look(now);
@@ -231,11 +231,11 @@ impl SharedPool {
         let cpus = usable(cap);
         let threads = state.balance.observe(cpus, &seen);
         state.stages.limit(cpus, threads);
-        let lacks = state.stages.lacks();
-        let before = std::mem::replace(&mut state.lacked, lacks);
+        let stall_clock = state.stages.stall_clock();
+        let before = std::mem::replace(&mut state.stall_clock_before, stall_clock);
         drop(state);
         let now = match threads > cpus {
-            true => lacks.fetch_part(&before),
+            true => stall_clock.fetch_part(&before),
             false => 1.0,
         };
         self.price.set((self.price.get() + now) / 2.0);
@@ -309,15 +309,15 @@ fn carry_out(step: ThreadTask<Box<dyn PoolWork>>) -> CompletedTask<Box<dyn PoolW
             let ready = fetched.unwrap_or_default();
             CompletedTask::Fetched(work, ready)
         }
-        ThreadTask::Prepare(work, mut tools) => {
-            let ran = std::panic::catch_unwind(AssertUnwindSafe(|| work.run(&mut tools)));
+        ThreadTask::Prepare(work, mut worker_scratch) => {
+            let ran = std::panic::catch_unwind(AssertUnwindSafe(|| work.run(&mut worker_scratch)));
             if let Err(panic) = ran {
                 if !panic.is::<GivenUp>() {
                     tracing::error!("a worker panicked: a defect of coprep, please report it");
                 }
-                *tools = WorkerScratch::default();
+                *worker_scratch = WorkerScratch::default();
             }
-            CompletedTask::Prepared(tools)
+            CompletedTask::Prepared(worker_scratch)
         }
     }
 }

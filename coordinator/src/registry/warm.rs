@@ -13,11 +13,11 @@ use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use fail::fail_point;
 
 use crate::caches::DatasetCache;
-use crate::due_queue::Deadline;
-use crate::prepare::{Failure, Fetched, Recipe, WorkerScratch};
+use crate::produce::deadline_queue::Deadline;
+use crate::produce::native::{Failure, Fetched, Recipe, WorkerScratch};
+use crate::produce::threads::{PoolWork, Ready};
 use crate::registry::{Guest, Registry};
 use crate::stream::{Client, Stream};
-use crate::workers::{PoolWork, Ready};
 use crate::{Error, Result};
 
 /// How often the client hears of it.
@@ -56,14 +56,14 @@ impl PoolWork for Admit {
         }
     }
 
-    fn run(mut self: Box<Self>, tools: &mut WorkerScratch) {
+    fn run(mut self: Box<Self>, worker_scratch: &mut WorkerScratch) {
         fail_point!("warm-worker");
         if let Some(fetched) = self.fetched.take() {
-            tools.take_over(fetched);
+            worker_scratch.take_over(fetched);
         }
         let result = self
             .recipe
-            .admit(self.id, tools)
+            .admit(self.id, worker_scratch)
             .map(|cost| cost.fetched_bytes);
         self.tell(result);
     }
@@ -116,12 +116,12 @@ pub(crate) fn warm(
 
 /// Serves [`coprep_protocol::message::Request::KeepWarm`].
 pub(crate) fn keep(stream: &Stream) -> Result<WarmProgress> {
-    let maker = &stream.blueprint.maker;
-    let cache = maker
+    let producer = &stream.config.producer;
+    let cache = producer
         .cache()
         .ok_or_else(|| Error::Invalid("nothing to keep: the stream has no cache".into()))?;
     cache.mark_warmed();
-    let samples = u64::from(maker.samples());
+    let samples = u64::from(producer.samples());
     let so_far = WarmProgress {
         done: samples,
         total: samples,
@@ -228,12 +228,12 @@ impl WarmRun<'_> {
         if client.is_gone() {
             return Err(gone());
         }
-        if !client.outbox.is_empty() {
+        if !client.reply_queue.is_empty() {
             // It has not read the report before this one: it will be told of the state then.
             return Ok(());
         }
         client
-            .outbox
+            .reply_queue
             .send(&Reply::Progress(self.report()))
             .map_err(|_| gone())
     }

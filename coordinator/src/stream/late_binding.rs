@@ -5,7 +5,7 @@
 //! So the earlier minibatch is whole, the slow sample goes on undisturbed, and lands in the later one. Nothing is
 //! restarted, and an exchange neither drops nor repeats: every slot has one sample and every sample one slot, always.
 //!
-//! A process that is to make a sample is offered its slot, and need not ask for one ([`coprep_cache::worklist`]). Not so the
+//! A process that is to make a sample is offered its slot, and need not ask for one ([`coprep_cache::task_table`]). Not so the
 //! slow one, whose slot was taken back, and as many as there are slots of slow ones to be filled. One of these may turn out
 //! to be slow itself: then another is found.
 //!
@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coprep_cache::staging::SlotMut;
-use coprep_cache::worklist::TaskHandle;
+use coprep_cache::task_table::TaskHandle;
 
 use crate::stream::batch::PendingBatch;
 
@@ -40,13 +40,13 @@ pub(crate) struct SlotBinder {
     by_place: BTreeMap<(u64, u32), BindingId>,
     /// Given to a process that will ask where they are to be written: one of them may fill the slot of a slow one.
     fillers: HashSet<BindingId>,
-    tickets: u64,
+    bindings: u64,
 }
 
 struct Sample {
     id: u32,
     number: u64,
-    berth: BoundSlot,
+    bound_slot: BoundSlot,
     /// Who works at it.
     by: By,
     /// What was worked at it before.
@@ -99,39 +99,39 @@ pub(crate) struct SlotSwap {
 
 impl SlotBinder {
     /// A sample of the minibatch of this number.
-    pub(crate) fn add(&mut self, id: u32, number: u64, berth: BoundSlot) -> BindingId {
-        let ticket = BindingId(self.tickets);
-        self.tickets += 1;
+    pub(crate) fn add(&mut self, id: u32, number: u64, bound_slot: BoundSlot) -> BindingId {
+        let binding = BindingId(self.bindings);
+        self.bindings += 1;
         let sample = Sample {
             id,
             number,
-            berth,
+            bound_slot,
             by: By::Nobody,
             worked: Duration::ZERO,
             is_offered: false,
         };
-        self.samples.insert(ticket, sample);
-        ticket
+        self.samples.insert(binding, sample);
+        binding
     }
 
     /// A worker takes it up: its time runs.
-    pub(crate) fn begin(&mut self, ticket: BindingId) {
-        if let Some(sample) = self.samples.get_mut(&ticket)
+    pub(crate) fn begin(&mut self, binding: BindingId) {
+        if let Some(sample) = self.samples.get_mut(&binding)
             && matches!(sample.by, By::Nobody)
         {
             sample.by = By::Thread(Instant::now());
             self.by_place
-                .insert((sample.number, sample.berth.place), ticket);
+                .insert((sample.number, sample.bound_slot.place), binding);
         }
     }
 
     /// Nobody works at it now: it is fetched, and waits to be prepared, or was withdrawn. Its time stands still.
-    pub(crate) fn pause(&mut self, ticket: BindingId) {
-        if let Some(sample) = self.samples.get_mut(&ticket) {
+    pub(crate) fn pause(&mut self, binding: BindingId) {
+        if let Some(sample) = self.samples.get_mut(&binding) {
             sample.worked = sample.worked();
             sample.by = By::Nobody;
             sample.is_offered = false;
-            self.fillers.remove(&ticket);
+            self.fillers.remove(&binding);
         }
     }
 
@@ -139,63 +139,69 @@ impl SlotBinder {
     /// better decided when it is made.
     pub(crate) fn offer(
         &mut self,
-        ticket: BindingId,
+        binding: BindingId,
         budget: Option<Duration>,
         given: TaskHandle,
     ) -> Option<(u32, u32)> {
-        let sample = self.samples.get(&ticket)?;
+        let sample = self.samples.get(&binding)?;
         let is_filler = budget.is_some_and(|budget| self.lacks_filler(sample, budget));
-        let sample = self.samples.get_mut(&ticket)?;
+        let sample = self.samples.get_mut(&binding)?;
         sample.by = By::Process(given);
         self.by_place
-            .insert((sample.number, sample.berth.place), ticket);
+            .insert((sample.number, sample.bound_slot.place), binding);
         sample.is_offered = !is_filler;
         match is_filler {
-            true => self.fillers.insert(ticket),
-            false => self.fillers.remove(&ticket),
+            true => self.fillers.insert(binding),
+            false => self.fillers.remove(&binding),
         };
-        (!is_filler).then(|| (sample.berth.batch.buffer, sample.berth.slot.slot()))
+        (!is_filler).then(|| {
+            (
+                sample.bound_slot.batch.buffer,
+                sample.bound_slot.slot.slot(),
+            )
+        })
     }
 
     /// Binds it to its own slot.
-    pub(crate) fn take(&mut self, ticket: BindingId) -> Option<BoundSlot> {
-        self.remove(ticket).map(|sample| sample.berth)
+    pub(crate) fn take(&mut self, binding: BindingId) -> Option<BoundSlot> {
+        self.remove(binding).map(|sample| sample.bound_slot)
     }
 
-    fn remove(&mut self, ticket: BindingId) -> Option<Sample> {
-        let sample = self.samples.remove(&ticket)?;
-        self.by_place.remove(&(sample.number, sample.berth.place));
-        self.fillers.remove(&ticket);
+    fn remove(&mut self, binding: BindingId) -> Option<Sample> {
+        let sample = self.samples.remove(&binding)?;
+        self.by_place
+            .remove(&(sample.number, sample.bound_slot.place));
+        self.fillers.remove(&binding);
         Some(sample)
     }
 
     /// It is about to be written: binds it to its slot, or to that of a sample that holds an earlier minibatch up.
     pub(crate) fn claim(
         &mut self,
-        ticket: BindingId,
+        binding: BindingId,
         budget: Option<Duration>,
     ) -> Option<(BoundSlot, Option<SlotSwap>)> {
-        let mut ready = self.remove(ticket)?;
-        let lets_go = |ticket: &BindingId| self.samples.get(ticket).is_some_and(Sample::lets_go);
+        let mut ready = self.remove(binding)?;
+        let lets_go = |binding: &BindingId| self.samples.get(binding).is_some_and(Sample::lets_go);
         let slow = budget.and_then(|budget| self.slow_before(&ready, budget).find(lets_go));
-        let Some(slow) = slow.and_then(|ticket| Some((ticket, self.samples.get_mut(&ticket)?)))
+        let Some(slow) = slow.and_then(|binding| Some((binding, self.samples.get_mut(&binding)?)))
         else {
-            return Some((ready.berth, None));
+            return Some((ready.bound_slot, None));
         };
-        let (ticket, slow) = slow;
-        self.by_place.remove(&(slow.number, slow.berth.place));
-        std::mem::swap(&mut slow.berth, &mut ready.berth);
+        let (binding, slow) = slow;
+        self.by_place.remove(&(slow.number, slow.bound_slot.place));
+        std::mem::swap(&mut slow.bound_slot, &mut ready.bound_slot);
         std::mem::swap(&mut slow.number, &mut ready.number);
         // It may have been a filler itself, and turned out to be slow.
         slow.is_offered = false;
-        self.fillers.remove(&ticket);
+        self.fillers.remove(&binding);
         self.by_place
-            .insert((slow.number, slow.berth.place), ticket);
-        let overtaken = SlotSwap {
+            .insert((slow.number, slow.bound_slot.place), binding);
+        let slot_swap = SlotSwap {
             slow: slow.id,
             ready: ready.id,
         };
-        Some((ready.berth, Some(overtaken)))
+        Some((ready.bound_slot, Some(slot_swap)))
     }
 
     /// Whether more minibatches before are held up than there are samples that will fill their slots.
@@ -207,14 +213,14 @@ impl SlotBinder {
 
     /// Those over their budget in minibatches before, the earliest first.
     fn slow_before(&self, ready: &Sample, budget: Duration) -> impl Iterator<Item = BindingId> {
-        let targets = ready.berth.batch.targets();
-        let is_slow = move |ticket: &BindingId| {
-            self.samples.get(ticket).is_some_and(|sample| {
-                sample.is_over(budget) && sample.berth.batch.targets() == targets
+        let targets = ready.bound_slot.batch.targets();
+        let is_slow = move |binding: &BindingId| {
+            self.samples.get(binding).is_some_and(|sample| {
+                sample.is_over(budget) && sample.bound_slot.batch.targets() == targets
             })
         };
         let before = self.by_place.range(..(ready.number, 0));
-        before.map(|(_, ticket)| *ticket).filter(is_slow)
+        before.map(|(_, binding)| *binding).filter(is_slow)
     }
 }
 
@@ -223,13 +229,13 @@ mod tests {
     use std::os::fd::AsFd;
 
     use coprep_cache::staging::{Layout, StagingPool};
-    use coprep_cache::worklist::TaskTable;
+    use coprep_cache::task_table::TaskTable;
 
     use super::*;
 
     /// Minibatches of one sample each.
     struct Few {
-        afloat: SlotBinder,
+        late_binding: SlotBinder,
         first: BindingId,
         second: BindingId,
         third: BindingId,
@@ -240,24 +246,24 @@ mod tests {
 
     fn few() -> Few {
         let pool = StagingPool::create(Layout::new(&[8], 1, 3).unwrap()).unwrap();
-        let mut afloat = SlotBinder::default();
+        let mut late_binding = SlotBinder::default();
         let mut add = |number| {
             let (mut slots, unfinished) = pool.allocate().unwrap().split(1);
             let batch = Arc::new(PendingBatch::new(number, Vec::new(), 1, 1, unfinished));
             let slot = slots.pop().unwrap();
             let buffer = batch.buffer;
-            let berth = BoundSlot {
+            let bound_slot = BoundSlot {
                 batch,
                 slot,
                 place: 0,
             };
-            (afloat.add(number as u32, number, berth), buffer)
+            (late_binding.add(number as u32, number, bound_slot), buffer)
         };
         let ((first, a), (second, b), (third, c)) = (add(1), add(2), add(3));
         let ours = TaskTable::create(4).unwrap();
         let theirs = TaskTable::open(ours.as_fd().try_clone_to_owned().unwrap(), 4).unwrap();
         Few {
-            afloat,
+            late_binding,
             first,
             second,
             third,
@@ -269,17 +275,22 @@ mod tests {
 
     impl Few {
         /// It is begun, too.
-        fn offer(&mut self, ticket: BindingId, entry: u32, budget: Duration) -> Option<(u32, u32)> {
+        fn offer(
+            &mut self,
+            binding: BindingId,
+            entry: u32,
+            budget: Duration,
+        ) -> Option<(u32, u32)> {
             let given = TaskHandle::new(&self.ours, entry);
-            let offered = self.afloat.offer(ticket, Some(budget), given);
+            let offered = self.late_binding.offer(binding, Some(budget), given);
             assert!(self.theirs.begin(entry));
             offered
         }
 
         /// The buffer it is bound to, and who was overtaken for that.
-        fn claim(&mut self, ticket: BindingId, budget: Duration) -> (u32, Option<u32>) {
-            let (berth, overtaken) = self.afloat.claim(ticket, Some(budget)).unwrap();
-            (berth.batch.buffer, overtaken.map(|o| o.slow))
+        fn claim(&mut self, binding: BindingId, budget: Duration) -> (u32, Option<u32>) {
+            let (bound_slot, slot_swap) = self.late_binding.claim(binding, Some(budget)).unwrap();
+            (bound_slot.batch.buffer, slot_swap.map(|o| o.slow))
         }
     }
 
@@ -303,7 +314,7 @@ mod tests {
         assert_eq!(few.offer(few.first, 0, QUICK), Some((a, 0)));
         assert!(few.theirs.take(0));
         assert_eq!(few.claim(few.second, SLOW), (b, None));
-        assert_eq!(few.afloat.take(few.first).unwrap().batch.buffer, a);
+        assert_eq!(few.late_binding.take(few.first).unwrap().batch.buffer, a);
     }
 
     #[test]
@@ -311,12 +322,14 @@ mod tests {
         let mut few = few();
         let [a, b, _] = few.buffers;
         let given = TaskHandle::new(&few.ours, 0);
-        let offered = few.afloat.offer(few.first, Some(QUICK), given.clone());
+        let offered = few
+            .late_binding
+            .offer(few.first, Some(QUICK), given.clone());
         assert_eq!(offered, Some((a, 0)));
         assert_eq!(few.claim(few.second, SLOW), (b, None));
         // Another makes it after all: nothing of this counts.
         assert!(given.withdraw());
-        few.afloat.pause(few.first);
+        few.late_binding.pause(few.first);
         assert_eq!(few.offer(few.first, 1, SLOW), Some((a, 0)));
         assert!(few.theirs.take(1));
     }
@@ -336,22 +349,22 @@ mod tests {
         let [a, b, _] = few.buffers;
         // Not begun, so nobody waits for it.
         let given = TaskHandle::new(&few.ours, 3);
-        let offered = few.afloat.offer(few.second, Some(SLOW), given);
+        let offered = few.late_binding.offer(few.second, Some(SLOW), given);
         assert_eq!(offered, Some((b, 0)));
         assert_eq!(few.offer(few.first, 0, QUICK), Some((a, 0)));
         let given = TaskHandle::new(&few.ours, 1);
-        assert_eq!(few.afloat.offer(few.third, Some(SLOW), given), None);
+        assert_eq!(few.late_binding.offer(few.third, Some(SLOW), given), None);
         // The first has one who fills its slot.
-        few.afloat.pause(few.second);
+        few.late_binding.pause(few.second);
         let given = TaskHandle::new(&few.ours, 2);
-        let offered = few.afloat.offer(few.second, Some(SLOW), given);
+        let offered = few.late_binding.offer(few.second, Some(SLOW), given);
         assert_eq!(offered, Some((b, 0)));
         // And none any more.
-        few.afloat.pause(few.second);
-        few.afloat.pause(few.third);
+        few.late_binding.pause(few.second);
+        few.late_binding.pause(few.third);
         assert_eq!(few.offer(few.second, 2, SLOW), None);
         assert_eq!(few.claim(few.second, SLOW), (a, Some(1)));
-        assert!(few.afloat.fillers.is_empty());
+        assert!(few.late_binding.fillers.is_empty());
     }
 
     #[test]
@@ -363,9 +376,9 @@ mod tests {
         // Both are held up: the third fills the slot of the first, whoever comes then that of the second.
         assert_eq!(few.offer(few.third, 2, SLOW), None);
         assert_eq!(few.claim(few.third, SLOW), (a, Some(1)));
-        let berth = few.afloat.take(few.first).unwrap();
-        assert_eq!(berth.batch.buffer, c);
-        let fourth = few.afloat.add(4, 4, berth);
+        let bound_slot = few.late_binding.take(few.first).unwrap();
+        assert_eq!(bound_slot.batch.buffer, c);
+        let fourth = few.late_binding.add(4, 4, bound_slot);
         assert_eq!(few.offer(fourth, 3, SLOW), None);
         assert_eq!(few.claim(fourth, SLOW), (b, Some(2)));
     }
@@ -384,9 +397,9 @@ mod tests {
         let mut few = few();
         let [a, b, _] = few.buffers;
         assert_eq!(few.offer(few.first, 0, QUICK), Some((a, 0)));
-        let (berth, _) = few.afloat.claim(few.second, Some(SLOW)).unwrap();
+        let (bound_slot, _) = few.late_binding.claim(few.second, Some(SLOW)).unwrap();
         // Drawn for a third minibatch: what was overtaken lies in the second now.
-        let third = few.afloat.add(3, 3, berth);
+        let third = few.late_binding.add(3, 3, bound_slot);
         assert_eq!(few.claim(third, SLOW), (b, Some(1)));
         assert_eq!(few.claim(few.first, SLOW), (a, None));
     }

@@ -2,7 +2,7 @@
 //!
 //! It takes a few samples at a time, as many as take a few milliseconds, and the next few before those are made: so
 //! messages weigh little, and the worker need not wait for them. Where one of them turns out to be slow, those behind it are
-//! withdrawn, for another worker to make; what is written is seen without a word ([`coprep_cache::worklist`]).
+//! withdrawn, for another worker to make; what is written is seen without a word ([`coprep_cache::task_table`]).
 //!
 //! A worker that made a sample which is larger than its slot asks where to write it. While there is no memory for that it
 //! waits, and what it was given besides is withdrawn.
@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coprep_cache::sample_cache::{Form, Meta};
-use coprep_cache::worklist::{TaskHandle, TaskTable, Written};
+use coprep_cache::task_table::{TaskHandle, TaskTable, Written};
 use coprep_protocol::code::{
     self, CHUNKS, Channel, ENTRIES, MOST, Raised, SampleRequest, WorkerProgress, WorkerReport,
 };
@@ -30,12 +30,13 @@ use fail::fail_point;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use crate::caches::DatasetCache;
-use crate::due_queue::Deadline;
-use crate::prepare::{Failure, PreparationCost};
-use crate::user_code::deadly::Verdict;
-use crate::user_code::host::Forked;
-use crate::user_code::worker::room::Want;
-use crate::user_code::{Begin, Outlook, ProcessPool, Task, TaskOutcome, Trouble, failure};
+use crate::observe::preparation_cost::PreparationCost;
+use crate::produce::deadline_queue::Deadline;
+use crate::produce::native::Failure;
+use crate::produce::processes::deadly::Verdict;
+use crate::produce::processes::fork_server::Forked;
+use crate::produce::processes::worker::room::Want;
+use crate::produce::processes::{Begin, Outlook, ProcessPool, Task, TaskOutcome, Trouble, failure};
 use crate::{Error, Result};
 
 /// A chunk is as many samples as are expected to take together no longer than this. Who is behind one that takes longer is
@@ -105,7 +106,7 @@ type SlotAddress = (u32, u32);
 
 /// See the module.
 pub(super) struct Worker {
-    crew: Arc<ProcessPool>,
+    process_pool: Arc<ProcessPool>,
     id: u32,
     process: Option<WorkerProcess>,
     /// What the process was given and has not yet made, oldest first.
@@ -127,7 +128,7 @@ struct WorkerProcess {
     channel: Channel,
     /// Where the values of deterministic parts pass: one file per chunk under way. None: nothing is cached.
     scratch: Vec<File>,
-    worklist: Arc<TaskTable>,
+    task_table: Arc<TaskTable>,
     next_chunk: u32,
 }
 
@@ -151,9 +152,9 @@ struct Hand {
 }
 
 impl Worker {
-    pub(super) fn new(crew: Arc<ProcessPool>, id: u32) -> Self {
+    pub(super) fn new(process_pool: Arc<ProcessPool>, id: u32) -> Self {
         Worker {
-            crew,
+            process_pool,
             id,
             process: None,
             chunks: VecDeque::new(),
@@ -170,13 +171,13 @@ impl Worker {
         let worked = catch_unwind(AssertUnwindSafe(|| self.work()));
         if worked.is_err() {
             let what = "the thread of a worker process panicked";
-            self.crew.end(Trouble::Defect(what));
+            self.process_pool.end(Trouble::Defect(what));
         }
         self.give_back();
     }
 
     fn work(&mut self) {
-        while !self.crew.is_over() {
+        while !self.process_pool.is_over() {
             let turned = catch_unwind(AssertUnwindSafe(|| self.turn()));
             // What the process was given, and may still write, is as after any other end of it.
             let turned = turned.unwrap_or_else(|_| Err(PANICKED.into()));
@@ -191,7 +192,7 @@ impl Worker {
         let is_busy = !self.chunks.is_empty();
         if is_busy != self.is_busy {
             self.is_busy = is_busy;
-            self.crew.turns(is_busy);
+            self.process_pool.turns(is_busy);
         }
     }
 
@@ -214,7 +215,10 @@ impl Worker {
         let Some(process) = &mut self.process else {
             return Err("is gone".into());
         };
-        let patience = self.crew.patience.saturating_sub(self.heard.elapsed());
+        let patience = self
+            .process_pool
+            .patience
+            .saturating_sub(self.heard.elapsed());
         // What is behind a slow sample must be found soon; one that is alone is only waited for.
         let wait = if given > 1 { LOOK } else { nap(NAP) };
         match process.channel.receive(wait.min(patience)) {
@@ -224,10 +228,10 @@ impl Worker {
             }
             Ok(None) => {
                 self.look()?;
-                match self.heard.elapsed() >= self.crew.patience {
+                match self.heard.elapsed() >= self.process_pool.patience {
                     true => Err(format!(
                         "took longer than {} s",
-                        self.crew.patience.as_secs_f64()
+                        self.process_pool.patience.as_secs_f64()
                     )),
                     false => Ok(()),
                 }
@@ -251,7 +255,7 @@ impl Worker {
         } else {
             Duration::ZERO
         };
-        let first = self.crew.next(wait);
+        let first = self.process_pool.next(wait);
         let jobs = first.map_or_else(Vec::new, |first| self.gather(first));
         let mut to_make = Vec::with_capacity(jobs.len());
         for mut job in jobs {
@@ -260,7 +264,7 @@ impl Worker {
                 job.task.begin()
             }));
             match begun {
-                Ok(Begin::Make) => match self.crew.deadly.verdict(job.task.order().id) {
+                Ok(Begin::Make) => match self.process_pool.deadly.verdict(job.task.order().id) {
                     Verdict::Try => to_make.push(job),
                     Verdict::TryOnce => {
                         job.attempts = job.attempts.max(ATTEMPTS - 1);
@@ -278,25 +282,29 @@ impl Worker {
 
     /// A chunk that begins with this one, of what is waiting.
     fn gather(&self, mut first: PoolTask) -> Vec<PoolTask> {
-        let typical = self.crew.typical.seconds();
+        let typical = self.process_pool.typical.seconds();
         let seconds = |job: &PoolTask| {
             let unknown = typical.filter(|&s| UNKNOWN * s <= job.longest().as_secs_f32());
             job.outlook.seconds.or(unknown)
         };
         first.outlook = first.task.outlook();
         let most = first.longest().as_secs_f32();
-        let share = if first.alone { 1 } else { self.crew.share() };
+        let share = if first.alone {
+            1
+        } else {
+            self.process_pool.share()
+        };
         let mut together = seconds(&first);
         let mut jobs = vec![first];
         while jobs.len() < share.min(MOST as usize)
             && let Some(so_far) = together.filter(|&sum| sum < most)
-            && let Some(mut job) = self.crew.next(Duration::ZERO)
+            && let Some(mut job) = self.process_pool.next(Duration::ZERO)
         {
             job.outlook = job.task.outlook();
             together = seconds(&job).map(|more| so_far + more);
             if job.alone || together.is_none_or(|sum| sum > most) {
                 // Not kept: who comes first may have it.
-                self.crew.in_turn(job);
+                self.process_pool.in_turn(job);
                 break;
             }
             jobs.push(job);
@@ -305,7 +313,7 @@ impl Worker {
     }
 
     fn give(&mut self, jobs: Vec<PoolTask>) -> std::result::Result<(), String> {
-        let typical = self.crew.typical.seconds();
+        let typical = self.process_pool.typical.seconds();
         let is_quick = |job: &PoolTask| match job.outlook.seconds {
             Some(_) => job.outlook.is_quick,
             None => typical.is_some_and(|s| UNKNOWN * s <= job.longest().as_secs_f32()),
@@ -328,7 +336,7 @@ impl Worker {
                 Ok(process) => self.process = Some(process),
                 Err(e) => {
                     self.give_back();
-                    self.crew.end(Trouble::ForkServer(e.to_string()));
+                    self.process_pool.end(Trouble::ForkServer(e.to_string()));
                     return Ok(());
                 }
             }
@@ -342,7 +350,7 @@ impl Worker {
         chunk.number = process.next_chunk;
         process.next_chunk = (process.next_chunk + 1) % CHUNKS;
         for (job, index) in chunk.jobs.iter_mut().flatten().zip(0..) {
-            let given = TaskHandle::new(&process.worklist, code::entry(chunk.number, index));
+            let given = TaskHandle::new(&process.task_table, code::entry(chunk.number, index));
             let offered = match job.outlook.is_quick {
                 // Nothing can be ready before it.
                 true => {
@@ -357,7 +365,7 @@ impl Worker {
                 is_told: false,
             });
         }
-        let message = process.orders(chunk, self.crew.cache.as_deref())?;
+        let message = process.orders(chunk, self.process_pool.cache.as_deref())?;
         process
             .channel
             .send(&message, &[])
@@ -365,25 +373,25 @@ impl Worker {
     }
 
     fn start(&self) -> Result<WorkerProcess> {
-        let scratch = match &self.crew.cache {
+        let scratch = match &self.process_pool.cache {
             Some(_) => (0..CHUNKS).map(|_| scratch_file()).collect::<Result<_>>()?,
             None => Vec::new(),
         };
         let descriptors: Vec<RawFd> = scratch.iter().map(File::as_raw_fd).collect();
-        let worklist = TaskTable::create(ENTRIES)?;
-        let (host, workers) = (&self.crew.host, self.crew.workers);
+        let task_table = TaskTable::create(ENTRIES)?;
+        let (host, workers) = (&self.process_pool.host, self.process_pool.workers);
         let Forked {
             number,
             pid,
             socket,
-        } = host.fork(self.id, workers, Some(worklist.as_fd()), &descriptors)?;
+        } = host.fork(self.id, workers, Some(task_table.as_fd()), &descriptors)?;
         tracing::debug!(worker = self.id, pid, "a worker of user code starts");
         Ok(WorkerProcess {
             number,
             pid,
             channel: Channel::new(socket),
             scratch,
-            worklist,
+            task_table,
             next_chunk: 0,
         })
     }
@@ -445,8 +453,8 @@ impl Worker {
         if age.is_none_or(|age| age < TOGETHER) {
             return Ok(());
         }
-        let crew = self.crew.clone();
-        self.withdraw(|job| crew.again(job));
+        let process_pool = self.process_pool.clone();
+        self.withdraw(|job| process_pool.again(job));
         Ok(())
     }
 
@@ -516,7 +524,7 @@ impl Worker {
             cpu,
             ..PreparationCost::default()
         };
-        self.crew.took(&cost);
+        self.process_pool.took(&cost);
         let blob = written.blob;
         job.task.finish(TaskOutcome::Made { cost, blob });
         Ok(())
@@ -541,7 +549,7 @@ impl Worker {
         dataset: Duration,
     ) -> std::result::Result<(), String> {
         let scratch = self.chunks.front().zip(self.process.as_ref());
-        let (Some((chunk, process)), Some(cache)) = (scratch, &self.crew.cache) else {
+        let (Some((chunk, process)), Some(cache)) = (scratch, &self.process_pool.cache) else {
             return Ok(());
         };
         let Some(Some(job)) = chunk.jobs.get(index as usize) else {
@@ -587,7 +595,7 @@ impl Worker {
     /// The process is to be replaced. `why` is empty when it ended by itself.
     fn lost(&mut self, why: &str) {
         self.forget_want();
-        if self.crew.is_over() {
+        if self.process_pool.is_over() {
             return;
         }
         let name = self.name();
@@ -595,7 +603,7 @@ impl Worker {
             return self.blame(&name, why);
         };
         // It must be gone before anybody else is given the slots that it may be writing.
-        let host = &self.crew.host;
+        let host = &self.process_pool.host;
         let exited = match why {
             "" => host.exited(number, Duration::from_secs(2)),
             _ => None,
@@ -603,8 +611,10 @@ impl Worker {
         let exited = exited.or_else(|| host.kill(number));
         let Some(exited) = exited else {
             self.give_back();
-            let why = self.crew.host.ended().unwrap_or_default();
-            return self.crew.end(Trouble::ForkServer(format!("it {why}")));
+            let why = self.process_pool.host.ended().unwrap_or_default();
+            return self
+                .process_pool
+                .end(Trouble::ForkServer(format!("it {why}")));
         };
         let how = if why.is_empty() { exited } else { why.into() };
         tracing::warn!(
@@ -614,7 +624,7 @@ impl Worker {
             "a worker of user code is replaced"
         );
         self.blame(&name, &how);
-        if !self.crew.is_over() {
+        if !self.process_pool.is_over() {
             std::thread::sleep(self.pause);
         }
         self.pause = (self.pause * 2).min(PAUSES.1);
@@ -649,16 +659,18 @@ impl Worker {
                     worker: name.into(),
                     ..Failure::new("dataset", message)
                 };
-                self.crew.deadly.add(job.task.order().id, failure.clone());
+                self.process_pool
+                    .deadly
+                    .add(job.task.order().id, failure.clone());
                 job.task.finish(TaskOutcome::Failed(failure));
             } else {
                 job.task.put_back();
-                self.crew.again(job);
+                self.process_pool.again(job);
             }
         }
         for mut job in jobs.into_iter().flatten() {
             job.task.put_back();
-            self.crew.again(job);
+            self.process_pool.again(job);
         }
     }
 

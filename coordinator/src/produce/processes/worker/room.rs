@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use coprep_protocol::code;
 
-use crate::user_code::worker::{NOT_GIVEN, Worker};
-use crate::user_code::{LargeRoom, TaskOutcome};
+use crate::produce::processes::worker::{NOT_GIVEN, Worker};
+use crate::produce::processes::{LargeRoom, TaskOutcome};
 
 /// A sample that is larger than its slot.
 #[derive(Clone, Copy)]
@@ -77,16 +77,16 @@ impl Worker {
                 is_stuck: true,
                 ..want
             });
-            self.crew.waits_for_room(true);
+            self.process_pool.waits_for_room(true);
             // Those of minibatches before this one come first: they make the memory free that it waits for.
-            let crew = self.crew.clone();
-            self.withdraw(|job| crew.in_turn(job));
+            let process_pool = self.process_pool.clone();
+            self.withdraw(|job| process_pool.in_turn(job));
         }
     }
 
     pub(super) fn forget_want(&mut self) {
         if self.want.take().is_some_and(|want| want.is_stuck) {
-            self.crew.waits_for_room(false);
+            self.process_pool.waits_for_room(false);
         }
     }
 }

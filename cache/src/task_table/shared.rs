@@ -9,7 +9,7 @@ use nix::time::{ClockId, clock_gettime};
 
 use crate::error::{Error, Result};
 use crate::mapping::{self, Mapping, Region, SharedPlain};
-use crate::worklist::entry::{TaskEntry, Written};
+use crate::task_table::entry::{TaskEntry, Written};
 
 const WHAT: &str = "what a worker is to make";
 

@@ -17,8 +17,8 @@ use coprep_protocol::message::UserCode;
 use coprep_protocol::nap::nap;
 use fail::fail_point;
 
-use crate::user_code::SampleShape;
-use crate::user_code::zygote::{Ended, Zygote};
+use crate::produce::processes::SampleShape;
+use crate::produce::processes::zygote::{Ended, Zygote};
 use crate::{Error, Result};
 
 /// Longest time to load a dataset: slow storage, large imports.
@@ -197,13 +197,13 @@ impl ForkServer {
         &self,
         id: u32,
         workers: u32,
-        worklist: Option<BorrowedFd<'_>>,
+        task_table: Option<BorrowedFd<'_>>,
         scratch: &[RawFd],
     ) -> Result<Forked> {
         let asking = self.asking();
         let number = {
             let mut state = self.state();
-            if worklist.is_some() && !state.mapped {
+            if task_table.is_some() && !state.mapped {
                 return Err(Error::Code("the stream is at its end".into()));
             }
             state.workers.push(WorkerState::default());
@@ -214,10 +214,10 @@ impl ForkServer {
             id,
             workers,
             scratch: scratch.len() as u32,
-            worklist: worklist.is_some(),
+            task_table: task_table.is_some(),
         };
-        let worklist = worklist.as_ref().map(AsRawFd::as_raw_fd);
-        let descriptors: Vec<RawFd> = worklist
+        let task_table = task_table.as_ref().map(AsRawFd::as_raw_fd);
+        let descriptors: Vec<RawFd> = task_table
             .into_iter()
             .chain(scratch.iter().copied())
             .collect();

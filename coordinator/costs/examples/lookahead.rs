@@ -1,4 +1,4 @@
-//! The table of `coprep_costs::early`: how even the deliveries of minibatches are by the order in which their
+//! The table of `coprep_costs::lookahead`: how even the deliveries of minibatches are by the order in which their
 //! samples are started.
 #![expect(clippy::print_stdout, reason = "it prints a table")]
 
@@ -8,7 +8,7 @@ mod random;
 mod workshop;
 
 use coprep_costs::Recent;
-use coprep_costs::early::{SPREAD, window_needed};
+use coprep_costs::lookahead::{SPREAD, window_needed};
 use random::Random;
 use workshop::{Batch, Order, Run, Workshop, batches, misjudged};
 

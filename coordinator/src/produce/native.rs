@@ -18,8 +18,9 @@ use nix::sys::resource::{UsageWho, getrusage};
 use nix::time::{ClockId, clock_gettime};
 
 use crate::caches::DatasetCache;
-use crate::costs::Costs;
-use crate::stalls::FetchWeight;
+use crate::observe::costs::Costs;
+use crate::observe::preparation_cost::PreparationCost;
+use crate::observe::stalls::FetchWeight;
 
 /// What a sample is made by.
 #[derive(Clone)]
@@ -58,7 +59,7 @@ enum FetchedAt {
 /// A sample that was fetched, and is yet to be prepared.
 pub(crate) struct Fetched {
     file: Vec<u8>,
-    lies: FetchedAt,
+    fetched_at: FetchedAt,
     pub(crate) cost: PreparationCost,
     /// The part of the time of fetching in which it did not wait.
     pub(crate) at_work: Duration,
@@ -70,20 +71,6 @@ pub(crate) struct Fetched {
 struct HeaderInfo {
     features: Features,
     decoded: DecodedShape,
-}
-
-/// What a preparation took: wall time by stage, and the thread's CPU time of all stages.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct PreparationCost {
-    pub(crate) fetch: Duration,
-    pub(crate) decode: Duration,
-    pub(crate) fixed: Duration,
-    pub(crate) random: Duration,
-    pub(crate) cpu: Duration,
-    pub(crate) fetched_bytes: u64,
-    pub(crate) features: Features,
-    /// It was decoded in full into the cache, which takes longer than what a slot needs of it.
-    pub(crate) in_full: bool,
 }
 
 /// Where a preparation failed, and why.
@@ -103,7 +90,7 @@ impl WorkerScratch {
     /// Takes over what was fetched before.
     pub(crate) fn take_over(&mut self, fetched: Fetched) {
         self.file = fetched.file;
-        self.fetched = Some((fetched.cost, fetched.lies));
+        self.fetched = Some((fetched.cost, fetched.fetched_at));
     }
 
     /// The sample is done with.
@@ -120,14 +107,18 @@ impl Recipe {
     pub(crate) fn prepare(
         &self,
         key: SampleKey,
-        tools: &mut WorkerScratch,
+        worker_scratch: &mut WorkerScratch,
         slot: &mut dyn SlotWriter,
     ) -> Prepared {
-        let prepared = guarded(tools, self.costs.is_on(), |tools| match &self.cache {
-            None => self.prepare_from_storage(key, tools, slot),
-            Some(cache) => self.prepare_cached(cache, key, tools, slot),
-        });
-        tools.clear();
+        let prepared = guarded(
+            worker_scratch,
+            self.costs.is_on(),
+            |worker_scratch| match &self.cache {
+                None => self.prepare_from_storage(key, worker_scratch, slot),
+                Some(cache) => self.prepare_cached(cache, key, worker_scratch, slot),
+            },
+        );
+        worker_scratch.clear();
         if let Ok(cost) = &prepared {
             self.costs.record(key.id, cost);
         }
@@ -139,21 +130,21 @@ impl Recipe {
     pub(crate) fn fetch_ahead(&self, id: u32, is_looking: bool) -> Result<Fetched, Failure> {
         let before = ThreadUsage::now();
         let mut file = Vec::new();
-        let (cost, lies) = match self.fetch_into_cache(id)? {
+        let (cost, fetched_at) = match self.fetch_into_cache(id)? {
             Some(cost) => (cost, FetchedAt::InCache),
             None => (self.fetch_file(id, &mut file)?, FetchedAt::InMemory),
         };
         let (cpu, at_work) = before.spent(cost.fetch);
         let mut expected = self.costs.expected(id, self.cached_as(id));
-        if expected.is_none() && is_looking && lies == FetchedAt::InMemory {
+        if expected.is_none() && is_looking && fetched_at == FetchedAt::InMemory {
             // What is wrong with the file is reported when it is decoded.
-            let looked = self.look(&file).ok();
-            let predicted = looked.and_then(|picture| self.costs.predict(picture.features));
+            let header_info = self.look(&file).ok();
+            let predicted = header_info.and_then(|picture| self.costs.predict(picture.features));
             expected = predicted.map(|cost| cost.prep());
         }
         Ok(Fetched {
             file,
-            lies,
+            fetched_at,
             cost: PreparationCost { cpu, ..cost },
             at_work,
             expected,
@@ -176,19 +167,19 @@ impl Recipe {
     }
 
     /// Brings sample `id` into the cache, if it is not there and there is room. Prepares nothing else.
-    pub(crate) fn admit(&self, id: u32, tools: &mut WorkerScratch) -> Prepared {
-        let fetched = tools.fetched.map(|(cost, _)| cost);
+    pub(crate) fn admit(&self, id: u32, worker_scratch: &mut WorkerScratch) -> Prepared {
+        let fetched = worker_scratch.fetched.map(|(cost, _)| cost);
         let Some(cache) = self.cache.as_ref().filter(|_| self.is_to_admit(id)) else {
-            tools.clear();
+            worker_scratch.clear();
             if let Some(cost) = &fetched {
                 self.costs.record(id, cost);
             }
             return Ok(fetched.unwrap_or_default());
         };
-        let cost = guarded(tools, self.costs.is_on(), |tools| {
-            self.admit_to(cache, id, tools)
+        let cost = guarded(worker_scratch, self.costs.is_on(), |worker_scratch| {
+            self.admit_to(cache, id, worker_scratch)
         });
-        tools.clear();
+        worker_scratch.clear();
         if let Ok(cost) = &cost {
             self.costs.record(id, cost);
         }
@@ -215,25 +206,25 @@ impl Recipe {
     fn prepare_from_storage(
         &self,
         key: SampleKey,
-        tools: &mut WorkerScratch,
+        worker_scratch: &mut WorkerScratch,
         slot: &mut dyn SlotWriter,
     ) -> Prepared {
-        let fetched = self.fetch(key.id, tools)?;
-        Ok(fetched.plus(self.prepare_fetched(key, tools, slot)?))
+        let fetched = self.fetch(key.id, worker_scratch)?;
+        Ok(fetched.plus(self.prepare_fetched(key, worker_scratch, slot)?))
     }
 
     fn prepare_cached(
         &self,
         cache: &DatasetCache,
         key: SampleKey,
-        tools: &mut WorkerScratch,
+        worker_scratch: &mut WorkerScratch,
         slot: &mut dyn SlotWriter,
     ) -> Prepared {
-        let fetched = match tools.fetched {
+        let fetched = match worker_scratch.fetched {
             Some((cost, FetchedAt::InCache)) => Some(cost),
             _ => None,
         };
-        if let Some(cost) = self.prepare_hit(cache, key, tools, slot)? {
+        if let Some(cost) = self.prepare_hit(cache, key, worker_scratch, slot)? {
             let Some(fetched) = fetched else {
                 cache.count_hit();
                 return Ok(cost);
@@ -244,18 +235,18 @@ impl Recipe {
         cache.count_miss();
         if cache.forms.is_some() {
             return match cache.may_admit(key.id) {
-                true => self.prepare_by_price(cache, key, tools, slot),
-                false => self.prepare_from_storage(key, tools, slot),
+                true => self.prepare_by_price(cache, key, worker_scratch, slot),
+                false => self.prepare_from_storage(key, worker_scratch, slot),
             };
         }
-        let admitted = self.admit_to(cache, key.id, tools)?;
-        let finished = match self.prepare_hit(cache, key, tools, slot)? {
+        let admitted = self.admit_to(cache, key.id, worker_scratch)?;
+        let finished = match self.prepare_hit(cache, key, worker_scratch, slot)? {
             Some(cost) => cost,
             // Not admitted. An encoded sample was not even read then; a decoded one was, to learn its size.
             None if cache.form == CacheForm::Encoded => {
-                self.prepare_from_storage(key, tools, slot)?
+                self.prepare_from_storage(key, worker_scratch, slot)?
             }
-            None => self.prepare_fetched(key, tools, slot)?,
+            None => self.prepare_fetched(key, worker_scratch, slot)?,
         };
         Ok(admitted.plus(finished))
     }
@@ -265,34 +256,36 @@ impl Recipe {
         &self,
         cache: &DatasetCache,
         key: SampleKey,
-        tools: &mut WorkerScratch,
+        worker_scratch: &mut WorkerScratch,
         slot: &mut dyn SlotWriter,
     ) -> Prepared {
-        let fetched = self.fetch(key.id, tools)?;
-        let picture = self.look(&tools.file)?;
+        let fetched = self.fetch(key.id, worker_scratch)?;
+        let picture = self.look(&worker_scratch.file)?;
         let (mut done, stages) = match self.costs.predict(picture.features) {
             Some(expected) => (None, expected),
             // The first samples are measured before they are judged.
             None => {
-                let cost = self.prepare_fetched(key, tools, slot)?;
+                let cost = self.prepare_fetched(key, worker_scratch, slot)?;
                 (Some(cost), cost.seconds())
             }
         };
         let form = self.choose(cache, key.id, &fetched, &stages, &picture);
         let mut admitted = PreparationCost::default();
         match form {
-            Some(Form::Encoded) => cache.keep(key.id, Meta::of(Form::Encoded), &tools.file),
+            Some(Form::Encoded) => {
+                cache.keep(key.id, Meta::of(Form::Encoded), &worker_scratch.file)
+            }
             Some(Form::Decoded) => {
-                admitted = self.decode_into_cache(cache, key.id, tools)?;
+                admitted = self.decode_into_cache(cache, key.id, worker_scratch)?;
                 if done.is_none() {
-                    done = self.prepare_hit(cache, key, tools, slot)?;
+                    done = self.prepare_hit(cache, key, worker_scratch, slot)?;
                 }
             }
             _ => {}
         }
         let done = match done {
             Some(done) => done,
-            None => self.prepare_fetched(key, tools, slot)?,
+            None => self.prepare_fetched(key, worker_scratch, slot)?,
         };
         if form == Some(Form::Prepared) {
             cache.keep(key.id, Meta::of(Form::Prepared), slot.bytes());
@@ -330,7 +323,7 @@ impl Recipe {
         &self,
         cache: &DatasetCache,
         key: SampleKey,
-        tools: &mut WorkerScratch,
+        worker_scratch: &mut WorkerScratch,
         slot: &mut dyn SlotWriter,
     ) -> Result<Option<PreparationCost>, Failure> {
         let Some(hit) = cache.store.get(key.id) else {
@@ -345,7 +338,7 @@ impl Recipe {
                     pixels: &hit,
                 };
                 self.pipeline
-                    .prepare_decoded(view, key, &mut tools.scratch, || slot.bytes())
+                    .prepare_decoded(view, key, &mut worker_scratch.scratch, || slot.bytes())
             }
             Form::Prepared => {
                 let out = slot.bytes();
@@ -355,9 +348,10 @@ impl Recipe {
                 out.copy_from_slice(&hit);
                 Ok(StageDurations::default())
             }
-            Form::Encoded => self
-                .pipeline
-                .prepare_encoded(&hit, key, &mut tools.scratch, || slot.bytes()),
+            Form::Encoded => {
+                self.pipeline
+                    .prepare_encoded(&hit, key, &mut worker_scratch.scratch, || slot.bytes())
+            }
         };
         let stages = stages.map_err(Failure::decode)?;
         Ok(Some(PreparationCost::of(&stages, hit.len())))
@@ -366,10 +360,10 @@ impl Recipe {
     fn prepare_fetched(
         &self,
         key: SampleKey,
-        tools: &mut WorkerScratch,
+        worker_scratch: &mut WorkerScratch,
         slot: &mut dyn SlotWriter,
     ) -> Prepared {
-        let WorkerScratch { scratch, file, .. } = tools;
+        let WorkerScratch { scratch, file, .. } = worker_scratch;
         let stages = self
             .pipeline
             .prepare_encoded(file, key, scratch, || slot.bytes())
@@ -377,12 +371,12 @@ impl Recipe {
         Ok(PreparationCost::of(&stages, file.len()))
     }
 
-    fn fetch(&self, id: u32, tools: &mut WorkerScratch) -> Prepared {
-        match tools.fetched.take() {
+    fn fetch(&self, id: u32, worker_scratch: &mut WorkerScratch) -> Prepared {
+        match worker_scratch.fetched.take() {
             Some((cost, FetchedAt::InMemory)) => Ok(cost),
             _ => {
                 self.count_from_here();
-                self.fetch_file(id, &mut tools.file)
+                self.fetch_file(id, &mut worker_scratch.file)
             }
         }
     }
@@ -404,41 +398,51 @@ impl Recipe {
         })
     }
 
-    fn admit_to(&self, cache: &DatasetCache, id: u32, tools: &mut WorkerScratch) -> Prepared {
+    fn admit_to(
+        &self,
+        cache: &DatasetCache,
+        id: u32,
+        worker_scratch: &mut WorkerScratch,
+    ) -> Prepared {
         match cache.form {
             CacheForm::Encoded => {
                 self.count_from_here();
                 self.admit_encoded(cache, id)
             }
-            CacheForm::Auto => self.admit_by_price(cache, id, tools),
+            CacheForm::Auto => self.admit_by_price(cache, id, worker_scratch),
             _ => {
-                let fetched = self.fetch(id, tools)?;
-                Ok(fetched.plus(self.decode_into_cache(cache, id, tools)?))
+                let fetched = self.fetch(id, worker_scratch)?;
+                Ok(fetched.plus(self.decode_into_cache(cache, id, worker_scratch)?))
             }
         }
     }
 
     /// For a warm-up, which prepares nothing.
-    fn admit_by_price(&self, cache: &DatasetCache, id: u32, tools: &mut WorkerScratch) -> Prepared {
-        let mut cost = self.fetch(id, tools)?;
-        let picture = self.look(&tools.file)?;
+    fn admit_by_price(
+        &self,
+        cache: &DatasetCache,
+        id: u32,
+        worker_scratch: &mut WorkerScratch,
+    ) -> Prepared {
+        let mut cost = self.fetch(id, worker_scratch)?;
+        let picture = self.look(&worker_scratch.file)?;
         cost.features = picture.features;
         if let Some(stages) = self.costs.predict(cost.features) {
             let form = self.choose(cache, id, &cost, &stages, &picture);
             return Ok(match form {
                 Some(Form::Encoded) => {
-                    cache.keep(id, Meta::of(Form::Encoded), &tools.file);
+                    cache.keep(id, Meta::of(Form::Encoded), &worker_scratch.file);
                     cost
                 }
-                Some(_) => cost.plus(self.decode_into_cache(cache, id, tools)?),
+                Some(_) => cost.plus(self.decode_into_cache(cache, id, worker_scratch)?),
                 None => cost,
             });
         }
         // The first samples are measured before they are judged.
-        let (decoded, pixels) = self.decode(tools)?;
+        let (decoded, pixels) = self.decode(worker_scratch)?;
         cost = cost.plus(decoded);
         match self.choose(cache, id, &cost, &cost.seconds(), &picture) {
-            Some(Form::Encoded) => cache.keep(id, Meta::of(Form::Encoded), &tools.file),
+            Some(Form::Encoded) => cache.keep(id, Meta::of(Form::Encoded), &worker_scratch.file),
             Some(_) => cache.keep(id, pixels.0, &pixels.1),
             None => {}
         }
@@ -447,10 +451,10 @@ impl Recipe {
 
     fn decode(
         &self,
-        tools: &mut WorkerScratch,
+        worker_scratch: &mut WorkerScratch,
     ) -> Result<(PreparationCost, (Meta, Vec<u8>)), Failure> {
         let start = Instant::now();
-        let WorkerScratch { scratch, file, .. } = tools;
+        let WorkerScratch { scratch, file, .. } = worker_scratch;
         let shape = self.pipeline.decoded_size(file).map_err(Failure::decode)?;
         let mut pixels = vec![0; shape.bytes()];
         self.pipeline
@@ -487,10 +491,10 @@ impl Recipe {
         &self,
         cache: &DatasetCache,
         id: u32,
-        tools: &mut WorkerScratch,
+        worker_scratch: &mut WorkerScratch,
     ) -> Prepared {
         let start = Instant::now();
-        let WorkerScratch { scratch, file, .. } = tools;
+        let WorkerScratch { scratch, file, .. } = worker_scratch;
         let shape = self.pipeline.decoded_size(file).map_err(Failure::decode)?;
         let meta = decoded_as(shape);
         let Some(mut place) = cache.store.reserve(id, shape.bytes(), meta) else {
@@ -526,14 +530,16 @@ fn decoded_as(shape: DecodedShape) -> Meta {
 }
 
 fn guarded(
-    tools: &mut WorkerScratch,
+    worker_scratch: &mut WorkerScratch,
     is_measured: bool,
     run: impl FnOnce(&mut WorkerScratch) -> Prepared,
 ) -> Prepared {
-    let ahead = tools.fetched.map_or(Duration::ZERO, |(cost, _)| cost.fetch);
-    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(tools)));
+    let ahead = worker_scratch
+        .fetched
+        .map_or(Duration::ZERO, |(cost, _)| cost.fetch);
+    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(worker_scratch)));
     let prepared = caught.unwrap_or_else(|_| {
-        *tools = WorkerScratch::default();
+        *worker_scratch = WorkerScratch::default();
         Err(Failure::new(
             "prepare",
             "an operator panicked: a defect of coprep, please report it".into(),
@@ -634,61 +640,5 @@ impl Failure {
 
     fn decode(error: coprep_pipeline::Error) -> Self {
         Failure::new("decode", error.to_string())
-    }
-}
-
-impl PreparationCost {
-    /// Decoding and operators.
-    pub(crate) fn prep(&self) -> Duration {
-        self.decode + self.fixed + self.random
-    }
-
-    pub(crate) fn total(&self) -> Duration {
-        self.fetch + self.prep()
-    }
-
-    fn seconds(&self) -> coprep_costs::ExpectedCost {
-        coprep_costs::ExpectedCost {
-            fetch: self.fetch.as_secs_f32(),
-            decode: self.decode.as_secs_f32(),
-            fixed: self.fixed.as_secs_f32(),
-            random: self.random.as_secs_f32(),
-            cpu: self.cpu.as_secs_f32(),
-        }
-    }
-
-    /// Of what was made of a file of so many bytes, or of what was decoded before.
-    fn of(stages: &StageDurations, bytes: usize) -> PreparationCost {
-        let features = match stages.pixels {
-            0 => Features::default(),
-            pixels => Features {
-                bytes: bytes as u64,
-                pixels,
-            },
-        };
-        PreparationCost {
-            decode: stages.decode,
-            fixed: stages.fixed,
-            random: stages.random,
-            features,
-            ..PreparationCost::default()
-        }
-    }
-
-    fn plus(self, other: PreparationCost) -> PreparationCost {
-        PreparationCost {
-            fetch: self.fetch + other.fetch,
-            decode: self.decode + other.decode,
-            fixed: self.fixed + other.fixed,
-            random: self.random + other.random,
-            cpu: self.cpu + other.cpu,
-            fetched_bytes: self.fetched_bytes + other.fetched_bytes,
-            features: if other.features == Features::default() {
-                self.features
-            } else {
-                other.features
-            },
-            in_full: self.in_full || other.in_full,
-        }
     }
 }

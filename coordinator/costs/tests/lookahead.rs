@@ -4,7 +4,7 @@ mod random;
 mod workshop;
 
 use coprep_costs::Recent;
-use coprep_costs::early::{SPREAD, window_needed};
+use coprep_costs::lookahead::{SPREAD, window_needed};
 use proptest::prelude::*;
 use random::Random;
 use workshop::{Batch, Order, Run, Sample, Workshop, batches};

@@ -24,7 +24,7 @@
 //!
 //! # What it is worth
 //!
-//! In simulation (`cargo run --release -p coprep-costs --example early`): 2,000 minibatches of 64 samples, 5 %
+//! In simulation (`cargo run --release -p coprep-costs --example lookahead`): 2,000 minibatches of 64 samples, 5 %
 //! of which cost 10, 50 or 200 times the others, at most 8 minibatches drawn and not delivered, preparation
 //! the bottleneck. The gap between two deliveries, in order, that 99 of 100 stay below, in mean gaps; and the
 //! time for all, over the work of all by the workers:

@@ -1,0 +1,9 @@
+//! Measurements that the coordinator takes of its own work.
+//!
+//! * [`preparation_cost`]: the time that one preparation took.
+//! * [`costs`]: the costs of all samples of a pipeline.
+//! * [`stalls`]: the resource that jobs wait for, storage or processors.
+
+pub(crate) mod costs;
+pub(crate) mod preparation_cost;
+pub(crate) mod stalls;
