@@ -183,9 +183,10 @@ impl WorkerLink {
         self.list()?.write(self.entry(), &written);
         self.wall += wall;
         self.off += wall.saturating_sub(cpu);
-        match self.chunk.seen == self.chunk.orders.len() {
-            true => self.report(py, true),
-            false => Ok(()),
+        if self.chunk.seen == self.chunk.orders.len() {
+            self.report(py, true)
+        } else {
+            Ok(())
         }
     }
 

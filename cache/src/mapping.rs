@@ -128,12 +128,13 @@ pub(crate) fn check_file(what: &str, file: impl AsFd, bytes: usize) -> Result<()
         ));
     }
     let size = size_of_file(what, file)?;
-    match size >= bytes as u64 {
-        true => Ok(()),
-        false => Err(Error::misbehaved(
+    if size >= bytes as u64 {
+        Ok(())
+    } else {
+        Err(Error::misbehaved(
             what,
             format!("{bytes} bytes announced, {size} bytes found"),
-        )),
+        ))
     }
 }
 

@@ -170,9 +170,10 @@ impl Mount<'_> {
     fn path<'l>(&self, line: &'l str) -> Option<&'l str> {
         let (_, line) = line.split_once(':')?;
         let (controllers, path) = line.split_once(':')?;
-        let mine = match self.files.limit == V2.limit {
-            true => controllers.is_empty(),
-            false => controllers.split(',').any(|c| c == "memory"),
+        let mine = if self.files.limit == V2.limit {
+            controllers.is_empty()
+        } else {
+            controllers.split(',').any(|c| c == "memory")
         };
         mine.then_some(path)
     }

@@ -217,9 +217,10 @@ fn every_minibatch_arrives_once_in_order_and_whole() {
     consumer.send(&coordinator.descriptors());
     let mut tag = 0;
     while tag < ITEMS {
-        match coordinator.try_publish(tag) {
-            true => tag += 1,
-            false => coordinator.poll_or_sleep(),
+        if coordinator.try_publish(tag) {
+            tag += 1
+        } else {
+            coordinator.poll_or_sleep()
         }
     }
     while !coordinator.leases.is_empty() {

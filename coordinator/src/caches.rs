@@ -165,9 +165,10 @@ impl DatasetCache {
             let usage = store.usage();
             let has_room = usage.capacity + PER_SAMPLE > opening.sizes.wanted;
             // Where everything has room, nothing has a price.
-            let left = match has_room {
-                true => u64::MAX,
-                false => usage.capacity.saturating_sub(usage.used),
+            let left = if has_room {
+                u64::MAX
+            } else {
+                usage.capacity.saturating_sub(usage.used)
             };
             let samples = u64::from(opening.samples).saturating_sub(usage.entries());
             let stored =

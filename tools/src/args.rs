@@ -348,9 +348,12 @@ pub(crate) struct TopArgs {
 
 fn interval(text: &str) -> Result<Duration, String> {
     let sensible = Duration::from_millis(100)..=Duration::from_secs(3600);
-    milliseconds(text).and_then(|time| match sensible.contains(&time) {
-        true => Ok(time),
-        false => Err("from 0.1s to 3600s".into()),
+    milliseconds(text).and_then(|time| {
+        if sensible.contains(&time) {
+            Ok(time)
+        } else {
+            Err("from 0.1s to 3600s".into())
+        }
     })
 }
 

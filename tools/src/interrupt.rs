@@ -33,9 +33,10 @@ pub(crate) fn heed() -> std::io::Result<()> {
 
 /// Between two pieces of long work.
 pub(crate) fn check() -> Result<(), Interrupted> {
-    match ASKED.load(Ordering::Relaxed) {
-        true => Err(Interrupted),
-        false => Ok(()),
+    if ASKED.load(Ordering::Relaxed) {
+        Err(Interrupted)
+    } else {
+        Ok(())
     }
 }
 

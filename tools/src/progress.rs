@@ -44,9 +44,10 @@ impl WorkProgress {
     fn line(&self, done: u64, total: u64, more: &str) -> String {
         let rate = done as f64 / self.started.elapsed().as_secs_f64().max(1e-3);
         let left = total.saturating_sub(done) as f64 / rate.max(1e-3);
-        let more = match more.is_empty() {
-            true => String::new(),
-            false => format!(", {more}"),
+        let more = if more.is_empty() {
+            String::new()
+        } else {
+            format!(", {more}")
         };
         let left = duration(left);
         format!("{done}/{total}, {rate:.0}/s, {left} left{more}")
@@ -171,9 +172,10 @@ const PACE: (f64, f64) = (0.5, 2.0);
 fn left(expected: &[f64], done: usize, took: f64, now: f64) -> Option<f64> {
     let this = expected.get(done)?;
     let should: f64 = expected.iter().take(done).sum();
-    let pace = match should > 0.0 {
-        true => (took / should).clamp(PACE.0, PACE.1),
-        false => 1.0,
+    let pace = if should > 0.0 {
+        (took / should).clamp(PACE.0, PACE.1)
+    } else {
+        1.0
     };
     let later: f64 = expected.iter().skip(done + 1).sum();
     Some((pace * this - now).max(0.0) + pace * later)

@@ -200,12 +200,13 @@ fn find_program(named: Option<&Path>) -> Result<PathBuf> {
         .filter(|p| !p.is_empty())
         .map(PathBuf::from)
     {
-        return match program.is_file() {
-            true => std::path::absolute(&program).map_err(|e| failed(e.to_string())),
-            false => Err(failed(format!(
+        return if program.is_file() {
+            std::path::absolute(&program).map_err(|e| failed(e.to_string()))
+        } else {
+            Err(failed(format!(
                 "COPREP_BIN names {}, which is no file",
                 program.display()
-            ))),
+            )))
         };
     }
     let named = named.filter(|p| p.is_file()).map(Path::to_owned);

@@ -347,9 +347,10 @@ impl SegmentPath {
     /// Reserves what is not reserved yet.
     fn reserve(&self, file: &File, shape: &SegmentLayout) -> Result<()> {
         let reserved = file.metadata().map_err(|e| self.os(e))?.blocks() * 512;
-        match reserved >= shape.bytes as u64 {
-            true => Ok(()),
-            false => memory::reserve(super::arena::WHAT, file, 0..shape.bytes as u64),
+        if reserved >= shape.bytes as u64 {
+            Ok(())
+        } else {
+            memory::reserve(super::arena::WHAT, file, 0..shape.bytes as u64)
         }
     }
 

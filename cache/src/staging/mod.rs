@@ -100,18 +100,19 @@ impl Layout {
         let Some((fields, stride)) = place(field_sample_bytes, slots as usize) else {
             return invalid("a buffer is larger than the address space");
         };
-        match stride
+        if stride
             .checked_mul(buffers as usize)
             .is_some_and(|total| total <= isize::MAX as usize)
         {
-            true => Ok(Layout {
+            Ok(Layout {
                 slots,
                 buffers,
                 fields,
                 stride,
                 large: None,
-            }),
-            false => invalid("the buffers together are larger than the address space"),
+            })
+        } else {
+            invalid("the buffers together are larger than the address space")
         }
     }
 

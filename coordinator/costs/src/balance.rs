@@ -355,13 +355,14 @@ impl Balance {
             self.change(trial.from);
         }
         let here = self.limit_here();
-        self.limit = Some(match does_as_well {
-            true => ThreadLimit {
+        self.limit = Some(if does_as_well {
+            ThreadLimit {
                 best: limit.best,
                 next: Direction::Fewer,
                 ..here
-            },
-            false => limit.again(here, Direction::Fewer),
+            }
+        } else {
+            limit.again(here, Direction::Fewer)
         });
     }
 }
@@ -437,9 +438,10 @@ mod tests {
             let rate = self.rate(threads) * noise;
             let prepare_s = rate * self.prepare * STEP;
             // Where storage has no more to give, all threads wait there; else each has what it asked for.
-            let fetch_s = match self.rate(threads) >= self.bandwidth {
-                true => f64::from(threads) * STEP - prepare_s,
-                false => rate * (self.latency + 1.0 / self.bandwidth) * STEP,
+            let fetch_s = if self.rate(threads) >= self.bandwidth {
+                f64::from(threads) * STEP - prepare_s
+            } else {
+                rate * (self.latency + 1.0 / self.bandwidth) * STEP
             };
             Interval {
                 seconds: STEP,

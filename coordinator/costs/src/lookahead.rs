@@ -200,9 +200,10 @@ fn slow(costs: &[f32], work: f32) -> Vec<usize> {
 fn median(costs: &[f32]) -> f32 {
     let mut costs = costs.to_vec();
     let middle = costs.len() / 2;
-    match costs.is_empty() {
-        true => 0.0,
-        false => *costs.select_nth_unstable_by(middle, f32::total_cmp).1,
+    if costs.is_empty() {
+        0.0
+    } else {
+        *costs.select_nth_unstable_by(middle, f32::total_cmp).1
     }
 }
 
@@ -213,9 +214,10 @@ pub fn window_needed(costs: &Summary, samples: u32, period: f32, spread: u32, mo
     let longest = costs.longest;
     let varies = costs.variation / (samples as f32).sqrt();
     let is_uneven = longest > LONG * period || varies > UNEVEN;
-    match longest > SLOW * costs.usual && is_uneven {
-        true => ((longest / period).ceil() + spread as f32).min(most as f32) as u32,
-        false => 0,
+    if longest > SLOW * costs.usual && is_uneven {
+        ((longest / period).ceil() + spread as f32).min(most as f32) as u32
+    } else {
+        0
     }
 }
 

@@ -111,9 +111,10 @@ impl StageModel {
     fn observe(&mut self, features: Features, seconds: f64) {
         let expected = self.predict(features);
         let off = (seconds.min(LONGEST) - expected) / self.size(expected);
-        let most = match self.observed < ENOUGH {
-            true => f64::INFINITY,
-            false => CLIP * self.deviation.value.max(NOISE),
+        let most = if self.observed < ENOUGH {
+            f64::INFINITY
+        } else {
+            CLIP * self.deviation.value.max(NOISE)
         };
         let off = off.clamp(-most, most);
         let seconds = expected + off * self.size(expected);
@@ -130,9 +131,10 @@ impl StageModel {
 
     fn predict(&self, features: Features) -> f64 {
         let known = features != Features::UNKNOWN && self.fit.weight > 0.0;
-        let seconds = match known {
-            true => self.fit.predict(features.vector()),
-            false => self.mean.value,
+        let seconds = if known {
+            self.fit.predict(features.vector())
+        } else {
+            self.mean.value
         };
         seconds.clamp(0.0, LONGEST)
     }

@@ -84,9 +84,10 @@ impl Recent {
         let count = self.values.len() as f64;
         let mean = values().sum::<f64>() / count;
         let variance = values().map(|value| (value - mean).powi(2)).sum::<f64>() / count;
-        match mean > 0.0 {
-            true => (variance.sqrt() / mean) as f32,
-            false => 0.0,
+        if mean > 0.0 {
+            (variance.sqrt() / mean) as f32
+        } else {
+            0.0
         }
     }
 
@@ -145,9 +146,10 @@ impl Budget {
 
     /// None before 32 samples.
     pub fn seconds(&mut self) -> Option<f32> {
-        match self.recent.len() >= ENOUGH {
-            true => self.summary().map(|summary| summary.fence),
-            false => None,
+        if self.recent.len() >= ENOUGH {
+            self.summary().map(|summary| summary.fence)
+        } else {
+            None
         }
     }
 

@@ -109,9 +109,10 @@ impl Pool {
     }
 
     fn photograph(&mut self) -> f64 {
-        match self.random.unit() < 0.05 {
-            true => 5.5e5 + 2.2e6 * f64::from(self.random.unit()),
-            false => f64::from(self.random.lognormal(9e4, 0.5)),
+        if self.random.unit() < 0.05 {
+            5.5e5 + 2.2e6 * f64::from(self.random.unit())
+        } else {
+            f64::from(self.random.lognormal(9e4, 0.5))
         }
     }
 

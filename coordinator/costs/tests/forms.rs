@@ -76,9 +76,10 @@ fn photograph(world: World, random: &mut Random) -> Vec<Offer> {
     let decoded = 6.0 * encoded;
     let long = if slow && !world.large_tail { 20.0 } else { 1.0 };
     let decode = decoded / 3.0 * 12e-9 * long * random.lognormal(1.0, 0.15);
-    let fetch = match world.remote {
-        true => 0.005 + encoded / 20e6,
-        false => 3e-5,
+    let fetch = if world.remote {
+        0.005 + encoded / 20e6
+    } else {
+        3e-5
     };
     vec![
         offer(encoded as u64, fetch.into()),

@@ -31,9 +31,10 @@ pub(crate) struct ImageHeader {
 impl ImageHeader {
     /// Size after orientation.
     pub(crate) fn size(&self) -> ImageSize {
-        match transposes(self.orientation) {
-            true => self.stored.transposed(),
-            false => self.stored,
+        if transposes(self.orientation) {
+            self.stored.transposed()
+        } else {
+            self.stored
         }
     }
 }

@@ -188,9 +188,10 @@ impl JpegDecoder {
 
     fn colours(&self) -> Colours {
         let space = self.get(raw::TJPARAM_TJPARAM_COLORSPACE);
-        match space == raw::TJCS_TJCS_CMYK as c_int || space == raw::TJCS_TJCS_YCCK as c_int {
-            true => Colours::Cmyk,
-            false => Colours::Rgb,
+        if space == raw::TJCS_TJCS_CMYK as c_int || space == raw::TJCS_TJCS_YCCK as c_int {
+            Colours::Cmyk
+        } else {
+            Colours::Rgb
         }
     }
 

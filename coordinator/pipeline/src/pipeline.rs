@@ -348,9 +348,10 @@ impl Pipeline {
 
     fn check_slot(&self, out: &[u8]) -> Result<(), Error> {
         let wanted = self.output.bytes() * layout::dtype(self.table()).size();
-        match out.len() == wanted {
-            true => Ok(()),
-            false => Err(Error::wrong_length("slot", wanted, out.len())),
+        if out.len() == wanted {
+            Ok(())
+        } else {
+            Err(Error::wrong_length("slot", wanted, out.len()))
         }
     }
 

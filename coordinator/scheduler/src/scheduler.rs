@@ -183,9 +183,10 @@ impl Scheduler {
             // Where samples are told, they are told to all members.
             self.config.is_told || other.is_none_or(|other| other.set == job.set)
         };
-        match members.here.iter().all(same) {
-            true => Ok(()),
-            false => Err(AttachError::CohortSubset(name)),
+        if members.here.iter().all(same) {
+            Ok(())
+        } else {
+            Err(AttachError::CohortSubset(name))
         }
     }
 

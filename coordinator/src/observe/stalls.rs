@@ -60,9 +60,10 @@ impl StallClock {
     pub(crate) fn fetch_part(&self, before: &StallClock) -> f32 {
         let fetch = self.fetch.saturating_sub(before.fetch).as_secs_f32();
         let prep = self.prep.saturating_sub(before.prep).as_secs_f32();
-        match fetch + prep > 0.0 {
-            true => fetch / (fetch + prep),
-            false => 1.0,
+        if fetch + prep > 0.0 {
+            fetch / (fetch + prep)
+        } else {
+            1.0
         }
     }
 
@@ -133,9 +134,10 @@ impl BusyClock {
     /// A worker has something to do, or nothing more.
     pub(crate) fn turns(&mut self, now: Instant, is_busy: bool) {
         self.look(now);
-        self.busy = match is_busy {
-            true => self.busy + 1,
-            false => self.busy.saturating_sub(1),
+        self.busy = if is_busy {
+            self.busy + 1
+        } else {
+            self.busy.saturating_sub(1)
         };
     }
 

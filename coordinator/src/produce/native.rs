@@ -234,9 +234,10 @@ impl Recipe {
         }
         cache.count_miss();
         if cache.forms.is_some() {
-            return match cache.may_admit(key.id) {
-                true => self.prepare_by_price(cache, key, worker_scratch, slot),
-                false => self.prepare_from_storage(key, worker_scratch, slot),
+            return if cache.may_admit(key.id) {
+                self.prepare_by_price(cache, key, worker_scratch, slot)
+            } else {
+                self.prepare_from_storage(key, worker_scratch, slot)
             };
         }
         let admitted = self.admit_to(cache, key.id, worker_scratch)?;
@@ -515,9 +516,10 @@ impl Recipe {
 /// Seconds that fetching will take: as measured, unless this was a bad moment. One measurement is all there is when a
 /// form is chosen, and it is chosen for good.
 fn usual(measured: f32, predicted: f32) -> f32 {
-    match predicted > 0.0 {
-        true => measured.clamp(predicted / 2.0, predicted * 2.0),
-        false => measured,
+    if predicted > 0.0 {
+        measured.clamp(predicted / 2.0, predicted * 2.0)
+    } else {
+        measured
     }
 }
 
@@ -576,9 +578,10 @@ impl ThreadUsage {
     fn spent(&self, wall: Duration) -> (Duration, Duration) {
         let now = ThreadUsage::now();
         let cpu = now.cpu.saturating_sub(self.cpu);
-        match now.waits == self.waits {
-            true => (cpu, wall),
-            false => (cpu, cpu.min(wall)),
+        if now.waits == self.waits {
+            (cpu, wall)
+        } else {
+            (cpu, cpu.min(wall))
         }
     }
 }

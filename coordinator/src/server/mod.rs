@@ -178,9 +178,10 @@ impl Server {
             .idle_end()
             .map(|end| end.saturating_duration_since(now));
         let is_connected = self.connections.count() > 0;
-        let until_tidy = match is_connected {
-            true => Some(TIDY),
-            false => self.registry.next_tidy(),
+        let until_tidy = if is_connected {
+            Some(TIDY)
+        } else {
+            self.registry.next_tidy()
         };
         let due = [until_end, until_tidy].into_iter().flatten();
         due.fold(nap(NAP), Duration::min)

@@ -267,9 +267,10 @@ impl Session<'_> {
     }
 
     fn describe(&self, spec: &PipelineSpec) -> Result<Reply> {
-        let fields = match spec.ops.is_empty() {
-            true => Vec::new(),
-            false => vec![Pipeline::compile(&spec.ops)?.output()],
+        let fields = if spec.ops.is_empty() {
+            Vec::new()
+        } else {
+            vec![Pipeline::compile(&spec.ops)?.output()]
         };
         let guest = Guest::new(&self.client);
         let dataset = self.registry.dataset(&spec.source, &guest)?;

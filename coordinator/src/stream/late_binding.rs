@@ -150,9 +150,10 @@ impl SlotBinder {
         self.by_place
             .insert((sample.number, sample.bound_slot.place), binding);
         sample.is_offered = !is_filler;
-        match is_filler {
-            true => self.fillers.insert(binding),
-            false => self.fillers.remove(&binding),
+        if is_filler {
+            self.fillers.insert(binding)
+        } else {
+            self.fillers.remove(&binding)
         };
         (!is_filler).then(|| {
             (

@@ -698,10 +698,11 @@ impl Stream {
     /// Minibatches of so many samples to draw ahead, `period` seconds apart.
     fn window(&self, lately: &Summary, samples: usize, period: f32) -> u32 {
         let most = LOOKAHEAD.min(self.pool.layout().buffers.saturating_sub(2));
-        let spread = match self.config.key.relaxed {
+        let spread = if self.config.key.relaxed {
             // A slow sample holds nobody up but at the epoch's end.
-            true => 0,
-            false => lookahead::SPREAD,
+            0
+        } else {
+            lookahead::SPREAD
         };
         lookahead::window_needed(lately, samples as u32, period, spread, most)
     }

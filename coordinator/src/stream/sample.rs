@@ -234,13 +234,14 @@ impl Task for SampleWork {
                 self.prepared(&cost);
                 self.end();
             }
-            TaskOutcome::Failed(failure) => match self.replace(failure) {
-                true => {
+            TaskOutcome::Failed(failure) => {
+                if self.replace(failure) {
                     let stream = self.stream.clone();
                     stream.assign(Deadline::default(), *self);
+                } else {
+                    self.end()
                 }
-                false => self.end(),
-            },
+            }
             TaskOutcome::Unwanted => self.end(),
             // Nobody writes this slot any more, so the minibatch is never whole, and never published.
             TaskOutcome::Dropped => self.at = At::Over,
@@ -325,9 +326,10 @@ impl SampleWork {
             return;
         };
         let late_binding = &mut self.stream.engine().late_binding;
-        match is_running {
-            true => late_binding.begin(binding),
-            false => late_binding.pause(binding),
+        if is_running {
+            late_binding.begin(binding)
+        } else {
+            late_binding.pause(binding)
         }
     }
 

@@ -80,13 +80,16 @@ impl Engine {
                 continue;
             };
             let skips = job.skip_errors;
-            let failed = || match skips {
-                true => FailureNotice::LeftOut { number },
-                false => FailureNotice::Raised {
-                    number,
-                    error: error.clone(),
-                    is_told: false,
-                },
+            let failed = || {
+                if skips {
+                    FailureNotice::LeftOut { number }
+                } else {
+                    FailureNotice::Raised {
+                        number,
+                        error: error.clone(),
+                        is_told: false,
+                    }
+                }
             };
             let mut ranks = job.ranks.iter_mut().flatten();
             ranks.any(|consumer| consumer.insert_error(batch, slot, failed()));

@@ -27,7 +27,7 @@ fuzz_target!(init: coprep_fuzz::seed(&seeds()), |data: &[u8]| {
         }
     }
     // What a worker of user code says.
-    let _ = coprep_protocol::code::Report::parse(data);
+    let _ = coprep_protocol::code::WorkerReport::parse(data);
 });
 
 /// A message that was understood.

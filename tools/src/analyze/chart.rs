@@ -183,9 +183,10 @@ impl<'a> Plot<'a> {
 
     fn x_axis(&self) -> String {
         let unit = &self.series.x_unit;
-        let label = match unit.is_empty() {
-            true => self.series.x_label.clone(),
-            false => format!("{}, {unit}", self.series.x_label),
+        let label = if unit.is_empty() {
+            self.series.x_label.clone()
+        } else {
+            format!("{}, {unit}", self.series.x_label)
         };
         let tick = |(x, words, is_present): (f64, String, bool)| {
             let class = if is_present { "tick present" } else { "tick" };
@@ -365,9 +366,10 @@ impl<'a> Plot<'a> {
         let after = line.points.iter().find(|p| p.x > point.x);
         let rises = after.is_some_and(|p| p.outcome.epoch_s > epoch_s);
         let fits = x + 7.0 + name.chars().count() as f64 * CHAR < RIGHT;
-        let (anchor, x) = match is_above != rises && fits {
-            true => ("start", x + 6.0),
-            false => ("end", x - 6.0),
+        let (anchor, x) = if is_above != rises && fits {
+            ("start", x + 6.0)
+        } else {
+            ("end", x - 6.0)
         };
         let y = if is_above { y - 6.0 } else { y + 15.0 };
         Some(format!(

@@ -108,13 +108,15 @@ impl Busy {
     }
 
     fn both(&self, overlap: f64) -> f64 {
-        let (long, short) = match self.storage > self.processors {
-            true => (self.storage, self.processors),
-            false => (self.processors, self.storage),
+        let (long, short) = if self.storage > self.processors {
+            (self.storage, self.processors)
+        } else {
+            (self.processors, self.storage)
         };
-        match long > 0.0 {
-            true => long * (1.0 + (short / long).powf(overlap)).powf(1.0 / overlap),
-            false => 0.0,
+        if long > 0.0 {
+            long * (1.0 + (short / long).powf(overlap)).powf(1.0 / overlap)
+        } else {
+            0.0
         }
     }
 }
@@ -143,9 +145,10 @@ impl Facts {
     }
 
     fn busy(&self, setting: &Setting) -> Busy {
-        let loaders = match setting.shared {
-            true => 1.0,
-            false => f64::from(setting.jobs),
+        let loaders = if setting.shared {
+            1.0
+        } else {
+            f64::from(setting.jobs)
         };
         let room = setting.cache_bytes as f64 / loaders;
         let encoded = (room / self.encoded_bytes).min(1.0);
@@ -215,9 +218,10 @@ impl Facts {
     /// How often each sample is prepared. A short last minibatch goes only to the jobs whose epoch it ends, and so sets those
     /// that share apart: it is prepared twice.
     fn made_per_loader(&self, setting: &Setting) -> f64 {
-        match setting.shared && setting.jobs > 1 {
-            true => 1.0 + self.remainder / self.samples.max(1.0),
-            false => 1.0,
+        if setting.shared && setting.jobs > 1 {
+            1.0 + self.remainder / self.samples.max(1.0)
+        } else {
+            1.0
         }
     }
 

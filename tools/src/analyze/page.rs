@@ -202,9 +202,10 @@ impl Time {
 }
 
 fn row(point: &Point, time: &Time, is_measured: bool) -> String {
-    let (class, now) = match point.present {
-        true => (r#" class="present""#, r#" <span class="quiet">now</span>"#),
-        false => ("", ""),
+    let (class, now) = if point.present {
+        (r#" class="present""#, r#" <span class="quiet">now</span>"#)
+    } else {
+        ("", "")
     };
     let parts = EpochPart::ALL
         .map(|p| time.cell(point.outcome.of(p)))

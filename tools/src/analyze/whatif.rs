@@ -318,9 +318,10 @@ pub(super) fn knee(facts: &Facts, present: &Setting) -> Option<Knee> {
     let (mut low, mut high) = (0.0, facts.decoded_bytes.max(facts.encoded_bytes));
     while high - low > high / 256.0 {
         let middle = (low + high) / 2.0;
-        match with(middle).epoch_s <= all.epoch_s * (1.0 + SAME) {
-            true => high = middle,
-            false => low = middle,
+        if with(middle).epoch_s <= all.epoch_s * (1.0 + SAME) {
+            high = middle
+        } else {
+            low = middle
         }
     }
     let why = format!(

@@ -94,9 +94,10 @@ fn bench(args: &args::BenchArgs, steps: &mut Steps) -> Result<BenchReport> {
         }
     }
     report.compare();
-    match report.rows.is_empty() {
-        true => Err(report.notes.join(" ").into()),
-        false => Ok(report),
+    if report.rows.is_empty() {
+        Err(report.notes.join(" ").into())
+    } else {
+        Ok(report)
     }
 }
 

@@ -156,9 +156,12 @@ const HEADER: [&str; 6] = [
 
 /// For a terminal, with colours or without.
 pub(super) fn render(report: &BenchReport, coloured: bool) -> String {
-    let bold = |text: &str| match coloured {
-        true => format!("\x1b[1m{}\x1b[0m\n", text.trim_end()),
-        false => format!("{}\n", text.trim_end()),
+    let bold = |text: &str| {
+        if coloured {
+            format!("\x1b[1m{}\x1b[0m\n", text.trim_end())
+        } else {
+            format!("{}\n", text.trim_end())
+        }
     };
     let mut table = table(report).into_iter();
     let header = table.next().map(|line| bold(&line)).unwrap_or_default();

@@ -66,12 +66,13 @@ impl From {
 
     /// What is measured of a cache must come from it. `fetched`: samples that were read.
     pub(crate) fn check(self, fetched: u64) -> Result<()> {
-        match fetched > 0 && self != From::PageCache {
-            true => Err(format!(
+        if fetched > 0 && self != From::PageCache {
+            Err(format!(
                 "{fetched} samples were not cached: there is too little memory to measure this form"
             )
-            .into()),
-            false => Ok(()),
+            .into())
+        } else {
+            Ok(())
         }
     }
 }
@@ -219,9 +220,10 @@ pub(crate) fn scratch() -> std::io::Result<TempDir> {
     builder
         .prefix("coprep-")
         .permissions(std::fs::Permissions::from_mode(0o700));
-    match std::env::temp_dir().as_os_str().len() > LONGEST_FOLDER {
-        true => builder.tempdir_in("/tmp"),
-        false => builder.tempdir(),
+    if std::env::temp_dir().as_os_str().len() > LONGEST_FOLDER {
+        builder.tempdir_in("/tmp")
+    } else {
+        builder.tempdir()
     }
 }
 

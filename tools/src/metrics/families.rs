@@ -415,9 +415,10 @@ fn each_job(all: &[StreamStatus]) -> impl Iterator<Item = (&StreamStatus, &JobSt
 }
 
 fn order(s: &StreamStatus) -> &'static str {
-    match s.relaxed {
-        true => "relaxed",
-        false => "deterministic",
+    if s.relaxed {
+        "relaxed"
+    } else {
+        "deterministic"
     }
 }
 

@@ -107,9 +107,10 @@ fn wanted(headers: &HeaderMap) -> ExpositionFormat {
         .iter()
         .filter_map(|value| value.to_str().ok())
         .any(|value| value.contains(ExpositionFormat::OpenMetrics.media_type()));
-    match knows_open_metrics {
-        true => ExpositionFormat::OpenMetrics,
-        false => ExpositionFormat::Prometheus,
+    if knows_open_metrics {
+        ExpositionFormat::OpenMetrics
+    } else {
+        ExpositionFormat::Prometheus
     }
 }
 

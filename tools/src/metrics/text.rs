@@ -74,9 +74,10 @@ impl Snapshot {
         family: &'a Family,
         encoder: &'a mut DescriptorEncoder<'_>,
     ) -> Result<MetricEncoder<'a>, fmt::Error> {
-        let kind = match family.is_counter() {
-            true => MetricType::Counter,
-            false => MetricType::Gauge,
+        let kind = if family.is_counter() {
+            MetricType::Counter
+        } else {
+            MetricType::Gauge
         };
         let (name, unit) = match self.format {
             ExpositionFormat::OpenMetrics => split_unit(family.name.trim_end_matches(TOTAL)),
@@ -88,17 +89,20 @@ impl Snapshot {
     fn encode_samples(&self, family: &Family, mut metrics: MetricEncoder<'_>) -> fmt::Result {
         // In Prometheus' own format a counter is written like a gauge: by its whole name.
         let with_suffix = self.format == ExpositionFormat::OpenMetrics && family.is_counter();
-        let encode = |metric: &mut MetricEncoder<'_>, value: &Value| match with_suffix {
-            true => metric.encode_counter::<NoLabelSet, _, f64>(value, None),
-            false => metric.encode_gauge(value),
+        let encode = |metric: &mut MetricEncoder<'_>, value: &Value| {
+            if with_suffix {
+                metric.encode_counter::<NoLabelSet, _, f64>(value, None)
+            } else {
+                metric.encode_gauge(value)
+            }
         };
-        family
-            .samples
-            .iter()
-            .try_for_each(|(labels, value)| match labels.is_empty() {
-                true => encode(&mut metrics, value),
-                false => encode(&mut metrics.encode_family(labels)?, value),
-            })
+        family.samples.iter().try_for_each(|(labels, value)| {
+            if labels.is_empty() {
+                encode(&mut metrics, value)
+            } else {
+                encode(&mut metrics.encode_family(labels)?, value)
+            }
+        })
     }
 }
 

@@ -110,9 +110,10 @@ impl Theme {
 
     /// How many of `of` are at work.
     pub(crate) fn gauge(&self, n: u32, of: u32, width: usize) -> Vec<Span<'static>> {
-        let (glyph, tone) = match self.utf8 {
-            true => ('█', Tone::Good),
-            false => ('#', Tone::Good),
+        let (glyph, tone) = if self.utf8 {
+            ('█', Tone::Good)
+        } else {
+            ('#', Tone::Good)
         };
         let share = f64::from(n) / f64::from(of.max(1));
         let full = boundary(share, width);

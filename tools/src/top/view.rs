@@ -412,9 +412,10 @@ fn staging(s: &StreamStatus) -> String {
 /// How people tell jobs of one name apart.
 fn process(job: &JobRow) -> String {
     let pids: Vec<_> = job.status.pids.iter().map(u32::to_string).collect();
-    match pids.is_empty() {
-        true => format!("job {}", job.status.id),
-        false => pids.join("+"),
+    if pids.is_empty() {
+        format!("job {}", job.status.id)
+    } else {
+        pids.join("+")
     }
 }
 

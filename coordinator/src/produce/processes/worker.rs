@@ -94,9 +94,10 @@ impl PoolTask {
 
     /// How long a chunk with it may be.
     fn longest(&self) -> Duration {
-        match self.outlook.is_kept {
-            true => TO_BE_KEPT,
-            false => TOGETHER,
+        if self.outlook.is_kept {
+            TO_BE_KEPT
+        } else {
+            TOGETHER
         }
     }
 }
@@ -228,12 +229,13 @@ impl Worker {
             }
             Ok(None) => {
                 self.look()?;
-                match self.heard.elapsed() >= self.process_pool.patience {
-                    true => Err(format!(
+                if self.heard.elapsed() >= self.process_pool.patience {
+                    Err(format!(
                         "took longer than {} s",
                         self.process_pool.patience.as_secs_f64()
-                    )),
-                    false => Ok(()),
+                    ))
+                } else {
+                    Ok(())
                 }
             }
             Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => Err(String::new()),
@@ -242,9 +244,10 @@ impl Worker {
     }
 
     fn ahead(&self) -> usize {
-        match self.chunks.iter().all(|chunk| chunk.is_quick) {
-            true => CHUNKS as usize,
-            false => 1,
+        if self.chunks.iter().all(|chunk| chunk.is_quick) {
+            CHUNKS as usize
+        } else {
+            1
         }
     }
 
@@ -351,13 +354,13 @@ impl Worker {
         process.next_chunk = (process.next_chunk + 1) % CHUNKS;
         for (job, index) in chunk.jobs.iter_mut().flatten().zip(0..) {
             let given = TaskHandle::new(&process.task_table, code::entry(chunk.number, index));
-            let offered = match job.outlook.is_quick {
+            let offered = if job.outlook.is_quick {
                 // Nothing can be ready before it.
-                true => {
-                    job.task.bind(true);
-                    None
-                }
-                false => job.task.offer(&given),
+
+                job.task.bind(true);
+                None
+            } else {
+                job.task.offer(&given)
             };
             chunk.hands.push(Hand {
                 given,

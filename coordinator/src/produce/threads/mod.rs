@@ -234,9 +234,10 @@ impl SharedPool {
         let stall_clock = state.stages.stall_clock();
         let before = std::mem::replace(&mut state.stall_clock_before, stall_clock);
         drop(state);
-        let now = match threads > cpus {
-            true => stall_clock.fetch_part(&before),
-            false => 1.0,
+        let now = if threads > cpus {
+            stall_clock.fetch_part(&before)
+        } else {
+            1.0
         };
         self.price.set((self.price.get() + now) / 2.0);
         self.more.notify_all();

@@ -96,9 +96,10 @@ impl<W> StageQueues<W> {
 
     pub(super) fn submit(&mut self, now: Instant, due: Deadline, is_to_fetch: bool, work: W) {
         self.look(now);
-        match is_to_fetch {
-            true => self.to_fetch.push(due, work),
-            false => self.to_prepare.push(due, work),
+        if is_to_fetch {
+            self.to_fetch.push(due, work)
+        } else {
+            self.to_prepare.push(due, work)
         }
     }
 
@@ -206,24 +207,27 @@ impl<W> StageQueues<W> {
         if self.fetches_ahead() {
             // Either processors wait for storage, or what is fetched for processors.
             let are_free = self.preparing < self.cpus || self.to_prepare.is_empty();
-            return match self.fetching > 0 && are_free {
-                true => (1.0, 0.0),
-                false => (0.0, preparing),
+            return if self.fetching > 0 && are_free {
+                (1.0, 0.0)
+            } else {
+                (0.0, preparing)
             };
         }
         // A thread does one after the other: as far as it waits for storage, a processor is free meanwhile.
-        match self.fetching > 0 {
-            true => (fetching, preparing * self.on_processor()),
-            false => (0.0, preparing),
+        if self.fetching > 0 {
+            (fetching, preparing * self.on_processor())
+        } else {
+            (0.0, preparing)
         }
     }
 
     /// Part of the time of fetching that was not waiting, lately.
     fn on_processor(&self) -> f64 {
         let seen = self.sums.since(&self.recent);
-        match seen.fetch_s > 0.0 {
-            true => (seen.fetch_cpu_s / seen.fetch_s).min(1.0),
-            false => 1.0,
+        if seen.fetch_s > 0.0 {
+            (seen.fetch_cpu_s / seen.fetch_s).min(1.0)
+        } else {
+            1.0
         }
     }
 
