@@ -39,7 +39,7 @@ pub(crate) fn program(py: Python<'_>) -> Option<PathBuf> {
 }
 
 /// Where to go on: epoch, what was given in it, seed, samples of the dataset, order of the epoch.
-type TaskHandle = (u64, Vec<u8>, u64, u32, Option<Vec<u8>>);
+type ResumeFrom = (u64, Vec<u8>, u64, u32, Option<Vec<u8>>);
 /// The same, and whether it is of all ranks.
 type RankedResume<'py> = (
     u64,
@@ -218,7 +218,7 @@ impl Loader {
         cache_bytes: Option<u64>,
         lru: bool,
         reuse: u32,
-        resume: Option<TaskHandle>,
+        resume: Option<ResumeFrom>,
         code: Option<(Launch, Py<PyAny>)>,
         preparation: Option<Bound<'_, Preparation>>,
     ) -> PyResult<Self> {
