@@ -1,4 +1,4 @@
-//! `coprep doctor`: what on this machine would go wrong, and what to do about it.
+//! `coprep doctor`: problems of this machine that would hurt coprep, each with a remedy.
 
 use std::process::ExitCode;
 
@@ -11,7 +11,7 @@ use crate::Outcome;
 use crate::{args, serve};
 use coprep_protocol::size::{self, human};
 
-/// How bad a finding is.
+/// Severity of a finding.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Level {
@@ -20,13 +20,13 @@ enum Level {
     Failure,
 }
 
-/// One thing looked at.
+/// Result of one check.
 #[derive(Serialize)]
 struct Finding {
     check: &'static str,
     level: Level,
     found: String,
-    /// What to do; empty when nothing is wrong.
+    /// The remedy; empty if nothing is wrong.
     remedy: String,
 }
 
@@ -100,7 +100,7 @@ fn failure(check: &'static str, found: impl Into<String>, remedy: &str) -> Findi
     }
 }
 
-/// Makes a small staging area, as a stream would: memory file, reservation, seals.
+/// Checks shared memory: makes a small staging area as a stream would, with memory file, reservation and seals.
 fn shared_memory() -> Finding {
     let check = "shared memory";
     let made = coprep_cache::staging::Layout::new(&[4096], 1, 1)
@@ -138,8 +138,8 @@ fn free_memory() -> Finding {
     }
 }
 
-/// Compares what caches may take with the memory there is: of the coordinator that runs, or else of the one that a job of
-/// this environment would start.
+/// Compares the budget of the caches with the available memory. The budget is that of the running coordinator, or of
+/// the one that a job of this environment would start.
 fn cache_budget(place: &CoordinatorPaths) -> Finding {
     let check = "caches";
     let available = memory::available();
@@ -165,7 +165,7 @@ fn cache_budget(place: &CoordinatorPaths) -> Finding {
             }
         },
     };
-    // Reserved bytes count as taken already.
+    // Caches that exist have their memory already, so it is missing from the available bytes.
     let remaining = budget.saturating_sub(reserved);
     match serve::more_than_there_is(remaining, available) {
         Some(text) => warning(
@@ -231,7 +231,7 @@ fn kernel() -> Finding {
     }
 }
 
-/// A job finds the pages it wrote to through /proc/self/pagemap.
+/// Checks `/proc/self/pagemap`, through which a job finds the pages that it has written to.
 fn page_maps() -> Finding {
     let check = "page maps";
     match std::fs::File::open("/proc/self/pagemap") {
@@ -300,7 +300,7 @@ fn descriptors() -> Finding {
 fn socket_folder(place: &CoordinatorPaths) -> Finding {
     let check = "socket";
     let path = place.socket.display().to_string();
-    // The kernel's limit of a socket's path, with its closing zero.
+    // The kernel's limit for a socket's path is 108 bytes with the closing zero.
     if path.len() > 107 {
         return failure(
             check,

@@ -43,10 +43,10 @@ fn exit_code(done: &WarmProgress) -> ExitCode {
     }
 }
 
-/// Says what a job must say to use the cache.
+/// Tells the user which pipeline and cache form a job must name to use the cache.
 fn for_jobs(cached: &PipelineSpec, form: Option<CacheForm>) -> String {
     let form = form.map_or(String::new(), |form| format!("{form:?}").to_lowercase());
-    // Files are cached as they were read, whatever is done to them afterwards.
+    // Encoded samples are files as they were read, so they fit any operators.
     let (pipeline, then) = if form == "encoded" {
         let source = PipelineSpec {
             ops: Vec::new(),
@@ -68,8 +68,8 @@ fn cache(args: &args::WarmArgs) -> CacheRequest {
     }
 }
 
-/// The jobs' deterministic operators, and a crop in place of their random ones: what is cached does not
-/// depend on those. `random_crop`: its side, pixels.
+/// Builds the pipeline of the jobs: its deterministic operators, then a crop in place of the random ones, since the
+/// cache does not depend on those. `random_crop` is the side of the crop in pixels.
 pub(crate) fn pipeline(
     folder: &Path,
     args: &args::Fixed,
@@ -110,7 +110,7 @@ pub(crate) fn pipeline(
     })
 }
 
-/// How far a warm-up has come, as JSON lines or for people.
+/// Display of a warm-up's progress: JSON lines, or a bar for people.
 enum Shown {
     Json,
     Progress(WorkProgress),
@@ -147,13 +147,13 @@ impl Shown {
 struct ProgressLine<'a> {
     #[serde(flatten)]
     progress: &'a WarmProgress,
-    /// With the last line.
+    /// The hint for jobs, on the last line only.
     #[serde(skip_serializing_if = "Option::is_none")]
     for_jobs: Option<&'a str>,
 }
 
 fn print_json(progress: &WarmProgress, for_jobs: Option<&str>) {
-    // A struct of numbers and strings always serialises.
+    // Structs of numbers and strings always serialise.
     println!(
         "{}",
         serde_json::to_string(&ProgressLine { progress, for_jobs }).unwrap_or_default()

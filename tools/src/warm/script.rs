@@ -1,6 +1,6 @@
-//! Warming what a training script uses: its loaders say which datasets, operators and caches.
+//! Warms the caches of a training script: its loaders name the datasets, operators and caches.
 //!
-//! The script runs in the user's Python, under `coprep._warm`, which tells what happens as JSON lines.
+//! The script runs in the user's Python, under `coprep._warm`, which reports events as JSON lines.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
@@ -19,12 +19,12 @@ use crate::measure::group::Group;
 use crate::progress::WorkProgress;
 use crate::{Outcome, args, interrupt};
 
-/// Time between two looks at signals.
+/// Time between two checks for signals.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// How long the script may take to end after it has closed its output.
+/// Longest time for which the script may run on after it has closed its output.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// What the Python side tells of one loader.
+/// An event that the Python side reports about one loader.
 #[derive(Serialize, Deserialize)]
 struct ScriptEvent {
     dataset: String,
@@ -35,17 +35,17 @@ struct ScriptEvent {
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum ScriptNews {
-    /// Its cache is being filled.
+    /// The cache is being filled.
     Progress(WarmProgress),
-    /// Its cache is filled.
+    /// The cache is filled.
     Done(WarmProgress),
-    /// Nothing of it can be cached beforehand, and why.
+    /// Nothing can be cached beforehand, for this reason.
     Skipped(String),
-    /// Its cache could not be filled, and why.
+    /// The cache could not be filled, for this reason.
     Failed(String),
 }
 
-/// What came of all loaders.
+/// Numbers of loaders by their result.
 #[derive(Default)]
 struct Tally {
     warmed: u32,
@@ -80,7 +80,7 @@ pub(super) fn run(place: &CoordinatorPaths, from: &OsStr, args: &args::WarmArgs)
     }
 }
 
-/// Returns the first Python that there is.
+/// Returns the first Python that exists.
 fn python() -> PathBuf {
     let is_there = |path: &PathBuf| path.is_file();
     candidates()
@@ -89,7 +89,7 @@ fn python() -> PathBuf {
         .unwrap_or_else(|| "python3".into())
 }
 
-/// Reads in a thread of its own, so that signals are seen meanwhile.
+/// Reads the script's output in a separate thread, so that the main thread can check for signals.
 fn listen(stdout: ChildStdout) -> Receiver<std::io::Result<String>> {
     let (sender, events) = channel();
     std::thread::spawn(move || {
