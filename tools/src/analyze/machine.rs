@@ -1,4 +1,4 @@
-//! The machine, for the report.
+//! Describes the machine for the report.
 
 use std::path::Path;
 
@@ -24,7 +24,7 @@ fn cpu_model() -> Option<String> {
     Some(line.trim_start_matches([' ', '\t', ':']).into())
 }
 
-/// File system and device of the mount that a folder lies on.
+/// Returns the file system and device of the mount that holds a folder, or nothing if the folder does not exist.
 fn storage(folder: &Path) -> String {
     let Ok(folder) = folder.canonicalize() else {
         return String::new();

@@ -1,14 +1,14 @@
 //! `coprep analyze`: where the data stalls are, and what would help.
 //!
-//! | module | what it does |
+//! | module | purpose |
 //! |---|---|
-//! | [`images`] | of coprep's own pipelines |
-//! | [`code`] | of a dataset that is the script's own code |
-//! | [`storage`] | how fast storage reads |
-//! | [`script`] | how fast a training script is by itself |
-//! | [`model`] | what an epoch takes under other circumstances |
-//! | [`whatif`] | those circumstances, and what to change |
-//! | [`report`] | all of it; [`text`] and [`page`] show it |
+//! | [`images`] | analyses coprep's own pipelines |
+//! | [`code`] | analyses a dataset that is the script's own code |
+//! | [`storage`] | measures how fast storage reads |
+//! | [`script`] | measures how fast a training script is without waits |
+//! | [`model`] | predicts an epoch under other settings |
+//! | [`whatif`] | chooses those settings, and the advice |
+//! | [`report`] | holds the results; [`text`] and [`page`] show them |
 
 mod axis;
 mod chart;
@@ -80,11 +80,11 @@ fn analyze(args: &args::AnalyzeArgs) -> Result<Report> {
     report.map_err(interrupt::reason)
 }
 
-/// Batches for each staging buffer before a look at batches that come again: by then all were prepared once.
+/// Batches to wait for, per staging buffer, before replayed batches are measured: by then all were prepared once.
 const ROUNDS: u64 = 2;
-/// Seconds until a script takes batches, about.
+/// Approximate seconds until a script takes batches.
 const STARTING: f64 = 5.0;
-/// A script is looked at for no less than this.
+/// Shortest time in seconds for which a script is measured.
 const FEW_SECONDS: f64 = 5.0;
 
 fn of_script(args: &args::AnalyzeArgs, steps: &mut Steps) -> Result<Report> {
@@ -102,7 +102,7 @@ fn cpus(args: &args::AnalyzeArgs) -> u32 {
     args.images.cpus.map_or_else(usable, u32::from)
 }
 
-/// What a report says beside predictions.
+/// The parts of a report that are not predictions.
 struct About {
     dataset: DatasetFacts,
     pipeline: String,
@@ -141,7 +141,7 @@ fn report(
     Ok(report)
 }
 
-/// Predicts for the settings of `args` from what was measured for another report.
+/// Predicts for the settings of `args` from the measurements of another report.
 fn again(args: &args::AnalyzeArgs, before: Report) -> Result<Report> {
     let facts = before.facts;
     let mut facts =
@@ -213,7 +213,7 @@ fn one(key: &str, name: &str, value: f64, unit: &str, how: String) -> MeasuredNu
     }
 }
 
-/// What a script does beside waiting.
+/// Returns the measured work of a job without its waits.
 fn of_job(seen: &ScriptFindings) -> Vec<MeasuredNumber> {
     let seconds = seen.seconds.max(f64::MIN_POSITIVE);
     vec![
@@ -237,7 +237,7 @@ fn of_job(seen: &ScriptFindings) -> Vec<MeasuredNumber> {
     ]
 }
 
-/// Warns of measurements during which other programs used the processors, though they were repeated.
+/// Returns a warning if other programs used the processors during the measurements, although these were repeated.
 fn disturbed(cpus_of_others: f64) -> Option<String> {
     (cpus_of_others > LITTLE).then(|| {
         format!(

@@ -1,4 +1,4 @@
-//! What would be if one thing were different, and what to change first.
+//! Varies one setting at a time, and finds what to change first.
 
 use coprep_protocol::size::human;
 
@@ -9,26 +9,27 @@ use super::report::{Advice, ChartLine, ChartShape, EpochForecast, Knee, Point, S
 /// Bytes in a GiB and in a MiB.
 const GIB: f64 = (1u64 << 30) as f64;
 const MIB: f64 = (1u64 << 20) as f64;
-/// Parts of what everything decoded would take, in the chart of cache sizes.
+/// Number of steps of the cache size in its chart, up to all samples cached.
 const CACHES: u32 = 10;
-/// Epochs that differ by less than this are the same.
+/// Relative difference below which two epochs count as the same.
 const SAME: f64 = 0.02;
-/// Advice that gains less is not worth a sentence.
+/// Smallest gain that is worth a piece of advice.
 const WORTH: f64 = 1.05;
 
-/// One value of what is varied.
+/// One value of the varied setting.
 struct X {
     value: f64,
     text: String,
     setting: Setting,
 }
 
+/// The present setting, and the facts to predict from when it is varied.
 struct Varied<'a> {
     facts: &'a Facts,
     present: &'a Setting,
 }
 
-/// All of them.
+/// Returns the series of all settings that are worth varying with these facts.
 pub(super) fn series(facts: &Facts, present: &Setting) -> Vec<Series> {
     let varied = Varied { facts, present };
     let mut all = vec![varied.cpus(), varied.storage()];
@@ -79,7 +80,7 @@ impl Varied<'_> {
         sizes.retain(|&size| size as f64 <= all);
         sizes.push(self.present.cache_bytes.min(all as u64));
         sizes.sort_unstable();
-        // What is nearly the same is one point, the present one before others.
+        // Sizes that are nearly the same would be one point in the chart; the present one stays.
         let present = self.present.cache_bytes.min(all as u64);
         let apart = all as u64 / 50;
         sizes.retain(|&size| size == present || size.abs_diff(present) > apart);
@@ -104,7 +105,7 @@ impl Varied<'_> {
                 value: bytes as f64,
                 text: labels::number(bytes as f64 / unit.0),
                 setting: self.with(|s| {
-                    // More than everything takes is as good as that.
+                    // A cache larger than all samples is as good as one of just that size.
                     let is_present = bytes == self.present.cache_bytes.min(full);
                     s.cache_bytes = if is_present { s.cache_bytes } else { bytes };
                     s.form = if is_present && has_present {
@@ -138,7 +139,7 @@ impl Varied<'_> {
         }
     }
 
-    /// A series of one line, whose points differ in a number.
+    /// Builds a series of one line, whose points differ in a number.
     fn simple(
         &self,
         key: &str,
@@ -189,7 +190,7 @@ impl Varied<'_> {
             .storage_bytes_per_s
             .unwrap_or(self.facts.storage);
         let factors = [0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 10.0];
-        // Of the script's own code only the time that its workers wait is known, and no bytes.
+        // Of the script's own code, only the workers' waits are known, and no bytes.
         let is_in_bytes = self.facts.workers.is_none();
         let unit = if is_in_bytes { now / MIB } else { 1.0 };
         let x = |factor: f64| X {
@@ -291,7 +292,7 @@ impl Varied<'_> {
     }
 }
 
-/// The smallest cache with which an epoch is as short as with any.
+/// Returns the smallest cache with which an epoch is as short as with any, unless even no cache is as good.
 pub(super) fn knee(facts: &Facts, present: &Setting) -> Option<Knee> {
     if !facts.has_forms {
         return None;
@@ -316,6 +317,7 @@ pub(super) fn knee(facts: &Facts, present: &Setting) -> Option<Knee> {
         return None;
     }
     let (mut low, mut high) = (0.0, facts.decoded_bytes.max(facts.encoded_bytes));
+    // Bisection, until the size is known to a part in 256.
     while high - low > high / 256.0 {
         let middle = (low + high) / 2.0;
         if with(middle).epoch_s <= all.epoch_s * (1.0 + SAME) {
@@ -344,7 +346,7 @@ fn limit(outcome: &EpochForecast) -> &'static str {
     }
 }
 
-/// What to change, the best first.
+/// Returns the advice, the most useful first.
 pub(super) fn advice(facts: &Facts, present: &Setting) -> Vec<Advice> {
     let now = facts.predict(present);
     let with = |change: &dyn Fn(&mut Setting)| {

@@ -17,7 +17,7 @@ use crate::interrupt;
 /// Longest wait for a batch.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What the job wants, and from whom.
+/// The samples that a job takes, and the coordinator that serves them.
 pub(crate) struct JobOptions<'a> {
     pub(crate) place: &'a CoordinatorPaths,
     pub(crate) spec: &'a PipelineSpec,
@@ -27,13 +27,13 @@ pub(crate) struct JobOptions<'a> {
     pub(crate) batch_size: u32,
 }
 
-/// See the module.
+/// A job that takes batches and does nothing else.
 pub(crate) struct MeasuredJob {
     loader: Arc<Loader>,
 }
 
 impl MeasuredJob {
-    /// Jobs with the same wish share.
+    /// Attaches a job. Jobs with the same options share one stream.
     pub(crate) fn attach(options: &JobOptions<'_>) -> Result<MeasuredJob> {
         let loader = Loader::new(LoaderOptions {
             place: options.place.clone(),
@@ -49,7 +49,7 @@ impl MeasuredJob {
         Ok(MeasuredJob { loader })
     }
 
-    /// One epoch. `each` is told the samples of each batch, and 0 now and then while none comes.
+    /// Takes one epoch. `each` gets the number of samples of each batch, and 0 now and then while no batch comes.
     pub(crate) fn epoch(&self, mut each: impl FnMut(u64) -> Result<()>) -> Result<()> {
         self.loader.start_epoch()?;
         loop {
