@@ -28,7 +28,7 @@ SUFFIXES = {".jpg", ".jpeg", ".png", ".webp"}
 
 @dataclass(frozen=True)
 class Work:
-    """What each job does."""
+    """The work of each job."""
 
     data: Path
     samples: int
@@ -46,7 +46,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One round of jobs: what each said at its end, and all of them together."""
+    """Results of one round: each job's last message, and the seconds of the round."""
 
     jobs: list[dict[str, Any]]
     seconds: float
@@ -57,7 +57,7 @@ class Outcome:
 
     @property
     def prepared(self) -> int:
-        """By stream: the count only grows, so the last job to look saw the most."""
+        """Samples prepared by all streams. Counts only grow, so the job that asked last saw the most."""
         latest: dict[int, int] = {}
         for stream in (stream for job in self.jobs for stream in job["streams"]):
             count = stream["totals"]["prepared"]
@@ -80,7 +80,7 @@ def plan(data: Path) -> Work:
 
 
 def run_round(work: Work, loader_seeds: Sequence[int | None]) -> Outcome:
-    """Start the jobs, each at its time, and follow them to their ends."""
+    """Start each job at its time, and follow all of them to their ends."""
     with Children() as children:
         _, env = children.coordinator()
         lines = [

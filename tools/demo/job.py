@@ -1,4 +1,4 @@
-"""One training run: what each of the demonstration's processes does.
+"""One training run of the demonstration, in a process.
 
 It loads batches, trains a small model on them, and reports to the parent, a line of JSON at a time.
 """
@@ -18,7 +18,7 @@ from tools.demo.model import Model
 BATCH_SIZE = 64
 REPORT_EVERY_S = 0.25
 FIRST_BATCHES = 5
-"""How many batches the "first" loss is the mean of."""
+"""Batches over which the "first" loss is averaged."""
 
 
 def main() -> None:

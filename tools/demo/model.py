@@ -48,7 +48,7 @@ class Model:
 
 
 def view(images: NDArray[np.uint8]) -> Floats:
-    """Every seventh pixel, as numbers from -1 to 1, flattened."""
+    """Take every seventh pixel, as numbers from -1 to 1, flattened."""
     pixels = images[:, :, 3::7, 3::7].reshape(len(images), -1)
     numbers: Floats = pixels.astype(np.float32) / np.float32(127.5) - np.float32(1)
     return numbers

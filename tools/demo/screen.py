@@ -1,4 +1,4 @@
-"""What a person sees: progress while the jobs run, and the tables at the end."""
+"""The output for a person: progress while the jobs run, and the tables at the end."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ PLAIN_EVERY_S = 3.0
 REDRAW_EVERY_S = 0.2
 BAR = 24
 BESIDE_BAR = 78
-"""Columns of a job's line without its bar: longer lines could not be drawn in place."""
+"""Columns of a job's line without its bar. A line wider than the terminal could not be redrawn in place."""
 FEW = 0.02
-"""Before so much is done, nothing can be said of what is left."""
+"""Share of the work below which the time left cannot be estimated."""
 
 
 @dataclass
 class JobLine:
-    """The state of one job, as last heard."""
+    """The state of a job, as last reported."""
 
     name: str
     detail: str
@@ -34,7 +34,7 @@ class JobLine:
 
 @dataclass
 class Progress:
-    """Draws the jobs in place on a terminal, and as a line now and then elsewhere."""
+    """Draws the jobs in place on a terminal, and prints a line now and then elsewhere."""
 
     jobs: list[JobLine]
     live: bool = field(default_factory=lambda: is_live())
@@ -71,12 +71,12 @@ class Progress:
 
 
 def left(done: float, seconds: float) -> str:
-    """How long it takes still, if that can be said: `, 12 s left`."""
+    """Return the time left, if it can be estimated: `, 12 s left`."""
     return f", {seconds * (1 - done) / done:.0f} s left" if done >= FEW else ""
 
 
 def counted(made: Iterable[object], total: int, what: str) -> None:
-    """Take all of them, and say how many there are: in place on a terminal, and as a line now and then elsewhere."""
+    """Consume an iterable and show the count: in place on a terminal, as a line now and then elsewhere."""
     live = is_live()
     began = shown = time.monotonic()
     for number, _ in enumerate(made, 1):
@@ -119,7 +119,7 @@ def heading(text: str) -> None:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """The first column to the left, the others to the right."""
+    """Print a table: the first column aligned to the left, the others to the right."""
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     for number, row in enumerate((header, *rows)):
         cells = [

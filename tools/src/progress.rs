@@ -21,7 +21,7 @@ pub(crate) struct WorkProgress {
 }
 
 impl WorkProgress {
-    /// Starts the progress. `unit` names what is counted, such as `samples`.
+    /// Starts the progress. `unit` is the noun of the counted things, such as `samples`.
     pub(crate) fn new(unit: &str) -> Self {
         let now = Instant::now();
         WorkProgress {
@@ -167,7 +167,7 @@ impl Steps {
     }
 }
 
-/// Bounds of the pace: the finished steps say only so much about those to come.
+/// Bounds of the pace: finished steps are only a rough guide to those to come.
 const PACE: (f64, f64) = (0.5, 2.0);
 
 /// Returns the seconds left, or `None` if the current step is not in the plan. `done` steps took `took` seconds, and

@@ -161,7 +161,7 @@ pub(crate) struct Series {
     /// Unit of `x_text`, such as "GiB"; may be empty.
     pub(crate) x_unit: String,
     pub(crate) shape: ChartShape,
-    /// What the chart shows, in a sentence; may be empty.
+    /// A sentence about the chart; may be empty.
     pub(crate) note: String,
     /// The first line is drawn in `shape`. Others are drawn as lines over it, for comparison.
     pub(crate) lines: Vec<ChartLine>,
@@ -317,7 +317,7 @@ impl Point {
 }
 
 impl Report {
-    /// Reads a report from JSON, or from a page that holds it.
+    /// Returns a sentence about the first mistake in the text.
     ///
     /// # Errors
     /// Returns a sentence about what is wrong with the text.

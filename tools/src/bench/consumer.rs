@@ -1,4 +1,4 @@
-//! A job of coprep: it takes batches and does nothing else. [`jobs`](super::jobs) says how it is told what to do.
+//! A job of coprep that takes batches and does nothing else. [`jobs`](super::jobs) describes its orders.
 
 use std::io::BufRead;
 use std::path::Path;
@@ -16,10 +16,10 @@ use serde::{Deserialize, Serialize};
 use crate::args::{self, FormArg};
 use crate::measure::job::{JobOptions, MeasuredJob};
 
-/// What one job is to do, beside what the command line says.
+/// Orders to one job, beside its command line.
 #[derive(Serialize, Deserialize)]
 struct ConsumerConfig {
-    /// As on the command line.
+    /// Form of cached samples, as on the command line.
     form: String,
     ids: Vec<u32>,
 }
@@ -33,7 +33,7 @@ pub(super) fn order(form: CacheForm, ids: &[u32]) -> serde_json::Value {
     serde_json::json!({ "form": form, "ids": ids })
 }
 
-/// Runs [`run`] with what counts of these arguments.
+/// Returns the command that starts [`run`] in another process, with the arguments that matter to it.
 pub(super) fn command(program: &Path, place: &CoordinatorPaths, args: &args::BenchArgs) -> Command {
     let (images, fixed) = (&args.images, &args.images.fixed);
     let mut command = Command::new(program);
@@ -50,7 +50,7 @@ pub(super) fn command(program: &Path, place: &CoordinatorPaths, args: &args::Ben
 }
 
 pub(super) fn run(args: &args::BenchArgs) -> crate::Outcome {
-    // Whoever gives orders may be killed.
+    // The process that gives the orders may be killed.
     nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
     let mut line = String::new();
     std::io::stdin().lock().read_line(&mut line)?;
@@ -67,7 +67,7 @@ pub(super) fn run(args: &args::BenchArgs) -> crate::Outcome {
     take(&job, args.seconds)
 }
 
-/// Until stdin is closed, which ends the process.
+/// Takes batches until stdin is closed, which ends the process.
 fn take(job: &MeasuredJob, seconds: f64) -> crate::Outcome {
     let go = listen();
     let mut window = Window::new(seconds);
@@ -103,7 +103,7 @@ fn listen() -> Arc<AtomicBool> {
     go
 }
 
-/// From one batch to another: what came in between, and how long it took.
+/// Counts samples from one batch to another, and the time between the two.
 struct Window {
     seconds: f64,
     began: Option<Instant>,
@@ -121,7 +121,7 @@ impl Window {
         }
     }
 
-    /// A batch. Gives samples and seconds, once.
+    /// Counts a batch. Returns the samples and seconds once, when the time is over.
     fn arrive(&mut self, samples: u64, now: Instant) -> Option<(u64, f64)> {
         let Some(began) = self.began else {
             self.began = Some(now);

@@ -1,14 +1,14 @@
-//! `coprep bench`: how fast a folder of images is prepared here, by coprep and by PyTorch's DataLoader.
+//! `coprep bench`: how fast coprep and PyTorch's DataLoader prepare a folder of images here.
 //!
-//! All loaders get the same samples, drawn evenly, and the same number of processors; the samples lie in the page cache.
-//! Each job is a process that takes batches and does nothing else, and what counts is what comes while all of them run.
+//! All loaders get the same samples, evenly drawn and in the page cache, and the same number of processors. Each job is
+//! a process that takes batches and does nothing else. Only batches that come while all jobs run are counted.
 //!
-//! | module | what it does |
+//! | module | purpose |
 //! |---|---|
 //! | [`jobs`] | starts jobs and measures them |
-//! | [`consumer`] | such a job, of coprep |
-//! | [`torch`] | such a job, of PyTorch |
-//! | [`report`] | what was measured, and how it is written |
+//! | [`consumer`] | a job of coprep |
+//! | [`torch`] | a job of PyTorch |
+//! | [`report`] | the results, as JSON and as text |
 
 mod consumer;
 mod jobs;
@@ -49,16 +49,16 @@ pub(crate) fn run(args: &args::BenchArgs) -> crate::Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What all measurements have in common.
+/// The parts that all measurements share.
 struct Bench<'a> {
     args: &'a args::BenchArgs,
     plan: MeasurementPlan,
     dataset: Dataset,
-    /// The samples.
+    /// The samples that are measured.
     part: Vec<u32>,
 }
 
-/// One row to be.
+/// A row of the report that is still to be measured.
 #[derive(Clone, Copy)]
 struct Measurement {
     loader: BenchedLoader,
@@ -163,7 +163,7 @@ impl Measurement {
         }
     }
 
-    /// How long it takes, about.
+    /// Returns the approximate seconds of the measurement.
     fn seconds(self, seconds: f64) -> f64 {
         match self.loader {
             // Importing torch takes some seconds of a processor, for each job.

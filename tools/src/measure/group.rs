@@ -71,7 +71,7 @@ pub(crate) fn cpu_seconds(pid: u32) -> f64 {
     stat(pid).map_or(0.0, |stat| stat.ticks) / ticks_per_second()
 }
 
-/// Returns the processor seconds of a process and of all its descendants, including those that have ended.
+/// Returns the processor seconds of a process and of all its descendants, living or ended.
 pub(crate) fn tree_cpu_seconds(root: u32) -> f64 {
     let all: Vec<Stat> = pids().filter_map(stat).collect();
     let mut tree = vec![root];
@@ -92,7 +92,8 @@ pub(crate) fn machine_cpu_seconds() -> f64 {
     let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     let first = text.lines().next().unwrap_or_default();
     let ticks = first.split_whitespace().skip(1).map(|f| f.parse::<f64>());
-    // Skip the fourth and fifth number, which are idle time. Those from the ninth on are contained in the others.
+    // Skip the fourth and fifth number, which are idle time, and all from the ninth on: the others contain them
+    // already.
     let busy = ticks
         .take(8)
         .enumerate()

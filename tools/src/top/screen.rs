@@ -1,11 +1,11 @@
-//! What the person at the keyboard has chosen to see. Pure: keys and looks come in, nothing goes out.
+//! The user's choices on the screen. Pure: it takes keys and looks, and has no output.
 
 use coprep_protocol::message::{SampleCost, Status};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use crate::top::model::{JobKey, Overview, SortBy, StreamRow, sort};
 
-/// A table of the screen, from top to bottom.
+/// A table of the screen, in the order from top to bottom.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Pane {
     Caches,
@@ -32,28 +32,29 @@ impl Pane {
     }
 }
 
-/// How the coordinator is doing.
+/// State of the connection to the coordinator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum ConnectionState {
     #[default]
     Fine,
-    /// It has not answered for so many seconds.
+    /// The coordinator has not answered for this many seconds.
     Late(u64),
+    /// The coordinator has ended.
     Ended,
-    /// There was none yet.
+    /// No coordinator has been seen yet.
     Awaited,
-    /// It answers, and this is what keeps from looking.
+    /// The coordinator answers, but the look failed for this reason.
     Failed(String),
 }
 
-/// What is to happen after a key.
+/// The action after a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     Go,
     Quit,
 }
 
-/// Everything that decides what is drawn.
+/// Everything that determines the drawing.
 #[derive(Default)]
 pub(crate) struct Screen {
     pub(crate) report: Overview,
@@ -62,7 +63,7 @@ pub(crate) struct Screen {
     pub(crate) reversed: bool,
     pub(crate) focus: Pane,
     pub(crate) paused: bool,
-    /// The help's first line that is shown, while it is.
+    /// First visible line of the help, while it is shown.
     pub(crate) help: Option<usize>,
     job: Option<JobKey>,
     stream: Option<u64>,
@@ -72,7 +73,7 @@ pub(crate) struct Screen {
 }
 
 impl Screen {
-    /// Another look at the coordinator. While paused it counts for the next rates only.
+    /// Takes another look at the coordinator. While the screen is paused, the look only serves the next rates.
     pub(crate) fn look(&mut self, status: Status) {
         self.link = ConnectionState::Fine;
         if !self.paused {
@@ -82,7 +83,7 @@ impl Screen {
         self.last = Some(status);
     }
 
-    /// Jobs in order; what is selected is there.
+    /// Sorts the jobs, and moves each selection whose row is gone.
     fn tidy(&mut self) {
         sort(&mut self.report.jobs, self.sort, self.reversed);
         let first = self.report.jobs.first();
@@ -130,7 +131,7 @@ impl Screen {
         self.tidy();
     }
 
-    /// Selects another row of the table that keys act on.
+    /// Moves the selection in the focused table.
     fn step(&mut self, by: isize) {
         let (at, rows) = (self.selected(self.focus), self.rows(self.focus));
         let Some(last) = rows.checked_sub(1) else {
@@ -157,7 +158,7 @@ impl Screen {
         }
     }
 
-    /// The selected row of a table.
+    /// Returns the selected row of a table.
     pub(crate) fn selected(&self, pane: Pane) -> Option<usize> {
         match pane {
             Pane::Jobs => {
@@ -177,7 +178,7 @@ impl Screen {
         self.report.stream(self.stream?)
     }
 
-    /// Of the selected stream.
+    /// Returns the most expensive samples of the selected stream.
     pub(crate) fn slow_samples(&self) -> &[SampleCost] {
         self.selected_stream()
             .map_or(&[], |s| &s.status.costs.slowest)
