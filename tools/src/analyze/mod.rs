@@ -1,4 +1,4 @@
-//! `coprep analyze`: where the data stalls are, and what would help.
+//! `coprep analyze`: finds data stalls, and the changes that would help most.
 //!
 //! | module | purpose |
 //! |---|---|

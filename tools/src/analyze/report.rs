@@ -317,10 +317,10 @@ impl Point {
 }
 
 impl Report {
-    /// Returns a sentence about the first mistake in the text.
+    /// Reads a report from JSON, or from a page that holds it.
     ///
     /// # Errors
-    /// Returns a sentence about what is wrong with the text.
+    /// Returns a sentence about the first mistake in the text.
     pub(crate) fn read(text: &str) -> Result<Report, String> {
         let json = text
             .split_once(EMBEDDED)

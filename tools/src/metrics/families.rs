@@ -401,7 +401,7 @@ fn stream(s: &StreamStatus) -> Labels {
     vec![("stream", s.id.to_string()), ("dataset", s.dataset.clone())]
 }
 
-/// Returns the labels of a job. `job` and `instance` are not among them: Prometheus names the scraped target with these.
+/// Returns the labels of a job. `job` and `instance` are taken: Prometheus names the scraped target with these.
 fn job(s: &StreamStatus, j: &JobStatus) -> Labels {
     vec![
         ("stream", s.id.to_string()),
