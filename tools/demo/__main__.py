@@ -74,6 +74,7 @@ def plan(data: Path) -> Work:
     samples = sum(path.suffix.lower() in SUFFIXES for folder in classes for path in folder.rglob("*"))
     if not samples:
         raise SystemExit(f"no images in {data}: it should have one sub-folder of images per class")
+    # Rounded up, so that no epoch has more than LARGEST_EPOCH samples.
     stride = -(-samples // LARGEST_EPOCH)
     epochs = max(2, round(SAMPLES_PER_JOB / (samples / stride)))
     return Work(data, samples, len(classes), stride, epochs)

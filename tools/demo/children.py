@@ -160,6 +160,7 @@ def answers(path: Path) -> bool:
 def messages(children: Sequence[Child], seconds: float) -> Iterator[tuple[Child, dict[str, Any]]]:
     """Yield the children's messages within the next `seconds`. Returns early when all have closed their output."""
     deadline = time.monotonic() + seconds
+    # Without a registered pipe, the loop below would end at once.
     if not children:
         time.sleep(seconds)
     with selectors.DefaultSelector() as selector:

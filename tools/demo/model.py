@@ -33,6 +33,7 @@ class Model:
         rows = np.arange(len(labels))
         loss = float(-np.log(probabilities[rows, labels] + 1e-9).mean())
         accuracy = float((probabilities.argmax(axis=1) == labels).mean())
+        # The gradient of the softmax loss with respect to the scores: probabilities less the one-hot labels.
         error = probabilities
         error[rows, labels] -= 1
         error /= len(labels)

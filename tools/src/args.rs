@@ -46,6 +46,7 @@ impl Args {
 
 /// Names the environment variable in an error about a wrong value, if the value came from there and not from an option.
 fn name_the_variable(error: &mut clap::Error, given: &[OsString]) {
+    // clap names the option, even if its value came from the environment.
     let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else {
         return;
     };

@@ -148,6 +148,7 @@ fn cache_budget(place: &CoordinatorPaths) -> Finding {
             let reserved = status.caches.iter().map(|c| c.capacity).sum();
             (status.cache_budget, reserved)
         }
+        // No coordinator runs. A job would start one with this environment.
         Err(_) => match std::env::var("COPREP_CACHE").map(|text| size::parse(&text)) {
             Ok(Ok(bytes)) => (bytes, 0),
             Ok(Err(e)) => {

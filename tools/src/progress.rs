@@ -151,6 +151,7 @@ impl Steps {
         match &self.bar {
             Some(bar) => {
                 let past = took + now;
+                // In milliseconds, so that the bar moves smoothly.
                 bar.set_length(((past + left.unwrap_or(0.0)) * 1e3) as u64);
                 bar.set_position((past * 1e3) as u64);
                 bar.set_message(line);
@@ -181,6 +182,7 @@ fn left(expected: &[f64], done: usize, took: f64, now: f64) -> Option<f64> {
         1.0
     };
     let later: f64 = expected.iter().skip(done + 1).sum();
+    // A step that takes longer than expected must not shorten the later ones.
     Some((pace * this - now).max(0.0) + pace * later)
 }
 

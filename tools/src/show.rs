@@ -70,6 +70,7 @@ pub(crate) fn duration(seconds: f64) -> String {
 
 /// Formats a number with at least three digits: `0.21`, `3.5`, `41.8`, `1,240`.
 pub(crate) fn number(n: f64) -> String {
+    // The limits lie just below powers of ten, since rounding adds a digit there.
     let digits = match n.abs() {
         a if a >= 99.95 => 0,
         a if a >= 9.995 => 1,
@@ -89,6 +90,7 @@ fn grouped(digits: &str) -> String {
     digits
         .char_indices()
         .flat_map(|(i, c)| {
+            // No comma after a minus sign.
             let comma = i > 0 && (count - i).is_multiple_of(3) && !digits[..i].ends_with('-');
             comma.then_some(',').into_iter().chain([c])
         })
@@ -114,6 +116,7 @@ pub(crate) fn clean(text: &str) -> String {
 pub(crate) fn wrapped(text: &str, indent: usize) -> String {
     let room = WIDTH - indent;
     let mut lines: Vec<String> = Vec::new();
+    // Line breaks and tabs separate words too; as control characters they would be replaced by marks.
     let text = clean(&text.replace(['\n', '\t'], " "));
     for word in text
         .split(' ')

@@ -76,6 +76,7 @@ fn drop_of_dataset(place: &CoordinatorPaths, named: &str) -> Outcome<u64> {
     };
     let mut name = named.to_owned();
     if of(&name).is_empty() {
+        // It is no name that `status` shows, so it must be a path.
         let folder = dataset_path::folder(Path::new(named))?;
         name = folder.to_string_lossy().into_owned();
     }
@@ -246,6 +247,7 @@ fn slowest(samples: &[SampleCost]) -> String {
         .sum();
     for row in &mut rows {
         if let Some(path) = row.last_mut() {
+            // Paths get the columns that the other cells leave.
             *path = ending(path, WIDTH.saturating_sub(fixed));
         }
     }

@@ -137,11 +137,13 @@ impl<'a> Plot<'a> {
     /// Returns the place of a value on the x axis, or `None` if the axis does not reach it.
     fn x(&self, x: f64) -> Option<f64> {
         let points = self.first();
+        // Bars stand at even distances: x only selects the slot.
         if self.shape == ChartShape::Bars {
             let at = points.iter().position(|p| p.x == x)?;
             return Some(LEFT + self.slot() * (at as f64 + 0.5));
         }
         let ends = [points.first()?.x, points.last()?.x];
+        // Lines keep off the edges, so that their first and last dots are whole.
         let inset = if self.shape == ChartShape::Lines {
             10.0
         } else {
@@ -149,6 +151,7 @@ impl<'a> Plot<'a> {
         };
         let share = (x - ends[0]) / (ends[1] - ends[0]);
         let place = LEFT + inset + share * (RIGHT - LEFT - 2.0 * inset);
+        // The first line sets the axis. Others may reach beyond it.
         (0.0..=1.0).contains(&share).then_some(place)
     }
 
@@ -166,6 +169,7 @@ impl<'a> Plot<'a> {
         let last = self.ticks.len().saturating_sub(1);
         let tick = |(i, tick): (usize, &f64)| {
             let y = self.y(tick * self.unit.1);
+            // Only the top tick has the unit.
             let unit = if i == last {
                 format!(" {}", self.unit.0)
             } else {
@@ -211,6 +215,7 @@ impl<'a> Plot<'a> {
             let tick = |(x, p): (f64, &Point)| (x, shortened(&p.x_text, 12), self.is_present(p.x));
             return self.placed(self.first()).map(tick).collect();
         }
+        // The points of an area are many and uneven: round values make better ticks.
         let factor = unit_factor(&self.series.x_unit);
         let end = self.first().last().map_or(0.0, |p| p.x) / factor;
         nice_ticks(end, 5)
@@ -232,6 +237,7 @@ impl<'a> Plot<'a> {
     }
 
     fn bars(&self) -> String {
+        // Limited, since a few bars would be too wide.
         let width = (self.slot() * BAR).min(44.0);
         let bar = |(x, point): (f64, &Point)| -> String {
             let stack = point
@@ -264,6 +270,7 @@ impl<'a> Plot<'a> {
                 )
             };
             let edges: Vec<_> = self.placed(self.first()).map(edge).collect();
+            // A part that is 0 everywhere would be an invisible polygon.
             if !edges.iter().any(|(_, _, is_there)| *is_there) {
                 return String::new();
             }
@@ -306,6 +313,7 @@ impl<'a> Plot<'a> {
     fn marks(&self, knee: Option<&Knee>) -> String {
         let present = self.series.points().find(|p| p.present);
         let present = present.and_then(|p| Some((self.x(p.x)?, self.y(p.outcome.epoch_s))));
+        // The knee lies between points, so it needs a scaled axis.
         let knee = knee.filter(|_| self.shape == ChartShape::Area);
         let knee = knee.and_then(|k| self.x(k.cache_bytes as f64));
         // If their words would overlap, each moves to its own side.
@@ -339,6 +347,7 @@ impl<'a> Plot<'a> {
     /// Puts each line's name where there is most room for it.
     fn names(&self) -> String {
         let lines = &self.series.lines;
+        // Areas and bars have a legend. Lines need names.
         let skipped = if self.shape == ChartShape::Lines {
             0
         } else {
@@ -363,10 +372,12 @@ impl<'a> Plot<'a> {
         let epoch_s = point.outcome.epoch_s;
         let (x, y) = (self.x(point.x)?, self.y(epoch_s));
         let name = shortened(&line.name, 24);
+        // Above the dot if the nearest other line is below it, or if there is no room below.
         let is_above = room(point) >= 0.0 || y + 20.0 > BOTTOM;
         let after = line.points.iter().find(|p| p.x > point.x);
         let rises = after.is_some_and(|p| p.outcome.epoch_s > epoch_s);
         let fits = x + 7.0 + name.chars().count() as f64 * CHAR < RIGHT;
+        // To the right of the dot if the line moves away from the name there.
         let (anchor, x) = if is_above != rises && fits {
             ("start", x + 6.0)
         } else {

@@ -61,6 +61,7 @@ fn facts(alone: &ScriptFindings, seen: &ScriptFindings) -> Facts {
     let samples = f64::from(stream.samples);
     let workers = stream.worker_pids.len().max(1) as f64;
     let (waits, works) = times(seen);
+    // The size of a staging slot stands for a sample's: no other size is known.
     let slots = f64::from(stream.buffers) * f64::from(stream.slots);
     let bytes = samples * stream.staging_bytes as f64 / slots.max(1.0);
     let processors = f64::from(usable());

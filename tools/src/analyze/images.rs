@@ -51,6 +51,7 @@ pub(super) fn analyze(
     let dataset = plan.dataset()?;
     let found = measure(&plan, &dataset, steps)?;
     let facts = facts(args, &plan, f64::from(dataset.len()), &found, seen);
+    // Files lie in folders of classes, so the dataset's folder is two levels up.
     let folder = dataset.path(0);
     let folder = folder.parent().and_then(Path::parent).unwrap_or(&folder);
     let about = About {
@@ -171,6 +172,7 @@ fn rates(plan: &MeasurementPlan, part: &[u32], steps: &mut Steps) -> Result<[Rat
             plan.cpus,
         ),
     ];
+    // Open all probes first, so that they can take turns.
     let mut probes = Vec::new();
     for (_, spec, from, cpus) in cases {
         let serve = [format!("--cpus={cpus}")];
@@ -206,9 +208,11 @@ fn overlap(
     let slowed = plan.open(&plan.spec, from, part, &serve, steps)?;
     // Longer than the others: the pool has to find its balance, and chance weighs more.
     let both = slowed.rate(1.5 * plan.seconds, steps)?;
+    // Once before and once after: the machine's speed may drift meanwhile.
     let last = free.rate(plan.seconds / 2.0, steps)?;
     let alone = (first.value + last.value) / 2.0;
     Ok(Observed {
+        // Two equal times take `2^(1/p)` times as long together: solved for `p`.
         value: (2f64.ln() / (alone / both.value).max(1.0).ln()).clamp(OVERLAP.0, OVERLAP.1),
         cpus_of_others: most([first, both, last].map(|o| o.cpus_of_others)),
     })
@@ -232,6 +236,7 @@ fn facts(
         cpus: found.from_storage.cpus,
         alone: found.alone.cost(),
     };
+    // Decoding in full costs the same extra for every source that is still to be decoded.
     let more = (found.in_full.cost() - prepare.from_storage).max(0.0);
     let in_full = Prepare {
         from_storage: prepare.from_storage + more,
@@ -240,6 +245,7 @@ fn facts(
         ..prepare
     };
     let job = match (seen, args.step_time) {
+        // A script's measured time wins over `--step-time`.
         (Some(seen), _) => JobWork {
             seconds: seen.seconds,
             cpu_seconds: seen.cpu_seconds,
@@ -261,6 +267,7 @@ fn facts(
         overlap: found.overlap.value,
         workers: None,
         has_forms: true,
+        // Storage that the user slows down stands for a dataset that does not fit into memory.
         is_in_page_cache: plan.storage.is_none() && found.sizes.encoded < free / 2.0,
         processors: usable().into(),
         job,

@@ -84,6 +84,7 @@ pub(crate) fn verdict(outcome: &EpochForecast) -> String {
     let of = |part| percent(outcome.of(part), outcome.epoch_s);
     let stalls = outcome.fetch_stall_s + outcome.prep_stall_s;
     let epoch = seconds(outcome.epoch_s);
+    // Waits of less than half a percent are not worth a sentence.
     if stalls < 0.005 * outcome.epoch_s {
         return format!("An epoch takes {epoch}, and the job waits for none of it.");
     }
@@ -110,6 +111,7 @@ pub(crate) fn then(report: &Report, gain_x: f64) -> Option<String> {
         report.present.outcome.epoch_s,
         report.present.outcome.epoch_s / gain_x,
     );
+    // A smaller gain would name nearly the same time twice.
     let changes = (gain_x - 1.0).abs() >= 0.005;
     changes.then(|| {
         format!(

@@ -36,6 +36,7 @@ fn storage(folder: &Path) -> String {
         let is_there = folder.starts_with(point);
         is_there.then(|| (point.len(), format!("{kind} on {device}")))
     };
+    // Several mount points may contain the folder: it lies on the innermost one.
     let found = mounts.lines().filter_map(mount).max_by_key(|(len, _)| *len);
     found.map_or_else(String::new, |(_, text)| text)
 }

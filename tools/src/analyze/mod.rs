@@ -89,6 +89,7 @@ const FEW_SECONDS: f64 = 5.0;
 
 fn of_script(args: &args::AnalyzeArgs, steps: &mut Steps) -> Result<Report> {
     steps.step("the script by itself, its batches handed over again and again");
+    // Replayed batches need no preparation, so the script's time without waits is its own work.
     let arguments = ["--replay".into(), "--cpus".into(), cpus(args).to_string()];
     let seconds = args.seconds.max(FEW_SECONDS);
     let seen = script::watch(&args.command, &arguments, ROUNDS, seconds, steps)?;
@@ -150,6 +151,7 @@ fn again(args: &args::AnalyzeArgs, before: Report) -> Result<Report> {
         facts.job.seconds = time.as_secs_f64() / f64::from(before.batch_size);
     }
     let setting = Setting {
+        // Without `--cpus`, the processors of the saved report count, not those of this machine.
         cpus: args
             .images
             .cpus
@@ -164,6 +166,7 @@ fn again(args: &args::AnalyzeArgs, before: Report) -> Result<Report> {
         warnings: before.warnings,
     };
     Ok(Report {
+        // The measurements are old ones, so their time, command and machine stay.
         made: before.made,
         command: before.command,
         machine: before.machine,
@@ -174,9 +177,11 @@ fn again(args: &args::AnalyzeArgs, before: Report) -> Result<Report> {
 fn present(args: &args::AnalyzeArgs, seen: Option<&ScriptFindings>) -> Setting {
     let free = coprep_cache::memory::available().unwrap_or(0);
     Setting {
+        // The default of `coprep serve`.
         cache_bytes: args.cache.unwrap_or(free / 4),
         cpus: cpus(args).into(),
         storage_bytes_per_s: args.storage_rate.map(|rate| rate as f64),
+        // A script may start several jobs by itself.
         jobs: seen.map_or(args.jobs, |seen| seen.jobs.max(args.jobs)),
         shared: !args.unshared,
         form: match args.form {

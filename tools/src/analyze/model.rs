@@ -140,6 +140,7 @@ impl Prepare {
             return 1.0;
         }
         let slope = (self.from_storage - self.alone) / (self.cpus - 1.0);
+        // A straight line through both measurements. The lower bound keeps noise from making it 0 or negative.
         let seconds = self.alone + slope * (cpus - 1.0);
         (seconds / self.from_storage).max(0.1)
     }
@@ -157,6 +158,7 @@ impl Facts {
         } else {
             f64::from(setting.jobs)
         };
+        // Loaders that do not share divide the cache among them.
         let room = setting.cache_bytes as f64 / loaders;
         let encoded = (room / self.encoded_bytes).min(1.0);
         let decoded = (room / self.decoded_bytes).min(1.0);
@@ -167,6 +169,7 @@ impl Facts {
                 encoded,
                 decoded: 0.0,
             }),
+            // Only samples that are decoded in full can be cached decoded.
             "decoded" => in_full(Cached {
                 encoded: 0.0,
                 decoded,
@@ -182,6 +185,7 @@ impl Facts {
                     let encoded = (left / self.encoded_bytes).clamp(0.0, 1.0 - decoded);
                     in_full(Cached { encoded, decoded })
                 });
+                // Among mixtures with equal epochs, the one with the least work for processors is best.
                 let best = mixtures.min_by(|a, b| {
                     let by_epoch = a.epoch(self.overlap).total_cmp(&b.epoch(self.overlap));
                     by_epoch.then(a.processors.total_cmp(&b.processors))
@@ -201,9 +205,11 @@ impl Facts {
         let prepare = self.samples * made * each * self.prepare.crowding(setting.cpus);
         let jobs = f64::from(setting.jobs);
         let train = self.samples * jobs * self.job.cpu_seconds;
+        // Preparing uses `cpus` processors at most, the jobs use all.
         let processors =
             (prepare / setting.cpus).max((prepare + train) / self.processors.max(setting.cpus));
         let storage = setting.storage_bytes_per_s.unwrap_or(self.storage);
+        // A given rate stands for a dataset that does not fit into the page cache.
         let is_read = setting.storage_bytes_per_s.is_some() || !self.is_in_page_cache;
         Busy {
             storage: if let Some(workers) = self.workers {

@@ -322,10 +322,12 @@ impl Report {
     /// # Errors
     /// Returns a sentence about the first mistake in the text.
     pub(crate) fn read(text: &str) -> Result<Report, String> {
+        // A page holds the report in one element. Any other text must be the JSON itself.
         let json = text
             .split_once(EMBEDDED)
             .and_then(|(_, rest)| rest.split_once("</script>"))
             .map_or(text, |(json, _)| json);
+        // First the format: a report in another one would fail with a less useful message.
         let head: Head = serde_json::from_str(json).map_err(|e| format!("not a report: {e}"))?;
         if head.format != FORMAT {
             return Err(format!(

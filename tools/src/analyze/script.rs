@@ -185,6 +185,7 @@ fn seen(
         return Err("the script took no more batches: is its step longer than two minutes?".into());
     }
     let jobs = f64::from(last.jobs.max(1));
+    // The time of all ranks together, since waits and processor time are sums over ranks too.
     let time = (last.at - first.at).as_secs_f64() * jobs;
     Ok(ScriptFindings {
         spec,
@@ -218,6 +219,7 @@ fn look_after(script: &Script, steps: &mut Steps) -> Result<()> {
 }
 
 fn busiest(status: &Status) -> Option<StreamStatus> {
+    // A script may have several streams, such as one for validation. The busiest one counts.
     let with_jobs = status.streams.iter().filter(|s| !s.jobs.is_empty());
     with_jobs.max_by_key(|s| s.totals.delivered).cloned()
 }

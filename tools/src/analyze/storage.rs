@@ -90,6 +90,7 @@ fn read(dataset: &Dataset, ids: &[u32], threads: u32, seconds: f64) -> Result<(u
                 .and_then(|done| done)
         })
     })?;
+    // Readers that find no file left have counted past the end.
     let files = next.into_inner().min(ids.len()) as u64;
     Ok((files, bytes.into_inner(), began.elapsed().as_secs_f64()))
 }

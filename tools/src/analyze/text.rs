@@ -19,6 +19,7 @@ pub(crate) fn render(report: &Report, coloured: bool) -> String {
     sections.push(page.measured(&report.measured));
     sections.push(page.pairs("Where and how", &labels::circumstances(report)));
     sections.retain(|s| !s.is_empty());
+    // Lines are wrapped now, so no-break spaces have done their work.
     sections.join("\n").replace('\u{a0}', " ")
 }
 
@@ -104,6 +105,7 @@ impl Page {
 
     /// Draws the parts of an epoch as a bar: `width` columns stand for `whole_s` seconds.
     fn bar(&self, outcome: &EpochForecast, whole_s: f64, width: usize) -> String {
+        // Ends are rounded, not lengths, so that the parts fill the bar without gaps.
         let column = |seconds: f64| {
             (seconds / whole_s.max(f64::MIN_POSITIVE) * width as f64).round() as usize
         };
@@ -204,6 +206,7 @@ impl Page {
     fn pairs(&self, title: &str, pairs: &[(&str, String)]) -> String {
         let mut out = self.heading(title);
         for (name, value) in pairs {
+            // The name replaces the indent of the first line.
             let value = wrapped(value, 14);
             out += &format!("  {name:<12}{}", value.get(14..).unwrap_or("\n"));
         }

@@ -76,6 +76,7 @@ impl Varied<'_> {
         };
         let part = |i: u32| (all * f64::from(i) / f64::from(CACHES)) as u64;
         let mut sizes: Vec<u64> = (0..=CACHES).map(part).collect();
+        // The curve bends where all samples fit in encoded form.
         sizes.push(self.facts.encoded_bytes as u64);
         sizes.retain(|&size| size as f64 <= all);
         sizes.push(self.present.cache_bytes.min(all as u64));
@@ -95,6 +96,7 @@ impl Varied<'_> {
             (GIB, "GiB")
         };
         let form = match self.present.form.as_str() {
+            // Without a form, a larger cache would change nothing: show the default one.
             "off" => "auto",
             form => form,
         };
@@ -197,6 +199,7 @@ impl Varied<'_> {
             value: factor * unit,
             text: labels::number(factor * unit),
             setting: self.with(|s| {
+                // At 1 the setting stays as it is, which makes this point the present one.
                 if factor != 1.0 {
                     s.storage_bytes_per_s = Some(now * factor);
                 }
@@ -313,11 +316,13 @@ pub(super) fn knee(facts: &Facts, present: &Setting) -> Option<Knee> {
         with(0.0),
         with(facts.decoded_bytes.max(facts.encoded_bytes)),
     );
+    // Not even the largest cache makes a difference.
     if none.epoch_s <= all.epoch_s * (1.0 + SAME) {
         return None;
     }
     let (mut low, mut high) = (0.0, facts.decoded_bytes.max(facts.encoded_bytes));
     // Bisection, until the size is known to a part in 256.
+    // Bisection, to a precision of one part in 256.
     while high - low > high / 256.0 {
         let middle = (low + high) / 2.0;
         if with(middle).epoch_s <= all.epoch_s * (1.0 + SAME) {

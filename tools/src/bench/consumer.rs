@@ -44,6 +44,7 @@ pub(super) fn command(program: &Path, place: &CoordinatorPaths, args: &args::Ben
     command.args(fixed.resize.map(|n| format!("--resize={n}")));
     command.args(fixed.center_crop.map(|n| format!("--center-crop={n}")));
     command.args(fixed.exif.then_some("--exif"));
+    // The folder's name may begin with a dash.
     command.arg("--").arg(&args.folder);
     command.env("COPREP_SOCKET", &place.socket);
     command
@@ -62,6 +63,7 @@ pub(super) fn run(args: &args::BenchArgs) -> crate::Outcome {
         ids: &order.ids,
         batch_size: args.images.batch_size,
     })?;
+    // The first epoch fills the cache, and brings the loader to its usual speed.
     job.epoch(|_| Ok(()))?;
     println!("ready");
     take(&job, args.seconds)
@@ -98,6 +100,7 @@ fn listen() -> Arc<AtomicBool> {
         lines
             .map_while(std::result::Result::ok)
             .for_each(|_| told.store(true, Ordering::Relaxed));
+        // Stdin is closed, so the measurement is over. The job itself may wait for a batch now.
         std::process::exit(0);
     });
     go

@@ -76,6 +76,7 @@ impl Jobs {
             let job = JobProcess::start(command(), jobs._folder.path(), number)?;
             jobs.all.push(job);
         }
+        // Only now, so that the first job does not run long before the last one has started.
         jobs.all
             .iter_mut()
             .try_for_each(|job| job.tell(&order.to_string()))?;
@@ -140,6 +141,7 @@ impl JobProcess {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(File::create(&log)?)
+            // Temporary files of a job that is killed go with the folder.
             .env("TMPDIR", folder);
         let program = command.get_program().to_owned();
         let mut group =
@@ -147,6 +149,7 @@ impl JobProcess {
         let child = group.child();
         let (orders, stdout) = (child.stdin.take(), child.stdout.take());
         let (sender, says) = channel();
+        // A pipe cannot be read with a timeout: a thread reads it, and `hear` waits on the channel.
         std::thread::spawn(move || {
             let lines = stdout
                 .map(BufReader::new)

@@ -84,6 +84,7 @@ fn bench(args: &args::BenchArgs, steps: &mut Steps) -> Result<BenchReport> {
     for measurement in wanted {
         steps.step(&measurement.name());
         let measured = bench.measure(measurement, found.as_ref().ok(), steps);
+        // After Ctrl-C, the failure of a measurement is no result.
         interrupt::check()?;
         match measured {
             Ok(together) => {
@@ -128,6 +129,7 @@ fn measurements(jobs: u32, with_torch: bool) -> Vec<Measurement> {
     let mut wanted: Vec<(BenchedLoader, u32)> = one.into_iter().chain(all).collect();
     wanted.extend(torch.into_iter().filter(|_| with_torch));
     let mut seen = Vec::new();
+    // For a single job, some pairs come twice.
     wanted.retain(|pair| !seen.contains(pair) && (seen.push(*pair), true).1);
     let measurement = |(loader, jobs)| Measurement { loader, jobs };
     wanted.into_iter().map(measurement).collect()
@@ -205,6 +207,7 @@ impl Bench<'_> {
         python: Option<&Python>,
         steps: &mut Steps,
     ) -> Result<Together> {
+        // Every loader must find all files in the page cache.
         measure::read_all(&self.dataset, &self.part, steps)?;
         let jobs = measurement.jobs;
         match (measurement.loader, python) {
@@ -229,11 +232,13 @@ impl Bench<'_> {
         jobs.begin(steps)?;
         let before = coordinator.status()?.pool.fetched;
         let together = jobs.measure(Some(coordinator.pid()), self.plan.seconds, steps)?;
+        // If a cached sample had to be read again, the cache was too small to be measured.
         from.check(coordinator.status()?.pool.fetched - before)?;
         Ok(together)
     }
 
     fn torch(&self, python: &Python, jobs: u32, steps: &mut Steps) -> Result<Together> {
+        // All jobs together get as many processors as coprep.
         let workers = (self.plan.cpus / jobs).max(1);
         let order = torch::order(self.args, self.root(), self.paths(), workers);
         let mut jobs = Jobs::start(jobs, || python.command(), &order)?;

@@ -81,6 +81,7 @@ def take(batches, order):
         if end.is_set():
             return
         if began is None:
+            # The first batch after `go` starts the clock, and is not counted.
             began = now if go.is_set() else None
             continue
         samples += len(labels)

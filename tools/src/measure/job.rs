@@ -42,6 +42,7 @@ impl MeasuredJob {
             attach: attach(options)?,
             code: None,
             timeout: PATIENCE,
+            // The coordinator is private: when it ends, the measurement has failed.
             reconnect: Duration::ZERO,
             interrupt_check: interrupt_check(),
             notice: coprep_client::no_notice(),
@@ -77,6 +78,7 @@ fn attach(options: &JobOptions<'_>) -> Result<Attach> {
     Ok(Attach {
         pipeline: options.spec.clone(),
         code: None,
+        // A fixed seed, so that jobs with the same options share.
         seed: Some(0),
         seed_hint: None,
         draws: None,
@@ -99,6 +101,7 @@ fn attach(options: &JobOptions<'_>) -> Result<Attach> {
         resume: None,
         dataset_samples: None,
         cohort: None,
+        // A broken file must not end a measurement.
         skip_errors: true,
         tokens: Vec::new(),
         told: None,

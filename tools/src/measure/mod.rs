@@ -108,6 +108,7 @@ impl MeasurementPlan {
         let all = dataset.len();
         let few = evenly(all, FIRST.max(self.batch_size));
         let each = sizes(dataset, &few, &self.spec)?.decoded / f64::from(all);
+        // Half of a cache's default size, which is a quarter of the available memory.
         let room = coprep_cache::memory::available().unwrap_or(u64::MAX) as f64 / 8.0;
         let fitting = (room / each.max(1.0)) as u32;
         let first = self.prepare(&self.spec, From::PageCache, &few, 0.5, steps)?;
@@ -253,6 +254,7 @@ pub(crate) fn sizes(dataset: &Dataset, ids: &[u32], spec: &PipelineSpec) -> Resu
     for &id in ids {
         sum.encoded += dataset.file_len(id)? as f64;
         dataset.fetch_head(id, &mut head)?;
+        // A file that is no image has bytes, but no pixels.
         if let Ok(picture) = pipeline.look(&head) {
             looked += 1.0;
             sum.decoded += picture.decoded.bytes() as f64;

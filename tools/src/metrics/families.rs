@@ -112,6 +112,7 @@ fn caches(all: &[CacheStatus]) -> Vec<Family> {
         merged(all.iter().map(|c| (cached(c), value(c))), Value::plus)
     };
     let by_form = |value: fn(&CacheStatus, NamedForm) -> Value| {
+        // Every form has a series from the start, even while it is 0.
         let rows = |c| FORMS.map(|form| (with(cached(c), "form", form.1), value(c, form)));
         merged(all.iter().flat_map(rows), Value::plus)
     };

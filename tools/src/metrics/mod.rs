@@ -58,6 +58,7 @@ impl Metrics {
 
 impl Drop for Metrics {
     fn drop(&mut self) {
+        // The thread ends when this channel is closed.
         drop(self.end.take());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -77,6 +78,7 @@ fn runtime(
         .enable_time()
         .build()?;
     let listener = {
+        // `from_std` registers the listener with the current runtime.
         let _within = runtime.enter();
         tokio::net::TcpListener::from_std(listener)?
     };
@@ -91,9 +93,11 @@ pub(crate) fn loopback(text: &str) -> Result<SocketAddr, String> {
     let address: SocketAddr = text
         .parse()
         .map_err(|_| "it is no address with a port, such as 127.0.0.1:9400".to_owned())?;
+    // `::ffff:127.0.0.1` is this machine too.
     if address.ip().to_canonical().is_loopback() {
         return Ok(address);
     }
+    // Port 0 would be no use in the example.
     let port = match address.port() {
         0 => 9400,
         port => port,

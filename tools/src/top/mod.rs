@@ -162,6 +162,7 @@ fn take(screen: &mut Screen, look: Result<Status, Error>) {
     match look {
         Ok(status) => screen.look(status),
         Err(Error::Absent { .. } | Error::Disconnected(_))
+            // None has been seen yet, so none has ended.
             if screen.link == ConnectionState::Awaited => {}
         Err(Error::Absent { .. } | Error::Disconnected(_)) => screen.link = ConnectionState::Ended,
         Err(e) => screen.link = ConnectionState::Failed(e.to_string()),

@@ -28,6 +28,7 @@ impl Pane {
     }
 
     fn previous(self) -> Self {
+        // Of four tables, the third one forward is the one before.
         self.next().next().next()
     }
 }
@@ -88,10 +89,12 @@ impl Screen {
         sort(&mut self.report.jobs, self.sort, self.reversed);
         let first = self.report.jobs.first();
         let job = self.job.and_then(|key| self.report.job(key));
+        // If the selected job has left, select the first.
         self.job = job.or(first).map(|j| j.key());
         let there = |id: &u64| self.report.stream(*id).is_some();
         let of_job = self.job.map(|(stream, _)| stream);
         let first = self.report.streams.first().map(|s| s.status.id);
+        // If the selected stream has gone, select that of the job.
         self.stream = self.stream.filter(there).or(of_job).or(first);
         self.slow = self.slow.min(self.slow_samples().len().saturating_sub(1));
         self.cache = self.cache.min(self.report.caches.len().saturating_sub(1));
@@ -101,11 +104,13 @@ impl Screen {
         let control = key.modifiers.contains(KeyModifiers::CONTROL);
         match key.code {
             KeyCode::Char('c') if control => return Next::Quit,
+            // Ctrl with a letter does not mean the letter.
             _ if control => {}
             code if self.help.is_some() => self.key_in_help(code),
             KeyCode::Char('q') | KeyCode::Esc => return Next::Quit,
             KeyCode::Char('h' | '?') => self.help = Some(0),
             KeyCode::Char('p') => self.paused = !self.paused,
+            // Each column starts in its own direction.
             KeyCode::Char('s') => self.sort_by(self.sort.next(), false),
             KeyCode::Char('r') => self.sort_by(self.sort, !self.reversed),
             KeyCode::Char('j') | KeyCode::Down => self.step(1),
@@ -141,6 +146,7 @@ impl Screen {
         match self.focus {
             Pane::Jobs => {
                 self.job = self.report.jobs.get(to).map(|j| j.key());
+                // The tables below show the stream of the selected job.
                 self.stream = self.job.map(|(stream, _)| stream);
             }
             Pane::Streams => self.stream = self.report.streams.get(to).map(|s| s.status.id),

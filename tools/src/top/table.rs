@@ -53,6 +53,7 @@ impl<R> Table<'_, R> {
     /// Returns head and rows in at most `height` lines of at most `width` columns. The selected row is among them.
     pub(crate) fn lines(&self, theme: &Theme, width: usize, height: usize) -> Vec<Line<'static>> {
         let shown = height.saturating_sub(1).min(self.rows.len());
+        // Scroll just far enough to show the selected row.
         let first = self.selected.map_or(0, |s| (s + 1).saturating_sub(shown));
         let rows = &self.rows[first..first + shown];
         let heads = self.heads(theme, first, shown);
@@ -64,6 +65,7 @@ impl<R> Table<'_, R> {
             let selected = self.selected == Some(first + i);
             lines.push(self.row(theme, row, cells, &widths, selected));
         }
+        // With a height of 0 there is no room for the head.
         lines.truncate(height);
         lines
     }

@@ -187,6 +187,7 @@ fn cells(parts: &[(f64, Fill)], width: usize) -> Vec<(usize, Fill)> {
     let mut taken = Vec::with_capacity(parts.len() + 1);
     for &(part, fill) in parts {
         share += part.max(0.0);
+        // Ends are rounded, not lengths, so that the parts fill their share of the bar exactly.
         let end = boundary(share, width);
         taken.push((end - done, fill));
         done = end;

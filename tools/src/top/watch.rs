@@ -40,6 +40,7 @@ impl Watch {
     pub(crate) fn start(place: &CoordinatorPaths, interval: Duration) -> Outcome<Self> {
         let (tell, news) = channel();
         let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT]);
+        // Before any thread starts, since threads inherit the mask.
         signals.thread_block()?;
         let (place, to_keys, to_signals) = (place.clone(), tell.clone(), tell.clone());
         let threads = vec![
@@ -76,6 +77,7 @@ fn thread(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHan
 fn keys(tell: &Sender<ScreenEvent>) {
     loop {
         let news = match event::read() {
+            // Some terminals also report when a key is released.
             Ok(Event::Key(key)) if key.kind != KeyEventKind::Release => ScreenEvent::Key(key),
             Ok(Event::Resize(..)) => ScreenEvent::Resized,
             Ok(_) => continue,

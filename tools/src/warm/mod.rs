@@ -24,6 +24,7 @@ pub(crate) fn run(place: &CoordinatorPaths, args: &args::WarmArgs) -> Outcome {
     }
     let folder = args.folder.as_deref().unwrap_or(Path::new("."));
     let request = Warm {
+        // Any size of the random crop would do: the cache does not depend on it.
         pipeline: pipeline(folder, &args.fixed, 224)?,
         cache: cache(args),
     };

@@ -68,6 +68,7 @@ pub(super) fn run(place: &CoordinatorPaths, from: &OsStr, args: &args::WarmArgs)
     let stdout = group.child().stdout.take();
     let events = listen(stdout.ok_or("no pipe to the script")?);
     let tally = follow(&events, args.json)?;
+    // Its output is closed, so the script should end by itself.
     group.wait_until(Instant::now() + GRACE);
     match group.ended().as_deref() {
         Some("exit status 0") => tally.outcome(from),
@@ -133,6 +134,7 @@ fn show(event: &ScriptEvent, progress: &mut Option<WorkProgress>) {
         bar.update(p.done, p.total, &more);
         return;
     }
+    // The loader is done, so its bar goes.
     if let Some(progress) = progress.take() {
         progress.finish();
     }
