@@ -37,6 +37,7 @@ impl Args {
         })
     }
 
+    /// Returns the paths of the coordinator's socket and of the files beside it.
     pub(crate) fn place(&self) -> CoordinatorPaths {
         self.socket
             .clone()
@@ -161,6 +162,7 @@ fn cache_name(text: &str) -> Result<String, String> {
     Ok(text.into())
 }
 
+/// Parses the seconds of a measurement.
 fn sensible_seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(seconds),
@@ -168,6 +170,7 @@ fn sensible_seconds(text: &str) -> Result<f64, String> {
     }
 }
 
+/// Parses a time such as `5ms`, `0.1s` or `2`. Without a unit it is in seconds.
 fn milliseconds(text: &str) -> Result<Duration, String> {
     let (number, unit) = match text.strip_suffix("ms") {
         Some(number) => (number, 1e-3),
@@ -349,6 +352,7 @@ pub(crate) struct TopArgs {
     pub(crate) once: bool,
 }
 
+/// Parses the interval between two looks.
 fn interval(text: &str) -> Result<Duration, String> {
     let sensible = Duration::from_millis(100)..=Duration::from_secs(3600);
     milliseconds(text).and_then(|time| {

@@ -30,6 +30,7 @@ struct Finding {
     remedy: String,
 }
 
+/// Runs all checks and prints the findings. Fails if one of them is a failure.
 pub(crate) fn run(place: &CoordinatorPaths, args: &args::DoctorArgs) -> Outcome {
     let findings = examine(place);
     if args.json {
@@ -178,6 +179,7 @@ fn cache_budget(place: &CoordinatorPaths) -> Finding {
     }
 }
 
+/// Checks the size of `/dev/shm`, where named segments are.
 fn dev_shm() -> Finding {
     let check = "/dev/shm";
     match nix::sys::statvfs::statvfs("/dev/shm") {
@@ -204,6 +206,7 @@ fn dev_shm() -> Finding {
     }
 }
 
+/// Checks the kernel's release for the features that coprep uses.
 fn kernel() -> Finding {
     let check = "kernel";
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
@@ -245,6 +248,7 @@ fn page_maps() -> Finding {
     }
 }
 
+/// Compares the usable processors with those of the machine.
 fn processors() -> Finding {
     let check = "processors";
     let usable = crate::measure::usable() as usize;
@@ -264,6 +268,7 @@ fn processors() -> Finding {
     }
 }
 
+/// Checks for the vector instructions that decoding and resizing use.
 fn cpu_features() -> Finding {
     let check = "CPU features";
     #[cfg(target_arch = "x86_64")]
@@ -285,6 +290,7 @@ fn cpu_features() -> Finding {
     }
 }
 
+/// Checks the limit of open files.
 fn descriptors() -> Finding {
     let check = "open files";
     match nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE) {
@@ -298,6 +304,7 @@ fn descriptors() -> Finding {
     }
 }
 
+/// Checks that the socket's path is short enough and that its folder can be used.
 fn socket_folder(place: &CoordinatorPaths) -> Finding {
     let check = "socket";
     let path = place.socket.display().to_string();

@@ -142,6 +142,7 @@ impl Steps {
         }
     }
 
+    /// Draws the bar, or prints a line.
     fn show(&self) {
         let Some(step) = &self.step else { return };
         let took = (step.began - self.began).as_secs_f64();

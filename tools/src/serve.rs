@@ -75,6 +75,7 @@ fn failpoints() -> Option<fail::FailScenario<'static>> {
 /// A bound server, and its metrics if they are served; or the reason for which it cannot start.
 type Started = Result<(Server, Option<Metrics>), Box<dyn std::error::Error>>;
 
+/// Binds the socket, and starts to serve metrics if they are asked for.
 fn start(place: CoordinatorPaths, args: &ServeArgs) -> Started {
     let settings = settings(args);
     if let Some(text) = more_than_there_is(settings.cache_budget, memory::available()) {

@@ -14,6 +14,7 @@ use crate::show::{BETWEEN, WIDTH, clean, duration, ending, label, number, table,
 use crate::{Outcome, args};
 use coprep_protocol::size::human;
 
+/// Prints the status of the coordinator.
 pub(crate) fn run(place: &CoordinatorPaths, args: &args::StatusArgs) -> Outcome {
     let status = control::status(place, args.slow)?;
     if args.json {
@@ -24,6 +25,7 @@ pub(crate) fn run(place: &CoordinatorPaths, args: &args::StatusArgs) -> Outcome 
     Ok(ExitCode::SUCCESS)
 }
 
+/// Slows down the coordinator's reads, or ends the slowdown.
 pub(crate) fn throttle(place: &CoordinatorPaths, args: &args::ThrottleArgs) -> Outcome {
     let latency = args.latency.unwrap_or_default();
     control::throttle(place, args.rate, latency)?;
@@ -41,12 +43,14 @@ pub(crate) fn throttle(place: &CoordinatorPaths, args: &args::ThrottleArgs) -> O
     Ok(ExitCode::SUCCESS)
 }
 
+/// Stops the coordinator, and waits for its end.
 pub(crate) fn stop(place: &CoordinatorPaths) -> Outcome {
     let pid = control::stop(place)?;
     println!("coordinator {pid} has ended");
     Ok(ExitCode::SUCCESS)
 }
 
+/// Frees unused caches, of one dataset or of all.
 pub(crate) fn drop_caches(place: &CoordinatorPaths, dataset: Option<String>) -> Outcome {
     let bytes = match dataset {
         Some(named) => drop_of_dataset(place, &named)?,
@@ -56,6 +60,7 @@ pub(crate) fn drop_caches(place: &CoordinatorPaths, dataset: Option<String>) -> 
     Ok(ExitCode::SUCCESS)
 }
 
+/// Frees all unused caches and the named segments that no coordinator uses. Returns their bytes.
 fn drop_all(place: &CoordinatorPaths) -> Outcome<u64> {
     let bytes = match control::drop_caches(place, None) {
         // A coordinator that has ended may have left named segments.
@@ -92,6 +97,7 @@ fn drop_of_dataset(place: &CoordinatorPaths, named: &str) -> Outcome<u64> {
     Ok(control::drop_caches(place, Some(name))?)
 }
 
+/// Says that a dataset has no cache, and names those that have.
 fn no_cache_of(named: &str, caches: &[CacheStatus]) -> String {
     let mut names: Vec<&str> = caches.iter().map(|c| c.dataset.as_str()).collect();
     names.sort_unstable();
@@ -221,6 +227,7 @@ fn costs(c: &CostStatus) -> Vec<String> {
     lines
 }
 
+/// Formats the most expensive samples as a table.
 fn slowest(samples: &[SampleCost]) -> String {
     let header = [
         "slow sample",

@@ -129,6 +129,7 @@ impl<'a> Plot<'a> {
         self.series.lines.first().map_or(&[], |l| &l.points)
     }
 
+    /// Returns the height of a time in the plot.
     fn y(&self, seconds: f64) -> f64 {
         let top = self.ticks.last().copied().unwrap_or(1.0) * self.unit.1;
         BOTTOM - (seconds / top).clamp(0.0, 1.0) * (BOTTOM - TOP)
@@ -224,6 +225,7 @@ impl<'a> Plot<'a> {
             .collect()
     }
 
+    /// Returns whether the present setting has this x.
     fn is_present(&self, x: f64) -> bool {
         self.series.points().any(|p| p.present && p.x == x)
     }
@@ -259,6 +261,7 @@ impl<'a> Plot<'a> {
         self.placed(self.first()).map(bar).collect()
     }
 
+    /// Draws each part of an epoch as an area over the parts below it.
     fn areas(&self) -> String {
         let area = |index: usize| {
             let edge = |(x, p): (f64, &Point)| {
@@ -363,6 +366,7 @@ impl<'a> Plot<'a> {
             .collect()
     }
 
+    /// Draws a line's name beside the dot with most room.
     fn name(&self, line: &ChartLine) -> Option<String> {
         let room = |p: &Point| self.room(line, p);
         let point = line
@@ -420,6 +424,7 @@ impl<'a> Plot<'a> {
         placed.iter().enumerate().map(reading).collect()
     }
 
+    /// Draws one reading, and the area from `from` to `to` that shows it.
     fn reading(&self, point: &Point, from: f64, to: f64) -> String {
         let class = if self.is_present(point.x) {
             "point at-present"
@@ -479,6 +484,7 @@ impl<'a> Plot<'a> {
     }
 }
 
+/// Formats the shares of an epoch's parts.
 fn split(outcome: &EpochForecast) -> String {
     let of = |part| {
         format!(

@@ -56,6 +56,7 @@ fn times(seen: &ScriptFindings) -> (f64, f64) {
     (totals.fetch_s / prepared, totals.prep_s / prepared)
 }
 
+/// Builds the facts of the model: the job's work from replayed batches, the workers' times from real ones.
 fn facts(alone: &ScriptFindings, seen: &ScriptFindings) -> Facts {
     let stream = &seen.stream;
     let samples = f64::from(stream.samples);

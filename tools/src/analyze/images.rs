@@ -124,6 +124,7 @@ fn expected(seconds: f64) -> Vec<f64> {
     steps
 }
 
+/// Takes all measurements, each with the other resources out of the way.
 fn measure(
     plan: &MeasurementPlan,
     dataset: &coprep_coordinator::Dataset,
@@ -221,6 +222,7 @@ fn overlap(
 /// Smallest and largest overlap that a measurement is trusted to show.
 const OVERLAP: (f64, f64) = (1.5, 12.0);
 
+/// Turns the measurements into the facts of the model.
 fn facts(
     args: &args::AnalyzeArgs,
     plan: &MeasurementPlan,
@@ -274,6 +276,7 @@ fn facts(
     }
 }
 
+/// Lists the measurements for the report.
 fn measured(
     found: &Measurements,
     seen: Option<&ScriptFindings>,
@@ -384,6 +387,7 @@ impl Measurements {
 /// Bytes per second that no storage reaches: above, the page cache did not forget the files.
 const TOO_FAST: f64 = 4e9;
 
+/// Lists the reasons to doubt the predictions.
 fn warnings(
     found: &Measurements,
     seen: Option<&ScriptFindings>,

@@ -5,6 +5,7 @@ use std::path::Path;
 use super::report::Machine;
 use crate::measure::usable;
 
+/// Describes this machine. `folder` tells the storage of the dataset.
 pub(super) fn machine(folder: &Path) -> Machine {
     let online = nix::unistd::sysconf(nix::unistd::SysconfVar::_NPROCESSORS_ONLN);
     let kernel = nix::sys::utsname::uname().ok();

@@ -39,6 +39,7 @@ use crate::progress::Steps;
 use crate::show::is_coloured;
 use crate::{interrupt, warm};
 
+/// Makes a report, or reads a saved one, and shows it.
 pub(crate) fn run(args: &args::AnalyzeArgs) -> crate::Outcome {
     let report = match &args.render {
         Some(saved) => read(saved)?,
@@ -59,12 +60,14 @@ pub(crate) fn run(args: &args::AnalyzeArgs) -> crate::Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Reads a saved report.
 fn read(file: &Path) -> std::result::Result<Report, String> {
     let text = std::fs::read_to_string(file).map_err(|e| e.to_string());
     text.and_then(|text| Report::read(&text))
         .map_err(|e| format!("{}: {e}", file.display()))
 }
 
+/// Measures a script or a folder of images.
 fn analyze(args: &args::AnalyzeArgs) -> Result<Report> {
     interrupt::heed()?;
     let mut steps = Steps::new();
@@ -87,6 +90,7 @@ const STARTING: f64 = 5.0;
 /// Shortest time in seconds for which a script is measured.
 const FEW_SECONDS: f64 = 5.0;
 
+/// Measures a script: first its own work, then its dataset.
 fn of_script(args: &args::AnalyzeArgs, steps: &mut Steps) -> Result<Report> {
     steps.step("the script by itself, its batches handed over again and again");
     // Replayed batches need no preparation, so the script's time without waits is its own work.
@@ -112,6 +116,7 @@ struct About {
     warnings: Vec<String>,
 }
 
+/// Predicts, and assembles the report.
 fn report(
     args: &args::AnalyzeArgs,
     about: About,
@@ -174,6 +179,7 @@ fn again(args: &args::AnalyzeArgs, before: Report) -> Result<Report> {
     })
 }
 
+/// Returns the present setting, from which the others differ.
 fn present(args: &args::AnalyzeArgs, seen: Option<&ScriptFindings>) -> Setting {
     let free = coprep_cache::memory::available().unwrap_or(0);
     Setting {
@@ -195,6 +201,7 @@ fn present(args: &args::AnalyzeArgs, seen: Option<&ScriptFindings>) -> Setting {
     }
 }
 
+/// Returns the analysed folder or command, as one line.
 fn what(args: &args::AnalyzeArgs) -> String {
     let words: Vec<String> = match &args.folder {
         Some(folder) if args.command.is_empty() => vec![folder.display().to_string()],

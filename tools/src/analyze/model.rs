@@ -152,6 +152,7 @@ impl Facts {
         self.outcome(&self.busy(setting))
     }
 
+    /// Returns the seconds of each resource, with the cache filled as its form asks for.
     fn busy(&self, setting: &Setting) -> Busy {
         let loaders = if setting.shared {
             1.0
@@ -196,6 +197,7 @@ impl Facts {
         }
     }
 
+    /// Returns the seconds of each resource for these shares of cached samples.
     fn busy_with(&self, setting: &Setting, loaders: f64, cached: Cached, cost: &Prepare) -> Busy {
         let absent = (1.0 - cached.encoded - cached.decoded).max(0.0);
         let each = absent * cost.from_storage
@@ -238,6 +240,7 @@ impl Facts {
         }
     }
 
+    /// Divides an epoch into the job's own work and its stalls.
     fn outcome(&self, busy: &Busy) -> EpochForecast {
         let epoch_s = busy.epoch(self.overlap);
         let without_storage = busy.processors.max(busy.job);

@@ -120,6 +120,7 @@ fn rich(text: &str) -> String {
     pieces.map(piece).collect()
 }
 
+/// Renders a series: title, note, chart and tables.
 fn figure(report: &Report, series: &Series) -> String {
     let knee = report.knee.as_ref().filter(|_| series.key == "cache");
     let knee_says = knee.map_or_else(String::new, |k| format!(" {}", k.why));

@@ -70,6 +70,7 @@ struct Look {
 }
 
 impl Look {
+    /// Adds up the progress of a stream's jobs.
     fn of(stream: &StreamStatus) -> Look {
         let waited =
             |s: &coprep_protocol::message::Stalls| s.fetch_s + s.prep_s + s.others_s + s.open_s;
@@ -108,6 +109,7 @@ pub(super) fn watch(
     })
 }
 
+/// Starts the script with the coordinator in its environment.
 fn start(command: &[OsString], coordinator: &Private) -> Result<Script> {
     let [program, rest @ ..] = command else {
         return Err("no command".into());
@@ -123,6 +125,7 @@ fn start(command: &[OsString], coordinator: &Private) -> Result<Script> {
     Ok(Script(group))
 }
 
+/// Waits until the script's jobs run at their usual speed.
 fn wait_until_warm(
     script: &Script,
     coordinator: &Private,
@@ -174,6 +177,7 @@ fn present(coordinator: &Private) -> Result<StreamStatus> {
     })
 }
 
+/// Computes the findings between two looks at the jobs.
 fn seen(
     spec: Option<PipelineSpec>,
     stream: StreamStatus,
@@ -218,6 +222,7 @@ fn look_after(script: &Script, steps: &mut Steps) -> Result<()> {
     }
 }
 
+/// Returns the stream that has delivered most samples to the jobs that it has.
 fn busiest(status: &Status) -> Option<StreamStatus> {
     // A script may have several streams, such as one for validation. The busiest one counts.
     let with_jobs = status.streams.iter().filter(|s| !s.jobs.is_empty());

@@ -55,6 +55,7 @@ pub(super) fn storage(
     Ok(best)
 }
 
+/// Asks the kernel to drop the files from its page cache.
 fn forget(dataset: &Dataset, ids: &[u32]) {
     for &id in ids {
         // A file that the kernel does not forget is read fast, which the rate shows.

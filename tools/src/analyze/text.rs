@@ -41,6 +41,7 @@ impl Page {
         self.paint("1", &cut(&clean(text), WIDTH)) + "\n"
     }
 
+    /// Renders the advice, the verdict and the warnings.
     fn recommendation(&self, report: &Report) -> String {
         let mut out = match report.advice.as_slice() {
             [] => self.heading("Nothing to change was found"),
@@ -94,6 +95,7 @@ impl Page {
         format!("  {} {name:<11} {share:>5}  {time}\n", self.blocks(part, 1))
     }
 
+    /// Returns `count` blocks of a part. Blocks differ, so that parts can be told apart without colours.
     fn blocks(&self, part: EpochPart, count: usize) -> String {
         let (block, code) = match part {
             EpochPart::Compute => ("█", "37"),

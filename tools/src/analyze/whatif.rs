@@ -47,6 +47,7 @@ pub(super) fn series(facts: &Facts, present: &Setting) -> Vec<Series> {
 }
 
 impl Varied<'_> {
+    /// Predicts the points of a line. Only a line with `has_present` marks the present setting.
     fn line(&self, name: &str, mut xs: Vec<X>, has_present: bool) -> ChartLine {
         xs.sort_by(|a, b| a.value.total_cmp(&b.value));
         xs.dedup_by(|a, b| a.text == b.text);
@@ -63,12 +64,14 @@ impl Varied<'_> {
         }
     }
 
+    /// Returns the present setting with one change.
     fn with(&self, change: impl Fn(&mut Setting)) -> Setting {
         let mut setting = self.present.clone();
         change(&mut setting);
         setting
     }
 
+    /// Returns the cache sizes to show for a form, up to the size of all samples in it.
     fn caches(&self, form: &str) -> Vec<u64> {
         let all = match form {
             "encoded" => self.facts.encoded_bytes,

@@ -24,6 +24,7 @@ struct ConsumerConfig {
     ids: Vec<u32>,
 }
 
+/// Returns the order to a job, which [`run`] reads as [`ConsumerConfig`].
 pub(super) fn order(form: CacheForm, ids: &[u32]) -> serde_json::Value {
     let form = match form {
         CacheForm::Encoded => "encoded",
@@ -50,6 +51,7 @@ pub(super) fn command(program: &Path, place: &CoordinatorPaths, args: &args::Ben
     command
 }
 
+/// Runs a job until its stdin is closed.
 pub(super) fn run(args: &args::BenchArgs) -> crate::Outcome {
     // The process that gives the orders may be killed.
     nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
@@ -92,6 +94,7 @@ fn say(came: Option<(u64, f64)>) {
     }
 }
 
+/// Reads stdin in a thread. Returns the flag that a line sets; the end of stdin ends the process.
 fn listen() -> Arc<AtomicBool> {
     let go = Arc::new(AtomicBool::new(false));
     let told = go.clone();

@@ -52,6 +52,7 @@ pub(super) struct Jobs {
     _folder: TempDir,
 }
 
+/// A job in its own process group.
 struct JobProcess {
     group: Group,
     /// Pipe for orders. `None` once the job has been told to end.
@@ -118,6 +119,7 @@ impl Jobs {
         })
     }
 
+    /// Returns the processor seconds of all jobs and of their server so far.
     fn cpu_seconds(&self, server: Option<u32>) -> f64 {
         let jobs: f64 = self.all.iter().map(|job| job.group.cpu_seconds()).sum();
         jobs + server.map_or(0.0, group::cpu_seconds)

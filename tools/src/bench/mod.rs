@@ -32,6 +32,7 @@ use jobs::{Jobs, Together};
 use report::{BenchReport, BenchRow, BenchedLoader};
 use torch::Python;
 
+/// Measures all loaders and prints the report, or runs one of the jobs.
 pub(crate) fn run(args: &args::BenchArgs) -> crate::Outcome {
     if args.consumer {
         return consumer::run(args);
@@ -65,6 +66,7 @@ struct Measurement {
     jobs: u32,
 }
 
+/// Takes all measurements. One that fails becomes a note of the report.
 fn bench(args: &args::BenchArgs, steps: &mut Steps) -> Result<BenchReport> {
     let plan = plan(args)?;
     let dataset = plan.dataset()?;
@@ -102,6 +104,7 @@ fn bench(args: &args::BenchArgs, steps: &mut Steps) -> Result<BenchReport> {
     }
 }
 
+/// Builds the pipeline that all loaders run, and the conditions of the measurements.
 fn plan(args: &args::BenchArgs) -> Result<MeasurementPlan> {
     let mut spec = warm::pipeline(&args.folder, &args.images.fixed, args.images.image_size)?;
     spec.ops.push(Op::RandomHorizontalFlip { p: 0.5 });
@@ -114,6 +117,7 @@ fn plan(args: &args::BenchArgs) -> Result<MeasurementPlan> {
     })
 }
 
+/// Returns the measurements to take, each once.
 fn measurements(jobs: u32, with_torch: bool) -> Vec<Measurement> {
     let one = [
         BenchedLoader::Coprep,
@@ -135,6 +139,7 @@ fn measurements(jobs: u32, with_torch: bool) -> Vec<Measurement> {
     wanted.into_iter().map(measurement).collect()
 }
 
+/// Returns a note if other programs used the processors.
 fn disturbed(measurement: Measurement, together: &Together) -> Option<String> {
     let others = together.cpus_of_others;
     (others > LITTLE).then(|| {
@@ -194,6 +199,7 @@ impl Bench<'_> {
         }
     }
 
+    /// Returns the dataset's folder as an absolute path.
     fn root(&self) -> &Path {
         match &self.plan.spec.source {
             coprep_protocol::spec::Source::ImageFolder { root } => Path::new(root),
@@ -223,6 +229,7 @@ impl Bench<'_> {
         }
     }
 
+    /// Measures coprep, with a coordinator that only these jobs use.
     fn coprep(&self, from: From, jobs: u32, steps: &mut Steps) -> Result<Together> {
         let coordinator = Private::start(&["--cpus".into(), self.plan.cpus.to_string()])?;
         let program = std::env::current_exe()?;
@@ -237,6 +244,7 @@ impl Bench<'_> {
         Ok(together)
     }
 
+    /// Measures PyTorch's DataLoader. Each job has its own loader and workers.
     fn torch(&self, python: &Python, jobs: u32, steps: &mut Steps) -> Result<Together> {
         // All jobs together get as many processors as coprep.
         let workers = (self.plan.cpus / jobs).max(1);

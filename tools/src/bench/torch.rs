@@ -92,6 +92,7 @@ fn probe(python: &Path) -> Result<Option<Versions>> {
 }
 
 impl Python {
+    /// Returns the command that runs a job of PyTorch.
     pub(super) fn command(&self) -> Command {
         let mut command = Command::new(&self.python);
         command.args(["-c", LOADER]);
@@ -99,6 +100,7 @@ impl Python {
     }
 }
 
+/// Returns the order to a job, as `torch_loader.py` reads it.
 pub(super) fn order(
     args: &args::BenchArgs,
     root: &Path,

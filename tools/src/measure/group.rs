@@ -15,6 +15,7 @@ const NAP: Duration = Duration::from_millis(10);
 pub(crate) struct Group(Child);
 
 impl Group {
+    /// Starts a command in a process group of its own.
     pub(crate) fn spawn(command: &mut Command) -> std::io::Result<Group> {
         command.process_group(0).spawn().map(Group)
     }
@@ -34,6 +35,7 @@ impl Group {
         }
     }
 
+    /// Asks all processes of the group to end.
     pub(crate) fn terminate(&self) {
         let _ = killpg(self.id(), Signal::SIGTERM);
     }
@@ -106,6 +108,7 @@ fn ticks_per_second() -> f64 {
     ticks.unwrap_or(100) as f64
 }
 
+/// Returns the ids of all processes of the machine.
 fn pids() -> impl Iterator<Item = u32> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten();
     entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
@@ -122,6 +125,7 @@ struct Stat {
     ticks_of_ended: f64,
 }
 
+/// Reads the fields of a process, or `None` if it has gone.
 fn stat(pid: u32) -> Option<Stat> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // Fields are counted after the name, which is in parentheses and may contain spaces and parentheses.

@@ -71,6 +71,7 @@ fn interrupt_check() -> InterruptCheck {
     Arc::new(|| Ok(interrupt::check()?))
 }
 
+/// Builds the request with which the job joins a stream.
 fn attach(options: &JobOptions<'_>) -> Result<Attach> {
     let subset: RoaringBitmap = options.ids.iter().copied().collect();
     let mut bytes = Vec::new();

@@ -57,6 +57,7 @@ pub(crate) enum From {
 }
 
 impl From {
+    /// Returns the form in which the job asks for cached samples.
     pub(crate) fn form(self) -> CacheForm {
         match self {
             From::PageCache => CacheForm::Off,
@@ -98,6 +99,7 @@ pub(crate) fn evenly(all: u32, count: u32) -> Vec<u32> {
 }
 
 impl MeasurementPlan {
+    /// Opens the dataset, as slow as the plan asks for.
     pub(crate) fn dataset(&self) -> Result<Dataset> {
         let throttle = Arc::new(ReadThrottle::new(self.storage));
         Ok(Dataset::open(&self.spec.source)?.slowed(throttle))
@@ -182,6 +184,7 @@ impl Probe {
         quiet::measure(|| self.rate_once(seconds, steps))
     }
 
+    /// Measures samples per second once.
     fn rate_once(&self, seconds: f64, steps: &mut Steps) -> Result<f64> {
         // Take the batches that were prepared while the job was idle: they do not count.
         epochs(&self.job, 0.0, steps)?;

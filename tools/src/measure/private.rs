@@ -67,6 +67,7 @@ impl Private {
         Ok(())
     }
 
+    /// Returns the coordinator's log, for error messages.
     fn log(&self) -> String {
         let path: PathBuf = self.folder.path().join("log");
         std::fs::read_to_string(path)

@@ -48,6 +48,7 @@ impl Clock {
     }
 }
 
+/// Returns the processor seconds of all processes that this one has not started.
 fn others_cpu_seconds() -> f64 {
     group::machine_cpu_seconds() - group::tree_cpu_seconds(std::process::id())
 }
@@ -65,6 +66,7 @@ pub(crate) fn measure<T>(mut once: impl FnMut() -> Result<T>) -> Result<Observed
     })
 }
 
+/// Repeats a measurement until it is not disturbed, or until the attempts are used up.
 fn least_disturbed<T>(mut once: impl FnMut() -> Result<Observed<T>>) -> Result<Observed<T>> {
     let mut best = once()?;
     for _ in 1..ATTEMPTS {

@@ -398,6 +398,7 @@ fn with(mut labels: Labels, name: &'static str, value: &str) -> Labels {
     labels
 }
 
+/// Returns the labels of a stream.
 fn stream(s: &StreamStatus) -> Labels {
     vec![("stream", s.id.to_string()), ("dataset", s.dataset.clone())]
 }
@@ -423,6 +424,7 @@ fn order(s: &StreamStatus) -> &'static str {
     }
 }
 
+/// A form of cached samples, and its label.
 type NamedForm = (CacheForm, &'static str);
 
 /// Forms in which a sample may be cached.
@@ -432,6 +434,7 @@ const FORMS: [NamedForm; 3] = [
     (CacheForm::Prepared, "prepared"),
 ];
 
+/// Returns the labels of a cache.
 fn cached(c: &CacheStatus) -> Labels {
     let kind = format!("{:?}", c.form).to_lowercase();
     vec![
@@ -447,6 +450,7 @@ fn held(c: &CacheStatus, form: NamedForm) -> (u64, u64) {
     held.map_or((0, 0), |f| (f.entries, f.bytes))
 }
 
+/// Function that merges the values of two samples with equal labels.
 type Merge = fn(Value, Value) -> Value;
 
 /// Merges samples with equal labels. Caches have no numbers, so those of two lists of equally many files look the same.

@@ -53,6 +53,7 @@ pub(super) async fn listen(listener: TcpListener, monitor: Monitor) {
     }
 }
 
+/// Answers the one request of a connection within [`LIMIT`].
 async fn converse(socket: TcpStream, monitor: Monitor) {
     let service = service_fn(move |request| {
         let response = answer(&request, &monitor);
@@ -72,6 +73,7 @@ async fn converse(socket: TcpStream, monitor: Monitor) {
     }
 }
 
+/// Routes a request.
 fn answer(request: &Request<Incoming>, monitor: &Monitor) -> Response<String> {
     let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
     match request.uri().path() {
@@ -90,6 +92,7 @@ fn answer(request: &Request<Incoming>, monitor: &Monitor) -> Response<String> {
     }
 }
 
+/// Returns the coordinator's present metrics.
 fn metrics(monitor: &Monitor, format: ExpositionFormat) -> Response<String> {
     let Some(status) = monitor.status() else {
         return plain(StatusCode::SERVICE_UNAVAILABLE, "the coordinator has ended");

@@ -26,6 +26,7 @@ pub(super) enum ExpositionFormat {
 }
 
 impl ExpositionFormat {
+    /// Returns the media type with its parameters.
     pub(super) fn content_type(self) -> &'static str {
         match self {
             ExpositionFormat::Prometheus => "text/plain; version=0.0.4; charset=utf-8",
@@ -35,6 +36,7 @@ impl ExpositionFormat {
         }
     }
 
+    /// Returns the media type alone, as clients list it in `Accept`.
     pub(super) fn media_type(self) -> &'static str {
         let (media_type, _) = self.content_type().split_once(';').unwrap_or_default();
         media_type
@@ -69,6 +71,7 @@ impl Collector for Snapshot {
 }
 
 impl Snapshot {
+    /// Writes the head of a family: name, help text, type and unit.
     fn describe<'a>(
         &self,
         family: &'a Family,
@@ -86,6 +89,7 @@ impl Snapshot {
         encoder.encode_descriptor(name, family.help, unit, kind)
     }
 
+    /// Writes the samples of a family.
     fn encode_samples(&self, family: &Family, mut metrics: MetricEncoder<'_>) -> fmt::Result {
         // Prometheus' own format writes a counter like a gauge, under its whole name.
         let with_suffix = self.format == ExpositionFormat::OpenMetrics && family.is_counter();

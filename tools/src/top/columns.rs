@@ -45,6 +45,7 @@ const LONG_IDLE_S: f64 = 5.0;
 /// Share of time spent waiting beyond which a job is highlighted.
 const WAITS_MUCH: f64 = 0.25;
 
+/// Columns of the jobs. The last four cover the time since a job came.
 pub(crate) static JOBS: [Column<JobRow>; 20] = [
     rest("name", 10, 0, |j, t| plain(t.clean(&j.status.name))),
     column("pid", 4, 6, |j, _| plain(pids(&j.status.pids))),
@@ -83,6 +84,7 @@ pub(crate) fn sorted(by: SortBy) -> &'static str {
     }
 }
 
+/// Formats process ids: the first one, and the number of others.
 fn pids(pids: &[u32]) -> String {
     match pids {
         [] => "-".into(),

@@ -37,6 +37,7 @@ const REDRAW: Duration = Duration::from_secs(1);
 /// Time beyond the interval after which the screen says that the coordinator's answer is late.
 const LATE: Duration = Duration::from_secs(3);
 
+/// Shows the live screen until the user or a signal ends it, or prints one look.
 pub(crate) fn run(place: &CoordinatorPaths, args: &args::TopArgs) -> Outcome {
     if args.once {
         return once(place, args.interval);
@@ -158,6 +159,7 @@ fn show(
     }
 }
 
+/// Shows a look at the coordinator, or the state of the connection if it failed.
 fn take(screen: &mut Screen, look: Result<Status, Error>) {
     match look {
         Ok(status) => screen.look(status),

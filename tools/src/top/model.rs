@@ -187,6 +187,7 @@ impl<'a> Since<'a> {
         self.stream(stream)?.jobs.iter().find(|j| j.id == id)
     }
 
+    /// Returns the same cache at the earlier look. Caches have no numbers, so their features tell.
     fn cache(self, now: &CacheStatus) -> Option<&'a CacheStatus> {
         let same = |c: &&CacheStatus| {
             let one = (&c.dataset, c.form, &c.pipeline, &c.policy);
@@ -335,6 +336,7 @@ fn position(job: &JobStatus) -> u64 {
     job.epoch.saturating_mul(samples).saturating_add(drawn)
 }
 
+/// Returns the distance of a job from the furthest one, and its growth since the earlier look.
 fn lag(since: Option<Since>, stream: u64, now: &JobStatus, furthest: &JobStatus) -> Lag {
     let samples = position(furthest).saturating_sub(position(now));
     if samples == 0 {
@@ -399,6 +401,7 @@ impl SortBy {
         !matches!(self, SortBy::StreamRow | SortBy::Name)
     }
 
+    /// Returns the number by which jobs are sorted in this column.
     fn number(self, job: &JobRow) -> f64 {
         match self {
             SortBy::StreamRow | SortBy::Name => 0.0,

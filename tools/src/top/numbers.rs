@@ -33,6 +33,7 @@ pub(crate) fn percent(share: f64) -> String {
     }
 }
 
+/// Formats a share factor, or `-` if it is unknown.
 pub(crate) fn factor(share: Option<f64>) -> String {
     share.map_or("-".into(), |s| format!("{s:.2}"))
 }

@@ -100,6 +100,7 @@ impl Screen {
         self.cache = self.cache.min(self.report.caches.len().saturating_sub(1));
     }
 
+    /// Handles a key.
     pub(crate) fn key(&mut self, key: KeyEvent) -> Next {
         let control = key.modifiers.contains(KeyModifiers::CONTROL);
         match key.code {
@@ -122,6 +123,7 @@ impl Screen {
         Next::Go
     }
 
+    /// Handles a key while the help is shown: arrows scroll it, any other key leaves it.
     fn key_in_help(&mut self, code: KeyCode) {
         let line = self.help.unwrap_or(0);
         self.help = match code {

@@ -70,6 +70,7 @@ impl<R> Table<'_, R> {
         lines
     }
 
+    /// Returns the heads. The first one is the title, with the number of rows or the range that is shown.
     fn heads(&self, theme: &Theme, first: usize, shown: usize) -> Vec<String> {
         let cut = match self.rows.len() {
             all if shown < all => format!(" {}-{}/{all}", first + 1, first + shown),
@@ -223,6 +224,7 @@ fn kept(widths: &[Option<usize>]) -> impl Iterator<Item = (usize, usize)> {
         .filter_map(|(i, w)| Some((i, (*w)?)))
 }
 
+/// Shortens or pads a text to exactly this width.
 fn fitted(theme: &Theme, text: &str, width: usize, kind: Width) -> String {
     let text = theme.shorten(text, width);
     let fill = " ".repeat(width.saturating_sub(Span::raw(&text).width()));
@@ -232,6 +234,7 @@ fn fitted(theme: &Theme, text: &str, width: usize, kind: Width) -> String {
     }
 }
 
+/// Returns the width of all columns with their gaps.
 fn total(widths: &[Option<usize>]) -> usize {
     kept(widths).map(|(_, width)| width + GAP).sum()
 }

@@ -177,6 +177,7 @@ fn leading(text: impl Iterator<Item = char>, width: usize) -> String {
     .collect()
 }
 
+/// Returns the cell where a share of a bar ends.
 fn boundary(share: f64, width: usize) -> usize {
     ((share * width as f64).round() as usize).min(width)
 }

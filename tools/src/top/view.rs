@@ -22,6 +22,7 @@ const JOB_NOTES: usize = 2;
 const STREAM_NOTES: usize = 2;
 const SLOW_NOTES: usize = 1;
 
+/// Draws the screen, its help, or a hint that the terminal is too small.
 pub(crate) fn draw(frame: &mut Frame, screen: &Screen, theme: &Theme) {
     let area = frame.area();
     let (width, height) = (usize::from(area.width), usize::from(area.height));
@@ -61,6 +62,7 @@ fn help(theme: &Theme, first: usize, height: usize) -> Vec<Line<'static>> {
     lines
 }
 
+/// Draws two lines of head, the tables with their notes, and a line of keys.
 fn whole(screen: &Screen, theme: &Theme, width: usize, height: usize) -> Vec<Line<'static>> {
     let mut lines = vec![
         head(screen, theme, width),
@@ -251,6 +253,7 @@ fn head(screen: &Screen, theme: &Theme, width: usize) -> Line<'static> {
     one_line(theme, pieces, width)
 }
 
+/// Puts as many pieces into one line as fit.
 fn one_line(theme: &Theme, pieces: Vec<Piece>, width: usize) -> Line<'static> {
     // One column more, since the indent of notes below a table becomes a single space here.
     let mut line = flow(theme, pieces, width + 1, 1).pop().unwrap_or_default();
@@ -271,6 +274,7 @@ pub(crate) fn about(report: &Overview) -> Vec<String> {
     ]
 }
 
+/// Draws the state of a connection that is not fine.
 fn banner(link: &ConnectionState, theme: &Theme, width: usize) -> Line<'static> {
     const ENDED: &str = "coordinator has ended, waiting for it to come back";
     let text = match link {
@@ -308,6 +312,7 @@ enum Stage {
     Prepare,
 }
 
+/// Draws the work of one stage: busy workers, samples that wait, and the rate.
 fn stage(
     pool: &PoolRow,
     theme: &Theme,
@@ -449,6 +454,7 @@ fn waits(job: &JobRow) -> Piece {
     ))
 }
 
+/// Names the furthest job, and says how far this one is behind it.
 fn behind(screen: &Screen, job: &JobRow) -> Option<String> {
     let furthest = screen.report.job((job.stream, job.lag.behind?))?;
     let growth = job

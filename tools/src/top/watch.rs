@@ -74,6 +74,7 @@ fn thread(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHan
     Builder::new().name(name.into()).spawn(run)
 }
 
+/// Sends keys and changes of the terminal's size.
 fn keys(tell: &Sender<ScreenEvent>) {
     loop {
         let news = match event::read() {
@@ -92,6 +93,7 @@ fn keys(tell: &Sender<ScreenEvent>) {
     }
 }
 
+/// Sends the signals that ask the process to end.
 fn wait_for(signals: &SigSet, tell: &Sender<ScreenEvent>) {
     while let Ok(signal) = signals.wait() {
         if tell.send(ScreenEvent::Signal(signal)).is_err() {

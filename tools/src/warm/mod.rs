@@ -18,6 +18,7 @@ use crate::args;
 use crate::progress::WorkProgress;
 use coprep_protocol::size::human;
 
+/// Fills the cache of a folder, or the caches of a script.
 pub(crate) fn run(place: &CoordinatorPaths, args: &args::WarmArgs) -> Outcome {
     if let Some(from) = &args.from {
         return script::run(place, from, args);
@@ -161,6 +162,7 @@ fn print_json(progress: &WarmProgress, for_jobs: Option<&str>) {
     );
 }
 
+/// Formats the cached bytes by form, and the cache's capacity.
 fn bytes(p: &WarmProgress) -> String {
     let forms = [(p.encoded_bytes, "encoded"), (p.decoded_bytes, "decoded")];
     let used: Vec<String> = forms

@@ -53,6 +53,7 @@ struct Tally {
     failed: u32,
 }
 
+/// Runs the script until its loaders are warmed.
 pub(super) fn run(place: &CoordinatorPaths, from: &OsStr, args: &args::WarmArgs) -> Outcome {
     interrupt::heed()?;
     let python = args.python.clone().unwrap_or_else(python);
@@ -103,6 +104,7 @@ fn listen(stdout: ChildStdout) -> Receiver<std::io::Result<String>> {
     events
 }
 
+/// Shows the events until the script closes its output. Returns the results of its loaders.
 fn follow(events: &Receiver<std::io::Result<String>>, json: bool) -> Outcome<Tally> {
     let mut tally = Tally::default();
     let mut progress = None;
@@ -157,6 +159,7 @@ impl Tally {
         }
     }
 
+    /// Succeeds if at least one loader was warmed and none failed.
     fn outcome(&self, from: &OsStr) -> Outcome {
         if self.failed > 0 {
             return Ok(ExitCode::from(1));
