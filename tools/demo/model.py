@@ -8,7 +8,9 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 
 SIDE = 32
+"""Side of the model's view of an image, in pixels."""
 HIDDEN = 64
+"""Neurons of the hidden layer."""
 MOMENTUM = 0.9
 
 
@@ -62,5 +64,6 @@ def softmax(scores: Floats) -> Floats:
 
 
 def he(rng: np.random.Generator, inputs: int, outputs: int) -> Floats:
+    """Draw the weights of a layer, scaled as by He et al. for rectified units."""
     weights = rng.standard_normal((inputs, outputs), dtype=np.float32)
     return weights * np.float32(np.sqrt(2 / inputs))

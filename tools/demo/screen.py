@@ -10,8 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 PLAIN_EVERY_S = 3.0
+"""Seconds between two lines of progress where there is no terminal."""
 REDRAW_EVERY_S = 0.2
+"""Seconds between two drawings on a terminal."""
 BAR = 24
+"""Largest width of a bar in columns."""
 BESIDE_BAR = 78
 """Columns of a job's line without its bar. A line wider than the terminal could not be redrawn in place."""
 FEW = 0.02
@@ -94,6 +97,7 @@ def is_live() -> bool:
 
 
 def job_line(job: JobLine) -> str:
+    """Format a job with its bar."""
     width = max(3, min(BAR, shutil.get_terminal_size().columns - BESIDE_BAR))
     filled = round(width * min(job.epoch / job.epochs, 1))
     bar = colour("32", "━" * filled) + colour("2", "─" * (width - filled))
@@ -106,10 +110,12 @@ def job_line(job: JobLine) -> str:
 
 
 def short_state(job: JobLine) -> str:
+    """Format a job in few words, for a line that names all jobs."""
     return job.state if job.loss is None else f"epoch {job.epoch:.1f} loss {job.loss:.2f}"
 
 
 def colour(code: str, text: str) -> str:
+    """Colour a text, if the output is a terminal and NO_COLOR is not set."""
     plain = bool(os.environ.get("NO_COLOR")) or not sys.stdout.isatty()
     return text if plain else f"\x1b[{code}m{text}\x1b[0m"
 

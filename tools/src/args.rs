@@ -20,7 +20,7 @@ use crate::metrics;
 #[derive(Parser)]
 #[command(name = "coprep", version, arg_required_else_help = true)]
 pub(crate) struct Args {
-    /// Socket of the coordinator.
+    /// Use this socket of the coordinator.
     #[arg(long, global = true, env = "COPREP_SOCKET", value_name = "PATH")]
     socket: Option<PathBuf>,
     #[command(subcommand)]
