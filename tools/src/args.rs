@@ -87,7 +87,7 @@ pub(crate) enum Command {
     },
     /// Show where an epoch's time goes, and what would help.
     Analyze(AnalyzeArgs),
-    /// Measure how fast a folder of images is prepared here, beside PyTorch's DataLoader if it is installed.
+    /// Measure how fast a folder of images is prepared here, and compare with PyTorch's DataLoader if it is installed.
     Bench(BenchArgs),
     /// Slow down reads of datasets, to see how jobs fare with slower storage. Without options, end the slowdown.
     Throttle(ThrottleArgs),
@@ -325,7 +325,7 @@ pub(crate) struct BenchArgs {
     pub(crate) folder: PathBuf,
     #[command(flatten)]
     pub(crate) images: Images,
-    /// Measure this many jobs at the same time, beside one alone.
+    /// Measure this many jobs at the same time, and one job alone.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) jobs: u32,
     /// Spend this many seconds on each of seven measurements.

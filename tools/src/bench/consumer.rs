@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::args::{self, FormArg};
 use crate::measure::job::{JobOptions, MeasuredJob};
 
-/// Orders to one job, beside its command line.
+/// Orders to one job, in addition to its command line.
 #[derive(Serialize, Deserialize)]
 struct ConsumerConfig {
     /// Form of cached samples, as on the command line.

@@ -125,7 +125,7 @@ struct Stat {
     ticks_of_ended: f64,
 }
 
-/// Reads the fields of a process, or `None` if it has gone.
+/// Reads the fields of a process, or `None` if it does not exist.
 fn stat(pid: u32) -> Option<Stat> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // Fields are counted after the name, which is in parentheses and may contain spaces and parentheses.

@@ -113,7 +113,7 @@ fn on_screen<T>(run: impl FnOnce(&mut DefaultTerminal) -> Outcome<T>) -> Outcome
         Ok(()) => run(&mut terminal),
         Err(e) => Err(e.into()),
     };
-    // Show the cursor first, then restore the rest. Neither can fail in a way that matters: the terminal may be gone.
+    // Show the cursor first, then restore the rest. Failures do not matter: then the terminal has gone away.
     let _ = terminal.show_cursor();
     let _ = ratatui::try_restore();
     result

@@ -86,7 +86,7 @@ pub(crate) struct Split {
     pub(crate) fetch: f64,
     pub(crate) prep: f64,
     pub(crate) others: f64,
-    /// Share of a wait that goes on, whose reason is not known yet.
+    /// Share of a wait that still lasts, whose reason is not known yet.
     pub(crate) open: f64,
 }
 
@@ -671,7 +671,7 @@ pub(crate) mod tests {
             assert_eq!(report.jobs[0].wait, None);
             assert_eq!(report.streams[0].delivered, None);
             assert_eq!(report.caches[0].hit_share(), None);
-            // Numbers that need one look only are there.
+            // Numbers that need only one look are present.
             assert_eq!(report.streams[0].share, Some(3.9));
         }
     }

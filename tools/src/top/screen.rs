@@ -84,7 +84,7 @@ impl Screen {
         self.last = Some(status);
     }
 
-    /// Sorts the jobs, and moves each selection whose row is gone.
+    /// Sorts the jobs, and moves each selection whose row has disappeared.
     fn tidy(&mut self) {
         sort(&mut self.report.jobs, self.sort, self.reversed);
         let first = self.report.jobs.first();

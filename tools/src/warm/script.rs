@@ -136,7 +136,7 @@ fn show(event: &ScriptEvent, progress: &mut Option<WorkProgress>) {
         bar.update(p.done, p.total, &more);
         return;
     }
-    // The loader is done, so its bar goes.
+    // The loader is done: remove its bar.
     if let Some(progress) = progress.take() {
         progress.finish();
     }
