@@ -122,11 +122,11 @@ fn settings(args: &ServeArgs) -> Settings {
     }
 }
 
+/// Returns the pipe to the process that started this coordinator.
 #[expect(
     unsafe_code,
     reason = "a descriptor inherited from the starting process is a number"
 )]
-/// Returns the pipe to the process that started this coordinator.
 fn starter(fd: i32) -> File {
     // SAFETY: the starter opened this descriptor for this process alone and names it here once.
     unsafe { File::from_raw_fd(fd) }

@@ -338,7 +338,7 @@ fn stage(
         ),
     };
     let most = most + pool.processes;
-    // The mean counts whole workers: half of one would be drawn as none.
+    // The gauge shows whole workers: a mean below a half looks like none.
     let busy = busy.min(f64::from(most));
     let now = busy.round() as u32;
     let mut spans = vec![theme.span(Tone::Head, word), Span::raw(" ")];
