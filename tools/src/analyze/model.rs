@@ -6,7 +6,7 @@
 //! too.
 //!
 //! - *storage* reads the bytes that are not cached, at its rate;
-//! - *processors* prepare the samples, less the work that the cache saves, and do the jobs' share of their own work;
+//! - *processors* prepare the samples, less the work that the cache saves, and run the jobs' code as well;
 //! - *the job* does its own work on all batches.
 //!
 //! The time of each was measured with the others out of the way (DS-Analyzer, VLDB'21, section 3). A stall is the time

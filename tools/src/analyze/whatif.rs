@@ -324,7 +324,6 @@ pub(super) fn knee(facts: &Facts, present: &Setting) -> Option<Knee> {
         return None;
     }
     let (mut low, mut high) = (0.0, facts.decoded_bytes.max(facts.encoded_bytes));
-    // Bisection, until the size is known to a part in 256.
     // Bisection, to a precision of one part in 256.
     while high - low > high / 256.0 {
         let middle = (low + high) / 2.0;
