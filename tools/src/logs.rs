@@ -21,8 +21,7 @@ pub(crate) fn to_stderr(format: LogFormat) -> WorkerGuard {
     let (writer, guard) = start_writer();
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        // With this, the subscriber would report a line that cannot be written on stderr, and panic because that fails
-        // too.
+        // Off, since it would report on stderr that a line cannot be written there, and panic because that fails too.
         .log_internal_errors(false)
         .with_writer(writer);
     match format {

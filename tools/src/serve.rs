@@ -56,8 +56,8 @@ pub(crate) fn run(place: CoordinatorPaths, args: &ServeArgs) -> Outcome {
 /// Makes the points panic that the environment names in `FAILPOINTS`.
 ///
 /// If `FAILPOINTS_FOLDER` names a folder, each coordinator of one socket path leaves a file there. A coordinator that
-/// finds three files does not panic any more: jobs start a new coordinator when one has ended, and would otherwise go
-/// on without one.
+/// finds three files does not panic any more: jobs start a new coordinator when one has ended, and could never go on if
+/// each one panicked.
 #[cfg(feature = "failpoints")]
 fn failpoints() -> Option<fail::FailScenario<'static>> {
     const MOST: usize = 3;

@@ -97,7 +97,7 @@ fn drop_of_dataset(place: &CoordinatorPaths, named: &str) -> Outcome<u64> {
     Ok(control::drop_caches(place, Some(name))?)
 }
 
-/// Says that a dataset has no cache, and names those that have.
+/// Says that a dataset has no cache, and names the datasets that have one.
 fn no_cache_of(named: &str, caches: &[CacheStatus]) -> String {
     let mut names: Vec<&str> = caches.iter().map(|c| c.dataset.as_str()).collect();
     names.sort_unstable();
