@@ -17,18 +17,23 @@ from tools.demo import screen
 from tools.demo.children import Child, ChildFailed, Children, exit_code, messages
 
 LEARNING_RATES = (0.001, 0.003, 0.01, 0.03)
+"""Learning rate of each job."""
 STARTS_S = (0.0, 2.0, 4.0, 6.0)
+"""Start of each job, in seconds after the start of the round."""
 SAMPLES_PER_JOB = 12_000
+"""Approximate samples of a job in all its epochs."""
 LARGEST_EPOCH = 6_000
 """A larger dataset is thinned out evenly, so that the demonstration stays short."""
 PATIENCE_S = 600.0
+"""Longest time of a round in seconds."""
 QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""One thread for numpy in each job: four jobs would otherwise compete for all processors."""
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp"}
 
 
 @dataclass(frozen=True)
 class Work:
-    """What each job does."""
+    """The work of each job."""
 
     data: Path
     samples: int
@@ -46,7 +51,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One round of jobs: what each said at its end, and all of them together."""
+    """Results of one round: each job's last message, and the seconds of the round."""
 
     jobs: list[dict[str, Any]]
     seconds: float
@@ -57,7 +62,7 @@ class Outcome:
 
     @property
     def prepared(self) -> int:
-        """By stream: the count only grows, so the last job to look saw the most."""
+        """Samples prepared by all streams. Counts only grow, so the job that asked last saw the most."""
         latest: dict[int, int] = {}
         for stream in (stream for job in self.jobs for stream in job["streams"]):
             count = stream["totals"]["prepared"]
@@ -70,17 +75,19 @@ class Outcome:
 
 
 def plan(data: Path) -> Work:
+    """Choose the stride and the number of epochs for a dataset."""
     classes = [folder for folder in data.iterdir() if folder.is_dir()]
     samples = sum(path.suffix.lower() in SUFFIXES for folder in classes for path in folder.rglob("*"))
     if not samples:
         raise SystemExit(f"no images in {data}: it should have one sub-folder of images per class")
+    # Rounded up, so that no epoch has more than LARGEST_EPOCH samples.
     stride = -(-samples // LARGEST_EPOCH)
     epochs = max(2, round(SAMPLES_PER_JOB / (samples / stride)))
     return Work(data, samples, len(classes), stride, epochs)
 
 
 def run_round(work: Work, loader_seeds: Sequence[int | None]) -> Outcome:
-    """Start the jobs, each at its time, and follow them to their ends."""
+    """Start each job at its time, and follow all of them to their ends."""
     with Children() as children:
         _, env = children.coordinator()
         lines = [
@@ -116,6 +123,7 @@ def start_due(
 
 
 def hear(line: screen.JobLine, child: Child, message: dict[str, Any], results: dict[str, dict[str, Any]]) -> None:
+    """Update the line of a job from its message, and keep its last message as its result."""
     match message["event"]:
         case "ready":
             line.state = ""
@@ -129,6 +137,7 @@ def hear(line: screen.JobLine, child: Child, message: dict[str, Any], results: d
 
 
 def check(jobs: Sequence[Child], results: dict[str, dict[str, Any]], elapsed: float) -> None:
+    """Raise an error if a job ended without a result, or if the round takes too long."""
     for job in jobs:
         if job.name not in results and not job.running():
             raise job.failure()
@@ -138,6 +147,7 @@ def check(jobs: Sequence[Child], results: dict[str, dict[str, Any]], elapsed: fl
 
 
 def show_jobs(shared: Outcome, alone: Outcome, epochs: int) -> None:
+    """Print the results of each job when sharing, and its stalls with a loader of its own."""
     header = ["job", "learning rate", "started", "epochs", "loss first", "last", "accuracy"]
     header += ["stalled", "with its own loader"]
     rows = [
@@ -160,10 +170,12 @@ def show_jobs(shared: Outcome, alone: Outcome, epochs: int) -> None:
 
 
 def stall(job: dict[str, Any]) -> str:
+    """Format the time for which a job waited for batches, and its share of the run."""
     return f"{job['wait_s']:.1f} s ({job['wait_s'] / job['seconds']:.0%})"
 
 
 def show_totals(shared: Outcome, alone: Outcome) -> None:
+    """Print the sums over all jobs of both rounds."""
     rounds = (shared, alone)
     rows = [
         ["samples delivered", *(f"{one.delivered:,}" for one in rounds)],
@@ -177,6 +189,7 @@ def show_totals(shared: Outcome, alone: Outcome) -> None:
 
 
 def demonstrate(data: Path) -> None:
+    """Run both rounds, and print their results."""
     work = plan(data)
     thinned = "" if work.stride == 1 else f", of which each job takes {work.samples // work.stride:,}"
     print(f"{work.samples:,} images in {data}{thinned}; 4 jobs, started 2 s apart, {work.epochs} epochs each, no cache")

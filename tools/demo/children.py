@@ -1,7 +1,7 @@
-"""Child processes that never outlive us.
+"""Child processes that never outlive their parent.
 
-Each runs in a session of its own (so that Ctrl-C reaches only us), is killed by the kernel when we die, and is
-ended by its id, with everything it started, on every other way out.
+Each runs in its own session, so that Ctrl-C reaches only the parent. The kernel kills it when the parent dies. On every
+other way out, the parent ends it by its id, with everything that it started.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Child:
         return self.process.pid
 
     def exit_code(self) -> int | None:
-        """None while it runs. The process is not reaped before `end`, so that its id stays its own."""
+        """Return the code, or None while it runs. Only `end` reaps the process, so that its id stays reserved."""
         status = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if status is None:
             return None
@@ -66,7 +66,7 @@ class Child:
         return self.exit_code() is None
 
     def tell(self, line: str) -> None:
-        """Write a line to its standard input. A child that has just ended is found out by whoever reads it."""
+        """Write a line to its standard input. If the child has just ended, its next reader notices."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(line.encode() + b"\n")
@@ -77,18 +77,18 @@ class Child:
         return self.process.stdout.fileno()
 
     def read(self) -> tuple[list[dict[str, Any]], bool]:
-        """The messages that have arrived, and whether more may come. Blocks unless there is something."""
+        """Return the messages that have arrived, and whether more may come. Blocks until there is something to read."""
         data = os.read(self.fileno(), 1 << 16)
         *lines, self._partial = (self._partial + data).split(b"\n")
         return [json.loads(line) for line in lines], bool(data)
 
     def failure(self, what: str = "") -> ChildFailed:
-        """An exception that says `what` (by default, how the child ended) and the end of its log."""
+        """Return an exception that says `what` (by default, how the child ended) and the end of its log."""
         tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
         return ChildFailed(f"{self.name} {what or f'ended with code {self.exit_code()}'}:\n{tail}")
 
     def end(self, patience: float = 5.0) -> None:
-        """Ask it and everything it started to end; after `patience` seconds, make it."""
+        """Ask the child and everything it started to end, and kill them after `patience` seconds."""
         self._signal(signal.SIGTERM)
         deadline = time.monotonic() + patience
         while self.running() and time.monotonic() < deadline:
@@ -101,15 +101,15 @@ class Child:
                 pipe.close()
 
     def _signal(self, number: signal.Signals) -> None:
-        """To the child's whole process group, whose id is the child's."""
+        """Signal the child's whole process group, whose id is the child's."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
 
 class Children(contextlib.ExitStack):
-    """Starts children and ends them all, the youngest first, when the block is left.
+    """Starts children, and ends them all when the block is left, the youngest first.
 
-    Owns a temporary folder for their logs and sockets, removed at the end.
+    Owns a temporary folder for their logs and sockets, which is removed at the end.
     """
 
     def __enter__(self) -> Children:
@@ -129,7 +129,7 @@ class Children(contextlib.ExitStack):
     def coordinator(
         self, cache: str = "0", options: Sequence[str] = (), name: str = "coordinator"
     ) -> tuple[Child, dict[str, str]]:
-        """A coordinator of our own that answers, and the environment in which jobs find it."""
+        """Start a coordinator of our own, and wait until it answers. Returns it and the environment for its jobs."""
         path = self.folder / f"{name}.sock"
         command = [str(coprep_command()), "serve", "--socket", str(path), "--cache", cache, *options]
         child = self.start(name, command)
@@ -138,7 +138,7 @@ class Children(contextlib.ExitStack):
 
 
 def coprep_command() -> Path:
-    """The `coprep` that belongs to this interpreter's environment."""
+    """Return the `coprep` command of this interpreter's environment."""
     return Path(sys.executable).with_name("coprep")
 
 
@@ -158,8 +158,9 @@ def answers(path: Path) -> bool:
 
 
 def messages(children: Sequence[Child], seconds: float) -> Iterator[tuple[Child, dict[str, Any]]]:
-    """What the children say within the next `seconds`; returns early when all of them have closed their output."""
+    """Yield the children's messages within the next `seconds`. Returns early when all have closed their output."""
     deadline = time.monotonic() + seconds
+    # Without a registered pipe, the loop below would end at once.
     if not children:
         time.sleep(seconds)
     with selectors.DefaultSelector() as selector:
@@ -175,12 +176,12 @@ def messages(children: Sequence[Child], seconds: float) -> Iterator[tuple[Child,
 
 
 def die_with_parent() -> None:
-    """Runs in the child before its program starts."""
+    """Make the kernel kill the child when its parent dies. Runs in the child before its program starts."""
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def exit_code(work: Callable[[], None]) -> int:
-    """Do it, and say what became of it: 0 done, 1 a child failed, 130 stopped by the user."""
+    """Do the work, and return the exit code: 0 done, 1 a child failed, 130 stopped by the user."""
     end_on_terminate()
     try:
         work()

@@ -1,4 +1,4 @@
-"""One training run: what each of the demonstration's processes does.
+"""One training run of the demonstration, in a process.
 
 It loads batches, trains a small model on them, and reports to the parent, a line of JSON at a time.
 """
@@ -17,8 +17,9 @@ from tools.demo.model import Model
 
 BATCH_SIZE = 64
 REPORT_EVERY_S = 0.25
+"""Seconds between two reports of progress."""
 FIRST_BATCHES = 5
-"""How many batches the "first" loss is the mean of."""
+"""Batches over which the "first" loss is averaged."""
 
 
 def main() -> None:
@@ -52,6 +53,7 @@ def main() -> None:
 
 
 def open_loader(args: argparse.Namespace) -> coprep.DataLoader:
+    """Open the loader. The jobs share one preparation, unless each has a seed of its own."""
     pipeline = coprep.ImageFolder(args.data).decode().random_resized_crop(224).random_horizontal_flip()
     subset = range(0, args.samples, args.stride) if args.stride > 1 else None
     return coprep.DataLoader(
@@ -78,6 +80,7 @@ def progress(loader: coprep.DataLoader, epoch: float, losses: list[float], accur
 
 
 def report(**message: Any) -> None:
+    """Send a message to the parent, as a line of JSON."""
     print(json.dumps(message), flush=True)
 
 

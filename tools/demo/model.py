@@ -8,7 +8,9 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 
 SIDE = 32
+"""Side of the model's view of an image, in pixels."""
 HIDDEN = 64
+"""Neurons of the hidden layer."""
 MOMENTUM = 0.9
 
 
@@ -33,6 +35,7 @@ class Model:
         rows = np.arange(len(labels))
         loss = float(-np.log(probabilities[rows, labels] + 1e-9).mean())
         accuracy = float((probabilities.argmax(axis=1) == labels).mean())
+        # The gradient of the softmax loss with respect to the scores: probabilities less the one-hot labels.
         error = probabilities
         error[rows, labels] -= 1
         error /= len(labels)
@@ -48,7 +51,7 @@ class Model:
 
 
 def view(images: NDArray[np.uint8]) -> Floats:
-    """Every seventh pixel, as numbers from -1 to 1, flattened."""
+    """Take every seventh pixel, as numbers from -1 to 1, flattened."""
     pixels = images[:, :, 3::7, 3::7].reshape(len(images), -1)
     numbers: Floats = pixels.astype(np.float32) / np.float32(127.5) - np.float32(1)
     return numbers
@@ -61,5 +64,6 @@ def softmax(scores: Floats) -> Floats:
 
 
 def he(rng: np.random.Generator, inputs: int, outputs: int) -> Floats:
+    """Draw the weights of a layer, scaled as by He et al. for rectified units."""
     weights = rng.standard_normal((inputs, outputs), dtype=np.float32)
     return weights * np.float32(np.sqrt(2 / inputs))

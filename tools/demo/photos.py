@@ -1,7 +1,7 @@
-"""A small dataset of real photographs, cut from the sample images that two Python packages carry.
+"""A small dataset of real photographs, cut from the sample images of two Python packages.
 
-Only the images are read out of the downloaded wheels; nothing of them is installed. The result is an image
-folder with one class per photograph, the same bytes every time.
+The images are read out of the downloaded wheels; nothing is installed. The result is an image folder with one class per
+photograph, and has the same bytes every time.
 
 usage: python -m tools.demo.photos FOLDER [--count 1500]
 """
@@ -33,23 +33,23 @@ PHOTOS = {
     "scikit-learn": ("sklearn/datasets/images/", "china.jpg flower.jpg"),
 }
 LARGE_SHARE = 0.02
-"""Share of images that are many times as large as the others, hence slow to prepare."""
+"""Share of images that are many times as large as the others, and so slow to prepare."""
 
 Source = tuple[str, Image.Image]
 
 sources: list[Source] = []
-"""The photographs, inherited by the pool's processes."""
+"""The photographs. The pool's processes inherit them."""
 
 
 def download(package: str, folder: Path) -> Path:
-    """The wheel of `package`, fetched into `folder`."""
+    """Download the wheel of `package` into `folder`."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     subprocess.run([*command, "--dest", str(folder), package], check=True, timeout=600)
     return next(folder.glob(package.replace("-", "_") + "-*.whl"))
 
 
 def read_photos(wheel: Path, prefix: str, names: str) -> list[Source]:
-    """The named images of a wheel, decoded. A name that this version does not carry is left out."""
+    """Decode the named images of a wheel. Names that this version lacks are left out."""
     with zipfile.ZipFile(wheel) as archive:
         present = set(archive.namelist())
         paths = [prefix + name for name in names.split() if prefix + name in present]
@@ -69,7 +69,7 @@ def fetch_sources() -> list[Source]:
 
 
 def crop(photo: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """A random rectangle of a photograph, 300 to 500 pixels on its long side; a few are large."""
+    """Cut a random rectangle from a photograph, 300 to 520 pixels on its long side; a few are larger."""
     large = rng.random() < LARGE_SHARE
     long_side = int(rng.integers(1800, 2600) if large else np.clip(rng.normal(420, 50), 300, 520))
     aspect = float(np.exp(rng.uniform(np.log(0.7), np.log(1.4))))
@@ -82,7 +82,7 @@ def crop(photo: Image.Image, rng: np.random.Generator) -> Image.Image:
 
 
 def write(task: tuple[int, Path]) -> None:
-    """Image number `index`: its class, its crop and its quality follow from the number alone."""
+    """Write image number `index`. Its class, crop and quality depend on the number alone."""
     index, folder = task
     rng = np.random.default_rng([0, index])
     name, photo = sources[index % len(sources)]
@@ -93,7 +93,7 @@ def write(task: tuple[int, Path]) -> None:
 
 
 def make(target: Path, count: int) -> None:
-    """Fill `target`, which appears complete or not at all."""
+    """Fill `target`. It appears complete or not at all."""
     sources.extend(fetch_sources())
     unfinished = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:

@@ -1,4 +1,4 @@
-"""What a person sees: progress while the jobs run, and the tables at the end."""
+"""The output for a person: progress while the jobs run, and the tables at the end."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 PLAIN_EVERY_S = 3.0
+"""Seconds between two lines of progress where there is no terminal."""
 REDRAW_EVERY_S = 0.2
+"""Seconds between two drawings on a terminal."""
 BAR = 24
+"""Largest width of a bar in columns."""
 BESIDE_BAR = 78
-"""Columns of a job's line without its bar: longer lines could not be drawn in place."""
+"""Columns of a job's line without its bar. A line wider than the terminal could not be redrawn in place."""
 FEW = 0.02
-"""Before so much is done, nothing can be said of what is left."""
+"""Share of the work below which the time left cannot be estimated."""
 
 
 @dataclass
 class JobLine:
-    """The state of one job, as last heard."""
+    """The state of a job, as last reported."""
 
     name: str
     detail: str
@@ -34,7 +37,7 @@ class JobLine:
 
 @dataclass
 class Progress:
-    """Draws the jobs in place on a terminal, and as a line now and then elsewhere."""
+    """Draws the jobs in place on a terminal, and prints a line now and then elsewhere."""
 
     jobs: list[JobLine]
     live: bool = field(default_factory=lambda: is_live())
@@ -71,12 +74,12 @@ class Progress:
 
 
 def left(done: float, seconds: float) -> str:
-    """How long it takes still, if that can be said: `, 12 s left`."""
+    """Return the time left, if it can be estimated: `, 12 s left`."""
     return f", {seconds * (1 - done) / done:.0f} s left" if done >= FEW else ""
 
 
 def counted(made: Iterable[object], total: int, what: str) -> None:
-    """Take all of them, and say how many there are: in place on a terminal, and as a line now and then elsewhere."""
+    """Consume an iterable and show the count: in place on a terminal, as a line now and then elsewhere."""
     live = is_live()
     began = shown = time.monotonic()
     for number, _ in enumerate(made, 1):
@@ -94,6 +97,7 @@ def is_live() -> bool:
 
 
 def job_line(job: JobLine) -> str:
+    """Format a job with its bar."""
     width = max(3, min(BAR, shutil.get_terminal_size().columns - BESIDE_BAR))
     filled = round(width * min(job.epoch / job.epochs, 1))
     bar = colour("32", "━" * filled) + colour("2", "─" * (width - filled))
@@ -106,10 +110,12 @@ def job_line(job: JobLine) -> str:
 
 
 def short_state(job: JobLine) -> str:
+    """Format a job in few words, for a line that names all jobs."""
     return job.state if job.loss is None else f"epoch {job.epoch:.1f} loss {job.loss:.2f}"
 
 
 def colour(code: str, text: str) -> str:
+    """Colour a text, if the output is a terminal and NO_COLOR is not set."""
     plain = bool(os.environ.get("NO_COLOR")) or not sys.stdout.isatty()
     return text if plain else f"\x1b[{code}m{text}\x1b[0m"
 
@@ -119,7 +125,7 @@ def heading(text: str) -> None:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """The first column to the left, the others to the right."""
+    """Print a table: the first column aligned to the left, the others to the right."""
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     for number, row in enumerate((header, *rows)):
         cells = [

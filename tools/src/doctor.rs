@@ -1,4 +1,4 @@
-//! `coprep doctor`: what on this machine would go wrong, and what to do about it.
+//! `coprep doctor`: problems of this machine that would hurt coprep, each with a remedy.
 
 use std::process::ExitCode;
 
@@ -11,7 +11,7 @@ use crate::Outcome;
 use crate::{args, serve};
 use coprep_protocol::size::{self, human};
 
-/// How bad a finding is.
+/// Severity of a finding.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Level {
@@ -20,16 +20,17 @@ enum Level {
     Failure,
 }
 
-/// One thing looked at.
+/// Result of one check.
 #[derive(Serialize)]
 struct Finding {
     check: &'static str,
     level: Level,
     found: String,
-    /// What to do; empty when nothing is wrong.
+    /// The remedy; empty if nothing is wrong.
     remedy: String,
 }
 
+/// Runs all checks and prints the findings. Fails if one of them is a failure.
 pub(crate) fn run(place: &CoordinatorPaths, args: &args::DoctorArgs) -> Outcome {
     let findings = examine(place);
     if args.json {
@@ -100,7 +101,7 @@ fn failure(check: &'static str, found: impl Into<String>, remedy: &str) -> Findi
     }
 }
 
-/// Makes a small staging area, as a stream would: memory file, reservation, seals.
+/// Checks shared memory: makes a small staging area as a stream would, with memory file, reservation and seals.
 fn shared_memory() -> Finding {
     let check = "shared memory";
     let made = coprep_cache::staging::Layout::new(&[4096], 1, 1)
@@ -138,8 +139,8 @@ fn free_memory() -> Finding {
     }
 }
 
-/// Compares what caches may take with the memory there is: of the coordinator that runs, or else of the one that a job of
-/// this environment would start.
+/// Compares the budget of the caches with the available memory. The budget is that of the running coordinator, or of
+/// the one that a job of this environment would start.
 fn cache_budget(place: &CoordinatorPaths) -> Finding {
     let check = "caches";
     let available = memory::available();
@@ -148,6 +149,7 @@ fn cache_budget(place: &CoordinatorPaths) -> Finding {
             let reserved = status.caches.iter().map(|c| c.capacity).sum();
             (status.cache_budget, reserved)
         }
+        // No coordinator runs. A job would start one with this environment.
         Err(_) => match std::env::var("COPREP_CACHE").map(|text| size::parse(&text)) {
             Ok(Ok(bytes)) => (bytes, 0),
             Ok(Err(e)) => {
@@ -165,7 +167,7 @@ fn cache_budget(place: &CoordinatorPaths) -> Finding {
             }
         },
     };
-    // Reserved bytes count as taken already.
+    // Caches that exist have their memory already, so it is missing from the available bytes.
     let remaining = budget.saturating_sub(reserved);
     match serve::more_than_there_is(remaining, available) {
         Some(text) => warning(
@@ -177,6 +179,7 @@ fn cache_budget(place: &CoordinatorPaths) -> Finding {
     }
 }
 
+/// Checks the size of `/dev/shm`, where named segments are.
 fn dev_shm() -> Finding {
     let check = "/dev/shm";
     match nix::sys::statvfs::statvfs("/dev/shm") {
@@ -203,6 +206,7 @@ fn dev_shm() -> Finding {
     }
 }
 
+/// Checks the kernel's release for the features that coprep uses.
 fn kernel() -> Finding {
     let check = "kernel";
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
@@ -231,7 +235,7 @@ fn kernel() -> Finding {
     }
 }
 
-/// A job finds the pages it wrote to through /proc/self/pagemap.
+/// Checks `/proc/self/pagemap`, through which a job finds the pages that it has written to.
 fn page_maps() -> Finding {
     let check = "page maps";
     match std::fs::File::open("/proc/self/pagemap") {
@@ -244,6 +248,7 @@ fn page_maps() -> Finding {
     }
 }
 
+/// Compares the usable processors with those of the machine.
 fn processors() -> Finding {
     let check = "processors";
     let usable = crate::measure::usable() as usize;
@@ -263,6 +268,7 @@ fn processors() -> Finding {
     }
 }
 
+/// Checks for the vector instructions that decoding and resizing use.
 fn cpu_features() -> Finding {
     let check = "CPU features";
     #[cfg(target_arch = "x86_64")]
@@ -284,6 +290,7 @@ fn cpu_features() -> Finding {
     }
 }
 
+/// Checks the limit of open files.
 fn descriptors() -> Finding {
     let check = "open files";
     match nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE) {
@@ -297,10 +304,11 @@ fn descriptors() -> Finding {
     }
 }
 
+/// Checks that the socket's path is short enough and that its folder can be used.
 fn socket_folder(place: &CoordinatorPaths) -> Finding {
     let check = "socket";
     let path = place.socket.display().to_string();
-    // The kernel's limit of a socket's path, with its closing zero.
+    // The kernel's limit for a socket's path is 108 bytes with the closing zero.
     if path.len() > 107 {
         return failure(
             check,

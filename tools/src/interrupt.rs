@@ -1,4 +1,4 @@
-//! Ctrl-C ends long work in good order: what it started is ended and its files are removed, as on every other way out.
+//! Ctrl-C ends long work in good order: as on every other way out, children are ended and files are removed.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,10 +7,10 @@ use std::sync::{Arc, LazyLock};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
 
-/// Written by the handler of signals, read by whoever does long work.
+/// Set by the signal handler, read by [`check`].
 static ASKED: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 
-/// Ctrl-C, or another signal that asks to end.
+/// The error of work that Ctrl-C or another signal has ended.
 #[derive(Debug)]
 pub(crate) struct Interrupted;
 
@@ -22,16 +22,18 @@ impl fmt::Display for Interrupted {
 
 impl std::error::Error for Interrupted {}
 
-/// From now on [`check`] knows. A second signal ends the process at once. What is started has the signals as ever.
+/// Makes [`check`] report signals from now on. A second signal ends the process at once. Children keep their own
+/// handling of signals.
 pub(crate) fn heed() -> std::io::Result<()> {
     for signal in [SIGINT, SIGTERM, SIGHUP] {
+        // The order matters: the first signal must find the flag unset, so that only a second one ends the process.
         flag::register_conditional_shutdown(signal, 1, ASKED.clone())?;
         flag::register(signal, ASKED.clone())?;
     }
     Ok(())
 }
 
-/// Between two pieces of long work.
+/// Returns an error if a signal has come. Long work calls this between two pieces.
 pub(crate) fn check() -> Result<(), Interrupted> {
     if ASKED.load(Ordering::Relaxed) {
         Err(Interrupted)
@@ -40,7 +42,7 @@ pub(crate) fn check() -> Result<(), Interrupted> {
     }
 }
 
-/// The reason of a failure that came with the signal.
+/// Returns [`Interrupted`] if a signal has come, since the failure then follows from it; else the failure itself.
 pub(crate) fn reason(error: Box<dyn std::error::Error>) -> Box<dyn std::error::Error> {
     check().map_or_else(Into::into, |()| error)
 }

@@ -1,8 +1,8 @@
-//! What a coordinator logs, and how: `COPREP_LOG`, `COPREP_LOG_FORMAT`.
+//! The coordinator's log: `COPREP_LOG` selects the lines, `COPREP_LOG_FORMAT` their format.
 //!
-//! Logging can fail, and nothing else notices. The disk of the log may be full, and the pipe that it goes to may be
-//! closed or not be read. So a thread of its own writes the lines. Whoever logs, perhaps with a lock in hand, only
-//! queues a line; while the queue is full, lines are lost.
+//! Logging can fail, and nothing else may notice. The disk of the log may be full; its pipe may be closed, or nobody
+//! may read it. So a separate thread writes the lines. A thread that logs, perhaps while it holds a lock, only queues a
+//! line. While the queue is full, lines are lost.
 
 use std::io::{IsTerminal, stderr};
 
@@ -12,16 +12,16 @@ use tracing_subscriber::EnvFilter;
 
 use crate::args::LogFormat;
 
-/// Lines that may wait to be written.
+/// Most lines that wait to be written.
 const MOST_LINES: usize = 16_384;
 
-/// Writes to stderr whatever is logged from now on, until the guard is dropped.
+/// Writes all events from now on to stderr, until the guard is dropped.
 pub(crate) fn to_stderr(format: LogFormat) -> WorkerGuard {
     let filter = EnvFilter::try_from_env("COPREP_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let (writer, guard) = start_writer();
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        // It would report a line that cannot be written to stderr, and panic because that fails as well.
+        // Off, since it would report on stderr that a line cannot be written there, and panic because that fails too.
         .log_internal_errors(false)
         .with_writer(writer);
     match format {
@@ -29,7 +29,7 @@ pub(crate) fn to_stderr(format: LogFormat) -> WorkerGuard {
             let colour = stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
             builder.with_ansi(colour).init();
         }
-        // One object without nesting, but for the span.
+        // One flat object; only the current span is nested.
         LogFormat::Json => builder
             .json()
             .flatten_event(true)
@@ -39,7 +39,7 @@ pub(crate) fn to_stderr(format: LogFormat) -> WorkerGuard {
     guard
 }
 
-/// Starts the thread with all signals blocked: they are the main thread's, which blocks them later.
+/// Starts the thread with all signals blocked: the main thread handles them, and blocks them only later.
 fn start_writer() -> (NonBlocking, WorkerGuard) {
     let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK);
     let started = NonBlockingBuilder::default()

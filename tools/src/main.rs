@@ -23,7 +23,7 @@ use std::process::ExitCode;
 
 use crate::args::{Args, Command};
 
-/// What a command comes to: an error is printed as one line.
+/// Result of a command. `main` prints an error as one line on stderr.
 pub(crate) type Outcome<T = ExitCode> = Result<T, Box<dyn std::error::Error>>;
 
 fn main() -> ExitCode {

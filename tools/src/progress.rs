@@ -1,4 +1,4 @@
-//! How far long work has come: a bar on a terminal, else a line now and then.
+//! Progress of long work: a bar on a terminal, else a line now and then.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -7,19 +7,21 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::show::duration;
 
+/// Time between two lines where there is no bar.
 const BETWEEN_LINES: Duration = Duration::from_secs(5);
+/// Time between two updates of the bar.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
 
-/// Work of known length.
+/// Progress of work of known length.
 pub(crate) struct WorkProgress {
-    /// None: lines.
+    /// The bar on a terminal. `None` prints lines instead.
     bar: Option<ProgressBar>,
     started: Instant,
     last: Instant,
 }
 
 impl WorkProgress {
-    /// `unit`: what is counted, such as `samples`.
+    /// Starts the progress. `unit` is the noun of the counted things, such as `samples`.
     pub(crate) fn new(unit: &str) -> Self {
         let now = Instant::now();
         WorkProgress {
@@ -29,7 +31,7 @@ impl WorkProgress {
         }
     }
 
-    /// So much is done.
+    /// Shows that `done` of `total` units are done. `more` is appended.
     pub(crate) fn update(&mut self, done: u64, total: u64, more: &str) {
         if let Some(bar) = &self.bar {
             bar.set_length(total);
@@ -53,7 +55,7 @@ impl WorkProgress {
         format!("{done}/{total}, {rate:.0}/s, {left} left{more}")
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub(crate) fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
@@ -73,28 +75,28 @@ fn drawn(template: &str) -> ProgressBar {
     ProgressBar::new(0).with_style(style)
 }
 
-/// Work made of steps, each of which takes about a known time.
+/// Progress of work made of steps, each of which takes about a known time.
 pub(crate) struct Steps {
-    /// None: lines.
+    /// The bar on a terminal. `None` prints lines instead.
     bar: Option<ProgressBar>,
-    /// Seconds of each step.
+    /// Expected seconds of each step.
     expected: Vec<f64>,
-    /// Steps of the plan that are done.
+    /// Finished steps of the plan.
     done: usize,
-    /// When the first began.
+    /// Start of the first step.
     began: Instant,
     step: Option<CurrentStep>,
     last: Instant,
 }
 
-/// The step at the moment.
+/// The step that runs now.
 struct CurrentStep {
     what: String,
     began: Instant,
 }
 
 impl Steps {
-    /// Without a plan yet: steps are neither counted nor timed.
+    /// Starts without a plan: steps are neither counted nor timed yet.
     pub(crate) fn new() -> Self {
         let now = Instant::now();
         let bar = || drawn("{bar:20} {wide_msg}");
@@ -108,7 +110,7 @@ impl Steps {
         }
     }
 
-    /// All steps that follow, by the seconds that they are expected to take.
+    /// Plans all steps that follow, by the seconds that each is expected to take.
     pub(crate) fn plan(&mut self, expected: Vec<f64>) {
         self.expected = expected;
         self.done = 0;
@@ -116,7 +118,7 @@ impl Steps {
         self.step = None;
     }
 
-    /// The next step: always said.
+    /// Begins the next step, and always shows it.
     pub(crate) fn step(&mut self, what: &str) {
         let now = Instant::now();
         self.done += usize::from(self.step.is_some());
@@ -128,7 +130,7 @@ impl Steps {
         self.show();
     }
 
-    /// Time goes by in a step.
+    /// Updates the display now and then while a step runs.
     pub(crate) fn tick(&mut self) {
         let between = match self.bar {
             Some(_) => BETWEEN_LOOKS,
@@ -140,6 +142,7 @@ impl Steps {
         }
     }
 
+    /// Draws the bar, or prints a line.
     fn show(&self) {
         let Some(step) = &self.step else { return };
         let took = (step.began - self.began).as_secs_f64();
@@ -149,6 +152,7 @@ impl Steps {
         match &self.bar {
             Some(bar) => {
                 let past = took + now;
+                // In milliseconds, so that the bar moves smoothly.
                 bar.set_length(((past + left.unwrap_or(0.0)) * 1e3) as u64);
                 bar.set_position((past * 1e3) as u64);
                 bar.set_message(line);
@@ -157,7 +161,7 @@ impl Steps {
         }
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub(crate) fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
@@ -165,10 +169,11 @@ impl Steps {
     }
 }
 
-/// How much the steps that are done tell of those to come.
+/// Bounds of the pace: finished steps are only a rough guide to those to come.
 const PACE: (f64, f64) = (0.5, 2.0);
 
-/// Seconds that are left: `done` steps took `took` seconds, the next one `now` so far. None: it is not in the plan.
+/// Returns the seconds left, or `None` if the current step is not in the plan. `done` steps took `took` seconds, and
+/// the current one has taken `now`.
 fn left(expected: &[f64], done: usize, took: f64, now: f64) -> Option<f64> {
     let this = expected.get(done)?;
     let should: f64 = expected.iter().take(done).sum();
@@ -178,10 +183,11 @@ fn left(expected: &[f64], done: usize, took: f64, now: f64) -> Option<f64> {
         1.0
     };
     let later: f64 = expected.iter().skip(done + 1).sum();
+    // A step that takes longer than expected must not shorten the later ones.
     Some((pace * this - now).max(0.0) + pace * later)
 }
 
-/// `3 of 8: storage, 20 s left`.
+/// Formats a line of progress: `3 of 8: storage, 20 s left`.
 fn said(what: &str, done: usize, steps: usize, left: Option<f64>) -> String {
     match left {
         Some(left) => format!("{} of {steps}: {what}, {} left", done + 1, duration(left)),

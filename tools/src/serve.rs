@@ -15,13 +15,14 @@ use crate::args::{ServeArgs, Switch};
 use crate::metrics::Metrics;
 use crate::{Outcome, logs};
 
+/// Runs a coordinator until it is stopped, idle or interrupted.
 pub(crate) fn run(place: CoordinatorPaths, args: &ServeArgs) -> Outcome {
     let _log = logs::to_stderr(args.log_format);
     #[cfg(feature = "failpoints")]
     let _failpoints = failpoints();
     coprep_cache::allocator::keep_freed_memory();
     let socket = place.socket.clone();
-    // A successor may have another log there when this one ends.
+    // A newer coordinator may have put its own log at this path by the time this one ends: remove only our file.
     let log = OwnFile::at(&place.log()).ok().filter(|_| args.auto);
     let mut ready = args.ready_fd.map(starter);
     let (server, metrics) = match start(place, args) {
@@ -38,7 +39,8 @@ pub(crate) fn run(place: CoordinatorPaths, args: &ServeArgs) -> Outcome {
     drop(ready);
     tracing::info!(socket = %socket.display(), pid = std::process::id(), "coordinator listens");
     let reason = server.run();
-    // The port is free before the place is: the next coordinator may want both.
+    // Free the metrics port before the socket path: the next coordinator starts when the path is free, and may want
+    // both.
     drop(metrics);
     drop(server);
     let reason = reason?;
@@ -51,9 +53,11 @@ pub(crate) fn run(place: CoordinatorPaths, args: &ServeArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Makes the points panic that the environment names in `FAILPOINTS`. If `FAILPOINTS_FOLDER` names a folder, the coordinators
-/// of one place leave a file each there, and those that find three do not panic any more: jobs start a new coordinator for
-/// one that has ended, and could go on with none of them.
+/// Makes the points panic that the environment names in `FAILPOINTS`.
+///
+/// If `FAILPOINTS_FOLDER` names a folder, each coordinator of one socket path leaves a file there. A coordinator that
+/// finds three files does not panic any more: jobs start a new coordinator when one has ended, and could never go on if
+/// each one panicked.
 #[cfg(feature = "failpoints")]
 fn failpoints() -> Option<fail::FailScenario<'static>> {
     const MOST: usize = 3;
@@ -62,14 +66,16 @@ fn failpoints() -> Option<fail::FailScenario<'static>> {
         if std::fs::read_dir(folder).is_ok_and(|files| files.count() >= MOST) {
             return None;
         }
-        // If the file cannot be made, the coordinator panics all the same.
+        // If the file cannot be made, the coordinator still panics.
         let _ = File::create(folder.join(std::process::id().to_string()));
     }
     Some(fail::FailScenario::setup())
 }
 
+/// A bound server, and its metrics if they are served; or the reason for which it cannot start.
 type Started = Result<(Server, Option<Metrics>), Box<dyn std::error::Error>>;
 
+/// Binds the socket, and starts to serve metrics if they are asked for.
 fn start(place: CoordinatorPaths, args: &ServeArgs) -> Started {
     let settings = settings(args);
     if let Some(text) = more_than_there_is(settings.cache_budget, memory::available()) {
@@ -85,7 +91,7 @@ fn start(place: CoordinatorPaths, args: &ServeArgs) -> Started {
     Ok((server, metrics))
 }
 
-/// Says so if caches may take more memory than is available.
+/// Returns a warning if caches may take more memory than is available.
 pub(crate) fn more_than_there_is(cache: u64, available: Option<u64>) -> Option<String> {
     let available = available.filter(|&available| cache > available)?;
     Some(format!(
@@ -116,6 +122,7 @@ fn settings(args: &ServeArgs) -> Settings {
     }
 }
 
+/// Returns the pipe to the process that started this coordinator.
 #[expect(
     unsafe_code,
     reason = "a descriptor inherited from the starting process is a number"
@@ -125,9 +132,10 @@ fn starter(fd: i32) -> File {
     unsafe { File::from_raw_fd(fd) }
 }
 
+/// Writes a line to the process that started this coordinator, if it asked for that.
 fn tell(ready: &mut Option<File>, line: &serde_json::Value) {
     if let Some(pipe) = ready {
-        // A starter that has gone away does not need to know.
+        // The starter may be gone, and then does not need to know.
         let _ = writeln!(pipe, "{line}");
     }
 }

@@ -1,23 +1,23 @@
-//! Words and numbers for a person at a terminal.
+//! Text and numbers for a person at a terminal.
 
 use std::io::IsTerminal;
 
 use coprep_protocol::message::SampleCost;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-/// Columns of what is printed.
+/// Columns of all output.
 pub(crate) const WIDTH: usize = 80;
 
-/// As <https://no-color.org> has it.
+/// Returns whether to print in colour: stdout is a terminal, and <https://no-color.org> does not forbid it.
 pub(crate) fn is_coloured() -> bool {
     let refused = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
     !refused && std::io::stdout().is_terminal()
 }
 
-/// What is between two columns of a table.
+/// Gap between two columns of a table.
 pub(crate) const BETWEEN: &str = "  ";
 
-/// Right-aligned columns under a header.
+/// Formats a table: a header, and right-aligned columns under it.
 pub(crate) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     let width = |i: usize| {
         rows.iter()
@@ -42,7 +42,7 @@ pub(crate) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     lines.join("\n")
 }
 
-/// Shortens a text to so many columns, from the left: the end of a path tells files apart.
+/// Shortens a text to `width` columns from the left, since the end of a path tells files apart.
 pub(crate) fn ending(text: &str, width: usize) -> String {
     if text.width() <= width {
         return text.into();
@@ -58,7 +58,7 @@ pub(crate) fn ending(text: &str, width: usize) -> String {
     format!("...{kept}")
 }
 
-/// `3 min 20 s`.
+/// Formats a duration: `3 min 20 s`.
 pub(crate) fn duration(seconds: f64) -> String {
     let s = seconds.max(0.0) as u64;
     match s {
@@ -68,8 +68,9 @@ pub(crate) fn duration(seconds: f64) -> String {
     }
 }
 
-/// Three digits at least: `0.21`, `3.5`, `41.8`, `1,240`.
+/// Formats a number with at least three digits: `0.21`, `3.5`, `41.8`, `1,240`.
 pub(crate) fn number(n: f64) -> String {
+    // The limits lie just below powers of ten, since rounding adds a digit there.
     let digits = match n.abs() {
         a if a >= 99.95 => 0,
         a if a >= 9.995 => 1,
@@ -83,19 +84,20 @@ pub(crate) fn number(n: f64) -> String {
     }
 }
 
-/// `50000` as `50,000`.
+/// Groups digits: `50000` becomes `50,000`.
 fn grouped(digits: &str) -> String {
     let count = digits.len();
     digits
         .char_indices()
         .flat_map(|(i, c)| {
+            // No comma after a minus sign.
             let comma = i > 0 && (count - i).is_multiple_of(3) && !digits[..i].ends_with('-');
             comma.then_some(',').into_iter().chain([c])
         })
         .collect()
 }
 
-/// Returns the file of a sample; of user code, which has none, the expression that makes it.
+/// Returns the file of a sample, or the expression that makes it if user code does.
 pub(crate) fn label(sample: &SampleCost) -> String {
     if sample.path.is_empty() {
         format!("dataset[{}]", sample.id)
@@ -104,16 +106,17 @@ pub(crate) fn label(sample: &SampleCost) -> String {
     }
 }
 
-/// Without what a terminal would obey.
+/// Replaces control characters, which a terminal would obey.
 pub(crate) fn clean(text: &str) -> String {
     let harmless = |c: char| if c.is_control() { '\u{fffd}' } else { c };
     text.chars().map(harmless).collect()
 }
 
-/// Lines that fit, each with its end and `indent` spaces before it.
+/// Wraps a text into lines that fit the terminal, each with `indent` spaces before it and a line break after it.
 pub(crate) fn wrapped(text: &str, indent: usize) -> String {
     let room = WIDTH - indent;
     let mut lines: Vec<String> = Vec::new();
+    // Line breaks and tabs separate words too; as control characters they would be replaced by marks.
     let text = clean(&text.replace(['\n', '\t'], " "));
     for word in text
         .split(' ')
@@ -131,7 +134,7 @@ pub(crate) fn wrapped(text: &str, indent: usize) -> String {
     lines.into_iter().map(line).collect()
 }
 
-/// A word that is longer than a line, in several.
+/// Splits a word that is longer than a line.
 fn pieces(word: &str, room: usize) -> Vec<String> {
     let mut pieces = vec![String::new()];
     for c in word.chars() {

@@ -1,4 +1,4 @@
-//! `coprep status`, `coprep stop`, `coprep drop`.
+//! `coprep status`, `coprep throttle`, `coprep stop`, `coprep drop`.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -14,6 +14,7 @@ use crate::show::{BETWEEN, WIDTH, clean, duration, ending, label, number, table,
 use crate::{Outcome, args};
 use coprep_protocol::size::human;
 
+/// Prints the status of the coordinator.
 pub(crate) fn run(place: &CoordinatorPaths, args: &args::StatusArgs) -> Outcome {
     let status = control::status(place, args.slow)?;
     if args.json {
@@ -24,6 +25,7 @@ pub(crate) fn run(place: &CoordinatorPaths, args: &args::StatusArgs) -> Outcome 
     Ok(ExitCode::SUCCESS)
 }
 
+/// Slows down the coordinator's reads, or ends the slowdown.
 pub(crate) fn throttle(place: &CoordinatorPaths, args: &args::ThrottleArgs) -> Outcome {
     let latency = args.latency.unwrap_or_default();
     control::throttle(place, args.rate, latency)?;
@@ -41,12 +43,14 @@ pub(crate) fn throttle(place: &CoordinatorPaths, args: &args::ThrottleArgs) -> O
     Ok(ExitCode::SUCCESS)
 }
 
+/// Stops the coordinator, and waits for its end.
 pub(crate) fn stop(place: &CoordinatorPaths) -> Outcome {
     let pid = control::stop(place)?;
     println!("coordinator {pid} has ended");
     Ok(ExitCode::SUCCESS)
 }
 
+/// Frees unused caches, of one dataset or of all.
 pub(crate) fn drop_caches(place: &CoordinatorPaths, dataset: Option<String>) -> Outcome {
     let bytes = match dataset {
         Some(named) => drop_of_dataset(place, &named)?,
@@ -56,16 +60,17 @@ pub(crate) fn drop_caches(place: &CoordinatorPaths, dataset: Option<String>) -> 
     Ok(ExitCode::SUCCESS)
 }
 
+/// Frees all unused caches and the named segments that no coordinator uses. Returns their bytes.
 fn drop_all(place: &CoordinatorPaths) -> Outcome<u64> {
     let bytes = match control::drop_caches(place, None) {
-        // Named segments may be left of a coordinator that has ended.
+        // A coordinator that has ended may have left named segments.
         Err(Error::Absent { .. }) => 0,
         other => other?,
     };
     Ok(bytes + coprep_coordinator::drop_left_segments()?)
 }
 
-/// Frees the caches of a dataset, which is named as `status` shows it, or by any path of its folder.
+/// Frees the caches of a dataset. `named` is its name as `status` shows it, or any path of its folder.
 fn drop_of_dataset(place: &CoordinatorPaths, named: &str) -> Outcome<u64> {
     let caches = control::status(place, 0)?.caches;
     let of = |name: &str| {
@@ -76,6 +81,7 @@ fn drop_of_dataset(place: &CoordinatorPaths, named: &str) -> Outcome<u64> {
     };
     let mut name = named.to_owned();
     if of(&name).is_empty() {
+        // It is no name that `status` shows, so it must be a path.
         let folder = dataset_path::folder(Path::new(named))?;
         name = folder.to_string_lossy().into_owned();
     }
@@ -91,6 +97,7 @@ fn drop_of_dataset(place: &CoordinatorPaths, named: &str) -> Outcome<u64> {
     Ok(control::drop_caches(place, Some(name))?)
 }
 
+/// Says that a dataset has no cache, and names the datasets that have one.
 fn no_cache_of(named: &str, caches: &[CacheStatus]) -> String {
     let mut names: Vec<&str> = caches.iter().map(|c| c.dataset.as_str()).collect();
     names.sort_unstable();
@@ -122,7 +129,7 @@ fn describe(status: &Status) -> String {
     parts.join("\n\n")
 }
 
-/// Shows what threads and worker processes do now.
+/// Describes the current work of threads and worker processes.
 fn pool(status: &Status) -> String {
     let p = &status.pool;
     let text = format!(
@@ -145,7 +152,7 @@ fn caches(caches: &[CacheStatus]) -> String {
     caches.iter().map(cache).collect::<Vec<_>>().join("\n\n")
 }
 
-/// Shows one cache. Two of one dataset differ in their form, in what was done before, or in their policy.
+/// Describes one cache. Caches of one dataset differ in their form, in the operators before it, or in their policy.
 fn cache(c: &CacheStatus) -> String {
     let mut kind = vec![form_name(c.form)];
     kind.extend((!c.pipeline.is_empty()).then(|| format!("after {}", c.pipeline)));
@@ -158,7 +165,7 @@ fn cache(c: &CacheStatus) -> String {
         human(c.capacity)
     )];
     facts.push(format!("{}, {} misses", count(c.hits, "hit"), c.misses));
-    // With a single form, the line above says all.
+    // With a single form, the line above says everything.
     if c.by_form.len() > 1 {
         let form =
             |f: &FormStatus| format!("{} {} ({})", f.entries, form_name(f.form), human(f.bytes));
@@ -166,7 +173,7 @@ fn cache(c: &CacheStatus) -> String {
     }
     let saves = c.saves_s_per_epoch.filter(|&s| s > 0.0);
     facts.extend(saves.map(|s| format!("saves {} s per epoch", number(s))));
-    // Where everything has room, nothing has a price.
+    // A cache with room for everything has no price.
     let price = c.lambda_s_per_mib.filter(|&lambda| lambda >= 1e-4);
     facts.extend(
         price.map(|lambda| format!("a MiB must save {} ms per epoch", number(lambda * 1e3))),
@@ -185,7 +192,7 @@ fn form_name(form: CacheForm) -> String {
     format!("{form:?}").to_lowercase()
 }
 
-/// `1 sample`, `2 samples`.
+/// Returns a number with its noun: `1 sample`, `2 samples`.
 fn count(n: u64, what: &str) -> String {
     counted(n, what, &format!("{what}s"))
 }
@@ -194,7 +201,7 @@ fn counted(n: u64, one: &str, more: &str) -> String {
     format!("{n} {}", if n == 1 { one } else { more })
 }
 
-/// Shows what the samples cost, and those that cost most.
+/// Describes the costs of samples, and lists the most expensive ones.
 fn costs(c: &CostStatus) -> Vec<String> {
     if c.measured == 0 {
         return Vec::new();
@@ -220,6 +227,7 @@ fn costs(c: &CostStatus) -> Vec<String> {
     lines
 }
 
+/// Formats the most expensive samples as a table.
 fn slowest(samples: &[SampleCost]) -> String {
     let header = [
         "slow sample",
@@ -246,6 +254,7 @@ fn slowest(samples: &[SampleCost]) -> String {
         .sum();
     for row in &mut rows {
         if let Some(path) = row.last_mut() {
+            // Paths get the columns that the other cells leave.
             *path = ending(path, WIDTH.saturating_sub(fixed));
         }
     }
@@ -273,7 +282,7 @@ fn stream(s: &StreamStatus) -> String {
     lines.concat().trim_end().to_owned()
 }
 
-/// Shows what the jobs of a stream have in common.
+/// Describes the settings that all jobs of a stream share.
 fn setting(s: &StreamStatus) -> String {
     let order = if s.relaxed {
         "relaxed"
@@ -284,7 +293,7 @@ fn setting(s: &StreamStatus) -> String {
         format!("{order} order"),
         format!("cache {}", form_name(s.cache)),
     ];
-    // A seed that nobody chose has 19 digits, and tells a person nothing; `--json` has it.
+    // A seed that nobody chose has 19 digits and means nothing to a person. `--json` has it.
     parts.extend((s.seed <= u64::from(u32::MAX)).then(|| format!("seed {}", s.seed)));
     parts.push(format!(
         "{} of {} staging buffers free ({})",
@@ -308,7 +317,7 @@ fn totals(s: &StreamStatus) -> String {
         format!("share factor {share:.2}"),
         format!("failed {}", t.failed),
     ];
-    // User code does not say what it reads.
+    // Worker processes do not report the bytes that user code reads.
     parts.extend(
         s.worker_pids
             .is_empty()
@@ -346,7 +355,7 @@ mod tests {
     use super::*;
     use crate::top::model::tests::{a_cache, a_job, a_stream};
 
-    /// A coordinator with long names and large numbers.
+    /// Returns the status of a coordinator with long names and large numbers.
     fn busy() -> Status {
         let mut stream = a_stream(1, vec![a_job(1), a_job(2)]);
         stream.seed = 6_917_529_027_641_081_856;

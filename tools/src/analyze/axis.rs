@@ -1,9 +1,9 @@
-//! What stands along the axes of a chart.
+//! Ticks and labels of a chart's axes.
 
-/// Mean width of a character at the size of tick labels, generously.
+/// Mean width of a character at the size of tick labels, rounded up.
 pub(crate) const CHAR: f64 = 6.0;
 
-/// As much as fits, with an ellipsis where something is left out.
+/// Shortens a text to `chars` characters, with an ellipsis if something is left out.
 pub(crate) fn shortened(text: &str, chars: usize) -> String {
     if text.chars().count() <= chars {
         return text.into();
@@ -12,7 +12,7 @@ pub(crate) fn shortened(text: &str, chars: usize) -> String {
     format!("{}…", kept.trim_end())
 }
 
-/// Labels that do not touch each other: the present one stays, then those from the left.
+/// Removes labels that would touch each other: the present one stays, then the leftmost ones.
 pub(crate) fn thinned(ticks: Vec<(f64, String, bool)>) -> Vec<(f64, String, bool)> {
     let mut kept: Vec<(f64, String, bool)> = Vec::new();
     let (present, others): (Vec<_>, Vec<_>) = ticks.into_iter().partition(|tick| tick.2);
@@ -28,7 +28,7 @@ pub(crate) fn thinned(ticks: Vec<(f64, String, bool)>) -> Vec<(f64, String, bool
     kept
 }
 
-/// From 0 to at least `highest`, in steps of 1, 2 or 5 times a power of ten, about `count` of them.
+/// Returns ticks from 0 to at least `highest`: about `count` steps of 1, 2 or 5 times a power of ten.
 pub(crate) fn nice_ticks(highest: f64, count: u32) -> Vec<f64> {
     let highest = if highest > 0.0 { highest } else { 1.0 };
     let rough = highest / f64::from(count);
@@ -42,7 +42,7 @@ pub(crate) fn nice_ticks(highest: f64, count: u32) -> Vec<f64> {
     (0..=steps).map(|i| f64::from(i) * step).collect()
 }
 
-/// The unit in which so many seconds are read best, and its seconds.
+/// Returns the most readable unit for times up to `highest_s`, and its seconds.
 pub(crate) fn time_unit(highest_s: f64) -> (&'static str, f64) {
     match highest_s {
         s if s < 0.5 => ("ms", 1e-3),
@@ -52,7 +52,7 @@ pub(crate) fn time_unit(highest_s: f64) -> (&'static str, f64) {
     }
 }
 
-/// How many of x are one of this unit.
+/// Returns the size of a unit in bytes, or 1 for any other unit.
 pub(crate) fn unit_factor(unit: &str) -> f64 {
     let power = match unit.trim_end_matches("/s") {
         "KiB" => 1,

@@ -1,24 +1,25 @@
-//! Charts of a report as SVG. Colours are classes, which the page's style sheet gives their values.
+//! Renders the charts of a report as SVG. Colours are classes; the page's style sheet gives them values.
 //!
-//! Nothing moves and nothing runs: what a point says stands in it, and the style sheet shows that of the present
-//! setting, or of the point under the pointer.
+//! Charts have no animation and no script. Each holds the readings of all its points, and the style sheet shows the
+//! reading of the present setting, or of the point under the pointer.
 
 use super::axis::{CHAR, nice_ticks, shortened, thinned, time_unit, unit_factor};
 use super::labels;
 use super::report::{ChartLine, ChartShape, EpochForecast, EpochPart, Knee, Point, Series};
 
+// Size of a chart and edges of its plot, in the units of its view box.
 const WIDTH: f64 = 360.0;
 const HEIGHT: f64 = 246.0;
 const LEFT: f64 = 50.0;
 const RIGHT: f64 = 350.0;
 const TOP: f64 = 56.0;
 const BOTTOM: f64 = 206.0;
-/// Where marks over the plot have their words.
+/// Height of the words for marks over the plot.
 const MARKS: f64 = TOP - 9.0;
-/// Share of its slot that a bar takes.
+/// Share of a slot's width that its bar takes.
 const BAR: f64 = 0.64;
 
-/// Text in HTML and SVG, also in attributes.
+/// Escapes a text for HTML and SVG, attributes included.
 pub(crate) fn esc(text: &str) -> String {
     text.chars().fold(String::new(), |mut out, c| {
         match c {
@@ -34,7 +35,7 @@ pub(crate) fn esc(text: &str) -> String {
     })
 }
 
-/// A part's class in the style sheet.
+/// Returns a part's class in the style sheet.
 pub(crate) fn class(part: EpochPart) -> &'static str {
     match part {
         EpochPart::Compute => "compute",
@@ -43,7 +44,7 @@ pub(crate) fn class(part: EpochPart) -> &'static str {
     }
 }
 
-/// One epoch as a bar as wide as its place.
+/// Draws one epoch as a bar that fills its place.
 pub(crate) fn epoch_bar(outcome: &EpochForecast) -> String {
     let whole = outcome.epoch_s.max(f64::MIN_POSITIVE);
     let mut parts = String::new();
@@ -73,7 +74,7 @@ pub(crate) fn epoch_bar(outcome: &EpochForecast) -> String {
     )
 }
 
-/// The chart of a series, whose points [`super::report::Report::check`] has found good.
+/// Draws the chart of a series whose points [`super::report::Report::check`] accepts.
 pub(crate) fn chart(series: &Series, knee: Option<&Knee>) -> String {
     let plot = Plot::new(series);
     let id = esc(&series.key);
@@ -95,11 +96,11 @@ pub(crate) fn chart(series: &Series, knee: Option<&Knee>) -> String {
     )
 }
 
-/// A series on its axes.
+/// A series with its axes.
 struct Plot<'a> {
     series: &'a Series,
     shape: ChartShape,
-    /// Ticks of the y axis in `unit`; the last is its top.
+    /// Ticks of the y axis in `unit`. The last one is its top.
     ticks: Vec<f64>,
     unit: (&'static str, f64),
 }
@@ -112,7 +113,7 @@ impl<'a> Plot<'a> {
         let has_width = first.first().map(|p| p.x) < first.last().map(|p| p.x);
         Plot {
             series,
-            // To scale, there would be nothing to see.
+            // A scaled axis needs a range: with one x, areas and lines would show nothing.
             shape: if has_width {
                 series.shape
             } else {
@@ -123,24 +124,27 @@ impl<'a> Plot<'a> {
         }
     }
 
-    /// The line that is drawn in the series' shape.
+    /// Returns the line that is drawn in the series' shape.
     fn first(&self) -> &'a [Point] {
         self.series.lines.first().map_or(&[], |l| &l.points)
     }
 
+    /// Returns the height of a time in the plot.
     fn y(&self, seconds: f64) -> f64 {
         let top = self.ticks.last().copied().unwrap_or(1.0) * self.unit.1;
         BOTTOM - (seconds / top).clamp(0.0, 1.0) * (BOTTOM - TOP)
     }
 
-    /// None: not on the axis.
+    /// Returns the place of a value on the x axis, or `None` if the axis does not reach it.
     fn x(&self, x: f64) -> Option<f64> {
         let points = self.first();
+        // Bars stand at even distances: x only selects the slot.
         if self.shape == ChartShape::Bars {
             let at = points.iter().position(|p| p.x == x)?;
             return Some(LEFT + self.slot() * (at as f64 + 0.5));
         }
         let ends = [points.first()?.x, points.last()?.x];
+        // Lines keep off the edges, so that their first and last dots are whole.
         let inset = if self.shape == ChartShape::Lines {
             10.0
         } else {
@@ -148,15 +152,16 @@ impl<'a> Plot<'a> {
         };
         let share = (x - ends[0]) / (ends[1] - ends[0]);
         let place = LEFT + inset + share * (RIGHT - LEFT - 2.0 * inset);
+        // The first line sets the axis. Others may reach beyond it.
         (0.0..=1.0).contains(&share).then_some(place)
     }
 
-    /// Width of a bar and its surroundings.
+    /// Returns the width of a bar with the space around it.
     fn slot(&self) -> f64 {
         (RIGHT - LEFT) / self.first().len().max(1) as f64
     }
 
-    /// Points with their places, those that have one.
+    /// Returns the points that have a place on the x axis, with their places.
     fn placed<'p>(&self, points: &'p [Point]) -> impl Iterator<Item = (f64, &'p Point)> {
         points.iter().filter_map(|p| Some((self.x(p.x)?, p)))
     }
@@ -165,6 +170,7 @@ impl<'a> Plot<'a> {
         let last = self.ticks.len().saturating_sub(1);
         let tick = |(i, tick): (usize, &f64)| {
             let y = self.y(tick * self.unit.1);
+            // Only the top tick has the unit.
             let unit = if i == last {
                 format!(" {}", self.unit.0)
             } else {
@@ -204,12 +210,13 @@ impl<'a> Plot<'a> {
         )
     }
 
-    /// Place, text, and whether it belongs to the present setting.
+    /// Returns the ticks of the x axis: place, text, and whether each belongs to the present setting.
     fn x_ticks(&self) -> Vec<(f64, String, bool)> {
         if self.shape != ChartShape::Area {
             let tick = |(x, p): (f64, &Point)| (x, shortened(&p.x_text, 12), self.is_present(p.x));
             return self.placed(self.first()).map(tick).collect();
         }
+        // The points of an area are many and uneven: round values make better ticks.
         let factor = unit_factor(&self.series.x_unit);
         let end = self.first().last().map_or(0.0, |p| p.x) / factor;
         nice_ticks(end, 5)
@@ -218,6 +225,7 @@ impl<'a> Plot<'a> {
             .collect()
     }
 
+    /// Returns whether the present setting has this x.
     fn is_present(&self, x: f64) -> bool {
         self.series.points().any(|p| p.present && p.x == x)
     }
@@ -231,6 +239,7 @@ impl<'a> Plot<'a> {
     }
 
     fn bars(&self) -> String {
+        // Limited, since a few bars would be too wide.
         let width = (self.slot() * BAR).min(44.0);
         let bar = |(x, point): (f64, &Point)| -> String {
             let stack = point
@@ -252,6 +261,7 @@ impl<'a> Plot<'a> {
         self.placed(self.first()).map(bar).collect()
     }
 
+    /// Draws each part of an epoch as an area over the parts below it.
     fn areas(&self) -> String {
         let area = |index: usize| {
             let edge = |(x, p): (f64, &Point)| {
@@ -263,6 +273,7 @@ impl<'a> Plot<'a> {
                 )
             };
             let edges: Vec<_> = self.placed(self.first()).map(edge).collect();
+            // A part that is 0 everywhere would be an invisible polygon.
             if !edges.iter().any(|(_, _, is_there)| *is_there) {
                 return String::new();
             }
@@ -295,19 +306,20 @@ impl<'a> Plot<'a> {
         )
     }
 
-    /// The lines over the first one.
+    /// Draws the other lines over the first one.
     fn compared(&self) -> String {
         let others = self.series.lines.iter().skip(1);
         others.map(|l| self.line(&l.points, "line other")).collect()
     }
 
-    /// Where the present setting and the knee are.
+    /// Marks the present setting and the knee.
     fn marks(&self, knee: Option<&Knee>) -> String {
         let present = self.series.points().find(|p| p.present);
         let present = present.and_then(|p| Some((self.x(p.x)?, self.y(p.outcome.epoch_s))));
+        // The knee lies between points, so it needs a scaled axis.
         let knee = knee.filter(|_| self.shape == ChartShape::Area);
         let knee = knee.and_then(|k| self.x(k.cache_bytes as f64));
-        // Where their words would meet, each stands on its side.
+        // If their words would overlap, each moves to its own side.
         let between = present.zip(knee).map(|((now, _), knee)| now - knee);
         let aside = between
             .filter(|d| d.abs() < 44.0)
@@ -324,7 +336,7 @@ impl<'a> Plot<'a> {
         now.into_iter().chain(knee).collect()
     }
 
-    /// Epochs that were run.
+    /// Draws rings for the epochs that were really run.
     fn measured(&self) -> String {
         let ring = |point: &Point| {
             let (x, y) = (self.x(point.x)?, self.y(point.measured_epoch_s?));
@@ -335,9 +347,10 @@ impl<'a> Plot<'a> {
         self.series.points().filter_map(ring).collect()
     }
 
-    /// Lines have their names where there is most room for them.
+    /// Puts each line's name where there is most room for it.
     fn names(&self) -> String {
         let lines = &self.series.lines;
+        // Areas and bars have a legend. Lines need names.
         let skipped = if self.shape == ChartShape::Lines {
             0
         } else {
@@ -353,6 +366,7 @@ impl<'a> Plot<'a> {
             .collect()
     }
 
+    /// Draws a line's name beside the dot with most room.
     fn name(&self, line: &ChartLine) -> Option<String> {
         let room = |p: &Point| self.room(line, p);
         let point = line
@@ -362,10 +376,12 @@ impl<'a> Plot<'a> {
         let epoch_s = point.outcome.epoch_s;
         let (x, y) = (self.x(point.x)?, self.y(epoch_s));
         let name = shortened(&line.name, 24);
+        // Above the dot if the nearest other line is below it, or if there is no room below.
         let is_above = room(point) >= 0.0 || y + 20.0 > BOTTOM;
         let after = line.points.iter().find(|p| p.x > point.x);
         let rises = after.is_some_and(|p| p.outcome.epoch_s > epoch_s);
         let fits = x + 7.0 + name.chars().count() as f64 * CHAR < RIGHT;
+        // To the right of the dot if the line moves away from the name there.
         let (anchor, x) = if is_above != rises && fits {
             ("start", x + 6.0)
         } else {
@@ -378,7 +394,7 @@ impl<'a> Plot<'a> {
         ))
     }
 
-    /// Seconds from the nearest other line to this one, at this point.
+    /// Returns the seconds from the nearest other line to this one at this point. Negative if the other line is above.
     fn room(&self, line: &ChartLine, point: &Point) -> f64 {
         let others = self
             .series
@@ -393,7 +409,7 @@ impl<'a> Plot<'a> {
             .unwrap_or(0.0)
     }
 
-    /// For each x what it stands for, and the place that shows it.
+    /// Draws, for each x, the reading of its point and the area that shows it under the pointer.
     fn readings(&self) -> String {
         let placed: Vec<(f64, &Point)> = self.placed(self.first()).collect();
         let between = |a: usize, b: usize| Some((placed.get(a)?.0 + placed.get(b)?.0) / 2.0);
@@ -408,6 +424,7 @@ impl<'a> Plot<'a> {
         placed.iter().enumerate().map(reading).collect()
     }
 
+    /// Draws one reading, and the area from `from` to `to` that shows it.
     fn reading(&self, point: &Point, from: f64, to: f64) -> String {
         let class = if self.is_present(point.x) {
             "point at-present"
@@ -424,7 +441,7 @@ impl<'a> Plot<'a> {
         )
     }
 
-    /// Epochs of all lines with this point's x.
+    /// Returns the epochs of all lines with this point's x.
     fn whole(&self, point: &Point) -> String {
         let many = self.series.lines.len() > 1;
         let epoch = |(i, line): (usize, &ChartLine)| {
@@ -439,7 +456,7 @@ impl<'a> Plot<'a> {
         };
         let lines = self.series.lines.iter().enumerate();
         let mut epochs: Vec<String> = lines.filter_map(epoch).collect();
-        // Two lines leave no room for it; the table has it.
+        // Two lines leave no room for measured times. The table has them.
         let measured = point.measured_epoch_s.filter(|_| !many);
         epochs.extend(measured.map(|s| format!("{} measured", labels::seconds(s))));
         let x = format!(
@@ -449,7 +466,7 @@ impl<'a> Plot<'a> {
         format!("{}: {}", shortened(x.trim_end(), 24), epochs.join(", "))
     }
 
-    /// The chart in a sentence, for those who do not see it.
+    /// Describes the chart in a sentence for people who cannot see it.
     fn describe(&self) -> String {
         let ends = self.first().first().zip(self.first().last());
         let (from, to) =
@@ -467,6 +484,7 @@ impl<'a> Plot<'a> {
     }
 }
 
+/// Formats the shares of an epoch's parts.
 fn split(outcome: &EpochForecast) -> String {
     let of = |part| {
         format!(
@@ -478,7 +496,7 @@ fn split(outcome: &EpochForecast) -> String {
     EpochPart::ALL.map(of).join(", ")
 }
 
-/// Words over the plot at this x; or, where two would meet, to the left (-1) or right (1) of it.
+/// Places words over the plot at this x, or to the left (-1) or right (1) of it if two would overlap.
 fn over(x: f64, words: &str, aside: f64) -> String {
     let (anchor, x) = match aside {
         a if a < 0.0 => ("end", x - 1.0),

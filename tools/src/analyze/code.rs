@@ -1,5 +1,5 @@
-//! Of a dataset that is the script's own code: what it reads and what it does cannot be seen, only how long its
-//! workers wait and work for a sample.
+//! Analysis of a dataset that is the script's own code. coprep sees neither its reads nor its operators, only how long
+//! its workers wait and work for a sample.
 
 use super::model::{Facts, JobWork, Prepare, Workers};
 use super::report::{DatasetFacts, Report, Setting};
@@ -9,7 +9,7 @@ use crate::args;
 use crate::measure::usable;
 use crate::progress::Steps;
 
-/// Runs the script once more, with its samples prepared as ever. `alone`: with batches that came again.
+/// Runs the script once more, with its samples prepared as usual. `alone` holds the findings with replayed batches.
 pub(super) fn analyze(
     args: &args::AnalyzeArgs,
     alone: &ScriptFindings,
@@ -26,7 +26,7 @@ pub(super) fn analyze(
         cache_bytes: 0,
         form: "off".into(),
         cpus: facts.prepare.cpus,
-        // Of code that coprep cannot see into, no rate in bytes is known that this one could take the place of.
+        // coprep does not know how many bytes user code reads, so a rate in bytes has nothing to replace.
         storage_bytes_per_s: None,
         ..present(args, Some(alone))
     };
@@ -44,23 +44,25 @@ pub(super) fn analyze(
     report(args, about, facts, setting)
 }
 
-/// The model has no other overlap here: what the workers wait beyond the processors' time is added to it.
+/// The overlap of [`Facts`] for user code: none, since the model adds the workers' waits beyond the processors' time.
 const NO_OVERLAP: f64 = 1.0;
-/// Less than the clocks tell apart.
+/// A time below the resolution of the clocks, against division by zero.
 const NO_TIME: f64 = 1e-9;
 
-/// Seconds that a worker waits, and works, for a sample.
+/// Returns the seconds for which a worker waits, and works, per sample.
 fn times(seen: &ScriptFindings) -> (f64, f64) {
     let totals = &seen.stream.totals;
     let prepared = totals.prepared.max(1) as f64;
     (totals.fetch_s / prepared, totals.prep_s / prepared)
 }
 
+/// Builds the facts of the model: the job's work from replayed batches, the workers' times from real ones.
 fn facts(alone: &ScriptFindings, seen: &ScriptFindings) -> Facts {
     let stream = &seen.stream;
     let samples = f64::from(stream.samples);
     let workers = stream.worker_pids.len().max(1) as f64;
     let (waits, works) = times(seen);
+    // The size of a staging slot stands for a sample's: no other size is known.
     let slots = f64::from(stream.buffers) * f64::from(stream.slots);
     let bytes = samples * stream.staging_bytes as f64 / slots.max(1.0);
     let processors = f64::from(usable());
@@ -78,7 +80,7 @@ fn facts(alone: &ScriptFindings, seen: &ScriptFindings) -> Facts {
         decoded_bytes: bytes,
         prepare,
         in_full: prepare,
-        // The rate of workers that do nothing but wait. Its unit is arbitrary, since bytes in storage are not known: only
+        // The rate of workers that only wait. Its unit is arbitrary, since the bytes in storage are not known: only
         // ratios to it are used.
         storage: bytes * workers / (samples * waits.max(NO_TIME)),
         is_in_page_cache: false,

@@ -1,4 +1,4 @@
-//! Of images, prepared by coprep's own operators: all that the model asks for is measured.
+//! Analysis of images that coprep's own operators prepare: everything that the model needs is measured.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ use crate::measure::quiet::{self, Observed};
 use crate::measure::{self, From, MeasurementPlan, SizeEstimate, usable};
 use crate::progress::Steps;
 
-/// Everything that was measured.
+/// All measurements.
 struct Measurements {
     sizes: SizeEstimate,
     storage: Observed<Storage>,
@@ -27,11 +27,11 @@ struct Measurements {
     decoded: Rate,
     /// See [`Facts::overlap`].
     overlap: Observed<f64>,
-    /// Samples that were looked at.
+    /// Number of measured samples.
     part: u32,
 }
 
-/// Measures and predicts. `seen`: the script, if there is one.
+/// Measures and predicts. `seen` holds the findings about the script, if there is one.
 pub(super) fn analyze(
     args: &args::AnalyzeArgs,
     spec: PipelineSpec,
@@ -51,6 +51,7 @@ pub(super) fn analyze(
     let dataset = plan.dataset()?;
     let found = measure(&plan, &dataset, steps)?;
     let facts = facts(args, &plan, f64::from(dataset.len()), &found, seen);
+    // Files lie in folders of classes, so the dataset's folder is two levels up.
     let folder = dataset.path(0);
     let folder = folder.parent().and_then(Path::parent).unwrap_or(&folder);
     let about = About {
@@ -69,15 +70,15 @@ pub(super) fn analyze(
     report(args, about, facts, present(args, seen))
 }
 
-/// A rate of preparing, the median of some.
+/// A rate of preparing: the median of several rounds.
 #[derive(Clone, Copy, Debug)]
 struct Rate {
     samples_per_s: f64,
-    /// Median absolute deviation.
+    /// Median absolute deviation of the rounds.
     spread: f64,
-    /// With so many processors.
+    /// Number of processors that prepared.
     cpus: f64,
-    /// Processors that other programs used meanwhile, at most.
+    /// Most processors that other programs used in a round.
     cpus_of_others: f64,
 }
 
@@ -94,7 +95,7 @@ impl Rate {
         }
     }
 
-    /// Processor seconds of a sample.
+    /// Returns the processor seconds of a sample.
     fn cost(&self) -> f64 {
         self.cpus / self.samples_per_s
     }
@@ -105,16 +106,17 @@ fn median(values: &mut [f64]) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// Returns the largest of some numbers of processors.
+/// Returns the largest of some numbers of processors, or 0.
 fn most(cpus: impl IntoIterator<Item = f64>) -> f64 {
     cpus.into_iter().fold(0.0, f64::max)
 }
 
-/// What is measured in turn, so often: the machine is not equally fast at all times.
+/// Rounds of all probes. The probes take turns, because the machine is not equally fast at all times.
 const ROUNDS: usize = 3;
+/// Number of probes: see [`rates`].
 const PROBES: usize = 5;
 
-/// Seconds of each step of [`measure`], about.
+/// Returns the approximate seconds of each step of [`measure`].
 fn expected(seconds: f64) -> Vec<f64> {
     let mut steps = vec![1.0, seconds, 0.25 * seconds * PROBES as f64];
     steps.extend([0.5 * seconds; PROBES * ROUNDS]);
@@ -122,6 +124,7 @@ fn expected(seconds: f64) -> Vec<f64> {
     steps
 }
 
+/// Takes all measurements, each with the other resources out of the way.
 fn measure(
     plan: &MeasurementPlan,
     dataset: &coprep_coordinator::Dataset,
@@ -148,7 +151,8 @@ fn measure(
     })
 }
 
-/// From storage; the same with one processor; decoded in full; from the cache, encoded; and decoded.
+/// Measures five rates: from files; from files with one processor; decoded in full; from the cache encoded, and
+/// decoded.
 fn rates(plan: &MeasurementPlan, part: &[u32], steps: &mut Steps) -> Result<[Rate; PROBES]> {
     steps.step("samples into caches");
     let (spec, in_full) = (&plan.spec, &plan.in_full());
@@ -169,6 +173,7 @@ fn rates(plan: &MeasurementPlan, part: &[u32], steps: &mut Steps) -> Result<[Rat
             plan.cpus,
         ),
     ];
+    // Open all probes first, so that they can take turns.
     let mut probes = Vec::new();
     for (_, spec, from, cpus) in cases {
         let serve = [format!("--cpus={cpus}")];
@@ -185,8 +190,9 @@ fn rates(plan: &MeasurementPlan, part: &[u32], steps: &mut Steps) -> Result<[Rat
     Ok(found.map(|rates| Rate::of(&rates, cpus.next().unwrap_or(1))))
 }
 
-/// Storage is made just as fast as preparing. If they overlapped wholly, an epoch would take as long as either; if not at
-/// all, twice as long: by how much longer says how far they do ([`Facts::overlap`]).
+/// Measures how far fetching and preparing overlap ([`Facts::overlap`]). Storage is slowed down to the rate of
+/// preparing. With full overlap an epoch would then take as long as without the slowdown, with no overlap twice as
+/// long; the actual time tells how far they overlap.
 fn overlap(
     plan: &MeasurementPlan,
     sizes: &SizeEstimate,
@@ -201,19 +207,22 @@ fn overlap(
     let rate = ((first.value * bytes) as u64).max(1);
     let serve = [cpus, format!("--storage-rate={rate}")];
     let slowed = plan.open(&plan.spec, from, part, &serve, steps)?;
-    // Longer: the pool has to find its balance, and chance weighs more.
+    // Longer than the others: the pool has to find its balance, and chance weighs more.
     let both = slowed.rate(1.5 * plan.seconds, steps)?;
+    // Once before and once after: the machine's speed may drift meanwhile.
     let last = free.rate(plan.seconds / 2.0, steps)?;
     let alone = (first.value + last.value) / 2.0;
     Ok(Observed {
+        // Two equal times take `2^(1/p)` times as long together: solved for `p`.
         value: (2f64.ln() / (alone / both.value).max(1.0).ln()).clamp(OVERLAP.0, OVERLAP.1),
         cpus_of_others: most([first, both, last].map(|o| o.cpus_of_others)),
     })
 }
 
-/// Least and most that is believed of a measurement.
+/// Smallest and largest overlap that a measurement is trusted to show.
 const OVERLAP: (f64, f64) = (1.5, 12.0);
 
+/// Turns the measurements into the facts of the model.
 fn facts(
     args: &args::AnalyzeArgs,
     plan: &MeasurementPlan,
@@ -223,12 +232,13 @@ fn facts(
 ) -> Facts {
     let prepare = Prepare {
         from_storage: found.from_storage.cost(),
-        // The same work but for reading: what is more is chance.
+        // The same work without reading files, so it cannot cost more: any excess is chance.
         from_encoded: found.encoded.cost().min(found.from_storage.cost()),
         from_decoded: found.decoded.cost(),
         cpus: found.from_storage.cpus,
         alone: found.alone.cost(),
     };
+    // Decoding in full costs the same extra for every source that is still to be decoded.
     let more = (found.in_full.cost() - prepare.from_storage).max(0.0);
     let in_full = Prepare {
         from_storage: prepare.from_storage + more,
@@ -237,6 +247,7 @@ fn facts(
         ..prepare
     };
     let job = match (seen, args.step_time) {
+        // A script's measured time wins over `--step-time`.
         (Some(seen), _) => JobWork {
             seconds: seen.seconds,
             cpu_seconds: seen.cpu_seconds,
@@ -258,12 +269,14 @@ fn facts(
         overlap: found.overlap.value,
         workers: None,
         has_forms: true,
+        // Storage that the user slows down stands for a dataset that does not fit into memory.
         is_in_page_cache: plan.storage.is_none() && found.sizes.encoded < free / 2.0,
         processors: usable().into(),
         job,
     }
 }
 
+/// Lists the measurements for the report.
 fn measured(
     found: &Measurements,
     seen: Option<&ScriptFindings>,
@@ -346,7 +359,7 @@ fn measured(
     all
 }
 
-/// Says what else the processors did during a measurement.
+/// Says how much other programs used the processors during a measurement.
 fn beside(cpus_of_others: f64) -> String {
     if cpus_of_others > quiet::LITTLE {
         format!("while other programs used {cpus_of_others:.1}")
@@ -356,7 +369,7 @@ fn beside(cpus_of_others: f64) -> String {
 }
 
 impl Measurements {
-    /// Returns the processors that other programs used in the measurement that they disturbed most.
+    /// Returns the processors that other programs used in the most disturbed measurement.
     fn cpus_of_others(&self) -> f64 {
         let rates = [
             self.from_storage,
@@ -371,9 +384,10 @@ impl Measurements {
     }
 }
 
-/// Faster than this, the page cache did not forget.
+/// Bytes per second that no storage reaches: above, the page cache did not forget the files.
 const TOO_FAST: f64 = 4e9;
 
+/// Lists the reasons to doubt the predictions.
 fn warnings(
     found: &Measurements,
     seen: Option<&ScriptFindings>,

@@ -1,5 +1,4 @@
-//! How a report's numbers are written, the same in all renderings. A number keeps its unit on its line: between them
-//! is a no-break space.
+//! Formats a report's numbers, the same in all renderings. A no-break space keeps each number and its unit on one line.
 
 use coprep_protocol::size::human;
 
@@ -9,7 +8,7 @@ pub(crate) use crate::show::number;
 
 const NBSP: char = '\u{a0}';
 
-/// `2.1 ms`, `8.40 s`, `3 min 20 s`.
+/// Formats a time: `2.1 ms`, `8.40 s`, `3 min 20 s`.
 pub(crate) fn seconds(s: f64) -> String {
     match s {
         s if s <= 0.0 => format!("0{NBSP}s"),
@@ -20,7 +19,7 @@ pub(crate) fn seconds(s: f64) -> String {
     }
 }
 
-/// A value in the unit that fits it.
+/// Formats a value in the unit that fits it.
 pub(crate) fn quantity(value: f64, unit: &str) -> String {
     match unit {
         "s" => seconds(value),
@@ -39,12 +38,12 @@ fn bytes(count: u64) -> String {
     whole(&human(count))
 }
 
-/// Without a place to break it.
+/// Replaces spaces by no-break spaces.
 fn whole(text: &str) -> String {
     text.replace(' ', "\u{a0}")
 }
 
-/// `52 %`; what is there but rounds to nothing is `<1 %`.
+/// Formats a share: `52 %`. A share above zero that would round to zero is `<1 %`.
 pub(crate) fn percent(part: f64, whole: f64) -> String {
     match 100.0 * part / whole.max(f64::MIN_POSITIVE) {
         p if p > 0.0 && p < 0.5 => format!("<1{NBSP}%"),
@@ -52,13 +51,13 @@ pub(crate) fn percent(part: f64, whole: f64) -> String {
     }
 }
 
-/// `2.9×`.
+/// Formats a factor: `2.9×`.
 pub(crate) fn gain(x: f64) -> String {
     let digits = if x < 9.95 { 1 } else { 0 };
     format!("{x:.digits$}×")
 }
 
-/// `1 processor`, `2 processors`.
+/// Formats a number of processors: `1 processor`, `2 processors`.
 pub(crate) fn processors(count: f64) -> String {
     let s = if count == 1.0 { "" } else { "s" };
     format!("{} processor{s}", number(count))
@@ -80,11 +79,12 @@ pub(crate) fn bottleneck(bottleneck: Bottleneck) -> &'static str {
     }
 }
 
-/// Where an epoch's time goes, in one or two sentences.
+/// Says in one or two sentences where an epoch's time goes.
 pub(crate) fn verdict(outcome: &EpochForecast) -> String {
     let of = |part| percent(outcome.of(part), outcome.epoch_s);
     let stalls = outcome.fetch_stall_s + outcome.prep_stall_s;
     let epoch = seconds(outcome.epoch_s);
+    // Waits of less than half a percent are not worth a sentence.
     if stalls < 0.005 * outcome.epoch_s {
         return format!("An epoch takes {epoch}, and the job waits for none of it.");
     }
@@ -104,12 +104,14 @@ pub(crate) fn verdict(outcome: &EpochForecast) -> String {
     )
 }
 
-/// What an advice comes to, if an epoch changes: `An epoch would take 5 min 56 s, not 14 min 51 s.`
+/// Says how long an epoch would take with an advice: `An epoch would take 5 min 56 s, not 14 min 51 s.` Returns `None`
+/// if it would take as long as now.
 pub(crate) fn then(report: &Report, gain_x: f64) -> Option<String> {
     let (now, then) = (
         report.present.outcome.epoch_s,
         report.present.outcome.epoch_s / gain_x,
     );
+    // A smaller gain would name nearly the same time twice.
     let changes = (gain_x - 1.0).abs() >= 0.005;
     changes.then(|| {
         format!(
@@ -120,7 +122,7 @@ pub(crate) fn then(report: &Report, gain_x: f64) -> Option<String> {
     })
 }
 
-/// Names and values of the present setting.
+/// Returns the names and values of the present setting.
 pub(crate) fn setting(s: &Setting) -> Vec<(&'static str, String)> {
     let cache = match s.cache_bytes {
         0 => "none".into(),
@@ -148,7 +150,7 @@ pub(crate) fn setting(s: &Setting) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// Names and values of the dataset, the pipeline and the machine.
+/// Returns the names and values of the dataset, the pipeline and the machine.
 pub(crate) fn circumstances(r: &Report) -> Vec<(&'static str, String)> {
     vec![
         ("analysed", r.command.clone()),

@@ -1,10 +1,11 @@
-//! The machine, for the report.
+//! Describes the machine for the report.
 
 use std::path::Path;
 
 use super::report::Machine;
 use crate::measure::usable;
 
+/// Describes this machine. `folder` tells the storage of the dataset.
 pub(super) fn machine(folder: &Path) -> Machine {
     let online = nix::unistd::sysconf(nix::unistd::SysconfVar::_NPROCESSORS_ONLN);
     let kernel = nix::sys::utsname::uname().ok();
@@ -24,7 +25,7 @@ fn cpu_model() -> Option<String> {
     Some(line.trim_start_matches([' ', '\t', ':']).into())
 }
 
-/// File system and device of the mount that a folder lies on.
+/// Returns the file system and device of the mount that holds a folder, or nothing if the folder does not exist.
 fn storage(folder: &Path) -> String {
     let Ok(folder) = folder.canonicalize() else {
         return String::new();
@@ -36,6 +37,7 @@ fn storage(folder: &Path) -> String {
         let is_there = folder.starts_with(point);
         is_there.then(|| (point.len(), format!("{kind} on {device}")))
     };
+    // Several mount points may contain the folder: it lies on the innermost one.
     let found = mounts.lines().filter_map(mount).max_by_key(|(len, _)| *len);
     found.map_or_else(String::new, |(_, text)| text)
 }

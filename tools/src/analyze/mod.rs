@@ -1,14 +1,14 @@
-//! `coprep analyze`: where the data stalls are, and what would help.
+//! `coprep analyze`: finds data stalls, and the changes that would help most.
 //!
-//! | module | what it does |
+//! | module | purpose |
 //! |---|---|
-//! | [`images`] | of coprep's own pipelines |
-//! | [`code`] | of a dataset that is the script's own code |
-//! | [`storage`] | how fast storage reads |
-//! | [`script`] | how fast a training script is by itself |
-//! | [`model`] | what an epoch takes under other circumstances |
-//! | [`whatif`] | those circumstances, and what to change |
-//! | [`report`] | all of it; [`text`] and [`page`] show it |
+//! | [`images`] | analyses coprep's own pipelines |
+//! | [`code`] | analyses a dataset that is the script's own code |
+//! | [`storage`] | measures how fast storage reads |
+//! | [`script`] | measures how fast a training script is without waits |
+//! | [`model`] | predicts an epoch under other settings |
+//! | [`whatif`] | chooses those settings, and the advice |
+//! | [`report`] | holds the results; [`text`] and [`page`] show them |
 
 mod axis;
 mod chart;
@@ -39,6 +39,7 @@ use crate::progress::Steps;
 use crate::show::is_coloured;
 use crate::{interrupt, warm};
 
+/// Makes a report, or reads a saved one, and shows it.
 pub(crate) fn run(args: &args::AnalyzeArgs) -> crate::Outcome {
     let report = match &args.render {
         Some(saved) => read(saved)?,
@@ -59,12 +60,14 @@ pub(crate) fn run(args: &args::AnalyzeArgs) -> crate::Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Reads a saved report.
 fn read(file: &Path) -> std::result::Result<Report, String> {
     let text = std::fs::read_to_string(file).map_err(|e| e.to_string());
     text.and_then(|text| Report::read(&text))
         .map_err(|e| format!("{}: {e}", file.display()))
 }
 
+/// Measures a script or a folder of images.
 fn analyze(args: &args::AnalyzeArgs) -> Result<Report> {
     interrupt::heed()?;
     let mut steps = Steps::new();
@@ -80,15 +83,17 @@ fn analyze(args: &args::AnalyzeArgs) -> Result<Report> {
     report.map_err(interrupt::reason)
 }
 
-/// Batches for each staging buffer before a look at batches that come again: by then all were prepared once.
+/// Batches to wait for, per staging buffer, before replayed batches are measured: by then all were prepared once.
 const ROUNDS: u64 = 2;
-/// Seconds until a script takes batches, about.
+/// Approximate seconds until a script takes batches.
 const STARTING: f64 = 5.0;
-/// A script is looked at for no less than this.
+/// Shortest time in seconds for which a script is measured.
 const FEW_SECONDS: f64 = 5.0;
 
+/// Measures a script: first its own work, then its dataset.
 fn of_script(args: &args::AnalyzeArgs, steps: &mut Steps) -> Result<Report> {
     steps.step("the script by itself, its batches handed over again and again");
+    // Replayed batches need no preparation, so the script's time without waits is its own work.
     let arguments = ["--replay".into(), "--cpus".into(), cpus(args).to_string()];
     let seconds = args.seconds.max(FEW_SECONDS);
     let seen = script::watch(&args.command, &arguments, ROUNDS, seconds, steps)?;
@@ -102,7 +107,7 @@ fn cpus(args: &args::AnalyzeArgs) -> u32 {
     args.images.cpus.map_or_else(usable, u32::from)
 }
 
-/// What a report says beside predictions.
+/// The parts of a report that are not predictions.
 struct About {
     dataset: DatasetFacts,
     pipeline: String,
@@ -111,6 +116,7 @@ struct About {
     warnings: Vec<String>,
 }
 
+/// Predicts, and assembles the report.
 fn report(
     args: &args::AnalyzeArgs,
     about: About,
@@ -141,7 +147,7 @@ fn report(
     Ok(report)
 }
 
-/// Predicts for the settings of `args` from what was measured for another report.
+/// Predicts for the settings of `args` from the measurements of another report.
 fn again(args: &args::AnalyzeArgs, before: Report) -> Result<Report> {
     let facts = before.facts;
     let mut facts =
@@ -150,6 +156,7 @@ fn again(args: &args::AnalyzeArgs, before: Report) -> Result<Report> {
         facts.job.seconds = time.as_secs_f64() / f64::from(before.batch_size);
     }
     let setting = Setting {
+        // Without `--cpus`, the processors of the saved report count, not those of this machine.
         cpus: args
             .images
             .cpus
@@ -164,6 +171,7 @@ fn again(args: &args::AnalyzeArgs, before: Report) -> Result<Report> {
         warnings: before.warnings,
     };
     Ok(Report {
+        // The measurements are old ones, so their time, command and machine stay.
         made: before.made,
         command: before.command,
         machine: before.machine,
@@ -171,12 +179,15 @@ fn again(args: &args::AnalyzeArgs, before: Report) -> Result<Report> {
     })
 }
 
+/// Returns the present setting, from which the others differ.
 fn present(args: &args::AnalyzeArgs, seen: Option<&ScriptFindings>) -> Setting {
     let free = coprep_cache::memory::available().unwrap_or(0);
     Setting {
+        // The default of `coprep serve`.
         cache_bytes: args.cache.unwrap_or(free / 4),
         cpus: cpus(args).into(),
         storage_bytes_per_s: args.storage_rate.map(|rate| rate as f64),
+        // A script may start several jobs by itself.
         jobs: seen.map_or(args.jobs, |seen| seen.jobs.max(args.jobs)),
         shared: !args.unshared,
         form: match args.form {
@@ -190,6 +201,7 @@ fn present(args: &args::AnalyzeArgs, seen: Option<&ScriptFindings>) -> Setting {
     }
 }
 
+/// Returns the analysed folder or command, as one line.
 fn what(args: &args::AnalyzeArgs) -> String {
     let words: Vec<String> = match &args.folder {
         Some(folder) if args.command.is_empty() => vec![folder.display().to_string()],
@@ -213,7 +225,7 @@ fn one(key: &str, name: &str, value: f64, unit: &str, how: String) -> MeasuredNu
     }
 }
 
-/// What a script does beside waiting.
+/// Returns the measured work of a job without its waits.
 fn of_job(seen: &ScriptFindings) -> Vec<MeasuredNumber> {
     let seconds = seen.seconds.max(f64::MIN_POSITIVE);
     vec![
@@ -237,7 +249,7 @@ fn of_job(seen: &ScriptFindings) -> Vec<MeasuredNumber> {
     ]
 }
 
-/// Warns of measurements during which other programs used the processors, though they were repeated.
+/// Returns a warning if other programs used the processors during the measurements, although these were repeated.
 fn disturbed(cpus_of_others: f64) -> Option<String> {
     (cpus_of_others > LITTLE).then(|| {
         format!(

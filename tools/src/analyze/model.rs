@@ -1,99 +1,103 @@
-//! What an epoch takes under other circumstances, from what was measured under these.
+//! Predicts an epoch under other settings from measurements under the present ones.
 //!
-//! Fetching, preparing and the jobs' own work overlap: threads fetch ahead of those that prepare, and batches lie ready
-//! in queues. So an epoch takes as long as the busiest of three takes for it, and the others are hidden behind it (the first
-//! two not wholly, where they take about as long: how far is measured too):
+//! Fetching, preparing and the jobs' own work overlap: threads that fetch run ahead of threads that prepare, and
+//! finished batches wait in queues. So an epoch takes as long as the busiest of three resources, and the others are
+//! hidden behind it. Fetching and preparing overlap only in part where they take about as long; how far is measured
+//! too.
 //!
-//! - *storage*: the bytes that are not cached, at its rate;
-//! - *processors*: what preparing takes of them, less what is cached, and what the jobs take of the same ones;
-//! - *the job*: its own work on all batches.
+//! - *storage* reads the bytes that are not cached, at its rate;
+//! - *processors* prepare the samples, less the work that the cache saves, and run the jobs' code as well;
+//! - *the job* does its own work on all batches.
 //!
-//! What each of them takes was measured with the others out of the way (DS-Analyzer, VLDB'21, section 3). A stall is what an
-//! epoch takes beyond the job's own work: as far as preparing alone would cause it a prep stall, beyond that a fetch
-//! stall.
+//! The time of each was measured with the others out of the way (DS-Analyzer, VLDB'21, section 3). A stall is the time
+//! of an epoch beyond the job's own work. The part that preparing alone would cause is a prep stall; the rest is a
+//! fetch stall.
 
 use serde::{Deserialize, Serialize};
 
 use super::report::{Bottleneck, EpochForecast, Setting};
 
-/// What was measured.
+/// The measurements that predictions follow from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Facts {
     pub(super) samples: f64,
-    /// Of them in the last minibatch, where it is a short one; else 0.
+    /// Samples of the last minibatch if it is a short one; else 0.
     #[serde(default)]
     pub(super) remainder: f64,
-    /// Of all samples.
+    /// Bytes of all samples as they are in storage.
     pub(super) encoded_bytes: f64,
+    /// Bytes of all samples decoded.
     pub(super) decoded_bytes: f64,
+    /// Cost of preparing a sample, with scaled decoding where it is possible.
     pub(super) prepare: Prepare,
-    /// The same if decoding must not be scaled, because some samples are cached decoded.
+    /// The same with decoding in full, which is necessary once some samples are cached decoded.
     pub(super) in_full: Prepare,
-    /// Bytes a second.
+    /// Bytes per second that storage reads.
     pub(super) storage: f64,
-    /// What is not cached lies in the kernel's page cache, and storage is not read again.
+    /// Whether samples that are not cached are in the kernel's page cache, so that storage is not read again.
     pub(super) is_in_page_cache: bool,
-    /// How far fetching and preparing overlap: with `a` and `b` seconds of each, both take `(a^p + b^p)^(1/p)`. 1: not at
-    /// all; the larger, the more wholly, up to the longer of both.
+    /// How far fetching and preparing overlap: if they take `a` and `b` seconds, both together take
+    /// `(a^p + b^p)^(1/p)`. With 1 they do not overlap; the larger, the closer to the longer of both.
     pub(super) overlap: f64,
-    /// The worker processes of the script's own dataset. `None` for coprep's own pipelines, whose threads fetch ahead of
-    /// those that prepare.
+    /// The worker processes of the script's own dataset. `None` for coprep's own pipelines, whose threads fetch ahead
+    /// of preparing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) workers: Option<Workers>,
-    /// It is known what each form of a cached sample saves.
+    /// Whether the savings of each form of a cached sample are known.
     pub(super) has_forms: bool,
-    /// Processors of the machine, which the jobs use too.
+    /// Processors of the machine. The jobs use them too.
     pub(super) processors: f64,
     pub(super) job: JobWork,
 }
 
-/// Processor seconds that one sample takes, by what it is made from.
+/// Processor seconds of one sample, by its source.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Prepare {
     pub(super) from_storage: f64,
     pub(super) from_encoded: f64,
     pub(super) from_decoded: f64,
-    /// With so many processors at work.
+    /// Number of busy processors during the measurement.
     pub(super) cpus: f64,
-    /// What `from_storage` is with one processor at work: they may share caches, or a core.
+    /// `from_storage` with one busy processor: several may share caches, or a core.
     pub(super) alone: f64,
 }
 
-/// Worker processes that run a dataset of the script's own code. Each waits and works for one sample at a time, one after
-/// the other.
+/// Worker processes that run a dataset of the script's own code. Each handles one sample at a time: it waits, then
+/// works.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Workers {
     /// Number of processes.
     pub(super) count: f64,
-    /// Seconds for which one of them waits, per sample, off the processor and not for want of one.
+    /// Seconds per sample for which a worker waits: off the processor, and not for want of one.
     pub(super) waits: f64,
 }
 
 impl Workers {
-    /// Seconds in which all of them get `samples` done that take `works` processor seconds each, if storage is
-    /// `slower` times as slow as measured. More processors than workers are of use only to more workers.
+    /// Returns the seconds in which all workers prepare `samples`. Each sample takes `works` processor seconds, and
+    /// storage is `slower` times as slow as measured. Processors beyond the number of workers help only with more
+    /// workers, so the larger number counts.
     fn busy(&self, samples: f64, works: f64, cpus: f64, slower: f64) -> f64 {
         samples * (self.waits * slower + works) / self.count.max(cpus)
     }
 }
 
-/// What a job does beside waiting.
+/// The work of a job without its waits.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct JobWork {
-    /// Seconds per sample; 0: none, it takes batches as fast as they come.
+    /// Seconds per sample; 0 if the job takes batches as fast as they come.
     pub(super) seconds: f64,
-    /// Of them, on this machine's processors: may be more, with several threads.
+    /// Processor seconds per sample on this machine. With several threads they may exceed `seconds`.
     pub(super) cpu_seconds: f64,
 }
 
-/// Parts of the samples.
+/// Shares of the samples that are cached in each form.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Cached {
     encoded: f64,
     decoded: f64,
 }
 
-/// Seconds of an epoch.
+/// Seconds of an epoch for which each resource is busy.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Busy {
     storage: f64,
@@ -102,11 +106,13 @@ struct Busy {
 }
 
 impl Busy {
-    /// Queues of batches lie between preparing and the job, so that these two overlap wholly.
+    /// Returns the seconds of an epoch. Queues of batches lie between preparing and the job, so these two overlap
+    /// wholly.
     fn epoch(&self, overlap: f64) -> f64 {
         self.both(overlap).max(self.job)
     }
 
+    /// Returns the seconds of fetching and preparing together (see [`Facts::overlap`]).
     fn both(&self, overlap: f64) -> f64 {
         let (long, short) = if self.storage > self.processors {
             (self.storage, self.processors)
@@ -121,35 +127,39 @@ impl Busy {
     }
 }
 
-/// Steps in which the best mixture of forms is looked for.
+/// Number of steps in the search for the best mixture of forms.
 const STEPS: u32 = 100;
-/// As coprep itself has it: with less room than this part of all samples decoded, none is kept decoded.
+/// A cache with room for less than one part in this many of all samples decoded keeps none decoded, as coprep's own
+/// cache does.
 const WORTH_DECODING: f64 = 8.0;
 
 impl Prepare {
-    /// How much longer a sample takes with `cpus` at work than when it was measured.
+    /// Returns how many times as long a sample takes with `cpus` busy processors as when it was measured.
     fn crowding(&self, cpus: f64) -> f64 {
         if self.cpus <= 1.0 {
             return 1.0;
         }
         let slope = (self.from_storage - self.alone) / (self.cpus - 1.0);
+        // A straight line through both measurements. The lower bound keeps noise from making it 0 or negative.
         let seconds = self.alone + slope * (cpus - 1.0);
         (seconds / self.from_storage).max(0.1)
     }
 }
 
 impl Facts {
-    /// What an epoch of one job takes.
+    /// Predicts an epoch of one job.
     pub(super) fn predict(&self, setting: &Setting) -> EpochForecast {
         self.outcome(&self.busy(setting))
     }
 
+    /// Returns the seconds of each resource, with the cache filled as its form asks for.
     fn busy(&self, setting: &Setting) -> Busy {
         let loaders = if setting.shared {
             1.0
         } else {
             f64::from(setting.jobs)
         };
+        // Loaders that do not share divide the cache among them.
         let room = setting.cache_bytes as f64 / loaders;
         let encoded = (room / self.encoded_bytes).min(1.0);
         let decoded = (room / self.decoded_bytes).min(1.0);
@@ -160,6 +170,7 @@ impl Facts {
                 encoded,
                 decoded: 0.0,
             }),
+            // Only samples that are decoded in full can be cached decoded.
             "decoded" => in_full(Cached {
                 encoded: 0.0,
                 decoded,
@@ -175,6 +186,7 @@ impl Facts {
                     let encoded = (left / self.encoded_bytes).clamp(0.0, 1.0 - decoded);
                     in_full(Cached { encoded, decoded })
                 });
+                // Among mixtures with equal epochs, the one with the least work for processors is best.
                 let best = mixtures.min_by(|a, b| {
                     let by_epoch = a.epoch(self.overlap).total_cmp(&b.epoch(self.overlap));
                     by_epoch.then(a.processors.total_cmp(&b.processors))
@@ -185,6 +197,7 @@ impl Facts {
         }
     }
 
+    /// Returns the seconds of each resource for these shares of cached samples.
     fn busy_with(&self, setting: &Setting, loaders: f64, cached: Cached, cost: &Prepare) -> Busy {
         let absent = (1.0 - cached.encoded - cached.decoded).max(0.0);
         let each = absent * cost.from_storage
@@ -194,16 +207,18 @@ impl Facts {
         let prepare = self.samples * made * each * self.prepare.crowding(setting.cpus);
         let jobs = f64::from(setting.jobs);
         let train = self.samples * jobs * self.job.cpu_seconds;
+        // Preparing uses `cpus` processors at most, the jobs use all.
         let processors =
             (prepare / setting.cpus).max((prepare + train) / self.processors.max(setting.cpus));
         let storage = setting.storage_bytes_per_s.unwrap_or(self.storage);
+        // A given rate stands for a dataset that does not fit into the page cache.
         let is_read = setting.storage_bytes_per_s.is_some() || !self.is_in_page_cache;
         Busy {
             storage: if let Some(workers) = self.workers {
                 let samples = self.samples * self.made_per_loader(setting);
                 let busy = workers.busy(samples, each, setting.cpus, self.storage / storage);
-                // Storage's part is what the workers take beyond the processors' time: with more workers than
-                // processors, some work while others wait.
+                // Only the workers' time beyond the processors' time is storage's: with more workers than processors,
+                // some work while others wait.
                 (busy - processors).max(0.0)
             } else if is_read {
                 absent * self.encoded_bytes * made / storage
@@ -215,8 +230,8 @@ impl Facts {
         }
     }
 
-    /// How often each sample is prepared. A short last minibatch goes only to the jobs whose epoch it ends, and so sets those
-    /// that share apart: it is prepared twice.
+    /// Returns how often each sample is prepared. A short last minibatch goes only to the jobs whose epoch it ends, and
+    /// so separates jobs that share: it is prepared twice.
     fn made_per_loader(&self, setting: &Setting) -> f64 {
         if setting.shared && setting.jobs > 1 {
             1.0 + self.remainder / self.samples.max(1.0)
@@ -225,6 +240,7 @@ impl Facts {
         }
     }
 
+    /// Divides an epoch into the job's own work and its stalls.
     fn outcome(&self, busy: &Busy) -> EpochForecast {
         let epoch_s = busy.epoch(self.overlap);
         let without_storage = busy.processors.max(busy.job);
@@ -247,7 +263,7 @@ impl Facts {
 pub(super) mod tests {
     use super::*;
 
-    /// 1,000 samples of 100 kB encoded and 1 MB decoded.
+    /// Returns facts of 1,000 samples, 100 kB each encoded and 1 MB decoded.
     pub(in crate::analyze) fn facts() -> Facts {
         let prepare = Prepare {
             from_storage: 0.002,
@@ -317,7 +333,7 @@ pub(super) mod tests {
         assert_eq!(outcome.bottleneck, Bottleneck::Job);
     }
 
-    /// 1,000 samples of a dataset of the script's own code.
+    /// Returns facts of 1,000 samples of a dataset of the script's own code.
     fn facts_of_code(count: f64, waits: f64, works: f64) -> Facts {
         let prepare = Prepare {
             from_storage: works,

@@ -1,4 +1,4 @@
-//! A report as one self-contained HTML page: no script, no request, and the report itself as JSON within.
+//! Renders a report as one self-contained HTML page: no script, no request, and the report itself in it as JSON.
 
 use super::axis::time_unit;
 use super::chart::{chart, class, epoch_bar, esc};
@@ -9,10 +9,10 @@ use super::report::{
 
 const STYLE: &str = include_str!("page.css");
 
-/// The page of a report that [`Report::check`] has found good.
+/// Renders a report that [`Report::check`] accepts.
 ///
 /// # Errors
-/// Where the report cannot be written as JSON.
+/// If the report cannot be written as JSON.
 pub(crate) fn render(report: &Report) -> serde_json::Result<String> {
     let outcome = &report.present.outcome;
     Ok(format!(
@@ -41,7 +41,7 @@ pub(crate) fn render(report: &Report) -> serde_json::Result<String> {
     ))
 }
 
-/// The report such that no `</script>`, comment or character reference can be read in it.
+/// Writes the report as JSON in which no `</script>`, comment or character reference can be read.
 fn json(report: &Report) -> serde_json::Result<String> {
     let text = serde_json::to_string(report)?;
     Ok(text
@@ -68,7 +68,7 @@ fn warnings(warnings: &[String]) -> String {
     format!(r#"<aside class="warnings"><h2>Read with care</h2><ul>{items}</ul></aside>"#)
 }
 
-/// The legend of the colours, with what each comes to now.
+/// Renders the legend of the colours, with the present share of each part.
 fn parts(outcome: &EpochForecast) -> String {
     let item = |part: EpochPart| {
         format!(
@@ -108,10 +108,11 @@ fn advice(report: &Report) -> String {
     format!(r#"<section><h2>What would help</h2><ol class="advice">{items}</ol></section>"#)
 }
 
-/// Escaped; what stands between backticks is code.
+/// Escapes a text, and turns the parts between backticks into code.
 fn rich(text: &str) -> String {
     let pieces = esc(text);
     let pieces = pieces.split('`').enumerate();
+    // The pieces at odd places are those between backticks.
     let piece = |(i, piece): (usize, &str)| match i % 2 {
         1 => format!("<code>{piece}</code>"),
         _ => piece.into(),
@@ -119,6 +120,7 @@ fn rich(text: &str) -> String {
     pieces.map(piece).collect()
 }
 
+/// Renders a series: title, note, chart and tables.
 fn figure(report: &Report, series: &Series) -> String {
     let knee = report.knee.as_ref().filter(|_| series.key == "cache");
     let knee_says = knee.map_or_else(String::new, |k| format!(" {}", k.why));
@@ -137,7 +139,7 @@ fn figure(report: &Report, series: &Series) -> String {
     )
 }
 
-/// A line in numbers, all in one unit.
+/// Renders the numbers of a line as a table, all times in one unit.
 fn table(series: &Series, line: &ChartLine) -> String {
     let is_measured = line.points.iter().any(|p| p.measured_epoch_s.is_some());
     let name = match series.lines.len() {
@@ -170,7 +172,7 @@ fn table(series: &Series, line: &ChartLine) -> String {
     )
 }
 
-/// How the times of a table are written.
+/// Format of the times in a table.
 struct Time {
     name: &'static str,
     seconds: f64,
@@ -178,7 +180,7 @@ struct Time {
 }
 
 impl Time {
-    /// The unit of the series' chart.
+    /// Takes the unit of the series' chart.
     fn new(series: &Series) -> Time {
         let highest = series.highest_s();
         let (unit, seconds) = time_unit(highest);

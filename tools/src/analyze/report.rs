@@ -1,107 +1,109 @@
-//! What `coprep analyze` measured and predicts. Renderings take it as it is, and compute nothing of their own.
+//! The results of `coprep analyze`: measurements and predictions. Renderings show them as they are, and compute
+//! nothing.
 //!
-//! Numbers are finite and not negative. [`Report::check`] says what else holds.
+//! Numbers are finite and not negative. [`Report::check`] checks the other invariants.
 
 use serde::{Deserialize, Serialize};
 
 use super::model::Facts;
 
-/// Format of the JSON: raised when a reader of the one before would misread it.
+/// Version of the JSON format. It is raised when an older reader would misread the new one.
 pub(crate) const FORMAT: u32 = 1;
 
-/// The element of a page in which its report lies.
+/// Start of the HTML element that holds the report in a page.
 pub(crate) const EMBEDDED: &str = r#"<script type="application/json" id="report">"#;
 
-/// Everything that is shown, and the numbers it is drawn from.
+/// A report: all that is shown, and the facts it is drawn from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Report {
-    /// [`FORMAT`].
+    /// Version of the format: [`FORMAT`].
     pub(crate) format: u32,
-    /// Version of coprep that made it.
+    /// Version of coprep that made the report.
     pub(crate) version: String,
-    /// When, RFC 3339.
+    /// Time of the measurement, as in RFC 3339.
     pub(crate) made: String,
-    /// What was analysed: a script with its arguments, or a folder.
+    /// The analysed script with its arguments, or the analysed folder.
     pub(crate) command: String,
     pub(crate) machine: Machine,
     pub(crate) dataset: DatasetFacts,
-    /// Operators, as `coprep status` writes them.
+    /// Operators of the pipeline, as `coprep status` shows them.
     pub(crate) pipeline: String,
-    /// Samples.
+    /// Samples of a batch.
     pub(crate) batch_size: u32,
     pub(crate) measured: Vec<MeasuredNumber>,
     pub(crate) present: CurrentState,
-    /// What an epoch would take if one thing were different.
+    /// Predicted epochs, with one setting varied in each series.
     pub(crate) series: Vec<Series>,
-    /// Where more cache stops to help, if it does within the dataset's size.
+    /// The cache size beyond which more does not help, if it is within the dataset's size.
     pub(crate) knee: Option<Knee>,
-    /// What to change, the best first.
+    /// Changes to make, the most useful first.
     pub(crate) advice: Vec<Advice>,
-    /// What makes the numbers doubtful.
+    /// Reasons to doubt the numbers.
     pub(crate) warnings: Vec<String>,
-    /// What the predictions are made from, to predict again.
+    /// The facts behind the predictions, from which `--again` predicts anew.
     pub(crate) facts: Option<Facts>,
 }
 
-/// Where it was measured.
+/// The machine of the measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Machine {
     /// Processors of the machine.
     pub(crate) cpus: u32,
     /// Processors that this process may use, after affinity and control groups.
     pub(crate) cpus_usable: f64,
-    /// Memory that this process may use.
+    /// Bytes of memory that this process may use.
     pub(crate) memory_bytes: u64,
     /// Release of the kernel.
     pub(crate) kernel: Option<String>,
     pub(crate) cpu_model: Option<String>,
-    /// Where the dataset lies, such as "ext4 on nvme0n1".
+    /// Place of the dataset, such as "ext4 on nvme0n1".
     pub(crate) storage: String,
 }
 
-/// What the samples are.
+/// Number and size of the samples.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct DatasetFacts {
     pub(crate) name: String,
     pub(crate) samples: u64,
-    /// All samples as they lie in storage; 0 if that is not known.
+    /// Bytes of all samples as they are in storage; 0 if unknown.
     pub(crate) encoded_bytes: u64,
-    /// All samples decoded: estimated from those looked at; 0 if that is not known.
+    /// Bytes of all samples decoded, estimated from a part of them; 0 if unknown.
     pub(crate) decoded_bytes: u64,
-    /// Pixels of a sample, the mean; of images only.
+    /// Mean pixels of a sample, for images only.
     pub(crate) mean_pixels: Option<f64>,
 }
 
 /// One measured number.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct MeasuredNumber {
-    /// Stays the same from version to version, such as `ingestion_rate`.
+    /// Name for programs, the same from version to version, such as `ingestion_rate`.
     pub(crate) key: String,
     pub(crate) name: String,
     pub(crate) value: f64,
-    /// `s`, `bytes`, `bytes/s` are shown in the unit that fits; any other (`samples/s`, `CPUs`) as it is.
+    /// Unit of the value. `s`, `bytes` and `bytes/s` are scaled to a unit that fits; any other, such as `samples/s`, is
+    /// not.
     pub(crate) unit: String,
     /// Median absolute deviation over the repetitions, in `unit`.
     pub(crate) spread: Option<f64>,
-    /// One sentence.
+    /// The way of measuring, in one sentence.
     pub(crate) how: String,
 }
 
-/// How things are.
+/// The present setting and its epoch.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct CurrentState {
     pub(crate) setting: Setting,
     pub(crate) outcome: EpochForecast,
 }
 
-/// What can be different.
+/// Settings that can be varied.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Setting {
-    /// Bytes the caches may take; 0: none.
+    /// Bytes that the caches may take; 0 for no cache.
     pub(crate) cache_bytes: u64,
     /// Processors that prepare.
     pub(crate) cpus: f64,
-    /// Bytes per second; none: as measured.
+    /// Bytes per second of storage; `None` for the measured rate.
     pub(crate) storage_bytes_per_s: Option<f64>,
     /// Jobs at the same time.
     pub(crate) jobs: u32,
@@ -113,24 +115,24 @@ pub(crate) struct Setting {
     pub(crate) gpu_speed: f64,
 }
 
-/// What an epoch of one job takes.
+/// The time of one job's epoch, and its parts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct EpochForecast {
-    /// Seconds of an epoch: the sum of the three parts.
+    /// Seconds of an epoch, the sum of the three parts.
     pub(crate) epoch_s: f64,
     /// Samples per second that one job takes.
     pub(crate) samples_per_s: f64,
-    /// Seconds in which the job does its own work.
+    /// Seconds for which the job does its own work.
     pub(crate) compute_s: f64,
-    /// Seconds in which it waits for storage.
+    /// Seconds for which the job waits for storage.
     pub(crate) fetch_stall_s: f64,
-    /// Seconds in which it waits for decode and operators.
+    /// Seconds for which the job waits for decode and operators.
     pub(crate) prep_stall_s: f64,
-    /// What an epoch would be shorter with more of.
+    /// The resource of which more would make an epoch shorter.
     pub(crate) bottleneck: Bottleneck,
 }
 
-/// What holds an epoch up.
+/// The resource that limits an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Bottleneck {
@@ -139,7 +141,7 @@ pub(crate) enum Bottleneck {
     Job,
 }
 
-/// Part of an epoch, in the order in which they are stacked.
+/// A part of an epoch, in the order of the stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EpochPart {
     Compute,
@@ -147,55 +149,55 @@ pub(crate) enum EpochPart {
     PrepStall,
 }
 
-/// Epochs over one varied thing.
+/// Epochs over one varied setting.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Series {
-    /// What is varied: `cache`, `cpus`, `storage`, `gpu`, `jobs`, `form`.
+    /// Name of the varied setting: `cache`, `cpus`, `storage`, `gpu`, `jobs`, `form`.
     pub(crate) key: String,
-    /// Such as "Cache size".
+    /// Title, such as "Cache size".
     pub(crate) title: String,
-    /// Such as "cache".
+    /// Label of the axis, such as "cache".
     pub(crate) x_label: String,
     /// Unit of `x_text`, such as "GiB"; may be empty.
     pub(crate) x_unit: String,
     pub(crate) shape: ChartShape,
-    /// What to see here, in a sentence; may be empty.
+    /// A sentence about the chart; may be empty.
     pub(crate) note: String,
-    /// The first is drawn in `shape`; others, for comparison, as lines over it.
+    /// The first line is drawn in `shape`. Others are drawn as lines over it, for comparison.
     pub(crate) lines: Vec<ChartLine>,
 }
 
-/// How a chart shows its first line.
+/// Shape of a chart's first line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum ChartShape {
-    /// Stacked areas, x to scale.
+    /// Stacked areas over a scaled axis.
     Area,
-    /// Stacked bars, evenly spaced.
+    /// Stacked bars at even distances.
     Bars,
-    /// Lines of the whole epoch, x to scale.
+    /// Lines of whole epochs over a scaled axis.
     Lines,
 }
 
-/// Points in ascending order of x.
+/// Points of a chart, in ascending order of x.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ChartLine {
-    /// Such as "shared"; shown where a series has several lines.
+    /// Name, such as "shared", shown if a series has several lines.
     pub(crate) name: String,
     pub(crate) points: Vec<Point>,
 }
 
-/// One setting that differs from the present one in x alone.
+/// A setting that differs from the present one in x alone.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Point {
-    /// Bytes, bytes per second, a count, a factor; of what has names only (forms): 0, 1, 2, ...
+    /// Bytes, bytes per second, a count or a factor; 0, 1, 2, ... for values that only have names (forms).
     pub(crate) x: f64,
-    /// The same in `x_unit`, without the unit: "8".
+    /// The same in `x_unit`, without the unit, such as "8".
     pub(crate) x_text: String,
     pub(crate) outcome: EpochForecast,
-    /// Whether this is the present setting: so for exactly one point of a series.
+    /// Whether this is the present setting. True for exactly one point of a series.
     pub(crate) present: bool,
-    /// Seconds of an epoch that was run with this setting.
+    /// Seconds of a real epoch with this setting.
     pub(crate) measured_epoch_s: Option<f64>,
 }
 
@@ -203,18 +205,18 @@ pub(crate) struct Point {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Knee {
     pub(crate) cache_bytes: u64,
-    /// One sentence.
+    /// The reason, in one sentence.
     pub(crate) why: String,
 }
 
-/// One thing to change.
+/// A change to make.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Advice {
-    /// What to do, a few words without a full stop.
+    /// The change, in a few words without a full stop.
     pub(crate) headline: String,
-    /// How, and why it helps.
+    /// The way to do it, and why it helps.
     pub(crate) detail: String,
-    /// Seconds of an epoch now over seconds then.
+    /// Seconds of an epoch now, divided by its seconds after the change.
     pub(crate) gain_x: f64,
 }
 
@@ -227,7 +229,7 @@ impl EpochPart {
 }
 
 impl EpochForecast {
-    /// Seconds of this part.
+    /// Returns the seconds of one part.
     pub(crate) fn of(&self, part: EpochPart) -> f64 {
         match part {
             EpochPart::Compute => self.compute_s,
@@ -236,7 +238,7 @@ impl EpochForecast {
         }
     }
 
-    /// From and to how many seconds each part reaches when they are stacked.
+    /// Returns the parts with the seconds from and to which each reaches when they are stacked.
     pub(crate) fn stack(&self) -> [(EpochPart, f64, f64); 3] {
         let mut from = 0.0;
         EpochPart::ALL.map(|part| {
@@ -273,7 +275,7 @@ impl Series {
         self.lines.iter().flat_map(|line| &line.points)
     }
 
-    /// Seconds of the longest epoch, predicted or run.
+    /// Returns the seconds of the longest epoch, predicted or real.
     pub(crate) fn highest_s(&self) -> f64 {
         self.points()
             .flat_map(|p| [p.outcome.epoch_s, p.measured_epoch_s.unwrap_or(0.0)])
@@ -315,15 +317,17 @@ impl Point {
 }
 
 impl Report {
-    /// Reads the JSON of a report, or a page that holds it.
+    /// Reads a report from JSON, or from a page that holds it.
     ///
     /// # Errors
-    /// A sentence that says what is wrong with the text.
+    /// Returns a sentence about the first mistake in the text.
     pub(crate) fn read(text: &str) -> Result<Report, String> {
+        // A page holds the report in one element. Any other text must be the JSON itself.
         let json = text
             .split_once(EMBEDDED)
             .and_then(|(_, rest)| rest.split_once("</script>"))
             .map_or(text, |(json, _)| json);
+        // First the format: a report in another one would fail with a less useful message.
         let head: Head = serde_json::from_str(json).map_err(|e| format!("not a report: {e}"))?;
         if head.format != FORMAT {
             return Err(format!(
@@ -337,10 +341,10 @@ impl Report {
         Ok(report)
     }
 
-    /// Parts add up to epochs, and each series has points in order, of which exactly one is the present one.
+    /// Checks that parts add up to epochs, and that each series has its points in order, exactly one of them present.
     ///
     /// # Errors
-    /// A sentence that says where it is not so.
+    /// Returns a sentence about the first violation.
     pub(crate) fn check(&self) -> Result<(), String> {
         let present = &self.present.outcome;
         present.check().map_err(|e| format!("present: {e}"))?;
@@ -363,7 +367,7 @@ impl Report {
     }
 }
 
-/// What is read first: the rest may differ in another format.
+/// The part of a report that is read first, since the rest may differ in another format.
 #[derive(Deserialize)]
 struct Head {
     format: u32,

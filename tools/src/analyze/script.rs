@@ -1,7 +1,6 @@
-//! How fast a training script is by itself: its batches come again and again without being prepared.
+//! Measures how fast a training script is without waits: it gets the same batches over and over, unprepared.
 //!
-//! The script runs as it is, with a coordinator of the analysis' own in its environment; no line of it is changed. It is
-//! ended when enough was seen.
+//! The script runs unchanged, with the analysis' own coordinator in its environment. It is ended after the measurement.
 
 use std::ffi::OsString;
 use std::process::{Command, Stdio};
@@ -18,20 +17,20 @@ use crate::measure::private::Private;
 use crate::measure::quiet;
 use crate::progress::Steps;
 
-/// What was seen of a script.
+/// Findings about a script.
 pub(super) struct ScriptFindings {
-    /// None: its dataset is its own code.
+    /// The script's pipeline. `None` if its dataset is its own code.
     pub(super) spec: Option<PipelineSpec>,
-    /// When enough was seen.
+    /// The stream's status at the end of the measurement.
     pub(super) stream: StreamStatus,
     pub(super) batch_size: u32,
-    /// Jobs that it started.
+    /// Jobs that the script started.
     pub(super) jobs: u32,
-    /// Seconds of a job per sample, without waiting.
+    /// Seconds of a job per sample, without waits.
     pub(super) seconds: f64,
     /// Processor seconds of a job per sample.
     pub(super) cpu_seconds: f64,
-    /// Batches that this is a mean of.
+    /// Batches over which the seconds are averaged.
     pub(super) batches: u64,
     /// Processors that other programs used meanwhile.
     pub(super) cpus_of_others: f64,
@@ -39,14 +38,16 @@ pub(super) struct ScriptFindings {
 
 /// Longest time until a script takes its first batch.
 const PATIENCE: Duration = Duration::from_secs(300);
+/// Time between two looks at the script and its stream.
 const NAP: Duration = Duration::from_millis(50);
-/// How long it may take to end when asked.
+/// Longest time for the script to end when asked.
 const GRACE: Duration = Duration::from_secs(5);
-/// A look that counts has at least so many batches, however long that takes within `LONGEST`.
+/// Fewest batches of a measurement, however long they take within [`LONGEST`] seconds.
 const FEWEST: u64 = 20;
+/// Seconds after which a measurement ends with the batches that it has.
 const LONGEST: f64 = 120.0;
 
-/// A script and what it starts.
+/// A script with its child processes. They are ended when it is dropped.
 struct Script(Group);
 
 impl Drop for Script {
@@ -56,19 +57,20 @@ impl Drop for Script {
     }
 }
 
-/// What jobs have done until a moment.
+/// The jobs' progress at one moment.
 #[derive(Clone, Copy)]
 struct Look {
     at: Instant,
     jobs: u32,
     batches: u64,
     samples: u64,
-    /// Seconds that they waited, together.
+    /// Seconds for which the jobs waited, together.
     waited: f64,
     cpu: f64,
 }
 
 impl Look {
+    /// Adds up the progress of a stream's jobs.
     fn of(stream: &StreamStatus) -> Look {
         let waited =
             |s: &coprep_protocol::message::Stalls| s.fetch_s + s.prep_s + s.others_s + s.open_s;
@@ -88,7 +90,7 @@ impl Look {
     }
 }
 
-/// Runs it until enough was seen, `seconds` of it, after so many batches for each staging buffer.
+/// Runs a script, and measures it for `seconds` after its jobs have taken `rounds` batches per staging buffer.
 pub(super) fn watch(
     command: &[OsString],
     arguments: &[String],
@@ -107,6 +109,7 @@ pub(super) fn watch(
     })
 }
 
+/// Starts the script with the coordinator in its environment.
 fn start(command: &[OsString], coordinator: &Private) -> Result<Script> {
     let [program, rest @ ..] = command else {
         return Err("no command".into());
@@ -116,12 +119,13 @@ fn start(command: &[OsString], coordinator: &Private) -> Result<Script> {
         .args(rest)
         .env("COPREP_SOCKET", &coordinator.place.socket)
         .stdin(Stdio::null())
-        // What it prints is not the report.
+        // Stdout is for the report.
         .stdout(std::io::stderr());
     let group = Group::spawn(&mut command).map_err(|e| format!("{}: {e}", program.display()))?;
     Ok(Script(group))
 }
 
+/// Waits until the script's jobs run at their usual speed.
 fn wait_until_warm(
     script: &Script,
     coordinator: &Private,
@@ -145,7 +149,7 @@ fn wait_until_warm(
     }
 }
 
-/// Watches the script's jobs for `seconds`, and longer if they take few batches.
+/// Measures the script's jobs for `seconds`, and longer if they take few batches.
 fn look(
     script: &Script,
     coordinator: &Private,
@@ -166,13 +170,14 @@ fn look(
     }
 }
 
-/// Returns the stream whose jobs have taken most.
+/// Returns the stream whose jobs have taken most samples.
 fn present(coordinator: &Private) -> Result<StreamStatus> {
     busiest(&coordinator.status()?).ok_or_else(|| {
         "the script's jobs left before enough was seen: let it train for longer".into()
     })
 }
 
+/// Computes the findings between two looks at the jobs.
 fn seen(
     spec: Option<PipelineSpec>,
     stream: StreamStatus,
@@ -184,6 +189,7 @@ fn seen(
         return Err("the script took no more batches: is its step longer than two minutes?".into());
     }
     let jobs = f64::from(last.jobs.max(1));
+    // The time of all ranks together, since waits and processor time are sums over ranks too.
     let time = (last.at - first.at).as_secs_f64() * jobs;
     Ok(ScriptFindings {
         spec,
@@ -202,7 +208,7 @@ fn seen(
     })
 }
 
-/// A script that ends too soon, or a signal.
+/// Waits a little. Returns an error if the script ended too soon, or if a signal came.
 fn look_after(script: &Script, steps: &mut Steps) -> Result<()> {
     std::thread::sleep(NAP);
     steps.tick();
@@ -216,12 +222,14 @@ fn look_after(script: &Script, steps: &mut Steps) -> Result<()> {
     }
 }
 
+/// Returns the stream that has delivered most samples to the jobs that it has.
 fn busiest(status: &Status) -> Option<StreamStatus> {
+    // A script may have several streams, such as one for validation. The busiest one counts.
     let with_jobs = status.streams.iter().filter(|s| !s.jobs.is_empty());
     with_jobs.max_by_key(|s| s.totals.delivered).cloned()
 }
 
-/// Its jobs have taken so many batches for each staging buffer, and some at all.
+/// Returns whether each job of a stream has taken `rounds` batches per staging buffer, and at least a few.
 fn is_warm(stream: &StreamStatus, rounds: u64) -> bool {
     let batches = (rounds * u64::from(stream.buffers)).max(FEWEST / 4);
     !stream.jobs.is_empty() && stream.jobs.iter().all(|job| job.batches >= batches)

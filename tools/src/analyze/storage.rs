@@ -1,4 +1,4 @@
-//! How fast storage reads files that the page cache was asked to forget.
+//! Measures how fast storage reads files that the page cache was asked to forget.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -11,20 +11,21 @@ use super::Result;
 use crate::interrupt;
 use crate::progress::Steps;
 
-/// How storage reads.
+/// Speed of storage.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Storage {
-    /// With as many threads as help.
+    /// Bytes per second with `threads` readers.
     pub(super) bytes_per_s: f64,
+    /// The number of readers beyond which more do not help.
     pub(super) threads: u32,
-    /// Seconds of one file, with one thread.
+    /// Seconds per file with one reader.
     pub(super) latency_s: f64,
 }
 
-/// Threads that read, until more do not help.
+/// Numbers of readers to try, until more do not help.
 const READERS: [u32; 4] = [1, 4, 16, 64];
 
-/// Reads with more and more threads until that does not help.
+/// Measures with more and more readers, until more do not help.
 pub(super) fn storage(
     dataset: &Dataset,
     ids: &[u32],
@@ -45,7 +46,7 @@ pub(super) fn storage(
         if threads == 1 {
             best.latency_s = time / files.max(1) as f64;
         }
-        // A tenth is chance.
+        // A gain of less than a tenth may be chance.
         if rate < best.bytes_per_s * 1.1 {
             break;
         }
@@ -54,16 +55,18 @@ pub(super) fn storage(
     Ok(best)
 }
 
+/// Asks the kernel to drop the files from its page cache.
 fn forget(dataset: &Dataset, ids: &[u32]) {
     for &id in ids {
-        // What cannot be forgotten is read fast: seen in the rate.
+        // A file that the kernel does not forget is read fast, which the rate shows.
         if let Ok((file, _)) = coprep_coordinator::open_regular(&dataset.path(id)) {
             let _ = posix_fadvise(file.as_fd(), 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
         }
     }
 }
 
-/// Files, bytes, and the seconds from the first read to the last that was begun in time.
+/// Reads the files with `threads` readers for `seconds`. Returns the number of files, their bytes, and the seconds from
+/// the first read to the end of the last one that began in time.
 fn read(dataset: &Dataset, ids: &[u32], threads: u32, seconds: f64) -> Result<(u64, u64, f64)> {
     let (next, bytes) = (AtomicUsize::new(0), AtomicU64::new(0));
     let began = Instant::now();
@@ -88,6 +91,7 @@ fn read(dataset: &Dataset, ids: &[u32], threads: u32, seconds: f64) -> Result<(u
                 .and_then(|done| done)
         })
     })?;
+    // Readers that find no file left have counted past the end.
     let files = next.into_inner().min(ids.len()) as u64;
     Ok((files, bytes.into_inner(), began.elapsed().as_secs_f64()))
 }

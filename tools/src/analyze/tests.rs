@@ -1,4 +1,4 @@
-//! Renderings of one realistic report, with names as nasty as they come.
+//! Tests of the renderings, with one realistic report whose names are as nasty as possible.
 
 use unicode_width::UnicodeWidthStr;
 
@@ -12,12 +12,12 @@ fn report() -> Report {
     Report::read(SAVED).unwrap()
 }
 
-/// With spaces that break.
+/// Replaces no-break spaces by spaces.
 fn plain(text: impl AsRef<str>) -> String {
     text.as_ref().replace('\u{a0}', " ")
 }
 
-/// A number among a tag's attributes.
+/// Returns a number from a tag's attributes.
 fn number(tag: &str, attribute: &str) -> f64 {
     let (_, rest) = tag.split_once(&format!(" {attribute}=\"")).unwrap();
     rest.split_once('"').unwrap().0.parse().unwrap()

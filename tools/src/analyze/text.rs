@@ -1,4 +1,4 @@
-//! A report for a terminal of 80 columns.
+//! Renders a report for a terminal of 80 columns.
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
@@ -8,10 +8,10 @@ use super::report::{
 };
 use crate::show::{WIDTH, clean, wrapped};
 
-/// Columns of what stands under a heading.
+/// Columns by which text under a heading is indented.
 const INDENT: usize = 2;
 
-/// The report, with colours or without; parts of an epoch can be told apart either way.
+/// Renders the report. The parts of an epoch can be told apart without colours too.
 pub(crate) fn render(report: &Report, coloured: bool) -> String {
     let page = Page { coloured };
     let mut sections = vec![page.recommendation(report), page.present(report)];
@@ -19,10 +19,11 @@ pub(crate) fn render(report: &Report, coloured: bool) -> String {
     sections.push(page.measured(&report.measured));
     sections.push(page.pairs("Where and how", &labels::circumstances(report)));
     sections.retain(|s| !s.is_empty());
+    // Lines are wrapped now, so no-break spaces have done their work.
     sections.join("\n").replace('\u{a0}', " ")
 }
 
-/// How it is written.
+/// Style of the output.
 struct Page {
     coloured: bool,
 }
@@ -40,6 +41,7 @@ impl Page {
         self.paint("1", &cut(&clean(text), WIDTH)) + "\n"
     }
 
+    /// Renders the advice, the verdict and the warnings.
     fn recommendation(&self, report: &Report) -> String {
         let mut out = match report.advice.as_slice() {
             [] => self.heading("Nothing to change was found"),
@@ -93,6 +95,7 @@ impl Page {
         format!("  {} {name:<11} {share:>5}  {time}\n", self.blocks(part, 1))
     }
 
+    /// Returns `count` blocks of a part. Blocks differ, so that parts can be told apart without colours.
     fn blocks(&self, part: EpochPart, count: usize) -> String {
         let (block, code) = match part {
             EpochPart::Compute => ("█", "37"),
@@ -102,8 +105,9 @@ impl Page {
         self.paint(code, &block.repeat(count))
     }
 
-    /// Parts of an epoch, `width` columns for `whole` seconds.
+    /// Draws the parts of an epoch as a bar: `width` columns stand for `whole_s` seconds.
     fn bar(&self, outcome: &EpochForecast, whole_s: f64, width: usize) -> String {
+        // Ends are rounded, not lengths, so that the parts fill the bar without gaps.
         let column = |seconds: f64| {
             (seconds / whole_s.max(f64::MIN_POSITIVE) * width as f64).round() as usize
         };
@@ -204,6 +208,7 @@ impl Page {
     fn pairs(&self, title: &str, pairs: &[(&str, String)]) -> String {
         let mut out = self.heading(title);
         for (name, value) in pairs {
+            // The name replaces the indent of the first line.
             let value = wrapped(value, 14);
             out += &format!("  {name:<12}{}", value.get(14..).unwrap_or("\n"));
         }
@@ -211,7 +216,7 @@ impl Page {
     }
 }
 
-/// The columns of a series' table.
+/// Layout of a series' table.
 struct Columns {
     x: usize,
     measured: bool,
@@ -242,7 +247,7 @@ impl Columns {
         format!("{mark} {pad}{x}  {epoch:>e$}  {waits:>w$}  {by:<b$}{measured}")
     }
 
-    /// What is left for the bar.
+    /// Returns the columns that are left for the bar.
     fn bar(&self) -> usize {
         let measured = if self.measured { Self::EPOCH + 2 } else { 0 };
         WIDTH
@@ -250,7 +255,7 @@ impl Columns {
     }
 }
 
-/// At most so many columns, with an ellipsis where something is left out.
+/// Shortens a text to `columns`, with an ellipsis if something is left out.
 fn cut(text: &str, columns: usize) -> String {
     if text.width() <= columns {
         return text.into();
@@ -265,7 +270,7 @@ fn cut(text: &str, columns: usize) -> String {
     text.chars().take_while(fits).chain(['…']).collect()
 }
 
-/// Exactly so many columns, the rest dotted.
+/// Fits a text into exactly `columns`, and fills the rest with dots.
 fn filled(text: &str, columns: usize) -> String {
     let text = cut(&clean(text), columns);
     let left = columns - text.width();

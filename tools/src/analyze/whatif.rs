@@ -1,4 +1,4 @@
-//! What would be if one thing were different, and what to change first.
+//! Varies one setting at a time, and finds what to change first.
 
 use coprep_protocol::size::human;
 
@@ -9,26 +9,27 @@ use super::report::{Advice, ChartLine, ChartShape, EpochForecast, Knee, Point, S
 /// Bytes in a GiB and in a MiB.
 const GIB: f64 = (1u64 << 30) as f64;
 const MIB: f64 = (1u64 << 20) as f64;
-/// Parts of what everything decoded would take, in the chart of cache sizes.
+/// Number of steps of the cache size in its chart, up to all samples cached.
 const CACHES: u32 = 10;
-/// Epochs that differ by less than this are the same.
+/// Relative difference below which two epochs count as the same.
 const SAME: f64 = 0.02;
-/// Advice that gains less is not worth a sentence.
+/// Smallest gain that is worth a piece of advice.
 const WORTH: f64 = 1.05;
 
-/// One value of what is varied.
+/// One value of the varied setting.
 struct X {
     value: f64,
     text: String,
     setting: Setting,
 }
 
+/// The present setting, and the facts to predict from when it is varied.
 struct Varied<'a> {
     facts: &'a Facts,
     present: &'a Setting,
 }
 
-/// All of them.
+/// Returns the series of all settings that are worth varying with these facts.
 pub(super) fn series(facts: &Facts, present: &Setting) -> Vec<Series> {
     let varied = Varied { facts, present };
     let mut all = vec![varied.cpus(), varied.storage()];
@@ -46,6 +47,7 @@ pub(super) fn series(facts: &Facts, present: &Setting) -> Vec<Series> {
 }
 
 impl Varied<'_> {
+    /// Predicts the points of a line. Only a line with `has_present` marks the present setting.
     fn line(&self, name: &str, mut xs: Vec<X>, has_present: bool) -> ChartLine {
         xs.sort_by(|a, b| a.value.total_cmp(&b.value));
         xs.dedup_by(|a, b| a.text == b.text);
@@ -62,12 +64,14 @@ impl Varied<'_> {
         }
     }
 
+    /// Returns the present setting with one change.
     fn with(&self, change: impl Fn(&mut Setting)) -> Setting {
         let mut setting = self.present.clone();
         change(&mut setting);
         setting
     }
 
+    /// Returns the cache sizes to show for a form, up to the size of all samples in it.
     fn caches(&self, form: &str) -> Vec<u64> {
         let all = match form {
             "encoded" => self.facts.encoded_bytes,
@@ -75,11 +79,12 @@ impl Varied<'_> {
         };
         let part = |i: u32| (all * f64::from(i) / f64::from(CACHES)) as u64;
         let mut sizes: Vec<u64> = (0..=CACHES).map(part).collect();
+        // The curve bends where all samples fit in encoded form.
         sizes.push(self.facts.encoded_bytes as u64);
         sizes.retain(|&size| size as f64 <= all);
         sizes.push(self.present.cache_bytes.min(all as u64));
         sizes.sort_unstable();
-        // What is nearly the same is one point, the present one before others.
+        // Sizes that are nearly the same would be one point in the chart; the present one stays.
         let present = self.present.cache_bytes.min(all as u64);
         let apart = all as u64 / 50;
         sizes.retain(|&size| size == present || size.abs_diff(present) > apart);
@@ -94,6 +99,7 @@ impl Varied<'_> {
             (GIB, "GiB")
         };
         let form = match self.present.form.as_str() {
+            // Without a form, a larger cache would change nothing: show the default one.
             "off" => "auto",
             form => form,
         };
@@ -104,7 +110,7 @@ impl Varied<'_> {
                 value: bytes as f64,
                 text: labels::number(bytes as f64 / unit.0),
                 setting: self.with(|s| {
-                    // More than everything takes is as good as that.
+                    // A cache larger than all samples is as good as one of just that size.
                     let is_present = bytes == self.present.cache_bytes.min(full);
                     s.cache_bytes = if is_present { s.cache_bytes } else { bytes };
                     s.form = if is_present && has_present {
@@ -138,7 +144,7 @@ impl Varied<'_> {
         }
     }
 
-    /// A series of one line, whose points differ in a number.
+    /// Builds a series of one line, whose points differ in a number.
     fn simple(
         &self,
         key: &str,
@@ -189,13 +195,14 @@ impl Varied<'_> {
             .storage_bytes_per_s
             .unwrap_or(self.facts.storage);
         let factors = [0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 10.0];
-        // Of the script's own code only the time that its workers wait is known, and no bytes.
+        // Of the script's own code, only the workers' waits are known, and no bytes.
         let is_in_bytes = self.facts.workers.is_none();
         let unit = if is_in_bytes { now / MIB } else { 1.0 };
         let x = |factor: f64| X {
             value: factor * unit,
             text: labels::number(factor * unit),
             setting: self.with(|s| {
+                // At 1 the setting stays as it is, which makes this point the present one.
                 if factor != 1.0 {
                     s.storage_bytes_per_s = Some(now * factor);
                 }
@@ -291,7 +298,7 @@ impl Varied<'_> {
     }
 }
 
-/// The smallest cache with which an epoch is as short as with any.
+/// Returns the smallest cache with which an epoch is as short as with any, unless even no cache is as good.
 pub(super) fn knee(facts: &Facts, present: &Setting) -> Option<Knee> {
     if !facts.has_forms {
         return None;
@@ -312,10 +319,12 @@ pub(super) fn knee(facts: &Facts, present: &Setting) -> Option<Knee> {
         with(0.0),
         with(facts.decoded_bytes.max(facts.encoded_bytes)),
     );
+    // Not even the largest cache makes a difference.
     if none.epoch_s <= all.epoch_s * (1.0 + SAME) {
         return None;
     }
     let (mut low, mut high) = (0.0, facts.decoded_bytes.max(facts.encoded_bytes));
+    // Bisection, to a precision of one part in 256.
     while high - low > high / 256.0 {
         let middle = (low + high) / 2.0;
         if with(middle).epoch_s <= all.epoch_s * (1.0 + SAME) {
@@ -344,7 +353,7 @@ fn limit(outcome: &EpochForecast) -> &'static str {
     }
 }
 
-/// What to change, the best first.
+/// Returns the advice, the most useful first.
 pub(super) fn advice(facts: &Facts, present: &Setting) -> Vec<Advice> {
     let now = facts.predict(present);
     let with = |change: &dyn Fn(&mut Setting)| {

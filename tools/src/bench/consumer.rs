@@ -1,4 +1,4 @@
-//! A job of coprep: it takes batches and does nothing else. [`jobs`](super::jobs) says how it is told what to do.
+//! A job of coprep that takes batches and does nothing else. [`jobs`](super::jobs) describes its orders.
 
 use std::io::BufRead;
 use std::path::Path;
@@ -16,14 +16,15 @@ use serde::{Deserialize, Serialize};
 use crate::args::{self, FormArg};
 use crate::measure::job::{JobOptions, MeasuredJob};
 
-/// What one job is to do, beside what the command line says.
+/// Orders to one job, in addition to its command line.
 #[derive(Serialize, Deserialize)]
 struct ConsumerConfig {
-    /// As on the command line.
+    /// Form of cached samples, as on the command line.
     form: String,
     ids: Vec<u32>,
 }
 
+/// Returns the order to a job, which [`run`] reads as [`ConsumerConfig`].
 pub(super) fn order(form: CacheForm, ids: &[u32]) -> serde_json::Value {
     let form = match form {
         CacheForm::Encoded => "encoded",
@@ -33,7 +34,7 @@ pub(super) fn order(form: CacheForm, ids: &[u32]) -> serde_json::Value {
     serde_json::json!({ "form": form, "ids": ids })
 }
 
-/// Runs [`run`] with what counts of these arguments.
+/// Returns the command that starts [`run`] in another process, with the arguments that matter to it.
 pub(super) fn command(program: &Path, place: &CoordinatorPaths, args: &args::BenchArgs) -> Command {
     let (images, fixed) = (&args.images, &args.images.fixed);
     let mut command = Command::new(program);
@@ -44,13 +45,15 @@ pub(super) fn command(program: &Path, place: &CoordinatorPaths, args: &args::Ben
     command.args(fixed.resize.map(|n| format!("--resize={n}")));
     command.args(fixed.center_crop.map(|n| format!("--center-crop={n}")));
     command.args(fixed.exif.then_some("--exif"));
+    // The folder's name may begin with a dash.
     command.arg("--").arg(&args.folder);
     command.env("COPREP_SOCKET", &place.socket);
     command
 }
 
+/// Runs a job until its stdin is closed.
 pub(super) fn run(args: &args::BenchArgs) -> crate::Outcome {
-    // Whoever gives orders may be killed.
+    // The process that gives the orders may be killed.
     nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
     let mut line = String::new();
     std::io::stdin().lock().read_line(&mut line)?;
@@ -62,12 +65,13 @@ pub(super) fn run(args: &args::BenchArgs) -> crate::Outcome {
         ids: &order.ids,
         batch_size: args.images.batch_size,
     })?;
+    // The first epoch fills the cache, and brings the loader to its usual speed.
     job.epoch(|_| Ok(()))?;
     println!("ready");
     take(&job, args.seconds)
 }
 
-/// Until stdin is closed, which ends the process.
+/// Takes batches until stdin is closed, which ends the process.
 fn take(job: &MeasuredJob, seconds: f64) -> crate::Outcome {
     let go = listen();
     let mut window = Window::new(seconds);
@@ -90,6 +94,7 @@ fn say(came: Option<(u64, f64)>) {
     }
 }
 
+/// Reads stdin in a thread. Returns the flag that a line sets; the end of stdin ends the process.
 fn listen() -> Arc<AtomicBool> {
     let go = Arc::new(AtomicBool::new(false));
     let told = go.clone();
@@ -98,12 +103,13 @@ fn listen() -> Arc<AtomicBool> {
         lines
             .map_while(std::result::Result::ok)
             .for_each(|_| told.store(true, Ordering::Relaxed));
+        // Stdin is closed, so the measurement is over. The job itself may wait for a batch now.
         std::process::exit(0);
     });
     go
 }
 
-/// From one batch to another: what came in between, and how long it took.
+/// Counts samples from one batch to another, and the time between the two.
 struct Window {
     seconds: f64,
     began: Option<Instant>,
@@ -121,7 +127,7 @@ impl Window {
         }
     }
 
-    /// A batch. Gives samples and seconds, once.
+    /// Counts a batch. Returns the samples and seconds once, when the time is over.
     fn arrive(&mut self, samples: u64, now: Instant) -> Option<(u64, f64)> {
         let Some(began) = self.began else {
             self.began = Some(now);

@@ -1,8 +1,8 @@
-//! Jobs at the same time, each a process, measured while all of them run.
+//! Runs jobs at the same time, each in a process, and measures them while all of them run.
 //!
-//! A job is told what to do in a line of JSON, takes batches, and says `ready` when it goes at its usual speed. Told to go,
-//! it counts from its next batch on until the time is over, says what came in a line of JSON, and goes on taking
-//! batches, so that none of the others has the machine for itself, until its stdin is closed.
+//! A job gets its order as a line of JSON, takes batches, and prints `ready` when it runs at its usual speed. After
+//! `go` it counts from its next batch until the time is over, and prints the result as a line of JSON. Then it goes on
+//! taking batches until its stdin is closed, so that no other job gets the machine for itself.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -19,48 +19,50 @@ use crate::measure::group::{self, Group};
 use crate::measure::{self, Result};
 use crate::progress::Steps;
 
-/// Longest time until a job is ready, and beyond the measured time until it says what came.
+/// Longest time until a job is ready, and from the end of the measured time until it prints its result.
 const PATIENCE: Duration = Duration::from_secs(90);
 /// Longest time for all jobs to end by themselves.
 const GRACE: Duration = Duration::from_secs(2);
+/// Time between two checks for signals while a job is silent.
 const NAP: Duration = Duration::from_millis(100);
-/// What is said of why a job ended.
+/// Most characters of the reason for a job's end.
 const LONGEST_REASON: usize = 300;
 
-/// What came of all jobs together.
+/// Result of all jobs together.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Together {
     pub(super) samples_per_s: f64,
-    /// Processors that were busy with it.
+    /// Processors that the jobs and their server used.
     pub(super) cpus: f64,
-    /// Processors that were busy with something else.
+    /// Processors that other programs used.
     pub(super) cpus_of_others: f64,
 }
 
-/// What came to one job.
+/// Result of one job, as it prints it.
 #[derive(Deserialize)]
 struct Came {
     samples: u64,
     seconds: f64,
 }
 
-/// See the module.
+/// Jobs that run at the same time. They are ended when this is dropped.
 pub(super) struct Jobs {
     all: Vec<JobProcess>,
-    // Removed after the jobs have ended.
+    // A field after `all`, so that the folder is removed after the jobs have ended.
     _folder: TempDir,
 }
 
+/// A job in its own process group.
 struct JobProcess {
     group: Group,
-    /// None: it is to end.
+    /// Pipe for orders. `None` once the job has been told to end.
     orders: Option<ChildStdin>,
     says: Receiver<String>,
     log: PathBuf,
 }
 
 impl Jobs {
-    /// Starts so many, and tells each of them the order.
+    /// Starts `count` jobs, and sends the order to each.
     pub(super) fn start(
         count: u32,
         command: impl Fn() -> Command,
@@ -75,20 +77,21 @@ impl Jobs {
             let job = JobProcess::start(command(), jobs._folder.path(), number)?;
             jobs.all.push(job);
         }
+        // Only now, so that the first job does not run long before the last one has started.
         jobs.all
             .iter_mut()
             .try_for_each(|job| job.tell(&order.to_string()))?;
         Ok(jobs)
     }
 
-    /// Until each of them goes at its usual speed.
+    /// Waits until each job runs at its usual speed.
     pub(super) fn begin(&mut self, steps: &mut Steps) -> Result<()> {
         let end = Instant::now() + PATIENCE;
         let mut all = self.all.iter();
         all.try_for_each(|job| job.hear(end, steps).map(drop))
     }
 
-    /// Measures them while they run. `server`: a process that works for them.
+    /// Measures the jobs while they run. `server` is a process that works for them.
     pub(super) fn measure(
         &mut self,
         server: Option<u32>,
@@ -116,6 +119,7 @@ impl Jobs {
         })
     }
 
+    /// Returns the processor seconds of all jobs and of their server so far.
     fn cpu_seconds(&self, server: Option<u32>) -> f64 {
         let jobs: f64 = self.all.iter().map(|job| job.group.cpu_seconds()).sum();
         jobs + server.map_or(0.0, group::cpu_seconds)
@@ -127,7 +131,7 @@ impl Drop for Jobs {
         self.all.iter_mut().for_each(|job| drop(job.orders.take()));
         let end = Instant::now() + GRACE;
         self.all.iter().for_each(|job| job.group.wait_until(end));
-        // Those that are left are killed.
+        // Dropping a job kills it if it still runs.
         self.all.clear();
     }
 }
@@ -139,6 +143,7 @@ impl JobProcess {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(File::create(&log)?)
+            // Temporary files of a job that is killed go with the folder.
             .env("TMPDIR", folder);
         let program = command.get_program().to_owned();
         let mut group =
@@ -146,6 +151,7 @@ impl JobProcess {
         let child = group.child();
         let (orders, stdout) = (child.stdin.take(), child.stdout.take());
         let (sender, says) = channel();
+        // A pipe cannot be read with a timeout: a thread reads it, and `hear` waits on the channel.
         std::thread::spawn(move || {
             let lines = stdout
                 .map(BufReader::new)
@@ -163,7 +169,7 @@ impl JobProcess {
         })
     }
 
-    /// A job that has ended is found out by whoever hears it.
+    /// Sends a line to the job. If the job has ended, the next [`hear`](JobProcess::hear) fails and tells why.
     fn tell(&mut self, line: &str) -> Result<()> {
         if let Some(orders) = &mut self.orders {
             match writeln!(orders, "{line}").and_then(|()| orders.flush()) {
@@ -174,7 +180,7 @@ impl JobProcess {
         Ok(())
     }
 
-    /// The next line that it says.
+    /// Returns the next line that the job prints.
     fn hear(&self, end: Instant, steps: &mut Steps) -> Result<String> {
         loop {
             interrupt::check()?;
@@ -192,7 +198,7 @@ impl JobProcess {
         }
     }
 
-    /// Why it ended.
+    /// Returns the reason for the job's end.
     fn why(&self) -> String {
         self.group.wait_until(Instant::now() + GRACE);
         let how = self.group.ended().unwrap_or_else(|| "still there".into());
@@ -200,7 +206,7 @@ impl JobProcess {
             .unwrap_or_else(|| format!("it ended ({how})"))
     }
 
-    /// The last line that it wrote to stderr.
+    /// Returns the last line that the job wrote to stderr.
     fn last_words(&self) -> Option<String> {
         let log = std::fs::read(&self.log).unwrap_or_default();
         let log = String::from_utf8_lossy(&log);
@@ -246,7 +252,7 @@ mod tests {
         let pid = jobs.all[0].hear(Instant::now() + PATIENCE, &mut Steps::new())?;
         let folder = jobs._folder.path().to_owned();
         drop(jobs);
-        // It is killed, and dies when it is next on a processor; its new parent may not look at once.
+        // A killed process dies when it is next on a processor, and its new parent may not reap it at once.
         let stat = || std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         let is_dead = || stat().is_empty() || stat().contains(") Z ");
         let end = Instant::now() + PATIENCE;

@@ -1,14 +1,14 @@
-//! `coprep bench`: how fast a folder of images is prepared here, by coprep and by PyTorch's DataLoader.
+//! `coprep bench`: how fast coprep and PyTorch's DataLoader prepare a folder of images here.
 //!
-//! All loaders get the same samples, drawn evenly, and the same number of processors; the samples lie in the page cache.
-//! Each job is a process that takes batches and does nothing else, and what counts is what comes while all of them run.
+//! All loaders get the same samples, evenly drawn and in the page cache, and the same number of processors. Each job is
+//! a process that takes batches and does nothing else. Only batches that come while all jobs run are counted.
 //!
-//! | module | what it does |
+//! | module | purpose |
 //! |---|---|
 //! | [`jobs`] | starts jobs and measures them |
-//! | [`consumer`] | such a job, of coprep |
-//! | [`torch`] | such a job, of PyTorch |
-//! | [`report`] | what was measured, and how it is written |
+//! | [`consumer`] | a job of coprep |
+//! | [`torch`] | a job of PyTorch |
+//! | [`report`] | the results, as JSON and as text |
 
 mod consumer;
 mod jobs;
@@ -32,6 +32,7 @@ use jobs::{Jobs, Together};
 use report::{BenchReport, BenchRow, BenchedLoader};
 use torch::Python;
 
+/// Measures all loaders and prints the report, or runs one of the jobs.
 pub(crate) fn run(args: &args::BenchArgs) -> crate::Outcome {
     if args.consumer {
         return consumer::run(args);
@@ -49,22 +50,23 @@ pub(crate) fn run(args: &args::BenchArgs) -> crate::Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What all measurements have in common.
+/// The parts that all measurements share.
 struct Bench<'a> {
     args: &'a args::BenchArgs,
     plan: MeasurementPlan,
     dataset: Dataset,
-    /// The samples.
+    /// The samples that are measured.
     part: Vec<u32>,
 }
 
-/// One row to be.
+/// A row of the report that is still to be measured.
 #[derive(Clone, Copy)]
 struct Measurement {
     loader: BenchedLoader,
     jobs: u32,
 }
 
+/// Takes all measurements. One that fails becomes a note of the report.
 fn bench(args: &args::BenchArgs, steps: &mut Steps) -> Result<BenchReport> {
     let plan = plan(args)?;
     let dataset = plan.dataset()?;
@@ -84,6 +86,7 @@ fn bench(args: &args::BenchArgs, steps: &mut Steps) -> Result<BenchReport> {
     for measurement in wanted {
         steps.step(&measurement.name());
         let measured = bench.measure(measurement, found.as_ref().ok(), steps);
+        // After Ctrl-C, the failure of a measurement is no result.
         interrupt::check()?;
         match measured {
             Ok(together) => {
@@ -101,6 +104,7 @@ fn bench(args: &args::BenchArgs, steps: &mut Steps) -> Result<BenchReport> {
     }
 }
 
+/// Builds the pipeline that all loaders run, and the conditions of the measurements.
 fn plan(args: &args::BenchArgs) -> Result<MeasurementPlan> {
     let mut spec = warm::pipeline(&args.folder, &args.images.fixed, args.images.image_size)?;
     spec.ops.push(Op::RandomHorizontalFlip { p: 0.5 });
@@ -113,6 +117,7 @@ fn plan(args: &args::BenchArgs) -> Result<MeasurementPlan> {
     })
 }
 
+/// Returns the measurements to take, each once.
 fn measurements(jobs: u32, with_torch: bool) -> Vec<Measurement> {
     let one = [
         BenchedLoader::Coprep,
@@ -128,11 +133,13 @@ fn measurements(jobs: u32, with_torch: bool) -> Vec<Measurement> {
     let mut wanted: Vec<(BenchedLoader, u32)> = one.into_iter().chain(all).collect();
     wanted.extend(torch.into_iter().filter(|_| with_torch));
     let mut seen = Vec::new();
+    // For a single job, some pairs come twice.
     wanted.retain(|pair| !seen.contains(pair) && (seen.push(*pair), true).1);
     let measurement = |(loader, jobs)| Measurement { loader, jobs };
     wanted.into_iter().map(measurement).collect()
 }
 
+/// Returns a note if other programs used the processors.
 fn disturbed(measurement: Measurement, together: &Together) -> Option<String> {
     let others = together.cpus_of_others;
     (others > LITTLE).then(|| {
@@ -163,7 +170,7 @@ impl Measurement {
         }
     }
 
-    /// How long it takes, about.
+    /// Returns the approximate seconds of the measurement.
     fn seconds(self, seconds: f64) -> f64 {
         match self.loader {
             // Importing torch takes some seconds of a processor, for each job.
@@ -192,6 +199,7 @@ impl Bench<'_> {
         }
     }
 
+    /// Returns the dataset's folder as an absolute path.
     fn root(&self) -> &Path {
         match &self.plan.spec.source {
             coprep_protocol::spec::Source::ImageFolder { root } => Path::new(root),
@@ -205,6 +213,7 @@ impl Bench<'_> {
         python: Option<&Python>,
         steps: &mut Steps,
     ) -> Result<Together> {
+        // Every loader must find all files in the page cache.
         measure::read_all(&self.dataset, &self.part, steps)?;
         let jobs = measurement.jobs;
         match (measurement.loader, python) {
@@ -220,6 +229,7 @@ impl Bench<'_> {
         }
     }
 
+    /// Measures coprep, with a coordinator that only these jobs use.
     fn coprep(&self, from: From, jobs: u32, steps: &mut Steps) -> Result<Together> {
         let coordinator = Private::start(&["--cpus".into(), self.plan.cpus.to_string()])?;
         let program = std::env::current_exe()?;
@@ -229,11 +239,14 @@ impl Bench<'_> {
         jobs.begin(steps)?;
         let before = coordinator.status()?.pool.fetched;
         let together = jobs.measure(Some(coordinator.pid()), self.plan.seconds, steps)?;
+        // If a cached sample had to be read again, the cache was too small to be measured.
         from.check(coordinator.status()?.pool.fetched - before)?;
         Ok(together)
     }
 
+    /// Measures PyTorch's DataLoader. Each job has its own loader and workers.
     fn torch(&self, python: &Python, jobs: u32, steps: &mut Steps) -> Result<Together> {
+        // All jobs together get as many processors as coprep.
         let workers = (self.plan.cpus / jobs).max(1);
         let order = torch::order(self.args, self.root(), self.paths(), workers);
         let mut jobs = Jobs::start(jobs, || python.command(), &order)?;

@@ -1,4 +1,4 @@
-//! What `coprep bench` measured, as JSON and for a terminal of 80 columns.
+//! The results of `coprep bench`, as JSON and for a terminal of 80 columns.
 
 use serde::Serialize;
 use unicode_width::UnicodeWidthStr;
@@ -6,19 +6,19 @@ use unicode_width::UnicodeWidthStr;
 use super::torch::Python;
 use crate::show::{number, wrapped};
 
-/// Format of the JSON: raised when a reader of the one before would misread it.
+/// Version of the JSON format. It is raised when an older reader would misread the new one.
 pub(super) const FORMAT: u32 = 1;
 
-/// What gives batches.
+/// A loader to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(super) enum BenchedLoader {
-    /// Files, without a cache.
+    /// coprep from files, without a cache.
     #[serde(rename = "coprep")]
     Coprep,
-    /// All cached as they are read.
+    /// coprep with all samples cached as they are read.
     #[serde(rename = "coprep encoded")]
     Encoded,
-    /// All cached decoded.
+    /// coprep with all samples cached decoded.
     #[serde(rename = "coprep decoded")]
     Decoded,
     #[serde(rename = "pytorch")]
@@ -36,45 +36,45 @@ impl BenchedLoader {
     }
 }
 
-/// All of it.
+/// The whole report.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct BenchReport {
     pub(super) format: u32,
     pub(super) version: String,
     pub(super) folder: String,
-    /// That were used, evenly drawn.
+    /// Samples that were used, evenly drawn from all.
     pub(super) samples: u32,
     pub(super) of_samples: u32,
     pub(super) pipeline: String,
     pub(super) batch_size: u32,
-    /// Processors that each loader had.
+    /// Processors of each loader.
     pub(super) cpus: u32,
     pub(super) jobs: u32,
-    /// Of each measurement.
+    /// Seconds of each measurement.
     pub(super) seconds: f64,
-    /// None: it is not compared.
+    /// The Python that was compared. `None` if there was none.
     pub(super) pytorch: Option<Python>,
     pub(super) rows: Vec<BenchRow>,
-    /// What could not be measured, and why.
+    /// Notes on failed or disturbed measurements.
     pub(super) notes: Vec<String>,
 }
 
-/// One loader, with so many jobs at the same time.
+/// One loader with this number of jobs at the same time.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct BenchRow {
     pub(super) loader: BenchedLoader,
     pub(super) jobs: u32,
-    /// Delivered, all jobs together.
+    /// Images delivered per second to all jobs together.
     pub(super) images_per_s: f64,
     pub(super) images_per_s_per_job: f64,
-    /// Over what PyTorch delivers to as many jobs.
+    /// The same divided by PyTorch's rate with equally many jobs.
     pub(super) times_pytorch: Option<f64>,
-    /// Processor seconds for 1,000 delivered images, of the jobs too.
+    /// Processor seconds per 1,000 delivered images, the jobs' own included.
     pub(super) cpu_s_per_1000: f64,
 }
 
 impl BenchReport {
-    /// Compares rows with PyTorch's.
+    /// Compares each row with PyTorch's.
     pub(super) fn compare(&mut self) {
         let rates: Vec<Option<f64>> = self
             .rows
@@ -96,7 +96,7 @@ impl BenchReport {
         self.row(loader, jobs).map(|row| row.images_per_s)
     }
 
-    /// The answer, in words.
+    /// Returns the result in words.
     fn answer(&self) -> String {
         let Some(row) = self.row(BenchedLoader::Coprep, self.jobs) else {
             return "coprep could not be measured with all jobs.".into();
@@ -118,7 +118,7 @@ impl BenchReport {
         text + "."
     }
 
-    /// How it was measured.
+    /// Describes the measurement.
     fn how(&self) -> String {
         let torch = self.pytorch.as_ref().map(|found| {
             let v = &found.versions;
@@ -139,7 +139,7 @@ impl BenchReport {
     }
 }
 
-/// `4.5`, `13`.
+/// Formats a factor: `4.5`, `13`.
 fn factor(x: f64) -> String {
     let digits = if x < 9.95 { 1 } else { 0 };
     format!("{x:.digits$}")
@@ -154,7 +154,7 @@ const HEADER: [&str; 6] = [
     "CPU s/1,000",
 ];
 
-/// For a terminal, with colours or without.
+/// Renders the report for a terminal, with colours or without.
 pub(super) fn render(report: &BenchReport, coloured: bool) -> String {
     let bold = |text: &str| {
         if coloured {
@@ -177,7 +177,7 @@ pub(super) fn render(report: &BenchReport, coloured: bool) -> String {
     parts.join("\n")
 }
 
-/// Lines: the first column to the left, the others to the right.
+/// Formats the table's lines. The first column is aligned to the left, the others to the right.
 fn table(report: &BenchReport) -> Vec<String> {
     let mut lines = vec![HEADER.map(String::from)];
     lines.extend(report.rows.iter().map(cells));

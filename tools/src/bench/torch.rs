@@ -1,4 +1,4 @@
-//! PyTorch's DataLoader, if there is a Python that has it.
+//! A job of PyTorch's DataLoader, if there is a Python that has it.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -12,14 +12,15 @@ use crate::{args, interrupt};
 
 const LOADER: &str = include_str!("torch_loader.py");
 
-/// Prints versions, if all is there; imports nothing of it, which would take seconds.
+/// Prints versions if all packages are installed. It imports none of them, which would take seconds.
 const PROBE: &str = r#"
 import importlib.metadata as m, importlib.util as u, json
 assert all(u.find_spec(name) for name in ("torch", "torchvision", "PIL"))
 print(json.dumps({name: m.version(name) for name in ("torch", "torchvision", "pillow")}))
 "#;
-/// Longest time of a probe.
+/// Longest time of the probe.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// Time between two checks whether the probe has ended.
 const NAP: Duration = Duration::from_millis(10);
 
 /// A Python with torch, torchvision and Pillow.
@@ -37,7 +38,7 @@ pub(super) struct Versions {
     pub(super) pillow: String,
 }
 
-/// The one that is named, or the first that is found; else why there is none.
+/// Returns the named Python or the first that has the packages; else the reason why there is none.
 pub(super) fn find(named: Option<&Path>) -> Result<std::result::Result<Python, String>> {
     let candidates = named.map_or_else(candidates, |path| vec![path.into()]);
     for python in candidates {
@@ -54,7 +55,7 @@ pub(super) fn find(named: Option<&Path>) -> Result<std::result::Result<Python, S
 const HOW: &str = "PyTorch's DataLoader is not compared. To compare, `pip install torch torchvision`, or name a Python \
                    that has them with --python.";
 
-/// Pythons to try, in this order.
+/// Returns the Pythons to try, in this order.
 pub(crate) fn candidates() -> Vec<PathBuf> {
     let environment = std::env::var_os("VIRTUAL_ENV").map(|v| Path::new(&v).join("bin/python"));
     let ours = std::env::current_exe().ok();
@@ -66,7 +67,7 @@ pub(crate) fn candidates() -> Vec<PathBuf> {
         .collect()
 }
 
-/// Versions, or None if they are not there.
+/// Returns the versions of the packages, or `None` if they are not installed.
 fn probe(python: &Path) -> Result<Option<Versions>> {
     let mut command = Command::new(python);
     command
@@ -85,12 +86,13 @@ fn probe(python: &Path) -> Result<Option<Versions>> {
         }
         std::thread::sleep(NAP);
     }
-    // It says so little that it never waits for a reader.
+    // The probe prints so little that it never waits for a reader.
     let stdout = group.child().stdout.take();
     Ok(stdout.and_then(|said| serde_json::from_reader(said).ok()))
 }
 
 impl Python {
+    /// Returns the command that runs a job of PyTorch.
     pub(super) fn command(&self) -> Command {
         let mut command = Command::new(&self.python);
         command.args(["-c", LOADER]);
@@ -98,6 +100,7 @@ impl Python {
     }
 }
 
+/// Returns the order to a job, as `torch_loader.py` reads it.
 pub(super) fn order(
     args: &args::BenchArgs,
     root: &Path,

@@ -1,7 +1,7 @@
 """A job of PyTorch's DataLoader, for `coprep bench`: it takes batches and does nothing else.
 
-Its order is a line of JSON on stdin. It says `ready` when it goes at its usual speed; told to go, it counts from its
-next batch on, says what came in a line of JSON, and goes on until stdin is closed.
+Its order is a line of JSON on stdin. It prints `ready` when it runs at its usual speed. After `go` it counts from its
+next batch, prints the result as a line of JSON, and goes on until stdin is closed.
 """
 
 import ctypes
@@ -19,13 +19,13 @@ from torchvision.datasets import ImageFolder
 
 PR_SET_PDEATHSIG = 1
 PREFETCHED = 2
-"""Batches that each worker makes ahead, PyTorch's default."""
+"""Batches that each worker prepares ahead, as by PyTorch's default."""
 FOREVER = 10**6
-"""Epochs that follow without a pause between them."""
+"""Number of epochs in one iteration, which have no pause between them."""
 
 
 class Part(ImageFolder):
-    """These files of a folder: the others are not even looked for."""
+    """The given files of a folder. It does not even list the others."""
 
     files: list[str] = []
 
@@ -71,7 +71,7 @@ def listen(go, end):
 def take(batches, order):
     go, end = threading.Event(), threading.Event()
     threading.Thread(target=listen, args=(go, end), daemon=True).start()
-    # What was made ahead while nobody took it is no measure.
+    # Skip the batches that were prepared while nobody took them.
     for _ in range(order["workers"] * PREFETCHED):
         next(batches)
     print("ready", flush=True)
@@ -81,6 +81,7 @@ def take(batches, order):
         if end.is_set():
             return
         if began is None:
+            # The first batch after `go` starts the clock, and is not counted.
             began = now if go.is_set() else None
             continue
         samples += len(labels)
@@ -90,7 +91,7 @@ def take(batches, order):
 
 
 def main():
-    # Whoever gives orders may be killed.
+    # The process that gives the orders may be killed.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     order = json.loads(sys.stdin.readline())
     take(iter(loader(order)), order)

@@ -1,4 +1,4 @@
-//! A process with everything that it starts: none of it outlives its owner.
+//! Process groups whose processes never outlive their owner.
 
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
@@ -8,12 +8,14 @@ use nix::sys::signal::{Signal, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::{Pid, SysconfVar, sysconf};
 
+/// Time between two checks whether the first process has ended.
 const NAP: Duration = Duration::from_millis(10);
 
-/// See the module. Dropped, it is killed.
+/// A process with everything that it starts. It is killed when it is dropped.
 pub(crate) struct Group(Child);
 
 impl Group {
+    /// Starts a command in a process group of its own.
     pub(crate) fn spawn(command: &mut Command) -> std::io::Result<Group> {
         command.process_group(0).spawn().map(Group)
     }
@@ -22,7 +24,7 @@ impl Group {
         &mut self.0
     }
 
-    /// How the first process ended, if it did. Its number stays taken.
+    /// Returns how the first process ended, or `None` if it runs. It is not reaped, so its id stays reserved.
     pub(crate) fn ended(&self) -> Option<String> {
         let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
         match waitid(Id::Pid(self.id()), flags) {
@@ -33,11 +35,12 @@ impl Group {
         }
     }
 
+    /// Asks all processes of the group to end.
     pub(crate) fn terminate(&self) {
         let _ = killpg(self.id(), Signal::SIGTERM);
     }
 
-    /// Waits for the first process until `end`.
+    /// Waits until the first process has ended, but not beyond `end`.
     pub(crate) fn wait_until(&self, end: Instant) {
         while self.ended().is_none() && Instant::now() < end {
             std::thread::sleep(NAP);
@@ -48,7 +51,7 @@ impl Group {
         Pid::from_raw(self.0.id() as i32)
     }
 
-    /// Processor seconds of those that are there.
+    /// Returns the processor seconds of the group's living processes.
     pub(crate) fn cpu_seconds(&self) -> f64 {
         let ours = pids()
             .filter_map(stat)
@@ -59,18 +62,18 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // What it started may have outlived it.
+        // Kill the group even if the first process has ended: its children may still run.
         let _ = killpg(self.id(), Signal::SIGKILL);
         let _ = self.0.wait();
     }
 }
 
-/// Processor seconds of one process.
+/// Returns the processor seconds of one process.
 pub(crate) fn cpu_seconds(pid: u32) -> f64 {
     stat(pid).map_or(0.0, |stat| stat.ticks) / ticks_per_second()
 }
 
-/// Returns the processor seconds of a process and of everything that descends from it, those that have ended included.
+/// Returns the processor seconds of a process and of all its descendants, living or ended.
 pub(crate) fn tree_cpu_seconds(root: u32) -> f64 {
     let all: Vec<Stat> = pids().filter_map(stat).collect();
     let mut tree = vec![root];
@@ -86,12 +89,13 @@ pub(crate) fn tree_cpu_seconds(root: u32) -> f64 {
         / ticks_per_second()
 }
 
-/// Processor seconds of all processes of the machine, since it began.
+/// Returns the processor seconds of all processes since the machine started.
 pub(crate) fn machine_cpu_seconds() -> f64 {
     let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     let first = text.lines().next().unwrap_or_default();
     let ticks = first.split_whitespace().skip(1).map(|f| f.parse::<f64>());
-    // Of its numbers the fourth and the fifth are idle time, and those from the ninth on are counted already.
+    // Skip the fourth and fifth number, which are idle time, and all from the ninth on: the others contain them
+    // already.
     let busy = ticks
         .take(8)
         .enumerate()
@@ -104,24 +108,27 @@ fn ticks_per_second() -> f64 {
     ticks.unwrap_or(100) as f64
 }
 
+/// Returns the ids of all processes of the machine.
 fn pids() -> impl Iterator<Item = u32> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten();
     entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
 }
 
-/// A part of `/proc/PID/stat`.
+/// Some fields of `/proc/PID/stat`.
 struct Stat {
     pid: u32,
     parent: u32,
     group: u32,
-    /// Processor time, in user mode and in the kernel.
+    /// Processor time in user mode and in the kernel, in clock ticks.
     ticks: f64,
-    /// The same of its children that have ended and that it has waited for.
+    /// The same of the children that have ended and were waited for.
     ticks_of_ended: f64,
 }
 
+/// Reads the fields of a process, or `None` if it does not exist.
 fn stat(pid: u32) -> Option<Stat> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // Fields are counted after the name, which is in parentheses and may contain spaces and parentheses.
     let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
     let ticks = |i: usize| fields.get(i)?.parse::<f64>().ok();
     Some(Stat {

@@ -17,7 +17,7 @@ use crate::interrupt;
 /// Longest wait for a batch.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What the job wants, and from whom.
+/// The samples that a job takes, and the coordinator that serves them.
 pub(crate) struct JobOptions<'a> {
     pub(crate) place: &'a CoordinatorPaths,
     pub(crate) spec: &'a PipelineSpec,
@@ -27,13 +27,13 @@ pub(crate) struct JobOptions<'a> {
     pub(crate) batch_size: u32,
 }
 
-/// See the module.
+/// A job that takes batches and does nothing else.
 pub(crate) struct MeasuredJob {
     loader: Arc<Loader>,
 }
 
 impl MeasuredJob {
-    /// Jobs with the same wish share.
+    /// Attaches a job. Jobs with the same options share one stream.
     pub(crate) fn attach(options: &JobOptions<'_>) -> Result<MeasuredJob> {
         let loader = Loader::new(LoaderOptions {
             place: options.place.clone(),
@@ -42,6 +42,7 @@ impl MeasuredJob {
             attach: attach(options)?,
             code: None,
             timeout: PATIENCE,
+            // The coordinator is private: when it ends, the measurement has failed.
             reconnect: Duration::ZERO,
             interrupt_check: interrupt_check(),
             notice: coprep_client::no_notice(),
@@ -49,7 +50,7 @@ impl MeasuredJob {
         Ok(MeasuredJob { loader })
     }
 
-    /// One epoch. `each` is told the samples of each batch, and 0 now and then while none comes.
+    /// Takes one epoch. `each` gets the number of samples of each batch, and 0 now and then while no batch comes.
     pub(crate) fn epoch(&self, mut each: impl FnMut(u64) -> Result<()>) -> Result<()> {
         self.loader.start_epoch()?;
         loop {
@@ -70,6 +71,7 @@ fn interrupt_check() -> InterruptCheck {
     Arc::new(|| Ok(interrupt::check()?))
 }
 
+/// Builds the request with which the job joins a stream.
 fn attach(options: &JobOptions<'_>) -> Result<Attach> {
     let subset: RoaringBitmap = options.ids.iter().copied().collect();
     let mut bytes = Vec::new();
@@ -77,6 +79,7 @@ fn attach(options: &JobOptions<'_>) -> Result<Attach> {
     Ok(Attach {
         pipeline: options.spec.clone(),
         code: None,
+        // A fixed seed, so that jobs with the same options share.
         seed: Some(0),
         seed_hint: None,
         draws: None,
@@ -99,6 +102,7 @@ fn attach(options: &JobOptions<'_>) -> Result<Attach> {
         resume: None,
         dataset_samples: None,
         cohort: None,
+        // A broken file must not end a measurement.
         skip_errors: true,
         tokens: Vec::new(),
         told: None,

@@ -1,7 +1,7 @@
-//! How fast samples are prepared, by a job that does nothing but take batches, on samples that lie in the page cache or in
-//! coprep's own. A part of the samples is enough, drawn evenly from all: as many as some seconds' work.
+//! Measures how fast samples are prepared. A job that only takes batches reads samples from the page cache or from
+//! coprep's cache. A part of the samples is enough: drawn evenly from all, and as many as take some seconds to prepare.
 //!
-//! | module | what it does |
+//! | module | purpose |
 //! |---|---|
 //! | [`private`] | the coordinator |
 //! | [`job`] | the job |
@@ -30,7 +30,7 @@ use quiet::Observed;
 
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// What is measured, and how long.
+/// A pipeline to measure, and the conditions of the measurement.
 pub(crate) struct MeasurementPlan {
     pub(crate) spec: PipelineSpec,
     pub(crate) batch_size: u32,
@@ -41,7 +41,7 @@ pub(crate) struct MeasurementPlan {
     pub(crate) seconds: f64,
 }
 
-/// Sizes of all samples, estimated from those looked at.
+/// Sizes of all samples together, and the mean pixels of one, estimated from a part of them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SizeEstimate {
     pub(crate) encoded: f64,
@@ -49,7 +49,7 @@ pub(crate) struct SizeEstimate {
     pub(crate) pixels: f64,
 }
 
-/// Where samples come from when preparing is measured.
+/// Source of the samples when preparing is measured.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum From {
     PageCache,
@@ -57,6 +57,7 @@ pub(crate) enum From {
 }
 
 impl From {
+    /// Returns the form in which the job asks for cached samples.
     pub(crate) fn form(self) -> CacheForm {
         match self {
             From::PageCache => CacheForm::Off,
@@ -64,7 +65,8 @@ impl From {
         }
     }
 
-    /// What is measured of a cache must come from it. `fetched`: samples that were read.
+    /// Checks a measurement of a cache: all samples must come from it. `fetched` is the number of samples read from
+    /// files.
     pub(crate) fn check(self, fetched: u64) -> Result<()> {
         if fetched > 0 && self != From::PageCache {
             Err(format!(
@@ -77,18 +79,19 @@ impl From {
     }
 }
 
-/// Processors that this process may use: affinity and control group.
+/// Returns the processors that this process may use under its affinity and control group.
 pub(crate) fn usable() -> u32 {
     std::thread::available_parallelism().map_or(1, |n| n.get() as u32)
 }
 
-/// The samples of most measurements: at least this many batches, and at most so many samples.
+/// Fewest batches whose samples a measurement takes.
 const BATCHES: u32 = 8;
+/// Most samples of a measurement.
 const MOST: u32 = 20_000;
-/// Samples that are taken to learn how many are enough.
+/// Samples of the first measurement, which tells how many are enough.
 const FIRST: u32 = 256;
 
-/// So many of `all`, evenly.
+/// Returns `count` numbers below `all`, evenly spaced.
 pub(crate) fn evenly(all: u32, count: u32) -> Vec<u32> {
     let count = count.clamp(1, all.max(1));
     let place = |i: u32| (u64::from(i) * u64::from(all) / u64::from(count)) as u32;
@@ -96,16 +99,18 @@ pub(crate) fn evenly(all: u32, count: u32) -> Vec<u32> {
 }
 
 impl MeasurementPlan {
+    /// Opens the dataset, as slow as the plan asks for.
     pub(crate) fn dataset(&self) -> Result<Dataset> {
         let throttle = Arc::new(ReadThrottle::new(self.storage));
         Ok(Dataset::open(&self.spec.source)?.slowed(throttle))
     }
 
-    /// As many samples as `seconds` are enough for, and as are sure to fit into a cache, decoded.
+    /// Returns the samples to measure: as many as `seconds` are enough for, and few enough to fit into a cache decoded.
     pub(crate) fn part(&self, dataset: &Dataset, steps: &mut Steps) -> Result<Vec<u32>> {
         let all = dataset.len();
         let few = evenly(all, FIRST.max(self.batch_size));
         let each = sizes(dataset, &few, &self.spec)?.decoded / f64::from(all);
+        // Half of a cache's default size, which is a quarter of the available memory.
         let room = coprep_cache::memory::available().unwrap_or(u64::MAX) as f64 / 8.0;
         let fitting = (room / each.max(1.0)) as u32;
         let first = self.prepare(&self.spec, From::PageCache, &few, 0.5, steps)?;
@@ -114,7 +119,7 @@ impl MeasurementPlan {
         Ok(evenly(all, enough.min(fitting)))
     }
 
-    /// The same pipeline, with every sample decoded in full.
+    /// Returns the same pipeline with every sample decoded in full.
     pub(crate) fn in_full(&self) -> PipelineSpec {
         let mut spec = self.spec.clone();
         for op in &mut spec.ops {
@@ -125,7 +130,7 @@ impl MeasurementPlan {
         spec
     }
 
-    /// Samples a second at which `ids` are prepared again and again, after once.
+    /// Measures samples per second, with `ids` prepared once before and then again and again.
     pub(crate) fn prepare(
         &self,
         spec: &PipelineSpec,
@@ -139,7 +144,8 @@ impl MeasurementPlan {
             .rate_once(seconds, steps)
     }
 
-    /// A job that has been given `ids` once, so that caches are full; with these arguments of `coprep serve`.
+    /// Starts a coordinator with the arguments `serve`, and a job on it. The job takes `ids` once, which fills the
+    /// cache.
     pub(crate) fn open(
         &self,
         spec: &PipelineSpec,
@@ -165,7 +171,7 @@ impl MeasurementPlan {
     }
 }
 
-/// A job that is measured, several times if need be, and does nothing between.
+/// A job that can be measured several times, and is idle in between.
 pub(crate) struct Probe {
     job: MeasuredJob,
     coordinator: Private,
@@ -173,15 +179,16 @@ pub(crate) struct Probe {
 }
 
 impl Probe {
-    /// Measures samples a second, for `seconds` or one epoch, again if other programs use the processors meanwhile.
+    /// Measures samples per second, for `seconds` or one epoch. Repeats it if other programs used the processors.
     pub(crate) fn rate(&self, seconds: f64, steps: &mut Steps) -> Result<Observed<f64>> {
         quiet::measure(|| self.rate_once(seconds, steps))
     }
 
+    /// Measures samples per second once.
     fn rate_once(&self, seconds: f64, steps: &mut Steps) -> Result<f64> {
-        // What was made ahead while nothing was asked for does not count.
+        // Take the batches that were prepared while the job was idle: they do not count.
         epochs(&self.job, 0.0, steps)?;
-        // Samples are counted where they are made: how many batches are ahead when an epoch ends is chance.
+        // Count samples where they are prepared: how many batches are ahead at the end of an epoch is chance.
         let (began, before) = (Instant::now(), self.coordinator.status()?.pool);
         epochs(&self.job, seconds, steps)?;
         let (time, after) = (began.elapsed(), self.coordinator.status()?.pool);
@@ -196,7 +203,7 @@ impl Drop for Probe {
     }
 }
 
-/// Whole epochs, until they took so many seconds; one at least.
+/// Takes whole epochs until they took `seconds` together, and at least one.
 fn epochs(job: &MeasuredJob, seconds: f64, steps: &mut Steps) -> Result<()> {
     let began = Instant::now();
     loop {
@@ -210,13 +217,13 @@ fn epochs(job: &MeasuredJob, seconds: f64, steps: &mut Steps) -> Result<()> {
     }
 }
 
-/// Longest name of a folder in which sockets can have names.
+/// Longest path of a folder that leaves room for the names of sockets in it.
 const LONGEST_FOLDER: usize = 48;
 
-/// A folder for sockets and logs: where temporary files go, if the names of sockets can be so long.
+/// Makes a folder for sockets and logs: among the temporary files, or in `/tmp` if that path is too long for sockets.
 pub(crate) fn scratch() -> std::io::Result<TempDir> {
     let mut builder = tempfile::Builder::new();
-    // As private as the folder of any coordinator must be.
+    // A coordinator accepts no folder that other users can enter.
     builder
         .prefix("coprep-")
         .permissions(std::fs::Permissions::from_mode(0o700));
@@ -227,7 +234,7 @@ pub(crate) fn scratch() -> std::io::Result<TempDir> {
     }
 }
 
-/// Reads samples, so that the page cache has them.
+/// Reads samples so that the page cache holds them.
 pub(crate) fn read_all(dataset: &Dataset, ids: &[u32], steps: &mut Steps) -> Result<()> {
     let mut file = Vec::new();
     for &id in ids {
@@ -238,7 +245,7 @@ pub(crate) fn read_all(dataset: &Dataset, ids: &[u32], steps: &mut Steps) -> Res
     Ok(())
 }
 
-/// Of all samples, from the files of `ids`.
+/// Estimates the sizes of all samples from the files of `ids`.
 pub(crate) fn sizes(dataset: &Dataset, ids: &[u32], spec: &PipelineSpec) -> Result<SizeEstimate> {
     let pipeline = coprep_coordinator::Pipeline::compile(&spec.ops)?;
     let (mut head, mut looked) = (Vec::new(), 0.0);
@@ -250,6 +257,7 @@ pub(crate) fn sizes(dataset: &Dataset, ids: &[u32], spec: &PipelineSpec) -> Resu
     for &id in ids {
         sum.encoded += dataset.file_len(id)? as f64;
         dataset.fetch_head(id, &mut head)?;
+        // A file that is no image has bytes, but no pixels.
         if let Ok(picture) = pipeline.look(&head) {
             looked += 1.0;
             sum.decoded += picture.decoded.bytes() as f64;

@@ -1,4 +1,4 @@
-//! A coordinator of a measurement's own: nobody else uses it, and it is gone when the measurement is.
+//! A coordinator for one measurement: nobody else uses it, and it ends with the measurement.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -12,11 +12,12 @@ use tempfile::TempDir;
 use super::{Result, scratch};
 use crate::interrupt;
 
-/// Longest time until it listens, and until it ends.
+/// Longest time until the coordinator listens, and until it has ended.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Time between two checks for either.
 const NAP: Duration = Duration::from_millis(10);
 
-/// See the module.
+/// A coordinator for one measurement. It is stopped when it is dropped.
 pub(crate) struct Private {
     child: Child,
     pub(crate) place: CoordinatorPaths,
@@ -32,7 +33,7 @@ impl Private {
         let mut command = Command::new(std::env::current_exe()?);
         command
             .arg("serve")
-            // Should we be killed, it does not stay.
+            // If this process is killed, the coordinator ends by itself after a minute.
             .args(["--idle", "60"])
             .args(arguments)
             .env("COPREP_SOCKET", &place.socket)
@@ -66,6 +67,7 @@ impl Private {
         Ok(())
     }
 
+    /// Returns the coordinator's log, for error messages.
     fn log(&self) -> String {
         let path: PathBuf = self.folder.path().join("log");
         std::fs::read_to_string(path)
@@ -83,7 +85,7 @@ impl Private {
     }
 }
 
-/// What would change it from outside.
+/// Variables of the environment that would change the coordinator's settings.
 const SETTINGS: [&str; 9] = [
     "COPREP_CACHE",
     "COPREP_CACHE_FORM",

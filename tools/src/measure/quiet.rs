@@ -1,19 +1,19 @@
-//! Whether other programs used the processors during a measurement.
+//! Checks whether other programs used the processors during a measurement.
 //!
-//! What analyze and bench report holds for a machine that does nothing else. That is checked: the processor time of the
-//! whole machine, less what this process and all that it started used, is what others used.
+//! The results of `analyze` and `bench` hold for a machine that does nothing else. Others used the processor time of
+//! the whole machine, less the time of this process and of all that it started.
 
 use std::time::Instant;
 
 use super::Result;
 use super::group;
 
-/// Processors that others may use without changing a result noticeably.
+/// Processors that others may use without a noticeable change of the result.
 pub(crate) const LITTLE: f64 = 0.3;
-/// How often a measurement is made until nobody disturbs it.
+/// Most attempts at a measurement that others disturb.
 const ATTEMPTS: usize = 3;
 
-/// A result, and how many processors other programs used while it was measured.
+/// A result, and the number of processors that other programs used during its measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Observed<T> {
     pub(crate) value: T,
@@ -26,7 +26,7 @@ impl<T> Observed<T> {
     }
 }
 
-/// The processor time of others, from a moment on.
+/// Measures the processor time of others from its start on.
 pub(crate) struct Clock {
     began: Instant,
     others: f64,
@@ -43,16 +43,17 @@ impl Clock {
     /// Returns the mean number of processors that others have used since the start.
     pub(crate) fn cpus_of_others(&self) -> f64 {
         let time = self.began.elapsed().as_secs_f64();
-        // A process that ended may take its processor time along before its parent has asked for it.
+        // Not below 0: a process that has ended may take its processor time along before its parent has waited for it.
         (others_cpu_seconds() - self.others).max(0.0) / time.max(f64::MIN_POSITIVE)
     }
 }
 
+/// Returns the processor seconds of all processes that this one has not started.
 fn others_cpu_seconds() -> f64 {
     group::machine_cpu_seconds() - group::tree_cpu_seconds(std::process::id())
 }
 
-/// Measures, and again if other programs disturbed it. Returns the result that was disturbed least.
+/// Measures, and repeats the measurement if other programs disturbed it. Returns the least disturbed result.
 pub(crate) fn measure<T>(mut once: impl FnMut() -> Result<T>) -> Result<Observed<T>> {
     least_disturbed(|| {
         let clock = Clock::start();
@@ -65,13 +66,14 @@ pub(crate) fn measure<T>(mut once: impl FnMut() -> Result<T>) -> Result<Observed
     })
 }
 
+/// Repeats a measurement until it is not disturbed, or until the attempts are used up.
 fn least_disturbed<T>(mut once: impl FnMut() -> Result<Observed<T>>) -> Result<Observed<T>> {
     let mut best = once()?;
     for _ in 1..ATTEMPTS {
         if !best.is_disturbed() {
             break;
         }
-        // The earlier result counts if the measurement cannot be repeated: a script may have ended.
+        // A repetition may be impossible, as when a script has ended. Then the earlier result counts.
         let Ok(other) = once() else { break };
         if other.cpus_of_others < best.cpus_of_others {
             best = other;
@@ -84,8 +86,8 @@ fn least_disturbed<T>(mut once: impl FnMut() -> Result<Observed<T>>) -> Result<O
 mod tests {
     use super::*;
 
-    /// Measures on a machine where others use so many processors, attempt by attempt. Returns the attempt that was
-    /// kept, and the number of attempts.
+    /// Measures on a machine where others use this many processors in each attempt. Returns the attempt that was kept,
+    /// and the number of attempts.
     fn kept(others: &[f64]) -> (usize, usize) {
         let mut made = 0;
         let best = least_disturbed(|| {

@@ -1,7 +1,7 @@
-//! What is exported: every name, its meaning, its labels. `docs/operations.md` has the same as a table.
+//! The exported metrics: each name, its meaning and its labels. `docs/operations.md` has them as a table.
 //!
-//! Labels are few: numbers of streams and jobs, names that a person gave, and words of this file. Neither samples nor
-//! their files appear.
+//! There are few labels: numbers of streams and jobs, names that people gave, and words from this file. Samples and
+//! their files never appear in them.
 
 use std::collections::BTreeMap;
 
@@ -9,24 +9,24 @@ use coprep_protocol::message::{
     CacheForm, CacheStatus, JobStatus, PoolStatus, Stalls, Status, StreamStatus,
 };
 
-/// How the name of a counter ends.
+/// Suffix of a counter's name.
 pub(super) const TOTAL: &str = "_total";
 
-/// All samples of one name.
+/// All samples of one metric.
 #[derive(Debug)]
 pub(super) struct Family {
-    /// That of a counter ends with [`TOTAL`].
+    /// Name of the metric. A counter's name ends with [`TOTAL`].
     pub(super) name: &'static str,
-    /// Without line breaks and backslashes.
+    /// Help text, without line breaks and backslashes.
     pub(super) help: &'static str,
-    /// No two have the same labels.
+    /// Samples, each with different labels.
     pub(super) samples: Vec<(Labels, Value)>,
 }
 
-/// Names and values.
+/// Names and values of a sample's labels.
 pub(super) type Labels = Vec<(&'static str, String)>;
 
-/// What was counted or measured.
+/// A counted or measured number.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Value {
     Whole(u64),
@@ -39,7 +39,7 @@ impl Family {
     }
 }
 
-/// Everything that is exported of a coordinator. The names are always the same.
+/// Returns all metrics of a coordinator. Their names do not depend on its state.
 pub(super) fn families(status: &Status) -> Vec<Family> {
     let mut all = coordinator(status);
     all.extend(pool(&status.pool));
@@ -112,6 +112,7 @@ fn caches(all: &[CacheStatus]) -> Vec<Family> {
         merged(all.iter().map(|c| (cached(c), value(c))), Value::plus)
     };
     let by_form = |value: fn(&CacheStatus, NamedForm) -> Value| {
+        // Every form has a series from the start, even while it is 0.
         let rows = |c| FORMS.map(|form| (with(cached(c), "form", form.1), value(c, form)));
         merged(all.iter().flat_map(rows), Value::plus)
     };
@@ -397,11 +398,12 @@ fn with(mut labels: Labels, name: &'static str, value: &str) -> Labels {
     labels
 }
 
+/// Returns the labels of a stream.
 fn stream(s: &StreamStatus) -> Labels {
     vec![("stream", s.id.to_string()), ("dataset", s.dataset.clone())]
 }
 
-/// Not `job` and `instance`: with these Prometheus says what it scraped.
+/// Returns the labels of a job. `job` and `instance` are taken: Prometheus names the scraped target with these.
 fn job(s: &StreamStatus, j: &JobStatus) -> Labels {
     vec![
         ("stream", s.id.to_string()),
@@ -422,15 +424,17 @@ fn order(s: &StreamStatus) -> &'static str {
     }
 }
 
+/// A form of cached samples, and its label.
 type NamedForm = (CacheForm, &'static str);
 
-/// In which a sample may lie.
+/// Forms in which a sample may be cached.
 const FORMS: [NamedForm; 3] = [
     (CacheForm::Encoded, "encoded"),
     (CacheForm::Decoded, "decoded"),
     (CacheForm::Prepared, "prepared"),
 ];
 
+/// Returns the labels of a cache.
 fn cached(c: &CacheStatus) -> Labels {
     let kind = format!("{:?}", c.form).to_lowercase();
     vec![
@@ -440,15 +444,16 @@ fn cached(c: &CacheStatus) -> Labels {
     ]
 }
 
-/// Samples and bytes that lie in one form.
+/// Returns the number of samples in one form, and their bytes.
 fn held(c: &CacheStatus, form: NamedForm) -> (u64, u64) {
     let held = c.by_form.iter().find(|f| f.form == form.0);
     held.map_or((0, 0), |f| (f.entries, f.bytes))
 }
 
+/// Function that merges the values of two samples with equal labels.
 type Merge = fn(Value, Value) -> Value;
 
-/// Caches have no numbers. Those of the same labels, such as of two lists of equally many files, count as one.
+/// Merges samples with equal labels. Caches have no numbers, so those of two lists of equally many files look the same.
 fn merged(samples: impl Iterator<Item = (Labels, Value)>, merge: Merge) -> Vec<(Labels, Value)> {
     let mut all: BTreeMap<Labels, Value> = BTreeMap::new();
     for (labels, value) in samples {

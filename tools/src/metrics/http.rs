@@ -1,7 +1,7 @@
-//! HTTP: one request per connection, bounded in size, number and time.
+//! HTTP with one request per connection, bounded in size, number and time.
 //!
-//! Nobody is waited for. A connection has [`LIMIT`] for all of it, and when there are [`MOST`], the oldest makes room:
-//! who asks for metrics is done at once, so that it is a slow or a silent one.
+//! The server waits for nobody. A connection must end within [`LIMIT`], and when [`MOST`] are open, a new one closes
+//! the oldest. A normal scrape is over at once, so the oldest is a slow or a silent one.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -20,18 +20,18 @@ use tokio::task::JoinHandle;
 use super::families::families;
 use super::text::{self, ExpositionFormat};
 
-/// Most connections at a time.
+/// Most open connections.
 const MOST: usize = 32;
-/// Longest time for a connection, from the first byte of the request to the last of the answer.
+/// Longest time of a connection, from the first byte of the request to the last of the answer.
 const LIMIT: Duration = Duration::from_secs(5);
-/// Most bytes of a request's head.
+/// Most bytes in a request's head.
 const HEAD: usize = 16 << 10;
-/// Most headers of a request.
+/// Most headers in a request.
 const HEADERS: usize = 64;
-/// After an error of the listener, such as no descriptors being left.
+/// Pause after an error of the listener, such as a lack of file descriptors.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Answers whoever comes.
+/// Accepts connections for ever.
 pub(super) async fn listen(listener: TcpListener, monitor: Monitor) {
     let mut open: VecDeque<JoinHandle<()>> = VecDeque::new();
     loop {
@@ -53,6 +53,7 @@ pub(super) async fn listen(listener: TcpListener, monitor: Monitor) {
     }
 }
 
+/// Answers the one request of a connection within [`LIMIT`].
 async fn converse(socket: TcpStream, monitor: Monitor) {
     let service = service_fn(move |request| {
         let response = answer(&request, &monitor);
@@ -60,7 +61,7 @@ async fn converse(socket: TcpStream, monitor: Monitor) {
     });
     let connection = http1::Builder::new()
         .keep_alive(false)
-        // Bounded by LIMIT.
+        // LIMIT bounds the whole connection.
         .header_read_timeout(None)
         .max_buf_size(HEAD)
         .max_headers(HEADERS)
@@ -72,6 +73,7 @@ async fn converse(socket: TcpStream, monitor: Monitor) {
     }
 }
 
+/// Routes a request.
 fn answer(request: &Request<Incoming>, monitor: &Monitor) -> Response<String> {
     let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
     match request.uri().path() {
@@ -90,6 +92,7 @@ fn answer(request: &Request<Incoming>, monitor: &Monitor) -> Response<String> {
     }
 }
 
+/// Returns the coordinator's present metrics.
 fn metrics(monitor: &Monitor, format: ExpositionFormat) -> Response<String> {
     let Some(status) = monitor.status() else {
         return plain(StatusCode::SERVICE_UNAVAILABLE, "the coordinator has ended");
@@ -100,7 +103,7 @@ fn metrics(monitor: &Monitor, format: ExpositionFormat) -> Response<String> {
     }
 }
 
-/// The format that the caller knows.
+/// Returns the format that the client asks for.
 fn wanted(headers: &HeaderMap) -> ExpositionFormat {
     let knows_open_metrics = headers
         .get_all(ACCEPT)

@@ -1,11 +1,11 @@
 //! `coprep serve --metrics`: the numbers of `coprep status`, for Prometheus.
 //!
-//! * [`families`]: what is exported, under which name.
-//! * [`text`]: how that is written down.
-//! * [`http`]: who may ask for it, and for how long.
+//! * [`families`] defines the names, meanings and labels.
+//! * [`text`] writes them in the formats of Prometheus.
+//! * [`http`] answers requests, with limits on their number, size and time.
 //!
-//! All of it is one thread, which is there only if it was asked for. It looks at the coordinator when it is scraped, as
-//! `coprep status` does; nothing is counted on its behalf. So a job that has left leaves no series behind.
+//! A single thread does all of it, and exists only if metrics are asked for. It takes the coordinator's status at each
+//! scrape, as `coprep status` does; nothing is counted for its sake. So a job that has left leaves no series behind.
 
 mod families;
 mod http;
@@ -19,14 +19,14 @@ use coprep_coordinator::Monitor;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 
-/// Serves metrics until it is dropped.
+/// A server of metrics, until it is dropped.
 pub(crate) struct Metrics {
     address: SocketAddr,
     end: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Metrics cannot be served.
+/// The error that keeps metrics from being served.
 #[derive(Debug)]
 pub(crate) struct Error {
     address: SocketAddr,
@@ -34,7 +34,7 @@ pub(crate) struct Error {
 }
 
 impl Metrics {
-    /// Listens at this address, port 0: at any free one.
+    /// Listens at this address. Port 0 is any free one.
     pub(crate) fn serve(address: SocketAddr, monitor: Monitor) -> Result<Self, Error> {
         let failed = |source| Error { address, source };
         let listener = TcpListener::bind(address).map_err(failed)?;
@@ -50,7 +50,7 @@ impl Metrics {
         })
     }
 
-    /// Where it listens.
+    /// Returns the address with the actual port.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
@@ -58,6 +58,7 @@ impl Metrics {
 
 impl Drop for Metrics {
     fn drop(&mut self) {
+        // The thread ends when this channel is closed.
         drop(self.end.take());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -65,7 +66,7 @@ impl Drop for Metrics {
     }
 }
 
-/// What the thread does. Connections that are open when it ends are closed with it.
+/// Returns the body of the server's thread. Connections that are open at its end are closed.
 fn runtime(
     listener: TcpListener,
     monitor: Monitor,
@@ -77,6 +78,7 @@ fn runtime(
         .enable_time()
         .build()?;
     let listener = {
+        // `from_std` registers the listener with the current runtime.
         let _within = runtime.enter();
         tokio::net::TcpListener::from_std(listener)?
     };
@@ -86,14 +88,16 @@ fn runtime(
     })
 }
 
-/// An address that only this machine reaches. What is exported names datasets and jobs, and asks nobody who they are.
+/// Parses an address that only this machine reaches: metrics name datasets and jobs, and need no password.
 pub(crate) fn loopback(text: &str) -> Result<SocketAddr, String> {
     let address: SocketAddr = text
         .parse()
         .map_err(|_| "it is no address with a port, such as 127.0.0.1:9400".to_owned())?;
+    // `::ffff:127.0.0.1` is this machine too.
     if address.ip().to_canonical().is_loopback() {
         return Ok(address);
     }
+    // Port 0 would be no use in the example.
     let port = match address.port() {
         0 => 9400,
         port => port,

@@ -1,7 +1,7 @@
-//! The two text formats: Prometheus' own, and OpenMetrics, which a caller has to ask for.
+//! The two text formats: Prometheus' own, and OpenMetrics, which a client has to ask for.
 //!
-//! `prometheus-client` writes OpenMetrics. What Prometheus' own format has differently is the name of a counter, which
-//! there includes `_total`, and that there are neither units nor an end.
+//! `prometheus-client` writes OpenMetrics. In Prometheus' own format, a counter's name includes `_total` everywhere,
+//! and there are neither units nor an end mark.
 
 use std::fmt;
 
@@ -16,16 +16,17 @@ use prometheus_client::registry::{Registry, Unit};
 
 use super::families::{Family, TOTAL, Value};
 
-/// How metrics are written down.
+/// Format of the metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ExpositionFormat {
-    /// Version 0.0.4, which everybody reads.
+    /// Prometheus' text format 0.0.4, which every client reads.
     Prometheus,
-    /// Version 1.0.0.
+    /// OpenMetrics 1.0.0.
     OpenMetrics,
 }
 
 impl ExpositionFormat {
+    /// Returns the media type with its parameters.
     pub(super) fn content_type(self) -> &'static str {
         match self {
             ExpositionFormat::Prometheus => "text/plain; version=0.0.4; charset=utf-8",
@@ -35,13 +36,14 @@ impl ExpositionFormat {
         }
     }
 
+    /// Returns the media type alone, as clients list it in `Accept`.
     pub(super) fn media_type(self) -> &'static str {
         let (media_type, _) = self.content_type().split_once(';').unwrap_or_default();
         media_type
     }
 }
 
-/// The families as a text.
+/// Writes the families as a text.
 pub(super) fn write(families: Vec<Family>, format: ExpositionFormat) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Snapshot { families, format }));
@@ -69,6 +71,7 @@ impl Collector for Snapshot {
 }
 
 impl Snapshot {
+    /// Writes the head of a family: name, help text, type and unit.
     fn describe<'a>(
         &self,
         family: &'a Family,
@@ -86,8 +89,9 @@ impl Snapshot {
         encoder.encode_descriptor(name, family.help, unit, kind)
     }
 
+    /// Writes the samples of a family.
     fn encode_samples(&self, family: &Family, mut metrics: MetricEncoder<'_>) -> fmt::Result {
-        // In Prometheus' own format a counter is written like a gauge: by its whole name.
+        // Prometheus' own format writes a counter like a gauge, under its whole name.
         let with_suffix = self.format == ExpositionFormat::OpenMetrics && family.is_counter();
         let encode = |metric: &mut MetricEncoder<'_>, value: &Value| {
             if with_suffix {
@@ -106,7 +110,7 @@ impl Snapshot {
     }
 }
 
-/// The encoder wants units apart from names.
+/// Splits the unit off a name, since the encoder takes them apart.
 fn split_unit(name: &str) -> (&str, Option<&Unit>) {
     let units = [("_seconds", &Unit::Seconds), ("_bytes", &Unit::Bytes)];
     let split = |(suffix, unit)| Some((name.strip_suffix(suffix)?, Some(unit)));

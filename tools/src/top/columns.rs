@@ -40,11 +40,12 @@ fn plain(text: impl Into<String>) -> Span<'static> {
     Span::raw(text.into())
 }
 
-/// A job that took nothing for so long is conspicuous.
+/// Idle seconds beyond which a job is highlighted.
 const LONG_IDLE_S: f64 = 5.0;
-/// So is one that waits for more than this share of its time.
+/// Share of time spent waiting beyond which a job is highlighted.
 const WAITS_MUCH: f64 = 0.25;
 
+/// Columns of the jobs. The last four cover the time since a job came.
 pub(crate) static JOBS: [Column<JobRow>; 20] = [
     rest("name", 10, 0, |j, t| plain(t.clean(&j.status.name))),
     column("pid", 4, 6, |j, _| plain(pids(&j.status.pids))),
@@ -72,7 +73,7 @@ pub(crate) static JOBS: [Column<JobRow>; 20] = [
     }),
 ];
 
-/// The head of the column by which jobs are sorted.
+/// Returns the head of the column by which jobs are sorted.
 pub(crate) fn sorted(by: SortBy) -> &'static str {
     match by {
         SortBy::StreamRow => "strm",
@@ -83,6 +84,7 @@ pub(crate) fn sorted(by: SortBy) -> &'static str {
     }
 }
 
+/// Formats process ids: the first one, and the number of others.
 fn pids(pids: &[u32]) -> String {
     match pids {
         [] => "-".into(),
@@ -168,7 +170,7 @@ fn share(part: u64, whole: u64) -> f64 {
     part as f64 / whole.max(1) as f64
 }
 
-/// What each form takes of the cache.
+/// Draws the share of the cache that each form takes.
 pub(crate) fn filled(cache: &CacheRow, theme: &Theme, width: usize) -> Vec<Span<'static>> {
     let capacity = cache.status.capacity;
     let fill = |form: &FormStatus| match form.form {

@@ -1,4 +1,4 @@
-//! What the keys do and the columns mean.
+//! The help text: keys and columns.
 
 pub(crate) const HELP: &str = "\
 KEYS     q, Esc, Ctrl-C: quit; p: pause; s: next sort; r: reverse;

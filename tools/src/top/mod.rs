@@ -1,7 +1,7 @@
 //! `coprep top`: streams, jobs and caches on a live screen.
 //!
-//! Three threads wait, for keys, for signals and for the coordinator, and tell the one that draws. What is shown is
-//! computed in [`model`] and [`screen`], without I/O or clock, and drawn by [`view`].
+//! Three threads wait for keys, for signals and for the coordinator, and send events to the one that draws. [`model`]
+//! and [`screen`] compute the content without I/O or clock, and [`view`] draws it.
 
 mod columns;
 mod help;
@@ -30,13 +30,14 @@ use crate::top::theme::Theme;
 use crate::top::watch::{ScreenEvent, Watch};
 use crate::{Outcome, args};
 
-/// Of each stream so many samples, those that cost most.
+/// Number of the most expensive samples of each stream to ask for.
 const SLOW: u32 = 8;
 /// Longest time between two drawings.
 const REDRAW: Duration = Duration::from_secs(1);
-/// An answer that is later than this is said to be late.
+/// Time beyond the interval after which the screen says that the coordinator's answer is late.
 const LATE: Duration = Duration::from_secs(3);
 
+/// Shows the live screen until the user or a signal ends it, or prints one look.
 pub(crate) fn run(place: &CoordinatorPaths, args: &args::TopArgs) -> Outcome {
     if args.once {
         return once(place, args.interval);
@@ -48,7 +49,7 @@ pub(crate) fn run(place: &CoordinatorPaths, args: &args::TopArgs) -> Outcome {
         return Ok(ExitCode::from(2));
     }
     let first = match control::status(place, SLOW) {
-        // People open this first, and then start their jobs.
+        // No coordinator runs yet: people open this first, and then start their jobs.
         Err(Error::Absent { .. }) => None,
         status => Some(status?),
     };
@@ -57,7 +58,7 @@ pub(crate) fn run(place: &CoordinatorPaths, args: &args::TopArgs) -> Outcome {
     match end {
         ScreenExit::Asked => Ok(ExitCode::SUCCESS),
         ScreenExit::Signal(signal) => {
-            // Dies of it, as whoever sent it expects.
+            // End by the signal itself, as its sender expects.
             watch.signals.thread_unblock()?;
             raise(signal)?;
             Ok(ExitCode::from(1))
@@ -65,7 +66,7 @@ pub(crate) fn run(place: &CoordinatorPaths, args: &args::TopArgs) -> Outcome {
     }
 }
 
-/// Why there can be no screen.
+/// Returns the reason for which there can be no screen.
 fn unfit() -> Option<&'static str> {
     let dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
     match (std::io::stdout().is_terminal(), dumb) {
@@ -77,7 +78,7 @@ fn unfit() -> Option<&'static str> {
     }
 }
 
-/// One look, after an interval for the rates.
+/// Prints one look at the coordinator. Rates need an earlier one, an interval before.
 fn once(place: &CoordinatorPaths, interval: Duration) -> Outcome {
     let mut screen = Screen::default();
     screen.look(control::status(place, SLOW)?);
@@ -91,14 +92,14 @@ fn once(place: &CoordinatorPaths, interval: Duration) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Why the screen is left.
+/// The reason for leaving the screen.
 enum ScreenExit {
     Asked,
     Signal(Signal),
 }
 
-/// Runs it on the terminal's other screen, and leaves the terminal as it was, whatever happens. A panic restores it
-/// before its message is printed.
+/// Runs on the terminal's alternate screen, and restores the terminal in every case. On a panic, it is restored before
+/// the message is printed.
 fn on_screen<T>(run: impl FnOnce(&mut DefaultTerminal) -> Outcome<T>) -> Outcome<T> {
     let mut terminal = match ratatui::try_init() {
         Ok(terminal) => terminal,
@@ -107,18 +108,18 @@ fn on_screen<T>(run: impl FnOnce(&mut DefaultTerminal) -> Outcome<T>) -> Outcome
             return Err(format!("the terminal cannot be used: {e}").into());
         }
     };
-    // Where there is no other screen, as on the console, it is this one that has to be empty.
+    // A terminal without an alternate screen, such as the console, still shows its old content: clear it.
     let result = match terminal.backend_mut().clear() {
         Ok(()) => run(&mut terminal),
         Err(e) => Err(e.into()),
     };
-    // The cursor, and then the rest. A terminal that has gone away needs neither.
+    // Show the cursor first, then restore the rest. Failures do not matter: then the terminal has gone away.
     let _ = terminal.show_cursor();
     let _ = ratatui::try_restore();
     result
 }
 
-/// Draws whatever is news, until it is to end.
+/// Draws after each event until the user or a signal ends it.
 fn show(
     terminal: &mut DefaultTerminal,
     watch: &mut Watch,
@@ -158,10 +159,12 @@ fn show(
     }
 }
 
+/// Shows a look at the coordinator, or the state of the connection if it failed.
 fn take(screen: &mut Screen, look: Result<Status, Error>) {
     match look {
         Ok(status) => screen.look(status),
         Err(Error::Absent { .. } | Error::Disconnected(_))
+            // None has been seen yet, so none has ended.
             if screen.link == ConnectionState::Awaited => {}
         Err(Error::Absent { .. } | Error::Disconnected(_)) => screen.link = ConnectionState::Ended,
         Err(e) => screen.link = ConnectionState::Failed(e.to_string()),

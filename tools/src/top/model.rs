@@ -1,10 +1,10 @@
-//! What the screen shows, from two looks at the coordinator. Pure: the coordinator's uptime is the clock.
+//! Computes the content of the screen from two looks at the coordinator. Pure: the coordinator's uptime is the clock.
 
 use coprep_protocol::message::{
     CacheForm, CacheStatus, JobStatus, PoolStatus, Stalls, Status, StreamStatus, Totals,
 };
 
-/// Everything that is shown. A rate is None where there was no earlier look.
+/// The content of the screen. Rates are `None` where there was no earlier look.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Overview {
     pub(crate) pid: u32,
@@ -14,78 +14,79 @@ pub(crate) struct Overview {
     pub(crate) pool: PoolRow,
     pub(crate) caches: Vec<CacheRow>,
     pub(crate) streams: Vec<StreamRow>,
-    /// Of all streams.
+    /// Jobs of all streams.
     pub(crate) jobs: Vec<JobRow>,
 }
 
-/// The pool of threads.
+/// The pool of threads, with the worker processes beside it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PoolRow {
     pub(crate) status: PoolStatus,
     /// Worker processes of user code.
     pub(crate) processes: u32,
-    /// Threads and processes that fetched between the two looks, on average; at the first look, threads at that moment.
+    /// Mean number of threads and processes that fetched between the two looks. At the first look, threads at that
+    /// moment.
     pub(crate) fetching: f64,
-    /// The same of preparing.
+    /// The same for preparing.
     pub(crate) preparing: f64,
-    /// Samples per second that threads fetched: processes do not say when they do.
+    /// Samples per second that threads fetched. Processes do not report their fetches.
     pub(crate) fetched: Option<f64>,
     /// Samples per second that threads and processes prepared.
     pub(crate) prepared: Option<f64>,
 }
 
-/// A dataset's cache.
+/// A cache of a dataset.
 #[derive(Clone, Debug)]
 pub(crate) struct CacheRow {
-    /// What it is called; no other cache of its form is called so.
+    /// Name of the cache, unique among the caches of its form.
     pub(crate) name: String,
     pub(crate) status: CacheStatus,
     /// Lookups per second that found their sample.
     pub(crate) hits: Option<f64>,
-    /// Lookups per second that did not.
+    /// Lookups per second that did not find it.
     pub(crate) misses: Option<f64>,
 }
 
-/// A stream.
+/// A stream with its rates.
 #[derive(Clone, Debug)]
 pub(crate) struct StreamRow {
     pub(crate) status: StreamStatus,
-    /// Samples per second.
+    /// Samples prepared per second.
     pub(crate) prepared: Option<f64>,
-    /// Samples per second.
+    /// Samples delivered per second.
     pub(crate) delivered: Option<f64>,
-    /// Samples delivered for each that was prepared, since the stream was opened.
+    /// Delivered samples per prepared sample, since the stream was opened.
     pub(crate) share: Option<f64>,
-    /// The same between the two looks.
+    /// Delivered samples per prepared sample, between the two looks.
     pub(crate) share_now: Option<f64>,
 }
 
-/// A job's number is its own among those of its stream only.
+/// A stream's number and a job's number in it. The latter is unique only within the stream.
 pub(crate) type JobKey = (u64, u64);
 
-/// A job.
+/// A job with its rates.
 #[derive(Clone, Debug)]
 pub(crate) struct JobRow {
     pub(crate) stream: u64,
     pub(crate) status: JobStatus,
-    /// Samples per second.
+    /// Samples delivered per second.
     pub(crate) samples: Option<f64>,
-    /// Batches per second, of all ranks.
+    /// Batches taken per second by all ranks.
     pub(crate) batches: Option<f64>,
-    /// What it waited for between the two looks.
+    /// Waits between the two looks, by reason.
     pub(crate) wait: Option<Split>,
-    /// What it waited for since it came.
+    /// Waits since the job came, by reason.
     pub(crate) wait_in_all: Split,
     pub(crate) lag: Lag,
 }
 
-/// Shares of wall time that a job waited, by what was lacking.
+/// Shares of wall time for which a job waited, by the thing it lacked.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Split {
     pub(crate) fetch: f64,
     pub(crate) prep: f64,
     pub(crate) others: f64,
-    /// Of a wait that lasts: not known yet.
+    /// Share of a wait that still lasts, whose reason is not known yet.
     pub(crate) open: f64,
 }
 
@@ -95,18 +96,18 @@ impl Split {
     }
 }
 
-/// How far a job is behind that of its stream which is furthest.
+/// Distance between a job and the furthest job of its stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Lag {
     pub(crate) samples: u64,
-    /// The job that is furthest; None: it is this one.
+    /// The furthest job; `None` if it is this one.
     pub(crate) behind: Option<u64>,
-    /// By how much it grows per second.
+    /// Samples per second by which the distance grows.
     pub(crate) growth: Option<f64>,
 }
 
 impl Overview {
-    /// `before` is an earlier look, if there was one.
+    /// Compares the look `now` with the earlier look `before`, if there was one.
     pub(crate) fn new(before: Option<&Status>, now: &Status) -> Self {
         let since = Since::new(before, now);
         Overview {
@@ -129,7 +130,7 @@ impl Overview {
         self.jobs.iter().find(|j| j.key() == key)
     }
 
-    /// The job of this stream that holds most staging buffers.
+    /// Returns the job that holds most staging buffers of a stream.
     pub(crate) fn holder(&self, stream: u64) -> Option<&JobRow> {
         let holds = |j: &&JobRow| j.stream == stream && j.status.held > 0;
         self.jobs.iter().filter(holds).max_by_key(|j| j.status.held)
@@ -148,7 +149,7 @@ impl JobRow {
         (self.stream, self.status.id)
     }
 
-    /// How much of its epoch was drawn for it.
+    /// Returns the share of the job's epoch that was drawn for it.
     pub(crate) fn done(&self) -> f64 {
         let samples = f64::from(self.status.samples.max(1));
         1.0 - (f64::from(self.status.need) / samples).min(1.0)
@@ -156,14 +157,14 @@ impl JobRow {
 }
 
 impl CacheRow {
-    /// Of the lookups between the two looks, those that found their sample.
+    /// Returns the share of lookups between the two looks that found their sample.
     pub(crate) fn hit_share(&self) -> Option<f64> {
         let (hits, misses) = (self.hits?, self.misses?);
         (hits + misses > 0.0).then(|| hits / (hits + misses))
     }
 }
 
-/// An earlier look at the same coordinator.
+/// An earlier look at the same coordinator, and the seconds since then.
 #[derive(Clone, Copy)]
 struct Since<'a> {
     status: &'a Status,
@@ -171,7 +172,7 @@ struct Since<'a> {
 }
 
 impl<'a> Since<'a> {
-    /// None for another coordinator: its counts began anew.
+    /// Returns `None` for another coordinator, whose counts started at 0.
     fn new(before: Option<&'a Status>, now: &Status) -> Option<Self> {
         let status = before.filter(|b| b.pid == now.pid)?;
         let seconds = now.uptime_s - status.uptime_s;
@@ -186,6 +187,7 @@ impl<'a> Since<'a> {
         self.stream(stream)?.jobs.iter().find(|j| j.id == id)
     }
 
+    /// Returns the same cache at the earlier look. Caches have no numbers, so their features tell.
     fn cache(self, now: &CacheStatus) -> Option<&'a CacheStatus> {
         let same = |c: &&CacheStatus| {
             let one = (&c.dataset, c.form, &c.pipeline, &c.policy);
@@ -194,8 +196,8 @@ impl<'a> Since<'a> {
         self.status.caches.iter().find(same)
     }
 
-    /// By how much a count of the streams that worker processes make has grown. Samples that are cached as they are handed
-    /// out are left out: threads hand them out, and count them.
+    /// Returns the growth of a count over all streams whose samples worker processes make. Streams that cache prepared
+    /// samples are left out: threads deliver these and count them.
     fn of_code(self, now: &Status, count: fn(&Totals) -> f64) -> f64 {
         let made = now
             .streams
@@ -210,7 +212,7 @@ impl<'a> Since<'a> {
         made.map(grown).sum::<f64>().max(0.0)
     }
 
-    /// Per second. None for a count that began anew.
+    /// Returns a rate per second, or `None` for a count that started again.
     fn rate(self, before: u64, now: u64) -> Option<f64> {
         Some(now.checked_sub(before)? as f64 / self.seconds)
     }
@@ -220,7 +222,7 @@ fn pool(since: Option<Since>, now: &Status) -> PoolRow {
     let rate = |count: fn(&PoolStatus) -> u64| {
         since.and_then(|s| s.rate(count(&s.status.pool), count(&now.pool)))
     };
-    // Threads say what they did together, processes what each stream's did.
+    // Threads report their time together, processes per stream.
     let busy = |threads: fn(&PoolStatus) -> f64, processes: fn(&Totals) -> f64| {
         let since = since?;
         let grown = threads(&now.pool) - threads(&since.status.pool);
@@ -243,7 +245,7 @@ fn cache(since: Option<Since>, status: &Status, now: &CacheStatus) -> CacheRow {
     let differs = |c: &CacheStatus| {
         (&c.dataset, c.form) == (&now.dataset, now.form) && c.pipeline != now.pipeline
     };
-    // Screens are narrow: what was done before is shown where it tells two caches apart.
+    // Screens are narrow: show the operators before the cache only where they tell two caches apart.
     let name = if status.caches.iter().any(differs) {
         format!("{} {}", now.dataset, now.pipeline)
     } else {
@@ -300,8 +302,9 @@ fn job(since: Option<Since>, stream: u64, now: &JobStatus, furthest: &JobStatus)
     }
 }
 
-/// What was waited for between two accounts, as shares of `wall` seconds. What was open has got its reasons when the
-/// wait is over, all at once: the reasons are then those of the whole wait, and the time is that between the accounts.
+/// Returns the waits between two accounts as shares of `wall` seconds. When a wait ends, its open time gets its
+/// reasons, all at once. The reasons are then those of the whole wait, while the time is only that between the
+/// accounts.
 fn split(before: &Stalls, now: &Stalls, wall: f64) -> Split {
     let grown = |of: fn(&Stalls) -> f64| of(now) - of(before);
     let [fetch, prep, others] = [
@@ -316,6 +319,7 @@ fn split(before: &Stalls, now: &Stalls, wall: f64) -> Split {
     if wall <= 0.0 || named + open <= 0.0 {
         return Split::default();
     }
+    // `opened` is negative when a wait has ended, which takes off the time that earlier looks have shown already.
     let share = (named + opened).clamp(0.0, wall) / wall / (named + open);
     Split {
         fetch: fetch * share,
@@ -325,13 +329,14 @@ fn split(before: &Stalls, now: &Stalls, wall: f64) -> Split {
     }
 }
 
-/// Samples drawn for a job since its first epoch began.
+/// Returns the samples drawn for a job since its first epoch began.
 fn position(job: &JobStatus) -> u64 {
     let samples = u64::from(job.samples);
     let drawn = samples.saturating_sub(u64::from(job.need));
     job.epoch.saturating_mul(samples).saturating_add(drawn)
 }
 
+/// Returns the distance of a job from the furthest one, and its growth since the earlier look.
 fn lag(since: Option<Since>, stream: u64, now: &JobStatus, furthest: &JobStatus) -> Lag {
     let samples = position(furthest).saturating_sub(position(now));
     if samples == 0 {
@@ -349,7 +354,7 @@ fn lag(since: Option<Since>, stream: u64, now: &JobStatus, furthest: &JobStatus)
     }
 }
 
-/// By what jobs are sorted.
+/// The column by which jobs are sorted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum SortBy {
     #[default]
@@ -364,7 +369,7 @@ pub(crate) enum SortBy {
 }
 
 impl SortBy {
-    /// The next in the cycle.
+    /// Returns the next column in the cycle.
     pub(crate) fn next(self) -> Self {
         match self {
             SortBy::StreamRow => SortBy::Name,
@@ -391,15 +396,17 @@ impl SortBy {
         }
     }
 
-    /// Greatest first, unless reversed.
+    /// Returns whether the greatest come first, unless reversed.
     pub(crate) fn descends(self) -> bool {
         !matches!(self, SortBy::StreamRow | SortBy::Name)
     }
 
+    /// Returns the number by which jobs are sorted in this column.
     fn number(self, job: &JobRow) -> f64 {
         match self {
             SortBy::StreamRow | SortBy::Name => 0.0,
             SortBy::Done => job.done(),
+            // Jobs without a rate come behind those that stand still.
             SortBy::Rate => job.samples.unwrap_or(-1.0),
             SortBy::Wait => job.wait.map_or(-1.0, |w| w.total()),
             SortBy::Lag => job.lag.samples as f64,
@@ -409,7 +416,7 @@ impl SortBy {
     }
 }
 
-/// Equal ones in the order of their streams and numbers.
+/// Sorts the jobs. Equal ones stay in the order of their streams and numbers.
 pub(crate) fn sort(jobs: &mut [JobRow], by: SortBy, reversed: bool) {
     jobs.sort_by(|a, b| {
         let (first, second) = if by.descends() != reversed {
@@ -519,7 +526,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Two seconds lie between the looks.
+    /// Returns two looks, two seconds apart.
     pub(crate) fn two_looks() -> (Status, Status) {
         let mut now = Status {
             pid: 4711,
@@ -609,7 +616,7 @@ pub(crate) mod tests {
         for status in [&mut looks.0, &mut looks.1] {
             status.streams[0].worker_pids = vec![1, 2, 3, 4];
             status.streams[1].worker_pids = vec![5];
-            // Threads hand out what is cached as it is delivered, and count it themselves.
+            // Threads deliver prepared samples from the cache, and count them.
             status.streams[1].cache = CacheForm::Prepared;
         }
         for stream in &mut looks.1.streams {
@@ -664,7 +671,7 @@ pub(crate) mod tests {
             assert_eq!(report.jobs[0].wait, None);
             assert_eq!(report.streams[0].delivered, None);
             assert_eq!(report.caches[0].hit_share(), None);
-            // What does not need two looks is there.
+            // Numbers that need only one look are present.
             assert_eq!(report.streams[0].share, Some(3.9));
         }
     }
@@ -795,7 +802,7 @@ pub(crate) mod tests {
         assert!(report.holder(2).is_none());
     }
 
-    /// Keys in the order of this column.
+    /// Sorts the jobs by a column, and returns their keys.
     fn order(jobs: &mut [JobRow], by: SortBy, reversed: bool) -> Vec<JobKey> {
         sort(jobs, by, reversed);
         jobs.iter().map(JobRow::key).collect()

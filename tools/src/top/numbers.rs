@@ -1,6 +1,6 @@
-//! Numbers in few columns.
+//! Formats numbers in few columns.
 
-/// A count: `9999`, `12.3k`, `4.5M`.
+/// Formats a count in at most five columns: `9999`, `12.3k`, `4.5M`.
 pub(crate) fn count(n: f64) -> String {
     let n = n.max(0.0);
     let unit = [(1e4, 1.0, ""), (1e6, 1e3, "k"), (1e9, 1e6, "M")]
@@ -16,7 +16,7 @@ pub(crate) fn count(n: f64) -> String {
     }
 }
 
-/// Per second; what is slow with a digit more.
+/// Formats a rate per second, with a decimal if it is small, or `-` if it is unknown.
 pub(crate) fn rate(n: Option<f64>) -> String {
     match n {
         None => "-".into(),
@@ -25,7 +25,7 @@ pub(crate) fn rate(n: Option<f64>) -> String {
     }
 }
 
-/// `12%`; a little is not nothing.
+/// Formats a share: `12%`. A share above zero that would round to zero is `<1%`.
 pub(crate) fn percent(share: f64) -> String {
     match share * 100.0 {
         p if p > 0.0 && p < 0.5 => "<1%".into(),
@@ -33,11 +33,12 @@ pub(crate) fn percent(share: f64) -> String {
     }
 }
 
+/// Formats a share factor, or `-` if it is unknown.
 pub(crate) fn factor(share: Option<f64>) -> String {
     share.map_or("-".into(), |s| format!("{s:.2}"))
 }
 
-/// `0.2s`, `59s`, `3m`, `2h`.
+/// Formats a time: `0.2s`, `59s`, `3m`, `2h`.
 pub(crate) fn brief(seconds: f64) -> String {
     match seconds.max(0.0) {
         s if s < 9.95 => format!("{s:.1}s"),
@@ -51,7 +52,7 @@ pub(crate) fn milliseconds(seconds: f32) -> String {
     format!("{:.1}", seconds * 1e3)
 }
 
-/// `1,234,567`.
+/// Groups digits: `1,234,567`.
 pub(crate) fn grouped(n: u64) -> String {
     let digits = n.to_string();
     let mut text = String::with_capacity(digits.len() * 4 / 3);

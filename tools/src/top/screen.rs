@@ -1,11 +1,11 @@
-//! What the person at the keyboard has chosen to see. Pure: keys and looks come in, nothing goes out.
+//! The user's choices on the screen. Pure: it takes keys and looks, and has no output.
 
 use coprep_protocol::message::{SampleCost, Status};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use crate::top::model::{JobKey, Overview, SortBy, StreamRow, sort};
 
-/// A table of the screen, from top to bottom.
+/// A table of the screen, in the order from top to bottom.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Pane {
     Caches,
@@ -28,32 +28,34 @@ impl Pane {
     }
 
     fn previous(self) -> Self {
+        // Of four tables, the third one forward is the one before.
         self.next().next().next()
     }
 }
 
-/// How the coordinator is doing.
+/// State of the connection to the coordinator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum ConnectionState {
     #[default]
     Fine,
-    /// It has not answered for so many seconds.
+    /// The coordinator has not answered for this many seconds.
     Late(u64),
+    /// The coordinator has ended.
     Ended,
-    /// There was none yet.
+    /// No coordinator has been seen yet.
     Awaited,
-    /// It answers, and this is what keeps from looking.
+    /// The coordinator answers, but the look failed for this reason.
     Failed(String),
 }
 
-/// What is to happen after a key.
+/// The action after a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     Go,
     Quit,
 }
 
-/// Everything that decides what is drawn.
+/// Everything that determines the drawing.
 #[derive(Default)]
 pub(crate) struct Screen {
     pub(crate) report: Overview,
@@ -62,7 +64,7 @@ pub(crate) struct Screen {
     pub(crate) reversed: bool,
     pub(crate) focus: Pane,
     pub(crate) paused: bool,
-    /// The help's first line that is shown, while it is.
+    /// First visible line of the help, while it is shown.
     pub(crate) help: Option<usize>,
     job: Option<JobKey>,
     stream: Option<u64>,
@@ -72,7 +74,7 @@ pub(crate) struct Screen {
 }
 
 impl Screen {
-    /// Another look at the coordinator. While paused it counts for the next rates only.
+    /// Takes another look at the coordinator. While the screen is paused, the look only serves the next rates.
     pub(crate) fn look(&mut self, status: Status) {
         self.link = ConnectionState::Fine;
         if !self.paused {
@@ -82,29 +84,34 @@ impl Screen {
         self.last = Some(status);
     }
 
-    /// Jobs in order; what is selected is there.
+    /// Sorts the jobs, and moves each selection whose row has disappeared.
     fn tidy(&mut self) {
         sort(&mut self.report.jobs, self.sort, self.reversed);
         let first = self.report.jobs.first();
         let job = self.job.and_then(|key| self.report.job(key));
+        // If the selected job has left, select the first.
         self.job = job.or(first).map(|j| j.key());
         let there = |id: &u64| self.report.stream(*id).is_some();
         let of_job = self.job.map(|(stream, _)| stream);
         let first = self.report.streams.first().map(|s| s.status.id);
+        // If the selected stream has gone, select that of the job.
         self.stream = self.stream.filter(there).or(of_job).or(first);
         self.slow = self.slow.min(self.slow_samples().len().saturating_sub(1));
         self.cache = self.cache.min(self.report.caches.len().saturating_sub(1));
     }
 
+    /// Handles a key.
     pub(crate) fn key(&mut self, key: KeyEvent) -> Next {
         let control = key.modifiers.contains(KeyModifiers::CONTROL);
         match key.code {
             KeyCode::Char('c') if control => return Next::Quit,
+            // Ctrl with a letter does not mean the letter.
             _ if control => {}
             code if self.help.is_some() => self.key_in_help(code),
             KeyCode::Char('q') | KeyCode::Esc => return Next::Quit,
             KeyCode::Char('h' | '?') => self.help = Some(0),
             KeyCode::Char('p') => self.paused = !self.paused,
+            // Each column starts in its own direction.
             KeyCode::Char('s') => self.sort_by(self.sort.next(), false),
             KeyCode::Char('r') => self.sort_by(self.sort, !self.reversed),
             KeyCode::Char('j') | KeyCode::Down => self.step(1),
@@ -116,6 +123,7 @@ impl Screen {
         Next::Go
     }
 
+    /// Handles a key while the help is shown: arrows scroll it, any other key leaves it.
     fn key_in_help(&mut self, code: KeyCode) {
         let line = self.help.unwrap_or(0);
         self.help = match code {
@@ -130,7 +138,7 @@ impl Screen {
         self.tidy();
     }
 
-    /// Selects another row of the table that keys act on.
+    /// Moves the selection in the focused table.
     fn step(&mut self, by: isize) {
         let (at, rows) = (self.selected(self.focus), self.rows(self.focus));
         let Some(last) = rows.checked_sub(1) else {
@@ -140,6 +148,7 @@ impl Screen {
         match self.focus {
             Pane::Jobs => {
                 self.job = self.report.jobs.get(to).map(|j| j.key());
+                // The tables below show the stream of the selected job.
                 self.stream = self.job.map(|(stream, _)| stream);
             }
             Pane::Streams => self.stream = self.report.streams.get(to).map(|s| s.status.id),
@@ -157,7 +166,7 @@ impl Screen {
         }
     }
 
-    /// The selected row of a table.
+    /// Returns the selected row of a table.
     pub(crate) fn selected(&self, pane: Pane) -> Option<usize> {
         match pane {
             Pane::Jobs => {
@@ -177,7 +186,7 @@ impl Screen {
         self.report.stream(self.stream?)
     }
 
-    /// Of the selected stream.
+    /// Returns the most expensive samples of the selected stream.
     pub(crate) fn slow_samples(&self) -> &[SampleCost] {
         self.selected_stream()
             .map_or(&[], |s| &s.status.costs.slowest)

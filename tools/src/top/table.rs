@@ -1,71 +1,76 @@
-//! Tables that give up columns where there is not room for all.
+//! Tables that drop columns when the screen is too narrow.
 
 use ratatui::text::{Line, Span};
 
 use crate::top::theme::{Theme, Tone};
 
-/// A column of rows `R`.
+/// A column of a table with rows `R`.
 pub(crate) struct Column<R> {
     pub(crate) head: &'static str,
     pub(crate) width: Width,
-    /// Where there is not room for all, the greatest go first, equal ones together; 0 stays.
+    /// Rank for dropping columns: the highest go first, equal ones together. Columns of rank 0 stay.
     pub(crate) rank: u8,
     pub(crate) cell: fn(&R, &Theme) -> Span<'static>,
 }
 
-/// How wide a column is.
+/// Width of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Width {
-    /// At least so wide, and as its cells need. Aligned to the right.
+    /// At least this wide, and as wide as its cells. Aligned to the right.
     Cells(usize),
-    /// A bar of so many cells, drawn by [`Table::bar`].
+    /// A bar of this many cells, drawn by [`Table::bar`].
     Bar(usize),
-    /// Between so wide, or its head, and what its cells need, which may lose their middle. Aligned to the left. One in
-    /// a table.
+    /// At least this wide, or as wide as its head, and at most as wide as its cells, which are shortened in the middle.
+    /// Aligned to the left. A table has at most one such column.
     Rest(usize),
 }
 
-/// Draws the bar of a row.
+/// Function that draws the bar of a row.
 pub(crate) type Bar<R> = fn(&R, &Theme, usize) -> Vec<Span<'static>>;
 
-/// A table as it is to be drawn.
+/// A table to draw.
 pub(crate) struct Table<'a, R> {
     pub(crate) columns: &'a [Column<R>],
-    /// In place of the first column's head.
+    /// Head of the first column, in place of its own.
     pub(crate) title: String,
     pub(crate) rows: &'a [R],
     pub(crate) selected: Option<usize>,
     pub(crate) focused: bool,
-    /// The head of the column by which rows are sorted, and whether the greatest comes first.
+    /// Head of the column by which rows are sorted, and whether the greatest comes first.
     pub(crate) sorted: Option<(&'static str, bool)>,
     pub(crate) bar: Option<Bar<R>>,
 }
 
-/// Columns between two columns.
+/// Terminal columns between two columns of a table.
 const GAP: usize = 1;
-/// Columns of this rank or more are given up for names and paths to be shown whole, if those are not longer than this.
+/// Columns of this rank or higher are dropped so that names and paths are shown whole, if those are at most [`WHOLE`]
+/// wide.
 const LUXURY: u8 = 9;
+/// Longest names and paths, in columns, for which columns of rank [`LUXURY`] are dropped.
 const WHOLE: usize = 24;
 
 impl<R> Table<'_, R> {
-    /// Head and rows, in at most `height` lines of at most `width` columns, the selected row among them.
+    /// Returns head and rows in at most `height` lines of at most `width` columns. The selected row is among them.
     pub(crate) fn lines(&self, theme: &Theme, width: usize, height: usize) -> Vec<Line<'static>> {
         let shown = height.saturating_sub(1).min(self.rows.len());
+        // Scroll just far enough to show the selected row.
         let first = self.selected.map_or(0, |s| (s + 1).saturating_sub(shown));
         let rows = &self.rows[first..first + shown];
         let heads = self.heads(theme, first, shown);
         let cells: Vec<_> = rows.iter().map(|row| self.cells(theme, row)).collect();
-        // The marker takes one.
+        // One column is for the marker of the selected row.
         let widths = self.widths(&heads, &cells, width.saturating_sub(1));
         let mut lines = vec![self.head(theme, &heads, &widths)];
         for (i, (row, cells)) in rows.iter().zip(cells).enumerate() {
             let selected = self.selected == Some(first + i);
             lines.push(self.row(theme, row, cells, &widths, selected));
         }
+        // With a height of 0 there is no room for the head.
         lines.truncate(height);
         lines
     }
 
+    /// Returns the heads. The first one is the title, with the number of rows or the range that is shown.
     fn heads(&self, theme: &Theme, first: usize, shown: usize) -> Vec<String> {
         let cut = match self.rows.len() {
             all if shown < all => format!(" {}-{}/{all}", first + 1, first + shown),
@@ -100,12 +105,12 @@ impl<R> Table<'_, R> {
             Tone::Head
         };
         let mut spans = vec![Span::raw(" ")];
-        // Without rows there is only the title.
+        // A table without rows only shows its title.
         let shown = if self.rows.is_empty() { 1 } else { heads.len() };
         for (i, width) in kept(widths).take(shown) {
             let text = fitted(theme, &heads[i], width, self.columns[i].width);
             let tone = if i == 0 { marked } else { Tone::Head };
-            // Only the words are marked, not what fills the column.
+            // Mark only the words of the head, not the spaces that fill the column.
             let word = text.trim().to_owned();
             let before = text.len() - text.trim_start().len();
             let after = text.len() - before - word.len();
@@ -145,7 +150,7 @@ impl<R> Table<'_, R> {
         Line::from(spans)
     }
 
-    /// The width of each column; None where there is no room for it.
+    /// Returns the width of each column, or `None` for a dropped one.
     fn widths(
         &self,
         heads: &[String],
@@ -170,6 +175,7 @@ impl<R> Table<'_, R> {
             self.give_up(&mut widths, width, 1);
             return widths;
         };
+        // First drop the least important columns so that names stay whole; then shorten names before dropping others.
         let shortened = widths[rest];
         widths[rest] = shortened.max(Some(needs(rest).min(WHOLE)));
         self.give_up(&mut widths, width, LUXURY);
@@ -180,7 +186,7 @@ impl<R> Table<'_, R> {
         widths
     }
 
-    /// Gives up columns of at least this rank until the others have room. That by which rows are sorted stays.
+    /// Drops columns of at least this rank until the others fit. The column by which rows are sorted stays.
     fn give_up(&self, widths: &mut [Option<usize>], width: usize, rank: u8) {
         let by = self.sorted.map(|(by, _)| by);
         while total(widths) > width {
@@ -198,7 +204,7 @@ impl<R> Table<'_, R> {
         }
     }
 
-    /// Everything, for a file: nothing is shortened or left out, and nothing selected.
+    /// Returns the whole table for a file: nothing is shortened, left out or selected.
     pub(crate) fn text(mut self, theme: &Theme) -> String {
         self.selected = None;
         let lines = self.lines(theme, usize::MAX / 2, usize::MAX / 2);
@@ -210,7 +216,7 @@ impl<R> Table<'_, R> {
     }
 }
 
-/// Columns that have a width, with it.
+/// Returns the indices and widths of the columns that are not dropped.
 fn kept(widths: &[Option<usize>]) -> impl Iterator<Item = (usize, usize)> {
     widths
         .iter()
@@ -218,6 +224,7 @@ fn kept(widths: &[Option<usize>]) -> impl Iterator<Item = (usize, usize)> {
         .filter_map(|(i, w)| Some((i, (*w)?)))
 }
 
+/// Shortens or pads a text to exactly this width.
 fn fitted(theme: &Theme, text: &str, width: usize, kind: Width) -> String {
     let text = theme.shorten(text, width);
     let fill = " ".repeat(width.saturating_sub(Span::raw(&text).width()));
@@ -227,6 +234,7 @@ fn fitted(theme: &Theme, text: &str, width: usize, kind: Width) -> String {
     }
 }
 
+/// Returns the width of all columns with their gaps.
 fn total(widths: &[Option<usize>]) -> usize {
     kept(widths).map(|(_, width)| width + GAP).sum()
 }

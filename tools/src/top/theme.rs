@@ -1,26 +1,26 @@
-//! Colours and glyphs that the terminal can show.
+//! Colours and glyphs of the terminal.
 
 use std::borrow::Cow;
 
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::Span;
 
-/// What may be used.
+/// Capabilities of the terminal that the drawing may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Theme {
-    /// The sixteen colours that every terminal has; else only bold and dim.
+    /// Whether to use the sixteen colours that every terminal has, and not only bold and dim.
     pub(crate) colour: bool,
-    /// Characters beyond ASCII.
+    /// Whether to use characters beyond ASCII.
     pub(crate) utf8: bool,
 }
 
-/// What a piece of text wants to say by its colour.
+/// Meaning of a text, which its style shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tone {
     Plain,
     Dim,
     Head,
-    /// The head of the table that keys act on.
+    /// The head of the focused table, on which keys act.
     Focus,
     Selected,
     Good,
@@ -28,7 +28,7 @@ pub(crate) enum Tone {
     Bad,
 }
 
-/// A part of a bar.
+/// Kind of a part of a bar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fill {
     Encoded,
@@ -38,7 +38,7 @@ pub(crate) enum Fill {
 }
 
 impl Theme {
-    /// As the environment asks for: `NO_COLOR`, and the locale's character set.
+    /// Reads the theme from the environment: `NO_COLOR`, and the locale's character set.
     pub(crate) fn from_env() -> Self {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         Theme {
@@ -70,7 +70,7 @@ impl Theme {
         Span::styled(text, self.style(tone))
     }
 
-    /// The glyph of a part of a bar: parts differ without colour, too.
+    /// Returns the glyph of a part of a bar. Glyphs differ, so parts can be told apart without colour.
     pub(crate) fn glyph(&self, fill: Fill) -> char {
         match (fill, self.utf8) {
             (Fill::Encoded, true) => '░',
@@ -94,7 +94,7 @@ impl Theme {
         }
     }
 
-    /// A bar of parts, each a share of the whole.
+    /// Draws a bar of parts. Each part has its share of the whole.
     pub(crate) fn bar(&self, parts: &[(f64, Fill)], width: usize) -> Vec<Span<'static>> {
         let part = |(cells, fill): (usize, Fill)| {
             let glyphs: String = std::iter::repeat_n(self.glyph(fill), cells).collect();
@@ -108,7 +108,7 @@ impl Theme {
             .collect()
     }
 
-    /// How many of `of` are at work.
+    /// Draws a gauge: `n` of `of` are busy.
     pub(crate) fn gauge(&self, n: u32, of: u32, width: usize) -> Vec<Span<'static>> {
         let (glyph, tone) = if self.utf8 {
             ('█', Tone::Good)
@@ -135,7 +135,7 @@ impl Theme {
         }
     }
 
-    /// Names and paths, without what the terminal would take for a command or could not show.
+    /// Replaces characters in names and paths that the terminal would take as commands or could not show.
     pub(crate) fn clean(&self, text: &str) -> String {
         let shown = |c: char| match c {
             c if c.is_control() => '?',
@@ -145,7 +145,7 @@ impl Theme {
         text.chars().map(shown).collect()
     }
 
-    /// At most so many columns: what is too long loses its middle.
+    /// Shortens a text to `width` columns by leaving out its middle.
     pub(crate) fn shorten(&self, text: &str, width: usize) -> String {
         let whole = Span::raw(text);
         if whole.width() <= width {
@@ -156,7 +156,7 @@ impl Theme {
             return leading(text.chars(), width);
         };
         let start = leading(text.chars(), room / 2);
-        // The end of a path says more than its beginning.
+        // The end gets the larger part: the end of a path says more than its beginning.
         let end = leading(text.chars().rev(), room + 1 - Span::raw(&start).width());
         format!("{start}{mark}{}", end.chars().rev().collect::<String>())
     }
@@ -167,7 +167,7 @@ fn is_utf8(locale: Option<String>) -> bool {
     locale.contains("utf-8") || locale.contains("utf8")
 }
 
-/// The first characters that take at most so many columns.
+/// Returns the first characters that fit into `width` columns.
 fn leading(text: impl Iterator<Item = char>, width: usize) -> String {
     let mut taken = 0;
     text.take_while(|c| {
@@ -177,16 +177,18 @@ fn leading(text: impl Iterator<Item = char>, width: usize) -> String {
     .collect()
 }
 
+/// Returns the cell where a share of a bar ends.
 fn boundary(share: f64, width: usize) -> usize {
     ((share * width as f64).round() as usize).min(width)
 }
 
-/// How many of `width` cells each part takes, and what is left empty.
+/// Returns the number of cells of each part, and of the empty rest.
 fn cells(parts: &[(f64, Fill)], width: usize) -> Vec<(usize, Fill)> {
     let (mut share, mut done) = (0.0, 0);
     let mut taken = Vec::with_capacity(parts.len() + 1);
     for &(part, fill) in parts {
         share += part.max(0.0);
+        // Ends are rounded, not lengths, so that the parts fill their share of the bar exactly.
         let end = boundary(share, width);
         taken.push((end - done, fill));
         done = end;
@@ -232,7 +234,7 @@ pub(super) mod tests {
         assert_eq!(text(ASCII.bar(&parts, 8)), "eepppp..");
         assert_eq!(text(ASCII.gauge(1, 4, 8)), "##......");
         assert_eq!(text(ASCII.gauge(0, 0, 3)), "...");
-        // More than there is room for is a full bar.
+        // Parts that exceed the whole fill the bar.
         assert_eq!(text(ASCII.bar(&[(2.0, Fill::Decoded)], 4)), "dddd");
     }
 

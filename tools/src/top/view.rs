@@ -1,4 +1,4 @@
-//! Drawing. Everything is drawn as lines that fit the width; what there is no room for is left out.
+//! Draws the screen as lines that fit the width. Parts for which there is no room are left out.
 
 use coprep_protocol::message::{SampleCost, StreamStatus};
 use coprep_protocol::size::human;
@@ -15,13 +15,14 @@ use crate::top::screen::{ConnectionState, Pane, Screen};
 use crate::top::table::Table;
 use crate::top::theme::{Theme, Tone};
 
-/// Columns and rows below which nothing sensible can be shown.
+/// Smallest width and height of a useful screen.
 pub(crate) const LEAST: (u16, u16) = (36, 6);
-/// Lines below a table, about what is selected in it.
+/// Lines of notes below a table, about its selected row.
 const JOB_NOTES: usize = 2;
 const STREAM_NOTES: usize = 2;
 const SLOW_NOTES: usize = 1;
 
+/// Draws the screen, its help, or a hint that the terminal is too small.
 pub(crate) fn draw(frame: &mut Frame, screen: &Screen, theme: &Theme) {
     let area = frame.area();
     let (width, height) = (usize::from(area.width), usize::from(area.height));
@@ -61,6 +62,7 @@ fn help(theme: &Theme, first: usize, height: usize) -> Vec<Line<'static>> {
     lines
 }
 
+/// Draws two lines of head, the tables with their notes, and a line of keys.
 fn whole(screen: &Screen, theme: &Theme, width: usize, height: usize) -> Vec<Line<'static>> {
     let mut lines = vec![
         head(screen, theme, width),
@@ -72,7 +74,7 @@ fn whole(screen: &Screen, theme: &Theme, width: usize, height: usize) -> Vec<Lin
     let room = height - lines.len() - 1;
     let wants = Pane::ALL.map(|pane| want(screen, pane));
     let given = share(wants, screen.focus, room);
-    // Where there is room for all, an empty line before each.
+    // An empty line before each table, if there is room for that.
     let airy = wants.iter().sum::<usize>() + wants.len() <= room;
     for (pane, rows) in Pane::ALL.into_iter().zip(given) {
         lines.extend(airy.then(Line::default));
@@ -83,7 +85,7 @@ fn whole(screen: &Screen, theme: &Theme, width: usize, height: usize) -> Vec<Lin
     lines
 }
 
-/// Lines that a table would take.
+/// Returns the lines of a table with all its rows and notes.
 fn want(screen: &Screen, pane: Pane) -> usize {
     let notes = match pane {
         Pane::Caches => 0,
@@ -97,8 +99,8 @@ fn want(screen: &Screen, pane: Pane) -> usize {
     }
 }
 
-/// Shares the lines out: two thirds to the table that keys act on, then a head and a row for as many as have room for
-/// that, then what they want, the jobs before others.
+/// Shares the lines out among the tables. The focused table gets up to two thirds. Then each gets a head and a row
+/// while there is room, and then the lines it wants, the jobs before others.
 fn share(wants: [usize; 4], focus: Pane, room: usize) -> [usize; 4] {
     const LEAST: usize = 2;
     let mut given = [0; 4];
@@ -114,7 +116,7 @@ fn share(wants: [usize; 4], focus: Pane, room: usize) -> [usize; 4] {
     }
     for pane in order {
         let more = (wants[pane] - given[pane]).min(left);
-        // One that has no row gets no head alone.
+        // A table without room for a row gets no head either.
         if given[pane] > 0 {
             given[pane] += more;
             left -= more;
@@ -130,7 +132,7 @@ fn table(
     width: usize,
     height: usize,
 ) -> Vec<Line<'static>> {
-    // What rows leave, and at least a third: notes are of the selected row.
+    // Notes get the lines that rows leave, and at least a third, since they describe the selected row.
     let left = height.saturating_sub(1 + screen.rows(pane));
     let notes = notes(screen, pane, theme, width, left.max(height / 3));
     let height = height - notes.len();
@@ -193,19 +195,19 @@ fn slow(screen: &Screen) -> Table<'_, SampleCost> {
     }
 }
 
-/// In these a row is marked only while the keys act on them.
+/// Returns the selected row of a table that marks it only while the table is focused.
 fn selected(screen: &Screen, pane: Pane) -> Option<usize> {
     screen.selected(pane).filter(|_| screen.focus == pane)
 }
 
-/// A piece of a line that is shown whole or not at all.
+/// A piece of text that is shown whole or not at all.
 type Piece = (Tone, String);
 
 fn plain(text: impl Into<String>) -> Piece {
     (Tone::Plain, text.into())
 }
 
-/// Pieces in at most so many lines. The first of a line is shortened if it is too long.
+/// Flows pieces into at most `lines` lines. The first piece of a line is shortened if it is too long.
 fn flow(theme: &Theme, pieces: Vec<Piece>, width: usize, lines: usize) -> Vec<Line<'static>> {
     const BETWEEN: &str = ", ";
     const INDENT: usize = 2;
@@ -251,8 +253,9 @@ fn head(screen: &Screen, theme: &Theme, width: usize) -> Line<'static> {
     one_line(theme, pieces, width)
 }
 
+/// Puts as many pieces into one line as fit.
 fn one_line(theme: &Theme, pieces: Vec<Piece>, width: usize) -> Line<'static> {
-    // Without the indent of what is below a table.
+    // One column more, since the indent of notes below a table becomes a single space here.
     let mut line = flow(theme, pieces, width + 1, 1).pop().unwrap_or_default();
     if let Some(indent) = line.spans.first_mut() {
         *indent = Span::raw(" ");
@@ -260,7 +263,7 @@ fn one_line(theme: &Theme, pieces: Vec<Piece>, width: usize) -> Line<'static> {
     line
 }
 
-/// What the coordinator is, the most telling first.
+/// Describes the coordinator, the most important facts first.
 pub(crate) fn about(report: &Overview) -> Vec<String> {
     let pool = &report.pool.status;
     vec![
@@ -271,6 +274,7 @@ pub(crate) fn about(report: &Overview) -> Vec<String> {
     ]
 }
 
+/// Draws the state of a connection that is not fine.
 fn banner(link: &ConnectionState, theme: &Theme, width: usize) -> Line<'static> {
     const ENDED: &str = "coordinator has ended, waiting for it to come back";
     let text = match link {
@@ -287,7 +291,7 @@ fn banner(link: &ConnectionState, theme: &Theme, width: usize) -> Line<'static> 
     Line::from(vec![Span::raw(" "), theme.span(Tone::Bad, shown)])
 }
 
-/// What the threads do: as much of it as fits.
+/// Draws the work of the threads, in the most detailed form that fits.
 fn pool(pool: &PoolRow, theme: &Theme, width: usize) -> Line<'static> {
     let shapes = [(16, true), (8, true), (8, false), (4, false), (0, false)];
     let lines = shapes.map(|(gauge, rates)| {
@@ -308,6 +312,7 @@ enum Stage {
     Prepare,
 }
 
+/// Draws the work of one stage: busy workers, samples that wait, and the rate.
 fn stage(
     pool: &PoolRow,
     theme: &Theme,
@@ -333,7 +338,7 @@ fn stage(
         ),
     };
     let most = most + pool.processes;
-    // A mean of whole workers: half of one that was busy rounds to none.
+    // The gauge shows whole workers: a mean below a half looks like none.
     let busy = busy.min(f64::from(most));
     let now = busy.round() as u32;
     let mut spans = vec![theme.span(Tone::Head, word), Span::raw(" ")];
@@ -348,7 +353,7 @@ fn stage(
     spans
 }
 
-/// A mean number of workers: `0.4`, `12`.
+/// Formats a mean number of workers: `0.4`, `12`.
 fn workers(mean: f64) -> String {
     if mean == mean.round() || mean >= 9.95 {
         format!("{mean:.0}")
@@ -409,7 +414,7 @@ fn staging(s: &StreamStatus) -> String {
     format!("staging {}", human(s.staging_bytes))
 }
 
-/// How people tell jobs of one name apart.
+/// Returns the process ids of a job, by which people tell jobs of one name apart.
 fn process(job: &JobRow) -> String {
     let pids: Vec<_> = job.status.pids.iter().map(u32::to_string).collect();
     if pids.is_empty() {
@@ -449,6 +454,7 @@ fn waits(job: &JobRow) -> Piece {
     ))
 }
 
+/// Names the furthest job, and says how far this one is behind it.
 fn behind(screen: &Screen, job: &JobRow) -> Option<String> {
     let furthest = screen.report.job((job.stream, job.lag.behind?))?;
     let growth = job
@@ -468,7 +474,7 @@ fn slow_notes(screen: &Screen) -> Vec<Piece> {
         return Vec::new();
     };
     let costs = &stream.status.costs;
-    // What is cached costs less: this is what it would cost again without the cache.
+    // Costs are those without the cache: from the cache a sample may cost less.
     let from = if stream.runs_processes() {
         "dataset"
     } else {
@@ -503,7 +509,7 @@ fn foot(screen: &Screen, theme: &Theme, width: usize) -> Line<'static> {
     one_line(theme, pieces, width)
 }
 
-/// Everything in plain text, for a file.
+/// Returns everything as plain text, for a file.
 pub(crate) fn text(screen: &Screen, theme: &Theme) -> String {
     let report = &screen.report;
     let about = about(report).join(", ");
@@ -546,13 +552,13 @@ mod tests {
         lines.iter().any(|line| line.contains(text))
     }
 
-    /// The line that begins so, without the marker.
+    /// Returns the line that starts with this text after the marker.
     fn row<'a>(lines: &'a [String], start: &str) -> &'a str {
         let found = lines.iter().find(|line| line[1..].starts_with(start));
         found.unwrap_or_else(|| panic!("no {start} in\n{}", lines.join("\n")))
     }
 
-    /// A coordinator that is busy: two streams, many jobs.
+    /// Returns the screen of a busy coordinator: two streams, many jobs.
     fn busy() -> Screen {
         let (mut before, _) = two_looks();
         before.caches = vec![a_cache(), a_cache()];
@@ -641,10 +647,10 @@ mod tests {
         );
         assert!(contains(&lines, "JOBS 1-"), "{lines:#?}");
         let first = row(&lines, "train_1.py");
-        // Rate, and how much of the time it waits.
+        // The rate, and the share of time spent waiting.
         assert!(first.contains(" 100 ") && first.contains("38%"), "{first}");
         assert!(lines[9].contains("q quit, h help"));
-        // Other tables come when they are asked for.
+        // Other tables appear when they are focused.
         let mut screen = busy();
         press(&mut screen, [KeyCode::Tab, KeyCode::Tab]);
         assert!(contains(&drawn(&screen, &UTF8, 40, 10), "SLOW 1-"));
@@ -674,7 +680,7 @@ mod tests {
             words(row(&lines, "JOBS 21")),
             words(row(&lines, "train_7.py")),
         );
-        // The title is two words, the name one.
+        // The title has two words, the name one.
         let of = |name: &str| {
             job[head
                 .iter()

@@ -1,4 +1,4 @@
-//! The threads that wait for what happens. They end with the process.
+//! The threads that wait for events. They end with the process.
 
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -14,31 +14,33 @@ use ratatui::crossterm::event::{self, Event, KeyEvent, KeyEventKind};
 use crate::Outcome;
 use crate::top::SLOW;
 
-/// Something happened.
+/// An event for the screen.
 pub(crate) enum ScreenEvent {
     Key(KeyEvent),
     Resized,
-    /// The answer of the coordinator.
+    /// The answer of the coordinator, or its failure.
     Look(Box<Result<Status, Error>>),
-    /// The process is to end.
+    /// A signal that ends the process.
     Signal(Signal),
-    /// There will be no more keys.
+    /// The error after which no more keys can be read.
     NoKeys(io::Error),
 }
 
-/// Whoever waits.
+/// The threads that wait for events, and the events they send.
 pub(crate) struct Watch {
     pub(crate) news: Receiver<ScreenEvent>,
-    /// Those that are waited for, and blocked.
+    /// The signals that a thread waits for, and that are blocked in all threads.
     pub(crate) signals: SigSet,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Watch {
-    /// Blocks the signals that end a process, for all threads that the caller starts from now on.
+    /// Starts the threads. Blocks the signals that end a process, in the caller and in all threads that it starts
+    /// later.
     pub(crate) fn start(place: &CoordinatorPaths, interval: Duration) -> Outcome<Self> {
         let (tell, news) = channel();
         let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT]);
+        // Before any thread starts, since threads inherit the mask.
         signals.thread_block()?;
         let (place, to_keys, to_signals) = (place.clone(), tell.clone(), tell.clone());
         let threads = vec![
@@ -53,8 +55,10 @@ impl Watch {
         })
     }
 
+    /// Checks that all threads run.
+    ///
     /// # Errors
-    /// When one of the threads has panicked: its message has spoilt the screen already.
+    /// If one of the threads has panicked: its message has already spoilt the screen.
     pub(crate) fn check(&self) -> Outcome<()> {
         match self.threads.iter().find(|t| t.is_finished()) {
             Some(thread) => {
@@ -70,9 +74,11 @@ fn thread(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHan
     Builder::new().name(name.into()).spawn(run)
 }
 
+/// Sends keys and changes of the terminal's size.
 fn keys(tell: &Sender<ScreenEvent>) {
     loop {
         let news = match event::read() {
+            // Some terminals also report when a key is released.
             Ok(Event::Key(key)) if key.kind != KeyEventKind::Release => ScreenEvent::Key(key),
             Ok(Event::Resize(..)) => ScreenEvent::Resized,
             Ok(_) => continue,
@@ -87,6 +93,7 @@ fn keys(tell: &Sender<ScreenEvent>) {
     }
 }
 
+/// Sends the signals that ask the process to end.
 fn wait_for(signals: &SigSet, tell: &Sender<ScreenEvent>) {
     while let Ok(signal) = signals.wait() {
         if tell.send(ScreenEvent::Signal(signal)).is_err() {
@@ -95,7 +102,7 @@ fn wait_for(signals: &SigSet, tell: &Sender<ScreenEvent>) {
     }
 }
 
-/// Looks at the coordinator at even times; after an answer that took longer, at once.
+/// Takes a look at the coordinator once per interval, or at once after an answer that took longer.
 fn looks(place: &CoordinatorPaths, interval: Duration, tell: &Sender<ScreenEvent>) {
     let mut due = Instant::now() + interval;
     loop {

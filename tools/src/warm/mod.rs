@@ -18,12 +18,14 @@ use crate::args;
 use crate::progress::WorkProgress;
 use coprep_protocol::size::human;
 
+/// Fills the cache of a folder, or the caches of a script.
 pub(crate) fn run(place: &CoordinatorPaths, args: &args::WarmArgs) -> Outcome {
     if let Some(from) = &args.from {
         return script::run(place, from, args);
     }
     let folder = args.folder.as_deref().unwrap_or(Path::new("."));
     let request = Warm {
+        // Any size of the random crop would do: the cache does not depend on it.
         pipeline: pipeline(folder, &args.fixed, 224)?,
         cache: cache(args),
     };
@@ -43,10 +45,10 @@ fn exit_code(done: &WarmProgress) -> ExitCode {
     }
 }
 
-/// Says what a job must say to use the cache.
+/// Tells the user which pipeline and cache form a job must name to use the cache.
 fn for_jobs(cached: &PipelineSpec, form: Option<CacheForm>) -> String {
     let form = form.map_or(String::new(), |form| format!("{form:?}").to_lowercase());
-    // Files are cached as they were read, whatever is done to them afterwards.
+    // Encoded samples are files as they were read, so they fit any operators.
     let (pipeline, then) = if form == "encoded" {
         let source = PipelineSpec {
             ops: Vec::new(),
@@ -68,8 +70,8 @@ fn cache(args: &args::WarmArgs) -> CacheRequest {
     }
 }
 
-/// The jobs' deterministic operators, and a crop in place of their random ones: what is cached does not
-/// depend on those. `random_crop`: its side, pixels.
+/// Builds the pipeline of the jobs: its deterministic operators, then a crop in place of the random ones, since the
+/// cache does not depend on those. `random_crop` is the side of the crop in pixels.
 pub(crate) fn pipeline(
     folder: &Path,
     args: &args::Fixed,
@@ -110,7 +112,7 @@ pub(crate) fn pipeline(
     })
 }
 
-/// How far a warm-up has come, as JSON lines or for people.
+/// Display of a warm-up's progress: JSON lines, or a bar for people.
 enum Shown {
     Json,
     Progress(WorkProgress),
@@ -147,19 +149,20 @@ impl Shown {
 struct ProgressLine<'a> {
     #[serde(flatten)]
     progress: &'a WarmProgress,
-    /// With the last line.
+    /// The hint for jobs, on the last line only.
     #[serde(skip_serializing_if = "Option::is_none")]
     for_jobs: Option<&'a str>,
 }
 
 fn print_json(progress: &WarmProgress, for_jobs: Option<&str>) {
-    // A struct of numbers and strings always serialises.
+    // Structs of numbers and strings always serialise.
     println!(
         "{}",
         serde_json::to_string(&ProgressLine { progress, for_jobs }).unwrap_or_default()
     );
 }
 
+/// Formats the cached bytes by form, and the cache's capacity.
 fn bytes(p: &WarmProgress) -> String {
     let forms = [(p.encoded_bytes, "encoded"), (p.decoded_bytes, "decoded")];
     let used: Vec<String> = forms

@@ -1,6 +1,6 @@
-//! Warming what a training script uses: its loaders say which datasets, operators and caches.
+//! Warms the caches of a training script: its loaders name the datasets, operators and caches.
 //!
-//! The script runs in the user's Python, under `coprep._warm`, which tells what happens as JSON lines.
+//! The script runs in the user's Python, under `coprep._warm`, which reports events as JSON lines.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
@@ -19,12 +19,12 @@ use crate::measure::group::Group;
 use crate::progress::WorkProgress;
 use crate::{Outcome, args, interrupt};
 
-/// Time between two looks at signals.
+/// Time between two checks for signals.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// How long the script may take to end after it has closed its output.
+/// Longest time for which the script may run on after it has closed its output.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// What the Python side tells of one loader.
+/// An event that the Python side reports about one loader.
 #[derive(Serialize, Deserialize)]
 struct ScriptEvent {
     dataset: String,
@@ -35,17 +35,17 @@ struct ScriptEvent {
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum ScriptNews {
-    /// Its cache is being filled.
+    /// The cache is being filled.
     Progress(WarmProgress),
-    /// Its cache is filled.
+    /// The cache is filled.
     Done(WarmProgress),
-    /// Nothing of it can be cached beforehand, and why.
+    /// Nothing can be cached beforehand, for this reason.
     Skipped(String),
-    /// Its cache could not be filled, and why.
+    /// The cache could not be filled, for this reason.
     Failed(String),
 }
 
-/// What came of all loaders.
+/// Numbers of loaders by their result.
 #[derive(Default)]
 struct Tally {
     warmed: u32,
@@ -53,6 +53,7 @@ struct Tally {
     failed: u32,
 }
 
+/// Runs the script until its loaders are warmed.
 pub(super) fn run(place: &CoordinatorPaths, from: &OsStr, args: &args::WarmArgs) -> Outcome {
     interrupt::heed()?;
     let python = args.python.clone().unwrap_or_else(python);
@@ -68,6 +69,7 @@ pub(super) fn run(place: &CoordinatorPaths, from: &OsStr, args: &args::WarmArgs)
     let stdout = group.child().stdout.take();
     let events = listen(stdout.ok_or("no pipe to the script")?);
     let tally = follow(&events, args.json)?;
+    // Its output is closed, so the script should end by itself.
     group.wait_until(Instant::now() + GRACE);
     match group.ended().as_deref() {
         Some("exit status 0") => tally.outcome(from),
@@ -80,7 +82,7 @@ pub(super) fn run(place: &CoordinatorPaths, from: &OsStr, args: &args::WarmArgs)
     }
 }
 
-/// Returns the first Python that there is.
+/// Returns the first Python that exists.
 fn python() -> PathBuf {
     let is_there = |path: &PathBuf| path.is_file();
     candidates()
@@ -89,7 +91,7 @@ fn python() -> PathBuf {
         .unwrap_or_else(|| "python3".into())
 }
 
-/// Reads in a thread of its own, so that signals are seen meanwhile.
+/// Reads the script's output in a separate thread, so that the main thread can check for signals.
 fn listen(stdout: ChildStdout) -> Receiver<std::io::Result<String>> {
     let (sender, events) = channel();
     std::thread::spawn(move || {
@@ -102,6 +104,7 @@ fn listen(stdout: ChildStdout) -> Receiver<std::io::Result<String>> {
     events
 }
 
+/// Shows the events until the script closes its output. Returns the results of its loaders.
 fn follow(events: &Receiver<std::io::Result<String>>, json: bool) -> Outcome<Tally> {
     let mut tally = Tally::default();
     let mut progress = None;
@@ -133,6 +136,7 @@ fn show(event: &ScriptEvent, progress: &mut Option<WorkProgress>) {
         bar.update(p.done, p.total, &more);
         return;
     }
+    // The loader is done: remove its bar.
     if let Some(progress) = progress.take() {
         progress.finish();
     }
@@ -155,6 +159,7 @@ impl Tally {
         }
     }
 
+    /// Succeeds if at least one loader was warmed and none failed.
     fn outcome(&self, from: &OsStr) -> Outcome {
         if self.failed > 0 {
             return Ok(ExitCode::from(1));
