@@ -322,6 +322,23 @@ def test_a_report_predicts_again_for_other_settings(folder: Path, tmp_path: Path
     assert slow["epoch_s"] == pytest.approx(encoded / (100 << 10), rel=0.1)
 
 
+def test_a_report_that_predicts_again_keeps_the_settings_that_are_not_named(folder: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    first.write_text(json.dumps(analyze(str(folder), "--seconds=0.2", "--image-size=64")))
+    named = ["--jobs=4", "--unshared", "--cache=1M", "--form=decoded", "--storage-rate=1M"]
+    second.write_text(json.dumps(analyze(f"--again={first}", *named)))
+    before = json.loads(second.read_text())["present"]["setting"]
+    assert (before["jobs"], before["shared"], before["cache_bytes"]) == (4, False, 1 << 20)
+    after = analyze(f"--again={second}", "--cpus=8")["present"]["setting"]
+    assert after == {**before, "cpus": 8.0}
+
+
+def test_options_that_would_have_no_effect_are_refused(folder: Path) -> None:
+    for arguments in (["--step-time=5ms", "--", "true"], ["--again=report.json", "--storage-latency=5ms"]):
+        ran = subprocess.run(["coprep", "analyze", *arguments], capture_output=True, text=True, timeout=120)
+        assert ran.returncode == 2 and "cannot be used with" in ran.stderr
+
+
 def analyze(*arguments: str) -> dict[str, Any]:
     ran = subprocess.run(["coprep", "analyze", "--json", *arguments], capture_output=True, timeout=120)
     assert ran.returncode == 0, ran.stderr.decode()

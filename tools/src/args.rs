@@ -246,6 +246,17 @@ pub(crate) enum Filter {
     Bicubic,
 }
 
+impl Filter {
+    /// Returns its name on the command line, which is torchvision's as well.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Filter::Nearest => "nearest",
+            Filter::Bilinear => "bilinear",
+            Filter::Bicubic => "bicubic",
+        }
+    }
+}
+
 impl From<Filter> for Interpolation {
     fn from(filter: Filter) -> Self {
         match filter {
@@ -282,30 +293,31 @@ pub(crate) struct AnalyzeArgs {
     #[command(flatten)]
     pub(crate) images: Images,
     /// Assume that a job computes this long on each batch, such as 50ms [default: unknown, as fast as batches come].
-    #[arg(long, value_parser = milliseconds, value_name = "TIME")]
+    #[arg(long, value_parser = milliseconds, value_name = "TIME", conflicts_with = "command")]
     pub(crate) step_time: Option<Duration>,
-    /// Assume this many jobs at the same time.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
-    pub(crate) jobs: u32,
+    /// Assume this many jobs at the same time [default: 1, or as many as the script starts].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(crate) jobs: Option<u32>,
     /// Assume that the jobs do not share: each has its own loader.
     #[arg(long)]
     pub(crate) unshared: bool,
     /// Assume a cache of this many bytes [default: a quarter of the free memory, as for `serve`].
     #[arg(long, value_parser = size::parse, value_name = "SIZE")]
     pub(crate) cache: Option<u64>,
-    /// Assume cached samples in this form.
-    #[arg(long, value_enum, default_value_t = FormArg::Auto)]
-    pub(crate) form: FormArg,
+    /// Assume cached samples in this form [default: auto].
+    #[arg(long, value_enum)]
+    pub(crate) form: Option<FormArg>,
     /// Assume storage that reads no more than this many bytes a second.
     #[arg(long, value_parser = size::parse, value_name = "SIZE")]
     pub(crate) storage_rate: Option<u64>,
     /// Assume that each read of a file takes this much longer, such as 5ms.
-    #[arg(long, value_parser = milliseconds, value_name = "TIME")]
+    #[arg(long, value_parser = milliseconds, value_name = "TIME", conflicts_with = "again")]
     pub(crate) storage_latency: Option<Duration>,
     /// Spend this many seconds on each of about eight measurements.
     #[arg(long, value_name = "SECONDS", default_value_t = 4.0, value_parser = sensible_seconds)]
     pub(crate) seconds: f64,
-    /// Predict for other settings from the measurements of this report (JSON, or a page). Measure nothing.
+    /// Predict for other settings from the measurements of this report (JSON, or a page). Measure nothing. The report's
+    /// settings count unless they are given anew.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["folder", "command"])]
     pub(crate) again: Option<PathBuf>,
     /// Show the report of this file (JSON, or a page). Measure nothing.

@@ -155,14 +155,7 @@ fn again(args: &args::AnalyzeArgs, before: Report) -> Result<Report> {
     if let Some(time) = args.step_time {
         facts.job.seconds = time.as_secs_f64() / f64::from(before.batch_size);
     }
-    let setting = Setting {
-        // Without `--cpus`, the processors of the saved report count, not those of this machine.
-        cpus: args
-            .images
-            .cpus
-            .map_or(before.present.setting.cpus, f64::from),
-        ..present(args, None)
-    };
+    let setting = changed(args, before.present.setting);
     let about = About {
         dataset: before.dataset,
         pipeline: before.pipeline,
@@ -182,22 +175,45 @@ fn again(args: &args::AnalyzeArgs, before: Report) -> Result<Report> {
 /// Returns the present setting, from which the others differ.
 fn present(args: &args::AnalyzeArgs, seen: Option<&ScriptFindings>) -> Setting {
     let free = coprep_cache::memory::available().unwrap_or(0);
-    Setting {
+    let defaults = Setting {
         // The default of `coprep serve`.
-        cache_bytes: args.cache.unwrap_or(free / 4),
-        cpus: cpus(args).into(),
-        storage_bytes_per_s: args.storage_rate.map(|rate| rate as f64),
-        // A script may start several jobs by itself.
-        jobs: seen.map_or(args.jobs, |seen| seen.jobs.max(args.jobs)),
-        shared: !args.unshared,
-        form: match args.form {
-            FormArg::Off => "off",
-            FormArg::Encoded => "encoded",
-            FormArg::Decoded => "decoded",
-            FormArg::Auto => "auto",
-        }
-        .into(),
+        cache_bytes: free / 4,
+        cpus: usable().into(),
+        storage_bytes_per_s: None,
+        jobs: 1,
+        shared: true,
+        form: form_name(FormArg::Auto).into(),
         gpu_speed: 1.0,
+    };
+    let setting = changed(args, defaults);
+    Setting {
+        // A script may start several jobs by itself.
+        jobs: seen.map_or(setting.jobs, |seen| seen.jobs.max(setting.jobs)),
+        ..setting
+    }
+}
+
+/// Returns a setting with those of its values changed that `args` names.
+fn changed(args: &args::AnalyzeArgs, before: Setting) -> Setting {
+    Setting {
+        cache_bytes: args.cache.unwrap_or(before.cache_bytes),
+        cpus: args.images.cpus.map_or(before.cpus, f64::from),
+        storage_bytes_per_s: args
+            .storage_rate
+            .map_or(before.storage_bytes_per_s, |rate| Some(rate as f64)),
+        jobs: args.jobs.unwrap_or(before.jobs),
+        shared: before.shared && !args.unshared,
+        form: args.form.map_or(before.form, |form| form_name(form).into()),
+        ..before
+    }
+}
+
+fn form_name(form: FormArg) -> &'static str {
+    match form {
+        FormArg::Off => "off",
+        FormArg::Encoded => "encoded",
+        FormArg::Decoded => "decoded",
+        FormArg::Auto => "auto",
     }
 }
 

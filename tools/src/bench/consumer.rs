@@ -43,6 +43,9 @@ pub(super) fn command(program: &Path, place: &CoordinatorPaths, args: &args::Ben
     command.arg(format!("--batch-size={}", images.batch_size));
     command.arg(format!("--seconds={}", args.seconds));
     command.args(fixed.resize.map(|n| format!("--resize={n}")));
+    // Clap refuses a filter without a size.
+    let filter = fixed.resize.map(|_| fixed.interpolation.name());
+    command.args(filter.map(|name| format!("--interpolation={name}")));
     command.args(fixed.center_crop.map(|n| format!("--center-crop={n}")));
     command.args(fixed.exif.then_some("--exif"));
     // The folder's name may begin with a dash.

@@ -112,6 +112,7 @@ pub(super) fn order(
         "root": root,
         "paths": paths,
         "resize": fixed.resize,
+        "interpolation": fixed.interpolation.name(),
         "center_crop": fixed.center_crop,
         "exif": fixed.exif,
         "image_size": images.image_size,

@@ -40,7 +40,7 @@ def pipeline(order):
     if order["exif"]:
         steps.append(ImageOps.exif_transpose)
     if order["resize"]:
-        steps.append(transforms.Resize(order["resize"]))
+        steps.append(transforms.Resize(order["resize"], transforms.InterpolationMode(order["interpolation"])))
     if order["center_crop"]:
         steps.append(transforms.CenterCrop(order["center_crop"]))
     steps.append(transforms.RandomResizedCrop(order["image_size"]))

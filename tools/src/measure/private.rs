@@ -86,14 +86,16 @@ impl Private {
 }
 
 /// Variables of the environment that would change the coordinator's settings.
-const SETTINGS: [&str; 9] = [
+const SETTINGS: [&str; 11] = [
     "COPREP_CACHE",
     "COPREP_CACHE_FORM",
     "COPREP_CACHE_NAME",
+    "COPREP_STAGING",
     "COPREP_WORKERS",
     "COPREP_COSTS",
     "COPREP_ATTRIBUTION",
     "COPREP_IDLE",
+    "COPREP_IDLE_WARM",
     "COPREP_METRICS",
     "COPREP_LOG_FORMAT",
 ];
