@@ -387,7 +387,7 @@ impl HugeAligned {
 fn unmap(start: NonNull<c_void>, at: usize, len: usize) {
     let len = len / page_size() * page_size();
     if len > 0 {
-        // SAFETY: inside what the caller has mapped, and nobody uses it. It fails only for what is no page.
+        // SAFETY: inside the caller's mapping, and nobody uses it. It fails only for a range that is not whole pages.
         let _ = unsafe { munmap(start.byte_add(at), len) };
     }
 }

@@ -15,8 +15,7 @@ use nix::fcntl::{FallocateFlags, fallocate};
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// Bytes reserved in one step. The limits are checked before each step, so a smaller step notices other processes
-/// sooner.
+/// Bytes reserved in one step. The limits are checked before each step.
 const STEP: u64 = 256 << 20;
 /// The divisor for the share of free memory that stays unreserved, for everything that is not shared memory.
 const LEFT_ALONE: u64 = 64;
