@@ -17,7 +17,7 @@
 //!
 //! - No lock lies in shared memory, so a process that dies cannot leave one locked.
 //! - The coordinator maps the memory that a consumer may write with a fixed size, reads it word by word, and checks
-//!   each word ([`handover`]). A consumer that writes nonsense can end its own session and do no other harm.
+//!   each word ([`handover`]). A consumer that writes invalid data can end its own session and do no other harm.
 //! - A consumer has no way to write memory that others read: staging and *deliver* regions are sealed.
 //! - `unsafe` appears only in the modules that say `#![expect(unsafe_code)]`.
 #![deny(unsafe_code)]

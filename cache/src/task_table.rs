@@ -22,7 +22,7 @@
 //! | `REVOKED` | `RUNNING` | coordinator | the worker asks for a slot by a message |
 //!
 //! The memory is shared with one worker process, and the coordinator trusts nothing in it. A worker that writes
-//! nonsense can keep a slot that it had, ask for another one, or misreport its own samples as slow or as written.
+//! invalid data can keep a slot that it had, ask for another one, or misreport its own samples as slow or as written.
 //!
 //! The steps are in [`entry`], free of system calls, and are model-checked by `tests/loom.rs`.
 

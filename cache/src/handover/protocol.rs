@@ -320,8 +320,8 @@ impl<W: Words> Publisher<W> {
         loop {
             let first = self.taken()?;
             // Acquire: as in `taken`. Release: the consumer's next count follows ours. If this succeeds, the consumer's
-            // own compare-and-swap from `first` cannot. If it fails, the consumer took an item or wrote nonsense, which
-            // `taken` checks. The count may only rise to `published`, so the loop ends.
+            // own compare-and-swap from `first` cannot. If it fails, the consumer took an item or wrote a bad count,
+            // which `taken` checks. The count may only rise to `published`, so the loop ends.
             let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
             let word = &self.words.reply().taken;
             if word

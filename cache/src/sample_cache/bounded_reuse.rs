@@ -1,4 +1,4 @@
-//! A cache of samples that are used a fixed number of times and then prepared anew, which renews their randomness.
+//! A cache of samples that are used a fixed number of times and then prepared again, with new randomness.
 //!
 //! It lies in private memory, within a capacity in bytes of payload. Nothing is evicted. A used-up entry gives its
 //! place to its successor.
@@ -98,6 +98,7 @@ impl SampleCache for BoundedReuse {
 
     fn reserve(&self, id: u32, len: usize, meta: Meta) -> Option<Reservation<'_>> {
         let mut state = self.state();
+        // The new entry replaces a used-up one, so the bytes of that one count as free.
         let (here, freed) = match state.used_up(id) {
             Some(bytes) => (false, bytes),
             None => (state.entries.contains_key(&id), 0),

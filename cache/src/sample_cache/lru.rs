@@ -95,6 +95,7 @@ impl SampleCache for Lru {
 
     fn reserve(&self, id: u32, len: usize, meta: Meta) -> Option<Reservation<'_>> {
         let mut state = self.state();
+        // Only `admit` evicts others, so a reservation that is given up evicts nothing.
         let fits = len as u64 <= state.usage.capacity;
         if !fits || state.entries.contains(&id) || !state.being_written.insert(id) {
             return None;

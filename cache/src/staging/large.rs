@@ -15,7 +15,7 @@
 //! ```text
 //!              take                finish                 release
 //!   FREE ----------------> OWNED ----------> SHARED ----------------------> FREE
-//!     ^                      | forget: the slot is written anew, or fails
+//!     ^                      | forget: the slot is written again, or fails
 //!     +----------------------+
 //! ```
 //!

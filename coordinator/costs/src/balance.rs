@@ -136,8 +136,8 @@ const LITTLE: f64 = 0.05;
 const LEAST: f64 = 0.1;
 /// Part of the best rate that fewer threads must reach to count as equally good.
 const SAME: f64 = 0.97;
-/// Threads beyond the number that a rate would need if all samples were equal: while some wait, the others may all have short
-/// samples.
+/// Threads beyond the number that a rate would need if all samples were equal: while some wait, the others may all have
+/// short samples.
 const SPARE: u32 = 4;
 /// Part of the growth by which a fetch may slow down while storage still counts as answering as fast as before.
 const PATIENT: f64 = 0.3;
@@ -207,6 +207,7 @@ impl Balance {
         if threads != self.threads {
             self.threads = threads;
             self.trial = None;
+            // Measurements with another number of threads say nothing about this one.
             self.lately = SeenThroughput::after(self.lately.each());
         }
     }

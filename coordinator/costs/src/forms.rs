@@ -17,8 +17,8 @@
 //!
 //! A [`Chooser`] decides each sample as it comes, once and for all. The samples come in random order, so the most
 //! recent ones are a fair draw of those to come. The price is the one at which the recent samples would fill the rest
-//! of the budget. It is found anew as the budget fills (the re-solving of online linear programs: Agrawal, Wang, Ye,
-//! Operations Research 2014). Four things are added:
+//! of the budget. It is computed again as the budget fills (the re-solving of online linear programs: Agrawal, Wang,
+//! Ye, Operations Research 2014). Four things are added:
 //!
 //! - *Longest first.* The order is random except within the last window, where the longest samples are begun first. So
 //!   an epoch ends with its smallest samples, which take fewer bytes than their number suggests. The samples to come
@@ -65,8 +65,8 @@ impl Offer {
 
 /// Number of recent samples from which the price is found.
 const REMEMBERED: u32 = 4096;
-/// Divisor of the samples decided, or of those to come if they are fewer. The price is found anew after this share of
-/// them.
+/// Divisor of the samples decided, or of those to come if they are fewer. The price is computed again after this share
+/// of them.
 const PART: u32 = 64;
 /// Divisor of all samples. This last part is the end, at which the price falls to nothing.
 const THE_END: u32 = 8;
@@ -92,7 +92,7 @@ pub struct Chooser {
     price: f64,
     /// The last price before the end.
     usual_price: f64,
-    /// Number of decisions after which the price is found anew.
+    /// Number of decisions after which the price is computed again.
     due: u32,
     /// Steps of the recent samples, highest ratio first.
     steps: Vec<FrontierStep>,
@@ -131,6 +131,7 @@ impl Chooser {
             self.forget();
             by_ratio(&mut self.steps);
             self.price = self.find_price();
+            // The falling price at the end is not the one that most samples paid.
             if self.to_come() > self.samples / THE_END {
                 self.usual_price = self.price;
             }
@@ -210,6 +211,7 @@ impl Chooser {
     /// Returns the expected price that samples after this one will pay for a byte: the mean over the cases of [`LUCK`].
     fn find_price(&self) -> f64 {
         let after = self.after();
+        // Nobody comes after the last sample, so it pays nothing.
         if after <= 0.0 {
             return 0.0;
         }
@@ -223,6 +225,7 @@ impl Chooser {
     /// those to come, and steps as good as these come more often by `luck` standard deviations.
     fn price_with(&self, luck: f64, share: f64) -> f64 {
         let room = self.left as f64 * share;
+        // The unseen step, which counts as better than all others.
         let unseen = self.mean_step();
         let (mut bytes, mut squares) = (unseen, unseen * unseen);
         let last = self

@@ -122,6 +122,7 @@ impl StartPlan {
         period: f32,
     ) -> Vec<f64> {
         let delivered = self.turns.len().saturating_sub(ahead as usize);
+        // The periods of minibatches delivered meanwhile are over.
         self.turns.drain(..delivered);
         self.due = next_due(self.due, now, ahead + 1, period);
         let due = self.due;
@@ -141,6 +142,7 @@ impl StartPlan {
             {
                 turn.load += part;
             }
+            // A slow sample starts at its period, but never later than its cost before the due time.
             starts[sample] = starts[sample].min(self.begin_of(turn, period));
         }
         starts
@@ -167,6 +169,7 @@ impl StartPlan {
             loads.fold(0.0, f32::max)
         };
         (0..=turns - takes)
+            // `min_by` keeps the first of equals, so go from the last period to the first.
             .rev()
             .map(|first| (first, fullest(first)))
             .min_by(|a, b| a.1.total_cmp(&b.1))
@@ -187,6 +190,7 @@ fn parts(cost: f32, period: f32) -> impl Iterator<Item = f32> {
 pub fn next_due(before: f64, now: f64, ahead: u32, period: f32) -> f64 {
     let period = f64::from(period.max(0.0));
     let steady = period * f64::from(ahead);
+    // Bounded, so that due times come back after a pause or a change of the rate.
     let next = (before + period).clamp(now, now + 2.0 * steady);
     next + FOLLOW * (now + steady - next)
 }

@@ -123,6 +123,7 @@ impl StageModel {
             self.deviation.observe(off.abs());
         }
         if features != Features::UNKNOWN {
+            // Relative to the mean, so that weights do not depend on the unit.
             let weight = (self.size(0.0) / self.size(expected)).powi(2);
             self.fit.observe(weight, features.vector(), seconds);
         }
@@ -203,6 +204,7 @@ impl Fit {
     /// Returns the seconds per byte and per pixel.
     fn slopes(&self) -> [f64; 2] {
         let [dx, dy] = [self.squares[0].sqrt(), self.squares[1].sqrt()];
+        // A feature that does not vary has no slope.
         let part = |of: f64, by: f64| if by > 0.0 { of / by } else { 0.0 };
         let correlation = part(self.squares[2], dx * dy);
         let (p, q) = (part(self.products[0], dx), part(self.products[1], dy));

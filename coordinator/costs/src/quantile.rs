@@ -122,7 +122,7 @@ pub struct Summary {
 
 /// Observations before there is a budget.
 const ENOUGH: usize = 32;
-/// Divisor of the number of values. The statistics are computed anew if this share of the values is new and a caller
+/// Divisor of the number of values. The statistics are computed again if this share of the values is new and a caller
 /// asks.
 const RENEWED: u32 = 4;
 

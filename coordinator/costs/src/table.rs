@@ -187,6 +187,7 @@ const BITS_PER_OCTAVE: u64 = 1 << (f32::MANTISSA_DIGITS - 1);
 
 fn code(seconds: f32) -> u16 {
     let bits = u64::from(seconds.max(SHORTEST).to_bits() - SHORTEST.to_bits());
+    // Adding half an octave's bits rounds to the nearest step.
     let steps = (bits * STEPS_PER_OCTAVE + BITS_PER_OCTAVE / 2) / BITS_PER_OCTAVE;
     u16::try_from(1 + steps).unwrap_or(u16::MAX)
 }
