@@ -63,7 +63,7 @@ pub(crate) fn memory_file(what: &str, name: &str, bytes: u64) -> Result<OwnedFd>
 }
 
 /// Creates an anonymous memory file and its mapping, both in huge pages if the kernel provides any. With huge pages, a
-/// handful of faults fills the mapping, and a scan of its page table takes a microsecond.
+/// handful of faults fills a mapping of the file, and a scan of its page tables takes a microsecond.
 ///
 /// File and mapping are `end` bytes long. The first `bytes` bytes are reserved; [`reserve_part`] reserves the others.
 pub(crate) fn huge_memory_file(

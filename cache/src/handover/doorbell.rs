@@ -80,7 +80,7 @@ impl Doorbell {
 
     /// Rings if the coordinator waits or is about to.
     ///
-    /// The caller has made a change that the coordinator looks at under a lock, and has held that lock since. So either
+    /// The caller has made a change under a lock, under which the coordinator looks too, and has released it. So either
     /// the coordinator sees the change when it looks, or this call sees that it rests.
     pub fn ring_if_resting(&self) {
         if self.resting.load(Ordering::SeqCst) {

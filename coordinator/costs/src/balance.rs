@@ -7,10 +7,10 @@
 //!
 //! The formula alone runs away if storage has no more to give, because each further thread makes all of them wait
 //! longer. So a pool grows in trials. It starts a trial if all its threads are busy, samples wait to be fetched and
-//! processors are idle. A trial adds as many threads as the formula lacks, but makes the pool at most four times as
-//! large. If storage then answers each thread as fast as before, it has more to give. Otherwise the pool keeps only the
-//! threads that the rate needs, plus a few, because samples differ and storage should always have something to do. This
-//! number is a limit. From time to time a trial shows whether more threads help now, or whether fewer do as well.
+//! processors are idle. A trial adds the threads that are missing by the formula, but makes the pool at most four times
+//! as large. If storage then answers each thread as fast as before, it has more to give. Otherwise the pool keeps only
+//! the threads that the rate needs, plus a few, because samples differ and storage should always have something to do.
+//! This number is a limit. From time to time a trial shows whether more threads help now, or whether fewer do as well.
 //! Trials become rarer as long as they change nothing. A limit is forgotten when the rate changes.
 //!
 //! Rates are in bytes, because the byte rate of exhausted storage is even, however much the sizes of samples differ.
