@@ -35,7 +35,7 @@ struct Releasing {
 }
 
 impl Receiver {
-    /// Maps the descriptors from [`Sender::fds`](super::Sender::fds) and [`Doorbell::fd`](super::Doorbell::fd).
+    /// Maps the descriptors from [`Sender::fds`](super::Sender::fds) and [`Bell::fd`](super::Bell::fd).
     ///
     /// # Errors
     /// If the descriptors are not sealed regions of this version.
