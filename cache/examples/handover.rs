@@ -1,17 +1,17 @@
-//! What the hand-over of a minibatch of 9.6 MB costs, between real processes.
+//! Measures the cost of the hand-over of a minibatch of 9.6 MB between real processes.
 //!
 //! ```sh
 //! cargo run --release -p coprep-cache --example handover [-- --json]
 //! ```
 //!
-//! One process publishes, as the coordinator does; each consumer is a process that takes the minibatch,
-//! touches it, drops what it wrote, and releases it. The next is published when all have released and are
-//! asleep: every hand-over is one with a wake-up, the dearest kind. *Latency* is from before the publication
-//! to the first consumer until a consumer has the item. *CPU* is user and system time of a process.
+//! One process publishes, like the coordinator. Each consumer is a process that takes the minibatch, touches it, drops
+//! its private pages, and releases it. The next minibatch is published when all consumers have released theirs and are
+//! asleep. So every hand-over includes a wake-up, which is the most expensive case. *Latency* is the time from before
+//! the publication to the first consumer until a consumer has the item. *CPU* is user and system time of a process.
 //!
-//! | touch | what the consumer does with the minibatch |
+//! | touch | the consumer's work on the minibatch |
 //! |---|---|
-//! | nothing | that is the hand-over by itself |
+//! | nothing | none, which measures the hand-over by itself |
 //! | read | reads a byte of every page |
 //! | write | writes a byte of every page, in place: the kernel copies each page, and drops the copy |
 #![expect(unsafe_code, reason = "touches what a view points to")]
@@ -36,10 +36,10 @@ const SLOTS: u32 = 64;
 const IMAGE: usize = 3 * 224 * 224;
 const BUFFERS: u32 = 4;
 const PAGE: usize = 4096;
-/// Not counted.
+/// First minibatches, which do not count.
 const WARM_UP: usize = 50;
 const BATCHES: usize = 1000;
-/// Long enough for every consumer to be asleep again.
+/// Pause before each publication. It is long enough for every consumer to be asleep again.
 const PAUSE: Duration = Duration::from_millis(1);
 const TOUCHES: [&str; 3] = ["nothing", "read", "write"];
 
@@ -91,7 +91,7 @@ fn layout() -> Layout {
     Layout::new(&[IMAGE, 8], SLOTS, BUFFERS).unwrap()
 }
 
-/// One publisher and its consumers.
+/// A publisher and its consumers.
 struct Run {
     touch: &'static str,
     pool: StagingPool,
@@ -146,7 +146,7 @@ impl Run {
         })
     }
 
-    /// To every consumer, and back.
+    /// Hands one minibatch to every consumer, and waits until all have released it.
     fn hand_over(&mut self) {
         let lease = self.fill();
         std::thread::sleep(PAUSE);
@@ -171,7 +171,7 @@ impl Run {
         }
     }
 
-    /// A buffer as its writers leave it; what is written is not what is measured.
+    /// Returns a buffer as if its slots had been written. Writing is not part of the measurement.
     fn fill(&self) -> Lease {
         let (slots, unfinished) = self.pool.allocate().unwrap().split(SLOTS);
         drop(slots);
@@ -235,8 +235,8 @@ fn next(receiver: &Receiver) -> (u64, Item) {
 fn touch_pages(touch: &str, view: &StagingView, buffer: u32) {
     let start = view.field(buffer, 0);
     for at in (0..view.layout().field_bytes(0)).step_by(PAGE) {
-        // SAFETY: inside the field, of a buffer that is taken and not released; nobody writes it, and what
-        // is written here is this view's own.
+        // SAFETY: inside the field, of a buffer that is taken and not released; nobody writes it, and writes here go to
+        // this view's own pages.
         unsafe {
             let byte = start.add(at);
             match touch {
@@ -248,13 +248,13 @@ fn touch_pages(touch: &str, view: &StagingView, buffer: u32) {
     }
 }
 
-/// The clock that all processes share, in nanoseconds.
+/// Returns the time of a clock that all processes share, in nanoseconds.
 fn now() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     now.unwrap().as_nanos() as u64
 }
 
-/// What this process has used.
+/// Returns the CPU time that this process has used.
 fn cpu() -> Duration {
     let used = getrusage(UsageWho::RUSAGE_SELF).unwrap();
     let microseconds = used.user_time().num_microseconds() + used.system_time().num_microseconds();

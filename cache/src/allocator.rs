@@ -1,10 +1,10 @@
-//! How the C library's allocator deals with the memory of files that were read.
+//! Settings of the C library's allocator for the memory that files are read into.
 //!
-//! Each file is read into memory of its own size, which is free again once the sample is prepared: from a few tens of
-//! kilobytes to many megabytes, on many threads. Left to itself glibc gives such memory back to the kernel all the
-//! time, and each page of it costs a fault when the next file is read, which is a few per cent of preparing an image.
-//! Buffers that are used again would each grow to the size of the largest file. A process of user code that decodes
-//! images is no different: what it makes of each is as large, and as short-lived.
+//! Each file is read into memory of its own size, from a few tens of kilobytes to many megabytes, on many threads. That
+//! memory is free again once the sample is prepared. By default, glibc keeps returning such memory to the kernel. Each
+//! returned page costs a fault when the next file is read, which adds up to a few per cent of the time to prepare an
+//! image. Reusable buffers are no alternative, because each would grow to the size of the largest file. A process of
+//! user code that decodes images has the same problem: its arrays are as large and as short-lived.
 //!
 //! Source: `mallopt(3)`, `malloc_trim(3)`.
 
@@ -16,21 +16,23 @@
     )
 )]
 
-/// Larger pieces come from the kernel, and go back when they are free.
+/// The kernel serves allocations larger than this directly, and they return to it when they are freed.
 #[cfg(target_env = "gnu")]
 const LARGEST: libc::c_int = 16 << 20;
-/// Free bytes at the end of an arena that are not given back.
+/// Bytes of free memory that an arena keeps at its end instead of returning them to the kernel.
 #[cfg(target_env = "gnu")]
 const KEPT: libc::c_int = 64 << 20;
 
-/// Lets this process keep the memory that its samples leave, 64 MiB of it: for a coordinator, or a worker of user code,
-/// at its start. Without effect where the environment says how glibc is to do it (`MALLOC_TRIM_THRESHOLD_`,
-/// `MALLOC_MMAP_THRESHOLD_`, `GLIBC_TUNABLES`), and where the C library is not glibc.
+/// Lets this process keep up to 64 MiB of the memory that its samples free. A coordinator or a worker of user code
+/// calls this at its start.
+///
+/// It has no effect if the environment already configures glibc (`MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_`,
+/// `GLIBC_TUNABLES`), or if the C library is not glibc.
 pub fn keep_freed_memory() {
     #[cfg(target_env = "gnu")]
     if !is_told(|name| std::env::var(name).ok()) {
-        // SAFETY: these only set parameters of the allocator, under its own lock. It says whether it takes them; what
-        // it does not take stays as it was.
+        // SAFETY: these only set parameters of the allocator, under its own lock. The return value says whether it
+        // accepts them; a parameter that it does not accept stays as it was.
         unsafe {
             libc::mallopt(libc::M_MMAP_THRESHOLD, LARGEST);
             libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT);
@@ -38,7 +40,7 @@ pub fn keep_freed_memory() {
     }
 }
 
-/// Whether somebody has said what to keep.
+/// Returns whether the environment sets one of the two thresholds. A user's setting takes precedence over ours.
 #[cfg(target_env = "gnu")]
 fn is_told(variable: impl Fn(&str) -> Option<String>) -> bool {
     let names = ["mmap_threshold", "trim_threshold"];
@@ -49,7 +51,8 @@ fn is_told(variable: impl Fn(&str) -> Option<String>) -> bool {
     })
 }
 
-/// Gives back what is free: nobody loads any more. Without effect where the C library is not glibc.
+/// Returns free memory to the kernel, for when nobody loads samples any more. It has no effect if the C library is not
+/// glibc.
 pub fn give_back() {
     #[cfg(target_env = "gnu")]
     // SAFETY: it touches only memory that is free, under the allocator's own locks.

@@ -1,11 +1,11 @@
-//! What can go wrong with shared memory.
+//! Errors of shared memory.
 
 use std::io;
 
-/// Result of this crate.
+/// The result type of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// A [`kind`](Error::kind), and what was being done.
+/// An error: its [`kind`](Error::kind), and the operation that failed.
 #[derive(Debug, thiserror::Error)]
 #[error("{context}: {kind}")]
 pub struct Error {
@@ -14,47 +14,47 @@ pub struct Error {
     kind: ErrorKind,
 }
 
-/// Why.
+/// The reason for an [`Error`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// More was wanted than there is. Nothing was taken.
+    /// More memory was requested than there is. Nothing was reserved.
     #[error(
         "{wanted_size} wanted, {had_size} to be had ({source_of_limit}): {remedy}",
         wanted_size = sizes(*.wanted),
         had_size = sizes(*.had)
     )]
     Memory {
-        /// Bytes wanted.
+        /// Bytes requested.
         wanted: u64,
-        /// Bytes that could be had.
+        /// Bytes available.
         had: u64,
-        /// What sets the limit.
+        /// The limit that was reached, in words.
         source_of_limit: String,
-        /// What helps.
+        /// Advice for the user.
         remedy: String,
     },
-    /// A size or count that cannot be.
+    /// A size or count is out of range.
     #[error("{0}")]
     Invalid(String),
-    /// The other side of a region wrote what its protocol forbids, or passed a region of another kind.
+    /// The other side of a region broke its protocol, or passed a region of another kind.
     #[error("{0}")]
     Misbehaved(String),
-    /// A named segment is used by another coordinator that lives.
+    /// Another live coordinator uses the named segment.
     #[error("in use by another coordinator: stop that one, or choose another name")]
     InUse,
-    /// A named segment holds another dataset, or the same prepared in another way.
+    /// The named segment holds another dataset, or the same dataset prepared in another way.
     #[error("it holds samples of another dataset: remove it, or choose another name")]
     OtherData,
-    /// A named segment belongs to somebody else, or others may write it.
+    /// The named segment belongs to another user, or other users may write it.
     #[error("{0}")]
     NotOurs(String),
-    /// The operating system refused.
+    /// The operating system refused a call.
     #[error("{0}")]
     Os(#[from] io::Error),
 }
 
-/// Returns a size for a person: `2.9 GiB`.
+/// Formats a size for a person, such as `2.9 GiB`.
 fn sizes(bytes: u64) -> String {
     let unit = (bytes.max(1).ilog2() / 10).min(4) as usize;
     match unit {
@@ -86,13 +86,13 @@ impl Error {
         Error::new(context, ErrorKind::Os(error.into()))
     }
 
-    /// Why.
+    /// Returns the reason for the error.
     #[must_use]
     pub fn kind(&self) -> &ErrorKind {
         &self.kind
     }
 
-    /// True when memory was short.
+    /// Returns true if the error is a shortage of memory.
     #[must_use]
     pub fn is_shortage(&self) -> bool {
         matches!(self.kind, ErrorKind::Memory { .. })

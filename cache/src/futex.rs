@@ -1,4 +1,4 @@
-//! Sleeping on a word of shared memory.
+//! Waits on a word of shared memory, and wakes its waiters.
 #![expect(unsafe_code, reason = "the futex system call")]
 
 use std::sync::atomic::AtomicU32;
@@ -6,18 +6,18 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 
-/// How a sleep ended.
+/// The reason why a wait returned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Woken {
-    /// Woken, or the word had changed, or for no reason: look again.
+    /// The thread was woken, the word had changed, or the wake-up was spurious. The caller must look again.
     LookAgain,
-    /// The time was up.
+    /// The timeout expired.
     TimedOut,
-    /// A signal came.
+    /// A signal arrived.
     Interrupted,
 }
 
-/// Sleeps while `word` is `seen`. The word may lie in memory that this process cannot write.
+/// Sleeps as long as `word` equals `seen`. The word may lie in memory that this process cannot write.
 pub(crate) fn wait(word: &AtomicU32, seen: u32, timeout: Duration) -> Woken {
     let limit = libc::timespec {
         tv_sec: timeout.as_secs().min(i64::MAX as u64) as libc::time_t,
@@ -39,12 +39,12 @@ pub(crate) fn wait(word: &AtomicU32, seen: u32, timeout: Duration) -> Woken {
     match (answer, Errno::last()) {
         (0, _) | (_, Errno::EAGAIN) => Woken::LookAgain,
         (_, Errno::EINTR) => Woken::Interrupted,
-        // Whatever else is wrong, nobody is kept waiting for it.
+        // On any other error the caller must not hang, so it is told that its time is up.
         _ => Woken::TimedOut,
     }
 }
 
-/// Wakes whoever sleeps on `word`, in any process.
+/// Wakes all threads that sleep on `word`, in any process.
 pub(crate) fn wake(word: &AtomicU32) {
     // SAFETY: the word is valid for the call, since it is borrowed; the kernel does not access its value.
     unsafe {

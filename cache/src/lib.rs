@@ -1,25 +1,25 @@
-//! Everything of coprep that lies in shared memory, and how a coordinator deals with its own ([`allocator`]). What a
-//! sample means is not known here.
+//! All shared memory of coprep, and the settings of a coordinator's own allocator ([`allocator`]). This crate does not
+//! know the meaning of a sample's bytes.
 //!
-//! There are two sides: the **coordinator** creates and writes, **consumers** (other processes of the same
-//! user) map, read and release. And there are three regions with a protocol each:
+//! There are two sides. The **coordinator** creates and writes; **consumers** (other processes of the same user) map,
+//! read and release. There are three regions, each with its own protocol:
 //!
 //! | region | module | life of a byte |
 //! |---|---|---|
 //! | the staging area | [`staging`], [`handover`], [`view`] | written, handed over, read, released, written again |
 //! | the sample cache | [`sample_cache`] | written once, then immutable until the cache goes as a whole |
-//! | what a worker of user code is to make | [`task_table`] | an entry: given, begun or withdrawn, written, then given again |
+//! | the task table of a worker of user code | [`task_table`] | an entry is queued, begun or withdrawn, written, then queued again |
 //!
-//! All memory is reserved when it is created ([`memory`]): a shortage is an [`Error`] that says what was
-//! wanted, what there was and what helps, and never a SIGBUS later.
+//! All memory is reserved when it is created ([`memory`]). A shortage is therefore an [`Error`] that states the bytes
+//! wanted, the bytes available and a remedy. It is never a SIGBUS later.
 //!
 //! # Architecture invariants
 //!
-//! - No lock lies in shared memory, so no death can leave one held.
-//! - The coordinator maps what a consumer may write with a fixed size, reads it word by word, and checks
-//!   each word ([`handover`]). A consumer can end its own session by writing nonsense, and nothing else.
-//! - A consumer has no way to write what others read: staging and *deliver* regions are sealed.
-//! - `unsafe` lives in the modules that say `#![expect(unsafe_code)]` and nowhere else.
+//! - No lock lies in shared memory, so a process that dies cannot leave one locked.
+//! - The coordinator maps the memory that a consumer may write with a fixed size, reads it word by word, and checks
+//!   each word ([`handover`]). A consumer that writes invalid data can end its own session and do no other harm.
+//! - A consumer has no way to write memory that others read: staging and *deliver* regions are sealed.
+//! - `unsafe` appears only in the modules that say `#![expect(unsafe_code)]`.
 #![deny(unsafe_code)]
 
 #[cfg(not(loom))]
@@ -38,7 +38,7 @@ pub mod sample_cache;
 #[cfg(not(loom))]
 pub mod staging;
 mod sync;
-/// The one part of the sample cache that is lock-free, for its models.
+/// The lock-free part of the sample cache. The models need no other part of it.
 #[cfg(loom)]
 pub mod sample_cache {
     pub mod table;

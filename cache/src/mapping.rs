@@ -1,7 +1,7 @@
-//! Memory files and their mappings: the one place where shared memory becomes pointers.
+//! Memory files and their mappings. This is the only module that turns shared memory into pointers.
 //!
-//! A [`Mapping`] never hands out references by itself. Its users (`staging`, `view`, `handover`, the
-//! arena) each say why their references do not alias.
+//! A [`Mapping`] never hands out references by itself. Each of its users (`staging`, `view`, `handover`, the arena)
+//! explains why its references do not alias.
 #![expect(
     unsafe_code,
     reason = "turns descriptors into memory and memory into references"
@@ -26,7 +26,7 @@ use nix::unistd::ftruncate;
 use crate::error::{Error, Result};
 use crate::memory;
 
-/// Bytes of a page.
+/// Returns the bytes of a page.
 pub(crate) fn page_size() -> usize {
     static SIZE: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
     let ask = || {
@@ -44,17 +44,17 @@ pub(crate) fn page_size() -> usize {
 /// `MFD_NOEXEC_SEAL`, Linux 6.3.
 const NOEXEC: MFdFlags = MFdFlags::from_bits_retain(0x0008);
 
-/// Nobody changes its size any more.
+/// Returns the seals after which nobody can change the size of a file.
 pub(crate) fn size_seals() -> SealFlag {
     SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL
 }
 
-/// Nobody changes its size, and nobody gets a new way to write it.
+/// Returns the seals after which nobody can change the size of a file or get a new way to write it.
 pub(crate) fn write_seals() -> SealFlag {
     size_seals() | SealFlag::F_SEAL_FUTURE_WRITE
 }
 
-/// An anonymous memory file of `bytes` bytes, all of them reserved, for this user only.
+/// Creates an anonymous memory file of `bytes` bytes, all of them reserved. Only this user can open it.
 pub(crate) fn memory_file(what: &str, name: &str, bytes: u64) -> Result<OwnedFd> {
     memory::check(what, bytes)?;
     let file = empty_file(what, name)?;
@@ -62,10 +62,10 @@ pub(crate) fn memory_file(what: &str, name: &str, bytes: u64) -> Result<OwnedFd>
     Ok(file)
 }
 
-/// The same with its mapping, both in huge pages where the kernel gives some: what is mapped from it is
-/// filled by a handful of faults, and looked through in a microsecond.
+/// Creates an anonymous memory file and its mapping, both in huge pages if the kernel provides any. With huge pages, a
+/// handful of faults fills a mapping of the file, and a scan of its page tables takes a microsecond.
 ///
-/// File and mapping are `end` bytes long, of which the first `bytes` are reserved. See [`reserve_part`] for the others.
+/// File and mapping are `end` bytes long. The first `bytes` bytes are reserved; [`reserve_part`] reserves the others.
 pub(crate) fn huge_memory_file(
     what: &str,
     name: &str,
@@ -82,7 +82,7 @@ pub(crate) fn huge_memory_file(
     Ok((file, mapping))
 }
 
-/// Reserves a part of a file that is mapped, in huge pages where the kernel gives some.
+/// Reserves a part of a mapped file, in huge pages if the kernel provides any.
 pub(crate) fn reserve_part(
     what: &str,
     file: impl AsFd,
@@ -90,7 +90,7 @@ pub(crate) fn reserve_part(
     part: Range<usize>,
 ) -> Result<()> {
     memory::check(what, part.len() as u64)?;
-    // Before the rest is reserved: a huge page that is empty is made ten times as fast as one that is full.
+    // Before the rest is reserved, because the kernel makes an empty huge page ten times as fast as a full one.
     mapping.collapse(part.clone());
     memory::reserve(what, file, part.start as u64..part.end as u64)
 }
@@ -98,7 +98,7 @@ pub(crate) fn reserve_part(
 fn empty_file(what: &str, name: &str) -> Result<OwnedFd> {
     let failed = |e: Errno| Error::os(format!("cannot create memory for {what}"), e);
     let file = create(name).map_err(failed)?;
-    // Owner only: a descriptor that strays to another user cannot be reopened there.
+    // Owner only: if the descriptor leaks to another user, that user cannot reopen the file.
     fchmod(&file, Mode::S_IRUSR | Mode::S_IWUSR).map_err(failed)?;
     Ok(file)
 }
@@ -117,8 +117,8 @@ pub(crate) fn seal(what: &str, file: impl AsFd, seals: SealFlag) -> Result<()> {
         .map_err(|e| Error::os(format!("cannot seal {what}"), e))
 }
 
-/// Fails unless the file is a memory file of at least `bytes` bytes that nobody can shrink: only then can
-/// its mapping be read without ever a SIGBUS.
+/// Fails unless the file is a memory file of at least `bytes` bytes that nobody can shrink. Otherwise a read of its
+/// mapping could end in a SIGBUS.
 pub(crate) fn check_file(what: &str, file: impl AsFd, bytes: usize) -> Result<()> {
     let seals = fcntl(&file, FcntlArg::F_GET_SEALS).unwrap_or(0);
     if !SealFlag::from_bits_retain(seals).contains(SealFlag::F_SEAL_SHRINK) {
@@ -143,13 +143,13 @@ pub(crate) fn size_of_file(what: &str, file: impl AsFd) -> Result<u64> {
     Ok(stat.st_size.max(0) as u64)
 }
 
-/// Bytes of memory that the file has, which may be fewer than its size.
+/// Returns the bytes of memory that the file occupies, which may be fewer than its size.
 pub(crate) fn reserved_of_file(what: &str, file: impl AsFd) -> Result<u64> {
     let stat = fstat(file).map_err(|e| Error::os(what, e))?;
     Ok(stat.st_blocks.max(0) as u64 * 512)
 }
 
-/// The same file by another descriptor that cannot write.
+/// Opens the same file again, with a descriptor that cannot write.
 pub(crate) fn reopen_read_only(what: &str, file: BorrowedFd<'_>) -> Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC;
@@ -157,19 +157,19 @@ pub(crate) fn reopen_read_only(what: &str, file: BorrowedFd<'_>) -> Result<Owned
         .map_err(|e| Error::os(format!("cannot reopen {what}"), e))
 }
 
-/// Bytes of a huge page, the smaller kind, on x86-64 and on Arm with pages of 4 KiB. Only a hint: where it
-/// is wrong, there are no huge pages.
+/// Bytes of a huge page of the smaller kind, on x86-64 and on Arm with pages of 4 KiB. It is only a hint: if it is
+/// wrong, memory is not in huge pages.
 pub(crate) const HUGE: usize = 2 << 20;
 /// `MADV_COLLAPSE`, Linux 6.1.
 const COLLAPSE: libc::c_int = 25;
-/// A huge page takes less than a millisecond; where memory is in fragments, one takes so long that the rest
-/// is left as it is.
+/// Limit for the time to collapse one huge page, which usually takes less than a millisecond. Fragmented memory takes
+/// much longer; after one such page the rest stays in small pages.
 const COLLAPSE_PATIENCE: Duration = Duration::from_millis(30);
 
-/// A part of the address space that lies over a file.
+/// A part of the address space over a file.
 ///
-/// One of at least [`HUGE`] bytes over the start of a file starts at a multiple of it, one over another part as far behind
-/// a multiple as the part: only then can it be in huge pages.
+/// A mapping of at least [`HUGE`] bytes over the start of a file starts at a multiple of `HUGE`. A mapping of another
+/// part has the same distance from a multiple of `HUGE` in memory as in the file. Huge pages need this alignment.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     raw: Raw,
@@ -182,7 +182,7 @@ enum Raw {
 }
 
 impl Mapping {
-    /// Shared, for reading and writing.
+    /// Maps a file shared, for reading and writing.
     pub(crate) fn writable(what: &str, file: impl AsFd, bytes: usize) -> Result<Self> {
         let fd = file.as_fd().as_raw_fd();
         if bytes >= HUGE {
@@ -191,20 +191,20 @@ impl Mapping {
         Self::of(what, MmapOptions::new().len(bytes).map_raw(fd))
     }
 
-    /// Shared, for reading.
+    /// Maps a file shared, for reading only.
     pub(crate) fn readable(what: &str, file: impl AsFd, bytes: usize) -> Result<Self> {
         let fd = file.as_fd().as_raw_fd();
         Self::of(what, MmapOptions::new().len(bytes).map_raw_read_only(fd))
     }
 
-    /// Private, for reading and writing: a page that is written becomes this process's own.
+    /// Maps a file private, for reading and writing. A page that is written becomes this process's own.
     ///
-    /// No swap is set aside for the pages that may become private: they are few.
+    /// No swap is set aside for pages that may become private, because they are few.
     pub(crate) fn copy_on_write(what: &str, file: impl AsFd, bytes: usize) -> Result<Self> {
         Self::part_copy_on_write(what, file, 0..bytes)
     }
 
-    /// The same over a part of the file, which begins on a page.
+    /// Maps a part of a file like [`copy_on_write`](Self::copy_on_write). The part begins on a page boundary.
     pub(crate) fn part_copy_on_write(
         what: &str,
         file: impl AsFd,
@@ -253,39 +253,41 @@ impl Mapping {
         }
     }
 
-    /// Where byte `offset` lies.
+    /// Returns the address of byte `offset`.
     ///
     /// # Panics
-    /// If `offset` is not inside, the end included.
+    /// If `offset` is past the end of the mapping.
     pub(crate) fn at(&self, offset: usize) -> NonNull<u8> {
         assert!(offset <= self.len(), "offset {offset} of {}", self.len());
         // SAFETY: the offset was checked: inside the mapping or one past its end, which is one allocation.
         unsafe { self.start().add(offset) }
     }
 
-    /// Fills the page tables for reading. Without effect where the kernel cannot (before 5.14).
+    /// Fills the page tables for reading. It has no effect if the kernel cannot do so (before 5.14).
     pub(crate) fn populate_for_reading(&self) {
         let _ = self.advise(0, self.len(), libc::MADV_POPULATE_READ);
     }
 
-    /// Fills the page tables of a part for writing. Without effect where the kernel cannot (before 5.14).
+    /// Fills the page tables of a part for writing. It has no effect if the kernel cannot do so (before 5.14).
     pub(crate) fn populate_for_writing(&self, part: Range<usize>) {
         let _ = self.advise(part.start, part.len(), libc::MADV_POPULATE_WRITE);
     }
 
-    /// Gives this process pages of its own in place of the file's. Contents stay as they are.
+    /// Replaces the file's pages with pages of this process's own, with the same contents.
     ///
-    /// Whole pages of a [`copy_on_write`](Self::copy_on_write) mapping. Others may read and write them meanwhile.
+    /// The range is whole pages of a [`copy_on_write`](Self::copy_on_write) mapping. Others may read and write them
+    /// meanwhile.
     pub(crate) fn make_private(&self, offset: usize, len: usize) {
         if self.advise(offset, len, libc::MADV_POPULATE_WRITE).is_err() {
-            // Before Linux 5.14: any write to a page does it, even of the byte that is there already.
+            // Before Linux 5.14, a write makes a page private, even a write of the byte that is already there.
             (offset..offset + len)
                 .step_by(page_size())
                 .for_each(|page| self.rewrite_byte(page));
         }
     }
 
-    /// Writes the byte that is there. A compare-and-swap, so that nobody's write at the same moment is lost.
+    /// Writes the byte that is already there. It uses compare-and-swap so that a concurrent write of another thread is
+    /// not lost.
     fn rewrite_byte(&self, offset: usize) {
         // SAFETY: inside the mapping, which may be read and written as long as `self` is borrowed; a byte is always
         // aligned; all accesses through this reference are atomic.
@@ -294,13 +296,13 @@ impl Mapping {
         let _ = byte.compare_exchange(seen, seen, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Puts an empty part into huge pages, as far as it covers whole ones. Without effect where the kernel cannot, or has
-    /// none.
+    /// Puts an empty part into huge pages, as far as it covers whole ones. It has no effect if the kernel cannot do so
+    /// or has no huge pages left.
     fn collapse(&self, part: Range<usize>) {
         let whole = part.start.next_multiple_of(HUGE)..part.end / HUGE * HUGE;
         for offset in whole.step_by(HUGE) {
             let began = Instant::now();
-            // The kernel looks for a page to start from.
+            // The kernel only collapses a range in which it finds at least one page.
             let first = self.advise(offset, page_size(), libc::MADV_POPULATE_WRITE);
             let done = first.and_then(|()| self.advise(offset, HUGE, COLLAPSE));
             if done.is_err() || began.elapsed() > COLLAPSE_PATIENCE {
@@ -322,11 +324,11 @@ impl Mapping {
         }
     }
 
-    /// Drops this process's pages of a [`copy_on_write`](Self::copy_on_write) mapping: what is read next is
-    /// the file again.
+    /// Drops this process's pages of a [`copy_on_write`](Self::copy_on_write) mapping. The next read sees the file
+    /// again.
     ///
     /// # Errors
-    /// Only if the range is not whole pages inside the mapping.
+    /// If the range is not whole pages inside the mapping.
     ///
     /// # Safety
     /// The mapping is copy-on-write, and no reference into the range is live.
@@ -335,7 +337,7 @@ impl Mapping {
     }
 }
 
-/// A mapping that lies as far from a multiple of [`HUGE`] as what it maps does in its file.
+/// A mapping with the same distance from a multiple of [`HUGE`] in memory as in its file.
 #[derive(Debug)]
 struct HugeAligned {
     start: NonNull<c_void>,
@@ -381,11 +383,11 @@ impl HugeAligned {
     }
 }
 
-/// Gives back a part of what was mapped at `start`, which nobody uses.
+/// Unmaps a part of the mapping at `start`. Nobody uses it any more.
 fn unmap(start: NonNull<c_void>, at: usize, len: usize) {
     let len = len / page_size() * page_size();
     if len > 0 {
-        // SAFETY: inside what the caller has mapped, and nobody uses it. It fails only for what is no page.
+        // SAFETY: inside the caller's mapping, and nobody uses it. It fails only for a range that is not whole pages.
         let _ = unsafe { munmap(start.byte_add(at), len) };
     }
 }
@@ -396,13 +398,13 @@ impl Drop for HugeAligned {
     }
 }
 
-/// Types that may lie in memory which another process writes at any moment.
+/// Types that may lie in memory that another process writes at any moment.
 ///
 /// # Safety
 /// Every bit pattern is a value, and every field is an atomic or is padding.
 pub(crate) unsafe trait SharedPlain {}
 
-/// A mapping seen as a head `H` and a row of `E`.
+/// A mapping interpreted as a head `H` followed by a row of `E`.
 pub(crate) struct Region<H, E> {
     mapping: Mapping,
     count: usize,
@@ -410,16 +412,18 @@ pub(crate) struct Region<H, E> {
 }
 
 impl<H: SharedPlain, E: SharedPlain> Region<H, E> {
-    /// Bytes that a head and `count` elements take, or None if that is too much.
+    /// Returns the bytes that a head and `count` elements take, or `None` if the number overflows.
     pub(crate) fn bytes(count: usize) -> Option<usize> {
         let row = size_of::<E>().checked_mul(count)?;
         row.checked_add(Self::ROW)?
             .checked_next_multiple_of(page_size())
     }
 
-    /// Where the row begins.
+    /// Offset of the row from the start of the mapping.
     const ROW: usize = size_of::<H>().next_multiple_of(align_of::<E>());
 
+    /// Interprets a mapping as a head and `count` elements.
+    ///
     /// # Errors
     /// If the mapping is too small.
     pub(crate) fn new(what: &str, mapping: Mapping, count: usize) -> Result<Self> {
@@ -456,7 +460,7 @@ impl<H: SharedPlain, E: SharedPlain> Region<H, E> {
 mod tests {
     use super::*;
 
-    /// The first byte of a page. Atomically, since two mappings of it are alive.
+    /// Returns the first byte of a page, as an atomic, because two mappings of it are alive.
     fn byte(mapping: &Mapping, page: usize) -> &AtomicU8 {
         // SAFETY: inside the mapping, for as long as it is borrowed; all accesses are atomic.
         unsafe { AtomicU8::from_ptr(mapping.at(page * page_size()).as_ptr()) }

@@ -1,9 +1,9 @@
-//! How much memory there is, and how some of it is reserved.
+//! Finds out how much memory is available, and reserves memory.
 //!
-//! The kernel lets a memory file grow past the limit of a control group and then kills the process, so
-//! the limits are read before every step of a reservation. What is counted as free is what could be had
-//! without swapping: `MemAvailable`, and for each control group above this process its limit less its
-//! usage, file cache not counted as usage.
+//! The kernel lets a memory file grow past the limit of a control group and then kills the process. The limits are
+//! therefore read before every step of a reservation. Memory counts as free if it is available without swapping. On the
+//! machine that is `MemAvailable`; in each control group above this process it is the limit minus the usage, where file
+//! cache does not count as usage.
 
 use std::fs;
 use std::ops::Range;
@@ -15,12 +15,12 @@ use nix::fcntl::{FallocateFlags, fallocate};
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// A reservation is made in steps of this size, with a look at the limits before each.
+/// Bytes reserved in one step. The limits are checked before each step.
 const STEP: u64 = 256 << 20;
-/// One part in this many of what is free is left alone, for everything that is not shared memory.
+/// The divisor for the share of free memory that stays unreserved, for everything that is not shared memory.
 const LEFT_ALONE: u64 = 64;
 
-/// Bytes that could be had now, or None where the system does not tell.
+/// Returns the bytes available now, or `None` if the system does not say.
 #[must_use]
 pub fn available() -> Option<u64> {
     tightest().map(|limit| limit.free)
@@ -47,13 +47,13 @@ fn machine() -> Option<MemoryLimit> {
     })
 }
 
-/// The number after `key`, at the start of a line.
+/// Returns the number after `key` on the line that starts with `key`.
 fn field(text: &str, key: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(key))?;
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// A control group that may limit memory: its folder, and the names of its files.
+/// A control group that may limit memory.
 struct ControlGroup {
     folder: PathBuf,
     files: &'static LimitFiles,
@@ -78,7 +78,7 @@ const V2: LimitFiles = LimitFiles {
 
 impl ControlGroup {
     fn limit(&self) -> Option<MemoryLimit> {
-        // "max" is no number: no limit.
+        // Without a limit, the file says "max", which does not parse as a number.
         let limit = self.number(self.files.limit)?;
         let usage = self
             .number(self.files.usage)?
@@ -113,7 +113,7 @@ impl ControlGroup {
     }
 }
 
-/// The group of this process and those above it, of both versions.
+/// Returns the group of this process and its ancestors, for both versions of control groups.
 fn control_groups() -> Vec<ControlGroup> {
     let member = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
@@ -124,7 +124,7 @@ fn control_groups() -> Vec<ControlGroup> {
         .collect()
 }
 
-/// Where a hierarchy of control groups is mounted.
+/// The mount point of a hierarchy of control groups.
 struct Mount<'a> {
     root: &'a str,
     point: &'a str,
@@ -132,6 +132,7 @@ struct Mount<'a> {
 }
 
 fn mount(line: &str) -> Option<Mount<'_>> {
+    // The fields before " - " are: mount ID, parent ID, device, root, mount point. After it: type, source, options.
     let (place, kind) = line.split_once(" - ")?;
     let mut place = place.split(' ').skip(3);
     let (root, point) = (place.next()?, place.next()?);
@@ -150,7 +151,7 @@ impl Mount<'_> {
             .lines()
             .find_map(|line| self.path(line))
             .unwrap_or("/");
-        // In a container the mount's root is the container's group, and the path is the host's.
+        // In a container, the root of the mount is the container's group, but the path is the host's.
         let below = path
             .strip_prefix(self.root)
             .unwrap_or(path)
@@ -166,7 +167,7 @@ impl Mount<'_> {
             .collect()
     }
 
-    /// The path in a line of `/proc/self/cgroup`, if it is of this hierarchy.
+    /// Returns the path in a line of `/proc/self/cgroup`, if the line belongs to this hierarchy.
     fn path<'l>(&self, line: &'l str) -> Option<&'l str> {
         let (_, line) = line.split_once(':')?;
         let (controllers, path) = line.split_once(':')?;
@@ -179,7 +180,7 @@ impl Mount<'_> {
     }
 }
 
-/// Fails unless `wanted` bytes could be had now.
+/// Fails if fewer than `wanted` bytes are available now.
 pub(crate) fn check(what: &str, wanted: u64) -> Result<()> {
     let Some(limit) = tightest() else {
         return Ok(());
@@ -208,7 +209,8 @@ pub(crate) fn shortage(
     Error::new(format!("cannot reserve memory for {what}"), kind)
 }
 
-/// Reserves a part of a memory file. `shortage` turns "no space" into an error.
+/// Reserves a part of a memory file in steps of [`STEP`] bytes. A lack of space becomes an error of kind
+/// [`ErrorKind::Memory`].
 pub(crate) fn reserve(what: &str, file: impl AsFd, part: Range<u64>) -> Result<()> {
     let bytes = part.end.saturating_sub(part.start);
     let mut done = 0;
@@ -224,7 +226,7 @@ pub(crate) fn reserve(what: &str, file: impl AsFd, part: Range<u64>) -> Result<(
 
 fn reserve_step(file: std::os::fd::BorrowedFd<'_>, from: u64, len: u64) -> nix::Result<()> {
     loop {
-        // A signal undoes the step, not the steps before.
+        // A signal undoes this step but not the steps before it, so the loop repeats only this step.
         match fallocate(file, FallocateFlags::empty(), from as i64, len as i64) {
             Err(Errno::EINTR) => {}
             other => return other,

@@ -1,4 +1,4 @@
-//! Atomics of the protocols: those of `std`, or `loom`'s when a model runs.
+//! The atomics of the protocols, from `std`, or from `loom` when a model runs.
 
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};

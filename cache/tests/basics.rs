@@ -1,4 +1,4 @@
-//! Both sides in one process: what holds without any fault.
+//! Both sides in one process, without faults.
 
 #![expect(unsafe_code, reason = "reads and writes what a view points to")]
 #![expect(clippy::unwrap_used, reason = "a test")]
@@ -310,7 +310,7 @@ fn what_is_taken_back_is_neither_seen_nor_released() {
     assert!(!receiver.wait(Duration::ZERO));
     assert_eq!((sender.taken().unwrap(), sender.in_flight()), (3, 1));
     assert_eq!(sender.take_back().unwrap(), 3, "there is nothing");
-    // Of four places three are free again, and go round as ever.
+    // Three of the four slots are free again, and the ring goes on as before.
     for round in 0..20 {
         let first = 3 + 3 * round;
         for seq in first..first + 3 {

@@ -1,4 +1,4 @@
-//! What a consumer can do with its bell, and what it cannot do to the coordinator and to other consumers.
+//! A consumer can use its bell, but it can harm neither the coordinator nor other consumers with it.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 use std::os::fd::OwnedFd;
@@ -10,14 +10,14 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::os::fd::AsFd;
 
-/// Longer than any test takes: whoever waits so long waits for ever.
+/// Longer than any test takes. A wait of this length counts as endless.
 const FOR_EVER: Duration = Duration::from_secs(600);
 
 fn clear_flags(fd: &OwnedFd) {
     fcntl(fd, FcntlArg::F_SETFL(OFlag::empty())).unwrap();
 }
 
-/// Empties a bell, as often as something is in it.
+/// Reads the bell until it is empty.
 fn swallow(fd: &OwnedFd) {
     let mut fds = [PollFd::new(fd.as_fd(), PollFlags::POLLIN)];
     while poll(&mut fds, PollTimeout::ZERO).unwrap() > 0 {
@@ -46,7 +46,7 @@ fn flags_that_a_consumer_changes_block_nobody() {
     let (bell, other) = (doorbell.bell().unwrap(), doorbell.bell().unwrap());
     let fd = bell.fd().unwrap();
     clear_flags(&fd);
-    // Full: a write to it would block.
+    // The count is at its maximum, so a blocking write to the bell would hang.
     nix::unistd::write(&fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
     let (done, ended) = mpsc::channel();
     std::thread::spawn(move || {

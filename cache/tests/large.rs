@@ -1,4 +1,4 @@
-//! Values that are larger than their slots, both sides in one process.
+//! Values that are larger than their slots, with both sides in one process.
 
 #![expect(unsafe_code, reason = "reads and writes what a view points to")]
 #![expect(clippy::unwrap_used, reason = "a test")]
@@ -34,7 +34,7 @@ fn bytes(map: &LargeMap) -> &[u8] {
     unsafe { std::slice::from_raw_parts(map.start().as_ptr(), map.len()) }
 }
 
-/// Writes it, as a training loop that works in place does.
+/// Writes the whole value, like a training loop that works in place.
 fn overwrite(map: &mut LargeMap, byte: u8) {
     // SAFETY: mapped for writing, and nobody else looks at it, since the map is borrowed exclusively.
     unsafe { map.start().write_bytes(byte, map.len()) };
@@ -141,7 +141,7 @@ fn what_was_handed_over_stays_as_it_is_once_the_pool_is_retired() {
     let (mut late, _unfinished) = pool.allocate().unwrap().split(2);
     write(&mut late[0], BIG, 7);
     pool.retire();
-    // The connection ends; the consumer has not noticed. Workers have not either.
+    // The connection ends, but neither the consumer nor the workers have noticed yet.
     let buffer = lease.buffer();
     drop(lease);
     assert!(pool.is_retired() && pool.allocate().is_none());
@@ -169,7 +169,7 @@ fn a_slot_that_gives_up_keeps_nobody_waiting() {
     assert!(waits(&mut first[0]) && !second[0].waits_longest());
     first[0].forget_large();
     assert!(second[0].waits_longest());
-    // Its other slot is to be written yet: the buffer stays the one that was begun first.
+    // The buffer's other slot is not written yet, so the buffer is still the one that was begun first.
     let gone = first.pop();
     assert!(waits(&mut first[0]) && !second[0].waits_longest());
     drop(first);

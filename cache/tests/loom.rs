@@ -1,12 +1,12 @@
-//! Every interleaving, and every value that weak memory allows, of the steps of each lock-free protocol: the hand-over,
-//! a worker's list, and the table of the sample cache.
+//! Models of the steps of each lock-free protocol: the hand-over, a worker's task table, and the table of the sample
+//! cache. They cover every interleaving and every value that weak memory allows.
 //!
 //! ```sh
 //! RUSTFLAGS="--cfg loom" cargo test --release -p coprep-cache --test loom
 //! ```
 //!
 //! Loom reports a lost wake-up as a deadlock, and a minibatch that is written while it is read as a causality
-//! violation. The steps are those of the crate; only the futex and the eventfd are modelled.
+//! violation. The steps are the crate's own code; only the futex and the eventfd are models.
 #![cfg(loom)]
 #![expect(clippy::unwrap_used, reason = "a test")]
 #![expect(unsafe_code, reason = "loom's cells, which check what is claimed")]
@@ -25,7 +25,7 @@ use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use loom::sync::{Condvar, Mutex, RwLock};
 use loom::thread;
 
-/// The words of one consumer.
+/// The words of one consumer, in private memory.
 struct Cells {
     deliver: DeliverHead,
     items: Vec<ItemSlot>,
@@ -64,7 +64,7 @@ impl Words for SharedPlain {
     }
 }
 
-/// As the kernel does it: compare and enqueue under one lock, wake under the same.
+/// A model of the kernel's futex. It compares and enqueues under one lock, and wakes under the same lock.
 #[derive(Default)]
 struct ModelFutex {
     queue: Mutex<()>,
@@ -85,7 +85,7 @@ impl Futex for ModelFutex {
     }
 }
 
-/// An eventfd.
+/// A model of an eventfd.
 #[derive(Default)]
 struct ModelBell {
     rings: Mutex<u64>,
@@ -107,7 +107,7 @@ impl ModelBell {
     }
 }
 
-/// A staging buffer.
+/// A model of a staging buffer.
 struct Buffer(UnsafeCell<u64>);
 
 // SAFETY: loom checks every access.
@@ -148,7 +148,7 @@ fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
     builder.check(body);
 }
 
-/// Takes the next item, asleep until it is there.
+/// Takes the next item, and sleeps until it is published.
 fn next(taker: &Taker, words: &SharedPlain, bell: Option<&ModelBell>) -> (u64, Item) {
     loop {
         if let Some((seq, item, ring)) = taker.take(words) {
@@ -266,7 +266,7 @@ fn one_doorbell_serves_two_consumers() {
         let consumers = words.map(|words| {
             let bell = bell.clone();
             thread::spawn(move || {
-                // Taken before; the model is of the release.
+                // The item was published before the model began; only the release is under test.
                 let (seq, _, _) = Taker.take(&words).unwrap();
                 release(&mut Releaser::default(), &words, seq, Some(&bell));
             })
@@ -370,7 +370,7 @@ fn every_item_is_taken_or_taken_back_and_none_is_both() {
             let (words, bell) = (words.clone(), bell.clone());
             move || {
                 let (taker, mut releaser, mut taken) = (Taker, Releaser::default(), Vec::new());
-                // The last one is never taken back.
+                // Item 2 is published after `take_back`, so it is never taken back.
                 while taken.last() != Some(&2) {
                     let (seq, found) = next(&taker, &words, Some(&bell));
                     assert_eq!(found, item(seq), "whole, and the one that it took");
@@ -382,7 +382,7 @@ fn every_item_is_taken_or_taken_back_and_none_is_both() {
         });
         let first = publisher.take_back().unwrap();
         let mut released = Vec::new();
-        // The ring has room for two: what was taken back makes room at once.
+        // The ring has room for two items. The items taken back make room at once.
         while publisher.is_full() {
             publisher.arm();
             if !publisher.has_news() {
@@ -411,7 +411,7 @@ fn an_absent_consumer_that_reads_again_is_heard() {
         });
         publisher.take_back().unwrap();
         publisher.set_absent(true);
-        // It may have gone to sleep before that, or not yet: either we see it, or it rings.
+        // The consumer may have gone to sleep before this or not: either we see it, or it rings.
         while !publisher.is_waiting() {
             bell.wait();
         }
@@ -421,7 +421,7 @@ fn an_absent_consumer_that_reads_again_is_heard() {
     });
 }
 
-/// A consumer that comes is armed before it is told of its place, whatever the coordinator's driver does meanwhile.
+/// A new consumer is armed before it is told its location, whatever the coordinator's driver does meanwhile.
 #[test]
 fn a_consumer_that_joins_while_the_coordinator_sleeps_is_heard() {
     model(2, || {
@@ -465,8 +465,8 @@ fn a_consumer_that_joins_while_the_coordinator_sleeps_is_heard() {
     });
 }
 
-/// A buffer becomes free on a thread that is not the driver's: either the driver sees it when it looks for the last time,
-/// or it is rung for (`Doorbell::rest`, `StagingPool::on_free`).
+/// A buffer becomes free on another thread than the driver's. Either the driver sees it in its last look, or the driver
+/// is rung for (`Doorbell::rest`, `StagingPool::on_free`).
 #[test]
 fn a_buffer_that_becomes_free_while_the_coordinator_goes_to_sleep_is_seen() {
     model(3, || {
@@ -493,7 +493,7 @@ fn a_buffer_that_becomes_free_while_the_coordinator_goes_to_sleep_is_seen() {
     });
 }
 
-// A worker's list.
+// Models of a worker's task table.
 
 fn told(value: u64) -> Written {
     Written {
@@ -505,7 +505,7 @@ fn told(value: u64) -> Written {
     }
 }
 
-/// One of both makes it, never both, and what was made is visible to the coordinator.
+/// Exactly one side prepares the sample, and the coordinator sees the bytes that the worker wrote.
 #[test]
 fn a_sample_is_made_by_the_worker_or_withdrawn_and_made_elsewhere() {
     model(3, || {
@@ -537,7 +537,7 @@ fn a_sample_is_made_by_the_worker_or_withdrawn_and_made_elsewhere() {
     });
 }
 
-/// The place of a sample is written by the worker, or taken back and given to another.
+/// The slot of a sample is written by the worker, or taken back and given to another sample.
 #[test]
 fn a_place_that_is_offered_is_had_by_one_of_both() {
     model(3, || {
@@ -555,7 +555,7 @@ fn a_place_that_is_offered_is_had_by_one_of_both() {
                 is_ours
             }
         });
-        // Not before it is begun: it may not be the worker's yet.
+        // This fails before the worker has begun: the slot may not be the worker's yet.
         let is_back = entry.take_back();
         if is_back {
             place.write(2);
@@ -566,7 +566,7 @@ fn a_place_that_is_offered_is_had_by_one_of_both() {
     });
 }
 
-/// The coordinator learns by a message that the worker is done with a chunk, and gives its entries anew.
+/// The coordinator learns by a message that the worker has finished a chunk, and queues new samples in its entries.
 #[test]
 fn what_was_told_of_an_earlier_sample_is_not_believed_of_a_later_one() {
     model(2, || {
@@ -595,7 +595,7 @@ fn what_was_told_of_an_earlier_sample_is_not_believed_of_a_later_one() {
             entry.give();
             given.ring();
             let is_withdrawn = entry.withdraw();
-            // While the worker may be at it: of this round, or nothing.
+            // The worker may be running now, so the report is of this round or there is none.
             assert!(
                 entry
                     .written()
@@ -612,7 +612,7 @@ fn what_was_told_of_an_earlier_sample_is_not_believed_of_a_later_one() {
     });
 }
 
-// The table of the sample cache.
+// Models of the table of the sample cache.
 
 #[test]
 fn a_sample_is_cached_by_one_writer_and_found_whole() {
@@ -639,7 +639,7 @@ fn a_sample_is_cached_by_one_writer_and_found_whole() {
     });
 }
 
-/// The steps of `NoEviction::check`: who finds damage first gives the room away, and nobody looks at it any more.
+/// The steps of `NoEviction::check`: the first thread that finds damage frees the room, and nobody reads it any more.
 #[test]
 fn the_room_of_a_damaged_sample_is_another_s_only_when_nobody_looks_at_it() {
     model(2, || {
@@ -665,7 +665,7 @@ fn the_room_of_a_damaged_sample_is_another_s_only_when_nobody_looks_at_it() {
                 drop(look);
                 if is_ours {
                     drop(looks.write().unwrap());
-                    // The room is free, and another sample's at once.
+                    // The room is free, and another sample may take it at once.
                     payload.write(9);
                     table.give_up(0);
                 }

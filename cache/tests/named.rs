@@ -1,11 +1,11 @@
-//! Segments with a name: what the next coordinator finds.
+//! Named segments, as the next coordinator finds them.
 #![expect(
     unsafe_code,
     reason = "the common part takes descriptors from the kernel"
 )]
 #![expect(clippy::unwrap_used, reason = "a test")]
 
-// Each test binary uses its part of it.
+// Each test binary uses only a part of the shared module.
 #[expect(dead_code, reason = "shared with the tests of the hand-over")]
 mod common;
 
@@ -27,11 +27,11 @@ const META: Meta = Meta {
 const SAMPLES: u32 = 100;
 const CAPACITY: u64 = 1 << 16;
 const FINGERPRINT: u128 = 5;
-/// Where the index begins, and the bytes of an entry: see `sample_cache::index`.
+/// Offset of the index, and bytes of an entry: see `sample_cache::index`.
 const INDEX_AT: u64 = 4096;
 const ENTRY: u64 = 48;
 
-/// A segment, gone with the test.
+/// A named segment that is removed at the end of the test.
 struct Segment {
     name: String,
 }
@@ -51,7 +51,7 @@ impl Segment {
         self.open_as(CAPACITY, SAMPLES, FINGERPRINT).unwrap()
     }
 
-    /// With samples 0 to 4 in it.
+    /// Creates a segment that holds samples 0 to 4.
     fn filled(test: &str) -> Self {
         let segment = Segment::of(test);
         let (cache, found) = segment.open();
@@ -96,7 +96,7 @@ fn put(cache: &NoEviction, id: u32) -> bool {
     true
 }
 
-/// The ids that are there, each checked.
+/// Returns the ids of the samples in the cache, after a check of each.
 fn ids(cache: &NoEviction) -> Vec<u32> {
     let there = |id: &u32| {
         cache.get(*id).is_some_and(|hit| {
@@ -107,14 +107,14 @@ fn ids(cache: &NoEviction) -> Vec<u32> {
     (0..SAMPLES).filter(there).collect()
 }
 
-/// What a child does.
+/// The entry point of the child process.
 #[test]
 fn child() {
     let Some((name, socket)) = role() else { return };
     let segment = Segment { name };
     let (cache, _) = segment.open();
     (0..5).for_each(|id| assert!(put(&cache, id)));
-    // Killed in the midst of a sample.
+    // The parent kills this process while the sample is half written.
     let mut room = cache.reserve(9, 1000, META).unwrap();
     room.as_mut_slice().fill(1);
     say(&socket, 5);
@@ -147,7 +147,7 @@ fn a_segment_that_is_there_keeps_its_capacity() {
         assert_eq!(ids(&cache), [0, 1, 2, 3, 4]);
     }
     let (cache, _) = segment.open_as(64, SAMPLES, FINGERPRINT).unwrap();
-    // More than 64 bytes: there is room for what was made.
+    // The segment keeps more than the 64 bytes requested now, so there is room.
     assert!(put(&cache, 5));
 }
 
@@ -170,7 +170,7 @@ fn a_flipped_bit_costs_the_sample_it_is_in_and_no_other() {
     assert_eq!((found.entries, found.dropped), (4, 1));
     assert_eq!(ids(&cache), [0, 2, 3, 4]);
     drop(cache);
-    // 170 places of the index come first; the payload of sample 0 is at the start.
+    // The payloads come after 170 index entries, and that of sample 0 is the first.
     let payloads_at = (INDEX_AT + 170 * ENTRY).next_multiple_of(4096);
     segment.flip(payloads_at + 50);
     let (cache, found) = segment.open();
@@ -196,7 +196,7 @@ fn what_a_take_over_drops_does_not_come_back() {
         let place = entry.to_place(seed).unwrap();
         segment.file().write_all_at(&place, at).unwrap();
     };
-    // All payloads are zeros. The second overlaps the others; the last one's payload is not what it was.
+    // All payloads are zeros. The second entry overlaps both others, and the last one has a wrong checksum.
     write(0, 0, 0, 64, payload_checksum(&[0; 64]));
     write(1, 1, 0, 128, payload_checksum(&[0; 128]));
     write(2, 2, 64, 64, 1);
@@ -205,7 +205,7 @@ fn what_a_take_over_drops_does_not_come_back() {
     assert!(cache.get(0).is_some() && cache.get(1).is_none() && cache.get(2).is_none());
     assert!(put(&cache, 2));
     drop(cache);
-    // The one with the damaged payload was dropped when that was found.
+    // The entry with the damaged payload was dropped when the damage was found.
     let (cache, found) = segment.open();
     assert_eq!((found.entries, found.dropped), (2, 0));
     assert!(cache.get(0).is_some() && cache.get(1).is_none() && cache.get(2).is_some());
@@ -213,7 +213,7 @@ fn what_a_take_over_drops_does_not_come_back() {
     assert_eq!(segment.open().1.dropped, 0);
 }
 
-/// Where the payloads begin, for so many samples.
+/// Returns the offset of the payloads in a segment for this many samples.
 fn payloads_at(samples: u64) -> u64 {
     (INDEX_AT + (samples + samples / 16 + 64) * ENTRY).next_multiple_of(4096)
 }
@@ -239,7 +239,7 @@ fn a_segment_of_which_most_is_damaged_is_filled_again() {
     drop(cache);
     let (from, to) = (INDEX_AT, payloads_at(MANY.into()) + filled.1.used);
     for round in 0..3 {
-        // Where no entry and no payload lies, a flip is no damage.
+        // A flip does damage only where an entry or a payload lies.
         (from..to)
             .step_by(47)
             .for_each(|at| segment.flip(at + round));

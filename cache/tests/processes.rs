@@ -1,4 +1,4 @@
-//! The hand-over between processes: what holds when they are fast, die, or misbehave.
+//! The hand-over between processes that are fast, die, or misbehave.
 #![expect(
     unsafe_code,
     reason = "reads and writes what a view points to, and attacks"
@@ -19,7 +19,7 @@ use coprep_cache::staging::{Layout, Lease, StagingPool};
 use coprep_cache::view::StagingView;
 use memmap2::MmapOptions;
 
-/// What a child does.
+/// The entry point of the child process.
 #[test]
 fn child() {
     let Some((role, socket)) = role() else { return };
@@ -39,7 +39,7 @@ fn layout() -> Layout {
     Layout::new(&[1000, 8], 8, 6).unwrap()
 }
 
-/// The coordinator of one consumer.
+/// A coordinator with one consumer.
 struct Coordinator {
     pool: StagingPool,
     sender: Sender,
@@ -89,7 +89,7 @@ impl Coordinator {
         true
     }
 
-    /// True when a buffer came back.
+    /// Reads the consumer's steps. Returns true if a buffer came back.
     fn poll(&mut self) -> bool {
         let before = self.leases.len();
         self.sender.taken().unwrap();
@@ -100,13 +100,13 @@ impl Coordinator {
     }
 
     fn poll_or_sleep(&mut self) {
-        // What came back is to be used before anybody sleeps: the consumer may be waiting for it.
+        // Use a returned buffer before sleeping: the consumer may be waiting for it.
         if self.poll() {
             return;
         }
         self.sender.arm();
         if !self.sender.has_news() {
-            // A lost ring would show as the whole patience.
+            // If a ring were lost, this wait would time out.
             assert!(self.doorbell.wait(PATIENCE), "nobody rang");
         }
         self.sender.disarm();
@@ -131,7 +131,7 @@ fn pattern(tag: u64) -> u8 {
     (tag % 251) as u8
 }
 
-/// A consumer's ends.
+/// A consumer's view and receiver.
 struct Consumer {
     view: StagingView,
     receiver: Receiver,
@@ -248,7 +248,7 @@ fn a_killed_consumer_releases_its_minibatches() {
     consumer.kill();
     assert_eq!(coordinator.sender.taken().unwrap(), 3);
     assert_eq!(coordinator.pool.free(), 1);
-    // What the coordinator does when the socket closes.
+    // The coordinator drops both when the socket closes.
     drop(coordinator.sender);
     drop(coordinator.leases);
     assert_eq!(coordinator.pool.free(), 6);
@@ -278,7 +278,7 @@ fn write_in_place(socket: &UnixStream) {
 #[test]
 fn what_a_consumer_writes_in_place_nobody_sees_and_it_is_gone_with_the_release() {
     let mut coordinator = Coordinator::new();
-    // One buffer in use over and over.
+    // The test holds all other buffers, so that the same one is used over and over.
     let others: Vec<_> = (0..5)
         .map(|_| coordinator.pool.allocate().unwrap())
         .collect();
@@ -303,7 +303,7 @@ fn what_a_consumer_writes_in_place_nobody_sees_and_it_is_gone_with_the_release()
     consumer.ends_well();
 }
 
-/// Everything that a process of the same user may try with what it was given.
+/// Tries everything that a process of the same user can do with the descriptors that it was given.
 fn attack(socket: &UnixStream) {
     let [staging, deliver, _reply, _doorbell] = receive(socket);
     for fd in [&staging, &deliver] {

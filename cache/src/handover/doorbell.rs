@@ -1,15 +1,16 @@
-//! How consumers wake the coordinator.
+//! The doorbell by which consumers wake the coordinator.
 //!
-//! Each consumer has an eventfd of its own, its bell, and the coordinator sleeps on all of them by one epoll set. A bell
-//! is registered edge-triggered: every ring is an event, even if the count was not read since the one before. So the
-//! coordinator never reads a bell, and whatever a consumer does to the descriptor that both share (its flags, its
-//! count) changes nothing but its own rings:
+//! Each consumer has its own eventfd, its bell, and the coordinator sleeps on all of them through one epoll set. A bell
+//! is registered edge-triggered, so every ring is an event even if the count was not read since the last ring. The
+//! coordinator therefore never reads a bell. Both processes share the descriptor, but whatever a consumer does to its
+//! flags or its count affects only that consumer's rings:
 //!
-//! - It cannot swallow the ring of another: it has no descriptor of another's bell.
-//! - It cannot make the coordinator block by clearing `O_NONBLOCK`: the coordinator neither reads nor writes the bell.
-//! - A bell that it keeps after it has left wakes nobody: it was taken out of the set.
+//! - It cannot swallow the ring of another consumer, because it has no descriptor of that bell.
+//! - It cannot block the coordinator by clearing `O_NONBLOCK`, because the coordinator neither reads nor writes the
+//!   bell.
+//! - A bell that it keeps after it has left wakes nobody, because the bell was removed from the set.
 //!
-//! What the coordinator tells itself goes by an eventfd that nobody else has.
+//! The coordinator wakes itself through an eventfd that no other process has.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -22,16 +23,16 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::error::{Error, Result};
 
-/// Events that one call fetches. Those left over are there at the next call.
+/// Events that one call fetches. Any others stay ready for the next call.
 const EVENTS: usize = 64;
 
-/// The coordinator's end: all bells of a stream. See the module.
+/// The coordinator's end of all bells of a stream. See the module.
 #[derive(Debug)]
 pub struct Doorbell {
     bells: Arc<Epoll>,
-    /// Nobody else has it.
+    /// Eventfd by which the coordinator wakes itself. No other process has it.
     own: EventFd,
-    /// See [`rest`](Self::rest).
+    /// True between [`rest`](Self::rest) and the end of the wait.
     resting: AtomicBool,
 }
 
@@ -39,7 +40,7 @@ impl Doorbell {
     /// Returns a doorbell that no consumer can ring yet.
     ///
     /// # Errors
-    /// When the process has no descriptor left.
+    /// If the process has no descriptor left.
     pub fn new() -> Result<Self> {
         let failed = |e: Errno| Error::os("cannot create a doorbell", e);
         let bells = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed)?;
@@ -55,7 +56,7 @@ impl Doorbell {
     /// Adds a bell for one consumer.
     ///
     /// # Errors
-    /// When the process has no descriptor left.
+    /// If the process has no descriptor left.
     pub fn bell(&self) -> Result<Bell> {
         let failed = |e: Errno| Error::os("cannot create a consumer's bell", e);
         let event = event().map_err(failed)?;
@@ -66,36 +67,38 @@ impl Doorbell {
         })
     }
 
-    /// Wakes whoever waits, or the next who will.
+    /// Wakes the thread that waits, or the next one that waits.
     pub fn ring(&self) {
         ring(self.own.as_fd());
     }
 
-    /// Says that the coordinator is about to look for the last time and then to wait: from now on
+    /// Announces that the coordinator is about to look for the last time and then to wait. From now on
     /// [`ring_if_resting`](Self::ring_if_resting) rings.
     pub fn rest(&self) {
         self.resting.store(true, Ordering::SeqCst);
     }
 
-    /// Rings if the coordinator waits, or is about to. To be called after a change that it looks at under a lock, once
-    /// that lock was held: either the coordinator sees the change when it looks, or this sees that it rests.
+    /// Rings if the coordinator waits or is about to.
+    ///
+    /// The caller has made a change under a lock, under which the coordinator looks too, and has released it. So either
+    /// the coordinator sees the change when it looks, or this call sees that it rests.
     pub fn ring_if_resting(&self) {
         if self.resting.load(Ordering::SeqCst) {
             self.ring();
         }
     }
 
-    /// Sleeps until somebody rings, or the time is up. Returns whether somebody rang since the last call.
+    /// Sleeps until a bell rings or the time is up. Returns whether a bell rang since the last call.
     pub fn wait(&self, timeout: Duration) -> bool {
         let timeout = EpollTimeout::try_from(timeout).unwrap_or(EpollTimeout::MAX);
         let rang = self.bells.wait(&mut [EpollEvent::empty(); EVENTS], timeout);
         self.resting.store(false, Ordering::SeqCst);
-        // An interrupted wait has no events; whoever rang is found by the next call.
+        // An interrupted wait has no events. The next call finds any ring.
         rang.is_ok_and(|events| events > 0)
     }
 }
 
-/// One consumer's bell, as the coordinator keeps it. Dropped, the consumer's rings wake nobody any more.
+/// One consumer's bell, as the coordinator keeps it. After it is dropped, the consumer's rings wake nobody.
 #[derive(Debug)]
 pub struct Bell {
     event: EventFd,
@@ -106,7 +109,7 @@ impl Bell {
     /// Returns a descriptor for the consumer.
     ///
     /// # Errors
-    /// When the process has no descriptor left.
+    /// If the process has no descriptor left.
     pub fn fd(&self) -> Result<OwnedFd> {
         self.event
             .as_fd()
@@ -117,19 +120,19 @@ impl Bell {
 
 impl Drop for Bell {
     fn drop(&mut self) {
-        // Closing the descriptor would not take it out of the set: the consumer may still have another.
+        // Closing the descriptor would not remove it from the set, because the consumer may still hold a copy.
         let _ = self.bells.delete(&self.event);
     }
 }
 
-/// A consumer's hand on its bell.
+/// A consumer's end of its bell.
 #[derive(Debug)]
 pub struct Ringer {
     event: OwnedFd,
 }
 
 impl Ringer {
-    /// From what [`Bell::fd`] gave.
+    /// Wraps the descriptor that [`Bell::fd`] returned.
     #[must_use]
     pub fn new(event: OwnedFd) -> Self {
         Ringer { event }
@@ -145,12 +148,13 @@ fn event() -> nix::Result<EventFd> {
     EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
 }
 
-/// Edge-triggered: a bell needs no reading between two rings.
+/// Returns an edge-triggered event, so that a bell needs no reading between two rings.
 fn every_ring() -> EpollEvent {
     EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, 0)
 }
 
 fn ring(event: BorrowedFd<'_>) {
-    // Full: it rings already. Any other error: the coordinator is gone, which the socket tells.
+    // If the count is full, the bell rings already. After any other error the coordinator is gone, which the socket
+    // reports.
     while nix::unistd::write(event, &1u64.to_ne_bytes()) == Err(Errno::EINTR) {}
 }

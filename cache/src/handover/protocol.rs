@@ -1,4 +1,4 @@
-//! The steps of the hand-over, wherever its words lie and however one sleeps. See [the module](super).
+//! The steps of the hand-over, independent of where its words lie and how a thread sleeps. See [the module](super).
 
 use std::collections::HashSet;
 
@@ -6,42 +6,42 @@ use crossbeam::utils::CachePadded;
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// What a consumer is told.
+/// A message from the coordinator to a consumer.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Item {
-    /// An [`ItemKind`].
+    /// Number of an [`ItemKind`].
     pub kind: u32,
-    /// Staging buffer.
+    /// Index of the staging buffer.
     pub buffer: u32,
-    /// First slot.
+    /// First slot of the part.
     pub start: u32,
-    /// Slots.
+    /// Number of slots.
     pub len: u32,
-    /// The caller's.
+    /// Flags of the caller; this crate does not read them.
     pub flags: u32,
-    /// Staging area, if there are several.
+    /// Index of the staging area, if there are several.
     pub pool: u32,
-    /// The job's epoch.
+    /// Epoch of the job.
     pub epoch: u64,
-    /// The caller's.
+    /// Tag of the caller; this crate does not read it.
     pub tag: u64,
 }
 
-/// What an [`Item`] is.
+/// The meaning of an [`Item`].
 #[repr(u32)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ItemKind {
     /// A minibatch, or a part of one.
     Part = 1,
-    /// The consumer has been given its epoch.
+    /// The consumer has received its whole epoch.
     EpochEnd = 2,
-    /// Something failed; the text comes by the socket.
+    /// An error occurred. Its text comes through the socket.
     Error = 3,
 }
 
 impl Item {
-    /// What it is, if it is anything.
+    /// Returns the kind of the item, or `None` if it is unknown.
     #[must_use]
     pub fn kind(&self) -> Option<ItemKind> {
         match self.kind {
@@ -80,7 +80,7 @@ impl Item {
 
 const WORDS: usize = 5;
 
-/// A place for an [`Item`]. Words, because the other side is another process.
+/// A ring's slot for an [`Item`], in atomic words because the other side is another process.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct ItemSlot([AtomicU64; WORDS]);
@@ -101,49 +101,50 @@ impl ItemSlot {
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct DeliverHead {
-    /// Items published. The consumer's futex.
+    /// Number of items published. The consumer sleeps on this futex.
     pub(crate) published: CachePadded<AtomicU32>,
-    /// 1: the coordinator sleeps, or is about to.
+    /// 1 if the coordinator sleeps or is about to.
     pub(crate) armed: CachePadded<AtomicU32>,
-    /// Buffers that the consumer may hold.
+    /// Number of buffers that the consumer may hold.
     pub(crate) share: AtomicU32,
-    /// 1: the consumer counts as absent, and nothing is kept ready for it. It rings when it waits for an item.
+    /// 1 if the consumer counts as absent. Then nothing is kept ready for it, and it rings when it waits for an item.
     pub(crate) absent: AtomicU32,
-    /// Places in either ring. Written before the region is passed.
+    /// Number of slots in either ring. Written before the region is passed.
     pub(crate) capacity: AtomicU32,
-    /// [`MAGIC`]. Written before the region is passed.
+    /// Always [`MAGIC`]. Written before the region is passed.
     pub(crate) magic: AtomicU64,
 }
 
-/// Tells a *deliver* region, and the version of this protocol.
+/// Identifies a *deliver* region and the version of this protocol.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"CPRPdlv3");
 
 /// Head of the *reply* region.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct ReplyHead {
-    /// Items that the consumer has taken or the coordinator has taken back. Both change it by compare-and-swap.
+    /// Number of items that the consumer has taken or the coordinator has taken back. Both change it by
+    /// compare-and-swap.
     pub(crate) taken: CachePadded<AtomicU64>,
-    /// Items released.
+    /// Number of items released.
     pub(crate) released: CachePadded<AtomicU32>,
-    /// The item that the consumer sleeps for, or is about to, plus 1.
+    /// Number of the item that the consumer sleeps for, or is about to, plus 1. It is 0 if the consumer is awake.
     pub(crate) sleeping: CachePadded<AtomicU64>,
-    /// An [`Account`].
+    /// Words of an [`Account`].
     pub(crate) account: CachePadded<[AtomicU64; ACCOUNT]>,
 }
 
-/// What a consumer says of itself. For people: nothing depends on it.
+/// A consumer's report on itself. It is shown to people, and nothing else depends on it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Account {
-    /// Batches that it took.
+    /// Batches taken.
     pub batches: u64,
-    /// Nanoseconds that it waited because storage was lacking,
+    /// Nanoseconds of waiting for lack of storage throughput.
     pub fetch_ns: u64,
-    /// because processors were lacking,
+    /// Nanoseconds of waiting for lack of processors.
     pub prep_ns: u64,
-    /// and because other jobs were.
+    /// Nanoseconds of waiting for other jobs.
     pub others_ns: u64,
-    /// Nanoseconds of a wait that lasts.
+    /// Nanoseconds of the wait in progress.
     pub open_ns: u64,
 }
 
@@ -160,7 +161,8 @@ impl Account {
         ]
     }
 
-    /// Writes it for the coordinator. Each number is whole; they may be of different moments.
+    /// Writes the report for the coordinator. Each number is consistent in itself, but they may be of different
+    /// moments.
     pub(crate) fn store(&self, words: &impl Words) {
         for (word, value) in words.reply().account.iter().zip(self.words()) {
             word.store(value, Ordering::Relaxed);
@@ -179,77 +181,77 @@ impl Account {
     }
 }
 
-/// Where the words of one consumer lie.
+/// The location of one consumer's words.
 pub trait Words {
-    /// Head of *deliver*.
+    /// Returns the head of *deliver*.
     fn deliver(&self) -> &DeliverHead;
-    /// Ring of *deliver*.
+    /// Returns the ring of *deliver*.
     fn items(&self) -> &[ItemSlot];
-    /// Head of *reply*.
+    /// Returns the head of *reply*.
     fn reply(&self) -> &ReplyHead;
-    /// Ring of *reply*, as long as the other.
+    /// Returns the ring of *reply*, which is as long as the other.
     fn releases(&self) -> &[AtomicU64];
 }
 
-/// How a consumer sleeps and is woken.
+/// The way a consumer sleeps and is woken.
 pub trait Futex {
-    /// Sleeps while `word` is `seen`; may return for any other reason too.
+    /// Sleeps as long as `word` equals `seen`. It may return for any other reason too.
     fn wait(&self, word: &AtomicU32, seen: u32);
-    /// Wakes whoever sleeps on `word`.
+    /// Wakes the threads that sleep on `word`.
     fn wake(&self, word: &AtomicU32);
 }
 
-/// Every place of the ring is in flight.
+/// The error that every slot of the ring is in flight.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("all places of the ring are in flight")]
 pub struct Full;
 
-/// What a consumer wrote that it must not.
+/// A consumer's violation of the protocol.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum MalformedItem {
-    /// More taken than published, or fewer than before.
+    /// The consumer's count of items taken passed the items published, or went back.
     #[error("{taken} items taken of {published} published, {before} taken before")]
     Taken {
-        /// As the consumer says.
+        /// Count that the consumer wrote.
         taken: u64,
-        /// In all.
+        /// Total number of items published.
         published: u64,
-        /// In all.
+        /// Total number of items taken before.
         before: u64,
     },
-    /// More released than are in flight, or fewer than before.
+    /// The consumer released more items than are in flight, or its count went back.
     #[error("{released} items released, {read} of them read before, {in_flight} in flight")]
     Released {
-        /// Modulo 2^32.
+        /// Count that the consumer wrote, modulo 2^32.
         released: u32,
-        /// In all.
+        /// Total number of releases read before.
         read: u64,
-        /// Items.
+        /// Number of items in flight.
         in_flight: usize,
     },
-    /// Released without having it.
+    /// The consumer released an item that it does not have.
     #[error("item {seq} released, which is not taken or is released already")]
     NotHeld {
-        /// Item.
+        /// Number of the item.
         seq: u64,
     },
 }
 
-/// The coordinator's side.
+/// The coordinator's side of the protocol.
 #[derive(Debug)]
 pub struct Publisher<W> {
     words: W,
     published: u64,
-    /// Last valid count.
+    /// Last valid value of the shared count.
     taken: u64,
-    /// Releases read.
+    /// Number of releases read.
     read: u64,
     in_flight: HashSet<u64>,
     is_absent: bool,
 }
 
 impl<W: Words> Publisher<W> {
-    /// Over words that are zero and that nobody else has.
+    /// Starts from words that are zero and that no other process has yet.
     pub fn new(words: W) -> Self {
         Publisher {
             words,
@@ -261,15 +263,15 @@ impl<W: Words> Publisher<W> {
         }
     }
 
-    /// True when [`publish`](Self::publish) would fail.
+    /// Returns true if [`publish`](Self::publish) would fail.
     pub fn is_full(&self) -> bool {
         self.in_flight.len() >= self.words.items().len()
     }
 
-    /// Hands an item over; gives its number.
+    /// Hands an item over and returns its number.
     ///
     /// # Errors
-    /// When as many items as there are places are in flight.
+    /// If every slot of the ring is in flight.
     pub fn publish(&mut self, item: &Item, futex: &impl Futex) -> Result<u64, Full> {
         if self.is_full() {
             return Err(Full);
@@ -279,11 +281,11 @@ impl<W: Words> Publisher<W> {
         self.in_flight.insert(seq);
         self.published += 1;
         let deliver = self.words.deliver();
-        // Release: pairs with the acquire in `Taker::is_next_there`; the item is visible with the count.
+        // Release: pairs with the acquire in `Taker::next`. A consumer that sees the count also sees the item.
         deliver
             .published
             .store(self.published as u32, Ordering::Release);
-        // With the fence in `Taker::wait`: either we see that it sleeps, or it sees what we published.
+        // Pairs with the fence in `Taker::wait`: either we see that the consumer sleeps, or it sees the new count.
         fence(Ordering::SeqCst);
         if self.words.reply().sleeping.load(Ordering::Relaxed) != 0 {
             futex.wake(&deliver.published);
@@ -291,12 +293,12 @@ impl<W: Words> Publisher<W> {
         Ok(seq)
     }
 
-    /// Returns how many items are taken or taken back.
+    /// Returns the number of items taken or taken back.
     ///
     /// # Errors
-    /// When the consumer's count cannot be.
+    /// If the consumer's count is impossible.
     pub fn taken(&mut self) -> Result<u64, MalformedItem> {
-        // Acquire: pairs with the release in `Taker::take`; its reads of the items are over.
+        // Acquire: pairs with the release in `Taker::take`. The consumer's reads of these items are over.
         let taken = self.words.reply().taken.load(Ordering::Acquire);
         if taken < self.taken || taken > self.published {
             return Err(MalformedItem::Taken {
@@ -309,17 +311,17 @@ impl<W: Words> Publisher<W> {
         Ok(taken)
     }
 
-    /// Takes back all items that the consumer has not taken, and returns the number of the first of them: items before
-    /// it are the consumer's. Those taken back will not be released.
+    /// Takes back all items that the consumer has not taken, and returns the number of the first of them. Earlier items
+    /// are the consumer's. It will not release the items taken back.
     ///
     /// # Errors
-    /// When the consumer's count cannot be.
+    /// If the consumer's count is impossible.
     pub fn take_back(&mut self) -> Result<u64, MalformedItem> {
         loop {
             let first = self.taken()?;
             // Acquire: as in `taken`. Release: the consumer's next count follows ours. If this succeeds, the consumer's
-            // own compare-and-swap from `first` cannot. If it fails, the consumer took an item, or wrote nonsense:
-            // `taken` checks, and since the count may only rise to `published`, this ends.
+            // own compare-and-swap from `first` cannot. If it fails, the consumer took an item or wrote a bad count,
+            // which `taken` checks. The count may only rise to `published`, so the loop ends.
             let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
             let word = &self.words.reply().taken;
             if word
@@ -333,13 +335,13 @@ impl<W: Words> Publisher<W> {
         }
     }
 
-    /// Says whether the consumer counts as absent. After `true`, [`is_waiting`](Self::is_waiting) must be asked once: a
-    /// consumer that began to wait before it could see this does not ring.
+    /// Sets whether the consumer counts as absent. After `true`, the caller must ask [`is_waiting`](Self::is_waiting)
+    /// once: a consumer that began to wait before it could see the flag does not ring.
     pub fn set_absent(&mut self, is_absent: bool) {
         self.is_absent = is_absent;
         let absent = &self.words.deliver().absent;
         absent.store(u32::from(is_absent), Ordering::Relaxed);
-        // With the fence in `Taker::wait`: either it sees that it counts as absent, or we see that it waits.
+        // Pairs with the fence in `Taker::wait`: either the consumer sees the flag, or we see that it waits.
         fence(Ordering::SeqCst);
     }
 
@@ -350,18 +352,18 @@ impl<W: Words> Publisher<W> {
 
     /// Returns whether the consumer sleeps, or is about to, with nothing left to take.
     ///
-    /// A consumer that was stopped while it slept still says that it sleeps for an item that was published since. So it
-    /// counts only if it waits for the item that is published next.
+    /// A consumer that was stopped while it slept still says that it sleeps for an item that has been published since.
+    /// It therefore counts only if it waits for the item to be published next.
     pub fn is_waiting(&self) -> bool {
         self.words.reply().sleeping.load(Ordering::Acquire) == self.published + 1
     }
 
-    /// Reads what the consumer has released since the last call.
+    /// Calls `each` with the number of every item released since the last call.
     ///
     /// # Errors
-    /// When it released what it does not have. Those before were reported.
+    /// If the consumer released an item that it does not have. `each` was called for the items before it.
     pub fn poll_released(&mut self, mut each: impl FnMut(u64)) -> Result<(), MalformedItem> {
-        // Acquire: pairs with the release in `Taker::release`. The entries are visible, `taken` too, and
+        // Acquire: pairs with the release in `Releaser::release`. It makes the ring's entries and `taken` visible, and
         // the consumer's last accesses to the minibatches are over.
         let released = self.words.reply().released.load(Ordering::Acquire);
         let news = released.wrapping_sub(self.read as u32);
@@ -372,6 +374,7 @@ impl<W: Words> Publisher<W> {
                 in_flight: self.in_flight.len(),
             });
         }
+        // Refresh `self.taken` first: an item may have been taken and released since the last look.
         if news > 0 {
             self.taken()?;
         }
@@ -386,25 +389,26 @@ impl<W: Words> Publisher<W> {
         Ok(())
     }
 
-    /// Items published that are neither taken back nor released, as far as that was read.
+    /// Returns the number of items published and neither taken back nor released, according to the releases read so
+    /// far.
     pub fn in_flight(&self) -> usize {
         self.in_flight.len()
     }
 
-    /// Asks the consumer to ring from now on. After it [`has_news`](Self::has_news) must be asked before
-    /// the coordinator sleeps.
+    /// Asks the consumer to ring from now on. Afterwards, the caller must ask [`has_news`](Self::has_news) before the
+    /// coordinator sleeps.
     pub fn arm(&self) {
         self.words.deliver().armed.store(1, Ordering::Relaxed);
-        // With the fence in `Taker::rings`: either it sees that we sleep, or we see what it did.
+        // Pairs with the fence in `must_ring`: either the consumer sees that we sleep, or we see its last step.
         fence(Ordering::SeqCst);
     }
 
-    /// The coordinator is awake.
+    /// Tells the consumer that the coordinator is awake and needs no ring.
     pub fn disarm(&self) {
         self.words.deliver().armed.store(0, Ordering::Relaxed);
     }
 
-    /// True when the consumer has taken or released something that was not read yet, or waits and counts as absent.
+    /// Returns true if the consumer has taken or released an item that was not read yet, or waits and counts as absent.
     pub fn has_news(&self) -> bool {
         let reply = self.words.reply();
         reply.taken.load(Ordering::Acquire) != self.taken
@@ -412,14 +416,14 @@ impl<W: Words> Publisher<W> {
             || (self.is_absent && self.is_waiting())
     }
 
-    /// What the consumer says of itself.
+    /// Returns the consumer's report on itself.
     pub fn account(&self) -> Account {
         Account::load(&self.words)
     }
 
-    /// Says how many buffers the consumer may hold.
+    /// Sets how many buffers the consumer may hold.
     pub fn set_share(&self, buffers: u32) {
-        // Relaxed: a number on its own.
+        // Relaxed: no other data depends on this number.
         self.words.deliver().share.store(buffers, Ordering::Relaxed);
     }
 }
@@ -428,32 +432,33 @@ fn place<T>(ring: &[T], seq: u64) -> &T {
     &ring[(seq % ring.len() as u64) as usize]
 }
 
-/// The consumer's side that takes. One thread at a time takes, and one waits. Its only state is the word `taken`.
+/// The consumer's side that takes items. One thread at a time takes, and one waits. Its only state is the word `taken`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Taker;
 
 impl Taker {
-    /// True when the next item is there.
+    /// Returns true if the next item is published.
     pub fn is_next_there(&self, words: &impl Words) -> bool {
         Taker::next(words).is_some()
     }
 
     /// Returns the number of the next item, if it is published.
     fn next(words: &impl Words) -> Option<u64> {
-        // Acquire: pairs with `Publisher::take_back`, so that `published` below is not older than what was taken back.
+        // Acquire: pairs with `Publisher::take_back`, so that `published` below is at least as recent as the items
+        // taken back.
         let next = words.reply().taken.load(Ordering::Acquire);
         // Acquire: pairs with the release in `Publisher::publish`.
         let published = words.deliver().published.load(Ordering::Acquire);
         (published != next as u32).then_some(next)
     }
 
-    /// The next item, if it is there. The third: the coordinator sleeps and must be rung for.
+    /// Takes the next item, if it is published. The third value is true if the coordinator sleeps and must be rung.
     pub fn take(&self, words: &impl Words) -> Option<(u64, Item, bool)> {
         loop {
             let seq = Taker::next(words)?;
             let item = place(words.items(), seq).load();
             // Release: pairs with the acquires in `Publisher::taken` and `take_back`; our reads of the item are over.
-            // If it fails, the coordinator took the item back, and what was read may be of a later one.
+            // If it fails, the coordinator took the item back, and the item we read may be a later one.
             let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
             let word = &words.reply().taken;
             if word
@@ -465,16 +470,17 @@ impl Taker {
         }
     }
 
-    /// Sleeps until the next item is there, or `futex` returns for another reason. True: it is there.
+    /// Sleeps until the next item is published, or until `futex` returns for another reason. Returns true if the item
+    /// is published.
     ///
-    /// `ring` wakes the coordinator, if it has to hear that this consumer waits.
+    /// `ring` wakes the coordinator if it has to know that this consumer waits.
     pub fn wait(&self, words: &impl Words, futex: &impl Futex, ring: impl FnOnce()) -> bool {
         let (deliver, reply) = (words.deliver(), words.reply());
         let next = reply.taken.load(Ordering::Acquire);
-        // Release: whoever sees that we wait sees what we took before.
+        // Release: a coordinator that sees that we wait also sees the items we took before.
         reply.sleeping.store(next + 1, Ordering::Release);
-        // With the fences in `Publisher::publish` and `set_absent`: either the coordinator sees that we sleep, or we see
-        // what it did.
+        // Pairs with the fences in `Publisher::publish` and `set_absent`: either the coordinator sees that we sleep, or
+        // we see its change.
         fence(Ordering::SeqCst);
         // An item that is taken back meanwhile changes `published` too, since it was published after `next` was read.
         if deliver.published.load(Ordering::Acquire) == next as u32 {
@@ -488,20 +494,19 @@ impl Taker {
     }
 }
 
-/// The consumer's side that releases. One thread at a time.
+/// The consumer's side that releases items. One thread at a time uses it.
 #[derive(Debug, Default)]
 pub struct Releaser {
     released: u64,
 }
 
 impl Releaser {
-    /// Gives an item back that was taken and not yet released. True: the coordinator sleeps and must be
-    /// rung for.
+    /// Gives back an item that was taken and not yet released. Returns true if the coordinator sleeps and must be rung.
     pub fn release(&mut self, words: &impl Words, seq: u64) -> bool {
         place(words.releases(), self.released).store(seq, Ordering::Relaxed);
         self.released += 1;
-        // Release: pairs with the acquire in `Publisher::poll_released`; the entry, the count of items taken
-        // and all our accesses to the minibatch come before.
+        // Release: pairs with the acquire in `Publisher::poll_released`. The entry, the count of items taken and all
+        // our accesses to the minibatch come before it.
         words
             .reply()
             .released
@@ -511,7 +516,7 @@ impl Releaser {
 }
 
 fn must_ring(words: &impl Words) -> bool {
-    // With the fence in `Publisher::arm`: either we see that it sleeps, or it sees what we did.
+    // Pairs with the fence in `Publisher::arm`: either we see that the coordinator sleeps, or it sees our last step.
     fence(Ordering::SeqCst);
     words.deliver().armed.load(Ordering::Relaxed) != 0
 }

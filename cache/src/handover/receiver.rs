@@ -1,4 +1,4 @@
-//! The consumer's end.
+//! The consumer's end of the hand-over.
 
 use std::cell::Cell;
 use std::collections::HashSet;
@@ -18,8 +18,8 @@ const WHAT: &str = "the coordinator's items";
 
 /// The consumer's end of the hand-over. See [the module](super).
 ///
-/// Any thread may call anything; the locks are this process's own. One thread waits at a time, a second one
-/// waits for the first. Not for use after `fork`: the child of a consumer is another consumer.
+/// Any thread may call any method; the locks are this process's own. One thread waits at a time, and a second one waits
+/// for the first. A receiver must not be used after `fork`, because the child of a consumer is another consumer.
 pub struct Receiver {
     regions: Regions,
     doorbell: Ringer,
@@ -35,10 +35,10 @@ struct Releasing {
 }
 
 impl Receiver {
-    /// Maps what [`Sender::fds`](super::Sender::fds) and [`Doorbell::fd`](super::Doorbell::fd) gave.
+    /// Maps the descriptors from [`Sender::fds`](super::Sender::fds) and [`Bell::fd`](super::Bell::fd).
     ///
     /// # Errors
-    /// When the descriptors are not sealed regions of this version.
+    /// If the descriptors are not sealed regions of this version.
     pub fn open(deliver: OwnedFd, reply: OwnedFd, doorbell: OwnedFd) -> Result<Self> {
         Ok(Receiver {
             regions: Regions::open(&RegionFiles { deliver, reply })?,
@@ -49,10 +49,11 @@ impl Receiver {
         })
     }
 
-    /// The next item and its number, if it is there. It must be [released](Self::release), whatever it is.
+    /// Returns the next item and its number, if it is published. The caller must [release](Self::release) it, whatever
+    /// its kind.
     ///
     /// # Errors
-    /// When it is of no known kind. It counts as taken.
+    /// If the item is of an unknown kind. It counts as taken.
     pub fn try_next(&self) -> Result<Option<(u64, Item)>> {
         let taker = lock(&self.taking);
         let Some((seq, item, ring)) = taker.take(&self.regions) else {
@@ -70,8 +71,8 @@ impl Receiver {
         }
     }
 
-    /// Waits until an item is there: spins for a moment, then sleeps. False: the time is up, or a signal
-    /// came.
+    /// Waits until an item is published: spins for a moment, then sleeps. Returns false if the time is up or a signal
+    /// arrived.
     pub fn wait(&self, timeout: Duration) -> bool {
         let mut spin = lock(&self.waiting);
         if self.is_next_there() || spin.until(|| self.is_next_there()) {
@@ -91,16 +92,16 @@ impl Receiver {
     }
 
     fn sleep_once(&self, sleep: &Sleep) -> bool {
-        // A copy: others may look for items while this thread sleeps.
+        // A copy, so that others may look for items while this thread sleeps.
         let taker = *lock(&self.taking);
         taker.wait(&self.regions, sleep, || self.doorbell.ring())
     }
 
-    /// Gives an item back. The minibatch must not be read after it, and its private pages must be gone
-    /// before ([`StagingView::drop_private_pages`](crate::view::StagingView::drop_private_pages)).
+    /// Gives an item back. The minibatch must not be read afterwards, and its private pages must be dropped before
+    /// ([`StagingView::drop_private_pages`](crate::view::StagingView::drop_private_pages)).
     ///
     /// # Errors
-    /// When the item is not held.
+    /// If the item is not held.
     pub fn release(&self, seq: u64) -> Result<()> {
         let mut releasing = lock(&self.releasing);
         if !releasing.held.remove(&seq) {
@@ -115,7 +116,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// Items taken and not released.
+    /// Returns the number of items taken and not released.
     #[must_use]
     pub fn held(&self) -> usize {
         lock(&self.releasing).held.len()
@@ -127,12 +128,12 @@ impl Receiver {
         self.regions.items().len()
     }
 
-    /// Says what this consumer did and waited for, for the coordinator to show.
+    /// Reports the work and the waits of this consumer, for the coordinator to show.
     pub fn tell(&self, account: &Account) {
         account.store(&self.regions);
     }
 
-    /// Buffers that this consumer may hold at present.
+    /// Returns the number of buffers that this consumer may hold at present.
     #[must_use]
     pub fn share(&self) -> u32 {
         self.regions.deliver().share.load(Ordering::Relaxed)
@@ -145,12 +146,12 @@ impl Receiver {
     }
 }
 
-/// What these locks protect is changed in single steps, so a panic leaves nothing half done.
+/// Locks a mutex, even if it is poisoned: its data changes in single steps, so a panic leaves nothing half done.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The kernel's futex, until a moment or a signal.
+/// The kernel's futex, with a deadline. A signal also ends the wait.
 struct Sleep {
     until: Option<Instant>,
     over: Cell<bool>,
@@ -184,14 +185,14 @@ impl Futex for Sleep {
     fn wake(&self, _: &AtomicU32) {}
 }
 
-/// How long to look before sleeping: longer while that helps, shorter while it does not.
+/// Number of looks before sleeping. It doubles when spinning succeeds and halves when it does not.
 struct Spin {
     looks: u32,
 }
 
-/// About 0.2 microseconds.
+/// Fewest looks, which take about 0.2 microseconds.
 const FEWEST_LOOKS: u32 = 4;
-/// A few microseconds.
+/// Most looks, which take a few microseconds.
 const MOST_LOOKS: u32 = 64;
 
 impl Default for Spin {
@@ -215,7 +216,7 @@ impl Spin {
 }
 
 impl Item {
-    /// Fails unless what it names is inside the staging area.
+    /// Fails unless the slots that the item names are inside the staging area.
     ///
     /// # Errors
     /// [`crate::ErrorKind::Misbehaved`].

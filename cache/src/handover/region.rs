@@ -1,4 +1,4 @@
-//! The words of the hand-over in shared memory.
+//! The words of the hand-over, in shared memory.
 #![expect(unsafe_code, reason = "says which types may lie in shared memory")]
 
 use std::os::fd::OwnedFd;
@@ -19,7 +19,7 @@ unsafe impl SharedPlain for AtomicU64 {}
 
 const DELIVER: &str = "the deliver region of a consumer";
 const REPLY: &str = "the reply region of a consumer";
-/// Most places of a ring.
+/// Largest capacity of a ring.
 const MOST: u32 = 1 << 20;
 
 /// Both regions, as either side maps them.
@@ -46,14 +46,14 @@ impl Words for Regions {
     }
 }
 
-/// The memory files.
+/// The memory files of both regions.
 pub(super) struct RegionFiles {
     pub(super) deliver: OwnedFd,
     pub(super) reply: OwnedFd,
 }
 
 impl Regions {
-    /// Creates and seals them.
+    /// Creates and seals both regions.
     pub(super) fn create(capacity: u32) -> Result<(Self, RegionFiles)> {
         if capacity == 0 || capacity > MOST {
             return Err(Error::invalid(
@@ -82,12 +82,12 @@ impl Regions {
             .deliver()
             .capacity
             .store(capacity, Ordering::Relaxed);
-        // Release: for whoever maps the region; passing the descriptor orders it anyway.
+        // Release: for the process that maps the region. Passing the descriptor orders it anyway.
         regions.deliver().magic.store(MAGIC, Ordering::Release);
         Ok((regions, RegionFiles { deliver, reply }))
     }
 
-    /// Maps what was passed.
+    /// Maps the regions behind descriptors that were passed.
     pub(super) fn open(files: &RegionFiles) -> Result<Self> {
         let capacity = read_capacity(&files.deliver)?;
         let (deliver_bytes, reply_bytes) = sizes(capacity)?;
@@ -110,6 +110,7 @@ fn sizes(capacity: u32) -> Result<(usize, usize)> {
 }
 
 fn read_capacity(deliver: &OwnedFd) -> Result<u32> {
+    // The capacity, and with it the size, is in the head; a region of capacity 1 is long enough to read it.
     let (least, _) = sizes(1)?;
     mapping::check_file(DELIVER, deliver, least)?;
     let head = Region::<DeliverHead, ItemSlot>::new(

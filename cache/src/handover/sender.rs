@@ -1,4 +1,4 @@
-//! The coordinator's end.
+//! The coordinator's end of the hand-over.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -11,11 +11,11 @@ use crate::sync::AtomicU32;
 /// The coordinator's end of the hand-over to one consumer. See [the module](super).
 pub struct Sender {
     publisher: Publisher<Regions>,
-    /// Until they are given away: a consumer's descriptors are the consumer's.
+    /// Memory files of the regions, until they are given to the consumer.
     files: Option<RegionFiles>,
 }
 
-/// The kernel's futex; a publisher only wakes.
+/// The kernel's futex. A publisher only wakes; it never waits on a futex.
 struct Wake;
 
 impl Futex for Wake {
@@ -27,15 +27,15 @@ impl Futex for Wake {
 }
 
 impl Sender {
-    /// Reserves and seals both regions, with room for `capacity` items in flight: published, and their
-    /// release not read. The consumer is [armed](Self::arm).
+    /// Reserves and seals both regions, with room for `capacity` items in flight: items that are published and whose
+    /// release is not read. The consumer is [armed](Self::arm).
     ///
     /// # Errors
     /// When memory or descriptors are short, or `capacity` is 0 or over a million.
     pub fn create(capacity: u32) -> Result<Self> {
         let (regions, files) = Regions::create(capacity)?;
         let publisher = Publisher::new(regions);
-        // The coordinator may sleep at this moment, and only who is armed rings.
+        // The coordinator may be asleep now, and a consumer rings only if it is armed.
         publisher.arm();
         Ok(Sender {
             publisher,
@@ -43,10 +43,10 @@ impl Sender {
         })
     }
 
-    /// Gives away the consumer's descriptors: *deliver*, which can only be read, and *reply*.
+    /// Gives away the consumer's descriptors: *deliver*, which is read-only, and *reply*.
     ///
     /// # Errors
-    /// When the process has no descriptor left, or they were given away before.
+    /// If the process has no descriptor left, or the descriptors were given away before.
     pub fn fds(&mut self) -> Result<(OwnedFd, OwnedFd)> {
         const WHAT: &str = "a deliver region";
         let files = self.files.take();
@@ -55,30 +55,31 @@ impl Sender {
         Ok((deliver, files.reply))
     }
 
-    /// Hands an item over, wakes the consumer if it sleeps, and gives the item's number: 0, 1, 2, ...
+    /// Hands an item over, wakes the consumer if it sleeps, and returns the item's number: 0, 1, 2, ...
     ///
     /// # Errors
-    /// [`Full`] when as many items as the capacity are in flight.
+    /// [`Full`] if `capacity` items are in flight.
     pub fn publish(&mut self, item: Item) -> std::result::Result<u64, Full> {
         self.publisher.publish(&item, &Wake)
     }
 
-    /// True when [`publish`](Self::publish) would fail.
+    /// Returns true if [`publish`](Self::publish) would fail.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.publisher.is_full()
     }
 
-    /// Items published that are neither taken back nor released, as far as that was read.
+    /// Returns the number of items published and neither taken back nor released, according to the releases read so
+    /// far.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.publisher.in_flight()
     }
 
-    /// Returns how many items are taken or taken back, all told.
+    /// Returns the total number of items taken or taken back.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Misbehaved`] when its count went back, or past what is published.
+    /// [`crate::ErrorKind::Misbehaved`] if the consumer's count went back or passed the items published.
     pub fn taken(&mut self) -> Result<u64> {
         self.publisher.taken().map_err(misbehaved)
     }
@@ -92,8 +93,8 @@ impl Sender {
         self.publisher.take_back().map_err(misbehaved)
     }
 
-    /// Says whether the consumer counts as absent: then it rings the doorbell when it waits for an item. After `true`
-    /// ask once whether it [waits already](Self::is_waiting).
+    /// Sets whether the consumer counts as absent. An absent consumer rings the doorbell when it waits for an item.
+    /// After `true`, the caller must ask once whether it [waits already](Self::is_waiting).
     pub fn set_absent(&mut self, is_absent: bool) {
         self.publisher.set_absent(is_absent);
     }
@@ -113,36 +114,37 @@ impl Sender {
     /// Calls `each` with every item released since the last call.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Misbehaved`] when the consumer released what it does not have; end its session.
+    /// [`crate::ErrorKind::Misbehaved`] if the consumer released an item that it does not have. The caller should end
+    /// its session.
     pub fn poll_released(&mut self, each: impl FnMut(u64)) -> Result<()> {
         self.publisher.poll_released(each).map_err(misbehaved)
     }
 
-    /// Asks the consumer to ring the doorbell whenever it takes or releases, until
-    /// [`disarm`](Self::disarm). What it did before may not ring: after arming look once more
-    /// ([`has_news`](Self::has_news), or poll), then sleep.
+    /// Asks the consumer to ring the doorbell whenever it takes or releases, until [`disarm`](Self::disarm). Earlier
+    /// steps of the consumer may not ring. After arming, the caller must therefore look once more
+    /// ([`has_news`](Self::has_news), or poll) before it sleeps.
     pub fn arm(&self) {
         self.publisher.arm();
     }
 
-    /// The coordinator is awake: no more rings, which are system calls.
+    /// Tells the consumer that the coordinator is awake. The consumer then rings no more, which saves system calls.
     pub fn disarm(&self) {
         self.publisher.disarm();
     }
 
-    /// True when the consumer has taken or released something that was not read yet.
+    /// Returns true if the consumer has taken or released an item that was not read yet.
     #[must_use]
     pub fn has_news(&self) -> bool {
         self.publisher.has_news()
     }
 
-    /// What the consumer says of itself.
+    /// Returns the consumer's report on itself.
     #[must_use]
     pub fn account(&self) -> Account {
         self.publisher.account()
     }
 
-    /// Says how many buffers the consumer may hold at a time.
+    /// Sets how many buffers the consumer may hold at a time.
     pub fn set_share(&self, buffers: u32) {
         self.publisher.set_share(buffers);
     }

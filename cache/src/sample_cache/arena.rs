@@ -1,8 +1,8 @@
-//! Payloads and index of a no-eviction cache in one segment: a bump pointer and a row of places.
+//! Payloads and index of a no-eviction cache in one segment: a bump pointer and a row of index entries.
 //!
-//! An [`Extent`] is given out once and belongs to one writer until it is published or given back. What is
-//! published is never written again while the arena lives, so references to it need no counting. The one exception is
-//! what was taken over and found to be damaged before anybody had a reference to it ([`Arena::drop_entry`]).
+//! An [`Extent`] is given out once and belongs to one writer until it is published or given back. A published payload
+//! is never written again while the arena lives, so references to it need no counting. The only exception is an entry
+//! that was taken over and found damaged before anybody had a reference to it ([`Arena::drop_entry`]).
 #![expect(
     unsafe_code,
     reason = "hands out disjoint parts of the segment as slices"
@@ -18,10 +18,10 @@ use super::table::PLACES;
 use crate::error::{Error, Result};
 use crate::mapping::{self, Mapping, page_size};
 
-/// What is created, in errors.
+/// Name of the memory in error messages.
 pub(super) const WHAT: &str = "the sample cache";
 
-/// Memory of a segment.
+/// The memory of a segment.
 pub(super) enum SegmentMemory {
     Anonymous(Mapping),
     Named(super::named::Segment),
@@ -42,7 +42,7 @@ impl SegmentMemory {
         }
     }
 
-    /// Reserved, mapped, and sealed: no other process ever sees it.
+    /// Reserves, maps and seals memory that no other process ever sees.
     pub(super) fn anonymous(shape: &SegmentLayout) -> Result<Self> {
         let file = mapping::memory_file(WHAT, "coprep-cache", shape.bytes as u64)?;
         let mapping = Mapping::writable(WHAT, &file, shape.bytes)?;
@@ -51,24 +51,26 @@ impl SegmentMemory {
     }
 }
 
-/// Where everything lies in a segment.
+/// The layout of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct SegmentLayout {
     pub(super) samples: u32,
-    /// Bytes of payloads, a multiple of the alignment.
+    /// Bytes for payloads, a multiple of the alignment.
     pub(super) capacity: u64,
-    /// Places of the index.
+    /// Number of entries that the index has room for.
     pub(super) places: u32,
     payloads_at: usize,
     pub(super) bytes: usize,
 }
 
 impl SegmentLayout {
+    /// Computes the layout for `capacity` bytes of payloads and `samples` samples.
+    ///
     /// # Errors
-    /// If it is larger than the address space.
+    /// If the segment is larger than the address space.
     pub(super) fn new(capacity: u64, samples: u32) -> Result<Self> {
         let capacity = capacity - capacity % index::ALIGNMENT;
-        // One place per sample, and some for those that have to be written twice.
+        // One entry per sample, plus some for samples that are written twice because their first entry was damaged.
         let wanted = u64::from(samples) + u64::from(samples) / 16 + 64;
         let places = wanted.min(capacity / index::ALIGNMENT).min(PLACES);
         let index = usize::try_from(places)
@@ -97,14 +99,14 @@ impl SegmentLayout {
         }
     }
 
-    /// Where a place of the index lies.
+    /// Returns the offset of an index position.
     fn place(&self, number: u32) -> usize {
         assert!(number < self.places, "place {number} of {}", self.places);
         page_size() + number as usize * ENTRY
     }
 }
 
-/// See the module.
+/// The segment of a cache and the allocation of its room. See the module.
 pub(super) struct Arena {
     shape: SegmentLayout,
     memory: SegmentMemory,
@@ -118,28 +120,28 @@ unsafe impl Send for Arena {}
 // SAFETY: as above.
 unsafe impl Sync for Arena {}
 
-/// What is given out.
+/// The state of the allocator.
 #[derive(Default)]
 struct ArenaState {
-    /// Beyond it everything is free.
+    /// End of the used part. Everything beyond it is free.
     end: u64,
-    /// Free and not at the end: length by offset. No two touch.
+    /// Free room before `end`: length by offset. No two holes touch.
     holes: BTreeMap<u64, u64>,
-    /// No hole is larger.
+    /// Upper bound of the length of any hole.
     largest_hole: u64,
-    /// Places whose entry was dropped.
+    /// Positions whose entry was dropped.
     vacant: Vec<u32>,
     next_place: u32,
-    /// Extents that are neither published nor given back: each will want a place.
+    /// Number of extents that are neither published nor given back. Each of them will need an index position.
     open: u32,
     used: u64,
 }
 
-/// A part of the payloads with one owner.
+/// A part of the payload area with one owner.
 #[derive(Debug)]
 pub(super) struct Extent {
     offset: u64,
-    /// Bytes asked for.
+    /// Bytes requested.
     len: usize,
 }
 
@@ -167,7 +169,7 @@ impl Arena {
         &self.shape
     }
 
-    /// Bytes given out.
+    /// Returns the bytes given out.
     pub(super) fn used(&self) -> u64 {
         self.state().used
     }
@@ -176,7 +178,7 @@ impl Arena {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Room for `len` bytes and an entry.
+    /// Allocates room for `len` bytes and an index position.
     pub(super) fn allocate(&self, len: usize) -> Option<Extent> {
         let room = index::extent_len(len as u64)?;
         let mut state = self.state();
@@ -191,7 +193,7 @@ impl Arena {
         Some(Extent { offset, len })
     }
 
-    /// Gives room back.
+    /// Frees an extent that is not published.
     pub(super) fn give_back(&self, extent: Extent) {
         let mut state = self.state();
         state.open -= 1;
@@ -199,10 +201,10 @@ impl Arena {
         state.free(extent.offset, extent.room());
     }
 
-    /// Frees the place and the room of an entry that is not as it was committed. Nobody looks at its payload any more, and
-    /// nobody will: the caller has made sure of it.
+    /// Frees the position and the room of a damaged entry. The caller has made sure that nobody looks at its payload
+    /// now or later.
     pub(super) fn drop_entry(&self, number: u32, entry: &IndexEntry) {
-        // First: its room may be another's only when the index has it no more.
+        // First, so that the room goes to another entry only after the index no longer names it.
         self.write_place(number, &index::DROPPED);
         let room = index::extent_len(entry.len).unwrap_or(0);
         let mut state = self.state();
@@ -211,16 +213,16 @@ impl Arena {
         state.free(entry.offset, room);
     }
 
-    /// The bytes of an extent, for its owner.
+    /// Returns the bytes of an extent, for its owner.
     pub(super) fn bytes_mut<'a>(&'a self, extent: &'a mut Extent) -> &'a mut [u8] {
         let start = self.payload(extent.offset, extent.len as u64);
-        // SAFETY: in bounds (`payload` checks); initialised, since it is a file's memory; exclusive, since
-        // extents are disjoint while they are open and this one is borrowed exclusively, and entries, which
-        // `payload_of` reads, are never within an open extent: `take_over` gives out what lies between them.
+        // SAFETY: in bounds (`payload` checks); initialised, since it is a file's memory; exclusive, since extents are
+        // disjoint while they are open and this one is borrowed exclusively, and entries, which `payload_of` reads, are
+        // never within an open extent: after `take_over`, `allocate` gives out only the room between them.
         unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), extent.len) }
     }
 
-    /// Makes an extent an entry for good; gives its place.
+    /// Turns an extent into a permanent entry, and returns its position in the index.
     pub(super) fn publish(
         &self,
         extent: Extent,
@@ -242,7 +244,7 @@ impl Arena {
         let mut state = self.state();
         let number = state.take_place();
         state.open -= 1;
-        // The payload, written before, is in place first, should this process be killed here.
+        // The payload must be in memory before the entry, in case this process is killed here.
         fence(Ordering::Release);
         self.write_place(number, place);
         number
@@ -250,8 +252,8 @@ impl Arena {
 
     fn write_place(&self, number: u32, place: &EntryLocation) {
         for (word, bytes) in self.words(number).iter().zip(place.as_chunks().0) {
-            // Relaxed: who is told of the place is told by a release; who was told of an entry that it had before
-            // finds by the checksum that it is another, or in part another.
+            // Relaxed: a reader learns the position through a release. A reader that still has the position for an
+            // earlier entry finds by the checksum that the entry has changed, even if only in part.
             word.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
         }
     }
@@ -259,19 +261,19 @@ impl Arena {
     fn words(&self, number: u32) -> &[AtomicU64; ENTRY / 8] {
         let start = self.at(self.shape.place(number)).cast();
         // SAFETY: in bounds (`place` checks the number, the shape fits the memory) and aligned: the index begins on a
-        // page, and an entry is six words. Places are accessed as atomics and in no other way. In a named segment
-        // another process of this user may write there against all rules; what is read is then anything, and is
+        // page, and an entry is six words. The words are accessed as atomics and in no other way. In a named segment
+        // another process of this user may break the rules and write there; then any bits may be read, and they are
         // validated.
         unsafe { start.as_ref() }
     }
 
-    /// The entry at a place, copied out and validated. None: something else is there now.
+    /// Returns a validated copy of the entry at a position, or `None` if the position holds anything else now.
     pub(super) fn entry(&self, number: u32) -> Option<IndexEntry> {
         let entry = IndexEntry::from_place(&self.place(number), self.seed)?;
         self.bounds().admit(&entry).then_some(entry)
     }
 
-    /// A copy of a place.
+    /// Returns a copy of the bytes at a position.
     pub(super) fn place(&self, number: u32) -> EntryLocation {
         let mut place = index::EMPTY;
         for (word, bytes) in self.words(number).iter().zip(place.as_chunks_mut().0) {
@@ -280,12 +282,13 @@ impl Arena {
         place
     }
 
-    /// The payload of an entry that came from [`entry`](Self::entry), and is not dropped meanwhile.
+    /// Returns the payload of an entry that came from [`entry`](Self::entry) and that nobody drops meanwhile.
     pub(super) fn payload_of(&self, entry: &IndexEntry) -> &[u8] {
         let start = self.payload(entry.offset, entry.len);
-        // SAFETY: in bounds and initialised as in `bytes_mut`; never written while the arena lives: the extent
-        // of an entry is given out again only once it was dropped, which the caller excludes. (In a named segment another process of this user may
-        // write there against all rules, as it may write into this process by other ways; see the docs.)
+        // SAFETY: in bounds and initialised as in `bytes_mut`; never written while the arena lives: the extent of an
+        // entry is given out again only once it was dropped, which the caller excludes. (In a named segment another
+        // process of this user may break the rules and write there, as it may write into this process by other ways;
+        // see the docs.)
         unsafe { std::slice::from_raw_parts(start.as_ptr(), entry.len as usize) }
     }
 
@@ -315,12 +318,12 @@ impl Arena {
         }
     }
 
-    /// Reads what another coordinator left here. The room between entries is free, and so are dropped places.
+    /// Reads the index that another coordinator left. The room between entries is free, and so are dropped positions.
     pub(super) fn take_over(&mut self) -> index::Scan {
         let places = (0..self.shape.places).map(|number| self.place(number));
         let scan = index::scan(places, &self.bounds());
-        // What is dropped now stays dropped: else it might come back once what it conflicts with has been
-        // written anew, and conflict with others.
+        // A conflicting entry is dropped for good. Otherwise it could come back once its rival has been rewritten
+        // elsewhere, and conflict with other entries.
         for number in &scan.dropped {
             self.write_place(*number, &index::DROPPED);
         }
@@ -363,7 +366,7 @@ impl ArenaState {
         Some(offset)
     }
 
-    /// Makes room free, together with what is free beside it.
+    /// Frees room and merges it with the free room on both sides.
     fn free(&mut self, mut offset: u64, mut len: u64) {
         if let Some((&before, &its_len)) = self.holes.range(..offset).next_back()
             && before + its_len == offset
@@ -388,9 +391,9 @@ impl ArenaState {
         }
     }
 
-    /// Takes from the first hole that is large enough; what is left of it stays.
+    /// Takes the first hole that is large enough. The rest of the hole stays free.
     fn take_hole(&mut self, room: u64) -> Option<u64> {
-        // Else every sample that finds no room would have all holes looked through.
+        // Without this bound, every sample that finds no room would cause a search of all holes.
         if room > self.largest_hole {
             return None;
         }

@@ -1,16 +1,16 @@
-//! Samples that are used a number of times and then made anew: what is random in them is renewed.
+//! A cache of samples that are used a fixed number of times and then prepared again, with new randomness.
 //!
-//! In private memory, within a capacity in bytes of payload; nothing is evicted, an entry that is used up gives its place to
-//! its successor.
+//! It lies in private memory, within a capacity in bytes of payload. Nothing is evicted. A used-up entry gives its
+//! place to its successor.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{Form, Hit, HitBytes, Meta, PrivateStore, Reservation, SampleCache, Usage};
 
-/// See the module.
+/// A cache of samples for a bounded number of uses. See the module.
 pub struct BoundedReuse {
-    /// Times that an entry can be had.
+    /// Number of hits that an entry serves.
     uses: u32,
     state: Mutex<ReuseState>,
 }
@@ -28,7 +28,8 @@ struct ReuseEntry {
 }
 
 impl BoundedReuse {
-    /// Holds at most `capacity` bytes. Whoever makes a sample uses it first; `reuse` says how often it is used in all.
+    /// Creates a cache of at most `capacity` bytes. A sample is used `reuse` times in all; the first use is by the
+    /// caller that prepares it.
     #[must_use]
     pub fn new(capacity: u64, reuse: u32) -> Self {
         let usage = Usage {
@@ -51,7 +52,7 @@ impl BoundedReuse {
 }
 
 impl ReuseState {
-    /// Bytes of an entry that is used up.
+    /// Returns the bytes of an entry that is used up, or `None` if it is not.
     fn used_up(&self, id: u32) -> Option<u64> {
         let entry = self.entries.get(&id)?;
         (entry.uses_left == 0).then_some(entry.bytes.len() as u64)
@@ -97,6 +98,7 @@ impl SampleCache for BoundedReuse {
 
     fn reserve(&self, id: u32, len: usize, meta: Meta) -> Option<Reservation<'_>> {
         let mut state = self.state();
+        // The new entry replaces a used-up one, so the bytes of that one count as free.
         let (here, freed) = match state.used_up(id) {
             Some(bytes) => (false, bytes),
             None => (state.entries.contains_key(&id), 0),

@@ -1,15 +1,16 @@
-//! The index of a no-eviction cache: what is written next to the payloads, so that another process can take
-//! the cache over.
+//! The index of a no-eviction cache. It lies next to the payloads, so that another process can take the cache over.
 //!
 //! ```text
 //! segment: | header, one page | index: entries of 48 bytes | payloads, each on a multiple of 64 bytes |
 //! ```
 //!
-//! All numbers are little endian. A place of the index is zero until an entry is written there, each after its
-//! payload, from the start. An entry that is not what it was, or whose payload is not, is dropped; a dropped place, and
-//! the room of the payload, are used again. An entry is an rkyv archive
-//! with a checksum of its own (validation is no checksum) and one of its payload. Whatever a death, a bug
-//! or a bit flip leaves there, an entry is either found as it was written or dropped.
+//! All numbers are little endian. Index positions are zero at first. They are filled from the start, each after its
+//! payload. An entry is an rkyv archive with two checksums: one of the archive, because rkyv's validation is not a
+//! checksum, and one of the payload.
+//!
+//! An entry is dropped if it or its payload differs from the bytes that were written. The position and the room of a
+//! dropped entry are used again. So whatever a killed process, a bug or a bit flip leaves in a segment, each entry is
+//! either found as it was written or dropped.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -18,32 +19,32 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use super::Meta;
 
-/// What a segment is, in its first page.
+/// The first page of a segment, which describes the rest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Archive, Serialize, Deserialize)]
 pub struct SegmentHeader {
-    /// What makes the payloads what they are; the lower half first.
+    /// Fingerprint of the inputs that determine the payloads, lower half first.
     pub fingerprint: [u64; 2],
-    /// Bytes of payloads.
+    /// Bytes for payloads.
     pub capacity: u64,
     /// Bytes of the segment.
     pub bytes: u64,
-    /// Ids are less.
+    /// Number of samples. Every id is less.
     pub samples: u32,
-    /// Places of the index.
+    /// Number of entries that the index has room for.
     pub places: u32,
 }
 
-/// Tells a segment, and the version of its format.
+/// Identifies a segment and the version of its format.
 const MAGIC: [u8; 8] = *b"CPRPseg1";
 const HEADER_ARCHIVE: usize = size_of::<ArchivedSegmentHeader>();
 /// Bytes of a header: magic, archive, checksum.
 pub const HEADER: usize = 8 + HEADER_ARCHIVE + 8;
 
-/// A header as it lies in a segment.
+/// A header in its binary format.
 pub type HeaderBytes = [u8; HEADER];
 
 impl SegmentHeader {
-    /// As it lies in a segment. None only if memory is short.
+    /// Encodes the header. Returns `None` only if memory is short.
     #[must_use]
     pub fn to_bytes(&self) -> Option<HeaderBytes> {
         let archive = rkyv::to_bytes::<rkyv::rancor::Error>(self).ok()?;
@@ -55,7 +56,7 @@ impl SegmentHeader {
         Some(bytes)
     }
 
-    /// From a copy of a segment's first bytes; None if it is not one of this version.
+    /// Decodes a copy of a segment's first bytes. Returns `None` if they are not a header of this version.
     #[must_use]
     pub fn from_bytes(bytes: &HeaderBytes) -> Option<Self> {
         let archive = &bytes[8..8 + HEADER_ARCHIVE];
@@ -68,64 +69,65 @@ impl SegmentHeader {
     }
 }
 
-/// How far a sample in the cache is prepared.
+/// Degree of preparation of a sample in the cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Archive, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum Form {
-    /// As fetched.
+    /// As fetched from storage.
     Encoded = 0,
     /// After decoding and the deterministic operators.
     Decoded = 1,
-    /// After everything: as it lies in a staging buffer.
+    /// After all operators, as it lies in a staging buffer.
     Prepared = 2,
 }
 
 impl Form {
-    /// How many forms there are.
+    /// Number of forms.
     pub const COUNT: usize = 3;
 }
 
-/// Payloads start on multiples of this.
+/// Alignment of payloads, in bytes.
 pub const ALIGNMENT: u64 = 64;
 
-/// One sample.
+/// The index entry of one sample.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Archive, Serialize, Deserialize)]
 pub struct IndexEntry {
-    /// From the start of the payloads to its payload.
+    /// Offset of the payload from the start of all payloads.
     pub offset: u64,
     /// Bytes of the payload.
     pub len: u64,
-    /// xxh3 of the payload.
+    /// xxh3 checksum of the payload.
     pub payload_checksum: u64,
-    /// Sample.
+    /// Id of the sample.
     pub id: u32,
-    /// Pixels.
+    /// Width in pixels.
     pub width: u32,
-    /// Pixels.
+    /// Height in pixels.
     pub height: u32,
-    /// How far it is prepared.
+    /// Degree of preparation.
     pub form: Form,
 }
 
-/// Bytes of the archive of an entry.
+/// Bytes of an archived entry.
 const ARCHIVE: usize = size_of::<ArchivedIndexEntry>();
-/// Bytes of an entry in the index: the archive, and its checksum.
+/// Bytes of an entry in the index: the archive and its checksum.
 pub const ENTRY: usize = ARCHIVE + 8;
 
-/// An entry as it lies in the index.
+/// An entry of the index in its binary format.
 pub type EntryLocation = [u8; ENTRY];
 
-/// A place where nothing was ever written.
+/// The bytes of a position that was never written.
 pub const EMPTY: EntryLocation = [0; ENTRY];
 
-/// A place whose entry was dropped. Written over it in part, it is no entry either.
+/// The bytes of a position whose entry was dropped. Even if they are written only in part over an entry, the result is
+/// not a valid entry.
 pub const DROPPED: EntryLocation = [255; ENTRY];
 
 #[repr(C, align(16))]
 struct AlignedArchive<const N: usize>([u8; N]);
 
 impl IndexEntry {
-    /// What to store it as.
+    /// Returns the description of the sample's bytes.
     #[must_use]
     pub fn meta(&self) -> Meta {
         Meta {
@@ -135,7 +137,7 @@ impl IndexEntry {
         }
     }
 
-    /// As it lies in the index of the segment with this `seed`. None only if memory is short.
+    /// Encodes the entry for the segment with this `seed`. Returns `None` only if memory is short.
     #[must_use]
     pub fn to_place(&self, seed: u64) -> Option<EntryLocation> {
         let archive = rkyv::to_bytes::<rkyv::rancor::Error>(self).ok()?;
@@ -146,7 +148,8 @@ impl IndexEntry {
         Some(place)
     }
 
-    /// From a copy of a place; None if it is not what was once written there.
+    /// Decodes a copy of the bytes at a position. Returns `None` if the position does not hold an entry as it was
+    /// written.
     #[must_use]
     pub fn from_place(place: &EntryLocation, seed: u64) -> Option<Self> {
         let (archive, written) = place.split_at(ARCHIVE);
@@ -157,61 +160,63 @@ impl IndexEntry {
         rkyv::from_bytes::<IndexEntry, rkyv::rancor::Error>(&archive.0).ok()
     }
 
-    /// Where the payload ends, alignment included; None if nowhere.
+    /// Returns the end of the payload with its alignment, or `None` if the number overflows.
     #[must_use]
     pub fn end(&self) -> Option<u64> {
         self.offset.checked_add(extent_len(self.len)?)
     }
 }
 
-/// Bytes that a payload of `len` bytes takes.
+/// Returns the bytes that a payload of `len` bytes takes with its alignment.
 #[must_use]
 pub fn extent_len(len: u64) -> Option<u64> {
     len.max(1).checked_next_multiple_of(ALIGNMENT)
 }
 
-/// The checksum of an archive. Never that of [`EMPTY`], whose checksum is zero.
+/// Returns the checksum of an archive. It is never 0, which is the checksum field of [`EMPTY`].
 fn checksum(archive: &[u8], seed: u64) -> u64 {
     xxh3_64_with_seed(archive, seed).max(1)
 }
 
-/// The checksum of a payload.
+/// Returns the checksum of a payload.
 #[must_use]
 pub fn payload_checksum(payload: &[u8]) -> u64 {
     xxh3_64(payload)
 }
 
-/// What an index says.
+/// The contents of an index.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Scan {
-    /// Valid entries with their places, by offset. No two overlap, no two have the same id.
+    /// Valid entries with their positions, sorted by offset. No two overlap, and no two have the same id.
     pub entries: Vec<(u32, IndexEntry)>,
-    /// Places that hold something else, but for those dropped before.
+    /// Positions that hold anything else, except entries dropped earlier.
     pub dropped: Vec<u32>,
-    /// Places whose entry was dropped before.
+    /// Positions whose entry was dropped earlier.
     pub vacant: Vec<u32>,
-    /// Places that were written, from the start.
+    /// Number of positions from the start up to and including the last one written.
     pub places: u32,
-    /// Where the last payload ends.
+    /// End of the last payload.
     pub end: u64,
 }
 
-/// What an index must satisfy.
+/// Limits that a valid entry respects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bounds {
-    /// Ids are less.
+    /// Number of samples. Every id is less.
     pub samples: u32,
-    /// Payloads end here at the latest.
+    /// Largest end of a payload.
     pub capacity: u64,
-    /// The segment's own, so that no entry of another one is taken for one of this.
+    /// Seed of this segment's checksums, so that an entry of another segment is not taken for one of this.
     pub seed: u64,
 }
 
-/// Reads an index: checksums, bounds, ids, overlaps. `places` are copies, in order.
+/// Reads an index and checks checksums, bounds, ids and overlaps. `places` are copies of the bytes at all positions, in
+/// order.
 #[must_use]
 pub fn scan(places: impl Iterator<Item = EntryLocation>, bounds: &Bounds) -> Scan {
     let mut scan = Scan::default();
-    // To the very end, not to the first empty place: a place that a flaw emptied hides nothing after it.
+    // Do not stop at the first empty position: if a fault has zeroed one position, the entries after it must still be
+    // found.
     for (number, place) in (0u32..).zip(places) {
         if place == EMPTY {
             continue;
@@ -239,8 +244,8 @@ impl Bounds {
 }
 
 impl Scan {
-    /// Of entries that overlap or have one id, the one of the last place stays. There are none unless somebody damaged
-    /// the segment: an entry is dropped before its room, or another entry of its id, is given out.
+    /// Among entries that overlap or share an id, keeps the one at the last position. There are none unless the segment
+    /// was damaged, because an entry is dropped before its room or its id is given out again.
     fn drop_conflicts(&mut self) {
         let mut ids = HashSet::new();
         let mut extents = BTreeMap::new();

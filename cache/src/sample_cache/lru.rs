@@ -1,7 +1,8 @@
-//! The baseline: the sample used longest ago goes first.
+//! A baseline: the least recently used sample is evicted first.
 //!
-//! In private memory, within a capacity in bytes of payload. Over reshuffled epochs it has far fewer hits than no
-//! eviction (at half the dataset 0.15 instead of 0.50), which is what it is here to show.
+//! It lies in private memory, within a capacity in bytes of payload. Over reshuffled epochs it has far fewer hits than
+//! a cache without eviction (0.15 instead of 0.50 for a cache of half the dataset). It exists to demonstrate this
+//! difference.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,7 +11,7 @@ use lru::LruCache;
 
 use super::{Form, Hit, HitBytes, Meta, PrivateStore, Reservation, SampleCache, Usage};
 
-/// See the module.
+/// A cache with least-recently-used eviction. See the module.
 pub struct Lru {
     state: Mutex<LruState>,
 }
@@ -28,7 +29,7 @@ struct LruEntry {
 }
 
 impl Lru {
-    /// Holds at most `capacity` bytes.
+    /// Creates a cache of at most `capacity` bytes.
     #[must_use]
     pub fn new(capacity: u64) -> Self {
         let usage = Usage {
@@ -94,6 +95,7 @@ impl SampleCache for Lru {
 
     fn reserve(&self, id: u32, len: usize, meta: Meta) -> Option<Reservation<'_>> {
         let mut state = self.state();
+        // Only `admit` evicts others, so a reservation that is given up evicts nothing.
         let fits = len as u64 <= state.usage.capacity;
         if !fits || state.entries.contains(&id) || !state.being_written.insert(id) {
             return None;

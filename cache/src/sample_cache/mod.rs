@@ -1,7 +1,7 @@
-//! The sample cache: samples by id, for all streams of a dataset.
+//! The sample cache: samples by id, shared by all streams of a dataset.
 //!
-//! [`SampleCache`] is the contract, and each policy is a file with its tests: [`NoEviction`], which coprep
-//! uses, [`Lru`], the baseline to compare with, and [`BoundedReuse`], for samples that are used a few times.
+//! [`SampleCache`] is the contract, and each policy is a file with its tests. coprep uses [`NoEviction`]. [`Lru`] is a
+//! baseline for comparison, and [`BoundedReuse`] serves samples that are used a few times.
 
 mod arena;
 mod bounded_reuse;
@@ -19,19 +19,19 @@ pub use lru::Lru;
 pub use named::{LONGEST as LONGEST_NAME, NamedSegment, is_name, list_named, remove_named};
 pub use no_eviction::{NoEviction, TakeOver};
 
-/// What a sample is stored as.
+/// Description of a sample's bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Meta {
-    /// How far it is prepared.
+    /// Degree of preparation.
     pub form: Form,
-    /// Pixels; the caller's.
+    /// Width in pixels. Only the caller uses it.
     pub width: u32,
-    /// Pixels; the caller's.
+    /// Height in pixels. Only the caller uses it.
     pub height: u32,
 }
 
 impl Meta {
-    /// Of something that is no picture.
+    /// Describes a sample that is not an image.
     #[must_use]
     pub const fn of(form: Form) -> Self {
         Meta {
@@ -42,33 +42,33 @@ impl Meta {
     }
 }
 
-/// What a cache holds.
+/// Counts of a cache's contents.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Usage {
-    /// Bytes that it may hold.
+    /// Bytes that the cache may hold.
     pub capacity: u64,
-    /// Bytes that cannot be given to another sample: entries, their alignment, and what is being written.
+    /// Bytes that no other sample can get: entries, their alignment, and reservations in progress.
     pub used: u64,
-    /// Samples, by [`Form`].
+    /// Number of samples by [`Form`].
     pub entries_by_form: [u64; Form::COUNT],
-    /// Their bytes, by [`Form`].
+    /// Bytes of samples by [`Form`].
     pub bytes_by_form: [u64; Form::COUNT],
 }
 
 impl Usage {
-    /// Samples.
+    /// Returns the number of samples.
     #[must_use]
     pub fn entries(&self) -> u64 {
         self.entries_by_form.iter().sum()
     }
 
-    /// Their bytes.
+    /// Returns the bytes of all samples.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes_by_form.iter().sum()
     }
 
-    /// Where nothing but payload is counted.
+    /// Returns the usage of a cache in which only payload counts as used.
     fn of_payload(self) -> Usage {
         Usage {
             used: self.bytes(),
@@ -89,30 +89,32 @@ impl Usage {
 
 /// A cache of samples.
 ///
-/// - A sample that was committed is found, whole and unchanged, until the policy lets it go.
-/// - An id has at most one entry, and at most one writer at a time; the others are told None and do without.
-/// - Nothing blocks for longer than a copy of an entry takes. Nothing fails: a cache that cannot hold
-///   something does not hold it.
+/// - A committed sample is found, whole and unchanged, until the policy evicts it.
+/// - An id has at most one entry, and at most one writer at a time. Other writers are told `None` and do without the
+///   cache.
+/// - No call blocks for longer than it takes to copy an entry. No call fails: a cache that cannot hold a sample does
+///   not hold it.
 pub trait SampleCache: Send + Sync {
-    /// Whether a sample is here.
+    /// Returns whether the cache holds the sample.
     fn has(&self, id: u32) -> bool {
         self.form(id).is_some()
     }
 
-    /// What a sample is stored as, if it is here. Not counted as a use.
+    /// Returns the form of the sample, or `None` if the cache does not hold it. It does not count as a use.
     fn form(&self, id: u32) -> Option<Form>;
 
-    /// A sample, if it is here.
+    /// Returns the sample, or `None` if the cache does not hold it.
     fn get(&self, id: u32) -> Option<Hit<'_>>;
 
-    /// Room for a sample of `len` bytes. None: full, or here already, or being written, or no such id.
+    /// Reserves room for a sample of `len` bytes. Returns `None` if the cache is full, the sample is here already or
+    /// being written, or there is no such id.
     fn reserve(&self, id: u32, len: usize, meta: Meta) -> Option<Reservation<'_>>;
 
-    /// What it holds.
+    /// Returns the counts of the cache's contents.
     fn usage(&self) -> Usage;
 }
 
-/// A sample in the cache.
+/// A sample found in the cache.
 pub struct Hit<'a> {
     bytes: HitBytes<'a>,
     meta: Meta,
@@ -124,7 +126,7 @@ enum HitBytes<'a> {
 }
 
 impl Hit<'_> {
-    /// What it is stored as.
+    /// Returns the description of the sample's bytes.
     #[must_use]
     pub fn meta(&self) -> Meta {
         self.meta
@@ -142,12 +144,12 @@ impl Deref for Hit<'_> {
     }
 }
 
-/// Room for one sample. Dropped without [`commit`](Self::commit), nothing is admitted.
+/// Room for one sample. If it is dropped without [`commit`](Self::commit), the cache does not admit the sample.
 #[must_use]
 pub struct Reservation<'a> {
     id: u32,
     meta: Meta,
-    /// None once committed.
+    /// Room to write to, or `None` after the commit.
     room: Option<CacheRoom<'a>>,
 }
 
@@ -156,7 +158,7 @@ enum CacheRoom<'a> {
     Private(&'a dyn PrivateStore, Vec<u8>),
 }
 
-/// A cache in private memory: what becomes of a reservation there.
+/// A cache in private memory, which finishes the reservations of its samples.
 trait PrivateStore {
     fn admit(&self, id: u32, meta: Meta, bytes: Vec<u8>);
     fn abandon(&self, id: u32);
@@ -171,7 +173,7 @@ impl<'a> Reservation<'a> {
         }
     }
 
-    /// Where to write the sample. It holds anything.
+    /// Returns the memory for the sample. Its contents are arbitrary until they are written.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         match &mut self.room {
             Some(CacheRoom::Arena(cache, extent)) => cache.bytes_mut(extent),
@@ -180,7 +182,7 @@ impl<'a> Reservation<'a> {
         }
     }
 
-    /// Admits the sample.
+    /// Admits the sample to the cache.
     pub fn commit(mut self) {
         match self.room.take() {
             Some(CacheRoom::Arena(cache, extent)) => cache.admit(self.id, self.meta, extent),

@@ -1,17 +1,17 @@
-//! Segments with a name, which outlive their coordinator.
+//! Named segments, which outlive their coordinator.
 //!
-//! A segment `NAME` of a user is the file `/dev/shm/coprep-UID-NAME`, mode 0600, made and mapped by the
-//! `shared_memory` crate and reserved by `fallocate`. Its first page is a header, written last: a segment without a
-//! valid header was never finished and is made anew. One that is whole keeps its size, whatever size is asked
-//! for: what is in it is worth more. One of another dataset is left alone, and is an error.
+//! A segment `NAME` of a user is the file `/dev/shm/coprep-UID-NAME`, mode 0600. The `shared_memory` crate creates and
+//! maps it, and `fallocate` reserves it. Its first page is a header, which is written last. A segment without a valid
+//! header was never completed, so it is replaced. A complete segment keeps its size even if another size is requested,
+//! because its contents are worth more. A segment of another dataset is left alone and reported as an error.
 //!
-//! **In use.** Whoever uses a segment holds an `flock` on it. The kernel lets go of it with the process,
-//! however that ends, so no death leaves a segment locked, and there is no process number to be mistaken for
-//! another's.
+//! **In use.** A process that uses a segment holds an `flock` on it. The kernel releases the lock when the process ends
+//! for any reason. So no death leaves a segment locked, and there is no process number that could be mistaken for
+//! another process's.
 //!
-//! **Whom it keeps out.** Other users: owner and mode of an existing segment are checked. Not other processes of
-//! the same user, who can open the file and write it; what they write is caught by checksums when the cache
-//! is taken over, and not while it is in use.
+//! **Access.** Other users are kept out: owner and mode of an existing segment are checked. Other processes of the same
+//! user can open the file and write it. Checksums catch such writes when the cache is taken over, but not while it is
+//! in use.
 #![expect(unsafe_code, reason = "writes the header in the mapping")]
 
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -31,46 +31,48 @@ use crate::memory;
 const FOLDER: &str = "/dev/shm";
 /// Longest name of a segment, in bytes.
 pub const LONGEST: usize = 128;
-/// Somebody who lists segments holds their locks for a moment.
+/// Number of tries for a lock. A process that lists segments holds their locks for a moment.
 const LOCK_TRIES: u32 = 20;
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
-/// Each failure means that somebody else made or removed a segment of this name in between.
+/// Number of tries to open a segment. A try fails if another process creates or removes a segment of this name
+/// meanwhile.
 const OPEN_TRIES: u32 = 8;
 
 /// A mapped segment, locked for this process.
 pub(super) struct Segment {
     memory: Shmem,
-    /// Closed after the mapping is gone, and with it the lock.
+    /// Holds the lock. It is closed after the mapping is gone, because fields are dropped in order.
     _lock: File,
 }
 
-/// See [`open`].
+/// The result of [`open`].
 pub(super) struct OpenedSegment {
     pub(super) segment: Segment,
-    /// Its own, if it was there before.
+    /// Layout of the segment. An existing segment keeps its own.
     pub(super) shape: SegmentLayout,
-    /// It has an index to take over.
+    /// True if the segment has an index to take over.
     pub(super) is_warm: bool,
     pub(super) replaced: bool,
 }
 
-/// A segment on the machine.
+/// A segment on this machine.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NamedSegment {
-    /// Its name.
+    /// Name of the segment.
     pub name: String,
-    /// Bytes of memory it takes.
+    /// Bytes of memory that the segment takes.
     pub bytes: u64,
-    /// A living coordinator has it.
+    /// True if a live coordinator uses the segment.
     pub in_use: bool,
 }
 
-/// The seed of an index's checksums: entries of another dataset's segment are none of this one's.
+/// Returns the seed of an index's checksums. It differs between datasets, so an entry of another dataset is not valid
+/// here.
 pub(super) fn seed(fingerprint: u128) -> u64 {
     fingerprint as u64 ^ (fingerprint >> 64) as u64
 }
 
-/// Opens the segment if it is whole, else makes it anew.
+/// Opens the segment if it is complete. Otherwise creates a new one.
 pub(super) fn open(name: &str, shape: SegmentLayout, fingerprint: u128) -> Result<OpenedSegment> {
     let place = SegmentPath::new(name)?;
     let header = header(&shape, fingerprint);
@@ -119,10 +121,10 @@ fn header(shape: &SegmentLayout, fingerprint: u128) -> SegmentHeader {
     }
 }
 
-/// The segments of this user.
+/// Lists the segments of this user.
 ///
 /// # Errors
-/// When `/dev/shm` cannot be read.
+/// If `/dev/shm` cannot be read.
 pub fn list_named() -> Result<Vec<NamedSegment>> {
     let failed = |e| Error::os(format!("cannot list {FOLDER}"), e);
     let mut segments = Vec::new();
@@ -146,10 +148,10 @@ fn describe(name: &str) -> Option<NamedSegment> {
     })
 }
 
-/// Removes a segment; false if there is none.
+/// Removes a segment. Returns false if there is none.
 ///
 /// # Errors
-/// When a living coordinator has it, or it is another user's.
+/// If a live coordinator uses the segment, or it belongs to another user.
 pub fn remove_named(name: &str) -> Result<bool> {
     let place = SegmentPath::new(name)?;
     let Some(_lock) = place.lock()? else {
@@ -159,7 +161,7 @@ pub fn remove_named(name: &str) -> Result<bool> {
     Ok(true)
 }
 
-/// Returns whether a segment can have this name, or one that begins with it and is `longest` bytes long at most.
+/// Returns whether a segment can have this name, or a name that begins with it. `longest` bounds the length in bytes.
 #[must_use]
 pub fn is_name(name: &str, longest: usize) -> bool {
     let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
@@ -170,7 +172,7 @@ fn prefix() -> String {
     format!("coprep-{}-", nix::unistd::geteuid())
 }
 
-/// Where a segment is found.
+/// The name and the file of a segment.
 struct SegmentPath {
     name: String,
     file: String,
@@ -203,9 +205,9 @@ impl SegmentPath {
         self.error(ErrorKind::Os(error))
     }
 
-    /// The file if it is there and ours.
+    /// Opens the file, if it exists and belongs to this user.
     fn open_file(&self) -> Result<Option<File>> {
-        // Not waiting: should it be a pipe.
+        // Non-blocking, so that the call does not hang if the file is a pipe.
         let flags = libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK;
         match OpenOptions::new()
             .read(true)
@@ -239,13 +241,13 @@ impl SegmentPath {
         )))
     }
 
-    /// The file, locked, if it is there.
+    /// Opens and locks the file, if it exists.
     fn lock(&self) -> Result<Option<File>> {
         let Some(file) = self.open_file()? else {
             return Ok(None);
         };
         self.lock_file(&file)?;
-        // It may have been removed between the two; then it is not there.
+        // Another process may have removed it between opening and locking. Then it does not exist.
         Ok(self.is_still(&file).then_some(file))
     }
 
@@ -273,7 +275,7 @@ impl SegmentPath {
         }
     }
 
-    /// The segment, of whatever capacity, if it is whole. Else it is removed.
+    /// Opens the segment if it is complete, whatever its capacity. Otherwise removes it.
     fn reuse(
         &self,
         lock: File,
@@ -295,7 +297,7 @@ impl SegmentPath {
         Ok(None)
     }
 
-    /// Where everything lies in a segment; None if it is not whole.
+    /// Reads the layout of a segment, or `None` if the segment is not complete.
     fn shape(&self, file: &File, wanted: &SegmentHeader) -> Result<Option<SegmentLayout>> {
         let mut bytes = [0; HEADER];
         match file.read_exact_at(&mut bytes, 0) {
@@ -315,7 +317,7 @@ impl SegmentPath {
             .filter(is_whole))
     }
 
-    /// A new segment; None if somebody else was faster.
+    /// Creates a segment, or returns `None` if another process was faster.
     fn create(&self, shape: &SegmentLayout, header: &SegmentHeader) -> Result<Option<Segment>> {
         self.check_room(shape.bytes as u64)?;
         let created = ShmemConf::new()
@@ -327,10 +329,10 @@ impl SegmentPath {
             Err(ShmemError::MappingIdExists) => return Ok(None),
             Err(e) => return Err(self.crate_error(&e)),
         };
-        // While it is unfinished it goes with its handle.
+        // As long as the segment is unfinished, dropping its handle removes it.
         memory.set_owner(true);
         let Some(lock) = self.lock()? else {
-            // Somebody removed it: theirs is not ours to remove.
+            // Another process removed ours, and the file of this name may now be theirs. It must not be removed.
             memory.set_owner(false);
             return Ok(None);
         };
@@ -344,7 +346,7 @@ impl SegmentPath {
         Ok(Some(segment))
     }
 
-    /// Reserves what is not reserved yet.
+    /// Reserves the part of the segment that is not reserved yet.
     fn reserve(&self, file: &File, shape: &SegmentLayout) -> Result<()> {
         let reserved = file.metadata().map_err(|e| self.os(e))?.blocks() * 512;
         if reserved >= shape.bytes as u64 {

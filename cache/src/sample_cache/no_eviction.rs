@@ -1,11 +1,11 @@
-//! What is in stays in: an arena that fills up once (MinIO; Mohan et al., CoorDL, VLDB 2021, section 4.1).
+//! A cache without eviction: an arena that fills up once (MinIO; Mohan et al., CoorDL, VLDB 2021, section 4.1).
 //!
-//! Within an epoch every sample is needed once, so no order of eviction has more hits than none has; and
-//! without eviction the arena is a bump pointer and the index is append-only.
+//! Within an epoch every sample is needed once, so no order of eviction has more hits than no eviction. And without
+//! eviction the arena is a bump pointer and the index is append-only.
 //!
-//! Over an anonymous segment, or over a named one, that the next coordinator takes over. There payload
-//! checksums are verified at the first hit and not at the take-over: a cache of 100 GB is usable at once, and the
-//! payload is about to be read anyway. One that fails gives its place and its room back.
+//! The arena lies in an anonymous segment, or in a named one that the next coordinator takes over. After a take-over, a
+//! payload's checksum is verified at its first hit. So a cache of 100 GB is usable at once, and the payload is about to
+//! be read anyway. An entry whose payload fails the check gives its index position and its room back.
 
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
@@ -16,50 +16,50 @@ use super::table::{CachedAt, PresenceTable};
 use super::{CacheRoom, Form, Hit, HitBytes, Meta, Reservation, SampleCache, Usage};
 use crate::error::Result;
 
-/// See the module.
+/// A cache without eviction. See the module.
 pub struct NoEviction {
     arena: Arena,
     table: PresenceTable,
     usage: Mutex<Usage>,
-    /// Payloads are checksummed: another coordinator may read them.
+    /// True if the cache outlives this process. Then payloads are checksummed, because another coordinator may read
+    /// them.
     outlives: bool,
-    /// Held for reading while a payload that is not checked yet is looked at.
+    /// Held for reading while a thread looks at a payload that is not checked yet.
     looks: RwLock<()>,
 }
 
-/// What was found in a named segment.
+/// The result of a take-over of a named segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct TakeOver {
-    /// Samples taken over.
+    /// Number of samples taken over.
     pub entries: u64,
-    /// Their bytes.
+    /// Bytes of these samples.
     pub bytes: u64,
-    /// Entries that were not as they were written.
+    /// Number of entries that differed from the bytes that were written.
     pub dropped: u64,
-    /// What had this name was of another version, or not whole: it was replaced.
+    /// True if a segment of this name was incomplete or of another version, and was replaced.
     pub replaced: bool,
 }
 
 impl NoEviction {
-    /// In memory without a name, which goes with this process. All of it is reserved now: `capacity` bytes
-    /// for payloads, and 48 bytes of index per sample.
+    /// Creates a cache in memory without a name, which ends with this process. All memory is reserved now: `capacity`
+    /// bytes for payloads, and 48 bytes of index per sample.
     ///
     /// # Errors
-    /// When memory is short.
+    /// If memory is short.
     pub fn anonymous(capacity: u64, samples: u32) -> Result<Self> {
         let shape = SegmentLayout::new(capacity, samples)?;
         let arena = Arena::new(SegmentMemory::anonymous(&shape)?, shape, 0);
         Ok(Self::over(arena, false))
     }
 
-    /// In the named segment `name`, taken over if it is there and whole, else made anew. The fingerprint
-    /// stands for whatever makes the payloads what they are. A segment that is there keeps its capacity,
-    /// which [`usage`](SampleCache::usage) tells; `capacity` is for a new one.
+    /// Opens the named segment `name`. A complete segment is taken over; otherwise a new one is created. The
+    /// fingerprint identifies the inputs that determine the payloads. An existing segment keeps its capacity, which
+    /// [`usage`](SampleCache::usage) returns; `capacity` is for a new one.
     ///
     /// # Errors
-    /// When memory, or the file system of named segments, is short; when the segment is of another
-    /// `fingerprint` or number of `samples`; when a living coordinator has it; when it is another user's, or
-    /// the name is none.
+    /// If memory, or the file system of named segments, is short; if the segment has another `fingerprint` or number of
+    /// `samples`; if a live coordinator uses it; if it belongs to another user; or if the name is not valid.
     pub fn named(
         name: &str,
         capacity: u64,
@@ -164,23 +164,23 @@ impl NoEviction {
         self.table.give_up(id);
     }
 
-    /// Checks an entry that was taken over, at its first hit. If its payload is not what was committed, it is dropped.
+    /// Checks an entry that was taken over, at its first hit, and drops it if its payload is damaged.
     fn check(&self, id: u32) {
         let Some((place, entry)) = self.find_damaged(id) else {
             return;
         };
-        // Whoever still looks at the payload began before the entry was withdrawn, and has ended after this. Nobody
-        // begins any more.
+        // A thread that still looks at the payload began before the entry was withdrawn. The write lock waits until all
+        // such threads have finished, and no new one can begin.
         drop(self.looks.write().unwrap_or_else(PoisonError::into_inner));
         self.arena.drop_entry(place, &entry);
         self.count().remove(entry.form, entry.len);
         self.table.give_up(id);
     }
 
-    /// Returns the place and the entry if the payload is not what was committed, to the one who must drop it.
+    /// Returns the position and the entry if the payload is damaged, but only to the one caller that must drop it.
     fn find_damaged(&self, id: u32) -> Option<(u32, IndexEntry)> {
         let _look = self.looks.read().unwrap_or_else(PoisonError::into_inner);
-        // Again, under the lock: it may have been checked, or dropped, meanwhile.
+        // Look again under the lock: another thread may have checked or dropped the entry meanwhile.
         let present = self.table.get(id).filter(|present| !present.checked)?;
         let entry = self.entry(id, present)?;
         if payload_checksum(self.arena.payload_of(&entry)) == entry.payload_checksum {
@@ -207,7 +207,7 @@ impl SampleCache for NoEviction {
         if !self.table.get(id)?.checked {
             self.check(id);
         }
-        // What is checked is never dropped.
+        // A checked entry is never dropped, so the reference stays valid.
         let present = self.table.get(id).filter(|present| present.checked)?;
         let entry = self.entry(id, present)?;
         Some(Hit {

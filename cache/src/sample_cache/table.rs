@@ -1,27 +1,27 @@
-//! Where each sample's entry lies: four bytes per sample, in private memory.
+//! The position of each sample in the index: four bytes per sample, in private memory.
 //!
 //! | state | low bits | who makes it | next |
 //! |---|---|---|---|
-//! | absent (zero) | 0 | the start; whoever gives up | being written, by the first who asks |
-//! | being written | 1 | one writer, or who found that the payload is not what it was | present and checked, or absent |
-//! | present | 2 | a take-over | present and checked, or being written if the payload is not what it was |
-//! | present and checked | 3 | a commit, or the first hit | - |
+//! | absent (zero) | 0 | the start; a writer that gives up | being written, by the first caller that asks |
+//! | being written | 1 | a writer; a reader that finds a damaged payload | present and checked, or absent |
+//! | present | 2 | a take-over | present and checked, or being written if the payload is damaged |
+//! | present and checked | 3 | a commit; the first hit after a take-over | - |
 //!
-//! The upper 30 bits are the entry's place in the index.
+//! The upper 30 bits are the position of the entry in the index.
 
 use crate::sync::{AtomicU32, Ordering};
 
-/// See the module.
+/// The table of samples. See the module.
 pub struct PresenceTable {
     states: Vec<AtomicU32>,
 }
 
-/// Where a sample is.
+/// The location of a sample in the cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CachedAt {
-    /// In the index.
+    /// Position of the entry in the index.
     pub place: u32,
-    /// Its payload is known to be what was committed.
+    /// True if the payload is known to equal the committed bytes.
     pub checked: bool,
 }
 
@@ -30,11 +30,11 @@ const BEING_WRITTEN: u32 = 1;
 const PRESENT: u32 = 2;
 const CHECKED: u32 = 3;
 
-/// Places are less.
+/// Upper bound of positions, which have 30 bits.
 pub const PLACES: u64 = 1 << 30;
 
 impl PresenceTable {
-    /// For so many samples, all of them absent.
+    /// Creates a table of `samples` samples, all of them absent.
     #[must_use]
     pub fn new(samples: u32) -> Self {
         PresenceTable {
@@ -42,10 +42,10 @@ impl PresenceTable {
         }
     }
 
-    /// Returns where a sample is, if it is here.
+    /// Returns the location of a sample, or `None` if it is absent.
     #[must_use]
     pub fn get(&self, id: u32) -> Option<CachedAt> {
-        // Acquire: pairs with the release in `set`; the entry and the payload are visible.
+        // Acquire: pairs with the release in `set`, so that the entry and the payload are visible.
         let state = self.states.get(id as usize)?.load(Ordering::Acquire);
         match state & 3 {
             PRESENT | CHECKED => Some(CachedAt {
@@ -56,41 +56,41 @@ impl PresenceTable {
         }
     }
 
-    /// True for the one who may write the sample now.
+    /// Claims an absent sample. Returns true to the one caller that may write it now.
     #[must_use]
     pub fn begin(&self, id: u32) -> bool {
         let Some(state) = self.states.get(id as usize) else {
             return false;
         };
-        // Relaxed: nothing is read on account of it.
+        // Relaxed: no data is read because of this result.
         state
             .compare_exchange(ABSENT, BEING_WRITTEN, Ordering::Relaxed, Ordering::Relaxed)
             .is_ok()
     }
 
-    /// By the one who may write it: nothing came of it.
+    /// Makes the sample absent again. Its writer calls this if it does not write the sample.
     pub fn give_up(&self, id: u32) {
         self.states[id as usize].store(ABSENT, Ordering::Relaxed);
     }
 
-    /// By the one who wrote it, or by a take-over before anybody else looks.
+    /// Makes the sample present. Its writer calls this, or a take-over before any other thread looks.
     pub fn set(&self, id: u32, present: CachedAt) {
         let kind = if present.checked { CHECKED } else { PRESENT };
         // Release: pairs with the acquire in `get`.
         self.states[id as usize].store(present.place << 2 | kind, Ordering::Release);
     }
 
-    /// After a look at the payload: it is as committed.
+    /// Notes that the payload was checked and equals the committed bytes.
     pub fn confirm(&self, id: u32, place: u32) {
-        // Release: as in `set`, for those who skip the look.
+        // Release: as in `set`, for readers that skip the check from now on.
         self.change(id, place, place << 2 | CHECKED, Ordering::Release);
     }
 
-    /// After a look at the payload: it is not what was committed. True for the one who must clear the entry away, and
+    /// Notes that the payload was checked and is damaged. Returns true to the one caller that must drop the entry and
     /// then [give the sample up](Self::give_up).
     #[must_use]
     pub fn withdraw(&self, id: u32, place: u32) -> bool {
-        // Relaxed: what follows is ordered by locks.
+        // Relaxed: locks order everything that follows.
         self.change(id, place, BEING_WRITTEN, Ordering::Relaxed)
     }
 

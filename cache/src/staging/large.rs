@@ -4,58 +4,61 @@
 //! | buffer 0 | buffer 1 | ... | large area: | value | free | value | ... address space without memory ... |
 //! ```
 //!
-//! The large area lies behind the buffers, in the same sealed file. It is an address space that takes memory only as it
-//! is needed: a value is given an extent of whole pages, which is reserved before anybody is told of it, so nobody meets
-//! a SIGBUS. The slot then holds a [`Marker`] that says where the value lies. Memory that was reserved stays reserved, and
-//! the next values use it again: a sealed file gives none of its pages back (`fallocate` refuses to punch holes into it).
+//! The large area lies behind the buffers, in the same sealed file. It is an address space that takes memory only as
+//! needed. A value is given an extent of whole pages. The extent is reserved before any process learns of it, so nobody
+//! meets a SIGBUS. The slot then holds a [`Marker`] with the location of the value. Reserved memory stays reserved, and
+//! later values use it again, because a sealed file gives none of its pages back (`fallocate` refuses to punch holes
+//! into it).
 //!
 //! # The life of an extent
 //!
 //! ```text
 //!              take                finish                 release
 //!   FREE ----------------> OWNED ----------> SHARED ----------------------> FREE
-//!     ^                      | forget: the slot is written anew, or fails
+//!     ^                      | forget: the slot is written again, or fails
 //!     +----------------------+
 //! ```
 //!
-//! | state | writes it | reads it | leaves the state when |
+//! | state | who writes it | who reads it | leaves the state when |
 //! |---|---|---|---|
-//! | FREE | nobody | nobody | a slot is given it |
-//! | OWNED | the slot's writer: the holder of its [`SlotMut`](super::SlotMut), or the worker process for which that one is held | the same | the buffer is finished; or the holder gives it up |
-//! | SHARED | nobody | whoever has a [`Lease`](super::Lease) of the buffer: the coordinator, and consumers that took an item of it | the last lease is dropped |
+//! | FREE | nobody | nobody | it is given to a slot |
+//! | OWNED | the slot's writer: the holder of its [`SlotMut`](super::SlotMut), or the worker process on whose behalf that one is held | the same | the buffer is finished, or the holder gives the extent up |
+//! | SHARED | nobody | every holder of a [`Lease`](super::Lease) of the buffer: the coordinator, and consumers that took an item of it | the last lease is dropped |
 //!
-//! An extent belongs to its buffer: it is free when the buffer is, and not before, but for a slot that gives it up while
-//! the buffer is filled. The marker is as old as the extent. It is written by who holds the [`SlotMut`](super::SlotMut),
-//! and cleared when the slot gives the extent up, or when the buffer is **taken** to be filled again. It is not cleared
-//! when the buffer becomes free: see "Retired" below.
+//! An extent belongs to its buffer and becomes free when the buffer does. There is one exception: a slot may give its
+//! extent up while the buffer is filled. The marker is written together with the extent, by the holder of the
+//! [`SlotMut`](super::SlotMut). It is cleared when the slot gives the extent up, or when the buffer is **taken** to be
+//! filled again. It is not cleared when the buffer becomes free; see "Retired" below.
 //!
-//! A slot that is refused an extent *waits*, until it is given one, gives up, or its [`SlotMut`](super::SlotMut) is dropped,
-//! whatever the reason. A slot that waited for ever in this list would keep others from being preferred to it.
+//! A slot that is refused an extent *waits* until it is given one, gives up, or its [`SlotMut`](super::SlotMut) is
+//! dropped for any reason. If a slot stayed in the list of waiting slots for ever, no slot of a later minibatch could
+//! ever count as the one that has waited longest.
 //!
-//! | who dies | and then |
+//! | process that dies | consequence |
 //! |---|---|
-//! | a worker, before its value is whole | its slot's [`SlotMut`](super::SlotMut) is held until the process is gone. Then the slot gives the extent up, and is given another one when the sample is made again |
-//! | the host, and all workers with it | nothing is given up one by one. The pool is retired |
-//! | a consumer that holds the buffer | its leases are dropped once its process is gone. Others that hold the buffer keep it SHARED |
-//! | a consumer whose connection the coordinator ends | it may not know, and still read what it has or takes. So its leases last until it has closed its side, or else the pool is retired first |
-//! | the coordinator | nobody gives anything to anybody. Workers die with it; consumers read what they have |
+//! | a worker, before its value is whole | its slot's [`SlotMut`](super::SlotMut) is held until the process is gone. Then the slot gives the extent up, and gets another one when the sample is prepared again |
+//! | the fork server, and all workers with it | no slot gives its extent up individually. The pool is retired |
+//! | a consumer that holds the buffer | its leases are dropped once its process is gone. Other consumers that hold the buffer keep it SHARED |
+//! | a consumer whose connection the coordinator ends | it may not know yet, and still read the items that it has or takes. So its leases last until it has closed its side, or else the pool is retired first |
+//! | the coordinator | no memory is given out any more. Workers die with it; consumers read the items that they have |
 //!
 //! # Retired
 //!
-//! A pool is retired before the connections of its consumers are ended. They may not notice for a while, and take what lies
-//! ready for them, though their leases are dropped. So from then on no extent is given to anybody and no buffer is filled:
-//! [`take`](LargeArea::take) refuses, and whoever waits is to give up. Extents that slots had been given stay theirs, so
-//! workers that are late write nothing that another reads. Freeing an extent writes nothing.
+//! A pool is retired before the connections of its consumers are ended. They may not notice for a while, and may still
+//! take the items that lie ready for them, although their leases are dropped. So from then on no extent is given out
+//! and no buffer is filled. [`take`](LargeArea::take) refuses, and waiting slots must give up. Slots keep the extents
+//! that they have, so a late worker writes no memory that another process reads. Freeing an extent writes nothing.
 //!
 //! # The limit
 //!
-//! Values take no more than the limit, but for one whose caller says that somebody would wait for ever otherwise. Memory
-//! that was reserved for such a value stays, and is for such values again: if others filled it up, each further one would
-//! reserve more. Callers that are refused wait with [`LargeArea::wait`] until a buffer was finished or released.
+//! Values take no more than the limit. The exception is a value whose caller says that somebody would otherwise wait
+//! for ever. Memory that was reserved beyond the limit stays reserved for later values of this kind. If ordinary values
+//! could fill it up, each further exception would reserve more. Callers that are refused wait with [`LargeArea::wait`]
+//! until a buffer is finished or released.
 //!
 //! # Locks
 //!
-//! One lock guards the list of extents. It is held for moments and never while the kernel is asked for memory, because
+//! One lock guards the list of extents. It is held for moments, and never while the kernel is asked for memory, because
 //! buffers are released under other locks.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -69,28 +72,30 @@ use crate::error::{Error, Result};
 use crate::mapping::{HUGE, page_size};
 use crate::memory;
 
-/// Minibatches that may be in preparation whatever they take: workers that would be idle while one is finished go on.
+/// Minibatches that may be in preparation whatever memory they take. With two, workers go on while one minibatch is
+/// being finished.
 const LEAST_AHEAD: u32 = 2;
-/// A minibatch counts for one part in so many of what is typical.
+/// Weight of the newest minibatch in the mean of the bytes that a minibatch takes.
 const WEIGHT: f64 = 0.25;
-/// The address space is at least so many times the limit, and one part in so many of the memory that could be had; but at
-/// most one part in so many of the addresses that the process may have.
+/// Least address space of the area, as a multiple of its limit.
 const LEAST_ROOM: u64 = 4;
+/// Divisor for the share of the available memory that the address space of the area covers.
 const PART_OF_MEMORY: u64 = 2;
+/// Divisor for the share of the process's address space (`RLIMIT_AS`) that the area may take.
 const PART_OF_ADDRESSES: u64 = 8;
 
-/// What a slot holds whose value lies in the large area.
+/// The location of a large value, as its slot holds it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Marker {
-    /// From the start of the file.
+    /// Offset from the start of the file.
     pub(crate) offset: u64,
     pub(crate) len: u64,
 }
 
 impl Marker {
-    /// Bytes that it takes in a slot.
+    /// Bytes of a marker in a slot.
     pub(crate) const BYTES: usize = 24;
-    /// No value begins like this: packed values begin with letters.
+    /// First bytes of a marker. No value begins like this, because packed values begin with letters.
     const MAGIC: [u8; 8] = *b"\xff\x00LARGE\x01";
 
     pub(crate) fn bytes(self) -> [u8; Self::BYTES] {
@@ -101,7 +106,7 @@ impl Marker {
         bytes
     }
 
-    /// Returns `None` for the beginning of a value that lies in its slot.
+    /// Decodes a marker. Returns `None` if the bytes are the beginning of a value that lies in its slot.
     pub(crate) fn read(bytes: &[u8; Self::BYTES]) -> Option<Marker> {
         let (magic, rest) = bytes.split_first_chunk::<8>()?;
         let (offset, len) = rest.split_first_chunk::<8>()?;
@@ -113,9 +118,9 @@ impl Marker {
     }
 }
 
-/// The list of what lies where in the large area.
+/// The allocator of the large area.
 pub(super) struct LargeArea {
-    /// Where the area lies in the file.
+    /// Range of the area in the file.
     range: Range<usize>,
     limit: u64,
     state: Mutex<LargeState>,
@@ -124,27 +129,27 @@ pub(super) struct LargeArea {
 
 struct LargeState {
     free: FreeList,
-    /// Addresses below this are taken, or in the free list. From the start of the file.
+    /// Offset in the file below which all addresses are taken or in the free list.
     top: usize,
     reserved: u64,
-    /// By buffer.
+    /// Use of the large area by each buffer.
     buffers: Vec<BufferUse>,
     turns: u64,
-    /// Slots that were refused an extent: the turn of the buffer, the buffer, the slot.
+    /// Slots that wait for an extent: the turn of the buffer, the buffer, the slot.
     waiting: BTreeSet<(u64, u32, u32)>,
-    /// Bytes that a minibatch took lately. `None`: none is finished.
+    /// Mean of the bytes that recent minibatches took, or `None` if none is finished.
     typical: Option<f64>,
-    /// Nobody is given anything any more.
+    /// True if no extent may be given out any more.
     is_retired: bool,
 }
 
 #[derive(Default, Clone)]
 struct BufferUse {
-    /// By slot: whole pages, and how many bytes the value takes of them.
+    /// Extents by slot: whole pages, and the bytes that the value takes of them.
     extents: BTreeMap<u32, (Range<usize>, usize)>,
-    /// While the buffer is filled: how many were begun before it.
+    /// While the buffer is filled: the number of buffers that were begun before it.
     turn: Option<u64>,
-    /// Its slots may hold markers, of this use or of one before.
+    /// True if its slots may hold markers, of this use or of an earlier one.
     is_marked: bool,
 }
 
@@ -154,30 +159,30 @@ impl BufferUse {
     }
 }
 
-/// How a new extent is had.
+/// The source of a new extent.
 enum ExtentPlan {
-    /// It lies in memory that is reserved.
+    /// The extent lies in memory that is already reserved.
     There(Range<usize>),
-    /// The rest, from `top` on, is to be reserved: up to `end`, beyond which the extent does not reach.
+    /// The part from `top` on has to be reserved, up to `end`. The extent does not reach beyond `end`.
     Grow {
         extent: Range<usize>,
         top: usize,
         end: usize,
     },
-    /// Not within the limit, or retired.
+    /// The extent exceeds the limit, or the area is retired.
     Refused,
-    /// Not within the address space.
+    /// The extent exceeds the address space.
     TooLong,
 }
 
 impl LargeState {
-    /// Returns true if the slot waited.
+    /// Ends the wait of a slot. Returns true if the slot waited.
     fn waits_no_more(&mut self, buffer: u32, slot: u32) -> bool {
         let turn = self.buffers[buffer as usize].turn;
         turn.is_some_and(|turn| self.waiting.remove(&(turn, buffer, slot)))
     }
 
-    /// Returns true if the slot had an extent, or waited for one.
+    /// Frees the extent of a slot and ends its wait. Returns true if it had an extent or waited for one.
     fn forget(&mut self, buffer: u32, slot: u32) -> bool {
         let waited = self.waits_no_more(buffer, slot);
         let extent = self.buffers[buffer as usize].extents.remove(&slot);
@@ -189,7 +194,7 @@ impl LargeState {
 }
 
 impl LargeArea {
-    /// An area behind `start` bytes of a file.
+    /// Creates an area behind the first `start` bytes of a file.
     pub(super) fn new(start: usize, limit: u64, buffers: u32) -> Self {
         let room = usize::try_from(room(limit)).unwrap_or(0) / HUGE * HUGE;
         LargeArea {
@@ -209,12 +214,12 @@ impl LargeArea {
         }
     }
 
-    /// Where the file ends.
+    /// Returns the end of the file.
     pub(super) fn end(&self) -> usize {
         self.range.end
     }
 
-    /// Bytes of memory that are reserved.
+    /// Returns the bytes of memory that are reserved.
     pub(super) fn reserved(&self) -> u64 {
         self.state().reserved
     }
@@ -223,21 +228,21 @@ impl LargeArea {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until a buffer was finished or released, for `limit` at most.
+    /// Waits until a buffer is finished or released, but at most for `limit`.
     pub(super) fn wait(&self, limit: Duration) {
         let waited = self.changed.wait_timeout(self.state(), limit);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Gives nobody anything from now on.
+    /// Gives out no more extents from now on.
     pub(super) fn retire(&self) {
         self.state().is_retired = true;
-        // Whoever waits is to give up.
+        // Wake the waiting threads, so that they notice and give up.
         self.changed.notify_all();
     }
 
-    /// Notes that a buffer is being filled. Returns whether its slots may hold markers of an earlier use, which the caller
-    /// clears.
+    /// Notes that a buffer is being filled. Returns true if its slots may hold markers of an earlier use. The caller
+    /// must clear them.
     pub(super) fn begin(&self, buffer: u32) -> bool {
         let mut state = self.state();
         let turn = state.turns;
@@ -247,7 +252,7 @@ impl LargeArea {
         std::mem::take(&mut buffer.is_marked)
     }
 
-    /// Notes that a buffer is whole.
+    /// Notes that a buffer is finished, and takes its bytes into the mean.
     pub(super) fn finish(&self, buffer: u32) {
         let mut state = self.state();
         let bytes = state.buffers[buffer as usize].bytes() as f64;
@@ -257,7 +262,7 @@ impl LargeArea {
         self.changed.notify_all();
     }
 
-    /// Frees the extents of a buffer. Nobody waits for one: the buffer's slots are gone.
+    /// Frees the extents of a buffer. No slot of it waits for one, because the buffer's slots are gone.
     pub(super) fn release(&self, buffer: u32) {
         let mut state = self.state();
         let its = &mut state.buffers[buffer as usize];
@@ -269,42 +274,42 @@ impl LargeArea {
         self.changed.notify_all();
     }
 
-    /// Returns true for the buffer that was begun first of those that are being filled.
+    /// Returns true if no other buffer that is being filled was begun before this one.
     pub(super) fn is_first(&self, buffer: u32) -> bool {
         let state = self.state();
         let turns = state.buffers.iter().filter_map(|b| b.turn);
         turns.min() == state.buffers[buffer as usize].turn
     }
 
-    /// Returns true if no buffer that was begun before this one has a slot that was refused an extent.
+    /// Returns true if no buffer that was begun before this one has a slot that waits for an extent.
     pub(super) fn waits_longest(&self, buffer: u32) -> bool {
         let state = self.state();
         let longest = state.waiting.first();
         longest.is_none_or(|&(_, waiting, _)| waiting == buffer)
     }
 
-    /// Returns where the large value of a slot lies.
+    /// Returns the range of a slot's large value, or `None` if it has none.
     pub(super) fn value(&self, buffer: u32, slot: u32) -> Option<Range<usize>> {
         let state = self.state();
         let (pages, len) = state.buffers[buffer as usize].extents.get(&slot)?;
         Some(pages.start..pages.start + len)
     }
 
-    /// Frees the extent of a slot, if it has one. It waits for none any more.
+    /// Frees the extent of a slot, if it has one, and ends its wait.
     pub(super) fn forget(&self, buffer: u32, slot: u32) {
         if self.state().forget(buffer, slot) {
             self.changed.notify_all();
         }
     }
 
-    /// Notes that a slot waits for no extent any more.
+    /// Notes that a slot no longer waits for an extent.
     pub(super) fn stop_waiting(&self, buffer: u32, slot: u32) {
         if self.state().waits_no_more(buffer, slot) {
             self.changed.notify_all();
         }
     }
 
-    /// Returns of `free` buffers how many minibatches may be begun, if they take what is typical.
+    /// Returns how many minibatches may be begun with `free` free buffers, if each takes the mean bytes of recent ones.
     pub(super) fn to_begin(&self, free: u32) -> u32 {
         let state = self.state();
         let Some(typical) = state.typical.filter(|&bytes| bytes >= 1.0) else {
@@ -317,18 +322,19 @@ impl LargeArea {
         let left = self.limit as f64 - state.buffers.iter().map(taken).sum::<f64>();
         let unfinished = state.buffers.iter().filter(|b| b.turn.is_some()).count() as u32;
         let least = LEAST_AHEAD.saturating_sub(unfinished);
-        // A negative number is 0.
+        // A negative number becomes 0 in this conversion.
         free.min(((left / typical) as u32).max(least))
     }
 
-    /// Gives a slot an extent for `bytes` bytes, in place of the one that it had; returns where it begins. `None`: not
-    /// within the limit, or the area is retired; then the slot waits, until [`forget`](Self::forget) or
-    /// [`stop_waiting`](Self::stop_waiting).
+    /// Gives a slot an extent for `bytes` bytes, in place of the one that it had. Returns the offset of the extent.
+    ///
+    /// Returns `None` if the extent exceeds the limit, or if the area is retired. Then the slot waits until
+    /// [`forget`](Self::forget) or [`stop_waiting`](Self::stop_waiting).
     ///
     /// `reserve` reserves the memory of a part of the file.
     ///
     /// # Errors
-    /// When memory, or the address space, is short; when no address space of this area would do.
+    /// If memory or address space is short; if the value would not even fit into the empty area.
     pub(super) fn take(
         &self,
         (buffer, slot): (u32, u32),
@@ -336,7 +342,8 @@ impl LargeArea {
         beyond_limit: bool,
         reserve: impl FnOnce(Range<usize>) -> Result<()>,
     ) -> Result<Option<usize>> {
-        // Without a word to those that wait: one that asks again and is refused again would wake all others, and they it.
+        // This does not notify the waiting threads. Otherwise a thread that asks again and is refused again would wake
+        // all others, and they would wake it in turn.
         self.state().forget(buffer, slot);
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
         let whole = len.max(1).checked_next_multiple_of(page_size());
@@ -368,10 +375,11 @@ impl LargeArea {
         Ok(Some(start))
     }
 
-    /// Finds a place, and takes it. What is to be reserved is counted as if it were.
+    /// Chooses an extent and takes it. Memory that has yet to be reserved is already counted as reserved.
     fn plan(&self, len: usize, beyond_limit: bool) -> ExtentPlan {
         let mut state = self.state();
-        // Asked under the lock under which extents become free: none that became free later is given away.
+        // This is checked under the lock that also guards freeing. So no extent that became free after the retirement
+        // is given out.
         if state.is_retired {
             return ExtentPlan::Refused;
         }
@@ -387,7 +395,7 @@ impl LargeArea {
         let Some(extent_end) = start.checked_add(len).filter(|&e| e <= self.range.end) else {
             return ExtentPlan::TooLong;
         };
-        // In whole huge pages, where that is within the limit.
+        // Round up to whole huge pages, if the limit allows.
         let left = self.limit.saturating_sub(state.reserved);
         let start_of_area = self.range.start;
         let rounded = (extent_end - start_of_area).next_multiple_of(HUGE) + start_of_area;
@@ -408,11 +416,11 @@ impl LargeArea {
         }
     }
 
-    /// No memory was had for `top..end`.
+    /// Undoes a plan after the memory for `top..end` could not be reserved.
     fn undo(&self, extent: &Range<usize>, top: usize, end: usize) {
         let mut state = self.state();
         state.reserved -= (end - top) as u64;
-        // If another value lies behind it by now, the addresses between are lost, which are many.
+        // If another value lies behind it by now, the addresses between are lost. There are plenty.
         if state.top == end {
             state.top = top;
         }
@@ -420,7 +428,8 @@ impl LargeArea {
         self.changed.notify_all();
     }
 
-    /// Others may let go of what is lacking, but not of more than there is.
+    /// Returns the error for a value that does not fit. It is a shortage if the value would fit into the empty area,
+    /// because other values may be freed.
     fn too_long(&self, bytes: u64) -> Error {
         let room = self.range.len() as u64;
         let limit = "the address space that was set aside when the staging area was made";
@@ -433,7 +442,7 @@ impl LargeArea {
     }
 }
 
-/// Bytes of address space for an area of this limit, which one value alone may exceed.
+/// Returns the bytes of address space for an area with this limit. A single value may exceed the limit.
 fn room(limit: u64) -> u64 {
     let least = limit.saturating_mul(LEAST_ROOM);
     let wanted = (memory::available().unwrap_or(0) / PART_OF_MEMORY).max(least);
@@ -443,7 +452,7 @@ fn room(limit: u64) -> u64 {
         u64::MAX => u64::MAX,
         some => (some / PART_OF_ADDRESSES).max(limit),
     };
-    // A file that is made longer than the process may make one ends the process.
+    // Growing a file past the process's limit for files ends the process, so stay well below it.
     let of_file = allowed(Resource::RLIMIT_FSIZE) / 2;
     wanted.min(of_addresses).min(of_file)
 }
@@ -452,9 +461,9 @@ fn room(limit: u64) -> u64 {
 #[derive(Default)]
 struct FreeList {
     by_start: BTreeMap<usize, usize>,
-    /// Length, start.
+    /// Length and start of each part, for finding the shortest part that is long enough.
     by_len: BTreeSet<(usize, usize)>,
-    /// Of all parts.
+    /// Total bytes of all parts.
     bytes: u64,
 }
 
@@ -482,7 +491,7 @@ impl FreeList {
         self.by_len.remove(&(part.len(), part.start));
     }
 
-    /// Takes `len` bytes of the shortest part that is long enough.
+    /// Takes `len` bytes of the shortest part that is long enough. Best fit leaves the long parts for large values.
     fn take(&mut self, len: usize) -> Option<Range<usize>> {
         let &(whole, start) = self.by_len.range((len, 0)..).next()?;
         self.remove(start..start + whole);
@@ -490,7 +499,7 @@ impl FreeList {
         Some(start..start + len)
     }
 
-    /// Returns where the part begins that ends at `end`.
+    /// Returns the start of the part that ends at `end`.
     fn last_before(&self, end: usize) -> Option<usize> {
         let (&start, &its_end) = self.by_start.range(..end).next_back()?;
         (its_end == end).then_some(start)

@@ -1,37 +1,37 @@
-//! The staging area, the coordinator's side: a pool of equal buffers in one sealed memory file.
+//! The coordinator's side of the staging area: a pool of equal buffers in one sealed memory file.
 //!
 //! ```text
 //! buffer 0: | field 0: slots x bytes | pad | field 1 | pad | ...   buffer 1: ...   (| = a page boundary)
 //! ```
 //!
-//! A minibatch lies in a buffer, each field in one contiguous area, so that a field of a minibatch is one
-//! array without collation. Buffers and fields start on page boundaries, so that a consumer who drops its
-//! private pages of one never touches another.
+//! A minibatch lies in one buffer. Each field is contiguous, so that a field of a minibatch is one array without
+//! collation. Buffers and fields start on page boundaries, so that a consumer that drops its private pages of one never
+//! touches another.
 //!
 //! One field may have values that are larger than their slots ([`Layout::with_large`]). Such a value lies in the *large
-//! area*, behind the buffers; its slot says where ([`SlotMut::reserve_large`]). The area is a part of the buffer's life:
-//! what a slot was given there is free when the buffer is.
+//! area*, behind the buffers, and its slot holds the location ([`SlotMut::reserve_large`]). Memory in the large area
+//! belongs to the buffer: it becomes free when the buffer does.
 //!
 //! # The life of a buffer
 //!
-//! free -> [`Filling`] (one owner) -> [`SlotMut`]s (one writer each) and [`Unfinished`] -> [`Lease`]
-//! (read only, counted) -> free. Each step consumes the one before, so safe code can neither write a buffer
-//! that somebody reads nor give one slot to two writers. Dropping any of them frees the buffer, once all
-//! that belong to it are gone.
+//! free -> [`Filling`] (one owner) -> [`SlotMut`]s (one writer each) and [`Unfinished`] -> [`Lease`] (read only,
+//! counted) -> free. Each step consumes the one before. So safe code can neither write a buffer that somebody reads nor
+//! give one slot to two writers. Dropping any of them frees the buffer, once all others of the same buffer are gone
+//! too.
 //!
-//! Becoming free writes nothing: a buffer stays as it is until it is taken to be filled again. A pool that is
-//! **retired** ([`StagingPool::retire`]) gives out no buffer and no part of the large area any more, so that consumers whose
-//! connections are about to end can still read all that was handed over to them.
+//! No byte is written when a buffer becomes free. It stays as it is until it is taken to be filled again. A pool that
+//! is **retired** ([`StagingPool::retire`]) gives out no more buffers and no more parts of the large area. So consumers
+//! whose connections are about to end can still read everything that was handed over to them.
 //!
-//! # Who may write
+//! # Writers
 //!
-//! The file is mapped here and then sealed: nobody, this process included, can map it writable or write it
-//! by any descriptor from then on. Consumers get [`StagingPool::reader_fd`].
+//! The file is mapped here and then sealed. From then on nobody, not even this process, can map it writable or write it
+//! through a descriptor. Consumers get [`StagingPool::reader_fd`].
 //!
-//! Processes that run user code fill slots too. Their host maps the file before it is sealed
-//! ([`StagingPool::create_with`]), and its children inherit that mapping. Such a process is trusted to write
-//! only the slot that it was given, and only until it says so or is dead: until then the slot's
-//! [`SlotMut`] is held and not looked at.
+//! Processes that run user code fill slots too. Their fork server maps the file before it is sealed
+//! ([`StagingPool::create_with`]), and its children inherit that mapping. Such a process is trusted to write only the
+//! slot that it was given, and only until it reports the sample or is dead. Until then the slot's [`SlotMut`] is held,
+//! and nobody looks at the slot.
 #![expect(
     unsafe_code,
     reason = "hands out disjoint parts of the mapping as slices"
@@ -49,27 +49,28 @@ pub(crate) use self::large::Marker;
 use crate::error::{Error, Result};
 use crate::mapping::{self, HUGE, Mapping, page_size};
 
-/// What is created, in errors.
+/// Name of the memory in error messages.
 const WHAT: &str = "the staging area";
 
-/// Where everything lies in a staging area. Both sides compute it from the same numbers.
+/// The layout of a staging area. Both sides compute it from the same numbers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Layout {
-    /// Samples that a buffer holds.
+    /// Number of samples that a buffer holds.
     pub slots: u32,
-    /// Buffers.
+    /// Number of buffers.
     pub buffers: u32,
     fields: Vec<FieldArea>,
     stride: usize,
     large: Option<LargeValues>,
 }
 
-/// Which values may be larger than their slots.
+/// The field whose values may be larger than their slots, and their limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct LargeValues {
     field: usize,
-    /// Bytes that they take in all, but for one whose consumers would wait for ever otherwise.
+    /// Bytes that all such values may take. A single value may exceed it if its consumers would otherwise wait for
+    /// ever.
     limit: u64,
 }
 
@@ -77,15 +78,15 @@ struct LargeValues {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct FieldArea {
     sample_bytes: usize,
-    /// From the start of the buffer.
+    /// Offset from the start of the buffer.
     offset: usize,
 }
 
 impl Layout {
-    /// For fields of so many bytes per sample.
+    /// Computes the layout for fields of the given bytes per sample.
     ///
     /// # Errors
-    /// If a number is zero, or the whole is larger than the address space.
+    /// If a number is zero, or the whole area is larger than the address space.
     pub fn new(field_sample_bytes: &[usize], slots: u32, buffers: u32) -> Result<Layout> {
         let invalid = |why: &str| Err(Error::invalid("layout of the staging area", why));
         if slots == 0
@@ -116,10 +117,10 @@ impl Layout {
         }
     }
 
-    /// Lets values of a field be larger than their slots, within `limit` bytes in all.
+    /// Lets the values of a field be larger than their slots, within `limit` bytes in all.
     ///
     /// # Errors
-    /// If there is no such field, or its slots have no room to say where a value lies.
+    /// If there is no such field, or its slots are too small to hold the location of a value.
     pub fn with_large(mut self, field: usize, limit: u64) -> Result<Layout> {
         let bytes = self.fields.get(field).map(|f| f.sample_bytes);
         if bytes.is_none_or(|bytes| bytes < Marker::BYTES) {
@@ -136,19 +137,19 @@ impl Layout {
         self.large.map(|large| large.field)
     }
 
-    /// Returns how many bytes such values may take in all; 0 if there are none.
+    /// Returns how many bytes such values may take in all, or 0 if the layout has no such values.
     #[must_use]
     pub fn large_limit(&self) -> u64 {
         self.large.map_or(0, |large| large.limit)
     }
 
-    /// Number of fields.
+    /// Returns the number of fields.
     #[must_use]
     pub fn fields(&self) -> usize {
         self.fields.len()
     }
 
-    /// Bytes that one sample takes in a field.
+    /// Returns the bytes that one sample takes in a field.
     ///
     /// # Panics
     /// If there is no such field.
@@ -157,7 +158,7 @@ impl Layout {
         self.fields[field].sample_bytes
     }
 
-    /// Bytes of a field in one buffer, padding not counted.
+    /// Returns the bytes of a field in one buffer, without padding.
     ///
     /// # Panics
     /// If there is no such field.
@@ -166,7 +167,7 @@ impl Layout {
         self.fields[field].sample_bytes * self.slots as usize
     }
 
-    /// From the start of a buffer to a field, in bytes.
+    /// Returns the offset of a field from the start of a buffer, in bytes.
     ///
     /// # Panics
     /// If there is no such field.
@@ -175,37 +176,37 @@ impl Layout {
         self.fields[field].offset
     }
 
-    /// From one buffer to the next, in bytes.
+    /// Returns the distance from one buffer to the next, in bytes.
     #[must_use]
     pub fn stride(&self) -> usize {
         self.stride
     }
 
-    /// Bytes of all buffers.
+    /// Returns the bytes of all buffers.
     #[must_use]
     pub fn total_bytes(&self) -> usize {
         self.stride * self.buffers as usize
     }
 
-    /// Where a buffer lies in the area.
+    /// Returns the range of a buffer in the area.
     pub(crate) fn buffer(&self, buffer: u32) -> Range<usize> {
         assert!(buffer < self.buffers, "buffer {buffer} of {}", self.buffers);
         let start = self.stride * buffer as usize;
         start..start + self.stride
     }
 
-    /// Where a field of a buffer lies in the area.
+    /// Returns the range of a field of a buffer in the area.
     pub(crate) fn field(&self, buffer: u32, field: usize) -> Range<usize> {
         let start = self.buffer(buffer).start + self.field_offset(field);
         start..start + self.field_bytes(field)
     }
 
-    /// Where the large area begins.
+    /// Returns the offset of the large area. It is aligned to huge pages.
     pub(crate) fn large_start(&self) -> usize {
         self.total_bytes().next_multiple_of(HUGE)
     }
 
-    /// Where a slot of a field of a buffer lies in the area.
+    /// Returns the range of a slot of a field of a buffer in the area.
     pub(crate) fn slot(&self, buffer: u32, field: usize, slot: u32) -> Range<usize> {
         assert!(slot < self.slots, "slot {slot} of {}", self.slots);
         let bytes = self.sample_bytes(field);
@@ -230,7 +231,7 @@ fn place(sample_bytes: &[usize], slots: usize) -> Option<(Vec<FieldArea>, usize)
     Some((fields, offset))
 }
 
-/// The staging area. A clone is the same area.
+/// The staging area. A clone refers to the same area.
 #[derive(Clone)]
 pub struct StagingPool {
     area: Arc<Area>,
@@ -241,17 +242,17 @@ struct Area {
     mapping: Mapping,
     file: OwnedFd,
     free: Mutex<FreeBuffers>,
-    /// `None`: all values lie in their slots.
+    /// Memory for large values, or `None` if all values lie in their slots.
     large: Option<LargeArea>,
-    /// Called when a buffer has become free.
+    /// Callback for a buffer that has become free.
     on_free: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 struct FreeBuffers {
-    /// Buffers that nobody uses. The one that was used last is taken first: what a processor's caches hold of it is
-    /// written again there.
+    /// Buffers that nobody uses. The one used last is taken first, because a processor's caches may still hold parts of
+    /// it.
     buffers: Vec<u32>,
-    /// None of them is taken any more.
+    /// True if none of them may be taken any more.
     is_retired: bool,
 }
 
@@ -260,7 +261,7 @@ impl Area {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes the beginning of a slot of the field whose values may be large.
+    /// Writes the first bytes of a slot, in the field whose values may be large.
     fn mark(&self, buffer: u32, slot: u32, bytes: [u8; Marker::BYTES]) {
         let Some(field) = self.layout.large_field() else {
             return;
@@ -268,8 +269,8 @@ impl Area {
         let start = self.layout.slot(buffer, field, slot).start;
         self.mapping.at(start + Marker::BYTES);
         let target = self.mapping.at(start).as_ptr();
-        // SAFETY: in bounds, since both ends were checked; `with_large` saw that the slot is long enough. Exclusive: the
-        // callers have the slot's only `SlotMut`, or the buffer's only `Hold` before it is filled.
+        // SAFETY: in bounds, since both ends were checked; `with_large` saw that the slot is long enough. Exclusive:
+        // the callers have the slot's only `SlotMut`, or the buffer's only `Hold` before it is filled.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, Marker::BYTES) };
     }
 }
@@ -278,16 +279,16 @@ impl StagingPool {
     /// Reserves the memory, maps it, and seals it.
     ///
     /// # Errors
-    /// When memory is short, with the size wanted, the size had and the remedy.
+    /// If memory is short. The error states the bytes wanted, the bytes available and a remedy.
     pub fn create(layout: Layout) -> Result<Self> {
         Self::create_with(layout, |_| Ok::<(), Error>(()))
     }
 
-    /// The same, with other processes that write: `share` gives them the descriptor, and comes back when they
-    /// have mapped it.
+    /// Creates a pool that other processes write too. `share` passes the descriptor to them, and returns when they have
+    /// mapped it.
     ///
     /// # Errors
-    /// As [`create`](Self::create), and what `share` says.
+    /// As for [`create`](Self::create), and any error of `share`.
     pub fn create_with<E: From<Error>>(
         layout: Layout,
         share: impl FnOnce(BorrowedFd<'_>) -> std::result::Result<(), E>,
@@ -298,6 +299,7 @@ impl StagingPool {
         let end = large.as_ref().map_or(bytes, LargeArea::end);
         let (file, mapping) = mapping::huge_memory_file(WHAT, "coprep-staging", bytes, end)?;
         share(file.as_fd())?;
+        // After this, not even this process can make another writable mapping. The others keep theirs.
         mapping::seal(WHAT, &file, mapping::write_seals())?;
         let free = Mutex::new(FreeBuffers {
             buffers: (0..layout.buffers).rev().collect(),
@@ -315,30 +317,30 @@ impl StagingPool {
         })
     }
 
-    /// Where everything lies.
+    /// Returns the layout of the area.
     #[must_use]
     pub fn layout(&self) -> &Layout {
         &self.area.layout
     }
 
-    /// A descriptor for a consumer: it can only be read.
+    /// Returns a read-only descriptor for a consumer.
     ///
     /// # Errors
-    /// When the process has no descriptor left.
+    /// If the process has no descriptor left.
     pub fn reader_fd(&self) -> Result<OwnedFd> {
         mapping::reopen_read_only(WHAT, self.area.file.as_fd())
     }
 
-    /// Buffers that nobody uses.
+    /// Returns the number of buffers that nobody uses.
     #[must_use]
     pub fn free(&self) -> u32 {
         self.area.free().buffers.len() as u32
     }
 
-    /// Gives out nothing any more: neither buffers, nor parts of the large area. What is in use stays in use, and what
-    /// becomes free stays as it is.
+    /// Stops giving out buffers and parts of the large area. Buffers in use stay in use, and a buffer that becomes free
+    /// keeps its contents.
     ///
-    /// To be called before the connections of consumers are ended whose buffers become free by that.
+    /// The caller retires the pool before it ends the connections of consumers, because that makes their buffers free.
     pub fn retire(&self) {
         self.area.free().is_retired = true;
         if let Some(large) = &self.area.large {
@@ -346,14 +348,14 @@ impl StagingPool {
         }
     }
 
-    /// Returns true once the pool gives out nothing any more.
+    /// Returns true if the pool is retired.
     #[must_use]
     pub fn is_retired(&self) -> bool {
         self.area.free().is_retired
     }
 
-    /// Returns how many minibatches may be begun: one for each free buffer, and fewer while large values take most of
-    /// what they may.
+    /// Returns how many minibatches may be begun: one for each free buffer, but fewer while large values take most of
+    /// their limit.
     #[must_use]
     pub fn to_begin(&self) -> u32 {
         let free = self.free();
@@ -368,21 +370,21 @@ impl StagingPool {
         self.area.layout.total_bytes() as u64 + large
     }
 
-    /// Waits until memory for a large value may have become free, for `limit` at most.
+    /// Waits until memory for a large value may have become free, but at most for `limit`.
     pub fn wait_for_large(&self, limit: Duration) {
         if let Some(large) = &self.area.large {
             large.wait(limit);
         }
     }
 
-    /// Sets what is called whenever a buffer has become free, by the thread that let it go. It must not wait. Only the
-    /// first call has an effect.
+    /// Sets the callback for a buffer that has become free. The thread that frees the buffer calls it, so it must not
+    /// wait. Only the first call has an effect.
     pub fn on_free(&self, tell: impl Fn() + Send + Sync + 'static) {
         let _ = self.area.on_free.set(Box::new(tell));
     }
 
-    /// Takes a free buffer, if there is one and the pool is not retired. It holds whatever was in it, but no slot says that
-    /// its value lies in the large area.
+    /// Takes a free buffer, or returns `None` if there is none or the pool is retired. The buffer holds arbitrary
+    /// contents, but no slot claims that its value lies in the large area.
     #[must_use]
     pub fn allocate(&self) -> Option<Filling> {
         let mut free = self.area.free();
@@ -400,24 +402,26 @@ impl StagingPool {
     }
 }
 
-/// A buffer that is not free; free again when dropped.
+/// A buffer in use. It becomes free again when this is dropped.
 struct Hold {
     area: Arc<Area>,
     buffer: u32,
 }
 
 impl Hold {
-    /// Clears what an earlier use of the buffer left: whoever writes a slot next may write less than what said that its value
-    /// lies elsewhere.
+    /// Clears the markers that an earlier use of the buffer left. Otherwise the next writer of a slot could write fewer
+    /// bytes than a marker has, and leave a valid marker behind.
     fn begin(&self) {
         let large = self.area.large.as_ref();
         if large.is_some_and(|large| large.begin(self.buffer)) {
-            // All of them: where a gap was closed, a slot says so that was given nothing.
+            // All slots: `copy_slot` may have copied a marker into a slot that never had a large value.
             let clear = |slot| self.area.mark(self.buffer, slot, [0; Marker::BYTES]);
             (0..self.area.layout.slots).for_each(clear);
         }
     }
 
+    /// Returns a range of the area as a slice.
+    ///
     /// # Safety
     /// For the life of the slice nobody writes the range.
     unsafe fn bytes(&self, range: Range<usize>) -> &[u8] {
@@ -435,35 +439,35 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        // Nothing is written: a consumer may still look that has not noticed the end of its connection.
+        // No byte is written: a consumer that has not yet noticed the end of its connection may still read.
         if let Some(large) = &self.area.large {
             large.release(self.buffer);
         }
         self.area.free().buffers.push(self.buffer);
-        // After the lock: whoever is told can look.
+        // After the lock is released, so that the callback can look at the free buffers.
         if let Some(tell) = self.area.on_free.get() {
             tell();
         }
     }
 }
 
-/// A buffer with one owner, about to be filled.
+/// A buffer that is about to be filled, with one owner.
 #[must_use]
 pub struct Filling {
     hold: Hold,
 }
 
 impl Filling {
-    /// Its number.
+    /// Returns the number of the buffer.
     #[must_use]
     pub fn buffer(&self) -> u32 {
         self.hold.buffer
     }
 
-    /// Gives out the first `count` slots, one writer each.
+    /// Gives out the first `count` slots, with one writer each.
     ///
     /// # Panics
-    /// If a buffer has fewer slots.
+    /// If the buffer has fewer slots.
     pub fn split(self, count: u32) -> (Vec<SlotMut>, Unfinished) {
         assert!(
             count <= self.hold.area.layout.slots,
@@ -482,11 +486,11 @@ impl Filling {
     }
 }
 
-/// One slot of a buffer, for the one who writes it.
+/// One slot of a buffer, held by its only writer.
 pub struct SlotMut {
     hold: Arc<Hold>,
     slot: u32,
-    /// It was refused a part of the large area.
+    /// True if the slot was refused a part of the large area.
     is_waiting: bool,
 }
 
@@ -501,13 +505,13 @@ impl Drop for SlotMut {
 }
 
 impl SlotMut {
-    /// Its number in the buffer.
+    /// Returns the number of the slot in its buffer.
     #[must_use]
     pub fn slot(&self) -> u32 {
         self.slot
     }
 
-    /// Its part of a field. It holds whatever was there before.
+    /// Returns the slot's part of a field. It holds arbitrary contents until it is written.
     ///
     /// # Panics
     /// If there is no such field.
@@ -527,19 +531,21 @@ impl SlotMut {
 }
 
 impl SlotMut {
-    /// Gives the slot `bytes` bytes of the large area, in place of what it had there, and writes down in the slot where
-    /// they are. Returns from where on they lie in the file. `None`: that is beyond the limit, and `beyond_limit` is
-    /// false; or the pool is retired. Then the slot counts as one that waits, until it is given something, gives up, or is
-    /// dropped.
+    /// Gives the slot `bytes` bytes of the large area, in place of those it had, and writes their location into the
+    /// slot. Returns their offset in the file.
+    ///
+    /// Returns `None` if that exceeds the limit and `beyond_limit` is false, or if the pool is retired. Then the slot
+    /// counts as waiting until it is given memory, gives up, or is dropped.
     ///
     /// # Errors
-    /// When memory is short, with the size wanted, the size had and the remedy; when the layout has no large values.
+    /// If memory is short, with the bytes wanted, the bytes available and a remedy; if the layout has no large values.
     pub fn reserve_large(&mut self, bytes: u64, beyond_limit: bool) -> Result<Option<u64>> {
         let Hold { area, buffer } = &*self.hold;
         let Some(large) = &area.large else {
             let why = "a value is larger than its slot";
             return Err(Error::invalid(WHAT, why));
         };
+        // Clear the marker first: `take` frees the memory that it points to.
         area.mark(*buffer, self.slot, [0; Marker::BYTES]);
         let reserve =
             |part| mapping::reserve_part("a large sample", &area.file, &area.mapping, part);
@@ -557,7 +563,8 @@ impl SlotMut {
         Ok(Some(marker.offset))
     }
 
-    /// Gives up what the slot has in the large area, or waits for. Nobody writes there any more.
+    /// Gives up the slot's memory in the large area, or its wait for some. The caller makes sure that nobody writes
+    /// there any more.
     pub fn forget_large(&mut self) {
         let Hold { area, buffer } = &*self.hold;
         let Some(large) = &area.large else { return };
@@ -570,7 +577,7 @@ impl SlotMut {
         large.forget(*buffer, self.slot);
     }
 
-    /// Returns the slot's value in the large area, if it has one.
+    /// Returns the slot's value in the large area, or `None` if it has none.
     #[must_use]
     pub fn large_mut(&mut self) -> Option<&mut [u8]> {
         let large = self.hold.area.large.as_ref()?;
@@ -580,14 +587,14 @@ impl SlotMut {
         Some(unsafe { std::slice::from_raw_parts_mut(self.hold.pointer(&range), range.len()) })
     }
 
-    /// Returns true if no slot of a minibatch that was begun before this one was refused room in the large area.
+    /// Returns true if no slot of a minibatch that was begun before this one waits for memory in the large area.
     #[must_use]
     pub fn waits_longest(&self) -> bool {
         let large = self.hold.area.large.as_ref();
         large.is_none_or(|large| large.waits_longest(self.hold.buffer))
     }
 
-    /// Returns true if the slot's minibatch was begun first of those that are not finished.
+    /// Returns true if the slot's minibatch was begun before all others that are not finished.
     #[must_use]
     pub fn is_of_first_minibatch(&self) -> bool {
         let large = self.hold.area.large.as_ref();
@@ -603,25 +610,25 @@ pub struct Unfinished {
 }
 
 impl Unfinished {
-    /// The buffer's number.
+    /// Returns the number of the buffer.
     #[must_use]
     pub fn buffer(&self) -> u32 {
         self.hold.buffer
     }
 
-    /// Slots that were given out.
+    /// Returns the number of slots that were given out.
     #[must_use]
     pub fn slots(&self) -> u32 {
         self.slots
     }
 
-    /// True when every [`SlotMut`] is gone: all is written that will be.
+    /// Returns true if every [`SlotMut`] is gone, so that nobody writes the buffer any more.
     #[must_use]
     pub fn is_complete(&mut self) -> bool {
         Arc::get_mut(&mut self.hold).is_some()
     }
 
-    /// Copies a sample over another, to close the gap that one left which failed.
+    /// Copies a sample over another one. It closes the gap that a failed sample left.
     ///
     /// # Panics
     /// If a [`SlotMut`] of the buffer is left, or there is no such slot.
@@ -639,7 +646,7 @@ impl Unfinished {
         }
     }
 
-    /// From here on the buffer is read only.
+    /// Makes the buffer read-only.
     ///
     /// # Panics
     /// If a [`SlotMut`] of the buffer is left.
@@ -656,20 +663,20 @@ impl Unfinished {
     }
 }
 
-/// A share in a buffer that is written. The buffer is free again when the last share is dropped.
+/// A shared, read-only hold on a written buffer. The buffer becomes free when the last share is dropped.
 #[derive(Clone)]
 pub struct Lease {
     hold: Arc<Hold>,
 }
 
 impl Lease {
-    /// Its number.
+    /// Returns the number of the buffer.
     #[must_use]
     pub fn buffer(&self) -> u32 {
         self.hold.buffer
     }
 
-    /// A field of all slots.
+    /// Returns a field of all slots.
     ///
     /// # Panics
     /// If there is no such field.

@@ -1,4 +1,4 @@
-//! The steps of an entry, wherever it lies. See [the module](super).
+//! The steps of a task's entry, independent of where the entry lies. See [the module](super).
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
@@ -8,14 +8,14 @@ const RUNNING: u32 = 3;
 const COMMITTED: u32 = 4;
 const REVOKED: u32 = 5;
 
-/// One sample's entry. As long as a line of the cache, and on one, since mappings begin on a page.
+/// The entry of one sample. It is as long as a cache line and lies on one, because mappings begin on a page.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct TaskEntry {
     word: AtomicU32,
-    /// Not 0: what follows is told.
+    /// Not 0 once the worker has filled in the fields below.
     is_written: AtomicU32,
-    /// When it was begun, by the worker's clock.
+    /// Time at which the worker began the sample, by the worker's clock.
     began: AtomicU64,
     wall: AtomicU64,
     cpu: AtomicU64,
@@ -25,38 +25,38 @@ pub struct TaskEntry {
     blob: AtomicU64,
 }
 
-/// What a worker tells of a sample that it has written.
+/// A worker's report on a sample that it has written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Written {
-    /// Nanoseconds it took.
+    /// Nanoseconds that the sample took.
     pub wall_ns: u64,
-    /// Of this, on a processor.
+    /// Nanoseconds of `wall_ns` spent on a processor.
     pub cpu_ns: u64,
-    /// Of the whole, until the deterministic part was there.
+    /// Nanoseconds of `wall_ns` until the deterministic part was done.
     pub dataset_ns: u64,
-    /// Where the value of its deterministic part lies in the scratch file, and its bytes, if it was to be kept.
+    /// Offset and length in the scratch file of the value of the sample's deterministic part, if it was to be kept.
     pub kept: (u64, u64),
-    /// Bytes of it that are of no fixed size.
+    /// Bytes of the sample that have no fixed size.
     pub blob: u64,
 }
 
 /// The worker's steps.
 impl TaskEntry {
-    /// Begins the sample at `now`. False: it was withdrawn, or never given.
+    /// Begins the sample at `now`. Returns false if the sample was withdrawn or never queued.
     #[must_use]
     pub fn begin(&self, now: u64) -> bool {
-        // Published by the swap.
+        // The swap below publishes this store.
         self.began.store(now, Ordering::Relaxed);
         self.change(QUEUED, RUNNING)
     }
 
-    /// Takes the place that is offered. False: it was taken back.
+    /// Claims the slot that is offered. Returns false if the coordinator took it back.
     #[must_use]
     pub fn take(&self) -> bool {
         self.change(RUNNING, COMMITTED)
     }
 
-    /// Says that the sample is written.
+    /// Reports that the sample is written.
     pub fn write(&self, written: &Written) {
         self.wall.store(written.wall_ns, Ordering::Relaxed);
         self.cpu.store(written.cpu_ns, Ordering::Relaxed);
@@ -64,50 +64,51 @@ impl TaskEntry {
         self.kept_at.store(written.kept.0, Ordering::Relaxed);
         self.kept_len.store(written.kept.1, Ordering::Relaxed);
         self.blob.store(written.blob, Ordering::Relaxed);
-        // Release: pairs with the acquire in `written`; what was written of the sample itself is visible, too.
+        // Release: pairs with the acquire in `written`, and makes the bytes of the sample itself visible too.
         self.is_written.store(1, Ordering::Release);
     }
 }
 
 /// The coordinator's steps.
 impl TaskEntry {
-    /// Gives a sample by this entry. Nobody is at the sample that it was for before, and that is known by a message.
+    /// Queues a sample in this entry. A message has already told that nobody works on the entry's previous sample.
     pub fn give(&self) {
-        // What was told of the sample before: the worker that begins this one sees it gone, by the release below.
+        // Clears the previous sample's report. The release below makes this visible to the worker that begins the new
+        // sample.
         self.is_written.store(0, Ordering::Relaxed);
         // Release: pairs with the acquire in `begin`.
         self.word.store(QUEUED, Ordering::Release);
     }
 
-    /// Withdraws the sample. True: the worker will not begin it.
+    /// Withdraws the sample. Returns true if the worker will not begin it.
     #[must_use]
     pub fn withdraw(&self) -> bool {
         self.change(QUEUED, WITHDRAWN)
     }
 
-    /// Takes the place back. True: the worker, which is at the sample, does not write to the place that it was offered,
-    /// unless it asks and is told to.
+    /// Takes the offered slot back from a running sample. Returns true on success: then the worker does not write to
+    /// the slot unless it asks and is told to.
     #[must_use]
     pub fn take_back(&self) -> bool {
         self.change(RUNNING, REVOKED)
     }
 
-    /// Returns whether the worker has taken the place.
+    /// Returns whether the worker has claimed the slot.
     #[must_use]
     pub fn is_taken(&self) -> bool {
         self.word.load(Ordering::Acquire) == COMMITTED
     }
 
-    /// Returns when the worker began the sample, or `None` if it has not.
+    /// Returns the time at which the worker began the sample, or `None` if it has not.
     #[must_use]
     pub fn began(&self) -> Option<u64> {
-        // Acquire: pairs with the swap in `begin`, which follows the moment that it tells.
+        // Acquire: pairs with the swap in `begin`, which comes after the store of the time.
         let word = self.word.load(Ordering::Acquire);
         let has_begun = word != QUEUED && word != WITHDRAWN;
         has_begun.then(|| self.began.load(Ordering::Relaxed))
     }
 
-    /// Returns what the worker tells of the sample, or `None` if it is not written.
+    /// Returns the worker's report on the sample, or `None` if it is not written.
     #[must_use]
     pub fn written(&self) -> Option<Written> {
         // Acquire: pairs with the release in `write`.

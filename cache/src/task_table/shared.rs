@@ -1,4 +1,4 @@
-//! The entries in shared memory.
+//! A task table in shared memory.
 #![expect(unsafe_code, reason = "says which types may lie in shared memory")]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,17 +18,17 @@ unsafe impl SharedPlain for () {}
 // SAFETY: atomics, and padding.
 unsafe impl SharedPlain for TaskEntry {}
 
-/// The entries that a coordinator shares with one worker. See the module.
+/// The task table that a coordinator shares with one worker. See the module.
 pub struct TaskTable {
     region: Region<(), TaskEntry>,
     file: OwnedFd,
 }
 
 impl TaskTable {
-    /// The coordinator's side, with so many entries.
+    /// Creates a table of `entries` entries, for the coordinator.
     ///
     /// # Errors
-    /// If there is no memory, or no descriptor left.
+    /// If memory or descriptors are short.
     pub fn create(entries: u32) -> Result<Arc<Self>> {
         let bytes = bytes(entries)?;
         let file = mapping::memory_file(WHAT, "coprep-worklist", bytes as u64)?;
@@ -36,10 +36,10 @@ impl TaskTable {
         Self::over(file, entries).map(Arc::new)
     }
 
-    /// The worker's side, from the descriptor that it was passed.
+    /// Opens the table behind the descriptor that the worker was passed.
     ///
     /// # Errors
-    /// If it is not that of as many entries.
+    /// If the descriptor is not a table of `entries` entries.
     pub fn open(file: OwnedFd, entries: u32) -> Result<Self> {
         mapping::check_file(WHAT, &file, bytes(entries)?)?;
         Self::over(file, entries)
@@ -51,21 +51,21 @@ impl TaskTable {
         Ok(TaskTable { region, file })
     }
 
-    /// Worker: begins a sample. False: it was withdrawn, or never given.
+    /// Begins a sample, for the worker. Returns false if the sample was withdrawn or never queued.
     #[must_use]
     pub fn begin(&self, entry: u32) -> bool {
         let row = self.region.row().get(entry as usize);
         row.is_some_and(|row| row.begin(now()))
     }
 
-    /// Worker: takes the place that is offered. False: it was taken back.
+    /// Claims the slot that is offered, for the worker. Returns false if the coordinator took it back.
     #[must_use]
     pub fn take(&self, entry: u32) -> bool {
         let row = self.region.row().get(entry as usize);
         row.is_some_and(|row| row.take())
     }
 
-    /// Worker: the sample is written.
+    /// Reports that the sample is written, for the worker.
     pub fn write(&self, entry: u32, written: &Written) {
         if let Some(row) = self.region.row().get(entry as usize) {
             row.write(written);
@@ -79,7 +79,7 @@ impl AsFd for TaskTable {
     }
 }
 
-/// The coordinator's hand on one sample that a worker was given.
+/// The coordinator's handle on one sample that was assigned to a worker.
 #[derive(Clone)]
 pub struct TaskHandle {
     list: Arc<TaskTable>,
@@ -87,7 +87,7 @@ pub struct TaskHandle {
 }
 
 impl TaskHandle {
-    /// Gives a sample by this entry, which was for another before that is done with.
+    /// Queues a sample in this entry. Nobody works on the entry's previous sample any more.
     ///
     /// # Panics
     /// If there is no such entry.
@@ -101,33 +101,33 @@ impl TaskHandle {
         given
     }
 
-    /// Returns true if the worker will not begin it.
+    /// Withdraws the sample. Returns true if the worker will not begin it.
     #[must_use]
     pub fn withdraw(&self) -> bool {
         self.row().withdraw()
     }
 
-    /// True: the worker, which is at the sample, does not write to the place that it was offered, unless it asks and is
-    /// told to.
+    /// Takes the offered slot back. Returns true on success: then the worker does not write to the slot unless it asks
+    /// and is told to.
     #[must_use]
     pub fn take_back(&self) -> bool {
         self.row().take_back()
     }
 
-    /// The worker has taken the place.
+    /// Returns whether the worker has claimed the slot.
     #[must_use]
     pub fn is_taken(&self) -> bool {
         self.row().is_taken()
     }
 
-    /// Returns when the worker began it, or `None` if it has not.
+    /// Returns the time since the worker began the sample, or `None` if it has not.
     #[must_use]
     pub fn age(&self) -> Option<Duration> {
         let began = self.row().began()?;
         Some(Duration::from_nanos(now().saturating_sub(began)))
     }
 
-    /// Returns what the worker tells of it, or `None` if it is not written.
+    /// Returns the worker's report on the sample, or `None` if it is not written.
     #[must_use]
     pub fn written(&self) -> Option<Written> {
         self.row().written()
@@ -138,7 +138,7 @@ impl TaskHandle {
     }
 }
 
-/// The same in all processes.
+/// Returns the monotonic time in nanoseconds. All processes of the machine see the same clock.
 fn now() -> u64 {
     clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |t| Duration::from(t).as_nanos() as u64)
 }
@@ -159,7 +159,7 @@ mod tests {
         (ours, theirs)
     }
 
-    /// Of two that come at once exactly one succeeds, every time.
+    /// Runs both sides at once, a thousand times, and checks that exactly one of them succeeds.
     fn race(
         prepare: impl Fn(&TaskHandle, &TaskTable),
         ours: impl Fn(&TaskHandle) -> bool,

@@ -1,22 +1,22 @@
-//! The staging area, a consumer's side.
+//! The staging area, as a consumer sees it.
 //!
-//! A [`StagingView`] maps the area copy-on-write by a descriptor that can only be read: reading is reading
-//! the coordinator's bytes, and writing (an operation in place, `x.div_(255)`) gives this view its own page,
-//! seen by nobody else. Two views in one process are separate too.
+//! A [`StagingView`] maps the area copy-on-write, through a read-only descriptor. Reads see the coordinator's bytes. A
+//! write (an in-place operation such as `x.div_(255)`) gives this view its own page, which nobody else sees. Two views
+//! in one process are separate too.
 //!
-//! A page that was written hides what the coordinator writes there later. So the private pages of a buffer
-//! are dropped before it is released: [`StagingView::drop_private_pages`].
+//! A page that was written hides later writes of the coordinator. So the private pages of a buffer are dropped before
+//! it is released: [`StagingView::drop_private_pages`].
 //!
-//! Who hangs up may still hold minibatches. The coordinator takes their buffers back, so the view first gives
-//! itself pages of its own: [`StagingView::keep`].
+//! A consumer that ends its connection may still hold minibatches. The coordinator takes their buffers back, so the
+//! view first makes private copies of them: [`StagingView::keep`].
 //!
-//! Values of the large area are not mapped with the rest: each is mapped when it is wanted ([`StagingView::map_large`]),
-//! so that their address space costs a consumer nothing.
+//! Values of the large area are not mapped with the rest. Each is mapped when it is wanted
+//! ([`StagingView::map_large`]), so that their address space costs a consumer nothing.
 //!
-//! | what was written meanwhile | after `drop_private_pages` |
+//! | pages written meanwhile | after `drop_private_pages` |
 //! |---|---|
-//! | nothing | no page changes, no fault follows; the cost is the look |
-//! | some pages | these are dropped, and read again from the file at the next touch |
+//! | none | no page changes, and no fault follows; the only cost is the search |
+//! | some | these pages are dropped, and the next touch reads them from the file again |
 #![expect(
     unsafe_code,
     reason = "drops pages; the promise about live references is the caller's"
@@ -40,36 +40,36 @@ pub struct StagingView {
     layout: Layout,
     mapping: Mapping,
     pages: PageMap,
-    /// The file, where values may be large.
+    /// Descriptor of the file, if values may be large.
     file: Option<OwnedFd>,
 }
 
-/// Where a large value lies in the file.
+/// The location of a large value in the file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LargeValue {
-    /// Its slot.
+    /// Slot of the sample that the value belongs to.
     pub slot: u32,
     offset: usize,
     len: usize,
 }
 
 impl LargeValue {
-    /// Its bytes.
+    /// Returns the bytes of the value.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns true for a value of no bytes.
+    /// Returns true if the value has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 }
 
-/// A large value as one consumer sees it: memory that may be read, and written for this consumer alone.
+/// A large value as one consumer sees it: memory that can be read, and written for this consumer alone.
 ///
-/// It holds what it did when it was mapped until the buffer that it belongs to is released.
+/// Its contents stay as they were when it was mapped, until its buffer is released.
 #[derive(Debug)]
 pub struct LargeMap {
     mapping: Mapping,
@@ -77,39 +77,39 @@ pub struct LargeMap {
 }
 
 impl LargeMap {
-    /// Its first byte.
+    /// Returns the address of the first byte.
     #[must_use]
     pub fn start(&self) -> NonNull<u8> {
         self.mapping.start()
     }
 
-    /// Its bytes.
+    /// Returns the bytes of the value.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns true for a value of no bytes.
+    /// Returns true if the value has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Keeps what it holds now, whatever the coordinator writes there later. Costs a copy.
+    /// Keeps the present contents, whatever the coordinator writes there later. It costs a copy.
     pub fn keep(&self) {
         self.mapping.make_private(0, self.mapping.len());
     }
 }
 
 impl StagingView {
-    /// Maps what [`StagingPool::reader_fd`](crate::staging::StagingPool::reader_fd) gave. The page tables
-    /// are filled for reading, so that the first minibatches cost no faults.
+    /// Maps the descriptor from [`StagingPool::reader_fd`](crate::staging::StagingPool::reader_fd). The page tables are
+    /// filled for reading, so that the first minibatches cost no faults.
     ///
     /// # Errors
-    /// When the file is not a sealed memory file of the size that the layout says.
+    /// If the file is not a sealed memory file of the size that the layout says.
     pub fn open(file: OwnedFd, layout: Layout) -> Result<Self> {
         mapping::check_file(WHAT, &file, layout.total_bytes())?;
-        // A large area makes the file longer than what it has memory for. Buffers lie where there is some.
+        // A large area makes the file longer than its reserved memory. The part with the buffers must be reserved.
         let reserved = mapping::reserved_of_file(WHAT, &file)?;
         if layout.large_field().is_some() && reserved < layout.total_bytes() as u64 {
             let why = format!(
@@ -131,10 +131,10 @@ impl StagingView {
 
     /// Returns the large values among `slots` of a buffer.
     ///
-    /// To be asked when the item that names them is taken, before anybody can have written there.
+    /// The caller asks when it takes the item that names the slots, before anybody can have written there.
     ///
     /// # Errors
-    /// When a slot says that its value lies where none can be.
+    /// If a slot says that its value lies in an impossible place.
     ///
     /// # Panics
     /// If there is no such buffer or slot.
@@ -147,8 +147,8 @@ impl StagingView {
             let start = self.layout.slot(buffer, field, slot).start;
             self.mapping.at(start + Marker::BYTES);
             let bytes = self.mapping.at(start).cast::<[u8; Marker::BYTES]>();
-            // SAFETY: in bounds, as both ends were checked, and initialised; any bits are bytes. The coordinator does not
-            // write a buffer that has been handed over, and no user has its address yet.
+            // SAFETY: in bounds, as both ends were checked, and initialised; any bits are bytes. The coordinator does
+            // not write a buffer that has been handed over, and no user has its address yet.
             let bytes = unsafe { bytes.as_ptr().read() };
             if let Some(marker) = Marker::read(&bytes) {
                 found.push(self.large_value(slot, marker, file)?);
@@ -162,7 +162,7 @@ impl StagingView {
         let is_inside = marker.offset >= self.layout.large_start() as u64
             && marker.offset.is_multiple_of(mapping::page_size() as u64)
             && (marker.offset.checked_add(marker.len)).is_some_and(|last| last <= end)
-            // To look at what has no memory would take some.
+            // Reading memory that is not reserved would allocate it.
             && marker.len <= mapping::reserved_of_file(WHAT, file)?;
         let place = usize::try_from(marker.offset).ok();
         let place = place.zip(usize::try_from(marker.len).ok());
@@ -178,7 +178,7 @@ impl StagingView {
     /// Maps a large value.
     ///
     /// # Errors
-    /// When address space or mappings are short.
+    /// If address space or mappings are short.
     pub fn map_large(&self, value: &LargeValue) -> Result<LargeMap> {
         let Some(file) = &self.file else {
             return Err(Error::misbehaved(WHAT, "it has no large values"));
@@ -193,15 +193,15 @@ impl StagingView {
         })
     }
 
-    /// Where everything lies.
+    /// Returns the layout of the area.
     #[must_use]
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// Where a field of a buffer lies: [`Layout::field_bytes`] bytes that may be read, and written for this
-    /// view alone, from when an item that names the buffer is taken until it is released, and while the view
-    /// lives.
+    /// Returns the address of a field of a buffer. Its [`Layout::field_bytes`] bytes can be read, and written for this
+    /// view alone. The address is valid while the view lives, from the moment an item that names the buffer is taken
+    /// until the item is released.
     ///
     /// # Panics
     /// If there is no such buffer or field.
@@ -211,9 +211,10 @@ impl StagingView {
         self.mapping.at(range.start)
     }
 
-    /// Keeps what a buffer holds now, for this view alone, whatever the coordinator writes there later.
+    /// Keeps the present contents of a buffer, for this view alone, whatever the coordinator writes there later.
     ///
-    /// Costs a copy of the buffer. Before the connection ends: from then on the coordinator may use the buffer again.
+    /// It costs a copy of the buffer. It must be called before the connection ends, because after that the coordinator
+    /// may use the buffer again.
     ///
     /// # Panics
     /// If there is no such buffer.
@@ -222,13 +223,13 @@ impl StagingView {
         self.mapping.make_private(range.start, range.len());
     }
 
-    /// Forgets what this view wrote into a buffer; gives the number of pages.
+    /// Discards the writes of this view to a buffer, and returns the number of pages.
     ///
-    /// The caller sees to it that nobody uses a pointer into the buffer while this runs: it runs after the
-    /// last array over the minibatch is gone, and before the release.
+    /// The caller makes sure that nobody uses a pointer into the buffer meanwhile. So it calls this after the last
+    /// array over the minibatch is gone, and before the release.
     ///
     /// # Errors
-    /// When the kernel refuses, which it has no reason to.
+    /// If the kernel refuses, which it has no reason to do.
     ///
     /// # Panics
     /// If there is no such buffer.

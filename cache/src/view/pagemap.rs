@@ -1,8 +1,8 @@
-//! Which pages of a private mapping are this process's own.
+//! Finds the pages of a private mapping that are this process's own.
 //!
-//! Three ways, the best first: the `PAGEMAP_SCAN` call (Linux 6.7) gives ranges of pages that are no file's;
-//! `/proc/self/pagemap` gives 8 bytes per page, bit 61 of which says that it is a file's; where neither can
-//! be had, every page is taken for private.
+//! There are three methods, tried in this order. The `PAGEMAP_SCAN` call (Linux 6.7) returns ranges of pages that do
+//! not belong to a file. `/proc/self/pagemap` has 8 bytes per page, and bit 61 says whether the page belongs to a file.
+//! If neither is available, every page counts as private.
 #![expect(unsafe_code, reason = "the PAGEMAP_SCAN call")]
 
 use std::fs::File;
@@ -19,8 +19,8 @@ pub(super) struct PageMap {
     opened: Mutex<OpenedPagemap>,
 }
 
-/// `/proc/self/pagemap` is the map of the process that opened it, and stays so in the children: each process
-/// opens its own.
+/// An open `/proc/self/pagemap` and the process that opened it. The file stays the map of that process in its children,
+/// so each process opens its own.
 struct OpenedPagemap {
     by: u32,
     file: Option<File>,
@@ -79,7 +79,8 @@ impl OpenedPagemap {
             };
             match tried {
                 Ok(done) => return done,
-                // The way is closed on this kernel; the next one starts from the beginning, which is harmless.
+                // The method does not work on this kernel. The next one starts over, and reporting a range twice is
+                // harmless.
                 Err(_) => {
                     self.way = if self.way == Way::Scan {
                         Way::Entries
@@ -125,7 +126,7 @@ const PAGEMAP_SCAN: u64 =
 const PAGE_IS_FILE: u64 = 1 << 2;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
-/// Ranges per call.
+/// Number of ranges per call.
 const REGIONS: usize = 64;
 
 fn scan(file: &File, addresses: &Range<usize>, each: Each<'_>) -> std::io::Result<Result<()>> {
@@ -146,7 +147,8 @@ fn scan(file: &File, addresses: &Range<usize>, each: Each<'_>) -> std::io::Resul
     Ok(Ok(()))
 }
 
-/// The private ranges at the start of `addresses`, and up to where they are all.
+/// Finds the private ranges at the start of `addresses`. Returns their number, and the address up to which the search
+/// is complete.
 fn scan_once(
     file: &File,
     addresses: Range<usize>,
@@ -158,7 +160,7 @@ fn scan_once(
         end: addresses.end as u64,
         regions: regions.as_mut_ptr() as u64,
         regions_len: REGIONS as u64,
-        // Not a file's, and there.
+        // Select pages that do not belong to a file and that exist.
         category_inverted: PAGE_IS_FILE,
         category_mask: PAGE_IS_FILE,
         category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
@@ -175,12 +177,13 @@ fn scan_once(
     }
 }
 
-/// Bit 63: in memory; bit 62: swapped out; bit 61: a file's, or shared.
+/// Returns whether a page is private. Bit 63 says that it is in memory, bit 62 that it is swapped out, and bit 61 that
+/// it belongs to a file or is shared.
 fn is_private(entry: u64) -> bool {
     entry >> 62 != 0 && entry & (1 << 61) == 0
 }
 
-/// Entries per read.
+/// Number of entries per read.
 const ENTRIES: usize = 512;
 
 fn read_entries(

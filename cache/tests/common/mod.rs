@@ -1,4 +1,4 @@
-//! Two processes: this one, and children that run one role of the same test binary.
+//! A test with two processes: this one, and a child that runs one role of the same test binary.
 
 use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -11,10 +11,10 @@ use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, s
 
 const ROLE: &str = "COPREP_TEST_ROLE";
 const SOCKET: &str = "COPREP_TEST_SOCKET";
-/// Nothing here takes longer, on any machine.
+/// Limit for every wait. Nothing here takes longer, on any machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A process with a socket to it. Killed when dropped.
+/// A child process and a socket to it. It is killed when this is dropped.
 pub(crate) struct Peer {
     pub(crate) socket: UnixStream,
     child: Child,
@@ -22,7 +22,7 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Starts this binary's test `child`, which calls [`role`].
+    /// Starts the test `child` of this binary, which calls [`role`].
     pub(crate) fn start(role: &str) -> Peer {
         let this = std::env::current_exe().unwrap();
         Peer::start_by(Command::new(this), role)
@@ -67,7 +67,7 @@ impl Peer {
         send(&self.socket, descriptors);
     }
 
-    /// What the child says next.
+    /// Returns the child's next message.
     pub(crate) fn hear(&mut self) -> u64 {
         hear(&self.socket)
     }
@@ -77,7 +77,7 @@ impl Peer {
         self.child.wait().unwrap();
     }
 
-    /// It does not panic.
+    /// Waits for the child to end, and checks that it did not panic.
     pub(crate) fn ends_well(&mut self) {
         drop(self.socket.shutdown(std::net::Shutdown::Write));
         let status = self.child.wait().unwrap();
@@ -87,7 +87,7 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // It may have ended.
+        // The child may have ended already, so errors do not matter.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -98,7 +98,7 @@ fn bounded(socket: UnixStream) -> UnixStream {
     socket
 }
 
-/// In a child: its role, and the socket to its parent.
+/// Returns the role of this process and the socket to its parent, if it is a child.
 pub(crate) fn role() -> Option<(String, UnixStream)> {
     let role = std::env::var(ROLE).ok()?;
     let path = std::env::var_os(SOCKET)?;
@@ -155,12 +155,12 @@ pub(crate) fn hear(mut socket: &UnixStream) -> u64 {
     u64::from_ne_bytes(bytes)
 }
 
-/// Until the parent closes its side.
+/// Waits until the parent closes its side.
 pub(crate) fn until_closed(mut socket: &UnixStream) {
     let _ = socket.read(&mut [0]);
 }
 
-/// A small generator (splitmix64).
+/// A small random number generator (splitmix64).
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {

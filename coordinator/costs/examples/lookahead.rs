@@ -1,5 +1,5 @@
-//! The table of `coprep_costs::lookahead`: how even the deliveries of minibatches are by the order in which their
-//! samples are started.
+//! Prints the table of `coprep_costs::lookahead`, which compares how even deliveries are under different orders of
+//! starting samples.
 #![expect(clippy::print_stdout, reason = "it prints a table")]
 
 #[path = "../tests/random/mod.rs"]

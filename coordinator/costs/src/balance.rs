@@ -1,76 +1,76 @@
-//! How many threads a pool that fetches and prepares should have at work.
+//! Decides how many threads of a pool should fetch and prepare.
 //!
-//! Preparing takes processors, of which there are `cpus`; fetching mostly waits. With `w` seconds of waiting and `c`
+//! Preparing needs processors, of which there are `cpus`; fetching mostly waits. With `w` seconds of waiting and `c`
 //! seconds of a processor per sample, `cpus * (1 + w / c)` threads keep the processors busy (Goetz et al., *Java
-//! Concurrency in Practice*, 8.2; Little's law), and each thread more than that only holds memory. Both times are
-//! measured, and both change: files get cached, storage turns slow, a control group is given fewer processors.
+//! Concurrency in Practice*, 8.2; Little's law). Further threads only hold memory. Both times are measured, and both
+//! change: files get cached, storage turns slow, a control group is given fewer processors.
 //!
-//! The formula alone runs away where storage has no more to give: each thread more makes all of them wait longer. So
-//! a pool grows in trials, by as much as is missing but at most to four times its size, while all its threads are busy,
-//! samples wait to be fetched and processors are idle. Where storage then answers each as fast as before, it has more
-//! to give. Where not, only those of the new threads are kept that its rate needs, and a few more, since samples are not
-//! all alike, so that storage always has something to do; and this is a limit. From time to time it is tried whether
-//! more threads help now, or fewer do as well; more and more seldom, as long as they do not. A limit is forgotten when
-//! the rate changes.
+//! The formula alone runs away if storage has no more to give, because each further thread makes all of them wait
+//! longer. So a pool grows in trials. It starts a trial if all its threads are busy, samples wait to be fetched and
+//! processors are idle. A trial adds the threads that are missing by the formula, but makes the pool at most four times
+//! as large. If storage then answers each thread as fast as before, it has more to give. Otherwise the pool keeps only
+//! the threads that the rate needs, plus a few, because samples differ and storage should always have something to do.
+//! This number is a limit. From time to time a trial shows whether more threads help now, or whether fewer do as well.
+//! Trials become rarer as long as they change nothing. A limit is forgotten when the rate changes.
 //!
-//! Rates are of bytes: those of storage that has no more to give are even, however much the samples' sizes differ; and
-//! they are means over seconds, since one large sample is much of what comes in half of one.
+//! Rates are in bytes, because the byte rate of exhausted storage is even, however much the sizes of samples differ.
+//! Rates are means over seconds, because one large sample is a considerable part of the bytes of half a second.
 
-/// What a pool did in an interval.
+/// Measurements of a pool over an interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Interval {
-    /// Its length.
+    /// Length of the interval.
     pub seconds: f64,
-    /// Samples that were fetched,
+    /// Number of samples fetched.
     pub fetched: u32,
-    /// and their bytes.
+    /// Bytes of the samples fetched.
     pub fetched_bytes: u64,
-    /// Samples that were prepared, fetched or not.
+    /// Number of samples prepared, whether they were fetched or not.
     pub prepared: u32,
-    /// Thread seconds spent in fetching,
+    /// Thread seconds spent fetching.
     pub fetch_s: f64,
-    /// of which on a processor.
+    /// Part of `fetch_s` spent on a processor.
     pub fetch_cpu_s: f64,
-    /// Thread seconds spent in preparing.
+    /// Thread seconds spent preparing.
     pub prepare_s: f64,
-    /// Samples that waited to be fetched, on average.
+    /// Mean number of samples that waited to be fetched.
     pub to_fetch: f64,
 }
 
-/// See the module.
+/// Decides the number of threads of a pool. See the module.
 #[derive(Clone, Debug)]
 pub struct Balance {
     most: u32,
     threads: u32,
     trial: Option<Trial>,
     limit: Option<ThreadLimit>,
-    /// With as many threads as now.
+    /// Throughput with the present number of threads.
     lately: SeenThroughput,
-    /// Bytes fetched a second in the last intervals.
+    /// Smoothed rate of the last intervals, in bytes per second.
     usual: f64,
     /// Seconds since the start.
     now: f64,
 }
 
-/// Other threads than before, until it is known whether they do better.
+/// A trial of another number of threads, until it is known whether they do better.
 #[derive(Clone, Copy, Debug)]
 struct Trial {
     from: u32,
     before: SeenThroughput,
 }
 
-/// More threads than these did not help.
+/// A number of threads beyond which more did not help.
 #[derive(Clone, Copy, Debug)]
 struct ThreadLimit {
     threads: u32,
-    /// With these, once it has [settled](SETTLES).
+    /// Rate with this number of threads, once it has [settled](SETTLES).
     rate: f64,
-    /// The highest with these or more.
+    /// Highest rate with this number of threads or more.
     best: f64,
     found: f64,
     /// Seconds until the next trial.
     holds: f64,
-    /// What that will be of.
+    /// Direction of the next trial.
     next: Direction,
 }
 
@@ -80,10 +80,10 @@ enum Direction {
     Fewer,
 }
 
-/// What was seen since the threads became more or fewer.
+/// Throughput since the number of threads last changed.
 #[derive(Clone, Copy, Debug, Default)]
 struct SeenThroughput {
-    /// Seconds to come that are still of the time before.
+    /// Seconds to skip, whose measurements still belong to the time before.
     skips: f64,
     seconds: f64,
     bytes: f64,
@@ -92,7 +92,7 @@ struct SeenThroughput {
 }
 
 impl SeenThroughput {
-    /// After a change, when a fetch took so long.
+    /// Starts a measurement after a change. The first `each` seconds, the time of one fetch, are skipped.
     fn after(each: f64) -> SeenThroughput {
         SeenThroughput {
             skips: each.max(f64::MIN_POSITIVE),
@@ -115,53 +115,54 @@ impl SeenThroughput {
         self.seconds >= LONGEST || (self.seconds >= seconds && self.samples >= samples)
     }
 
-    /// Bytes a second.
+    /// Returns the rate in bytes per second.
     fn rate(&self) -> f64 {
         self.bytes / self.seconds.max(f64::MIN_POSITIVE)
     }
 
-    /// Seconds of a fetch.
+    /// Returns the mean seconds of a fetch.
     fn each(&self) -> f64 {
         self.fetch_s / self.samples.max(1.0)
     }
 }
 
-/// Part of the processors beyond which they count as busy.
+/// Part of the processors above which they count as busy.
 const BUSY: f64 = 0.9;
-/// Threads beyond what the formula gives, because samples are not all alike.
+/// Factor on a computed number of threads, because samples differ.
 const MARGIN: f64 = 1.25;
-/// Part of the work below which waiting may be how the clock was read.
+/// Part of the work below which waiting may be an artefact of reading the clock.
 const LITTLE: f64 = 0.05;
-/// Part by which rates differ anyway.
+/// Part by which rates differ even without a cause.
 const LEAST: f64 = 0.1;
-/// Part of the best rate that fewer threads must still bring.
+/// Part of the best rate that fewer threads must reach to count as equally good.
 const SAME: f64 = 0.97;
-/// Threads beyond what a rate needs if all samples were alike: while some wait, the others may all have short ones.
+/// Threads beyond the number that a rate would need if all samples were equal: while some wait, the others may all have
+/// short samples.
 const SPARE: u32 = 4;
-/// Part of the growth by which a fetch may take longer after it, and storage still counts as answering as before.
+/// Part of the growth by which a fetch may slow down while storage still counts as answering as fast as before.
 const PATIENT: f64 = 0.3;
-/// Seconds and samples over which rates are compared in a first trial, which is waited for.
+/// Least seconds and samples of a first trial. It is short, because the pool waits for its result.
 const FIRST: (f64, f64) = (3.0, 128.0);
-/// The same where a limit is tried: what it may gain is less.
+/// Least seconds and samples of a trial at a limit. It is longer, because it has less to gain.
 const AGAIN: (f64, f64) = (6.0, 512.0);
-/// The same where a trial seems to be in vain.
+/// Least seconds and samples of a trial that seems to be in vain.
 const IN_VAIN: (f64, f64) = (1.0, 64.0);
-/// Seconds after which there must be an answer.
+/// Seconds after which a trial ends in any case.
 const LONGEST: f64 = 30.0;
-/// Samples from which on their mean time is told from another at once.
+/// Number of samples whose mean time can be compared reliably.
 const MANY: f64 = 64.0;
-/// Seconds that a limit holds at first, and at most; doubled each time that more threads do not help.
+/// Seconds that a limit holds at first, and at most. The time doubles whenever more threads do not help.
 const HOLDS: (f64, f64) = (4.0, 64.0);
-/// Seconds after a limit was found in which a rate tells nothing: what the threads that were too many have begun
-/// comes late, and then all at once.
+/// Seconds after finding a limit in which a rate says nothing: the samples begun by surplus threads come late, and then
+/// all at once.
 const SETTLES: f64 = 2.0;
-/// Weight of the last interval's rate, where one is not enough.
+/// Weight of the last interval in a smoothed rate, because one interval is not enough.
 const SMOOTH: f64 = 0.5;
-/// A rate that changed by this much is of another time.
+/// Factor of change above which a rate counts as that of changed storage.
 const CHANGED: f64 = 1.5;
 
 impl Balance {
-    /// For a pool of `cpus` threads that may grow to `most`.
+    /// Starts with `cpus` threads for a pool that may grow to `most`.
     #[must_use]
     pub fn new(cpus: u32, most: u32) -> Self {
         Balance {
@@ -175,13 +176,14 @@ impl Balance {
         }
     }
 
-    /// Threads that should be at work.
+    /// Returns the number of threads that should be at work.
     #[must_use]
     pub fn threads(&self) -> u32 {
         self.threads
     }
 
-    /// After an interval in which `cpus` processors could be used: the threads that should be at work now.
+    /// Takes in an interval in which `cpus` processors were available, and returns the number of threads that should be
+    /// at work now.
     pub fn observe(&mut self, cpus: u32, seen: &Interval) -> u32 {
         self.now += seen.seconds;
         self.most = self.most.max(cpus);
@@ -192,7 +194,7 @@ impl Balance {
         let at_work = (seen.prepare_s + seen.fetch_s) / seen.seconds;
         let wanted = wanted(cpus, seen).clamp(cpus, self.most);
         if busy >= BUSY * f64::from(cpus) || seen.fetched == 0 {
-            // Processors are what is missing.
+            // Processors are the bottleneck, so more threads than the formula gives would only hold memory.
             self.change(self.threads.clamp(cpus, wanted));
         } else if at_work >= BUSY * f64::from(self.threads) && seen.to_fetch >= 1.0 {
             self.try_others(cpus, wanted);
@@ -205,11 +207,12 @@ impl Balance {
         if threads != self.threads {
             self.threads = threads;
             self.trial = None;
+            // Measurements with another number of threads say nothing about this one.
             self.lately = SeenThroughput::after(self.lately.each());
         }
     }
 
-    /// Storage has no more to give, or it is not known whether it has.
+    /// Starts a trial if none is running, or finds that the pool is at its maximum.
     fn try_others(&mut self, cpus: u32, wanted: u32) {
         if self.trial.is_some() || self.lately.seconds == 0.0 {
             return;
@@ -244,7 +247,7 @@ impl Balance {
         }
     }
 
-    /// What changed by itself says that nothing is known of storage.
+    /// Forgets the trial and the limit if the rate changed without a change of threads, because storage has changed.
     fn follow(&mut self, seen: &Interval) {
         let rate = seen.fetched_bytes as f64 / seen.seconds;
         let weight = (f64::from(seen.fetched) / MANY).min(SMOOTH);
@@ -276,7 +279,7 @@ impl Balance {
         self.lately = SeenThroughput::after(0.0);
     }
 
-    /// Whether the threads of a trial do better.
+    /// Ends a trial once it is clear whether its number of threads does better.
     fn judge(&mut self) {
         let Some(trial) = self.trial else { return };
         let (before, after) = (trial.before, self.lately);
@@ -284,7 +287,8 @@ impl Balance {
             return;
         }
         let is_fewer = self.threads < trial.from;
-        // Threads do not make storage so much slower, nor fewer make it faster: it changed by itself.
+        // A change of threads does not make storage that much slower, nor do fewer threads make it faster. So storage
+        // itself has changed.
         if after.rate() * CHANGED < before.rate()
             || (is_fewer && is_other(self.usual, before.rate()))
         {
@@ -295,7 +299,8 @@ impl Balance {
             self.judge_fewer(&trial);
             return;
         }
-        // Storage answers each as fast as before: it has more to give. By chance it may seem so.
+        // Storage answers each thread as fast as before, so it has more to give. Chance may look the same, so require
+        // certainty or a long trial.
         let grown = f64::from(self.threads) / f64::from(trial.from);
         let patience = 1.0 + PATIENT * (grown - 1.0);
         let is_sure = after.rate() * patience >= before.rate() * grown
@@ -315,7 +320,7 @@ impl Balance {
         if !is_in_vain && !self.lately.is_enough(if is_first { FIRST } else { AGAIN }) {
             return;
         }
-        // Of the threads, as many as the rate needs, if each brings what it brought before.
+        // Keep as many threads as the rate needs if each brings as much as before.
         let needed = f64::from(trial.from) * gain;
         let useful = match gain {
             _ if gain < 1.0 + LITTLE => trial.from,
@@ -368,7 +373,7 @@ impl Balance {
 }
 
 impl ThreadLimit {
-    /// Others were tried, and it holds on.
+    /// Returns the limit after a failed trial. It holds on, and for longer if more threads were tried.
     fn again(self, here: ThreadLimit, tried: Direction) -> ThreadLimit {
         let (next, holds) = match tried {
             Direction::More => (Direction::Fewer, (2.0 * self.holds).min(HOLDS.1)),
@@ -388,7 +393,7 @@ fn is_other(one: f64, other: f64) -> bool {
     one > other * CHANGED || one * CHANGED < other
 }
 
-/// Threads that would keep the processors busy.
+/// Returns the number of threads that would keep the processors busy.
 fn wanted(cpus: u32, seen: &Interval) -> u32 {
     let waits = (seen.fetch_s - seen.fetch_cpu_s).max(0.0);
     let works = seen.prepare_s + seen.fetch_cpu_s;
@@ -408,21 +413,21 @@ mod tests {
     use super::*;
     use crate::random::Random;
 
-    /// Storage and processors, as they answer a pool of so many threads.
+    /// A model of storage and processors that serve a pool.
     #[derive(Clone, Copy, Debug)]
     struct World {
         cpus: u32,
-        /// Seconds.
+        /// Seconds of a processor per sample.
         prepare: f64,
         latency: f64,
-        /// Samples a second.
+        /// Samples per second that storage can deliver.
         bandwidth: f64,
     }
 
     const STEP: f64 = 0.5;
 
     impl World {
-        /// Samples a second, by the bounds of a closed queueing network.
+        /// Returns samples per second, by the bounds of a closed queueing network.
         fn rate(&self, threads: u32) -> f64 {
             let alone = self.prepare + self.latency + 1.0 / self.bandwidth;
             (f64::from(threads) / alone)
@@ -437,7 +442,7 @@ mod tests {
         fn seen(&self, threads: u32, noise: f64) -> Interval {
             let rate = self.rate(threads) * noise;
             let prepare_s = rate * self.prepare * STEP;
-            // Where storage has no more to give, all threads wait there; else each has what it asked for.
+            // If storage is exhausted, all remaining threads wait there. Otherwise each waits only for its own request.
             let fetch_s = if self.rate(threads) >= self.bandwidth {
                 f64::from(threads) * STEP - prepare_s
             } else {
@@ -584,7 +589,7 @@ mod tests {
         while balance.limit.is_none() {
             run(&mut balance, disk, 1, &mut random);
         }
-        // So many begin at once that few are done for a while, and then all.
+        // Many samples begin at once, so few are finished for a while, and then all of them.
         for noise in [0.5, 0.3, 1.7, 1.7] {
             balance.observe(2, &disk.seen(balance.threads(), noise));
         }

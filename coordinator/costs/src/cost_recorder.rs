@@ -1,33 +1,35 @@
-//! Where measurements are entered: in the table, the model and the budget.
+//! Records measurements in the table, the model and the budget.
 //!
-//! A sample that comes decoded from the cache takes some hundred microseconds, in which it reads and writes a megabyte and
-//! more. To enter what it took is some dozen nanoseconds of arithmetic, and as many cache lines of code and data that have
-//! been driven out meanwhile: microseconds. So what took less than a millisecond waits, and many are entered one after the
-//! other. Who asks for every sample is answered by what was entered; others have it [settled](CostRecorder::settle) first.
+//! A sample that comes decoded from the cache takes some hundred microseconds, in which it reads and writes a megabyte
+//! and more. Recording its measurement takes some dozen nanoseconds of arithmetic. But it also needs about as many
+//! cache lines of code and data, which the sample has evicted, and that costs microseconds. So measurements of less
+//! than a millisecond wait, and many are recorded at once. Callers that ask for every sample see only the measurements
+//! recorded so far. Other callers have the waiting ones [settled](CostRecorder::settle) first.
 
 use crate::predict::{Features, Predictor};
 use crate::quantile::Budget;
 use crate::table::{CostTable, ExpectedCost, MeasuredTimes};
 
-/// Measurements that wait, at most.
+/// Largest number of measurements that wait.
 const MOST_WAITING: usize = 32;
-/// Seconds. Beside a sample that took longer, entering it is next to nothing; and so few as wait must not be long behind.
+/// Seconds below which a measurement waits. For a longer sample, the cost of recording is negligible. Recording it also
+/// settles the few that wait, so that they are not late for long.
 const SHORT: f32 = 1e-3;
-/// Measurements before the model is asked.
+/// Measurements before the model is used.
 const ENOUGH: u32 = 32;
 
-/// What was measured of all samples but for the [table](CostTable), which is written without a lock.
+/// All records of measurements except the [table](CostTable), which is written without a lock.
 #[derive(Debug, Default)]
 pub struct CostRecorder {
     predictor: Predictor,
-    /// Samples that the predictor has seen.
+    /// Number of samples that the predictor has seen.
     seen: u32,
     budget: Budget,
     waiting: Vec<(u32, MeasuredTimes)>,
 }
 
 impl CostRecorder {
-    /// Nothing yet.
+    /// Creates a recorder without measurements.
     pub fn new() -> Self {
         CostRecorder {
             waiting: Vec::with_capacity(MOST_WAITING),
@@ -35,8 +37,11 @@ impl CostRecorder {
         }
     }
 
-    /// Enters a measurement of sample `id`, at once or, if it was short, with later ones. `features`: of its file, if the
-    /// measurement says what is to be expected of others; then it is entered at once. True: something was entered.
+    /// Records a measurement of sample `id`, at once or, if it was short, together with later ones. Returns true if
+    /// anything was recorded now.
+    ///
+    /// `features` are those of the sample's file, if the measurement is useful to predict other samples. Such a
+    /// measurement is recorded at once.
     pub fn enter(
         &mut self,
         table: &CostTable,
@@ -59,13 +64,13 @@ impl CostRecorder {
         is_time
     }
 
-    /// Enters what waits.
+    /// Records all waiting measurements.
     pub fn settle(&mut self, table: &CostTable) {
         let mut waiting = std::mem::take(&mut self.waiting);
         for (id, measured) in waiting.drain(..) {
             self.take_in(table, id, &measured);
         }
-        // Its memory is used again.
+        // Keep the vector, so that its memory is used again.
         self.waiting = waiting;
     }
 
@@ -74,12 +79,12 @@ impl CostRecorder {
         self.budget.observe(measured.total());
     }
 
-    /// What a sample will cost, by the features of its file. None: too little is known.
+    /// Predicts the cost of a sample from the features of its file. Returns `None` if too few samples were measured.
     pub fn predict(&self, features: Features) -> Option<ExpectedCost> {
         (self.seen >= ENOUGH).then(|| self.predictor.predict(features))
     }
 
-    /// Of the seconds of the last preparations that were entered, whatever was cached.
+    /// Returns the budget, which covers the seconds of all recently recorded preparations, cached or not.
     pub fn budget(&mut self) -> &mut Budget {
         &mut self.budget
     }

@@ -1,55 +1,55 @@
-//! In which form a sample is worth its bytes in the cache.
+//! Chooses the form in which a sample is worth its bytes in the cache.
 //!
-//! Each sample offers some forms, each for so many bytes and so many seconds saved in every epoch; at most one of
-//! them is taken, and the bytes of all must not exceed the budget. This is the multiple-choice knapsack problem
-//! (Kellerer, Pferschy, Pisinger, Knapsack Problems, 2004, chapter 11). At a common price of lambda seconds
-//! per byte every sample can be decided by itself: it takes the form that maximises
-//! `saves - lambda * bytes`, or none if that is not above 0. With the right price this fills the budget
-//! with the most valuable bytes, up to a single sample.
+//! Each sample offers some forms. Each form takes a number of bytes and saves a number of seconds in every epoch. At
+//! most one form of a sample is taken, and the bytes of all must not exceed the budget. This is the multiple-choice
+//! knapsack problem (Kellerer, Pferschy, Pisinger, Knapsack Problems, 2004, chapter 11). At a common price of lambda
+//! seconds per byte, every sample can be decided by itself: it takes the form that maximises `saves - lambda * bytes`,
+//! or none if that is not above 0. With the right price this fills the budget with the most valuable bytes, up to a
+//! single sample.
 //!
 //! # The price
 //!
-//! Of a sample only the offers on its *efficient frontier* are best at any price: in order of their bytes,
-//! those whose further bytes save less and less (Sinha, Zoltners 1979). Each step along it has a ratio, the
-//! seconds per byte that it adds; a price takes exactly the steps with a higher ratio. So the steps of all
-//! samples, the highest ratio first, up to the budget give the optimum of the relaxed problem, in which a step
-//! may be taken in part, and the ratio of the last one is the price. [`optimum`] and [`offline`] do this for
-//! known samples.
+//! Only the offers on a sample's *efficient frontier* can be best at some price. In order of their bytes, these are the
+//! offers whose further bytes save less and less (Sinha, Zoltners 1979). Each step along the frontier has a ratio, the
+//! seconds that it adds per byte. A price takes exactly the steps with a higher ratio. So taking the steps of all
+//! samples up to the budget, highest ratio first, is the optimum of the relaxed problem, in which a step may be taken
+//! in part. The ratio of the last step is the price. [`optimum`] and [`offline`] do this for known samples.
 //!
-//! A [`Chooser`] decides each sample as it comes, once and for all. The samples come in random order, so the
-//! last ones that came are a fair draw of those to come: the price is the one at which these would fill
-//! what is left of the budget, found anew as the budget fills (the re-solving of online linear programs: Agrawal,
-//! Wang, Ye, Operations Research 2014). Four things are added:
+//! A [`Chooser`] decides each sample as it comes, once and for all. The samples come in random order, so the most
+//! recent ones are a fair draw of those to come. The price is the one at which the recent samples would fill the rest
+//! of the budget. It is computed again as the budget fills (the re-solving of online linear programs: Agrawal, Wang,
+//! Ye, Operations Research 2014). Four things are added:
 //!
-//! - *Longest first.* The order is random but for the last window: what takes longest is begun first, so an epoch
-//!   ends with its smallest samples, which take less than their number says. So what is to come is counted by its
-//!   bytes where that is less. By number alone, photographs from the page cache left up to half of a small budget
-//!   free, or a sixth of one for all of them.
-//! - *Luck.* How many good samples come is uncertain, and the price may hang on it: where 5 % of the samples
-//!   save 20 times as much per byte, it is high or low, as they fill the budget or not. So it is the mean over
-//!   five cases from few to many.
-//! - *The unseen.* One step of mean size, better than all that were seen, is counted along: else the first
-//!   sample is the best so far, and a small budget is spent before there is anything to compare with.
-//! - *The end.* The price is what later samples pay. So the last one pays nothing, and what is
-//!   left over is given to whatever saves anything.
+//! - *Longest first.* The order is random except within the last window, where the longest samples are begun first. So
+//!   an epoch ends with its smallest samples, which take fewer bytes than their number suggests. The samples to come
+//!   are therefore counted by their bytes if that is less. Counted by number alone, photographs from the page cache
+//!   left up to half of a small budget free, or a sixth of one for all of them.
+//! - *Luck.* The number of good samples to come is uncertain, and the price may depend on it. If 5 % of the samples
+//!   save 20 times as much per byte, the price is high if they fill the budget and low otherwise. So it is the mean
+//!   over five cases from few to many.
+//! - *The unseen.* The calculation includes one step of mean size that is better than all seen so far. Otherwise the
+//!   first sample would be the best so far, and a small budget would be spent before there is anything to compare with.
+//! - *The end.* The price is the amount that later samples pay. So the last sample pays nothing, and the rest of the
+//!   budget goes to any offer that saves time.
 //!
-//! Over random orders of samples like photographs (`tests/forms.rs`), budgets of 5 to 200 % of the encoded
-//! bytes, saved as a part of [`optimum`], mean of 20 seeds:
+//! Results over random orders of samples like photographs (`tests/forms.rs`), for budgets of 5 to 200 % of the encoded
+//! bytes. They are the time saved as a part of [`optimum`], mean of 20 seeds:
 //!
 //! | samples | local, 5 % of 20 times the time per byte | other tails, remote storage |
 //! |---|---|---|
 //! | 1,000 | 0.90 (5 %), 0.91 (10 %), 0.93 (20 %), 0.95 or more (35 % to 200 %) | 0.96 or more |
 //! | 4,000 | 0.96 or more | 0.98 or more |
 //!
-//! What is low there is luck: 5 % of the encoded bytes of 1,000 samples hold nine of the fifty slow samples
+//! The low values are due to luck: 5 % of the encoded bytes of 1,000 samples hold nine of the fifty slow samples
 //! decoded.
 
-/// A form that a sample can be kept in.
+/// A form in which a sample can be kept.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Offer {
-    /// Bytes it takes.
+    /// Bytes that the form takes.
     pub bytes: u64,
-    /// Seconds it saves in every epoch. An offer that saves nothing, or no number, is never taken.
+    /// Seconds that the form saves in every epoch. An offer that saves nothing, or whose value is not a number, is
+    /// never taken.
     pub saves: f64,
 }
 
@@ -63,16 +63,17 @@ impl Offer {
     }
 }
 
-/// Recent samples that the price is found from.
+/// Number of recent samples from which the price is found.
 const REMEMBERED: u32 = 4096;
-/// The price is found anew when so much of what was decided, or of what is to come, has passed.
+/// Divisor of the samples decided, or of those to come if they are fewer. The price is computed again after this share
+/// of them.
 const PART: u32 = 64;
-/// This part of all samples is the end, at which the price falls to nothing.
+/// Divisor of all samples. This last part is the end, at which the price falls to nothing.
 const THE_END: u32 = 8;
 
-/// Five equally likely outcomes of something normal, in standard deviations.
+/// Five equally likely outcomes of a normal distribution, in standard deviations.
 const LUCK: [f64; 5] = [-1.28, -0.52, 0.0, 0.52, 1.28];
-/// So that the step that the price was found from is taken, or is not.
+/// Relative change of a price that decides whether the step that it was found from is taken.
 const JUST: f64 = 1e-9;
 
 /// Decides samples one after the other. See the module for the rule.
@@ -84,21 +85,24 @@ pub struct Chooser {
     by_index: Vec<u64>,
     samples: u32,
     decided: u32,
-    /// Size of all samples, and of those that were decided.
+    /// Size of all samples in bytes.
     total: u64,
+    /// Size of the samples decided so far.
     seen: u64,
     price: f64,
-    /// The last one before the end.
+    /// The last price before the end.
     usual_price: f64,
-    /// The decision before which the price is found anew.
+    /// Number of decisions after which the price is computed again.
     due: u32,
-    /// Of the recent samples, the highest ratio first.
+    /// Steps of the recent samples, highest ratio first.
     steps: Vec<FrontierStep>,
 }
 
 impl Chooser {
-    /// For `samples` decisions over `budget` bytes. `total`: the size of all these samples together, as in
-    /// [`decide`](Self::decide); too much does little harm, and `u64::MAX` is for not known.
+    /// Creates a chooser for `samples` decisions over `budget` bytes.
+    ///
+    /// `total` is the size of all these samples together, in the sense of [`decide`](Self::decide). A value that is too
+    /// large does little harm, and `u64::MAX` means that it is not known.
     pub fn new(budget: u64, samples: u32, total: u64) -> Self {
         Chooser {
             left: budget,
@@ -116,8 +120,10 @@ impl Chooser {
         }
     }
 
-    /// Which of its offers the next sample takes, if any. Call it once for each sample, in random order, or nearly so.
-    /// `size`: bytes of the sample where it comes from, whatever its forms take.
+    /// Returns the offer that the next sample takes, if any. The caller calls it once for each sample, in an order that
+    /// is at least nearly random.
+    ///
+    /// `size` is the bytes of the sample at its source, whatever its forms take.
     pub fn decide(&mut self, size: u64, offers: &[Offer]) -> Option<usize> {
         self.seen = self.seen.saturating_add(size);
         climb(&mut self.steps, self.decided, offers, self.left);
@@ -125,6 +131,7 @@ impl Chooser {
             self.forget();
             by_ratio(&mut self.steps);
             self.price = self.find_price();
+            // The falling price at the end is not the one that most samples paid.
             if self.to_come() > self.samples / THE_END {
                 self.usual_price = self.price;
             }
@@ -137,7 +144,7 @@ impl Chooser {
         Some(choice)
     }
 
-    /// The caller could not keep what it was told to, by offer `index`: its bytes can be taken by others.
+    /// Undoes a decision for offer `index`, because the caller could not keep it. Other samples can take its bytes.
     pub fn give_back(&mut self, index: usize, offer: Offer) {
         let bytes = offer.bytes.min(self.taken);
         self.left += bytes;
@@ -148,22 +155,23 @@ impl Chooser {
         }
     }
 
-    /// The price, seconds per byte: what most samples pay, and not the last ones, to whom the rest is given.
+    /// Returns the price in seconds per byte that most samples pay. It excludes the last samples, which get the rest of
+    /// the budget.
     pub fn lambda(&self) -> f64 {
         self.usual_price
     }
 
-    /// Seconds per epoch that all that was taken saves.
+    /// Returns the seconds per epoch that all taken offers save.
     pub fn saved(&self) -> f64 {
         self.saved
     }
 
-    /// Bytes of all that was taken.
+    /// Returns the bytes of all taken offers.
     pub fn taken_bytes(&self) -> u64 {
         self.taken
     }
 
-    /// How many samples took their first offer, their second, ...; as long as the highest one taken.
+    /// Returns how many samples took their first offer, their second, and so on, up to the highest one taken.
     pub fn by_index(&self) -> &[u64] {
         &self.by_index
     }
@@ -184,12 +192,13 @@ impl Chooser {
         }
     }
 
-    /// Samples to be decided, the next one included.
+    /// Returns the number of samples to be decided, including the next one.
     fn to_come(&self) -> u32 {
         self.samples.saturating_sub(self.decided).max(1)
     }
 
-    /// Samples after the next one: as many as there are, or as many of the mean size of those seen as their bytes make.
+    /// Returns the number of samples after the next one. It is their number, or their bytes divided by the mean size of
+    /// those seen, whichever is less.
     fn after(&self) -> f64 {
         let count = f64::from(self.to_come() - 1);
         if self.seen == 0 {
@@ -199,9 +208,10 @@ impl Chooser {
         count.min(bytes / self.seen as f64 * f64::from(self.decided + 1))
     }
 
-    /// What samples after this one will pay for a byte, on average over their luck.
+    /// Returns the expected price that samples after this one will pay for a byte: the mean over the cases of [`LUCK`].
     fn find_price(&self) -> f64 {
         let after = self.after();
+        // Nobody comes after the last sample, so it pays nothing.
         if after <= 0.0 {
             return 0.0;
         }
@@ -211,10 +221,11 @@ impl Chooser {
         prices.iter().sum::<f64>() / LUCK.len() as f64
     }
 
-    /// The price at which what is left is filled, if the recent samples are `share` times as many as come, and
-    /// steps as good as these come more often by `luck` standard deviations.
+    /// Returns the price at which the rest of the budget is filled. The recent samples are `share` times as many as
+    /// those to come, and steps as good as these come more often by `luck` standard deviations.
     fn price_with(&self, luck: f64, share: f64) -> f64 {
         let room = self.left as f64 * share;
+        // The unseen step, which counts as better than all others.
         let unseen = self.mean_step();
         let (mut bytes, mut squares) = (unseen, unseen * unseen);
         let last = self
@@ -226,6 +237,7 @@ impl Chooser {
                 squares += (s.bytes as f64).powi(2);
                 bytes + luck * (squares * (1.0 + share)).sqrt() > room
             });
+        // The last step fits only in part. It is taken if the budget would fill too slowly even with it.
         match last {
             Some(step) if self.is_behind_by(step.bytes) => step.ratio * (1.0 - JUST),
             Some(step) => step.ratio * (1.0 + JUST),
@@ -238,7 +250,7 @@ impl Chooser {
         bytes / self.steps.len().max(1) as f64
     }
 
-    /// Whether the budget would be filled more slowly than samples pass, even with so many bytes more.
+    /// Returns whether the budget would still fill more slowly than samples pass if `bytes` more bytes were taken.
     fn is_behind_by(&self, bytes: u64) -> bool {
         let budget = (self.left + self.taken) as f64;
         let decided = f64::from(self.decided);
@@ -261,10 +273,11 @@ fn best(offers: &[Offer], price: f64, left: u64) -> Option<usize> {
 struct FrontierStep {
     sample: u32,
     offer: usize,
-    /// Of the offer that it leads to.
+    /// Bytes of the offer that the step leads to.
     total: u64,
-    /// What that takes and saves beyond the one before.
+    /// Bytes that the offer takes beyond the one before it on the frontier.
     bytes: u64,
+    /// Seconds that the offer saves beyond the one before.
     saves: f64,
     ratio: f64,
 }
@@ -287,7 +300,7 @@ impl FrontierStep {
 }
 
 fn by_ratio(steps: &mut [FrontierStep]) {
-    // Stable: the steps of one sample stay in order. And quick where most are sorted already.
+    // A stable sort keeps the steps of one sample in order. It is quick, because most are sorted already.
     steps.sort_by(|a, b| b.ratio.total_cmp(&a.ratio));
 }
 
@@ -318,6 +331,7 @@ fn step_up(
         let from = before.map_or(0, |b| b.total);
         let step = FrontierStep::new(sample, index, offer.bytes, offer.bytes - from, saves);
         match before {
+            // The step before is not on the hull, so merge it with this one.
             Some(before) if before.ratio <= step.ratio => {
                 saves += before.saves;
                 steps.pop();
@@ -336,8 +350,8 @@ fn steps_of(samples: &[Vec<Offer>], budget: u64) -> Vec<FrontierStep> {
     steps
 }
 
-/// Seconds per epoch that no choice within the budget can exceed: the optimum if a step of one sample could be
-/// taken in part.
+/// Returns the seconds per epoch that no choice within the budget can exceed: the optimum if a step of one sample could
+/// be taken in part.
 pub fn optimum(samples: &[Vec<Offer>], budget: u64) -> f64 {
     let (mut left, mut saved) = (budget as f64, 0.0);
     for step in steps_of(samples, budget) {
@@ -351,8 +365,8 @@ pub fn optimum(samples: &[Vec<Offer>], budget: u64) -> f64 {
     saved
 }
 
-/// Which offer each sample takes if all are known beforehand: the steps in order of their ratio, as far as
-/// they fit. Saves less than the best choice by at most what one sample saves.
+/// Returns the offer that each sample takes if all samples are known beforehand. It takes the steps in order of their
+/// ratio, as far as they fit. The result saves less than the best choice by at most the saving of one sample.
 pub fn offline(samples: &[Vec<Offer>], budget: u64) -> Vec<Option<usize>> {
     let mut choices: Vec<Option<usize>> = vec![None; samples.len()];
     let mut left = budget;

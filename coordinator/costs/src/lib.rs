@@ -1,26 +1,26 @@
-//! What samples cost, and what follows from it.
+//! The costs of samples, and the decisions that follow from them.
 //!
-//! Pure: no clock (durations are arguments, in seconds), no I/O, no thread, no randomness but what the
-//! caller brings.
+//! This crate is pure. It has no clock (durations are arguments, in seconds), no I/O and no threads, and the caller
+//! brings all randomness.
 //!
 //! | module | question | rule |
 //! |---|---|---|
-//! | [`table`] | what does this sample cost? | a weighted mean of what was measured, 10 bytes a sample |
-//! | [`predict`] | and before it was ever prepared? | a line in its bytes and pixels, fitted as the samples come |
-//! | [`quantile`] | from when on is a sample slow? | a fence over the recent costs |
-//! | [`forms`] | in which form is it worth its bytes in the cache? | the best at a common price per byte |
-//! | [`balance`] | how many threads keep processors and storage busy? | the ratio of waiting to work, while more helps |
-//! | [`ledger`] | where is a measurement entered? | in table, model and budget, short ones many at once |
-//! | [`lookahead`] | when is it to be started? | before its minibatch is due, by its cost; slow ones when least else is planned |
+//! | [`table`] | how much does this sample cost? | a weighted mean of its measurements, 10 bytes a sample |
+//! | [`predict`] | how much does a sample cost that was never prepared? | a line in its bytes and pixels, fitted as samples are measured |
+//! | [`quantile`] | at which cost does a sample count as slow? | a fence over the recent costs |
+//! | [`forms`] | which form of a sample is worth its bytes in the cache? | the best at a common price per byte |
+//! | [`balance`] | how many threads keep processors and storage busy? | the ratio of waiting to work, as long as more threads help |
+//! | [`cost_recorder`] | where is a measurement recorded? | in table, model and budget, short ones many at once |
+//! | [`lookahead`] | when should a sample be started? | its cost before its minibatch is due; a slow one in the period with the least planned work |
 //!
 //! ```
-//! use coprep_costs::{Chooser, CostTable, Features, Measured, Offer, Predictor};
+//! use coprep_costs::{Chooser, CostTable, Features, MeasuredTimes, Offer, Predictor};
 //!
 //! let (table, mut predictor) = (CostTable::new(1000), Predictor::new());
-//! let measured = Measured {
+//! let measured = MeasuredTimes {
 //!     fetch: Some(0.005),
 //!     decode: Some(0.002),
-//!     ..Measured::default()
+//!     ..MeasuredTimes::default()
 //! };
 //! let photograph = Features {
 //!     bytes: 93_000,

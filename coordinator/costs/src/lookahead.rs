@@ -1,33 +1,34 @@
-//! When each sample of a minibatch is to be started.
+//! Decides when each sample of a minibatch should be started.
 //!
-//! Minibatches are drawn some time ahead, and their samples wait in one queue for the workers, the earliest start first.
-//! [`next_due`] says when a minibatch is due; [`StartPlan`] says when its samples are to be begun for that.
+//! Minibatches are drawn some time ahead. Their samples wait in one queue for the workers, earliest planned start
+//! first. [`next_due`] computes when a minibatch is due, and [`StartPlan`] when its samples should be begun for that.
 //!
-//! - A sample that is not slow is begun by its cost before its minibatch is due: of one minibatch the longest first
-//!   (Graham, Bounds on Multiprocessing Timing Anomalies, 1969).
-//! - How many slow ones a minibatch has, those above three times the usual cost, is chance: of 64 samples with 5 % of
-//!   200 times the cost one minibatch takes half as long again as the mean, another half as long. If it is begun when
-//!   those before it are done, it is delivered so much too late; so it is worked at while lighter ones are. The plan
-//!   knows how much work each *turn* has, the time from one delivery to the next. A slow sample, the longest first, is
-//!   begun in the turn that has least, of those that are early enough: Graham's rule once more, with turns for
-//!   machines. One that takes several turns counts in each of them.
-//! - Due times run at an even rate, and follow deliveries by a tenth of the difference. If they followed at
-//!   once, one late minibatch would make all that is drawn then late, and so on round the window.
+//! - A sample that is not slow is begun before its minibatch is due, by the time that it costs. So within a minibatch
+//!   the longest sample comes first (Graham, Bounds on Multiprocessing Timing Anomalies, 1969).
+//! - A sample is slow if it takes more than three times the usual cost. The number of slow samples in a minibatch is
+//!   chance. With 64 samples, 5 % of which cost 200 times the others, one minibatch takes half as long again as the
+//!   mean, another half as long. If a long minibatch is begun when those before it are done, it is late by the
+//!   difference. So it is started while lighter ones are in progress. The plan knows the work in each *period*, which
+//!   is the time from one delivery to the next. Slow samples are placed longest first. Each is begun in the period with
+//!   the least work among all that are early enough. This is Graham's rule again, with periods in place of machines.
+//!   A sample that takes several periods counts in each of them.
+//! - Due times run at an even rate, and follow deliveries by a tenth of the difference. If they followed at once, one
+//!   late minibatch would delay all minibatches drawn at that time, and the delay would go round the window.
 //!
-//! It has a price: more minibatches in the making are more memory to write to, and the longest samples of a minibatch meet.
-//! Images that come decoded from the cache, for which memory is all that counts, were prepared 2 % slower on two processors,
-//! where a slow one takes a fifth of a turn. So nothing is drawn ahead where the slow ones are short against a turn and chance
-//! alone makes turns even enough.
+//! Lookahead has a price. More minibatches in preparation mean more memory to write to, and the longest samples of a
+//! minibatch run at the same time. For images that come decoded from the cache, only memory matters. They were prepared
+//! 2 % slower on two processors, where a slow one takes a fifth of a period. So nothing is drawn ahead if the slow
+//! samples are short against a period and chance alone makes periods even enough.
 //!
-//! No worker is ever idle for this, so that nothing but the order changes: Graham's bound holds, and what is
-//! drawn is done after at most `2 - 1/m` times the least possible time on m workers.
+//! No worker is ever idle for this; only the order changes. So Graham's bound holds, and the minibatches drawn are done
+//! after at most `2 - 1/m` times the least possible time on m workers.
 //!
-//! # What it is worth
+//! # Benefit
 //!
-//! In simulation (`cargo run --release -p coprep-costs --example lookahead`): 2,000 minibatches of 64 samples, 5 %
-//! of which cost 10, 50 or 200 times the others, at most 8 minibatches drawn and not delivered, preparation
-//! the bottleneck. The gap between two deliveries, in order, that 99 of 100 stay below, in mean gaps; and the
-//! time for all, over the work of all by the workers:
+//! In simulation (`cargo run --release -p coprep-costs --example lookahead`): 2,000 minibatches of 64 samples, 5 % of
+//! which cost 10, 50 or 200 times the others. At most 8 minibatches are drawn and not delivered, and preparation is the
+//! bottleneck. The table shows the gap between two consecutive deliveries that 99 of 100 stay below, in mean gaps. The
+//! makespan is the time for all, divided by the work of all per worker:
 //!
 //! | slow | workers | as drawn | longest first | due less cost | spread | **rule** | missed | needed | makespan |
 //! |---|---|---|---|---|---|---|---|---|---|
@@ -44,75 +45,74 @@
 //! | 200 x | 8 | 3.1 | 10.1 | 2.4 | 2.1 | **2.2** | 4.1 | 2.2 with 7 | 1.001 |
 //! | 200 x | 16 | 4.1 | 9.1 | 2.7 | 3.0 | **2.6** | 6.8 | 2.6 with 8 | 1.002 |
 //!
-//! - *Longest first*, of all that is drawn, delivers eight minibatches at once.
-//! - *Due less cost* levels nothing. On many workers, where the window is hardly longer than a slow sample,
-//!   there is nothing to win beyond it.
-//! - *Spread*: the slow samples of a minibatch at even distances over the window, whatever is planned there. It is as
-//!   good or better only where a slow sample takes two turns or more.
-//! - *Missed*: expectations are a third off, and one slow sample in ten is taken for a usual one. It is started
-//!   last, and the others wait for it: a sample that nothing is known of is better started as soon as it is
-//!   drawn.
-//! - *Needed*: with the window of [`window_needed`].
+//! - *Longest first*, among all samples drawn, delivers eight minibatches at once.
+//! - *Due less cost* levels nothing. On many workers, where the window is hardly longer than a slow sample, other rules
+//!   gain little over it.
+//! - *Spread* places the slow samples of a minibatch at even distances over the window, whatever is planned there. It
+//!   is as good or better only where a slow sample takes two periods or more.
+//! - *Missed*: expectations are a third off, and one slow sample in ten is taken for a usual one. It is started last,
+//!   and the others wait for it. So a sample of unknown cost is better started as soon as it is drawn.
+//! - *Needed* is the rule with the window of [`window_needed`].
 
 use std::collections::VecDeque;
 
 use crate::quantile::Summary;
 
-/// A sample of more than so many times the usual cost is slow.
+/// Factor on the usual cost above which a sample is slow.
 const SLOW: f32 = 3.0;
 
-/// A slow sample that takes more than this part of a turn holds a minibatch up if it is begun last.
+/// Part of a period above which a slow sample delays its minibatch if it is begun last.
 const LONG: f32 = 0.5;
 
-/// If the work of minibatches as they are drawn varies by less than so much (standard deviation, in means), then 99 of 100
-/// take less than about 1.5 times the usual one. Levelling that would cost more than it is worth: see the module.
+/// Variation of the work of minibatches (standard deviation divided by the mean) below which levelling costs more than
+/// it is worth. Then 99 of 100 minibatches take less than about 1.5 times the usual time. See the module.
 const UNEVEN: f32 = 0.15;
 
-/// How far due times follow deliveries.
+/// Part of the difference by which due times follow deliveries.
 const FOLLOW: f64 = 0.1;
 
-/// Minibatches drawn ahead beyond the longest sample, to level the slow ones over.
+/// Number of minibatches drawn ahead beyond the longest sample, to spread the slow samples over.
 pub const SPREAD: u32 = 4;
 
-/// The work that is planned for each turn: the time from one delivery to the next. See the module.
+/// The work that is planned for each period, the time from one delivery to the next. See the module.
 #[derive(Clone, Debug, Default)]
 pub struct StartPlan {
-    /// One for each minibatch that is drawn and not delivered, in their order.
+    /// One period for each minibatch that is drawn and not delivered, in their order.
     turns: VecDeque<Period>,
-    /// When the minibatch drawn last is due.
+    /// Time at which the minibatch drawn last is due.
     due: f64,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Period {
-    /// Its end.
+    /// End of the period.
     due: f64,
-    /// Seconds of work.
+    /// Seconds of planned work.
     load: f32,
 }
 
 impl StartPlan {
-    /// Nothing is drawn.
+    /// Creates a plan without minibatches.
     pub fn new() -> Self {
         StartPlan::default()
     }
 
-    /// When the minibatch drawn last is due, in seconds.
+    /// Returns the time at which the minibatch drawn last is due, in seconds.
     pub fn due(&self) -> f64 {
         self.due
     }
 
-    /// When a minibatch is to be begun that is not drawn ahead: now, but not before those that were. What was planned is
-    /// forgotten.
+    /// Returns the start of a minibatch that is not drawn ahead, and forgets the plan. The start is now, but not before
+    /// the minibatches that were drawn ahead.
     pub fn pause(&mut self, now: f64) -> f64 {
         self.turns.clear();
         now.max(self.due)
     }
 
-    /// Takes a minibatch in, and says when each of its samples is to be begun: the earliest first.
+    /// Plans a minibatch, and returns the planned start of each of its samples, in the order of `costs`.
     ///
-    /// `now`: seconds, on any clock. `ahead`: minibatches drawn before it and not delivered. `costs`: seconds that each of
-    /// its samples is expected to take. `period`: seconds from one minibatch to the next.
+    /// `now` is in seconds, on any clock. `ahead` is the number of minibatches drawn before it and not delivered.
+    /// `costs` are the expected seconds of its samples. `period` is the seconds from one minibatch to the next.
     pub fn draw(
         &mut self,
         now: f64,
@@ -122,6 +122,7 @@ impl StartPlan {
         period: f32,
     ) -> Vec<f64> {
         let delivered = self.turns.len().saturating_sub(ahead as usize);
+        // The periods of minibatches delivered meanwhile are over.
         self.turns.drain(..delivered);
         self.due = next_due(self.due, now, ahead + 1, period);
         let due = self.due;
@@ -141,6 +142,7 @@ impl StartPlan {
             {
                 turn.load += part;
             }
+            // A slow sample starts at its period, but never later than its cost before the due time.
             starts[sample] = starts[sample].min(self.begin_of(turn, period));
         }
         starts
@@ -153,8 +155,9 @@ impl StartPlan {
         }
     }
 
-    /// The turn to begin a sample in: of those in which it is early enough, the one with which the fullest of all that it
-    /// goes on in is the least full, and of equals the last.
+    /// Returns the period in which to begin a sample that takes `cost` seconds. Only periods early enough for its
+    /// minibatch count. The choice minimises the load of the fullest period that the sample runs in. Among equals it is
+    /// the last.
     fn lightest(&self, cost: f32, period: f32) -> usize {
         let turns = self.turns.len();
         let takes = (cost / period).ceil().clamp(1.0, turns as f32) as usize;
@@ -166,6 +169,7 @@ impl StartPlan {
             loads.fold(0.0, f32::max)
         };
         (0..=turns - takes)
+            // `min_by` keeps the first of equals, so go from the last period to the first.
             .rev()
             .map(|first| (first, fullest(first)))
             .min_by(|a, b| a.1.total_cmp(&b.1))
@@ -173,24 +177,28 @@ impl StartPlan {
     }
 }
 
-/// For how long one worker is at a sample, turn by turn, until it ends.
+/// Returns the seconds that a sample occupies its worker in each period, until it ends.
 fn parts(cost: f32, period: f32) -> impl Iterator<Item = f32> {
     let part = move |i: u16| (cost - period * f32::from(i)).min(period);
     (0..u16::MAX).map(part).take_while(|&part| part > 0.0)
 }
 
-/// When the next minibatch is due, in seconds on any clock. `before`: when the one before it is; at first, now.
-/// `ahead`: minibatches drawn and not delivered, this one included. `period`: seconds from one minibatch to the next.
+/// Returns the time at which the next minibatch is due, in seconds on any clock.
+///
+/// `before` is the due time of the minibatch before it, or now for the first one. `ahead` is the number of minibatches
+/// drawn and not delivered, including this one. `period` is the seconds from one minibatch to the next.
 pub fn next_due(before: f64, now: f64, ahead: u32, period: f32) -> f64 {
     let period = f64::from(period.max(0.0));
     let steady = period * f64::from(ahead);
+    // Bounded, so that due times come back after a pause or a change of the rate.
     let next = (before + period).clamp(now, now + 2.0 * steady);
     next + FOLLOW * (now + steady - next)
 }
 
-/// The longest first. `work`: what a minibatch costs on average.
+/// Returns the slow samples, longest first. `work` is the mean cost of a minibatch.
 fn slow(costs: &[f32], work: f32) -> Vec<usize> {
     let mean = work / costs.len() as f32;
+    // The mean over minibatches bounds the median, in case most samples of this one are slow.
     let above = SLOW * median(costs).min(mean);
     let mut slow: Vec<usize> = (0..costs.len()).filter(|&i| costs[i] > above).collect();
     slow.sort_by(|&a, &b| costs[b].total_cmp(&costs[a]));
@@ -207,9 +215,11 @@ fn median(costs: &[f32]) -> f32 {
     }
 }
 
-/// How many minibatches to draw ahead: none where no sample is slow or the slow ones hardly make turns uneven, else as many
-/// as the longest samples take, of a hundred the longest left out, and `spread` more. `samples`: of a minibatch. `period`:
-/// seconds from one minibatch to the next.
+/// Returns how many minibatches to draw ahead. It is 0 if no sample is slow or the slow samples hardly make periods
+/// uneven. Otherwise it is the number of periods that the longest samples take (the 99th percentile), plus `spread`,
+/// but at most `most`.
+///
+/// `samples` is the number of samples in a minibatch. `period` is the seconds from one minibatch to the next.
 pub fn window_needed(costs: &Summary, samples: u32, period: f32, spread: u32, most: u32) -> u32 {
     let longest = costs.longest;
     let varies = costs.variation / (samples as f32).sqrt();
@@ -233,7 +243,7 @@ mod tests {
         costs.summary().unwrap()
     }
 
-    /// Starts of a minibatch that is drawn when `ahead` others are, with one worker and a period of 10.
+    /// Returns the starts of a minibatch that is drawn when `ahead` others are, with one worker and a period of 10.
     fn draw(plan: &mut StartPlan, ahead: u32, costs: &[f32]) -> Vec<f64> {
         plan.draw(0.0, ahead, costs, 1, 10.0)
     }
@@ -248,7 +258,7 @@ mod tests {
         draw(&mut plan, 0, &[1.0; 9]);
         draw(&mut plan, 1, &[1.0; 3]);
         let starts = draw(&mut plan, 2, &[1.0, 8.0, 1.0, 7.0, 1.0, 1.0, 1.0]);
-        // The longer one to its own turn would make 13 of it, to the second 11.
+        // In its own period, the longer sample would raise the load to 13, but in the second one only to 11.
         assert_eq!(loads(&plan), [9.0, 11.0, 12.0]);
         assert_eq!(starts[1], plan.turns[0].due);
         assert_eq!(starts[3], plan.turns[1].due);
@@ -262,7 +272,7 @@ mod tests {
         let starts = draw(&mut plan, 4, &[1.0, 1.0, 25.0, 1.0]);
         assert_eq!(loads(&plan), [5.0, 5.0, 15.0, 15.0, 8.0]);
         assert!(starts[2] <= plan.due() - 25.0);
-        // It takes longer than is drawn ahead.
+        // The sample takes longer than all that is drawn ahead.
         let starts = draw(&mut plan, 2, &[1.0, 1.0, 95.0]);
         assert_eq!(loads(&plan), [25.0, 18.0, 12.0]);
         assert_eq!(starts[2], plan.due() - 95.0);
@@ -300,7 +310,7 @@ mod tests {
         (0..3).for_each(|ahead| _ = draw(&mut plan, ahead, &[1.0; 5]));
         assert_eq!(plan.pause(3.0), plan.due());
         assert_eq!(plan.pause(100.0), 100.0);
-        // And may be drawn ahead again: no turn of before is taken for one that is to come.
+        // Minibatches may be drawn ahead again. No earlier period is then taken for a future one.
         let starts = plan.draw(100.0, 1, &[1.0, 8.0, 1.0, 1.0, 1.0], 1, 10.0);
         assert_eq!(loads(&plan), [12.0]);
         assert!(plan.due() >= 100.0 && starts.iter().all(|&start| start >= 90.0));
@@ -315,9 +325,9 @@ mod tests {
             window_needed(&costs, samples.into(), period, SPREAD, 8)
         };
         assert_eq!(needed(64, 2), 0);
-        // Of few samples the work varies.
+        // With few samples, the work of minibatches varies.
         assert_eq!(needed(16, 2), 1 + SPREAD);
-        // For many workers a turn is short.
+        // With many workers, a period is short.
         assert_eq!(needed(64, 16), 2 + SPREAD);
     }
 

@@ -1,34 +1,33 @@
-//! What a sample will cost, before it was ever prepared.
+//! Predicts the cost of a sample before it was ever prepared.
 //!
-//! For each stage a line, `seconds = a + b * bytes + c * pixels`, fitted to the samples as they come by
-//! exponentially weighted recursive least squares (Haykin, Adaptive Filter Theory, the chapter on recursive
-//! least squares), in its information form: what is carried along is the weighted means and covariances of
-//! features and seconds, and the line is solved for when it is asked for. That costs no more for two
-//! features, and what is carried is a mean of what was seen and so can neither grow without bound nor lose
-//! its sign.
+//! Each stage has a line, `seconds = a + b * bytes + c * pixels`. It is fitted to the samples as they come by
+//! exponentially weighted recursive least squares (Haykin, Adaptive Filter Theory, the chapter on recursive least
+//! squares), in its information form. The state is the weighted means and covariances of features and seconds, and the
+//! line is solved for when it is needed. For two features that costs no more. The state is a mean of past values, so it
+//! can neither grow without bound nor lose its sign.
 //!
 //! - **Forgetting.** A sample's weight falls by 1/256 with every later one.
 //! - **Scale.** The covariances are solved as correlations with a small ridge (Hoerl, Kennard 1970), as if half an
-//!   observation had seen no slope. So units do not matter, few samples make no steep line, and a feature that
-//!   does not vary, or only along with the other one, does no harm.
-//! - **Weight.** Noise grows with the cost, so that a sample weighs by the inverse square of what was expected
-//!   of it: else the line is drawn through the largest and is wrong for the many.
-//! - **Outliers.** A value counts only up to 8 mean deviations from what was expected (Huber 1964). The
-//!   deviation follows, so that a change of the law comes through.
+//!   observation had seen no slope. So units do not matter, and few samples make no steep line. A feature that does not
+//!   vary, or varies only along with the other one, does no harm.
+//! - **Weight.** Noise grows with the cost, so a sample weighs by the inverse square of its expected cost. Otherwise
+//!   the largest samples would determine the line, and it would be wrong for all others.
+//! - **Outliers.** A value counts only up to 8 mean deviations from its expected value (Huber 1964). The deviation
+//!   itself adapts, so that a change of the law comes through.
 
 use crate::table::{ExpectedCost, MeasuredTimes};
 
-/// What is known of a sample without preparing it.
+/// Features of a sample that are known without preparing it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Features {
-    /// Size as it lies in storage.
+    /// Size in storage.
     pub bytes: u64,
     /// Width times height.
     pub pixels: u64,
 }
 
 impl Features {
-    /// User code tells nothing of its samples.
+    /// Features of a sample of user code, about which nothing is known.
     pub const UNKNOWN: Features = Features {
         bytes: 0,
         pixels: 0,
@@ -39,7 +38,7 @@ impl Features {
     }
 }
 
-/// Learns what each stage costs.
+/// Learns the cost of each stage.
 #[derive(Clone, Debug, Default)]
 pub struct Predictor {
     fetch: StageModel,
@@ -50,12 +49,12 @@ pub struct Predictor {
 }
 
 impl Predictor {
-    /// Expects nothing to cost anything.
+    /// Creates a predictor that expects every sample to cost nothing.
     pub fn new() -> Self {
         Predictor::default()
     }
 
-    /// Learns from a sample that was prepared. Values that are negative or not finite are left out.
+    /// Learns from a sample that was prepared. Values that are negative or not finite are ignored.
     pub fn observe(&mut self, features: Features, measured: &MeasuredTimes) {
         let each = [
             (&mut self.fetch, measured.fetch),
@@ -71,8 +70,8 @@ impl Predictor {
         }
     }
 
-    /// What a sample is expected to cost: finite, and not negative. Where its features are unknown, the
-    /// mean of all.
+    /// Returns the expected cost of a sample, which is finite and not negative. If its features are unknown, that is
+    /// the mean of all samples.
     pub fn predict(&self, features: Features) -> ExpectedCost {
         ExpectedCost {
             fetch: self.fetch.predict(features) as f32,
@@ -84,25 +83,25 @@ impl Predictor {
     }
 }
 
-/// What is kept of the past at each observation.
+/// Share of the past that each observation keeps.
 const KEEP: f64 = 1.0 - 1.0 / 256.0;
-/// Deviations from what was expected up to which a value counts.
+/// Mean deviations from the expected value up to which a value counts.
 const CLIP: f64 = 8.0;
 /// Observations before any value is clipped.
 const ENOUGH: u32 = 16;
-/// Part of a prediction that is always taken for noise.
+/// Least noise, as a part of a prediction. A smaller measured deviation does not tighten the clipping.
 const NOISE: f64 = 0.05;
-/// Prior observations that saw no slope.
+/// Number of prior observations without a slope.
 const PRIOR: f64 = 0.5;
-/// Seconds; also where a line is drawn out to a sample like none before.
+/// Upper bound of seconds, including a prediction for a sample far outside the range seen.
 const LONGEST: f64 = 86_400.0;
 
-/// One stage.
+/// The model of one stage.
 #[derive(Clone, Debug, Default)]
 struct StageModel {
     observed: u32,
     mean: Mean,
-    /// Mean deviation, as a part of the [`size`](StageModel::size) of what was expected.
+    /// Mean deviation, as a part of the [`size`](StageModel::size) of the expected value.
     deviation: Mean,
     fit: Fit,
 }
@@ -119,10 +118,12 @@ impl StageModel {
         let off = off.clamp(-most, most);
         let seconds = expected + off * self.size(expected);
         self.mean.observe(seconds);
+        // The first value has no earlier expectation to deviate from.
         if self.observed > 0 {
             self.deviation.observe(off.abs());
         }
         if features != Features::UNKNOWN {
+            // Relative to the mean, so that weights do not depend on the unit.
             let weight = (self.size(0.0) / self.size(expected)).powi(2);
             self.fit.observe(weight, features.vector(), seconds);
         }
@@ -139,13 +140,13 @@ impl StageModel {
         seconds.clamp(0.0, LONGEST)
     }
 
-    /// What noise is in proportion to, in seconds: never 0.
+    /// Returns the value that noise is proportional to, in seconds. It is never 0.
     fn size(&self, expected: f64) -> f64 {
         expected + self.mean.value + 1e-9
     }
 }
 
-/// Exponentially weighted; at first of equal weights.
+/// An exponentially weighted mean. The first values have equal weights.
 #[derive(Clone, Debug, Default)]
 struct Mean {
     weight: f64,
@@ -166,9 +167,9 @@ struct Fit {
     weight: f64,
     features: [f64; 2],
     seconds: f64,
-    /// Of the features: first, second, both.
+    /// Covariances of the features: first, second, both.
     squares: [f64; 3],
-    /// Of features and seconds.
+    /// Covariances of each feature with the seconds.
     products: [f64; 2],
 }
 
@@ -200,9 +201,10 @@ impl Fit {
         self.seconds + b * (x - self.features[0]) + c * (y - self.features[1])
     }
 
-    /// Seconds per byte and per pixel.
+    /// Returns the seconds per byte and per pixel.
     fn slopes(&self) -> [f64; 2] {
         let [dx, dy] = [self.squares[0].sqrt(), self.squares[1].sqrt()];
+        // A feature that does not vary has no slope.
         let part = |of: f64, by: f64| if by > 0.0 { of / by } else { 0.0 };
         let correlation = part(self.squares[2], dx * dy);
         let (p, q) = (part(self.products[0], dx), part(self.products[1], dy));
@@ -227,7 +229,7 @@ mod tests {
         }
     }
 
-    /// A photograph: about 93 kB, and 2 to 3 pixels a byte.
+    /// Returns the features of a photograph of about 93 kB, with 2 to 3 pixels per byte.
     fn photograph(random: &mut Random) -> Features {
         let bytes = random.lognormal(93_000.0, 0.7);
         let pixels = bytes * (1.5 + 1.5 * random.unit());
@@ -243,7 +245,7 @@ mod tests {
 
     const LAW: [f32; 3] = [2e-4, 1e-8, 6e-9];
 
-    /// Root of the mean square of the relative errors.
+    /// Returns the root of the mean square of the relative errors.
     fn error(predictor: &Predictor, of: [f32; 3], random: &mut Random) -> f32 {
         let square = |_| {
             let f = photograph(random);
@@ -270,7 +272,7 @@ mod tests {
         1.0 + 0.2 * random.normal()
     }
 
-    /// 5 % take 20 times as long, for no reason.
+    /// Returns 20 for 5 % of the samples, without any cause.
     fn heavy(random: &mut Random) -> f32 {
         let tail = if random.unit() < 0.05 { 20.0 } else { 1.0 };
         tail * jitter(random).abs()

@@ -1,40 +1,41 @@
-//! What samples cost lately, and from when on one is slow.
+//! Statistics of recent costs, and the limit above which a sample is slow.
 //!
-//! MinatoLoader (Nouaji, Bitchebe, Balmau, Macedo 2025, arXiv 2509.10712) tells slow samples from fast ones by
-//! a timeout: a percentile of the preparation times that it measured, set anew as it runs. A percentile alone
-//! calls a fixed share of the samples slow, also where all take about the same. So [`Budget`] starts from the
-//! upper quartile, and lies outside the bulk:
+//! MinatoLoader (Nouaji, Bitchebe, Balmau, Macedo 2025, arXiv 2509.10712) tells slow samples from fast ones by a
+//! timeout: a percentile of the measured preparation times, which is updated at run time. But a percentile calls a
+//! fixed share of the samples slow even if all take about the same time. So [`Budget`] starts from the upper quartile
+//! and lies outside the bulk:
 //!
 //! ```text
 //! budget = max(2 * q75, q75 + 3 * (q75 - q25), 1 ms)
 //! ```
 //!
-//! The second is the outer fence of Tukey (Exploratory Data Analysis, 1977), which follows the spread of the
-//! bulk and not the tail; the first keeps jitter out where the spread is next to nothing. Where costs vary by
-//! 30 % (coefficient of variation), fewer than 1 % are over it; of 5 % that take ten times the median nearly
-//! all. The third is how long a thread waits for a processor that it lost: of samples of some microseconds, those would
-//! be slow that happened to be made then. Whoever waits for a sample of a millisecond does not wait long.
+//! The second term is the outer fence of Tukey (Exploratory Data Analysis, 1977), which follows the spread of the bulk
+//! and not the tail. The first term ignores jitter if the spread is next to nothing. If costs vary by 30 % (coefficient
+//! of variation), fewer than 1 % of the samples exceed the budget. If 5 % take ten times the median, nearly all of
+//! those do. The third term is how long a thread waits for a processor that it lost. Without it, samples of some
+//! microseconds would count as slow just because their thread lost its processor. A consumer that waits for a sample of
+//! a millisecond does not wait long.
 
-/// Seconds. See the module.
+/// Least budget in seconds. See the module.
 const LEAST: f32 = 1e-3;
-/// Values that are remembered.
+/// Number of values that are remembered.
 const REMEMBERED: usize = 512;
 
 /// The last 512 values.
 #[derive(Clone, Debug, Default)]
 pub struct Recent {
     values: Vec<f32>,
-    /// Where the next one goes.
+    /// Index of the next value to replace.
     place: usize,
 }
 
 impl Recent {
-    /// Nothing yet.
+    /// Creates an empty record.
     pub fn new() -> Self {
         Recent::default()
     }
 
-    /// Takes a value in, in place of the oldest. What is not finite is left out.
+    /// Records a value in place of the oldest one. Values that are not finite are ignored.
     pub fn observe(&mut self, value: f32) {
         if !value.is_finite() {
             return;
@@ -46,7 +47,7 @@ impl Recent {
         self.place = (self.place + 1) % REMEMBERED;
     }
 
-    /// None: no value yet.
+    /// Returns the statistics of the values, or `None` if there is no value yet.
     pub fn summary(&self) -> Option<Summary> {
         let [longest, high, usual, low] = self.quantiles([0.99, 0.75, 0.5, 0.25])?;
         Some(Summary {
@@ -58,27 +59,28 @@ impl Recent {
         })
     }
 
-    /// The values of which these shares (0 to 1, falling) are below; of few values the nearest. None: no value yet.
+    /// Returns, for each share (0 to 1, falling), the value that this share of the values lies below. Of few values it
+    /// is the nearest one. Returns `None` if there is no value yet.
     fn quantiles<const N: usize>(&self, shares: [f32; N]) -> Option<[f32; N]> {
         let last = self.values.len().checked_sub(1)?;
         let mut values = self.values.clone();
         let mut end = values.len();
         Some(shares.map(|share| {
             let rank = (share.clamp(0.0, 1.0) * last as f32).round() as usize;
-            // What is above the one before need not be looked at again.
+            // The selection has moved all larger values behind this one, so the next, smaller quantile is before it.
             let (_, value, _) = values[..end].select_nth_unstable_by(rank, f32::total_cmp);
             end = rank + 1;
             *value
         }))
     }
 
-    /// Not a number: no value yet.
+    /// Returns the mean, which is not a number if there is no value yet.
     fn mean(&self) -> f32 {
         let sum: f64 = self.values.iter().copied().map(f64::from).sum();
         (sum / self.values.len() as f64) as f32
     }
 
-    /// See [`Summary::variation`].
+    /// Returns [`Summary::variation`], where values above `most` count as `most`.
     fn variation(&self, most: f32) -> f32 {
         let values = || self.values.iter().map(|value| f64::from(value.min(most)));
         let count = self.values.len() as f64;
@@ -91,60 +93,61 @@ impl Recent {
         }
     }
 
-    /// How many values are remembered: at most 512.
+    /// Returns the number of remembered values, which is at most 512.
     pub fn len(&self) -> usize {
         self.values.len()
     }
 
-    /// No value yet.
+    /// Returns true if there is no value yet.
     pub fn is_empty(&self) -> bool {
         self.values.is_empty()
     }
 }
 
-/// What the last values say together.
+/// Statistics of the last values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Summary {
-    /// Of all of them.
+    /// Mean of all values.
     pub mean: f32,
-    /// The median.
+    /// Median.
     pub usual: f32,
-    /// Of a hundred the longest left out.
+    /// The 99th percentile.
     pub longest: f32,
-    /// The standard deviation, in means, where what is above the `longest` counts as that: a few values that are far off,
-    /// often because a thread lost its processor, hardly change it. 0 if the mean is.
+    /// Standard deviation divided by the mean, where values above `longest` count as `longest`. So a few values that
+    /// are far off, often because a thread lost its processor, hardly change it. It is 0 if the mean is 0.
     pub variation: f32,
-    /// What is above it is slow. See the module for the rule.
+    /// Limit above which a sample is slow. See the module for the rule.
     pub fence: f32,
 }
 
 /// Observations before there is a budget.
 const ENOUGH: usize = 32;
-/// What is known is summed up anew when one in so many is new, and somebody asks.
+/// Divisor of the number of values. The statistics are computed again if this share of the values is new and a caller
+/// asks.
 const RENEWED: u32 = 4;
 
-/// The seconds a sample may take before it counts as slow. See the module for the rule.
+/// Seconds that a sample may take before it counts as slow. See the module for the rule.
 #[derive(Clone, Debug, Default)]
 pub struct Budget {
     recent: Recent,
-    /// Since it was summed up.
+    /// Number of observations since the statistics were computed.
     observed: u32,
     summary: Option<Summary>,
 }
 
 impl Budget {
-    /// No budget yet.
+    /// Creates a budget without observations.
     pub fn new() -> Self {
         Budget::default()
     }
 
-    /// Takes in what a sample took, in seconds.
+    /// Records the seconds that a sample took.
     pub fn observe(&mut self, seconds: f32) {
         self.recent.observe(seconds);
         self.observed = self.observed.saturating_add(1);
     }
 
-    /// None before 32 samples.
+    /// Returns the budget, or `None` before 32 samples.
     pub fn seconds(&mut self) -> Option<f32> {
         if self.recent.len() >= ENOUGH {
             self.summary().map(|summary| summary.fence)
@@ -153,8 +156,8 @@ impl Budget {
         }
     }
 
-    /// Of what was observed last. Summed up when it is asked for and a quarter is new, so that it costs next to nothing.
-    /// None: nothing was.
+    /// Returns the statistics of recent observations, or `None` if there are none. They are computed only if a caller
+    /// asks and a quarter of the values is new, so that they cost next to nothing.
     pub fn summary(&mut self) -> Option<Summary> {
         if self.observed.saturating_mul(RENEWED) >= self.recent.len() as u32 {
             self.summary = self.recent.summary();
@@ -203,7 +206,7 @@ mod tests {
         recent.observe(0.0);
         assert_eq!(recent.variation(4.0), 0.0);
         [4e6, 2.0].into_iter().for_each(|v| recent.observe(v));
-        // 0, 2, 4: a variance of 8/3.
+        // The highest value counts as 4, and 0, 2, 4 have a variance of 8/3.
         let variation = recent.variation(4.0);
         assert!(
             (variation - (8f32 / 3.0).sqrt() / 2.0).abs() < 1e-6,
@@ -218,7 +221,7 @@ mod tests {
         assert_eq!((recent.summary(), recent.len()), (None, 0));
     }
 
-    /// The share of samples over the budget, of those with `is_tail` and of the others.
+    /// Returns the shares of samples over the budget, among those of the tail and among the others.
     fn over(cv: f32, tail: f32, seed: u64) -> (f32, f32) {
         let mut random = Random(seed);
         let (mut budget, mut slow) = (Budget::new(), [(0u32, 0u32); 2]);

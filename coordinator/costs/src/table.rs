@@ -1,16 +1,16 @@
-//! What each sample costs, as far as it was measured.
+//! The measured cost of each sample.
 //!
-//! One atomic word and one half-word per sample, written by every worker without a lock: of two threads that
-//! record the same sample at the same moment one may be lost, but each value is one that somebody wrote.
+//! The table has one atomic word and one half-word per sample, which every worker writes without a lock. If two threads
+//! record the same sample at the same moment, one measurement may be lost, but each value is one that a thread wrote.
 //!
-//! **Mean.** A value measured again moves the old one by a quarter of the difference: an exponentially
-//! weighted mean, in which the last three measurements weigh more than all before. A stage that did not run
-//! keeps its value.
+//! **Mean.** A new measurement moves the old value by a quarter of the difference. This is an exponentially weighted
+//! mean, in which the last three measurements weigh more than all earlier ones. A stage that did not run keeps its
+//! value.
 //!
-//! **Code of a value.** 16 bits: 0 is *unknown*, `c >= 1` is 10 ns and `c - 1` steps more, 1680 of which double a value:
-//! from 10 ns to 92 minutes. Between two powers of two the steps are even, 0.06 % at the lower end and 0.03 % at the upper,
-//! as in a floating-point number, from the bits of which a code is had without a logarithm. What lies outside is moved to
-//! the nearer end.
+//! **Code of a value.** A code has 16 bits. 0 is *unknown*. `c >= 1` is 10 ns plus `c - 1` steps, and 1680 steps double
+//! a value, so the range is 10 ns to 92 minutes. Between two powers of two the steps are even, 0.06 % of the value at
+//! the lower end and 0.03 % at the upper. That is how floating-point numbers work too, so a code is computed from their
+//! bits without a logarithm. Values outside the range are moved to its nearer end.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
@@ -18,12 +18,12 @@ use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use bytemuck::allocation::zeroed_slice_box;
 
-/// Seconds a sample takes. The four stages are wall time; what is not known is 0.
+/// Seconds that a sample takes. The four stages are wall time. An unknown value is 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ExpectedCost {
-    /// Read from storage.
+    /// Reading from storage.
     pub fetch: f32,
-    /// Encoded to decoded.
+    /// Decoding.
     pub decode: f32,
     /// Deterministic operators after decoding.
     pub fixed: f32,
@@ -34,23 +34,23 @@ pub struct ExpectedCost {
 }
 
 impl ExpectedCost {
-    /// Wall seconds of all stages.
+    /// Returns the wall seconds of all stages.
     pub fn total(&self) -> f32 {
         self.fetch + self.prep()
     }
 
-    /// Wall seconds of everything after the fetch.
+    /// Returns the wall seconds of all stages after the fetch.
     pub fn prep(&self) -> f32 {
         self.decode + self.fixed + self.random
     }
 }
 
-/// One preparation of a sample, in seconds; None: this stage did not run.
+/// Seconds of one preparation of a sample. A stage that did not run is `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct MeasuredTimes {
-    /// Read from storage.
+    /// Reading from storage.
     pub fetch: Option<f32>,
-    /// Encoded to decoded.
+    /// Decoding.
     pub decode: Option<f32>,
     /// Deterministic operators after decoding.
     pub fixed: Option<f32>,
@@ -61,7 +61,7 @@ pub struct MeasuredTimes {
 }
 
 impl MeasuredTimes {
-    /// Wall seconds of the stages that ran.
+    /// Returns the wall seconds of the stages that ran.
     pub fn total(&self) -> f32 {
         self.stages().into_iter().flatten().sum()
     }
@@ -71,18 +71,18 @@ impl MeasuredTimes {
     }
 }
 
-/// The costs of samples 0..n, shared by threads. 10 bytes a sample, which the system provides as they are
-/// written.
+/// The costs of samples 0..n, shared by threads. It takes 10 bytes a sample, and the system provides the memory only as
+/// it is written.
 #[derive(Debug)]
 pub struct CostTable {
-    /// The codes of fetch, decode, fixed and random, 16 bits each. 0: never measured.
+    /// Codes of fetch, decode, fixed and random, 16 bits each. 0 if no stage was measured.
     stages: Box<[AtomicU64]>,
     cpu: Box<[AtomicU16]>,
     measured: AtomicU32,
 }
 
 impl CostTable {
-    /// Nothing is known of any of `samples` samples.
+    /// Creates a table for `samples` samples, all of them unknown.
     pub fn new(samples: u32) -> Self {
         CostTable {
             stages: zeroed_slice_box(samples as usize),
@@ -91,7 +91,7 @@ impl CostTable {
         }
     }
 
-    /// Takes a measurement into the mean. Ids that do not exist and values that are no number are left out.
+    /// Takes a measurement into the mean. Unknown ids and values that are not numbers are ignored.
     pub fn record(&self, id: u32, measured: &MeasuredTimes) {
         let id = id as usize;
         let (Some(stages), Some(cpu)) = (self.stages.get(id), self.cpu.get(id)) else {
@@ -100,13 +100,14 @@ impl CostTable {
         let old = stages.load(Relaxed);
         let new = merge(old, measured);
         if new != old {
+            // A swap, so that only one of two threads counts a new sample.
             let first = stages.swap(new, Relaxed) == 0;
             self.measured.fetch_add(u32::from(first), Relaxed);
         }
         cpu.store(mean(cpu.load(Relaxed), measured.cpu), Relaxed);
     }
 
-    /// None: no stage of it was ever measured.
+    /// Returns the cost of a sample, or `None` if no stage of it was measured.
     pub fn get(&self, id: u32) -> Option<ExpectedCost> {
         let [fetch, decode, fixed, random] = self.stages(id)?;
         Some(ExpectedCost {
@@ -118,14 +119,14 @@ impl CostTable {
         })
     }
 
-    /// Wall seconds of fetch, decode, fixed and random, for who asks for many a sample: what lies elsewhere is not looked at.
-    /// None: no stage of it was ever measured.
+    /// Returns the wall seconds of fetch, decode, fixed and random, or `None` if no stage was measured. It reads only
+    /// one word of memory, for callers that ask for many samples.
     pub fn stages(&self, id: u32) -> Option<[f32; 4]> {
         let stages = self.stages.get(id as usize)?.load(Relaxed);
         (stages != 0).then(|| codes(stages).map(seconds))
     }
 
-    /// The `n` measured samples of the highest [`total`](ExpectedCost::total), the slowest first.
+    /// Returns the `n` measured samples of the highest [`total`](ExpectedCost::total), slowest first.
     pub fn slowest(&self, n: usize) -> Vec<(u32, ExpectedCost)> {
         let mut heap = BinaryHeap::with_capacity(n.min(self.stages.len()) + 1);
         for (id, cost) in self.known() {
@@ -143,12 +144,12 @@ impl CostTable {
         ids.filter_map(|id| Some((id, self.get(id)?)))
     }
 
-    /// Samples of which some stage was measured.
+    /// Returns the number of samples of which some stage was measured.
     pub fn measured(&self) -> u32 {
         self.measured.load(Relaxed)
     }
 
-    /// Bytes reserved; what no sample was recorded in is not yet memory.
+    /// Returns the bytes reserved. Parts of the table that were never written do not occupy memory yet.
     pub fn heap_bytes(&self) -> usize {
         size_of_val(&*self.stages) + size_of_val(&*self.cpu)
     }
@@ -167,7 +168,7 @@ fn codes(stages: u64) -> [u16; 4] {
     std::array::from_fn(|i| (stages >> (16 * i)) as u16)
 }
 
-/// Weight of the newest measurement.
+/// Weight of the newest measurement in the mean.
 const NEWEST: f32 = 0.25;
 
 fn mean(old: u16, new: Option<f32>) -> u16 {
@@ -181,11 +182,12 @@ fn mean(old: u16, new: Option<f32>) -> u16 {
 
 const SHORTEST: f32 = 1e-8;
 const STEPS_PER_OCTAVE: u64 = 1680;
-/// The bits of an `f32` rise by one step of its exponent for each octave.
+/// Difference in the bits of an `f32` between a value and its double: one step of the exponent.
 const BITS_PER_OCTAVE: u64 = 1 << (f32::MANTISSA_DIGITS - 1);
 
 fn code(seconds: f32) -> u16 {
     let bits = u64::from(seconds.max(SHORTEST).to_bits() - SHORTEST.to_bits());
+    // Adding half an octave's bits rounds to the nearest step.
     let steps = (bits * STEPS_PER_OCTAVE + BITS_PER_OCTAVE / 2) / BITS_PER_OCTAVE;
     u16::try_from(1 + steps).unwrap_or(u16::MAX)
 }
@@ -200,7 +202,7 @@ fn seconds(code: u16) -> f32 {
     }
 }
 
-/// Ordered by cost; of equal ones the lower id is slower.
+/// A sample for sorting by cost. Of two with equal cost, the one with the lower id counts as slower.
 struct Slow {
     id: u32,
     cost: ExpectedCost,

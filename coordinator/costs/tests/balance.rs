@@ -1,4 +1,4 @@
-//! The balance in a simulated pool, event by event, over photographs of which some are many times as large.
+//! Tests of the balance in a simulated pool, event by event. Some of its photographs are many times as large as others.
 
 mod random;
 
@@ -8,21 +8,21 @@ use coprep_costs::balance::{Balance, Interval};
 use random::Random;
 
 const CPUS: u32 = 2;
-/// Threads.
+/// Largest number of threads.
 const MOST: u32 = 130;
-/// Seconds from one balance to the next: at least, and at most if few samples came.
+/// Least and most seconds from one decision to the next. It is the most if few samples came.
 const STEP: (f64, f64) = (0.5, 2.0);
-/// That many say something.
+/// Number of samples that make an interval significant.
 const ENOUGH: u32 = 32;
-/// Samples that may be begun before the first that is not done.
+/// Number of samples that may be begun, from the first unfinished one on.
 const WINDOW: usize = 512;
 /// Seconds of a processor per byte: about 1.5 ms for a photograph.
 const WORK: f64 = 8e-9;
-/// Bytes of a photograph, about.
+/// Approximate bytes of a photograph.
 const MEAN: f64 = 1.77e5;
 const MIB: f64 = (1u32 << 20) as f64;
 
-/// One device: reads wait for their share of its rate, in the order they come.
+/// A storage device. Reads wait for their share of its rate, in the order in which they come.
 #[derive(Clone, Copy, Debug)]
 struct Storage {
     bytes_per_s: f64,
@@ -35,7 +35,7 @@ enum Done {
     Prepared,
 }
 
-/// The earliest is the greatest.
+/// An event of the simulation. The earliest is the greatest, because a heap pops its greatest element.
 struct Event {
     at: f64,
     sample: usize,
@@ -62,18 +62,18 @@ impl Ord for Event {
     }
 }
 
-/// A pool over endless samples.
+/// A pool that prepares endless samples.
 struct Pool {
     balance: Balance,
-    /// However the balance is struck.
+    /// A fixed number of threads that overrides the balance.
     threads: Option<u32>,
     storage: Storage,
     free_at: f64,
     now: f64,
     random: Random,
-    /// Of every sample that was begun.
+    /// Bytes of every sample that was begun.
     bytes: Vec<f64>,
-    /// Of those from `first` on, whether they are done.
+    /// For each sample from `first` on, whether it is done.
     is_done: VecDeque<bool>,
     first: usize,
     to_prepare: VecDeque<usize>,
@@ -116,7 +116,7 @@ impl Pool {
         }
     }
 
-    /// Goes on for so many seconds; gives bytes a second, and the threads there were in each interval.
+    /// Continues for `seconds` seconds. Returns bytes per second, and the number of threads in each interval.
     fn run(&mut self, seconds: f64) -> (f64, Vec<u32>) {
         let (began, mut bytes, mut threads) = (self.now, 0, Vec::new());
         while self.now < began + seconds {
@@ -138,7 +138,7 @@ impl Pool {
         std::mem::take(&mut self.seen)
     }
 
-    /// To the next event, but not far beyond it.
+    /// Advances to the next event, but not far beyond now.
     fn go_on(&mut self) {
         self.begin();
         let next = self.events.peek().map_or(f64::MAX, |event| event.at);
@@ -183,7 +183,7 @@ impl Pool {
         let threads = self.threads.unwrap_or(self.balance.threads());
         loop {
             let is_full = self.fetching + self.preparing >= threads;
-            // Those who still wait for storage keep nobody from preparing, where threads became fewer.
+            // After a reduction of threads, surplus threads that wait for storage do not keep others from preparing.
             let may_prepare =
                 self.preparing < CPUS && (!is_full || threads > CPUS || self.fetching > threads);
             if let Some(sample) = self.to_prepare.pop_front_if(|_| may_prepare) {
@@ -225,7 +225,7 @@ impl Storage {
         storage(log(5.0, 2000.0), log(5e-5, 1e-1))
     }
 
-    /// What as many threads as there may be reach.
+    /// Returns the rate that the largest number of threads reaches.
     fn best(self, seed: u64) -> f64 {
         let mut pool = Pool::new(self, seed);
         pool.threads = Some(MOST);
@@ -233,13 +233,13 @@ impl Storage {
         pool.run(60.0).0
     }
 
-    /// Threads that would do if all samples were alike (Little's law).
+    /// Returns the number of threads that would do if all samples were equal (Little's law).
     fn needs(self, best: f64) -> f64 {
         best / MEAN * (self.latency + MEAN / self.bytes_per_s + WORK * MEAN)
     }
 }
 
-/// 20 MiB/s are as many as 4 threads take.
+/// 4 threads are enough for 20 MiB/s.
 #[test]
 fn storage_that_has_no_more_to_give_keeps_few_threads_however_much_samples_differ() {
     let slow = storage(20.0, 0.01);

@@ -1,4 +1,4 @@
-//! The choice of forms, against an exact solver, and online over random orders of samples like photographs.
+//! Tests of the choice of forms, against an exact solver, and online over random orders of samples like photographs.
 
 mod random;
 
@@ -10,7 +10,7 @@ fn offer(bytes: u64, saves: f64) -> Offer {
     Offer { bytes, saves }
 }
 
-/// The best that can be saved, by dynamic programming over the bytes.
+/// Returns the most that can be saved, by dynamic programming over the bytes.
 fn exact(samples: &[Vec<Offer>], budget: u64) -> f64 {
     let mut best = vec![0.0f64; budget as usize + 1];
     for offers in samples {
@@ -61,11 +61,12 @@ proptest! {
     }
 }
 
-/// Where a dataset lies, and where its slow samples come from.
+/// Location of a dataset, and the cause of its slow samples.
 #[derive(Clone, Copy, Debug)]
 struct World {
     remote: bool,
-    /// The tail is 20 times as many bytes and pixels, else 20 times the time for as many.
+    /// True if slow samples have 20 times the bytes and pixels. Otherwise they take 20 times the time for the same
+    /// bytes.
     large_tail: bool,
 }
 
@@ -87,7 +88,7 @@ fn photograph(world: World, random: &mut Random) -> Vec<Offer> {
     ]
 }
 
-/// In the order in which samples are started: of so many that wait, the longest first.
+/// Sorts samples in the order in which they are started: always the longest of `window` waiting samples.
 fn longest_first(samples: Vec<Vec<Offer>>, window: usize) -> Vec<Vec<Offer>> {
     let mut drawn = samples.into_iter();
     let mut waiting: Vec<_> = drawn.by_ref().take(window).collect();
@@ -105,7 +106,7 @@ fn encoded_bytes(samples: &[Vec<Offer>]) -> u64 {
     samples.iter().map(|offers| offers[0].bytes).sum()
 }
 
-/// As parts of what could be.
+/// Results as parts of the best possible ones.
 #[derive(Debug)]
 struct Outcome {
     saved: f64,
@@ -136,7 +137,7 @@ fn outcome(world: World, samples: usize, per_cent: u64, seed: u64) -> Outcome {
     online(&samples, encoded_bytes(&samples) * per_cent / 100)
 }
 
-/// The mean of what is saved; every run fills the budget.
+/// Returns the mean of the time saved, and checks that every run fills the budget.
 fn saved(world: World, samples: usize, per_cent: u64, seeds: u64) -> f64 {
     let run = |seed| {
         let outcome = outcome(world, samples, per_cent, seed);
@@ -149,7 +150,7 @@ fn saved(world: World, samples: usize, per_cent: u64, seeds: u64) -> f64 {
     (0..seeds).map(run).sum::<f64>() / seeds as f64
 }
 
-/// Per cent of the encoded bytes.
+/// Budgets in per cent of the encoded bytes.
 const BUDGETS: [u64; 9] = [5, 10, 20, 35, 50, 75, 100, 150, 200];
 
 fn worlds() -> impl Iterator<Item = World> {
@@ -169,7 +170,7 @@ fn online_at_least_95_per_cent_of_the_optimum_is_saved_and_the_budget_filled() {
     }
 }
 
-/// 50 slow samples of 1,000, of which 9 fit into a budget of 5 %.
+/// 1,000 samples have 50 slow ones, of which 9 fit into a budget of 5 %.
 #[test]
 fn of_few_samples_less_is_saved_only_where_a_handful_fill_the_budget() {
     for world in worlds() {
@@ -182,7 +183,7 @@ fn of_few_samples_less_is_saved_only_where_a_handful_fill_the_budget() {
     }
 }
 
-/// Copies from the page cache: nothing but bytes, about as many seconds for each.
+/// Fetching from the page cache is a copy, so the seconds saved per byte are nearly equal.
 #[test]
 fn a_budget_is_filled_though_the_smallest_samples_come_last() {
     for per_cent in BUDGETS.into_iter().filter(|&b| b <= 100) {

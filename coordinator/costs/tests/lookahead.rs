@@ -1,4 +1,4 @@
-//! Starting times in simulation: minibatches are delivered at an even rate, and nothing is lost for it.
+//! Tests of starting times in simulation: minibatches are delivered at an even rate, without a loss of throughput.
 
 mod random;
 mod workshop;
@@ -39,8 +39,8 @@ fn all_is_done_in_the_least_possible_time_but_for_a_twentieth_and_one_sample() {
     });
 }
 
-/// A sample of 200 times the others takes 4.6 periods of 16 workers: of 8 minibatches drawn ahead no more than
-/// 3 are left to spread over.
+/// A sample of 200 times the usual cost takes 4.6 periods of 16 workers. So of 8 minibatches drawn ahead, at most 3
+/// remain to spread it over.
 #[test]
 fn deliveries_are_even() {
     each(|tail, workers, batches| {
@@ -118,7 +118,7 @@ fn samples() -> impl Strategy<Value = Vec<Batch>> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Graham 1969: no list is worse, whatever was expected.
+    /// Graham 1969: no order of the list is worse, whatever was expected.
     #[test]
     fn what_is_drawn_is_done_within_grahams_bound(batches in samples(), workers in 1..20u32) {
         let run = run(workers, Order::StartPlan, &batches);

@@ -1,4 +1,4 @@
-//! Random numbers for tests: SplitMix64 (Steele, Lea, Flood 2014), the same in every run.
+//! Random numbers for tests by SplitMix64 (Steele, Lea, Flood 2014), the same in every run.
 #![allow(dead_code, clippy::allow_attributes, reason = "no test uses all of it")]
 
 #[derive(Clone)]
@@ -12,7 +12,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// 0 to 1, without 1.
+    /// Returns a number from 0 to 1, without 1.
     pub(crate) fn unit(&mut self) -> f32 {
         (self.next() >> 40) as f32 / (1u64 << 24) as f32
     }
@@ -21,13 +21,13 @@ impl Random {
         (self.next() % n.max(1) as u64) as usize
     }
 
-    /// Mean 0, deviation 1 (Box and Muller).
+    /// Returns a normal number with mean 0 and deviation 1 (Box and Muller).
     pub(crate) fn normal(&mut self) -> f32 {
         let (u, v) = (1.0 - self.unit(), self.unit());
         (-2.0 * u.ln()).sqrt() * (std::f32::consts::TAU * v).cos()
     }
 
-    /// With this median, and this coefficient of variation.
+    /// Returns a log-normal number with this median and this coefficient of variation.
     pub(crate) fn lognormal(&mut self, median: f32, variation: f32) -> f32 {
         let sigma = (1.0 + variation * variation).ln().sqrt();
         median * (sigma * self.normal()).exp()

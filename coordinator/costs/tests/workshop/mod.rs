@@ -1,8 +1,8 @@
-//! A workshop in virtual time: minibatches are drawn in order, their samples wait in one queue for the workers,
-//! the smallest key first, and minibatches are delivered in order.
+//! A simulated workshop. Minibatches are drawn in order. Their samples wait in one queue for the workers, smallest key
+//! first, and minibatches are delivered in order.
 //!
-//! No worker is idle while a sample waits. At most `window` minibatches are drawn and not delivered; the next
-//! one is drawn when one is delivered.
+//! No worker is idle while a sample waits. At most `window` minibatches are drawn and not delivered. When one is
+//! delivered, the next is drawn.
 #![allow(dead_code, clippy::allow_attributes, reason = "no user uses all of it")]
 
 use std::cmp::{Ordering, Reverse};
@@ -12,22 +12,22 @@ use coprep_costs::lookahead::{StartPlan, next_due};
 
 use crate::random::Random;
 
-/// What is done first.
+/// The order in which samples are started.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Order {
-    /// What was drawn first.
+    /// Earliest draw first.
     Drawn,
-    /// What takes longest of all that is drawn.
+    /// Longest first, among all samples drawn.
     Longest,
-    /// By due time less cost.
+    /// Due time minus cost.
     Due,
-    /// By due time less cost; the slow ones of a minibatch, the longest first, at even distances over the window.
+    /// Due time minus cost, but the slow samples of a minibatch at even distances over the window, longest first.
     Spread,
-    /// By [`StartPlan`].
+    /// The order of [`StartPlan`].
     StartPlan,
 }
 
-/// A sample, in seconds.
+/// A sample's true and expected cost, in seconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sample {
     pub(crate) cost: f32,
@@ -36,7 +36,7 @@ pub(crate) struct Sample {
 
 pub(crate) type Batch = Vec<Sample>;
 
-/// 64 samples each, of which 5 % cost `tail` times as much as the others.
+/// Draws minibatches of 64 samples, of which 5 % cost `tail` times as much as the others.
 pub(crate) fn batches(count: usize, tail: f32, random: &mut Random) -> Vec<Batch> {
     let mut sample = || {
         let times = if random.unit() < 0.05 { tail } else { 1.0 };
@@ -50,7 +50,7 @@ pub(crate) fn batches(count: usize, tail: f32, random: &mut Random) -> Vec<Batch
     (0..count).map(&mut batch).collect()
 }
 
-/// The same with expectations that are a third off, and of one slow sample in ten nothing is known.
+/// Makes expectations a third off, and takes one slow sample in ten for a usual one.
 pub(crate) fn misjudged(mut batches: Vec<Batch>, random: &mut Random) -> Vec<Batch> {
     for sample in batches.iter_mut().flatten() {
         let is_missed = sample.cost > 4.0 && random.unit() < 0.1;
@@ -63,17 +63,17 @@ pub(crate) fn misjudged(mut batches: Vec<Batch>, random: &mut Random) -> Vec<Bat
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Workshop {
     pub(crate) workers: u32,
-    /// Minibatches drawn and not delivered.
+    /// Largest number of minibatches drawn and not delivered.
     pub(crate) window: u32,
     pub(crate) order: Order,
 }
 
-/// What became of a list of minibatches.
+/// The result of a simulation.
 #[derive(Debug)]
 pub(crate) struct Run {
-    /// When each was delivered.
+    /// Delivery time of each minibatch.
     pub(crate) delivered: Vec<f64>,
-    /// The work of all over the number of workers.
+    /// Work of all samples divided by the number of workers.
     pub(crate) share: f64,
     pub(crate) longest: f64,
 }
@@ -83,7 +83,7 @@ impl Run {
         self.delivered.last().copied().unwrap_or(0.0)
     }
 
-    /// Times between deliveries, but for the first and the last 24 minibatches, sorted.
+    /// Returns the times between deliveries, sorted, without the first and the last 24 minibatches.
     fn gaps(&self) -> Vec<f64> {
         let steady = &self.delivered[24..self.delivered.len() - 24];
         let mut gaps: Vec<f64> = steady.windows(2).map(|pair| pair[1] - pair[0]).collect();
@@ -91,13 +91,13 @@ impl Run {
         gaps
     }
 
-    /// The gap that a share of `q` stays below, in seconds.
+    /// Returns the gap that a share of `q` stays below, in seconds.
     pub(crate) fn gap(&self, q: f64) -> f64 {
         let gaps = self.gaps();
         gaps[(gaps.len() as f64 * q) as usize]
     }
 
-    /// Seconds from one delivery to the next if all were even.
+    /// Returns the seconds from one delivery to the next if all were even.
     pub(crate) fn period(&self) -> f64 {
         self.share / self.delivered.len() as f64
     }
@@ -128,7 +128,7 @@ impl Workshop {
     }
 }
 
-/// A number in a heap.
+/// A number in a heap, with a total order.
 #[derive(Clone, Copy, PartialEq)]
 struct At(f64);
 
@@ -151,11 +151,11 @@ struct Floor<'a> {
     batches: &'a [Batch],
     period: f64,
     now: f64,
-    /// Key, minibatch, cost.
+    /// Key, minibatch and cost of the samples that wait.
     waiting: BinaryHeap<Reverse<(At, usize, At)>>,
-    /// When it is done, minibatch.
+    /// End and minibatch of the samples in progress.
     running: BinaryHeap<Reverse<(At, usize)>>,
-    /// Samples that each drawn minibatch misses, from the next to be delivered on.
+    /// Number of unfinished samples of each drawn minibatch, from the next delivery on.
     missing: VecDeque<usize>,
     delivered: Vec<f64>,
     due: f64,
@@ -163,7 +163,7 @@ struct Floor<'a> {
 }
 
 impl Floor<'_> {
-    /// Whether there was anything to wait for.
+    /// Advances to the next finished sample. Returns false if no sample was in progress.
     fn step(&mut self) -> bool {
         self.draw();
         self.start();
