@@ -92,7 +92,10 @@ pub(crate) fn reserve_part(
     memory::check(what, part.len() as u64)?;
     // Before the rest is reserved, because the kernel makes an empty huge page ten times as fast as a full one.
     mapping.collapse(part.clone());
-    memory::reserve(what, file, part.start as u64..part.end as u64)
+    let bytes = part.start as u64..part.end as u64;
+    memory::reserve(what, file, bytes.clone())
+        // The caller counts nothing as reserved then, so the steps that succeeded must not keep memory either.
+        .inspect_err(|_| memory::free(file, bytes))
 }
 
 fn empty_file(what: &str, name: &str) -> Result<OwnedFd> {

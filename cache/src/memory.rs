@@ -224,6 +224,13 @@ pub(crate) fn reserve(what: &str, file: impl AsFd, part: Range<u64>) -> Result<(
     Ok(())
 }
 
+/// Frees a part of a memory file, whose content is lost. If the kernel refuses, the memory is free when the file is.
+pub(crate) fn free(file: impl AsFd, part: Range<u64>) {
+    let how = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+    let bytes = part.end.saturating_sub(part.start);
+    let _ = fallocate(file.as_fd(), how, part.start as i64, bytes as i64);
+}
+
 fn reserve_step(file: std::os::fd::BorrowedFd<'_>, from: u64, len: u64) -> nix::Result<()> {
     loop {
         // A signal undoes this step but not the steps before it, so the loop repeats only this step.
@@ -257,6 +264,17 @@ mod tests {
     #[test]
     fn the_machine_tells_what_is_free() {
         assert!(available().is_some_and(|free| free > 1 << 20));
+    }
+
+    #[test]
+    fn freed_memory_is_no_longer_taken() -> std::io::Result<()> {
+        let file = tempfile::tempfile_in("/dev/shm")?;
+        file.set_len(3 << 20)?;
+        reserve("a test", &file, 0..3 << 20).unwrap();
+        assert!(file.metadata()?.blocks() * 512 >= 3 << 20);
+        free(&file, 1 << 20..3 << 20);
+        assert!(file.metadata()?.blocks() * 512 < 2 << 20);
+        Ok(())
     }
 
     #[test]

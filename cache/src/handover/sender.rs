@@ -49,9 +49,11 @@ impl Sender {
     /// If the process has no descriptor left, or the descriptors were given away before.
     pub fn fds(&mut self) -> Result<(OwnedFd, OwnedFd)> {
         const WHAT: &str = "a deliver region";
-        let files = self.files.take();
-        let files = files.ok_or_else(|| Error::invalid(WHAT, "it was given away before"))?;
+        let given_away = || Error::invalid(WHAT, "it was given away before");
+        let files = self.files.as_ref().ok_or_else(given_away)?;
+        // First, because it fails when the process has no descriptor left, and may then be tried again.
         let deliver = mapping::reopen_read_only(WHAT, files.deliver.as_fd())?;
+        let files = self.files.take().ok_or_else(given_away)?;
         Ok((deliver, files.reply))
     }
 

@@ -3,7 +3,7 @@
 //! It lies in private memory, within a capacity in bytes of payload. Nothing is evicted. A used-up entry gives its
 //! place to its successor.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{Form, Hit, HitBytes, Meta, PrivateStore, Reservation, SampleCache, Usage};
@@ -17,7 +17,10 @@ pub struct BoundedReuse {
 
 struct ReuseState {
     entries: HashMap<u32, ReuseEntry>,
-    being_written: HashSet<u32>,
+    /// Bytes by which each reservation will enlarge the cache, by id.
+    being_written: HashMap<u32, u64>,
+    /// The sum of these. They count against the capacity from the start: the entries are admitted without a further check.
+    pending: u64,
     usage: Usage,
 }
 
@@ -40,7 +43,8 @@ impl BoundedReuse {
             uses: reuse.saturating_sub(1),
             state: Mutex::new(ReuseState {
                 entries: HashMap::new(),
-                being_written: HashSet::new(),
+                being_written: HashMap::new(),
+                pending: 0,
                 usage,
             }),
         }
@@ -57,12 +61,17 @@ impl ReuseState {
         let entry = self.entries.get(&id)?;
         (entry.uses_left == 0).then_some(entry.bytes.len() as u64)
     }
+
+    /// Ends a reservation, whether its entry is admitted or not.
+    fn end_reservation(&mut self, id: u32) {
+        self.pending -= self.being_written.remove(&id).unwrap_or(0);
+    }
 }
 
 impl PrivateStore for BoundedReuse {
     fn admit(&self, id: u32, meta: Meta, bytes: Vec<u8>) {
         let mut state = self.state();
-        state.being_written.remove(&id);
+        state.end_reservation(id);
         let entry = ReuseEntry {
             bytes: bytes.into(),
             meta,
@@ -75,7 +84,7 @@ impl PrivateStore for BoundedReuse {
     }
 
     fn abandon(&self, id: u32) {
-        self.state().being_written.remove(&id);
+        self.state().end_reservation(id);
     }
 }
 
@@ -103,10 +112,13 @@ impl SampleCache for BoundedReuse {
             Some(bytes) => (false, bytes),
             None => (state.entries.contains_key(&id), 0),
         };
-        let fits = state.usage.bytes() - freed + len as u64 <= state.usage.capacity;
-        if here || !fits || !state.being_written.insert(id) {
+        let growth = (len as u64).saturating_sub(freed);
+        let fits = state.usage.bytes() + state.pending + growth <= state.usage.capacity;
+        if here || !fits || state.being_written.contains_key(&id) {
             return None;
         }
+        state.being_written.insert(id, growth);
+        state.pending += growth;
         drop(state);
         Some(Reservation::in_private(self, id, len, meta))
     }
@@ -144,6 +156,23 @@ mod tests {
         assert!(put(&cache, 7, 2));
         assert_eq!(cache.get(7).expect("renewed")[..], [2; 10]);
         assert_eq!((cache.usage().used, cache.usage().entries()), (20, 2));
+    }
+
+    #[test]
+    fn open_reservations_count_against_the_capacity() {
+        let cache = BoundedReuse::new(20, 2);
+        let rooms = [1, 2].map(|id| cache.reserve(id, 10, META));
+        assert!(rooms.iter().all(Option::is_some));
+        assert!(cache.reserve(3, 10, META).is_none());
+        for room in rooms.into_iter().flatten() {
+            room.commit();
+        }
+        assert_eq!(cache.usage().used, 20);
+        assert!(cache.reserve(3, 1, META).is_none());
+        // A used-up entry is replaced by one of its size, and nothing more fits.
+        assert!(cache.get(1).is_some() && cache.get(1).is_none());
+        let room = cache.reserve(1, 10, META);
+        assert!(room.is_some() && cache.reserve(3, 1, META).is_none());
     }
 
     #[test]

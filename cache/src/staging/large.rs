@@ -284,8 +284,9 @@ impl LargeArea {
     /// Returns true if no buffer that was begun before this one has a slot that waits for an extent.
     pub(super) fn waits_longest(&self, buffer: u32) -> bool {
         let state = self.state();
+        let turn = state.buffers[buffer as usize].turn;
         let longest = state.waiting.first();
-        longest.is_none_or(|&(_, waiting, _)| waiting == buffer)
+        longest.is_none_or(|&(first, ..)| turn.is_some_and(|turn| turn <= first))
     }
 
     /// Returns the range of a slot's large value, or `None` if it has none.
@@ -613,6 +614,7 @@ mod tests {
             assert_eq!(take(&area, buffer, 1, PAGE, false), None);
         }
         assert!(area.waits_longest(2) && !area.waits_longest(3));
+        assert!(area.waits_longest(1), "only later ones wait");
         assert!(take(&area, 2, 1, PAGE, true).is_some());
         assert!(area.waits_longest(3));
         for (slot, give_up) in [
