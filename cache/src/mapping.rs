@@ -85,7 +85,7 @@ pub(crate) fn huge_memory_file(
 /// Reserves a part of a mapped file, in huge pages if the kernel provides any.
 pub(crate) fn reserve_part(
     what: &str,
-    file: impl AsFd,
+    file: impl AsFd + Copy,
     mapping: &Mapping,
     part: Range<usize>,
 ) -> Result<()> {
