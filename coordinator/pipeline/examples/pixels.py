@@ -1,4 +1,4 @@
-"""Compares what the example `pixels` wrote with Pillow. Needs Pillow 13, numpy and xxhash."""
+"""Compares the output of the example `pixels` with Pillow. Needs Pillow 13, numpy and xxhash."""
 
 import math
 import struct
