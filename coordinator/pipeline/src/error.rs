@@ -4,8 +4,8 @@ use std::fmt::Display;
 
 /// A failure of a source, a pipeline's compilation, or a single sample.
 ///
-/// The message says what was found and what to do about it. The caller adds the sample's id and path, which this crate
-/// does not know.
+/// The message states the problem and the remedy. The caller adds the sample's id and path, which this crate does not
+/// know.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct Error {

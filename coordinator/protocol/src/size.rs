@@ -1,6 +1,6 @@
 //! Sizes in bytes as people write and read them.
 
-/// Parses `512M`, `8GiB`, `1.5g` or a plain number. Units are powers of 1024.
+/// Parses a size such as `512M`, `8GiB`, `1.5g` or a plain number. Units are powers of 1024.
 ///
 /// # Errors
 /// A sentence that says what is allowed.
@@ -26,7 +26,7 @@ fn usage(text: &str) -> String {
     format!("\"{text}\" is not a size: write bytes, or a number with K, M, G or T, such as 8G")
 }
 
-/// For a person: `2.9 GiB`.
+/// Returns a size for people, such as `2.9 GiB`.
 #[must_use]
 pub fn human(bytes: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB"];
