@@ -1,4 +1,4 @@
-//! Sources and operators.
+//! Sources and operators, for Python.
 
 use std::path::PathBuf;
 
@@ -20,12 +20,12 @@ use crate::place;
 
 /// A source of images, and the operators that prepare one.
 ///
-/// Made by `coprep.ImageFolder` or `coprep.Files`. Immutable: every method returns a new pipeline. A pipeline can be
-/// pickled, copied and compared. `decode` comes first and `normalize` last; the others may come in any order, as often
+/// Made by `coprep.ImageFolder` or `coprep.Files`. A pipeline is immutable: every method returns a new one. It can be
+/// pickled, copied and compared. `decode` comes first and `normalize` last. The others may come in any order, as often
 /// as you like. One of them must fix the size: `random_resized_crop`, `center_crop`, or `resize((height, width))`.
 ///
-/// Images are 8-bit RGB. A batch of them is uint8, or float32 after `normalize`, of shape (batch, 3, height, width). What
-/// comes before the first random operator can be cached as the decoded form.
+/// Images are 8-bit RGB. A batch of them is uint8, or float32 after `normalize`, of shape (batch, 3, height, width).
+/// The result of the operators before the first random one can be cached as the decoded form.
 ///
 /// >>> coprep.ImageFolder("data/train").decode().random_resized_crop(224).random_horizontal_flip()
 #[pyclass(frozen, module = "coprep")]
@@ -34,7 +34,7 @@ pub(crate) struct Pipeline {
     pub(crate) spec: PipelineSpec,
 }
 
-/// A path as text, which messages carry.
+/// Returns a path as text, because messages carry text.
 fn text(path: PathBuf) -> PyResult<String> {
     let not_text = |p: std::ffi::OsString| {
         PyValueError::new_err(format!(
@@ -45,7 +45,7 @@ fn text(path: PathBuf) -> PyResult<String> {
     path.into_os_string().into_string().map_err(not_text)
 }
 
-/// Images in one subfolder per class.
+/// Returns the images of a folder with one subfolder per class.
 #[pyfunction]
 pub(crate) fn image_folder(py: Python<'_>, root: PathBuf) -> PyResult<Pipeline> {
     let root = text(py.detach(|| dataset_path::folder(&root))?)?;
@@ -57,7 +57,7 @@ pub(crate) fn image_folder(py: Python<'_>, root: PathBuf) -> PyResult<Pipeline> 
     })
 }
 
-/// Images by path.
+/// Returns images by path.
 #[pyfunction]
 #[pyo3(signature = (paths, labels=None))]
 pub(crate) fn files(
@@ -85,7 +85,7 @@ pub(crate) fn files(
     })
 }
 
-/// A dataset of Python code, told apart by named parts of 16 bytes each.
+/// Returns a dataset of Python code. Its identity consists of named parts with a hash of 16 bytes each.
 #[pyfunction]
 #[pyo3(signature = (name, samples, dataset, rest, *, split, in_job))]
 pub(crate) fn user_dataset(
@@ -286,7 +286,7 @@ impl Pipeline {
         Ok(self.describe(py, None)?.samples as usize)
     }
 
-    /// Always true: `if pipeline` asks nobody for its length.
+    /// Always true, so that `if pipeline` does not ask the coordinator for the length.
     fn __bool__(&self) -> bool {
         true
     }
@@ -305,7 +305,7 @@ impl Pipeline {
         ))
     }
 
-    /// What makes it again: see [`restore`].
+    /// Returns the call that restores the pipeline. See [`restore`].
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         let source = match &self.spec.source {
             Source::ImageFolder { root } => ("image_folder", (root,).into_pyobject(py)?),
@@ -329,7 +329,7 @@ impl Pipeline {
     }
 }
 
-/// Makes a pipeline as it was made before it was pickled: by a function of this module, and methods.
+/// Restores a pickled pipeline by the calls that made it: a function of this module, then methods.
 #[pyfunction]
 pub(crate) fn restore<'py>(
     py: Python<'py>,
