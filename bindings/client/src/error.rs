@@ -43,7 +43,7 @@ pub enum Error {
         what: &'static str,
         /// Time waited.
         waited: Duration,
-        /// Who is awaited, in the coordinator's explanation.
+        /// Explanation of the coordinator, which names the awaited party.
         explanation: String,
     },
     /// The object was used in a child of the process that made it.

@@ -40,7 +40,7 @@ DEPTH = 3
 PARTS = 64
 """Most parts that values are broken into."""
 ELEMENTS = 16
-"""Most elements of a list or tuple that has parts of its own for its elements."""
+"""Longest list or tuple whose elements get parts of their own."""
 STRINGS = 1000
 """Most strings that are kept as possible relative paths."""
 STREAM = 2 << 30
@@ -213,7 +213,7 @@ class _Sink:
 
     def write(self, data: bytes) -> int:
         self._hash.update(data)
-        if len(data) < 1 << 20:  # Large bytes come alone. They take no longer to hash than to hold.
+        if len(data) < 1 << 20:  # Large bytes come alone, and hashing them takes no longer than holding them.
             self._written += len(data)
             if self._limit is not None and self._written > self._limit:
                 raise _RepeatsTooOften
@@ -259,11 +259,11 @@ class _Walk:
         self.reducers = dict(cloudpickle.Pickler.dispatch_table)  # looked up for each object: quicker than a ChainMap
         self._fast: dict[type, Handler | None] = {str: self._string}
         self._memoizing: dict[type, Handler | None] = {str: self._string_by_value, bytes: lambda obj: b"b" + obj}
-        self._known: dict[int, bytes] = {}  # digests that do not depend on where the object is met
-        self._numbers: dict[int, int] = {}  # code without a name, in the order in which it is met
-        self._queue: list[Any] = []  # the part of it whose turn is yet to come
-        self._open: dict[int, int] = {}  # sets around what is being hashed
-        self._keep: list[Any] = []  # so that an id means one object
+        self._known: dict[int, bytes] = {}  # digests that are the same wherever the object is met
+        self._numbers: dict[int, int] = {}  # numbers of unnamed code, in the order in which it is met
+        self._queue: list[Any] = []  # unnamed code that is not hashed yet
+        self._open: dict[int, int] = {}  # sets that contain the object being hashed
+        self._keep: list[Any] = []  # keeps hashed objects alive, so that no other object gets their id
 
     def closed(self, value: Any) -> bytes:
         """Returns the digest of a value and all unnamed code that it leads to. Later numbers do not depend on it."""
@@ -572,7 +572,7 @@ def _tensor_content(tensor: Any) -> bytes:
 def _importable(code: Any) -> bool:
     """Returns whether another process gets this function or class by its name."""
     if isinstance(code, type) and not code.__flags__ & _HEAP_TYPE:
-        return True  # Some built-in types, such as that of None, are no attribute of their module.
+        return True  # Some built-in types, such as that of None, are not an attribute of their module.
     if code.__module__ in MAINS:
         return False
     found: Any = sys.modules.get(code.__module__)
@@ -584,7 +584,7 @@ def _importable(code: Any) -> bool:
 def _cell(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # It is yet empty.
+    except ValueError:  # The cell is still empty.
         return types.CellType
 
 

@@ -216,8 +216,8 @@ def _new_rlock() -> Any:
 LOCKS: dict[type, Callable[[], Any]] = {type(threading.Lock()): _new_lock, type(threading.RLock()): _new_rlock}
 """Functions that make a new lock, by the type of the lock.
 
-Locks keep threads of one process apart, so another process needs one of its own that nobody holds. (A fork copies a lock
-as it is, held for ever if a thread of the parent held it.)
+Locks keep threads of one process apart, so another process needs one of its own that nobody holds. (A fork copies a
+lock as it is, held for ever if a thread of the parent held it.)
 """
 
 

@@ -327,7 +327,7 @@ def _part(path: Path) -> str:
 
 
 def _mapping_model(value: Mapping[Any, Any]) -> Any:
-    """Returns a copy without the sample's parts, for a type with properties of its own. Batches are made from it."""
+    """Returns a copy without the sample's parts, for a type with properties of its own; batches start from it."""
     if type(value) is dict or not isinstance(value, MutableMapping):
         return None
     try:

@@ -161,7 +161,8 @@ def _fill_native(loader: DataLoader, tell: Tell) -> dict[str, Any]:
 def _fill_by_an_epoch(loader: DataLoader, tell: Tell) -> dict[str, Any]:
     """Fills the cache as a job for one epoch, because only jobs can have samples of Python code made.
 
-    The batches are not looked at. """
+    The batches are not looked at.
+    """
     twin = copy.copy(loader)
     twin._options = {**loader._options, "name": "coprep warm", "skip_errors": True, "drop_last": False, "cohort": None}
     # The samples are the same, and their order does not matter.

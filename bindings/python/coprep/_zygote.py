@@ -135,14 +135,13 @@ class _Random:
         self._is_numpy_seeded = False
 
     def look(self) -> None:
-        """Finds out, before a fork, which generators modules have seeded while they were imported. That holds in hosts
-        too."""
+        """Finds out, before a fork, which generators modules have seeded on import. Hosts must have the same seeds."""
         python, numpy = self._keys()
         self._python = random.getstate() if python != self._at_start[0] else None
         self._is_numpy_seeded = numpy != self._at_start[1]
 
     def begin(self) -> None:
-        """Sets the generators in a fork. Those that no module has seeded begin as in any new process."""
+        """Sets the generators in a fork. A generator that no module has seeded begins as in any new process."""
         if self._python is not None:
             # Python's own generator was seeded anew by the fork.
             random.setstate(self._python)
@@ -168,7 +167,7 @@ def _leave_exit_functions() -> None:
 
 
 def _is_alone() -> bool:
-    """Returns whether a fork of this process lacks no thread."""
+    """Returns whether a fork of this process would have all of its threads."""
     if _threads() == 1:
         return True
     # Libraries that handle forks, as OpenBLAS does, end their threads before one, and start them again when needed.

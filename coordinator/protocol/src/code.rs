@@ -6,7 +6,8 @@
 //!
 //! * with the zygote: JSON, a few messages per stream ([`ZygoteRequest`], [`ZygoteEvent`]);
 //! * with the host: JSON, a few messages in the life of a stream ([`ForkServerRequest`], [`ForkServerEvent`]);
-//! * with a worker: fixed little-endian records, one message per chunk of samples ([`SampleRequest`], [`WorkerReport`]).
+//! * with a worker: fixed little-endian records, one message per chunk of samples ([`SampleRequest`],
+//!   [`WorkerReport`]).
 //!
 //! Samples never pass through these sockets: a worker writes them straight into the staging buffers. If a sample does
 //! not fit its slot, the coordinator tells the worker where to write it ([`WorkerReport::TooLarge`],
@@ -353,7 +354,7 @@ const NO_PLACE: (u32, u32) = (u32::MAX, u32::MAX);
 /// Bytes of an encoded [`SampleRequest`].
 const ORDER: usize = 40;
 
-/// Encodes the message that tells a worker to make these samples, except those that are withdrawn later. `chunk` is the
+/// Encodes the message that tells a worker to make these samples, except any that is withdrawn later. `chunk` is the
 /// number of the chunk.
 #[must_use]
 pub fn orders(chunk: u32, orders: &[SampleRequest]) -> Vec<u8> {

@@ -2,13 +2,13 @@
 //!
 //! A folder has many spellings: relative, with a slash at its end, through `..`, through a symbolic link. Streams and
 //! caches are told apart by the text of the path, so every path is resolved where a person or a script names it. That
-//! happens in the caller's process, because only there relative paths and mounts mean what the caller meant.
+//! happens in the caller's process, because only there do relative paths and mounts have the caller's meaning.
 
 use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Folders that [`files`] resolves at most. Each costs some system calls, which on a network file system are round trips.
+/// Most folders that [`files`] resolves. Each costs some system calls, which on a network file system are round trips.
 const MOST_FOLDERS: usize = 4096;
 
 /// Returns the absolute path of a folder, without links, `.`, `..` or a slash at its end.

@@ -367,7 +367,7 @@ pub enum Reply {
 /// An event that a client waits for and cannot bring about by itself, or that nobody can hurry.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Awaited {
-    /// Who has to do what, for people.
+    /// Party that has to act, and its task, in words for people.
     pub what: String,
     /// Milliseconds since that step began; 0 if this is not known.
     pub for_ms: u64,
@@ -529,7 +529,7 @@ pub struct Status {
 pub struct PoolStatus {
     /// Most threads that decode and run operators at a time, which is the number of usable CPUs.
     pub cpus: u32,
-    /// Most threads that work at a time. Those beyond `cpus` wait for storage. The number follows measurements.
+    /// Most threads that work at a time. Threads beyond `cpus` wait for storage. The number follows measurements.
     pub threads: u32,
     /// Threads that fetch at present.
     pub fetching: u32,

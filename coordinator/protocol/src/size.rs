@@ -3,7 +3,7 @@
 /// Parses a size such as `512M`, `8GiB`, `1.5g` or a plain number. Units are powers of 1024.
 ///
 /// # Errors
-/// A sentence that says what is allowed.
+/// A sentence that describes the allowed form, if `text` is not a size.
 pub fn parse(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let split = text

@@ -324,8 +324,8 @@ impl PipelineSpec {
         .fingerprint()
     }
 
-    /// Returns the pipeline up to the point at which samples are cached as *decoded*: the source, and the operators before
-    /// the first one that is random or leaves 8-bit pixels.
+    /// Returns the pipeline up to the point at which samples are cached as *decoded*: the source, and the operators
+    /// before the first one that is random or leaves 8-bit pixels.
     #[must_use]
     pub fn cached(&self) -> PipelineSpec {
         PipelineSpec {

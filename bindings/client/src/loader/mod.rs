@@ -309,8 +309,8 @@ impl Loader {
         Ok(self.inner()?.position.next_epoch())
     }
 
-    /// Returns the counts. In a forked child, they are those of the parent at the fork, provided that no thread held their
-    /// lock then.
+    /// Returns the counts. In a forked child, they are those of the parent at the fork, provided that no thread held
+    /// their lock then.
     pub fn stats(&self) -> Stats {
         self.count().clone()
     }
