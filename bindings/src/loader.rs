@@ -259,6 +259,7 @@ impl Loader {
             world_size,
             group,
             subset: subset.map(|bytes| serialise(&ids(bytes))),
+            // A state knows the length of its dataset. Without one, a mask may.
             dataset_samples: resume.as_ref().map_or(mask_samples, |r| Some(r.3)),
             resume: resume.map(|(epoch, delivered, _, _)| ResumePoint {
                 epoch,
@@ -281,6 +282,7 @@ impl Loader {
             attach,
             code: give
                 .map(|give| Arc::new(move || packed(&give)) as Arc<coprep_client::loader::Code>),
+            // Infinity, or a number beyond the range, means no limit.
             timeout: Duration::try_from_secs_f64(timeout).unwrap_or(Duration::MAX),
             reconnect: RECONNECT,
             interrupt_check: signals(),
@@ -320,6 +322,7 @@ impl Loader {
                 }
                 Event::EndOfEpoch => return Ok(None),
                 Event::Skipped(example) => warn_skipped(py, *example)?,
+                // Ctrl-C must take effect while no batch comes.
                 Event::NotYet => py.check_signals()?,
             }
         }
@@ -336,6 +339,7 @@ impl Loader {
         let fields: Vec<_> = attached
             .fields
             .iter()
+            // The numbers of draws are internal.
             .filter(|f: &&Field| f.name != NUMBER)
             .map(|f: &Field| (&f.name, f.dtype.name(), &f.shape))
             .collect();

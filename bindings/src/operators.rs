@@ -80,6 +80,7 @@ pub(crate) fn numbers<const N: usize>(
     value: &Bound<'_, PyAny>,
     meaning: &str,
 ) -> PyResult<[f32; N]> {
+    // A value that is not a sequence gives no numbers, which leads to the error below.
     let items = sequence(value).unwrap_or_default();
     let found: Option<Vec<f32>> = items.iter().map(|item| item.extract().ok()).collect();
     found
@@ -110,6 +111,7 @@ pub(crate) fn interpolation(
         return Ok(Interpolation::Bilinear);
     };
     let name = value.extract::<String>();
+    // torchvision's `InterpolationMode` is an enum whose value is the name.
     let name = name.or_else(|_| value.getattr("value")?.extract::<String>());
     match name.as_deref() {
         Ok("nearest") => Ok(Interpolation::Nearest),

@@ -121,6 +121,7 @@ pub(crate) fn user_dataset(
 
 impl Pipeline {
     fn with(&self, op: Op) -> PyResult<Self> {
+        // The check is made here, so that the traceback shows the call that is wrong.
         check_next(&self.spec.ops, &op).map_err(PyValueError::new_err)?;
         let mut spec = self.spec.clone();
         spec.ops.push(op);
@@ -128,6 +129,7 @@ impl Pipeline {
     }
 
     fn describe(&self, py: Python<'_>, socket: Option<PathBuf>) -> PyResult<control::Description> {
+        // Length and classes depend on the source alone, so a pipeline without all operators has them too.
         let source = PipelineSpec {
             source: self.spec.source.clone(),
             ops: Vec::new(),

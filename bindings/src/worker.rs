@@ -120,6 +120,7 @@ impl WorkerLink {
                     return self.told(py, is_first, &order).map(Some);
                 }
             }
+            // The last sample was withdrawn or has raised, so `done` has not reported the end of the chunk.
             if !self.chunk.is_ended {
                 self.report(py, true)?;
             }
@@ -159,6 +160,7 @@ impl WorkerLink {
         }
         self.report(py, false)?;
         self.say(py, b'W', &[])?;
+        // The next chunk may come before the answer. It is kept for later.
         while let Some(message) = self.receive(py)? {
             match WorkerCommand::parse(&message).map_err(PyValueError::new_err)? {
                 WorkerCommand::Place(buffer, slot) => return Ok(Some((buffer, slot))),

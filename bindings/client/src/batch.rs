@@ -172,6 +172,7 @@ impl Assembly {
     /// Allocates room for a batch of `capacity` samples.
     pub(crate) fn new(attachment: &Attachment, capacity: u32) -> Result<Self> {
         let fields = attachment.fields.clone();
+        // The shape comes from the coordinator and the batch size from the user, so the product may overflow.
         let piece = |f: &Field| {
             f.sample_bytes()
                 .checked_mul(capacity as usize)
@@ -193,6 +194,7 @@ impl Assembly {
     /// Copies a slice to the end of the batch. The caller may then release the slice.
     pub(crate) fn push(&mut self, slice: &HeldSlots, mut numbers: Vec<i64>) -> Result<()> {
         let samples = self.samples.saturating_add(slice.len);
+        // The coordinator decides which parts a batch has, so their sum is checked before anything is copied.
         if samples > self.capacity {
             return Err(Error::Misbehaved(format!(
                 "{samples} samples for a batch of {}",

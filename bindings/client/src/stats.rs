@@ -36,6 +36,7 @@ impl Stats {
     /// Divides a wait that has ended among its causes.
     pub(crate) fn split(&mut self, waited: Duration, shares: WaitShares) {
         let fetch = waited.mul_f64(shares.fetch);
+        // Bounded by the rest, so that the parts never exceed the whole.
         let prep = waited
             .mul_f64(shares.prep)
             .min(waited.saturating_sub(fetch));

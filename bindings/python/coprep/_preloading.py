@@ -32,6 +32,7 @@ def modules_of(*objects: Any) -> list[str]:
         one = todo.popleft()
         if id(one) in seen:
             continue
+        # The reference keeps the object alive, so that its id stays unique.
         seen[id(one)] = one
         name = _module_of(one)
         if name is None:
@@ -48,6 +49,7 @@ def _module_of(one: Any) -> str | None:
     if not isinstance(one, (type, types.FunctionType, types.BuiltinFunctionType)):
         return None
     module: Any = getattr(one, "__module__", None)
+    # A "<" marks a lambda or a local function, which has no name in its module.
     is_by_value = module in MAINS or "<" in one.__qualname__
     return None if is_by_value or not isinstance(module, str) else module
 
@@ -112,6 +114,7 @@ def _is_pickled_by_default(cls: Any) -> bool:
 
 def _attributes(one: Any) -> Iterator[Any]:
     try:
+        # This runs no code of the class, unlike getattr().
         attributes: dict[str, Any] = object.__getattribute__(one, "__dict__")
     except AttributeError:
         return

@@ -204,6 +204,7 @@ def _data(leaf: Any) -> tuple[str, Array]:
     if isinstance(leaf, (np.ndarray, np.generic)):
         return _array_data(np.asarray(leaf))
     if _is_image(leaf):
+        # Channels come first, as in the tensors of torchvision.
         pixels = np.asarray(leaf)
         return _array_data(pixels[np.newaxis] if pixels.ndim == 2 else pixels.transpose(2, 0, 1))
     for kind, name in _NUMBERS.items():
@@ -300,6 +301,7 @@ class _Probe:
             raise _refusal(str(error), path) from None
         field = Field(_name(path), dtype, array.shape)
         number = None
+        # A part of no bytes needs no field. In the batch it is an empty array.
         if array.size:
             number = len(self.fields)
             self.fields.append(field)
@@ -441,6 +443,7 @@ def _tensor_putter(check: Check, number: int, dtype: np.dtype[Any], shape: tuple
         try:
             array = leaf.numpy() if type(leaf) is tensor else check(leaf)
         except (RuntimeError, TypeError):
+            # numpy() fails for a tensor that requires grad and for bfloat16. `check` handles both.
             array = check(leaf)
         if array.dtype != dtype or array.shape != shape:
             array = check(leaf)
@@ -454,6 +457,7 @@ def _scalar_putter(check: Check, number: int, kind: Any) -> Put:
         try:
             views[number][index] = leaf if type(leaf) is kind else check(leaf)
         except OverflowError:
+            # An integer of more than 64 bits. `check` raises the error that names the part.
             check(leaf)
             raise
 

@@ -135,6 +135,7 @@ impl Codec {
     ) -> Result<Decoded, Error> {
         let mut jpeg = open_jpeg(bytes, header)?;
         let by = target.map_or(1, |target| reduction(part.size, target));
+        // The decoder can start at the left edge of an MCU only. A reduction makes MCUs narrower.
         let region = match jpeg.header.mcu_width {
             Some(mcu) => decode_region(header.stored, part, by, mcu.div_ceil(by)),
             None => header.stored.reduced(by).whole(),
@@ -189,6 +190,7 @@ fn open_jpeg(bytes: &[u8], header: &ImageHeader) -> Result<OpenJpeg, Error> {
     }
     let mut decoder = JpegDecoder::new()?;
     let own = decoder.read_header(bytes)?;
+    // Buffers are sized by our own reading of the header, so the decoder must not find another size.
     if own.size != header.stored {
         return Err(Error::damaged(
             "the JPEG has several headers that contradict each other",
@@ -286,6 +288,7 @@ fn decode_with<D: ImageDecoder>(
         ));
     }
     let colours = decoder.color_type();
+    // These pixels need no conversion, so they are decoded in place.
     if colours == ColorType::Rgb8 {
         return decoder.read_image(out).map_err(broken);
     }
@@ -362,6 +365,7 @@ fn oriented(size: ImageSize, header: &ImageHeader) -> ImageSize {
 
 /// Maps a part of the turned image back to the stored image.
 fn untwist(part: Rect, header: &ImageHeader) -> Rect {
+    // Only the two rotations by a right angle are not their own inverse.
     let back = match header.orientation {
         Orientation::Rotate90 => Orientation::Rotate270,
         Orientation::Rotate270 => Orientation::Rotate90,

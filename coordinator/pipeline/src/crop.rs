@@ -149,6 +149,7 @@ pub(crate) fn random_resized(size: ImageSize, freedom: Freedom, rng: &mut Rng) -
 
 fn attempt(size: ImageSize, freedom: Freedom, rng: &mut Rng) -> Option<Rect> {
     let area = size.pixels() as f64 * rng.between(freedom.scale.0, freedom.scale.1);
+    // Uniform in the logarithm, so that 1:2 is as likely as 2:1.
     let ratio = rng
         .between(freedom.ratio.0.ln(), freedom.ratio.1.ln())
         .exp();
@@ -206,6 +207,7 @@ const MARGIN: u32 = 4;
 /// full-size image comes out right. The left edge is a multiple of `align`.
 pub(crate) fn decode_region(image: ImageSize, part: Rect, denominator: u32, align: u32) -> Rect {
     let reduced = image.reduced(denominator);
+    // All edges are rounded outwards, so that no wanted pixel is lost.
     let left = (part.x / denominator).saturating_sub(MARGIN) / align * align;
     let top = (part.y / denominator).saturating_sub(MARGIN);
     let right = (part.right().div_ceil(denominator) + MARGIN).min(reduced.width);

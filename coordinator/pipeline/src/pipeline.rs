@@ -251,6 +251,7 @@ impl Pipeline {
         if out.len() != size.bytes() {
             return Err(Error::wrong_length("decoded form", size.bytes(), out.len()));
         }
+        // No move follows, so the decoder can write the result itself.
         if moves.is_empty() {
             return codec.whole_into(encoded, &header, out);
         }
@@ -285,6 +286,7 @@ impl Pipeline {
         let size = self.plan(header.size(), &self.fixed, None, moves)?;
         let fixed = moves.len();
         self.plan(size, &self.random, Some(key), moves)?;
+        // Writing the slot can mirror on the way, so a mirror at the end needs no pass of its own.
         let mirrored = take_mirrors(moves);
         let view = self.decode_first(encoded, &header, codec, moves)?;
         let decoded = Instant::now();
@@ -362,6 +364,7 @@ impl Pipeline {
         key: Option<SampleKey>,
         moves: &mut Vec<Move>,
     ) -> Result<ImageSize, Error> {
+        // Fixed steps draw no numbers, so they need no key.
         let mut rng = Rng::new(key.unwrap_or_default());
         let mut size = size;
         for step in steps {
@@ -535,6 +538,7 @@ impl Canvas {
                 continue;
             }
             let size = step.size(frame.rect.size);
+            // The target is the buffer that does not hold the image.
             let (pixels, target): (&[u8], &mut Vec<u8>) = match place {
                 CurrentBuffer::TaskHandle => (given.pixels, front),
                 CurrentBuffer::Front => (front, back),
@@ -546,6 +550,7 @@ impl Canvas {
                 CurrentBuffer::Front => CurrentBuffer::Back,
                 _ => CurrentBuffer::Front,
             };
+            // The pixels are looked up by `place` when they are needed, so the frame keeps only the size.
             frame = View {
                 pixels: &[],
                 ..View::whole(&[], size)
@@ -556,6 +561,7 @@ impl Canvas {
             CurrentBuffer::Front => front,
             CurrentBuffer::Back => back,
         };
+        // No later move came at which the time could be taken.
         if fixed >= moves.len() {
             after_fixed = Instant::now();
         }
@@ -668,6 +674,7 @@ fn freedom(scale: (f32, f32), ratio: (f32, f32)) -> Freedom {
 }
 
 fn output_size(steps: &[OperatorStep]) -> Result<ImageSize, Error> {
+    // The size is unknown after decoding, until a step fixes it.
     let known = steps.iter().fold(None, |size, step| step.output(size));
     known.ok_or_else(|| {
         invalid(

@@ -31,6 +31,7 @@ pub(crate) fn resize(
     let options = ResizeOptions::new()
         .resize_alg(algorithm(filter))
         .use_alpha(false);
+    // The part of a reduced JPEG lies between pixels, where only the resizer can cut.
     let options = match view.precise {
         Some(part) => options.crop(part.x, part.y, part.width, part.height),
         None => options,

@@ -57,12 +57,14 @@ impl Dataset {
                 )));
             }
         };
+        // Sample ids are 32-bit numbers.
         if u32::try_from(dataset.labels.len()).is_err() {
             return Err(invalid(format!(
                 "{} samples are more than the 4,294,967,295 supported",
                 dataset.labels.len()
             )));
         }
+        // The list is final, so the spare room of its growth is given back.
         dataset.names.shrink_to_fit();
         dataset.fingerprint = dataset.hash();
         Ok(dataset)
@@ -92,6 +94,7 @@ impl Dataset {
     fn hash(&self) -> u128 {
         let mut hash = xxhash_rust::xxh3::Xxh3::new();
         hash.update(self.root.as_os_str().as_bytes());
+        // A path contains no zero byte, so this delimits the root from the names.
         hash.update(&[0]);
         hash.update(&self.names);
         self.ends
@@ -219,6 +222,7 @@ impl Dataset {
                 Ok(())
             }
             Ok(false) => Err(changed(&path)),
+            // The file has become shorter than the length that was read before.
             Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => Err(changed(&path)),
             Err(e) => Err(unreadable(&path, e).of_sample()),
         }
@@ -340,6 +344,7 @@ fn add_class(dataset: &mut Dataset, class: &OsStr, label: i64) -> Result<(), Err
             Kind::Other => {}
         }
     }
+    // The walk follows the order of the file system, which differs between machines.
     found.sort();
     for (folder, name) in found {
         dataset.push(&[&folder, b"/", &name], label);
@@ -363,7 +368,7 @@ fn file_of(
                 )));
             }
             match error.io_error().map(std::io::Error::kind) {
-                // A broken link is listed, as by torchvision, and fails when it is read.
+                // A broken link is listed, and fails when it is read.
                 Some(std::io::ErrorKind::NotFound) => Ok(Some(path)),
                 _ => Err(unreadable(&path, error.into())),
             }

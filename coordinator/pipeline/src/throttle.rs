@@ -60,10 +60,10 @@ impl ReadThrottle {
         if self.is_on.load(Ordering::Relaxed) {
             let done = self.book(bytes);
             std::thread::sleep(done.saturating_duration_since(Instant::now()));
-        /// Reserves the device for a read of `bytes`, and returns the time at which the read is done.
         }
     }
 
+    /// Reserves the device for a read of `bytes`, and returns the time at which the read is done.
     fn book(&self, bytes: u64) -> Instant {
         let now = Instant::now();
         let mut device = self.device.lock().unwrap_or_else(PoisonError::into_inner);

@@ -44,6 +44,7 @@ pub fn read(file: OwnedFd, samples: u32) -> Result<Vec<u32>> {
     }
     let file = File::from(file);
     let (found, bytes) = (file.metadata()?, samples as usize * size_of::<u32>());
+    // This check comes before the allocation, because another process chose the size.
     if !found.is_file() || found.len() != bytes as u64 {
         return malformed(format!(
             "the order of {samples} samples is a file of {} bytes",

@@ -113,7 +113,7 @@ fn check_private(folder: &Path) -> io::Result<()> {
 /// When it cannot be opened, or is anything but a file that only this user may use. In a folder that others may write,
 /// somebody could have put a link there, or a file that only looks like ours.
 pub fn open_private(path: &Path) -> io::Result<File> {
-    // O_NONBLOCK, so that opening a pipe does not block.
+    // O_NONBLOCK keeps the opening of a pipe from blocking.
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
     let mut options = OpenOptions::new();
     options

@@ -11,6 +11,7 @@ pub fn parse(text: &str) -> Result<u64, String> {
         .unwrap_or(text.len());
     let number: f64 = text[..split].parse().map_err(|_| usage(text))?;
     let unit = text[split..].trim().to_ascii_lowercase();
+    // `G`, `GB` and `GiB` mean the same.
     let shift = match unit.trim_end_matches('b').trim_end_matches('i') {
         "" => 0,
         "k" => 10,

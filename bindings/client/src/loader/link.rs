@@ -273,6 +273,7 @@ impl LoaderLink {
         if ends_batch && self.assembly.is_none() && !beyond_share {
             return Ok(Some((Batch::view(slice), numbers)));
         }
+        // A single part that is copied is a whole batch, so no more room is needed.
         let capacity = if ends_batch && self.assembly.is_none() {
             slice.len
         } else {
@@ -501,6 +502,7 @@ impl LoaderLink {
         notice: &Notice,
     ) -> Result<Reply> {
         let mut wait = Wait::new(what, notice);
+        // Most waits are short, so the coordinator is asked for the reason only after this time.
         let first = Timeout::new(TELL_AFTER.min(timeout.left()), timeout.interrupt_check());
         match self.reply(&first, what) {
             Err(Error::Timeout { .. }) if !timeout.is_over() => {}

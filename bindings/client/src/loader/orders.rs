@@ -64,6 +64,7 @@ impl SentOrders {
                  it in, since it came back too late, or resumes another state: end all members, and resume them together"
             ))),
             _ => {
+                // The settled order replaces the proposal.
                 self.proposed.take_if(|(of, _)| *of == epoch);
                 self.handed.insert(epoch, order);
                 Ok(())

@@ -52,6 +52,7 @@ pub(super) fn start(loader: &Arc<Loader>) -> Result<()> {
 fn run(loader: &Weak<Loader>, owner: Owner) {
     while owner.is_here() {
         std::thread::sleep(SLICE);
+        // The reference is weak, so that this thread does not keep the loader alive.
         match loader.upgrade() {
             Some(loader) => loader.look_after(),
             None => return,
