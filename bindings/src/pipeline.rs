@@ -146,13 +146,13 @@ impl Pipeline {
 
 #[pymethods]
 impl Pipeline {
-    /// Decode JPEG, PNG or WebP to 8-bit RGB, as `PIL.Image.convert("RGB")` would. Must come first.
+    /// Decodes JPEG, PNG or WebP to 8-bit RGB, as `PIL.Image.convert("RGB")` does. Must come first.
     ///
     /// Args:
-    ///     apply_exif_orientation: turn the image as its EXIF tag says (torchvision does not).
-    ///     max_pixels: refuse files of more pixels than this, 1 or more. The default is Pillow's limit.
-    ///     scaled: let the JPEG decoder scale by 1/2, 1/4 or 1/8 where the sample is made smaller anyway. Faster;
-    ///         pixels differ slightly from decoding in full.
+    ///     apply_exif_orientation: whether to turn the image as its EXIF tag says (torchvision does not).
+    ///     max_pixels: most pixels of a file, 1 or more. Larger files are refused. The default is Pillow's limit.
+    ///     scaled: whether the JPEG decoder may scale by 1/2, 1/4 or 1/8 where the sample is made smaller anyway. This
+    ///         is faster; pixels differ slightly from decoding in full.
     #[pyo3(
         signature = (*, apply_exif_orientation=false, max_pixels=DEFAULT_MAX_PIXELS, scaled=true),
         text_signature = "($self, *, apply_exif_orientation=False, max_pixels=178956970, scaled=True)"
@@ -170,10 +170,10 @@ impl Pipeline {
         })
     }
 
-    /// Resize, antialiased. Deterministic, as `torchvision.transforms.Resize`.
+    /// Resizes with antialiasing. Deterministic, like `torchvision.transforms.Resize`.
     ///
     /// Args:
-    ///     size: pixels of the shorter side, the aspect ratio stays; or exactly (height, width). Sides are 1 to 16384.
+    ///     size: pixels of the shorter side, which keeps the aspect ratio, or (height, width). Sides are 1 to 16384.
     ///     interpolation: "nearest", "bilinear" or "bicubic", or torchvision's `InterpolationMode` of that name.
     #[pyo3(
         signature = (size, *, interpolation=None),
@@ -194,7 +194,7 @@ impl Pipeline {
         })
     }
 
-    /// Cut out the centre; zeros where the image is smaller. Deterministic, as `torchvision.transforms.CenterCrop`.
+    /// Cuts out the centre, with zeros where the image is smaller. Deterministic, like torchvision's `CenterCrop`.
     ///
     /// Args:
     ///     size: pixels of each side, or (height, width). Sides are 1 to 16384.
@@ -204,10 +204,10 @@ impl Pipeline {
         self.with(Op::CenterCrop { height, width })
     }
 
-    /// Cut out a random area and resize it. Random, as `torchvision.transforms.RandomResizedCrop`.
+    /// Cuts out a random area and resizes it. Random, like `torchvision.transforms.RandomResizedCrop`.
     ///
     /// Args:
-    ///     size: of the result, pixels of each side, or (height, width). Sides are 1 to 16384.
+    ///     size: pixels of each side of the result, or (height, width). Sides are 1 to 16384.
     ///     scale: bounds of the area, as a share of the image: (low, high) with 0 < low <= high.
     ///     ratio: bounds of width / height: (low, high) with 0 < low <= high.
     ///     interpolation: "nearest", "bilinear" or "bicubic", or torchvision's `InterpolationMode` of that name.
@@ -240,10 +240,10 @@ impl Pipeline {
         })
     }
 
-    /// Mirror left to right. Random, as `torchvision.transforms.RandomHorizontalFlip`.
+    /// Mirrors left to right. Random, like `torchvision.transforms.RandomHorizontalFlip`.
     ///
     /// Args:
-    ///     p: probability, 0 to 1.
+    ///     p: probability of mirroring, 0 to 1.
     #[pyo3(signature = (p=None), text_signature = "($self, p=0.5)")]
     fn random_horizontal_flip(&self, p: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
         let p = p.map_or(Ok(DEFAULT_FLIP), |p| {
@@ -252,7 +252,7 @@ impl Pipeline {
         self.with(Op::RandomHorizontalFlip { p })
     }
 
-    /// `(x / 255 - mean) / std` per channel, as float32. Must come last.
+    /// Computes `(x / 255 - mean) / std` per channel, as float32. Must come last.
     ///
     /// Args:
     ///     mean: three finite numbers, for red, green and blue, in units of 0 to 1.
@@ -269,7 +269,7 @@ impl Pipeline {
         })
     }
 
-    /// Absolute path of the folder; None for a list of files.
+    /// Absolute path of the folder, or `None` for a list of files.
     #[getter]
     fn root(&self) -> Option<&str> {
         match &self.spec.source {

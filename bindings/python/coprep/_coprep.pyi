@@ -33,25 +33,25 @@ class Pipeline:
     def decode(
         self, *, apply_exif_orientation: bool = False, max_pixels: int = 178_956_970, scaled: bool = True
     ) -> Pipeline:
-        """Decode JPEG, PNG or WebP to 8-bit RGB, as ``PIL.Image.convert("RGB")`` would. Must come first.
+        """Decodes JPEG, PNG or WebP to 8-bit RGB, as ``PIL.Image.convert("RGB")`` does. Must come first.
 
         Args:
-            apply_exif_orientation: turn the image as its EXIF tag says (torchvision does not).
-            max_pixels: refuse files of more pixels than this, 1 or more. The default is Pillow's limit.
-            scaled: let the JPEG decoder scale by 1/2, 1/4 or 1/8 where the sample is made smaller anyway. Faster;
-                pixels differ slightly from decoding in full.
+            apply_exif_orientation: whether to turn the image as its EXIF tag says (torchvision does not).
+            max_pixels: most pixels of a file, 1 or more. Larger files are refused. The default is Pillow's limit.
+            scaled: whether the JPEG decoder may scale by 1/2, 1/4 or 1/8 where the sample is made smaller anyway.
+                This is faster; pixels differ slightly from decoding in full.
         """
 
     def resize(self, size: Size, *, interpolation: Interpolation = "bilinear") -> Pipeline:
-        """Resize, antialiased. Deterministic, as ``torchvision.transforms.Resize``.
+        """Resizes with antialiasing. Deterministic, like ``torchvision.transforms.Resize``.
 
         Args:
-            size: pixels of the shorter side, the aspect ratio stays; or exactly (height, width). Sides are 1 to 16384.
+            size: pixels of the shorter side, which keeps the aspect ratio, or (height, width). Sides are 1 to 16384.
             interpolation: "nearest", "bilinear" or "bicubic", or torchvision's ``InterpolationMode`` of that name.
         """
 
     def center_crop(self, size: Size) -> Pipeline:
-        """Cut out the centre; zeros where the image is smaller. Deterministic, as torchvision's ``CenterCrop``.
+        """Cuts out the centre, with zeros where the image is smaller. Deterministic, like torchvision's ``CenterCrop``.
 
         Args:
             size: pixels of each side, or (height, width). Sides are 1 to 16384.
@@ -65,24 +65,24 @@ class Pipeline:
         ratio: Iterable[float] = (3 / 4, 4 / 3),
         interpolation: Interpolation = "bilinear",
     ) -> Pipeline:
-        """Cut out a random area and resize it. Random, as ``torchvision.transforms.RandomResizedCrop``.
+        """Cuts out a random area and resizes it. Random, like ``torchvision.transforms.RandomResizedCrop``.
 
         Args:
-            size: of the result, pixels of each side, or (height, width). Sides are 1 to 16384.
+            size: pixels of each side of the result, or (height, width). Sides are 1 to 16384.
             scale: bounds of the area, as a share of the image: (low, high) with 0 < low <= high.
             ratio: bounds of width / height: (low, high) with 0 < low <= high.
             interpolation: "nearest", "bilinear" or "bicubic", or torchvision's ``InterpolationMode`` of that name.
         """
 
     def random_horizontal_flip(self, p: float = 0.5) -> Pipeline:
-        """Mirror left to right. Random, as ``torchvision.transforms.RandomHorizontalFlip``.
+        """Mirrors left to right. Random, like ``torchvision.transforms.RandomHorizontalFlip``.
 
         Args:
-            p: probability, 0 to 1.
+            p: probability of mirroring, 0 to 1.
         """
 
     def normalize(self, mean: Iterable[float], std: Iterable[float]) -> Pipeline:
-        """``(x / 255 - mean) / std`` per channel, as float32. Must come last.
+        """Computes ``(x / 255 - mean) / std`` per channel, as float32. Must come last.
 
         Args:
             mean: three finite numbers, for red, green and blue, in units of 0 to 1.
@@ -91,7 +91,7 @@ class Pipeline:
 
     @property
     def root(self) -> str | None:
-        """Absolute path of the folder; None for a list of files."""
+        """Absolute path of the folder, or ``None`` for a list of files."""
 
     @property
     def classes(self) -> list[str]:

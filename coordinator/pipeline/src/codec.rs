@@ -1,4 +1,4 @@
-//! From encoded bytes to 8-bit RGB: a whole image, or a part of one.
+//! Decoding of encoded bytes to 8-bit RGB: a whole image, or a part of one.
 //!
 //! | stored as | becomes |
 //! |---|---|

@@ -18,7 +18,7 @@ pub struct Error {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// A file or folder is not there.
+    /// A file or folder does not exist.
     NotFound,
     /// A file or folder exists but cannot be read.
     Read,

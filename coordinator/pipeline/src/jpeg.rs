@@ -184,7 +184,7 @@ impl JpegDecoder {
         if self.get(raw::TJPARAM_TJPARAM_LOSSLESS) != 0 {
             return None;
         }
-        // In the order of TJSAMP: 4:4:4, 4:2:2, 4:2:0, gray, 4:4:0, 4:1:1, 4:4:1.
+        // The entries are in the order of TJSAMP: 4:4:4, 4:2:2, 4:2:0, gray, 4:4:0, 4:1:1, 4:4:1.
         let widths = [8, 16, 16, 8, 8, 32, 8];
         let subsampling = usize::try_from(self.get(raw::TJPARAM_TJPARAM_SUBSAMP)).ok()?;
         widths.get(subsampling).copied()

@@ -89,7 +89,7 @@ impl<const N: usize, F: Fn(usize, u8) -> [u8; N]> NullaryFnOnce for Planes<'_, F
             .zip(blue.chunks_exact_mut(width));
         for (((red, green), blue), row) in targets.zip(view.rows()) {
             let (pixels, _) = row.as_chunks::<3>();
-            // With their length known, and a loop for each direction, the compiler makes vectors of both.
+            // Slices of known, equal length and a loop for each direction let the compiler vectorise both loops.
             let n = pixels.len();
             let (red, green, blue) = (&mut red[..n], &mut green[..n], &mut blue[..n]);
             if mirrored {
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
     use crate::crop::ImageSize;
 
-    /// Of interleaved rows, told sample by sample.
+    /// Returns the planes of interleaved rows, computed value by value.
     fn told(pixels: &[u8], width: usize, height: usize, mirrored: bool) -> Vec<u8> {
         let mut planes = Vec::new();
         for channel in 0..3 {

@@ -172,7 +172,7 @@ pub struct Attach {
     pub batch_size: u32,
     /// Whether the last batch is left out if it is short.
     pub drop_last: bool,
-    /// This consumer's rank.
+    /// Rank of this consumer.
     pub rank: u32,
     /// Number of ranks of the job.
     pub world_size: u32,
@@ -224,7 +224,7 @@ pub struct UserCode {
     pub command: Vec<Vec<u8>>,
     /// Environment, as names and values.
     pub environment: Vec<(Vec<u8>, Vec<u8>)>,
-    /// Working directory.
+    /// Working directory of the processes.
     pub directory: Vec<u8>,
     /// Number of workers; 0 for the coordinator's own number.
     pub workers: u32,
@@ -410,7 +410,7 @@ pub struct Attached {
     pub stream: u64,
     /// Number of the job.
     pub job: u64,
-    /// Seed in force.
+    /// Seed that the stream uses.
     pub seed: u64,
     /// Number of samples of the dataset.
     pub dataset_samples: u32,
