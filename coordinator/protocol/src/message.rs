@@ -302,7 +302,7 @@ pub enum Reply {
     Attached(Box<Attached>),
     /// Answer to [`Request::Attach`]: no process runs this code yet, so the client must send it.
     WantCode,
-    /// Names who has to act before this client can go on, or `None` if nobody has to. It answers
+    /// Names the party that must act before this client can go on, or `None` if nobody must. It answers
     /// [`Request::WhoIsAwaited`]. It also comes unasked, perhaps several times, before [`Reply::Attached`],
     /// [`Reply::Described`] or [`Reply::Warmed`], if one of these takes long.
     Awaited(Option<Awaited>),
@@ -328,7 +328,7 @@ pub enum Reply {
     },
     /// Answer to [`Request::Leave`]: the other ranks that are attached have been told.
     Left,
-    /// Another rank has left the job. It comes unasked, and is to be presented in [`Attach::departed`].
+    /// Another rank has left the job. It comes unasked. The client presents it in [`Attach::departed`].
     Departed(Departure),
     /// Answer to [`Request::State`].
     State(ResumePoint),
