@@ -1,13 +1,13 @@
-//! A field of a batch.
+//! A field of a batch, through NumPy's array interface.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
-/// Memory of one field of a batch, for `numpy.asarray`: no copy, writable, kept as long as the result lives.
+/// Memory of one field of a batch, for `numpy.asarray`: not copied, writable, and kept as long as the result lives.
 #[pyclass(frozen, module = "coprep._coprep")]
 pub(crate) struct Array {
     array: coprep_client::Array,
-    /// Rows whose values are larger than a row.
+    /// Rows whose values are larger than a row of the array, with these values.
     large: Vec<(u32, Py<Array>)>,
 }
 
@@ -24,13 +24,13 @@ impl Array {
 
 #[pymethods]
 impl Array {
-    /// `image`, `label` or `index`.
+    /// Name of the field: `image`, `label` or `index`.
     #[getter]
     fn name(&self) -> &str {
         &self.array.name
     }
 
-    /// Rows whose values are larger than a row of this array, and do not lie in it, with their values.
+    /// Rows whose values are larger than a row of this array, with these values. They do not lie in the array itself.
     #[getter]
     fn large(&self, py: Python<'_>) -> Vec<(u32, Py<Array>)> {
         let large = self.large.iter();
@@ -55,12 +55,12 @@ fn typestr(dtype: coprep_protocol::spec::Dtype) -> &'static str {
     use coprep_protocol::spec::Dtype::{
         BF16, Bool, C64, C128, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64,
     };
-    // In the byte order of this machine.
+    // The types are in the byte order of this machine.
     match dtype {
         Bool => "=b1",
         U8 => "=u1",
         I8 => "=i1",
-        // NumPy does not have it: its bits.
+        // NumPy does not have bfloat16, so Python gets its bits as integers.
         U16 | BF16 => "=u2",
         I16 => "=i2",
         U32 => "=u4",

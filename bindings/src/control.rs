@@ -1,4 +1,4 @@
-//! What the coordinator is asked without a loader.
+//! Requests to the coordinator that need no loader.
 
 use std::path::PathBuf;
 
@@ -14,7 +14,7 @@ use crate::loader::{cache_form, program};
 use crate::pipeline::Pipeline;
 use crate::place;
 
-/// The coordinator's status, as JSON.
+/// Returns the coordinator's status as JSON.
 #[pyfunction]
 #[pyo3(signature = (socket=None, slow=0))]
 pub(crate) fn status(py: Python<'_>, socket: Option<PathBuf>, slow: u32) -> PyResult<String> {
@@ -24,8 +24,8 @@ pub(crate) fn status(py: Python<'_>, socket: Option<PathBuf>, slow: u32) -> PyRe
     serde_json::to_string(&status).map_err(|e| PyValueError::new_err(e.to_string()))
 }
 
-/// Fills the cache of a native pipeline, and starts a coordinator if there is none. Calls `tell` with how far it has come,
-/// as JSON, several times a second; returns the last of it.
+/// Fills the cache of a native pipeline, and starts a coordinator if there is none. Calls `tell` with the progress, as
+/// JSON, several times a second. Returns the last progress.
 #[pyfunction]
 #[pyo3(signature = (pipeline, tell, *, socket=None, cache=None, cache_bytes=None))]
 pub(crate) fn warm(
@@ -52,6 +52,7 @@ pub(crate) fn warm(
     let mut told = Ok(());
     let done = py.detach(|| {
         control::warm_with(&place(socket), &how, request, |progress| {
+            // After an exception in `tell`, it is not called again; the exception is raised when the warm-up ends.
             if told.is_ok() {
                 let json = serde_json::to_string(progress).unwrap_or_default();
                 told = Python::attach(|py| tell.call1(py, (json,)).map(drop));
@@ -62,7 +63,7 @@ pub(crate) fn warm(
     as_json(&done.map_err(raise)?)
 }
 
-/// Keeps the cache of a stream as one that was warmed. Returns what lies in it, as JSON.
+/// Keeps the cache of a stream like one that was warmed. Returns its counts as JSON.
 #[pyfunction]
 #[pyo3(signature = (stream, socket=None))]
 pub(crate) fn keep_warm(py: Python<'_>, stream: u64, socket: Option<PathBuf>) -> PyResult<String> {
@@ -74,7 +75,7 @@ fn as_json(progress: &WarmProgress) -> PyResult<String> {
     serde_json::to_string(progress).map_err(|e| PyValueError::new_err(e.to_string()))
 }
 
-/// Ends the coordinator; gives its process id.
+/// Ends the coordinator. Returns its process id.
 #[pyfunction]
 #[pyo3(signature = (socket=None))]
 pub(crate) fn stop(py: Python<'_>, socket: Option<PathBuf>) -> PyResult<u32> {
@@ -82,7 +83,7 @@ pub(crate) fn stop(py: Python<'_>, socket: Option<PathBuf>) -> PyResult<u32> {
         .map_err(raise)
 }
 
-/// Bytes of a size such as "8G".
+/// Returns the number of bytes that a size such as "8G" stands for.
 #[pyfunction]
 pub(crate) fn parse_size(text: &str) -> PyResult<u64> {
     size::parse(text).map_err(PyValueError::new_err)

@@ -1,4 +1,4 @@
-//! Which exception an error becomes.
+//! Conversion of errors into Python exceptions.
 
 use std::ffi::CString;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ mod python {
     pyo3::import_exception!(coprep._errors, WaitingWarning);
 }
 
-/// Standard exceptions where Python has one that fits, else those of `coprep._errors`.
+/// Converts an error into a standard exception if Python has one that fits, or else into one of `coprep._errors`.
 pub(crate) fn raise(error: Error) -> PyErr {
     let text = error.to_string();
     match error {
@@ -40,17 +40,19 @@ pub(crate) fn raise(error: Error) -> PyErr {
     }
 }
 
-/// Lets Python's signal handlers run during waits: Ctrl-C ends them.
+/// Returns a check that lets Python's signal handlers run during waits, so that Ctrl-C ends them.
 pub(crate) fn signals() -> InterruptCheck {
     Arc::new(|| Python::attach(|py| py.check_signals()).map_err(|e| Box::new(e) as _))
 }
 
-/// Warns of long waits for somebody else, as of the line of the user's code that waits.
+/// Returns a notice that warns of long waits for somebody else. The warning points at the line of the user's code that
+/// waits.
 pub(crate) fn warnings() -> Notice {
     Arc::new(|text| Python::attach(|py| warn(py, text)).map_err(|e| Box::new(e) as _))
 }
 
-/// Frames of this package between the user's code and the native loader, and that code.
+/// Stack level of the warning: the frames of this package between the user's code and the native loader, and the user's
+/// frame.
 const STACK: i32 = 2;
 
 fn warn(py: Python<'_>, text: &str) -> PyResult<()> {

@@ -1,17 +1,17 @@
-//! The native part of the Python package: [`coprep_client`] as Python sees it.
+//! The native part of the Python package, which wraps [`coprep_client`] for Python.
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
 //! | `pipeline` | sources and operators, as an immutable builder |
-//! | `operators` | arguments of operators in; the same calls out, for pickles |
+//! | `operators` | arguments of operators from Python, and the same calls back for pickles |
 //! | `loader` | one rank of a job: epochs, batches, state |
 //! | `array` | a field of a batch, through NumPy's array interface |
-//! | `control` | status, stop |
-//! | `worker` | a worker process's end of its socket |
-//! | `errors` | which exception an error becomes |
+//! | `control` | status, stop, warm-up |
+//! | `worker` | a worker process's end of its socket, and its random keys |
+//! | `errors` | conversion of errors into exceptions |
 //!
-//! Argument checks that need no coordinator, the iterator and the choice of framework are Python's
-//! (`python/coprep/_loader.py`). Nothing here holds the interpreter while it waits.
+//! Python does the argument checks that need no coordinator, the iteration, and the choice of the framework
+//! (`python/coprep/_loader.py`). No function here holds the interpreter while it waits.
 #![forbid(unsafe_code)]
 
 mod array;
@@ -25,7 +25,7 @@ mod worker;
 use coprep_protocol::paths::CoordinatorPaths;
 use pyo3::prelude::*;
 
-/// Where the coordinator is: as the caller says, or as the environment does.
+/// Returns the coordinator's paths: at the given socket, or as the environment selects.
 fn place(socket: Option<std::path::PathBuf>) -> CoordinatorPaths {
     socket.map_or_else(CoordinatorPaths::from_env, CoordinatorPaths::at)
 }

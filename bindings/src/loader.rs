@@ -1,4 +1,4 @@
-//! One rank of a job.
+//! One rank of a job, for Python.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,10 +24,10 @@ use crate::errors::{raise, signals, warnings};
 use crate::pipeline::Pipeline;
 use crate::place;
 
-/// Longest time to find, or start, a coordinator again.
+/// Longest time to find a coordinator again, or to start one.
 const RECONNECT: Duration = Duration::from_secs(60);
 
-/// The `coprep` command of this environment.
+/// Returns the path of the `coprep` command of this Python environment.
 pub(crate) fn program(py: Python<'_>) -> Option<PathBuf> {
     let scripts = py
         .import("sysconfig")
@@ -38,9 +38,9 @@ pub(crate) fn program(py: Python<'_>) -> Option<PathBuf> {
         .map(|folder| folder.join("coprep"))
 }
 
-/// Where to go on: epoch, what was given in it, seed, samples of the dataset, order of the epoch.
+/// State to resume: epoch, samples given in it, seed, samples of the dataset, order of the epoch.
 type ResumeFrom = (u64, Vec<u8>, u64, u32, Option<Vec<u8>>);
-/// The same, and whether it is of all ranks.
+/// State to resume, and whether it covers all ranks.
 type RankedResume<'py> = (
     u64,
     Bound<'py, PyBytes>,
@@ -56,17 +56,17 @@ fn ids_of(bytes: &[u8]) -> impl Iterator<Item = u32> {
     ids.map(|&id| u32::from_ne_bytes(id))
 }
 
-/// What `coprep.DataLoader` is made of. Arguments were checked there.
+/// The native part of `coprep.DataLoader`, which has checked the arguments.
 #[pyclass(frozen, module = "coprep._coprep")]
 pub(crate) struct Loader {
     client: Arc<Client>,
-    /// It is one of several ranks.
+    /// Whether the job has other ranks.
     has_others: bool,
 }
 
 fn serialise(set: &RoaringBitmap) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(set.serialized_size());
-    // Writing to memory does not fail.
+    // Writing to memory cannot fail.
     let _ = set.serialize_into(&mut bytes);
     bytes
 }
@@ -85,7 +85,7 @@ pub(crate) fn cache_form(name: Option<&str>) -> PyResult<Option<CacheForm>> {
     }
 }
 
-/// How workers run.
+/// Way to run workers.
 #[derive(FromPyObject)]
 pub(crate) struct Launch {
     command: Vec<Vec<u8>>,
@@ -111,10 +111,10 @@ impl From<Launch> for UserCode {
     }
 }
 
-/// Lets the coordinator import early what a dataset will need, as long as this object lives.
+/// Announces a dataset, so that the coordinator imports its modules early, as long as this object lives.
 #[pyclass(frozen, module = "coprep._coprep")]
 pub(crate) struct Preparation {
-    /// `None`: a loader has it.
+    /// `None` once a loader has taken it over.
     client: Mutex<Option<coprep_client::Preparation>>,
 }
 
@@ -127,7 +127,7 @@ impl Preparation {
 
 #[pymethods]
 impl Preparation {
-    /// Returns at once, and never fails.
+    /// Returns at once and never fails. The connection is made in the background.
     #[new]
     #[pyo3(signature = (launch, *, dataset, name, socket))]
     fn new(
@@ -148,7 +148,7 @@ impl Preparation {
     }
 }
 
-/// Says in the job, once, that samples are left out. Where warnings are errors, this is one.
+/// Warns in the job, once, that samples are left out. If the user turns warnings into errors, the warning raises.
 fn warn_skipped(py: Python<'_>, example: SampleError) -> PyResult<()> {
     let SampleError {
         id,
@@ -181,10 +181,15 @@ fn packed(give: &Py<PyAny>) -> Result<Box<dyn AsRef<[u8]>>, Error> {
 
 #[pymethods]
 impl Loader {
-    /// `subset`: bytes of native-endian 32-bit unsigned ids. `draws`: draws of an epoch, and, unless all samples are equally
-    /// likely, bytes of native-endian 64-bit weights. `resume`: (epoch, delivered, seed, samples, order). `is_told`: the order
-    /// of each epoch is told, by the same kind of bytes as `subset`. `code`: how
-    /// workers run, and what gives the packed dataset. `preparation`: is used up.
+    /// Creates a loader.
+    ///
+    /// - `subset`: native-endian 32-bit unsigned ids, as bytes.
+    /// - `draws`: number of draws of an epoch, and native-endian 64-bit weights, as bytes, unless all samples are
+    ///   equally likely.
+    /// - `resume`: (epoch, delivered, seed, samples, order).
+    /// - `is_told`: whether the order of each epoch is told, as bytes like those of `subset`.
+    /// - `code`: way to run workers, and a function that returns the packed dataset.
+    /// - `preparation`: an announcement, which the loader takes over.
     #[new]
     #[expect(
         clippy::too_many_arguments,
@@ -254,6 +259,7 @@ impl Loader {
             world_size,
             group,
             subset: subset.map(|bytes| serialise(&ids(bytes))),
+            // A state knows the length of its dataset. Without one, a mask may.
             dataset_samples: resume.as_ref().map_or(mask_samples, |r| Some(r.3)),
             resume: resume.map(|(epoch, delivered, _, _)| ResumePoint {
                 epoch,
@@ -276,6 +282,7 @@ impl Loader {
             attach,
             code: give
                 .map(|give| Arc::new(move || packed(&give)) as Arc<coprep_client::loader::Code>),
+            // Infinity, or a number beyond the range, means no limit.
             timeout: Duration::try_from_secs_f64(timeout).unwrap_or(Duration::MAX),
             reconnect: RECONNECT,
             interrupt_check: signals(),
@@ -296,7 +303,7 @@ impl Loader {
         })
     }
 
-    /// Begins an epoch; gives its number. `order`: of its samples, as bytes of 32-bit ids, if it is told.
+    /// Begins an epoch and returns its number. `order` has the ids of its samples, 32 bits each, if the order is told.
     #[pyo3(signature = (order=None))]
     fn start_epoch(&self, py: Python<'_>, order: Option<&[u8]>) -> PyResult<u64> {
         let order = order.map(|bytes| ids_of(bytes).collect());
@@ -304,7 +311,7 @@ impl Loader {
             .map_err(raise)
     }
 
-    /// The next batch, one array per field; None when the epoch is over.
+    /// Returns the next batch, one array per field, or `None` when the epoch has ended.
     fn next(&self, py: Python<'_>) -> PyResult<Option<Vec<Array>>> {
         loop {
             match py.detach(|| self.client.next(nap(SLICE))).map_err(raise)? {
@@ -315,22 +322,24 @@ impl Loader {
                 }
                 Event::EndOfEpoch => return Ok(None),
                 Event::Skipped(example) => warn_skipped(py, *example)?,
+                // Ctrl-C must take effect while no batch comes.
                 Event::NotYet => py.check_signals()?,
             }
         }
     }
 
-    /// Batches of this rank in an epoch.
+    /// Returns the number of batches of this rank in an epoch.
     fn batches_per_epoch(&self, py: Python<'_>) -> PyResult<u64> {
         py.detach(|| self.client.batches_per_epoch()).map_err(raise)
     }
 
-    /// What the coordinator said: seed, samples, classes, fields.
+    /// Returns the coordinator's answer to attaching: seed, samples, classes, fields.
     fn attached<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let attached = py.detach(|| self.client.attached()).map_err(raise)?;
         let fields: Vec<_> = attached
             .fields
             .iter()
+            // The numbers of draws are internal.
             .filter(|f: &&Field| f.name != NUMBER)
             .map(|f: &Field| (&f.name, f.dtype.name(), &f.shape))
             .collect();
@@ -347,7 +356,7 @@ impl Loader {
         Ok(info)
     }
 
-    /// (epoch, delivered, seed, samples of the dataset, order, whether of all ranks): see `resume`.
+    /// Returns (epoch, delivered, seed, samples of the dataset, order, whether it covers all ranks), for `resume`.
     fn state<'py>(&self, py: Python<'py>) -> PyResult<RankedResume<'py>> {
         let state = py.detach(|| self.client.state()).map_err(raise)?;
         let delivered = PyBytes::new(py, &serialise(&state.delivered));
@@ -364,12 +373,12 @@ impl Loader {
         ))
     }
 
-    /// Epoch that is being iterated, or is next.
+    /// Returns the epoch that is being iterated, or the next one.
     fn epoch(&self, py: Python<'_>) -> PyResult<u64> {
         py.detach(|| self.client.epoch()).map_err(raise)
     }
 
-    /// Counts since the loader was made.
+    /// Returns the counts since the loader was made.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = py.detach(|| self.client.stats());
         let counts = PyDict::new(py);
@@ -387,17 +396,18 @@ impl Loader {
         Ok(counts)
     }
 
-    /// Lets go of the coordinator.
+    /// Leaves the coordinator.
     fn close(&self, py: Python<'_>) {
         py.detach(|| self.client.close());
     }
 }
 
 impl Drop for Loader {
-    /// A rank that lets its loader go has left the job, and the other ranks are to know.
+    /// A rank whose loader is dropped has left the job, and the other ranks have to know.
     fn drop(&mut self) {
         if self.has_others {
-            // The thread that looks after the connection may hold the lock, and need the interpreter.
+            // The interpreter is released, because the thread that looks after the connection may hold the lock and
+            // need it.
             Python::try_attach(|py| py.detach(|| self.client.close()));
         }
     }

@@ -1,20 +1,20 @@
-//! Operators as Python writes them: their arguments in, and the same calls out again, for pickles.
+//! Operators as Python writes them: reading their arguments, and writing the same calls for pickles.
 
 use coprep_protocol::spec::{Interpolation, Op, ResizeTo};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyList, PyString, PyTuple};
 
-// Arguments in.
+// Reading of arguments.
 
-/// A side, or (height, width).
+/// A size argument: one side, or (height, width).
 pub(crate) enum SizeArgument {
     Side(u32),
     Both(u32, u32),
 }
 
 impl SizeArgument {
-    /// Takes what torchvision takes: an integer, or a sequence of one or two.
+    /// Accepts the sizes that torchvision accepts: an integer, or a sequence of one or two.
     pub(crate) fn of(operator: &str, value: &Bound<'_, PyAny>) -> PyResult<Self> {
         let wrong = || {
             PyTypeError::new_err(format!(
@@ -51,7 +51,7 @@ fn shown(value: &Bound<'_, PyAny>) -> String {
         .map_or_else(|_| "what has no repr".into(), |text| text.to_string())
 }
 
-/// Returns an integer, NumPy's too; `True` is none.
+/// Returns an integer, including NumPy's. `True` does not count as one.
 fn integer(value: &Bound<'_, PyAny>) -> Option<i64> {
     if value.is_instance_of::<PyBool>() {
         return None;
@@ -59,26 +59,28 @@ fn integer(value: &Bound<'_, PyAny>) -> Option<i64> {
     value.extract().ok()
 }
 
-/// Zero passes: that no side may be 0 the operator's rules say, with the name of the operator.
+/// Returns a side that is not negative. Zero passes here, because the operator's rules refuse it and name the operator.
 fn positive(side: i64) -> Option<u32> {
     u32::try_from(side).ok()
 }
 
 /// Returns the items of a list, a tuple, an array or a tensor.
 fn sequence<'py>(value: &Bound<'py, PyAny>) -> Option<Vec<Bound<'py, PyAny>>> {
+    // A string can be iterated over too, but its characters are not numbers.
     if value.is_instance_of::<PyString>() {
         return None;
     }
     value.try_iter().ok()?.collect::<PyResult<_>>().ok()
 }
 
-/// Returns exactly so many numbers.
+/// Returns exactly `N` numbers. `meaning` describes them in the error.
 pub(crate) fn numbers<const N: usize>(
     operator: &str,
     argument: &str,
     value: &Bound<'_, PyAny>,
     meaning: &str,
 ) -> PyResult<[f32; N]> {
+    // A value that is not a sequence gives no numbers, which leads to the error below.
     let items = sequence(value).unwrap_or_default();
     let found: Option<Vec<f32>> = items.iter().map(|item| item.extract().ok()).collect();
     found
@@ -100,7 +102,7 @@ pub(crate) fn number(operator: &str, argument: &str, value: &Bound<'_, PyAny>) -
     })
 }
 
-/// Takes the name of an interpolation, or torchvision's `InterpolationMode`; bilinear if it is left out.
+/// Accepts the name of an interpolation, or torchvision's `InterpolationMode`. The default is bilinear.
 pub(crate) fn interpolation(
     operator: &str,
     value: Option<&Bound<'_, PyAny>>,
@@ -109,6 +111,7 @@ pub(crate) fn interpolation(
         return Ok(Interpolation::Bilinear);
     };
     let name = value.extract::<String>();
+    // torchvision's `InterpolationMode` is an enum whose value is the name.
     let name = name.or_else(|_| value.getattr("value")?.extract::<String>());
     match name.as_deref() {
         Ok("nearest") => Ok(Interpolation::Nearest),
@@ -127,9 +130,9 @@ pub(crate) fn interpolation(
     }
 }
 
-// Calls out.
+// Writing of calls.
 
-/// Returns the calls that make these operators: a list of (name, arguments, arguments by name).
+/// Returns the calls that make these operators, as a list of (name, positional arguments, keyword arguments).
 pub(crate) fn calls<'py>(py: Python<'py>, ops: &[Op]) -> PyResult<Bound<'py, PyList>> {
     let calls = PyList::empty(py);
     for op in ops {
@@ -140,7 +143,7 @@ pub(crate) fn calls<'py>(py: Python<'py>, ops: &[Op]) -> PyResult<Bound<'py, PyL
     Ok(calls)
 }
 
-/// Returns the arguments of the call that makes an operator, and puts those by name into `named`.
+/// Returns the positional arguments of the call that makes an operator, and puts the keyword arguments into `named`.
 fn arguments<'py>(
     py: Python<'py>,
     op: &Op,

@@ -1,4 +1,4 @@
-//! Sources and operators.
+//! Sources and operators, for Python.
 
 use std::path::PathBuf;
 
@@ -20,12 +20,12 @@ use crate::place;
 
 /// A source of images, and the operators that prepare one.
 ///
-/// Made by `coprep.ImageFolder` or `coprep.Files`. Immutable: every method returns a new pipeline. A pipeline can be
-/// pickled, copied and compared. `decode` comes first and `normalize` last; the others may come in any order, as often
+/// Made by `coprep.ImageFolder` or `coprep.Files`. A pipeline is immutable: every method returns a new one. It can be
+/// pickled, copied and compared. `decode` comes first and `normalize` last. The others may come in any order, as often
 /// as you like. One of them must fix the size: `random_resized_crop`, `center_crop`, or `resize((height, width))`.
 ///
-/// Images are 8-bit RGB. A batch of them is uint8, or float32 after `normalize`, of shape (batch, 3, height, width). What
-/// comes before the first random operator can be cached as the decoded form.
+/// Images are 8-bit RGB. A batch of them is uint8, or float32 after `normalize`, of shape (batch, 3, height, width).
+/// The result of the operators before the first random one can be cached as the decoded form.
 ///
 /// >>> coprep.ImageFolder("data/train").decode().random_resized_crop(224).random_horizontal_flip()
 #[pyclass(frozen, module = "coprep")]
@@ -34,7 +34,7 @@ pub(crate) struct Pipeline {
     pub(crate) spec: PipelineSpec,
 }
 
-/// A path as text, which messages carry.
+/// Returns a path as text, because messages carry text.
 fn text(path: PathBuf) -> PyResult<String> {
     let not_text = |p: std::ffi::OsString| {
         PyValueError::new_err(format!(
@@ -45,7 +45,7 @@ fn text(path: PathBuf) -> PyResult<String> {
     path.into_os_string().into_string().map_err(not_text)
 }
 
-/// Images in one subfolder per class.
+/// Returns the images of a folder with one subfolder per class.
 #[pyfunction]
 pub(crate) fn image_folder(py: Python<'_>, root: PathBuf) -> PyResult<Pipeline> {
     let root = text(py.detach(|| dataset_path::folder(&root))?)?;
@@ -57,7 +57,7 @@ pub(crate) fn image_folder(py: Python<'_>, root: PathBuf) -> PyResult<Pipeline> 
     })
 }
 
-/// Images by path.
+/// Returns images by path.
 #[pyfunction]
 #[pyo3(signature = (paths, labels=None))]
 pub(crate) fn files(
@@ -85,7 +85,7 @@ pub(crate) fn files(
     })
 }
 
-/// A dataset of Python code, told apart by named parts of 16 bytes each.
+/// Returns a dataset of Python code. Its identity consists of named parts with a hash of 16 bytes each.
 #[pyfunction]
 #[pyo3(signature = (name, samples, dataset, rest, *, split, in_job))]
 pub(crate) fn user_dataset(
@@ -121,6 +121,7 @@ pub(crate) fn user_dataset(
 
 impl Pipeline {
     fn with(&self, op: Op) -> PyResult<Self> {
+        // The check is made here, so that the traceback shows the call that is wrong.
         check_next(&self.spec.ops, &op).map_err(PyValueError::new_err)?;
         let mut spec = self.spec.clone();
         spec.ops.push(op);
@@ -128,6 +129,7 @@ impl Pipeline {
     }
 
     fn describe(&self, py: Python<'_>, socket: Option<PathBuf>) -> PyResult<control::Description> {
+        // Length and classes depend on the source alone, so a pipeline without all operators has them too.
         let source = PipelineSpec {
             source: self.spec.source.clone(),
             ops: Vec::new(),
@@ -144,13 +146,13 @@ impl Pipeline {
 
 #[pymethods]
 impl Pipeline {
-    /// Decode JPEG, PNG or WebP to 8-bit RGB, as `PIL.Image.convert("RGB")` would. Must come first.
+    /// Decodes JPEG, PNG or WebP to 8-bit RGB, as `PIL.Image.convert("RGB")` does. Must come first.
     ///
     /// Args:
-    ///     apply_exif_orientation: turn the image as its EXIF tag says (torchvision does not).
-    ///     max_pixels: refuse files of more pixels than this, 1 or more. The default is Pillow's limit.
-    ///     scaled: let the JPEG decoder scale by 1/2, 1/4 or 1/8 where the sample is made smaller anyway. Faster;
-    ///         pixels differ slightly from decoding in full.
+    ///     apply_exif_orientation: whether to turn the image as its EXIF tag says (torchvision does not).
+    ///     max_pixels: most pixels of a file, 1 or more. Larger files are refused. The default is Pillow's limit.
+    ///     scaled: whether the JPEG decoder may scale by 1/2, 1/4 or 1/8 where the sample is made smaller anyway. This
+    ///         is faster; pixels differ slightly from decoding in full.
     #[pyo3(
         signature = (*, apply_exif_orientation=false, max_pixels=DEFAULT_MAX_PIXELS, scaled=true),
         text_signature = "($self, *, apply_exif_orientation=False, max_pixels=178956970, scaled=True)"
@@ -168,10 +170,10 @@ impl Pipeline {
         })
     }
 
-    /// Resize, antialiased. Deterministic, as `torchvision.transforms.Resize`.
+    /// Resizes with antialiasing. Deterministic, like `torchvision.transforms.Resize`.
     ///
     /// Args:
-    ///     size: pixels of the shorter side, the aspect ratio stays; or exactly (height, width). Sides are 1 to 16384.
+    ///     size: pixels of the shorter side, which keeps the aspect ratio, or (height, width). Sides are 1 to 16384.
     ///     interpolation: "nearest", "bilinear" or "bicubic", or torchvision's `InterpolationMode` of that name.
     #[pyo3(
         signature = (size, *, interpolation=None),
@@ -192,7 +194,7 @@ impl Pipeline {
         })
     }
 
-    /// Cut out the centre; zeros where the image is smaller. Deterministic, as `torchvision.transforms.CenterCrop`.
+    /// Cuts out the centre, with zeros where the image is smaller. Deterministic, like torchvision's `CenterCrop`.
     ///
     /// Args:
     ///     size: pixels of each side, or (height, width). Sides are 1 to 16384.
@@ -202,10 +204,10 @@ impl Pipeline {
         self.with(Op::CenterCrop { height, width })
     }
 
-    /// Cut out a random area and resize it. Random, as `torchvision.transforms.RandomResizedCrop`.
+    /// Cuts out a random area and resizes it. Random, like `torchvision.transforms.RandomResizedCrop`.
     ///
     /// Args:
-    ///     size: of the result, pixels of each side, or (height, width). Sides are 1 to 16384.
+    ///     size: pixels of each side of the result, or (height, width). Sides are 1 to 16384.
     ///     scale: bounds of the area, as a share of the image: (low, high) with 0 < low <= high.
     ///     ratio: bounds of width / height: (low, high) with 0 < low <= high.
     ///     interpolation: "nearest", "bilinear" or "bicubic", or torchvision's `InterpolationMode` of that name.
@@ -238,10 +240,10 @@ impl Pipeline {
         })
     }
 
-    /// Mirror left to right. Random, as `torchvision.transforms.RandomHorizontalFlip`.
+    /// Mirrors left to right. Random, like `torchvision.transforms.RandomHorizontalFlip`.
     ///
     /// Args:
-    ///     p: probability, 0 to 1.
+    ///     p: probability of mirroring, 0 to 1.
     #[pyo3(signature = (p=None), text_signature = "($self, p=0.5)")]
     fn random_horizontal_flip(&self, p: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
         let p = p.map_or(Ok(DEFAULT_FLIP), |p| {
@@ -250,7 +252,7 @@ impl Pipeline {
         self.with(Op::RandomHorizontalFlip { p })
     }
 
-    /// `(x / 255 - mean) / std` per channel, as float32. Must come last.
+    /// Computes `(x / 255 - mean) / std` per channel, as float32. Must come last.
     ///
     /// Args:
     ///     mean: three finite numbers, for red, green and blue, in units of 0 to 1.
@@ -267,7 +269,7 @@ impl Pipeline {
         })
     }
 
-    /// Absolute path of the folder; None for a list of files.
+    /// Absolute path of the folder, or `None` for a list of files.
     #[getter]
     fn root(&self) -> Option<&str> {
         match &self.spec.source {
@@ -286,7 +288,7 @@ impl Pipeline {
         Ok(self.describe(py, None)?.samples as usize)
     }
 
-    /// Always true: `if pipeline` asks nobody for its length.
+    /// Always true, so that `if pipeline` does not ask the coordinator for the length.
     fn __bool__(&self) -> bool {
         true
     }
@@ -305,7 +307,7 @@ impl Pipeline {
         ))
     }
 
-    /// What makes it again: see [`restore`].
+    /// Returns the call that restores the pipeline. See [`restore`].
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         let source = match &self.spec.source {
             Source::ImageFolder { root } => ("image_folder", (root,).into_pyobject(py)?),
@@ -329,7 +331,7 @@ impl Pipeline {
     }
 }
 
-/// Makes a pipeline as it was made before it was pickled: by a function of this module, and methods.
+/// Restores a pickled pipeline by the calls that made it: a function of this module, then methods.
 #[pyfunction]
 pub(crate) fn restore<'py>(
     py: Python<'py>,

@@ -1,7 +1,8 @@
-//! A worker process's end of its socket: takes orders, one at a time, and reports what was made of them.
+//! A worker process's end of its socket, which takes requests for samples one at a time and reports the results.
 //!
-//! What [`coprep_protocol::code`] says is read and written here and not in Python, since it is done once per sample:
-//! code that is run that seldom is in no processor's cache, and costs in Python ten times what it does in a loop.
+//! Messages of [`coprep_protocol::code`] are decoded and encoded here instead of in Python, because this happens once
+//! per sample. Code that runs so rarely is not in the processor's cache, and in Python it takes ten times as long as in
+//! a loop.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -21,24 +22,24 @@ use pyo3::exceptions::{PyConnectionResetError, PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-/// Time off the processor that is less than this part of all time is not looked into.
+/// Share of all time, as its inverse, below which time off the processor is not investigated.
 const HARDLY: u64 = 32;
 
-/// See the module. For one thread.
+/// The state of a worker's connection. It is used by one thread.
 #[pyclass]
 pub(crate) struct WorkerLink {
     socket: RawFd,
-    /// None: there are no samples to make.
+    /// Table of the samples to make, or `None` if the worker makes none.
     task_table: Option<TaskTable>,
-    /// Of the stream.
+    /// Seed of the stream.
     seed: u64,
     incoming: Incoming,
-    /// Messages that came before an answer.
+    /// Messages that came while the worker waited for an answer.
     early: VecDeque<Vec<u8>>,
     chunk: CurrentChunk,
-    /// The sample that is being made.
+    /// Clocks of the sample that is being made.
     now: Clocks,
-    /// Of samples that are written and were not yet reported, nanoseconds: all, and off the processor.
+    /// Nanoseconds of samples that are written but not reported yet: all of them, and those off the processor.
     wall: u64,
     off: u64,
     queue: RunQueue,
@@ -47,21 +48,21 @@ pub(crate) struct WorkerLink {
 #[derive(Default)]
 struct CurrentChunk {
     number: u32,
-    /// Where what came in its scratch file ends.
+    /// End of the cached values that came in the chunk's scratch file.
     end: u64,
     orders: Vec<SampleRequest>,
-    /// Of the orders, those that were looked at.
+    /// Number of requests that were looked at.
     seen: usize,
-    /// One was begun.
+    /// Whether a sample of the chunk was begun.
     is_begun: bool,
-    /// The coordinator knows that it is at its end.
+    /// Whether the coordinator knows that the chunk is finished.
     is_ended: bool,
 }
 
 struct Clocks {
     began: Instant,
     cpu: Duration,
-    /// The deterministic part was there.
+    /// Time at which the deterministic part was there.
     made: Option<Instant>,
 }
 
@@ -74,19 +75,19 @@ impl Clocks {
         }
     }
 
-    /// Does not count so much time: it was spent waiting for others.
+    /// Leaves out a time that was spent waiting for others.
     fn leave_out(&mut self, time: Duration) {
         self.began += time;
         self.made = self.made.map(|made| made + time);
     }
 }
 
-/// Of a message: its length.
+/// Bytes of the length before each message.
 const LENGTH: usize = 4;
 #[pymethods]
 impl WorkerLink {
-    /// `socket`: its descriptor. `task_table`: that of the worklist, if there is one. Both stay the caller's. `seed`: of the
-    /// stream.
+    /// Creates the link of a worker. `socket` is the descriptor of its socket. `task_table` is that of its task table,
+    /// if it makes samples. The caller keeps both. `seed` is that of the stream.
     #[new]
     fn new(socket: RawFd, task_table: Option<RawFd>, seed: u64) -> PyResult<Self> {
         Ok(WorkerLink {
@@ -106,18 +107,20 @@ impl WorkerLink {
         })
     }
 
-    /// The next sample to make, whose clocks run from now on; or a message that says something else; None: the
+    /// Returns the next sample to make, whose clocks start now, or a message of another kind, or `None` if the
     /// coordinator is gone.
     fn next<'py>(&mut self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         loop {
             while let Some(&order) = self.chunk.orders.get(self.chunk.seen) {
                 self.chunk.seen += 1;
+                // `begin` fails for a sample that was withdrawn.
                 if self.list()?.begin(self.entry()) {
                     self.now = Clocks::start();
                     let is_first = !std::mem::replace(&mut self.chunk.is_begun, true);
                     return self.told(py, is_first, &order).map(Some);
                 }
             }
+            // The last sample was withdrawn or has raised, so `done` has not reported the end of the chunk.
             if !self.chunk.is_ended {
                 self.report(py, true)?;
             }
@@ -139,24 +142,25 @@ impl WorkerLink {
         }
     }
 
-    /// Of the chunk: its scratch file, and where what came in it ends.
+    /// Returns the number of the chunk's scratch file, and the end of the cached values in it.
     fn scratch(&self) -> (u32, u64) {
         (self.chunk.number, self.chunk.end)
     }
 
-    /// The deterministic part of the sample is there.
+    /// Notes that the deterministic part of the sample is there.
     fn made(&mut self) {
         self.now.made = Some(Instant::now());
     }
 
-    /// Buffer and slot of a sample that is made: as late as this, so that a slow one holds no minibatch up. None: the
-    /// coordinator is gone.
+    /// Returns buffer and slot for a sample that is made, or `None` if the coordinator is gone. The worker asks this
+    /// late so that a slow sample delays no minibatch.
     fn place(&mut self, py: Python<'_>) -> PyResult<Option<(u32, u32)>> {
         if let Some(place) = self.offered() {
             return Ok(Some(place));
         }
         self.report(py, false)?;
         self.say(py, b'W', &[])?;
+        // The next chunk may come before the answer. It is kept for later.
         while let Some(message) = self.receive(py)? {
             match WorkerCommand::parse(&message).map_err(PyValueError::new_err)? {
                 WorkerCommand::Place(buffer, slot) => return Ok(Some((buffer, slot))),
@@ -166,8 +170,8 @@ impl WorkerLink {
         Ok(None)
     }
 
-    /// The sample is written. `at`, `size`: where in the scratch file its deterministic part lies, if it was kept. `blob`:
-    /// bytes of it that are of no fixed size.
+    /// Reports that the sample is written. `at` and `size` tell where in the scratch file its deterministic part lies,
+    /// if that was kept. `blob` is the number of its bytes of no fixed size.
     fn done(&mut self, py: Python<'_>, at: u64, size: u64, blob: u64) -> PyResult<()> {
         let now = Instant::now();
         let wall = nanos(now - self.now.began);
@@ -190,14 +194,14 @@ impl WorkerLink {
         }
     }
 
-    /// The sample raised: what, as JSON.
+    /// Reports that the sample raised `what`, an exception as JSON.
     fn raised(&mut self, py: Python<'_>, what: &[u8]) -> PyResult<()> {
         self.report(py, false)?;
         self.say(py, b'E', what)
     }
 
-    /// Asks where to write a sample of `size` bytes, which is larger than its slot, and waits until there is room. Returns
-    /// the place in the staging area, or None: it is not to be written, and the next one follows.
+    /// Asks where to write a sample of `size` bytes, which is larger than its slot, and waits until there is room.
+    /// Returns the offset in the staging area, or `None` if the sample is not to be written and the next one follows.
     fn room(&mut self, py: Python<'_>, size: u64) -> PyResult<Option<u64>> {
         self.report(py, false)?;
         self.say(py, b'L', &size.to_le_bytes())?;
@@ -214,7 +218,7 @@ impl WorkerLink {
         Err(PyConnectionResetError::new_err("the coordinator is gone"))
     }
 
-    /// Answers a message.
+    /// Sends an answer to a message.
     fn answer(&self, py: Python<'_>, message: &[u8]) -> PyResult<()> {
         self.send(py, &framed(&[message]))
     }
@@ -226,25 +230,26 @@ impl WorkerLink {
         self.task_table.as_ref().ok_or_else(missing)
     }
 
-    /// Of the sample that is being made, within its chunk.
+    /// Returns the index, within its chunk, of the sample that is being made.
     fn index(&self) -> u32 {
         self.chunk.seen.saturating_sub(1) as u32
     }
 
-    /// Of the sample that is being made.
+    /// Returns the entry, in the task table, of the sample that is being made.
     fn entry(&self) -> u32 {
         entry(self.chunk.number, self.index())
     }
 
-    /// The place that is offered for the sample that is being made, unless it was taken back.
+    /// Returns the place that is offered for the sample that is being made, unless it was withdrawn.
     fn offered(&self) -> Option<(u32, u32)> {
         let order = self.chunk.orders.get(self.index() as usize)?;
         let is_ours = order.is_offered && self.task_table.as_ref()?.take(self.entry());
         order.place.filter(|_| is_ours)
     }
 
-    /// As Python is told: whether it is the first of its chunk, sample, buffer and slot if they are known for sure, whether to
-    /// keep it, key of its random numbers, where its cached part lies, and bytes of that.
+    /// Returns the request as Python gets it: whether it is the first of its chunk, sample id, buffer and slot if they
+    /// are certain, whether to keep the deterministic part, key of the random numbers, and offset and length of the
+    /// cached part.
     fn told<'py>(
         &self,
         py: Python<'py>,
@@ -258,7 +263,7 @@ impl WorkerLink {
         Ok(told.into_pyobject(py)?.into_any())
     }
 
-    /// That more is written, or that the chunk is at its end.
+    /// Reports that more samples are written, or that the chunk is finished.
     fn report(&mut self, py: Python<'_>, ends_chunk: bool) -> PyResult<()> {
         if self.wall == 0 && !ends_chunk {
             return Ok(());
@@ -274,7 +279,7 @@ impl WorkerLink {
         Ok(())
     }
 
-    /// Something of the sample that is being made.
+    /// Sends a message about the sample that is being made.
     fn say(&self, py: Python<'_>, kind: u8, what: &[u8]) -> PyResult<()> {
         self.send(py, &framed(&[&[kind], &self.index().to_le_bytes(), what]))
     }
@@ -286,7 +291,7 @@ impl WorkerLink {
         }
     }
 
-    /// None: the coordinator is gone.
+    /// Receives the next message, or returns `None` if the coordinator is gone.
     fn receive(&mut self, py: Python<'_>) -> PyResult<Option<Vec<u8>>> {
         loop {
             if let Some(message) = self.incoming.message()? {
@@ -322,7 +327,7 @@ fn framed(parts: &[&[u8]]) -> Vec<u8> {
     bytes
 }
 
-/// By a descriptor of its own.
+/// Opens the task table by a descriptor of its own, so that the caller's stays open.
 fn open_worklist(file: RawFd) -> PyResult<TaskTable> {
     let path = format!("/proc/self/fd/{file}");
     let file = File::options().read(true).write(true).open(path)?;
@@ -333,18 +338,18 @@ fn nanos(time: Duration) -> u64 {
     time.as_nanos() as u64
 }
 
-/// CPU time of this thread.
+/// Returns the CPU time of this thread.
 fn thread_cpu() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
-/// Lets this process keep the memory that its samples leave: see [`coprep_cache::allocator`].
+/// Lets this process keep the memory that its samples free: see [`coprep_cache::allocator`].
 #[pyfunction]
 pub(crate) fn keep_freed_memory() {
     coprep_cache::allocator::keep_freed_memory();
 }
 
-/// 64 well-mixed bits (SplitMix64, Steele et al. 2014) of three numbers: the seed of a stream, a sample, its visit.
+/// Mixes the seed of a stream, a sample and its visit into 64 bits (SplitMix64, Steele et al. 2014).
 #[pyfunction]
 pub(crate) fn sample_key(seed: u64, sample: u64, visit: u64) -> u64 {
     [sample, visit].into_iter().fold(seed, |state, word| {
@@ -356,9 +361,9 @@ pub(crate) fn sample_key(seed: u64, sample: u64, visit: u64) -> u64 {
     })
 }
 
-/// How long this thread was ready to run and had no processor.
+/// Time in which this thread was ready to run and had no processor.
 struct RunQueue {
-    /// None: a kernel without it.
+    /// The kernel's scheduler statistics of the thread, or `None` if the kernel has none.
     file: Option<File>,
     before: u64,
 }
@@ -372,8 +377,9 @@ impl RunQueue {
         queue
     }
 
-    /// Nanoseconds since the last call, of `wall` of which the thread was off the processor for `off`. Where that is
-    /// hardly anything, it is taken for that: to ask takes longer than a message.
+    /// Returns the nanoseconds in the queue since the last call. In that time, the thread was off the processor for
+    /// `off` of `wall`. If `off` is very small, it is returned itself, because reading the file takes longer than
+    /// sending a message.
     fn since(&mut self, wall: u64, off: u64) -> u64 {
         if off.saturating_mul(HARDLY) < wall {
             self.before = self.before.saturating_add(off);

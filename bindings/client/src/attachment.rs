@@ -1,24 +1,24 @@
-//! One attachment to a stream: its mappings, and which slices of its buffers are held.
+//! One attachment to a stream: its memory mappings, and the slices of its buffers that are held.
 //!
 //! # Locks
 //!
-//! Each buffer has a lock of its own, over the number of its slices that are held. It is taken when a slice
-//! is taken and when one is dropped, by whatever thread, and held for the time of dropping private pages at
-//! most; it is never held during a wait. The last slice of a buffer drops the pages *under* the lock, so
-//! that nobody is given a slice of the buffer meanwhile.
+//! Each buffer has a lock of its own, which protects the number of its slices that are held. A thread takes it when it
+//! takes a slice and when it drops one. The lock is held at most for the time of dropping private pages, and never
+//! during a wait. The last slice of a buffer drops the pages *under* the lock, so that nobody is given a slice of the
+//! buffer meanwhile.
 //!
 //! # Release
 //!
-//! Each slice is an item that is released on its own. The buffer is the coordinator's again when all of
-//! them are, and the last one of this process has dropped the pages before its release.
+//! Each slice is an item of its own, released separately. The buffer belongs to the coordinator again when all slices
+//! are released. The last slice held by this process drops the pages before it is released.
 //!
-//! When the connection ends, the coordinator takes back all buffers of this consumer. Slices that are still held
-//! are copied before ([`Attachment::keep_held`]).
+//! When the connection ends, the coordinator takes back all buffers of this consumer. Slices that are still held are
+//! copied first ([`Attachment::keep_held`]).
 //!
 //! # Large samples
 //!
-//! A sample that is larger than its slot lies elsewhere in the staging area. It is mapped for each slice by itself, and
-//! unmapped before the slice is released.
+//! A sample that is larger than its slot lies elsewhere in the staging area. Each slice maps its own large samples, and
+//! unmaps them before it is released.
 
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
@@ -33,7 +33,7 @@ use coprep_protocol::spec::{BLOB, Dtype, Field, NUMBER};
 
 use crate::error::{Error, Result};
 
-/// The process that something belongs to.
+/// The process that an object belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Owner(u32);
 
@@ -46,7 +46,7 @@ impl Owner {
         self == Owner::current()
     }
 
-    /// Fails in a forked child.
+    /// Fails in a forked child, where the object may not be used.
     pub(crate) fn check(self) -> Result<()> {
         if self.is_here() {
             Ok(())
@@ -56,7 +56,7 @@ impl Owner {
     }
 }
 
-/// The shared memory of one attachment. It lives as long as any batch of it.
+/// The shared memory of one attachment. It lives as long as any of its batches.
 pub(crate) struct Attachment {
     owner: Owner,
     pub(crate) receiver: Receiver,
@@ -64,28 +64,29 @@ pub(crate) struct Attachment {
     /// Index of the field that names the samples: by numbers of draws, or else by ids.
     pub(crate) number: usize,
     view: StagingView,
-    /// Which field has samples that may be larger than their slots.
+    /// Index of the field whose samples may be larger than their slots.
     pub(crate) blob: Option<usize>,
-    /// What is held, by buffer.
+    /// Slices that are held, by buffer.
     held: Vec<Mutex<Held>>,
     buffers_held: AtomicU32,
     /// Bytes of the large samples that are held.
     large_held: AtomicU64,
 }
 
-/// What is held of a buffer.
+/// The held slices of a buffer.
 #[derive(Default)]
 struct Held {
     slices: u32,
-    /// Its large samples.
+    /// Large samples of the buffer that are mapped.
     large: Vec<Weak<LargeMap>>,
 }
 
-/// As many buffers may be held whatever large samples they have: a job holds a batch while it waits for the next.
+/// Buffers that may always be held, whatever large samples they have: a job holds one batch while it waits for the
+/// next.
 const LEAST_SHARE: u32 = 2;
 
 impl Attachment {
-    /// Maps what the coordinator passed: staging, deliver, reply and doorbell.
+    /// Maps the shared memory that the coordinator passed, in the order staging, deliver, reply, doorbell.
     pub(crate) fn open(attached: &Attached, descriptors: Vec<OwnedFd>) -> Result<Arc<Self>> {
         let descriptors: [OwnedFd; 4] = descriptors.try_into().map_err(|d: Vec<OwnedFd>| {
             Error::Misbehaved(format!("{} descriptors instead of 4", d.len()))
@@ -110,8 +111,8 @@ impl Attachment {
         }))
     }
 
-    /// Returns whether holding `slice` takes more than the share of this consumer: of the buffers, of the memory of large
-    /// samples, or of the ring, without whose places nothing more could be published.
+    /// Returns whether holding `slice` takes more than this consumer's share. There is a share of the buffers, one of
+    /// the memory for large samples, and one of the ring, without whose places no further item could be published.
     pub(crate) fn is_beyond_share(&self, slice: &HeldSlots) -> bool {
         if self.receiver.held() > self.receiver.capacity() / 2 {
             return true;
@@ -129,16 +130,16 @@ impl Attachment {
         self.large_held.load(Ordering::Relaxed)
     }
 
-    /// Returns the bytes of large samples that this consumer may hold: as large a part as of the buffers.
+    /// Returns the bytes of large samples that this consumer may hold, which is the same share as that of the buffers.
     fn share_of_large(&self) -> u64 {
         let layout = self.view.layout();
         let share = self.receiver.share().min(layout.buffers);
         layout.large_limit() / u64::from(layout.buffers) * u64::from(share)
     }
 
-    /// Locks what is held of `buffer`. The buffer must have been checked.
+    /// Locks the state of `buffer`. The index must have been checked.
     fn lock(&self, buffer: u32) -> MutexGuard<'_, Held> {
-        // A count is changed in one step, so a panic leaves nothing half done.
+        // Each count changes in one step, so a panic leaves no half-done change behind the lock.
         self.held[buffer as usize]
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -147,7 +148,7 @@ impl Attachment {
     /// Holds the slice that item `seq` names.
     ///
     /// # Errors
-    /// When the item, or one of its samples, is not inside the staging area; when a large sample cannot be mapped.
+    /// When the item or one of its samples is not inside the staging area, or when a large sample cannot be mapped.
     pub(crate) fn hold(self: &Arc<Self>, seq: u64, item: &Item) -> Result<HeldSlots> {
         item.check(self.view.layout())?;
         let large = self.map_large(item)?;
@@ -183,11 +184,11 @@ impl Attachment {
         found.iter().map(map).collect()
     }
 
-    /// Makes what is held independent of the coordinator, which uses the buffers again once this connection has
+    /// Makes the held slices independent of the coordinator, which uses the buffers again once this connection has
     /// ended. Batches of a closed loader stay valid.
     pub(crate) fn keep_held(&self) {
         for buffer in 0..self.held.len() as u32 {
-            // Under the buffer's lock: its last slice may be dropped at this moment, by another thread.
+            // The lock is needed, because another thread may be dropping the buffer's last slice at this moment.
             let held = self.lock(buffer);
             if held.slices > 0 {
                 self.view.keep(buffer);
@@ -197,7 +198,7 @@ impl Attachment {
         }
     }
 
-    /// Lets go of one slice. False: its item must not be released.
+    /// Releases one slice of a buffer. Returns whether its item may be released.
     fn let_go(&self, buffer: u32) -> bool {
         let mut held = self.lock(buffer);
         held.slices -= 1;
@@ -206,7 +207,7 @@ impl Attachment {
         }
         held.large.clear();
         self.buffers_held.fetch_sub(1, Ordering::Relaxed);
-        // Where pages that were written cannot be dropped, the buffer is lost rather than shown stale.
+        // If written pages cannot be dropped, the buffer must stay lost: it would show stale data later.
         self.view.drop_private_pages(buffer).is_ok()
     }
 }
@@ -216,19 +217,20 @@ fn number_of(fields: &[Field]) -> Result<usize> {
         let is_it = |f: &Field| f.name == name && f.dtype == Dtype::I64 && f.shape.is_empty();
         fields.iter().position(is_it)
     };
+    // Where samples are drawn with replacement, ids repeat, and the numbers of draws name the samples.
     named(NUMBER)
         .or_else(|| named("index"))
         .ok_or_else(|| Error::Misbehaved("its batches have no ids".into()))
 }
 
-/// Some slots of a buffer that are held. Dropping it gives them back.
+/// A run of held slots of a buffer. Dropping it gives them back.
 pub(crate) struct HeldSlots {
     attachment: Arc<Attachment>,
     seq: u64,
     buffer: u32,
     start: u32,
     pub(crate) len: u32,
-    /// Samples of it that are larger than their slots: which, and where they are.
+    /// Samples that are larger than their slots, with their index in the slice and their mapping.
     pub(crate) large: Vec<(u32, Arc<LargeMap>)>,
 }
 
@@ -237,12 +239,12 @@ impl HeldSlots {
         &self.attachment
     }
 
-    /// Bytes of its large samples.
+    /// Returns the bytes of the large samples.
     pub(crate) fn large_bytes(&self) -> u64 {
         self.large.iter().map(|(_, map)| map.len() as u64).sum()
     }
 
-    /// Where a field of these slots lies, and how many bytes.
+    /// Returns the address and length of one field of these slots.
     pub(crate) fn field(&self, field: usize) -> (NonNull<u8>, usize) {
         let view = &self.attachment.view;
         let sample = view.layout().sample_bytes(field);
@@ -262,11 +264,11 @@ impl Drop for HeldSlots {
         self.attachment
             .large_held
             .fetch_sub(bytes, Ordering::Relaxed);
-        // Before the release: what they show is another's then.
+        // The mappings go before the release: after it, the memory belongs to another batch.
         self.large.clear();
-        // A forked child has a copy of what its parent holds: releasing is the parent's.
+        // A forked child has a copy of its parent's slices, but only the parent may release them.
         if self.attachment.owner.is_here() && self.attachment.let_go(self.buffer) {
-            // It is held, so there is no error.
+            // An item that is held can always be released, so there is no error.
             let _ = self.attachment.receiver.release(self.seq);
         }
     }
@@ -280,7 +282,7 @@ mod tests {
 
     const BUFFERS: u32 = 2;
 
-    /// An attachment to a staging area of two buffers, and the coordinator's side of it.
+    /// Returns an attachment to a staging area of two buffers, and the coordinator's side of it.
     fn attachment() -> (Arc<Attachment>, StagingPool, Sender) {
         let index = Field {
             name: "index".into(),
@@ -346,7 +348,7 @@ mod tests {
             copies.push(attachment.is_beyond_share(&slice));
             held.push(slice);
         }
-        // Its own item is held already when it asks.
+        // An item counts as held already when its own slice asks.
         assert_eq!(copies, [false, false, false, false, true, true, true, true]);
     }
 }

@@ -1,4 +1,4 @@
-//! A batch, and the memory it lies in.
+//! Batches, and the memory that they lie in.
 
 use std::sync::Arc;
 
@@ -9,20 +9,20 @@ use crate::attachment::{Attachment, HeldSlots};
 use crate::error::{Error, Result};
 use crate::raw::Owned;
 
-/// What a consumer was given: one array per field, in the order of the stream's fields.
+/// A batch as a consumer receives it: one array per field, in the order of the stream's fields.
 pub struct Batch {
     memory: Arc<BatchMemory>,
     fields: Arc<[Field]>,
-    /// Which field has samples that may lie elsewhere.
+    /// Index of the field whose samples may lie elsewhere.
     blob: Option<usize>,
     samples: u32,
 }
 
-/// Where a batch lies.
+/// Memory of a batch.
 enum BatchMemory {
-    /// In a staging buffer, as a copy-on-write view.
+    /// A staging buffer, seen as a copy-on-write view.
     Shared(HeldSlots),
-    /// In private memory, one piece per field, and one for each sample that is larger than its part of the blob field.
+    /// Private memory: one piece per field, and one for each sample that is larger than its part of the blob field.
     Private {
         fields: Vec<Owned>,
         large: Vec<(u32, Owned)>,
@@ -37,7 +37,7 @@ impl BatchMemory {
         }
     }
 
-    /// Samples that are larger than their part of the blob field: which, where they lie, and how many bytes.
+    /// Returns the samples that are larger than their part of the blob field, each with its row, address and length.
     fn large(&self) -> Vec<(u32, usize, usize)> {
         match self {
             BatchMemory::Shared(slice) => {
@@ -68,19 +68,19 @@ impl Batch {
         }
     }
 
-    /// Number of samples.
+    /// Returns the number of samples.
     #[must_use]
     pub fn samples(&self) -> u32 {
         self.samples
     }
 
-    /// True when it lies in private memory.
+    /// Returns whether the batch lies in private memory.
     #[must_use]
     pub fn is_copy(&self) -> bool {
         matches!(*self.memory, BatchMemory::Private { .. })
     }
 
-    /// Bytes of all fields.
+    /// Returns the bytes of all fields.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let fields = self.fields.iter();
@@ -89,8 +89,8 @@ impl Batch {
         fields.chain(large.iter().map(|&(_, _, len)| len)).sum()
     }
 
-    /// Its fields as arrays, without the numbers of draws, which say nothing to the user. The batch is released when the
-    /// last of them is gone.
+    /// Returns the fields as arrays, except the numbers of draws, which mean nothing to the user. The batch is released
+    /// when the last array is dropped.
     #[must_use]
     pub fn arrays(&self) -> Vec<Array> {
         (0..self.fields.len())
@@ -134,23 +134,23 @@ impl Batch {
     }
 }
 
-/// One field of a batch: memory of this process that may be read, and written for this process alone, as
-/// long as the array lives.
+/// One field of a batch. As long as the array lives, its memory may be read, and written with effect for this process
+/// alone.
 pub struct Array {
-    /// `image`, `label` or `index`.
+    /// Name of the field: `image`, `label` or `index`.
     pub name: String,
     /// Element type.
     pub dtype: Dtype,
-    /// Samples first; elements lie in the order of the last axis, without gaps.
+    /// Shape, samples first. Elements lie in row-major order, without gaps.
     pub shape: Vec<usize>,
-    /// Rows whose values are larger than a row of this array, and do not lie in it, with their values.
+    /// Rows whose values are larger than a row of this array, with these values. They do not lie in the array itself.
     pub large: Vec<(u32, Array)>,
     address: usize,
     _memory: Arc<BatchMemory>,
 }
 
 impl Array {
-    /// Address of the first element.
+    /// Returns the address of the first element.
     #[must_use]
     pub fn address(&self) -> usize {
         self.address
@@ -169,9 +169,10 @@ pub(crate) struct Assembly {
 }
 
 impl Assembly {
-    /// Room for a batch of `capacity` samples.
+    /// Allocates room for a batch of `capacity` samples.
     pub(crate) fn new(attachment: &Attachment, capacity: u32) -> Result<Self> {
         let fields = attachment.fields.clone();
+        // The shape comes from the coordinator and the batch size from the user, so the product may overflow.
         let piece = |f: &Field| {
             f.sample_bytes()
                 .checked_mul(capacity as usize)
@@ -190,9 +191,10 @@ impl Assembly {
         })
     }
 
-    /// Copies a slice to the end, and gives it back.
+    /// Copies a slice to the end of the batch. The caller may then release the slice.
     pub(crate) fn push(&mut self, slice: &HeldSlots, mut numbers: Vec<i64>) -> Result<()> {
         let samples = self.samples.saturating_add(slice.len);
+        // The coordinator decides which parts a batch has, so their sum is checked before anything is copied.
         if samples > self.capacity {
             return Err(Error::Misbehaved(format!(
                 "{samples} samples for a batch of {}",

@@ -1,4 +1,4 @@
-//! A connection with the coordinator: found or made, checked, greeted.
+//! Connections with the coordinator: finding or starting one, and the greeting.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -23,24 +23,25 @@ use crate::notice::{Notice, Wait, no_notice};
 use crate::raw;
 use crate::timeout::{InterruptCheck, Timeout, events, no_interrupt};
 
-/// Longest time that the other side may take to accept, to greet, or to send the rest of a message.
+/// Longest time for the other side to accept, to greet, or to send the rest of a message. A coordinator does none of
+/// these behind other work.
 const PROMPT: Duration = Duration::from_secs(10);
 
-/// How to connect.
+/// Options of connecting.
 #[derive(Clone)]
 pub struct ConnectOptions {
-    /// What this client is called in `coprep status`.
+    /// Name of this client in `coprep status`.
     pub name: String,
-    /// Start a coordinator if there is none.
+    /// Whether to start a coordinator if there is none.
     pub start: bool,
-    /// The `coprep` program, unless `COPREP_BIN` says otherwise.
+    /// Path of the `coprep` program, unless `COPREP_BIN` names another.
     pub program: Option<PathBuf>,
-    /// Called during waits.
+    /// Check that is called during waits.
     pub interrupt_check: InterruptCheck,
 }
 
 impl ConnectOptions {
-    /// To whoever is there already.
+    /// Returns options for connecting to a coordinator that already runs.
     #[must_use]
     pub fn find(name: impl Into<String>) -> Self {
         ConnectOptions {
@@ -51,7 +52,7 @@ impl ConnectOptions {
         }
     }
 
-    /// To whoever is there, or else to one that is started.
+    /// Returns options for connecting to a coordinator, which is started if none runs.
     #[must_use]
     pub fn start(name: impl Into<String>) -> Self {
         ConnectOptions {
@@ -61,19 +62,19 @@ impl ConnectOptions {
     }
 }
 
-/// A connection that was greeted by a coordinator of this version and this user.
+/// A connection whose other side has been checked: a coordinator of this version and this user.
 pub struct Connection {
-    // Before the socket, so that it is dropped first.
+    // This field comes before the socket, so that it is dropped first.
     _unshared: raw::Unshared,
     socket: UnixStream,
-    /// The coordinator's process.
+    /// Process id of the coordinator.
     pub pid: u32,
-    /// The coordinator's version.
+    /// Version of the coordinator.
     pub version: String,
 }
 
 impl Connection {
-    /// Connects to the coordinator at `place`; starts one if there is none and `how` says so.
+    /// Connects to the coordinator at `place`, and starts one if there is none and `how` allows it.
     ///
     /// # Errors
     /// [`Error::Absent`], [`Error::Start`], [`Error::UntrustedPeer`].
@@ -87,7 +88,7 @@ impl Connection {
         }
     }
 
-    /// Connects to the coordinator if there is one. One that ends meanwhile is none.
+    /// Connects to the coordinator if there is one. A coordinator that ends meanwhile counts as none.
     pub(crate) fn find(place: &CoordinatorPaths, how: &ConnectOptions) -> Result<Option<Self>> {
         let Some(socket) = dial(&place.socket)? else {
             return Ok(None);
@@ -100,7 +101,7 @@ impl Connection {
         }
     }
 
-    /// Sends a request.
+    /// Sends a request without waiting for an answer.
     ///
     /// # Errors
     /// [`Error::Disconnected`] when the coordinator is gone.
@@ -108,7 +109,7 @@ impl Connection {
         Ok(frame::send(&self.socket, request, &[])?)
     }
 
-    /// Sends a request, and bytes in a memory file beside it: they are copied once, however many they are.
+    /// Sends a request with a memory file of `bytes`. The bytes are copied once, however many they are.
     ///
     /// # Errors
     /// As [`send`](Self::send); [`Error::Invalid`] when memory is short.
@@ -122,7 +123,7 @@ impl Connection {
         self.send_file(request, &file.into())
     }
 
-    /// Sends a request, and a file beside it.
+    /// Sends a request with a file.
     ///
     /// # Errors
     /// As [`send`](Self::send).
@@ -130,7 +131,7 @@ impl Connection {
         Ok(frame::send(&self.socket, request, &[file.as_raw_fd()])?)
     }
 
-    /// The next reply with its descriptors. None: the time is up.
+    /// Receives the next reply with its descriptors, or `None` if none comes within `limit`.
     ///
     /// # Errors
     /// [`Error::Disconnected`], [`Error::Interrupted`].
@@ -152,7 +153,7 @@ impl Connection {
         }
     }
 
-    /// Sends a request and waits for the reply to it.
+    /// Sends a request and waits for its reply.
     ///
     /// # Errors
     /// As [`receive`](Self::receive); [`Error::Refused`]; [`Error::Timeout`].
@@ -172,7 +173,7 @@ impl Connection {
         }
     }
 
-    /// Waits for an answer. The user is told what lasts, if it lasts and the coordinator has said so.
+    /// Waits for an answer. If that takes long and the coordinator has said why, the user is told.
     ///
     /// # Errors
     /// As [`receive`](Self::receive); [`Error::Timeout`].
@@ -208,8 +209,8 @@ impl Connection {
         }
     }
 
-    /// Says that nothing more will be asked, and waits until the other side has let go as well, for `limit`
-    /// at most.
+    /// Tells the coordinator that no more requests will come, and waits until it has closed its side as well, for
+    /// `limit` at most.
     pub fn finish(&self, limit: Duration) {
         let _ = self.socket.shutdown(std::net::Shutdown::Write);
         let interrupt_check = no_interrupt();
@@ -219,11 +220,12 @@ impl Connection {
         }
     }
 
-    /// Returns `true` when the other side has hung up, or will say nothing more.
+    /// Returns whether the other side has hung up, or will send no more.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         let look = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
-        // The end of what it says is its farewell: it keeps what lies ready for this client until that has gone.
+        // A coordinator may close its sending side first and keep the items that are ready for this client until it is
+        // gone.
         if matches!(recv(self.socket.as_raw_fd(), &mut [0], look), Ok(0)) {
             return true;
         }
@@ -235,7 +237,7 @@ impl Connection {
     }
 }
 
-/// None: nobody listens.
+/// Connects to the socket. Returns `None` if no process listens there.
 fn dial(path: &Path) -> Result<Option<UnixStream>> {
     let failed =
         |e: Errno| Error::Disconnected(format!("cannot connect to {}: {e}", path.display()));
@@ -252,11 +254,12 @@ fn dial(path: &Path) -> Result<Option<UnixStream>> {
         None,
     )
     .map_err(failed)?;
-    // Connecting waits while the queue of the listener is full, for as long as sending may wait.
+    // While the listener's queue is full, `connect` blocks as long as the send timeout allows.
     let time = TimeVal::new(PROMPT.as_secs() as i64, 0);
     setsockopt(&fd, sockopt::SendTimeout, &time).map_err(failed)?;
     setsockopt(&fd, sockopt::ReceiveTimeout, &time).map_err(failed)?;
     loop {
+        // ENOENT: no socket. ECONNREFUSED: a socket file that a killed coordinator has left.
         match connect(fd.as_raw_fd(), &address) {
             Ok(()) => return Ok(Some(UnixStream::from(fd))),
             Err(Errno::ENOENT | Errno::ECONNREFUSED) => return Ok(None),

@@ -1,4 +1,4 @@
-//! What commands ask of the coordinator.
+//! Requests that commands make of the coordinator.
 
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
@@ -12,9 +12,9 @@ use crate::error::{Error, Result};
 use crate::notice::no_notice;
 use crate::timeout::{InterruptCheck, Timeout, no_interrupt};
 
-/// Longest time for an answer that needs no work.
+/// Longest wait for an answer that needs no work.
 const SOON: Duration = Duration::from_secs(30);
-/// Longest time for an answer for which a dataset is listed or memory reserved.
+/// Longest wait for an answer that needs a dataset to be listed or memory to be reserved.
 const PATIENT: Duration = Duration::from_secs(600);
 /// Longest time that a coordinator may take to end.
 const ENDING: Duration = Duration::from_secs(15);
@@ -23,7 +23,7 @@ fn unexpected<T>(reply: &Reply) -> Result<T> {
     Err(Error::Misbehaved(format!("unexpected answer {reply:?}")))
 }
 
-/// What a running coordinator does; with `slow` samples of each stream, those that cost most.
+/// Returns the state of a running coordinator, with the `slow` most expensive samples of each stream.
 ///
 /// # Errors
 /// [`Error::Absent`] when none runs.
@@ -36,7 +36,7 @@ pub fn status(place: &CoordinatorPaths, slow: u32) -> Result<Status> {
     }
 }
 
-/// Ends a running coordinator and waits until it has let go of its place. Gives its process id.
+/// Ends a running coordinator and waits until it has released its socket. Returns its process id.
 ///
 /// # Errors
 /// [`Error::Absent`] when none runs.
@@ -49,14 +49,15 @@ pub fn stop(place: &CoordinatorPaths) -> Result<u32> {
         SOON,
         &no_interrupt(),
     ) {
-        // It may hang up before its answer is read.
+        // The coordinator may hang up before its answer is read.
         Ok(Reply::Stopping) | Err(Error::Disconnected(_)) => {}
         Ok(other) => return unexpected(&other),
         Err(e) => return Err(e),
     }
     let interrupt_check = no_interrupt();
     let timeout = Timeout::new(ENDING, &interrupt_check);
-    // The file goes when the coordinator has ended its sessions; a killed one leaves it behind.
+    // A coordinator removes the lock file when it has ended its sessions. A killed one leaves it behind, so its process
+    // is looked for too.
     while lock.is_some() && inode(place) == lock && is_running(connection.pid) {
         if timeout.is_over() {
             return Err(connection.late("the coordinator to end", ENDING));
@@ -77,21 +78,21 @@ fn is_running(pid: u32) -> bool {
     nix::sys::signal::kill(pid, None) != Err(nix::errno::Errno::ESRCH)
 }
 
-/// What a source and its operators give.
+/// Length, classes and output of a source with its operators.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Description {
     /// Number of samples.
     pub samples: u32,
     /// Class names, by label.
     pub classes: Vec<String>,
-    /// Tensors of a batch; empty without operators.
+    /// Tensors of a batch. Empty without operators.
     pub fields: Vec<Field>,
 }
 
-/// Length and classes of a source, and the output of its operators, if there are any.
+/// Returns the length and classes of a source, and the output of its operators, if there are any.
 ///
 /// # Errors
-/// [`Error::Refused`] when the source cannot be read, and whatever keeps from connecting.
+/// [`Error::Refused`] when the source cannot be read, and the errors of connecting.
 pub fn describe(
     place: &CoordinatorPaths,
     how: &ConnectOptions,
@@ -118,7 +119,7 @@ pub fn describe(
     }
 }
 
-/// Frees caches that no job uses, or only that of one dataset. Gives the number of bytes.
+/// Frees the caches that no job uses, or only that of one dataset. Returns the number of freed bytes.
 ///
 /// # Errors
 /// [`Error::Absent`] when no coordinator runs.
@@ -135,8 +136,8 @@ pub fn drop_caches(place: &CoordinatorPaths, dataset: Option<String>) -> Result<
     }
 }
 
-/// Tells the coordinator that the cache of a stream was filled on purpose: it stays for as long as a warmed one.
-/// Returns what lies in it.
+/// Tells the coordinator that the cache of a stream was filled on purpose. The cache then stays for as long as a warmed
+/// one. Returns the counts of its samples and bytes.
 ///
 /// # Errors
 /// [`Error::Refused`] when there is no such stream, or it has no cache; [`Error::Absent`] when no coordinator runs.
@@ -149,7 +150,7 @@ pub fn keep_warm(place: &CoordinatorPaths, stream: u64) -> Result<WarmProgress> 
     }
 }
 
-/// How the samples of a stream are made. None: by the jobs' own code.
+/// Returns the pipeline of a stream, or `None` if the jobs' own code makes its samples.
 ///
 /// # Errors
 /// [`Error::Refused`] when there is no such stream, [`Error::Absent`] when there is no coordinator.
@@ -162,7 +163,7 @@ pub fn pipeline(place: &CoordinatorPaths, stream: u64) -> Result<Option<Pipeline
     }
 }
 
-/// Makes storage slower than it is, for all that is read from now on; without either, as it is.
+/// Slows storage down for all later reads. Without a rate and a latency, storage is as fast as it is.
 ///
 /// # Errors
 /// [`Error::Absent`] when there is no coordinator.
@@ -182,8 +183,8 @@ pub fn throttle(
     }
 }
 
-/// Fills a cache, and starts a coordinator for it if there is none. `progress` is called several times a
-/// second. Dropping the caller (Ctrl-C) ends it; what is cached stays.
+/// Fills a cache, and starts a coordinator for it if there is none. `progress` is called several times a second. Ending
+/// the calling process (Ctrl-C) ends the warm-up, and the samples cached so far stay.
 ///
 /// # Errors
 /// [`Error::Refused`], [`Error::Disconnected`] when the coordinator ends meanwhile.
@@ -200,7 +201,7 @@ pub fn warm(
     )
 }
 
-/// As [`warm`], with a say in how to connect.
+/// Fills a cache as [`warm`] does, over a connection that is opened as `how` says.
 ///
 /// # Errors
 /// As [`warm`].

@@ -1,4 +1,4 @@
-//! What can go wrong at the client's side.
+//! Errors of the client.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,14 +11,14 @@ use crate::timeout::Interrupt;
 /// Result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What can go wrong at the client's side.
+/// An error on the client's side.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Nobody listens, and none was to be started.
+    /// No coordinator is running, and none was to be started.
     #[error("no coordinator is running at {socket}: a job starts one, or run `coprep serve`")]
     Absent {
-        /// Where it was looked for.
+        /// Socket at which it was looked for.
         socket: PathBuf,
     },
     /// A coordinator could not be started.
@@ -30,7 +30,7 @@ pub enum Error {
     /// The other side is not this version of coprep, or belongs to another user.
     #[error("{0}")]
     UntrustedPeer(String),
-    /// The coordinator said no.
+    /// The coordinator refused a request.
     #[error("{}", .0.message)]
     Refused(Refusal),
     /// A sample could not be prepared. The rest of its batch still comes.
@@ -39,14 +39,14 @@ pub enum Error {
     /// A wait lasted longer than the limit.
     #[error("waited {:.1} s for {what}: {explanation}", .waited.as_secs_f64())]
     Timeout {
-        /// For what.
+        /// Event that was awaited.
         what: &'static str,
-        /// How long.
+        /// Time waited.
         waited: Duration,
-        /// Who is awaited, as the coordinator explains it.
+        /// Explanation of the coordinator, which names the awaited party.
         explanation: String,
     },
-    /// Used in a child of the process that made it.
+    /// The object was used in a child of the process that made it.
     #[error(
         "this loader belongs to process {owner}, which forked this one: make a new loader after the fork"
     )]
@@ -54,16 +54,16 @@ pub enum Error {
         /// Process that made it.
         owner: u32,
     },
-    /// Used after it was closed.
+    /// The loader was used after it was closed.
     #[error("the loader is closed")]
     Closed,
-    /// The owner's pulse ended the wait.
+    /// The owner's interrupt check ended the wait.
     #[error("interrupted: {0}")]
     Interrupted(Interrupt),
-    /// Shared memory could not be mapped, or its contents make no sense.
+    /// Shared memory could not be mapped, or its contents are malformed.
     #[error(transparent)]
     Memory(#[from] coprep_cache::Error),
-    /// The coordinator said what it must not.
+    /// The coordinator sent a message that violates the protocol.
     #[error("the coordinator makes no sense: {0}")]
     Misbehaved(String),
     /// An argument is wrong.
@@ -87,7 +87,7 @@ fn sample_failed(error: &SampleError) -> String {
 }
 
 impl Error {
-    /// A timeout with a better explanation, if there is one.
+    /// Replaces the explanation of a timeout by `why`, if there is one.
     pub(crate) fn explained(self, why: Option<String>) -> Self {
         match (self, why) {
             (Error::Timeout { what, waited, .. }, Some(explanation)) => Error::Timeout {
@@ -99,7 +99,7 @@ impl Error {
         }
     }
 
-    /// True when reconnecting may help.
+    /// Returns whether reconnecting may help.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         matches!(self, Error::Disconnected(_))

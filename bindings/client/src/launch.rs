@@ -1,8 +1,8 @@
-//! Starting the coordinator, like a compiler cache's daemon.
+//! Starting the coordinator on demand, like the daemon of a compiler cache.
 //!
-//! One client at a time starts (`flock` on [`CoordinatorPaths::start_lock`]); the others wait and find it there. The
-//! new process says on a pipe that it listens, or why it does not; everything else it says goes to
-//! [`CoordinatorPaths::log`], the end of which an error quotes.
+//! One client at a time starts it (`flock` on [`CoordinatorPaths::start_lock`]). The others wait and find it running.
+//! The new process reports on a pipe that it listens, or why it does not. All its other output goes to
+//! [`CoordinatorPaths::log`]; an error quotes the end of that file.
 
 use std::fs::{File, Metadata};
 use std::io::{Read, Seek, SeekFrom};
@@ -22,11 +22,11 @@ use crate::timeout::Timeout;
 
 /// Longest time until a coordinator listens.
 const LIMIT: Duration = Duration::from_secs(30);
-/// How often a coordinator is started that is killed as it starts.
+/// Number of attempts to start a coordinator that is killed as it starts.
 const ATTEMPTS: u32 = 3;
-/// Between two looks whether somebody else has started it.
+/// Pause between two checks whether another client has started it.
 const PAUSE: Duration = Duration::from_millis(20);
-/// How much of the log an error quotes.
+/// Bytes of the log that an error quotes.
 const QUOTE: u64 = 2000;
 
 /// Connects, and starts a coordinator if there is none.
@@ -67,13 +67,14 @@ pub(crate) fn start(place: &CoordinatorPaths, how: &ConnectOptions) -> Result<Co
 /// The result of an attempt to start a coordinator.
 enum StartAttempt {
     Found(Connection),
-    /// One that is ending is still there, or the one that was started has just ended.
+    /// No attempt was possible or needed: a coordinator that is ending still holds the place, or the started one has
+    /// just ended.
     LookAgain,
-    /// It ended before it could say why. The end of its log.
+    /// The coordinator ended before it could report a reason. Contains the end of its log.
     Died(String),
 }
 
-/// With the lock held: somebody may have been faster; else starts one.
+/// Starts a coordinator while holding the lock, unless another client was faster.
 fn start_alone(
     place: &CoordinatorPaths,
     how: &ConnectOptions,
@@ -83,8 +84,8 @@ fn start_alone(
     if let Some(found) = find()? {
         return Ok(found);
     }
-    // A coordinator is there that has no descriptor left for a connection, or is ending. A second one could not take its
-    // place, and would leave its log behind.
+    // A coordinator holds the place, but it has no descriptor left for a connection, or is ending. A second one could
+    // not take the place, and would leave its log behind.
     if is_served(place) {
         return Ok(StartAttempt::LookAgain);
     }
@@ -100,7 +101,7 @@ fn failed(why: impl Into<String>) -> Error {
     Error::Start(why.into())
 }
 
-/// True while a coordinator holds the place, listening or not.
+/// Returns whether a coordinator holds the place, listening or not.
 fn is_served(place: &CoordinatorPaths) -> bool {
     let Ok(file) = open_private(&place.lock()) else {
         return false;
@@ -108,7 +109,7 @@ fn is_served(place: &CoordinatorPaths) -> bool {
     Flock::lock(file, FlockArg::LockSharedNonblock).is_err()
 }
 
-/// Held by the client that starts a coordinator. The file goes with it.
+/// The lock of the client that starts a coordinator. Dropping it removes the file.
 struct StartLock {
     path: PathBuf,
     id: (u64, u64),
@@ -124,7 +125,7 @@ impl StartLock {
         let Ok(lock) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else {
             return Ok(None);
         };
-        // Whoever held it before may have removed the file between the opening and the locking.
+        // An earlier holder may have removed the file between the opening and the locking.
         let is_current = std::fs::symlink_metadata(&path).is_ok_and(|now| id(&now) == opened);
         Ok(is_current.then_some(StartLock {
             path,
@@ -136,20 +137,21 @@ impl StartLock {
 
 impl Drop for StartLock {
     fn drop(&mut self) {
-        // Removed while it is held: whoever opened it meanwhile sees that it is gone, and makes a new one. Not if the
-        // folder was made again, and it is another client's.
+        // The file is removed while it is locked. A client that has opened it meanwhile sees that it is gone, and makes
+        // a new one. If the folder was made again, the file belongs to another client and stays.
         if std::fs::metadata(&self.path).is_ok_and(|now| id(&now) == self.id) {
             let _ = std::fs::remove_file(&self.path);
         }
     }
 }
 
-/// Device and inode.
+/// Returns the device and inode of a file.
 fn id(meta: &Metadata) -> (u64, u64) {
     (meta.dev(), meta.ino())
 }
 
-/// Starts a coordinator. Some: it ended without a word, which one that is not killed does not do; the end of its log.
+/// Starts a coordinator. Returns the end of its log if it ended without a report, which happens only to one that is
+/// killed.
 fn spawn(
     place: &CoordinatorPaths,
     how: &ConnectOptions,
@@ -173,7 +175,7 @@ fn spawn(
 
 fn run(program: &Path, place: &CoordinatorPaths, log: &Log, ready: OwnedFd) -> Result<()> {
     let what = |e: std::io::Error| failed(format!("{}: {e}", program.display()));
-    // It runs in `/`.
+    // The coordinator runs in `/`, so the path must be absolute.
     let socket = std::path::absolute(&place.socket).map_err(what)?;
     let mut command = Command::new(program);
     command
@@ -186,7 +188,7 @@ fn run(program: &Path, place: &CoordinatorPaths, log: &Log, ready: OwnedFd) -> R
         .stdin(Stdio::null());
     command.stdout(log.writer()).stderr(log.writer());
     raw::detach(&mut command, ready.as_raw_fd());
-    // What is waited for is the process in between, which has ended.
+    // The process in between ends at once, so this wait is short.
     command
         .spawn()
         .and_then(|mut child| child.wait())
@@ -194,7 +196,7 @@ fn run(program: &Path, place: &CoordinatorPaths, log: &Log, ready: OwnedFd) -> R
         .map_err(what)
 }
 
-/// Finds the `coprep` program: `COPREP_BIN`, what the caller named, this very program, or `PATH`.
+/// Finds the `coprep` program: `COPREP_BIN`, the path that the caller named, this very program, or `PATH`.
 fn find_program(named: Option<&Path>) -> Result<PathBuf> {
     if let Some(program) = std::env::var_os("COPREP_BIN")
         .filter(|p| !p.is_empty())
@@ -229,7 +231,7 @@ fn on_path() -> Option<PathBuf> {
     candidates.filter(|p| p.is_absolute()).find(|p| p.is_file())
 }
 
-/// What a new coordinator said.
+/// Report of a new coordinator on its pipe.
 enum StartupReply {
     Ready,
     Failed(String),
@@ -268,12 +270,12 @@ fn parse(line: &[u8]) -> StartupReply {
     }
 }
 
-/// Where a coordinator says what it does.
+/// Log of a coordinator.
 struct Log {
     path: PathBuf,
-    /// The file, or why there is none: a full disk costs the log, not the job.
+    /// The file, or the reason why there is none: a full disk costs the log, not the job.
     file: std::io::Result<File>,
-    /// What was there before.
+    /// Length of the file before the coordinator started.
     start: u64,
 }
 
@@ -282,7 +284,7 @@ impl Log {
         let what =
             |e: std::io::Error| failed(format!("cannot write its log {}: {e}", path.display()));
         let file = match open_private(path) {
-            // It may be somebody's trap, and is no want of room.
+            // The path may be a trap that another user has set, which is not a shortage that the job may ignore.
             Err(e) if e.kind() == std::io::ErrorKind::Other => return Err(what(e)),
             file => file,
         };
@@ -303,7 +305,7 @@ impl Log {
         copy.map_or_else(Stdio::null, Stdio::from)
     }
 
-    /// The end of what was written since.
+    /// Returns the end of the text written since the start.
     fn quote(&self) -> String {
         let file = match &self.file {
             Ok(file) => file,

@@ -1,42 +1,42 @@
-//! A consumer of coprep's minibatches: one rank of a job, without Python.
+//! A consumer of coprep's minibatches, which is one rank of a job, without Python.
 //!
-//! | module | what it does |
+//! | module | task |
 //! |---|---|
 //! | [`connection`] | finds the coordinator, or starts one; greets it; carries requests and replies |
-//! | [`control`] | what commands ask: status, stop, describe, drop caches, warm |
-//! | [`loader`] | attaches, takes items, makes batches of them, keeps count, reconnects |
+//! | [`control`] | makes the requests of commands: status, stop, describe, drop caches, warm |
+//! | [`loader`] | attaches, takes items, makes batches of them, records what was given, reconnects |
 //! | [`preparation`] | tells the coordinator early which user code will be needed |
 //! | [`batch`] | a batch and its memory: a view of a staging buffer, or a private copy |
 //!
 //! # The life of a batch
 //!
-//! The coordinator publishes *parts*: a slice of slots of one staging buffer. A part that is a whole batch
-//! is given to the user as it lies there. A batch that straddles buffers is copied into private memory, part
-//! by part as they come, so that a batch which is not complete pins nothing. A batch is copied too when the
-//! consumer holds its share of buffers already, so that a job that keeps all its batches holds up nobody.
+//! The coordinator publishes *parts*, which are slices of slots of one staging buffer. A part that is a whole batch is
+//! given to the user in place. A batch that straddles buffers is copied into private memory, part by part as they come,
+//! so that an incomplete batch pins no buffer. A batch is also copied when the consumer already holds its share of
+//! buffers, so that a job that keeps all its batches delays nobody.
 //!
-//! A view stays valid while any array of it lives. When the last one goes, on whatever thread, the pages of
-//! the buffer that were written are dropped, unless another slice of the same buffer is still held, and the
-//! item is released. None of the locks on this way is ever held during a wait.
+//! A view stays valid while any array of it lives. When the last one is dropped, on any thread, the written pages of
+//! the buffer are dropped, unless another slice of the same buffer is still held, and the item is released. No lock on
+//! this way is ever held during a wait.
 //!
 //! # Exactly once
 //!
-//! What a job is still to be given in its epoch is all the state there is. The loader keeps the other side
-//! of it, the set of ids it has given, one bit each. When the connection is lost, unread items are dropped,
-//! a coordinator is found or started, and the set is presented to it; it gives the rest. An id enters the
-//! set when its batch is handed to the user, and not before.
+//! The set of samples that a job has still to receive in its epoch is the only state. The loader keeps the complement:
+//! the set of ids that it has given, one bit each. When the connection is lost, the loader drops unread items, finds or
+//! starts a coordinator, and presents the set to it. The coordinator then gives the rest. An id enters the set when its
+//! batch is handed to the user, and not before.
 //!
 //! # Waits
 //!
-//! Every wait is bounded and is cut into slices of at most [`SLICE`], between which the owner's [`InterruptCheck`] is
-//! called (Python looks for signals there); before each wait the socket is looked at. If one that is for somebody else
-//! (a rank, a cohort, a folder that is listed) lasts, the owner's [`Notice`] is called once.
+//! Every wait is bounded and is cut into slices of at most [`SLICE`]. Between slices the owner's [`InterruptCheck`] is
+//! called (Python looks for signals there), and before each wait the socket is checked. If a wait for somebody else (a
+//! rank, a cohort, a folder that is listed) takes long, the owner's [`Notice`] is called once.
 //!
 //! # Fork
 //!
-//! A loader belongs to the process that made it. In a forked child every call fails with
-//! [`Error::Forked`], and dropping batches there does nothing: the parent is not disturbed. The child does not keep the
-//! sockets, so that the coordinator sees when the parent ends; it keeps the mappings.
+//! A loader belongs to the process that made it. In a forked child every call fails with [`Error::Forked`], and
+//! dropping batches has no effect, so that the parent is not disturbed. The child does not keep the sockets, so that
+//! the coordinator sees when the parent ends. It keeps the mappings.
 #![deny(unsafe_code)]
 
 mod attachment;

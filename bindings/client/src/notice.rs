@@ -1,4 +1,4 @@
-//! Long waits for somebody else, of which the user is told once.
+//! Notices about long waits for somebody else. The user is told once about each.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,30 +8,30 @@ use coprep_protocol::message::Awaited;
 use crate::error::{Error, Result};
 use crate::timeout::Interrupt;
 
-/// A wait for somebody else that lasts longer is told.
+/// Time after which the user is told about a wait for somebody else.
 pub(crate) const TELL_AFTER: Duration = Duration::from_secs(10);
 
-/// Tells the user something that is no error; an error ends the wait as [`Error::Interrupted`].
+/// Callback that tells the user a message that is not an error. If it fails, the wait ends with [`Error::Interrupted`].
 pub type Notice = Arc<dyn Fn(&str) -> std::result::Result<(), Interrupt> + Send + Sync>;
 
-/// Returns a notice that tells nobody.
+/// Returns a notice that does nothing.
 #[must_use]
 pub fn no_notice() -> Notice {
     Arc::new(|_| Ok(()))
 }
 
-/// One wait.
+/// A wait, and the coordinator's latest word on it.
 pub(crate) struct Wait<'a> {
     notice: &'a Notice,
     what: &'static str,
     began: Instant,
-    /// What the coordinator said last, and when that was begun.
+    /// The coordinator's latest explanation, and the time at which the awaited step began.
     awaited: Option<(Awaited, Instant)>,
     is_told: bool,
 }
 
 impl<'a> Wait<'a> {
-    /// A wait for `what`: `a batch`.
+    /// Begins a wait for `what`, such as `a batch`.
     pub(crate) fn new(what: &'static str, notice: &'a Notice) -> Self {
         Wait {
             notice,
@@ -42,7 +42,7 @@ impl<'a> Wait<'a> {
         }
     }
 
-    /// A wait that has lasted for some time.
+    /// Returns a wait that has already lasted for `waited`.
     pub(crate) fn since(what: &'static str, notice: &'a Notice, waited: Duration) -> Self {
         let now = Instant::now();
         Wait {
@@ -51,7 +51,7 @@ impl<'a> Wait<'a> {
         }
     }
 
-    /// Notes what the coordinator says.
+    /// Records the coordinator's explanation.
     pub(crate) fn hear(&mut self, awaited: Option<Awaited>) {
         let now = Instant::now();
         self.awaited = awaited.map(|a| {
@@ -60,13 +60,13 @@ impl<'a> Wait<'a> {
         });
     }
 
-    /// Returns the time until the user is to be told; `None`: there is nothing to tell.
+    /// Returns the time until the user is to be told, or `None` if there is nothing to tell.
     pub(crate) fn due(&self) -> Option<Duration> {
         let is_open = self.awaited.is_some() && !self.is_told;
         is_open.then(|| TELL_AFTER.saturating_sub(self.began.elapsed()))
     }
 
-    /// Tells the user if it is time.
+    /// Tells the user if it is time and this was not done before.
     pub(crate) fn tell(&mut self) -> Result<()> {
         if self.due() != Some(Duration::ZERO) {
             return Ok(());

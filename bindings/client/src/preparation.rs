@@ -1,4 +1,4 @@
-//! Tells the coordinator early which user code will be needed.
+//! Early announcement of the user code that will be needed.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -11,13 +11,14 @@ use crate::connection::{ConnectOptions, Connection};
 use crate::error::{Error, Result};
 use crate::timeout::{InterruptCheck, SLICE, Timeout};
 
-/// Longest wait for the thread that connects. It waits no longer for a coordinator than this.
+/// Longest wait of a loader for the connecting thread, which itself waits no longer than this for a coordinator.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// As long as it lives, the coordinator keeps a process that has imported what user code needs.
+/// An announcement of user code. As long as it lives, the coordinator keeps a process that has imported the modules
+/// that the code needs.
 ///
 /// A thread of its own connects, since a coordinator may have to be started first. Nothing depends on its success: a
-/// coordinator that was not told imports when a job attaches. The job attaches over the same connection.
+/// coordinator that was not told imports the modules when a job attaches. The job attaches over the same connection.
 pub struct Preparation {
     owner: Owner,
     shared: Arc<SharedPreparation>,
@@ -48,7 +49,7 @@ impl SharedPreparation {
 }
 
 impl Preparation {
-    /// Begins to tell the coordinator at `place`, and starts one if there is none and `how` says so.
+    /// Begins to tell the coordinator at `place`, and starts one if there is none and `how` allows it.
     #[must_use]
     pub fn begin(
         place: CoordinatorPaths,
@@ -63,7 +64,7 @@ impl Preparation {
         let wanted = Arc::downgrade(&shared);
         let tell = move || {
             let opened = Connection::open(&place, &how);
-            // The loader may have been closed meanwhile.
+            // The loader may have been closed meanwhile. Then the announcement is not sent.
             if let Some(shared) = wanted.upgrade() {
                 let code = Box::new(code);
                 let request = Request::Prepare { code, dataset };
@@ -81,9 +82,10 @@ impl Preparation {
         }
     }
 
-    /// Takes the connection, once there is one. `None`: there is none, or it is lost, or it is that of a parent.
+    /// Takes the connection once it is open. Returns `None` if there is none, if it is lost, or if it belongs to a
+    /// parent process.
     pub(crate) fn connection(self, interrupt_check: &InterruptCheck) -> Result<Option<Connection>> {
-        // Before the lock: in a forked child it may be held by a thread that does not exist there.
+        // This check comes before the lock: in a forked child, a thread that does not exist there may hold the lock.
         if !self.owner.is_here() {
             return Ok(None);
         }

@@ -1,7 +1,7 @@
-//! The foreign interfaces: memory that others may write, a program that outlives its starter, and what a forked child
-//! does not keep.
+//! Foreign interfaces: memory that others may write, a program that outlives its starter, and descriptors that a forked
+//! child does not keep.
 //!
-//! Everything else in this crate is safe code over these few functions.
+//! All other code of this crate is safe and uses these few functions.
 #![expect(
     unsafe_code,
     reason = "raw memory, and what runs between fork and exec"
@@ -19,10 +19,10 @@ use coprep_cache::view::LargeMap;
 
 use crate::attachment::HeldSlots;
 
-/// Private memory of a batch that was copied, aligned like a cache line.
+/// Private memory of a copied batch, aligned to a cache line.
 ///
-/// It is written here, through `&mut`, until the batch is handed over; from then on the user writes it
-/// through the address, and this type only frees it.
+/// This crate writes it through `&mut` until the batch is handed over. From then on the user writes it through the
+/// address, and this type only frees it.
 pub(crate) struct Owned {
     start: NonNull<u8>,
     layout: Layout,
@@ -34,7 +34,7 @@ unsafe impl Send for Owned {}
 unsafe impl Sync for Owned {}
 
 impl Owned {
-    /// `None` if that is more than the address space.
+    /// Allocates `bytes` bytes. Returns `None` if that is more than the address space.
     pub(crate) fn new(bytes: usize) -> Option<Self> {
         let layout = Layout::from_size_align(bytes.max(1), 64).ok()?;
         // SAFETY: the layout is not empty.
@@ -49,12 +49,12 @@ impl Owned {
         self.start.as_ptr() as usize
     }
 
-    /// Bytes.
+    /// Returns the length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.layout.size()
     }
 
-    /// Copies a large sample, before the user is given it. `None` if that is more than the address space.
+    /// Copies a large sample before it is given to the user. Returns `None` if it is larger than the address space.
     pub(crate) fn copy_of(map: &LargeMap) -> Option<Self> {
         let copy = Self::new(map.len())?;
         // SAFETY: the source is readable and not written: its slice is held, so the coordinator leaves it alone, and no
@@ -65,10 +65,10 @@ impl Owned {
         Some(copy)
     }
 
-    /// Copies a field of a slice to `at`.
+    /// Copies a field of a slice to offset `at`.
     ///
     /// # Panics
-    /// If it does not fit.
+    /// If the field does not fit.
     pub(crate) fn copy_from(&mut self, at: usize, slice: &HeldSlots, field: usize) {
         let (source, len) = slice.field(field);
         assert!(
@@ -91,7 +91,7 @@ impl Drop for Owned {
     }
 }
 
-/// Reads a field of integers, before the user is given the slice.
+/// Reads a field of integers before the slice is given to the user.
 pub(crate) fn integers(slice: &HeldSlots, field: usize) -> Vec<i64> {
     let (source, len) = slice.field(field);
     let source = source.cast::<i64>();
@@ -101,18 +101,19 @@ pub(crate) fn integers(slice: &HeldSlots, field: usize) -> Vec<i64> {
         .collect()
 }
 
-/// A socket that a child which this process forks is not to have: it would keep the connection open after the death of
-/// this process. In the child the descriptor is replaced by one of `/dev/null`, so that its number is not given to
-/// something else, which the child's copy of the connection would then close.
+/// A socket that children forked by this process must not keep, because their copies would hold the connection open
+/// after the death of this process. In the child the descriptor is replaced by one of `/dev/null`. Its number is then
+/// not given to another file, which the child's copy of the connection would later close.
 pub(crate) struct Unshared {
-    /// `None`: all places are taken. Then the coordinator sees the death of this process by its pidfd alone.
+    /// Place in [`SOCKETS`], or `None` if all places were taken. The coordinator then sees the death of this process by
+    /// its pidfd alone.
     place: Option<&'static AtomicI32>,
 }
 
 const NO_SOCKET: RawFd = -1;
 /// Sockets of this process, by descriptor. A loader has one.
 static SOCKETS: [AtomicI32; 256] = [const { AtomicI32::new(NO_SOCKET) }; 256];
-/// A descriptor of `/dev/null`, opened beforehand: in the child there may be none left.
+/// A descriptor of `/dev/null`, opened in advance because a child may have no free descriptor.
 static NOTHING: OnceLock<Option<OwnedFd>> = OnceLock::new();
 
 impl Unshared {
@@ -162,8 +163,8 @@ extern "C" fn in_child() {
     }
 }
 
-/// Makes a command start as a daemon: in its own session, with no descriptor of this process but standard
-/// ones and `kept`, and as nobody's child, so that it never becomes a zombie of this process.
+/// Makes a command start as a daemon: in a session of its own, with no descriptor of this process except the standard
+/// ones and `kept`, and as an orphan, so that it never becomes a zombie of this process.
 pub(crate) fn detach(command: &mut Command, kept: RawFd) {
     let before_exec = move || {
         // SAFETY: in a child of fork that no other thread shares; only system calls are made. A raw `clone`
@@ -187,9 +188,9 @@ pub(crate) fn detach(command: &mut Command, kept: RawFd) {
     unsafe { command.pre_exec(before_exec) };
 }
 
-/// `CLOSE_RANGE_CLOEXEC`, Linux 5.11.
+/// `CLOSE_RANGE_CLOEXEC`, available since Linux 5.11.
 const CLOSE_ON_EXEC: libc::c_uint = 4;
-/// Descriptors looked at one by one where `close_range` cannot be had.
+/// Number of descriptors that are handled one by one where `close_range` is not available.
 const FEW: RawFd = 4096;
 
 fn close_on_exec_from(first: RawFd) {

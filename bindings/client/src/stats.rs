@@ -1,4 +1,4 @@
-//! What a loader counts.
+//! Counts of a loader.
 
 use std::time::Duration;
 
@@ -11,30 +11,32 @@ pub struct Stats {
     pub batches: u64,
     /// Samples given.
     pub samples: u64,
-    /// Time spent in waiting for batches: the stall.
+    /// Time spent waiting for batches: the stall.
     pub wait: Duration,
-    /// The part of it in which the coordinator lacked storage;
+    /// Part of the stall in which the coordinator lacked storage.
     pub fetch_stall: Duration,
-    /// in which it lacked processors;
+    /// Part of the stall in which the coordinator lacked processors.
     pub prep_stall: Duration,
-    /// in which it lacked neither, but other jobs: the rest of a cohort, a rank, or a buffer; or was not there itself.
+    /// Rest of the stall: the coordinator waited for other jobs (the rest of a cohort, a rank, or a buffer), or was not
+    /// running.
     pub others_stall: Duration,
     /// Batches that were copied into private memory.
     pub copies: u64,
-    /// Bytes of these.
+    /// Bytes of the copied batches.
     pub copied_bytes: u64,
-    /// Times that a new connection was needed.
+    /// Number of reconnections.
     pub reconnects: u64,
     /// Samples that failed and were raised as errors.
     pub errors: u64,
-    /// Samples that are left out of the epochs because they failed; each counts once.
+    /// Samples that are left out of the epochs because they failed. Each counts once.
     pub skipped: u64,
 }
 
 impl Stats {
-    /// Divides a wait that has ended.
+    /// Divides a wait that has ended among its causes.
     pub(crate) fn split(&mut self, waited: Duration, shares: WaitShares) {
         let fetch = waited.mul_f64(shares.fetch);
+        // Bounded by the rest, so that the parts never exceed the whole.
         let prep = waited
             .mul_f64(shares.prep)
             .min(waited.saturating_sub(fetch));
@@ -43,14 +45,14 @@ impl Stats {
         self.others_stall += waited.saturating_sub(fetch + prep);
     }
 
-    /// The part of the stall that is not divided yet.
+    /// Returns the part of the stall that is not divided yet.
     #[must_use]
     pub fn open_stall(&self) -> Duration {
         self.wait
             .saturating_sub(self.fetch_stall + self.prep_stall + self.others_stall)
     }
 
-    /// As the coordinator is told.
+    /// Returns the counts in the form that the coordinator reads.
     pub(crate) fn account(&self) -> Account {
         let ns = |time: Duration| time.as_nanos() as u64;
         Account {
@@ -63,7 +65,7 @@ impl Stats {
     }
 }
 
-/// Parts of a wait, 0 to 1, by what was lacking. The rest is due to other jobs.
+/// Shares of a wait, 0 to 1, by the resource that was short. The rest is due to other jobs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct WaitShares {
     fetch: f64,
@@ -76,7 +78,7 @@ impl WaitShares {
         prep: 0.0,
     };
 
-    /// As an item carries them: parts of 65,536, two numbers of 32 bits.
+    /// Unpacks the shares from an item's tag, which holds two numbers of 32 bits, in units of 1/65,536.
     pub(crate) fn unpack(word: u64) -> Self {
         let part = |word: u64| f64::from(word as u32).min(65_536.0) / 65_536.0;
         WaitShares {
@@ -102,7 +104,7 @@ mod tests {
         assert_eq!(stats.prep_stall, second);
         assert_eq!(stats.others_stall, second / 2);
         assert_eq!(stats.open_stall(), 2 * second);
-        // Whatever a word says, no part is more than the whole.
+        // Whatever the tag says, no share exceeds the whole.
         stats.split(2 * second, WaitShares::unpack(u64::MAX));
         assert_eq!(stats.fetch_stall, second / 2 + 2 * second);
         assert_eq!(stats.open_stall(), Duration::ZERO);

@@ -9,22 +9,22 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::error::{Error, Result};
 
-/// Longest time between two calls of a [`InterruptCheck`].
+/// Longest time between two calls of an [`InterruptCheck`]. Ctrl-C in Python takes effect within it.
 pub const SLICE: Duration = Duration::from_millis(200);
 
-/// Why an owner ends a wait.
+/// Reason for which an owner ends a wait.
 pub type Interrupt = Box<dyn std::error::Error + Send + Sync>;
 
-/// Called at least every [`SLICE`] of a wait; an error ends the wait as [`Error::Interrupted`].
+/// Callback that runs at least every [`SLICE`] of a wait. If it fails, the wait ends with [`Error::Interrupted`].
 pub type InterruptCheck = Arc<dyn Fn() -> std::result::Result<(), Interrupt> + Send + Sync>;
 
-/// A pulse that never interrupts.
+/// Returns a check that never interrupts.
 #[must_use]
 pub fn no_interrupt() -> InterruptCheck {
     Arc::new(|| Ok(()))
 }
 
-/// One bounded wait.
+/// A bounded wait and its start.
 pub(crate) struct Timeout<'a> {
     interrupt_check: &'a InterruptCheck,
     start: Instant,
@@ -56,7 +56,7 @@ impl<'a> Timeout<'a> {
         self.waited() >= self.limit
     }
 
-    /// Sleeps for `time`, in slices.
+    /// Sleeps for `time`, or until the limit if that comes first, in slices.
     pub(crate) fn nap(&self, time: Duration) -> Result<()> {
         let end = Instant::now() + time.min(self.left());
         loop {
@@ -69,7 +69,7 @@ impl<'a> Timeout<'a> {
         }
     }
 
-    /// Waits until `fd` can be read or is at its end. False: the time is up.
+    /// Waits until `fd` can be read or is at its end. Returns whether that happened within the limit.
     pub(crate) fn until_readable(&self, fd: BorrowedFd<'_>) -> Result<bool> {
         loop {
             (self.interrupt_check)().map_err(Error::Interrupted)?;
@@ -84,13 +84,13 @@ impl<'a> Timeout<'a> {
     }
 }
 
-/// What `poll` says of `fd`, or None if nothing happened in time.
+/// Returns the events that `poll` reports for `fd`, or `None` if there was none in time.
 pub(crate) fn events(
     fd: BorrowedFd<'_>,
     wanted: PollFlags,
     time: Duration,
 ) -> Result<Option<PollFlags>> {
-    // Rounded up, so that a wait of less than a millisecond does not become a busy loop.
+    // The time is rounded up, so that a wait of less than a millisecond does not become a busy loop.
     let time = PollTimeout::try_from(time.as_micros().div_ceil(1000)).unwrap_or(PollTimeout::MAX);
     let mut fds = [PollFd::new(fd, wanted)];
     match poll(&mut fds, time) {

@@ -7,8 +7,8 @@
 >>> for images, labels in loader:
 ...     pass
 
-Any number of processes that run such a script share one preparation of each minibatch; there is nothing else to
-configure.
+Any number of processes that run such a script share one preparation of each minibatch. Nothing else has to be
+configured.
 """
 
 from __future__ import annotations
@@ -55,29 +55,31 @@ Path = str | os.PathLike[str]
 
 
 def ImageFolder(root: Path) -> Pipeline:  # noqa: N802 - the name is torchvision's
-    """Images in one subfolder per class, as ``torchvision.datasets.ImageFolder`` reads them.
+    """Returns the images of a folder with one subfolder per class, as ``torchvision.datasets.ImageFolder`` reads it.
 
-    Classes are numbered in lexicographic order of the subfolders' names; sample ids follow (class, path).
-    The folder is read by the coordinator, when a loader first needs it.
+    Classes are numbered in lexicographic order of the subfolders' names. Sample ids follow (class, path). The
+    coordinator reads the folder when a loader first needs it.
     """
     return _coprep.image_folder(root)
 
 
 def Files(paths: Iterable[Path], labels: Iterable[int] | None = None) -> Pipeline:  # noqa: N802
-    """Images by path; a sample's id is its position.
+    """Returns images by path. A sample's id is its position in the list.
 
     Args:
         paths: image files.
-        labels: one integer each; left out: 0.
+        labels: one integer for each path; 0 for all if left out.
     """
     return _coprep.files([os.fspath(p) for p in paths], None if labels is None else [int(x) for x in labels])
 
 
 def status(socket: Path | None = None, slow: int = 0) -> dict[str, Any]:
-    """What the running coordinator does: its streams, jobs and caches, as ``coprep status --json`` prints it.
+    """Returns the state of the running coordinator: its streams, jobs and caches.
+
+    It has the form that ``coprep status --json`` prints.
 
     Args:
-        slow: of each stream so many samples, those that cost most (``costs``, ``slowest``).
+        slow: number of the most expensive samples to report for each stream, in the ``slowest`` list of its ``costs``.
 
     Raises:
         CoprepError: no coordinator runs.
@@ -87,7 +89,7 @@ def status(socket: Path | None = None, slow: int = 0) -> dict[str, Any]:
 
 
 def stop(socket: Path | None = None) -> int:
-    """End the running coordinator and free its caches. Jobs that are still running start a new one.
+    """Ends the running coordinator and frees its caches. Jobs that are still running start a new one.
 
     Returns:
         The id of the process that was ended.

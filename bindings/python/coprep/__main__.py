@@ -1,4 +1,6 @@
-"""``python -m coprep``: the ``coprep`` command of this environment. ``python -m coprep run``: a program, with coprep.
+"""The command line: ``python -m coprep`` is the ``coprep`` command.
+
+``python -m coprep run`` runs a program with coprep's loader in the place of PyTorch's.
 
 Usage: python -m coprep run SCRIPT [ARGUMENTS...], or python -m coprep run -m MODULE [ARGUMENTS...]
 """
@@ -12,7 +14,7 @@ import sysconfig
 
 
 def main() -> None:
-    """Run the command in place of this process, or a program in it."""
+    """Runs the command in place of this process, or a program in this process."""
     if sys.argv[1:2] == ["run"]:
         from coprep._run import run
 

@@ -1,4 +1,4 @@
-"""What the arguments of a loader come to: which samples, in which order, for which rank."""
+"""Interpretation of a loader's arguments: its samples, their order, and the rank of this process."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Draws(NamedTuple):
     """An epoch of independent draws with replacement."""
 
     length: int
-    """Draws of an epoch."""
+    """Number of draws of an epoch."""
     weights: bytes | None
-    """Weight of each sample, as 64-bit floats; ``None``: all samples are equally likely."""
+    """Weights of the samples, as 64-bit floats, or ``None`` if all samples are equally likely."""
 
     @property
     def identity(self) -> str:
-        """Tells draws apart in the state of a loader."""
+        """Returns a text that distinguishes these draws from others in the state of a loader."""
         digest = "" if self.weights is None else f"-{hashlib.blake2b(self.weights, digest_size=16).hexdigest()}"
         return f"{self.length}{digest}"
 
@@ -48,7 +48,7 @@ class Order(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Which process of its job this is."""
+    """The rank of this process within its job."""
 
     rank: int
     world_size: int
@@ -62,7 +62,7 @@ def is_iterable_dataset(dataset: Any) -> bool:
 
 
 def order_of(sampler: Any, dataset: Any) -> Order | str:
-    """What a sampler of PyTorch comes to; or why it cannot be shared."""
+    """Returns the order that a sampler of PyTorch describes, or the reason why it cannot be shared."""
     if not hasattr(dataset, "__len__"):
         return "the dataset has no length"
     samples = len(dataset)
@@ -141,12 +141,12 @@ def _drawn(count: int, weights: bytes | None, seed: int | None) -> Order | str:
 
 
 def seed_of(generator: Any) -> int | None:
-    """The seed that a ``torch.Generator`` was given."""
+    """Returns the seed that a ``torch.Generator`` was given, or ``None`` without a generator."""
     return None if generator is None else int(generator.initial_seed()) & (2**64 - 1)
 
 
 def place(rank: int | None, world_size: int | None, group: str | None) -> Place:
-    """As given; else as ``torch.distributed`` says; else as the launcher does (``RANK``, ``WORLD_SIZE``).
+    """Returns the rank as given, or as ``torch.distributed`` or else the launcher (``RANK``, ``WORLD_SIZE``) sets it.
 
     Raises:
         ValueError: the ranks are on several nodes.
@@ -157,11 +157,11 @@ def place(rank: int | None, world_size: int | None, group: str | None) -> Place:
 
 
 def has_other_ranks(rank: int | None, world_size: int | None, group: str | None) -> bool:
-    """Returns whether this process is one of several of its job, on whatever nodes."""
+    """Returns whether the job of this process has other ranks, on whatever nodes."""
     try:
         return place(rank, world_size, group).world_size > 1
     except ValueError:
-        # They are on several nodes.
+        # Only ranks on several nodes are refused, so there are others.
         return True
 
 
@@ -184,7 +184,7 @@ def _found() -> tuple[int, int]:
 
 
 def _launch() -> str:
-    """What the processes of one launch have in common."""
+    """Returns a name that all processes of one launch share."""
     env = os.environ
     for variable in ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "PMIX_NAMESPACE"):
         if env.get(variable, "none") != "none":
@@ -196,21 +196,21 @@ def _launch() -> str:
 
 
 def _agreed() -> str | None:
-    """Returns a name that the first rank to come here gives to the job, if ``torch.distributed`` has ranks."""
+    """Returns a name on which the ranks of ``torch.distributed`` agree, or ``None`` if they cannot agree."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return None
     try:
         store = torch.distributed.distributed_c10d._get_default_store()
-        # The first rank to come sets the name, and later ones are given it. No rank waits for another.
+        # The first rank to come sets the name, and later ones receive it. No rank waits for another.
         return f"store={store.compare_set('coprep/group', '', uuid.uuid4().hex).decode()}"
     except (AttributeError, RuntimeError):
-        # This PyTorch, or this store, cannot.
+        # This version of PyTorch, or this kind of store, does not offer it.
         return None
 
 
 def cohort(name: str | None, size: int | None) -> tuple[str, int] | None:
-    """As given; else from ``COPREP_COHORT=name:size``."""
+    """Returns the cohort as given, or from ``COPREP_COHORT=name:size``, or ``None``."""
     if name is not None and size is not None:
         return name, integer("cohort_size", size, 1, 2**31 - 1)
     if name is not None or size is not None:
@@ -231,9 +231,10 @@ def check_workers(
     persistent_workers: bool,
     multiprocessing_context: Any,
 ) -> bool:
-    """Refuse what PyTorch refuses, in words that begin as PyTorch's do, so that a search for them finds answers.
+    """Refuses the combinations that PyTorch refuses.
 
-    Returns whether each worker loads the dataset anew.
+    The messages begin as PyTorch's do, so that a search for them finds answers. Returns whether each worker loads the
+    dataset anew.
     """
     if num_workers is not None and integer("num_workers", num_workers, -(2**31), 2**31 - 1) < 0:
         raise ValueError(
@@ -271,7 +272,7 @@ def check_workers(
 
 
 def check_exclusive(batch_size: Any, shuffle: Any, sampler: Any, batch_sampler: Any, drop_last: bool) -> None:
-    """Refuse what says the same twice."""
+    """Refuses arguments that determine the same thing twice."""
     if sampler is not None and shuffle:
         raise ValueError(
             "sampler option is mutually exclusive with shuffle: both say in which order samples come. Give one of them"
@@ -289,7 +290,7 @@ def check_exclusive(batch_size: Any, shuffle: Any, sampler: Any, batch_sampler: 
 
 
 def check_dataset(dataset: Any) -> None:
-    """Refuse what is no dataset."""
+    """Refuses an object that is not a dataset."""
     if isinstance(dataset, str):
         if not all(part.isidentifier() for part in dataset.replace(":", ".", 1).split(".")) or ":" not in dataset:
             raise TypeError(
@@ -312,7 +313,7 @@ def check_dataset(dataset: Any) -> None:
 
 
 def warn_of_many_workers(num_workers: int | None) -> None:
-    """Warn as PyTorch does of more worker processes than there are processors."""
+    """Warns, as PyTorch does, of more worker processes than there are processors."""
     processors = len(os.sched_getaffinity(0))
     if num_workers is not None and num_workers > processors:
         warnings.warn(
@@ -325,13 +326,13 @@ def warn_of_many_workers(num_workers: int | None) -> None:
 
 
 def one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
-    """Refuses any other value."""
+    """Refuses a value that is not among the allowed ones."""
     if value not in allowed:
         raise ValueError(f"{name} is {value!r}: it must be one of {', '.join(map(repr, allowed))}")
 
 
 def integer(name: str, value: object, least: int, most: int) -> int:
-    """Refuses what is no integer in this range."""
+    """Returns an integer after checking its type and range."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an integer, not {value!r}")
     number = int(value.__index__())
@@ -341,19 +342,20 @@ def integer(name: str, value: object, least: int, most: int) -> int:
 
 
 class Subset(NamedTuple):
-    """Samples of a job."""
+    """The samples of a job."""
 
     ids: bytes
-    """As the coordinator is told them: native-endian, 32 bits each, ascending."""
+    """Sample ids in the coordinator's format: native-endian, 32 bits each, ascending."""
     mask: int | None = None
-    """Length of the boolean mask that they were given as: the dataset must have as many samples."""
+    """Length of the boolean mask that named the samples, or ``None``. The dataset must have as many samples."""
 
 
 def subset(given: Iterable[int] | Ids, samples: Callable[[], int | None] = lambda: None) -> Subset:
     """Returns the samples that the argument ``subset`` names.
 
     Args:
-        samples: gives the length of the dataset, or ``None`` if only the coordinator knows it. Asked for a mask only.
+        samples: returns the length of the dataset, or ``None`` if only the coordinator knows it. Called for a mask
+            only.
 
     Raises:
         ValueError, TypeError: it is neither different sample ids nor a boolean mask of the dataset.
@@ -381,7 +383,7 @@ def subset(given: Iterable[int] | Ids, samples: Callable[[], int | None] = lambd
 
 
 def check_mask(elements: int | None, samples: int | None) -> None:
-    """Refuse a mask of another length than the dataset's, if both are known."""
+    """Refuses a mask whose length is not that of the dataset, if both are known."""
     if elements is not None and samples is not None and samples != elements:
         raise ValueError(
             f"subset is a boolean mask of {elements} elements, and the dataset has {samples} samples: "

@@ -1,7 +1,7 @@
-"""Tells objects apart that change by being used.
+"""Identity of objects that change by being used.
 
-Two equal objects must count as equal although one of them has been used: what an object holds only to save work, or of
-its last call, is no part of its identity.
+Two equal objects must count as equal although one of them has been used. Attributes that only save work, or that
+describe the last call, are therefore not part of an object's identity.
 """
 
 from __future__ import annotations
@@ -17,22 +17,25 @@ from coprep._modules import MAINS, digest_of
 from coprep._packing import LOCKS
 
 HOOK = "__coprep_identity__"
-"""Method of a class that says what identifies its instances."""
+"""Name of a class's method that returns the identity of an instance."""
 
 Reducer = Callable[[Any], tuple[Any, ...]]
 
 _TOKENIZER = frozenset(("deprecation_warnings", "cache", "_in_target_context_manager"))
-"""Attributes in which tokenizers of transformers keep what they warned of, what they looked up, and where they are."""
+"""Attributes of transformers' tokenizers that change by use: past warnings, looked-up tokens, and the present mode."""
 _ALBUMENTATIONS = frozenset(("random_generator", "py_random", "params", "_images_was_list", "_masks_was_list"))
-"""Attributes in which albumentations keeps its last call and its generators, made of its ``seed`` or anew each time."""
+"""Attributes of albumentations' transforms that change by use: the last call, and the generators.
+
+The generators are made of the ``seed``, or anew each time.
+"""
 
 
 def reducer_of(cls: Any) -> Reducer | None:
-    """Returns what reduces the instances of a class to their identity; ``None``: pickle does it."""
+    """Returns the function that reduces instances of a class to their identity, or ``None`` if pickle does it."""
     if hasattr(cls, HOOK):
         return lambda obj: (identified, (cls, getattr(obj, HOOK)()))
     if cls in LOCKS:
-        # Each process has its own: which one it is changes no sample.
+        # Each process has locks of its own. No sample depends on them.
         return lambda lock: (identified, (object, "lock"))
     if issubclass(cls, logging.Logger):
         # A script's logger is named after its module, which has another name in a process that it spawned.
@@ -43,13 +46,13 @@ def reducer_of(cls: Any) -> Reducer | None:
 
 
 def identified(cls: type, identity: Any) -> Any:
-    """Stand for an object in a pickle that nobody loads."""
+    """Stands for an object in a pickle that is hashed but never loaded."""
     raise NotImplementedError(f"of {cls} only its identity was pickled")
 
 
 @functools.lru_cache(maxsize=1024)
 def caches_of(cls: Any) -> frozenset[str]:
-    """Returns the names of the attributes of a class's instances that hold what can be had again without them."""
+    """Returns the names of the attributes, of a class's instances, whose values can be computed again."""
     found: set[str] = set()
     for base in cls.__mro__:
         for name, member in vars(base).items():
@@ -61,9 +64,9 @@ def caches_of(cls: Any) -> frozenset[str]:
 
 
 def without_caches(cls: type, state: Any) -> Any:
-    """Returns the state of an object, as pickle has it, without what is only a cache."""
+    """Returns the state of an object, in pickle's form, without the attributes that are only caches."""
     if type(state) is tuple and len(state) == 2:
-        # The second half are slots.
+        # The second half has the slots.
         return without_caches(cls, state[0]), state[1]
     if type(state) is not dict:
         return state
@@ -95,14 +98,14 @@ def _is_backend(value: Any) -> bool:
 
 
 def _without_last_call(backend: Any) -> bytes:
-    """Returns the digest of a fast tokenizer without how its last call truncated and padded.
+    """Returns the digest of a fast tokenizer without its last truncation and padding.
 
-    Each call of a tokenizer of transformers sets both by its own arguments.
+    Each call of a transformers tokenizer sets both by its own arguments.
     """
     text: str = backend.to_str()
     head, key, rest = text.partition(',"added_tokens":')
     try:
-        # The rest is megabytes.
+        # Only the head is parsed, since the rest is megabytes.
         about = json.loads(head + "}")
     except ValueError:
         return digest_of(text.encode())

@@ -1,4 +1,4 @@
-"""The native part. Shapes: images are (3, height, width) per sample, channels in the order red, green, blue."""
+"""The native part. Images have shape (3, height, width) per sample, channels in the order red, green, blue."""
 
 import enum
 import os
@@ -9,49 +9,49 @@ from coprep._usercode import Launch
 
 __version__: str
 MOST_DRAWS: int
-"""Draws of an epoch, at most."""
+"""Most draws of an epoch."""
 MOST_OWN_SAMPLES: int
-"""Samples of an epoch whose order a member of a cohort tells, at most."""
+"""Most samples of an epoch whose order a member of a cohort tells."""
 
 Interpolation = Literal["nearest", "bilinear", "bicubic"] | enum.Enum
-"""By name, or torchvision's ``InterpolationMode``."""
+"""Name of an interpolation, or torchvision's ``InterpolationMode``."""
 Size = int | Iterable[int]
 """Pixels of a side, or (height, width). Sides are 1 to 16384."""
 
 class Pipeline:
     """A source of images, and the operators that prepare one.
 
-    Made by ``coprep.ImageFolder`` or ``coprep.Files``. Immutable: every method returns a new pipeline. A pipeline can
-    be pickled, copied and compared. ``decode`` comes first and ``normalize`` last; the others may come in any order, as
+    Made by ``coprep.ImageFolder`` or ``coprep.Files``. A pipeline is immutable: every method returns a new one. It can
+    be pickled, copied and compared. ``decode`` comes first and ``normalize`` last. The others may come in any order, as
     often as you like. One of them must fix the size: ``random_resized_crop``, ``center_crop``, or
     ``resize((height, width))``.
 
     Images are 8-bit RGB. A batch of them is uint8, or float32 after ``normalize``, of shape (batch, 3, height, width).
-    What comes before the first random operator can be cached as the decoded form.
+    The result of the operators before the first random one can be cached as the decoded form.
     """
 
     def decode(
         self, *, apply_exif_orientation: bool = False, max_pixels: int = 178_956_970, scaled: bool = True
     ) -> Pipeline:
-        """Decode JPEG, PNG or WebP to 8-bit RGB, as ``PIL.Image.convert("RGB")`` would. Must come first.
+        """Decodes JPEG, PNG or WebP to 8-bit RGB, as ``PIL.Image.convert("RGB")`` does. Must come first.
 
         Args:
-            apply_exif_orientation: turn the image as its EXIF tag says (torchvision does not).
-            max_pixels: refuse files of more pixels than this, 1 or more. The default is Pillow's limit.
-            scaled: let the JPEG decoder scale by 1/2, 1/4 or 1/8 where the sample is made smaller anyway. Faster;
-                pixels differ slightly from decoding in full.
+            apply_exif_orientation: whether to turn the image as its EXIF tag says (torchvision does not).
+            max_pixels: most pixels of a file, 1 or more. Larger files are refused. The default is Pillow's limit.
+            scaled: whether the JPEG decoder may scale by 1/2, 1/4 or 1/8 where the sample is made smaller anyway.
+                This is faster; pixels differ slightly from decoding in full.
         """
 
     def resize(self, size: Size, *, interpolation: Interpolation = "bilinear") -> Pipeline:
-        """Resize, antialiased. Deterministic, as ``torchvision.transforms.Resize``.
+        """Resizes with antialiasing. Deterministic, like ``torchvision.transforms.Resize``.
 
         Args:
-            size: pixels of the shorter side, the aspect ratio stays; or exactly (height, width). Sides are 1 to 16384.
+            size: pixels of the shorter side, which keeps the aspect ratio, or (height, width). Sides are 1 to 16384.
             interpolation: "nearest", "bilinear" or "bicubic", or torchvision's ``InterpolationMode`` of that name.
         """
 
     def center_crop(self, size: Size) -> Pipeline:
-        """Cut out the centre; zeros where the image is smaller. Deterministic, as torchvision's ``CenterCrop``.
+        """Cuts out the centre, with zeros where the image is smaller. Deterministic, like torchvision's ``CenterCrop``.
 
         Args:
             size: pixels of each side, or (height, width). Sides are 1 to 16384.
@@ -65,24 +65,24 @@ class Pipeline:
         ratio: Iterable[float] = (3 / 4, 4 / 3),
         interpolation: Interpolation = "bilinear",
     ) -> Pipeline:
-        """Cut out a random area and resize it. Random, as ``torchvision.transforms.RandomResizedCrop``.
+        """Cuts out a random area and resizes it. Random, like ``torchvision.transforms.RandomResizedCrop``.
 
         Args:
-            size: of the result, pixels of each side, or (height, width). Sides are 1 to 16384.
+            size: pixels of each side of the result, or (height, width). Sides are 1 to 16384.
             scale: bounds of the area, as a share of the image: (low, high) with 0 < low <= high.
             ratio: bounds of width / height: (low, high) with 0 < low <= high.
             interpolation: "nearest", "bilinear" or "bicubic", or torchvision's ``InterpolationMode`` of that name.
         """
 
     def random_horizontal_flip(self, p: float = 0.5) -> Pipeline:
-        """Mirror left to right. Random, as ``torchvision.transforms.RandomHorizontalFlip``.
+        """Mirrors left to right. Random, like ``torchvision.transforms.RandomHorizontalFlip``.
 
         Args:
-            p: probability, 0 to 1.
+            p: probability of mirroring, 0 to 1.
         """
 
     def normalize(self, mean: Iterable[float], std: Iterable[float]) -> Pipeline:
-        """``(x / 255 - mean) / std`` per channel, as float32. Must come last.
+        """Computes ``(x / 255 - mean) / std`` per channel, as float32. Must come last.
 
         Args:
             mean: three finite numbers, for red, green and blue, in units of 0 to 1.
@@ -91,7 +91,7 @@ class Pipeline:
 
     @property
     def root(self) -> str | None:
-        """Absolute path of the folder; None for a list of files."""
+        """Absolute path of the folder, or ``None`` for a list of files."""
 
     @property
     def classes(self) -> list[str]:
@@ -160,26 +160,27 @@ class Loader:
     def close(self) -> None: ...
 
 class Preparation:
-    """Lets the coordinator import early what a dataset will need, as long as this object lives and no loader has it.
+    """Announces a dataset, so that the coordinator imports its modules early.
 
-    A coordinator is started if there is none. All that happens in the background, and never fails.
+    The announcement holds as long as this object lives and no loader has taken it over. A coordinator is started if
+    there is none. All of this happens in the background and never fails.
     """
 
     def __init__(self, launch: Launch, *, dataset: str, name: str, socket: str | os.PathLike[str] | None) -> None: ...
 
 class WorkerLink:
-    """A worker process's end of its socket: takes orders, one at a time, and reports what was made of them."""
+    """A worker process's end of its socket, which takes requests for samples one at a time and reports the results."""
 
     def __init__(self, socket: int, task_table: int | None, seed: int) -> None: ...
     def next(self) -> tuple[bool, int, tuple[int, int] | None, bool, int, int, int] | bytes | None:
-        """The next sample to make, or another message. None: the coordinator is gone.
+        """Returns the next sample to make, or a message of another kind, or ``None`` if the coordinator is gone.
 
-        A sample: whether it is the first of its chunk, its id, its buffer and slot if they are known for sure, whether
-        to keep its deterministic part, the key of its random numbers, where its cached part lies, bytes of that.
+        A sample is: whether it is the first of its chunk, its id, its buffer and slot if they are certain, whether to
+        keep its deterministic part, the key of its random numbers, and offset and length of its cached part.
         """
 
     def scratch(self) -> tuple[int, int]:
-        """Of the chunk: its scratch file, and where what came in it ends."""
+        """Returns the number of the chunk's scratch file, and the end of the cached values in it."""
 
     def made(self) -> None: ...
     def place(self) -> tuple[int, int] | None: ...

@@ -1,4 +1,7 @@
-"""Exceptions. Where Python has one that fits (ValueError, FileNotFoundError, MemoryError), that one is raised."""
+"""Exceptions of this package.
+
+Where Python has an exception that fits (ValueError, FileNotFoundError, MemoryError), that one is raised instead.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,19 @@ import warnings
 
 
 class CoprepError(RuntimeError):
-    """Base of the exceptions of this package: the coordinator cannot be reached, or cannot be started, ..."""
+    """Base of this package's exceptions. It is raised itself if the coordinator cannot be reached, for example."""
 
 
 class SampleError(CoprepError):
-    """A sample could not be prepared. The rest of its batch still comes: iteration may go on.
+    """A sample could not be prepared. The rest of its batch still comes, so that iteration may go on.
 
-    An exception of a user's dataset or transform is raised as it is, with this one as its ``__cause__``.
+    An exception of a user's dataset or transform is raised itself, with this one as its ``__cause__``.
 
     Attributes:
-        id: sample id, its position in the dataset.
-        path: its file; empty for a user's dataset.
+        id: id of the sample, which is its position in the dataset.
+        path: path of its file; empty for a user's dataset.
         stage: ``"fetch"``, ``"decode"`` or ``"prepare"``; for a user's dataset ``"dataset"`` or ``"transform"``.
-        worker: for a user's dataset, number and process id of the worker; else empty.
+        worker: for a user's dataset, number and process id of the worker; otherwise empty.
     """
 
     def __init__(self, message: str, id: int, path: str, stage: str, worker: str = "", exception: bytes = b"") -> None:
@@ -35,37 +38,38 @@ class SampleError(CoprepError):
 
 
 class CannotTravel(TypeError):
-    """Something of a dataset cannot be pickled, so that no other process can make its samples."""
+    """A part of a dataset cannot be pickled, so that no other process can make its samples."""
 
 
 class TimeoutError(CoprepError, builtins.TimeoutError):
-    """A wait lasted longer than ``timeout``. The message says who is awaited, for what, since when."""
+    """A wait lasted longer than ``timeout``. The message tells who is awaited, for what, and since when."""
 
 
 class CacheWarning(UserWarning):
-    """A cache was warmed of the job's samples, and the job does not use it; the message says why."""
+    """A cache was warmed with the job's samples, but the job does not use it. The message gives the reason."""
 
 
 class UnsharedWarning(UserWarning):
-    """A loader works, but shares nothing with other jobs; the message says why."""
+    """A loader works, but shares nothing with other jobs. The message gives the reason."""
 
 
 class WaitingWarning(UserWarning):
-    """A loader has waited for some seconds for somebody else: another rank, the rest of a cohort, a slow folder.
+    """A loader has waited for some seconds for another rank, the rest of a cohort, a slow folder, or the like.
 
-    The message says for whom, since when, and what to do. It comes once in a wait, which goes on.
+    The message tells who is awaited, since when, and what to do. It comes once in each wait, and the wait goes on.
     """
 
 
 class SkippedSampleWarning(UserWarning):
-    """A sample is left out of the epochs, because it could not be prepared and ``on_error`` is ``"skip"``.
+    """A sample is left out of the epochs because it could not be prepared and ``on_error`` is ``"skip"``.
 
-    A loader gives one, for the first such sample; ``loader.stats()["skipped"]`` counts them.
+    A loader warns once, for the first such sample; ``loader.stats()["skipped"]`` counts all.
     """
 
 
 def warn_skipped(id: int, path: str, stage: str, message: str, stacklevel: int = 3) -> None:
-    """Warn of the first sample that is skipped. ``message``: its error; of a traceback the last line counts."""
+    """Warns of the first sample that is skipped. ``message`` is its error; only the last line of a traceback is
+    shown."""
     where = f" ({path})" if path else ""
     error = message.strip().splitlines()[-1] if message.strip() else "no message"
     warnings.warn(
@@ -85,6 +89,6 @@ for _public in (
     UnsharedWarning,
     WaitingWarning,
 ):
-    # Tracebacks show the names by which they are imported.
+    # Tracebacks show an exception's module, which should be the one that users import.
     _public.__module__ = "coprep"
 del _public

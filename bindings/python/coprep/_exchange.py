@@ -1,7 +1,7 @@
-"""Small objects from a worker to the jobs: exceptions, and the structure of samples.
+"""Transport of small objects from a worker to the jobs: exceptions, and the structure of samples.
 
-What the main script defines is not importable by that name in a worker, which got it by value, and each job has its
-own: it travels by name, and is looked up in the job's main script.
+A worker received the classes of the main script by value and cannot import them by name, while each job has its own.
+Such a class therefore travels by name, and is looked up in the job's main script.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any
 _HERE = os.path.dirname(__file__)
 _MAINS = ("__main__", "__mp_main__")
 MOST_EXCEPTION = 1 << 20
-"""Longest exception, in bytes as it is packed, that travels whole. The coordinator passes on no longer one."""
+"""Longest packed exception, in bytes, that travels whole. The coordinator passes on no longer one."""
 _VALUE = 100_000
-"""Longest text or bytes in an exception that is longer."""
+"""Most characters or bytes of a value that are kept when an exception is shortened."""
 _TEXT, _LINE = 60_000, 16_000
-"""Longest description of an exception, and of one entry in it, in characters."""
+"""Most characters of an exception's description, and of one entry in it."""
 
 
 class _Pickler(pickle.Pickler):
@@ -44,10 +44,10 @@ class _Unpickler(pickle.Unpickler):
 
 @functools.lru_cache(maxsize=256)
 def path_of(cls: type) -> str | None:
-    """Returns where in its module a class is, if it is not where its name says.
+    """Returns the path of a class within its module, if it differs from the class's name.
 
-    Pickle finds a class by its name. A named tuple that is made in the body of a class, or that is assigned to another
-    name than it was given, is elsewhere. Returns ``None`` if the name is right, or if the class is found nowhere.
+    Pickle finds a class by its name. A named tuple that is made in the body of a class, or assigned to a name other
+    than its own, lies elsewhere. Returns ``None`` if the name is right, or if the class is not found.
     """
     module: Any = sys.modules.get(cls.__module__)
     if _at(module, cls.__qualname__) is cls:
@@ -60,7 +60,7 @@ def path_of(cls: type) -> str | None:
 
 
 def _classes(members: dict[str, Any]) -> list[Any]:
-    """Returns the classes among a module's members, and those that came to this process by value.
+    """Returns the classes among a module's members, and all that came to this process by value.
 
     A worker has the main script's classes by value only.
     """
@@ -70,7 +70,7 @@ def _classes(members: dict[str, Any]) -> list[Any]:
 
 
 def class_at(module: str, path: str) -> Any:
-    """Returns the class that :func:`path_of` found, in another process."""
+    """Returns, in another process, the class that :func:`path_of` found."""
     return operator.attrgetter(path)(importlib.import_module(module))
 
 
@@ -81,7 +81,7 @@ def _at(holder: Any, path: str) -> Any:
 
 
 def _find(qualified_name: str) -> Any:
-    """Returns a class of the main script: in a job the script's own, in a worker the one that came by value."""
+    """Returns a class of the main script: the script's own in a job, the one that came by value in a worker."""
     main = sys.modules["__main__"]
     found = _at(main, qualified_name)
     if found is not None:
@@ -99,25 +99,25 @@ def _find(qualified_name: str) -> Any:
 
 
 def dumps(obj: Any) -> bytes:
-    """As bytes."""
+    """Returns a packed object."""
     stream = io.BytesIO()
     _Pickler(stream, protocol=5).dump(obj)
     return stream.getvalue()
 
 
 def loads(data: bytes) -> Any:
-    """From bytes."""
+    """Returns the object that :func:`dumps` has packed."""
     return _Unpickler(io.BytesIO(data)).load()
 
 
 def dump_exception(error: BaseException) -> bytes:
-    """Return an exception as bytes: whole, or, if too long, with its long texts cut; empty if it cannot travel."""
+    """Returns an exception as bytes: whole or, if too long, with its long texts cut; empty if it cannot travel."""
     for form in (_whole, _cut_short, _text_alone):
         try:
             data = dumps((type(error), *form(error)))
             if type(error).__module__ not in _MAINS:
                 loads(data)
-            # Else its class is found in the job, not here.
+            # A class of the main script is found in the job, not here, so it cannot be tried out.
         except Exception:
             continue
         if len(data) <= MOST_EXCEPTION:
@@ -130,7 +130,7 @@ Form = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def _whole(error: BaseException) -> Form:
-    # An OSError keeps its file apart from `args`, an ImportError its module: how they are pickled tells.
+    # `args` is not all: an OSError keeps its file apart, an ImportError its module. Their own pickling includes these.
     reduced: Any = _builtin(type(error)).__reduce__(error)
     return reduced[1], reduced[2] if len(reduced) > 2 and reduced[2] else {}
 
@@ -145,17 +145,18 @@ def _text_alone(error: BaseException) -> Form:
 
 
 def _builtin(kind: type[BaseException]) -> type[BaseException]:
-    """Return the first class among ``kind`` and its bases that Python itself defines."""
+    """Returns the first class, among ``kind`` and its bases, that Python itself defines."""
     return next(base for base in kind.__mro__ if base.__module__ == "builtins")
 
 
 def load_exception(data: bytes) -> BaseException | None:
-    """Return the exception again; made as it was, not by its own ``__init__``, which may take other arguments."""
+    """Returns the exception again. It is made without its own ``__init__``, which may take other arguments."""
     try:
         kind, args, state = loads(data)
         error: BaseException = kind.__new__(kind, *args)
         try:
-            # What Python's own exceptions know beside `args`, such as UnicodeDecodeError.object, this sets.
+            # This sets the attributes that Python's own exceptions have beside `args`, such as
+            # UnicodeDecodeError.object.
             _builtin(kind).__init__(error, *args)
         except Exception:
             error.args = args
@@ -166,14 +167,14 @@ def load_exception(data: bytes) -> BaseException | None:
 
 
 def describe(error: BaseException) -> str:
-    """Return type, text and traceback, causes included, without the frames of this package.
+    """Returns type, text and traceback, causes included, without the frames of this package.
 
-    What is long is cut, with a note.
+    Long texts are cut, with a note.
     """
     told = traceback.TracebackException.from_exception(error)
     _hide_frames(told)
     text = cut("".join(cut(line, _LINE) for line in told.format()).rstrip(), _TEXT)
-    # File names may have bytes that are no text, and no message can carry them.
+    # File names may contain bytes that are not text, which no message can carry.
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -186,7 +187,7 @@ def _hide_frames(told: traceback.TracebackException | None) -> None:
 
 
 def cut(text: str, most: int) -> str:
-    """Return the text; if it is longer than ``most`` characters, its beginning and its end."""
+    """Returns the text or, if it is longer than ``most`` characters, its beginning and its end."""
     left, half = len(text) - most, most // 2
     return text if left <= 0 else f"{text[:half]} ... [{left:,} characters left out by coprep] ... {text[-half:]}"
 

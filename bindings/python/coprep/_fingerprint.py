@@ -1,9 +1,9 @@
 """Identity of datasets and transforms: equal in processes that would prepare the same samples, different otherwise.
 
-Data is hashed as a pickle stream without memo, so that it does not matter which equal objects are the same object.
-Code that other processes can import is named, and the files of the user's own modules are hashed. All other code
-(``__main__``, lambdas, closures) is hashed by its structure. It forms a graph with cycles: each piece is numbered
-when first met, hashed on its own, and refers to others by number.
+Data is hashed as a pickle stream without a memo, so that it makes no difference which of several equal objects are the
+same object. Code that other processes can import is represented by its name, and the files of the user's own modules
+are hashed. All other code (``__main__``, lambdas, closures) is hashed by its structure. It forms a graph with cycles.
+Each piece gets a number when it is first met, is hashed on its own, and refers to others by number.
 """
 
 from __future__ import annotations
@@ -40,17 +40,18 @@ DEPTH = 3
 PARTS = 64
 """Most parts that values are broken into."""
 ELEMENTS = 16
-"""Most elements of a list or tuple that get parts of their own."""
+"""Longest list or tuple whose elements get parts of their own."""
 STRINGS = 1000
-"""Most strings that may turn out to be relative paths."""
+"""Most strings that are kept as possible relative paths."""
 STREAM = 2 << 30
-"""Bytes of a pickle without memo from which on shared objects are assumed to be repeated too often."""
+"""Bytes of a pickle without memo above which shared objects are assumed to be repeated too often."""
 
 _OTHERWISE = "pass an import string 'module:factory', or num_workers=0 to make samples in this process"
 _REMEDY = f"define __getstate__, open the resource lazily in __getitem__, {_OTHERWISE}"
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _GLOBAL_OPS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
-# The interpreter, pickle and typing add these to a class: line numbers, caches, and hints that change no sample.
+# The interpreter, pickle and typing add these attributes to a class. They hold line numbers, caches and hints, which
+# change no sample.
 _NOT_CODE = {
     "__slotnames__",  # pickle notes it at the class when it first meets an instance
     *("__dict__", "__weakref__", "__module__", "__qualname__", "__classdictcell__", "_abc_impl"),
@@ -60,16 +61,16 @@ _NOT_CODE = {
 
 
 def fingerprint(named: Mapping[str, Any], modules: Modules | None = None) -> list[tuple[str, bytes]]:
-    """Identity of objects, in named parts (16-byte digests), so that it can be said which part differs.
+    """Returns the identity of objects, in named parts (16-byte digests), so that a difference can be named.
 
     Beside the objects' own parts (``dataset``, ``dataset.root``, ...) there are ``global NAME`` (data that code of the
-    main script uses), ``code MODULE``, ``package NAME``, and ``working directory`` where a relative path is met.
+    main script uses), ``code MODULE``, ``package NAME``, and ``working directory`` if a relative path is met.
 
     Args:
-        modules: spares a second look at them, where several fingerprints are made at one moment.
+        modules: modules that were looked up before, to save a second look when several fingerprints are made at once.
 
     Raises:
-        TypeError: something cannot be pickled; says which part and what to do.
+        TypeError: an object cannot be pickled. The message names the part and the remedy.
     """
     walk = _Walk()
     parts = [*_Splitter(walk, PARTS - len(named)).parts(named.items())]
@@ -126,7 +127,7 @@ class _Splitter:
             raise CannotTravel(f"{name} cannot be compared with that of other jobs: {reason}. Remedy: {remedy}") from e
 
     def _holder_within(self, value: Any, seen: set[int]) -> _Holder | None:
-        """Returns which attribute of which class, within a value, holds what cannot be pickled."""
+        """Returns the attribute, within a value, that cannot be pickled, and the class that holds it."""
         seen.add(id(value))
         for suffix, child in self._children(value):
             if id(child) in seen or self._can_be_hashed(child):
@@ -151,12 +152,12 @@ class _Splitter:
         return True
 
     def _split(self, value: Any) -> tuple[Any, list[tuple[str, Any]]]:
-        """What stands for the value itself, and its parts by the suffix of their name."""
+        """Returns a stand-in for the value itself, and its parts by the suffix of their name."""
         cls = type(value)
         if cls in (list, tuple) and len(value) <= ELEMENTS:
             return (cls, len(value)), [(f"[{i}]", v) for i, v in enumerate(value)]
         if self._walk.handler(cls) is None and _reduces_by_default(cls):
-            # An error comes again, and is reported, when the value is hashed as a whole.
+            # An error is ignored here. It occurs again, and is reported, when the value is hashed as a whole.
             with contextlib.suppress(Exception):
                 reduced: Any = object.__reduce_ex__(value, 5)
                 make, args, state, *items = reduced
@@ -178,14 +179,14 @@ def _suffix(attribute: str) -> str:
 
 
 class _Holder(NamedTuple):
-    """An attribute of instances of a class."""
+    """An attribute of a class's instances."""
 
     cls: type
     suffix: str
-    """As in the name of a part: with a dot before it."""
+    """Name of the attribute as in the name of a part, with a dot before it."""
 
     def remedy(self) -> str:
-        """Returns what keeps the attribute from being pickled, as a line to write."""
+        """Returns the code that keeps the attribute from being pickled, as a line to write."""
         name = self.suffix.removeprefix(".").strip("'")
         return (
             f"leave it out of the pickle, by a method of {self.cls.__qualname__} or of a class that derives from it, "
@@ -202,7 +203,7 @@ class _RepeatsTooOften(Exception):
 
 
 class _Sink:
-    """Takes a pickle stream and the buffers beside it."""
+    """Hashes a pickle stream and the buffers beside it."""
 
     def __init__(self, limit: int | None) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
@@ -212,7 +213,7 @@ class _Sink:
 
     def write(self, data: bytes) -> int:
         self._hash.update(data)
-        if len(data) < 1 << 20:  # Large bytes come alone. They take no longer to hash than to hold.
+        if len(data) < 1 << 20:  # Large bytes come alone, and hashing them takes no longer than holding them.
             self._written += len(data)
             if self._limit is not None and self._written > self._limit:
                 raise _RepeatsTooOften
@@ -230,7 +231,7 @@ class _Sink:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles what cloudpickle does, except functions, classes and modules, for which there are handlers."""
+    """Pickles as cloudpickle does, except functions, classes and modules, for which there are handlers."""
 
     def __init__(self, sink: _Sink, walk: _Walk, handlers: dict[type, Handler | None], fast: bool) -> None:
         super().__init__(sink, protocol=5, buffer_callback=sink.buffer)
@@ -240,7 +241,7 @@ class _Pickler(pickle.Pickler):
         self._handlers = handlers
 
     def persistent_id(self, obj: Any) -> bytes | None:
-        # Called for each string and number of the data: nothing more may be done here.
+        # This is called for each string and number of the data, so it must stay this short.
         try:
             handler = self._handlers[type(obj)]
         except KeyError:
@@ -249,7 +250,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Walk:
-    """Hashes values, and collects which modules, globals and possible paths are met."""
+    """Hashes values, and collects the modules, globals and possible paths that it meets."""
 
     def __init__(self) -> None:
         self.modules: dict[str, None] = {}
@@ -258,14 +259,14 @@ class _Walk:
         self.reducers = dict(cloudpickle.Pickler.dispatch_table)  # looked up for each object: quicker than a ChainMap
         self._fast: dict[type, Handler | None] = {str: self._string}
         self._memoizing: dict[type, Handler | None] = {str: self._string_by_value, bytes: lambda obj: b"b" + obj}
-        self._known: dict[int, bytes] = {}  # digests that do not depend on where the object is met
-        self._numbers: dict[int, int] = {}  # code without a name, in the order in which it is met
-        self._queue: list[Any] = []  # the part of it whose turn is yet to come
-        self._open: dict[int, int] = {}  # sets around what is being hashed
-        self._keep: list[Any] = []  # so that an id means one object
+        self._known: dict[int, bytes] = {}  # digests that are the same wherever the object is met
+        self._numbers: dict[int, int] = {}  # numbers of unnamed code, in the order in which it is met
+        self._queue: list[Any] = []  # unnamed code that is not hashed yet
+        self._open: dict[int, int] = {}  # sets that contain the object being hashed
+        self._keep: list[Any] = []  # keeps hashed objects alive, so that no other object gets their id
 
     def closed(self, value: Any) -> bytes:
-        """Digest of a value and all unnamed code that it leads to. Later numbers do not depend on it."""
+        """Returns the digest of a value and all unnamed code that it leads to. Later numbers do not depend on it."""
         numbers, queue = self._numbers, self._queue
         self._numbers, self._queue = dict(numbers), []
         try:
@@ -277,7 +278,7 @@ class _Walk:
             self._numbers, self._queue = numbers, queue
 
     def plain(self, value: Any) -> bytes:
-        """Digest of a value in which unnamed code is but numbered."""
+        """Returns the digest of a value in which unnamed code is represented by its number alone."""
         numbered, queued = len(self._numbers), len(self._queue)
         try:
             return self._pickle(value, fast=True)
@@ -297,7 +298,7 @@ class _Walk:
         return sink.digest()
 
     def handler(self, cls: type) -> Handler | None:
-        """What replaces the pickling of instances of a class."""
+        """Returns the function that replaces the pickling of a class's instances, or ``None`` if they are pickled."""
         self._note(cls.__module__)
         identified = hasattr(cls, HOOK) and not issubclass(cls, type)
         for base, handler in self._handlers():
@@ -305,7 +306,7 @@ class _Walk:
                 return handler
         reducer = reducer_of(cls)
         if reducer is not None:
-            # Not a handler: the pickler then sees where an object leads back to itself.
+            # A reducer is used instead of a handler, so that the pickler notices an object that leads back to itself.
             self.reducers[cls] = reducer
         return self._path if hasattr(cls, "__fspath__") else None
 
@@ -334,7 +335,7 @@ class _Walk:
                 self._fast[str] = None
 
     def _string_by_value(self, text: str) -> bytes:
-        # With a memo, a string would be hashed otherwise when an equal one was interned with it.
+        # With a memo, the digest of a string would depend on whether an equal string is the same object.
         if len(self.strings) < STRINGS:
             self._string(text)
         return b"s" + text.encode("utf-8", "surrogatepass")
@@ -381,7 +382,7 @@ class _Walk:
 
     def _tensor(self, tensor: Any) -> bytes:
         if tensor.is_nested:
-            # It has no shape of its own, and attributes only to save work.
+            # A nested tensor has no shape of its own, and its attributes only save work.
             parts = map(self._tensor, tensor.detach().unbind())
             return b"T" + _hash(repr((str(tensor.layout), tensor.requires_grad)).encode(), *parts)
         digest = self._known.get(id(tensor))
@@ -389,7 +390,7 @@ class _Walk:
             about = repr((str(tensor.dtype), tuple(tensor.shape), str(tensor.layout), tensor.device.type))
             about += repr((tensor.requires_grad, tensor.is_quantized))
             digest = self._remember(tensor, _hash(about.encode(), _tensor_content(tensor)))
-        # Subclasses are told apart, and may have attributes.
+        # Subclasses must differ from their base, and may have attributes.
         return b"t" + _hash(digest, self.plain((type(tensor), tensor.__dict__)))
 
     def _storage(self, storage: Any) -> bytes:
@@ -413,7 +414,7 @@ class _Walk:
         return b"m" + module.__name__.encode()
 
     def _code(self, code: Any) -> bytes:
-        """A function or class, by its name if that leads to it."""
+        """Returns the digest of a function or class: its name, if other processes find it by that, or else a number."""
         known = self._known.get(id(code))
         if known is not None:
             return known
@@ -436,7 +437,7 @@ class _Walk:
             self.modules[module] = None
 
     def _structure(self, code: Any) -> bytes:
-        """Digest of code that has no name in other processes."""
+        """Returns the digest of code that has no name in other processes."""
         if isinstance(code, types.FunctionType):
             return self._function(code)
         if isinstance(code, functools._lru_cache_wrapper):
@@ -466,7 +467,7 @@ class _Walk:
         return _hash(b"function", self.plain(rest), self.plain(len(used)), *digests, *self._members(cells, where))
 
     def _note_submodules(self, code: types.CodeType, values: Iterable[Any]) -> None:
-        """Modules that are reached as attributes of a package, after ``import package.module``."""
+        """Notes modules that are reached as attributes of a package, after ``import package.module``."""
         packages = [v.__name__ for v in values if isinstance(v, types.ModuleType)]
         attributes = _attributes(code)
         while packages:
@@ -479,7 +480,7 @@ class _Walk:
     def _class(self, cls: type) -> bytes:
         members = {k: v for k, v in vars(cls).items() if k not in _NOT_CODE}
         if isinstance(members.get("__doc__"), str):
-            # A dataclass writes there where its fields' types are defined.
+            # A dataclass writes the modules of its fields' types into its docstring.
             members["__doc__"] = members["__doc__"].replace(f"{MAINS[1]}.", f"{MAINS[0]}.")
         if issubclass(cls, enum.Enum):
             members = {k: v for k, v in members.items() if k not in cls.__members__ and k != "_value2member_map_"}
@@ -488,7 +489,7 @@ class _Walk:
         return _hash(b"class", about, *self._members(members, f"class {cls.__qualname__}"))
 
     def _members(self, members: Mapping[str, Any], where: str) -> list[bytes]:
-        """Names and digests of what belongs to code, by name."""
+        """Returns the names and digests of the members of a piece of code, sorted by name."""
         result = []
         for name, value in sorted(members.items()):
             try:
@@ -509,14 +510,14 @@ class _Walk:
 
 
 def _refuse_file(file: io.TextIOWrapper) -> bytes | None:
-    # Would be pickled with all that can be read from it.
+    # A file would be pickled with all that can be read from it.
     if file in (sys.stdout, sys.stderr):
         return None
     raise TypeError("cannot pickle an open file")
 
 
 def _content(array: npt.NDArray[Any]) -> bytes:
-    """Digest of an array without objects."""
+    """Returns the digest of an array without objects."""
     about = repr((array.dtype, array.dtype.str, array.shape)).encode()
     if array.dtype.names is not None:  # There may be undefined bytes between fields.
         return _hash(about, *(_content(array[name]) for name in array.dtype.names))
@@ -533,11 +534,11 @@ def _content(array: npt.NDArray[Any]) -> bytes:
 
 
 def _mapped(array: npt.NDArray[Any]) -> bytes | None:
-    """Digest of an array that is a file's content: which file, as it is now, and which part of it."""
+    """Returns the digest of an array that maps a file: the file in its present state, and the part of it."""
     base: Any = array
     while isinstance(base, np.ndarray) and not isinstance(base.base, mmap.mmap):
         base = base.base
-    # What was written to a private mapping is in no file.
+    # Data written to a private mapping is in no file.
     if not isinstance(base, np.memmap) or base.filename is None or base.mode == "c":
         return None
     try:
@@ -565,13 +566,13 @@ def _tensor_content(tensor: Any) -> bytes:
     return _content(data.view(torch.uint8).numpy()) if data.numel() else b""
 
 
-# --- what code is made of -------------------------------------------------------------------------------------
+# --- parts of code --------------------------------------------------------------------------------------------
 
 
 def _importable(code: Any) -> bool:
-    """Whether another process gets this function or class by its name."""
+    """Returns whether another process gets this function or class by its name."""
     if isinstance(code, type) and not code.__flags__ & _HEAP_TYPE:
-        return True  # Some built-in types, such as that of None, are no attribute of their module.
+        return True  # Some built-in types, such as that of None, are not an attribute of their module.
     if code.__module__ in MAINS:
         return False
     found: Any = sys.modules.get(code.__module__)
@@ -583,12 +584,12 @@ def _importable(code: Any) -> bool:
 def _cell(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # It is yet empty.
+    except ValueError:  # The cell is still empty.
         return types.CellType
 
 
 def _uses(code: types.CodeType) -> tuple[set[str], set[Import]]:
-    """Names of globals, and modules imported, in the code and what is nested in it."""
+    """Returns the globals used and the modules imported by code, including the code nested in it."""
     names: set[str] = set()
     imports: set[Import] = set()
     steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]

@@ -1,7 +1,7 @@
-"""Find the imports of a source file without compiling it.
+"""Finds the imports of a source file without compiling it.
 
-Compiling a file takes milliseconds, and a package has hundreds. Looking for the keywords takes a hundredth of that.
-The result may hold too much, since text in strings and comments is looked at too. It never holds too little.
+Compiling a file takes milliseconds, and a package has hundreds of files. Looking for the keywords takes a hundredth of
+that. The result may contain too many imports, since text in strings and comments is searched too. It never misses one.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 
 Import = tuple[str, int, tuple[str, ...]]
-"""A module's name, the level of a relative import, and what is imported from the module."""
+"""Name of a module, level of a relative import, and names that are imported from the module."""
 
 _SPACE = r"(?:[ \t\f]|\\\n)"
-# Looks ahead, so that a "from" in a text hides no "from" that follows it.
+# A lookahead, so that a "from" in a text hides no "from" that follows it.
 _FROM = re.compile(rf"\bfrom\b(?=((?:[.\w]|{_SPACE})*?)\bimport\b)")
 _IMPORT = re.compile(r"\bimport\b")
 _NAMES = re.compile(rf"(?:[.,*\w]|{_SPACE})*")
@@ -34,7 +34,7 @@ def imports_of(source: bytes) -> list[Import]:
     """
     text = importlib.util.decode_source(source)
     if not text.isascii():
-        # Python does so with names.
+        # Python normalizes names in the same way.
         text = unicodedata.normalize("NFKC", text)
     found: dict[Import, None] = {}
     handled: set[int] = set()
@@ -42,7 +42,7 @@ def imports_of(source: bytes) -> list[Import]:
         base, end = match[1], match.end(1)
         if "\n" not in base and _BLANK.sub("", base):
             handled.add(end)
-        # Else the "from" may belong to a comment or to another statement, so that "import" is looked at by itself too.
+        # Otherwise the "from" may belong to a comment or to another statement, so "import" is also looked at by itself.
         name = _BLANK.sub("", base)
         if name:
             module = name.lstrip(".")
@@ -78,7 +78,7 @@ def _names(text: str, at: int) -> str:
 
 
 def resolved(imports: Iterable[Import], package: str | None) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yields the full names of the modules that are imported, each with what is imported from it."""
+    """Yields the full names of the imported modules, each with the names that are imported from it."""
     for name, level, members in imports:
         with contextlib.suppress(ImportError):
             yield importlib.util.resolve_name("." * level + name, package), members

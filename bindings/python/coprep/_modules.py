@@ -1,7 +1,7 @@
-"""Identity of modules: the files of the user's own, and of all others the version of their package.
+"""Identity of modules: the files of the user's own modules, and the versions of all other packages.
 
-The process remembers the digest and the imports of a file until the file changes: a package has hundreds of files, and
-a loader asks in every epoch.
+The process remembers the digest and the imports of a file until the file changes, because a package has hundreds of
+files and a loader asks in every epoch.
 """
 
 from __future__ import annotations
@@ -25,45 +25,45 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from coprep._imports import Import, imports_of, resolved
 
 MAINS = ("__main__", "__mp_main__")
-"""Names of the main script's module: in the process that was started, and in those that ``multiprocessing`` spawns."""
+"""Names of the main script's module: in a process started normally, and in one that ``multiprocessing`` spawned."""
 RECENT_NS = 2_000_000_000
-"""A file that changed so recently may change again without another time: what it says is not remembered yet."""
+"""Age below which a file's digest is not remembered yet. A younger file may change again without a new time."""
 REMEMBERED = 20_000
-"""Most files and most folders that are remembered; those that were used last stay."""
+"""Most files and most folders that are remembered. The least recently used ones are dropped."""
 
 _ELSEWHERE = frozenset((*sys.stdlib_module_names, *MAINS, "coprep"))
-"""Modules that come with the interpreter or with this package, or that are hashed by their structure."""
+"""Modules that are not hashed as files: they come with Python or coprep, or are hashed by their structure."""
 
 T = TypeVar("T")
 Stamp = tuple[int, ...]
 
 
 class Source(NamedTuple):
-    """A module's file, as far as it counts for an identity."""
+    """The file of a module, as far as it counts for an identity."""
 
     digest: bytes
     uses: frozenset[str]
-    """Modules that it imports, by their full names."""
+    """Full names of the modules that it imports."""
     members: Mapping[str, frozenset[str]]
-    """Names that it imports from modules, by the module. If that is a package, these may be modules too."""
+    """Names that it imports from modules, by module. If the module is a package, these may be modules too."""
 
 
 class Module(NamedTuple):
     """A module, as far as it counts for an identity."""
 
     part: str
-    """Name of its part of an identity; empty: it has none."""
+    """Name of the module's part of an identity. Empty if it has none."""
     digest: bytes
     uses: Set[str]
 
 
 _PLAIN = frozenset((str, bytes, int, float, bool, dict, list, tuple, type(None)))
-"""Types of globals that no module defines."""
+"""Types of globals that are not defined by a module."""
 _NONE = Module("", b"", frozenset())
 
 
 class Modules:
-    """The modules of this process, each as it was when it was first asked for."""
+    """The modules of this process, each in its state when it was first looked up."""
 
     def __init__(self) -> None:
         self._seen: dict[str, Module] = {}
@@ -83,7 +83,7 @@ class Modules:
             new = module.uses - met
             met |= new
             todo += new
-        # Code comes first.
+        # Sorting puts the parts of code first.
         return sorted(found.items())
 
 
@@ -124,17 +124,17 @@ def digest_of(*parts: bytes | memoryview) -> bytes:
     return result.digest()
 
 
-# --- what is remembered ---------------------------------------------------------------------------------------
+# --- memory of files and folders ------------------------------------------------------------------------------
 
 
 class _Memory(Generic[T]):
-    """Values made of what files or folders hold, each kept until that changes."""
+    """Values computed from files or folders, each kept until the file or folder changes."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[Hashable, tuple[Stamp, T]] = OrderedDict()
 
     def get(self, key: Hashable, path: str, make: Callable[[], T]) -> T:
-        """Returns what ``make`` returned since the file or folder at ``path`` last changed."""
+        """Returns the value of ``make``, which is called only if the file or folder at ``path`` has changed."""
         now = time.time_ns()
         stamp = _stamp(path)
         kept = self._kept.get(key)
@@ -152,7 +152,7 @@ class _Memory(Generic[T]):
 
 
 def _stamp(path: str) -> Stamp | None:
-    """Returns what is different after a change: times, size and place; ``None`` if there is no such file."""
+    """Returns a value that differs after each change: times, size and place; ``None`` if there is no such file."""
     try:
         about = os.stat(path)
     except OSError:
@@ -174,7 +174,7 @@ def _read_source(name: str, file: str) -> Source:
     content = _read(name, file)
     imports: list[Import] = []
     if file.endswith(".py"):
-        # Else, or if it cannot be read as Python, its bytes count all the same.
+        # Only Python source has imports to find. The bytes of other files, and of broken source, still count.
         with contextlib.suppress(SyntaxError, ValueError):
             imports = imports_of(content)
     members: dict[str, set[str]] = {}
@@ -200,23 +200,24 @@ def _read(name: str, file: str) -> bytes:
 
 
 def _in_globals(name: str) -> set[str]:
-    """Returns the modules that are among a module's globals, and those that define what is."""
+    """Returns the modules among a module's globals, and the modules in which the other globals are defined."""
     found = set()
     own = f"{name}."
     for value in list(getattr(sys.modules.get(name), "__dict__", {}).values()):
-        # Asked by type: isinstance takes several times as long, and a package has ten thousand globals.
+        # The type is compared, because isinstance takes several times as long and a package has ten thousand globals.
         kind = type(value)
         if kind in _PLAIN:
             continue
         if kind is types.ModuleType or issubclass(kind, types.ModuleType):
-            # A module within this package is here if anyone imported it. This one's imports are found in its source.
+            # A module of this package is among the globals if any code imported it. This module's own imports are in
+            # its source.
             if not value.__name__.startswith(own):
                 found.add(value.__name__)
             continue
         try:
             module = value.__module__
         except Exception:
-            # Some objects answer in their own way.
+            # Some objects answer attribute access in their own way.
             continue
         if type(module) is str:
             found.add(module)
@@ -239,7 +240,10 @@ def _file(name: str, parent: str) -> str | None:
 
 
 def _may_hold(package: Any, name: str) -> bool:
-    """Returns whether a module of this name may lie in a package. Looking for it takes long, and few names are one."""
+    """Returns whether a package may contain a module of this name.
+
+    This spares the import system's own search, which takes long: most names are not modules.
+    """
     if package is None:
         return True
     try:
@@ -254,7 +258,7 @@ def _may_hold(package: Any, name: str) -> bool:
 
 
 def _modules_in(folder: str) -> frozenset[str] | None:
-    """Returns the first parts of the names in a folder; ``None`` if it is none, such as an archive."""
+    """Returns the first parts of the names in a folder, or ``None`` if it is not a folder, such as an archive."""
     try:
         return frozenset(entry.partition(".")[0] for entry in os.listdir(folder))
     except OSError:
@@ -262,7 +266,7 @@ def _modules_in(folder: str) -> frozenset[str] | None:
 
 
 def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
-    """Where a module is, without importing anything."""
+    """Returns the spec of a module without importing anything."""
     parent, _, _ = name.rpartition(".")
     try:
         if not parent:
@@ -276,7 +280,7 @@ def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
 
 @functools.cache
 def _installed() -> tuple[str, ...]:
-    """Folders of the standard library and of packages."""
+    """Returns the folders of the standard library and of installed packages."""
     folders = [sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")]
     folders += [*site.getsitepackages(), site.getusersitepackages(), os.path.dirname(os.path.abspath(__file__))]
     return tuple(os.path.join(form(folder), "") for folder in folders for form in (os.path.abspath, os.path.realpath))
@@ -295,7 +299,8 @@ def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        # The distribution has another name, as Pillow has. Whether the package is imported yet must not matter.
+        # The distribution has another name, as Pillow's has. The result must not depend on whether the package is
+        # imported.
         names = _distributions().get(package, [])
         versions = sorted(f"{name} {importlib.metadata.version(name)}" for name in names)
         return "\n".join(versions) or None
@@ -303,5 +308,5 @@ def _version(package: str) -> str | None:
 
 @functools.cache
 def _distributions() -> Mapping[str, list[str]]:
-    """By package. Takes a while: every installed distribution is looked at."""
+    """Returns the distributions of each package. This takes a while, since it reads all that are installed."""
     return importlib.metadata.packages_distributions()

@@ -13,26 +13,26 @@ from coprep._coprep import MOST_OWN_SAMPLES
 
 
 class CannotBeShared(ValueError):
-    """A sampler gives something that jobs cannot share."""
+    """A sampler gives values that jobs cannot share."""
 
 
 class OwnOrder(NamedTuple):
-    """A sampler that says itself which samples an epoch has, and in which order.
+    """A sampler of the user's own, which determines the samples of an epoch and their order.
 
     It may give another number of samples in each epoch, a sample more than once, or some never. Each member of a cohort
-    iterates its own when it begins an epoch. The order of the first one to begin is the order of all.
+    iterates its own sampler when it begins an epoch. The order of the first member to begin is the order of all.
     """
 
     sampler: Iterable[Any]
-    """Gives sample ids; or, if ``batch_size`` is set, batches of them."""
+    """Gives sample ids or, if ``batch_size`` is set, batches of them."""
     batch_size: int | None = None
-    """Samples of each batch but the last, where the sampler gives batches."""
+    """Number of samples of each batch but the last, if the sampler gives batches."""
 
     def batches(self, batch_size: int, drop_last: bool) -> int:
-        """Returns the number of batches of an epoch, as the sampler says it.
+        """Returns the number of batches of an epoch, by the length of the sampler.
 
         Raises:
-            TypeError: it has no length.
+            TypeError: the sampler has no length.
         """
         length = len(self.sampler)  # type: ignore[arg-type]
         if self.batch_size is not None:
@@ -40,15 +40,16 @@ class OwnOrder(NamedTuple):
         return length // batch_size if drop_last else -(-length // batch_size)
 
     def ids(self, samples: int) -> bytes:
-        """Returns the sample ids of the next epoch, as the coordinator is told them.
+        """Returns the sample ids of the next epoch in the coordinator's format: native-endian, 32 bits each.
 
         Args:
-            samples: samples of the dataset.
+            samples: number of samples of the dataset.
 
         Raises:
             IndexError: the sampler gives an id that the dataset does not have.
-            CannotBeShared: it gives no ids, batches of unequal size, or too many samples.
+            CannotBeShared: the sampler gives no ids, batches of unequal size, or too many samples.
         """
+        # One more than allowed, so that an endless sampler ends here.
         given = itertools.islice(self._ids(), MOST_OWN_SAMPLES + 1)
         ids = np.fromiter(given, np.int64)
         if ids.size > MOST_OWN_SAMPLES:
@@ -93,7 +94,7 @@ class OwnOrder(NamedTuple):
 
 
 def own_order(sampler: Any, batch_sampler: Any) -> OwnOrder | str:
-    """Returns the order of a sampler that a cohort can share, or why it cannot."""
+    """Returns the order of a sampler, if a cohort can share it, or the reason why it cannot."""
     if batch_sampler is None:
         return OwnOrder(sampler)
     size: Any = getattr(batch_sampler, "batch_size", None)

@@ -1,4 +1,7 @@
-"""Any object as bytes and back. Large buffers lie beside the pickle, so that they need not be copied to be read."""
+"""Conversion of objects into bytes and back.
+
+Large buffers lie beside the pickle, so that reading need not copy them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ import numpy as np
 
 from coprep._exchange import class_at, path_of
 
-# Magic, number of buffers, bytes of the whole, bytes of the pickle; then the bytes of each buffer.
+# The header: magic, number of buffers, bytes of the whole, bytes of the pickle. Then come the bytes of each buffer.
 _HEADER = struct.Struct("<4sIQQ")
 _LENGTH = struct.Struct("<Q")
 _MAGIC = b"cpk1"
@@ -28,7 +31,7 @@ _MAIN = ("__main__", "__mp_main__")
 
 
 class Packed:
-    """An object as bytes that are still in several pieces. Refers to the object's own buffers, so do not change it."""
+    """An object as bytes in several pieces. It refers to the object's own buffers, so the object must not change."""
 
     __slots__ = ("_pieces", "size")
 
@@ -45,7 +48,7 @@ class Packed:
         ]
 
     def write_to(self, view: memoryview) -> int:
-        """Write the bytes to the beginning of ``view`` and return how many they are.
+        """Writes the bytes to the beginning of ``view`` and returns their number.
 
         Raises:
             ValueError: ``view`` is too short.
@@ -59,11 +62,12 @@ class Packed:
 
 
 def pack(obj: Any, *, by_file: bool = False, for_jobs: bool = False) -> Packed:
-    """Turn ``obj`` into bytes. ``by_file``: an array that maps a file travels as the file's name.
+    """Turns ``obj`` into bytes.
 
-    ``for_jobs``: a class of the main script becomes, in a job, the class of that name in the job's own script.
+    With ``by_file``, an array that maps a file travels as the file's name. With ``for_jobs``, a class of the main
+    script becomes, in a job, the class of that name in the job's own script.
 
-    Classes and functions of the main script, and others that cannot be imported by name, travel by value; this needs
+    Classes and functions of the main script, and others that cannot be imported by name, travel by value. This needs
     ``cloudpickle``.
     """
     buffers: list[memoryview] = []
@@ -80,9 +84,9 @@ def pack(obj: Any, *, by_file: bool = False, for_jobs: bool = False) -> Packed:
 
 
 def unpack(view: memoryview | bytes | bytearray) -> Any:
-    """The object of which ``view`` begins with the bytes.
+    """Returns the object whose bytes are at the beginning of ``view``.
 
-    Arrays and tensors lie in ``view`` itself if it is writable, else they are copies.
+    Arrays and tensors lie in ``view`` itself if it is writable; otherwise they are copies.
 
     Raises:
         ValueError: these are not the bytes of an object, or not all of them.
@@ -120,7 +124,7 @@ def _pickled(pickler: Any, obj: Any, keep: Callable[[pickle.PickleBuffer], None]
 
 
 class _Pickler(pickle.Pickler):
-    """Refuses what the main script defines: it has a name, but one that means something else in another process."""
+    """Refuses objects that the main script defines: their names mean something else in another process."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, (type, FunctionType)):
@@ -145,13 +149,13 @@ def _by_value(reason: Exception, for_jobs: bool) -> Any:
 
 @functools.cache
 def _by_value_pickler() -> tuple[Any, Any]:
-    """Returns what pickles classes by value, and what does so for jobs."""
+    """Returns two picklers that pickle classes by value. The second one does so for jobs."""
     import cloudpickle  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
     spawned = sys.modules.get("__mp_main__")
     if spawned is not None:
         # In a process that multiprocessing spawned, the main script has this name, which no other process can import.
-        # cloudpickle knows only "__main__".
+        # cloudpickle handles only "__main__".
         cloudpickle.register_pickle_by_value(spawned)
 
     class ByValue(cloudpickle.Pickler):  # type: ignore[misc, unused-ignore]
@@ -159,7 +163,7 @@ def _by_value_pickler() -> tuple[Any, Any]:
             if type(obj) is CodeType:
                 return _code, (*self.dispatch_table[CodeType](obj), obj.co_filename, _lines_of(obj.co_filename))
             if isinstance(obj, type) and obj.__module__ not in _MAIN and (path := path_of(obj)) is not None:
-                # By value it would be another class than the one that the job's own code names.
+                # By value it would become another class than the one that the job's own code names.
                 return class_at, (obj.__module__, path)
             reduced = _reduce_map(obj) if type(obj) is np.memmap else _reduce(obj)
             return super().reducer_override(obj) if reduced is NotImplemented else reduced
@@ -180,7 +184,7 @@ def _by_value_pickler() -> tuple[Any, Any]:
 
 
 def _class_of_main(qualified_name: str, by_value: bytes) -> Any:
-    """Returns the class of this process's main script; without one the class as it came."""
+    """Returns the class of this process's main script or, if that has none, the class that came by value."""
     found: Any = sys.modules.get("__main__")
     for name in qualified_name.split("."):
         found = getattr(found, name, None)
@@ -188,14 +192,14 @@ def _class_of_main(qualified_name: str, by_value: bytes) -> Any:
 
 
 def _lines_of(filename: str) -> list[str] | None:
-    """Source that is in no file: of a notebook's cell, or of an interactive session."""
+    """Returns source that is in no file, such as that of a notebook's cell or an interactive session."""
     return None if os.path.exists(filename) else linecache.getlines(filename) or None
 
 
 def _code(
     make: Callable[..., CodeType], arguments: tuple[Any, ...], filename: str, lines: list[str] | None
 ) -> CodeType:
-    """Code that tells in tracebacks where it was written, which cloudpickle leaves out."""
+    """Returns code that keeps its place in tracebacks, which cloudpickle leaves out."""
     if lines is not None:
         linecache.cache.setdefault(filename, (sum(map(len, lines)), None, lines, filename))
     return make(*arguments).replace(co_filename=filename)
@@ -210,8 +214,11 @@ def _new_rlock() -> Any:
 
 
 LOCKS: dict[type, Callable[[], Any]] = {type(threading.Lock()): _new_lock, type(threading.RLock()): _new_rlock}
-"""What makes a lock anew, by its type. Locks keep threads of one process apart: another process needs one of its own,
-and one that nobody holds. (A fork copies a lock as it is, held for ever if a thread of the parent held it.)"""
+"""Functions that make a new lock, by the type of the lock.
+
+Locks keep threads of one process apart, so another process needs one of its own that nobody holds. (A fork copies a
+lock as it is, held for ever if a thread of the parent held it.)
+"""
 
 
 def _reduce(obj: Any) -> Any:
@@ -235,7 +242,7 @@ def _reduce_tensor(tensor: Any, torch: Any) -> Any:
     )
     if not plain:
         return NotImplemented
-    # Seen as bytes, since not every type of a tensor exists in numpy.
+    # The elements are viewed as bytes, since numpy lacks some of the tensors' types.
     data = tensor.contiguous().view(-1).view(torch.uint8).numpy()
     return _tensor, (pickle.PickleBuffer(data), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
@@ -248,7 +255,7 @@ def _tensor(data: Any, dtype: str, shape: tuple[int, ...]) -> Any:
 
 
 def _reduce_map(array: Any) -> Any:
-    # A view of one, or what was written to a private one, is in no file as it is.
+    # A view of a map is not in the file in this form, and changes to a private map are not in it at all.
     if not isinstance(array.base, mmap.mmap) or array.filename is None or array.mode == "c":
         return NotImplemented
     order = "C" if array.flags.c_contiguous else "F"

@@ -12,18 +12,18 @@ from typing import Any
 from coprep._modules import MAINS
 
 MOST = 500
-"""Most objects that are looked at: a loader is to be made at once, however large its dataset."""
+"""Most objects that are looked at. A loader must be made at once, however large its dataset."""
 ELEMENTS = 16
-"""Most elements of a container that are looked at. They are mostly alike."""
+"""Most elements of a container that are looked at. Usually all of them are alike."""
 
 _METHODS = (staticmethod, classmethod)
 
 
 def modules_of(*objects: Any) -> list[str]:
-    """Returns names of modules that a process will import which unpickles these objects.
+    """Returns names of modules that a process imports when it unpickles these objects.
 
-    Some may be missing. A name too many would cost the time of an import that nobody needs. So objects that say
-    themselves how they are pickled are not looked into.
+    Some may be missing. A name too many would cost the time of an unnecessary import, so objects that determine their
+    own pickling are not looked into.
     """
     found: dict[str, None] = {}
     todo: deque[Any] = deque(objects)
@@ -32,6 +32,7 @@ def modules_of(*objects: Any) -> list[str]:
         one = todo.popleft()
         if id(one) in seen:
             continue
+        # The reference keeps the object alive, so that its id stays unique.
         seen[id(one)] = one
         name = _module_of(one)
         if name is None:
@@ -42,12 +43,13 @@ def modules_of(*objects: Any) -> list[str]:
 
 
 def _module_of(one: Any) -> str | None:
-    """Returns the module by whose name an object is pickled; ``None``: it is pickled by value."""
+    """Returns the module by whose name an object is pickled, or ``None`` if it is pickled by value."""
     if isinstance(one, types.ModuleType):
         return one.__name__
     if not isinstance(one, (type, types.FunctionType, types.BuiltinFunctionType)):
         return None
     module: Any = getattr(one, "__module__", None)
+    # A "<" marks a lambda or a local function, which has no name in its module.
     is_by_value = module in MAINS or "<" in one.__qualname__
     return None if is_by_value or not isinstance(module, str) else module
 
@@ -57,7 +59,7 @@ def _can_be_imported(name: str) -> bool:
 
 
 def _within(one: Any) -> Iterator[Any]:
-    """Yields what is pickled with an object."""
+    """Yields the objects that are pickled together with an object."""
     if isinstance(one, type):
         yield from one.__bases__
         for value in list(vars(one).values()):
@@ -82,7 +84,7 @@ def _within(one: Any) -> Iterator[Any]:
 
 
 def _used_by(function: types.FunctionType) -> Iterator[Any]:
-    """Yields the globals that a function of the main script uses, its defaults, and what it closes over."""
+    """Yields the globals that a function of the main script uses, its defaults, and the values of its closure."""
     names: set[str] = set()
     codes = [function.__code__]
     while codes:
@@ -112,6 +114,7 @@ def _is_pickled_by_default(cls: Any) -> bool:
 
 def _attributes(one: Any) -> Iterator[Any]:
     try:
+        # This runs no code of the class, unlike getattr().
         attributes: dict[str, Any] = object.__getattribute__(one, "__dict__")
     except AttributeError:
         return

@@ -22,7 +22,7 @@ Run a program unchanged. Its torch.utils.data.DataLoader is coprep's, so that jo
 
 
 def run(arguments: list[str]) -> None:
-    """Run a script, or a module after ``-m``, with its arguments."""
+    """Runs a script, or a module after ``-m``, with its arguments."""
     if arguments[:1] in (["-h"], ["--help"]):
         sys.stdout.write(USAGE)
         return
@@ -44,11 +44,11 @@ def run(arguments: list[str]) -> None:
 
 
 def run_script(script: str, arguments: list[str]) -> None:
-    """Run a script as ``python script arguments`` does. It stays the main module: its classes are found there."""
+    """Runs a script as ``python script arguments`` does. It stays the main module, so that its classes are found."""
     path = os.path.abspath(script)
     sys.argv = [script, *arguments]
     if pkgutil.get_importer(path) is not None:
-        # A folder or an archive, which has a module for this.
+        # This is a folder or an archive, which contains a module ``__main__``.
         _begin_path(path)
         _run_as_main("__main__", alter_argv=False)
         return
@@ -60,19 +60,19 @@ def run_script(script: str, arguments: list[str]) -> None:
 
 
 def run_module(module: str, arguments: list[str]) -> None:
-    """Run a module as ``python -m module arguments`` does."""
+    """Runs a module as ``python -m module arguments`` does."""
     sys.argv = ["-m", *arguments]
     _run_as_main(module, alter_argv=True)
 
 
 def _run_as_main(module: str, *, alter_argv: bool) -> None:
     _new_main()
-    # The interpreter calls this function for -m.
+    # The interpreter itself calls this function for -m.
     runpy._run_module_as_main(module, alter_argv)  # type: ignore[attr-defined]
 
 
 def _begin_path(folder: str) -> None:
-    """Let the script's folder be the first on the path, in the place of this program's."""
+    """Makes the script's folder the first on the path, in the place of this program's folder."""
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = folder
 
@@ -86,7 +86,7 @@ def _code_of(path: str) -> tuple[Any, Any]:
             content = file.read()
     except OSError as error:
         _refuse(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n")
-    # The script is not to inherit the future statements of this file.
+    # The script must not inherit the future statements of this file.
     code = compile(content, path, "exec", dont_inherit=True)
     return code, importlib.machinery.SourceFileLoader("__main__", path)
 
@@ -104,7 +104,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _hide_own_frames() -> None:
-    """Show what the program raised as if Python itself had called it."""
+    """Shows an exception of the program as if Python itself had called the program."""
     hook = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:

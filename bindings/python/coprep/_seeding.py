@@ -1,4 +1,4 @@
-"""Random numbers of a sample: a function of the stream's seed, the sample and its visit, wherever it is made."""
+"""Random numbers of a sample, as a function of the stream's seed, the sample and its visit, wherever it is made."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from coprep._coprep import sample_key
 _PYTHON: Any = random.seed.__self__  # type: ignore[attr-defined]
 """The global generator of ``random``."""
 INT64 = 2**63 - 1
-"""Bits of a seed that fit into a signed integer of 64 bits, as PyTorch's do: ``torch.initial_seed()`` is collated."""
+"""Bits of a seed that fit into a signed integer of 64 bits. PyTorch's must: ``torch.initial_seed()`` is collated."""
 
 
 def seed_all(seed: int, sample: int, visit: int) -> None:
-    """Seed all global generators for a sample."""
+    """Seeds all global generators for a sample."""
     seed_by(sample_key(seed, sample, visit))
 
 
 def seed_by(number: int) -> None:
-    """Seed the global generators of ``random``, NumPy, and PyTorch (its CPU one) if it has been imported.
+    """Seeds the global generators of ``random``, NumPy, and PyTorch (its CPU one) if it has been imported.
 
     Args:
         number: 64 bits, the key of a sample.
     """
-    # random.seed of an integer, without looking at what it is given.
+    # This is random.seed without its checks of the argument's type.
     _random.Random.seed(_PYTHON, number)
     _PYTHON.gauss_next = None
     np.random.seed(number & 0xFFFFFFFF)
     torch: Any = sys.modules.get("torch")
     if torch is not None:
-        # torch.manual_seed would note the seed for devices too, with a stack trace.
+        # torch.manual_seed would also record the seed for devices, with a stack trace.
         torch.default_generator.manual_seed(number & INT64)
 
 
 class SeedWatch:
-    """Finds out whether user code seeds the global generators with seeds of its own.
+    """Detects whether user code seeds the global generators with seeds of its own.
 
-    Seeds that come from ``torch.initial_seed()``, as those of PyTorch's recipe for reproducible workers do, are not the
+    Seeds derived from ``torch.initial_seed()``, as in PyTorch's recipe for reproducible workers, do not count as the
     user's own.
     """
 
@@ -54,7 +54,7 @@ class SeedWatch:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Notes within the block whether PyTorch's seed is asked for."""
+        """Notes whether PyTorch's seed is asked for within the block."""
         torch: Any = sys.modules.get("torch")
         if torch is None:
             yield
@@ -82,7 +82,7 @@ class SeedWatch:
         if _python_key(random.getstate()) not in _python_keys(before, derived):
             found.append("random")
         numpy_after = np.random.get_state(legacy=False)
-        # Another kind of generator is not looked into.
+        # Generators of another kind are not examined.
         is_usual = numpy_before["bit_generator"] == numpy_after["bit_generator"] == "MT19937"
         if is_usual and _numpy_key(numpy_after) not in _numpy_keys(numpy_before, derived):
             found.append("numpy.random")
@@ -102,7 +102,7 @@ def _python_key(state: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 def _python_keys(before: tuple[Any, ...], seeds: set[int]) -> list[tuple[int, ...]]:
-    """Keys of the generator if it was not seeded, drawn from or not, or with one of these seeds."""
+    """Returns the keys of a generator that was not seeded, drawn from or not, or that was given one of these seeds."""
     drawn = random.Random()
     drawn.setstate(before)
     generators = [drawn, *map(random.Random, seeds)]
@@ -117,7 +117,7 @@ def _numpy_key(state: Any) -> bytes:
 
 
 def _numpy_keys(before: Any, seeds: set[int]) -> list[bytes]:
-    """The same for NumPy's."""
+    """Returns the same keys for NumPy's generator."""
     drawn = np.random.RandomState()
     drawn.set_state(before)
     generators = [drawn, *(np.random.RandomState(seed) for seed in seeds if seed < 2**32)]

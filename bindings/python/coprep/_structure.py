@@ -1,6 +1,7 @@
-"""What the samples of a dataset look like: where their parts go in a batch, and the batch made of them again.
+"""Structure of a dataset's samples: the places of their parts in a batch, and the batch made of these parts.
 
-A batch is what PyTorch's ``default_collate`` makes of the same samples, but its arrays are given, not copied.
+A batch equals the one that PyTorch's ``default_collate`` makes of the same samples, but its arrays are passed in
+instead of copied.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ Array = npt.NDArray[Any]
 Views = Sequence[Array]
 Blobs = Sequence[memoryview] | None
 Path = tuple[Hashable, ...]
-# Of a part of a sample, views, index, and the texts so far.
+# Arguments: a part of a sample, the views, the index, and the texts so far.
 Put = Callable[[Any, Views, Any, list[Any]], None]
-# Of arrays, the texts of each sample, and the number of samples.
+# Arguments: the arrays, the texts of each sample, and the number of samples.
 Build = Callable[[Sequence[Array], list[Any], int], Any]
-# Of the name of a type: what makes an array a leaf of the batch.
+# Takes the name of a type. Returns the function that makes an array of it a leaf of the batch.
 Leaf = Callable[[str], Callable[[Array], Any]]
 
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -40,29 +41,29 @@ class Field:
     """A part of the samples that has the same type and shape in all of them."""
 
     name: str
-    """Where it is in a sample, such as ``0`` or ``meta.size``; ``sample`` if it is all of it."""
+    """Path of the part in a sample, such as ``0`` or ``meta.size``; ``sample`` if it is the whole sample."""
     dtype: str
     """Name of the numpy type, or ``bfloat16``."""
     shape: tuple[int, ...]
 
     @property
     def storage(self) -> np.dtype[Any]:
-        """The numpy type of its arrays: for ``bfloat16``, which numpy does not have, uint16."""
+        """Returns the numpy type of its arrays; uint16 for ``bfloat16``, which numpy does not have."""
         return np.dtype("uint16" if self.dtype == _BFLOAT16 else self.dtype)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one sample."""
+        """Returns the bytes of one sample."""
         return int(self.storage.itemsize * np.prod(self.shape, dtype=np.int64))
 
 
 class Structure:
-    """How samples are nested, and the type and shape of each of their parts. Can be pickled if the user's types can."""
+    """The nesting of samples, and the type and shape of each part. It can be pickled if the user's types can."""
 
     fields: list[Field]
     has_blob: bool
     lost_seeds: list[str]
-    """Generators that ``worker_init_fn`` seeds, which has no effect on samples: each job is to be told."""
+    """Generators that ``worker_init_fn`` seeds. The seeds have no effect on samples, so each job warns of them."""
 
     def __init__(
         self, root: _Node | None, fields: list[Field], texts: int, lost_seeds: list[str] | None = None
@@ -77,14 +78,14 @@ class Structure:
 
     @classmethod
     def of(cls, sample: Any, *, whole: bool = False) -> Structure:
-        """The structure of all samples, as one of them shows it.
+        """Returns the structure of all samples, derived from one of them.
 
         Args:
             sample: any sample.
-            whole: nothing is looked at: a sample travels as one object, and a batch is a list of them.
+            whole: no structure is derived. A sample travels as one object, and a batch is a list of samples.
 
         Raises:
-            TypeError: there is something in the sample of which no batch can be made.
+            TypeError: a part of the sample cannot become part of a batch.
         """
         if whole:
             return cls(None, [], 0)
@@ -93,13 +94,13 @@ class Structure:
         return cls(root, probe.fields, probe.texts)
 
     def write(self, sample: Any, views: Views, index: Any) -> Packed | None:
-        """Write ``sample`` to ``views[k][index]`` for each field ``k``.
+        """Writes ``sample`` to ``views[k][index]`` for each field ``k``.
 
         Returns:
-            What else belongs to the sample and has to be kept with it; ``None`` if nothing does.
+            The remaining data of the sample, which must be kept with it, or ``None`` if there is none.
 
         Raises:
-            ValueError: the sample does not look like the first one.
+            ValueError: the sample does not have the structure of the first one.
         """
         if self._root is None:
             return pack(sample, for_jobs=True)
@@ -111,13 +112,13 @@ class Structure:
         return pack(texts) if texts else None
 
     def batch(self, arrays: Sequence[Array], blobs: Blobs, count: int, framework: Framework) -> Any:
-        """The batch of ``count`` samples.
+        """Returns the batch of ``count`` samples.
 
         Args:
             arrays: one of shape (count, \\*shape) per field. Tensors lie in them.
-            blobs: what ``write`` returned for each sample, as bytes, if ``has_blob``.
+            blobs: the results of ``write`` for each sample, as bytes, if ``has_blob``.
             count: number of samples.
-            framework: what the batch is made of. A bfloat16 field is float32 in numpy.
+            framework: type of the batch's leaves. A bfloat16 field becomes float32 in numpy.
         """
         texts = [unpack(blob) for blob in blobs[:count]] if self.has_blob and blobs is not None else []
         if self.has_blob and len(texts) != count:
@@ -141,7 +142,7 @@ class Structure:
 
 
 def convert(sample: Any, framework: Framework = "torch") -> Any:
-    """A single sample as PyTorch's ``default_convert`` returns it: arrays and numpy scalars become tensors.
+    """Returns a single sample as PyTorch's ``default_convert`` does: arrays and numpy scalars become tensors.
 
     For numpy, tensors and numpy scalars become arrays.
     """
@@ -165,19 +166,19 @@ def _bfloat16_tensor(array: Array) -> Any:
 
 
 def _float32(array: Array) -> Array:
-    """The numbers of which ``array`` has the upper halves."""
+    """Returns the float32 numbers whose upper halves are in ``array``."""
     return np.asarray(np.left_shift(array, 16, dtype=np.uint32)).view(np.float32)
 
 
-# --- what leaves are ------------------------------------------------------------------------------------------
+# --- leaves ---------------------------------------------------------------------------------------------------
 
 
 class _NoFieldError(Exception):
-    """There is no field for such a leaf."""
+    """A leaf cannot have a field."""
 
 
 class _LayoutError(_NoFieldError):
-    """There is no field for a tensor of such a layout. PyTorch's default collation raises ``RuntimeError`` for it."""
+    """A tensor of such a layout cannot have a field. PyTorch's default collation raises ``RuntimeError`` for it."""
 
 
 def _is_tensor(leaf: Any) -> bool:
@@ -197,12 +198,13 @@ def _is_fixed(leaf: Any) -> bool:
 
 
 def _data(leaf: Any) -> tuple[str, Array]:
-    """The type that a field for ``leaf`` has, and the leaf as an array that may be written to it."""
+    """Returns the type of a field for ``leaf``, and the leaf as an array that may be written to the field."""
     if _is_tensor(leaf):
         return _tensor_data(leaf)
     if isinstance(leaf, (np.ndarray, np.generic)):
         return _array_data(np.asarray(leaf))
     if _is_image(leaf):
+        # Channels come first, as in the tensors of torchvision.
         pixels = np.asarray(leaf)
         return _array_data(pixels[np.newaxis] if pixels.ndim == 2 else pixels.transpose(2, 0, 1))
     for kind, name in _NUMBERS.items():
@@ -240,7 +242,7 @@ def _tensor_data(tensor: Any) -> tuple[str, Array]:
 
 
 def _describe(leaf: Any) -> str:
-    """What a message says of ``leaf``."""
+    """Returns a description of ``leaf`` for a message."""
     if not _is_fixed(leaf):
         return f"is of type {type(leaf).__name__}"
     try:
@@ -299,6 +301,7 @@ class _Probe:
             raise _refusal(str(error), path) from None
         field = Field(_name(path), dtype, array.shape)
         number = None
+        # A part of no bytes needs no field. In the batch it is an empty array.
         if array.size:
             number = len(self.fields)
             self.fields.append(field)
@@ -326,7 +329,7 @@ def _part(path: Path) -> str:
 
 
 def _mapping_model(value: Mapping[Any, Any]) -> Any:
-    """What is copied to make a batch of a type with properties of its own. No part of the sample is in it."""
+    """Returns a copy without the sample's parts, for a type with properties of its own; batches start from it."""
     if type(value) is dict or not isinstance(value, MutableMapping):
         return None
     try:
@@ -350,7 +353,7 @@ def _sequence_model(value: Sequence[Any]) -> Any:
 
 
 def _copy(value: Any) -> Any:
-    # The items of other types may lie in an attribute that a shallow copy shares.
+    # The items of other types may lie in an attribute, which a shallow copy would share.
     return copy.copy(value) if isinstance(value, (dict, list)) else copy.deepcopy(value)
 
 
@@ -374,7 +377,7 @@ class _Fixed(_Node):
 
     field: Field
     number: int | None
-    """Which field; ``None`` for one of no bytes, which is none."""
+    """Number of the field, or ``None`` for a part of no bytes, which has no field."""
     way: str
     described: str
 
@@ -393,7 +396,7 @@ class _Fixed(_Node):
         return _any_putter(check, number)
 
     def check(self, leaf: Any) -> Array:
-        """The leaf as an array that is as that of the first sample."""
+        """Returns the leaf as an array, after checking that it has the type and shape of the first sample's."""
         try:
             dtype, array = _data(leaf)
         except _NoFieldError:
@@ -440,6 +443,7 @@ def _tensor_putter(check: Check, number: int, dtype: np.dtype[Any], shape: tuple
         try:
             array = leaf.numpy() if type(leaf) is tensor else check(leaf)
         except (RuntimeError, TypeError):
+            # numpy() fails for a tensor that requires grad and for bfloat16. `check` handles both.
             array = check(leaf)
         if array.dtype != dtype or array.shape != shape:
             array = check(leaf)
@@ -453,6 +457,7 @@ def _scalar_putter(check: Check, number: int, kind: Any) -> Put:
         try:
             views[number][index] = leaf if type(leaf) is kind else check(leaf)
         except OverflowError:
+            # An integer of more than 64 bits. `check` raises the error that names the part.
             check(leaf)
             raise
 
@@ -461,7 +466,7 @@ def _scalar_putter(check: Check, number: int, kind: Any) -> Put:
 
 @dataclasses.dataclass
 class _Text(_Node):
-    """A str or bytes, in the blob of the sample."""
+    """A str or bytes, which lies in the blob of the sample."""
 
     kind: Any
     number: int
@@ -479,7 +484,7 @@ class _Text(_Node):
     def builder(self, leaf: Leaf, in_sequence: bool) -> Build:
         number = self.number
         if in_sequence:
-            # PyTorch leaves what zip() made.
+            # PyTorch leaves the tuples that zip() made.
             return lambda _arrays, texts, _count: tuple([of[number] for of in texts])
         return lambda _arrays, texts, _count: [of[number] for of in texts]
 
@@ -549,7 +554,7 @@ class _Dict(_Node):
             if type(sample) is not kind:
                 raise _mismatch(path, _describe(sample), f"is of type {kind.__name__}")
             for key, put_item in puts:
-                # Asked for first: a mapping such as defaultdict would make one.
+                # The key is looked up first, because a mapping such as defaultdict would create it.
                 if key not in sample:
                     raise _mismatch(path, f"has no key {key!r}", "has one")
                 put_item(sample[key], views, index, texts)
@@ -605,7 +610,7 @@ class _Record(_Node):
         kind, builds = self.kind, [(name, item.builder(leaf, False)) for name, item in self.items]
 
         def build(arrays: Sequence[Array], texts: list[Any], count: int) -> Any:
-            # Not by its __init__, which is made for a sample, and may check or convert what it is given.
+            # The batch is made without __init__, which expects a sample's values and may check or convert them.
             batch = object.__new__(kind)
             for name, build_item in builds:
                 object.__setattr__(batch, name, build_item(arrays, texts, count))

@@ -1,4 +1,4 @@
-"""PyTorch's own loader, for what jobs cannot share."""
+"""PyTorch's own loader, which is used where jobs cannot share samples."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from coprep._errors import UnsharedWarning
 _MODULE = "torch.utils.data.dataloader"
 _HERE = os.path.join(os.path.dirname(__file__), "")
 _own: Any = getattr(sys.modules.get(_MODULE), "DataLoader", None)
-"""PyTorch's class, kept before anybody puts another one in its place."""
+"""PyTorch's class, kept before anybody replaces it."""
 
 
 def torch_class() -> Any:
-    """Returns PyTorch's ``DataLoader``, whatever its name leads to now."""
+    """Returns PyTorch's ``DataLoader``, whatever its name refers to at present."""
     global _own
     if _own is None:
         import torch.utils.data.dataloader as module
 
-        # Somebody may have put another class there since PyTorch was imported. PyTorch's is generic, and stays known.
+        # The class may have been replaced since PyTorch was imported. PyTorch's own one is generic, so it can still be
+        # found.
         found: list[Any] = [module.DataLoader, *Generic.__subclasses__()]
         _own = next(c for c in found if c.__module__ == _MODULE and c.__qualname__ == "DataLoader")
     return _own
 
 
 def torch_loader(*args: Any, **options: Any) -> Any:
-    """Returns a loader of PyTorch's, also where ``coprep.install()`` makes others of the name."""
+    """Returns a loader of PyTorch's, even while ``coprep.install()`` replaces its class."""
     own = torch_class()
     loader = object.__new__(own)
     own.__init__(loader, *args, **options)
@@ -37,7 +38,7 @@ def torch_loader(*args: Any, **options: Any) -> Any:
 
 
 def warn_unshared(why: str) -> None:
-    """Warn that a loader shares nothing, at the line outside of this package that made it."""
+    """Warns that a loader shares nothing. The warning points at the line, outside of this package, that made it."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
         level, frame = level + 1, frame.f_back
@@ -50,7 +51,7 @@ def warn_unshared(why: str) -> None:
 
 
 class Transformed:
-    """A dataset with its transform."""
+    """A dataset with its transform applied."""
 
     def __init__(self, dataset: Any, transform: Callable[[Any], Any]) -> None:
         self._dataset = dataset
@@ -64,7 +65,7 @@ class Transformed:
 
 
 class TransformedBatch:
-    """A ``collate_fn`` with the transform of its samples, for samples that have no index."""
+    """A ``collate_fn`` that applies the transform first, for samples that have no index."""
 
     def __init__(self, transform: Callable[[Any], Any], collate_fn: Callable[[Any], Any] | None, batched: bool) -> None:
         self._transform = transform

@@ -1,8 +1,8 @@
 """Fills the caches of a training script's loaders before the jobs come: the Python side of ``coprep warm --from``.
 
 The script runs as it would by itself, until it begins to iterate over a ``coprep.DataLoader``. The caches of all
-loaders made until then are filled, and the process ends there: no line of the script after that runs. What happens is
-told on the standard output, a JSON object per line; what the script prints goes to the standard error.
+loaders made until then are filled, and the process ends there: no further line of the script runs. Events are reported
+on the standard output, one JSON object per line. Output of the script goes to the standard error.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from coprep._run import run_script
 Tell = Callable[..., None]
 
 _BETWEEN_REPORTS = 0.2
-"""Seconds."""
+"""Seconds between two progress reports, at least."""
 
 
 def main() -> None:
-    """Warm what the target in ``sys.argv`` makes."""
+    """Warms the caches for the target in ``sys.argv``, a script or an import string."""
     tell = _events()
     _, target, *arguments = sys.argv
     if os.path.isfile(target):
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def _events() -> Tell:
-    """Keep the standard output for events."""
+    """Reserves the standard output for events, and returns the function that reports one."""
     events = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
@@ -57,7 +57,7 @@ def _events() -> Tell:
 
 
 def _stop_at_first_iteration(loaders: list[DataLoader], stop: Callable[[], None]) -> None:
-    """Collect the loaders that are made from now on, and call ``stop`` when one of them is iterated over."""
+    """Collects the loaders that are made from now on, and calls ``stop`` when one of them is iterated over."""
     init = DataLoader.__init__
 
     @functools.wraps(init)
@@ -70,7 +70,7 @@ def _stop_at_first_iteration(loaders: list[DataLoader], stop: Callable[[], None]
 
 
 def _run(script: str, arguments: list[str]) -> None:
-    """Run a script as ``python script arguments`` does. It stays the main module: its classes are found there."""
+    """Runs a script as ``python script arguments`` does. It stays the main module, so that its classes are found."""
     try:
         run_script(script, arguments)
     except SystemExit as end:
@@ -79,19 +79,19 @@ def _run(script: str, arguments: list[str]) -> None:
 
 
 def _loader_of(name: str) -> DataLoader:
-    """The loader that a job with this attribute would make."""
+    """Returns the loader that a job with this attribute would make."""
     module, _, attribute = name.partition(":")
     value = operator.attrgetter(attribute)(importlib.import_module(module))
     if not isinstance(value, (DataLoader, _coprep.Pipeline)) and not hasattr(value, "__getitem__") and callable(value):
         value = value()
         if not isinstance(value, (DataLoader, _coprep.Pipeline)):
-            # A factory of a dataset: jobs name it, and do not call it themselves.
+            # This is a factory of a dataset. Jobs pass its name and do not call it themselves.
             value = name
     return value if isinstance(value, DataLoader) else DataLoader(value)
 
 
 def _finish(loaders: list[DataLoader], tell: Tell) -> None:
-    """Warm all loaders and end the process, whatever handlers the script has installed for its end."""
+    """Warms all loaders and ends the process, whatever handlers the script has installed for its end."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for loader in loaders:
         _warm(loader, functools.partial(tell, dataset=_label(loader)))
@@ -120,7 +120,7 @@ def _warm(loader: DataLoader, tell: Tell) -> None:
 
 
 def _why_not(loader: DataLoader) -> str | None:
-    """Why nothing can be cached before the job comes."""
+    """Returns the reason why the loader's samples cannot be cached before the job comes, or ``None``."""
     options = loader._options
     if loader._private is not None:
         return "it shares nothing with other jobs, because of its sampler"
@@ -159,7 +159,10 @@ def _fill_native(loader: DataLoader, tell: Tell) -> dict[str, Any]:
 
 
 def _fill_by_an_epoch(loader: DataLoader, tell: Tell) -> dict[str, Any]:
-    """Only jobs can have samples of Python code made: be one for an epoch, and look at nothing that comes."""
+    """Fills the cache as a job for one epoch, because only jobs can have samples of Python code made.
+
+    The batches are not looked at.
+    """
     twin = copy.copy(loader)
     twin._options = {**loader._options, "name": "coprep warm", "skip_errors": True, "drop_last": False, "cohort": None}
     # The samples are the same, and their order does not matter.

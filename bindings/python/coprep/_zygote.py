@@ -1,11 +1,11 @@
-"""The process that imports what the datasets of a program need, and forks their hosts.
+"""The process that imports the modules needed by a program's datasets, and forks their hosts.
 
-Started by the coordinator, with a socket as standard input. See ``coordinator/protocol/src/code.rs`` for what is said.
-It imports modules and uses none of them, so that a host begins as a new process would that has just imported the same:
-random numbers, ``atexit`` and weak references with callbacks at exit are set right for it. Where a fork would differ in
+The coordinator starts it with a socket as standard input. See ``coordinator/protocol/src/code.rs`` for the messages.
+It imports modules but uses none of them, so that a host begins like a new process that has just imported the same:
+random numbers, ``atexit`` and weak references with callbacks at exit are set right for it. If a fork would differ in
 more than that, because an import failed or left a thread behind, each host is a new process.
 
-A zygote ends with the coordinator, and hosts with their zygote.
+A zygote ends with the coordinator, and hosts end with their zygote.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from coprep import _exchange
 from coprep._worker import Parent, end, end_with_parent, enter, fork, run_host
 
 _HOST = "host"
-"""Argument of a host that is a process of its own."""
+"""Argument of a host that is started as a new process."""
 
 
 def main() -> None:
-    """The zygote; or a host that is a process of its own."""
+    """Runs the zygote, or a host that is started as a new process."""
     control = enter()
     if sys.argv[1:] == [_HOST]:
         run_host(control)
-    # The coordinator may hang up while it is told something.
+    # The coordinator may hang up while it is sent a message.
     with contextlib.suppress(ConnectionError):
         _Zygote(control).run()
-    # Its hosts have ended. What modules registered to be done at exit is done here, and nowhere else.
+    # The hosts have ended. Functions that modules registered for exit run here, and nowhere else.
     end(0)
 
 
@@ -49,7 +49,7 @@ class _Zygote(Parent):
         super().__init__(control)
         self._can_fork = True
         self._random = _Random()
-        # Modules may change both as they are imported.
+        # Modules may change both while they are imported.
         self._environment, self._directory = dict(os.environb), os.getcwd()
 
     def _import(self, prelude: str) -> None:
@@ -64,10 +64,11 @@ class _Zygote(Parent):
                 importlib.import_module(name)
             self._can_fork = _is_alone()
         except BaseException:
-            # Modules that were imported in part may fail in another way the next time. Hosts that are new processes
-            # fail as this one did, and say so.
+            # A module that was imported in part may fail in another way the next time. Hosts that are new processes
+            # fail as this import did, and report it.
             return
-        # What is there now is not looked at by the collector, which would copy its pages in every host.
+        # The garbage collector ignores the present objects from now on. Otherwise it would copy their pages in every
+        # host.
         gc.collect()
         gc.freeze()
 
@@ -76,7 +77,7 @@ class _Zygote(Parent):
             if not anew:
                 self._import(prelude)
             if not self._channel.descriptors:
-                # There was none left for the one that came.
+                # This process had no descriptor left for the one that came.
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             with socket.socket(fileno=self._channel.descriptors.pop(0)) as control:
                 pid = self._start(control) if anew or not self._can_fork else self._fork(control)
@@ -115,7 +116,7 @@ class _Zygote(Parent):
         self._end_child(host)
 
     def _cannot(self, what: str, error: Exception) -> None:
-        # Nobody waits for an answer, but whoever looks for a defect wants to know.
+        # No process waits for an answer, but a person who looks for a defect needs the message.
         sys.stderr.write(f"cannot {what}: {_exchange.describe(error)}\n")
 
     def _ended(self, number: int, status: int) -> None:
@@ -123,10 +124,10 @@ class _Zygote(Parent):
 
 
 class _Random:
-    """The global random numbers of a process that imports, for its forks."""
+    """The global random numbers of a process that imports modules, for its forks."""
 
     def __init__(self) -> None:
-        # The first number changes all of the state, and so would look as if a module had seeded it.
+        # The first number drawn changes all of the state, which would look as if a module had seeded it.
         random.random()
         np.random.random()
         self._at_start = self._keys()
@@ -134,42 +135,42 @@ class _Random:
         self._is_numpy_seeded = False
 
     def look(self) -> None:
-        """Find out before a fork what modules seeded as they were imported: that holds for hosts too."""
+        """Finds out, before a fork, which generators modules have seeded on import. Hosts must have the same seeds."""
         python, numpy = self._keys()
         self._python = random.getstate() if python != self._at_start[0] else None
         self._is_numpy_seeded = numpy != self._at_start[1]
 
     def begin(self) -> None:
-        """In a fork: else they begin as in any new process."""
+        """Sets the generators in a fork. A generator that no module has seeded begins as in any new process."""
         if self._python is not None:
-            # They were seeded anew by the fork.
+            # Python's own generator was seeded anew by the fork.
             random.setstate(self._python)
         if not self._is_numpy_seeded:
             np.random.seed()
 
     @staticmethod
     def _keys() -> tuple[Any, bytes]:
-        """What changes with a seed, and after hundreds of numbers."""
+        """Returns the parts of the state that change with a seed, and after hundreds of numbers."""
         return random.getstate()[1][:-1], bytes(np.random.get_state(legacy=False)["state"]["key"])
 
 
 def _leave_exit_functions() -> None:
-    """Leave to the zygote what was registered before the fork to be done at exit: it may remove files of all hosts."""
+    """Leaves to the zygote the functions registered for exit before the fork: they may remove files of all hosts."""
     atexit._clear()
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         finalizer.atexit = False
     weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
-    # These look after what this process will make.
+    # These functions look after objects that this process will make.
     for module, function in (("logging", "shutdown"), ("multiprocessing.util", "_exit_function")):
         if module in sys.modules:
             atexit.register(getattr(sys.modules[module], function))
 
 
 def _is_alone() -> bool:
-    """Returns whether no thread is missing in a fork."""
+    """Returns whether a fork of this process would have all of its threads."""
     if _threads() == 1:
         return True
-    # Libraries that know of forks, as OpenBLAS does, end their threads before one. They start them again where needed.
+    # Libraries that handle forks, as OpenBLAS does, end their threads before one, and start them again when needed.
     pid = fork()
     if pid == 0:
         os._exit(0)

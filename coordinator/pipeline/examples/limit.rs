@@ -1,15 +1,15 @@
-//! The limit that coprep is measured against: threads that read, prepare and throw away.
+//! The upper bound that coprep is measured against: threads that read, prepare and throw away.
 //!
-//! Each thread takes the next sample of a shuffled order, reads its file, and prepares it with
-//! `RandomResizedCrop(224)` and a flip into private memory: no scheduler, no hand-over, no client.
-//! What a coordinator delivers to one job can come near this and not pass it.
+//! Each thread takes the next sample of a shuffled order, reads its file, and prepares it with `RandomResizedCrop(224)`
+//! and a flip into private memory. There is no scheduler, no hand-over and no client. A coordinator that serves one job
+//! can come near this rate but cannot exceed it.
 //!
 //! ```text
 //! cargo run --release -p coprep-pipeline --example limit -- DATA --threads 2 --seconds 8
 //! ```
 //!
-//! `--epochs N` takes every sample N times instead of as many as the time allows: a part of a dataset may be cheaper
-//! than the whole. `--cache encoded` or `--cache decoded` keeps that form of every sample in memory first.
+//! `--epochs N` takes every sample N times instead of running for a fixed time, because a part of a dataset may be
+//! cheaper than the whole. `--cache encoded` or `--cache decoded` first loads that form of every sample into memory.
 //! `--exact` turns reduced decoding off, `--normalize` gives float32.
 
 mod usual;
@@ -42,7 +42,7 @@ enum Cache {
     Decoded,
 }
 
-/// A sample in memory.
+/// A sample in memory, in the form that `--cache` names.
 struct Kept {
     width: u32,
     height: u32,
@@ -110,7 +110,7 @@ fn operators(options: &Options) -> Vec<Op> {
     operators
 }
 
-/// Reads every file once, so that the run finds it in the page cache, and keeps what is asked for.
+/// Reads every file once, so that the run finds it in the page cache, and keeps the form that `cache` asks for.
 fn keep(dataset: &Dataset, pipeline: &Pipeline, cache: Cache) -> Result<Vec<Kept>, Error> {
     let mut scratch = Scratch::new();
     let mut file = Vec::new();
@@ -210,7 +210,8 @@ fn run(
     })
 }
 
-/// A fixed permutation of the samples, the same for every epoch: a step coprime to their number.
+/// Returns the position's place in a fixed permutation of the samples, the same for every epoch. The permutation is a
+/// step coprime to their number.
 fn shuffled(turn: u32, samples: u32) -> u32 {
     let steps = (samples / 2 + 1..)
         .find(|&step| gcd(step, samples) == 1)
@@ -222,7 +223,7 @@ fn gcd(a: u32, b: u32) -> u32 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// CPU time of this process, ended threads included, from the kernel's hundredths of a second.
+/// Returns the CPU time of this process, including ended threads. The kernel counts it in hundredths of a second.
 fn cpu_seconds() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let after_name = stat.rsplit(") ").next().unwrap_or_default();

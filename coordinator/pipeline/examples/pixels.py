@@ -1,4 +1,4 @@
-"""Compares what the example `pixels` wrote with Pillow. Needs Pillow 13, numpy and xxhash."""
+"""Compares the output of the example `pixels` with Pillow. Needs Pillow 13, numpy and xxhash."""
 
 import math
 import struct
@@ -35,7 +35,7 @@ class Draws:
 
 
 def random_box(width, height, draws):
-    """torchvision's RandomResizedCrop.get_params, with these draws and float32 bounds."""
+    """Returns the part that torchvision's RandomResizedCrop.get_params draws, with these draws and float32 bounds."""
     scale, ratio = np.float32((0.08, 1.0)).astype(float), np.float32((3 / 4, 4 / 3)).astype(float)
     for _ in range(10):
         area = width * height * draws.between(*scale)

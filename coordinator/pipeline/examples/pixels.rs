@@ -1,12 +1,12 @@
-//! Prepares images of a folder, decoded in full and reduced, and writes the pixels for `pixels.py`,
-//! which compares them with Pillow's.
+//! Prepares images of a folder, decoded in full and reduced, and writes the pixels for `pixels.py`, which compares them
+//! with Pillow's.
 //!
 //! ```text
 //! cargo run --release -p coprep-pipeline --example pixels -- DATA OUT 200
 //! python coordinator/pipeline/examples/pixels.py OUT
 //! ```
 //!
-//! `OUT` gets a list of the samples (`id path`) and a file per way: 3 x 224 x 224 bytes per sample.
+//! `OUT` receives a list of the samples (`id path`) and one file per way, with 3 x 224 x 224 bytes per sample.
 
 use std::error::Error;
 use std::fs::File;
@@ -51,7 +51,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// `count` ids, evenly spread.
+/// Returns `count` ids, evenly spread.
 fn spread(len: u32, count: u32) -> Vec<u32> {
     (0..len)
         .step_by((len / count.max(1)).max(1) as usize)

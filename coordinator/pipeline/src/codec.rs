@@ -1,4 +1,4 @@
-//! From encoded bytes to 8-bit RGB: a whole image, or a part of one.
+//! Decoding of encoded bytes to 8-bit RGB: a whole image, or a part of one.
 //!
 //! | stored as | becomes |
 //! |---|---|
@@ -8,8 +8,8 @@
 //! | 16 bits per channel | the upper 8 (`v >> 8`) |
 //! | CMYK, YCCK | as Pillow: inverted as Adobe stores them, then `(255 - ink) * (255 - black) / 255` |
 //!
-//! Only JPEG can be decoded in part or reduced; the other formats are decoded whole and cut. Colour
-//! profiles and gamma chunks are not applied, as Pillow and torchvision do not.
+//! Only a JPEG can be decoded in part or reduced. The other formats are decoded whole and then cut. Colour profiles and
+//! gamma chunks are not applied, as in Pillow and torchvision.
 
 use std::io::Cursor;
 
@@ -23,16 +23,16 @@ use crate::error::Error;
 use crate::header::{self, ImageFormat, ImageHeader};
 use crate::jpeg::{Colours, JpegDecoder, JpegHeader};
 
-/// Reusable memory of a thread.
+/// Decoder buffers that one thread uses again for every image.
 #[derive(Default)]
 pub(crate) struct Codec {
-    /// What the decoder wrote, in the format's own colours where those are not RGB.
+    /// Pixels as the decoder wrote them, in the format's own colours, for images that are not stored as RGB.
     raw: Vec<u8>,
     rgb: Vec<u8>,
     turned: Vec<u8>,
 }
 
-/// A part of decoded RGB pixels.
+/// A part of a buffer of decoded RGB pixels.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct View<'a> {
     /// Rows of `buffer.width` pixels.
@@ -40,12 +40,12 @@ pub(crate) struct View<'a> {
     pub(crate) buffer: ImageSize,
     /// The part, in whole pixels of the buffer.
     pub(crate) rect: Rect,
-    /// The part again, in fractions of a pixel and relative to `rect`, if it does not fill `rect`
-    /// because the image was reduced while decoding.
+    /// The same part in fractions of a pixel, relative to `rect`. It is set if the part does not fill `rect`, which
+    /// happens when the image was reduced while decoding.
     pub(crate) precise: Option<Fraction>,
 }
 
-/// A rectangle between pixels.
+/// A rectangle whose edges may lie between pixels.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Fraction {
     pub(crate) x: f64,
@@ -54,14 +54,14 @@ pub(crate) struct Fraction {
     pub(crate) height: f64,
 }
 
-/// What was decoded, where it lies, and what of it was wanted.
+/// Size of the decoded buffer and, within it, the part that the caller asked for.
 struct Decoded {
     size: ImageSize,
     wanted: Fraction,
 }
 
 impl<'a> View<'a> {
-    /// All of an image.
+    /// Returns a view of the whole image.
     pub(crate) fn whole(pixels: &'a [u8], size: ImageSize) -> Self {
         View {
             pixels,
@@ -73,8 +73,10 @@ impl<'a> View<'a> {
 }
 
 impl Codec {
-    /// Decodes `part` of an image (in its turned frame). If it will be shrunk to `target` anyway, a
-    /// JPEG is reduced while it is decoded; the part then lies between pixels.
+    /// Decodes `part` of an image; `part` is given in the image's turned frame.
+    ///
+    /// If the part will be shrunk to `target` anyway, a JPEG is reduced while it is decoded. The part then lies between
+    /// pixels.
     pub(crate) fn part(
         &mut self,
         bytes: &[u8],
@@ -99,7 +101,7 @@ impl Codec {
         Ok(self.turn(decoded, header.orientation))
     }
 
-    /// Decodes all of an image, without reducing, into `out`: exactly the bytes of its turned size.
+    /// Decodes a whole image, without reducing it, into `out`, which must have exactly the bytes of the turned size.
     pub(crate) fn whole_into(
         &mut self,
         bytes: &[u8],
@@ -110,6 +112,7 @@ impl Codec {
         if out.len() != size.bytes() {
             return Err(Error::wrong_length("decoded form", size.bytes(), out.len()));
         }
+        // Turning copies every pixel, so the decoder cannot write into `out` directly.
         if header.orientation != Orientation::NoTransforms {
             out.copy_from_slice(self.part(bytes, header, size.whole(), None)?.pixels);
             return Ok(());
@@ -132,6 +135,7 @@ impl Codec {
     ) -> Result<Decoded, Error> {
         let mut jpeg = open_jpeg(bytes, header)?;
         let by = target.map_or(1, |target| reduction(part.size, target));
+        // The decoder can start at the left edge of an MCU only. A reduction makes MCUs narrower.
         let region = match jpeg.header.mcu_width {
             Some(mcu) => decode_region(header.stored, part, by, mcu.div_ceil(by)),
             None => header.stored.reduced(by).whole(),
@@ -144,7 +148,7 @@ impl Codec {
         })
     }
 
-    /// The wanted part of what was decoded, turned as the orientation says.
+    /// Turns the decoded buffer as the orientation says, and returns a view of the wanted part.
     fn turn(&mut self, decoded: Decoded, orientation: Orientation) -> View<'_> {
         let Decoded { size, wanted } = decoded;
         let pixels = &self.rgb[..size.bytes()];
@@ -186,6 +190,7 @@ fn open_jpeg(bytes: &[u8], header: &ImageHeader) -> Result<OpenJpeg, Error> {
     }
     let mut decoder = JpegDecoder::new()?;
     let own = decoder.read_header(bytes)?;
+    // Buffers are sized by our own reading of the header, so the decoder must not find another size.
     if own.size != header.stored {
         return Err(Error::damaged(
             "the JPEG has several headers that contradict each other",
@@ -218,7 +223,7 @@ impl OpenJpeg {
     }
 }
 
-/// Pillow's `CMYK;I` and `cmyk2rgb`.
+/// Converts CMYK to RGB as Pillow does (`CMYK;I` and `cmyk2rgb`).
 fn rgb_from_cmyk(cmyk: &[u8], rgb: &mut [u8]) {
     for (ink, out) in cmyk
         .as_chunks::<4>()
@@ -226,13 +231,13 @@ fn rgb_from_cmyk(cmyk: &[u8], rgb: &mut [u8]) {
         .iter()
         .zip(rgb.as_chunks_mut::<3>().0)
     {
-        // Stored inverted: what is stored for black is already 255 - black.
+        // Adobe stores inks inverted: the stored value for black is already 255 - black.
         let white = ink[3];
         *out = [0, 1, 2].map(|c| white.saturating_sub(product(255 - ink[c], white)));
     }
 }
 
-/// `a * b / 255`, rounded.
+/// Returns `a * b / 255`, rounded to the nearest integer.
 fn product(a: u8, b: u8) -> u8 {
     let x = u32::from(a) * u32::from(b) + 128;
     (((x >> 8) + x) >> 8) as u8
@@ -256,7 +261,7 @@ fn decode_other(
     }
 }
 
-/// Enough for any honest file of this size.
+/// Bounds the PNG decoder's memory at 16 bytes per pixel plus 64 MiB, enough for any valid file of this size.
 fn limits(header: &ImageHeader) -> Limits {
     let mut limits = Limits::default();
     limits.max_alloc = Some(
@@ -276,12 +281,14 @@ fn decode_with<D: ImageDecoder>(
     out: &mut [u8],
 ) -> Result<(), Error> {
     let decoder = decoder.map_err(broken)?;
+    // The buffers were sized by our own reading of the header, so the decoder must agree with it.
     if decoder.dimensions() != (header.stored.width, header.stored.height) {
         return Err(Error::damaged(
             "the image has several headers that contradict each other",
         ));
     }
     let colours = decoder.color_type();
+    // These pixels need no conversion, so they are decoded in place.
     if colours == ColorType::Rgb8 {
         return decoder.read_image(out).map_err(broken);
     }
@@ -291,6 +298,7 @@ fn decode_with<D: ImageDecoder>(
     to_rgb(colours, raw, out)
 }
 
+/// Converts an error of the `image` crate.
 fn broken(error: image::ImageError) -> Error {
     match error {
         image::ImageError::Unsupported(e) => Error::unsupported(e),
@@ -322,6 +330,7 @@ fn to_rgb(colours: ColorType, raw: &[u8], out: &mut [u8]) -> Result<(), Error> {
     Ok(())
 }
 
+/// Returns the upper byte of a 16-bit channel.
 fn high(native: [u8; 2]) -> u8 {
     (u16::from_ne_bytes(native) >> 8) as u8
 }
@@ -337,7 +346,7 @@ fn repack<const N: usize>(raw: &[u8], out: &mut [u8], pixel: impl Fn([u8; N]) ->
     }
 }
 
-/// The EXIF orientation of a PNG or WebP; none if there is none or it cannot be read.
+/// Returns the EXIF orientation of a PNG or WebP, or [`Orientation::NoTransforms`] if it has none or it cannot be read.
 pub(crate) fn orientation(format: ImageFormat, bytes: &[u8]) -> Orientation {
     let found = match format {
         ImageFormat::Png => PngDecoder::new(Cursor::new(bytes)).and_then(|mut d| d.orientation()),
@@ -354,8 +363,9 @@ fn oriented(size: ImageSize, header: &ImageHeader) -> ImageSize {
     }
 }
 
-/// Where a part of the turned image lies in the stored one.
+/// Maps a part of the turned image back to the stored image.
 fn untwist(part: Rect, header: &ImageHeader) -> Rect {
+    // Only the two rotations by a right angle are not their own inverse.
     let back = match header.orientation {
         Orientation::Rotate90 => Orientation::Rotate270,
         Orientation::Rotate270 => Orientation::Rotate90,
@@ -388,7 +398,7 @@ impl Fraction {
         }
     }
 
-    /// Relative to the corner of `origin`.
+    /// Returns the rectangle relative to the corner of `origin`.
     fn moved(self, origin: Rect) -> Self {
         Fraction {
             x: self.x - f64::from(origin.x),
@@ -397,7 +407,7 @@ impl Fraction {
         }
     }
 
-    /// The pixels of an image of `size` that it touches.
+    /// Returns the smallest rectangle of whole pixels that covers this one, within an image of `size`.
     fn outer(self, size: ImageSize) -> Rect {
         let (x, y) = (self.x as u32, self.y as u32);
         let right = ((self.x + self.width).ceil() as u32).min(size.width);
@@ -409,7 +419,7 @@ impl Fraction {
         }
     }
 
-    /// The same part after an image of `size` was turned.
+    /// Returns the rectangle's place after an image of `size` was turned.
     fn turned(self, size: ImageSize, orientation: Orientation) -> Self {
         let Fraction {
             x,
@@ -457,7 +467,7 @@ impl Fraction {
     }
 }
 
-/// Turns an image; `out` becomes exactly the turned one.
+/// Turns an image. Afterwards `out` holds exactly the turned image.
 fn turn_pixels(pixels: &[u8], size: ImageSize, orientation: Orientation, out: &mut Vec<u8>) {
     out.resize(size.bytes(), 0);
     let (width, height) = (size.width as usize, size.height as usize);

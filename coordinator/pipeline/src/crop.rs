@@ -1,4 +1,4 @@
-//! Where operators look: sizes, rectangles and torchvision's arithmetic for them. No pixels here.
+//! Geometry of the operators: sizes, rectangles, and torchvision's arithmetic for them. This module touches no pixels.
 
 use crate::rng::Rng;
 
@@ -12,9 +12,9 @@ pub(crate) struct ImageSize {
 /// Size of a sample's decoded form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DecodedShape {
-    /// Pixels.
+    /// Width in pixels.
     pub width: u32,
-    /// Pixels.
+    /// Height in pixels.
     pub height: u32,
 }
 
@@ -26,14 +26,14 @@ pub(crate) struct Rect {
     pub(crate) size: ImageSize,
 }
 
-/// Zeros around an image.
+/// Columns and rows of zeros put before an image. The zeros after it follow from the target's size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) struct Padding {
     pub(crate) left: u32,
     pub(crate) top: u32,
 }
 
-/// Bounds of [`random_resized`], as in `torchvision.transforms.RandomResizedCrop`.
+/// Bounds of the area and aspect ratio that [`random_resized`] draws, as in `torchvision.transforms.RandomResizedCrop`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Freedom {
     pub(crate) scale: (f64, f64),
@@ -41,7 +41,7 @@ pub(crate) struct Freedom {
 }
 
 impl DecodedShape {
-    /// Bytes of the decoded form: three per pixel.
+    /// Returns the length of the decoded form in bytes: three per pixel.
     #[must_use]
     pub fn bytes(&self) -> usize {
         ImageSize {
@@ -61,7 +61,7 @@ impl ImageSize {
         u64::from(self.width) * u64::from(self.height)
     }
 
-    /// Bytes as 8-bit RGB.
+    /// Returns the length of an 8-bit RGB image of this size, in bytes.
     pub(crate) fn bytes(self) -> usize {
         self.width as usize * self.height as usize * 3
     }
@@ -78,7 +78,7 @@ impl ImageSize {
         }
     }
 
-    /// Size after reducing by `1 / denominator`, rounded up as the JPEG decoder does.
+    /// Returns the size after a reduction by `1 / denominator`, rounded up as the JPEG decoder does.
     pub(crate) fn reduced(self, denominator: u32) -> Self {
         ImageSize::new(
             self.width.div_ceil(denominator),
@@ -97,7 +97,7 @@ impl Rect {
     }
 }
 
-/// Size whose shorter side is `shorter` and whose aspect ratio is that of `size`
+/// Returns the size whose shorter side is `shorter` and whose aspect ratio is that of `size`
 /// (`torchvision.transforms.functional.resize` with an integer).
 pub(crate) fn shorter_side(size: ImageSize, shorter: u32) -> ImageSize {
     let (short, long) = (size.width.min(size.height), size.width.max(size.height));
@@ -110,8 +110,8 @@ pub(crate) fn shorter_side(size: ImageSize, shorter: u32) -> ImageSize {
     }
 }
 
-/// The part of an image that a central crop keeps, and the zeros put before it where the image is
-/// smaller (`torchvision.transforms.functional.center_crop`).
+/// Returns the part of an image that a central crop keeps, and the zeros put before it where the image is smaller than
+/// the crop (`torchvision.transforms.functional.center_crop`).
 pub(crate) fn center(size: ImageSize, crop: ImageSize) -> (Rect, Padding) {
     let (x, width, left) = center_side(size.width, crop.width);
     let (y, height, top) = center_side(size.height, crop.height);
@@ -125,7 +125,7 @@ pub(crate) fn center(size: ImageSize, crop: ImageSize) -> (Rect, Padding) {
     )
 }
 
-/// Offset and length of what is kept of one side, and the padding before it.
+/// Returns, for one side, the offset and length of the kept part and the padding before it.
 fn center_side(side: u32, crop: u32) -> (u32, u32, u32) {
     if crop > side {
         return (0, side, (crop - side) / 2);
@@ -133,14 +133,14 @@ fn center_side(side: u32, crop: u32) -> (u32, u32, u32) {
     (half_to_even(side - crop), crop, 0)
 }
 
-/// `round(n / 2)` as Python rounds.
+/// Returns `n / 2`, rounded half to even as Python's `round` does.
 fn half_to_even(n: u32) -> u32 {
     let half = n / 2;
     half + (n % 2) * (half % 2)
 }
 
-/// A random part of an image (`torchvision.transforms.RandomResizedCrop.get_params`): ten attempts
-/// at a uniform area and a log-uniform aspect ratio, then the largest central part within `ratio`.
+/// Draws a random part of an image (`torchvision.transforms.RandomResizedCrop.get_params`): ten attempts at a uniform
+/// area and a log-uniform aspect ratio, then the largest central part within `ratio`.
 pub(crate) fn random_resized(size: ImageSize, freedom: Freedom, rng: &mut Rng) -> Rect {
     (0..10)
         .find_map(|_| attempt(size, freedom, rng))
@@ -149,6 +149,7 @@ pub(crate) fn random_resized(size: ImageSize, freedom: Freedom, rng: &mut Rng) -
 
 fn attempt(size: ImageSize, freedom: Freedom, rng: &mut Rng) -> Option<Rect> {
     let area = size.pixels() as f64 * rng.between(freedom.scale.0, freedom.scale.1);
+    // Uniform in the logarithm, so that 1:2 is as likely as 2:1.
     let ratio = rng
         .between(freedom.ratio.0.ln(), freedom.ratio.1.ln())
         .exp();
@@ -157,6 +158,7 @@ fn attempt(size: ImageSize, freedom: Freedom, rng: &mut Rng) -> Option<Rect> {
     if width == 0 || height == 0 || width > size.width || height > size.height {
         return None;
     }
+    // torchvision draws the row before the column. The order decides which numbers each of them gets.
     let y = rng.below(size.height - height + 1);
     let x = rng.below(size.width - width + 1);
     Some(Rect {
@@ -183,12 +185,12 @@ fn fallback(size: ImageSize, ratio: (f64, f64)) -> Rect {
     }
 }
 
-/// As Python's `int(round(x))`; saturates.
+/// Rounds as Python's `int(round(x))` does, but saturates at the bounds of `u32`.
 fn rounded(x: f64) -> u32 {
     x.round_ties_even() as u32
 }
 
-/// The strongest reduction (1, 2, 4 or 8) that still leaves at least `target` of `part`.
+/// Returns the strongest reduction (1, 2, 4 or 8) after which `part` is still at least as large as `target`.
 pub(crate) fn reduction(part: ImageSize, target: ImageSize) -> u32 {
     let enough = |d: &u32| {
         u64::from(part.width) >= u64::from(target.width) * u64::from(*d)
@@ -197,14 +199,15 @@ pub(crate) fn reduction(part: ImageSize, target: ImageSize) -> u32 {
     [8, 4, 2].into_iter().find(enough).unwrap_or(1)
 }
 
-/// Pixels decoded around a wanted part. Chroma upsampling looks one chroma sample aside, two pixels
-/// at most, and the decoder treats the edge of what it decodes as the edge of the image.
+/// Pixels decoded around a wanted part. Chroma upsampling reads one chroma sample to each side, which is at most two
+/// pixels, and the decoder treats the edge of its region as the edge of the image.
 const MARGIN: u32 = 4;
 
-/// What a JPEG decoder must decode of an image reduced by `denominator` so that `part` of the
-/// full-size image comes out right; `align` is the granularity of the left edge.
+/// Returns the region of an image reduced by `denominator` that a JPEG decoder must decode so that `part` of the
+/// full-size image comes out right. The left edge is a multiple of `align`.
 pub(crate) fn decode_region(image: ImageSize, part: Rect, denominator: u32, align: u32) -> Rect {
     let reduced = image.reduced(denominator);
+    // All edges are rounded outwards, so that no wanted pixel is lost.
     let left = (part.x / denominator).saturating_sub(MARGIN) / align * align;
     let top = (part.y / denominator).saturating_sub(MARGIN);
     let right = (part.right().div_ceil(denominator) + MARGIN).min(reduced.width);
@@ -252,7 +255,7 @@ mod tests {
         (1..most, 1..most).prop_map(|(width, height)| ImageSize::new(width, height))
     }
 
-    /// From `torchvision.transforms.functional.center_crop`, whose `round` goes to even.
+    /// The values are from `torchvision.transforms.functional.center_crop`, whose `round` goes to even.
     #[test]
     fn central_crops_are_torchvisions() {
         let none = Padding::default();
@@ -305,7 +308,7 @@ mod tests {
         let drawn: Vec<ImageSize> = (0..4000)
             .map(|seed| drawn(size, FREEDOM, seed).size)
             .collect();
-        // A narrow part always fits, so its area is uniform: (0.08 + 0.5) / 2 on average below 0.5.
+        // A narrow part always fits, so its area is uniform: below 0.5 the average is (0.08 + 0.5) / 2.
         let areas: Vec<f64> = drawn
             .iter()
             .map(|s| s.pixels() as f64 / 1e6)
@@ -339,7 +342,7 @@ mod tests {
             let part = drawn(size, FREEDOM, seed);
             prop_assert!(part.size.pixels() > 0);
             prop_assert!(part.right() <= size.width && part.bottom() <= size.height);
-            // Rounding of the sides moves both by up to a pixel's share.
+            // Rounding a side to whole pixels changes the ratio by up to one pixel's share.
             let (width, height) = (f64::from(part.size.width), f64::from(part.size.height));
             let slack = 1.0 + 2.0 / width.min(height);
             prop_assert!((0.75 / slack..=4.0 / 3.0 * slack).contains(&(width / height)), "{:?}", part);

@@ -1,11 +1,11 @@
-//! What can go wrong with a source or a sample, and what to do about it.
+//! Errors of sources, pipelines and samples, each with its remedy.
 
 use std::fmt::Display;
 
 /// A failure of a source, a pipeline's compilation, or a single sample.
 ///
-/// The message says what was found and the remedy. A sample's id and path are added by the caller,
-/// who knows them.
+/// The message states the problem and the remedy. The caller adds the sample's id and path, which this crate does not
+/// know.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct Error {
@@ -18,23 +18,23 @@ pub struct Error {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// A file or folder is not there.
+    /// A file or folder does not exist.
     NotFound,
-    /// A file or folder is there and cannot be read.
+    /// A file or folder exists but cannot be read.
     Read,
-    /// The source is not what its type promises (no class folders, lengths that differ).
+    /// The source does not have the form that its type promises, such as class folders or one label per path.
     InvalidSource,
-    /// The operators do not make a pipeline.
+    /// The operators do not form a valid pipeline.
     InvalidPipeline,
-    /// The bytes are no image of a known format.
+    /// The bytes are not an image of a known format.
     NotAnImage,
-    /// An image that this version does not decode.
+    /// The image is of a kind that this version does not decode.
     Unsupported,
-    /// An image whose data are cut short or broken.
+    /// The image's data are cut short or broken.
     Damaged,
-    /// An image of more pixels than `max_pixels`.
+    /// The image has more pixels than `max_pixels`.
     TooLarge,
-    /// A buffer of the wrong length: a defect of the caller.
+    /// A buffer has the wrong length, which is a defect of the caller.
     WrongLength,
 }
 
@@ -59,7 +59,7 @@ impl Error {
         }
     }
 
-    /// What a job's user can do about a sample whose file cannot be read.
+    /// Appends the remedy for a sample whose file cannot be read.
     pub(crate) fn of_sample(mut self) -> Self {
         self.message
             .push_str("; restore the file, or use on_error=\"skip\" to leave such samples out");
@@ -115,13 +115,13 @@ impl Error {
         )
     }
 
-    /// Class of the failure.
+    /// Returns the class of the failure.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
 
-    /// Whether a file or folder is missing.
+    /// Returns whether a file or folder is missing.
     #[must_use]
     pub fn is_not_found(&self) -> bool {
         self.kind == ErrorKind::NotFound

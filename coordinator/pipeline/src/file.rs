@@ -1,7 +1,8 @@
-//! Reading a file that somebody else named.
+//! Reading of files whose names come from outside.
 //!
-//! It may be anything: a pipe, which has no end and may have no writer; a device, which gives bytes for ever; a file that
-//! grows. So only regular files are read, opening never waits, and the length is bounded before memory is taken for it.
+//! Such a path may name anything: a pipe, which has no end and may have no writer; a device, which gives bytes for
+//! ever; a file that grows. Therefore only regular files are read, opening never blocks, and the length is bounded
+//! before memory is allocated for it.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read};
@@ -12,26 +13,28 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 
-/// Longest file that is read as a sample: far more than any image that is decoded, far less than the memory of a node.
+/// Longest file that is read as a sample. 1 GiB is far more than any image that is decoded and far less than a node's
+/// memory.
 pub const MOST_BYTES: u64 = 1 << 30;
-/// Longest wait for a descriptor: jobs that leave give theirs back.
+/// Longest wait for a free file descriptor. Jobs that leave give theirs back, so a shortage is usually short.
 const DESCRIPTOR_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause between two attempts. Other threads of the pool close their files within milliseconds.
 const DESCRIPTOR_PAUSE: Duration = Duration::from_millis(5);
 
-/// Opens a regular file, without waiting for whatever else it may be.
+/// Opens a regular file without blocking, whatever the path names, and returns the file and its length.
 ///
 /// # Errors
 /// If it cannot be opened, is no regular file, or is longer than [`MOST_BYTES`].
 pub fn open(path: &Path) -> io::Result<(File, u64)> {
-    // A pipe is opened without a writer, a terminal does not become this process's own.
+    // With these flags a pipe opens without a writer, and a terminal does not become this process's controlling
+    // terminal.
     let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
     let mut options = OpenOptions::new();
     options.read(true).custom_flags(flags.bits());
     let file = match open_when_possible(&options, path) {
-        // Another process holds a lease on the file and is asked to give it back: that is worth a wait.
+        // Another process holds a lease on the file and was asked to give it back, which is worth a blocking open.
         Err(e) if e.kind() == io::ErrorKind::WouldBlock && path.is_file() => File::open(path),
-        // What cannot be opened for what it is says so better than by an error number.
+        // For a folder or a device, "it is a folder" says more than the error number of the failed open.
         Err(e) => Err(std::fs::metadata(path)
             .and_then(|m| length(&m))
             .err()
@@ -42,9 +45,10 @@ pub fn open(path: &Path) -> io::Result<(File, u64)> {
     Ok((file, length))
 }
 
-/// Opens a file, and again for a while if this process or the machine has no descriptor left.
+/// Opens a file, and tries again for up to [`DESCRIPTOR_TIMEOUT`] if this process or the machine has no descriptor
+/// left.
 ///
-/// That says nothing of the file: a sample must not count as bad because many jobs joined at this moment.
+/// Such a shortage says nothing about the file: a sample must not count as bad because many jobs joined at this moment.
 fn open_when_possible(options: &OpenOptions, path: &Path) -> io::Result<File> {
     let began = Instant::now();
     loop {
@@ -93,25 +97,25 @@ fn check_length(length: u64) -> io::Result<u64> {
     )))
 }
 
-/// Reads a file; `into` becomes exactly its bytes.
+/// Reads a file. Afterwards `into` holds exactly its bytes.
 pub(crate) fn read(path: &Path, into: &mut Vec<u8>) -> io::Result<()> {
     let (file, length) = open(path)?;
     into.clear();
-    // One more, so that the end is seen without more memory.
+    // One byte more, so that `read_to_end` sees the end of the file without growing the buffer.
     into.reserve(length as usize + 1);
-    // It may grow while it is read.
+    // The file may grow while it is read, so the length is bounded and checked again.
     file.take(MOST_BYTES + 1).read_to_end(into)?;
     check_length(into.len() as u64).map(drop)
 }
 
-/// Reads the start of a file, `most` bytes at most.
+/// Reads the start of a file, at most `most` bytes.
 pub(crate) fn read_head(path: &Path, most: u64, into: &mut Vec<u8>) -> io::Result<()> {
     let (file, _) = open(path)?;
     into.clear();
     file.take(most).read_to_end(into).map(drop)
 }
 
-/// Fills `into`; returns whether the file ended there.
+/// Fills `into` from a file, and returns whether the file ended there.
 pub(crate) fn read_exactly(path: &Path, into: &mut [u8]) -> io::Result<bool> {
     let (mut file, _) = open(path)?;
     file.read_exact(into)?;

@@ -1,14 +1,14 @@
-//! What an image says of itself before any pixel is decoded: format, size and orientation.
+//! Image headers, read before any pixel is decoded: format, size and orientation.
 //!
-//! The format is told by the first bytes, never by a file's name. The start of a file is enough: a
-//! header may be read from a prefix, as long as the prefix reaches the size.
+//! The first bytes tell the format; the file's name is never used. A prefix of the file is enough, provided that it
+//! reaches the size.
 
 use image::metadata::Orientation;
 
 use crate::crop::ImageSize;
 use crate::error::Error;
 
-/// A format that is decoded.
+/// An image format that can be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ImageFormat {
     Jpeg,
@@ -16,20 +16,20 @@ pub(crate) enum ImageFormat {
     WebP,
 }
 
-/// An image's own description.
+/// Format, size and orientation of an image, as its header states them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ImageHeader {
     pub(crate) format: ImageFormat,
-    /// Size as stored, before any orientation.
+    /// Size as stored, before the orientation is applied.
     pub(crate) stored: ImageSize,
-    /// How to turn it; [`Orientation::NoTransforms`] unless asked for.
+    /// Turn to apply; [`Orientation::NoTransforms`] unless the caller asked for the EXIF orientation.
     pub(crate) orientation: Orientation,
-    /// Where a JPEG's first scan starts.
+    /// Offset of a JPEG's first scan.
     pub(crate) scan: usize,
 }
 
 impl ImageHeader {
-    /// Size after orientation.
+    /// Returns the size after the orientation is applied.
     pub(crate) fn size(&self) -> ImageSize {
         if transposes(self.orientation) {
             self.stored.transposed()
@@ -39,7 +39,7 @@ impl ImageHeader {
     }
 }
 
-/// Whether rows become columns.
+/// Returns whether an orientation exchanges rows and columns.
 pub(crate) fn transposes(orientation: Orientation) -> bool {
     use Orientation::{Rotate90, Rotate90FlipH, Rotate270, Rotate270FlipH};
     matches!(
@@ -48,7 +48,7 @@ pub(crate) fn transposes(orientation: Orientation) -> bool {
     )
 }
 
-/// Reads the header; the EXIF orientation too if `oriented`. Refuses more than `max_pixels`.
+/// Reads the header, and the EXIF orientation too if `oriented`. Refuses an image of more than `max_pixels`.
 pub(crate) fn read(bytes: &[u8], oriented: bool, max_pixels: u64) -> Result<ImageHeader, Error> {
     let mut header = match format(bytes)? {
         ImageFormat::Jpeg => jpeg(bytes, oriented)?,
@@ -137,7 +137,7 @@ fn png_size(bytes: &[u8]) -> Result<ImageSize, Error> {
     }
 }
 
-/// RFC 9649, sections 2.5 (lossy), 2.6 (lossless) and 2.7 (extended).
+/// Reads the size of a WebP (RFC 9649, sections 2.5 (lossy), 2.6 (lossless) and 2.7 (extended)).
 fn webp_size(bytes: &[u8]) -> Result<ImageSize, Error> {
     let kind = array::<4>(bytes, 12).ok_or_else(|| cut("WebP"))?;
     let size = match &kind {
@@ -176,7 +176,7 @@ fn webp_extended(bytes: &[u8]) -> Option<ImageSize> {
     Some(ImageSize::new(side(24)?, side(27)?))
 }
 
-/// Walks the marker segments up to the first scan.
+/// Walks a JPEG's marker segments up to the first scan.
 fn jpeg(bytes: &[u8], oriented: bool) -> Result<ImageHeader, Error> {
     let mut header = plain(ImageFormat::Jpeg, ImageSize::new(0, 0));
     let mut framed = false;
@@ -192,24 +192,28 @@ fn jpeg(bytes: &[u8], oriented: bool) -> Result<ImageHeader, Error> {
             _ => {}
         }
         at = next;
-        // A prefix of the file is enough for the size; Exif lies before the frame.
+        // A prefix of the file may end before the scan. The size is enough then, and Exif lies before the frame.
         header.scan = at;
     }
     if framed { Ok(header) } else { Err(cut("JPEG")) }
 }
 
+/// Start of scan, the marker before the entropy-coded data.
 const SOS: u8 = 0xda;
 
+/// Returns whether a marker starts a frame: SOF0 to SOF15, without DHT (c4), JPG (c8) and DAC (cc), which share the
+/// range.
 fn is_frame(marker: u8) -> bool {
     (0xc0..=0xcf).contains(&marker) && !matches!(marker, 0xc4 | 0xc8 | 0xcc)
 }
 
-/// The marker segment at or after `at`: its marker, body, and where the next may start.
+/// Returns the marker segment at or after `at`: its marker, its body, and the offset where the next may start.
 fn segment(bytes: &[u8], at: usize) -> Option<(u8, &[u8], usize)> {
     // The decoder skips anything up to the next marker, and any number of fill bytes before it.
     let mut at = at + bytes.get(at..)?.iter().position(|&b| b == 0xff)?;
     at += bytes.get(at..)?.iter().position(|&b| b != 0xff)?;
     let marker = bytes[at];
+    // These markers stand alone, without a length and a body.
     if matches!(marker, 0x00 | 0x01 | 0xd0..=0xd8) {
         return Some((marker, &[], at + 1));
     }
@@ -227,16 +231,16 @@ fn exif(body: &[u8]) -> Option<Orientation> {
     Orientation::from_exif_chunk(body.strip_prefix(b"Exif\0\0")?)
 }
 
-/// Whether the scans are followed by an end-of-image marker. Without one the file is cut short: such
-/// a marker cannot occur inside a scan, where every 0xff is followed by a zero or a restart marker.
+/// Returns whether an end-of-image marker follows the scans. A file without one is cut short. The marker cannot occur
+/// inside a scan, where a zero or a restart marker follows every 0xff.
 pub(crate) fn has_end(bytes: &[u8], scan: usize) -> bool {
     bytes
         .get(scan..)
         .is_some_and(|rest| rest.windows(2).rev().any(|pair| pair == [0xff, 0xd9]))
 }
 
-/// Whether a WebP has all the bytes that its first chunk promises. The decoder of lossy images reads
-/// zeros behind the end of the file and says nothing; libwebp refuses such a file.
+/// Returns whether a WebP has all the bytes that its first chunk promises. The decoder of lossy images silently reads
+/// zeros after the end of the file; libwebp refuses such a file.
 pub(crate) fn is_whole_webp(bytes: &[u8]) -> bool {
     let promised = array(bytes, 4).map(|b| u64::from(u32::from_le_bytes(b)) + 8);
     promised.is_some_and(|promised| promised <= bytes.len() as u64)

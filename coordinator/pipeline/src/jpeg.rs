@@ -1,14 +1,14 @@
-//! The JPEG decoder: libjpeg-turbo 3 through its TurboJPEG interface, whole images or parts.
+//! JPEG decoding, whole or in part, by libjpeg-turbo 3 through its TurboJPEG interface.
 //!
-//! This is the crate's only `unsafe` module. It owns one decompressor handle, and shows it the bytes
-//! and a destination whose length it has checked against the size that the decoder itself reports.
+//! This is the crate's only `unsafe` module. It owns one decompressor handle. It passes the handle the bytes, and a
+//! destination whose length was checked against the size that the decoder itself reports.
 //!
-//! # What counts as damaged
+//! # Damaged files
 //!
-//! As in Pillow: data that end too soon are an error; data that are garbled inside but complete are
-//! decoded as they are. The decoder's other warnings (bytes between markers, an unknown revision) are
-//! harmless. It keeps the text of the first warning only, so an end that comes too soon after another
-//! warning would go unseen: [`crate::header::has_end`] finds that one.
+//! The rules are Pillow's. Data that end too soon are an error. Data that are complete but garbled inside are decoded
+//! as they are. The decoder's other warnings (bytes between markers, an unknown revision) are harmless. The decoder
+//! keeps the text of the first warning only, so an early end after another warning would go unseen;
+//! [`crate::header::has_end`] finds that case.
 #![expect(
     unsafe_code,
     reason = "the safe interface of `turbojpeg` has no partial decoding"
@@ -22,26 +22,28 @@ use turbojpeg::raw;
 use crate::crop::{ImageSize, Rect};
 use crate::error::Error;
 
-/// Scans of a progressive file; more are a bomb (libjpeg-turbo's own advice for untrusted files).
+/// Most scans of a progressive file. A file with more is taken for a decompression bomb (libjpeg-turbo's own advice for
+/// untrusted files).
 const MAX_SCANS: c_int = 500;
 
-/// A decompressor, for one image only: one that is used again keeps the tables of the image before
-/// for an image that brings none of its own, and pixels would depend on the order of the samples. (A
-/// new handle costs about a thousandth of a decode.)
+/// A decompressor that decodes a single image.
+///
+/// A decompressor that is used again applies the tables of the previous image to an image without tables of its own, so
+/// that pixels would depend on the order of the samples. A new handle costs about a thousandth of a decode.
 pub(crate) struct JpegDecoder {
     handle: NonNull<std::ffi::c_void>,
 }
 
-/// What the decoder itself reports of an image.
+/// Size, MCU width and colours of an image, as the decoder reports them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct JpegHeader {
     pub(crate) size: ImageSize,
-    /// Columns of one MCU, the granularity of partial decoding; none if it must be decoded whole.
+    /// Columns of one MCU, which is the granularity of partial decoding, or `None` if the image must be decoded whole.
     pub(crate) mcu_width: Option<u32>,
     pub(crate) colours: Colours,
 }
 
-/// What comes out of the decoder.
+/// Colour space of the decoder's output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Colours {
     /// Three bytes per pixel.
@@ -77,7 +79,7 @@ impl JpegDecoder {
         Ok(decoder)
     }
 
-    /// Reads the header.
+    /// Reads the header of `bytes`.
     pub(crate) fn read_header(&mut self, bytes: &[u8]) -> Result<JpegHeader, Error> {
         // SAFETY: the handle is alive; `bytes` is readable for its length, and the decoder does not
         // keep it beyond the call.
@@ -101,10 +103,10 @@ impl JpegDecoder {
         })
     }
 
-    /// Decodes `region` of the image reduced by `1 / denominator` into `out`, row after row, whose
-    /// length must be exactly that of the region.
+    /// Decodes `region` of the image, reduced by `1 / denominator`, into `out`, row after row. The length of `out` must
+    /// be exactly that of the region.
     ///
-    /// `header` is that of `bytes`, from the last [`JpegDecoder::read_header`].
+    /// `header` must be that of `bytes`, from the last [`JpegDecoder::read_header`].
     pub(crate) fn decode(
         &mut self,
         bytes: &[u8],
@@ -141,6 +143,7 @@ impl JpegDecoder {
         self.check(rc)
     }
 
+    /// Sets the reduction, and the region to decode (`None` for the whole image).
     fn limit(&mut self, denominator: u32, region: Option<Rect>) -> Result<(), Error> {
         let scale = raw::tjscalingfactor {
             num: 1,
@@ -177,10 +180,11 @@ impl JpegDecoder {
     }
 
     fn mcu_width(&self) -> Option<u32> {
+        // A lossless JPEG has no DCT blocks, so it can be decoded whole only.
         if self.get(raw::TJPARAM_TJPARAM_LOSSLESS) != 0 {
             return None;
         }
-        // In the order of TJSAMP: 4:4:4, 4:2:2, 4:2:0, gray, 4:4:0, 4:1:1, 4:4:1.
+        // The entries are in the order of TJSAMP: 4:4:4, 4:2:2, 4:2:0, gray, 4:4:0, 4:1:1, 4:4:1.
         let widths = [8, 16, 16, 8, 8, 32, 8];
         let subsampling = usize::try_from(self.get(raw::TJPARAM_TJPARAM_SUBSAMP)).ok()?;
         widths.get(subsampling).copied()
@@ -195,6 +199,7 @@ impl JpegDecoder {
         }
     }
 
+    /// Turns a return code of the decoder into an error, unless it stands for a harmless warning.
     fn check(&self, rc: c_int) -> Result<(), Error> {
         if rc == 0 {
             return Ok(());
@@ -206,8 +211,8 @@ impl JpegDecoder {
     }
 }
 
-/// Tells a harmless warning from a failure by its text. The error code cannot: it says "warning" for a
-/// failure that follows a warning, but the text is then the failure's.
+/// Tells a harmless warning from a failure by its text. The error code is not enough: it says "warning" for a failure
+/// that follows a warning, but the text is then that of the failure.
 fn judge(text: &str) -> Result<(), Error> {
     const HARMLESS: [&str; 6] = [
         "Corrupt JPEG data",

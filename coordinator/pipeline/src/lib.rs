@@ -1,8 +1,8 @@
-//! From a specification to prepared samples: where samples come from, and what is done to them.
+//! Sources of samples, and the operators that prepare them.
 //!
-//! A [`Dataset`] is a list of files with labels. A [`Pipeline`] is a compiled list of operators; it is
-//! immutable and shared by all threads. A [`Scratch`] belongs to one thread and holds the memory that
-//! is used again for every sample. A sample goes
+//! A [`Dataset`] is a list of files with labels. A [`Pipeline`] is a compiled list of operators; it is immutable and
+//! shared by all threads. A [`Scratch`] belongs to one thread and holds the memory that is used again for every sample.
+//! A sample takes one of two ways:
 //!
 //! ```text
 //! Dataset::fetch -> encoded bytes -> Pipeline::prepare_encoded -> slot
@@ -11,13 +11,13 @@
 //!
 //! # Promises
 //!
-//! - What is prepared is a pure function of the encoded bytes, the operators and the [`SampleKey`]:
-//!   never of thread, time, or the samples before.
+//! - A prepared sample is a pure function of the encoded bytes, the operators and the [`SampleKey`]. It never depends
+//!   on the thread, the time, or the samples before it.
 //! - Both ways above give the same pixels for a pipeline made by [`Pipeline::exact`].
 //! - No bytes, however damaged, make it panic; each call gives the sample or one [`Error`].
-//! - In the steady state nothing of an image's size is allocated.
+//! - In the steady state, no memory in proportion to an image's size is allocated.
 //!
-//! Geometry and interpolation are torchvision's; where they differ, `docs/images.md` says how much.
+//! Geometry and interpolation are torchvision's. `docs/images.md` states how much the results differ.
 
 mod codec;
 mod crop;

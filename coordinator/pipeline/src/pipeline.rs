@@ -1,9 +1,8 @@
-//! Operators, compiled.
+//! Compilation and execution of a list of operators.
 //!
-//! All geometry is worked out first, from the header's size and the sample's key, as a list of moves.
-//! Then the first move tells the decoder which part is wanted and how small it may be, the moves
-//! between go from one reusable buffer to another, and mirroring at the end is left to the last step,
-//! which writes the slot.
+//! All geometry is computed first, from the header's size and the sample's key, as a list of moves. The first move then
+//! tells the decoder which part is wanted and how small it may be. The following moves go from one reusable buffer to
+//! another. Mirroring at the end is left to the last step, which writes the slot.
 
 use std::time::{Duration, Instant};
 
@@ -22,9 +21,9 @@ use crate::rng::{Rng, SampleKey};
 #[derive(Debug)]
 pub struct Pipeline {
     decode: Decode,
-    /// Before the first random operator.
+    /// Steps before the first random operator.
     fixed: Vec<OperatorStep>,
-    /// From the first random operator on.
+    /// Steps from the first random operator on.
     random: Vec<OperatorStep>,
     normalize: Option<Normalize>,
     output: ImageSize,
@@ -61,7 +60,7 @@ struct Normalize {
     table: Box<NormalizeTable>,
 }
 
-/// A step whose numbers are known.
+/// A step with all its numbers known, for one sample.
 #[derive(Clone, Copy, Debug)]
 enum Move {
     Resize {
@@ -80,33 +79,33 @@ enum Move {
 /// A sample's decoded form: rows of RGB, 8 bits each.
 #[derive(Clone, Copy, Debug)]
 pub struct DecodedView<'a> {
-    /// Pixels.
+    /// Width in pixels.
     pub width: u32,
-    /// Pixels.
+    /// Height in pixels.
     pub height: u32,
     /// `width * height * 3` bytes.
     pub pixels: &'a [u8],
 }
 
-/// What a preparation took: wall time by stage, no time for what did not run.
+/// Wall time of a preparation, by stage. A stage that did not run took no time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StageDurations {
-    /// From the file's bytes to pixels.
+    /// Time from the file's bytes to pixels.
     pub decode: Duration,
-    /// Operators before the first random one.
+    /// Time of the operators before the first random one.
     pub fixed: Duration,
-    /// From the first random one on, with the writing of the slot.
+    /// Time from the first random operator on, including the writing of the slot.
     pub random: Duration,
-    /// Pixels in the file; 0 if it was not read.
+    /// Pixels in the file; 0 if the file was not read.
     pub pixels: u64,
 }
 
-/// What a file's header says.
+/// Sizes of an image, read from the file's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Picture {
     /// Pixels in the file.
     pub pixels: u64,
-    /// Its decoded form.
+    /// Size of the decoded form.
     pub decoded: DecodedShape,
 }
 
@@ -118,7 +117,7 @@ pub struct Scratch {
     moves: Vec<Move>,
 }
 
-/// Where the moves after decoding work.
+/// The resizer and two buffers between which the moves after decoding go back and forth.
 #[derive(Default)]
 struct Canvas {
     resizer: Resizer,
@@ -127,7 +126,7 @@ struct Canvas {
 }
 
 impl Scratch {
-    /// Empty; grows to the largest sample seen.
+    /// Returns an empty scratch. It grows to the largest sample seen.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -141,12 +140,12 @@ impl std::fmt::Debug for Scratch {
 }
 
 impl Pipeline {
-    /// Checks the operators and their order.
+    /// Compiles a list of operators, after checking them and their order.
     ///
     /// # Errors
     ///
-    /// If they are no pipeline: the first is not decode, normalize is not last, a size is zero, or the
-    /// size of what comes out is not the same for all samples (a minibatch is one tensor).
+    /// If they do not form a pipeline: the first is not decode, normalize is not last, a size is zero, or the prepared
+    /// size is not the same for all samples (a minibatch is one tensor).
     pub fn compile(ops: &[Op]) -> Result<Pipeline, Error> {
         coprep_protocol::operators::check(ops).map_err(invalid)?;
         let (decode, rest) = split_decode(ops)?;
@@ -167,8 +166,7 @@ impl Pipeline {
         })
     }
 
-    /// The tensor that one sample becomes: `image`, 3 x height x width, uint8, or float32 if it is
-    /// normalised.
+    /// Returns the tensor that one sample becomes: `image`, 3 x height x width, uint8, or float32 if it is normalised.
     #[must_use]
     pub fn output(&self) -> Field {
         Field {
@@ -178,20 +176,20 @@ impl Pipeline {
         }
     }
 
-    /// Whether a sample is prepared the same at every visit.
+    /// Returns whether a sample is prepared the same way at every visit.
     #[must_use]
     pub fn is_deterministic(&self) -> bool {
         self.random.is_empty()
     }
 
-    /// Whether it decodes large images at a fraction of their size.
+    /// Returns whether large images are decoded at a fraction of their size.
     #[must_use]
     pub fn reduces(&self) -> bool {
         self.decode.scaled
     }
 
-    /// The same pipeline with reduced decoding off, so that pixels do not depend on whether a sample's
-    /// decoded form was at hand.
+    /// Returns the same pipeline with reduced decoding off, so that pixels do not depend on whether a sample's decoded
+    /// form was at hand.
     #[must_use]
     pub fn exact(&self) -> Pipeline {
         Pipeline {
@@ -206,8 +204,8 @@ impl Pipeline {
         }
     }
 
-    /// Size of the decoded form: after decoding and the operators before the first random one. Reads
-    /// the header only; the first few hundred kilobytes of a file are enough.
+    /// Returns the size of the decoded form, which is an image after decoding and the operators before the first random
+    /// one. Only the header is read; the first few hundred kilobytes of a file are enough.
     ///
     /// # Errors
     ///
@@ -216,7 +214,7 @@ impl Pipeline {
         Ok(self.look(encoded)?.decoded)
     }
 
-    /// The same, with the size in the file.
+    /// Returns the size of the decoded form, as [`Pipeline::decoded_size`] does, and the size in the file.
     ///
     /// # Errors
     ///
@@ -231,7 +229,7 @@ impl Pipeline {
         })
     }
 
-    /// Makes the decoded form: rows of RGB, exactly [`DecodedShape::bytes`] of them, into `out`.
+    /// Writes the decoded form into `out`: rows of RGB, exactly [`DecodedShape::bytes`] of them.
     ///
     /// # Errors
     ///
@@ -253,6 +251,7 @@ impl Pipeline {
         if out.len() != size.bytes() {
             return Err(Error::wrong_length("decoded form", size.bytes(), out.len()));
         }
+        // No move follows, so the decoder can write the result itself.
         if moves.is_empty() {
             return codec.whole_into(encoded, &header, out);
         }
@@ -262,8 +261,9 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Prepares a sample from its file's bytes into a slot of exactly the bytes of [`Pipeline::output`]. The slot
-    /// is asked for when the last step is about to write it.
+    /// Prepares a sample from its file's bytes into a slot of exactly the bytes of [`Pipeline::output`].
+    ///
+    /// `slot` is called only when the last step is about to write.
     ///
     /// # Errors
     ///
@@ -286,6 +286,7 @@ impl Pipeline {
         let size = self.plan(header.size(), &self.fixed, None, moves)?;
         let fixed = moves.len();
         self.plan(size, &self.random, Some(key), moves)?;
+        // Writing the slot can mirror on the way, so a mirror at the end needs no pass of its own.
         let mirrored = take_mirrors(moves);
         let view = self.decode_first(encoded, &header, codec, moves)?;
         let decoded = Instant::now();
@@ -299,7 +300,7 @@ impl Pipeline {
         })
     }
 
-    /// Prepares a sample from its decoded form, as [`Pipeline::prepare_encoded`].
+    /// Prepares a sample from its decoded form, like [`Pipeline::prepare_encoded`].
     ///
     /// # Errors
     ///
@@ -355,7 +356,7 @@ impl Pipeline {
         }
     }
 
-    /// Appends what the steps do to an image of `size`, and gives the size that comes out.
+    /// Appends the moves of `steps` for an image of `size`, and returns the size after them.
     fn plan(
         &self,
         size: ImageSize,
@@ -363,6 +364,7 @@ impl Pipeline {
         key: Option<SampleKey>,
         moves: &mut Vec<Move>,
     ) -> Result<ImageSize, Error> {
+        // Fixed steps draw no numbers, so they need no key.
         let mut rng = Rng::new(key.unwrap_or_default());
         let mut size = size;
         for step in steps {
@@ -370,6 +372,8 @@ impl Pipeline {
                 continue;
             };
             size = next.size(size);
+            // Resizing to a shorter side can make a long, thin image huge, so each size is bounded, not only the
+            // file's.
             if size.pixels() > self.decode.max_pixels.max(self.output.pixels()) {
                 let what = format!("resized to {} x {} pixels, it", size.width, size.height);
                 return Err(Error::too_large(what, self.decode.max_pixels));
@@ -379,7 +383,7 @@ impl Pipeline {
         Ok(size)
     }
 
-    /// Decodes what the first move needs, and takes that move's cut over.
+    /// Decodes the part that the first move needs, and replaces that move's part by the decoded one.
     fn decode_first<'a>(
         &self,
         encoded: &[u8],
@@ -402,6 +406,8 @@ impl Pipeline {
         Ok(view)
     }
 
+    /// Returns whether the decoder may reduce. Nearest-pixel resizing may not, since it picks single pixels of the full
+    /// image.
     fn may_reduce(&self, header: &ImageHeader, filter: Interpolation) -> bool {
         self.decode.scaled && header.format == ImageFormat::Jpeg && filter != Interpolation::Nearest
     }
@@ -421,7 +427,7 @@ impl Normalize {
     }
 }
 
-/// Removes the mirrors at the end; whether they mirror.
+/// Removes the mirrors at the end of the moves, and returns whether an odd number of them was there.
 fn take_mirrors(moves: &mut Vec<Move>) -> bool {
     let mut mirrored = false;
     while let Some(Move::Mirror) = moves.last() {
@@ -439,7 +445,7 @@ impl OperatorStep {
         )
     }
 
-    /// The size that comes out, if it is known before any sample is.
+    /// Returns the size after this step, or `None` if it is not the same for all samples.
     fn output(&self, before: Option<ImageSize>) -> Option<ImageSize> {
         match *self {
             OperatorStep::Resize {
@@ -457,7 +463,7 @@ impl OperatorStep {
         }
     }
 
-    /// What it does to an image of `size`; none if it leaves it as it is.
+    /// Returns the move that this step makes on an image of `size`, or `None` if it leaves the image as it is.
     fn resolve(&self, size: ImageSize, rng: &mut Rng) -> Option<Move> {
         match *self {
             OperatorStep::Resize { to, filter } => {
@@ -497,16 +503,17 @@ impl Move {
     }
 }
 
-/// Which buffer holds the image now.
+/// The buffer that holds the image at present.
 #[derive(Clone, Copy)]
 enum CurrentBuffer {
-    TaskHandle,
+    Given,
     Front,
     Back,
 }
 
 impl Canvas {
-    /// Makes the moves, one after another, beginning with `given`; and when the first `fixed` of them were made.
+    /// Makes the moves one after another, beginning with `given`. Returns the result and the time at which the first
+    /// `fixed` moves were done.
     fn run<'a>(
         &'a mut self,
         given: View<'a>,
@@ -518,21 +525,22 @@ impl Canvas {
             front,
             back,
         } = self;
-        let mut place = CurrentBuffer::TaskHandle;
+        let mut place = CurrentBuffer::Given;
         let mut frame = given;
         let mut after_fixed = Instant::now();
         for (number, step) in moves.iter().enumerate() {
             if number == fixed {
                 after_fixed = Instant::now();
             }
-            // A cut that neither pads nor resizes only looks at less.
+            // A crop without padding needs no copy: the view is narrowed.
             if let Some(less) = narrowed(frame, *step) {
                 frame = less;
                 continue;
             }
             let size = step.size(frame.rect.size);
+            // The target is the buffer that does not hold the image.
             let (pixels, target): (&[u8], &mut Vec<u8>) = match place {
-                CurrentBuffer::TaskHandle => (given.pixels, front),
+                CurrentBuffer::Given => (given.pixels, front),
                 CurrentBuffer::Front => (front, back),
                 CurrentBuffer::Back => (back, front),
             };
@@ -542,16 +550,18 @@ impl Canvas {
                 CurrentBuffer::Front => CurrentBuffer::Back,
                 _ => CurrentBuffer::Front,
             };
+            // The pixels are looked up by `place` when they are needed, so the frame keeps only the size.
             frame = View {
                 pixels: &[],
                 ..View::whole(&[], size)
             };
         }
         let pixels = match place {
-            CurrentBuffer::TaskHandle => given.pixels,
+            CurrentBuffer::Given => given.pixels,
             CurrentBuffer::Front => front,
             CurrentBuffer::Back => back,
         };
+        // No later move came at which the time could be taken.
         if fixed >= moves.len() {
             after_fixed = Instant::now();
         }
@@ -598,7 +608,7 @@ fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidPipeline, message)
 }
 
-// What is below may rely on the rules of `operators::check`.
+// The functions below may rely on the rules of `operators::check`.
 
 fn split_decode(ops: &[Op]) -> Result<(Decode, &[Op]), Error> {
     match ops {
@@ -664,6 +674,7 @@ fn freedom(scale: (f32, f32), ratio: (f32, f32)) -> Freedom {
 }
 
 fn output_size(steps: &[OperatorStep]) -> Result<ImageSize, Error> {
+    // The size is unknown after decoding, until a step fixes it.
     let known = steps.iter().fold(None, |size, step| step.output(size));
     known.ok_or_else(|| {
         invalid(

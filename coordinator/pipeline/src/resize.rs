@@ -1,7 +1,7 @@
 //! Cutting and interpolating RGB pixels.
 //!
-//! Filters, their support and the antialiasing are Pillow's. Pixels outside the wanted part do not
-//! contribute, as when an image is cropped first and then resized.
+//! The filters, their support and the antialiasing are Pillow's. Pixels outside the wanted part do not contribute, as
+//! when an image is cropped before it is resized.
 
 use coprep_protocol::spec::Interpolation;
 use fast_image_resize::images::{TypedCroppedImage, TypedImage, TypedImageRef};
@@ -12,7 +12,7 @@ use crate::codec::View;
 use crate::crop::{ImageSize, Padding};
 use crate::error::{Error, ErrorKind};
 
-/// Interpolates `view` to exactly `size`, into `out` of exactly its bytes.
+/// Interpolates `view` to exactly `size`, into `out`, which must have exactly the bytes of that size.
 pub(crate) fn resize(
     resizer: &mut Resizer,
     view: View<'_>,
@@ -31,6 +31,7 @@ pub(crate) fn resize(
     let options = ResizeOptions::new()
         .resize_alg(algorithm(filter))
         .use_alpha(false);
+    // The part of a reduced JPEG lies between pixels, where only the resizer can cut.
     let options = match view.precise {
         Some(part) => options.crop(part.x, part.y, part.width, part.height),
         None => options,
@@ -56,7 +57,7 @@ fn defect(error: impl std::error::Error + Send + Sync + 'static) -> Error {
     )
 }
 
-/// Copies `view` into `out`, an image of `size`, at `padding`; the rest becomes zero.
+/// Copies `view` into `out`, an image of `size`, at the offset `padding`. The rest of `out` becomes zero.
 pub(crate) fn paste(view: View<'_>, size: ImageSize, padding: Padding, out: &mut [u8]) {
     out.fill(0);
     let pitch = size.width as usize * 3;
@@ -67,7 +68,7 @@ pub(crate) fn paste(view: View<'_>, size: ImageSize, padding: Padding, out: &mut
     }
 }
 
-/// Copies `view` into `out`, which has exactly its bytes, mirrored left to right.
+/// Copies `view`, mirrored left to right, into `out`, which must have exactly its bytes.
 pub(crate) fn mirror(view: View<'_>, out: &mut [u8]) {
     let pitch = view.rect.size.width as usize * 3;
     for (to, from) in out.chunks_exact_mut(pitch).zip(view.rows()) {
@@ -81,7 +82,7 @@ pub(crate) fn mirror(view: View<'_>, out: &mut [u8]) {
 }
 
 impl<'a> View<'a> {
-    /// The rows of the part, without what lies left and right of it.
+    /// Returns the rows of the part, each cut to the part's columns.
     pub(crate) fn rows(self) -> impl Iterator<Item = &'a [u8]> {
         let pitch = self.buffer.width as usize * 3;
         let columns = self.rect.x as usize * 3..self.rect.right() as usize * 3;

@@ -3,18 +3,18 @@
 //! `SplitMix64` (Steele, Lea, Flood: *Fast splittable pseudorandom number generators*, OOPSLA 2014),
 //! started from the xxh3 hash of the key, so that neighbouring keys give unrelated sequences.
 
-/// What a sample's random operators depend on, besides the sample itself.
+/// Key of a sample's random numbers: together with the sample itself, it determines every random operator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SampleKey {
     /// The stream's seed.
     pub seed: u64,
     /// The sample's id.
     pub id: u32,
-    /// How many times the sample has been prepared before.
+    /// Number of earlier preparations of the sample.
     pub visit: u64,
 }
 
-/// The generator of one sample at one visit.
+/// The random number generator of one sample at one visit.
 pub(crate) struct Rng(u64);
 
 impl Rng {
@@ -34,17 +34,17 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// Uniform in `0.0..1.0`, 53 bits.
+    /// Returns a uniform number in `0.0..1.0`, with 53 random bits.
     pub(crate) fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 * (-53f64).exp2()
     }
 
-    /// Uniform in `low..high` (`low` if they are equal).
+    /// Returns a uniform number in `low..high`, or `low` if they are equal.
     pub(crate) fn between(&mut self, low: f64, high: f64) -> f64 {
         low + (high - low) * self.unit()
     }
 
-    /// Uniform in `0..n`; 0 if `n` is 0. Lemire's multiplication; its bias is under `n / 2^64`.
+    /// Returns a uniform integer in `0..n`, or 0 if `n` is 0, by Lemire's multiplication. Its bias is below `n / 2^64`.
     pub(crate) fn below(&mut self, n: u32) -> u32 {
         ((u128::from(self.next()) * u128::from(n)) >> 64) as u32
     }
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn the_sequence_stays_the_same_between_versions() {
-        // Runs are reproducible across releases; a change here needs a note in the changelog.
+        // Runs are reproducible across releases, so a change of this number needs a note in the changelog.
         assert_eq!(first(KEY), 0xfe94_3454_e249_018a);
     }
 
@@ -105,7 +105,7 @@ mod tests {
         for id in 0..100_000 {
             counts[Rng::new(SampleKey { id, ..KEY }).below(10) as usize] += 1;
         }
-        // Standard deviation 95.
+        // The standard deviation is 95.
         assert!(
             counts.iter().all(|&c| c.abs_diff(10_000) < 500),
             "{counts:?}"

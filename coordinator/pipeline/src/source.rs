@@ -1,9 +1,8 @@
-//! Where samples come from: folders of classes, and lists of files.
+//! Datasets: folders of classes, and lists of files.
 //!
-//! A dataset is held once, in two arrays and one byte arena of relative paths, so that 1.3 million
-//! samples take about 60 MB and one allocation each way. The order of samples is that of
-//! `torchvision.datasets.ImageFolder`: classes in lexicographic order; within a class the folders in
-//! the order of their paths, links followed; within a folder the files by name.
+//! A dataset is held once, in two arrays and one byte arena of relative paths. 1.3 million samples take about 60 MB in
+//! a few allocations. The order of samples is that of `torchvision.datasets.ImageFolder`: classes in lexicographic
+//! order; within a class, the folders in the order of their paths, links followed; within a folder, the files by name.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -16,13 +15,13 @@ use crate::error::{Error, ErrorKind};
 use crate::file;
 use crate::throttle::ReadThrottle;
 
-/// File names that are samples of a folder, in any case.
+/// Endings of file names that make a file of a folder a sample, in upper or lower case.
 const DECODED: [&str; 4] = [".jpg", ".jpeg", ".png", ".webp"];
 
-/// Further names that torchvision takes and that are not decoded here.
+/// Further endings that torchvision takes but that are not decoded here.
 const NOT_DECODED: [&str; 5] = [".bmp", ".pgm", ".ppm", ".tif", ".tiff"];
 
-/// How much of a file [`Dataset::fetch_head`] reads. Exif and a colour profile may come before the size.
+/// Bytes that [`Dataset::fetch_head`] reads. Exif data and a colour profile may come before the size.
 const HEAD_BYTES: u64 = 256 << 10;
 
 /// An opened source: samples `0..len`, each a file with a label.
@@ -33,7 +32,7 @@ pub struct Dataset {
     labels: Vec<i64>,
     /// Paths relative to the root, one after another.
     names: Vec<u8>,
-    /// Where each path ends in `names`.
+    /// End of each path within `names`.
     ends: Vec<u64>,
     ignored: u64,
     fingerprint: u128,
@@ -41,7 +40,7 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// Lists the samples. A folder is walked; a list is taken as it is.
+    /// Lists the samples of a source. A folder is walked; a list is taken as it is.
     ///
     /// # Errors
     ///
@@ -58,12 +57,14 @@ impl Dataset {
                 )));
             }
         };
+        // Sample ids are 32-bit numbers.
         if u32::try_from(dataset.labels.len()).is_err() {
             return Err(invalid(format!(
                 "{} samples are more than the 4,294,967,295 supported",
                 dataset.labels.len()
             )));
         }
+        // The list is final, so the spare room of its growth is given back.
         dataset.names.shrink_to_fit();
         dataset.fingerprint = dataset.hash();
         Ok(dataset)
@@ -93,6 +94,7 @@ impl Dataset {
     fn hash(&self) -> u128 {
         let mut hash = xxhash_rust::xxh3::Xxh3::new();
         hash.update(self.root.as_os_str().as_bytes());
+        // A path contains no zero byte, so this delimits the root from the names.
         hash.update(&[0]);
         hash.update(&self.names);
         self.ends
@@ -104,19 +106,20 @@ impl Dataset {
         hash.digest128()
     }
 
-    /// Number of samples.
+    /// Returns the number of samples.
     #[must_use]
     pub fn len(&self) -> u32 {
         self.labels.len() as u32
     }
 
-    /// Never true of an opened dataset.
+    /// Returns whether there is no sample, which is never true of an opened dataset.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.labels.is_empty()
     }
 
-    /// Label of a sample: the position of its class in [`Dataset::classes`], or what the list said.
+    /// Returns the label of a sample: the position of its class in [`Dataset::classes`], or the number that the list
+    /// gave.
     ///
     /// # Panics
     ///
@@ -126,7 +129,7 @@ impl Dataset {
         self.labels[id as usize]
     }
 
-    /// File of a sample.
+    /// Returns the path of a sample's file.
     ///
     /// # Panics
     ///
@@ -139,26 +142,26 @@ impl Dataset {
         self.root.join(OsStr::from_bytes(name))
     }
 
-    /// Names of the classes, in the order of their labels; empty for a list of files.
+    /// Returns the names of the classes, in the order of their labels. A list of files has none.
     #[must_use]
     pub fn classes(&self) -> &[String] {
         &self.classes
     }
 
-    /// Files of a folder that torchvision would list and this version does not decode (`.bmp`,
+    /// Returns the number of files of a folder that torchvision would list and this version does not decode (`.bmp`,
     /// `.pgm`, `.ppm`, `.tif`, `.tiff`). They are left out, so ids differ from torchvision's.
     #[must_use]
     pub fn ignored(&self) -> u64 {
         self.ignored
     }
 
-    /// Identity of the list: root, paths, order and labels; not the files' contents.
+    /// Returns the identity of the list: root, paths, order and labels, but not the contents of the files.
     #[must_use]
     pub fn fingerprint(&self) -> u128 {
         self.fingerprint
     }
 
-    /// The same dataset on slower storage.
+    /// Returns the same dataset, with reads slowed by `throttle`.
     #[must_use]
     pub fn slowed(self, throttle: Arc<ReadThrottle>) -> Dataset {
         Dataset {
@@ -167,7 +170,7 @@ impl Dataset {
         }
     }
 
-    /// Length of a sample's file.
+    /// Returns the length of a sample's file.
     ///
     /// # Errors
     ///
@@ -178,7 +181,7 @@ impl Dataset {
         length.map_err(|e| unreadable(&path, e).of_sample())
     }
 
-    /// Reads a sample's file; `into` becomes exactly its bytes.
+    /// Reads a sample's file. Afterwards `into` holds exactly its bytes.
     ///
     /// # Errors
     ///
@@ -206,7 +209,7 @@ impl Dataset {
         file::read_head(&path, HEAD_BYTES, into).map_err(|e| unreadable(&path, e).of_sample())
     }
 
-    /// Reads a sample's file into a place of exactly its length.
+    /// Reads a sample's file into a buffer of exactly its length.
     ///
     /// # Errors
     ///
@@ -219,6 +222,7 @@ impl Dataset {
                 Ok(())
             }
             Ok(false) => Err(changed(&path)),
+            // The file has become shorter than the length that was read before.
             Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => Err(changed(&path)),
             Err(e) => Err(unreadable(&path, e).of_sample()),
         }
@@ -310,7 +314,7 @@ fn class_folders(root: &Path) -> Result<Vec<OsString>, Error> {
     let mut classes = Vec::new();
     for entry in entries {
         let entry = entry.map_err(|e| unreadable(root, e))?;
-        // Follows links, as os.DirEntry.is_dir does.
+        // This follows links, as os.DirEntry.is_dir does.
         if entry.path().is_dir() {
             classes.push(entry.file_name());
         }
@@ -326,7 +330,7 @@ fn class_folders(root: &Path) -> Result<Vec<OsString>, Error> {
     Ok(classes)
 }
 
-/// Adds a class's samples in the order of (folder's path, name).
+/// Adds the samples of a class in the order of (path of the folder, name).
 fn add_class(dataset: &mut Dataset, class: &OsStr, label: i64) -> Result<(), Error> {
     let top = dataset.root.join(class);
     let mut found = Vec::new();
@@ -340,6 +344,7 @@ fn add_class(dataset: &mut Dataset, class: &OsStr, label: i64) -> Result<(), Err
             Kind::Other => {}
         }
     }
+    // The walk follows the order of the file system, which differs between machines.
     found.sort();
     for (folder, name) in found {
         dataset.push(&[&folder, b"/", &name], label);
@@ -363,7 +368,7 @@ fn file_of(
                 )));
             }
             match error.io_error().map(std::io::Error::kind) {
-                // A link to nothing is listed, and reported when it is read.
+                // A broken link is listed, and fails when it is read.
                 Some(std::io::ErrorKind::NotFound) => Ok(Some(path)),
                 _ => Err(unreadable(&path, error.into())),
             }
@@ -391,7 +396,7 @@ fn kind(path: &Path) -> Kind {
     }
 }
 
-/// Folder relative to the root, and name.
+/// Splits a path into its folder, relative to the root, and its name.
 fn split(path: &Path, root: &Path) -> (Vec<u8>, Vec<u8>) {
     let folder = path
         .parent()

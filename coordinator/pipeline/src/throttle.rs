@@ -1,27 +1,27 @@
-//! Storage slower than it is: to see what a slower one would do.
+//! Artificially slow storage, to measure how a job would do on it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How slow.
+/// Rate and latency that reads are held to.
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
 pub struct Slowness {
-    /// Bytes a second that all reads together get; None: as many as the storage gives.
+    /// Bytes a second that all reads share, or `None` for no bound.
     pub bytes_per_s: Option<u64>,
-    /// What each read takes beside.
+    /// Time that each read takes in addition.
     pub latency: Duration,
 }
 
 impl Slowness {
-    /// Whether it changes anything.
+    /// Returns whether nothing is slowed.
     #[must_use]
     pub fn is_none(&self) -> bool {
         *self == Slowness::default()
     }
 }
 
-/// One device: reads wait for their share of its rate, in the order they come.
+/// One storage device. Reads wait for their share of its rate, in the order in which they come.
 #[derive(Debug)]
 pub struct ReadThrottle {
     is_on: AtomicBool,
@@ -35,7 +35,7 @@ struct Device {
 }
 
 impl ReadThrottle {
-    /// For all datasets that are to share it.
+    /// Returns a throttle, to be shared by all datasets on the same storage.
     #[must_use]
     pub fn new(slowness: Slowness) -> Self {
         ReadThrottle {
@@ -47,7 +47,7 @@ impl ReadThrottle {
         }
     }
 
-    /// Changes it, for reads that begin from now on.
+    /// Changes the slowness for reads that begin from now on.
     pub fn set(&self, slowness: Slowness) {
         let mut device = self.device.lock().unwrap_or_else(PoisonError::into_inner);
         device.slowness = slowness;
@@ -55,7 +55,7 @@ impl ReadThrottle {
         self.is_on.store(!slowness.is_none(), Ordering::Relaxed);
     }
 
-    /// Takes as long as reading so many bytes would.
+    /// Sleeps for the time in which the device would read `bytes`.
     pub(crate) fn wait(&self, bytes: u64) {
         if self.is_on.load(Ordering::Relaxed) {
             let done = self.book(bytes);
@@ -63,6 +63,7 @@ impl ReadThrottle {
         }
     }
 
+    /// Reserves the device for a read of `bytes`, and returns the time at which the read is done.
     fn book(&self, bytes: u64) -> Instant {
         let now = Instant::now();
         let mut device = self.device.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,4 @@
-//! Files that are cut, damaged, empty, huge or no image: each call gives the sample or one clear error.
+//! Files that are cut, damaged, empty, huge or not images: each call gives the sample or one clear error.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 mod common;
@@ -33,7 +33,7 @@ fn part() -> Pipeline {
     Pipeline::compile(&[decode(), random_resized_crop(8, 8)]).unwrap()
 }
 
-/// The failure of both ways.
+/// Returns the failure, which must be the same for both ways.
 fn failure(encoded: &[u8]) -> Error {
     let error = decoded(&whole(), encoded).unwrap_err();
     assert_eq!(
@@ -147,7 +147,7 @@ fn an_image_of_one_pixel_is_an_image() {
     );
 }
 
-/// Headers of 20,000 x 20,000 pixels and nothing behind them.
+/// Returns headers of 20,000 x 20,000 pixels with nothing after them.
 fn huge() -> [Vec<u8>; 3] {
     let side = 20_000u32;
     let [high, low] = (side as u16).to_be_bytes();
@@ -196,7 +196,7 @@ fn an_image_of_too_many_pixels_is_refused_by_its_header() {
     );
 }
 
-/// Most memory that this process ever had resident.
+/// Returns the most memory that this process ever had resident.
 fn peak_memory() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status
@@ -258,7 +258,7 @@ fn an_image_without_pixels_is_damaged() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2000) })]
 
-    /// Whatever the damage: no panic, and the two ways agree on whether there is a sample.
+    /// Whatever the damage, nothing panics, and the two ways agree on whether there is a sample.
     #[test]
     fn no_damage_makes_it_panic(file in 0..FILES.len(), damage in flipped_bytes(), cut in 0.0..2.0f64) {
         let mut file = common::data(FILES[file]);

@@ -1,4 +1,5 @@
-//! A process without a free descriptor. The only test of its file, since it takes all that its process has.
+//! Reading in a process without a free descriptor. This is the only test of its file, because it takes all descriptors
+//! that its process has.
 
 use std::fs::File;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What operators do, and which lists of them are pipelines.
+//! Effects of the operators, and the rules for their order.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 mod common;
@@ -36,7 +36,7 @@ fn a_sample_is_a_function_of_seed_id_and_visit() {
         .map(|key| prepare(&pipeline, &file, *key).unwrap())
         .collect();
 
-    // In another order, with other images in between, from one scratch.
+    // The same samples again, in another order, with other images in between, from one scratch.
     let mut scratch = Scratch::new();
     let mut slot = vec![0; alone[0].len()];
     for (key, alone) in keys.iter().zip(&alone).rev() {
@@ -80,7 +80,7 @@ fn a_flip_mirrors_with_its_probability() {
     let times = (0..1000)
         .filter(|&visit| prepare(&pipeline, &file, key(0, visit)).unwrap() == mirrored)
         .count();
-    // Standard deviation 14.
+    // The standard deviation is 14.
     assert!((180..320).contains(&times), "{times} of 1000");
 }
 
@@ -133,7 +133,7 @@ fn a_central_crop_pads_with_zeros_where_the_image_is_smaller() {
     .unwrap();
     for (i, &value) in slot.iter().enumerate() {
         let (channel, y, x) = (i / (30 * 41), i / 41 % 30, i % 41);
-        // (41 - 30) / 2 = 5 columns and (30 - 22) / 2 = 4 rows before it.
+        // The padding before the image is (41 - 30) / 2 = 5 columns and (30 - 22) / 2 = 4 rows.
         let inside = (5..35).contains(&x) && (4..26).contains(&y);
         let expected = if inside {
             whole[((y - 4) * 30 + x - 5) * 3 + channel]

@@ -1,6 +1,6 @@
-//! Pixels against what Pillow 13 (libjpeg-turbo 3) makes of the same files.
+//! Comparison of pixels with those of Pillow 13 (libjpeg-turbo 3) for the same files.
 //!
-//! `data/make.py` made them: `NAME.rgb` is `Image.open(NAME).convert("RGB")`; `rgb.png.FILTER.WxH` is
+//! `data/make.py` made the expected pixels: `NAME.rgb` is `Image.open(NAME).convert("RGB")`; `rgb.png.FILTER.WxH` is
 //! its `resize`; `rgb.png.FILTER.crop.16x16` is `crop((2, 3, 27, 19)).resize((16, 16))`.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -21,7 +21,7 @@ fn worst(a: &[u8], b: &[u8]) -> u8 {
     a.iter().zip(b).map(|(a, b)| a.abs_diff(*b)).max().unwrap()
 }
 
-/// Mean of `a - b`.
+/// Returns the mean of `a - b`.
 fn bias(a: &[u8], b: &[u8]) -> f64 {
     let sum: i32 = a
         .iter()
@@ -31,7 +31,7 @@ fn bias(a: &[u8], b: &[u8]) -> f64 {
     f64::from(sum) / a.len() as f64
 }
 
-/// Mean of `|a - b|`.
+/// Returns the mean of `|a - b|`.
 fn mean(a: &[u8], b: &[u8]) -> f64 {
     let sum: u32 = a
         .iter()
@@ -110,8 +110,8 @@ fn prepared(ops: &[Op]) -> Vec<u8> {
     )
 }
 
-/// Pillow goes along rows first, we along columns; both round to 8 bits in between. Bicubic weights above
-/// 1 can double such a difference.
+/// Pillow goes along rows first, we along columns, and both round to 8 bits in between. Bicubic weights above 1 can
+/// double such a difference.
 #[test]
 fn resizing_is_within_rounding_of_pillow() {
     for (filter, name, tolerance) in [
@@ -130,7 +130,7 @@ fn resizing_is_within_rounding_of_pillow() {
     }
 }
 
-/// `Resize(36)` and `CenterCrop(32)` of 240 x 180 pixels; a reduced decode begins with 60 x 45.
+/// The operators are `Resize(36)` and `CenterCrop(32)` of 240 x 180 pixels. A reduced decode begins with 60 x 45.
 #[test]
 fn a_prepared_jpeg_is_within_rounding_of_pillow_and_close_if_reduced() {
     let shorter = Op::Resize {
@@ -157,7 +157,7 @@ fn a_prepared_jpeg_is_within_rounding_of_pillow_and_close_if_reduced() {
     }
 }
 
-/// A middle between two pixels is Pillow's left or right by the rounding of a running sum.
+/// Where a middle falls between two pixels, Pillow takes the left or the right one by the rounding of a running sum.
 #[test]
 fn the_nearest_pixel_is_pillows_unless_two_are_as_near() {
     for (width, height) in [(23, 17), (37, 25)] {
@@ -204,7 +204,7 @@ fn a_part_is_resized_as_if_nothing_lay_around_it() {
 fn orientations_turn_as_exif_says() {
     // The picture's corners: red, green, blue and white, clockwise from the top left.
     let (red, green, blue, white) = ([250, 10, 10], [10, 250, 10], [10, 10, 250], [250, 250, 250]);
-    // What exif_transpose makes of them, clockwise from the top left.
+    // The same corners after exif_transpose, clockwise from the top left.
     let expected = [
         [red, green, blue, white],
         [green, red, white, blue],

@@ -9,7 +9,7 @@ use coprep_pipeline::{Dataset, Error, ErrorKind};
 use coprep_protocol::spec::{FileList, Source};
 use tempfile::TempDir;
 
-/// A folder of files, each holding its own path.
+/// Creates a folder of files, each of which holds its own path.
 fn tree(files: &[&str]) -> TempDir {
     let root = tempfile::tempdir().unwrap();
     for file in files {
@@ -87,7 +87,7 @@ fn samples_come_in_the_order_of_torchvision() {
     );
 }
 
-/// More names than a file system hands out in order by luck.
+/// There are more names than a file system would return in order by luck.
 #[test]
 fn files_of_a_class_come_by_name() {
     let mut names: Vec<String> = (0..40).map(|i| format!("a/{}.jpg", i * 7 % 40)).collect();
@@ -255,7 +255,7 @@ fn the_fingerprint_tells_lists_apart() {
     assert_eq!(all[0], of(&["/a", "/b"], &[0, 1]));
 }
 
-/// Neither waited for, nor read without end.
+/// Such a file is neither waited for nor read without end.
 #[test]
 fn a_sample_that_is_no_regular_file_is_refused_at_once() {
     let root = tree(&["a/0.jpg"]);
@@ -300,7 +300,8 @@ fn a_sample_that_is_no_regular_file_is_refused_at_once() {
 
 #[test]
 fn a_file_whose_length_is_not_told_beforehand_is_read_whole() {
-    // Such as a file that grows while it is read, or those of some network file systems.
+    // The length is 0 although there are bytes, as for a file that grows while it is read, or on some network file
+    // systems.
     let dataset = list(&["/proc/self/status"], &[]).unwrap();
     assert_eq!(dataset.file_len(0).unwrap(), 0);
     let mut bytes = Vec::new();

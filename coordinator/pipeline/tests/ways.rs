@@ -1,5 +1,5 @@
-//! The two ways to a prepared sample, in one go and by way of the decoded form, give the same pixels,
-//! whatever part of a JPEG the first of them decodes.
+//! The two ways to a prepared sample, directly and through the decoded form, give the same pixels, whatever part of a
+//! JPEG the first of them decodes.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 mod common;
@@ -151,7 +151,7 @@ fn a_reduced_decode_stays_close_to_the_exact_one() {
     let reduced = Pipeline::compile(&operators).unwrap();
     for subsampling in SUBSAMPLINGS {
         let (width, height) = (640, 480);
-        // Smooth, as photographs are at this scale.
+        // The pixels are smooth, as photographs are at this scale.
         let pixels: Vec<u8> = (0..width * height)
             .flat_map(|i| {
                 [(i % width) * 255 / width, (i / width) * 255 / height, 128].map(|v| v as u8)
@@ -191,7 +191,7 @@ fn reduced_decoding_is_used_where_the_sample_shrinks() {
 
 #[test]
 fn a_sample_does_not_depend_on_the_samples_before_it() {
-    // An image without Huffman tables means the standard ones, not those of the image before.
+    // An image without Huffman tables means the standard ones, not those of the previous image.
     let bare = without_huffman_tables(&Jpeg::new(64, 48, Subsamp::Sub2x2).encode());
     let other = Jpeg {
         optimized: true,

@@ -1,18 +1,20 @@
-//! What the coordinator and the processes that run user code say to each other.
+//! Messages between the coordinator and the processes that run user code.
 //!
-//! A **zygote** is started per program. It imports what the program's datasets need, once, and forks **hosts**. A host
-//! belongs to a stream. It loads the dataset and forks **workers**, so that what it has loaded lies in memory once. All
-//! speak over Unix sockets, each message a length (`u32`) and as many bytes:
+//! One **zygote** is started per program. It imports the modules that the program's datasets need, once, and forks
+//! **hosts**. A host belongs to a stream. It loads the dataset and forks **workers**, so that the loaded dataset lies
+//! in memory once. All of them use Unix sockets. Each message is its length (`u32`), followed by that many bytes:
 //!
 //! * with the zygote: JSON, a few messages per stream ([`ZygoteRequest`], [`ZygoteEvent`]);
 //! * with the host: JSON, a few messages in the life of a stream ([`ForkServerRequest`], [`ForkServerEvent`]);
-//! * with a worker: fixed little-endian records, one message per chunk of samples ([`SampleRequest`], [`WorkerReport`]).
+//! * with a worker: fixed little-endian records, one message per chunk of samples ([`SampleRequest`],
+//!   [`WorkerReport`]).
 //!
-//! The samples themselves never pass here: a worker writes them straight into the staging buffers. One that does not fit
-//! its slot is written where the coordinator says ([`WorkerReport::TooLarge`], [`WorkerCommand::Room`]).
+//! Samples never pass through these sockets: a worker writes them straight into the staging buffers. If a sample does
+//! not fit its slot, the coordinator tells the worker where to write it ([`WorkerReport::TooLarge`],
+//! [`WorkerCommand::Room`]).
 //!
-//! **Invariant.** What a process of user code says is checked like a stranger's word: lengths are bounded, records
-//! validated, and numbers that make no sense end that process only.
+//! **Invariant.** Messages from processes of user code are not trusted: lengths are bounded, records are validated, and
+//! a malformed number ends that process only.
 
 use std::io;
 use std::os::fd::{OwnedFd, RawFd};
@@ -24,11 +26,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::frame;
 
-/// Longest message.
+/// Longest message. A longer announced length is refused before any memory is allocated for it.
 const MAX_LENGTH: usize = 64 << 20;
-/// What is read at a time, at least.
+/// Free room that each read is given, at least.
 const STEP: usize = 16 << 10;
-/// Memory that is kept for messages.
+/// Largest receive buffer that is kept while it is empty. A larger one is freed, since very long messages are rare.
 const KEPT: usize = 1 << 20;
 
 /// One end of a connection with a host or a worker.
@@ -39,7 +41,7 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// Over a connected socket.
+    /// Creates a channel over a connected socket.
     #[must_use]
     pub fn new(socket: UnixStream) -> Self {
         Channel {
@@ -49,7 +51,7 @@ impl Channel {
         }
     }
 
-    /// Sends a message.
+    /// Sends a message, with descriptors if there are any.
     ///
     /// # Errors
     /// When the other side is gone.
@@ -62,10 +64,10 @@ impl Channel {
         })
     }
 
-    /// The next message. None: not within `limit`.
+    /// Receives the next message. Returns `None` if none comes within `limit`.
     ///
     /// # Errors
-    /// [`io::ErrorKind::UnexpectedEof`] when the other side is gone; a message that is too long.
+    /// [`io::ErrorKind::UnexpectedEof`] when the other side is gone; another error for a message that is too long.
     pub fn receive(&mut self, limit: Duration) -> io::Result<Option<Vec<u8>>> {
         let end = Instant::now() + limit;
         loop {
@@ -79,13 +81,13 @@ impl Channel {
         }
     }
 
-    /// The oldest descriptor that came with the messages so far. It may be that of a message yet to be received,
-    /// so take it for a message that has one.
+    /// Takes the oldest descriptor that came with the messages so far. It may belong to a message that has not been
+    /// received yet, so call this only for a message that has a descriptor.
     pub fn take_descriptor(&mut self) -> Option<OwnedFd> {
         (!self.descriptors.is_empty()).then(|| self.descriptors.remove(0))
     }
 
-    /// True when the other side has hung up.
+    /// Returns whether the other side has hung up.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         let mut fds = [PollFd::new(
@@ -95,18 +97,19 @@ impl Channel {
         poll(&mut fds, PollTimeout::ZERO).is_ok_and(|n| n > 0)
     }
 
-    /// Ends the connection, both ways.
+    /// Closes the connection in both directions.
     pub fn hang_up(&self) {
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
     }
 
     fn is_readable(&self, limit: Duration) -> io::Result<bool> {
-        // Who waits in recvmsg is also woken when the other side has read what was sent to it.
+        // The thread polls before it reads, because a thread that waits in recvmsg also wakes when the other side has
+        // read data that was sent to it.
         let mut fds = [PollFd::new(
             std::os::fd::AsFd::as_fd(&self.socket),
             PollFlags::POLLIN,
         )];
-        // Rounded up: a rest of less than a millisecond is no reason to spin.
+        // The time is rounded up, so that a rest of less than a millisecond does not become a busy loop.
         let millis = limit.as_micros().div_ceil(1000).min(i32::MAX as u128) as i32;
         match poll(
             &mut fds,
@@ -127,7 +130,7 @@ impl Channel {
                 Ok(())
             }
             Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(()),
-            // It has gone without reading all that it was told.
+            // The other side ended without reading everything that was sent to it.
             Err(e) if e.kind() == io::ErrorKind::ConnectionReset => {
                 Err(io::ErrorKind::UnexpectedEof.into())
             }
@@ -136,20 +139,20 @@ impl Channel {
     }
 }
 
-/// What was received and not yet taken.
+/// Bytes that were received but not taken yet.
 #[derive(Default)]
 pub struct Incoming {
-    /// It lies in `from..to`.
+    /// Memory for the bytes; they lie in `from..to`.
     buffer: Vec<u8>,
     from: usize,
     to: usize,
 }
 
 impl Incoming {
-    /// Takes the next message. None: it has not come whole.
+    /// Takes the next message. Returns `None` if it has not arrived completely.
     ///
     /// # Errors
-    /// When it says that it is too long.
+    /// When the announced length is above the limit.
     pub fn message(&mut self) -> io::Result<Option<Vec<u8>>> {
         let received = &self.buffer[self.from..self.to];
         let Some((&length, rest)) = received.split_first_chunk::<4>() else {
@@ -166,8 +169,8 @@ impl Incoming {
         Ok(message)
     }
 
-    /// Where more can be received. Memory is made only for a message that is longer than those before it, and not kept
-    /// for a very long one.
+    /// Returns free room for receiving more. Memory is allocated only for a message that is longer than those before
+    /// it, and is not kept for a very long one.
     pub fn room(&mut self) -> &mut [u8] {
         self.buffer.copy_within(self.from..self.to, 0);
         (self.from, self.to) = (0, self.to - self.from);
@@ -182,59 +185,59 @@ impl Incoming {
         &mut self.buffer[self.to..]
     }
 
-    /// So many bytes came into that room.
+    /// Notes that `bytes` bytes were received into the room.
     pub fn came(&mut self, bytes: usize) {
         self.to = (self.to + bytes).min(self.buffer.len());
     }
 }
 
-/// To a zygote.
+/// A request to a zygote.
 #[derive(Serialize, Debug)]
 #[serde(tag = "do", rename_all = "lowercase")]
 pub enum ZygoteRequest<'a> {
-    /// Import what hosts will need. Not answered: a host that cannot import it says why.
+    /// Import the modules that hosts will need. There is no answer: a host that cannot import them reports why.
     Import {
         /// See [`UserCode::prelude`](crate::message::UserCode::prelude).
         prelude: &'a str,
     },
-    /// Start a host; its end of the socket comes with the message. Answered by [`ZygoteEvent::Exited`] or
+    /// Start a host. The host's end of its socket comes with the message. Answered by [`ZygoteEvent::Exited`] or
     /// [`ZygoteEvent::Failed`].
     Host {
-        /// Its number, never used before.
+        /// Number of the host, never used before.
         host: u32,
-        /// What it will need: imported before it is forked.
+        /// Modules that the host will need, imported before it is forked.
         prelude: &'a str,
-        /// It begins as a new process, and imports by itself whatever it needs.
+        /// Whether the host begins as a new process that imports its modules by itself.
         anew: bool,
     },
     /// End a host. Answered by [`ZygoteEvent::Exited`].
     Kill {
-        /// Its number.
+        /// Number of the host.
         host: u32,
     },
 }
 
-/// From a zygote.
+/// An event reported by a zygote.
 #[derive(Deserialize, Debug)]
 #[serde(tag = "event", rename_all = "lowercase")]
 pub enum ZygoteEvent {
-    /// A host has ended, and is no process any more.
+    /// A host has ended and was reaped.
     Exited {
-        /// Its number.
+        /// Number of the host.
         host: u32,
-        /// As `wait(2)` says.
+        /// Exit status in the form of `wait(2)`.
         status: i32,
     },
     /// A host could not be started.
     Failed {
-        /// Its number.
+        /// Number of the host.
         host: u32,
-        /// For people: why.
+        /// Reason, for people.
         message: String,
     },
 }
 
-/// To a host.
+/// A request to a host.
 #[derive(Serialize, Debug)]
 #[serde(tag = "do", rename_all = "lowercase")]
 pub enum ForkServerRequest {
@@ -242,112 +245,117 @@ pub enum ForkServerRequest {
     Load,
     /// Start a worker. Answered by [`ForkServerEvent::Forked`].
     Fork {
-        /// Its number, never used before.
+        /// Number of the worker, never used before.
         worker: u32,
-        /// What it is called in its own eyes, 0 to `workers` - 1.
+        /// Id that user code sees in the worker, 0 to `workers` - 1.
         id: u32,
-        /// Workers there will be.
+        /// Number of workers that there will be.
         workers: u32,
-        /// Descriptors that come with it, of scratch files; before them, if there are samples to make, comes that of its
-        /// worklist, [`ENTRIES`] long.
+        /// Number of descriptors of scratch files that come with the message. If the worker makes samples, the
+        /// descriptor of its task table of [`ENTRIES`] entries comes before them.
         scratch: u32,
-        /// Whether that comes.
+        /// Whether the task table's descriptor comes.
         task_table: bool,
     },
-    /// Map the staging area, the descriptor, for the workers to come. Answered by [`ForkServerEvent::Mapped`].
+    /// Map the staging area, whose descriptor comes with the message, for workers that are started later. Answered by
+    /// [`ForkServerEvent::Mapped`].
     Map {
-        /// Staging buffers.
+        /// Number of staging buffers.
         buffers: u32,
-        /// Samples of one.
+        /// Samples of one buffer.
         slots: u32,
-        /// From one buffer to the next, bytes.
+        /// Bytes from one buffer to the next.
         stride: u64,
-        /// From the start of a buffer to each field, bytes.
+        /// Bytes from the start of a buffer to each field.
         offsets: Vec<u64>,
-        /// Bytes of what is of no fixed size; 0: there is none.
+        /// Bytes of the field for values of no fixed size; 0 if there is no such field.
         blob: u64,
-        /// What a worker said of its sample, in hexadecimal digits.
+        /// Structure that a worker reported for its sample, in hexadecimal digits.
         structure: String,
-        /// Keys all random numbers.
+        /// Seed from which all random numbers are derived.
         seed: u64,
     },
-    /// Let go of the staging area: nobody needs it any more.
+    /// Unmap the staging area: no worker needs it any more.
     Unmap,
     /// End a worker. Answered by [`ForkServerEvent::Exited`].
     Kill {
-        /// Its number.
+        /// Number of the worker.
         worker: u32,
     },
 }
 
-/// From a host.
+/// An event reported by a host.
 #[derive(Deserialize, Debug)]
 #[serde(tag = "event", rename_all = "lowercase")]
 pub enum ForkServerEvent {
-    /// The dataset is there.
+    /// The dataset has been loaded.
     Loaded {
-        /// Its length.
+        /// Length of the dataset.
         samples: u64,
     },
-    /// A worker runs; its socket came with the message.
+    /// A worker runs. Its socket came with the message.
     Forked {
-        /// Its number.
+        /// Number of the worker.
         worker: u32,
-        /// Its process id.
+        /// Process id of the worker.
         pid: u32,
     },
     /// The staging area is mapped.
     Mapped,
-    /// A worker has ended, and is no process any more.
+    /// A worker has ended and was reaped.
     Exited {
-        /// Its number.
+        /// Number of the worker.
         worker: u32,
-        /// For people: "was killed by signal 9", "exited with status 3".
+        /// Way in which it ended, for people: "was killed by signal 9", "exited with status 3".
         how: String,
     },
     /// A request could not be carried out.
     Failed {
-        /// What, why, remedy.
+        /// What failed, why, and the remedy.
         message: String,
     },
 }
 
-/// One sample that a worker is to make.
+/// A sample that a worker has to make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SampleRequest {
-    /// Sample.
+    /// Id of the sample.
     pub id: u32,
-    /// Staging buffer, and slot in it. None: the worker asks when it has made the sample ([`WorkerReport::Ready`]).
+    /// Staging buffer and slot for the sample. `None` if the worker has to ask when it has made the sample
+    /// ([`WorkerReport::Ready`]).
     pub place: Option<(u32, u32)>,
-    /// The place is offered, by the sample's [`entry`]: the worker takes it, or asks if it was taken back.
+    /// Whether the place is only offered, through the sample's [`entry`] of the task table. The worker takes the place
+    /// there, or asks for one if it was withdrawn.
     pub is_offered: bool,
-    /// The value of the deterministic part is wanted for the cache.
+    /// Whether the value of the deterministic part is wanted for the cache.
     pub keep: bool,
-    /// Keys its random numbers.
+    /// Visit number, which with the id determines the sample's random numbers.
     pub visit: u64,
-    /// Where the cached value of the deterministic part lies in the scratch file; of no bytes: it is not cached.
+    /// Offset and length of the cached value of the deterministic part in the scratch file. A length of 0 means that it
+    /// is not cached.
     pub cached: (u64, u64),
 }
 
-/// Chunks of samples that a worker may have at a time, each with a number below this, and a scratch file.
+/// Chunks of samples that a worker may hold at a time. Each has a number below this, and a scratch file of its own.
 pub const CHUNKS: u32 = 2;
-/// Most samples of a chunk.
+/// Most samples in a chunk.
 pub const MOST: u32 = 64;
-/// Of a worker's list of what it is to make.
+/// Entries of a worker's task table: one for each sample of each chunk.
 pub const ENTRIES: u32 = CHUNKS * MOST;
 
-/// The entry of a sample: its chunk, and which of that it is.
+/// Returns the entry of a sample in the task table, from its chunk and its index in the chunk.
 #[must_use]
 pub fn entry(chunk: u32, index: u32) -> u32 {
     chunk.saturating_mul(MOST).saturating_add(index)
 }
 
-/// Instead of a buffer and a slot that are not yet known.
+/// Marks a place that is not known yet.
 const NO_PLACE: (u32, u32) = (u32::MAX, u32::MAX);
-/// Bytes of an order.
+/// Bytes of an encoded [`SampleRequest`].
 const ORDER: usize = 40;
 
-/// Message to a worker: make these samples, but for those that are withdrawn. `chunk`: the number of the chunk.
+/// Encodes the message that tells a worker to make these samples, except any that is withdrawn later. `chunk` is the
+/// number of the chunk.
 #[must_use]
 pub fn orders(chunk: u32, orders: &[SampleRequest]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(5 + ORDER * orders.len());
@@ -364,7 +372,7 @@ pub fn orders(chunk: u32, orders: &[SampleRequest]) -> Vec<u8> {
     bytes
 }
 
-/// Message to a worker, the answer to [`WorkerReport::Ready`]: write it here.
+/// Encodes the answer to [`WorkerReport::Ready`], which tells a worker where to write the sample.
 #[must_use]
 pub fn place(buffer: u32, slot: u32) -> Vec<u8> {
     let mut bytes = vec![b'B'];
@@ -373,8 +381,8 @@ pub fn place(buffer: u32, slot: u32) -> Vec<u8> {
     bytes
 }
 
-/// Message to a worker, the answer to [`WorkerReport::TooLarge`]: the sample is to be written from byte `at` of the staging area
-/// on. `None`: not at all, and the worker goes on with the next.
+/// Encodes the answer to [`WorkerReport::TooLarge`], which tells a worker to write the sample from byte `at` of the
+/// staging area on. With `None`, the worker drops the sample and goes on with the next.
 #[must_use]
 pub fn room(at: Option<u64>) -> Vec<u8> {
     let mut bytes = vec![b'R'];
@@ -382,27 +390,27 @@ pub fn room(at: Option<u64>) -> Vec<u8> {
     bytes
 }
 
-/// Instead of a place in the staging area.
+/// Marks an answer without a place in the staging area.
 const NO_ROOM: u64 = u64::MAX;
 
-/// What a worker is told.
+/// A message to a worker, decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WorkerCommand {
-    /// [`orders`]: which chunk, and what to make.
+    /// [`orders`]: number of the chunk, and the samples to make.
     Make(u32, Vec<SampleRequest>),
-    /// [`place`]: where to write what was made.
+    /// [`place`]: buffer and slot for a sample that was made.
     Place(u32, u32),
-    /// [`room`]: where to write what is larger than its slot.
+    /// [`room`]: where to write a sample that is larger than its slot, or `None` to drop it.
     Room(Option<u64>),
-    /// Something else, such as a [`probe`].
+    /// Any other message, such as a [`probe`].
     Other,
 }
 
 impl WorkerCommand {
-    /// From a message.
+    /// Decodes a message.
     ///
     /// # Errors
-    /// What makes no sense.
+    /// When the message is malformed.
     pub fn parse(message: &[u8]) -> Result<WorkerCommand, String> {
         let (&kind, rest) = message.split_first().ok_or("an empty message")?;
         match kind {
@@ -445,9 +453,9 @@ fn long(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..].first_chunk().copied().unwrap_or_default())
 }
 
-/// Message to a worker: make these samples, without writing them, until `enough` have succeeded, and say what they are
-/// like. `split`: the size of the deterministic part too. `may_look_at_more`: where they are of no fixed size, a few more
-/// of them, if that is quick.
+/// Encodes the message that asks a worker to make samples without writing them, until `enough` have succeeded, and to
+/// describe them. With `split`, the worker also measures the deterministic part. With `may_look_at_more`, it makes a
+/// few more of them if they have no fixed size and that is quick.
 #[must_use]
 pub fn probe(ids: &[u32], enough: u8, split: bool, may_look_at_more: bool) -> Vec<u8> {
     let flags = u8::from(split) | u8::from(may_look_at_more) << 1;
@@ -456,34 +464,36 @@ pub fn probe(ids: &[u32], enough: u8, split: bool, may_look_at_more: bool) -> Ve
     bytes
 }
 
-/// What a worker says of the chunk it works on, the oldest that it was given and has not ended; indices count within it.
+/// A report of a worker about the chunk that it works on, which is the oldest that it was given and has not finished.
+/// Indices count within that chunk.
 #[derive(Clone, Debug, PartialEq)]
 pub enum WorkerReport {
-    /// Some are written: which, its list tells.
+    /// Some samples are written. The task table tells which.
     Written(WorkerProgress),
-    /// This one is made: where is it to be written?
+    /// The sample of this index is made, and the worker asks where to write it.
     Ready(u32),
-    /// This one raised.
+    /// The sample of this index raised an exception.
     Raised(u32, Raised),
-    /// This one does not fit its slot: so many bytes. The worker waits for the answer, [`room`].
+    /// The sample of this index does not fit its slot; the second number is its length in bytes. The worker waits for
+    /// the answer, [`room`].
     TooLarge(u32, u64),
-    /// Answer to a probe.
+    /// Answer to a [`probe`].
     Probed(Box<Probed>),
 }
 
-/// How far a worker came.
+/// Progress of a worker since its last report of this kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkerProgress {
-    /// It is done with the chunk.
+    /// Whether the worker has finished the chunk.
     pub ends_chunk: bool,
-    /// Since it last said this: nanoseconds in which it was ready to run, and had no processor.
+    /// Nanoseconds, since the last report, in which the worker was ready to run but had no processor.
     pub queued_ns: u64,
-    /// Of the samples that it wrote since: nanoseconds off a processor.
+    /// Nanoseconds off a processor while it made the samples that it wrote since the last report.
     pub off_ns: u64,
 }
 
 impl WorkerProgress {
-    /// Part of the time off a processor, 0 to 1, that was not for want of one.
+    /// Returns the share of the time off a processor, 0 to 1, in which the worker was not waiting for a processor.
     #[must_use]
     pub fn waited_for_nothing(&self) -> f64 {
         match self.off_ns {
@@ -492,7 +502,7 @@ impl WorkerProgress {
         }
     }
 
-    /// As a message.
+    /// Encodes the report as a message.
     #[must_use]
     pub fn message(&self) -> [u8; PROGRESS] {
         let mut bytes = [b'D'; PROGRESS];
@@ -503,47 +513,47 @@ impl WorkerProgress {
     }
 }
 
-/// Bytes of a message of [`WorkerProgress`].
+/// Bytes of a [`WorkerProgress`] message.
 pub const PROGRESS: usize = 18;
 
 /// An exception of user code.
 #[derive(Deserialize, Clone, Debug, PartialEq, Default)]
 pub struct Raised {
-    /// Sample.
+    /// Id of the sample.
     #[serde(default)]
     pub id: u32,
     /// `dataset` or `transform`.
     pub stage: String,
-    /// Type, text and traceback.
+    /// Type, text and traceback of the exception.
     pub message: String,
-    /// For the job, in hexadecimal digits.
+    /// The exception packed for the job, in hexadecimal digits.
     pub exception: String,
 }
 
-/// What a sample is like.
+/// Description of a dataset's samples, from a probe.
 #[derive(Deserialize, Clone, Debug, PartialEq)]
 pub struct Probed {
-    /// Name, type, shape of each field.
+    /// Name, type and shape of each field.
     #[serde(default)]
     pub fields: Vec<(String, String, Vec<u32>)>,
-    /// Bytes of what is of no fixed size: so many as most of the samples that were looked at take.
+    /// Bytes for values of no fixed size, enough for most of the samples that were looked at.
     #[serde(default)]
     pub blob: u64,
     /// Bytes of the value of the deterministic part.
     #[serde(default)]
     pub kept: u64,
-    /// For the job, in hexadecimal digits.
+    /// Structure of a sample, packed for the job, in hexadecimal digits.
     #[serde(default)]
     pub structure: String,
-    /// Nothing could be made: why.
+    /// The exception, if no sample could be made.
     pub raised: Option<Raised>,
 }
 
 impl WorkerReport {
-    /// From a message.
+    /// Decodes a message.
     ///
     /// # Errors
-    /// What makes no sense.
+    /// When the message is malformed.
     pub fn parse(message: &[u8]) -> Result<WorkerReport, String> {
         let (&kind, rest) = message.split_first().ok_or("an empty message")?;
         let json = |e: serde_json::Error| e.to_string();
@@ -574,16 +584,16 @@ impl WorkerReport {
     }
 }
 
-/// Hexadecimal digits of bytes.
+/// Returns the hexadecimal digits of bytes.
 #[must_use]
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// Bytes of hexadecimal digits.
+/// Returns the bytes that hexadecimal digits stand for.
 ///
 /// # Errors
-/// What is no such digit.
+/// When a character is not a hexadecimal digit, or the number of digits is odd.
 pub fn unhex(digits: &str) -> Result<Vec<u8>, String> {
     let digit = |c: u8| (c as char).to_digit(16).ok_or("not a hexadecimal digit");
     let (pairs, []) = digits.as_bytes().as_chunks::<2>() else {

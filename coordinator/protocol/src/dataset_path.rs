@@ -2,18 +2,19 @@
 //!
 //! A folder has many spellings: relative, with a slash at its end, through `..`, through a symbolic link. Streams and
 //! caches are told apart by the text of the path, so every path is resolved where a person or a script names it. That
-//! happens in the caller's process, because only there relative paths and mounts mean what the caller meant.
+//! happens in the caller's process, because only there do relative paths and mounts have the caller's meaning.
 
 use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Folders that [`files`] resolves at most. Each costs some system calls, which on a network file system are round trips.
+/// Most folders that [`files`] resolves. Each costs some system calls, which on a network file system are round trips.
 const MOST_FOLDERS: usize = 4096;
 
 /// Returns the absolute path of a folder, without links, `.`, `..` or a slash at its end.
 ///
-/// Of a folder that does not exist, the part that does is resolved. Whoever reads the folder reports that it is missing.
+/// If the folder does not exist, the existing part of its path is resolved. The code that reads the folder reports that
+/// it is missing.
 ///
 /// # Errors
 /// When the path is empty, or relative while the working directory cannot be read.
@@ -31,8 +32,9 @@ pub fn folder(path: &Path) -> io::Result<PathBuf> {
 
 /// Returns the absolute paths of files, with their folders resolved as by [`folder`].
 ///
-/// Each folder is resolved once, and no file is looked at: a file that is a link keeps its name. If the files lie in more
-/// than 4,096 folders, the folders above those are resolved instead, as deep as there are no more than 4,096 of them.
+/// Each folder is resolved once. Files are not looked at, so a file that is a link keeps its name. If the files lie in
+/// more than 4,096 folders, folders further up are resolved instead: those of the deepest level that has at most 4,096
+/// of them.
 ///
 /// # Errors
 /// As [`folder`].
@@ -44,7 +46,7 @@ pub fn files(paths: &[PathBuf]) -> io::Result<Vec<PathBuf>> {
     let (level, folders) = folders_of(paths);
     let mut resolved = HashMap::with_capacity(folders.len());
     for named in folders {
-        // The parent of a bare name is empty, and means the working directory.
+        // The parent of a bare name is empty and stands for the working directory.
         let here = if named.as_os_str().is_empty() {
             Path::new(".")
         } else {
@@ -72,9 +74,9 @@ fn ancestor(path: &Path, level: usize) -> &Path {
     at
 }
 
-/// Returns the deepest level at which the files lie in no more than [`MOST_FOLDERS`] folders, and those.
+/// Returns the deepest level at which the files lie in no more than [`MOST_FOLDERS`] folders, and these folders.
 fn folders_of(paths: &[PathBuf]) -> (usize, Vec<&Path>) {
-    // At the highest level all folders are `/` or the working directory, so one of the levels is found.
+    // At the highest level every folder is `/` or the working directory, so the search always ends.
     let found = (0..).find_map(|level| Some((level, folders_at(paths, level)?)));
     found.unwrap_or_default()
 }
@@ -85,7 +87,7 @@ fn folders_at(paths: &[PathBuf], level: usize) -> Option<Vec<&Path>> {
     let mut last = None;
     for path in paths {
         let folder = ancestor(path, level);
-        // Lists usually go folder by folder: most paths need no look-up.
+        // Lists usually go folder by folder, so most paths need no look-up.
         if last != Some(folder.as_os_str()) {
             last = Some(folder.as_os_str());
             folders.insert(folder);
@@ -101,7 +103,7 @@ fn folders_at(paths: &[PathBuf], level: usize) -> Option<Vec<&Path>> {
 mod tests {
     use super::*;
 
-    /// A folder of its own that is gone with the test.
+    /// A folder of the test's own, removed when the test ends.
     struct TemporaryFolder(PathBuf);
 
     impl TemporaryFolder {

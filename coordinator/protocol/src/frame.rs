@@ -1,11 +1,11 @@
-//! A message on the wire.
+//! Frames: messages as they lie on the wire.
 //!
 //! ```text
 //! magic "CPRP" | version u16 | descriptors u16 | length u32 | reserved u32 | length bytes of rkyv archive
 //! ```
 //!
-//! Little endian. Descriptors travel with the header (`SCM_RIGHTS`). The version is checked before the
-//! length, so that a client of another version is told so instead of "malformed".
+//! Numbers are little-endian. Descriptors travel with the header (`SCM_RIGHTS`). The version is checked before the
+//! length, so that a client of another version is told about the version instead of "malformed".
 
 use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
@@ -21,14 +21,14 @@ use crate::message::{Reply, Request};
 
 const MAGIC: [u8; 4] = *b"CPRP";
 pub(crate) const HEADER: usize = 16;
-/// Longest message: an explicit list of a few million files.
+/// Longest message. The longest legitimate one is an explicit list of a few million files.
 pub const MAX_LENGTH: usize = 512 << 20;
 /// Most descriptors that travel with one message.
 pub const MAX_DESCRIPTORS: usize = 8;
-/// A message is read in steps of this size, so that a length alone makes nobody allocate.
+/// Bytes by which the buffer of a message grows. An announced length alone therefore allocates no more than this.
 const STEP: usize = 1 << 20;
 
-/// Why a message could not be sent or received.
+/// Reasons why a message could not be sent or received.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FrameError {
@@ -47,10 +47,10 @@ pub enum FrameError {
          run `coprep stop`, and install the same version of coprep for all jobs"
     )]
     Version {
-        /// What it speaks.
+        /// Version that the other side speaks.
         theirs: u16,
     },
-    /// Longer than [`MAX_LENGTH`] or more descriptors than [`MAX_DESCRIPTORS`].
+    /// The message is longer than [`MAX_LENGTH`].
     #[error("a message of {0} bytes is longer than the {MAX_LENGTH} allowed")]
     TooLong(usize),
     /// The archive did not validate.
@@ -61,14 +61,14 @@ pub enum FrameError {
 /// Result of this module.
 pub type Result<T> = std::result::Result<T, FrameError>;
 
-/// Something that travels in a frame.
+/// A message that travels in a frame.
 pub trait Message: Sized {
-    /// As an archive.
+    /// Encodes the message as an archive.
     ///
     /// # Errors
-    /// Only when memory is short.
+    /// Only when memory runs out.
     fn encode(&self) -> Result<AlignedVec>;
-    /// From an archive, validated.
+    /// Decodes and validates an archive.
     ///
     /// # Errors
     /// [`FrameError::Malformed`].
@@ -118,7 +118,7 @@ pub(crate) fn header(length: usize, descriptors: usize) -> [u8; HEADER] {
     h
 }
 
-/// Sends bytes, all of them, with descriptors if there are any.
+/// Sends all of `header`, with descriptors if there are any.
 pub(crate) fn send_with_descriptors(
     socket: &UnixStream,
     header: &[u8],
@@ -143,10 +143,10 @@ pub(crate) fn send_with_descriptors(
     }
 }
 
-/// Receives one message with its descriptors. Blocks; respects the socket's read timeout.
+/// Receives one message with its descriptors. Blocks, but respects the socket's read timeout.
 ///
 /// # Errors
-/// [`FrameError::Closed`] at the end of the connection, and whatever is wrong with the frame.
+/// [`FrameError::Closed`] at the end of the connection; the other kinds if the frame is wrong.
 pub fn receive<M: Message>(socket: &UnixStream) -> Result<(M, Vec<OwnedFd>)> {
     let mut header = [0u8; HEADER];
     let mut descriptors = Vec::new();
@@ -167,7 +167,8 @@ fn receive_header(
             Ok(0) if have == 0 => return Err(FrameError::Closed),
             Ok(0) => return Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof).into()),
             Ok(n) => have += n,
-            // Interrupted by a signal in the midst of a header: go on; at its start: let the caller look.
+            // A signal in the middle of a header is ignored, since the header has to be completed. At the start of one,
+            // the caller gets the chance to check for interrupts.
             Err(e) if e.kind() == std::io::ErrorKind::Interrupted && have > 0 => {}
             Err(e) => return Err(e.into()),
         }
@@ -175,11 +176,11 @@ fn receive_header(
     Ok(())
 }
 
-/// Receives some bytes, and the descriptors that came with them. 0: the end.
+/// Receives some bytes and the descriptors that came with them. Returns 0 at the end of the connection.
 ///
 /// # Errors
-/// When the socket fails; when more descriptors came than travel with a message, or than this process could take. Those
-/// that came are closed then.
+/// When the socket fails, or when more descriptors came than a message may have or than this process could take. The
+/// descriptors that did come are then closed.
 pub(crate) fn receive_part(
     socket: &UnixStream,
     part: &mut [u8],
@@ -189,7 +190,8 @@ pub(crate) fn receive_part(
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut iov = [IoSliceMut::new(part)];
     let message = recvmsg(socket, &mut iov, &mut control, RecvFlags::CMSG_CLOEXEC)?;
-    // Taken in any case, so that they are closed in any case: those of a truncated message are installed like all others.
+    // The descriptors are taken in every case, so that they are closed in every case: the kernel installs those of a
+    // truncated message as well.
     let received = control.drain().filter_map(|control| match control {
         RecvAncillaryMessage::ScmRights(received) => Some(received),
         _ => None,
@@ -209,7 +211,7 @@ pub(crate) fn receive_part(
     Ok(message.bytes)
 }
 
-/// Checks a header and gives the length of the body.
+/// Checks a header and returns the length of the body.
 fn check(header: &[u8; HEADER], descriptors: usize) -> Result<usize> {
     let u16_at = |i: usize| u16::from_le_bytes([header[i], header[i + 1]]);
     if header[..4] != MAGIC {
@@ -241,7 +243,7 @@ fn receive_body(mut socket: &UnixStream, length: usize) -> Result<AlignedVec> {
     Ok(body)
 }
 
-/// What a stranger's bytes do: the whole path of a received message but the socket. For fuzzing.
+/// Decodes a frame from bytes, which is the whole path of a received message except the socket. It serves fuzzing.
 ///
 /// # Errors
 /// As [`receive`].
@@ -254,7 +256,7 @@ pub fn parse<M: Message>(bytes: &[u8]) -> Result<M> {
     M::decode(&body)
 }
 
-/// The bytes of a message as [`parse`] takes them.
+/// Encodes a message into the bytes that [`parse`] takes.
 ///
 /// # Errors
 /// As [`send`].
@@ -265,7 +267,7 @@ pub fn to_bytes<M: Message>(message: &M) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// User id of whoever is at the other end.
+/// Returns the user id of the process at the other end.
 ///
 /// # Errors
 /// When the kernel does not tell.

@@ -1,21 +1,23 @@
-//! What clients and the coordinator say to each other.
+//! The messages between clients and the coordinator.
 //!
-//! The control plane is a Unix socket. It carries attach, detach, errors and statistics; the bulk of
-//! the data and its hand-over live in shared memory and never pass here.
+//! The control plane is a Unix socket. It carries attach, detach, errors and statistics. The bulk of the data and its
+//! hand-over live in shared memory and never pass through the socket.
 //!
-//! * [`spec`]: what a job wants prepared, as plain data.
+//! * [`spec`]: the pipeline that a job wants, as plain data.
 //! * [`message`]: requests and replies.
-//! * [`frame`]: how a message lies on the wire: a fixed header with magic, version and length, then the
-//!   message as a *validated* rkyv archive, then, for some replies, file descriptors.
-//! * [`outgoing`]: a message that is sent bit by bit, by a sender that must not wait.
-//! * [`code`]: what the coordinator and the processes that run user code say to each other.
-//! * [`dataset_path`]: how a path of a dataset is spelled.
-//! * [`place`]: where the socket lies, and who may own it.
+//! * [`frame`]: the wire format: a fixed header with magic, version and length, then the message as a *validated* rkyv
+//!   archive, then, for some messages, file descriptors.
+//! * [`order`]: the order of an epoch, as a memory file beside a message.
+//! * [`outgoing`]: a message that is sent piece by piece, by a sender that must not block.
+//! * [`code`]: messages between the coordinator and the processes that run user code.
+//! * [`dataset_path`]: one spelling for each path of a dataset.
+//! * [`paths`]: where the socket lies, and who may own it.
+//! * [`nap`]: bounds of waits that a lost wake-up could prolong.
 //! * [`operators`]: rules for the operators of a pipeline.
 //! * [`size`]: sizes in bytes as people write them, in settings and arguments.
 //!
-//! **Invariant.** Nothing received is trusted: the length is bounded before a byte is allocated, the
-//! archive is validated before it is read, and a frame that fails either ends that connection only.
+//! **Invariant.** Nothing received is trusted: the length is bounded before a byte is allocated, and the archive is
+//! validated before it is read. A frame that fails either check ends that connection only.
 #![deny(unsafe_code)]
 
 pub mod code;
@@ -32,5 +34,5 @@ pub mod size;
 #[expect(missing_docs, reason = "rkyv derives undocumented archived types")]
 pub mod spec;
 
-/// Version of the messages. Client and coordinator must have the same.
+/// Version of the messages. A client and its coordinator must have the same.
 pub const PROTOCOL_VERSION: u16 = 7;

@@ -1,103 +1,106 @@
-//! Requests, replies and the parts they are made of.
+//! Requests, replies, and the types that they consist of.
 
 use rkyv::{Archive, Deserialize, Serialize};
 
 use crate::spec::{Field, PipelineSpec};
 
-/// From a client to the coordinator.
+/// A message from a client to the coordinator.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub enum Request {
-    /// First on every connection.
+    /// Greet the coordinator. This is the first message on every connection.
     Hello {
-        /// What the client is, for `status`: the script's name or the command.
+        /// Name of the client, for `status`: the script's name or the command.
         name: String,
-        /// Process id, for `status`.
+        /// Process id of the client, for `status`.
         pid: u32,
     },
-    /// Become a consumer: one rank of a job. Answered by [`Reply::Attached`] with four descriptors:
-    /// staging, deliver, reply and doorbell; or by [`Reply::WantCode`], to be sent again with a memory file
-    /// in which [`Attach::code`] finds its dataset.
+    /// Become a consumer, which is one rank of a job. Answered by [`Reply::Attached`] with four descriptors: staging,
+    /// deliver, reply and doorbell. If the coordinator does not run the job's code yet, it answers [`Reply::WantCode`],
+    /// and the client sends the request again with a memory file that contains the dataset of [`Attach::code`].
     Attach(Box<Attach>),
-    /// One way: this user code will probably be needed. Until this connection ends, the coordinator keeps a process that
-    /// has imported what the code needs, unless it already has one for the dataset of another program.
+    /// Announce user code that will probably be needed. There is no answer. Until this connection ends, the coordinator
+    /// keeps a process that has imported the modules of the code, unless it already has one for the dataset of another
+    /// program.
     Prepare {
-        /// How it will be run.
+        /// Way to run the code.
         code: Box<UserCode>,
         /// Name of the dataset, as in its [`UserDataset`](crate::spec::UserDataset).
         dataset: String,
     },
-    /// One way: the consumer has begun to iterate this epoch.
+    /// Announce that the consumer has begun to iterate an epoch. There is no answer.
     EpochStarted {
-        /// Counted from 0.
+        /// Number of the epoch, counted from 0.
         epoch: u64,
     },
-    /// One way, with a memory file as [`order::write`](crate::order::write) makes it: the samples of an epoch, in their order.
-    /// The first of several proposals holds. All members are handed it, in [`Reply::Order`].
+    /// Propose the samples of an epoch, in their order, in a memory file as [`order::write`](crate::order::write) makes
+    /// it. The first of several proposals holds. All members receive it in [`Reply::Order`]. There is no answer.
     TellOrder {
-        /// The epoch that this consumer begins, or has begun.
+        /// Epoch that this consumer begins, or has begun.
         epoch: u64,
-        /// Samples of the epoch.
+        /// Number of samples of the epoch.
         samples: u32,
-        /// This consumer was handed it before, by a coordinator that is no more. It holds, whatever others propose.
+        /// Whether this consumer received the order before, from a coordinator that has ended. It then holds, whatever
+        /// others propose.
         is_settled: bool,
     },
-    /// The user left the epoch early and starts the next. Answered by [`Reply::Restarted`].
+    /// Leave the epoch early and start the next one. Answered by [`Reply::Restarted`].
     RestartEpoch {
-        /// The epoch that was left.
+        /// Epoch that was left.
         epoch: u64,
     },
-    /// A rank leaves its job in order: the others go on without it, in a later stream too. Valid on a connection that is
-    /// attached, and on one that is not. Answered by [`Reply::Left`].
+    /// Leave the job in an orderly way. The other ranks go on without this one, in a later stream too. Valid on a
+    /// connection whether it is attached or not. Answered by [`Reply::Left`].
     Leave(Departure),
-    /// The job's state once every rank has been given `batches` batches of its current epoch.
+    /// Ask for the job's state at the point where every rank has been given `batches` batches of its current epoch.
     /// Answered by [`Reply::State`].
     State {
-        /// Epoch the caller is in.
+        /// Epoch that the caller is in.
         epoch: u64,
-        /// Batches this rank has been given in that epoch, as in [`ResumePoint::batches`].
+        /// Batches that this rank has been given in that epoch, as in [`ResumePoint::batches`].
         batches: u64,
     },
-    /// What is this consumer waiting for? Answered by [`Reply::Explanation`].
+    /// Ask why this consumer waits. Answered by [`Reply::Explanation`].
     Explain,
-    /// Asks for whom this consumer waits. Answered by [`Reply::Awaited`].
+    /// Ask whom this consumer waits for. Answered by [`Reply::Awaited`].
     WhoIsAwaited,
-    /// Length and classes of a source, and the output of the pipeline. Answered by [`Reply::Described`].
+    /// Ask for the length and classes of a source, and the output of the pipeline. Answered by [`Reply::Described`].
     Describe(Box<PipelineSpec>),
-    /// Fill the cache. Answered by [`Reply::Progress`] until [`Reply::Warmed`]; closing the connection
-    /// stops it and keeps what is cached.
+    /// Fill the cache. Answered by [`Reply::Progress`], repeatedly, and then by [`Reply::Warmed`]. Closing the
+    /// connection stops the warm-up and keeps the samples that are cached.
     Warm(Box<Warm>),
-    /// Answered by [`Reply::Status`].
+    /// Ask for the state of the coordinator. Answered by [`Reply::Status`].
     Status {
-        /// Of each stream so many samples, those that cost most.
+        /// Number of the most expensive samples of each stream to report.
         slow: u32,
     },
-    /// Drop the caches of datasets no job uses; with a name, the named segment. Answered by [`Reply::Dropped`].
+    /// Drop the caches of datasets that no job uses, or only that of the named dataset. Answered by [`Reply::Dropped`].
     Drop {
-        /// Only the dataset whose source has this root folder or name.
+        /// Root folder or name of the only dataset to drop. `None` drops all.
         name: Option<String>,
     },
-    /// The cache that a stream uses was filled on purpose, as by [`Request::Warm`]. Answered by [`Reply::Warmed`].
+    /// Mark the cache of a stream as filled on purpose, as by [`Request::Warm`]. Answered by [`Reply::Warmed`].
     KeepWarm {
-        /// Its number.
+        /// Number of the stream.
         stream: u64,
     },
-    /// How a stream's samples are made. Answered by [`Reply::Pipeline`].
+    /// Ask how the samples of a stream are made. Answered by [`Reply::Pipeline`].
     Pipeline {
-        /// Its number.
+        /// Number of the stream.
         stream: u64,
     },
-    /// Storage is to be slower than it is, from now on; without either, as it is. Answered by [`Reply::Throttled`].
+    /// Slow storage down from now on. Without a rate and a latency, storage is as fast as it is. Answered by
+    /// [`Reply::Throttled`].
     Throttle {
-        /// Bytes a second that all reads together get.
+        /// Bytes a second that all reads share, or `None` for no bound.
         bytes_per_s: Option<u64>,
-        /// Nanoseconds that each read takes beside.
+        /// Nanoseconds that each read takes in addition.
         latency_ns: u64,
     },
-    /// Finish: jobs lose their connection, memory is freed. Answered by [`Reply::Stopping`].
+    /// End the coordinator. Jobs lose their connection, and memory is freed. Answered by [`Reply::Stopping`].
     Stop,
 }
 
-/// In which form samples are cached.
+/// Form in which samples are cached.
 #[derive(
     Archive,
     Serialize,
@@ -114,211 +117,218 @@ pub enum Request {
 )]
 #[serde(rename_all = "lowercase")]
 pub enum CacheForm {
-    /// Nothing is cached.
+    /// Samples are not cached.
     Off,
-    /// As fetched.
+    /// Samples are cached as fetched.
     Encoded,
-    /// After decode and the deterministic operators.
+    /// Samples are cached after decoding and the deterministic operators.
     Decoded,
-    /// After everything.
+    /// Samples are cached after all operators.
     Prepared,
-    /// For each sample the form that saves most for its bytes, or none.
+    /// Each sample is cached in the form that saves most for its bytes, or not at all.
     Auto,
 }
 
-/// What to cache, and within how many bytes.
+/// Form and size of the cache that a job asks for.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct CacheRequest {
-    /// None: the coordinator's own setting.
+    /// Form of the cache, or `None` for the coordinator's own setting.
     pub form: Option<CacheForm>,
-    /// None: as much as the dataset needs, within the coordinator's budget.
+    /// Bytes of the cache. `None` stands for as many as the dataset needs, within the coordinator's budget.
     pub bytes: Option<u64>,
-    /// Evict the least recently used sample instead of never evicting: the baseline, for comparison.
+    /// Whether the least recently used sample is evicted, instead of none ever. This is the baseline, for comparison.
     pub lru: bool,
-    /// Times that a prepared sample is used before it is made anew; 0: always.
+    /// Number of times that a prepared sample is used before it is made anew; 0 for no limit.
     pub reuse: u32,
 }
 
-/// A job's wish to be given minibatches.
+/// A job's request for minibatches.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct Attach {
-    /// What to prepare.
+    /// Pipeline that prepares the samples.
     pub pipeline: PipelineSpec,
-    /// How to run the job's own code, if that is what prepares.
+    /// Way to run the job's own code, if that prepares the samples.
     pub code: Option<UserCode>,
-    /// Explicit seed; None takes the stream's.
+    /// Explicit seed, or `None` for the stream's.
     pub seed: Option<u64>,
-    /// Seed for a new stream when `seed` is None: what the job had before its coordinator died.
+    /// Seed for a new stream if `seed` is `None`: the one that the job had before its coordinator ended.
     pub seed_hint: Option<u64>,
-    /// Random order; false: ascending ids.
+    /// Whether the order is random. Otherwise ids ascend.
     pub shuffle: bool,
-    /// An epoch is so many independent draws, instead of each sample once; `shuffle` does not matter then.
+    /// Set if an epoch consists of independent draws, instead of each sample once. `shuffle` is ignored then.
     pub draws: Option<DrawsRequest>,
-    /// The samples of each epoch, and their order, are told when it begins, by the first member of the cohort to begin it:
-    /// see [`Request::TellOrder`]. For a job of one rank, in a cohort; `shuffle` does not matter then. Numbers of samples in
-    /// that order stand for ids, as they do with [`draws`](Self::draws).
+    /// Whether the samples of each epoch, and their order, are told when it begins, by the first member of the cohort
+    /// to begin it: see [`Request::TellOrder`]. Only for a job of one rank in a cohort; `shuffle` is ignored then.
+    /// Positions in that order stand for ids, as the numbers of [`draws`](Self::draws) do.
     pub is_told: bool,
-    /// The epoch of `resume`, or the first one, if this client was handed its order ([`Reply::Order`]): it tells it again as
-    /// soon as it is attached.
+    /// Set if this client was already handed the order ([`Reply::Order`]) of the epoch of `resume`, or else of the
+    /// first one. It is the number of that epoch, whose order the client tells again as soon as it is attached.
     pub knows_order_of: Option<u64>,
-    /// A sample that takes long may come in a later minibatch of its epoch.
+    /// Whether a sample that takes long may come in a later minibatch of its epoch.
     pub relaxed: bool,
-    /// Caching.
+    /// Form and size of the cache.
     pub cache: CacheRequest,
-    /// Samples of one batch of this job (of one rank).
+    /// Samples of one batch of this job. With several ranks, it is the batch of one rank.
     pub batch_size: u32,
-    /// Leave out the last, short batch.
+    /// Whether the last batch is left out if it is short.
     pub drop_last: bool,
-    /// This consumer's rank.
+    /// Rank of this consumer.
     pub rank: u32,
-    /// Consumers of the job.
+    /// Number of ranks of the job.
     pub world_size: u32,
-    /// What the ranks of one job have in common and no other job has. Ignored for one rank.
+    /// Name that the ranks of one job share and no other job has. Ignored for a job of one rank.
     pub group: String,
-    /// Ids of this job's samples, a serialised Roaring bitmap; None: all.
+    /// Ids of this job's samples, as a serialised Roaring bitmap, or `None` for all.
     pub subset: Option<Vec<u8>>,
-    /// Where to go on; None: at the beginning.
+    /// Point at which to go on, or `None` for the beginning.
     pub resume: Option<ResumePoint>,
-    /// Samples of the dataset that [`resume`](Self::resume) is of, or else that [`subset`](Self::subset), a mask, is of;
-    /// another number is refused.
+    /// Number of samples of the dataset for which [`resume`](Self::resume) was taken or, without it, for which the mask
+    /// [`subset`](Self::subset) was made. The request is refused if the dataset has another number.
     pub dataset_samples: Option<u32>,
-    /// Jobs that start together and get one reproducible sequence.
+    /// Cohort of jobs that start together and get one reproducible sequence.
     pub cohort: Option<CohortRequest>,
-    /// A sample that fails is counted and replaced instead of raised.
+    /// Whether a sample that fails is counted and replaced instead of raised.
     pub skip_errors: bool,
-    /// The job that this rank belonged to before it lost its connection, as [`Attached::token`] said when it was last
-    /// given a batch, and since. Empty: it was given nothing.
+    /// Jobs that this rank belonged to before it lost its connection, by [`Attached::token`]: the one in which it was
+    /// last given a batch, and a later one if it has attached since. Empty if it was given nothing.
     pub tokens: Vec<u128>,
-    /// The latest [`Attached::token`] of this rank; `None`: it was never attached. If another rank has left the job of
-    /// this token, then that job had begun, and this rank was in it.
+    /// The latest [`Attached::token`] of this rank, or `None` if it was never attached. If another rank has left the
+    /// job of this token, then that job had begun, and this rank was in it.
     pub told: Option<u128>,
-    /// Ranks of that job that have left it in order, as far as this rank was told.
+    /// Ranks of that job that have left it in an orderly way, as far as this rank was told.
     pub departed: Vec<Departure>,
-    /// The job had begun before this client lost its connection: the client was given a batch, or one lay ready for it.
+    /// Whether the job had begun before this client lost its connection: the client was given a batch, or one lay ready
+    /// for it.
     pub has_begun: bool,
 }
 
-/// Most draws of an epoch. At its border their set is gone through once, under the stream's lock.
+/// Most draws of an epoch. When an epoch ends, their set is walked once under the stream's lock, which bounds how long
+/// others wait.
 pub const MOST_DRAWS: u32 = 1 << 26;
 
-/// An epoch of independent draws with replacement. Part of what tells streams apart.
+/// Request for epochs of independent draws with replacement. It is part of the identity of a stream.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct DrawsRequest {
-    /// Draws of an epoch: at least one, and at most [`MOST_DRAWS`]. Where samples of a job are counted or named by what was
-    /// given ([`ResumePoint::delivered`]), numbers of draws, `0..count`, stand for ids.
+    /// Draws of an epoch, from 1 to [`MOST_DRAWS`]. Where samples of a job are counted or named
+    /// ([`ResumePoint::delivered`]), the numbers of draws, `0..count`, stand for ids.
     pub count: u32,
-    /// Weight of each sample of the dataset: finite and not negative, with a positive sum. `None`: all are equally likely.
+    /// Weight of each sample of the dataset: finite, not negative, with a positive sum. `None` makes all samples
+    /// equally likely.
     pub weights: Option<Vec<f64>>,
 }
 
-/// How to run a job's own code: as in the job's own process, but for the streams and descriptors.
+/// Way to run a job's own code: as in the job's own process, except for streams and descriptors.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Default)]
 pub struct UserCode {
-    /// Program and arguments of the host that starts workers.
+    /// Program and arguments of the host, the process that starts workers.
     pub command: Vec<Vec<u8>>,
-    /// Environment: names and values.
+    /// Environment, as names and values.
     pub environment: Vec<(Vec<u8>, Vec<u8>)>,
-    /// Working directory.
+    /// Working directory of the processes.
     pub directory: Vec<u8>,
-    /// Workers; 0: as many as the coordinator has.
+    /// Number of workers; 0 for the coordinator's own number.
     pub workers: u32,
-    /// Longest time for one sample, milliseconds: then its worker is replaced.
+    /// Longest time for one sample, in milliseconds. After it, the sample's worker is replaced.
     pub patience_ms: u64,
-    /// The process that is the job, by a name that no other process has. Hosts of one process may share what was imported
-    /// for them; another process may have been started after a module was changed.
+    /// Name of the job's process, which no other process has. Hosts of one process may share the modules that were
+    /// imported for them. Another process may have been started after a module was changed, so it does not share them.
     pub process: String,
-    /// What hosts have to import before they load the dataset, in words of the language that the code is written in.
+    /// Code that hosts run to import modules before they load the dataset, in the language of the user code.
     pub prelude: String,
 }
 
-/// Epochs have smaller numbers than this, so that counting on from one that another process names does not overflow.
+/// Bound of epoch numbers: all epochs have smaller numbers, so that counting on from a number that another process
+/// names does not overflow.
 pub const MOST_EPOCHS: u64 = 1 << 62;
 
-/// A point within a job's epoch.
+/// A point within an epoch of a job.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct ResumePoint {
-    /// Counted from 0, below [`MOST_EPOCHS`].
+    /// Number of the epoch, counted from 0, below [`MOST_EPOCHS`].
     pub epoch: u64,
-    /// Samples already given in it, a serialised Roaring bitmap. A sample that failed in a batch was given with it.
+    /// Samples that were already given in the epoch, as a serialised Roaring bitmap. A sample that failed in a batch
+    /// was given with it.
     pub delivered: Vec<u8>,
-    /// Batches that this rank was given in it since the job was begun or resumed by its user: ranks that
-    /// come back from different steps are made level.
+    /// Batches that this rank was given in the epoch since the user began or resumed the job. The coordinator levels
+    /// ranks that come back from different steps.
     pub batches: u64,
-    /// This rank was given all of its part of the epoch: what is left is for the other ranks.
+    /// Whether this rank was given all of its part of the epoch. The remaining samples are for the other ranks.
     pub is_done: bool,
-    /// Samples that the job was told are left out of its epochs, a serialised Roaring bitmap; empty: none.
+    /// Samples that are left out of the job's epochs, as the job was told, as a serialised Roaring bitmap. Empty if
+    /// there are none.
     pub skipped: Vec<u8>,
 }
 
-/// A rank that has left its job in order, and where it stood. It does not come back.
+/// A rank that has left its job in an orderly way, and the point where it stood. It does not come back.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Departure {
-    /// The job, as [`Attached::token`] said.
+    /// Token of the job, from [`Attached::token`].
     pub token: u128,
-    /// The rank that has left.
+    /// Rank that has left.
     pub rank: u32,
-    /// What it would present if it attached again.
+    /// Point that the rank would present if it attached again.
     pub resume: ResumePoint,
 }
 
-/// See [`Attach::cohort`].
+/// A cohort that a job wants to join. See [`Attach::cohort`].
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct CohortRequest {
-    /// Common to its members.
+    /// Name that the cohort's members share.
     pub name: String,
-    /// How many members to wait for.
+    /// Number of members to wait for.
     pub size: u32,
 }
 
-/// See [`Request::Warm`].
+/// Parameters of a warm-up. See [`Request::Warm`].
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct Warm {
-    /// What the jobs will prepare.
+    /// Pipeline that the jobs will use.
     pub pipeline: PipelineSpec,
-    /// Caching.
+    /// Form and size of the cache.
     pub cache: CacheRequest,
 }
 
-/// From the coordinator to a client.
+/// A message from the coordinator to a client.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub enum Reply {
     /// Answer to [`Request::Hello`].
     Welcome {
         /// Process id of the coordinator.
         pid: u32,
-        /// Its version.
+        /// Version of the coordinator.
         version: String,
     },
     /// Answer to [`Request::Attach`].
     Attached(Box<Attached>),
-    /// Answer to [`Request::Attach`]: nobody runs this code yet, send it.
+    /// Answer to [`Request::Attach`]: no process runs this code yet, so the client must send it.
     WantCode,
-    /// Says what somebody else has to do before this client can go on; `None`: nothing. Answers
-    /// [`Request::WhoIsAwaited`], and comes unasked, perhaps several times, before [`Reply::Attached`],
-    /// [`Reply::Described`] or [`Reply::Warmed`] if that takes long.
+    /// Names the party that must act before this client can go on, or `None` if nobody must. It answers
+    /// [`Request::WhoIsAwaited`]. It also comes unasked, perhaps several times, before [`Reply::Attached`],
+    /// [`Reply::Described`] or [`Reply::Warmed`], if one of these takes long.
     Awaited(Option<Awaited>),
-    /// A sample failed: sent before the error's item is published in the consumer's queue.
+    /// A sample failed. It is sent before the error's item is published in the consumer's queue.
     SampleError(SampleError),
-    /// Samples are left out of the job's epochs: sent before the notice's item is published in the consumer's queue.
+    /// Samples are left out of the job's epochs. It is sent before the notice's item is published in the consumer's
+    /// queue.
     Skipped(Box<Skipped>),
-    /// Comes unasked, with a memory file as [`order::write`](crate::order::write) makes it: the samples of an epoch, in their
-    /// order. Before it has come, nothing of the epoch is handed to a user.
+    /// The samples of an epoch, in their order, in a memory file as [`order::write`](crate::order::write) makes it. It
+    /// comes unasked. Until it has come, no sample of the epoch is handed to a user.
     Order {
-        /// Counted from 0.
+        /// Number of the epoch, counted from 0.
         epoch: u64,
-        /// Samples of the epoch.
+        /// Number of samples of the epoch.
         samples: u32,
     },
     /// Answer to [`Request::RestartEpoch`].
     Restarted {
-        /// The epoch that begins.
+        /// Epoch that begins.
         epoch: u64,
-        /// Items before this sequence number belong to the epoch that was left.
+        /// First item of that epoch. Items with smaller sequence numbers belong to the epoch that was left.
         first_seq: u64,
     },
-    /// Answer to [`Request::Leave`]: the other ranks that are here have been told.
+    /// Answer to [`Request::Leave`]: the other ranks that are attached have been told.
     Left,
-    /// Comes unasked: another rank has left the job. To be presented in [`Attach::departed`].
+    /// Another rank has left the job. It comes unasked. The client presents it in [`Attach::departed`].
     Departed(Departure),
     /// Answer to [`Request::State`].
     State(ResumePoint),
@@ -333,18 +343,18 @@ pub enum Reply {
         /// Tensors of a batch.
         fields: Vec<Field>,
     },
-    /// How far a warm-up has come.
+    /// Progress of a warm-up.
     Progress(WarmProgress),
-    /// A warm-up is over.
+    /// A warm-up is finished, with these counts.
     Warmed(WarmProgress),
     /// Answer to [`Request::Status`].
     Status(Box<Status>),
     /// Answer to [`Request::Drop`].
     Dropped {
-        /// What was freed.
+        /// Bytes that were freed.
         bytes: u64,
     },
-    /// Answer to [`Request::Pipeline`]; None: by the jobs' own code.
+    /// Answer to [`Request::Pipeline`]. `None` means that the jobs' own code makes the samples.
     Pipeline(Option<Box<PipelineSpec>>),
     /// Answer to [`Request::Throttle`].
     Throttled,
@@ -354,25 +364,25 @@ pub enum Reply {
     Refused(Refusal),
 }
 
-/// What a client waits for that is not its own, or that nothing can hurry.
+/// An event that a client waits for and cannot bring about by itself, or that nobody can hurry.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Awaited {
-    /// Who has to do what, for people.
+    /// Party that has to act, and its task, in words for people.
     pub what: String,
-    /// Milliseconds since it was begun.
+    /// Milliseconds since that step began; 0 if this is not known.
     pub for_ms: u64,
-    /// What to do about it; empty if there is nothing to do.
+    /// Remedy for the user. Empty if there is none.
     pub remedy: String,
 }
 
-/// Why a request was refused.
+/// The refusal of a request.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// Which error the client raises.
+    /// Class of the error that the client raises.
     pub kind: RefusalKind,
-    /// What, where, remedy.
+    /// What failed, where, and the remedy.
     pub message: String,
-    /// The sample on which user code failed before anything could be prepared.
+    /// Sample on which user code failed before anything could be prepared.
     pub sample: Option<Box<SampleError>>,
 }
 
@@ -383,28 +393,28 @@ pub enum RefusalKind {
     Invalid,
     /// A file or folder is missing or unreadable.
     NotFound,
-    /// Memory is short.
+    /// Memory does not suffice.
     Memory,
     /// The job's own code cannot be run, or failed.
     Code,
-    /// Something takes too long.
+    /// A step takes longer than its limit.
     Late,
-    /// Anything else.
+    /// Any other failure.
     Internal,
 }
 
-/// What a new consumer needs to know.
+/// The coordinator's answer to a new consumer.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct Attached {
-    /// Stream the job takes part in.
+    /// Stream that the job takes part in.
     pub stream: u64,
-    /// The job's number.
+    /// Number of the job.
     pub job: u64,
-    /// Seed in force.
+    /// Seed that the stream uses.
     pub seed: u64,
-    /// Samples of the dataset.
+    /// Number of samples of the dataset.
     pub dataset_samples: u32,
-    /// Samples of this job's epoch.
+    /// Number of samples of this job's epoch.
     pub job_samples: u32,
     /// Class names, by label.
     pub classes: Vec<String>,
@@ -412,45 +422,46 @@ pub struct Attached {
     pub fields: Vec<Field>,
     /// Samples of one staging buffer.
     pub slots: u32,
-    /// Staging buffers.
+    /// Number of staging buffers.
     pub buffers: u32,
-    /// Bytes that samples which are larger than their slots may take in all; 0: there are none.
+    /// Bytes that samples larger than their slots may take together; 0 if there are no such samples.
     pub large_bytes: u64,
-    /// Epoch the job is in.
+    /// Epoch that the job is in.
     pub epoch: u64,
-    /// How user code makes batches of the fields; empty for others.
+    /// Description of how user code makes batches of the fields. Empty for native pipelines.
     pub structure: Vec<u8>,
-    /// Why a warmed cache of the same samples is not used; one sentence for each cache.
+    /// Reasons why a warmed cache of the same samples is not used, one sentence for each cache.
     pub notes: Vec<String>,
-    /// Tells the job from every other, those of the same group too. To be presented in [`Attach::token`].
+    /// Distinguishes the job from every other, including those of the same group. To be presented in
+    /// [`Attach::tokens`].
     pub token: u128,
 }
 
 /// A sample that could not be prepared.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct SampleError {
-    /// Matches the `tag` of the error's item.
+    /// Number that equals the `tag` of the error's item.
     pub tag: u64,
     /// Sample id.
     pub id: u32,
-    /// Its file.
+    /// Path of the sample's file.
     pub path: String,
-    /// `fetch`, `decode` or `prepare`; for user code `dataset` or `transform`.
+    /// Stage that failed: `fetch`, `decode` or `prepare`; for user code `dataset` or `transform`.
     pub stage: String,
-    /// What went wrong, with the remedy.
+    /// Reason of the failure, with the remedy.
     pub message: String,
-    /// The worker that ran user code, for people; else empty.
+    /// Worker that ran user code, for people. Empty for native pipelines.
     pub worker: String,
-    /// The exception of user code, as its worker packed it; else empty.
+    /// The exception of user code, as its worker packed it. Empty for native pipelines.
     pub exception: Vec<u8>,
 }
 
-/// Samples that are left out of a job's epochs, because they could not be prepared. See [`Attach::skip_errors`].
+/// Samples that are left out of a job's epochs because they could not be prepared. See [`Attach::skip_errors`].
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Skipped {
-    /// Ids, a serialised Roaring bitmap.
+    /// Ids of the samples, as a serialised Roaring bitmap.
     pub ids: Vec<u8>,
-    /// How one of them failed. Its `tag` is that of the notice's item.
+    /// The failure of one of them. Its `tag` is that of the notice's item.
     pub example: SampleError,
 }
 
@@ -468,7 +479,7 @@ pub struct Skipped {
 )]
 #[serde(default)]
 pub struct WarmProgress {
-    /// Samples looked at.
+    /// Samples looked at so far.
     pub done: u64,
     /// Samples of the dataset.
     pub total: u64,
@@ -478,55 +489,55 @@ pub struct WarmProgress {
     pub encoded_bytes: u64,
     /// Bytes cached in the decoded form.
     pub decoded_bytes: u64,
-    /// Bytes the cache may hold.
+    /// Bytes that the cache may hold.
     pub capacity: u64,
     /// Bytes read from storage by this warm-up.
     pub fetched_bytes: u64,
     /// Samples that failed.
     pub failed: u64,
-    /// The first failure.
+    /// Text of the first failure.
     pub first_failure: Option<String>,
-    /// The cache is full: the rest will be prepared as it is needed.
+    /// Whether the cache is full. The other samples are prepared as they are needed.
     pub full: bool,
     /// Form of the cache.
     pub form: Option<CacheForm>,
 }
 
-/// Everything `coprep status` shows.
+/// The state of a coordinator, as `coprep status` shows it.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Default)]
 pub struct Status {
-    /// Process id.
+    /// Process id of the coordinator.
     pub pid: u32,
-    /// Version.
+    /// Version of the coordinator.
     pub version: String,
-    /// Seconds since the start.
+    /// Seconds since the coordinator started.
     pub uptime_s: f64,
-    /// What the threads do.
+    /// State of the thread pool.
     pub pool: PoolStatus,
     /// Proportional share of the coordinator's own memory, bytes.
     pub pss_bytes: u64,
-    /// Bytes all caches may take together.
+    /// Bytes that all caches may take together.
     pub cache_budget: u64,
-    /// Caches.
+    /// State of each cache.
     pub caches: Vec<CacheStatus>,
-    /// Streams.
+    /// State of each stream.
     pub streams: Vec<StreamStatus>,
 }
 
 /// The pool of threads that fetches and prepares samples of native pipelines, for all streams.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Default)]
 pub struct PoolStatus {
-    /// Most threads that decode and run operators at a time: the CPUs that may be used.
+    /// Most threads that decode and run operators at a time, which is the number of usable CPUs.
     pub cpus: u32,
-    /// Most threads that work at a time; those beyond `cpus` wait for storage. Follows what is measured.
+    /// Most threads that work at a time. Threads beyond `cpus` wait for storage. The number follows measurements.
     pub threads: u32,
-    /// Threads that fetch now.
+    /// Threads that fetch at present.
     pub fetching: u32,
-    /// Threads that decode or run operators now.
+    /// Threads that decode or run operators at present.
     pub preparing: u32,
     /// Samples that wait to be fetched.
     pub to_fetch: u32,
-    /// Samples that wait for a CPU: fetched, or cached.
+    /// Samples that are fetched or cached and wait for a CPU.
     pub to_prepare: u32,
     /// Samples fetched since the start.
     pub fetched: u64,
@@ -538,143 +549,144 @@ pub struct PoolStatus {
     pub prepare_s: f64,
 }
 
-/// Time that a job waited for batches, by what the coordinator lacked, in seconds.
+/// Time that a job waited for batches, by the resource that was short, in seconds.
 #[derive(
     Archive, Serialize, Deserialize, serde::Serialize, Clone, Copy, Debug, PartialEq, Default,
 )]
 pub struct Stalls {
-    /// Storage.
+    /// Seconds of waiting for storage.
     pub fetch_s: f64,
-    /// Processors.
+    /// Seconds of waiting for processors.
     pub prep_s: f64,
-    /// Other jobs: the rest of a cohort, a rank, or a buffer that somebody holds.
+    /// Seconds of waiting for other jobs: the rest of a cohort, a rank, or a buffer that somebody holds.
     pub others_s: f64,
-    /// Of a wait that lasts: not known yet.
+    /// Seconds of a wait that still lasts, and whose cause is not known yet.
     pub open_s: f64,
 }
 
-/// One dataset's cache.
+/// State of one dataset's cache.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq)]
 pub struct CacheStatus {
-    /// The dataset.
+    /// Name of the dataset.
     pub dataset: String,
-    /// Form of its samples.
+    /// Form of the samples.
     pub form: CacheForm,
-    /// What was done to them before they were cached, readable; empty for user code, and for files as they are.
+    /// Operators that were applied before the samples were cached, readable. Empty for user code, and for files as they
+    /// are.
     pub pipeline: String,
-    /// It was filled by [`Request::Warm`].
+    /// Whether the cache was filled by [`Request::Warm`].
     pub warmed: bool,
-    /// `no-eviction` or `lru`.
+    /// Eviction policy, `no-eviction` or `lru`.
     pub policy: String,
-    /// Bytes reserved.
+    /// Bytes reserved for the cache.
     pub capacity: u64,
-    /// Bytes used.
+    /// Bytes used by samples.
     pub used: u64,
-    /// Samples cached.
+    /// Number of samples cached.
     pub entries: u64,
-    /// The same, by form.
+    /// Samples and bytes by form.
     pub by_form: Vec<FormStatus>,
-    /// Where forms are chosen by price: seconds per epoch that a MiB must save.
+    /// Price of memory where forms are chosen by it: seconds per epoch that a MiB must save. `None` elsewhere.
     pub lambda_s_per_mib: Option<f64>,
-    /// Where forms are chosen by price: worker seconds that what is cached saves per epoch.
+    /// Worker seconds per epoch that the cached samples save, where forms are chosen by price. `None` elsewhere.
     pub saves_s_per_epoch: Option<f64>,
     /// Lookups that found their sample.
     pub hits: u64,
-    /// Lookups that did not.
+    /// Lookups that did not find their sample.
     pub misses: u64,
-    /// Streams that use it now.
+    /// Streams that use the cache at present.
     pub users: u32,
 }
 
-/// What a cache holds in one form.
+/// Samples of a cache that are in one form.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq)]
 pub struct FormStatus {
-    /// The form.
+    /// Form of these samples.
     pub form: CacheForm,
-    /// Samples.
+    /// Number of these samples.
     pub entries: u64,
-    /// Their bytes.
+    /// Bytes of these samples.
     pub bytes: u64,
 }
 
-/// What a sample costs: means of what was measured, in seconds.
+/// Costs of a sample, as means of its measurements, in seconds.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq)]
 pub struct SampleCost {
     /// Sample id.
     pub id: u32,
-    /// Its file; empty for user code.
+    /// Path of the sample's file. Empty for user code.
     pub path: String,
-    /// Wall time of reading it from storage; of user code, time off the processor.
+    /// Wall time of reading the file from storage. For user code, time off the processor.
     pub fetch_s: f32,
-    /// Wall time from bytes to pixels; of user code, `dataset[i]`.
+    /// Wall time from bytes to pixels. For user code, that of `dataset[i]`.
     pub decode_s: f32,
     /// Wall time of the operators before the first random one.
     pub fixed_s: f32,
-    /// Wall time of the rest; of user code, `transform`.
+    /// Wall time of the rest. For user code, that of `transform`.
     pub random_s: f32,
-    /// CPU time of all of it.
+    /// CPU time of all stages together.
     pub cpu_s: f32,
 }
 
-/// What is known of the costs of a stream's samples.
+/// Costs of a stream's samples, as far as they are known.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Default)]
 pub struct CostStatus {
-    /// Samples that were measured.
+    /// Number of samples that were measured.
     pub measured: u32,
-    /// Bytes that this takes.
+    /// Bytes that the records take.
     pub bytes: u64,
-    /// Mean seconds of the last preparations.
+    /// Mean seconds of the latest preparations.
     pub mean_s: f32,
-    /// Seconds beyond which a sample counts as slow; None: too little is known.
+    /// Seconds above which a sample counts as slow, or `None` if too little is known.
     pub budget_s: Option<f32>,
     /// Minibatches that are drawn ahead because of slow samples.
     pub window: u32,
-    /// Samples that were overtaken (relaxed order).
+    /// Samples that were overtaken by faster ones (relaxed order).
     pub overtaken: u64,
-    /// Those that cost most, if they were asked for.
+    /// The most expensive samples, if the request asked for them.
     pub slowest: Vec<SampleCost>,
 }
 
-/// One stream.
+/// State of one stream.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq)]
 pub struct StreamStatus {
-    /// Number.
+    /// Number of the stream.
     pub id: u64,
-    /// The dataset.
+    /// Name of the dataset.
     pub dataset: String,
-    /// Its samples.
+    /// Number of samples of the dataset.
     pub samples: u32,
     /// Operators, readable.
     pub pipeline: String,
-    /// Seed.
+    /// Seed of the stream.
     pub seed: u64,
     /// Form of the cache.
     pub cache: CacheForm,
     /// Whether slow samples may come later in their epoch.
     pub relaxed: bool,
-    /// What its samples cost.
+    /// Costs of the stream's samples.
     pub costs: CostStatus,
     /// Process ids of the workers that run user code.
     pub worker_pids: Vec<u32>,
-    /// Of these, how many have a sample to make. 0 if the coordinator does not attribute waits.
+    /// Number of these workers that have a sample to make; 0 if the coordinator does not attribute waits.
     pub busy_workers: u32,
-    /// In what it differs from another stream that looks like it.
+    /// Ways in which the stream differs from another one that looks like it.
     pub differs: Vec<String>,
-    /// As [`Attached::notes`], at this moment.
+    /// The present notes, as in [`Attached::notes`].
     pub notes: Vec<String>,
     /// Samples of one staging buffer.
     pub slots: u32,
-    /// Staging buffers.
+    /// Number of staging buffers.
     pub buffers: u32,
-    /// Of these, free.
+    /// Number of staging buffers that are free.
     pub buffers_free: u32,
     /// Bytes of the staging area.
     pub staging_bytes: u64,
     /// Totals since the stream was opened.
     pub totals: Totals,
-    /// What all its jobs waited for, those that have left too.
+    /// Waits of all its jobs, including those that have left.
     pub stalls: Stalls,
-    /// Jobs taking part.
+    /// State of each job that takes part.
     pub jobs: Vec<JobStatus>,
 }
 
@@ -691,46 +703,46 @@ pub struct Totals {
     pub fetched: u64,
     /// Samples that failed.
     pub failed: u64,
-    /// Worker seconds spent in fetching.
+    /// Worker seconds spent on fetching.
     pub fetch_s: f64,
-    /// Worker seconds spent in decoding and operators.
+    /// Worker seconds spent on decoding and operators.
     pub prep_s: f64,
-    /// Bytes read from storage for each sample's first preparation, its second, and so on: for a job
-    /// alone, by epoch. The first 256.
+    /// Bytes read from storage for each sample's first preparation, its second, and so on, for the first 256. For a job
+    /// alone, this is by epoch.
     pub fetched_by_visit: Vec<u64>,
 }
 
-/// One job of a stream.
+/// State of one job of a stream.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq)]
 pub struct JobStatus {
-    /// Number.
+    /// Number of the job.
     pub id: u64,
-    /// What it called itself.
+    /// Name that the job gave itself.
     pub name: String,
-    /// Process ids, by rank.
+    /// Process ids of the ranks, in their order.
     pub pids: Vec<u32>,
     /// Samples of a batch.
     pub batch_size: u32,
-    /// Epoch it is in.
+    /// Epoch that the job is in.
     pub epoch: u64,
-    /// Samples of its epoch not yet drawn.
+    /// Samples of the job's epoch that are not drawn yet.
     pub need: u32,
-    /// Samples of its epoch.
+    /// Samples of the job's epoch.
     pub samples: u32,
-    /// Samples handed to it.
+    /// Samples handed to the job.
     pub delivered: u64,
-    /// Minibatches in its queues.
+    /// Minibatches in the job's queues.
     pub queued: u32,
-    /// Staging buffers it holds.
+    /// Staging buffers that the job holds.
     pub held: u32,
-    /// Samples of its set that are left out of its epochs, because they could not be prepared. Each counts once.
+    /// Samples of the job's set that are left out of its epochs because they could not be prepared. Each counts once.
     pub skipped: u64,
-    /// Seconds since it last took a batch.
+    /// Seconds since the job last took a batch.
     pub idle_s: f64,
-    /// Batches that its ranks took.
+    /// Batches that the job's ranks took.
     pub batches: u64,
-    /// Seconds since it came (its first rank).
+    /// Seconds since the job's first rank attached.
     pub age_s: f64,
-    /// What its ranks waited for, together.
+    /// Waits of the job's ranks, together.
     pub stalls: Stalls,
 }

@@ -1,17 +1,17 @@
-//! How long a thread sleeps, at most, before it looks around though nothing woke it.
+//! Longest sleep of a thread before it looks around although nothing woke it.
 //!
-//! Whatever a thread waits for wakes it: a queue's condition, a futex, a descriptor that can be read. What is due at some
-//! moment is waited for until that moment. A nap only bounds what a lost wake-up costs, and so hides it. To show that
-//! nobody relies on one, a debug build makes each of them as long as [`VARIABLE`] says: with an hour, whoever waits for
-//! what a nap would notice waits for ever.
+//! Every event that a thread waits for also wakes it: a queue's condition, a futex, a descriptor that can be read. Work
+//! that is due at a known time is waited for until that time. A nap therefore only bounds the cost of a lost wake-up,
+//! and so hides it. To show that no code relies on naps, a debug build makes each of them as long as [`VARIABLE`] says.
+//! With an hour, a thread that depends on a nap practically waits for ever.
 
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// Seconds that a nap takes at least. Only debug builds look at it.
+/// Name of the environment variable with the least length of a nap, in seconds. Only debug builds read it.
 pub const VARIABLE: &str = "COPREP_TEST_NAP";
 
-/// Returns how long a nap of `period` may take.
+/// Returns the length of a nap of `period`, which a debug build may lengthen.
 #[must_use]
 pub fn nap(period: Duration) -> Duration {
     static LEAST: OnceLock<Duration> = OnceLock::new();
@@ -22,7 +22,7 @@ pub fn nap(period: Duration) -> Duration {
     }
 }
 
-/// What makes no sense lengthens nothing.
+/// Reads a number of seconds. A malformed number counts as 0 and lengthens nothing.
 fn from_text(seconds: Option<&str>) -> Duration {
     let seconds = seconds.and_then(|text| text.parse().ok());
     seconds.map_or(Duration::ZERO, Duration::from_secs)

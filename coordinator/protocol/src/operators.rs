@@ -1,13 +1,14 @@
-//! Rules for operators: which arguments they take, and which operator may follow which.
+//! Rules for operators: the arguments they take, and the operators that may follow each other.
 //!
-//! Clients check an operator where it is written, the coordinator checks a pipeline that it is sent. Both do it here.
+//! Clients check an operator where it is written. The coordinator checks each pipeline that it receives. Both use these
+//! functions.
 
 use crate::spec::{Op, ResizeTo};
 
-/// Most pixels of a side.
+/// Most pixels of a side of an image that an operator makes.
 pub const MAX_SIDE: u32 = 16_384;
 
-/// Checks all operators of a pipeline, but not that it is complete.
+/// Checks all operators of a pipeline, but not whether the pipeline is complete.
 ///
 /// # Errors
 ///
@@ -16,14 +17,14 @@ pub fn check(ops: &[Op]) -> Result<(), String> {
     (0..ops.len()).try_for_each(|at| check_next(&ops[..at], &ops[at]))
 }
 
-/// Returns the operators in the order of application, for people.
+/// Returns the operators in the order of application, as text for people.
 #[must_use]
 pub fn describe(ops: &[Op]) -> String {
     let shown = |op: &Op| op.to_string().trim_end_matches("()").to_owned();
     ops.iter().map(shown).collect::<Vec<String>>().join(" > ")
 }
 
-/// Checks an operator that follows those `before` it, which are right.
+/// Checks an operator that follows the operators `before` it, which are valid.
 ///
 /// # Errors
 ///

@@ -1,6 +1,6 @@
-//! The order of an epoch, as it travels beside a message: a memory file of sample ids, 32 bits each, native-endian.
+//! Orders of epochs, which travel beside a message: a memory file of sample ids, 32 bits each, native-endian.
 //!
-//! An epoch may have millions of samples, so its order is no part of a message.
+//! An epoch may have millions of samples, so its order is not part of the message.
 
 use std::fs::File;
 use std::io::{Error, ErrorKind, Result, Write};
@@ -13,10 +13,10 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 /// Most samples of an epoch whose order is told.
 pub const MOST_SAMPLES: u32 = 1 << 27;
 
-/// Writes an order. Nobody can change the file any more.
+/// Writes an order to a memory file and seals it, so that no process can change it any more.
 ///
 /// # Errors
-/// When memory is short, or descriptors are.
+/// When memory or descriptors run out.
 pub fn write(ids: &[u32]) -> Result<OwnedFd> {
     let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
     let mut file = File::from(memfd_create("coprep-order", flags)?);
@@ -30,11 +30,11 @@ pub fn write(ids: &[u32]) -> Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// Reads an order of so many samples, which another process has written. Whatever that process does to the file, the result
-/// stays as it is.
+/// Reads an order of `samples` samples that another process has written. The ids are copied, so later changes to the
+/// file have no effect on the result.
 ///
 /// # Errors
-/// When that is no file of this size, or more than [`MOST_SAMPLES`].
+/// When `file` is not a regular file of exactly this size, or `samples` is above [`MOST_SAMPLES`].
 pub fn read(file: OwnedFd, samples: u32) -> Result<Vec<u32>> {
     let malformed = |why: String| Err(Error::new(ErrorKind::InvalidData, why));
     if samples > MOST_SAMPLES {
@@ -44,6 +44,7 @@ pub fn read(file: OwnedFd, samples: u32) -> Result<Vec<u32>> {
     }
     let file = File::from(file);
     let (found, bytes) = (file.metadata()?, samples as usize * size_of::<u32>());
+    // This check comes before the allocation, because another process chose the size.
     if !found.is_file() || found.len() != bytes as u64 {
         return malformed(format!(
             "the order of {samples} samples is a file of {} bytes",

@@ -1,4 +1,4 @@
-//! A message that is sent bit by bit, by a sender that must not wait.
+//! Messages that are sent piece by piece, by a sender that must not block.
 
 use std::io::IoSlice;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -10,7 +10,8 @@ use rkyv::util::AlignedVec;
 
 use crate::frame::{FrameError, HEADER, MAX_LENGTH, Message, Result, header};
 
-/// An encoded message, how much of it has been sent, and the descriptors that travel with its first byte.
+/// An encoded message, the number of its bytes that have been sent, and the descriptors that travel with its first
+/// byte.
 pub struct Outgoing {
     header: [u8; HEADER],
     body: AlignedVec,
@@ -42,7 +43,7 @@ impl Outgoing {
         HEADER + self.body.len()
     }
 
-    /// Sends as much as the socket takes now. Never waits. Returns `true` once everything has been sent.
+    /// Sends as many bytes as the socket takes now, without blocking. Returns whether everything has been sent.
     ///
     /// # Errors
     /// When the other side is gone.
@@ -51,10 +52,11 @@ impl Outgoing {
             match self.send_part(socket) {
                 Ok(sent) => {
                     self.sent += sent;
+                    // The descriptors travelled with the first byte; this side needs its copies no longer.
                     self.descriptors.clear();
                 }
                 Err(Errno::EINTR) => {}
-                // ENOBUFS: the kernel has no memory for it at the moment.
+                // ENOBUFS means that the kernel has no memory for the message at the moment.
                 Err(Errno::EAGAIN | Errno::ENOBUFS) => return Ok(false),
                 Err(e) => return Err(e.into()),
             }
@@ -69,7 +71,7 @@ impl Outgoing {
         let descriptors: Vec<RawFd> = self.descriptors.iter().map(AsRawFd::as_raw_fd).collect();
         let rights = [ControlMessage::ScmRights(&descriptors)];
         let control: &[_] = if descriptors.is_empty() { &[] } else { &rights };
-        // Not O_NONBLOCK, which the thread that reads this socket would have as well.
+        // The flag applies to this call alone. O_NONBLOCK would also apply to the thread that reads this socket.
         let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
         sendmsg::<()>(socket.as_raw_fd(), &parts, control, flags, None)
     }

@@ -1,9 +1,9 @@
-//! Where the coordinator is found.
+//! Location of the coordinator's socket, and checks of the files beside it.
 //!
-//! `COPREP_SOCKET` names the socket; else it lies in a folder of the user's own:
-//! `$XDG_RUNTIME_DIR/coprep`, or `/tmp/coprep-UID` where there is none. The folder has mode 0700 and must
-//! belong to the user: in `/tmp` anybody could have made it first. A folder that the user names may be one that others
-//! may write; so the files beside the socket are opened by [`open_private`] only.
+//! `COPREP_SOCKET` names the socket. Without it, the socket lies in a folder of the user's own:
+//! `$XDG_RUNTIME_DIR/coprep`, or `/tmp/coprep-UID` if that variable names no folder. The folder has mode 0700 and must
+//! belong to the user, because in `/tmp` anybody could have created it first. A folder that the user names may be
+//! writable by others, so the files beside the socket are opened by [`open_private`] only.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
@@ -15,12 +15,12 @@ use nix::fcntl::OFlag;
 /// Paths of one coordinator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CoordinatorPaths {
-    /// The socket clients connect to.
+    /// The socket that clients connect to.
     pub socket: PathBuf,
 }
 
 impl CoordinatorPaths {
-    /// As the environment says.
+    /// Returns the paths that the environment selects.
     #[must_use]
     pub fn from_env() -> Self {
         match std::env::var_os("COPREP_SOCKET") {
@@ -29,25 +29,25 @@ impl CoordinatorPaths {
         }
     }
 
-    /// At an explicit path.
+    /// Returns the paths for a socket at an explicit path.
     #[must_use]
     pub fn at(socket: PathBuf) -> Self {
         CoordinatorPaths { socket }
     }
 
-    /// Held (`flock`) by the coordinator as long as it lives.
+    /// Returns the path of the lock (`flock`) that the coordinator holds as long as it lives.
     #[must_use]
     pub fn lock(&self) -> PathBuf {
         self.with_suffix("lock")
     }
 
-    /// Held (`flock`) by a client while it starts the coordinator.
+    /// Returns the path of the lock (`flock`) that a client holds while it starts the coordinator.
     #[must_use]
     pub fn start_lock(&self) -> PathBuf {
         self.with_suffix("starting")
     }
 
-    /// Where a coordinator that was started by a job writes its log.
+    /// Returns the path of the log of a coordinator that a job started.
     #[must_use]
     pub fn log(&self) -> PathBuf {
         self.with_suffix("log")
@@ -60,10 +60,10 @@ impl CoordinatorPaths {
         path.into()
     }
 
-    /// Makes the socket's folder, private to the user, or checks that it is.
+    /// Creates the socket's folder, private to the user, or checks that it is private.
     ///
     /// # Errors
-    /// When it cannot be made, or belongs to somebody else.
+    /// When the folder cannot be created, or belongs to somebody else.
     pub fn prepare(&self) -> io::Result<()> {
         let folder = self
             .socket
@@ -89,7 +89,7 @@ fn runtime_dir() -> PathBuf {
     }
 }
 
-/// Refuses a folder that others could have made, or may use. One that the user named is the user's choice.
+/// Refuses a folder that others could have created or may use. A folder that the user named is the user's choice.
 fn check_private(folder: &Path) -> io::Result<()> {
     let in_tmp = folder.parent() == Some(Path::new("/tmp"))
         && (folder.file_name()).is_some_and(|name| name.as_encoded_bytes().starts_with(b"coprep-"));
@@ -107,13 +107,13 @@ fn check_private(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Opens a file beside the socket, for reading and writing; makes it if it is not there.
+/// Opens a file beside the socket for reading and writing, and creates it if it does not exist.
 ///
 /// # Errors
-/// When it cannot be opened, or is anything but a file that only this user may use: in a folder that others may write,
+/// When it cannot be opened, or is anything but a file that only this user may use. In a folder that others may write,
 /// somebody could have put a link there, or a file that only looks like ours.
 pub fn open_private(path: &Path) -> io::Result<File> {
-    // Not waiting: should it be a pipe.
+    // O_NONBLOCK keeps the opening of a pipe from blocking.
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
     let mut options = OpenOptions::new();
     options
@@ -134,25 +134,25 @@ pub fn open_private(path: &Path) -> io::Result<File> {
         opened => opened?,
     };
     let meta = file.metadata()?;
-    // A second name could be that of any file of this user.
+    // A file with a second name could be any file of this user, reached by a hard link.
     let is_private =
         meta.is_file() && meta.uid() == user() && meta.mode() & OTHERS == 0 && meta.nlink() <= 1;
     is_private.then_some(file).ok_or_else(not_private)
 }
 
-/// Permissions of the group and of everybody else.
+/// Permission bits of the group and of everybody else.
 const OTHERS: u32 = 0o077;
 
 fn user() -> u32 {
     nix::unistd::geteuid().as_raw()
 }
 
-/// Returns whether a link, a folder or a socket is there, or another user's file.
+/// Returns whether an open failed because a link, a folder, a socket or another user's file is there.
 fn is_of_another_kind(e: &io::Error, path: &Path) -> bool {
     use nix::errno::Errno;
     match e.raw_os_error().map(Errno::from_raw) {
         Some(Errno::ELOOP | Errno::EISDIR | Errno::ENXIO) => true,
-        // Else nothing can be made in this folder.
+        // Without such an entry, EACCES means that no file can be created in this folder.
         Some(Errno::EACCES) => path.symlink_metadata().is_ok(),
         _ => false,
     }

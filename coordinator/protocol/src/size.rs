@@ -1,9 +1,9 @@
 //! Sizes in bytes as people write and read them.
 
-/// Parses `512M`, `8GiB`, `1.5g` or a plain number. Units are powers of 1024.
+/// Parses a size such as `512M`, `8GiB`, `1.5g` or a plain number. Units are powers of 1024.
 ///
 /// # Errors
-/// A sentence that says what is allowed.
+/// A sentence that describes the allowed form, if `text` is not a size.
 pub fn parse(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let split = text
@@ -11,6 +11,7 @@ pub fn parse(text: &str) -> Result<u64, String> {
         .unwrap_or(text.len());
     let number: f64 = text[..split].parse().map_err(|_| usage(text))?;
     let unit = text[split..].trim().to_ascii_lowercase();
+    // `G`, `GB` and `GiB` mean the same.
     let shift = match unit.trim_end_matches('b').trim_end_matches('i') {
         "" => 0,
         "k" => 10,
@@ -26,7 +27,7 @@ fn usage(text: &str) -> String {
     format!("\"{text}\" is not a size: write bytes, or a number with K, M, G or T, such as 8G")
 }
 
-/// For a person: `2.9 GiB`.
+/// Returns a size for people, such as `2.9 GiB`.
 #[must_use]
 pub fn human(bytes: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB"];

@@ -1,14 +1,13 @@
-//! What a job asks for: a source of samples and the operators that prepare one.
+//! Pipelines as a job describes them: a source of samples and the operators that prepare one.
 //!
-//! A [`PipelineSpec`] is plain data. Two jobs whose specs have the same [`PipelineSpec::fingerprint`]
-//! prepare the same tensors and can share a stream. The crate `coprep-pipeline` turns a spec into
-//! something that runs.
+//! A [`PipelineSpec`] is plain data. Two jobs whose specs have the same [`PipelineSpec::fingerprint`] prepare the same
+//! tensors and can share a stream. The crate `coprep-pipeline` compiles a spec into something that runs.
 
 use std::fmt;
 
 use rkyv::{Archive, Deserialize, Serialize};
 
-/// Where the samples come from. Ids are positions in this source, `0..len`.
+/// A source of samples. Ids are positions in this source, `0..len`.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub enum Source {
     /// A folder with one subfolder per class, as in `torchvision.datasets.ImageFolder`: classes in
@@ -19,47 +18,48 @@ pub enum Source {
     },
     /// An explicit list of image files with integer labels.
     Files(FileList),
-    /// Whatever the job's own code makes of an id.
+    /// A dataset in the job's own code.
     UserCode(UserDataset),
 }
 
-/// A dataset of the job's own code. What is here is its identity; how it is run travels apart, with
+/// A dataset of the job's own code. These fields are its identity. The way to run it travels separately, in
 /// [`crate::message::Attach::code`].
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct UserDataset {
-    /// For people: the class.
+    /// Name of the class, for people.
     pub name: String,
-    /// Number of samples; None: its workers know.
+    /// Number of samples, or `None` if only its workers know it.
     pub samples: Option<u32>,
-    /// What makes up the part of a sample that may be cached.
+    /// Identity of the part of a sample that may be cached.
     pub dataset: Vec<IdentityPart>,
-    /// What makes up the rest: the random transform, the collation.
+    /// Identity of the rest: the random transform and the collation.
     pub rest: Vec<IdentityPart>,
-    /// There is a deterministic part that may be cached apart from the rest.
+    /// Whether there is a deterministic part that may be cached apart from the rest.
     pub split: bool,
-    /// The jobs make the samples themselves: they are given ids, and the visits that key their random numbers.
+    /// Whether the jobs make the samples themselves. They are then given ids, and the visit numbers that determine
+    /// their random numbers.
     pub in_job: bool,
 }
 
 /// A named part of an identity.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct IdentityPart {
-    /// For people: `dataset.root`, `transform`.
+    /// Name of the part, for people: `dataset.root`, `transform`.
     pub name: String,
-    /// Of its content.
+    /// Hash of the part's content.
     pub hash: u128,
 }
 
 /// Image files by path, with one label each.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Default)]
 pub struct FileList {
-    /// Absolute paths; the position is the sample id.
+    /// Absolute paths. The position of a path is the sample id.
     pub paths: Vec<String>,
     /// One label per path, or empty (then every label is 0).
     pub labels: Vec<i64>,
 }
 
-/// How pixels are interpolated. Downscaling is always antialiased, as in Pillow.
+/// Method of interpolating pixels. Downscaling is always antialiased, as in Pillow.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interpolation {
     /// Nearest neighbour.
@@ -77,9 +77,9 @@ pub enum ResizeTo {
     Shorter(u32),
     /// Exactly `height` x `width` pixels.
     Exact {
-        /// Pixels.
+        /// Height in pixels.
         height: u32,
-        /// Pixels.
+        /// Width in pixels.
         width: u32,
     },
 }
@@ -91,37 +91,37 @@ pub enum Op {
     Decode {
         /// Turn the image as its EXIF tag says. Off by default, as in torchvision.
         apply_exif_orientation: bool,
-        /// Files of more pixels than this are refused (a decompression bomb).
+        /// Most pixels of a file. A larger image is refused, as a decompression bomb.
         max_pixels: u64,
-        /// Let the JPEG decoder scale by 1/2, 1/4 or 1/8 where the sample will be made smaller anyway.
-        /// Faster; pixels differ slightly from decoding in full and resizing.
+        /// Let the JPEG decoder scale by 1/2, 1/4 or 1/8 where the sample will be made smaller anyway. This is faster,
+        /// but pixels differ slightly from decoding in full and resizing.
         scaled: bool,
     },
     /// Resize. Deterministic.
     Resize {
         /// Target size.
         to: ResizeTo,
-        /// Filter.
+        /// Interpolation filter.
         interpolation: Interpolation,
     },
     /// Cut the centre, padding with zeros where the image is smaller. Deterministic.
     CenterCrop {
-        /// Pixels.
+        /// Height in pixels.
         height: u32,
-        /// Pixels.
+        /// Width in pixels.
         width: u32,
     },
     /// Crop a random area and aspect ratio, then resize (`torchvision.transforms.RandomResizedCrop`).
     RandomResizedCrop {
-        /// Pixels.
+        /// Height in pixels.
         height: u32,
-        /// Pixels.
+        /// Width in pixels.
         width: u32,
         /// Lower and upper bound of the area's share of the image.
         scale: (f32, f32),
         /// Lower and upper bound of width / height.
         ratio: (f32, f32),
-        /// Filter.
+        /// Interpolation filter.
         interpolation: Interpolation,
     },
     /// Mirror left to right with probability `p`.
@@ -131,16 +131,16 @@ pub enum Op {
     },
     /// `(x / 255 - mean) / std` per channel; the output becomes float32. Must be the last operator.
     Normalize {
-        /// Per channel, in units of 0..1.
+        /// Mean per channel, in units of 0..1.
         mean: [f32; 3],
-        /// Per channel, in units of 0..1.
+        /// Standard deviation per channel, in units of 0..1.
         std: [f32; 3],
     },
 }
 
 impl Op {
-    /// Whether the operator draws random numbers. Everything before the first random operator may be
-    /// cached as the *decoded* form.
+    /// Returns whether the operator draws random numbers. The result of everything before the first random operator may
+    /// be cached as the *decoded* form.
     #[must_use]
     pub fn is_random(&self) -> bool {
         matches!(
@@ -161,18 +161,18 @@ impl Op {
 /// A source and its operators.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct PipelineSpec {
-    /// Where samples come from.
+    /// Source of the samples.
     pub source: Source,
-    /// Operators in order; the first is [`Op::Decode`].
+    /// Operators in order. The first is [`Op::Decode`].
     pub ops: Vec<Op>,
 }
 
 /// Default of [`Op::Decode::max_pixels`]: Pillow's decompression-bomb limit (2 x 89,478,485).
 pub const DEFAULT_MAX_PIXELS: u64 = 178_956_970;
 
-/// Default of the share of the image that [`Op::RandomResizedCrop`] cuts out, as in torchvision.
+/// Default of [`Op::RandomResizedCrop::scale`], the share of the image that is cut out, as in torchvision.
 pub const DEFAULT_SCALE: (f32, f32) = (0.08, 1.0);
-/// Default of its ratio of width to height, as in torchvision.
+/// Default of [`Op::RandomResizedCrop::ratio`], width to height, as in torchvision.
 pub const DEFAULT_RATIO: (f32, f32) = (3.0 / 4.0, 4.0 / 3.0);
 /// Default of [`Op::RandomHorizontalFlip::p`].
 pub const DEFAULT_FLIP: f32 = 0.5;
@@ -200,20 +200,20 @@ pub enum Dtype {
     I64,
     /// 16-bit float.
     F16,
-    /// 16-bit float with the exponent of a 32-bit one.
+    /// 16-bit float with the exponent range of a 32-bit one (bfloat16).
     BF16,
     /// 32-bit float.
     F32,
     /// 64-bit float.
     F64,
-    /// Two 32-bit floats.
+    /// Complex number of two 32-bit floats.
     C64,
-    /// Two 64-bit floats.
+    /// Complex number of two 64-bit floats.
     C128,
 }
 
 impl Dtype {
-    /// All of them.
+    /// All element types.
     pub const ALL: [Dtype; 15] = [
         Dtype::Bool,
         Dtype::U8,
@@ -232,7 +232,7 @@ impl Dtype {
         Dtype::C128,
     ];
 
-    /// Bytes per element.
+    /// Returns the number of bytes per element.
     #[must_use]
     pub const fn size(self) -> usize {
         match self {
@@ -244,7 +244,7 @@ impl Dtype {
         }
     }
 
-    /// The name NumPy gives it; `bfloat16` for what it does not have.
+    /// Returns the name that NumPy gives the type, or `bfloat16`, which NumPy does not have.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -266,24 +266,24 @@ impl Dtype {
         }
     }
 
-    /// The type of that name.
+    /// Returns the type with this name, or `None` if there is none.
     #[must_use]
     pub fn of_name(name: &str) -> Option<Dtype> {
         Dtype::ALL.into_iter().find(|dtype| dtype.name() == name)
     }
 }
 
-/// Name of the field that holds, sample by sample, what is of no fixed size: bytes that user code packs and unpacks.
-/// A stream whose field turns out too small is opened again with a larger one.
+/// Name of the field for values of no fixed size, as bytes that user code packs and unpacks. A stream whose field turns
+/// out to be too small is opened again with a larger one.
 pub const BLOB: &str = "*";
-/// Name of the field that holds the numbers of draws, which are what a job was given. Only where samples are drawn with
-/// replacement; elsewhere these are the ids.
+/// Name of the field with the numbers of draws, which name the samples that a job was given. The field exists only
+/// where samples are drawn with replacement; elsewhere the ids do that.
 pub const NUMBER: &str = "#";
 
-/// One tensor of a minibatch: what a single sample contributes to it.
+/// One tensor of a minibatch, described by one sample's part of it.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Field {
-    /// `image`, `label`, `index`; [`BLOB`]; [`NUMBER`]; or the path of a leaf in a sample of user code.
+    /// Name: `image`, `label`, `index`, [`BLOB`], [`NUMBER`], or the path of a leaf in a sample of user code.
     pub name: String,
     /// Element type.
     pub dtype: Dtype,
@@ -292,8 +292,8 @@ pub struct Field {
 }
 
 impl Field {
-    /// Bytes of one sample. More than there are addresses, which only a stranger's shape has, is [`usize::MAX`]:
-    /// no staging area is laid out for it.
+    /// Returns the bytes of one sample, or [`usize::MAX`] if they exceed the address space. Only a malformed shape is
+    /// so large; no staging area is laid out for it.
     #[must_use]
     pub fn sample_bytes(&self) -> usize {
         let dimensions = self.shape.iter().map(|&d| d as usize);
@@ -302,15 +302,15 @@ impl Field {
 }
 
 impl PipelineSpec {
-    /// Identity of what this spec prepares: equal specs have equal fingerprints.
+    /// Returns the identity of the prepared samples: equal specs have equal fingerprints.
     #[must_use]
     pub fn fingerprint(&self) -> u128 {
         fingerprint(self)
     }
 
-    /// Identity of what the decoded form holds: the source and the operators before the first one that
-    /// is random or leaves 8-bit pixels. Whether the decoder may scale makes no difference to it: the
-    /// decoded form is always decoded in full.
+    /// Returns the identity of the decoded form, which is made by the source and the operators before the first one
+    /// that is random or leaves 8-bit pixels. Whether the decoder may scale makes no difference, because the decoded
+    /// form is always decoded in full.
     #[must_use]
     pub fn decoded_fingerprint(&self) -> u128 {
         if let Source::UserCode(user) = &self.source {
@@ -324,8 +324,8 @@ impl PipelineSpec {
         .fingerprint()
     }
 
-    /// Returns the pipeline up to the point at which samples are cached as *decoded*: the source, and the operators before
-    /// the first one that is random or leaves 8-bit pixels.
+    /// Returns the pipeline up to the point at which samples are cached as *decoded*: the source, and the operators
+    /// before the first one that is random or leaves 8-bit pixels.
     #[must_use]
     pub fn cached(&self) -> PipelineSpec {
         PipelineSpec {
@@ -334,7 +334,8 @@ impl PipelineSpec {
         }
     }
 
-    /// Returns the operators of [`PipelineSpec::cached`]. Whether the decoder may scale is left at its default.
+    /// Returns the operators of [`PipelineSpec::cached`]. The permission to scale while decoding is left at its
+    /// default.
     #[must_use]
     pub fn cached_ops(&self) -> Vec<Op> {
         let cached = |op: &&Op| !op.is_random() && !matches!(op, Op::Normalize { .. });
@@ -375,7 +376,7 @@ impl fmt::Display for Op {
             Op::Resize { to, interpolation } => {
                 arguments.push(match to {
                     ResizeTo::Shorter(side) => side.to_string(),
-                    // A single number would mean the shorter side.
+                    // A single number would mean the shorter side, so a square needs both numbers.
                     ResizeTo::Exact { height, width } => format!("({height}, {width})"),
                 });
                 arguments.extend(interpolation.argument());
@@ -440,7 +441,7 @@ impl Interpolation {
 }
 
 impl Source {
-    /// Identity of the samples.
+    /// Returns the identity of the samples.
     #[must_use]
     pub fn fingerprint(&self) -> u128 {
         PipelineSpec {
@@ -452,7 +453,7 @@ impl Source {
 }
 
 impl UserDataset {
-    /// Identity of what may be cached of it, whatever is done to it afterwards.
+    /// Returns the identity of the part that may be cached, independent of the rest.
     fn dataset_fingerprint(&self) -> u128 {
         let user = UserDataset {
             rest: Vec::new(),
@@ -463,7 +464,7 @@ impl UserDataset {
 }
 
 fn fingerprint(spec: &PipelineSpec) -> u128 {
-    // Serialising plain data into memory has no way to fail but memory running out.
+    // Serialising plain data into memory can fail only if memory runs out.
     let bytes = rkyv::to_bytes::<rkyv::rancor::Error>(spec).unwrap_or_default();
     xxhash_rust::xxh3::xxh3_128(&bytes)
 }

@@ -1,4 +1,5 @@
-//! Descriptors that nobody asked for are closed. Alone in its program: it counts descriptors.
+//! Descriptors that came without being asked for are closed. This is the only test of its program, because it counts
+//! descriptors.
 #![expect(clippy::unwrap_used, reason = "a test ends at the first error")]
 
 use std::io::IoSlice;
@@ -16,7 +17,7 @@ fn open() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Sends bytes with so many descriptors.
+/// Sends `bytes` with `descriptors` descriptors.
 fn send(socket: &UnixStream, bytes: &[u8], descriptors: usize) {
     let fds: Vec<RawFd> = vec![socket.as_raw_fd(); descriptors];
     let rights = [ControlMessage::ScmRights(&fds)];
@@ -33,14 +34,14 @@ fn descriptors_that_nobody_asked_for_are_closed() {
         send(&a, &header, descriptors);
         assert!(frame::receive::<Request>(&b).is_err(), "{descriptors}");
     }
-    // With every byte of a header some more.
+    // Every byte of a header comes with more descriptors.
     let (a, b) = UnixStream::pair().unwrap();
     header.chunks(1).for_each(|byte| send(&a, byte, 3));
     assert!(frame::receive::<Request>(&b).is_err());
     drop((a, b));
     assert_eq!(open(), before, "of frames");
 
-    // A process of user code.
+    // The same from a process of user code.
     let (a, b) = UnixStream::pair().unwrap();
     let mut channel = Channel::new(b);
     (0..20).for_each(|_| send(&a, &[1, 0, 0, 0, b'D'], 3));
@@ -49,7 +50,7 @@ fn descriptors_that_nobody_asked_for_are_closed() {
     drop((a, channel));
     assert_eq!(open(), before, "of a channel");
 
-    // Few are left: the kernel installs as many as it can.
+    // When few descriptors are left, the kernel installs as many as it can.
     let (a, b) = UnixStream::pair().unwrap();
     send(&a, &header, MAX_DESCRIPTORS);
     let limits = getrlimit(Resource::RLIMIT_NOFILE).unwrap();

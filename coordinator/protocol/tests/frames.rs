@@ -1,4 +1,4 @@
-//! Frames over real sockets, and a stranger's bytes.
+//! Frames over real sockets, and malformed bytes.
 #![expect(clippy::unwrap_used, reason = "a test ends at the first error")]
 
 use std::io::Write;

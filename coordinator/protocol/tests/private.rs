@@ -1,6 +1,7 @@
-//! Files that somebody else may have put where the coordinator's files belong.
+//! Checks of files that somebody else may have put where the coordinator's files belong.
 //!
-//! What belongs to another user needs one: as root these tests run themselves as other users, else they are left out.
+//! Files of another user need a second user. As root, these tests run themselves as other users; without root they are
+//! left out.
 #![expect(clippy::unwrap_used, reason = "a test ends at the first error")]
 
 use std::fs::{self, Permissions};
@@ -11,11 +12,11 @@ use std::process::Command;
 
 use coprep_protocol::paths::{CoordinatorPaths, open_private};
 
-/// Users that own nothing.
+/// Users that own no file.
 const ME: u32 = 23_456;
 const OTHER: u32 = 23_457;
 
-/// The path that a child opens or prepares, if this process is one.
+/// Environment variable with the path that a child process opens or prepares.
 const ROLE: &str = "COPREP_TEST_PRIVATE";
 
 fn set_mode(path: &Path, mode: u32) {
@@ -68,7 +69,7 @@ fn run_as(user: u32, test: &str, role: &Path, program: &Path) -> String {
     said
 }
 
-/// This program, where any user finds it.
+/// Copies this program to a place where any user finds it.
 fn program(folder: &Path) -> PathBuf {
     set_mode(folder, 0o755);
     let copy = folder.join("program");

@@ -1,8 +1,8 @@
-//! How a loader ends.
+//! Closing of a loader, and the departure of its rank from the job.
 //!
 //! When a job of several ranks loses its coordinator, its ranks meet again in another stream, which begins when all are
-//! there. A rank that has left is not coming. So it says so before it goes ([`Departure`]): to its coordinator, which
-//! tells the other ranks, or else to one that another rank has started meanwhile.
+//! there. A rank that has left does not come. Therefore it announces its departure before it goes ([`Departure`]): to
+//! its coordinator, which tells the other ranks, or else to a coordinator that another rank has started meanwhile.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -15,17 +15,18 @@ use crate::error::Error;
 use crate::loader::{Loader, LoaderState};
 use crate::timeout::{InterruptCheck, Timeout, no_interrupt};
 
-/// How long to look for a coordinator. A rank that needs one starts it as soon as it sees that the one before is gone.
+/// Longest search for a coordinator. A rank that needs one starts it as soon as it sees that the previous one is gone.
 const MEETING: Duration = Duration::from_secs(3);
-/// Pause between two looks.
+/// Pause between two attempts to find one.
 const PAUSE: Duration = Duration::from_millis(20);
 
 impl Loader {
-    /// Lets go of the coordinator. Batches that are held stay valid. The other ranks of the job go on without this one.
+    /// Leaves the coordinator. Batches that are held stay valid. The other ranks of the job go on without this one.
     pub fn close(&self) {
         if !self.owner.is_here() {
             return;
         }
+        // Set before the lock is taken: the watch may hold it while it reconnects, and gives it up when it sees this.
         self.closing.store(true, Ordering::Relaxed);
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         if !std::mem::replace(&mut inner.closed, true) {
@@ -49,7 +50,7 @@ impl Loader {
         }
     }
 
-    /// Returns where this rank leaves its job, or `None` if nobody has to know: it is alone, or its job has not begun.
+    /// Returns the departure to announce, or `None` if nobody has to know: the rank is alone, or its job has not begun.
     fn departure(&self, inner: &LoaderState) -> Option<Departure> {
         let has_others = self.options.attach.world_size > 1;
         let token = inner.token.filter(|_| has_others)?;
@@ -60,7 +61,7 @@ impl Loader {
         })
     }
 
-    /// Says to whichever coordinator is there that this rank has left. If none comes, no rank needs to know.
+    /// Tells whichever coordinator runs that this rank has left. If none appears in time, no rank needs to know.
     fn tell_anybody(&self, departure: Departure) {
         let interrupt_check = no_interrupt();
         let timeout = Timeout::new(MEETING, &interrupt_check);
@@ -76,7 +77,7 @@ impl Loader {
         }
     }
 
-    /// Remembers ranks that have left the job.
+    /// Records ranks that have left the job.
     pub(super) fn note_departed(&self, inner: &mut LoaderState, departed: Vec<Departure>) {
         let (rank, ranks) = (self.options.attach.rank, self.options.attach.world_size);
         let others = departed
@@ -85,7 +86,7 @@ impl Loader {
         inner.departed.extend(others.map(|d| (d.rank, d)));
     }
 
-    /// A pulse that ends a wait when somebody wants to close the loader.
+    /// Returns a check that ends a wait when another thread wants to close the loader.
     pub(super) fn until_closing(&self) -> InterruptCheck {
         let closing = self.closing.clone();
         Arc::new(move || {

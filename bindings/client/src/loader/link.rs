@@ -23,11 +23,11 @@ use crate::raw;
 use crate::stats::WaitShares;
 use crate::timeout::{InterruptCheck, Timeout, no_interrupt};
 
-/// What the flags of a part say.
+/// Flags and tag of a part, decoded.
 pub(super) struct PartFlags {
     pub(super) ends_batch: bool,
     pub(super) ends_epoch: bool,
-    /// How the time since the last minibatch was divided.
+    /// Shares of the time since the last minibatch, by cause.
     pub(super) shares: WaitShares,
 }
 
@@ -41,12 +41,12 @@ impl PartFlags {
     }
 }
 
-/// Returns whether the notice of an error is one of samples that are skipped.
+/// Returns whether an error's item stands for a notice of skipped samples.
 pub(super) fn is_skip(item: &Item) -> bool {
     item.flags & 1 != 0
 }
 
-/// Returns the number of the sample that the next batch lacks, if the notice of an error says no more than that.
+/// Returns the number of a sample that the next batch lacks, if the error's item says no more than that.
 pub(super) fn left_out(item: &Item) -> Option<u32> {
     (item.flags & 2 != 0).then_some(item.start)
 }
@@ -54,59 +54,60 @@ pub(super) fn left_out(item: &Item) -> Option<u32> {
 /// Notices of the coordinator about samples that are left out.
 #[derive(Default)]
 pub(super) struct Skips {
-    /// Notices that were not looked at yet.
+    /// Ids of samples that were not counted yet.
     pub(super) ids: RoaringBitmap,
-    /// How one of them failed.
+    /// The failure of one of them.
     pub(super) example: Option<SampleError>,
-    /// Tag of the latest notice.
+    /// Tag of the latest notice that was read.
     told: u64,
 }
 
 impl Skips {
     fn add(&mut self, skipped: Skipped) -> Result<()> {
         self.ids |= position::read(&skipped.ids)?;
-        // Items that were taken back come again.
+        // Items that were taken back come again, so an older tag may follow a newer one.
         self.told = self.told.max(skipped.example.tag);
         self.example.get_or_insert(skipped.example);
         Ok(())
     }
 }
 
-/// An error that an item announced.
+/// An error that an item has announced.
 #[derive(Clone, Copy)]
 struct AwaitedError {
     tag: u64,
-    /// See [`Position`](position::Position).
+    /// Number of the sample. See [`Position`](position::Position).
     number: u32,
 }
 
-/// Longest time until samples are named that an item said are left out: that was queued before the item was published.
+/// Longest time until the text of a notice comes. It was queued before its item was published.
 const TEXT: Duration = Duration::from_secs(10);
 /// Longest time to wait for the coordinator to notice that this job leaves.
 const LEAVING: Duration = Duration::from_secs(1);
 
-/// See the module.
+/// The state of one connection.
 pub(super) struct LoaderLink {
     connection: Connection,
     attachment: Arc<Attachment>,
     assembly: Option<Assembly>,
-    /// Texts of errors whose items have not been taken.
+    /// Texts of errors whose items have not been taken, by tag.
     errors: HashMap<u64, SampleError>,
     pub(super) skips: Skips,
-    /// An error whose item was taken and whose text has not come. Nothing is taken before it has.
+    /// An error whose item was taken and whose text has not come. No further item is taken before it has.
     awaited: Option<AwaitedError>,
-    /// Items before this one belong to an epoch that was left.
+    /// Sequence number of the first item of the current epoch. Earlier items belong to an epoch that was left.
     first_seq: u64,
-    /// Ranks of the job that have left it, as the coordinator has said.
+    /// Ranks that have left the job, as reported by the coordinator.
     departed: Vec<Departure>,
-    /// An answer that was read while nobody waited for one: it came too late.
+    /// An answer that came after its request was given up.
     unread: Option<Reply>,
-    /// Orders of epochs that have come and were not looked at yet.
+    /// Orders of epochs that have come but were not looked at yet.
     orders: Vec<(u64, Vec<u32>)>,
 }
 
 impl LoaderLink {
-    /// `departed`: takes up the ranks that are said to have left, whether it succeeds or not.
+    /// Attaches over `connection`. `departed` receives the ranks that are reported to have left, whether attaching
+    /// succeeds or not.
     pub(super) fn attach(
         connection: Connection,
         request: Attach,
@@ -121,7 +122,8 @@ impl LoaderLink {
         let mut answer = || {
             loop {
                 match connection.answer("a place in a stream", timeout, notice)? {
-                    // The stream has this job before the job is told: it may have made a minibatch for it.
+                    // The stream knows this job before the job gets its answer, so it may already have made a minibatch
+                    // for it.
                     (Reply::SampleError(error), _) => drop(errors.insert(error.tag, error)),
                     (Reply::Skipped(skipped), _) => skips.add(*skipped)?,
                     (Reply::Departed(departure), _) => departed.push(departure),
@@ -167,7 +169,7 @@ impl LoaderLink {
         self.connection.is_lost()
     }
 
-    /// Leaves the stream, and waits until the coordinator knows: whoever attaches next finds this job gone.
+    /// Leaves the stream, and waits until the coordinator knows, so that the next job to attach finds this one gone.
     pub(super) fn leave(self) {
         self.attachment.keep_held();
         self.connection.finish(LEAVING);
@@ -175,8 +177,8 @@ impl LoaderLink {
 
     // Ranks that leave.
 
-    /// Says that this rank leaves its job in order, and waits until the other ranks have been told. Returns `false` if
-    /// the connection was lost before.
+    /// Announces that this rank leaves its job in an orderly way, and waits until the other ranks have been told.
+    /// Returns `false` if the connection was lost before.
     pub(super) fn tell_departure(&mut self, departure: Departure) -> bool {
         let interrupt_check = no_interrupt();
         let timeout = Timeout::new(LEAVING, &interrupt_check);
@@ -186,18 +188,18 @@ impl LoaderLink {
         loop {
             match self.reply(&timeout, "the departure") {
                 Ok(Reply::Left) => return true,
-                // An answer that nobody waits for any more.
+                // This is the late answer to a request that was given up.
                 Ok(_) => {}
                 Err(e) => return !e.is_lost(),
             }
         }
     }
 
-    /// Reads what the coordinator has said unasked. Of errors it reads one: what the user does not take is to wait in the
-    /// coordinator.
+    /// Reads the messages that have come unasked. It stops after the first error, so that errors that the user does not
+    /// take wait in the coordinator.
     ///
     /// # Errors
-    /// As [`Connection::receive`]: then the connection is of no use any more.
+    /// As [`Connection::receive`]. The connection is useless after an error.
     pub(super) fn listen(&mut self) -> Result<()> {
         let interrupt_check = no_interrupt();
         while self.errors.is_empty() && self.unread.is_none() {
@@ -210,12 +212,12 @@ impl LoaderLink {
         Ok(())
     }
 
-    /// Returns the ranks that have left the job, as far as the coordinator has said since this was last called.
+    /// Returns the ranks that were reported to have left the job since the last call.
     pub(super) fn departed(&mut self) -> Vec<Departure> {
         std::mem::take(&mut self.departed)
     }
 
-    /// Reads what the coordinator had said before the connection was lost, and returns the ranks that have left the job.
+    /// Reads the messages that came before the connection was lost, and returns the ranks that have left the job.
     pub(super) fn last_words(mut self) -> Vec<Departure> {
         let interrupt_check = no_interrupt();
         let timeout = Timeout::new(LEAVING, &interrupt_check);
@@ -233,7 +235,7 @@ impl LoaderLink {
 
     // Items.
 
-    /// The next item that belongs to an epoch of ours, if it is there. It must be released or held.
+    /// Returns the next item of an epoch of this job, if one is ready. The caller must release or hold it.
     pub(super) fn try_next(&self) -> Result<Option<(u64, Item)>> {
         while let Some((seq, item)) = self.attachment.receiver.try_next()? {
             if seq >= self.first_seq {
@@ -244,7 +246,7 @@ impl LoaderLink {
         Ok(None)
     }
 
-    /// Returns whether an item lies ready that was not taken.
+    /// Returns whether an item is ready and was not taken.
     pub(super) fn has_item(&self) -> bool {
         matches!(self.try_next(), Ok(Some(_)))
     }
@@ -257,7 +259,7 @@ impl LoaderLink {
         Ok(self.attachment.receiver.release(seq)?)
     }
 
-    /// Takes a part; gives the batch and its numbers if this part completes it. `size`: samples of a batch.
+    /// Takes a part of a batch of `size` samples. Returns the batch and its numbers if the part completes it.
     pub(super) fn take_part(
         &mut self,
         seq: u64,
@@ -271,6 +273,7 @@ impl LoaderLink {
         if ends_batch && self.assembly.is_none() && !beyond_share {
             return Ok(Some((Batch::view(slice), numbers)));
         }
+        // A single part that is copied is a whole batch, so no more room is needed.
         let capacity = if ends_batch && self.assembly.is_none() {
             slice.len
         } else {
@@ -288,21 +291,21 @@ impl LoaderLink {
         Ok(None)
     }
 
-    /// Says what this consumer did and waited for, for people who look.
+    /// Publishes the counts of this consumer for `coprep status`.
     pub(super) fn tell(&self, account: &Account) {
         self.attachment.receiver.tell(account);
     }
 
     // Requests.
 
-    /// One way: `epoch` is being iterated.
+    /// Tells the coordinator that `epoch` is being iterated. There is no answer.
     pub(super) fn epoch_started(&mut self, epoch: u64) -> Result<()> {
         self.connection.send(&Request::EpochStarted { epoch })
     }
 
     // Orders.
 
-    /// One way: the order of an epoch that this consumer begins, or was handed before.
+    /// Tells the order of an epoch that this consumer begins, or was handed before. There is no answer.
     pub(super) fn tell_order(&mut self, epoch: u64, ids: &[u32], is_settled: bool) -> Result<()> {
         let samples = ids.len() as u32;
         let file = order::write(ids)
@@ -315,12 +318,12 @@ impl LoaderLink {
         self.connection.send_file(&request, &file)
     }
 
-    /// Returns the orders that have come since this was last called.
+    /// Returns the orders that have come since the last call.
     pub(super) fn take_orders(&mut self) -> Vec<(u64, Vec<u32>)> {
         std::mem::take(&mut self.orders)
     }
 
-    /// Waits for an order, or anything else that comes unasked, for `limit` at most.
+    /// Waits for an order, or any other message that comes unasked, for `limit` at most.
     pub(super) fn wait_for_order(
         &mut self,
         limit: Duration,
@@ -331,13 +334,13 @@ impl LoaderLink {
         };
         match self.keep(reply)? {
             None => Ok(()),
-            // The proposal of this consumer is malformed.
+            // The coordinator refuses the proposal of this consumer as malformed.
             Some(Reply::Refused(refusal)) => Err(Error::Refused(refusal)),
             Some(other) => Err(unexpected(&other)),
         }
     }
 
-    /// Leaves `epoch`; returns the number of the one that begins.
+    /// Leaves `epoch`, and returns the number of the epoch that begins.
     pub(super) fn restart(
         &mut self,
         epoch: u64,
@@ -357,16 +360,17 @@ impl LoaderLink {
         }
     }
 
-    /// Drops what came of an epoch that was left.
+    /// Drops the items and errors of an epoch that was left.
     fn drop_before(&mut self, first_seq: u64) {
         self.first_seq = first_seq;
         self.assembly = None;
-        // All of them came before the answer.
+        // All errors of the old epoch came before the answer.
         self.errors.clear();
         self.awaited = None;
     }
 
-    /// What all ranks of the job were given in `epoch`, of which this rank was given `batches` batches.
+    /// Returns the samples that all ranks of the job were given in `epoch` at the point where this rank was given
+    /// `batches` batches.
     pub(super) fn state(
         &mut self,
         epoch: u64,
@@ -384,7 +388,7 @@ impl LoaderLink {
         }
     }
 
-    /// What this consumer waits for, as the coordinator sees it.
+    /// Returns the coordinator's explanation of this consumer's wait.
     pub(super) fn explain(
         &mut self,
         limit: Duration,
@@ -410,7 +414,7 @@ impl LoaderLink {
         }
     }
 
-    /// Notes that an item announced an error.
+    /// Records that an item has announced an error.
     pub(super) fn expect_error(&mut self, item: &Item) {
         self.awaited = Some(AwaitedError {
             tag: item.tag,
@@ -418,14 +422,14 @@ impl LoaderLink {
         });
     }
 
-    /// Returns `true` if an error was announced and its text has not been taken.
+    /// Returns whether an error was announced whose text has not been taken.
     pub(super) fn awaits_error(&self) -> bool {
         self.awaited.is_some()
     }
 
-    /// Waits for the text of the announced error, for `limit` at most. It was queued before its item was
-    /// published, but the coordinator sends it when the socket has room. Returns it with the number of its sample, or `None` if
-    /// it has not come.
+    /// Waits for the text of the announced error, for `limit` at most. The text was queued before its item was
+    /// published, but the coordinator sends it when the socket has room. Returns it with the number of its sample, or
+    /// `None` if it has not come.
     pub(super) fn awaited_error(
         &mut self,
         limit: Duration,
@@ -447,7 +451,7 @@ impl LoaderLink {
         Ok(None)
     }
 
-    /// Reads on until the samples are known whose notice has this tag.
+    /// Reads messages until the samples are known whose notice has this tag.
     pub(super) fn read_skips(&mut self, tag: u64, interrupt_check: &InterruptCheck) -> Result<()> {
         let timeout = Timeout::new(TEXT, interrupt_check);
         while self.skips.told < tag {
@@ -464,20 +468,20 @@ impl LoaderLink {
         }
     }
 
-    /// Keeps what comes unasked, and returns anything else.
+    /// Stores a message that comes unasked. Returns any other message.
     fn keep(&mut self, reply: Reply) -> Result<Option<Reply>> {
         match reply {
             Reply::SampleError(error) => drop(self.errors.insert(error.tag, error)),
             Reply::Skipped(skipped) => self.skips.add(*skipped)?,
             Reply::Departed(departure) => self.departed.push(departure),
-            // It was read with its file.
+            // The file was read together with the message.
             Reply::Order { .. } => {}
             other => return Ok(Some(other)),
         }
         Ok(None)
     }
 
-    /// The answer to a request; what comes unasked before it is kept.
+    /// Waits for the answer to a request. Messages that come unasked before it are stored.
     fn reply(&mut self, timeout: &Timeout<'_>, what: &'static str) -> Result<Reply> {
         loop {
             let reply = self.receive(timeout, what)?;
@@ -489,7 +493,8 @@ impl LoaderLink {
         }
     }
 
-    /// The answer to a request that is given when others have asked too: if that lasts, the user is told who has not.
+    /// Waits for an answer that is given when other ranks have asked too. If that takes long, the user is told who has
+    /// not.
     fn reply_of_others(
         &mut self,
         timeout: &Timeout<'_>,
@@ -497,6 +502,7 @@ impl LoaderLink {
         notice: &Notice,
     ) -> Result<Reply> {
         let mut wait = Wait::new(what, notice);
+        // Most waits are short, so the coordinator is asked for the reason only after this time.
         let first = Timeout::new(TELL_AFTER.min(timeout.left()), timeout.interrupt_check());
         match self.reply(&first, what) {
             Err(Error::Timeout { .. }) if !timeout.is_over() => {}
@@ -520,7 +526,7 @@ impl LoaderLink {
         read.ok_or_else(|| self.connection.late(what, timeout.waited()))
     }
 
-    /// The next reply. None: the time is up.
+    /// Returns the next reply, or `None` if none comes in time.
     fn read(&mut self, timeout: &Timeout<'_>) -> Result<Option<Reply>> {
         if let Some(reply) = self.unread.take() {
             return Ok(Some(reply));
@@ -533,7 +539,7 @@ impl LoaderLink {
             .transpose()
     }
 
-    /// Reads the file of an order that has come.
+    /// Reads the file of an order, if the message is one.
     fn with_order(&mut self, received: (Reply, Vec<OwnedFd>)) -> Result<Reply> {
         let (reply, descriptors) = received;
         if let Reply::Order { epoch, samples } = reply {
@@ -544,7 +550,7 @@ impl LoaderLink {
 }
 
 impl Drop for LoaderLink {
-    /// The user may hold batches for longer than the connection lasts.
+    /// Copies the slices that the user still holds, because they may outlive the connection.
     fn drop(&mut self) {
         self.attachment.keep_held();
     }

@@ -1,13 +1,13 @@
 //! A consumer session: one rank of a job, from its first batch to its last, over any number of connections.
 //!
-//! | state | what it is | lives |
+//! | state | contents | lifetime |
 //! |---|---|---|
 //! | [`Position`](position::Position) | epoch, and the numbers given in it | as long as the loader |
 //! | [`LoaderLink`](link::LoaderLink) | socket, shared memory, batch being put together | until the connection is lost |
 //! | [`Stats`] | counts | as long as the loader |
 //!
-//! The first two lie under one lock that is held during a slice of a wait; counts have their own, so that
-//! they can be read at any time. Releasing batches takes neither (see `attachment`).
+//! The first two lie under one lock, which is held during a slice of a wait. The counts have a lock of their own, so
+//! that they can be read at any time. Releasing batches takes neither lock (see `attachment`).
 
 mod departure;
 mod link;
@@ -43,36 +43,36 @@ use crate::preparation::Preparation;
 use crate::stats::{Stats, WaitShares};
 use crate::timeout::{InterruptCheck, SLICE, Timeout};
 
-/// First and longest pause between two attempts to reconnect.
+/// First and longest pause between two attempts to reconnect. The pause doubles after each attempt.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
-/// How long the coordinator may take to load a job's own code, beyond what samples take.
+/// Longest time for the coordinator to load a job's own code, in addition to the time for samples.
 const LOADING: Duration = Duration::from_secs(660);
-/// How long to wait for an explanation.
+/// Longest wait for an explanation.
 const EXPLAIN: Duration = Duration::from_secs(5);
 
-/// See [`LoaderOptions::code`].
+/// Function that returns the dataset of a job's own code. See [`LoaderOptions::code`].
 pub type Code = dyn Fn() -> Result<Box<dyn AsRef<[u8]>>> + Send + Sync;
 
-/// What a loader is to do.
+/// Options of a loader.
 #[derive(Clone)]
 pub struct LoaderOptions {
-    /// Where the coordinator is.
+    /// Paths of the coordinator.
     pub place: CoordinatorPaths,
-    /// What the job is called in `coprep status`.
+    /// Name of the job in `coprep status`.
     pub name: String,
-    /// The `coprep` program, unless `COPREP_BIN` says otherwise.
+    /// Path of the `coprep` program, unless `COPREP_BIN` names another.
     pub program: Option<PathBuf>,
-    /// What to ask for. Its `resume` is where to begin.
+    /// Request for minibatches. Its `resume` is the point at which to begin.
     pub attach: Attach,
-    /// Gives the dataset of the job's own code, for the workers, when the coordinator has none of it.
+    /// Returns the dataset of the job's own code, for the workers. Called when the coordinator does not have it.
     pub code: Option<Arc<Code>>,
-    /// Longest wait for a batch, or for anything else.
+    /// Longest wait for a batch or any other answer.
     pub timeout: Duration,
-    /// Longest time to reconnect.
+    /// Longest time that reconnecting may take.
     pub reconnect: Duration,
-    /// Called during waits.
+    /// Check that is called during waits.
     pub interrupt_check: InterruptCheck,
-    /// Called once in a long wait for somebody else.
+    /// Notice that is called once in a long wait for somebody else.
     pub notice: Notice,
 }
 
@@ -87,33 +87,34 @@ impl LoaderOptions {
     }
 }
 
-/// What [`Loader::next`] has.
+/// A result of [`Loader::next`].
 pub enum Event {
     /// A batch.
     Batch(Batch),
     /// All batches of the epoch have been given.
     EndOfEpoch,
-    /// Samples are left out because they failed: how the first one did. Comes once; [`Stats::skipped`] counts on.
+    /// Samples are left out because they failed. Contains the failure of the first one. The event comes once;
+    /// [`Stats::skipped`] counts on.
     Skipped(Box<SampleError>),
-    /// Nothing within the slice of time.
+    /// No event came within the slice of time.
     NotYet,
 }
 
-/// Where a job is, for [`Attach::resume`] of a later one.
+/// The state of a job, for [`Attach::resume`] of a later one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResumeState {
-    /// Epoch.
+    /// Number of the epoch.
     pub epoch: u64,
-    /// Ids given in it.
+    /// Ids given in the epoch.
     pub delivered: RoaringBitmap,
     /// Seed in force.
     pub seed: u64,
     /// Samples of the dataset.
     pub dataset_samples: u32,
-    /// The order of the epoch, if it was told ([`Attach::is_told`]) and something of it was given.
+    /// The order of the epoch, if it was told ([`Attach::is_told`]) and samples of it were given.
     pub order: Option<Arc<[u32]>>,
-    /// The ids are those of all ranks. False: of this one only, because the coordinator could not be asked;
-    /// a job whose ranks each resume with their own goes on exactly all the same.
+    /// Whether the ids are those of all ranks. If not, they are those of this rank only, because the coordinator could
+    /// not be asked. A job whose ranks each resume with their own ids still goes on exactly.
     pub all_ranks: bool,
 }
 
@@ -123,35 +124,35 @@ pub struct Loader {
     options: LoaderOptions,
     inner: Mutex<LoaderState>,
     stats: Mutex<Stats>,
-    /// Somebody wants to close it: the watch is to let go of the lock.
+    /// Whether another thread wants to close the loader. The watch then gives up the lock.
     closing: Arc<AtomicBool>,
 }
 
-/// What changes, under one lock.
+/// The mutable state of a loader, under one lock.
 struct LoaderState {
     link: Option<LoaderLink>,
     attached: Option<Attached>,
     position: Position,
-    /// See [`Attach::is_told`].
+    /// Orders of epochs. See [`Attach::is_told`].
     orders: SentOrders,
     waiting: EventWait,
-    /// Samples that are left out of the epochs, as far as the coordinators have said.
+    /// Samples that are left out of the epochs, as reported by the coordinators.
     skipped: RoaringBitmap,
     /// Ranks that have left the job, as far as this one was told.
     departed: BTreeMap<u32, Departure>,
-    /// The token of the job in which it was last given a batch. None: it was given nothing.
+    /// Token of the job in which it was last given a batch, or `None` if it was given none.
     token: Option<u128>,
-    /// See [`Attach::has_begun`].
+    /// Whether the job has begun. See [`Attach::has_begun`].
     has_begun: bool,
-    /// Failed attempts of the watch to attach anew. None: there is a connection, or the user was told.
+    /// Failed attempts of the watch to attach anew. `None` if there is a connection, or if the user was told.
     failed: Option<FailedAttempts>,
     closed: bool,
-    /// The coordinator has been told what will be needed, and this loader has not attached yet.
+    /// Announcement of the user code that will be needed, until this loader attaches.
     preparation: Option<Preparation>,
 }
 
 impl LoaderState {
-    /// What to present to a coordinator; None at the very beginning.
+    /// Returns the point to present to a coordinator, or `None` at the very beginning.
     fn resume(&self) -> Option<ResumePoint> {
         let mut resume = self.position.resume()?;
         resume.skipped = position::write(&self.skipped);
@@ -163,18 +164,18 @@ impl LoaderState {
 #[derive(Default)]
 struct EventWait {
     since: Option<Instant>,
-    /// Waited, and not yet attributed to fetching or preparing.
+    /// Time waited that is not yet attributed to fetching or preparing.
     unsplit: Duration,
-    /// In this wait the coordinator was asked so often whether it is for somebody else.
+    /// Number of times that the coordinator was asked, in this wait, whether the wait is for somebody else.
     asked: u32,
-    /// The user was told.
+    /// Whether the user was told about the wait.
     is_told: bool,
-    /// The reason why attaching anew failed meanwhile.
+    /// Reason why attaching anew has failed in this wait.
     trouble: Option<String>,
 }
 
 impl EventWait {
-    /// Time that is not yet attributed stays until the next batch comes.
+    /// Ends the wait. Time that is not yet attributed is kept until the next batch comes.
     fn end(&mut self) {
         self.since = None;
         self.asked = 0;
@@ -183,9 +184,9 @@ impl EventWait {
     }
 }
 
-/// The coordinator changed only as much as the loader can stand.
+/// Fails if the new coordinator serves another dataset than the one before.
 fn check_same(before: &Attached, now: &Attached) -> Result<()> {
-    // The room for what is of no fixed size may have grown.
+    // The room for values of no fixed size may have grown.
     let fixed = |a: &Attached| -> Vec<Field> {
         a.fields
             .iter()
@@ -203,7 +204,7 @@ fn check_same(before: &Attached, now: &Attached) -> Result<()> {
 }
 
 impl Loader {
-    /// A loader that has not attached yet.
+    /// Creates a loader that has not attached yet.
     ///
     /// # Errors
     /// [`Error::Invalid`] when `attach.resume` is malformed.
@@ -236,7 +237,7 @@ impl Loader {
         Ok(loader)
     }
 
-    /// Attaches over the connection of this preparation, once it does.
+    /// Makes the loader attach over the connection of this preparation.
     ///
     /// # Errors
     /// [`Error::Forked`], [`Error::Closed`].
@@ -245,7 +246,7 @@ impl Loader {
         Ok(())
     }
 
-    /// Takes up the order of the epoch that [`Attach::resume`] is of, which this job was given before.
+    /// Records the order of the epoch of [`Attach::resume`], which this job was given before.
     ///
     /// # Errors
     /// [`Error::Forked`], [`Error::Closed`].
@@ -256,7 +257,7 @@ impl Loader {
     }
 
     fn inner(&self) -> Result<MutexGuard<'_, LoaderState>> {
-        // Before the lock: in a forked child it may be held by a thread that does not exist there.
+        // This check comes before the lock: in a forked child, a thread that does not exist there may hold the lock.
         self.owner.check()?;
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         if inner.closed {
@@ -270,17 +271,17 @@ impl Loader {
         self.stats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the coordinator said when the loader attached. Attaches if it has not.
+    /// Returns the coordinator's answer to attaching. Attaches first if the loader has not.
     ///
     /// # Errors
-    /// [`Error::Refused`], and whatever keeps from connecting.
+    /// [`Error::Refused`], and the errors of connecting.
     pub fn attached(&self) -> Result<Attached> {
         let mut inner = self.inner()?;
         self.attach_if_needed(&mut inner)?;
         inner.attached.clone().ok_or(Error::Closed)
     }
 
-    /// Batches that each rank is given per epoch.
+    /// Returns the number of batches that each rank is given per epoch.
     ///
     /// # Errors
     /// As [`attached`](Self::attached).
@@ -300,7 +301,7 @@ impl Loader {
         })
     }
 
-    /// Epoch that is being iterated, or that [`start_epoch`](Self::start_epoch) begins next.
+    /// Returns the epoch that is being iterated, or the one that [`start_epoch`](Self::start_epoch) begins next.
     ///
     /// # Errors
     /// [`Error::Forked`], [`Error::Closed`].
@@ -308,15 +309,16 @@ impl Loader {
         Ok(self.inner()?.position.next_epoch())
     }
 
-    /// Counts. In a forked child: those of the parent at the fork, if they can be had.
+    /// Returns the counts. In a forked child, they are those of the parent at the fork, provided that no thread held
+    /// their lock then.
     pub fn stats(&self) -> Stats {
         self.count().clone()
     }
 
     // Epochs.
 
-    /// Begins an epoch: the next one; or, after a resume, the rest of the one where the state was taken.
-    /// In mid-epoch the rest is left and the next epoch begins.
+    /// Begins the next epoch or, after a resume, the rest of the epoch in which the state was taken. In the middle of
+    /// an epoch, its rest is left and the next epoch begins.
     ///
     /// # Errors
     /// As [`next`](Self::next).
@@ -324,8 +326,8 @@ impl Loader {
         self.start_epoch_with(None)
     }
 
-    /// The same, where the order of each epoch is told ([`Attach::is_told`]): proposes one. It holds if this is the first
-    /// member of the cohort to begin the epoch.
+    /// Begins an epoch and proposes an order for it, where the order of each epoch is told ([`Attach::is_told`]). The
+    /// proposal holds if this is the first member of the cohort to begin the epoch.
     ///
     /// # Errors
     /// As [`start_epoch`](Self::start_epoch).
@@ -344,7 +346,7 @@ impl Loader {
     }
 
     fn leave_epoch(&self, inner: &mut LoaderState) -> Result<()> {
-        // A rank alone cannot tell whether the others took a batch, so that all of them leave or none.
+        // A rank alone cannot tell whether the others took a batch, so all of them leave the epoch, or none does.
         let alone = self.options.attach.world_size <= 1;
         if !inner.position.is_iterating() || (alone && inner.position.is_untouched()) {
             return Ok(());
@@ -358,7 +360,7 @@ impl Loader {
 
     /// Leaves the epoch together with the other ranks.
     ///
-    /// When the connection is lost meanwhile it asks again: other ranks may have batches to take before they leave, and
+    /// If the connection is lost meanwhile, it asks again. Other ranks may have batches to take before they leave, and
     /// if this rank were in the next epoch already, they would not be given them.
     fn restart(&self, inner: &mut LoaderState) -> Result<()> {
         let began = Instant::now();
@@ -369,7 +371,7 @@ impl Loader {
                 }
                 restarted => break restarted?,
             }
-            // All ranks had asked, and another one was answered before the connection was lost.
+            // All ranks had asked, and another rank was answered before the connection was lost.
             if let Some(next) = inner.position.passed() {
                 break next;
             }
@@ -387,7 +389,7 @@ impl Loader {
         }
     }
 
-    /// One way; if it fails, the next look at the connection finds out why.
+    /// Tells the coordinator which epoch is iterated. If that fails, the next check of the connection finds out why.
     fn tell_epoch(&self, inner: &mut LoaderState) {
         let epoch = inner.position.epoch();
         let LoaderState { link, orders, .. } = inner;
@@ -400,7 +402,7 @@ impl Loader {
 
     // Orders.
 
-    /// Takes up the orders that have come.
+    /// Records the orders that have come.
     fn note_orders(inner: &mut LoaderState) -> Result<()> {
         let come = inner.link.as_mut().map(LoaderLink::take_orders);
         for (epoch, order) in come.unwrap_or_default() {
@@ -415,7 +417,8 @@ impl Loader {
         self.options.attach.is_told && !is_known()
     }
 
-    /// Waits for the order of the epoch. The coordinator hands it when all members have come, and one has begun the epoch.
+    /// Waits for the order of the epoch. The coordinator hands it over when all members have attached and one has begun
+    /// the epoch.
     fn take_order(&self, inner: &mut LoaderState, end: Instant) -> Result<()> {
         let began = Instant::now();
         let limit = end.saturating_duration_since(began).min(SLICE);
@@ -430,7 +433,7 @@ impl Loader {
 
     // Batches.
 
-    /// The next event, waiting for `slice` at most.
+    /// Returns the next event, after waiting for `slice` at most.
     ///
     /// # Errors
     /// [`Error::Sample`]: the rest of that batch still comes, so that the caller may go on.
@@ -458,7 +461,7 @@ impl Loader {
         }
     }
 
-    /// One look, or one short wait.
+    /// Checks once for an event, or waits once for a short time.
     fn step(&self, inner: &mut LoaderState, end: Instant) -> Result<Option<Event>> {
         if let Some(example) = self.count_skipped(inner) {
             return Ok(Some(Event::Skipped(Box::new(example))));
@@ -481,12 +484,14 @@ impl Loader {
         if let Some((seq, item)) = link.try_next()? {
             return self.take(inner, seq, &item);
         }
-        // Only before a wait: while there are items, it does not matter whether the coordinator lives.
+        // The connection is checked only before a wait: while there are items, it does not matter whether the
+        // coordinator lives.
         if link.is_lost() {
             return Err(Error::Disconnected("it has hung up".into()));
         }
         let began = Instant::now();
-        // The slice is for the pulse, and for a look whether the coordinator lives. An item wakes this thread by itself.
+        // The slice bounds the time until the next interrupt check and the next check of the coordinator. An item wakes
+        // this thread by itself.
         let left = end.saturating_duration_since(began).min(timeout);
         link.wait(left.min(nap(SLICE)));
         self.count_wait(inner, began);
@@ -504,7 +509,7 @@ impl Loader {
         }
     }
 
-    /// Takes the text of an error that was announced, and raises it.
+    /// Waits for the text of an announced error, and raises the error.
     fn take_error(&self, inner: &mut LoaderState, end: Instant) -> Result<Option<Event>> {
         let Some(link) = &mut inner.link else {
             return Ok(None);
@@ -522,7 +527,7 @@ impl Loader {
         Ok(None)
     }
 
-    /// Counts the samples that the coordinator said are left out. Returns how one failed, if these are the first.
+    /// Counts the samples that are reported to be left out. Returns the failure of one, if these are the first.
     fn count_skipped(&self, inner: &mut LoaderState) -> Option<SampleError> {
         let example = inner.link.as_mut()?.skips.example.take()?;
         let ids = std::mem::take(&mut inner.link.as_mut()?.skips.ids);
@@ -532,7 +537,7 @@ impl Loader {
         is_first.then_some(example)
     }
 
-    /// Returns how much longer the next event may take.
+    /// Returns the time that the next event may still take.
     fn timeout(&self, inner: &LoaderState) -> Duration {
         let waited = inner
             .waiting
@@ -567,7 +572,7 @@ impl Loader {
             }
             Some(ItemKind::Error) => {
                 link.release(seq)?;
-                // Its text is taken by the next step.
+                // The next step waits for the text.
                 link.expect_error(item);
                 Ok(None)
             }
@@ -588,7 +593,8 @@ impl Loader {
             .position
             .give(&numbers, PartFlags::of(item).ends_epoch)?;
         inner.token = inner.attached.as_ref().map(|attached| attached.token);
-        // All samples of it failed. Steps of several ranks must stay equal; a rank alone is spared.
+        // All samples of the batch failed. Several ranks must make the same number of steps, so they get the empty
+        // batch. A rank alone does not.
         if batch.samples() == 0 && self.options.attach.world_size <= 1 {
             return Ok(None);
         }
@@ -640,7 +646,7 @@ impl Loader {
         }
     }
 
-    /// Tells the user, once in a wait, if it lasts and is for somebody else.
+    /// Tells the user, once in a wait, that the wait takes long and is for somebody else.
     fn tell_who_is_awaited(&self, inner: &mut LoaderState, waited: Duration) -> Result<()> {
         let waiting = &mut inner.waiting;
         if waiting.is_told || waited < TELL_AFTER * (waiting.asked + 1) {
@@ -654,7 +660,7 @@ impl Loader {
         let awaited = match asked {
             Some(Ok(awaited)) => awaited,
             Some(Err(Error::Interrupted(e))) => return Err(Error::Interrupted(e)),
-            // The next look at the connection finds out why.
+            // The next check of the connection finds out why.
             _ => None,
         };
         inner.waiting.is_told = awaited.is_some();
@@ -670,7 +676,7 @@ impl Loader {
             return Ok(());
         }
         match self.attach(inner, &self.options.interrupt_check, &self.options.notice) {
-            // It ended just when we came.
+            // The coordinator ended just when this client came.
             Err(e) if e.is_lost() => self.reconnect(inner),
             other => other,
         }
@@ -730,7 +736,7 @@ impl Loader {
         Ok(())
     }
 
-    /// The connection over which the coordinator was told early what will be needed, or else a new one.
+    /// Returns the connection of the preparation, if there is one, or else a new one.
     fn connect(
         &self,
         inner: &mut LoaderState,
@@ -744,13 +750,13 @@ impl Loader {
         Connection::open(&self.options.place, &self.options.how(interrupt_check))
     }
 
-    /// Attaches anew if the connection was lost while nobody waited for anything. See [`watch`].
+    /// Attaches anew if the connection was lost while no call was waiting. See [`watch`].
     fn look_after(&self) {
         let Ok(mut inner) = self.inner.try_lock() else {
             return;
         };
         let is_due = match &mut inner.link {
-            // A long message does not fit the socket: it is read while the coordinator lives.
+            // A long message does not fit into the socket's buffer, so it is read while the coordinator lives.
             Some(link) => link.is_lost() || link.listen().is_err(),
             None => (inner.failed).is_some_and(|failed| failed.is_due(self.options.timeout)),
         };
@@ -758,7 +764,7 @@ impl Loader {
             return;
         }
         let again = self.reconnect_with(&mut inner, &self.until_closing(), &no_notice());
-        // This rank may ask for nothing before the others come, and they wait for it: only the watch can try again.
+        // This rank may make no request before the others come, and they wait for it. Only the watch can try again.
         inner.failed = again.err().map(|_| FailedAttempts::once_more(inner.failed));
     }
 
@@ -767,7 +773,7 @@ impl Loader {
         self.reconnect_with(inner, &self.options.interrupt_check, &self.options.notice)
     }
 
-    /// Drops the connection with all that is unread, and attaches anew, starting a coordinator if need be.
+    /// Drops the connection with all unread messages, and attaches anew. Starts a coordinator if there is none.
     fn reconnect_with(
         &self,
         inner: &mut LoaderState,
@@ -801,9 +807,9 @@ impl Loader {
         Ok(())
     }
 
-    /// Where the job is: what [`Attach::resume`] takes. Batches that were not yet taken are not in it.
+    /// Returns the state of the job, for [`Attach::resume`]. Batches that were not yet taken are not part of it.
     ///
-    /// With several ranks, to be called on each of them at the same step.
+    /// With several ranks, each of them must call this at the same step.
     ///
     /// # Errors
     /// As [`attached`](Self::attached).
@@ -850,7 +856,7 @@ impl Loader {
     }
 }
 
-/// True for what a coordinator that starts while another ends can run into.
+/// Returns whether an error may pass, because it can also come from a coordinator that starts while another one ends.
 fn may_pass(e: &Error) -> bool {
     match e {
         Error::Disconnected(_) => true,

@@ -1,18 +1,19 @@
-//! Orders of epochs that a member of a cohort proposed, and those that it was handed.
+//! Orders of epochs, proposed by a member of a cohort or handed to it.
 //!
-//! Pure: no I/O, no clock.
+//! This module is pure: it does no I/O and reads no clock.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
 
-/// See the module.
+/// The orders that one member knows.
 #[derive(Default)]
 pub(super) struct SentOrders {
-    /// By epoch: the settled order, in which all members are given its samples.
+    /// Settled orders by epoch. All members receive the samples of an epoch in its settled order.
     handed: BTreeMap<u64, Arc<[u32]>>,
-    /// The order that this member proposed for the epoch that it has begun, until it is handed the settled one.
+    /// The order that this member has proposed for the epoch that it has begun, until the settled order is handed to
+    /// it.
     proposed: Option<(u64, Arc<[u32]>)>,
 }
 
@@ -26,10 +27,10 @@ impl SentOrders {
         own.map(|(_, order)| order)
     }
 
-    /// The user begins `epoch`. Orders of earlier ones are of no use any more.
+    /// Records that the user begins `epoch`. Orders of earlier epochs are dropped.
     ///
     /// # Errors
-    /// When its order is not known, and none is proposed.
+    /// When the order of the epoch is not known, and none is proposed.
     pub(super) fn begin(&mut self, epoch: u64, order: Option<Vec<u32>>) -> Result<()> {
         self.handed.retain(|&of, _| of >= epoch);
         if self.handed.contains_key(&epoch) {
@@ -43,16 +44,18 @@ impl SentOrders {
         Ok(())
     }
 
-    /// Another coordinator is told that this member is in `epoch`. The user was given nothing of a later epoch, so the order
-    /// of that one is told by a member that is in it.
+    /// Drops all orders except that of `epoch`, which another coordinator is told. The user was given no sample of a
+    /// later epoch, so a member that is in that epoch tells its order.
     pub(super) fn come_again(&mut self, epoch: u64) {
         self.handed.retain(|&of, _| of == epoch);
     }
 
-    /// An order is handed to this member. `has_given`: the user was given something of that epoch.
+    /// Records an order that was handed to this member. `has_given` says whether the user was given samples of that
+    /// epoch.
     ///
     /// # Errors
-    /// When that was in another order: the rest of the epoch would not be the rest of what the user was given.
+    /// When the user was given samples in another order: the samples to come would not be the rest of the epoch that the
+    /// user has begun.
     pub(super) fn take_up(&mut self, epoch: u64, order: Vec<u32>, has_given: bool) -> Result<()> {
         let order = order.into();
         match self.handed.get(&epoch) {
@@ -61,6 +64,7 @@ impl SentOrders {
                  it in, since it came back too late, or resumes another state: end all members, and resume them together"
             ))),
             _ => {
+                // The settled order replaces the proposal.
                 self.proposed.take_if(|(of, _)| *of == epoch);
                 self.handed.insert(epoch, order);
                 Ok(())

@@ -1,48 +1,49 @@
-//! Where a consumer is: its epoch, and what it was given in it.
+//! Position of a consumer: its epoch, and the samples that it was given in it.
 //!
-//! That is a set of numbers: sample ids where an epoch is each sample once, and numbers of draws where samples are drawn
-//! with replacement.
+//! The samples are a set of numbers: sample ids where an epoch is each sample once, and numbers of draws where samples
+//! are drawn with replacement.
 //!
-//! Pure: no I/O, no clock.
+//! This module is pure: it does no I/O and reads no clock.
 
 use coprep_protocol::message::{MOST_EPOCHS, ResumePoint};
 use roaring::RoaringBitmap;
 
 use crate::error::{Error, Result};
 
-/// Where a consumer is.
+/// The position of a consumer.
 ///
-/// The ranks of a job are dealt their batches in turn, and a rank that has been given all of an epoch does not
-/// know whether the others have. So it keeps what it was given until it is given more.
+/// The ranks of a job receive their batches in turn, and a rank that has been given all of an epoch does not know
+/// whether the others have. Therefore it keeps the record of an epoch until it is given a batch of the next one.
 pub(super) struct Position {
     epoch: u64,
     given: RoaringBitmap,
-    /// Samples of the epoch that failed: the user hears of each once.
+    /// Samples of the epoch that failed. The user is told of each once.
     failed: RoaringBitmap,
-    /// Samples that failed and that the batch in hand lacks. They count as given when the batch is given.
+    /// Failed samples that the next batch lacks. They count as given when that batch is given.
     missing: RoaringBitmap,
     /// Batches given in the epoch.
     batches: u64,
     has_other_ranks: bool,
-    /// The epoch before, until a batch of this one is given, if there are other ranks.
+    /// The previous epoch, until a batch of this one is given. Only kept if there are other ranks.
     before: Option<ResumePoint>,
     phase: Phase,
-    /// The coordinator is in a later epoch already: another rank had finished ours when it was lost, or the state that
-    /// is resumed was taken after the last batch of ours.
+    /// A later epoch that the coordinator is in already: another rank had finished ours when the coordinator was lost,
+    /// or the state that is resumed was taken after the last batch of ours.
     passed: Option<u64>,
-    /// The user resumes a state, and no pass has begun since: if nothing of its epoch is left, the first pass is empty.
+    /// Whether the user resumes a state and no pass has begun since. If nothing of its epoch is left, the first pass is
+    /// empty.
     is_resumed: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// `epoch` has not begun, or, after a resume, was left off.
+    /// `epoch` has not begun or, after a resume, has not gone on.
     Before,
-    /// In the epoch, and no batch of it was given since it began.
+    /// The epoch is being iterated, and no batch of it was given since it began.
     Untouched,
-    /// In the epoch.
+    /// The epoch is being iterated, and batches of it were given.
     Within,
-    /// All of the epoch was given; its end has not been read.
+    /// All of the epoch was given, and its end has not been read.
     Complete,
 }
 
@@ -91,7 +92,7 @@ impl Position {
         self.phase == Phase::Complete
     }
 
-    /// Returns whether nothing of the epoch was given to the user.
+    /// Returns whether no sample of the epoch was given to the user.
     pub(super) fn is_fresh(&self) -> bool {
         self.given.is_empty() && self.failed.is_empty()
     }
@@ -101,12 +102,12 @@ impl Position {
         matches!(self.phase, Phase::Within | Phase::Complete)
     }
 
-    /// Returns the epoch that the coordinator is in, if that is a later one.
+    /// Returns the epoch that the coordinator is in, if it is a later one.
     pub(super) fn passed(&self) -> Option<u64> {
         self.passed
     }
 
-    /// The epoch that is being iterated, or that is next.
+    /// Returns the epoch that is being iterated, or the next one.
     pub(super) fn next_epoch(&self) -> u64 {
         if self.is_complete() {
             self.epoch + 1
@@ -115,13 +116,13 @@ impl Position {
         }
     }
 
-    /// Returns the epoch and the ids given in it. After the last batch these are all of them: a job that resumes there
-    /// has an empty rest first, as the loop that it goes on with would have had.
+    /// Returns the epoch and the ids given in it. After the last batch these are all of them. A job that resumes there
+    /// first has an empty rest, like the loop that it continues.
     pub(super) fn state(&self) -> (u64, RoaringBitmap) {
         (self.epoch, &self.given | &self.failed)
     }
 
-    /// Returns the place to present to a coordinator, or `None` at the very beginning.
+    /// Returns the point to present to a coordinator, or `None` at the very beginning.
     pub(super) fn resume(&self) -> Option<ResumePoint> {
         if self.before.is_some() {
             return self.before.clone();
@@ -130,7 +131,8 @@ impl Position {
             return Some(self.presented());
         }
         if self.is_complete() {
-            // The coordinator need not find out again that nothing is left.
+            // The next epoch is presented, so that the coordinator need not find out again that nothing is left of this
+            // one.
             return Some(ResumePoint {
                 epoch: self.epoch + 1,
                 delivered: write(&RoaringBitmap::new()),
@@ -152,22 +154,22 @@ impl Position {
         }
     }
 
-    /// The epoch begins, or goes on.
+    /// Begins the epoch, or goes on with it. Returns its number.
     pub(super) fn begin(&mut self) -> u64 {
         self.phase = Phase::Untouched;
         self.epoch
     }
 
-    /// The coordinator says where it is.
+    /// Records the epoch that the coordinator is in.
     ///
     /// # Errors
-    /// When this job cannot be there.
+    /// When this job cannot be in that epoch.
     pub(super) fn attached(&mut self, epoch: u64) -> Result<()> {
         check_number(epoch)?;
-        // The batch in hand comes again, or another one with these samples.
+        // The samples of the batch in hand come again, in the same batch or in another.
         self.missing.clear();
         if self.is_complete() {
-            // Whatever the other ranks have still to be given.
+            // This rank goes on to the next epoch, whatever the other ranks have still to receive of this one.
             self.passed = Some(epoch.max(self.epoch + 1));
             return Ok(());
         }
@@ -181,7 +183,7 @@ impl Position {
         match (epoch.cmp(&self.epoch), self.is_iterating()) {
             (std::cmp::Ordering::Equal, _) => {}
             (std::cmp::Ordering::Greater, true) => self.passed = Some(epoch),
-            // Nothing was left of the epoch: the user's loop over it is to end, not to begin the next one.
+            // Nothing was left of the epoch: the user's loop over it has to end, instead of beginning the next epoch.
             (std::cmp::Ordering::Greater, false) if self.is_resumed && !self.given.is_empty() => {
                 self.passed = Some(epoch);
             }
@@ -196,7 +198,7 @@ impl Position {
         Ok(())
     }
 
-    /// Another epoch is next, and nothing of it was given.
+    /// Makes another epoch the next one. No sample of it was given.
     pub(super) fn jump(&mut self, epoch: u64) {
         self.epoch = epoch;
         self.given.clear();
@@ -209,7 +211,7 @@ impl Position {
         self.is_resumed = false;
     }
 
-    /// The epoch is over.
+    /// Ends the epoch.
     pub(super) fn finish(&mut self) {
         let before = (self.has_other_ranks && self.is_complete()).then(|| self.presented());
         let next = self.passed.unwrap_or(self.epoch + 1);
@@ -217,7 +219,7 @@ impl Position {
         self.before = before;
     }
 
-    /// True when the coordinator is in a later epoch, which ends ours.
+    /// Ends the epoch if the coordinator is in a later one. Returns whether it did.
     pub(super) fn finish_if_passed(&mut self) -> bool {
         let passed = self.passed.is_some() && self.is_iterating();
         if passed {
@@ -226,9 +228,9 @@ impl Position {
         passed
     }
 
-    /// The end of `epoch` was read. True: it is the one being iterated.
+    /// Handles the end of `epoch`. Returns whether it is the epoch being iterated.
     pub(super) fn end(&mut self, epoch: u64) -> Result<bool> {
-        // Of an earlier one: it was left after its last batch.
+        // The end of an earlier epoch comes if that epoch was left after its last batch.
         if epoch < self.epoch {
             return Ok(false);
         }
@@ -237,7 +239,7 @@ impl Position {
         Ok(true)
     }
 
-    /// Fails unless a part of `epoch` may come now.
+    /// Fails unless a part of `epoch` may come at this point.
     pub(super) fn check(&self, epoch: u64) -> Result<()> {
         if epoch == self.epoch {
             return Ok(());
@@ -248,14 +250,14 @@ impl Position {
         )))
     }
 
-    /// A sample failed that the next batch would have had. Returns `false` if the user has heard of it: the connection
-    /// was lost before the batch was whole.
+    /// Records a failed sample, which the next batch lacks. Returns `false` if the user has already been told of it,
+    /// because the connection was lost before the batch was complete.
     pub(super) fn fail(&mut self, number: u32) -> bool {
         self.missing.insert(number);
         self.failed.insert(number)
     }
 
-    /// A batch is handed to the user.
+    /// Records that a batch is handed to the user.
     pub(super) fn give(&mut self, numbers: &[i64], ends_epoch: bool) -> Result<()> {
         for &number in numbers {
             let number = u32::try_from(number)
@@ -275,7 +277,7 @@ impl Position {
     }
 }
 
-/// Fails if the coordinator names an epoch that no job comes to.
+/// Fails if the coordinator names an epoch that no job reaches.
 pub(super) fn check_number(epoch: u64) -> Result<()> {
     if epoch < MOST_EPOCHS {
         Ok(())
@@ -284,16 +286,16 @@ pub(super) fn check_number(epoch: u64) -> Result<()> {
     }
 }
 
-/// Roaring's own format, checked as it is read.
+/// Reads a set in Roaring's own format, which is validated meanwhile.
 pub(super) fn read(bytes: &[u8]) -> Result<RoaringBitmap> {
     RoaringBitmap::deserialize_from(bytes)
         .map_err(|e| Error::Invalid(format!("malformed set of samples: {e}")))
 }
 
-/// See [`read`].
+/// Writes a set in the format that [`read`] takes.
 pub(super) fn write(set: &RoaringBitmap) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(set.serialized_size());
-    // Writing to memory does not fail.
+    // Writing to memory cannot fail.
     let _ = set.serialize_into(&mut bytes);
     bytes
 }
@@ -302,7 +304,7 @@ pub(super) fn write(set: &RoaringBitmap) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    /// A rank of two that iterates epoch 0 and was given `batches` of three batches, of two samples each.
+    /// Returns a rank of two that iterates epoch 0 and was given `batches` of three batches of two samples each.
     fn rank(batches: i64) -> Position {
         let mut position = Position::new(None, 2).unwrap();
         position.begin();
@@ -314,7 +316,7 @@ mod tests {
         position
     }
 
-    /// Epoch, number of samples, batches, and whether it is done.
+    /// Returns the presented epoch, number of samples, number of batches, and whether the epoch is done.
     fn presents(position: &Position) -> (u64, u64, u64, bool) {
         let resume = position.resume().unwrap();
         let given = read(&resume.delivered).unwrap().len();
@@ -343,7 +345,7 @@ mod tests {
             position.attached(theirs).unwrap();
             assert!(position.finish_if_passed());
             assert_eq!((position.begin(), position.batches()), (1, 0));
-            // The coordinator died again before anything was given.
+            // The coordinator ended again before a batch was given.
             position.attached(theirs).unwrap();
             assert!(!position.finish_if_passed() && position.is_iterating());
             assert_eq!(presents(&position), (0, 6, 3, true));

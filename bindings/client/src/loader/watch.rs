@@ -1,9 +1,9 @@
-//! Looks after the connection of a job with several ranks while its user computes.
+//! A thread that looks after the connection of a job with several ranks while its user computes.
 //!
-//! When the coordinator has died, its successor serves a job once all ranks are there again. A rank that waits
-//! for the others in a collective operation, with a batch in hand, asks for nothing; so somebody else has to
-//! notice, and take its place in the new stream. Without this, one rank would wait in the collective, and the
-//! other for the first to come back.
+//! When the coordinator has ended, its successor serves a job only after all ranks have come again. A rank that waits
+//! for the others in a collective operation, with a batch in hand, makes no request. Therefore this thread notices the
+//! loss and takes the rank's place in the new stream. Without it, one rank would wait in the collective operation, and
+//! the other for the first to come back.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -13,10 +13,10 @@ use crate::error::{Error, Result};
 use crate::loader::Loader;
 use crate::timeout::SLICE;
 
-/// Pause after an attempt to attach anew that failed.
+/// Pause after a failed attempt to attach anew.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// A row of failed attempts to attach anew.
+/// A series of failed attempts to attach anew.
 #[derive(Clone, Copy)]
 pub(super) struct FailedAttempts {
     since: Instant,
@@ -24,7 +24,7 @@ pub(super) struct FailedAttempts {
 }
 
 impl FailedAttempts {
-    /// Adds an attempt to those before it.
+    /// Adds an attempt to the series `before`.
     pub(super) fn once_more(before: Option<FailedAttempts>) -> Self {
         let latest = Instant::now();
         FailedAttempts {
@@ -33,13 +33,13 @@ impl FailedAttempts {
         }
     }
 
-    /// Returns true if it is time for the next attempt. After `limit` there is none.
+    /// Returns whether it is time for the next attempt. No attempt is due after `limit`.
     pub(super) fn is_due(&self, limit: Duration) -> bool {
         self.latest.elapsed() >= PAUSE && self.since.elapsed() < limit
     }
 }
 
-/// Starts a thread that ends with the loader.
+/// Starts the thread, which ends with the loader.
 pub(super) fn start(loader: &Arc<Loader>) -> Result<()> {
     let (loader, owner) = (Arc::downgrade(loader), Owner::current());
     let thread = std::thread::Builder::new().name("coprep-watch".into());
@@ -52,6 +52,7 @@ pub(super) fn start(loader: &Arc<Loader>) -> Result<()> {
 fn run(loader: &Weak<Loader>, owner: Owner) {
     while owner.is_here() {
         std::thread::sleep(SLICE);
+        // The reference is weak, so that this thread does not keep the loader alive.
         match loader.upgrade() {
             Some(loader) => loader.look_after(),
             None => return,

@@ -2,7 +2,7 @@
 
 use coprep_protocol::spec::{DEFAULT_MAX_PIXELS, Interpolation, Op};
 
-/// `RandomResizedCrop(224)` and a flip. `scaled`: large images are decoded at a fraction of their size.
+/// Returns `RandomResizedCrop(224)` and a flip. With `scaled`, large images are decoded at a fraction of their size.
 pub(crate) fn operators(scaled: bool) -> Vec<Op> {
     vec![
         Op::Decode {

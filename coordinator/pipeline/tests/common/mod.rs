@@ -20,7 +20,7 @@ pub(crate) const SUBSAMPLINGS: [Subsamp; 6] = [
     Subsamp::Sub4x1,
 ];
 
-/// Smooth waves with sharp colour edges, so that misplaced chroma shows.
+/// Returns smooth waves with sharp colour edges, so that misplaced chroma shows.
 pub(crate) fn picture(width: usize, height: usize) -> Vec<u8> {
     let pixel = |i: usize| {
         let (x, y) = (i % width, i / width);
@@ -79,12 +79,12 @@ impl Jpeg {
     }
 }
 
-/// A checked-in file.
+/// Returns the bytes of a checked-in file.
 pub(crate) fn data(name: &str) -> Vec<u8> {
     std::fs::read(format!("{}/tests/data/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap()
 }
 
-/// Bytes to be replaced, and by what.
+/// Generates the positions of bytes to replace, and their new values.
 pub(crate) fn flipped_bytes() -> impl Strategy<Value = Vec<(Index, u8)>> {
     proptest::collection::vec((any::<Index>(), any::<u8>()), 0..8)
 }
@@ -147,7 +147,7 @@ pub(crate) fn key(id: u32, visit: u64) -> SampleKey {
     }
 }
 
-/// The decoded form, with its size.
+/// Returns the decoded form with its width and height.
 pub(crate) fn decoded(pipeline: &Pipeline, encoded: &[u8]) -> Result<(u32, u32, Vec<u8>), Error> {
     let shape = pipeline.decoded_size(encoded)?;
     let mut pixels = vec![0; shape.bytes()];
@@ -165,7 +165,7 @@ pub(crate) fn prepare(
     Ok(slot)
 }
 
-/// By way of the decoded form.
+/// Prepares a sample through its decoded form.
 pub(crate) fn prepare_in_two_steps(
     pipeline: &Pipeline,
     encoded: &[u8],
@@ -182,7 +182,7 @@ pub(crate) fn prepare_in_two_steps(
     Ok(slot)
 }
 
-/// Planes back to interleaved pixels.
+/// Turns planes back into interleaved pixels.
 pub(crate) fn interleaved(planes: &[u8]) -> Vec<u8> {
     let n = planes.len() / 3;
     (0..n)

@@ -20,7 +20,7 @@ def picture():
 
 
 def scene():
-    """Shading, soft texture and a few hard edges, as photographs have."""
+    """Returns shading, soft texture and a few hard edges, as photographs have."""
     y, x = np.mgrid[0:180, 0:240]
     shade = np.stack([80 + x / 3, 60 + y / 2 + 20 * np.sin(x / 9.0), 200 - (x + y) / 4], -1)
     disc = ((x - 150) ** 2 + (y - 80) ** 2 < 50**2)[..., None] * np.array([60, -40, -90])
