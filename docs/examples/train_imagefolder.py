@@ -2,9 +2,9 @@
 
     python train_imagefolder.py data/train --epochs 5 --workers 8
 
-This is the usual PyTorch script but for one line, ``from coprep import DataLoader``. Start it as often as you like and
-whenever you like, with other learning rates or batch sizes: the jobs that run at the same time read, decode and
-augment each image once for all of them, as long as folder, transforms and seed are the same.
+This is the usual PyTorch script except for one line, ``from coprep import DataLoader``. Start it as often as you like
+and whenever you like, with other learning rates or batch sizes. Jobs that run at the same time read, decode and augment
+each image once for all of them, as long as folder, transforms and seed are the same.
 """
 
 import argparse
