@@ -1,4 +1,4 @@
-"""Reads from /proc what processes cost, and what other processes used in the same time."""
+"""Reads from /proc the CPU time and memory of processes, and the CPU time of all other processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures how soon the pool of threads follows storage and processors that change while it runs, and what it then
+"""Measures how soon the pool of threads follows storage and processors that change while it runs, and the rate it then
 reaches.
 
 One job takes batches as fast as they come, without a cache. Its coordinator is asked for its status at short intervals,

@@ -1,4 +1,6 @@
-"""A plain loop over some samples of a Python dataset that measures what each costs, in CPU time of its thread."""
+"""A plain loop over some samples of a Python dataset that measures the CPU time of each, on the thread that makes
+it.
+"""
 
 from __future__ import annotations
 

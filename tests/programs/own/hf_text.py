@@ -1,6 +1,6 @@
-"""Predicts, evaluates and trains on texts with the Trainer of Hugging Face, as a program that knows nothing of coprep.
+"""Predicts, evaluates and trains on texts with the Trainer of Hugging Face, like a program that does not know coprep.
 
-Predictions come first, so that the weights are those of the seed. Each text has a label of its own.
+Predictions come first, so that they use the weights of the seed. Each text has a label of its own.
 """
 
 from __future__ import annotations
