@@ -1,4 +1,4 @@
-"""Any object goes into bytes and comes back."""
+"""Tests that any object is packed into bytes and comes back."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_class_of_the_script_becomes_that_of_the_jobs_script(monkeypatch: pyte
     monkeypatch.setattr(sys.modules["__main__"], "OwnSample", jobs, raising=False)
     for sample in unpack(data):
         assert type(sample) is jobs and type(sample.part) is jobs.Part
-    # What is run comes as it is.
+    # Without `for_jobs`, as for code that workers run, the class stays the one that was packed.
     assert type(unpack(packed(workers()))) is workers
 
 
@@ -264,7 +264,8 @@ def test_damaged_headers_are_an_error() -> None:
     failed = 0
     for candidate in spoilt:
         try:
-            # What lies between the parts may be taken for the end of one.
+            # Padding between the parts may be taken for the end of one, so a damaged header may still give the right
+            # value.
             assert same(unpack(candidate), unpack(data))
         except FAILURES:
             failed += 1

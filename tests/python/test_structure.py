@@ -1,4 +1,4 @@
-"""Samples go into arrays and come out as the batch that PyTorch makes of them."""
+"""Tests that samples are written into arrays and come out as the batch that PyTorch makes of them."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ LIKE_TORCH: dict[str, Make] = {
 }
 
 
-# Here PyTorch makes no batch, or another one; on purpose. Each with the batch that is expected.
+# For these samples PyTorch makes no batch, or a different one, on purpose. Each entry has the expected batch.
 UNLIKE_TORCH: dict[str, tuple[Make, Callable[[list[Any]], Any]]] = {
     "complex": (lambda i: i + 2j, lambda s: torch.tensor(s, dtype=torch.complex128)),
     "big-endian": (
@@ -131,7 +131,7 @@ def pixels(images: list[Image.Image]) -> torch.Tensor:
 
 
 def through(structure: Structure, samples: list[Any], framework: Any = "torch") -> tuple[Any, list[Any]]:
-    """The batch of ``samples`` after they were in slots 1... of buffer 1, and the arrays."""
+    """Returns the batch of ``samples`` after they were in slots 1... of buffer 1, and the arrays."""
     views = [np.full((2, 5, *f.shape), 0xA5, np.uint8).astype(f.storage) for f in structure.fields]
     before = [view.copy() for view in views]
     blobs = []
