@@ -59,7 +59,7 @@ class Reader:
 
 @pytest.fixture
 def few_buffers(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sets the smallest staging area, so that there are as few buffers as possible."""
+    """Sets a staging area so small that there are as few buffers as possible."""
     monkeypatch.setenv("COPREP_STAGING", "200K")
 
 

@@ -1,4 +1,4 @@
-"""Tests what processes share on the user's own datasets, and the reasons that keep them from sharing."""
+"""Tests sharing between processes on the user's own datasets, and the reasons that prevent it."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Raising(Numbers):
 
 
 def wait(seconds: float) -> None:
-    """Waits. Without a positive time it keeps the processor, since even an empty sleep could give it up."""
+    """Sleeps for this long. With 0 it keeps the processor, which even an empty sleep could give up."""
     if seconds:
         time.sleep(seconds)
 

@@ -1,4 +1,4 @@
-"""Checks which objects may be a dataset, and what happens when it changes."""
+"""Checks which objects may be a dataset, and the effects of changes to it."""
 
 from __future__ import annotations
 

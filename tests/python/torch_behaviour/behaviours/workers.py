@@ -1,4 +1,4 @@
-"""Checks the information that workers receive, and what happens when they end."""
+"""Checks the information that workers receive, and the consequences of their end."""
 
 from __future__ import annotations
 
