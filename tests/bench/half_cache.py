@@ -1,5 +1,4 @@
-"""Measures a cache that holds half of the dataset: bytes read from storage in each epoch, without eviction and with
-LRU."""
+"""Measures a cache that holds half of the dataset: bytes read in each epoch, without eviction and with LRU."""
 
 from __future__ import annotations
 

@@ -28,8 +28,7 @@ def main() -> None:
         for _images, _labels in loader:
             pass
     (stream,) = coprep.status()["streams"]
-    # Bytes are counted by visit, which for a single job is the epoch. So bytes that were read ahead for the next epoch
-    # count there.
+    # Bytes count by visit, which for a single job is the epoch, so those read ahead for the next epoch count there.
     for fetched in stream["totals"]["fetched_by_visit"][: int(epochs)]:
         report(fetched_bytes=fetched)
 

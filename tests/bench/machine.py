@@ -47,8 +47,8 @@ def trees(roots: Iterable[int]) -> list[int]:
 
 
 def stat_fields(pid: int) -> list[str]:
-    """Returns the fields of /proc/PID/stat after the name: state, parent, ... The list is empty if the process is
-    gone.
+    """Returns the fields of /proc/PID/stat after the name: state, parent, ... If the process is gone, there are
+    none.
     """
     try:
         return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
@@ -74,8 +74,7 @@ def machine_cpu_seconds() -> float:
 
 
 def pss_bytes(pid: int) -> int | None:
-    """Returns the memory of a process, with shared pages divided among their holders, or `None` if reading is not
-    permitted."""
+    """Returns the memory of a process, with shared pages divided among their holders, or `None` without permission."""
     try:
         text = (PROC / str(pid) / "smaps_rollup").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -92,9 +91,7 @@ def has_mapped(pid: int, name: str) -> bool:
 
 
 def remove_torch_files(pids: Iterable[int]) -> None:
-    """Removes the files that a worker of PyTorch leaves in shared memory when it is ended while it hands over a
-    batch.
-    """
+    """Removes the shared memory that a worker of PyTorch leaves when it is ended while it hands over a batch."""
     for pid in pids:
         for path in SHARED_MEMORY.glob(f"torch_{pid}_*"):
             path.unlink(missing_ok=True)

@@ -31,8 +31,9 @@ WINDOW_PATIENCE_S = 60.0
 WARM_BATCHES = 4
 """Batches that each job takes before the window, where no cache has to be filled first."""
 CACHE_SHARE = 0.6
-"""Share of the free memory that a coordinator may use for its cache. The cache gets as much as the dataset needs,
-within this."""
+"""Share of the free memory that a coordinator's cache may use. Within it, the cache gets as much as the dataset
+needs.
+"""
 TORCH_WORKERS = cores()
 """Workers of each PyTorch job: one per core, which is the usual choice."""
 PYTHON_WORKERS = 2
@@ -51,12 +52,9 @@ class Setup:
     loader: str
     cache: str | None = None
     samples: Literal["images", "tensors"] = "images"
-    """The kind of samples. Tensors come from a Python dataset that only indexes them, which leaves the loader's own
-    cost."""
+    """The kind of samples. Tensors come from a Python dataset that only indexes, which leaves the loader's own cost."""
     light: bool = False
-    """Whether an import string names the Python dataset, so that only the workers import PyTorch and the jobs do
-    not.
-    """
+    """Whether an import string names the Python dataset, so that only the workers import PyTorch."""
 
     @property
     def label(self) -> str:
@@ -107,11 +105,9 @@ class Run:
     pss_mib: float | None
     first_batch_s: float | None
     ready_to_first_s: Sequence[float]
-    """Seconds to the first batch, by job, counted from when the process has started, with its imports and its
-    dataset.
-    """
+    """Seconds to the first batch, by job, from when the process has its imports and its dataset."""
     pss_ready_mib: float | None
-    """Memory of jobs that are ready, before they load anything. The coordinator, whose purpose is to load, does not
+    """Memory of jobs that are ready, before they load anything. The coordinator, which is there to load, does not
     count."""
     gaps_ms: list[float]
     job_cpu_us_per_batch: float | None
@@ -137,8 +133,7 @@ class Fleet:
         self.env = dict(ONE_THREAD)
         self.roots: list[int] = []
         self.processes: list[int] = []
-        # Callbacks run in reverse order: the second one while the processes are there, the first one when they have
-        # ended.
+        # Callbacks run in reverse order: the second one while the processes are there, the first one after their end.
         children.callback(lambda: remove_torch_files(self.processes))
         self.heard: dict[str, dict[str, dict[str, Any]]] = {}
         if setup.is_coprep:
@@ -157,8 +152,7 @@ class Fleet:
         children.callback(lambda: self.processes.extend(trees(self.roots)))
 
     def begin(self, in_turn: bool) -> list[float]:
-        """Lets ready jobs begin, all at once or each when the one before it runs. Returns the seconds to their first
-        batches."""
+        """Lets ready jobs begin, all at once or in turn. Returns the seconds to their first batches."""
         for job in self.jobs:
             job.tell("go")
             if in_turn:
@@ -255,8 +249,7 @@ def cache_budget(setup: Setup) -> str:
 
 
 def job_command(setup: Setup, data: Dataset) -> tuple[str, list[str]]:
-    """Returns the job's module and its arguments, except the last one: the moment of start, which Python datasets do
-    not take."""
+    """Returns the job's module and its arguments, except the moment of start, which Python datasets do not take."""
     if setup.is_python:
         few = [str(setup.batch_size), str(WARM_BATCHES * setup.batch_size), str(PYTHON_WORKERS)]
         if setup.light:
@@ -298,9 +291,7 @@ def measure_limit(program: Path, data: Dataset, seconds: int) -> Run:
 
 
 def limit_cpu_s_per_1000(program: Path, data: Dataset) -> float:
-    """Measures the CPU cost with the same loop over each image once, so that it covers exactly the images of an
-    epoch.
-    """
+    """Measures the CPU cost of the same loop over each image once, which are exactly the images of an epoch."""
     with Children() as children:
         command = [str(program), str(data.root), "--threads", str(cores()), "--epochs", "1", "--json"]
         child = children.start("limit", command)

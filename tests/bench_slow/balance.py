@@ -154,8 +154,7 @@ class PhaseRecord:
     astray: float
     """Share of the windows after settling in which the rate is not near the one that the phase reaches."""
     cpus_s: Spread | None
-    """Seconds from the turn until the pool counts on the right number of processors, or `None` if that number did not
-    change."""
+    """Seconds from the turn until the pool counts on the right number of processors, or `None` if it did not change."""
     others_cores: float
     repetitions: int
 

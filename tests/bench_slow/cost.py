@@ -1,6 +1,4 @@
-"""Measures the cost of measuring each sample's cost: speed with and without it, in pairs; its own CPU time; and
-bytes.
-"""
+"""Measures the cost of measuring each sample's cost: the speed with and without it, its own CPU time, and its bytes."""
 
 from __future__ import annotations
 

@@ -19,9 +19,7 @@ class Epoch:
     """One pass, as its batches arrived."""
 
     began: float
-    """Moment at which the first sample was begun, or at which the first batch was requested if the former is not
-    known.
-    """
+    """Moment at which the first sample was begun or, if that is not known, the first batch was requested."""
     arrivals: Sequence[float]
     batches: Sequence[Sequence[int]]
     digest: str = ""
@@ -60,8 +58,7 @@ class Gaps:
 
 
 def rates(epochs: Sequence[Epoch]) -> list[float]:
-    """Returns the samples per second of each epoch. A later epoch lasts from the last batch before it to its own last
-    batch."""
+    """Returns the samples per second of each epoch. A later epoch begins at the last batch of the one before."""
     begins = [epochs[0].began, *(epoch.end for epoch in epochs)]
     return [len(epoch.ids) / (epoch.end - began) for began, epoch in zip(begins, epochs, strict=False)]
 
@@ -106,8 +103,10 @@ def mean_rank(epoch: Epoch, of: Collection[int]) -> float | None:
 
 
 def share_at_end(epoch: Epoch, of: Collection[int]) -> float | None:
-    """Returns how many of these samples lie in the last batches, over the number expected by chance, or `None` if the
-    last batches are the whole epoch."""
+    """Returns how many of these samples lie in the last batches, over the number expected by chance.
+
+    The result is `None` if the last batches are the whole epoch, or if there are no such samples.
+    """
     last = list(chain.from_iterable(epoch.batches[-LAST_BATCHES:]))
     expected = len(of) * len(last) / len(epoch.ids)
     return sum(sample in of for sample in last) / expected if expected and len(last) < len(epoch.ids) else None
@@ -120,8 +119,7 @@ def distances(delivered: Sequence[int], drawn: Sequence[int], batch_size: int) -
 
 
 def is_same_draw(delivered: Sequence[int], drawn: Sequence[int], batch_size: int) -> bool:
-    """Returns whether half of all samples lie near their drawn place. Of two different draws, half lie 0.29 epochs
-    apart."""
+    """Returns whether half of all samples lie near their drawn place. In another draw, half lie 0.29 epochs away."""
     if sorted(delivered) != sorted(drawn):
         return False
     return statistics.median(distances(delivered, drawn, batch_size)) <= len(drawn) / batch_size / 8

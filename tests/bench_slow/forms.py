@@ -184,8 +184,7 @@ class OptimumRecord:
 
 @dataclass(frozen=True)
 class ModelRecord:
-    """The model behind the optimum where it can be compared: an epoch without a cache, and one with all samples cached
-    decoded."""
+    """The model behind the optimum where it can be compared: epochs without a cache, and with all samples decoded."""
 
     storage: str
     form: str
@@ -333,8 +332,7 @@ class Costs:
         return total / WORKERS, storage.seconds(sum(self.encoded_bytes))
 
     def forms(self, storage: Storage, decoding: str) -> list[list[Item]]:
-        """Returns the forms in which each sample can be cached, with the seconds that each form saves of both
-        resources."""
+        """Returns the forms in which each sample can be cached, with the seconds that each saves of both resources."""
         found = []
         columns = (self.encoded_bytes, self.decoded_bytes, self.off[decoding], self.cropped_s)
         for encoded, decoded, row, cropped in zip(*columns, strict=True):
@@ -362,8 +360,8 @@ def mean_row(rows: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 class Listed:
-    """The costs of all samples, measured several times: without a cache in both ways of decoding, and with all samples
-    cached decoded."""
+    """The costs of all samples, measured several times: without a cache in both ways of decoding, and with all cached
+    decoded."""
 
     def __init__(self, options: FormsOptions, progress: Progress) -> None:
         self.options, self.progress = options, progress

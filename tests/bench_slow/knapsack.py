@@ -101,8 +101,7 @@ def slope(one: Place, other: Place) -> float:
 
 
 def choose(samples: Sequence[Sequence[Item]], budget: int, weights: Sequence[float]) -> Choice:
-    """Takes the steps by their density. A sample whose step does not fit stays as it is, and cheaper steps of others
-    are tried."""
+    """Takes the steps by their density. If a sample's step does not fit, cheaper steps of other samples are tried."""
     steps = [step for number, items in enumerate(samples) for step in steps_of(number, items, budget, weights)]
     steps.sort(key=lambda step: -step.density)
     kept: dict[int, Item] = {}

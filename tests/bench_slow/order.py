@@ -71,7 +71,7 @@ class Run:
     displacement: int | None
     costs: dict[str, Any]
     cores: float | None
-    """Cores that coprep and the job use from the second epoch on, or `None` for PyTorch, whose processes end with an
+    """Cores that coprep and the job use from the second epoch on. `None` for PyTorch, whose processes end with an
     epoch."""
     others_cores: float
     first_left: float
@@ -274,9 +274,7 @@ def one_turn(
 
 
 def farthest(epochs: Sequence[Epoch], drawn: Sequence[Sequence[int]]) -> int | None:
-    """Returns the largest distance of a sample from its drawn place, in batches, or `None` if that place is not
-    known.
-    """
+    """Returns the largest distance of a sample from its drawn place, in batches, or `None` without a known draw."""
     if len(drawn) != len(epochs):
         return None
     return max(
@@ -285,8 +283,7 @@ def farthest(epochs: Sequence[Epoch], drawn: Sequence[Sequence[int]]) -> int | N
 
 
 def relaxed_draw(epochs: Sequence[Epoch], deterministic: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
-    """Returns the draw of a relaxed run if it equals the deterministic draw of the same seed, and an empty list
-    otherwise."""
+    """Returns the draw of a relaxed run if it equals the deterministic draw of the same seed, else an empty list."""
     same = all(
         delivery.is_same_draw(epoch.ids, order, BATCH_SIZE) for epoch, order in zip(epochs, deterministic, strict=False)
     )
@@ -321,8 +318,7 @@ def run_loader(
 
 
 def limit_of(samples: Samples, program: Path | None) -> float | None:
-    """Returns the samples per second of workers that do nothing but prepare: their number over the CPU seconds of a
-    sample."""
+    """Returns the samples per second of workers that only prepare: their number over the CPU seconds of a sample."""
     if samples.data:
         samples.data.read()
     if not samples.is_native:

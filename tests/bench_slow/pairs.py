@@ -1,5 +1,4 @@
-"""Measures the same work with and without one of coprep's additional functions, in pairs that alternate which side is
-first."""
+"""Measures the same work with and without an additional function of coprep, in pairs with alternating order."""
 
 from __future__ import annotations
 

@@ -417,9 +417,7 @@ def show(results: Results) -> None:
 
 
 def write(results: Results, folder: Path) -> list[Path]:
-    """Writes `report.json`, `report.md`, a chart for each storage and scenario, and series. Returns the written
-    paths.
-    """
+    """Writes `report.json`, `report.md`, a chart for each storage and scenario, and series. Returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     parts = ["# Benchmark of slow samples", results.conditions(), *notes(results)]
     charts = forms_charts(results.forms) if results.forms and results.forms.records else {}

@@ -56,8 +56,7 @@ class Outcome:
 
     @property
     def costs(self) -> dict[str, Any]:
-        """Returns the costs of the job's samples by the coordinator's status. The dictionary is empty if it reports
-        none."""
+        """Returns the costs of the job's samples by the coordinator's status, or nothing if it reports none."""
         streams = self.status.get("streams") or [{}]
         costs: dict[str, Any] = streams[0].get("costs", {})
         return costs

@@ -18,8 +18,7 @@ SPINS = {10: 3840, 50: 3840, 200: 1536}
 QUICK_SPINS = {10: 1280, 50: 640, 200: 320}
 QUICK_MEDIAN_MS = 0.5
 NATIVE_TIMES = 4
-"""Copies of each image: without them an epoch of a second or two would hardly be longer than the look-ahead into the
-next one."""
+"""Copies of each image. Without them an epoch of a second or two would be hardly longer than the look-ahead."""
 NATIVE, PYTHON = "images-native", "images-python"
 NAMES = (NATIVE, PYTHON, *(f"spin-{slowdown}x" for slowdown in SPINS))
 

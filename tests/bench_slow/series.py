@@ -83,8 +83,7 @@ class Phase:
         return statistics.median(moment.threads for moment in self.last_third)
 
     def settled_s(self) -> float | None:
-        """Returns the seconds from the turn until the rate stays near the one that the phase reaches, or `None` if it
-        never does."""
+        """Returns the seconds from the turn until the rate stays near that of the phase, or `None` if it never does."""
         near = self.near()
         for number, (at, _) in enumerate(near):
             if all(is_near for later, is_near in near[number:] if later <= at + STAYS_S):
@@ -92,9 +91,7 @@ class Phase:
         return None
 
     def astray(self) -> float:
-        """Returns the share of the windows after settling in which the rate is not near the one that the phase
-        reaches.
-        """
+        """Returns the share of the windows after settling in which the rate is not near that of the phase."""
         settled = self.settled_s()
         after = [] if settled is None else [near for at, near in self.near() if at >= self.turn + settled]
         return after.count(False) / len(after) if after else 1.0

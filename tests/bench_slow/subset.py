@@ -15,8 +15,7 @@ SLOW_FROM = 5
 
 
 def part_of(data: Dataset, count: int, folder: Path) -> Dataset:
-    """Makes an image folder of `count` links. Files are taken evenly by size, so that the share of large ones stays the
-    same."""
+    """Makes an image folder of `count` links, taken evenly by size, so that the share of large files stays the same."""
     by_size = sorted(data.files, key=lambda path: (path.stat().st_size, path))
     count = min(count, len(by_size))
     for number in range(count):

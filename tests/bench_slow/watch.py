@@ -1,5 +1,4 @@
-"""Measures the cost of telling apart the causes of jobs' waits, and of serving metrics of them: by itself, and in
-pairs."""
+"""Measures the cost of attributing jobs' waits to causes, and of serving metrics of them: by itself, and in pairs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Measures photographs with boxes and masks: samples of very unequal size, which a `collate_fn` puts beside one
-another."""
+"""Measures photographs with boxes and masks: samples of very unequal size, which a `collate_fn` puts together."""
 
 from __future__ import annotations
 

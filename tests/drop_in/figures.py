@@ -38,8 +38,7 @@ class Figure:
 
     @property
     def differs_percent(self) -> float | None:
-        """Returns the range from the lowest to the highest run, in per cent of the median, or `None` for one run or a
-        median of 0."""
+        """Returns the range of the runs in per cent of the median, or `None` for one run or a median of 0."""
         spread = self.spread
         if spread is None or len(self.values) < 2 or spread.median == 0:
             return None

@@ -1,5 +1,4 @@
-"""Measures the memory of many jobs without a cache, against PyTorch's jobs and against processes that import NumPy and
-load nothing."""
+"""Measures the memory of many jobs without a cache, against PyTorch's jobs and processes that only import NumPy."""
 
 from __future__ import annotations
 

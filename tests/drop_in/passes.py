@@ -29,8 +29,7 @@ class Pass:
 
     @property
     def first_batch_s(self) -> float:
-        """Returns the seconds from the making of the loader to the first batch. It is meaningful for a loader's first
-        pass."""
+        """Returns the seconds from the making of the loader to the first batch, for a loader's first pass."""
         return self.arrivals[0] - self.made
 
     @property

@@ -23,8 +23,7 @@ def write_photograph(path: Path, width: int, height: int, seed: int) -> None:
 
 
 def write_image_folder(root: Path, count: int) -> None:
-    """Makes an image folder of two classes. Sizes are as in ImageNet: one in twenty is many times as large as the
-    others."""
+    """Makes an image folder of two classes with sizes as in ImageNet: one in twenty is many times as large."""
     draw = np.random.default_rng(0)
     for number in range(count):
         folder = root / f"class-{number % 2}"

@@ -54,8 +54,7 @@ class Run:
 
 
 class Watch(threading.Thread):
-    """A thread that repeatedly asks a coordinator for the totals of its streams, and reads the CPU time of its
-    processes."""
+    """A thread that polls the totals of a coordinator's streams, and the CPU time of its processes."""
 
     def __init__(self, socket: Path) -> None:
         super().__init__(daemon=True)
@@ -166,8 +165,9 @@ def pass_differences(their: Mapping[str, Any], our: Mapping[str, Any]) -> list[s
 
 
 def labels(one: Mapping[str, Any]) -> list[int] | Counter[str]:
-    """Returns the value that two random passes must have in common: the count of each label, or only the counts if some
-    samples are left out."""
+    """Returns the value that two random passes share: the count of each label, or only the counts if some are left
+    out.
+    """
     counts = Counter(map(str, one["ids"]))
     # The choice of samples that `drop_last` leaves out is random too.
     return counts if len(one["ids"]) == one["samples"] else sorted(counts.values())

@@ -55,8 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextlib.contextmanager
 def coordinator_at(runtime: Path, patch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Yields the coordinator's socket in this folder. Afterwards it ends the coordinator and checks that nothing is
-    left."""
+    """Yields the coordinator's socket in this folder. Afterwards the coordinator is ended, and nothing may be left."""
     runtime.mkdir(mode=0o700)
     socket = runtime / "coordinator.sock"
     patch.setenv("COPREP_SOCKET", str(socket))

@@ -1,5 +1,4 @@
-"""Tests bad days: jobs and coordinators die, unknown clients connect, users press Ctrl-C. Nothing is lost, nothing is
-left."""
+"""Tests bad days: jobs and coordinators die, unknown clients connect, users press Ctrl-C. Nothing is lost or left."""
 
 from __future__ import annotations
 
@@ -96,8 +95,7 @@ def test_ranks_survive_a_killed_coordinator(pipeline: coprep.Pipeline, start: St
         return ids
 
     def kill() -> None:
-        """Kills the coordinator if there is one: a job uses up its ready batches before it looks for another
-        coordinator."""
+        """Kills the coordinator if there is one: a job uses up its ready batches before it looks for another."""
         nonlocal killed
         with contextlib.suppress(coprep.CoprepError):
             os.kill(coordinator_pid(), signal.SIGKILL)

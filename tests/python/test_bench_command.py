@@ -29,8 +29,7 @@ with_torch = pytest.mark.skipif(not PYTHON, reason="torch and torchvision are no
 
 @pytest.fixture(autouse=True)
 def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with a short name for temporary files. At the end it checks that none is left, and no process with this
-    setting."""
+    """A short-named folder for temporary files. At the end no file may be left, and no process with this setting."""
     with tempfile.TemporaryDirectory(prefix="bench-", dir="/tmp") as name:
         folder = Path(name)
         monkeypatch.setenv("TMPDIR", name)

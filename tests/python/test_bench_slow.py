@@ -44,9 +44,7 @@ def test_the_optimum_of_forms_lies_between_the_choice_and_its_bound() -> None:
 
 
 LONGER = 0.03
-"""Largest mean excess over the shortest epochs. The samples are few, so that one of them is a large part of an
-epoch.
-"""
+"""Largest mean excess over the shortest epochs. There are so few samples that one is a large part of an epoch."""
 
 
 def test_the_shortest_epoch_of_two_resources_lies_between_the_plan_and_its_bound() -> None:
@@ -132,8 +130,7 @@ def shortest_epoch(samples: list[list[Item]], budget: int, needs: tuple[float, f
 
 
 def costs_of(samples: int) -> Costs:
-    """Returns equal costs: 1 ms to copy, 10 to decode, 8 if reduced, 1 to crop; 100,000 bytes, and 1,000,000 if
-    decoded."""
+    """Returns equal costs: 1 ms to copy, 10 to decode (8 if reduced), 1 to crop; 100,000 bytes, 1,000,000 decoded."""
     row = {"fetch_s": 0.001, "fixed_s": 0.0, "random_s": 0.001}
     off = {"reduced": [{**row, "decode_s": 0.008}] * samples, "full": [{**row, "decode_s": 0.010}] * samples}
     return Costs([100_000] * samples, [1_000_000] * samples, off, [0.001] * samples)

@@ -1,5 +1,4 @@
-"""Tests the border of an epoch: one pass prepares one pass, and an epoch that follows at once finds its first batch
-ready."""
+"""Tests the border of an epoch: one pass prepares one pass, and an epoch that follows at once finds a batch ready."""
 
 from __future__ import annotations
 

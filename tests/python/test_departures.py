@@ -118,9 +118,7 @@ def streams_of(rank: Rank) -> set[tuple[int, int]]:
 
 
 def lose_connection(rank: Rank, gate: Path, kill: Callable[[], None]) -> None:
-    """Kills, so that the batches that lie ready for the rank are lost, and waits until the rank is in another
-    stream.
-    """
+    """Kills, so that the rank loses its ready batches, and waits until the rank is in another stream."""
     before = streams_of(rank)
     assert len(before) == 1
     kill()
@@ -170,9 +168,7 @@ def test_a_rank_leaves_when_the_connection_is_lost(start: Start, gate: Path, kil
 
 
 def test_ranks_leave_one_after_the_other(start: Start, gate: Path) -> None:
-    """Rank 0 hears of each departure in a different stream, so it must carry its knowledge from one stream to the
-    next.
-    """
+    """Rank 0 hears of each departure in a different stream, so its knowledge must survive a change of stream."""
     gate.touch()
     ranks = [Rank(start, gate, rank, ranks=4) for rank in range(4)]
     for rank in ranks:
@@ -188,8 +184,7 @@ def test_ranks_leave_one_after_the_other(start: Start, gate: Path) -> None:
 
 
 def test_a_rank_that_has_left_holds_up_no_later_epoch(start: Start, gate: Path) -> None:
-    """The coordinator dies as well: the other rank still takes the same number of steps in each epoch, and no sample
-    twice."""
+    """The coordinator dies as well: the other rank still takes as many steps in each epoch, and no sample twice."""
     gate.touch()
     ranks = [Rank(start, gate, 0, epochs=5), Rank(start, gate, 1)]
     ranks[0].take(3)

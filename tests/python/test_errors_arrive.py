@@ -1,6 +1,4 @@
-"""Tests that every error of a sample arrives once and unchanged, however long it is and however late the job reads
-it.
-"""
+"""Tests that every error of a sample arrives once and unchanged, whatever its length and however late it is read."""
 
 from __future__ import annotations
 

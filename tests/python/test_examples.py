@@ -149,17 +149,14 @@ def test_two_of_train_imagefolder_share(data: Path, place: Path) -> None:
 
 
 def test_four_of_train_imagefolder_in_step_are_one(data: Path, place: Path) -> None:
-    """Each script has the same losses as a single run, to the last digit, and each image is prepared once for all
-    four.
-    """
+    """Each script has the losses of a single run, to the last digit, and each image is prepared once for all four."""
     run = ("train_imagefolder.py", data / "train", *SMALL, *BLOCKS, "--epochs", 2, "--seed", 3)
     alone = Example(*run).wait()
     four = [Example(*run, COPREP_COHORT="search:4") for _ in range(4)]
     looks = []
     while any(example.runs() for example in four):
         with contextlib.suppress(coprep.CoprepError):
-            # A script that has left receives no more of the batches that were prepared for four, so only looks with all
-            # four count.
+            # A script that has left receives none of the batches for four, so only looks with all four count.
             looks += [stream["totals"] for stream in coprep.status()["streams"] if len(stream["jobs"]) == 4]
         time.sleep(0.01)
     for example in four:
@@ -246,6 +243,6 @@ def test_ddp_torchrun_goes_on_in_the_middle_of_an_epoch(
 def test_augmentation_search(data: Path, place: Path) -> None:
     example = Example("augmentation_search.py", data, "--strengths", 0, 0.5, "--epochs", 4, *SMALL).wait()
     assert [strength for strength, _ in example.find(r"strength (.*): accuracy (0\.\d+)")] == ["0.0", "0.5"]
-    # The part without randomness was made once, or twice where both trials began with it, and not in each of the four
+    # The part without randomness was made once, or twice where both trials began with it, not in each of the four
     # epochs.
     assert example.cached("hits") > example.cached("misses") > 0

@@ -455,8 +455,7 @@ def test_ranks_of_torchrun_have_what_pytorch_gives_them(place: Path, tmp_path: P
     launch = ("-m", "torch.distributed.run", "--nproc-per-node", 2, "--standalone", "-m", "coprep", "run", "script.py")
     done = python(*launch, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    # With the sampler each rank has a part, without it each has all samples; and rank 0 may iterate over a loader
-    # alone.
+    # With the sampler each rank has a part, else all samples; and rank 0 may iterate over a loader alone.
     assert done.stdout.split() == ["True"] * 4
 
 

@@ -1,6 +1,4 @@
-"""Tests samples of user datasets that are far larger than most: each costs its own bytes, and no stream is opened
-anew.
-"""
+"""Tests samples that are far larger than most: each costs its own bytes, and no stream is opened anew."""
 
 from __future__ import annotations
 
@@ -210,8 +208,7 @@ def test_what_lies_ready_when_a_stream_is_given_up_is_whole(end: Callable[[], Ca
 def test_jobs_at_different_places_wait_for_samples_from_the_cache(
     reuse: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Each large sample exceeds the limit. Some samples are copied from the cache, and some are gone from it when there
-    # is room.
+    # Each large sample exceeds the limit. Some are copied from the cache, and some have left it when there is room.
     monkeypatch.setenv("COPREP_STAGING", "64K")
     large = dict.fromkeys(range(3, N, 4), 50_000)
     own: dict[str, Any] = {"cache": "prepared", "timeout": 60, **({} if reuse is None else {"reuse": reuse})}

@@ -1,5 +1,4 @@
-"""Tests the identity of modules: every import is found, a changed file is noticed at once, and an unchanged one is read
-once."""
+"""Tests the identity of modules: imports are found, changed files are noticed at once, unchanged ones are read once."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Tests opening and starting on bad days: slow folders, processes that are killed as they start, and paths that are no
-files."""
+"""Tests opening and starting on bad days: slow folders, processes killed as they start, and paths that are no files."""
 
 from __future__ import annotations
 
@@ -409,9 +408,7 @@ def test_a_cohort_that_is_not_complete_says_so(pipeline: coprep.Pipeline) -> Non
 
 
 def test_a_host_ends_without_a_word(tmp_path: Path, place: Path) -> None:
-    """The log must have neither leaks that libraries report at the interpreter's end, nor errors of unneeded
-    workers.
-    """
+    """The log must have no leaks that libraries report at the interpreter's end, and no errors of unneeded workers."""
     (tmp_path / "loud_exit.py").write_text(
         "import atexit, ctypes, os, sys\n"
         "class Loud:\n"

@@ -264,8 +264,7 @@ def test_damaged_headers_are_an_error() -> None:
     failed = 0
     for candidate in spoilt:
         try:
-            # Padding between the parts may be taken for the end of one, so a damaged header may still give the right
-            # value.
+            # Padding between the parts may be taken for the end of one, so the value may still be right.
             assert same(unpack(candidate), unpack(data))
         except FAILURES:
             failed += 1

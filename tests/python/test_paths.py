@@ -52,8 +52,7 @@ def loader(pipeline: coprep.Pipeline, **options: Any) -> coprep.DataLoader:
 
 
 def first_epoch(pipeline: coprep.Pipeline, **options: Any) -> dict[str, Any]:
-    """Returns the status of the only stream after a job's first epoch. Samples are prepared ahead, so all were looked
-    up by then."""
+    """Returns the status of the only stream after a job's first epoch, for which all samples were looked up."""
     with loader(pipeline, **options) as train:
         assert sorted(ids(train)) == list(range(N))
         return stream()

@@ -1,6 +1,4 @@
-"""Tests ranks of one job when the coordinator dies while they are at different places, above all at an epoch's
-border.
-"""
+"""Tests ranks of one job at different places when the coordinator dies, above all at an epoch's border."""
 
 from __future__ import annotations
 

@@ -232,8 +232,7 @@ def test_many_workers_that_are_killed_are_replaced_by_the_same_host() -> None:
             for _ in range(5):
                 taken += next(batches)[-1].tolist()
             workers = stream()["worker_pids"]
-            # While the coordinator is stopped, it cannot give the samples of a killed worker to the next one that is
-            # killed.
+            # A stopped coordinator cannot give the samples of a killed worker to the next one that is killed.
             with stopped(coordinator_pid()):
                 for pid in workers:
                     with contextlib.suppress(ProcessLookupError):

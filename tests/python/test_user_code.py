@@ -1,6 +1,4 @@
-"""Tests the code of the user's own datasets: its origin, the processes that run it, and the changes that it may
-make.
-"""
+"""Tests the code of the user's own datasets: its origin, the processes that run it, and its permitted changes."""
 
 from __future__ import annotations
 

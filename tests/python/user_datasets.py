@@ -221,9 +221,7 @@ class Uneven(Numbers):
 
 
 class DyingInTheMiddle(Uneven):
-    """A dataset with a victim: the first worker to write it dies when half of it is written, and the next one does
-    not.
-    """
+    """A dataset with a victim: the first worker that writes it dies halfway, and the next one does not."""
 
     def __init__(self, size: int, large: dict[int, int], victim: int, mark: str) -> None:
         super().__init__(size, large)
@@ -245,8 +243,9 @@ class DyingInTheMiddle(Uneven):
 
 
 class Churning(Numbers):
-    """A dataset that allocates 9 MB for each sample, like a large image, and reports the pages that the kernel had to
-    provide."""
+    """A dataset that allocates 9 MB for each sample, like a large image, and counts the pages that the kernel
+    provides.
+    """
 
     def __getitem__(self, i: int) -> Any:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -470,8 +469,9 @@ class KilledWhile(Numbers):
 
 
 class KilledAtLook(Numbers):
-    """A dataset whose first ``workers`` inspecting workers kill themselves, and the next ``times`` kill their fork
-    servers."""
+    """A dataset whose first ``workers`` inspecting workers kill themselves. The next ``times`` kill their fork
+    servers.
+    """
 
     def __init__(self, size: int, times: int, log: str, workers: int = 0) -> None:
         super().__init__(size)

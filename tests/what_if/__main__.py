@@ -177,9 +177,7 @@ def coprep(*arguments: str) -> str:
 
 
 def measure(data: Dataset, setting: Setting, epoch_s: float) -> tuple[float, Sequence[float], float]:
-    """Returns the seconds of an epoch, the shares of it that were waits, and the processors that other processes
-    used.
-    """
+    """Returns the seconds of an epoch, the shares of it that were waits, and the processors that others used."""
     if setting.code is None:
         data.read()
     epochs = FIRST + max(3, min(24, round(SHORTEST_S / epoch_s)))

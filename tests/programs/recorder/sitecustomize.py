@@ -20,8 +20,7 @@ _depth = 0
 _begun = 0
 """Number of passes that this process has begun."""
 _open: dict[int, dict[str, Any]] = {}
-"""Passes that have begun and are not written, by number. Some programs leave a pass after its last batch, before it
-ends."""
+"""Passes that are begun and not written, by number. Some programs leave a pass after its last batch, before its end."""
 _pid = os.getpid()
 
 

@@ -344,8 +344,7 @@ def unequal_shapes_apart(DataLoader: Any) -> None:
 
 @unequal_shapes_apart.instead
 def unequal_shapes_apart_ours(DataLoader: Any) -> None:
-    """Samples of unequal shapes in different batches raise an error that names the remedy, and are fine with
-    collate_fn=default_collate."""
+    """They raise an error that names the remedy, and are fine with collate_fn=default_collate."""
     samples = [torch.ones(2), torch.ones(2), torch.ones(3), torch.ones(3)]
     with raises(ValueError, texts=("sample 2", "collate_fn")):
         list(DataLoader(samples, batch_size=2, num_workers=2))

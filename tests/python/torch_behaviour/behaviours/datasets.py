@@ -171,8 +171,7 @@ def inherited() -> list[Any]:
     difference="Workers are no children of the job: what multiprocessing hands to children does not reach them.",
 )
 def unpicklable_with_fork(DataLoader: Any) -> None:
-    """A dataset may hold objects that cannot be pickled, such as a multiprocessing.Value or Semaphore, also with
-    workers."""
+    """A dataset may hold objects that cannot be pickled, such as a multiprocessing.Value, also with workers."""
     for held in inherited():
         for options in ({}, {"num_workers": 2, "multiprocessing_context": "fork"}):
             assert ints(DataLoader(Holding(held), **options)) == [0, 1, 2]
@@ -180,8 +179,7 @@ def unpicklable_with_fork(DataLoader: Any) -> None:
 
 @unpicklable_with_fork.instead
 def unpicklable_with_fork_ours(DataLoader: Any) -> None:
-    """An object that cannot be pickled is a TypeError that names the attribute and the remedies, one of them
-    num_workers=0."""
+    """An object that cannot be pickled is a TypeError that names the attribute and remedies, also num_workers=0."""
     for held in inherited():
         for options in ({}, {"num_workers": 2, "multiprocessing_context": "fork"}):
             with raises(TypeError, texts=("dataset.held", "__getstate__", "num_workers=0")):

@@ -20,8 +20,7 @@ from torch.utils import data as torch_data
 
 
 class raises:  # noqa: N801 - used as a verb
-    """Asserts that the block raises one of ``kinds``, and that its traceback, causes included, contains each of
-    ``texts``."""
+    """Asserts that the block raises one of ``kinds``, and that each of ``texts`` is in the traceback or its causes."""
 
     error: BaseException
 

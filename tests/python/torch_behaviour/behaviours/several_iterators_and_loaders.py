@@ -54,8 +54,7 @@ def loaders_in_turn(DataLoader: Any) -> None:
 
 @behaviour("a loader that rests")
 def resting_loader(DataLoader: Any) -> None:
-    """A loader that was left in mid-epoch starts again in the order of the dataset, and does not hold up another
-    loader."""
+    """A loader that was left in mid-epoch starts again in the dataset's order, and does not disturb that of another."""
     rests, passes = (DataLoader(Numbers(200), batch_size=10, num_workers=2) for _ in range(2))
     assert next(iter(rests)).tolist() == list(range(10))
     assert ints(passes) == list(range(200))

@@ -86,8 +86,7 @@ def fail_to_start(worker: int) -> None:
 
 
 class Informed(Numbers):
-    """A dataset whose samples are facts from ``get_worker_info``: id, number of workers, and whether its dataset and
-    seed are right."""
+    """A dataset whose samples are facts from ``get_worker_info``: id, number of workers, right dataset, right seed."""
 
     def __getitem__(self, index: int) -> tuple[int, int, bool, bool]:
         info = torch_data.get_worker_info()
