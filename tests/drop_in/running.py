@@ -62,7 +62,8 @@ def staging_bytes(status: dict[str, Any]) -> int:
 def memory_files_bytes(pid: int) -> int:
     """Returns the memory of all memory files of a process, mapped or not, counting each once.
 
-    Raises: PermissionError: this user may not look into the process.
+    Raises:
+        PermissionError: this user may not look into the process.
     """
     found: dict[int, int] = {}
     for entry in (PROC / str(pid) / "fd").iterdir():
@@ -77,7 +78,8 @@ def memory_files_bytes(pid: int) -> int:
 def run(plans: Sequence[Plan], folder: Path) -> Outcome:
     """Starts one job for each plan, lets all begin at the same time, and ends them when all are done.
 
-    Args: folder: a place for modules that datasets need.
+    Args:
+        folder: a place for modules that datasets need.
     """
     with Children() as children:
         env = {**ONE_THREAD, "PYTHONPATH": str(folder)}
@@ -123,7 +125,8 @@ def until_all_say(
 ) -> list[list[dict[str, Any]]]:
     """Returns all messages of each job up to `event`.
 
-    Raises: ChildFailed: a job ended, or did not say `event` in time.
+    Raises:
+        ChildFailed: a job ended, or did not say `event` in time.
     """
     said: dict[str, list[dict[str, Any]]] = {job.name: [] for job in jobs}
     deadline = time.monotonic() + patience

@@ -193,7 +193,8 @@ def shared_samples(folder: Path) -> int:
 def report(words: Sequence[str], folder: Path, record: bool, files: Sequence[str]) -> bool:
     """Runs a program in all ways and prints the results.
 
-    Returns: Whether every run ended well, with results equal to PyTorch's.
+    Returns:
+        Whether every run ended well, with results equal to PyTorch's.
     """
     ways = (("torch", 1), ("coprep", 1), ("coprep", 2))
     runs = [run(words, loader, copies, folder / f"{loader}-{copies}", record) for loader, copies in ways]
