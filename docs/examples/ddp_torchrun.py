@@ -65,6 +65,7 @@ def main() -> None:
     args = arguments()
     torch.set_num_threads(args.threads)
     local = int(os.environ["LOCAL_RANK"])
+    # Gloo replaces NCCL on a machine with fewer GPUs than ranks.
     cuda = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
     device = torch.device(f"cuda:{local}" if cuda else "cpu")
     dist.init_process_group("nccl" if cuda else "gloo")
@@ -82,6 +83,7 @@ def main() -> None:
             part.load_state_dict(state[name])
 
     step = 0
+    # After a resume this is the checkpoint's epoch, and the first loop gives the rest of it.
     for epoch in range(loader.epoch, args.epochs):
         ids = []
         for images, labels, index in loader:
@@ -92,6 +94,7 @@ def main() -> None:
             ids += index.tolist()
             step += 1
             if args.checkpoint and (step % args.save_every == 0 or step == args.steps):
+                # Every rank calls state_dict at the same step, since a state covers all ranks. Rank 0 alone writes it.
                 state = {name: part.state_dict() for name, part in parts.items()}
                 if dist.get_rank() == 0:
                     save(args.checkpoint, state)

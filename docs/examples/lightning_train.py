@@ -78,6 +78,7 @@ def main() -> None:
         accelerator=args.accelerator,
         devices=args.devices,
         strategy=args.strategy,
+        # The loader divides each epoch among the ranks itself.
         use_distributed_sampler=False,
         enable_checkpointing=False,
         enable_progress_bar=False,

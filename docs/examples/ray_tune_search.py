@@ -90,6 +90,7 @@ def main() -> None:
             mode="max",
             scheduler=ASHAScheduler(max_t=args.epochs, grace_period=1, reduction_factor=3),
             num_samples=args.trials,
+            # A process that serves several trials imports PyTorch once.
             reuse_actors=True,
         ),
         run_config=tune.RunConfig(storage_path=str(args.storage.resolve()), verbose=0),

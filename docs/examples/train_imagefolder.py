@@ -36,6 +36,7 @@ def main() -> None:
     args = arguments()
     if args.threads:
         torch.set_num_threads(args.threads)
+    # The loader takes its seed from the generator.
     generator = None
     if args.seed is not None:
         torch.manual_seed(args.seed)

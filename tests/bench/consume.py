@@ -52,6 +52,7 @@ def consume(loader: Iterable[tuple[Any, Any]], started: float, warm_after: int) 
         now = time.monotonic()
         if images_so_far == 0:
             report(event="first", seconds=now - started)
+        # Only the batch that crosses the bound meets this, so the message comes once.
         if images_so_far < warm_after <= images_so_far + len(images):
             report(event="warm")
         images_so_far += len(images)

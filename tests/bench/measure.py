@@ -205,8 +205,10 @@ def measure_jobs(setup: Setup, jobs: int, data: Dataset, seconds: int, children:
     if setup.is_python:
         fleet.wait_for("ready", WARM_PATIENCE_S)
         pss_ready = fleet.pss_of_jobs()
+        # Jobs of coprep begin in turn, so that each one after the first joins a running stream.
         ready_to_first_s = fleet.begin(in_turn=setup.is_coprep)
     fleet.wait_for("warm", WARM_PATIENCE_S)
+    # The window begins a little later, which leaves the jobs time to read its bounds.
     begin = time.monotonic() + 0.2
     for job in fleet.jobs:
         job.tell(f"{begin} {begin + seconds}")
@@ -214,6 +216,7 @@ def measure_jobs(setup: Setup, jobs: int, data: Dataset, seconds: int, children:
     before = CpuClock.read(fleet.roots)
     sleep_until(begin + seconds)
     after = CpuClock.read(fleet.roots)
+    # The jobs keep taking batches after their window, so this is their memory in the steady state.
     pss = fleet.pss()
     if setup.light:
         fleet.check_light()
@@ -270,6 +273,7 @@ def measure_limit(program: Path, data: Dataset, seconds: int) -> Run:
         before = CpuClock.read([])
         command = [str(program), str(data.root), "--threads", str(cores()), "--seconds", str(seconds), "--json"]
         child = children.start("limit", command)
+        # Memory is read halfway, while the program is at work.
         time.sleep(seconds / 2)
         pss = pss_bytes(child.pid)
         said = [message for _, message in messages([child], seconds + WARM_PATIENCE_S)]

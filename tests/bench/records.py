@@ -178,6 +178,7 @@ def bars(records: Sequence[Record], handover: Sequence[HandOver] = ()) -> list[B
 
     coprep, ours, theirs = Setup("coprep", "off"), COPREP_PYTHON, TORCH_PYTHON
     one, eight = (coprep, 1), (coprep, 8)
+    # A job that writes to its batch pays for copies of the pages, which the target leaves out.
     dearest = max((row.cpu_us_per_batch for row in handover if row.touch != "write"), default=None)
     return [
         Bar("one job, cache off, against the limit", 0.85, True, ratio(one, (Setup("limit"), 1))),

@@ -246,6 +246,7 @@ def one_run(scenario: Scenario, options: BalanceOptions) -> Series:
         before, began = CpuClock.read(roots), time.monotonic()
         moments, turns = [], []
         for number, seconds in enumerate(QUICK_PHASES_S if options.quick else PHASES_S):
+            # The coordinator starts in the world of the first phase.
             if number:
                 turn_to(scenario.worlds[number], coordinator, place)
             turned = time.monotonic()

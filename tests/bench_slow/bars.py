@@ -119,6 +119,7 @@ def forms_bars(results: FormsResults) -> list[Bar]:
         ratio, budget = max(ratios, default=(None, None))
         what = f"storage {storage}: an epoch with auto against the optimum, the worst budget"
         found.append(Bar(what + (f" ({budget} %)" if ratios else ""), NEAR_OPTIMUM, False, ratio))
+        # The spread of the runs is allowed, so the worst budget is the one that exceeds it most.
         worst = max(against_fixed(results.records, storage), key=lambda one: one.ratio - one.spread, default=None)
         what = f"storage {storage}: auto against the better of encoded and decoded, the worst budget"
         if worst is None:

@@ -222,6 +222,7 @@ def measure_forms(options: FormsOptions) -> FormsResults:
     listed = Listed(options, progress)
     runs: dict[tuple[str, str, int], list[FormsRun]] = {case: [] for case in cases}
     for turn in range(options.repeat):
+        # The listings are spread evenly over the repetitions.
         for number in range(turn, listings, options.repeat):
             listed.measure(SEED + number)
         for storage in slowed:
@@ -374,6 +375,7 @@ class Listed:
         decoded_bytes = [3 * count for count in pixels(files)]
         rows = {}
         for form, decoding in LISTED:
+            # All samples must fit, so there are 4 KiB to spare for each.
             room = 0 if form == OFF else sum(decoded_bytes) + 4096 * len(files)
             outcome = run_job(self.options, FAST, form, room, LISTED_EPOCHS, decoding, seed)
             rows[form, decoding] = listing(outcome.status, len(files))
@@ -383,6 +385,7 @@ class Listed:
                 encoded_bytes=[path.stat().st_size for path in files],
                 decoded_bytes=decoded_bytes,
                 off={decoding: rows[OFF, decoding] for decoding in (REDUCED, FULL)},
+                # With all samples cached decoded, only the random operators remain.
                 cropped_s=[row["random_s"] for row in rows[DECODED, FULL]],
             )
         )

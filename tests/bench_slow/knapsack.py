@@ -116,6 +116,7 @@ def choose(samples: Sequence[Sequence[Item]], budget: int, weights: Sequence[flo
             left -= step.bytes
             worth += step.worth_s
         else:
+            # The first step that does not fit, taken in part, gives the optimum of the linear relaxation.
             bound = worth + left * step.density if bound is None else bound
             stuck.add(step.sample)
     return Choice(kept, worth, worth if bound is None else bound)
@@ -159,8 +160,10 @@ def fastest(samples: Sequence[Sequence[Item]], budget: int, needs_s: tuple[float
         plan = weighed(samples, budget, needs_s, middle)
         plans.append(plan)
         first, second = plan.needs_s
+        # The slower resource needs more weight.
         low, high = (middle, high) if second > first else (low, middle)
     best = min(plans, key=lambda plan: plan.epoch_s)
+    # Every weight gives a lower bound, and the highest is the tightest.
     return replace(best, bound_s=max(plan.bound_s for plan in plans))
 
 

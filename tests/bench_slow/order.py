@@ -256,6 +256,7 @@ def one_turn(
         first_batch_s = epochs[0].arrivals[0] - outcome.of("epoch")[0]["went"]
         after = limit_of(samples, options.limit)
         limit = (before + after) / 2 if before and after else None
+        # This limit is also the one before the next loader.
         before = after
         later_s = epochs[-1].end - epochs[0].end
         one = Run(
@@ -335,6 +336,7 @@ def plain_cost_s(samples: Samples) -> float:
     The nominal cost of artificial samples is known. Only their cost beyond it is measured, on some of them.
     """
     told = [samples.spin.cost_s(index) for index in range(samples.count)] if samples.spin else [0.0] * samples.count
+    # Each process takes every n-th sample, so that it works for about `CALIBRATION_S` seconds.
     stride = max(int(sum(told) / WORKERS / CALIBRATION_S), 1)
     jobs = [
         Job("tests.bench_slow.job_plain", [samples.argument, str(stride * part), str(stride * WORKERS)], samples.env)

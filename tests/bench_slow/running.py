@@ -77,6 +77,7 @@ def run(job: Job, coordinator: Coordinator | None = None) -> Outcome:
             roots.append(child.pid)
         child = children.module("job", job.module, job.arguments, env)
         roots.append(child.pid)
+        # Callbacks run in reverse: this one lists the processes, they are ended, and the first one cleans up.
         children.callback(lambda: processes.extend(trees(roots)))
         hear(child, "ready", READY_PATIENCE_S)
         before, began = CpuClock.read(roots), time.monotonic()

@@ -41,6 +41,7 @@ def one_epoch(batches: Iterable[Batch], with_digest: bool) -> dict[str, Any]:
         arrivals.append(time.monotonic())
         ids.append(numbers.tolist())
         if batch_began is not None:
+            # Batches come in order, but their samples may have been begun in any.
             first_began = batch_began if first_began is None else min(first_began, batch_began)
         if with_digest:
             for part in (samples, numbers):

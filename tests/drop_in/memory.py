@@ -54,6 +54,7 @@ def once(setting: Setting) -> Once:
             python_total=runs[COPREP_PYTHON].pss_mib,
             torch_added=loading_mib(runs[TORCH_PYTHON]),
             torch_total=runs[TORCH_PYTHON].pss_mib,
+            # Native jobs import at least NumPy, so this is their memory beyond it.
             native_added=None if native is None or bare is None else native - bare,
             native_total=native,
             numpy_total=bare,

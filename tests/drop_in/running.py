@@ -97,6 +97,7 @@ def run(plans: Sequence[Plan], folder: Path) -> Outcome:
             for number, plan in enumerate(plans, 1)
         ]
         roots += [job.pid for job in jobs]
+        # Callbacks run in reverse: this one lists the processes, they are ended, and the first one cleans up.
         children.callback(lambda: processes.extend(trees(roots)))
         ready = until_all_say("ready", jobs, READY_PATIENCE_S)
         before, began = CpuClock.read(roots), time.monotonic()

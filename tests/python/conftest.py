@@ -61,6 +61,7 @@ def coordinator_at(runtime: Path, patch: pytest.MonkeyPatch) -> Iterator[Path]:
     patch.setenv("COPREP_SOCKET", str(socket))
     patch.setenv("COPREP_CACHE", "64M")
     patch.setenv("COPREP_STAGING", "64M")
+    # Segments that exist already are not this test's.
     before = shm()
     yield socket
     wait_for_preparations()

@@ -133,6 +133,7 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, np.ndarray):
         return a.dtype == b.dtype and a.shape == b.shape and np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
     if isinstance(a, (str, bytes, int, float, complex, type, np.generic)):
+        # A NaN counts as equal to itself.
         return bool(a == b or (a != a and b != b))
     if isinstance(a, Mapping):
         return list(a) == list(b) and all(same(a[k], b[k]) for k in a) and own(a) == own(b)

@@ -40,12 +40,14 @@ class Terminal:
         self.master, self.slave = pty.openpty()
         self.set_size(columns, rows)
         self.before = termios.tcgetattr(self.slave)
+        # NO_COLOR would change the output.
         inherited = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
         self.process = subprocess.Popen(
             command,
             stdin=self.slave,
             stdout=self.slave,
             stderr=self.slave,
+            # Only the leader of a session can take a controlling terminal.
             start_new_session=True,
             preexec_fn=self.control,
             env={**inherited, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8", **env},

@@ -334,6 +334,7 @@ def test_sharing_does_not_matter() -> None:
     assert text is not equal
     numbers, more = [1, 2], [1, 2]
     assert here([text, text, numbers, numbers]) == here([text, equal, numbers, more])
+    # The nesting is deep, and leads back to itself.
     cyclic: list[Any] = [text, text]
     for _ in range(60):
         cyclic = [cyclic]

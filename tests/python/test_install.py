@@ -485,6 +485,7 @@ if __name__ == "__main__":
 
 def test_ranks_that_were_launched_one_by_one_are_one_job(place: Path, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(BY_HAND)
+    # Otherwise Gloo takes the interface of the host's name, which need not be the loopback.
     env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
     ranks = [
         subprocess.Popen(

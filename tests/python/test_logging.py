@@ -48,6 +48,7 @@ def test_a_log_that_cannot_be_written_costs_nobody_anything(log: str, place: Pat
     if log == "a pipe that nobody reads":
         os.set_blocking(writer, False)
         try:
+            # A full pipe blocks every further write.
             while os.write(writer, bytes(4096)):
                 pass
         except BlockingIOError:

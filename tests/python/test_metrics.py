@@ -246,6 +246,7 @@ def test_equal_names_and_strange_ones_are_told_apart(tmp_path: Path, serve: Serv
         caches = status()["caches"]
         assert [c["dataset"] for c in caches] == [str(root)] * 2
         found = [(dict(labels), v) for (name, labels), v in scrape(port).items() if name == "coprep_cache_misses_total"]
+        # Both caches have the same labels, hence one series.
         assert len(found) == 1
         labels, misses = found[0]
         assert labels["dataset"] == str(root).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

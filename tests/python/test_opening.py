@@ -82,6 +82,7 @@ def slow(tmp_path: Path, place: Path) -> Iterator[Slow]:
         serve = subprocess.Popen(["coprep", "serve"], env=env, stderr=log)
     until(lambda: alive(place), "the coordinator listens")
     yield folder
+    # The coordinator may still wait at the gate.
     with contextlib.suppress(FileNotFoundError):
         folder.open()
     serve.terminate()
@@ -223,6 +224,7 @@ def test_ranks_whose_host_is_killed_while_it_loads_end_together(start: Start, tm
     for rank in ranks:
         assert rank.line() == "ready"
     go(*ranks)
+    # Three attempts are made, so after two deaths the last one loads the dataset.
     if times == 2:
         assert sorted(sum((eval(rank.result()) for rank in ranks), [])) == list(range(24))
         return

@@ -87,6 +87,7 @@ def test_locks_are_made_anew() -> None:
             assert result.lock is result.same is not data.lock
             assert type(result.lock) is type(data.lock) and type(result.again) is type(data.again)
             assert not result.lock.locked()
+            # The second lock is reentrant, so it can be taken twice.
             with result.lock, result.again, result.again, result.condition:
                 assert not result.condition.wait(0)
     assert fingerprint({"x": data}) == fingerprint({"x": Data()})

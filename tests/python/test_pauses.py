@@ -133,6 +133,7 @@ def test_ranks_that_pause_together_starve_nobody(pipeline: coprep.Pipeline, few_
     with coprep.DataLoader(pipeline, timeout=LIMIT, **OPTIONS) as train:
         assert [sorted(ids(train)) for _ in range(3)] == whole(3)
     for ranks in groups:
+        # Three of the ten steps of this epoch are already done.
         for _ in range(7):
             for reader in ranks:
                 reader.read(1)

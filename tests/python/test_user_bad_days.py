@@ -322,6 +322,7 @@ def test_jobs_go_on_when_the_host_is_killed(start: Start) -> None:
         in_step(*jobs, batches=steps)
         before = stream()["worker_pids"]
         killed = host()
+        # The second time, the fork server is killed while the jobs run on.
         if last:
             run_on(*jobs)
         os.kill(killed, signal.SIGKILL)

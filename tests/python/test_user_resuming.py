@@ -37,6 +37,7 @@ def test_a_seed_gives_the_same_bits_whoever_makes_the_samples(
 ) -> None:
     (tmp_path / "augmented.py").write_text(AUGMENTED)
     monkeypatch.syspath_prepend(str(tmp_path))
+    # The run with the other parameter imported this module from another folder.
     monkeypatch.delitem(sys.modules, "augmented", raising=False)
     import augmented
 

@@ -28,8 +28,7 @@ from tools.demo.children import Children, coprep_command, exit_code
 IMAGES = 600
 SECONDS = 10.0
 SHORTEST_S = 10.0
-"""Seconds that the compared epochs take together, at least. The first `FIRST` epochs, which fill caches and queues, do
-not count."""
+"""Seconds that the compared epochs take together, roughly. They follow `FIRST` epochs that fill caches and queues."""
 FIRST = 2
 WITHIN = 0.10
 WAITS = ("fetch_stall_s", "prep_stall_s")
@@ -155,6 +154,7 @@ def settings(encoded: int) -> list[Setting]:
     found += [Setting("jobs", f"{n} jobs that share", 0, form="off", jobs=n) for n in (1, 2, 4, 8)]
     found += [Setting("jobs", f"{n} jobs that share, 60 ms a step", 0, form="off", jobs=n, step_ms=60) for n in (1, 8)]
     found += [Setting("unshared", f"{n} jobs, each its own", 0, form="off", jobs=n, shared=False) for n in (2, 4, 8)]
+    # The numbers are milliseconds of work and of waiting for each sample, and workers.
     bound = {"processors": Code(4, 0, 2), "storage": Code(1, 9, 2), "both": Code(3, 3, 2), "6 workers": Code(2, 6, 6)}
     found += [Setting("code", f"Python dataset, bound by {name}", 0, form="off", code=c) for name, c in bound.items()]
     return found
@@ -180,11 +180,13 @@ def measure(data: Dataset, setting: Setting, epoch_s: float) -> tuple[float, Seq
     """Returns the seconds of an epoch, the shares of it that were waits, and the processors that others used."""
     if setting.code is None:
         data.read()
+    # Between 3 and 24 epochs are compared, so that they take about `SHORTEST_S` seconds.
     epochs = FIRST + max(3, min(24, round(SHORTEST_S / epoch_s)))
     options: dict[str, Any] = {"cache": setting.form}
     if setting.form != "off":
         options["cache_bytes"] = setting.cache
     serve = [f"--cpus={setting.cpus}", *([f"--storage-rate={setting.storage}"] if setting.storage else [])]
+    # Jobs that share nothing have a coordinator each.
     places = 1 if setting.shared else setting.jobs
     if setting.code:
         module, *arguments = setting.code.command(setting.step_ms, str(epochs))

@@ -77,6 +77,7 @@ def main() -> None:
             report_to="none",
             disable_tqdm=True,
             use_cpu=True,
+            # If texts become tokens in each batch, the Trainer must not drop their column.
             remove_unused_columns=args.when == "before",
         ),
         train_dataset=train,

@@ -35,6 +35,7 @@ class Recorded:
         self._pass = _open[self._number] = {
             "rank": rank(),
             "number": self._number,
+            # A loader that cannot share delegates to PyTorch's loader, which it keeps in `_private`.
             "shared": type(loader).__module__.startswith("coprep") and loader._private is None,
             "order": order,
             "samples": len(loader.dataset) if hasattr(loader.dataset, "__len__") else None,

@@ -47,6 +47,7 @@ def outcome(behaviour: Behaviour, loader: Loader) -> str:
         behaviour.run(loader)
     except Exception as error:
         lines = str(error).strip().splitlines()
+        # A vertical bar would end the table's cell.
         return f"{type(error).__name__} {lines[0] if lines else ''}".strip()[:160].replace("|", "\\|")
     finally:
         signal.alarm(0)
