@@ -111,7 +111,7 @@ def test_a_slow_folder_holds_up_nobody_else(slow: Slow, folder: Path, tmp_path: 
     until(lambda: len(coprep.status()["streams"]) == 1, "the other stream is closed")
     freed = subprocess.run(["coprep", "drop", str(tmp_path / "other")], capture_output=True, text=True, timeout=WAIT)
     assert freed.returncode == 0 and not freed.stdout.startswith("0 B")
-    # The jobs of the slow folder keep waiting, for one listing.
+    # The same holds for a loader that is asked only for its length.
     until(lambda: slow.waiting() == 2, "both wait")
     assert slow.listings() == 1 and all(one.process.poll() is None for one in waiting)
 

@@ -96,7 +96,7 @@ def test_what_waits_behind_a_slow_sample_is_made_by_another_worker(tmp_path: Pat
             assert once(flat(batches(one)))
     made = [int(line.removeprefix("dataset:")) for line in ud.noted(log)]
     last = {i: at for at, i in enumerate(made)}
-    # These are the samples that the worker got together with the slow one, and the next ones that it would have got.
+    # These samples were given to the worker together with the slow one, or queued for it next.
     assert all(last[i] < last[slow] for i in range(slow + 1, slow + 7))
 
 

@@ -261,7 +261,7 @@ def test_a_sample_that_ends_its_worker_is_reported(tmp_path: Path, what: Any, ho
             assert type(error) is coprep.SampleError and error.id == 5
             assert "sample 5" in str(error) and how in str(error) and "another before" in str(error)
             assert ud.noted(log).count("dataset:5") >= 2 * number
-    # Other samples are not suspected, so they are not made again as often.
+    # No other sample is suspected, which would have it made again more often.
     assert ud.noted(log).count("dataset:6") <= ud.noted(log).count("dataset:5") + 4
 
 
