@@ -2,10 +2,10 @@
 
     python augmentation_search.py data --strengths 0 0.25 0.5 1
 
-``data`` has ``train`` and ``val``, each with one subfolder of images per class. The trials differ in what is random, so
-they cannot share batches, but they do share the costly part: ``dataset[i]`` reads, decodes and shrinks an image, always
-the same way; this is done once for all trials and epochs and kept in one cache. Only ``transform``, which is given
-what ``dataset[i]`` returned, runs for each trial.
+``data`` has ``train`` and ``val``, each with one subfolder of images per class. The trials use different random
+augmentations, so they cannot share batches. They do share the costly part: ``dataset[i]`` reads, decodes and shrinks an
+image, which gives the same result every time. This is done once for all trials and epochs and kept in one cache. Only
+``transform``, which receives the value of ``dataset[i]``, runs for each trial.
 """
 
 import argparse
@@ -36,12 +36,12 @@ def arguments() -> argparse.Namespace:
 
 
 def make_dataset(folder: Path, size: int) -> ImageFolder:
-    """Nothing random: small enough for the cache, large enough to crop from."""
+    """Make the part without randomness: its images are small enough for the cache and large enough to crop from."""
     return ImageFolder(folder, v2.Compose([v2.Resize(size), v2.CenterCrop(size), v2.PILToTensor()]))
 
 
 def make_transform(strength: float, size: int) -> v2.Transform:
-    """What is random. The operators of ``v2`` take a whole sample, (image, label), and leave the label alone."""
+    """Make the random part. The operators of ``v2`` take a whole sample, (image, label), and leave the label alone."""
     return v2.Compose(
         [
             v2.RandomResizedCrop(size, scale=(1 - 0.9 * strength, 1)),

@@ -1,10 +1,10 @@
-"""Train on several ranks with DistributedDataParallel, and go on where a run was stopped.
+"""Train on several ranks with DistributedDataParallel, and resume an interrupted run.
 
     torchrun --standalone --nproc-per-node 2 ddp_torchrun.py data/train --checkpoint run.pt
 
 The loader finds the ranks by itself: no DistributedSampler, no set_epoch. Each epoch gives every image to one of the
 ranks, and all ranks prepare together. The checkpoint holds the loader's state, so a run that was stopped in the middle
-of an epoch goes on with the images that it has not seen yet; the number of ranks may differ.
+of an epoch resumes with the images that it has not seen yet. The number of ranks may differ.
 """
 
 import argparse
@@ -39,14 +39,14 @@ def arguments() -> argparse.Namespace:
 
 
 class Photos(ImageFolder):
-    """Gives each image's id too."""
+    """An image folder whose samples also carry the image's id."""
 
     def __getitem__(self, i: int) -> tuple[torch.Tensor, int, int]:
         return (*super().__getitem__(i), i)
 
 
 def count(epoch: int, ids: list[int]) -> None:
-    """Print how many images all ranks were given."""
+    """Print how many images all ranks received together."""
     of_rank: list = [None] * dist.get_world_size()
     dist.all_gather_object(of_rank, ids)
     given = sum(of_rank, [])
@@ -55,7 +55,7 @@ def count(epoch: int, ids: list[int]) -> None:
 
 
 def save(path: Path, state: dict) -> None:
-    """Whole or not at all."""
+    """Write the checkpoint through a temporary file, so that a crash never leaves half of one."""
     part = path.with_suffix(".part")
     torch.save(state, part)
     part.replace(path)
@@ -65,6 +65,7 @@ def main() -> None:
     args = arguments()
     torch.set_num_threads(args.threads)
     local = int(os.environ["LOCAL_RANK"])
+    # Gloo replaces NCCL on a machine with fewer GPUs than ranks.
     cuda = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
     device = torch.device(f"cuda:{local}" if cuda else "cpu")
     dist.init_process_group("nccl" if cuda else "gloo")
@@ -82,6 +83,7 @@ def main() -> None:
             part.load_state_dict(state[name])
 
     step = 0
+    # After a resume this is the checkpoint's epoch, and the first loop gives the rest of it.
     for epoch in range(loader.epoch, args.epochs):
         ids = []
         for images, labels, index in loader:
@@ -92,6 +94,7 @@ def main() -> None:
             ids += index.tolist()
             step += 1
             if args.checkpoint and (step % args.save_every == 0 or step == args.steps):
+                # Every rank calls state_dict at the same step, since a state covers all ranks. Rank 0 alone writes it.
                 state = {name: part.state_dict() for name, part in parts.items()}
                 if dist.get_rank() == 0:
                     save(args.checkpoint, state)

@@ -2,9 +2,9 @@
 
     python hf_trainer.py data/train --epochs 5
 
-The Trainer makes its loader in one method, which is overridden. The dataset gives dictionaries, so batches are
+The Trainer makes its loader in one method, which this script overrides. The dataset gives dictionaries, so batches are
 dictionaries too. All jobs on this folder with the same transforms share one preparation of each image, whatever their
-model, learning rate or batch size. The model is made from a configuration: nothing is downloaded.
+model, learning rate or batch size. The model is made from a configuration, so nothing is downloaded.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def arguments() -> argparse.Namespace:
 
 
 class Photos(Dataset):
-    """Images in the form that models of Hugging Face take."""
+    """Images as dictionaries, the form that Hugging Face models take."""
 
     def __init__(self, folder: str, size: int) -> None:
         operators = [transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip(), transforms.ToTensor()]

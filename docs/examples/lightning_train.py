@@ -3,7 +3,7 @@
     python lightning_train.py data/train --epochs 5
     python lightning_train.py data/train --accelerator cpu --devices 2 --strategy ddp
 
-The loader goes where PyTorch's would. With several devices it finds the ranks by itself and gives each its share of
+The loader takes the place of PyTorch's. With several devices it finds the ranks by itself and gives each its share of
 every epoch, so Lightning need not add a sampler. All ranks, and every other job on this folder with the same
 transforms, share one preparation of each image.
 """
@@ -78,6 +78,7 @@ def main() -> None:
         accelerator=args.accelerator,
         devices=args.devices,
         strategy=args.strategy,
+        # The loader divides each epoch among the ranks itself.
         use_distributed_sampler=False,
         enable_checkpointing=False,
         enable_progress_bar=False,

@@ -1,10 +1,10 @@
-"""Search hyper-parameters with Optuna: several at a time, a process each, bad trials stopped early.
+"""Search hyper-parameters with Optuna: several trials at a time, one process each; bad trials stop early.
 
     python optuna_search.py data --trials 64 --jobs 8
 
 ``data`` has ``train`` and ``val``, each with one subfolder of images per class. All trials make the same two loaders,
-so each image is prepared once for all trials that run at that time, however they come and go. The study lies in a
-file: start the script again, or several times at once, and it goes on with the same study.
+so each image is prepared once for all trials that run at that time, and trials may start and end at any moment. The
+study is kept in a file: start the script again, or several times at once, and it continues the same study.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Search hyper-parameters with Ray Tune: several at a time, a process each, bad trials stopped early.
+"""Search hyper-parameters with Ray Tune: several trials at a time, one process each; bad trials stop early.
 
     python ray_tune_search.py data --trials 64 --jobs 8
 
 ``data`` has ``train`` and ``val``, each with one subfolder of images per class. All trials make the same two loaders,
-so each image is prepared once for all trials that run at that time, however they come and go. Ray moves each trial to
-a working directory of its own, hence the absolute path of the data.
+so each image is prepared once for all trials that run at that time, and trials may start and end at any moment. Ray
+moves each trial to a working directory of its own, so the path of the data must be absolute.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # one machine: Ray listens on the loopback address alone
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # one machine, so Ray listens only on the loopback address
 
 import ray
 import torch
@@ -90,6 +90,7 @@ def main() -> None:
             mode="max",
             scheduler=ASHAScheduler(max_t=args.epochs, grace_period=1, reduction_factor=3),
             num_samples=args.trials,
+            # A process that serves several trials imports PyTorch once.
             reuse_actors=True,
         ),
         run_config=tune.RunConfig(storage_path=str(args.storage.resolve()), verbose=0),

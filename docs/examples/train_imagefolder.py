@@ -2,9 +2,9 @@
 
     python train_imagefolder.py data/train --epochs 5 --workers 8
 
-This is the usual PyTorch script but for one line, ``from coprep import DataLoader``. Start it as often as you like and
-whenever you like, with other learning rates or batch sizes: the jobs that run at the same time read, decode and
-augment each image once for all of them, as long as folder, transforms and seed are the same.
+This is the usual PyTorch script except for one line, ``from coprep import DataLoader``. Start it as often as you like
+and whenever you like, with other learning rates or batch sizes. Jobs that run at the same time read, decode and augment
+each image once for all of them, as long as folder, transforms and seed are the same.
 """
 
 import argparse
@@ -36,6 +36,7 @@ def main() -> None:
     args = arguments()
     if args.threads:
         torch.set_num_threads(args.threads)
+    # The loader takes its seed from the generator.
     generator = None
     if args.seed is not None:
         torch.manual_seed(args.seed)

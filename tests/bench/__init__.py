@@ -1,4 +1,4 @@
 """The benchmark: several loaders side by side, with one to many jobs at a time."""
 
 DATA_VARIABLE = "COPREP_BENCH_DATA"
-"""In the environment of jobs over a Python dataset: the folder of images. Their workers inherit it."""
+"""Environment variable that tells jobs over a Python dataset the folder of images. Their workers inherit it."""

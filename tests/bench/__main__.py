@@ -1,4 +1,4 @@
-"""Loaders side by side, taken in turn.
+"""Measures several loaders side by side, taking turns.
 
 usage: python -m tests.bench DATA --limit PROGRAM --out FOLDER [--only coprep,limit] [--jobs 1,2,4,8] [--repeat 3]
        [--seconds 8] [--handover PROGRAM]
@@ -36,12 +36,13 @@ SETUPS = (
 LOADERS = tuple(dict.fromkeys(setup.loader for setup in SETUPS))
 JOBS = (1, 2, 4, 8)
 PYTHON_JOBS = (1, 4, 8)
-"""Of the Python dataset. Fewer, since it takes many jobs long to import PyTorch and to have their first batches."""
+"""Numbers of jobs for the Python dataset. There are fewer of them, since many jobs take long to import PyTorch and to
+get their first batches."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure, and how."""
+    """The measurements to make, and how."""
 
     data: Dataset
     limit: Path | None
@@ -52,13 +53,13 @@ class Options:
     seconds: int
 
     def cases(self) -> Iterator[Case]:
-        """In the order of one repetition."""
+        """Yields the cases of one repetition, in the order in which they are measured."""
         counts = {setup: self.counts(setup) for setup in SETUPS if setup.loader in self.only}
         for jobs in sorted({jobs for some in counts.values() for jobs in some}):
             yield from ((setup, jobs) for setup, some in counts.items() if jobs in some)
 
     def counts(self, setup: Setup) -> Sequence[int]:
-        """How many jobs at a time. The limit has no jobs, and is measured once."""
+        """Returns the numbers of jobs to run at a time. The limit has no jobs, and is measured once."""
         if setup.samples == "tensors":
             return [1]
         jobs = self.jobs or (PYTHON_JOBS if setup.is_python else JOBS)

@@ -1,4 +1,4 @@
-"""Charts as SVG, both axes logarithmic: images per second over the number of jobs, and whatever else has such lines."""
+"""Draws charts as SVG with two logarithmic axes, such as images per second over the number of jobs."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ Place = tuple[float, float]
 
 @dataclass(frozen=True)
 class Line:
-    """Values over x, with what they are called."""
+    """One curve of a chart: its label, its colour, and its values over x."""
 
     label: str
     colour: str
     points: Sequence[tuple[float, Spread]]
     across: bool = False
-    """Of a value measured once: it holds for all x."""
+    """Whether the value was measured once and holds for all x, so that it is drawn across the chart."""
     dashed: bool = False
 
 
 @dataclass(frozen=True)
 class Words:
-    """What is written on a chart."""
+    """The texts on a chart."""
 
     title: str
     below: str
     tick: Callable[[float], str]
-    """A value of x."""
+    """Formats a value of x."""
     value: Callable[[float], str]
 
 
@@ -56,7 +56,7 @@ def whole(value: float) -> str:
 
 
 class Axes:
-    """From x and values to places on the drawing."""
+    """Maps x and values to places on the drawing."""
 
     def __init__(self, xs: Sequence[float], values: Sequence[float]) -> None:
         self.xs = sorted(set(xs))
@@ -71,14 +71,14 @@ class Axes:
         return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * math.log(value / self.low) / math.log(self.high / self.low)
 
     def ticks(self) -> list[float]:
-        """1, 2 and 5 of each power of ten."""
+        """Returns 1, 2 and 5 of each power of ten."""
         powers = range(round(math.log10(self.low)), round(math.log10(self.high)) + 1)
         ticks = [step * 10.0**power for power in powers for step in (1, 2, 5)]
         return [tick for tick in ticks if self.low <= tick <= self.high]
 
 
 def draw(records: Sequence[Record], title: str) -> str:
-    """Images per second over jobs."""
+    """Draws images per second over the number of jobs."""
     lines = []
     for setup, colour in COLOURS.items():
         mine = sorted((record for record in records if record.setup == setup), key=lambda record: record.jobs)
@@ -88,7 +88,7 @@ def draw(records: Sequence[Record], title: str) -> str:
 
 
 def draw_lines(lines: Sequence[Line], words: Words) -> str:
-    """Lines without points are left out."""
+    """Draws the lines that have points."""
     lines = [line for line in lines if line.points]
     points = [point for line in lines for point in line.points]
     axes = Axes([x for x, _ in points], [value for _, spread in points for value in (spread.min, spread.max)])
@@ -120,7 +120,7 @@ def grid(axes: Axes, words: Words) -> str:
 
 
 def drawn(line: Line, axes: Axes) -> str:
-    """The medians joined, a mark for each, and its spread."""
+    """Draws the medians as a joined line, with a mark and the spread for each."""
     parts = []
     if line.across:
         y = axes.y(line.points[0][1].median)
@@ -140,7 +140,7 @@ def segment(one: Place, other: Place, colour: str, style: str = "") -> str:
 
 
 def names(lines: Sequence[Line], axes: Axes, words: Words) -> str:
-    """Beside the last point of each line, moved apart where they would overlap."""
+    """Writes each line's name beside its last point, and moves names apart where they would overlap."""
     parts = []
     free = float("-inf")
     for line in sorted(lines, key=lambda line: -line.points[-1][1].median):

@@ -1,8 +1,8 @@
-"""What every job of the benchmark does with its batches, whichever loader they come from.
+"""The work of every benchmark job on its batches, whichever loader they come from.
 
-It takes batch after batch, reads one byte of each image, and does nothing else. It tells the parent when its first
-batch came and when it is warm; the parent answers with a window of time; the job reports what arrived within it, and
-keeps taking batches until it is ended, so that no job runs with less company than the others.
+A job takes batch after batch, reads one byte of each image, and does nothing else. It tells the parent when its first
+batch came and when it is warm. The parent answers with a window of time, and the job reports the batches that arrived
+within it. Then it keeps taking batches until it is ended, so that every job runs beside the same number of others.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Window:
             report(event="window", images=self.images, gaps_ms=self.gaps_ms, cpu_us_per_batch=self.cpu_us_per_batch())
 
     def cpu_us_per_batch(self) -> float | None:
-        """Of this process, all its threads included: from one arrival to the next."""
+        """Returns the CPU time of this process, with all its threads, between two arrivals."""
         batches = len(self.cpu_s) - 1
         return 1e6 * (self.cpu_s[-1] - self.cpu_s[0]) / batches if batches > 0 else None
 
 
 def consume(loader: Iterable[tuple[Any, Any]], started: float, warm_after: int) -> None:
-    """Take batches for good. `warm_after`: images after which the steady state is reached."""
+    """Takes batches for good. The steady state is reached after `warm_after` images."""
     window: Window | None = None
     images_so_far = 0
     before = started
@@ -52,6 +52,7 @@ def consume(loader: Iterable[tuple[Any, Any]], started: float, warm_after: int) 
         now = time.monotonic()
         if images_so_far == 0:
             report(event="first", seconds=now - started)
+        # Only the batch that crosses the bound meets this, so the message comes once.
         if images_so_far < warm_after <= images_so_far + len(images):
             report(event="warm")
         images_so_far += len(images)
@@ -67,12 +68,12 @@ def forever(loader: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
 
 
 def touch(samples: Any) -> int:
-    """Read the first element of each sample."""
+    """Reads the first element of each sample."""
     return int(samples[(slice(None), *[0] * (samples.ndim - 1))].sum())
 
 
 def told_window() -> Window | None:
-    """The parent's line, once it has come."""
+    """Returns the window that the parent sent, or `None` if it has not come yet."""
     if not select.select([sys.stdin], [], [], 0)[0]:
         return None
     start, end = map(float, sys.stdin.readline().split())

@@ -1,4 +1,4 @@
-"""The Python dataset of images, as an import string names it: who calls the factory imports PyTorch, nobody else."""
+"""The Python dataset of images, as an import string names it. Only a process that calls the factory imports PyTorch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.bench import DATA_VARIABLE
 
 
 def images() -> Dataset[Any]:
-    """Images as PyTorch's users load them."""
+    """Returns images as users of PyTorch load them."""
     steps = [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), transforms.PILToTensor()]
     made: Dataset[Any] = ImageFolder(os.environ[DATA_VARIABLE], transforms.Compose(steps))
     return made

@@ -1,4 +1,4 @@
-"""A cache that holds half of the dataset: bytes read from storage in each epoch, without eviction and with LRU."""
+"""Measures a cache that holds half of the dataset: bytes read in each epoch, without eviction and with LRU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ POLICIES = ("no-eviction", "lru")
 
 @dataclass(frozen=True)
 class HalfCache:
-    """Bytes fetched in each epoch, with one policy."""
+    """Bytes fetched in each epoch with one policy."""
 
     policy: str
     dataset_bytes: int

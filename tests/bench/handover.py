@@ -1,4 +1,4 @@
-"""The hand-over of a minibatch by itself, between real processes: latency, and CPU per batch and job."""
+"""Measures the hand-over of a minibatch by itself, between real processes: latency, and CPU per batch and job."""
 
 from __future__ import annotations
 

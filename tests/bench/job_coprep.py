@@ -1,4 +1,4 @@
-"""A job that loads with coprep. Its batches are numpy arrays; nothing else is imported."""
+"""A job that loads with coprep. Its batches are numpy arrays, and it imports nothing else."""
 
 from __future__ import annotations
 

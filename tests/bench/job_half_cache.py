@@ -1,4 +1,4 @@
-"""A job that reads a dataset a few times over with a small cache, and says what each epoch fetched."""
+"""A job that reads a dataset a few times with a small cache, and reports how many bytes each epoch fetched."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def main() -> None:
         for _images, _labels in loader:
             pass
     (stream,) = coprep.status()["streams"]
-    # By visit, which for a job alone is the epoch: what was read ahead for the next epoch counts there.
+    # Bytes count by visit, which for a single job is the epoch, so those read ahead for the next epoch count there.
     for fetched in stream["totals"]["fetched_by_visit"][: int(epochs)]:
         report(fetched_bytes=fetched)
 

@@ -1,6 +1,7 @@
-"""A job that loads the Python dataset of images with coprep and imports no PyTorch: a trainer in JAX, an evaluation.
+"""A job that loads the Python dataset of images with coprep and imports no PyTorch, like a trainer in JAX or an
+evaluation.
 
-It names the dataset, which only the worker processes make; its batches are numpy arrays.
+It only names the dataset, which the worker processes then make. Its batches are numpy arrays.
 """
 
 from __future__ import annotations

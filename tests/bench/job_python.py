@@ -1,7 +1,7 @@
-"""A job that loads a Python dataset, with coprep or with PyTorch's DataLoader: all else is the same.
+"""A job that loads a Python dataset, with coprep or with PyTorch's DataLoader. Everything else is the same.
 
-What it imports and the dataset are there before it says that it is ready. It makes its loader once it is told to go,
-and its first batch counts from then on.
+It imports its modules and makes its dataset before it says that it is ready. It makes its loader when it is told to go,
+and the time to its first batch counts from then on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TENSORS = 50_000
 
 
 def dataset(samples: str) -> Dataset[Any]:
-    """Images as PyTorch's users load them, or samples that cost next to nothing."""
+    """Returns images as users of PyTorch load them, or samples that cost almost nothing."""
     if samples == "images":
         return datasets.images()
     generator = torch.Generator().manual_seed(1)

@@ -1,4 +1,4 @@
-"""A job that loads with PyTorch's DataLoader, and with Pillow or torchvision.io under it."""
+"""A job that loads with PyTorch's DataLoader, which decodes with Pillow or with torchvision.io."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ def read_with_torchvision(path: str) -> torch.Tensor:
 
 
 def dataset(decoder: str, data: str) -> ImageFolder:
-    """Pillow crops and resizes its own images, and makes tensors of the result; torchvision.io starts from tensors."""
+    """Returns the image folder with the transforms that suit the decoder.
+
+    With Pillow, images are cropped and resized as Pillow images and become tensors at the end. With torchvision.io they
+    are tensors from the start.
+    """
     operators: list[Callable[[Any], Any]] = [v2.RandomResizedCrop(224, antialias=True), v2.RandomHorizontalFlip()]
     if decoder == "pil":
         return ImageFolder(data, v2.Compose([*operators, v2.PILToTensor()]))

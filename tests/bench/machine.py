@@ -1,4 +1,4 @@
-"""What processes cost, and what others did meanwhile, read from /proc."""
+"""Reads from /proc the CPU time and memory of processes, and the CPU time of all other processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class CpuClock:
-    """CPU seconds used so far: by the processes of some trees, with those that have ended, and by the whole machine."""
+    """CPU seconds used so far: by some process trees, ended children included, and by the whole machine."""
 
     ours: float
     machine: float
@@ -32,7 +32,7 @@ class CpuClock:
 
 
 def trees(roots: Iterable[int]) -> list[int]:
-    """The processes `roots` and everything they started."""
+    """Returns the processes `roots` and all their descendants."""
     children: dict[int, list[int]] = {}
     for entry in PROC.iterdir():
         if entry.name.isdigit() and (fields := stat_fields(int(entry.name))):
@@ -47,7 +47,9 @@ def trees(roots: Iterable[int]) -> list[int]:
 
 
 def stat_fields(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat after the name: state, parent, ... Empty for a process that is gone."""
+    """Returns the fields of /proc/PID/stat after the name: state, parent, ... If the process is gone, there are
+    none.
+    """
     try:
         return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -60,19 +62,19 @@ def cpu_seconds(pid: int) -> float:
 
 
 def cpu_seconds_with_ended(pid: int) -> float:
-    """Returns what a process used, and those of its children that have ended and for which it has waited."""
+    """Returns the CPU seconds of a process and of the children that it has waited for."""
     fields = stat_fields(pid)
     return sum(map(int, fields[11:15])) / TICKS_PER_S
 
 
 def machine_cpu_seconds() -> float:
-    """User, nice, system, interrupts and stolen time: all but idle and waiting for disks."""
+    """Returns user, nice, system, interrupt and stolen time: everything except idle time and waits for disks."""
     user, nice, system, _idle, _iowait, *rest = map(int, (PROC / "stat").read_text().split("\n", 1)[0].split()[1:])
     return (user + nice + system + sum(rest[:3])) / TICKS_PER_S
 
 
 def pss_bytes(pid: int) -> int | None:
-    """Memory of a process, shared pages divided among their holders. None where it may not be read."""
+    """Returns the memory of a process, with shared pages divided among their holders, or `None` without permission."""
     try:
         text = (PROC / str(pid) / "smaps_rollup").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -84,12 +86,12 @@ def pss_bytes(pid: int) -> int | None:
 
 
 def has_mapped(pid: int, name: str) -> bool:
-    """Whether a file whose path contains `name` lies in the memory of a process of ours."""
+    """Returns whether a file whose path contains `name` is mapped into one of our processes."""
     return name in (PROC / str(pid) / "maps").read_text()
 
 
 def remove_torch_files(pids: Iterable[int]) -> None:
-    """What a worker of PyTorch leaves in shared memory when it is ended while it hands over a batch."""
+    """Removes the shared memory that a worker of PyTorch leaves when it is ended while it hands over a batch."""
     for pid in pids:
         for path in SHARED_MEMORY.glob(f"torch_{pid}_*"):
             path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""One measurement: some jobs at a time with one loader, over a window of time in the steady state."""
+"""Makes one measurement: some jobs at a time with one loader, over a window of time in the steady state."""
 
 from __future__ import annotations
 
@@ -29,30 +29,32 @@ TENSOR_BATCH_SIZE = 128
 WARM_PATIENCE_S = 600.0
 WINDOW_PATIENCE_S = 60.0
 WARM_BATCHES = 4
-"""Batches of each job before the window, where no cache has to be filled first."""
+"""Batches that each job takes before the window, where no cache has to be filled first."""
 CACHE_SHARE = 0.6
-"""Of the memory that is free, what a coordinator may use for its cache: as much as the dataset needs, within this."""
+"""Share of the free memory that a coordinator's cache may use. Within it, the cache gets as much as the dataset
+needs.
+"""
 TORCH_WORKERS = cores()
-"""Of each PyTorch job: the usual choice, one for each core."""
+"""Workers of each PyTorch job: one per core, which is the usual choice."""
 PYTHON_WORKERS = 2
-"""Of the Python dataset: with PyTorch of each job, with coprep of all jobs together."""
+"""Workers for the Python dataset. With PyTorch each job has this many; with coprep all jobs share them."""
 TORCH_WINDOW = 2
-"""Its windows are so many times as long: with many jobs, each gets a batch only every second or two. Not those of
-tensors, of which one job gets many batches a second."""
+"""Factor by which PyTorch's windows on images are longer. With many jobs, each gets a batch only every second or two.
+One job gets many batches of tensors a second, so those windows keep their length."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 MIB = 1 << 20
 
 
 @dataclass(frozen=True)
 class Setup:
-    """A loader as it is compared."""
+    """A loader, in one of the configurations that are compared."""
 
     loader: str
     cache: str | None = None
     samples: Literal["images", "tensors"] = "images"
-    """Tensors: of a Python dataset that only indexes them, so that what remains is the loader's own cost."""
+    """The kind of samples. Tensors come from a Python dataset that only indexes, which leaves the loader's own cost."""
     light: bool = False
-    """Of a Python dataset that an import string names: jobs import no PyTorch, only the workers do."""
+    """Whether an import string names the Python dataset, so that only the workers import PyTorch."""
 
     @property
     def label(self) -> str:
@@ -67,7 +69,7 @@ class Setup:
 
     @property
     def is_python(self) -> bool:
-        """It loads a Python dataset, the same one as the other loader of which this is so."""
+        """Whether it loads the Python dataset, which is the same for all loaders that do."""
         return self.loader.endswith("-python")
 
     @property
@@ -77,7 +79,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Dataset:
-    """An image folder, as the benchmark sees it."""
+    """An image folder, with its files and their size."""
 
     root: Path
     files: Sequence[Path]
@@ -89,30 +91,31 @@ class Dataset:
         return cls(root, files, sum(path.stat().st_size for path in files))
 
     def read(self) -> None:
-        """Bring every file into the page cache."""
+        """Brings every file into the page cache."""
         for path in self.files:
             path.read_bytes()
 
 
 @dataclass(frozen=True)
 class Run:
-    """What one measurement gave. None: not applicable to this loader."""
+    """The figures of one measurement. A figure is `None` if it does not apply to this loader."""
 
     images_per_s: float
     cpu_s_per_1000: float
     pss_mib: float | None
     first_batch_s: float | None
     ready_to_first_s: Sequence[float]
-    """By job, without the start of its process: what it imports and its dataset are there."""
+    """Seconds to the first batch, by job, from when the process has its imports and its dataset."""
     pss_ready_mib: float | None
-    """Of jobs that are ready, before they load anything. A coordinator, which is there to load, does not count."""
+    """Memory of jobs that are ready, before they load anything. The coordinator, which is there to load, does not
+    count."""
     gaps_ms: list[float]
     job_cpu_us_per_batch: float | None
     others_cores: float
 
 
 def measure(setup: Setup, jobs: int, data: Dataset, seconds: int, limit: Path | None) -> Run:
-    """Read all files once, then measure."""
+    """Reads all files once, then measures."""
     data.read()
     if setup.loader.startswith("torch") and setup.samples == "images":
         seconds *= TORCH_WINDOW
@@ -124,13 +127,13 @@ def measure(setup: Setup, jobs: int, data: Dataset, seconds: int, limit: Path | 
 
 
 class Fleet:
-    """The jobs of one measurement, with their coordinator if there is one."""
+    """The jobs of one measurement, and their coordinator if there is one."""
 
     def __init__(self, setup: Setup, jobs: int, data: Dataset, children: Children) -> None:
         self.env = dict(ONE_THREAD)
         self.roots: list[int] = []
         self.processes: list[int] = []
-        # Called in the opposite order: the second while the processes are there, the first when they have ended.
+        # Callbacks run in reverse order: the second one while the processes are there, the first one after their end.
         children.callback(lambda: remove_torch_files(self.processes))
         self.heard: dict[str, dict[str, dict[str, Any]]] = {}
         if setup.is_coprep:
@@ -149,8 +152,7 @@ class Fleet:
         children.callback(lambda: self.processes.extend(trees(self.roots)))
 
     def begin(self, in_turn: bool) -> list[float]:
-        """Let jobs that are ready begin: all at once, or each when the one before it runs. Returns the seconds to their
-        first batches."""
+        """Lets ready jobs begin, all at once or in turn. Returns the seconds to their first batches."""
         for job in self.jobs:
             job.tell("go")
             if in_turn:
@@ -158,7 +160,7 @@ class Fleet:
         return [first["seconds"] for first in self.wait_for("first", WARM_PATIENCE_S)]
 
     def wait_for(self, event: str, patience: float, jobs: Sequence[Child] = ()) -> list[dict[str, Any]]:
-        """Until `jobs`, by default all, have said `event`. Returns what they said."""
+        """Waits until `jobs`, by default all, have said `event`. Returns their messages."""
         deadline = time.monotonic() + patience
         jobs = jobs or self.jobs
         while missing := [job for job in jobs if event not in self.heard[job.name]]:
@@ -172,18 +174,18 @@ class Fleet:
         return [self.heard[job.name][event] for job in jobs]
 
     def check_light(self) -> None:
-        """That jobs which are said to import no PyTorch have not."""
+        """Checks that jobs which are said to import no PyTorch have not imported it."""
         for job in self.jobs:
             if has_mapped(job.pid, "libtorch"):
                 raise ChildFailed(f"{job.name} has PyTorch in its memory, and is to be measured without")
 
     def pss_of_jobs(self) -> float | None:
-        """MiB, without their coordinator."""
+        """Returns the memory of the jobs in MiB, without their coordinator."""
         sizes = [pss_bytes(pid) for pid in trees(job.pid for job in self.jobs)]
         return None if None in sizes else sum(size or 0 for size in sizes) / MIB
 
     def pss(self) -> float | None:
-        """MiB of all processes together; what lies in shared memory counts once."""
+        """Returns the memory of all processes together in MiB. Shared memory counts once."""
         sizes = [pss_bytes(pid) for pid in trees(self.roots)]
         if None in sizes and "COPREP_SOCKET" in self.env:
             sizes = [size for size in sizes if size is not None] + [coordinator_status(self.env)["pss_bytes"]]
@@ -203,8 +205,10 @@ def measure_jobs(setup: Setup, jobs: int, data: Dataset, seconds: int, children:
     if setup.is_python:
         fleet.wait_for("ready", WARM_PATIENCE_S)
         pss_ready = fleet.pss_of_jobs()
+        # Jobs of coprep begin in turn, so that each one after the first joins a running stream.
         ready_to_first_s = fleet.begin(in_turn=setup.is_coprep)
     fleet.wait_for("warm", WARM_PATIENCE_S)
+    # The window begins a little later, which leaves the jobs time to read its bounds.
     begin = time.monotonic() + 0.2
     for job in fleet.jobs:
         job.tell(f"{begin} {begin + seconds}")
@@ -212,6 +216,7 @@ def measure_jobs(setup: Setup, jobs: int, data: Dataset, seconds: int, children:
     before = CpuClock.read(fleet.roots)
     sleep_until(begin + seconds)
     after = CpuClock.read(fleet.roots)
+    # The jobs keep taking batches after their window, so this is their memory in the steady state.
     pss = fleet.pss()
     if setup.light:
         fleet.check_light()
@@ -247,7 +252,7 @@ def cache_budget(setup: Setup) -> str:
 
 
 def job_command(setup: Setup, data: Dataset) -> tuple[str, list[str]]:
-    """The job's module and its arguments, but for a last one, its moment of start, which Python datasets do without."""
+    """Returns the job's module and its arguments, except the moment of start, which Python datasets do not take."""
     if setup.is_python:
         few = [str(setup.batch_size), str(WARM_BATCHES * setup.batch_size), str(PYTHON_WORKERS)]
         if setup.light:
@@ -263,11 +268,12 @@ def job_command(setup: Setup, data: Dataset) -> tuple[str, list[str]]:
 
 
 def measure_limit(program: Path, data: Dataset, seconds: int) -> Run:
-    """A plain loop with a thread per core that keeps nothing: it has no batches, hence no gaps."""
+    """Measures a plain loop with a thread per core that keeps nothing. It has no batches, hence no gaps."""
     with Children() as children:
         before = CpuClock.read([])
         command = [str(program), str(data.root), "--threads", str(cores()), "--seconds", str(seconds), "--json"]
         child = children.start("limit", command)
+        # Memory is read halfway, while the program is at work.
         time.sleep(seconds / 2)
         pss = pss_bytes(child.pid)
         said = [message for _, message in messages([child], seconds + WARM_PATIENCE_S)]
@@ -289,7 +295,7 @@ def measure_limit(program: Path, data: Dataset, seconds: int) -> Run:
 
 
 def limit_cpu_s_per_1000(program: Path, data: Dataset) -> float:
-    """The same over each image once, so that it is of the very images that an epoch has."""
+    """Measures the CPU cost of the same loop over each image once, which are exactly the images of an epoch."""
     with Children() as children:
         command = [str(program), str(data.root), "--threads", str(cores()), "--epochs", "1", "--json"]
         child = children.start("limit", command)

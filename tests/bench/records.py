@@ -1,4 +1,4 @@
-"""From single runs to records, and from records to the ratios that are asked of them."""
+"""Turns single runs into records, and records into the ratios that the targets name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.bench.handover import HandOver
 from tests.bench.measure import Run, Setup, median_or_none
 
 Case = tuple[Setup, int]
-"""A loader, and how many jobs it has."""
+"""A loader, and its number of jobs."""
 COPREP_PYTHON, TORCH_PYTHON = Setup("coprep-python"), Setup("torch-python")
 COPREP_LIGHT = Setup("coprep-python", light=True)
 TOTAL = "total, all jobs import torch"
@@ -20,7 +20,7 @@ LIGHT_TOTAL = "total, coprep's jobs import no torch (light jobs), PyTorch's do"
 
 @dataclass(frozen=True)
 class Spread:
-    """Over the repetitions."""
+    """The median and the extremes over the repetitions."""
 
     median: float
     min: float
@@ -33,7 +33,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Record:
-    """A loader with so many jobs at a time. Images count for all jobs together; the rest are medians."""
+    """A loader with one number of jobs at a time. Images count for all jobs together; the other figures are medians."""
 
     loader: str
     cache: str | None
@@ -45,9 +45,10 @@ class Record:
     pss_mib: float | None
     first_batch_s: float | None
     ready_to_first_s: float | None
-    """Of the first job."""
+    """Seconds to the first batch of the first job."""
     others_to_first_s: Spread | None
-    """Of the jobs after it, over them and the repetitions. With coprep, these join a stream that runs."""
+    """Seconds to the first batch of the later jobs, over them and the repetitions. With coprep, these join a running
+    stream."""
     pss_ready_mib: float | None
     gap_ms_p50: float | None
     gap_ms_p99: float | None
@@ -84,7 +85,7 @@ class Record:
 
     @property
     def loading_mib(self) -> float | None:
-        """What loading adds to the memory of jobs that are ready."""
+        """Returns the memory that loading adds to ready jobs."""
         if self.pss_mib is None or self.pss_ready_mib is None:
             return None
         return self.pss_mib - self.pss_ready_mib
@@ -94,14 +95,14 @@ class Record:
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:
-    """The smallest value that at least `share` of them do not exceed."""
+    """Returns the smallest value that at least `share` of the values do not exceed."""
     ordered = sorted(values)
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Of the memory that as many jobs need over the same Python dataset, in MiB."""
+    """The memory, in MiB, that the same number of jobs need with coprep and with PyTorch over one Python dataset."""
 
     what: str
     jobs: int
@@ -114,7 +115,11 @@ class Comparison:
 
 
 def memory_comparisons(records: Sequence[Record]) -> list[Comparison]:
-    """Jobs that import PyTorch are large before they load anything, hence what loading adds, and light jobs."""
+    """Compares the memory of both loaders.
+
+    Jobs that import PyTorch are large before they load anything. So the memory that loading adds, and light jobs, are
+    compared as well as the total.
+    """
     by_case = {(record.setup, record.jobs): record for record in records}
     found = []
     for jobs in sorted({jobs for _, jobs in by_case}):
@@ -131,7 +136,7 @@ def memory_comparisons(records: Sequence[Record]) -> list[Comparison]:
 
 @dataclass(frozen=True)
 class Bar:
-    """Something asked of the measurements, and what they say."""
+    """A target for the measurements, with the measured value."""
 
     what: str
     asked: float
@@ -173,6 +178,7 @@ def bars(records: Sequence[Record], handover: Sequence[HandOver] = ()) -> list[B
 
     coprep, ours, theirs = Setup("coprep", "off"), COPREP_PYTHON, TORCH_PYTHON
     one, eight = (coprep, 1), (coprep, 8)
+    # A job that writes to its batch pays for copies of the pages, which the target leaves out.
     dearest = max((row.cpu_us_per_batch for row in handover if row.touch != "write"), default=None)
     return [
         Bar("one job, cache off, against the limit", 0.85, True, ratio(one, (Setup("limit"), 1))),

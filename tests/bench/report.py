@@ -1,4 +1,4 @@
-"""The results for people: tables on the terminal, and a page with a chart."""
+"""Presents the results: tables on the terminal, and a page with a chart."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Table = tuple[list[str], list[list[str]]]
 
 @dataclass
 class Results:
-    """Everything that one call of the benchmark measured."""
+    """All measurements of one call of the benchmark."""
 
     data: Dataset
     seconds: int
@@ -84,7 +84,11 @@ def costs_table(records: Sequence[Record]) -> Table:
 
 
 def python_table(records: Sequence[Record]) -> Table:
-    """coprep's jobs begin when the one before has its first batch; PyTorch's, that have nothing in common, at once."""
+    """Tabulates the Python dataset.
+
+    Each job of coprep begins when the one before it has its first batch. PyTorch's jobs share nothing, so they begin at
+    once.
+    """
     header = [
         "Python dataset",
         "jobs",
@@ -125,7 +129,7 @@ def memory_table(comparisons: Sequence[Comparison]) -> Table:
 
 
 def tensors_table(records: Sequence[Record]) -> Table:
-    """What a sample costs that is no work: all of it is the loader's."""
+    """Tabulates samples that need no work, so that all of their cost is the loader's."""
     header = [
         f"tensors of (3, 32, 32), batches of {TENSOR_BATCH_SIZE}",
         "samples/s",
@@ -213,7 +217,7 @@ def show(results: Results) -> None:
 
 
 def write(results: Results, folder: Path) -> None:
-    """`report.json`, `report.md` and `report.svg`."""
+    """Writes `report.json`, `report.md` and `report.svg`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "report.json").write_text(json.dumps([record.as_json() for record in results.records], indent=1) + "\n")
     parts = ["# Benchmark", results.conditions()]

@@ -1,2 +1,2 @@
-"""The benchmark of slow samples: the order of batches, the form of cached samples, what it costs to measure, and the
+"""The benchmark of slow samples: the order of batches, the form of cached samples, the cost of measuring them, and the
 balance of threads."""

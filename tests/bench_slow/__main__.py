@@ -1,4 +1,5 @@
-"""Slow samples: the order of batches, the form of cached samples, what it costs to measure, and the balance of threads.
+"""Measures slow samples: the order of batches, the form in the cache, the cost of measuring, and the balance of
+threads.
 
 usage: python -m tests.bench_slow DATA --out FOLDER [--limit PROGRAM] [--overhead PROGRAM]
        [--only order,forms,cost,watch,balance] [--repeat 3] [--samples images-native,spin-10x]
@@ -30,11 +31,11 @@ from tools.demo.screen import heading
 
 PARTS = ("order", "forms", "cost", "watch", "balance")
 QUICK_IMAGES = 256
-"""Of the parts that else take all."""
+"""Images for the parts that otherwise take all of them."""
 
 
 def benchmark(args: argparse.Namespace, folder: Path) -> None:
-    """`folder`: for links to images, where a part takes some of them."""
+    """Runs the chosen parts. `folder` receives links to images, where a part takes a subset of them."""
     features = Features.find()
     data = Dataset.find(args.data.resolve())
     few = part_of(data, QUICK_IMAGES, folder / "few") if args.quick else data
@@ -70,7 +71,7 @@ def benchmark(args: argparse.Namespace, folder: Path) -> None:
 
 
 def words(known: Sequence[str]) -> Callable[[str], list[str]]:
-    """A list of some of these, with commas."""
+    """Returns a parser of a list of some of these words, separated by commas."""
 
     def of(text: str) -> list[str]:
         found = text.split(",")

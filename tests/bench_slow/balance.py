@@ -1,11 +1,12 @@
-"""How soon the pool of threads follows storage and processors that change while it runs, and what it then reaches.
+"""Measures how soon the pool of threads follows storage and processors that change while it runs, and the rate it then
+reaches.
 
-One job takes batches as fast as they come, without a cache. Its coordinator is asked for its status again and again,
-while storage, or the processors that it may use, become fewer and are given back.
+One job takes batches as fast as they come, without a cache. Its coordinator is asked for its status at short intervals,
+while storage becomes slower, or its processors become fewer, and then recover.
 
-Processors are taken by affinity, of all threads of the coordinator. It asks for the processors it may use on its main
-thread, whose affinity, and the quota of its control group, is all that it sees: `taskset -p`, which sets the main
-thread's alone, makes it use fewer threads, but leaves them on all processors; the other threads' alone goes unnoticed.
+Processors are taken away by affinity, from all threads of the coordinator. The coordinator sees only the affinity of
+its main thread and the quota of its control group. So `taskset -p`, which sets the main thread's affinity alone, makes
+it use fewer threads but leaves them on all processors. A change of the other threads' affinity alone goes unnoticed.
 """
 
 from __future__ import annotations
@@ -32,36 +33,36 @@ from tests.bench_slow.series import Moment, Phase, bytes_of, phases, samples_of
 from tools.demo.children import Child, ChildFailed, Children, coprep_command
 
 EVERY_S = 0.25
-"""From one status to the next."""
+"""Seconds between two statuses."""
 PHASES_S, QUICK_PHASES_S = (20.0, 40.0, 20.0), (4.0, 8.0, 4.0)
 WARM_BATCHES = 8
-"""Before the series begins."""
+"""Batches that the job takes before the series begins."""
 PASSES = 10
-"""Over the threads of a process, which starts others meanwhile."""
+"""Largest number of passes over the threads of a process, which may start others meanwhile."""
 STORAGE, LATENCY, PROCESSORS = "storage", "latency", "processors"
 
 
 @dataclass(frozen=True)
 class World:
-    """What the coordinator has."""
+    """The storage and the processors that the coordinator has."""
 
     name: str
     mib_per_s: int | None = None
-    """None: what storage gives."""
+    """Rate of storage in MiB per second, or `None` for its natural rate."""
     latency_ms: int = 0
     cpus: int | None = None
-    """None: all."""
+    """Number of processors, or `None` for all."""
 
     @property
     def slowness(self) -> dict[str, str]:
-        """Options of `coprep throttle`, and, after `storage-`, of `coprep serve`."""
+        """Returns the options of `coprep throttle`. With the prefix `storage-` they are options of `coprep serve`."""
         rate = {"rate": f"{self.mib_per_s}M"} if self.mib_per_s else {}
         return rate | ({"latency": f"{self.latency_ms}ms"} if self.latency_ms else {})
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A world, another one, and the first again."""
+    """Three phases: a world, a poorer one, and the first again."""
 
     name: str
     usual: World
@@ -72,10 +73,11 @@ class Scenario:
         return [self.usual, self.poor, self.usual]
 
     def allowed(self, number: int, first: Phase) -> float | None:
-        """Bytes a second that the world of this phase lets the pool reach. None: that is not known.
+        """Returns the bytes per second that the world of this phase lets the pool reach, or `None` if that is not
+        known.
 
-        What storage gives, where that is less than the first phase took; else what the first phase reached, with as
-        many processors as are left.
+        This is the rate of storage where it is lower than the rate of the first phase. Otherwise it is the rate of the
+        first phase, scaled by the processors that are left.
         """
         if number == 0:
             return None
@@ -98,7 +100,7 @@ SCENARIOS = {
 
 @dataclass(frozen=True)
 class BalanceOptions:
-    """What to measure."""
+    """The scenarios to measure, and how."""
 
     data: Dataset
     scenarios: Sequence[str]
@@ -107,7 +109,7 @@ class BalanceOptions:
     quick: bool
 
     def there(self) -> list[Scenario]:
-        """Those that this coprep and this machine have."""
+        """Returns the scenarios that this coprep and this machine support."""
         if not self.features.throttle:
             return []
         few = len(os.sched_getaffinity(0)) < 2
@@ -116,12 +118,12 @@ class BalanceOptions:
 
 @dataclass(frozen=True)
 class Series:
-    """One run."""
+    """One run of a scenario."""
 
     scenario: Scenario
     moments: Sequence[Moment]
     turns: Sequence[float]
-    """When each phase began."""
+    """Moments at which the phases began."""
     others_cores: float
 
     @property
@@ -129,7 +131,7 @@ class Series:
         return phases(self.moments, self.turns)
 
     def allowed(self) -> list[float | None]:
-        """By phase."""
+        """Returns the allowed rate of each phase."""
         first, *_ = found = self.phases
         return [self.scenario.allowed(number, first) for number in range(len(found))]
 
@@ -145,13 +147,14 @@ class PhaseRecord:
     samples_per_s: Spread
     mib_per_s: Spread
     of_allowed: Spread | None
-    """Rate against what storage or processors allow."""
+    """Rate over the rate that storage or processors allow."""
     settled_s: Spread | None
-    """After the turn. What never settles counts with the whole phase. None: there was no turn."""
+    """Seconds from the turn until the rate has settled, or `None` in the first phase, which has no turn. A run that
+    never settles counts with its whole phase."""
     astray: float
-    """Part of the time after that in which the rate is not near what the phase reaches."""
+    """Share of the windows after settling in which the rate is not near the one that the phase reaches."""
     cpus_s: Spread | None
-    """After the turn, until the pool counts on the processors that there are. None: they did not change."""
+    """Seconds from the turn until the pool counts on the right number of processors, or `None` if it did not change."""
     others_cores: float
     repetitions: int
 
@@ -198,13 +201,13 @@ def cpus_followed(number: int, runs: Sequence[Series]) -> Spread:
 
 @dataclass
 class BalanceResults:
-    """Everything of this part."""
+    """All results of this part."""
 
     scenarios: Sequence[str]
-    """Asked for."""
+    """The scenarios that were asked for."""
     records: list[PhaseRecord] = field(default_factory=list)
     runs: dict[str, list[Series]] = field(default_factory=dict)
-    """By scenario."""
+    """The runs, by scenario."""
 
 
 def measure_balance(options: BalanceOptions) -> BalanceResults:
@@ -243,6 +246,7 @@ def one_run(scenario: Scenario, options: BalanceOptions) -> Series:
         before, began = CpuClock.read(roots), time.monotonic()
         moments, turns = [], []
         for number, seconds in enumerate(QUICK_PHASES_S if options.quick else PHASES_S):
+            # The coordinator starts in the world of the first phase.
             if number:
                 turn_to(scenario.worlds[number], coordinator, place)
             turned = time.monotonic()
@@ -255,7 +259,7 @@ def one_run(scenario: Scenario, options: BalanceOptions) -> Series:
 
 
 def statuses(socket: Path, until: float, children: Sequence[Child]) -> Iterator[tuple[float, dict[str, Any]]]:
-    """One now, and one every so often."""
+    """Yields the status now and then every `EVERY_S` seconds."""
     due = time.monotonic()
     while due < until:
         sleep_until(due)
@@ -270,7 +274,7 @@ def statuses(socket: Path, until: float, children: Sequence[Child]) -> Iterator[
 
 
 def turn_to(world: World, coordinator: Child, place: dict[str, str]) -> None:
-    """From now on the coordinator has this."""
+    """Gives the coordinator this world from now on."""
     options = chain.from_iterable((f"--{name}", value) for name, value in world.slowness.items())
     command = [str(coprep_command()), "throttle", *options]
     subprocess.run(command, env={**os.environ, **place}, capture_output=True, check=True, timeout=30)
@@ -279,7 +283,10 @@ def turn_to(world: World, coordinator: Child, place: dict[str, str]) -> None:
 
 
 def keep_to(processors: set[int], pid: int) -> None:
-    """All threads of this process, also those that are started meanwhile by one that had not been told."""
+    """Keeps all threads of this process to these processors.
+
+    A thread that has the old affinity may start another one meanwhile, so it makes several passes.
+    """
     for _ in range(PASSES):
         others = [thread for thread in threads(pid) if affinity(thread) not in (processors, None)]
         if not others:
@@ -291,12 +298,12 @@ def keep_to(processors: set[int], pid: int) -> None:
 
 
 def threads(pid: int) -> list[int]:
-    """The main thread first."""
+    """Returns the ids of the threads, the main thread first."""
     return sorted(int(entry.name) for entry in Path(f"/proc/{pid}/task").iterdir())
 
 
 def affinity(thread: int) -> set[int] | None:
-    """None: it has ended."""
+    """Returns the processors that a thread may use, or `None` if it has ended."""
     try:
         return os.sched_getaffinity(thread)
     except ProcessLookupError:

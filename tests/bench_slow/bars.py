@@ -1,4 +1,4 @@
-"""What is asked of the measurements, and what they say."""
+"""The targets for the measurements, and the measured values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ COST_PERCENT = 1.0
 COST_BYTES = 32
 FOLLOWS_S = 5.0
 REACHES = 1 - NEAR
-"""Of what is allowed. A pool that soon settles at too little would else be as good as one that follows."""
+"""Share of the allowed rate that a pool must reach. Without this target, a pool that soon settles at too low a rate
+would look as good as one that follows."""
 
 
 def order_bars(results: OrderResults) -> list[Bar]:
@@ -45,7 +46,7 @@ def deterministic_bars(samples: str, record: OrderRecord | None) -> list[Bar]:
 
 
 def relaxed_bars(samples: str, record: OrderRecord | None) -> list[Bar]:
-    """Asked of the first epoch and of the later ones apart, so that neither hides the other."""
+    """Returns the targets of the first epoch and of the later ones apart, so that neither hides the other."""
     return [
         *first_bars(f"{samples}, relaxed, first epoch", record),
         *later_bars(f"{samples}, relaxed, later epochs", record),
@@ -82,7 +83,7 @@ def exactly_once(what: str, record: OrderRecord | None) -> Bar:
 
 
 class Against(NamedTuple):
-    """One budget: seconds with `auto` over those of the better fixed form, and how far runs differ by chance."""
+    """One budget: seconds with `auto` over those of the better fixed form, and the spread by chance between runs."""
 
     budget: int
     ratio: float
@@ -102,7 +103,7 @@ def against_fixed(records: Sequence[FormsRecord], storage: str) -> list[Against]
 
 
 def spread_of(record: FormsRecord) -> float:
-    """From the fastest to the slowest repetition, as a share of the median."""
+    """Returns the range from the fastest to the slowest repetition, as a share of the median."""
     return (record.epoch_s.max - record.epoch_s.min) / record.epoch_s.median
 
 
@@ -118,6 +119,7 @@ def forms_bars(results: FormsResults) -> list[Bar]:
         ratio, budget = max(ratios, default=(None, None))
         what = f"storage {storage}: an epoch with auto against the optimum, the worst budget"
         found.append(Bar(what + (f" ({budget} %)" if ratios else ""), NEAR_OPTIMUM, False, ratio))
+        # The spread of the runs is allowed, so the worst budget is the one that exceeds it most.
         worst = max(against_fixed(results.records, storage), key=lambda one: one.ratio - one.spread, default=None)
         what = f"storage {storage}: auto against the better of encoded and decoded, the worst budget"
         if worst is None:
@@ -153,7 +155,7 @@ def pair_bars(records: Sequence[PairRecord]) -> list[Bar]:
 
 
 TURNS = {1: "it turns poor", 2: "it is as before"}
-"""By the number of the phase that begins."""
+"""Description of each turn, by the number of the phase that begins."""
 
 
 def balance_bars(results: BalanceResults) -> list[Bar]:

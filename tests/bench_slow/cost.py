@@ -1,4 +1,4 @@
-"""What it costs to measure each sample's cost: speed with and without, in pairs; by itself; and bytes."""
+"""Measures the cost of measuring each sample's cost: the speed with and without it, its own CPU time, and its bytes."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from tests.bench_slow.running import Coordinator, Job, Outcome, Progress, run
 OFF = {"COPREP_COSTS": "off"}
 COSTS = Switch("cost", "costs measured", OFF, lambda outcome: outcome.costs.get("measured", 0) > 0)
 SAMPLES, QUICK_SAMPLES = 2_000_000, 200_000
-"""Of the dataset whose samples' bytes are counted."""
+"""Size of the dataset for which the bytes per sample are counted."""
 
 
 @dataclass(frozen=True)
 class BytesRecord:
-    """Memory (PSS) of a coordinator after an epoch of a dataset of very many samples."""
+    """Memory (PSS) of a coordinator after an epoch of a dataset with very many samples."""
 
     samples: int
     on_bytes: int
     off_bytes: int
     told_bytes: int | None
-    """What measured costs take, by the coordinator's own account."""
+    """Bytes of the measured costs, by the coordinator's own account."""
 
     @property
     def per_sample(self) -> float:
@@ -41,7 +41,7 @@ class BytesRecord:
 
 @dataclass
 class CostResults:
-    """Everything of this part."""
+    """All results of this part."""
 
     records: list[PairRecord] = field(default_factory=list)
     by_itself: OverheadRecord | None = None
@@ -49,7 +49,7 @@ class CostResults:
 
 
 def measure_cost(options: PairOptions, overhead: Path | None) -> CostResults:
-    """`overhead`: the program that measures it by itself."""
+    """Measures this part. `overhead` is the program that measures the CPU time by itself."""
     by_itself = OverheadRecord.of(run_overhead(overhead, options.data, options.quick)) if overhead else None
     records = measure_pairs(COSTS, options)
     samples = QUICK_SAMPLES if options.quick else SAMPLES

@@ -1,4 +1,4 @@
-"""From what arrived when to figures: rates, gaps, what came how often and where slow samples lay. No clock, no I/O."""
+"""Computes figures from arrivals: rates, gaps, repeated samples, and the places of slow samples. No clock, no I/O."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ LAST_BATCHES = 8
 
 @dataclass(frozen=True)
 class Epoch:
-    """One pass, as it arrived."""
+    """One pass, as its batches arrived."""
 
     began: float
-    """The first sample was begun, or, where that is not known, the first batch was asked for."""
+    """Moment at which the first sample was begun or, if that is not known, the first batch was requested."""
     arrivals: Sequence[float]
     batches: Sequence[Sequence[int]]
     digest: str = ""
@@ -39,7 +39,7 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Gaps:
-    """Milliseconds from one batch to the next."""
+    """Milliseconds between consecutive batches."""
 
     p50: float
     p99: float
@@ -58,21 +58,21 @@ class Gaps:
 
 
 def rates(epochs: Sequence[Epoch]) -> list[float]:
-    """Samples per second of each epoch. The later ones go from the last batch before them to their own."""
+    """Returns the samples per second of each epoch. A later epoch begins at the last batch of the one before."""
     begins = [epochs[0].began, *(epoch.end for epoch in epochs)]
     return [len(epoch.ids) / (epoch.end - began) for began, epoch in zip(begins, epochs, strict=False)]
 
 
 def later_rate(epochs: Sequence[Epoch]) -> float:
-    """Of the second epoch and those after it, together."""
+    """Returns the samples per second of all epochs after the first, together."""
     return sum(len(epoch.ids) for epoch in epochs[1:]) / (epochs[-1].end - epochs[0].end)
 
 
 def steady_epoch(epochs: Sequence[Epoch]) -> float:
-    """Seconds of an epoch, by the line of least squares through the moments at which batches came.
+    """Returns the seconds of an epoch: the slope of the least-squares line through the moments at which batches came.
 
-    The coordinator draws ahead beyond the end of an epoch, and at some moments more bytes than at others: from the
-    first moment to the last would say more of these two than of what lies between.
+    The coordinator draws ahead beyond the end of an epoch, and further ahead at some moments than at others. The time
+    from the first moment to the last would depend mostly on these two moments.
     """
     delivered = accumulate(len(batch) for epoch in epochs for batch in epoch.batches)
     passes = [samples / len(epochs[0].ids) for samples in delivered]
@@ -80,43 +80,46 @@ def steady_epoch(epochs: Sequence[Epoch]) -> float:
 
 
 def first_gaps(epochs: Sequence[Epoch]) -> Gaps:
-    """Within the first epoch."""
+    """Returns the gaps within the first epoch."""
     return Gaps.of(epochs[0].arrivals)
 
 
 def later_gaps(epochs: Sequence[Epoch]) -> Gaps:
-    """From the last batch of the first epoch on, where one epoch meets the next included."""
+    """Returns the gaps from the last batch of the first epoch on, including those between epochs."""
     return Gaps.of([epochs[0].end, *chain.from_iterable(epoch.arrivals for epoch in epochs[1:])])
 
 
 def astray(epoch: Epoch, samples: int) -> int:
-    """How many samples did not come exactly once, and how many came that there are not."""
+    """Returns how many samples did not come exactly once, plus how many ids came that do not exist."""
     times = Counter(epoch.ids)
     wrong = sum(times[sample] != 1 for sample in range(samples))
     return wrong + sum(not 0 <= sample < samples for sample in times)
 
 
 def mean_rank(epoch: Epoch, of: Collection[int]) -> float | None:
-    """Where these samples lie in the epoch, on average: 0 at its begin, 1 at its end."""
+    """Returns the mean place of these samples in the epoch: 0 at its start, 1 at its end."""
     ranks = [place for place, sample in enumerate(epoch.ids) if sample in of]
     return statistics.fmean(ranks) / (len(epoch.ids) - 1) if ranks else None
 
 
 def share_at_end(epoch: Epoch, of: Collection[int]) -> float | None:
-    """How many of these samples lie in the last batches, against how many would by chance. None: these are all."""
+    """Returns how many of these samples lie in the last batches, over the number expected by chance.
+
+    The result is `None` if the last batches are the whole epoch, or if there are no such samples.
+    """
     last = list(chain.from_iterable(epoch.batches[-LAST_BATCHES:]))
     expected = len(of) * len(last) / len(epoch.ids)
     return sum(sample in of for sample in last) / expected if expected and len(last) < len(epoch.ids) else None
 
 
 def distances(delivered: Sequence[int], drawn: Sequence[int], batch_size: int) -> list[int]:
-    """How far each sample lies from its drawn place, in batches."""
+    """Returns how far each sample lies from its drawn place, in batches."""
     place = {sample: number // batch_size for number, sample in enumerate(drawn)}
     return [abs(number // batch_size - place[sample]) for number, sample in enumerate(delivered)]
 
 
 def is_same_draw(delivered: Sequence[int], drawn: Sequence[int], batch_size: int) -> bool:
-    """Whether half of all samples lie near their drawn place. Of two draws that differ, half lie 0.29 epochs apart."""
+    """Returns whether half of all samples lie near their drawn place. In another draw, half lie 0.29 epochs away."""
     if sorted(delivered) != sorted(drawn):
         return False
     return statistics.median(distances(delivered, drawn, batch_size)) <= len(drawn) / batch_size / 8

@@ -1,4 +1,4 @@
-"""What the installed coprep can be asked for. What it cannot is left out, and said."""
+"""Finds the features of the installed coprep. The benchmark leaves out parts that need a missing one, and says so."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tools.demo.children import coprep_command
 
 @dataclass(frozen=True)
 class Features:
-    """Each is named as users write it."""
+    """Available features, each named as users write it."""
 
     relaxed: bool
     auto: bool
@@ -46,7 +46,7 @@ class Features:
         return [name for name, there in names.items() if not there]
 
     def threads(self, count: int) -> list[str]:
-        """Options of `coprep serve`."""
+        """Returns the options of `coprep serve` for this number of threads."""
         return ["--cpus" if self.cpus else "--workers", str(count)]
 
 
@@ -56,7 +56,7 @@ def help_of(*command: str) -> str:
 
 
 def takes(**arguments: Any) -> bool:
-    """Whether a loader can be made with them. None is used, so that nothing is connected."""
+    """Returns whether a loader accepts these arguments. The loader is never used, so nothing connects."""
     try:
         coprep.DataLoader(coprep.Files([]), **arguments)
     except ValueError:

@@ -1,18 +1,18 @@
-"""The form of cached samples: seconds of an epoch by what the cache may take, against the best that is possible.
+"""Measures the form of cached samples: seconds of an epoch by the size of the cache, against the best that is possible.
 
-Fetching and preparing overlap, so an epoch takes as long as the longer of two: processor seconds over processors, and
-bytes read over the rate of storage. Its latency does not count, since several threads wait at a time. Copying from the
-page cache is a processor's work; so where storage is as it is, there is nothing beside the processors.
+Fetching and preparing overlap, so an epoch takes as long as the longer of two times: processor seconds over processors,
+and bytes read over the rate of storage. The latency of storage does not count, since several threads wait at a time.
+Copying from the page cache is work of a processor. So on storage as it is, only the processors count.
 
-The best is the better of two regimes: nothing is kept decoded, and all samples are decoded only as large as their crop
-needs; or decoded forms are allowed, and all samples are decoded in full. What mixes the two is not comparable: decoding
-at a reduced size gives slightly other pixels, so a sample's pixels would depend on what happens to be cached. coprep
-never mixes them in a stream, hence an optimum that did would be of another, easier problem.
+The best is the better of two regimes. In one, nothing is kept decoded, and each sample is decoded only as large as its
+crop needs. In the other, decoded forms are allowed, and all samples are decoded in full. A mix of the two is not
+comparable: decoding at a reduced size gives slightly other pixels, so a sample's pixels would depend on the content of
+the cache. coprep never mixes them in a stream, hence an optimum that did so would belong to another, easier problem.
 
-What a sample costs differs from epoch to epoch: a small crop is decoded from a small part of the file. A choice that is
-best for a few measurements is so in part by their chance, and no choice does as well in the next epochs. So all samples
-are measured in several runs, each with crops of its own, and costs are the means. What chance is left is told: it shows
-where the choice by half of the runs is valued by the other half.
+The cost of a sample differs from epoch to epoch: a small crop is decoded from a small part of the file. A choice that
+is best for a few measurements is best partly by chance, and no choice does as well in the next epochs. So all samples
+are measured in several runs, each with its own crops, and costs are the means. The report shows the remaining chance:
+it values the choice by half of the runs with the costs of the other half.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ FORMS = (AUTO, ENCODED, DECODED)
 OFF = "off"
 BUDGETS = (5, 10, 25, 50, 100, 200)
 QUICK_BUDGETS = (10, 100)
-"""Per cent of the encoded bytes."""
+"""Sizes of the cache in per cent of the encoded bytes."""
 REDUCED, FULL = "reduced", "full"
-"""How samples are decoded: as large as their crop needs, or with all their pixels."""
+"""The two ways to decode a sample: only as large as its crop needs, or with all its pixels."""
 FAST, SLOWED = "as-it-is", "slowed"
 
 
 @dataclass(frozen=True)
 class Storage:
-    """What the coordinator is told of it, and what it takes."""
+    """Storage: its options for the coordinator, and its rate."""
 
     options: Sequence[str]
     bytes_per_s: int | None
-    """None: what is read lies in the page cache, and copying it is a processor's work."""
+    """Rate of storage, or `None` if reads come from the page cache, which makes them work of a processor."""
 
     def seconds(self, size: int) -> float:
         return size / self.bytes_per_s if self.bytes_per_s else 0.0
@@ -64,22 +64,25 @@ STORAGES = {
     SLOWED: Storage(["--storage-rate", "20M", "--storage-latency", "5ms"], 20 * MIB),
 }
 SETTLING_EPOCHS = 3
-"""One fills the cache. In the next ones costs and look-ahead settle: with what is quick from then on in the cache, what
-is left takes so much longer than the usual sample that it is drawn further ahead, and is once fetched for later epochs.
-These are told, and not compared."""
+"""Epochs before the compared ones. They are reported, but not compared.
+
+The first one fills the cache. In the next ones costs and look-ahead settle: the cached samples are quick from then on,
+so the others take much longer than the usual sample. They are therefore drawn further ahead, and are fetched once for
+later epochs.
+"""
 SETTLED_EPOCHS = 9
-"""Those compared."""
+"""Epochs that are compared."""
 LISTED_EPOCHS = 3
 LISTINGS = 8
 QUICK_LISTINGS = 2
 """Runs by which all samples are measured, each with a seed of its own."""
 STAGES = ("fetch_s", "decode_s", "fixed_s", "random_s")
-"""Of a sample, as its costs are listed."""
+"""Stages of a sample, as the list of costs names them."""
 
 
 @dataclass(frozen=True)
 class FormsOptions:
-    """What to measure."""
+    """The cases to measure, and how."""
 
     data: Dataset
     forms: Sequence[str]
@@ -90,7 +93,7 @@ class FormsOptions:
     repeat: int
 
     def there(self) -> tuple[list[str], list[str]]:
-        """Forms and storages that this coprep has."""
+        """Returns the forms and storages that this coprep supports."""
         forms = [form for form in self.forms if form != AUTO or self.features.auto]
         return forms, [storage for storage in self.storages if storage != SLOWED or self.features.slow_storage]
 
@@ -100,14 +103,14 @@ class FormsOptions:
 
 @dataclass(frozen=True)
 class FormsRun:
-    """One job's epochs with one cache."""
+    """The epochs of one job with one cache."""
 
     fill_s: float
     epoch_s: float
-    """In the steady state."""
+    """Seconds of an epoch in the steady state."""
     from_second_s: float
     cache: dict[str, Any]
-    """Its status when the job was done."""
+    """Status of the cache when the job was done."""
     others_cores: float
 
 
@@ -122,13 +125,13 @@ class FormsRecord:
     fill_s: Spread
     epoch_s: Spread
     from_second_s: Spread
-    """The mean of all epochs but the first."""
+    """The mean of all epochs except the first."""
     by_form: dict[str, int]
-    """Samples in the cache, of the last repetition."""
+    """Samples in the cache by form, in the last repetition."""
     used_bytes: int
     lambda_s_per_mib: float | None
     saves_s_per_epoch: float | None
-    """By the coordinator's own account."""
+    """Saved seconds by the coordinator's own account."""
     others_cores: float
     repetitions: int
 
@@ -165,13 +168,13 @@ class OptimumRecord:
     budget_bytes: int
     epoch_s: float
     bound_s: float
-    """No choice of forms is faster."""
+    """Lower bound: no choice of forms is faster."""
     by_others_s: float | None
-    """The choice by half of the measurements, valued by the other half; without chance it would be the same. None: of
-    one measurement."""
+    """Seconds of the choice by half of the measurements, valued by the other half. Without chance it would equal
+    `epoch_s`. `None` if there was only one measurement."""
     processors_s: float
     storage_s: float
-    """The two, of which the longer is the epoch."""
+    """Seconds of processors and of storage. The longer of the two is the epoch."""
     decoding: str
     by_form: dict[str, int]
 
@@ -181,7 +184,7 @@ class OptimumRecord:
 
 @dataclass(frozen=True)
 class ModelRecord:
-    """The model behind the optimum, where it can be compared: an epoch without a cache, and with all decoded."""
+    """The model behind the optimum where it can be compared: epochs without a cache, and with all samples decoded."""
 
     storage: str
     form: str
@@ -195,19 +198,22 @@ class ModelRecord:
 
 @dataclass
 class FormsResults:
-    """Everything of this part."""
+    """All results of this part."""
 
     data: Dataset
     storages: Sequence[str]
-    """Asked for."""
+    """The storages that were asked for."""
     records: list[FormsRecord] = field(default_factory=list)
     optima: list[OptimumRecord] = field(default_factory=list)
     models: list[ModelRecord] = field(default_factory=list)
 
 
 def measure_forms(options: FormsOptions) -> FormsResults:
-    """In each repetition a part of the costs first, so that both are of the same time, then every form with every
-    budget, taken in turn."""
+    """Measures all cases.
+
+    Each repetition first measures a part of the costs, so that costs and epochs come from the same time. Then it runs
+    every form with every budget in turn.
+    """
     forms, storages = options.there()
     cases = [(storage, form, budget) for storage in storages for budget in options.budgets for form in forms]
     listings = options.listings if options.features.listing else 0
@@ -216,6 +222,7 @@ def measure_forms(options: FormsOptions) -> FormsResults:
     listed = Listed(options, progress)
     runs: dict[tuple[str, str, int], list[FormsRun]] = {case: [] for case in cases}
     for turn in range(options.repeat):
+        # The listings are spread evenly over the repetitions.
         for number in range(turn, listings, options.repeat):
             listed.measure(SEED + number)
         for storage in slowed:
@@ -261,7 +268,7 @@ def run_job(
     listed: str | None = None,
     seed: int = SEED,
 ) -> Outcome:
-    """`listed`: so decoded, and with the costs of all samples."""
+    """Runs one job. With `listed`, samples are decoded in that way, and the outcome has the costs of all samples."""
     options.data.read()
     loader: dict[str, Any] = {"cache": form, "seed": seed}
     if form != OFF:
@@ -277,13 +284,17 @@ def epochs_of(outcome: Outcome) -> list[Epoch]:
 
 
 def later_epoch(outcome: Outcome) -> float:
-    """The mean from the second on."""
+    """Returns the mean duration of the epochs from the second on."""
     first, *later = epochs_of(outcome)
     return (later[-1].end - first.end) / len(later)
 
 
 def entries_by_form(cache: dict[str, Any]) -> dict[str, int]:
-    """From a list or a dictionary; a coprep that knows one form for a cache says no more than its entries."""
+    """Returns the number of entries by form.
+
+    The status has them as a list or a dictionary. A coprep with a single form per cache tells only the number of
+    entries.
+    """
     told = cache.get("by_form")
     if told is None:
         return {cache["form"]: cache["entries"]}
@@ -296,18 +307,18 @@ def entries_by_form(cache: dict[str, Any]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Costs:
-    """Of each sample, measured on storage as it is: seconds of a processor, and bytes."""
+    """Costs of each sample, measured on storage as it is: seconds of a processor, and bytes."""
 
     encoded_bytes: Sequence[int]
     decoded_bytes: Sequence[int]
     off: dict[str, Sequence[dict[str, float]]]
-    """Of each stage, without a cache, by how it is decoded."""
+    """Seconds of each stage without a cache, by the way of decoding."""
     cropped_s: Sequence[float]
-    """What is left where it is kept decoded."""
+    """Seconds that remain where a sample is cached decoded."""
 
     @classmethod
     def mean(cls, of: Sequence[Costs]) -> Costs:
-        """Of several measurements of the same samples."""
+        """Returns the mean of several measurements of the same samples."""
         first = of[0]
         off: dict[str, Sequence[dict[str, float]]] = {
             decoding: [mean_row(rows) for rows in zip(*(one.off[decoding] for one in of), strict=True)]
@@ -317,12 +328,12 @@ class Costs:
         return cls(first.encoded_bytes, first.decoded_bytes, off, cropped)
 
     def needs_s(self, storage: Storage, decoding: str) -> tuple[float, float]:
-        """Seconds of an epoch without a cache: of the processors, and of storage."""
+        """Returns the seconds of an epoch without a cache: those of the processors, and those of storage."""
         total = sum(sum(row.values()) for row in self.off[decoding])
         return total / WORKERS, storage.seconds(sum(self.encoded_bytes))
 
     def forms(self, storage: Storage, decoding: str) -> list[list[Item]]:
-        """What of each sample can be kept, with what that saves of the two."""
+        """Returns the forms in which each sample can be cached, with the seconds that each saves of both resources."""
         found = []
         columns = (self.encoded_bytes, self.decoded_bytes, self.off[decoding], self.cropped_s)
         for encoded, decoded, row, cropped in zip(*columns, strict=True):
@@ -334,7 +345,7 @@ class Costs:
         return found
 
     def epoch_s(self, storage: Storage, decoding: str, choice: Choice) -> float:
-        """With what a choice, perhaps by other costs, keeps."""
+        """Returns the seconds of an epoch with a choice, which may have been made by other costs."""
         forms = self.forms(storage, decoding)
         items = [{item.form: item for item in forms[sample]}[kept.form] for sample, kept in choice.kept.items()]
         saved = [sum(item.saved_s[resource] for item in items) for resource in (0, 1)]
@@ -342,7 +353,7 @@ class Costs:
 
 
 LISTED = ((OFF, REDUCED), (OFF, FULL), (DECODED, FULL))
-"""Runs that list costs: each is also one that the model can be compared with."""
+"""Runs that list costs. The model can be compared with each of them."""
 
 
 def mean_row(rows: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -350,20 +361,21 @@ def mean_row(rows: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 class Listed:
-    """The costs of all samples, measured several times: without a cache, decoded in both ways, and with all of them
-    kept decoded."""
+    """The costs of all samples, measured several times: without a cache in both ways of decoding, and with all cached
+    decoded."""
 
     def __init__(self, options: FormsOptions, progress: Progress) -> None:
         self.options, self.progress = options, progress
         self.costs: list[Costs] = []
         self.epochs: dict[tuple[str, str, str], list[float]] = {}
-        """Seconds, by storage, cache and decoding."""
+        """Seconds of an epoch, by storage, cache and decoding."""
 
     def measure(self, seed: int) -> None:
         files = self.options.data.files
         decoded_bytes = [3 * count for count in pixels(files)]
         rows = {}
         for form, decoding in LISTED:
+            # All samples must fit, so there are 4 KiB to spare for each.
             room = 0 if form == OFF else sum(decoded_bytes) + 4096 * len(files)
             outcome = run_job(self.options, FAST, form, room, LISTED_EPOCHS, decoding, seed)
             rows[form, decoding] = listing(outcome.status, len(files))
@@ -373,12 +385,13 @@ class Listed:
                 encoded_bytes=[path.stat().st_size for path in files],
                 decoded_bytes=decoded_bytes,
                 off={decoding: rows[OFF, decoding] for decoding in (REDUCED, FULL)},
+                # With all samples cached decoded, only the random operators remain.
                 cropped_s=[row["random_s"] for row in rows[DECODED, FULL]],
             )
         )
 
     def run_uncached(self, storage: str) -> None:
-        """For the model alone: its costs are those of storage as it is."""
+        """Runs without a cache, only to check the model: the costs come from storage as it is."""
         self.note(storage, OFF, REDUCED, run_job(self.options, storage, OFF, 0, LISTED_EPOCHS))
 
     def note(self, storage: str, form: str, decoding: str, outcome: Outcome) -> None:
@@ -387,7 +400,7 @@ class Listed:
         self.progress.say(f"costs, storage {storage}, cache {form}, decoding {decoding}: {seconds:.2f} s an epoch")
 
     def models(self) -> list[ModelRecord]:
-        """How well the model behind the optima predicts epochs."""
+        """Returns how well the model behind the optima predicts epochs."""
         costs = Costs.mean(self.costs)
         found = []
         for (storage, form, decoding), epochs in self.epochs.items():
@@ -398,8 +411,10 @@ class Listed:
 
 
 def optimum(measured: Sequence[Costs], storage: str, budget: int, budget_bytes: int) -> OptimumRecord:
-    """By the means of all that was measured. The better of the two regimes. A choice is of one of them, so the lower of
-    their bounds is one for all."""
+    """Returns the better of the two regimes, by the means of all measurements.
+
+    Every choice belongs to one of the regimes, so the lower of their bounds holds for all choices.
+    """
     there = STORAGES[storage]
     costs = Costs.mean(measured)
     plans = plans_of(costs, there, budget_bytes)
@@ -420,7 +435,7 @@ def optimum(measured: Sequence[Costs], storage: str, budget: int, budget_bytes: 
 
 
 def plans_of(costs: Costs, storage: Storage, budget_bytes: int) -> dict[str, Plan]:
-    """The best, by how samples are decoded."""
+    """Returns the best plan for each way of decoding."""
     return {
         decoding: fastest(costs.forms(storage, decoding), budget_bytes, costs.needs_s(storage, decoding))
         for decoding in (REDUCED, FULL)
@@ -428,12 +443,13 @@ def plans_of(costs: Costs, storage: Storage, budget_bytes: int) -> dict[str, Pla
 
 
 def shortest(plans: dict[str, Plan]) -> tuple[str, Plan]:
-    # Where storage is what takes long, the two differ by a few bytes: then the first is named.
+    # Where storage is the bottleneck, the two plans differ by a few bytes only. Rounding then picks the first, so that
+    # the name is stable.
     return min(plans.items(), key=lambda plan: round(plan[1].epoch_s, 4))
 
 
 def by_others(measured: Sequence[Costs], storage: Storage, budget_bytes: int) -> float | None:
-    """The mean of both halves."""
+    """Returns the mean over both halves of the measurements, each valued with the choice by the other half."""
     if len(measured) < 2:
         return None
     halves = [Costs.mean(measured[first::2]) for first in (0, 1)]
@@ -445,7 +461,7 @@ def by_others(measured: Sequence[Costs], storage: Storage, budget_bytes: int) ->
 
 
 def listing(status: dict[str, Any], samples: int) -> list[dict[str, float]]:
-    """The seconds of each stage, by sample id."""
+    """Returns the seconds of each stage, by sample id."""
     (stream,) = status["streams"]
     rows: list[dict[str, Any]] = stream["costs"]["slowest"]
     by_id = {row["id"]: {stage: float(row[stage] or 0) for stage in STAGES} for row in rows}

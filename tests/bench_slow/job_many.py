@@ -1,4 +1,4 @@
-"""A job over a dataset of very many samples that cost next to nothing: one epoch of it."""
+"""A job that runs one epoch of a dataset with very many samples that cost almost nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BATCH_SIZE = 4096
 
 
 class Many:
-    """Numbers."""
+    """A map-style dataset of numbers."""
 
     def __init__(self, samples: int) -> None:
         self.samples = samples

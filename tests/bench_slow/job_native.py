@@ -2,7 +2,8 @@
 
 usage: python -m tests.bench_slow.job_native DATA LOADER_OPTIONS EPOCHS [digest] [exact]
 
-`digest`: of all batches. `exact`: samples are decoded in full, however small their crop becomes.
+With `digest` it reports a digest of all batches. With `exact`, samples are decoded in full, however small their crop
+becomes.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def batches(loader: Iterable[Any]) -> Iterator[Batch]:
 
 
 def admitted() -> float:
-    """When this job, the only one, was given its place: from then on samples are prepared for it."""
+    """Returns the moment at which this job, the only one, was admitted. From then on samples are prepared for it."""
     asked = time.monotonic()
     (stream,) = coprep.status()["streams"]
     (job,) = stream["jobs"]

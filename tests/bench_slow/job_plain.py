@@ -1,4 +1,4 @@
-"""A plain loop over some samples of a Python dataset: what each costs, in CPU of the thread that makes it."""
+"""A plain loop over some samples of a Python dataset that measures the CPU time that its thread spends on each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job over a Python dataset, with coprep or with PyTorch's DataLoader: all else is the same."""
+"""A job over a Python dataset, with coprep or with PyTorch's DataLoader. Everything else is the same."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Drawn:
 
 
 def loader_of(kind: str, of: Stamped, workers: int, options: dict[str, Any]) -> Iterable[Any]:
-    """`options`: what the loader is given beside; of PyTorch's, the seed is its sampler's."""
+    """Returns the loader. `options` are its further arguments; the seed of PyTorch's loader goes to its sampler."""
     common: dict[str, Any] = {"batch_size": BATCH_SIZE, "num_workers": workers, "persistent_workers": True}
     dataset: Any = of
     if kind == "coprep":

@@ -1,14 +1,14 @@
-"""The multiple-choice knapsack: of each sample one form at most, for the most seconds within so many bytes.
+"""The multiple-choice knapsack: at most one form of each sample, for the most saved seconds within a budget of bytes.
 
-The greedy way along the efficient frontiers (Sinha & Zoltners 1979, "The Multiple-Choice Knapsack Problem"): of each
-sample only the forms on the upper convex hull of seconds over bytes matter, and steps from one to the next are taken by
-seconds per byte. It is within one step of the optimum, which the linear relaxation bounds from above.
+The solution is greedy along the efficient frontiers (Sinha & Zoltners 1979, "The Multiple-Choice Knapsack Problem"):
+only the forms on the upper convex hull of seconds over bytes matter, and steps from one to the next are taken by
+seconds per byte. The result is within one step of the optimum, which the linear relaxation bounds from above.
 
-Where two resources work at the same time, an epoch takes as long as the one that takes longer, and what a form saves of
-the other is not seen. The larger of two numbers is at least any mean of them, so for every weight the knapsack of the
-weighted seconds bounds the epoch from below (Lagrangian relaxation: Fisher 1981, "The Lagrangian Relaxation Method for
-Solving Integer Programming Problems"). The highest of these bounds, and the best of their choices, lie where both
-resources take about equally long.
+Where two resources work at the same time, an epoch takes as long as the slower one, and seconds saved on the other have
+no effect. The larger of two numbers is at least any mean of them. So for every weight the knapsack of the weighted
+seconds bounds the epoch from below (Lagrangian relaxation: Fisher 1981, "The Lagrangian Relaxation Method for Solving
+Integer Programming Problems"). The highest of these bounds, and the best of their choices, lie where both resources
+take about equally long.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 HALVINGS = 20
-"""Of the range of weights."""
+"""How often the range of weights is halved."""
 
 
 class Item(NamedTuple):
-    """A form that a sample can be kept in."""
+    """A form in which a sample can be kept."""
 
     form: str
     bytes: int
     saved_s: Sequence[float]
-    """Of each resource, in each epoch, against not keeping it."""
+    """Seconds saved of each resource in each epoch, compared with not keeping the sample."""
 
     def worth_s(self, weights: Sequence[float]) -> float:
         return sum(weight * saved for weight, saved in zip(weights, self.saved_s, strict=True))
 
 
 class Step(NamedTuple):
-    """From one form of a sample, or nothing, to the next better."""
+    """A step from one form of a sample, or from nothing, to the next better form."""
 
     sample: int
     bytes: int
@@ -49,13 +49,13 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Choice:
-    """What is kept, and what it saves in each epoch, the resources weighted."""
+    """The kept samples, and the weighted seconds that they save in each epoch."""
 
     kept: dict[int, Item]
-    """By sample."""
+    """The kept form, by sample."""
     worth_s: float
     bound_s: float
-    """No choice saves more."""
+    """Upper bound: no choice saves more."""
 
     @property
     def bytes(self) -> int:
@@ -63,7 +63,7 @@ class Choice:
 
     @property
     def by_form(self) -> dict[str, int]:
-        """Samples."""
+        """Returns the number of samples in each form."""
         return dict(Counter(item.form for item in self.kept.values()))
 
     def saved_s(self, resource: int) -> float:
@@ -71,7 +71,7 @@ class Choice:
 
 
 class Place(NamedTuple):
-    """A form among those of its sample: its bytes, and what it is worth."""
+    """A form on the frontier of its sample: its bytes, and the weighted seconds that it saves."""
 
     bytes: int
     worth_s: float
@@ -79,8 +79,10 @@ class Place(NamedTuple):
 
 
 def frontier(items: Sequence[Item], budget: int, weights: Sequence[float]) -> list[Place]:
-    """The forms that some price per byte would choose, after nothing, the smallest first. None that exceeds the budget
-    alone."""
+    """Returns the forms that some price per byte would choose, the smallest first, starting with nothing.
+
+    A form that exceeds the budget by itself is left out.
+    """
     hull = [Place(0, 0.0, None)]
     places = [Place(item.bytes, item.worth_s(weights), item) for item in items]
     for place in sorted(places, key=lambda place: (place.bytes, -place.worth_s)):
@@ -99,7 +101,7 @@ def slope(one: Place, other: Place) -> float:
 
 
 def choose(samples: Sequence[Sequence[Item]], budget: int, weights: Sequence[float]) -> Choice:
-    """Steps by their density. A sample whose step does not fit stays as it is, and cheaper ones of others are tried."""
+    """Takes the steps by their density. If a sample's step does not fit, cheaper steps of other samples are tried."""
     steps = [step for number, items in enumerate(samples) for step in steps_of(number, items, budget, weights)]
     steps.sort(key=lambda step: -step.density)
     kept: dict[int, Item] = {}
@@ -114,6 +116,7 @@ def choose(samples: Sequence[Sequence[Item]], budget: int, weights: Sequence[flo
             left -= step.bytes
             worth += step.worth_s
         else:
+            # The first step that does not fit, taken in part, gives the optimum of the linear relaxation.
             bound = worth + left * step.density if bound is None else bound
             stuck.add(step.sample)
     return Choice(kept, worth, worth if bound is None else bound)
@@ -135,9 +138,9 @@ class Plan:
 
     choice: Choice
     needs_s: tuple[float, float]
-    """Of each resource, with this choice."""
+    """Seconds of each resource with this choice."""
     bound_s: float
-    """No choice makes an epoch shorter."""
+    """Lower bound: no choice makes an epoch shorter."""
 
     @property
     def epoch_s(self) -> float:
@@ -145,9 +148,10 @@ class Plan:
 
 
 def fastest(samples: Sequence[Sequence[Item]], budget: int, needs_s: tuple[float, float]) -> Plan:
-    """The shortest epoch. `needs_s`: seconds of each resource where nothing is kept.
+    """Returns the plan with the shortest epoch. `needs_s` are the seconds of each resource where nothing is kept.
 
-    The more a resource weighs, the less is left of it, so the weight where both take equally long is found by halving.
+    A larger weight of a resource leaves fewer seconds of it, so bisection finds the weight where both take equally
+    long.
     """
     plans = [weighed(samples, budget, needs_s, weight) for weight in (0.0, 1.0)]
     low, high = 0.0, 1.0
@@ -156,13 +160,15 @@ def fastest(samples: Sequence[Sequence[Item]], budget: int, needs_s: tuple[float
         plan = weighed(samples, budget, needs_s, middle)
         plans.append(plan)
         first, second = plan.needs_s
+        # The slower resource needs more weight.
         low, high = (middle, high) if second > first else (low, middle)
     best = min(plans, key=lambda plan: plan.epoch_s)
+    # Every weight gives a lower bound, and the highest is the tightest.
     return replace(best, bound_s=max(plan.bound_s for plan in plans))
 
 
 def weighed(samples: Sequence[Sequence[Item]], budget: int, needs_s: tuple[float, float], weight: float) -> Plan:
-    """`weight`: of the second resource. The first has what it leaves of 1."""
+    """Returns the plan for one weight of the second resource. The first resource has the rest of 1."""
     weights = (1 - weight, weight)
     choice = choose(samples, budget, weights)
     first, second = (needs - choice.saved_s(resource) for resource, needs in enumerate(needs_s))

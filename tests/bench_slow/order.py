@@ -1,8 +1,9 @@
-"""The order of batches: how fast, how evenly and in which order they come where some samples are slow.
+"""Measures the order of batches: how fast, how evenly and in which order they come where some samples are slow.
 
-A rate is compared with the limit: that of the same workers if they did nothing but prepare. A machine is never quite
-free; what others take of its processors in a run, the host of a virtual machine included (steal time), is not there for
-anybody's workers. So it is compared with the limit of the processors that others left; with all of it too, beside that.
+A rate is compared with the limit: the rate of the same workers if they did nothing but prepare. A machine is never
+quite free. Processor time that other processes take in a run, the host of a virtual machine included (steal time), is
+not available to any worker. So a rate is compared with the limit of the processors that were left, and also with the
+limit of all processors.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from tests.bench_slow.running import Coordinator, Job, Outcome, Progress, run, s
 from tests.bench_slow.samples import Samples
 
 WORKERS = 2
-"""Of each loader: processes for a Python dataset, threads for coprep's own pipeline."""
+"""Workers of each loader: processes for a Python dataset, threads for coprep's own pipeline."""
 EPOCHS = 3
 DIGEST_WORKERS = (1, 2, 8)
 DIGEST_EPOCHS = 2
 DIGEST_SEED = 7
 DIGEST_MEDIAN_MS = 0.2
-"""Of artificial samples: cheaper ones than where speed is measured, with the same tail."""
+"""Median cost of the artificial samples here: lower than where speed is measured, with the same tail."""
 CALIBRATION_S = 2.0
-"""Of the artificial samples so many seconds' worth are made to see what they cost beyond what they are told to."""
+"""Seconds of artificial samples that are made to measure their cost beyond the nominal one."""
 
 TORCH_IN_ORDER, TORCH_OUT_OF_ORDER = "torch-in-order", "torch-out-of-order"
 DETERMINISTIC, RELAXED = "coprep-deterministic", "coprep-relaxed"
@@ -42,12 +43,12 @@ LOADERS: dict[str, dict[str, Any]] = {
     DETERMINISTIC: {"cache": "off"},
     RELAXED: {"cache": "off", "order": "relaxed"},
 }
-"""With what each is told beside."""
+"""The loaders, with the options of each."""
 
 
 @dataclass(frozen=True)
 class OrderOptions:
-    """What to measure."""
+    """The cases to measure, and how."""
 
     samples: Sequence[Samples]
     loaders: Sequence[str]
@@ -62,7 +63,7 @@ class OrderOptions:
 
 @dataclass(frozen=True)
 class Run:
-    """One job's epochs, against the limit as it was measured just before and just after: a machine drifts."""
+    """The epochs of one job. The limit is measured just before and just after them, since a machine drifts."""
 
     limit: float | None
     epochs: Sequence[Epoch]
@@ -70,12 +71,13 @@ class Run:
     displacement: int | None
     costs: dict[str, Any]
     cores: float | None
-    """In use by coprep and the job, from the second epoch on. None: PyTorch, whose processes end with an epoch."""
+    """Cores that coprep and the job use from the second epoch on. `None` for PyTorch, whose processes end with an
+    epoch."""
     others_cores: float
     first_left: float
-    """Part of the workers' processors that others left, in the first epoch."""
+    """Share of the workers' processors that was left by other processes in the first epoch."""
     later_left: float
-    """The same, from there on."""
+    """The same share from the second epoch on."""
 
     def first_to_limit(self) -> float | None:
         return self.limit and delivery.rates(self.epochs)[0] / (self.limit * self.first_left)
@@ -86,7 +88,7 @@ class Run:
 
 @dataclass(frozen=True)
 class GapRecord:
-    """Milliseconds, medians of the repetitions."""
+    """Milliseconds between batches, as medians of the repetitions."""
 
     p50: float
     p99: float
@@ -105,36 +107,37 @@ class GapRecord:
 
 @dataclass(frozen=True)
 class OrderRecord:
-    """A set of samples under one loader."""
+    """A set of samples with one loader."""
 
     samples: str
     loader: str
     count: int
     slow: int
     limit: float | None
-    """Samples per second, if the workers did nothing but prepare."""
+    """Samples per second if the workers did nothing but prepare."""
     rates: Sequence[float]
-    """By epoch."""
+    """Samples per second of each epoch."""
     first_rate_to_limit: Spread | None
     later_rate_to_limit: Spread | None
-    """Of the processors that others left."""
+    """Rates over the limit of the processors that other processes left."""
     first_rate_to_whole: Spread | None
     later_rate_to_whole: Spread | None
-    """Of all processors."""
+    """Rates over the limit of all processors."""
     first_batch_s: float
     first_gaps: GapRecord
     later_gaps: GapRecord
     astray: int
-    """Samples that did not come exactly once in an epoch, of all epochs of all repetitions."""
+    """Samples that did not come exactly once in an epoch, over all epochs of all repetitions."""
     slow_mean_rank: float | None
     slow_share_at_end: float | None
     displacement: int | None
     drawn_ahead: int | None
-    """Minibatches, because of slow samples."""
+    """Minibatches that were drawn ahead because of slow samples."""
     overtaken: int | None
-    """Samples, of all epochs of a repetition. Both by coprep's own account, the most of the repetitions."""
+    """Overtaken samples in all epochs of a repetition. This figure and `drawn_ahead` are coprep's own account, and the
+    largest of the repetitions."""
     cores: float | None
-    """In use by coprep and the job, from the second epoch on."""
+    """Cores that coprep and the job use from the second epoch on."""
     others_cores: float
     repetitions: int
 
@@ -172,11 +175,11 @@ class OrderRecord:
 
 @dataclass(frozen=True)
 class DigestRecord:
-    """Of all batches of one seed in deterministic order, by the number of workers."""
+    """Digests of all batches of one seed in deterministic order, by the number of workers."""
 
     samples: str
     digests: dict[int, Sequence[str]]
-    """By epoch."""
+    """Digest of each epoch."""
 
     @property
     def different(self) -> int:
@@ -188,10 +191,10 @@ class DigestRecord:
 
 @dataclass
 class OrderResults:
-    """Everything of this part."""
+    """All results of this part."""
 
     samples: Sequence[str]
-    """Asked for."""
+    """The sets of samples that were asked for."""
     records: list[OrderRecord] = field(default_factory=list)
     digests: list[DigestRecord] = field(default_factory=list)
 
@@ -215,7 +218,7 @@ def spread_of(values: Sequence[float | None]) -> Spread | None:
 
 
 def left_by(others_cores: float) -> float:
-    """Part of the workers' processors, where others use so many of all."""
+    """Returns the share of the workers' processors that is left where other processes use this many cores."""
     return min(max(cores() - others_cores, 0.01) / WORKERS, 1.0)
 
 
@@ -238,7 +241,7 @@ def measure_order(options: OrderOptions) -> OrderResults:
 def one_turn(
     options: OrderOptions, samples: Samples, seed: int, runs: dict[tuple[str, str], list[Run]], progress: Progress
 ) -> None:
-    """The limit, and each loader with the limit once more after it."""
+    """Measures the limit, then each loader followed by the limit once more."""
     before = limit_of(samples, options.limit)
     progress.say(f"{samples.name}, limit: {before:,.0f}/s" if before else f"{samples.name}, limit: not measured")
     deterministic: list[list[int]] = []
@@ -253,6 +256,7 @@ def one_turn(
         first_batch_s = epochs[0].arrivals[0] - outcome.of("epoch")[0]["went"]
         after = limit_of(samples, options.limit)
         limit = (before + after) / 2 if before and after else None
+        # This limit is also the one before the next loader.
         before = after
         later_s = epochs[-1].end - epochs[0].end
         one = Run(
@@ -271,7 +275,7 @@ def one_turn(
 
 
 def farthest(epochs: Sequence[Epoch], drawn: Sequence[Sequence[int]]) -> int | None:
-    """The largest distance of a sample from its drawn place, in batches. None: that place is not known."""
+    """Returns the largest distance of a sample from its drawn place, in batches, or `None` without a known draw."""
     if len(drawn) != len(epochs):
         return None
     return max(
@@ -280,7 +284,7 @@ def farthest(epochs: Sequence[Epoch], drawn: Sequence[Sequence[int]]) -> int | N
 
 
 def relaxed_draw(epochs: Sequence[Epoch], deterministic: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
-    """What was drawn in relaxed order, if it is what the same seed gave in deterministic order."""
+    """Returns the draw of a relaxed run if it equals the deterministic draw of the same seed, else an empty list."""
     same = all(
         delivery.is_same_draw(epoch.ids, order, BATCH_SIZE) for epoch, order in zip(epochs, deterministic, strict=False)
     )
@@ -315,7 +319,7 @@ def run_loader(
 
 
 def limit_of(samples: Samples, program: Path | None) -> float | None:
-    """Samples per second of workers that do nothing but prepare: their number over the CPU seconds of a sample."""
+    """Returns the samples per second of workers that only prepare: their number over the CPU seconds of a sample."""
     if samples.data:
         samples.data.read()
     if not samples.is_native:
@@ -327,11 +331,12 @@ def limit_of(samples: Samples, program: Path | None) -> float | None:
 
 
 def plain_cost_s(samples: Samples) -> float:
-    """CPU seconds of a sample, on average, in a plain loop of as many processes as there are workers.
+    """Returns the mean CPU seconds of a sample in a plain loop, run in as many processes as there are workers.
 
-    Of artificial samples it is known; only what they cost beyond is measured, on some of them.
+    The nominal cost of artificial samples is known. Only their cost beyond it is measured, on some of them.
     """
     told = [samples.spin.cost_s(index) for index in range(samples.count)] if samples.spin else [0.0] * samples.count
+    # Each process takes every n-th sample, so that it works for about `CALIBRATION_S` seconds.
     stride = max(int(sum(told) / WORKERS / CALIBRATION_S), 1)
     jobs = [
         Job("tests.bench_slow.job_plain", [samples.argument, str(stride * part), str(stride * WORKERS)], samples.env)

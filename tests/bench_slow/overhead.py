@@ -1,4 +1,4 @@
-"""What coprep does by the way, by itself: CPU time, against that of the preparation."""
+"""Measures the CPU time of coprep's bookkeeping by itself, against the CPU time of the preparation."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ STEPS = ("fetch_clocks", "look", "stage_clocks", "record", "start", "form")
 
 
 Said = Mapping[str, float]
-"""Of one run of the program."""
+"""The figures of one run of the program."""
 
 
 @dataclass(frozen=True)
 class OverheadRecord:
-    """Of measuring costs and using them. Medians of the program's runs."""
+    """The overhead of measuring costs and using them, as medians over the program's runs."""
 
     steps_ns: Mapping[str, float]
-    """CPU nanoseconds of a sample."""
+    """CPU nanoseconds per sample of each step."""
     of_images: Spread
-    """All steps, as per cent of an image's preparation from its file."""
+    """All steps, in per cent of an image's preparation from its file."""
     of_decoded: Spread
-    """Those steps that are left where it comes decoded from the cache, as per cent of its preparation."""
+    """The steps that remain where an image comes decoded from the cache, in per cent of its preparation."""
     runs: int
 
     @classmethod

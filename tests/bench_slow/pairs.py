@@ -1,4 +1,4 @@
-"""The same work with something that coprep does by the way and without it, in pairs, alternately first."""
+"""Measures the same work with and without an additional function of coprep, in pairs with alternating order."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from tests.bench_slow.running import Coordinator, Job, Outcome, Progress, run
 WORKERS = 2
 SEED = 1
 PAIRS = 5
-"""In each repetition."""
+"""Pairs in each repetition."""
 CHEAP = "50000,1,0"
-"""A Python dataset whose samples cost next to nothing."""
+"""A Python dataset whose samples cost almost nothing."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What is done on both sides. Whole epochs of one seed: both prepare the very same."""
+    """The work of both sides: whole epochs of one seed, so that both prepare exactly the same samples."""
 
     name: str
     label: str
     epochs: int
-    """As many as make some seconds, and one before that is not looked at."""
+    """Enough epochs to take some seconds, plus a first one that does not count."""
     cache: str | None = None
-    """Of coprep's own pipeline. None: a Python dataset."""
+    """Cache of coprep's own pipeline, or `None` for a Python dataset."""
 
     def job(self, data: Dataset) -> Job:
         epochs = [str(self.epochs), ""]
@@ -50,17 +50,17 @@ WORKS = (
     Work("images-decoded", "images, cache decoded", 1 + 16, "decoded"),
     Work("python", "Python samples that cost next to nothing", 1 + 10),
 )
-"""From where a sample costs most to where it costs least, and what is done by the way most beside that."""
+"""The works, from the most expensive samples to the cheapest, where additional functions weigh most."""
 
 
 @dataclass(frozen=True)
 class PairOptions:
-    """What to measure."""
+    """The pairs to measure, and how."""
 
     data: Dataset
     features: Features
     works: Sequence[str]
-    """Names."""
+    """Names of the works."""
     repeat: int
     quick: bool
 
@@ -71,31 +71,31 @@ class PairOptions:
 
 @dataclass(frozen=True)
 class Switch:
-    """What is on on one side, and off on the other."""
+    """The function that is on for one side and off for the other."""
 
     part: str
     what: str
     off: Mapping[str, str]
-    """In the coordinator's environment. On: none of these."""
+    """Environment of the coordinator that switches it off. The side where it is on has none of these."""
     is_on: Callable[[Outcome], bool]
-    """By what the coordinator says when the work is done."""
+    """Whether it was on, by the coordinator's status when the work is done."""
     meanwhile: Callable[[], AbstractContextManager[Sequence[str]]] = lambda: contextlib.nullcontext(())
-    """Of the side where it is on: options of `coprep serve`."""
+    """Runs during the work of the side where it is on, and gives options of `coprep serve`."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """With it, or without."""
+    """One side of a pair: with it, or without."""
 
     per_s: float
-    """Samples,"""
+    """Samples per second, from the second epoch on, when memory is warm and caches are full."""
     cpu_s: float
-    """and of all processes; both from the second epoch on, when memory is warm and caches are full."""
+    """CPU seconds of all processes, over the same epochs."""
     is_on: bool
 
 
 Pair = tuple[Side, Side]
-"""With, and without."""
+"""The sides with and without it."""
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,10 @@ class PairRecord:
     off_per_s: float
     rate_ratio: Spread
     cpu_ratio: Spread
-    """Of the CPU seconds of all processes."""
+    """Ratio of the CPU seconds of all processes."""
     pairs: int
     switched: bool
-    """Whether it was on on one side only. If not, what differs is chance."""
+    """Whether it was on for one side only. If not, differences are chance."""
 
     @property
     def slower_percent(self) -> float:
@@ -171,7 +171,7 @@ def one_side(switch: Switch, work: Work, options: PairOptions, on: bool) -> Side
 
 @contextlib.contextmanager
 def environment(values: Mapping[str, str], without: Mapping[str, str] | Sequence[str]) -> Iterator[None]:
-    """Of what is started meanwhile: these, and none else of `without`."""
+    """Sets these variables, and removes all others of `without`, for processes that start in this block."""
     before = {name: os.environ.pop(name, None) for name in without}
     os.environ.update(values)
     try:

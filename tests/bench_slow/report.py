@@ -1,4 +1,4 @@
-"""The results for people: tables on the terminal, a page with charts, and series for other tools."""
+"""Presents the results: tables on the terminal, a page with charts, and series for other tools."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class HasJson(Protocol):
 
 @dataclass
 class Results:
-    """Everything that one call measured; None: a part that was left out."""
+    """All measurements of one call. A part that was left out is `None`."""
 
     data: Dataset
     missing: Sequence[str]
-    """In this coprep."""
+    """Features that this coprep lacks."""
     repeat: int
     quick: bool
     order: OrderResults | None = None
@@ -228,7 +228,7 @@ def kept(by_form: dict[str, int]) -> str:
 
 
 def accounts_table(results: FormsResults) -> Table:
-    """What the coordinator itself says of its choice."""
+    """Tabulates the coordinator's own account of its choice."""
     header = ["auto", "used MiB", "lambda, s/MiB", "saves s an epoch, by its account", "to fill s"]
     rows = [
         [
@@ -259,7 +259,7 @@ def models_table(results: FormsResults) -> Table:
 
 
 def forms_charts(results: FormsResults) -> dict[str, str]:
-    """By file name, one for each storage."""
+    """Returns one chart for each storage, by file name."""
     words = Words("", "cache, % of the encoded bytes", lambda budget: f"{budget:g}", lambda seconds: f"{seconds:.3g}")
     found = {}
     for storage in dict.fromkeys(record.storage for record in results.records):
@@ -280,7 +280,7 @@ def forms_charts(results: FormsResults) -> dict[str, str]:
 
 
 def pairs_table(records: Sequence[PairRecord], memory: BytesRecord | None = None) -> Table:
-    """`memory`: what samples' costs take of it."""
+    """Tabulates the pairs. `memory` is the memory that samples' costs take."""
     what = ", ".join(dict.fromkeys(record.what for record in records))
     header = [what, "samples/s with", "without", "with / without", "CPU with / without", "pairs"]
     rows = [
@@ -340,7 +340,7 @@ def balance_table(results: BalanceResults) -> Table:
 
 
 def balance_charts(results: BalanceResults) -> dict[str, str]:
-    """By file name, one for each scenario, of its last repetition."""
+    """Returns one chart for each scenario, of its last repetition, by file name."""
     found = {}
     for scenario, runs in results.runs.items():
         last = runs[-1]
@@ -351,7 +351,7 @@ def balance_charts(results: BalanceResults) -> dict[str, str]:
 
 
 def balance_series(results: BalanceResults) -> dict[str, str]:
-    """By file name, one for each scenario: every moment of every repetition."""
+    """Returns every moment of every repetition, one file for each scenario, by file name."""
     return {f"balance-{scenario}.csv": series_csv(runs) for scenario, runs in results.runs.items()}
 
 
@@ -417,7 +417,7 @@ def show(results: Results) -> None:
 
 
 def write(results: Results, folder: Path) -> list[Path]:
-    """`report.json`, `report.md`, a chart for each storage and scenario, and series. Returns what was written."""
+    """Writes `report.json`, `report.md`, a chart for each storage and scenario, and series. Returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     parts = ["# Benchmark of slow samples", results.conditions(), *notes(results)]
     charts = forms_charts(results.forms) if results.forms and results.forms.records else {}

@@ -1,4 +1,4 @@
-"""One job at a time, with a coordinator of its own where it needs one; nothing is left behind."""
+"""Runs one job at a time, with a coordinator of its own where it needs one, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -30,33 +30,33 @@ class Job:
 
 @dataclass(frozen=True)
 class Coordinator:
-    """Options of `coprep serve`, and what to ask it once the job is done."""
+    """Options of `coprep serve`, and the size of the list to request when the job is done."""
 
     cache: str = "0"
     options: Sequence[str] = ()
     slowest: int = 0
-    """So many samples, with their costs."""
+    """Number of slow samples to list with their costs."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a job said between `ready` and `done`, and what else was seen."""
+    """The messages of a job between `ready` and `done`, and other observations."""
 
     said: Sequence[dict[str, Any]]
     status: dict[str, Any]
     cpu_s: float
-    """Of all its processes, the coordinator's included, from `ready` to `done`."""
+    """CPU seconds of all its processes, the coordinator's included, from `ready` to `done`."""
     later_cpu_s: float
-    """The same from the end of the first epoch, of a job that tells its epochs."""
+    """The same from the end of the first epoch, for a job that reports its epochs."""
     others_cores: float
     first_others_cores: float
-    """The same until the end of the first epoch."""
+    """Cores that other processes used until the end of the first epoch."""
     later_others_cores: float
-    """From there on."""
+    """The same from there on."""
 
     @property
     def costs(self) -> dict[str, Any]:
-        """What the coordinator says of the costs of the job's samples. Empty: it does not."""
+        """Returns the costs of the job's samples by the coordinator's status, or nothing if it reports none."""
         streams = self.status.get("streams") or [{}]
         costs: dict[str, Any] = streams[0].get("costs", {})
         return costs
@@ -66,7 +66,7 @@ class Outcome:
 
 
 def run(job: Job, coordinator: Coordinator | None = None) -> Outcome:
-    """Start, wait until it is done, end."""
+    """Starts the job, waits until it is done, and ends it."""
     with Children() as children:
         env = dict(ONE_THREAD) | dict(job.env)
         roots, processes = [], list[int]()
@@ -77,6 +77,7 @@ def run(job: Job, coordinator: Coordinator | None = None) -> Outcome:
             roots.append(child.pid)
         child = children.module("job", job.module, job.arguments, env)
         roots.append(child.pid)
+        # Callbacks run in reverse: this one lists the processes, they are ended, and the first one cleans up.
         children.callback(lambda: processes.extend(trees(roots)))
         hear(child, "ready", READY_PATIENCE_S)
         before, began = CpuClock.read(roots), time.monotonic()
@@ -104,8 +105,10 @@ def run(job: Job, coordinator: Coordinator | None = None) -> Outcome:
 def hear(
     child: Child, event: str, patience: float, at_first: Callable[[], None] = lambda: None
 ) -> list[dict[str, Any]]:
-    """All that it says until it says `event`, after which it waits to be told something. `at_first`: once, when it has
-    told an epoch, or else all."""
+    """Returns all messages up to `event`, after which the job waits for a command.
+
+    `at_first` is called once: at the first epoch, or at `event` if the job reports no epochs.
+    """
     said: list[dict[str, Any]] = []
     is_first = True
     for _, message in messages([child], patience):
@@ -119,7 +122,7 @@ def hear(
 
 
 def end(child: Child) -> None:
-    """Let it end by itself, with its workers."""
+    """Lets the job end by itself, with its workers."""
     child.tell("end")
     deadline = time.monotonic() + END_PATIENCE_S
     while child.running():
@@ -129,7 +132,7 @@ def end(child: Child) -> None:
 
 
 def listed_status(env: dict[str, str], slowest: int) -> dict[str, Any]:
-    """With the costs of so many samples."""
+    """Returns the coordinator's status with the costs of this many samples."""
     if not slowest:
         return coordinator_status(env)
     command = [str(coprep_command()), "status", "--slow", str(slowest), "--json"]
@@ -140,7 +143,7 @@ def listed_status(env: dict[str, str], slowest: int) -> dict[str, Any]:
 
 @dataclass
 class Progress:
-    """A line for each thing that was done of so many."""
+    """Prints a numbered line for each finished item."""
 
     of: int
     done: int = 0
@@ -152,7 +155,7 @@ class Progress:
 
 
 def side_by_side(jobs: Sequence[Job]) -> Iterator[dict[str, Any]]:
-    """What jobs that need no coordinator say when they are done, run at once."""
+    """Runs jobs that need no coordinator at once, and yields their messages when they are done."""
     with Children() as children:
         started = [
             children.module(f"job {number}", job.module, job.arguments, {**ONE_THREAD, **job.env})

@@ -1,4 +1,4 @@
-"""The sets of samples whose order is measured, as the benchmark and its jobs speak of them."""
+"""The sets of samples for which order is measured, in the form that the benchmark and its jobs share."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from tests.bench_slow.subset import repeated, slow_images
 
 MEDIAN_MS = 2.0
 SPINS = {10: 3840, 50: 3840, 200: 1536}
-"""Samples by slowdown: 60 batches of 64, and 24 where an epoch would take too long."""
+"""Number of samples by slowdown: 60 batches of 64, and 24 where an epoch would take too long."""
 QUICK_SPINS = {10: 1280, 50: 640, 200: 320}
 QUICK_MEDIAN_MS = 0.5
 NATIVE_TIMES = 4
-"""Each image: an epoch of a second or two is hardly longer than what is drawn ahead of the next one."""
+"""Copies of each image. Without them an epoch of a second or two would be hardly longer than the look-ahead."""
 NATIVE, PYTHON = "images-native", "images-python"
 NAMES = (NATIVE, PYTHON, *(f"spin-{slowdown}x" for slowdown in SPINS))
 
 
 @dataclass(frozen=True)
 class Samples:
-    """One set."""
+    """A set of samples."""
 
     name: str
     count: int
     slow: frozenset[int]
-    """Ids."""
+    """Ids of the slow samples."""
     data: Dataset | None = None
     spin: Spin | None = None
 
@@ -44,12 +44,12 @@ class Samples:
 
     @property
     def argument(self) -> str:
-        """For `opened`, in another process."""
+        """Returns the argument from which `opened` makes the dataset in another process."""
         return f"{self.spin.samples},{self.spin.slowdown:g},{self.spin.median_ms:g}" if self.spin else "images"
 
 
 def opened(argument: str) -> Any:
-    """The Python dataset of that argument. Images need PyTorch."""
+    """Returns the Python dataset for that argument. Images need PyTorch."""
     if argument == "images":
         from tests.bench import datasets
 
@@ -59,7 +59,7 @@ def opened(argument: str) -> Any:
 
 
 def all_samples(data: Dataset, only: Sequence[str], quick: bool, folder: Path) -> list[Samples]:
-    """`folder`: for links to images."""
+    """Returns the sets to measure. `folder` receives links to images."""
     images = {PYTHON: data} if PYTHON in only else {}
     if NATIVE in only:
         images = {NATIVE: data if quick else repeated(data, NATIVE_TIMES, folder), **images}

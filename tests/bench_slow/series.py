@@ -1,4 +1,4 @@
-"""From what a pool did, moment after moment, to figures: phases, rates, seconds to settle. No clock, no I/O."""
+"""Computes figures from a pool's states over time: phases, rates, seconds to settle. No clock, no I/O."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 WINDOW_S = 1.0
-"""Over which a rate is taken. Samples are not alike: a shorter one would show their differences."""
+"""Seconds over which a rate is taken. Samples differ, and a shorter window would show their differences."""
 NEAR = 0.15
-"""A rate that differs from another by this part at most is as good as the same."""
+"""Largest relative difference of two rates that count as the same."""
 STAYS_S = 3.0
-"""What stays near for so long, or until its phase ends, has settled."""
+"""Seconds for which a rate must stay near, unless its phase ends earlier, to count as settled."""
 
 
 @dataclass(frozen=True)
 class Moment:
-    """The pool, as `coprep status` tells of it."""
+    """The state of the pool, by `coprep status`."""
 
     at: float
     """Seconds since the series began."""
@@ -28,13 +28,13 @@ class Moment:
     to_fetch: int
     to_prepare: int
     prepared: int
-    """Samples so far,"""
+    """Samples prepared so far."""
     fetched_bytes: int
-    """and bytes read for them."""
+    """Bytes read for them so far."""
 
     @classmethod
     def of(cls, at: float, status: dict[str, Any]) -> Moment:
-        """Of a coordinator with one stream."""
+        """Returns the state of a coordinator with one stream."""
         pool = status["pool"]
         (stream,) = status["streams"]
         now = ("cpus", "threads", "fetching", "preparing", "to_fetch", "to_prepare", "prepared")
@@ -45,7 +45,7 @@ class Moment:
 
 
 Count = Callable[[Moment], int]
-"""Something that only grows."""
+"""Reads a value that only grows."""
 
 
 def samples_of(moment: Moment) -> int:
@@ -58,11 +58,11 @@ def bytes_of(moment: Moment) -> int:
 
 @dataclass(frozen=True)
 class Phase:
-    """What came from one turn to the next."""
+    """The time from one turn to the next."""
 
     turn: float
     moments: Sequence[Moment]
-    """The first of them just after the turn."""
+    """The states of this phase; the first one is just after the turn."""
 
     @property
     def seconds(self) -> float:
@@ -74,16 +74,16 @@ class Phase:
         return [moment for moment in self.moments if moment.at >= begin]
 
     def reaches(self, count: Count) -> float:
-        """A second, in its last third."""
+        """Returns the rate per second in its last third."""
         return rate(self.last_third, count)
 
     @property
     def threads(self) -> float:
-        """The median of its last third."""
+        """Returns the median number of threads in its last third."""
         return statistics.median(moment.threads for moment in self.last_third)
 
     def settled_s(self) -> float | None:
-        """From the turn until the rate is near what the phase reaches, and stays there. None: it never does."""
+        """Returns the seconds from the turn until the rate stays near that of the phase, or `None` if it never does."""
         near = self.near()
         for number, (at, _) in enumerate(near):
             if all(is_near for later, is_near in near[number:] if later <= at + STAYS_S):
@@ -91,23 +91,25 @@ class Phase:
         return None
 
     def astray(self) -> float:
-        """Part of the windows after it has settled in which the rate is not near what the phase reaches."""
+        """Returns the share of the windows after settling in which the rate is not near that of the phase."""
         settled = self.settled_s()
         after = [] if settled is None else [near for at, near in self.near() if at >= self.turn + settled]
         return after.count(False) / len(after) if after else 1.0
 
     def near(self) -> list[tuple[float, bool]]:
-        """For each window its begin, and whether its rate is near what the phase reaches."""
+        """Returns the start of each window, with whether its rate is near the one that the phase reaches."""
         reaches = self.reaches(bytes_of)
         return [(at, abs(value - reaches) <= NEAR * reaches) for at, value in windows(self.moments)]
 
     def cpus_s(self, cpus: int) -> float | None:
-        """From the turn until the pool counts on so many processors. None: it never does."""
+        """Returns the seconds from the turn until the pool counts on this many processors, or `None` if it never
+        does.
+        """
         return next((moment.at - self.turn for moment in self.moments if moment.cpus == cpus), None)
 
 
 def phases(moments: Sequence[Moment], turns: Sequence[float]) -> list[Phase]:
-    """A phase from each turn; the first turn is the begin."""
+    """Returns a phase for each turn. The first turn is the start of the series."""
     ends = [*turns[1:], float("inf")]
     return [
         Phase(turn, [moment for moment in moments if turn <= moment.at < end])
@@ -116,15 +118,15 @@ def phases(moments: Sequence[Moment], turns: Sequence[float]) -> list[Phase]:
 
 
 def rate(moments: Sequence[Moment], count: Count) -> float:
-    """A second, from the first to the last of them."""
+    """Returns the rate per second from the first to the last of these moments."""
     first, last = moments[0], moments[-1]
     return (count(last) - count(first)) / (last.at - first.at)
 
 
 def windows(moments: Sequence[Moment]) -> list[tuple[float, float]]:
-    """Bytes a second from each moment to the first that is `WINDOW_S` later, as far as there is one.
+    """Returns the bytes per second from each moment to the first one that is `WINDOW_S` later, as far as there is one.
 
-    Each looks ahead, so that those of a phase know nothing of the phase before.
+    Each window looks ahead, so the windows of a phase contain nothing of the phase before.
     """
     found = []
     end = 0

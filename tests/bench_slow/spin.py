@@ -1,4 +1,4 @@
-"""An artificial dataset whose samples cost what they are told to: CPU, and not sleep."""
+"""An artificial dataset whose samples cost a given CPU time, without sleep."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ SLOW_SHARE = 0.05
 
 @dataclass(frozen=True)
 class Spin:
-    """A map-style dataset: a sample is a small array that holds its id."""
+    """A map-style dataset whose samples are small arrays that hold their id."""
 
     samples: int
     slowdown: float
-    """A slow sample costs so many times the median."""
+    """Cost of a slow sample, in multiples of the median."""
     median_ms: float
 
     def __len__(self) -> int:
@@ -36,13 +36,13 @@ class Spin:
 
 
 def is_slow(index: int) -> bool:
-    """Of so large a share of all ids, always the same ones."""
+    """Returns whether a sample is slow. The share of slow ids is `SLOW_SHARE`, and they are always the same ones."""
     digest = hashlib.blake2b(index.to_bytes(8, "little"), digest_size=8).digest()
     return int.from_bytes(digest, "little") < SLOW_SHARE * 2**64
 
 
 def burn(seconds: float) -> None:
-    """Keep this thread on a processor for so long, however often it is interrupted."""
+    """Keeps this thread on a processor for this CPU time, however often it is interrupted."""
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         pass

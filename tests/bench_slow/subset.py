@@ -1,4 +1,4 @@
-"""Images by what their files say: how large they are, and a smaller folder of them."""
+"""Selects images by their files: finds how large they are, and makes smaller or larger folders of them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from PIL import Image
 from tests.bench.measure import Dataset
 
 SLOW_FROM = 5
-"""Times as many pixels as the median image has: such an image counts as slow."""
+"""Pixels of a slow image, in multiples of the median, at least."""
 
 
 def part_of(data: Dataset, count: int, folder: Path) -> Dataset:
-    """An image folder of `count` links. Taken evenly from the files by size, so that the share of large ones stays."""
+    """Makes an image folder of `count` links, taken evenly by size, so that the share of large files stays the same."""
     by_size = sorted(data.files, key=lambda path: (path.stat().st_size, path))
     count = min(count, len(by_size))
     for number in range(count):
@@ -27,7 +27,7 @@ def part_of(data: Dataset, count: int, folder: Path) -> Dataset:
 
 
 def repeated(data: Dataset, times: int, folder: Path) -> Dataset:
-    """An image folder in which each file of `data` is linked so many times."""
+    """Makes an image folder in which each file of `data` is linked this many times."""
     for path in data.files:
         place = folder / path.relative_to(data.root).parent
         place.mkdir(parents=True, exist_ok=True)
@@ -37,7 +37,7 @@ def repeated(data: Dataset, times: int, folder: Path) -> Dataset:
 
 
 def pixels(files: Sequence[Path]) -> list[int]:
-    """Width times height, from the files' headers."""
+    """Returns width times height, from the files' headers."""
     Image.MAX_IMAGE_PIXELS = None
     found = []
     for path in files:
@@ -47,7 +47,7 @@ def pixels(files: Sequence[Path]) -> list[int]:
 
 
 def slow_images(files: Sequence[Path]) -> frozenset[int]:
-    """By id: an image folder numbers its files in the order of their paths."""
+    """Returns the ids of the slow images. An image folder numbers its files in the order of their paths."""
     sizes = pixels(files)
     bound = SLOW_FROM * statistics.median(sizes)
     return frozenset(number for number, size in enumerate(sizes) if size >= bound)

@@ -1,4 +1,4 @@
-"""What every job of this benchmark does: a few epochs, as fast as batches come, noting what came when."""
+"""The work of every job of this benchmark: a few epochs, as fast as batches come, with a record of the arrivals."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import numpy as np
 from tests.bench.consume import report, touch
 
 Batch = tuple[Any, Any, float | None]
-"""Samples, their ids, and when the first of them was begun, where that is known."""
+"""Samples, their ids, and the moment at which the first of them was begun, where that is known."""
 
 
 def take(open_loader: Callable[[], Callable[[], Iterable[Batch]]], epochs: int, with_digest: bool) -> None:
-    """Say `ready`, wait to be told to go, report each epoch, say `done`, wait to be told to end.
+    """Says `ready`, waits for the command to go, reports each epoch, says `done`, and waits for the command to end.
 
-    `open_loader` makes the loader, and returns what begins an epoch.
+    `open_loader` makes the loader, and returns a function that begins an epoch.
     """
     report(event="ready")
     sys.stdin.readline()
@@ -41,6 +41,7 @@ def one_epoch(batches: Iterable[Batch], with_digest: bool) -> dict[str, Any]:
         arrivals.append(time.monotonic())
         ids.append(numbers.tolist())
         if batch_began is not None:
+            # Batches come in order, but their samples may have been begun in any.
             first_began = batch_began if first_began is None else min(first_began, batch_began)
         if with_digest:
             for part in (samples, numbers):
@@ -54,7 +55,7 @@ def one_epoch(batches: Iterable[Batch], with_digest: bool) -> dict[str, Any]:
 
 
 class Stamped:
-    """Samples of a Python dataset, without their labels, with their ids and the moment at which each was begun."""
+    """Samples of a Python dataset without their labels, with their ids and the moment at which each was begun."""
 
     def __init__(self, of: Any) -> None:
         self.of = of

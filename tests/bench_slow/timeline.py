@@ -1,4 +1,4 @@
-"""A chart of a pool over time as SVG: its threads by stage, and below it the rate, with the turns marked."""
+"""Draws a chart of a pool over time as SVG: its threads by stage, and below it the rate, with the turns marked."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ LEFT, RIGHT = 70, 150
 TOP, HEIGHT, GAP, BELOW = 52, 150, 44, 46
 TICKS = 4
 STEPS = (1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8, 10)
-"""What an axis may end at, times a power of ten."""
+"""Upper ends of an axis, in units of a power of ten."""
 TIME_STEPS_S = (1, 2, 5, 10, 20, 30, 60)
 FETCHING, PREPARING, THREADS, RATE, ALLOWED = "#9ecae1", "#fdae6b", "#3b3b3b", "#d62728", "#7f7f7f"
 
 
 @dataclass(frozen=True)
 class Part:
-    """A phase, with what it is called."""
+    """A phase, with its name."""
 
     phase: Phase
     name: str
     allowed: float | None
-    """Bytes a second that could be reached."""
+    """Bytes per second that could be reached, if known."""
 
     @property
     def rates(self) -> list[tuple[float, float]]:
-        """MiB a second, each in the middle of the time over which it is taken, which lies within the phase."""
+        """Returns MiB per second, each at the middle of its window, which lies within the phase."""
         return [(at + WINDOW_S / 2, value / MIB) for at, value in windows(self.phase.moments)]
 
     @property
     def limit(self) -> float | None:
-        """MiB a second."""
+        """Returns the allowed MiB per second."""
         return None if self.allowed is None else self.allowed / MIB
 
 
 @dataclass(frozen=True)
 class Panel:
-    """From seconds and values to places, values from zero."""
+    """Maps seconds and values to places on the drawing. Values start at zero."""
 
     top: float
     until: float
@@ -85,7 +85,7 @@ def draw_timeline(parts: Sequence[Part], title: str) -> str:
 
 
 def areas(moments: Sequence[Moment], panel: Panel) -> list[str]:
-    """Those that prepare, upon them those that fetch, and how many threads there may be."""
+    """Draws the preparing threads, stacked on them the fetching threads, and the number of threads as a line."""
     times = [moment.at for moment in moments]
     nothing, preparing = [0.0] * len(moments), [float(moment.preparing) for moment in moments]
     both = [float(moment.preparing + moment.fetching) for moment in moments]
@@ -109,7 +109,7 @@ def rate_lines(parts: Sequence[Part], panel: Panel) -> list[str]:
 
 
 def turns(parts: Sequence[Part], above: Panel, below: Panel) -> list[str]:
-    """A line through both panels where each part begins, and its name."""
+    """Draws a line through both panels where each part begins, with its name."""
     found = []
     for part in parts:
         x = above.x(part.phase.turn)
@@ -145,7 +145,7 @@ def legend(panel: Panel, entries: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def rounded_up(value: float) -> float:
-    """To a number that is divided into ticks without fractions, where it is large enough for that."""
+    """Rounds up to a number that divides into ticks without fractions, where it is large enough for that."""
     power: float = 10.0 ** math.floor(math.log10(max(value, 1.0)))
     return max(next(step for step in STEPS if step * power >= value) * power, float(TICKS))
 

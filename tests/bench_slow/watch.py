@@ -1,4 +1,4 @@
-"""What it costs to tell apart what jobs wait for, and to serve metrics of it: by itself, and in pairs."""
+"""Measures the cost of attributing jobs' waits to causes, and of serving metrics of them: by itself, and in pairs."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from tests.bench_slow.running import DONE_PATIENCE_S, READY_PATIENCE_S, Outcome,
 from tools.demo.children import Children
 
 EVERY_S = 1.0
-"""Prometheus asks each 15 s to 60 s, as it is usually set up."""
+"""Seconds between two requests for metrics. Prometheus usually asks every 15 s to 60 s."""
 PATIENCE_S = 10.0
 
 
 ANSWERS = 200
-"""So many times metrics are fetched, to see what one answer takes."""
+"""Number of requests over which the cost of one answer is averaged."""
 
 
 @dataclass(frozen=True)
 class WatchRecord:
-    """By itself: per cent of the time in which samples are prepared by all processors."""
+    """The cost by itself, in per cent of the time in which all processors prepare samples."""
 
     attribution_ns: Spread
-    """A sample's way through the pool is longer by so much."""
+    """Nanoseconds that it adds to a sample's way through the pool."""
     answer_ms: float
     """CPU time of the coordinator for one answer with metrics."""
     of_images: Spread
     of_decoded: Spread
-    """Of samples that come decoded from the cache."""
+    """The share for samples that come decoded from the cache."""
 
     @classmethod
     def of(cls, said: Sequence[Said], answer_s: float) -> WatchRecord:
@@ -57,14 +57,14 @@ class WatchRecord:
 
 @dataclass
 class WatchResults:
-    """Everything of this part."""
+    """All results of this part."""
 
     records: list[PairRecord] = field(default_factory=list)
     by_itself: WatchRecord | None = None
 
 
 def measure_watch(options: PairOptions, overhead: Path | None) -> WatchResults:
-    """`overhead`: the program that measures it by itself."""
+    """Measures this part. `overhead` is the program that measures it by itself."""
     found = WatchResults()
     if overhead:
         said = run_overhead(overhead, options.data, options.quick)
@@ -74,7 +74,7 @@ def measure_watch(options: PairOptions, overhead: Path | None) -> WatchResults:
 
 
 def answer_cpu_s(data: Dataset) -> float:
-    """CPU time of a coordinator that serves a job, for one answer with its metrics."""
+    """Returns the CPU time, for one answer with metrics, of a coordinator that serves a job."""
     with Children() as children:
         port = free_port()
         serve = [f"--metrics=127.0.0.1:{port}"]
@@ -100,20 +100,20 @@ def free_port() -> int:
 
 
 def attributes(outcome: Outcome) -> bool:
-    """Whether any wait of the job was put down to storage or processors."""
+    """Returns whether any wait of the job was attributed to storage or processors."""
     stalls: dict[str, Any] = outcome.status["streams"][0]["stalls"]
     return bool(stalls["fetch_s"] + stalls["prep_s"] > 0)
 
 
 @contextlib.contextmanager
 def scraped() -> Iterator[Sequence[str]]:
-    """Options with which a coordinator serves metrics, which are fetched again and again until this ends."""
+    """Yields options with which a coordinator serves metrics, and fetches these repeatedly until the block ends."""
     port = free_port()
     ended, seen = threading.Event(), list[int]()
 
     def scrape() -> None:
         while not ended.wait(EVERY_S):
-            # Before it is there, and after its end.
+            # The server is not there before its start and after its end.
             with contextlib.suppress(OSError), urllib.request.urlopen(address, timeout=PATIENCE_S) as answer:
                 seen.append(len(answer.read()))
 

@@ -1,1 +1,1 @@
-"""The benchmark of drop-in cost: programs that replace PyTorch's DataLoader and nothing else, with bars."""
+"""The benchmark of drop-in cost: programs that replace PyTorch's DataLoader and nothing else, compared with targets."""

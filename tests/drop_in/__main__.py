@@ -1,4 +1,4 @@
-"""Drop-in cost: programs that replace PyTorch's DataLoader and nothing else, taken in turn with it.
+"""Measures drop-in cost: programs that replace PyTorch's DataLoader and nothing else, in turn with the originals.
 
 usage: python -m tests.drop_in --out FOLDER [--only detection,memory] [--repeat 3] [--quick]
 """
@@ -23,7 +23,7 @@ CASES = {
 
 
 def benchmark(args: argparse.Namespace, folder: Path) -> None:
-    """`folder`: for what is generated."""
+    """Runs the chosen cases. `folder` receives the generated files."""
     cases = [CASES[name] for name in args.only]
     for case in cases:
         case.prepare(Setting(folder, args.quick))

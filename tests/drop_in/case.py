@@ -18,10 +18,10 @@ class Setting:
     """The folder, the sizes and the turns of one repetition."""
 
     folder: Path
-    """For files that are generated."""
+    """Folder for generated files."""
     quick: bool
     coprep_first: bool = True
-    """Of the two sides. Alternates with the repetitions."""
+    """Whether coprep runs before PyTorch. It alternates with the repetitions."""
 
     def in_turn(self, measure: Callable[[Side], T]) -> dict[Side, T]:
         order: tuple[Side, Side] = ("coprep", "torch") if self.coprep_first else ("torch", "coprep")
@@ -33,25 +33,25 @@ class Once:
     """One repetition of one case."""
 
     values: dict[str, float]
-    """By name. A value that could not be measured is left out."""
+    """Measured values by name. A value that could not be measured is left out."""
     others_cores: Sequence[float]
-    """Cores that other programs used, by run."""
+    """Cores that other programs used, one value for each run."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A kind of program, with what is asked of it."""
+    """A kind of program, with the figures that are checked."""
 
     name: str
     about: str
     prepare: Callable[[Setting], None]
-    """Generates files. Called once."""
+    """Generates files. It is called once."""
     once: Callable[[Setting], Once]
     figures: Callable[[Sequence[Once]], list[Figure]]
 
 
 def column(runs: Sequence[Once], name: str) -> list[float]:
-    """Returns one value of each repetition. Empty: not all of them have it."""
+    """Returns this value of each repetition. The list is empty if some repetition lacks it."""
     found = [run.values[name] for run in runs if name in run.values]
     return found if len(found) == len(runs) else []
 

@@ -1,4 +1,4 @@
-"""Datasets of the jobs, that need NumPy and no PyTorch. A job names them by a list: a name, and arguments."""
+"""Datasets of the jobs that need NumPy and no PyTorch. A job names a dataset by a list: a name, and arguments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def opened(spec: list[Any]) -> Any:
         return Ragged(*arguments)
     if name == "counted":
         return Counted(*arguments)
-    # These need PyTorch.
+    # The other datasets need PyTorch.
     from tests.drop_in import torch_datasets
 
     return torch_datasets.opened(name, *arguments)
@@ -29,12 +29,12 @@ def opened(spec: list[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Ragged:
-    """Samples of 100 kB, of which a few are many times as large. Each costs the same time off the processor."""
+    """Samples of 100 kB, with a few that are many times as large. Each costs the same time off the processor."""
 
     samples: int
     cost_s: float
     large: dict[str, int]
-    """Bytes by id; ids are text, as JSON has them."""
+    """Size of each large sample by id, in bytes. Ids are text, as JSON requires."""
 
     def __len__(self) -> int:
         return self.samples
@@ -46,7 +46,7 @@ class Ragged:
 
 @dataclass(frozen=True)
 class Counted:
-    """Counts its calls, in whichever process: each appends a byte to a file."""
+    """A dataset that counts its calls in all processes: each call appends a byte to a file."""
 
     samples: int
     cost_s: float
@@ -56,7 +56,7 @@ class Counted:
         return self.samples
 
     def __getitem__(self, index: int) -> Array:
-        # O_APPEND makes each write a whole one, whoever else writes.
+        # With O_APPEND a write goes to the end of the file even if other processes write at the same time.
         file = os.open(self.file, os.O_WRONLY | os.O_APPEND)
         try:
             os.write(file, b".")

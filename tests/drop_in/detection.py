@@ -1,4 +1,4 @@
-"""Photographs with boxes and masks: samples of very unequal size, that a `collate_fn` puts beside one another."""
+"""Measures photographs with boxes and masks: samples of very unequal size, which a `collate_fn` puts together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.drop_in.running import run
 NAME = "detection"
 PHOTOGRAPHS, BATCH_SIZE, PASSES = 24, 4, 3
 LARGEST = (2600, 1800, 10)
-"""Width, height and objects: with a mask for each object, 61 MB."""
+"""Width, height and number of objects. With a mask for each object, this is 61 MB."""
 LARGER = (1200, 900, 6)
 QUICK_PHOTOGRAPHS, QUICK_PASSES, QUICK_LARGEST = 12, 2, (1300, 900, 10)
 TIMES_TORCH = 1.1

@@ -1,4 +1,4 @@
-"""A figure over the repetitions, and the bar it is held against. No clock, no I/O."""
+"""A figure over the repetitions, and the target for it. No clock, no I/O."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ MET, NOT_MET, NOT_MEASURED, NO_BAR = "met", "NOT MET", "not measured", ""
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of one case. Smaller is better, for all that have a bar."""
+    """A figure of one case. Smaller is better for all figures with a target."""
 
     case: str
     what: str
     unit: str
     values: Sequence[float]
-    """One of each repetition. Empty: it could not be measured."""
+    """One value for each repetition. The list is empty if the figure could not be measured."""
     at_most: float | None = None
-    """The bar. None: the figure is reported only."""
+    """The largest value that meets the target, or `None` if the figure is only reported."""
 
     @property
     def spread(self) -> Spread | None:
@@ -29,7 +29,7 @@ class Figure:
 
     @property
     def verdict(self) -> str:
-        """Returns whether the median keeps to the bar."""
+        """Returns whether the median meets the target."""
         if self.spread is None:
             return NOT_MEASURED
         if self.at_most is None:
@@ -38,7 +38,7 @@ class Figure:
 
     @property
     def differs_percent(self) -> float | None:
-        """Returns the distance of the lowest from the highest run, of the median. None: one run, or a median of 0."""
+        """Returns the range of the runs in per cent of the median, or `None` for one run or a median of 0."""
         spread = self.spread
         if spread is None or len(self.values) < 2 or spread.median == 0:
             return None
@@ -73,7 +73,7 @@ class Figure:
 
 
 def shown(value: float) -> str:
-    """Returns a number with three digits, or all that stand before the point."""
+    """Formats a number with three significant digits, or with all digits before the point."""
     size = abs(value)
     if size >= 100:
         return f"{value:,.0f}"
@@ -81,7 +81,7 @@ def shown(value: float) -> str:
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """Returns ours over theirs, of runs that were taken in turn. Empty: one side was not measured."""
+    """Returns our values over theirs, from runs that took turns. The list is empty if one side was not measured."""
     return [mine / other for mine, other in zip(ours, theirs, strict=True)] if ours and theirs else []
 
 

@@ -1,4 +1,4 @@
-"""The first batch of a stream that nobody has opened yet, and of a program's second loader."""
+"""Measures the first batch of a stream that no job has opened yet, and of a program's second loader."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BEYOND_S, SECOND_S = 0.5, 0.5
 
 
 def prepare(setting: Setting) -> None:
-    # Of different content: loaders over equal datasets would share a stream.
+    # The contents differ, because loaders over equal datasets would share a stream.
     for first, name in enumerate(PARTS):
         np.save(setting.folder / f"{name}.npy", first + np.arange(SAMPLES * 64.0).reshape(SAMPLES, 64))
 

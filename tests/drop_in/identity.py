@@ -1,4 +1,4 @@
-"""A dataset whose code is a package of many files, used from its source tree."""
+"""Measures the identity of a dataset whose code is a package of many files, used from its source tree."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ FILES = 300
 QUICK_FILES = 60
 FIRST_S, LATER_S = 0.3, 0.005
 SETTLES_S = 2.5
-"""Files that changed within the last 2 s are not remembered (`_modules.RECENT_NS`)."""
+"""Seconds to wait after files are written. Files that changed within the last 2 s are not remembered
+(`_modules.RECENT_NS`)."""
 
 MODULE = '''
 """Part {number} of a package that was written by a program."""
@@ -86,14 +87,14 @@ parts = [importlib.import_module(f"drop_in_package.part_{{number:03d}}") for num
 
 
 def write_package(folder: Path, files: int) -> None:
-    """`drop_in_package`, of so many files. Each imports the one before it."""
+    """Writes `drop_in_package` with this many files. Each file imports the one before it."""
     package = folder / "drop_in_package"
     package.mkdir()
     parts = files - 2
     for number in range(parts):
         text = MODULE.format(number=number, before=max(number - 1, 0))
         if number == 0:
-            # Nothing is before it.
+            # The first file has no predecessor to import.
             text = text.replace("from drop_in_package.part_000 import Block as Before\n", "")
             text = text.replace("from drop_in_package import part_000\n", "").replace(" + part_000.WIDTH", "")
         (package / f"part_{number:03d}.py").write_text(text)

@@ -1,7 +1,8 @@
-"""A job: some loaders one after the other, with coprep or with PyTorch, and all else the same.
+"""A job: some loaders one after the other, with coprep or with PyTorch. Everything else is the same.
 
-It says `ready` when what it imports and its datasets are there, waits to be told to go, makes its loaders one by one
-and takes their passes as fast as batches come, says `pass` after each and `done`, and ends when it is told to.
+The job says `ready` when it has its imports and its datasets, and waits for the command to go. It makes its loaders one
+by one and takes their passes as fast as batches come. It says `pass` after each pass, then `done`, and ends when it is
+told to.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from tests.drop_in.plan import Part, Plan
 
 
 def as_lists(samples: list[Any]) -> Any:
-    """Makes no batch of samples: they are of unequal size."""
+    """Returns the samples as a list, since their sizes differ."""
     return samples
 
 
 def as_columns(samples: list[Any]) -> Any:
-    """Collates as programs that train detectors do."""
+    """Collates like programs that train detectors."""
     return tuple(zip(*samples, strict=True))
 
 
@@ -48,7 +49,7 @@ def loader_of(plan: Plan, part: Part, dataset: Any) -> Iterable[Any]:
 
 
 def touch(batch: Any) -> None:
-    """Read the first element of all that a batch holds."""
+    """Reads the first element of everything in a batch."""
     if isinstance(batch, dict):
         batch = list(batch.values())
     if isinstance(batch, (list, tuple)):
@@ -72,7 +73,7 @@ def main() -> None:
     loaders = []
     for number, (part, dataset) in enumerate(zip(plan.parts, datasets, strict=True)):
         made = time.monotonic()
-        # All of them stay, as in programs that train and validate.
+        # All loaders stay, as in programs that train and validate.
         loaders.append(loader_of(plan, part, dataset))
         for _ in range(part.passes):
             arrivals = []
@@ -80,7 +81,7 @@ def main() -> None:
                 touch(batch)
                 arrivals.append(time.monotonic())
             report(event="pass", loader=number, made=made, arrivals=arrivals)
-    # A program does other things after a pass, and its loader is still there.
+    # A program does other work after a pass, while its loader is still there.
     time.sleep(plan.linger_s)
     report(event="done")
     sys.stdin.readline()

@@ -1,4 +1,4 @@
-"""A fresh interpreter that imports PyTorch, makes a dataset, and says when it has."""
+"""A fresh interpreter that imports PyTorch, makes a dataset, and reports when it is done."""
 
 from __future__ import annotations
 

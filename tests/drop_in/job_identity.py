@@ -1,4 +1,4 @@
-"""Makes loaders over one dataset, and asks what identifies it, as each loader does before it connects."""
+"""Makes loaders over one dataset, and computes its identity, as each loader does before it connects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LATER = 9
 
 
 def timed(dataset: Any) -> tuple[float, float]:
-    """Returns seconds, and processor seconds."""
+    """Returns seconds and processor seconds."""
     began, cpu_began = time.monotonic(), time.process_time()
     coprep.DataLoader(dataset, batch_size=8, num_workers=2)
     fingerprint({"dataset": dataset})
@@ -31,7 +31,7 @@ def main() -> None:
     files = len(list(Path(drop_in_package.__path__[0]).glob("*.py")))
     first, first_cpu = timed(dataset)
     later = [timed(dataset) for _ in range(LATER)]
-    # Else it was not all of the package that took this time.
+    # If parts were missing, the time would not cover the whole package.
     parts = {name for name, _ in fingerprint({"dataset": dataset})}
     missing = files - sum(name.startswith("code drop_in_package") for name in parts)
     if missing:

@@ -1,4 +1,4 @@
-"""Memory of many jobs without a cache: beside PyTorch's, and beside processes that import and load nothing."""
+"""Measures the memory of many jobs without a cache, against PyTorch's jobs and processes that only import NumPy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def prepare(setting: Setting) -> None:
 
 
 def numpy_mib(setting: Setting, jobs: int) -> float | None:
-    """Returns the memory of so many processes at a time that import NumPy, and do nothing."""
+    """Returns the memory of this many processes that only import NumPy, running at the same time."""
     with ExitStack() as stack:
         pids = [
             stack.enter_context(job_that_says("tests.drop_in.job_numpy", [], setting.folder))[0].pid
@@ -36,7 +36,7 @@ def numpy_mib(setting: Setting, jobs: int) -> float | None:
 
 
 def loading_mib(run: Run) -> float | None:
-    """Returns what loading adds to jobs that have imported all that they import."""
+    """Returns the memory that loading adds to jobs that have finished their imports."""
     return None if run.pss_mib is None or run.pss_ready_mib is None else run.pss_mib - run.pss_ready_mib
 
 
@@ -54,6 +54,7 @@ def once(setting: Setting) -> Once:
             python_total=runs[COPREP_PYTHON].pss_mib,
             torch_added=loading_mib(runs[TORCH_PYTHON]),
             torch_total=runs[TORCH_PYTHON].pss_mib,
+            # Native jobs import at least NumPy, so this is their memory beyond it.
             native_added=None if native is None or bare is None else native - bare,
             native_total=native,
             numpy_total=bare,

@@ -1,4 +1,4 @@
-"""Calls for each sample, of a cohort and of a set that is iterated over once; gaps where epochs meet."""
+"""Counts calls per sample, for a cohort and for a set that is iterated over once, and measures gaps between epochs."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ QUICK_JOBS, QUICK_BORDER_EPOCHS = 2, 4
 LINGERS_S = 1.0
 CALLS = 1.02
 LIGHT: dict[str, Any] = {"framework": "numpy"}
-"""Of jobs that need no PyTorch: what they import makes no difference to what is counted."""
+"""Options for jobs that need no PyTorch: their imports make no difference to the counts."""
 
 files = itertools.count()
 
 
 def counted(folder: Path, samples: int) -> Path:
-    """Returns a file in which calls are counted."""
+    """Returns an empty file for counting calls."""
     path = folder / f"calls-{samples}-{next(files)}"
     path.touch()
     return path
 
 
 def count(plans: Sequence[Plan], folder: Path, calls: Path) -> tuple[int, Outcome]:
-    """Returns the calls of all jobs together."""
+    """Runs the jobs and returns the calls of all of them together."""
     outcome = run(plans, folder)
     return calls.stat().st_size, outcome
 
 
 def cohort(setting: Setting) -> tuple[float, Outcome]:
-    """Returns the calls for each sample and epoch."""
+    """Returns the calls per sample and epoch."""
     jobs = QUICK_JOBS if setting.quick else JOBS
     calls = counted(setting.folder, SAMPLES)
     part = Part(["counted", SAMPLES, COST_S, str(calls)], EPOCHS)
@@ -60,7 +60,7 @@ def validation(setting: Setting) -> tuple[int, Outcome]:
 
 
 def borders(setting: Setting, side: Side) -> tuple[float, Outcome]:
-    """Returns the longest gap at a border, over the median gap."""
+    """Returns the longest gap between epochs, over the median gap."""
     epochs = QUICK_BORDER_EPOCHS if setting.quick else BORDER_EPOCHS
     calls = counted(setting.folder, SAMPLES)
     part = Part(["counted", SAMPLES, COST_S, str(calls)], epochs)

@@ -1,4 +1,4 @@
-"""From the moments at which batches came to pauses and times of passes. No clock, no I/O."""
+"""Computes pauses and times of passes from the moments at which batches came. No clock, no I/O."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Pass:
-    """One epoch of one loader, by the machine's monotonic clock, in seconds."""
+    """One epoch of one loader, in seconds of the machine's monotonic clock."""
 
     loader: int
     """Number of the loader in its job, from 0."""
     made: float
-    """The loader was about to be made."""
+    """Moment just before the loader was made."""
     arrivals: Sequence[float]
 
     @classmethod
@@ -29,17 +29,17 @@ class Pass:
 
     @property
     def first_batch_s(self) -> float:
-        """Returns seconds from the making of the loader. Of a loader's first pass."""
+        """Returns the seconds from the making of the loader to the first batch, for a loader's first pass."""
         return self.arrivals[0] - self.made
 
     @property
     def longest_pause_s(self) -> float:
-        """Returns the longest time from one batch to the next."""
+        """Returns the longest time between consecutive batches."""
         return max((after - before for before, after in pairwise(self.arrivals)), default=0.0)
 
 
 def passes_of(messages: Sequence[dict[str, Any]], loader: int = 0) -> list[Pass]:
-    """Returns the passes of one loader, of all that its job said."""
+    """Returns the passes of one loader, from all messages of its job."""
     found = [Pass.of(message) for message in messages if message["event"] == "pass"]
     return [one for one in found if one.loader == loader]
 
@@ -55,9 +55,9 @@ def later_pass_s(passes: Sequence[Pass]) -> float:
 
 
 def border_to_gap(passes: Sequence[Pass]) -> float:
-    """Returns the longest gap where one pass meets the next, from the second border on, over the median gap.
+    """Returns the longest gap between passes, from the second border on, over the median gap.
 
-    The first border is left out: some loaders learn there that the job goes on.
+    The first border is left out, since some loaders learn only there that the job continues.
     """
     borders = [after.arrivals[0] - before.end for before, after in pairwise(passes)][1:]
     within = [after - before for one in passes for before, after in pairwise(one.arrivals)]

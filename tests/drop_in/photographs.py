@@ -1,4 +1,4 @@
-"""Generated photographs: smooth shapes with some noise, so that JPEG files of them are about as large as real ones."""
+"""Generates photographs: smooth shapes with some noise, so that their JPEG files are about as large as real ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 COARSE = 24
-"""Pixels of the large shapes for one pixel of their draft."""
+"""Side of the large shapes in pixels. Each of them is one pixel of the draft."""
 NOISE = 6.0
 QUALITY = 88
 LARGE_EVERY = 20
@@ -23,7 +23,7 @@ def write_photograph(path: Path, width: int, height: int, seed: int) -> None:
 
 
 def write_image_folder(root: Path, count: int) -> None:
-    """An image folder of two classes. Sizes are as in ImageNet: one in twenty is many times as large as the others."""
+    """Makes an image folder of two classes with sizes as in ImageNet: one in twenty is many times as large."""
     draw = np.random.default_rng(0)
     for number in range(count):
         folder = root / f"class-{number % 2}"

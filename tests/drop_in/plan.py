@@ -1,4 +1,4 @@
-"""The plan that a job is given."""
+"""The plan that a job receives."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 Side = Literal["coprep", "torch"]
 WORKERS = 2
-"""Worker processes: with PyTorch of each job, with coprep of all jobs together."""
+"""Worker processes. With PyTorch each job has this many; with coprep all jobs share them."""
 
 
 @dataclass(frozen=True)
@@ -16,13 +16,13 @@ class Part:
     """One loader of a job."""
 
     dataset: list[Any]
-    """As `datasets.opened` takes it."""
+    """The name and arguments for `datasets.opened`."""
     passes: int
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that a job does."""
+    """All instructions for a job."""
 
     loader: Side
     parts: Sequence[Part]
@@ -31,9 +31,9 @@ class Plan:
     collate: Literal["", "lists", "columns"] = ""
     workers: int = WORKERS
     options: dict[str, Any] = field(default_factory=dict)
-    """Of coprep's loader, beside those of PyTorch's."""
+    """Further options of coprep's loader."""
     imports_torch: bool = True
-    """Of coprep's jobs. Those that PyTorch's loader serves do in any case."""
+    """Whether coprep's jobs import PyTorch. Jobs with PyTorch's loader always do."""
     linger_s: float = 0.0
     """Seconds from the last batch to `done`, with the loader still there."""
 

@@ -1,4 +1,4 @@
-"""Samples of 100 kB, and three that are 10, 40 and 100 times as large."""
+"""Measures samples of 100 kB, with three that are 10, 40 and 100 times as large."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAUSE_S = 0.2
 
 def plan(setting: Setting, side: Side) -> Plan:
     samples = QUICK_SAMPLES if setting.quick else SAMPLES
-    # In ascending order they come apart from one another, each larger than all before it.
+    # In ascending order they come apart from one another, and each is larger than all before it.
     large = {str((number + 1) * samples // 4): size * KB for number, size in enumerate(LARGE_KB)}
     part = Part(["ragged", samples, COST_S, large], 1)
     return Plan(side, [part], BATCH_SIZE, shuffle=False, collate="lists")

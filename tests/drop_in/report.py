@@ -1,4 +1,4 @@
-"""The results for people, as a table, and for programs, as JSON."""
+"""Presents the results as a table for people and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ HEADER = ["figure", "bar", "measured", "runs differ by", ""]
 
 @dataclass(frozen=True)
 class Results:
-    """Everything that one call measured."""
+    """All measurements of one call."""
 
     runs: dict[str, list[Once]]
-    """By the name of the case."""
+    """The runs by the name of the case."""
     cases: Sequence[Case]
     quick: bool
 
@@ -63,7 +63,7 @@ def show(results: Results) -> None:
 
 
 def write(results: Results, folder: Path) -> list[Path]:
-    """`report.json` and `report.md`. Returns what was written."""
+    """Writes `report.json` and `report.md`. Returns the written paths."""
     folder.mkdir(parents=True, exist_ok=True)
     records = [as_json(case, results.runs[case.name]) for case in results.cases]
     page = ["# Drop-in cost", results.conditions(), markdown(results.table())]

@@ -1,4 +1,4 @@
-"""Runs jobs at the same time, with a coordinator of their own, and looks at its shared memory meanwhile."""
+"""Runs jobs at the same time, with a coordinator of their own, and watches its shared memory meanwhile."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ LOOK_EVERY_S = 0.2
 
 @dataclass(frozen=True)
 class Outcome:
-    """All that was observed of some jobs."""
+    """The observations of some jobs."""
 
     said: Sequence[Sequence[dict[str, Any]]]
-    """By job."""
+    """The messages of each job."""
     ready_s: Sequence[float]
-    """By job, from the start of its process."""
+    """Seconds from the start of the process to `ready`, for each job."""
     staging_mib: float | None
-    """The most that the coordinator said its staging areas take."""
+    """The largest size of the staging areas that the coordinator reported."""
     shared_mib: float | None
-    """The most that its memory files took, by the kernel. None: these may not be looked at."""
+    """The largest size of its memory files by the kernel's account, or `None` without permission to read it."""
     others_cores: float
 
 
 @dataclass
 class SharedMemory:
-    """The most shared memory that was seen with a coordinator."""
+    """Sizes of a coordinator's shared memory, as seen at each look."""
 
     coordinator: int
     socket: str
@@ -47,7 +47,7 @@ class SharedMemory:
     held_bytes: list[int] = field(default_factory=list)
 
     def look(self) -> None:
-        # It may be busy with a stream that it opens. The next look comes soon.
+        # The coordinator may be busy opening a stream. The next look comes soon.
         with contextlib.suppress(coprep.CoprepError):
             self.staging_bytes.append(staging_bytes(coprep.status(self.socket)))
         with contextlib.suppress(PermissionError):
@@ -55,15 +55,15 @@ class SharedMemory:
 
 
 def staging_bytes(status: dict[str, Any]) -> int:
-    """Returns the bytes of all staging areas, of what `coprep status --json` prints."""
+    """Returns the bytes of all staging areas in the output of `coprep status --json`."""
     return sum(stream["staging_bytes"] for stream in status["streams"])
 
 
 def memory_files_bytes(pid: int) -> int:
-    """Returns the memory that all memory files of a process take, mapped or not, each once.
+    """Returns the memory of all memory files of a process, mapped or not, counting each once.
 
     Raises:
-        PermissionError: the process is not to be looked into by this user.
+        PermissionError: this user may not look into the process.
     """
     found: dict[int, int] = {}
     for entry in (PROC / str(pid) / "fd").iterdir():
@@ -76,7 +76,7 @@ def memory_files_bytes(pid: int) -> int:
 
 
 def run(plans: Sequence[Plan], folder: Path) -> Outcome:
-    """Start one job for each plan, let all begin at the same time, and end them when all are done.
+    """Starts one job for each plan, lets all begin at the same time, and ends them when all are done.
 
     Args:
         folder: a place for modules that datasets need.
@@ -97,6 +97,7 @@ def run(plans: Sequence[Plan], folder: Path) -> Outcome:
             for number, plan in enumerate(plans, 1)
         ]
         roots += [job.pid for job in jobs]
+        # Callbacks run in reverse: this one lists the processes, they are ended, and the first one cleans up.
         children.callback(lambda: processes.extend(trees(roots)))
         ready = until_all_say("ready", jobs, READY_PATIENCE_S)
         before, began = CpuClock.read(roots), time.monotonic()
@@ -123,10 +124,10 @@ def highest_mib(sizes: Sequence[int]) -> float | None:
 def until_all_say(
     event: str, jobs: Sequence[Child], patience: float, memory: SharedMemory | None = None
 ) -> list[list[dict[str, Any]]]:
-    """Returns all that each job said until it said `event`.
+    """Returns all messages of each job up to `event`.
 
     Raises:
-        ChildFailed: a job ended, or did not say it in time.
+        ChildFailed: a job ended, or did not say `event` in time.
     """
     said: dict[str, list[dict[str, Any]]] = {job.name: [] for job in jobs}
     deadline = time.monotonic() + patience
@@ -151,7 +152,7 @@ def has_said(event: str, said: Sequence[dict[str, Any]]) -> bool:
 
 @contextlib.contextmanager
 def job_that_says(module: str, arguments: Sequence[str], folder: Path) -> Iterator[tuple[Child, dict[str, Any]]]:
-    """A process without a coordinator, and the one thing that it says."""
+    """Starts a process without a coordinator, and yields it with its single message."""
     with Children() as children:
         child = children.module("job", module, arguments, {**ONE_THREAD, "PYTHONPATH": str(folder)})
         for _, message in messages([child], READY_PATIENCE_S):

@@ -1,4 +1,4 @@
-"""Datasets of the jobs, that need PyTorch."""
+"""Datasets of the jobs that need PyTorch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def opened(name: str, *arguments: Any) -> torch.utils.data.Dataset[Any]:
     if name == "indexed":
         return Indexed(*arguments)
     if name == "packaged":
-        # Lies in a folder of its own, that the environment names.
+        # The package lies in a folder of its own, which the environment names.
         from drop_in_package import dataset
 
         made: torch.utils.data.Dataset[Any] = dataset.Packaged()
@@ -28,7 +28,7 @@ def opened(name: str, *arguments: Any) -> torch.utils.data.Dataset[Any]:
 
 
 class Detection(torch.utils.data.Dataset[Any]):
-    """Photographs with boxes and masks, as programs that train detectors have them."""
+    """Photographs with boxes and masks, as in programs that train detectors."""
 
     def __init__(self, folder: str) -> None:
         self.paths = sorted(map(str, Path(folder).glob("*.jpg")))
@@ -40,13 +40,13 @@ class Detection(torch.utils.data.Dataset[Any]):
         path = self.paths[index]
         with Image.open(path) as photograph:
             pixels = torch.from_numpy(np.array(photograph.convert("RGB"))).permute(2, 0, 1).contiguous()
-        # The file's name says how many objects there are.
+        # The file's name tells the number of objects.
         objects = int(Path(path).stem.rpartition("-")[2])
         return pixels, target(index, objects, pixels.shape[1], pixels.shape[2])
 
 
 def target(index: int, objects: int, height: int, width: int) -> Target:
-    """Returns boxes, and a mask of the whole photograph for each of them."""
+    """Returns boxes, and for each a mask of the whole photograph."""
     draw = np.random.default_rng(index)
     masks = torch.zeros(objects, height, width, dtype=torch.uint8)
     boxes = torch.empty(objects, 4)
@@ -60,7 +60,7 @@ def target(index: int, objects: int, height: int, width: int) -> Target:
 
 
 class Indexed(torch.utils.data.Dataset[Any]):
-    """Reads an index when it is made. Its samples are small, and cost some time off the processor."""
+    """A dataset that reads an index when it is made. Its samples are small, and cost some time off the processor."""
 
     def __init__(self, index: str, cost_s: float) -> None:
         self.values = np.load(index)

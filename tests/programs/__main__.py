@@ -1,14 +1,14 @@
-"""Other people's programs: runs one with PyTorch's loader and with coprep's, and compares what its loaders gave.
+"""Runs another project's program with PyTorch's loader and with coprep's, and compares the batches of both.
 
 usage: python -m tests.programs --out FOLDER -- python train.py --epochs 2 --output-dir {out}
 
-The program runs with PyTorch, with coprep alone, and with coprep twice at once. `python` in its command is the
-interpreter of this command, and with coprep is followed by `-m coprep run`; `{out}` is a folder of each run's own, and
-its working directory. Batches are recorded and compared; with `--times` they are not, for times of the programs alone.
+The program runs with PyTorch, with coprep alone, and with coprep twice at once. `python` in its command means the
+interpreter of this command; with coprep it is followed by `-m coprep run`. `{out}` is a separate folder for each run,
+and its working directory. Batches are recorded and compared. With `--times` they are not, to time the programs alone.
 
-Passes in the order of the dataset must be equal bit for bit. Passes in random order must have as many batches, of the
-same sizes, and the same labels: the programs' data has a label of its own for each sample. Where `drop_last` leaves
-some out at random, no label may come twice. Files are compared too if `--equal NAME` names them.
+Passes in the order of the dataset must be equal bit for bit. Passes in random order must have the same number of
+batches, of the same sizes, and the same labels; the programs' data has a different label for each sample. Where
+`drop_last` leaves some out at random, no label may come twice. Files are compared too if `--equal NAME` names them.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ class Run:
     """One or more copies of a program that ran at the same time."""
 
     folders: Sequence[Path]
-    """By copy: what it wrote, its recorded passes among it."""
+    """The folder of each copy: its output, with its recorded passes."""
     seconds: float
-    """From the start of the first process to the end of the last."""
+    """Seconds from the start of the first process to the end of the last."""
     cpu_seconds: float
-    """CPU seconds of the programs, with what they started and waited for, and of the coordinator with its workers."""
+    """CPU seconds of the programs, with the children that they waited for, and of the coordinator with its workers."""
     exit_codes: Sequence[int]
     totals: Mapping[int, Mapping[str, int]]
-    """By stream, as the coordinator last said."""
+    """Totals by stream, as the coordinator last reported them."""
 
     def total(self, what: str) -> int:
         return sum(stream[what] for stream in self.totals.values())
 
 
 class Watch(threading.Thread):
-    """Asks a coordinator for the totals of its streams, again and again, and reads the CPU time of its processes."""
+    """A thread that polls the totals of a coordinator's streams, and the CPU time of its processes."""
 
     def __init__(self, socket: Path) -> None:
         super().__init__(daemon=True)
         self.totals: dict[int, dict[str, int]] = {}
         self.cpu: dict[int, float] = {}
-        """By process, as last read. The last moments of a process that has ended are missed."""
+        """CPU seconds of each process, as last read. The last moments of a process that has ended are missed."""
         self._socket = socket
         self._ended = threading.Event()
 
@@ -83,7 +83,7 @@ class Watch(threading.Thread):
 
 
 def command(words: Sequence[str], loader: str, out: Path) -> list[str]:
-    """Returns the words of a program's command, for one of its runs."""
+    """Returns the words of a program's command for one of its runs."""
     python = [sys.executable, "-m", "coprep", "run"] if loader == "coprep" else [sys.executable]
     given = (word.replace("{out}", str(out)) for word in words)
     return [part for word in given for part in (python if word == "python" else [word])]
@@ -91,7 +91,7 @@ def command(words: Sequence[str], loader: str, out: Path) -> list[str]:
 
 @contextlib.contextmanager
 def coordinator(folder: Path) -> Iterator[tuple[dict[str, str], Watch]]:
-    """Gives the place of a coordinator that the first job starts, and ends it."""
+    """Yields the environment of a coordinator that the first job starts, and ends that coordinator."""
     socket = folder / "coprep.sock"
     watch = Watch(socket)
     watch.start()
@@ -104,7 +104,7 @@ def coordinator(folder: Path) -> Iterator[tuple[dict[str, str], Watch]]:
 
 
 def run(words: Sequence[str], loader: str, copies: int, folder: Path, record: bool) -> Run:
-    """Run copies of a program at once, to their ends."""
+    """Runs copies of a program at once, to their ends."""
     outs = [folder / f"copy-{number}" for number in range(copies)]
     for out in outs:
         out.mkdir(parents=True)
@@ -119,7 +119,7 @@ def run(words: Sequence[str], loader: str, copies: int, folder: Path, record: bo
 
 
 def start(words: Sequence[str], out: Path, env: dict[str, str], record: bool) -> subprocess.Popen[bytes]:
-    """Start a program with its output in files, recorded or not."""
+    """Starts a program with its output in files, recorded or not."""
     if record:
         path = [str(HERE / "recorder"), env.get("PYTHONPATH", "")]
         env = {**env, "PROGRAMS_RECORD": str(out), "PYTHONPATH": os.pathsep.join(filter(None, path))}
@@ -128,7 +128,7 @@ def start(words: Sequence[str], out: Path, env: dict[str, str], record: bool) ->
 
 
 def passes(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Returns what the loaders of a program gave, by the file of each rank."""
+    """Returns the passes of a program's loaders, by the file of each rank."""
     found = {}
     for file in sorted(folder.glob("rank-*.jsonl")):
         read = map(json.loads, file.read_text().splitlines())
@@ -137,7 +137,7 @@ def passes(folder: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def differences(expected: Path, given: Path, files: Sequence[str]) -> list[str]:
-    """Returns in what a run differs from PyTorch's, where it must not."""
+    """Returns the differences between a run and PyTorch's that are not allowed."""
     theirs, ours = passes(expected), passes(given)
     if {rank: len(some) for rank, some in theirs.items()} != {rank: len(some) for rank, some in ours.items()}:
         return [f"passes: {describe(theirs)} with PyTorch, {describe(ours)} here"]
@@ -152,11 +152,11 @@ def differences(expected: Path, given: Path, files: Sequence[str]) -> list[str]:
 
 
 def pass_differences(their: Mapping[str, Any], our: Mapping[str, Any]) -> list[str]:
-    """Returns in what one pass differs."""
+    """Returns the differences between two passes that are not allowed."""
     found = []
     if their["sizes"] != our["sizes"]:
         found.append(f"batches: {Counter(their['sizes'])} with PyTorch, {Counter(our['sizes'])} here")
-    # PyTorch's own loader gave it in random order: coprep had no part in that.
+    # If the pass is not shared, PyTorch's own loader gave it in random order, and coprep had no part in it.
     if our["shared"] and labels(their) != labels(our):
         found.append("labels")
     if their["order"] == "fixed" and their["digests"] != our["digests"]:
@@ -165,40 +165,43 @@ def pass_differences(their: Mapping[str, Any], our: Mapping[str, Any]) -> list[s
 
 
 def labels(one: Mapping[str, Any]) -> list[int] | Counter[str]:
-    """Returns what two random passes must have in common: each label as often, or how often, if some are left out."""
+    """Returns the value that two random passes share: the count of each label, or only the counts if some are left
+    out.
+    """
     counts = Counter(map(str, one["ids"]))
-    # The samples that `drop_last` leaves out are random too.
+    # The choice of samples that `drop_last` leaves out is random too.
     return counts if len(one["ids"]) == one["samples"] else sorted(counts.values())
 
 
 def describe(ranks: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Returns the passes of a run in words."""
+    """Describes the passes of a run in words."""
     kinds = Counter(kind(one) for some in ranks.values() for one in some)
     return "; ".join(f"{count} x {name}" for name, count in kinds.items())
 
 
 def kind(one: Mapping[str, Any]) -> str:
-    """Returns whose loader made a pass, in which order, and how long it was."""
+    """Returns a description of a pass: the loader that made it, its order, and its length."""
     maker = "shared" if one["shared"] else "own"
     return f"{maker} {one['order']} of {len(one['sizes'])} batches, {len(one['ids'])} samples"
 
 
 def shared_samples(folder: Path) -> int:
-    """Returns how many samples a program was given by shared loaders."""
+    """Returns the number of samples that shared loaders gave to a program."""
     return sum(len(one["ids"]) for some in passes(folder).values() for one in some if one["shared"])
 
 
 def report(words: Sequence[str], folder: Path, record: bool, files: Sequence[str]) -> bool:
-    """Run a program in all ways and say how it went.
+    """Runs a program in all ways and prints the results.
 
     Returns:
-        Whether every run ended well, and equal to PyTorch's.
+        Whether every run ended well, with results equal to PyTorch's.
     """
     ways = (("torch", 1), ("coprep", 1), ("coprep", 2))
     runs = [run(words, loader, copies, folder / f"{loader}-{copies}", record) for loader, copies in ways]
     equal = True
     for (loader, copies), one in zip(ways, runs, strict=True):
-        # The coordinator counts as delivered what lies ready for a loader, too. Taken is what programs were given.
+        # The coordinator also counts samples as delivered while they wait in a loader's queue. So the samples that
+        # programs received are counted apart.
         taken = sum(shared_samples(out) for out in one.folders)
         prepared = f", prepared {one.total('prepared')}" + f", taken {taken}" * record if one.totals else ""
         times = f"{one.seconds:.1f} s, {one.cpu_seconds:.1f} s of CPU"

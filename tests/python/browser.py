@@ -1,4 +1,4 @@
-"""A page in headless Chromium, over its DevTools protocol.
+"""A page in headless Chromium, controlled over its DevTools protocol.
 
 `python tests/python/browser.py page.html picture.png [width]` makes a picture of a page.
 """
@@ -28,7 +28,8 @@ NAMES = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 
 
 def chromium() -> str | None:
-    """Its path, if there is one that starts: of some distributions it is but a note on where to find it."""
+    """Returns the path of a browser that starts, or `None`. Some distributions install only a script with a note on
+    where to find it."""
     return next(filter(starts, filter(None, map(shutil.which, NAMES))), None)
 
 
@@ -39,7 +40,7 @@ def starts(program: str) -> bool:
 
 
 class Page:
-    """One tab. What the page asked for and complained of is kept."""
+    """A tab of the browser. It keeps the page's requests and complaints."""
 
     def __init__(self, socket: ClientConnection) -> None:
         self.socket = socket
@@ -63,7 +64,7 @@ class Page:
         return message["result"]
 
     def hear(self) -> dict[str, Any]:
-        """The next message; what it says of the page is noted."""
+        """Returns the next message, and records the requests, complaints and load events in it."""
         message: dict[str, Any] = json.loads(self.socket.recv(timeout=WAIT))
         method, params = message.get("method"), message.get("params", {})
         if method == "Network.requestWillBeSent":
@@ -86,7 +87,7 @@ class Page:
             self.hear()
 
     def value(self, expression: str) -> Any:
-        """What this JavaScript comes to in the page."""
+        """Returns the value of a JavaScript expression in the page."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
@@ -95,7 +96,7 @@ class Page:
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     def picture(self) -> Image.Image:
-        """All of the page, also what one would have to scroll to."""
+        """Returns a picture of the whole page, including the part below the window."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
         answer = self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
@@ -104,9 +105,9 @@ class Page:
 
 @contextlib.contextmanager
 def browser(program: str) -> Iterator[Page]:
-    """A tab of a browser of its own, which is ended afterwards."""
+    """Starts a browser, yields a tab of it, and ends the browser afterwards."""
     with tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True) as profile:
-        # Its sandbox needs rights that containers lack; it opens our own page only.
+        # Chromium's sandbox needs rights that containers lack. The browser opens only our own page.
         options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
         options += ["--no-first-run", "--disable-extensions", "--disable-background-networking"]
         process = subprocess.Popen(
@@ -128,7 +129,7 @@ def browser(program: str) -> Iterator[Page]:
 
 
 def address(process: subprocess.Popen[bytes], profile: Path) -> str:
-    """Where it listens, once it does."""
+    """Waits until the browser listens, and returns its address."""
     end = time.monotonic() + WAIT
     while time.monotonic() < end:
         with contextlib.suppress(FileNotFoundError, ValueError):
@@ -144,7 +145,7 @@ def main(page: str, picture: str, width: str = "1280") -> None:
     assert program, f"none of these is installed: {', '.join(NAMES)}"
     with browser(program) as tab:
         tab.open(Path(page), int(width))
-        # A palette: a third of the bytes, and no difference to the eye.
+        # A palette needs a third of the bytes, and the eye sees no difference.
         tab.picture().quantize(128, dither=Image.Dither.NONE).save(picture, optimize=True)
 
 

@@ -1,4 +1,4 @@
-"""Whole-system tests: real jobs, a real coordinator, real JPEGs, through the public Python interface."""
+"""Fixtures for whole-system tests: real jobs, a real coordinator, real JPEGs, through the public Python interface."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ import numpy as np
 import pytest
 from PIL import Image
 
-# The command that belongs to this interpreter's environment.
+# Tests must run the `coprep` command of this interpreter's environment.
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-# In the background it is ignored, and would be in all that is started.
+# A shell ignores these signals for a process in the background, and all its children would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 WAIT = 60.0
-"""Seconds after which something that should happen counts as not happening."""
+"""Seconds after which an expected event counts as missing."""
 QUEUE = 16
-"""Minibatches that lie ready for a job at most."""
+"""Largest number of minibatches that lie ready for a job."""
 
 
 def photo(seed: int, width: int, height: int) -> Image.Image:
-    """A picture with edges and gradients whose top-left pixels tell which it is."""
+    """Returns a picture with edges and gradients, drawn from the seed."""
     rng = np.random.default_rng(seed)
     coarse = rng.integers(0, 255, (6, 8, 3), dtype=np.uint8)
     return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
@@ -49,18 +49,19 @@ def make_folder(root: Path, count: int, classes: int = 4) -> Path:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """200 JPEGs in 4 classes."""
+    """A folder of 200 JPEGs in 4 classes."""
     return make_folder(tmp_path_factory.mktemp("photos"), 200)
 
 
 @contextlib.contextmanager
 def coordinator_at(runtime: Path, patch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A socket in this folder, for the coordinator. Whatever runs there is ended, and nothing may be left."""
+    """Yields the coordinator's socket in this folder. Afterwards the coordinator is ended, and nothing may be left."""
     runtime.mkdir(mode=0o700)
     socket = runtime / "coordinator.sock"
     patch.setenv("COPREP_SOCKET", str(socket))
     patch.setenv("COPREP_CACHE", "64M")
     patch.setenv("COPREP_STAGING", "64M")
+    # Segments that exist already are not this test's.
     before = shm()
     yield socket
     wait_for_preparations()
@@ -74,14 +75,14 @@ def coordinator_at(runtime: Path, patch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The socket of a coordinator of the test's own."""
+    """The socket of a coordinator for one test."""
     with coordinator_at(tmp_path / "run", monkeypatch) as socket:
         yield socket
 
 
 @pytest.fixture
 def nothing_is_left(place: Path) -> Iterator[None]:
-    """Once the coordinator has ended, none of the processes that it started is there any more."""
+    """Checks that none of the coordinator's processes is left once it has ended."""
     yield
     wait_for_preparations()
     with contextlib.suppress(coprep.CoprepError):
@@ -90,12 +91,12 @@ def nothing_is_left(place: Path) -> Iterator[None]:
 
 
 def wait_for_preparations() -> None:
-    """A loader that was just made may be about to start a coordinator, in the background."""
+    """Waits until no loader is about to start a coordinator in the background."""
     until(lambda: "coprep-prepare" not in threads(), "loaders have told what they need")
 
 
 def threads() -> set[str]:
-    """Names of this process's threads."""
+    """Returns the names of this process's threads."""
     found = set()
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):
@@ -110,12 +111,12 @@ def alive(socket: Path) -> bool:
 
 
 def shm() -> set[str]:
-    # Fuzzing, if it runs at the same time, has segments of its own.
+    # A fuzzer that runs at the same time has segments of its own.
     return {name for name in os.listdir("/dev/shm") if "coprep" in name and "fuzz" not in name}
 
 
 def processes_of(socket: Path) -> list[int]:
-    """Processes that were started with this socket in their environment: jobs, the coordinator, hosts and workers."""
+    """Returns the processes with this socket in their environment: jobs, the coordinator, fork servers and workers."""
     found = []
     for folder in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
@@ -127,7 +128,7 @@ def processes_of(socket: Path) -> list[int]:
 def gone(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-        # A zombie whose parent has not looked yet is gone as well.
+        # A zombie whose parent has not waited for it counts as gone.
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
     except (ProcessLookupError, FileNotFoundError):
         return True
@@ -138,7 +139,7 @@ def coordinator_pid() -> int:
 
 
 def stream() -> dict[str, Any]:
-    """The only one. For a moment there is none while it is opened anew."""
+    """Returns the status of the only stream. While a stream is opened anew, there is none for a moment."""
     streams: list[dict[str, Any]] = []
 
     def one() -> bool:
@@ -162,7 +163,7 @@ def pipeline(folder: Path, place: Path) -> coprep.Pipeline:
 
 
 class Job:
-    """A training script in a process of its own. Lines it prints are its report."""
+    """A training script in a process of its own. The lines that it prints are its report."""
 
     def __init__(self, code: str, *args: object, **env: str) -> None:
         self.process = subprocess.Popen(
@@ -175,7 +176,7 @@ class Job:
         )
 
     def line(self) -> str:
-        """The next line it prints."""
+        """Returns the next line that the job prints."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, f"the job ended: {self.process.stderr.read() if self.process.stderr else ''}"
@@ -190,19 +191,19 @@ class Job:
         self.process.wait(WAIT)
 
     def run_on(self) -> None:
-        """It waits for no line any more."""
+        """Closes the job's input, so that it stops waiting for lines."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.stdin = None
 
     def result(self) -> str:
-        """What it printed, once it has ended well."""
+        """Returns the job's output once it has ended successfully."""
         out, err = self.process.communicate(timeout=WAIT * 2)
         assert self.process.returncode == 0, err
         return out.strip()
 
     def ended(self) -> tuple[int, str]:
-        """Exit code and what it said on stderr."""
+        """Returns the exit code and the text on stderr."""
         _, err = self.process.communicate(timeout=WAIT * 2)
         return self.process.returncode, err
 
@@ -212,7 +213,7 @@ Start = Callable[..., Job]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts jobs, and ends those that are left."""
+    """Starts jobs, and ends the remaining ones after the test."""
     jobs: list[Job] = []
 
     def start(code: str, *args: object, **env: str) -> Job:
@@ -231,7 +232,7 @@ def go(*jobs: Job) -> None:
 
 
 def in_step(*jobs: Job, batches: int) -> None:
-    """Jobs that wait for a line after each batch take so many, side by side."""
+    """Lets jobs that wait for a line after each batch take this many batches, side by side."""
     for _ in range(batches):
         go(*jobs)
         assert {job.line() for job in jobs} == {"batch"}
@@ -243,22 +244,22 @@ def run_on(*jobs: Job) -> None:
 
 
 def reports(job: Job) -> list[dict[str, Any]]:
-    """What it says of each epoch, once it has ended well."""
+    """Returns the job's report on each epoch, once it has ended successfully."""
     return [json.loads(line) for line in job.result().splitlines() if line.startswith("{")]
 
 
 def seen(job: Job) -> list[list[int]]:
-    """Ids of each epoch, in ascending order."""
+    """Returns the ids of each epoch, in ascending order."""
     return [sorted(report["seen"]) for report in reports(job)]
 
 
 def ids(loader: coprep.DataLoader) -> list[int]:
-    """Sample ids of one epoch, in order."""
+    """Returns the sample ids of one epoch, in order."""
     return [int(i) for batch in loader for i in batch[-1]]
 
 
 def content(value: Any) -> Any:
-    """What can be compared bit for bit."""
+    """Returns a form of the value that can be compared bit for bit."""
     if hasattr(value, "numpy"):
         value = value.numpy()
     if isinstance(value, np.ndarray):

@@ -1,4 +1,4 @@
-"""Samples of many kinds, and when two are the same."""
+"""Samples of many kinds, and a comparison of two samples."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Frozen(Mapping[str, Any]):
 
 
 class Settled(MutableMapping[str, Any]):
-    """Has a property of its own, and its items in an attribute."""
+    """A mapping with a property of its own, which keeps its items in an attribute."""
 
     def __init__(self, origin: str, **items: Any) -> None:
         self.origin = origin
@@ -79,7 +79,7 @@ class Settled(MutableMapping[str, Any]):
 
 
 class Unmade(Frozen):
-    """Cannot be made of a dict."""
+    """A mapping that cannot be made from a dict."""
 
     def __init__(self, origin: str, items: Mapping[str, Any]) -> None:
         super().__init__(items)
@@ -124,7 +124,7 @@ def rand(i: int, *shape: int) -> torch.Tensor:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equal in structure, types, dtypes, shapes and values."""
+    """Returns whether both are equal in structure, types, dtypes, shapes and values."""
     if type(a) is not type(b):
         return False
     if isinstance(a, torch.Tensor):
@@ -133,6 +133,7 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, np.ndarray):
         return a.dtype == b.dtype and a.shape == b.shape and np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
     if isinstance(a, (str, bytes, int, float, complex, type, np.generic)):
+        # A NaN counts as equal to itself.
         return bool(a == b or (a != a and b != b))
     if isinstance(a, Mapping):
         return list(a) == list(b) and all(same(a[k], b[k]) for k in a) and own(a) == own(b)
@@ -142,7 +143,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def own(value: Any) -> Any:
-    """Properties that a container has besides its items."""
+    """Returns the properties that a container has besides its items."""
     return [getattr(value, name, None) for name in ("default_factory", "origin", "tag", "maxlen")]
 
 

@@ -1,6 +1,6 @@
-"""A program in a terminal of its own: what it shows, and keys for it.
+"""A program in a terminal of its own: reads its screen, and types keys.
 
-As a program, it takes a picture. With jobs running, for the guide:
+As a program, it takes a picture. With jobs running, this makes the one of the guide:
 
     python tests/python/terminal.py docs/charts/top.svg --size 112x31 --keys jsss -- coprep top
 """
@@ -27,7 +27,7 @@ import pyte
 import pyte.graphics
 
 WAIT = 60.0
-"""Seconds after which something that should be shown counts as not shown."""
+"""Seconds after which an expected text counts as missing."""
 
 
 class Terminal:
@@ -40,19 +40,21 @@ class Terminal:
         self.master, self.slave = pty.openpty()
         self.set_size(columns, rows)
         self.before = termios.tcgetattr(self.slave)
+        # NO_COLOR would change the output.
         inherited = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
         self.process = subprocess.Popen(
             command,
             stdin=self.slave,
             stdout=self.slave,
             stderr=self.slave,
+            # Only the leader of a session can take a controlling terminal.
             start_new_session=True,
             preexec_fn=self.control,
             env={**inherited, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8", **env},
         )
 
     def control(self) -> None:
-        """In the new process: this is its terminal, so that it is told of a new size."""
+        """Makes this the controlling terminal of the new process, so that the kernel tells it about a new size."""
         fcntl.ioctl(self.slave, termios.TIOCSCTTY, 0)
 
     def set_size(self, columns: int, rows: int) -> None:
@@ -66,7 +68,7 @@ class Terminal:
         os.write(self.master, keys.encode())
 
     def read(self, seconds: float = 0.05) -> None:
-        """Takes what it has written, waiting so long for the first of it."""
+        """Reads the program's output, and waits at most this long for the first of it."""
         while select.select([self.master], [], [], seconds)[0]:
             written = os.read(self.master, 65536)
             self.output += written
@@ -80,7 +82,7 @@ class Terminal:
         return any(text in line for line in self.lines())
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Reads until this holds of what is shown."""
+        """Reads until the condition holds for the screen."""
         end = time.monotonic() + WAIT
         while not condition():
             shown = "\n".join(self.lines())
@@ -89,7 +91,7 @@ class Terminal:
             self.read()
 
     def ended(self) -> int:
-        """Exit code, once it has ended."""
+        """Waits until the program has ended, and returns its exit code."""
         end = time.monotonic() + WAIT
         while self.process.poll() is None:
             assert time.monotonic() < end, "it does not end"
@@ -98,7 +100,7 @@ class Terminal:
         return self.process.returncode
 
     def is_as_it_was(self) -> bool:
-        """The program has left no trace in the terminal's modes."""
+        """Returns whether the program has left no trace in the terminal's modes."""
         left = self.output.rfind(b"\x1b[?1049l") > self.output.rfind(b"\x1b[?1049h")
         cursor = self.output.rfind(b"\x1b[?25h") > self.output.rfind(b"\x1b[?25l")
         return left and cursor and termios.tcgetattr(self.slave) == self.before
@@ -113,7 +115,7 @@ class Terminal:
 
 @contextlib.contextmanager
 def terminal(command: Sequence[str], columns: int = 80, rows: int = 24, **env: str) -> Iterator[Terminal]:
-    """A terminal that is gone afterwards, and the program with it."""
+    """Yields a terminal, and closes it afterwards, together with the program."""
     opened = Terminal(command, columns, rows, **env)
     try:
         yield opened
@@ -128,12 +130,12 @@ INK, PAPER = "#d8dee9", "#1f2430"
 COLOURS = dict(
     zip(pyte.graphics.FG_BG_256[1:7], ["#e06c75", "#98c379", "#e5c07b", "#61afef", "#c678dd", "#56b6c2"], strict=True)
 )
-"""Red, green, yellow, blue, magenta, cyan, as the emulator calls them."""
+"""Red, green, yellow, blue, magenta and cyan, keyed by the emulator's values for them."""
 Look = tuple[str, str, bool]
 
 
 def look(cell: pyte.screens.Char) -> Look:
-    """Ink, paper, bold."""
+    """Returns ink, paper and whether the cell is bold."""
     ink, paper = COLOURS.get(cell.fg, INK), COLOURS.get(cell.bg, PAPER)
     return (paper, ink, cell.bold) if cell.reverse else (ink, paper, cell.bold)
 
@@ -145,13 +147,13 @@ def run_of_cells(x: int, y: int, text: str, how: Look) -> str:
     if not text.strip():
         return box
     weight = ' font-weight="bold"' if bold else ""
-    # The length keeps columns apart as in a terminal, whatever the font.
+    # The length keeps columns apart as in a terminal, in any font.
     place = f'x="{left}" y="{top + 13}" textLength="{width}" lengthAdjust="spacingAndGlyphs"'
     return f'{box}<text {place} fill="{ink}"{weight} xml:space="preserve">{html.escape(text)}</text>'
 
 
 def svg(screen: pyte.Screen) -> str:
-    """What is shown, as a picture."""
+    """Returns the screen as a picture."""
     width, height = screen.columns * CELL + 2 * MARGIN, screen.lines * LINE + 2 * MARGIN
     font = 'font-family="\'DejaVu Sans Mono\', Menlo, Consolas, monospace" font-size="13"'
     parts = [

@@ -1,4 +1,4 @@
-"""Bad days: jobs and coordinators die, strangers call, users press Ctrl-C. Nothing is lost, nothing is left."""
+"""Tests bad days: jobs and coordinators die, unknown clients connect, users press Ctrl-C. Nothing is lost or left."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_killed_coordinator_loses_and_repeats_nothing(pipeline: coprep.Pipelin
 
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_ranks_survive_a_killed_coordinator(pipeline: coprep.Pipeline, start: Start, ahead: int) -> None:
-    """Ranks march in step, as an all-reduce makes them; the first may be one batch ahead of the second."""
+    """Ranks advance in step, as with an all-reduce; the first may be one batch ahead of the second."""
     code = """
     import json, sys, coprep
     rank = int(sys.argv[2])
@@ -95,7 +95,7 @@ def test_ranks_survive_a_killed_coordinator(pipeline: coprep.Pipeline, start: St
         return ids
 
     def kill() -> None:
-        """If there is one: jobs take what is there before they look for another."""
+        """Kills the coordinator if there is one: a job uses up its ready batches before it looks for another."""
         nonlocal killed
         with contextlib.suppress(coprep.CoprepError):
             os.kill(coordinator_pid(), signal.SIGKILL)
@@ -111,7 +111,7 @@ def test_ranks_survive_a_killed_coordinator(pipeline: coprep.Pipeline, start: St
             if ahead and number == kill_at:
                 answers = [answer(0)]
                 kill()
-                # The coordinator that follows begins when both are there.
+                # The new coordinator begins only when both ranks are there.
                 ask(1)
                 ask(0)
                 asked = True
@@ -145,7 +145,7 @@ def test_ctrl_c_in_a_job_ends_it_and_nothing_else(pipeline: coprep.Pipeline, sta
 
 
 def test_ctrl_c_wakes_a_job_that_waits(pipeline: coprep.Pipeline, start: Start) -> None:
-    # A cohort of two of which one never comes.
+    # The cohort has two members, and one of them never comes.
     code = HOLD.replace("shuffle=True", 'shuffle=True, cohort="c", cohort_size=2').replace(
         "batches = iter", 'len(train)\nprint("waiting", flush=True)\nbatches = iter'
     )
@@ -207,6 +207,7 @@ def test_a_strangers_bytes_end_that_connection_only(pipeline: coprep.Pipeline, p
                 stranger.connect(str(place))
                 stranger.sendall(nonsense)
                 stranger.shutdown(sockets.SHUT_WR)
+                # The coordinator may close the connection with unread bytes in it, which resets it.
                 with contextlib.suppress(ConnectionResetError):
                     assert stranger.recv(100) == b""
         assert sorted(ids(train)) == list(range(N))
@@ -252,7 +253,7 @@ def test_a_named_cache_is_taken_over_warm(folder: Path, place: Path) -> None:
         with coprep.DataLoader(data, batch_size=16, shuffle=True, framework="numpy", with_index=True) as train:
             assert sorted(ids(train)) == list(range(N))
             assert coprep.status()["streams"][0]["totals"]["fetched_bytes"] == 0
-        # A named segment outlives its coordinator, and goes when it is dropped.
+        # A named segment outlives its coordinator, and disappears when it is dropped.
         assert any(name in segment for segment in shm())
         subprocess.run(["coprep", "drop", str(folder)], check=True, timeout=WAIT, capture_output=True)
         assert not any(name in segment for segment in shm())

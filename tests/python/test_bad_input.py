@@ -1,4 +1,4 @@
-"""Bad input: one clear error that says which sample, where and what to do; or, if asked, it is skipped."""
+"""Tests bad input: one clear error names the sample, the place and the remedy, or the sample is skipped on request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def truncated(path: Path) -> None:
 
 
 def huge(path: Path) -> None:
-    # A real PNG of 20,000 x 20,000 pixels, one bit each.
+    # This is a real PNG of 20,000 x 20,000 pixels, with one bit each.
     Image.new("1", (20_000, 20_000)).save(path, "PNG")
 
 
@@ -33,7 +33,7 @@ REMEDY = {"truncated": "skip", "empty": "skip", "text": "skip", "huge": "max_pix
 
 @pytest.fixture
 def spoilt(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[coprep.Pipeline, Path, str]:
-    """40 samples, of which number 17 is bad."""
+    """Returns 40 samples with a bad one at number 17, the bad file, and the kind of damage."""
     make_folder(tmp_path / "photos", 40, classes=1)
     files = sorted((tmp_path / "photos").rglob("*.jpg"))
     kind = request.param
@@ -137,7 +137,7 @@ def test_an_unusable_folder_is_one_clear_error(place: Path, tmp_path: Path, make
 
 
 def test_a_cache_larger_than_memory_is_one_clear_error(pipeline: coprep.Pipeline, tmp_path: Path) -> None:
-    # Together larger than the cache, but sparse: what is wanted is known from their sizes.
+    # The files are sparse, and together larger than the cache. The needed size is known from their sizes alone.
     (file,) = make_folder(tmp_path / "large", 1).rglob("*.jpg")
     with open(file, "r+b") as f:
         f.truncate(1 << 30)

@@ -1,4 +1,4 @@
-"""``coprep bench`` on a small folder, with PyTorch and without."""
+"""Tests ``coprep bench`` on a small folder, with PyTorch and without."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ BRIEFLY = ["--seconds", "0.3"]
 WITHOUT_TORCH = "/nowhere/python"
 HAS_TORCH = all(importlib.util.find_spec(name) for name in ("torch", "torchvision"))
 PYTHON = os.environ.get("COPREP_TEST_TORCH_PYTHON", sys.executable if HAS_TORCH else "")
-"""An interpreter that has torch: this one, or one that is named."""
+"""Path of an interpreter that has torch: this one, or the one that the variable names."""
 COPREP_ROWS = [("coprep", 1), ("coprep encoded", 1), ("coprep decoded", 1), ("coprep", 2), ("coprep decoded", 2)]
 with_torch = pytest.mark.skipif(not PYTHON, reason="torch and torchvision are not there")
 
 
 @pytest.fixture(autouse=True)
 def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where temporary files go, with a short name. At the end there is none, and no process that had this setting."""
+    """A short-named folder for temporary files. At the end no file may be left, and no process with this setting."""
     with tempfile.TemporaryDirectory(prefix="bench-", dir="/tmp") as name:
         folder = Path(name)
         monkeypatch.setenv("TMPDIR", name)
@@ -41,7 +41,7 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def started_with(folder: Path) -> list[int]:
-    """Processes in whose environment it is named, but for this one."""
+    """Returns the processes with this folder in their environment, except this one."""
     found = []
     for process in Path("/proc").iterdir():
         try:
@@ -54,7 +54,7 @@ def started_with(folder: Path) -> list[int]:
 
 
 def bench(folder: Path, python: str, *options: str) -> tuple[dict[str, Any], str]:
-    """Its report, and what it said meanwhile."""
+    """Returns the report, and the text that was printed meanwhile."""
     command = [*BENCH, *BRIEFLY, str(folder), "--python", python, "--json", *options]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=2 * WAIT)
     assert done.returncode == 0, done.stderr
@@ -62,7 +62,7 @@ def bench(folder: Path, python: str, *options: str) -> tuple[dict[str, Any], str
 
 
 def failures(report: dict[str, Any]) -> list[str]:
-    """Notes, but for those that say that the machine has other work."""
+    """Returns the notes, except those about other work on the machine."""
     return [note for note in report["notes"] if "other work took" not in note]
 
 
@@ -91,7 +91,7 @@ def test_without_torch_the_rest_is_measured_and_one_line_says_why(folder: Path) 
 
 
 def test_a_loader_that_fails_is_named_with_its_reason(folder: Path, tmp_path: Path) -> None:
-    """A Python that says it has torch, and has not."""
+    """The fake Python claims to have torch, but does not."""
     fake = tmp_path / "python"
     probe = '{"torch": "2", "torchvision": "0", "pillow": "1"}'
     fake.write_text(

@@ -1,4 +1,4 @@
-"""What the benchmark of slow samples computes by itself."""
+"""Tests the computations of the benchmark of slow samples."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_optimum_of_forms_lies_between_the_choice_and_its_bound() -> None:
 
 
 LONGER = 0.03
-"""Than the shortest epochs, of such few samples: a sample is a large part of them."""
+"""Largest mean excess over the shortest epochs. There are so few samples that one is a large part of an epoch."""
 
 
 def test_the_shortest_epoch_of_two_resources_lies_between_the_plan_and_its_bound() -> None:
@@ -88,7 +88,7 @@ Problem = tuple[int, list[list[Item]], int, tuple[float, float]]
 
 
 def problems() -> Iterator[Problem]:
-    """A seed, samples, a budget, and what an epoch needs without a cache."""
+    """Yields a seed, samples, a budget, and the needs of an epoch without a cache."""
     for seed in range(200):
         draw = random.Random(seed)
         samples, budget = some_samples(draw), draw.randint(0, 80)
@@ -100,13 +100,13 @@ def some_samples(draw: random.Random) -> list[list[Item]]:
 
 
 def some_forms(draw: random.Random) -> list[Item]:
-    """Of two resources, of which the second is spared by either."""
+    """Returns forms that save two resources. Both forms save the second one."""
     encoded = Item("encoded", draw.randint(1, 10), (draw.random(), 3 * draw.random()))
     return [encoded, Item("decoded", draw.randint(5, 40), (9 * draw.random(), 3 * draw.random()))]
 
 
 def some_needs(draw: random.Random, samples: list[list[Item]]) -> tuple[float, float]:
-    """At least what can be saved."""
+    """Returns needs that are at least as large as all possible savings."""
     first, second = (draw.random() + sum(max(i.saved_s[at] for i in items) for items in samples) for at in (0, 1))
     return first, second
 
@@ -115,7 +115,7 @@ Pick = tuple[Item | None, ...]
 
 
 def fitting(samples: list[list[Item]], budget: int) -> list[Pick]:
-    """Every way to keep one form of each sample, or none, within the budget."""
+    """Returns every way to keep at most one form of each sample within the budget."""
     picks: list[Pick] = list(itertools.product(*([None, *items] for items in samples)))
     return [pick for pick in picks if sum(item.bytes for item in pick if item) <= budget]
 
@@ -130,7 +130,7 @@ def shortest_epoch(samples: list[list[Item]], budget: int, needs: tuple[float, f
 
 
 def costs_of(samples: int) -> Costs:
-    """A millisecond to copy, 10 to decode, 8 if reduced, 1 to crop. 100,000 bytes, 1,000,000 if decoded."""
+    """Returns equal costs: 1 ms to copy, 10 to decode (8 if reduced), 1 to crop; 100,000 bytes, 1,000,000 decoded."""
     row = {"fetch_s": 0.001, "fixed_s": 0.0, "random_s": 0.001}
     off = {"reduced": [{**row, "decode_s": 0.008}] * samples, "full": [{**row, "decode_s": 0.010}] * samples}
     return Costs([100_000] * samples, [1_000_000] * samples, off, [0.001] * samples)
@@ -146,7 +146,7 @@ def test_the_optimum_decodes_in_full_only_where_enough_is_kept_decoded() -> None
 
 
 def test_what_is_read_and_what_is_worked_meanwhile_do_not_add_up() -> None:
-    """An epoch on slowed storage is as long as the longer of the two, however little is kept."""
+    """An epoch on slowed storage is as long as the longer of the two times, even if little is kept."""
     costs = costs_of(100)
     nothing = optimum([costs], "slowed", 0, 0)
     assert (nothing.processors_s, nothing.storage_s) == (pytest.approx(0.5), pytest.approx(100 * 100_000 / 20 / MIB))
@@ -229,12 +229,12 @@ def test_a_draw_is_told_from_another_one() -> None:
 
 
 def pool_at(at: float, samples: float, threads: int = 4, cpus: int = 2) -> Moment:
-    """Samples of 100,000 bytes."""
+    """Returns the state of a pool with samples of 100,000 bytes."""
     return Moment(at, cpus, threads, threads - cpus, cpus, 50, 3, round(samples), round(samples) * 100_000)
 
 
 def run_of(rate_at: Callable[[float], float], seconds: float, **others: int) -> list[Moment]:
-    """Four moments a second of a pool that prepares so many samples a second."""
+    """Returns four moments a second of a pool that prepares samples at this rate."""
     samples, moments = 0.0, []
     for number in range(int(4 * seconds) + 1):
         moments.append(pool_at(number / 4, samples, **others))
@@ -282,7 +282,7 @@ def test_the_pool_follows_processors_when_it_first_counts_on_as_many() -> None:
 
 
 def series(scenario: str, poor_rate: float) -> Series:
-    """1,000 samples a second, so many between 10 and 30 s, and again 1,000."""
+    """Returns a series of 1,000 samples a second, then `poor_rate` between 10 and 30 s, then 1,000 again."""
     moments = run_of(lambda at: poor_rate if 10 <= at < 30 else 1000, 40)
     return Series(SCENARIOS[scenario], moments, [0.0, 10.0, 30.0], 0.0)
 

@@ -1,4 +1,4 @@
-"""The border of an epoch: one pass prepares one pass, and an epoch that follows at once finds its first batch ready."""
+"""Tests the border of an epoch: one pass prepares one pass, and an epoch that follows at once finds a batch ready."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from user_jobs import NUMPY, job
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 LOOKED_AT = 1
-"""Samples that are made once more, to see what they are like."""
+"""Samples that are made once more, to find the structure of a sample."""
 SLOW_STEP = 0.3
 """Seconds that one step of an epoch takes. A border is crossed at once if it takes no longer than a few of these."""
 
 
 def prepared(kept: int = 0) -> int:
-    """Samples that were prepared, once all but so many buffers are free: then nothing is in preparation."""
+    """Returns the number of prepared samples, once all buffers but `kept` are free: then nothing is in preparation."""
     until(lambda: stream()["buffers_free"] + kept == stream()["buffers"], f"all buffers but {kept} are free")
     return stream()["totals"]["prepared"]
 
@@ -48,7 +48,7 @@ def test_a_validation_set_is_prepared_once_for_each_pass(tmp_path: Path) -> None
             began = time.monotonic()
             assert ids(loader) == list(range(60))
             assert prepared() == 60 * passes
-            # The job trains.
+            # The pause stands for training between passes.
             time.sleep(5 * (time.monotonic() - began))
     assert len(ud.noted(log)) == 180 + LOOKED_AT
 
@@ -63,7 +63,7 @@ def test_epochs_that_follow_each_other_find_their_first_batch_ready(tmp_path: Pa
                 next(epoch)
                 if step == 0:
                     time.sleep(SLOW_STEP)
-            # It works on its last batch: what is prepared beyond that is for an epoch that it has not begun.
+            # While the job works on its last batch, only samples of an epoch that it has not begun are prepared.
             ahead = 0 if epochs == 1 else epochs * batches // 50
             assert prepared(kept=ahead) == epochs * size + ahead * (size // batches)
             assert next(epoch, "over") == "over"

@@ -1,4 +1,4 @@
-"""The campaign of random histories: its plans, its checkers, and a short round of it."""
+"""Tests the campaign of random histories: its plans, its checkers, and a short round of it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.chaos.history import Result
 from tests.chaos.plan import At, Data, Fault, Job, Plan, Point, draw, features, loads
 
 ROUND = (21, 43, 44, 48, 51, 71, 88, 120, 126, 150, 158, 189)
-"""Seeds of the short round: each kind of dataset, several ranks, and kills of everything."""
+"""Seeds of the short round. They cover each kind of dataset, several ranks, and kills of every process."""
 POINTS = (Point("some-point"), Point("another", costs_a_sample=True))
 ROOT = Path(__file__).parents[2]
 
@@ -42,7 +42,7 @@ def plan_of(job: Job, samples: int = 12, kind: str = "plain", **more: Any) -> Pl
 
 
 def log_of(*batches: list[int], epoch: int = 0, loader: int = 0, whole: bool = True, **errors: str) -> list[Any]:
-    """The records of one epoch; errors by the ids of their samples, such as ``e3="Broken"``."""
+    """Returns the records of one epoch. Errors are given by the ids of their samples, such as ``e3="Broken"``."""
     records: list[Any] = [{"what": "epoch", "loader": loader, "epoch": epoch}]
     records += [{"what": "batch", "loader": loader, "ids": ids} for ids in batches]
     records += [
@@ -58,7 +58,7 @@ JOB = Job(0, epochs=1, batch_size=4)
 
 
 def found(plan: Plan, *ranks: list[Any], **more: Any) -> list[str]:
-    """The kinds of what is found in the logs of a job's ranks."""
+    """Returns the kinds of the findings in the logs of a job's ranks."""
     return [one.kind for one in check_job(plan, 0, [read_rank([rank]) for rank in ranks], **more)]
 
 
@@ -74,7 +74,7 @@ def test_a_lost_sample_is_found() -> None:
 def test_a_repeated_sample_is_found() -> None:
     log = [*log_of([0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11, 3]), DONE]
     assert found(plan_of(JOB), log) == ["sample repeated"]
-    # In an epoch that did not end, too.
+    # The same holds in an epoch that did not end.
     assert found(plan_of(JOB), log_of([0, 1], [1], whole=False), is_cut=True) == ["sample repeated"]
 
 
@@ -154,7 +154,7 @@ def test_a_crash_is_found_unless_the_plan_makes_it_due() -> None:
     crash = {"what": "crash", "type": "CoprepError", "text": "Too many open files (os error 24)"}
     assert found(plan_of(JOB), [*log_of(*GOOD[:1], whole=False), crash]) == ["error not due, CoprepError"]
     assert found(plan_of(JOB, descriptors=30), [*log_of(*GOOD[:1], whole=False), crash]) == []
-    # What is short must be what the error names.
+    # The error must name the resource that is short.
     assert not is_due(plan_of(JOB, descriptors=30), "TimeoutError", "waited 15.0 s for a batch")
 
 
@@ -178,7 +178,7 @@ def test_a_resumed_epoch_is_put_together() -> None:
         return [one.kind for one in check_job(plan_of(JOB), 0, [read_rank(runs)])]
 
     assert kinds(first, [resumed, *log_of(*GOOD[1:]), DONE]) == []
-    # What was given after the state is given again.
+    # Batches that came after the saved state come again.
     assert kinds([*first, *log_of(*GOOD[1:2], whole=False)[1:]], [resumed, *log_of(*GOOD[1:]), DONE]) == []
     # A later state was announced, but the job was killed before it took effect.
     later = [*first, *log_of(*GOOD[1:2], whole=False)[1:], {**state, "name": "later"}]
@@ -315,7 +315,7 @@ def test_a_history_has_no_finding(seed: int, tmp_path: Path) -> None:
 
 
 def test_a_history_that_breaks_a_promise_is_reported(tmp_path: Path) -> None:
-    """A deadline that nothing can keep."""
+    """No job can keep this deadline."""
     plan = plan_of(dataclasses.replace(JOB, epochs=1, rest=(0, 1, 60.0)))
     (tmp_path / "plan.json").write_text(plan.dumps())
     done = campaign("--plan", tmp_path / "plan.json", "--histories", 1, "--deadline", 3, "--out", tmp_path)

@@ -1,4 +1,4 @@
-"""The command's answers to what makes no sense, or cannot be had."""
+"""Tests the command's answers to requests that make no sense or cannot be met."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from conftest import WAIT, until
 
 
 def run(*arguments: object, code: int, **environment: str) -> str:
-    """What a command prints, on both streams."""
+    """Runs a command and returns its output on both streams."""
     done = subprocess.run(
         ["coprep", *map(str, arguments)],
         stdout=subprocess.PIPE,
@@ -57,7 +57,7 @@ def test_switches_are_on_or_off(place: Path) -> None:
 
 @pytest.mark.parametrize("value", ["off", "false", "0", "no"])
 def test_a_switch_has_the_names_it_always_had(value: str, place: Path) -> None:
-    # It gets as far as the next mistake.
+    # The switch is accepted, and the next mistake is reported.
     assert "--cache" in run("serve", "--costs", value, "--cache", "plenty", code=2)
 
 

@@ -1,5 +1,8 @@
-"""A rank of a job leaves in order while another one has batches to take, and then the coordinator, or the process that
-has loaded the dataset, is killed: the other rank is given the rest, and waits for nobody."""
+"""Tests ranks that leave a job in order while another rank has batches to take.
+
+Then the coordinator, or the process that has loaded the dataset, is killed. The other rank must get the rest of the
+batches, and must not wait for the rank that left.
+"""
 
 from __future__ import annotations
 
@@ -48,12 +51,12 @@ elif how == "is killed":
     import os, signal
     os.kill(os.getpid(), signal.SIGKILL)
 """
-"""A rank that reads some epochs. It says what each batch is, and waits for a line. It may leave its epoch, or
-stop, after some batches."""
+"""Code of a rank that reads some epochs. It prints each batch, and waits for a line. It may leave its epoch, or stop,
+after some batches."""
 
 
 class Rank(RankProcess):
-    """A rank that reads as ``READ`` does."""
+    """A rank that runs ``READ``."""
 
     def __init__(
         self,
@@ -71,7 +74,7 @@ class Rank(RankProcess):
         super().__init__(start(READ, *options, PYTHONPATH=HERE), epochs)
 
     def collect(self) -> None:
-        """All that it is given until it ends."""
+        """Collects all batches that the rank gets until it ends."""
         self.job.run_on()
         for line in self.job.result().splitlines():
             epoch, ids = json.loads(line)
@@ -96,17 +99,17 @@ def kill_coordinator() -> None:
 
 
 def kill_host() -> None:
-    """The stream is opened anew, by the same coordinator."""
+    """Kills the fork server, so that the same coordinator opens the stream anew."""
     workers = stream()["worker_pids"]
     parents = {int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]) for pid in workers}
     assert len(parents) == 1
     os.kill(parents.pop(), signal.SIGKILL)
-    # A worker that lives a little longer could make the sample that the rank is to wait for.
+    # A worker that lives a little longer could still make the sample for which the rank must wait.
     until(lambda: all(gone(pid) for pid in workers), "the workers end")
 
 
 def streams_of(rank: Rank) -> set[tuple[int, int]]:
-    """Those that the rank has a place in: the coordinator's process, and a number."""
+    """Returns the streams in which the rank is registered, as pairs of the coordinator's process and a number."""
     with contextlib.suppress(coprep.CoprepError):
         status = coprep.status()
         here = [s for s in status["streams"] for job in s["jobs"] if rank.job.process.pid in job["pids"]]
@@ -115,7 +118,7 @@ def streams_of(rank: Rank) -> set[tuple[int, int]]:
 
 
 def lose_connection(rank: Rank, gate: Path, kill: Callable[[], None]) -> None:
-    """What lies ready for the rank is lost, and it has a place in another stream."""
+    """Kills, so that the rank loses its ready batches, and waits until the rank is in another stream."""
     before = streams_of(rank)
     assert len(before) == 1
     kill()
@@ -125,7 +128,7 @@ def lose_connection(rank: Rank, gate: Path, kill: Callable[[], None]) -> None:
 
 @pytest.fixture
 def gate(tmp_path: Path) -> Path:
-    """Without this file the last batch of rank 0 is not made."""
+    """Path of a file without which the last batch of rank 0 is not made."""
     return tmp_path / "gate"
 
 
@@ -165,7 +168,7 @@ def test_a_rank_leaves_when_the_connection_is_lost(start: Start, gate: Path, kil
 
 
 def test_ranks_leave_one_after_the_other(start: Start, gate: Path) -> None:
-    """What the last one knows of the first it was told in the first of three streams."""
+    """Rank 0 hears of each departure in a different stream, so its knowledge must survive a change of stream."""
     gate.touch()
     ranks = [Rank(start, gate, rank, ranks=4) for rank in range(4)]
     for rank in ranks:
@@ -181,7 +184,7 @@ def test_ranks_leave_one_after_the_other(start: Start, gate: Path) -> None:
 
 
 def test_a_rank_that_has_left_holds_up_no_later_epoch(start: Start, gate: Path) -> None:
-    """Beside the coordinator's death as well: the other rank takes as many steps in each epoch, and no sample twice."""
+    """The coordinator dies as well: the other rank still takes as many steps in each epoch, and no sample twice."""
     gate.touch()
     ranks = [Rank(start, gate, 0, epochs=5), Rank(start, gate, 1)]
     ranks[0].take(3)
@@ -197,7 +200,7 @@ def test_a_rank_that_has_left_holds_up_no_later_epoch(start: Start, gate: Path) 
 
 
 def test_a_rank_that_leaves_the_epoch_does_not_wait_for_one_that_has_left_the_job(start: Start, gate: Path) -> None:
-    """One rank asks for the next epoch, and waits: all ranks must ask. The other one ends instead."""
+    """One rank asks for the next epoch, and waits, since all ranks must ask. The other one ends instead."""
     gate.touch()
     ranks = [Rank(start, gate, 0, epochs=2, leave_after=3), Rank(start, gate, 1, stop_after=4)]
     ranks[0].take(3)
@@ -209,13 +212,13 @@ def test_a_rank_that_leaves_the_epoch_does_not_wait_for_one_that_has_left_the_jo
 
 
 def test_a_rank_that_is_killed_is_awaited(start: Start, gate: Path) -> None:
-    """It may be started again, with a state that it had saved."""
+    """A killed rank is awaited, since it may be started again with a state that it had saved."""
     ranks = [Rank(start, gate, 0), Rank(start, gate, 1, stop_after=4, how="is killed")]
     ranks[0].take(3)
     ranks[1].take(4)
     ranks[1].has_ended()
     lose_connection(ranks[0], gate, kill_coordinator)
-    # The batch that it has said is the last one.
+    # The batch that it has announced is the last one.
     ranks[0].hear()
     ranks[0].job.run_on()
     assert not ranks[0].is_given_more(3)
@@ -224,7 +227,7 @@ def test_a_rank_that_is_killed_is_awaited(start: Start, gate: Path) -> None:
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_later_job_of_the_group_waits_for_all_its_ranks(start: Start, gate: Path, number: int) -> None:
-    """The same script is started again, while a rank of the first job is still there."""
+    """The same script is started again while a rank of the first job is still there."""
     first = [Rank(start, gate, 0), Rank(start, gate, 1)]
     first[1].take(STEPS)
     first[1].has_ended()

@@ -1,4 +1,4 @@
-"""Samplers that draw with replacement are shared: an epoch is ``num_samples`` independent draws."""
+"""Tests samplers that draw with replacement. They are shared: an epoch is ``num_samples`` independent draws."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_samples_come_as_often_as_their_weights_say(folder: Path, kind: str) -> 
         epochs = [ids(loader) for _ in range(3)]
     assert [len(epoch) for epoch in epochs] == [DRAWS] * 3
     assert epochs[0] != epochs[1] != epochs[2]
-    # 5 degrees of freedom: beyond 20.5 once in a thousand.
+    # With 5 degrees of freedom, chi-square exceeds 20.5 once in a thousand epochs.
     assert all(chi_square(epoch, WEIGHTS) < 20.5 for epoch in epochs)
 
 
@@ -73,7 +73,7 @@ def test_samples_come_as_often_as_their_weights_say(folder: Path, kind: str) -> 
 def test_without_weights_all_samples_come_as_often(folder: Path, kind: str) -> None:
     with of_kind(kind, folder, drawn()) as loader:
         epochs = [ids(loader) for _ in range(2)]
-    # 7 degrees of freedom.
+    # With 7 degrees of freedom, chi-square exceeds 24.3 once in a thousand epochs.
     assert all(len(epoch) == DRAWS and chi_square(epoch, [1.0] * N) < 24.3 for epoch in epochs)
 
 
@@ -100,12 +100,12 @@ def test_two_jobs_share_what_is_drawn(tmp_path: Path) -> None:
             theirs.append(their[-1].tolist())
         assert len(stream()["jobs"]) == 2
         totals = stream()["totals"]
-    # The batches that lay ready for the first when the other came are not shared, and it stays so many apart.
+    # Batches that lay ready for the first job when the other one came are not shared, so their distance stays the same.
     at = theirs.index(mine[400])
     assert theirs[at : at + 80] == mine[400:480]
     assert totals["delivered"] >= 2 * draws
     assert draws <= totals["prepared"] <= draws + 2 * QUEUE * 10
-    # One more was made to see what samples are like.
+    # One more sample was made to find the structure of a sample.
     assert len(ud.noted(log)) <= totals["prepared"] + 1
 
 
@@ -184,7 +184,7 @@ def test_another_sample_is_drawn_for_one_that_is_skipped() -> None:
             epochs = [ids(loader) for _ in range(3)]
         assert loader.stats()["skipped"] == 2
     left = [0.0 if i in bad else weight for i, weight in enumerate(WEIGHTS)]
-    # 3 degrees of freedom.
+    # With 3 degrees of freedom, chi-square exceeds 16.3 once in a thousand epochs.
     assert all(len(epoch) == DRAWS and chi_square(epoch, left) < 16.3 for epoch in epochs)
 
 
@@ -200,12 +200,12 @@ def test_a_sample_that_raises_does_so_whenever_it_is_drawn() -> None:
                 except Exception as error:
                     assert isinstance(error.__cause__, coprep.SampleError) and error.__cause__.id == 1
                     errors += 1
-            # 7 of 60 are expected.
+            # Seven draws of 60 are expected to fail.
             assert given == 60 and 1 <= errors <= 20
 
 
 class Jitter:
-    """Adds a random number."""
+    """A transform that adds a random number."""
 
     def __call__(self, sample: Any) -> Any:
         return float(sample[1]) + random.random()
@@ -223,7 +223,7 @@ def test_each_draw_of_a_sample_has_random_numbers_of_its_own(tmp_path: Path, cac
     assert len(set(values)) == len(values) == 200
     assert values == epoch(None, num_workers=0)
     if cache == "decoded":
-        # Two workers may make the same one at the same time.
+        # Two workers may make the same sample at the same time, so a sample may be made twice.
         assert len(ud.noted(log)) < 60
 
 

@@ -1,4 +1,4 @@
-"""The pure parts of the benchmark of drop-in cost."""
+"""Tests the pure parts of the benchmark of drop-in cost."""
 
 from __future__ import annotations
 
@@ -188,5 +188,5 @@ def test_large_samples_of_the_ragged_set_are_apart() -> None:
     assert cost > 0
     assert [size for size in sizes if size != 100_000] == [1_000_000, 4_000_000, 10_000_000]
     assert [size != 100_000 for size in sizes].count(True) == 3
-    # Each in a batch of its own.
+    # Each large sample lies in a batch of its own.
     assert len({index // plan.batch_size for index, size in enumerate(sizes) if size != 100_000}) == 3

@@ -1,4 +1,4 @@
-"""What one job is given: each sample of its set exactly once per epoch, reproducibly."""
+"""Tests that one job gets each sample of its set exactly once per epoch, reproducibly."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_batch_is_images_and_labels(pipeline: coprep.Pipeline) -> None:
         images, labels, index = next(iter(train))
     assert images.shape == (16, 3, 32, 32) and images.dtype == np.uint8
     assert labels.dtype == index.dtype == np.int64
-    # Samples lie in the order of (class, name), 50 in each of 4 classes.
+    # Samples lie in the order of (class, name), with 50 in each of 4 classes.
     assert (labels == index // 50).all()
 
 
@@ -203,7 +203,7 @@ def test_batches_stay_valid_after_their_loader_has_left(
 ) -> None:
     monkeypatch.setenv("COPREP_STAGING", "64K")
     first = loader(pipeline, seed=None)
-    # Jobs that share nothing, and hold batches of their own: all buffers are used.
+    # These jobs take other samples, and each holds its own batches, so that all buffers are used.
     others = [loader(pipeline, seed=None, subset=range(part, N, 5)) for part in range(5)]
     assert len({one.seed for one in [first, *others]}) == 1, "all have joined one stream"
     held = [next(batches) for batches in [iter(first)] for _ in range(6)]

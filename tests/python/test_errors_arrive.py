@@ -1,4 +1,4 @@
-"""Every error of a sample arrives, once and as what it was, however long it is and however late the job reads it."""
+"""Tests that every error of a sample arrives once and unchanged, whatever its length and however late it is read."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ while True:
 print(json.dumps({"seen": seen, "errors": errors, "reconnects": train.stats()["reconnects"]}),
       flush=True)
 """
-"""A job: its dataset, its options, and after how many errors it computes for how many seconds. Waits for a line."""
+"""Code of a job. Its arguments are a dataset, options, and pauses: the seconds that it computes, by the number of
+errors so far. It waits for a line before it reads."""
 
 
 def job(start: Start, data: str, pauses: dict[int, float] | None = None, **options: Any) -> Job:
@@ -111,14 +112,14 @@ def test_many_errors_wait_for_a_job_that_computes(place: object, start: Start) -
     for each in (computes, skips):
         each.run_on()
     told, other = report(computes), report(skips)
-    # What takes the place of a sample in its batch may raise, too: the order is that of places.
+    # The replacement of a sample may raise, too, so errors come in the order of places in the batch.
     assert sorted(error[-1] for error in told["errors"]) == sorted(bad)
     assert sorted(told["seen"]) == sorted(other["seen"]) == sorted(good)
     assert told["reconnects"] == other["reconnects"] == 0
 
 
 def test_a_stopped_job_holds_up_nobody_and_gets_its_errors_when_it_goes_on(place: object, start: Start) -> None:
-    # Of each kind that waits: many, and more than may be queued.
+    # Errors and good samples alternate, so that many of both wait: more than may be queued.
     bad = dict.fromkeys(range(0, 240, 2), "text")
     data = f"Raising(240, {bad}, 100_000)"
     stopped = job(start, data, {1: 0.0}, batch_size=24)

@@ -1,4 +1,4 @@
-"""Every script in docs/examples runs as it is, small, and says what it should."""
+"""Tests that every script in docs/examples runs unchanged, on a small scale, and prints the expected results."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ SMALL = ("--size", 32, "--batch-size", 20, "--workers", 1, "--threads", 1)
 BLOCKS = ("--blocks", 1, 1, 1, 1)
 FLOAT = r"\d+\.\d+(?:e-\d+)?"
 
-# PyTorch's rendezvous listens on all interfaces, hence where there is none but the loopback.
+# PyTorch's rendezvous listens on all interfaces, so it runs where the loopback is the only one.
 ALONE = ("unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """JPEGs in 4 classes, some to train and some to validate."""
+    """A folder of JPEGs in 4 classes, some to train and some to validate."""
     root = tmp_path_factory.mktemp("data")
     make_folder(root / "train", TRAIN)
     make_folder(root / "val", VAL)
@@ -42,14 +42,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def alone() -> tuple[str, ...]:
-    """How to start a command that sees no network but the loopback."""
+    """The prefix of a command that makes it see no network but the loopback."""
     if not shutil.which("unshare") or subprocess.run([*ALONE, "true"], capture_output=True).returncode:
         pytest.skip("needs a network namespace")
     return ALONE
 
 
 class Example:
-    """A running script, and what its coordinator did meanwhile."""
+    """A running script, with its coordinator's totals."""
 
     def __init__(self, script: str | Path, *args: object, before: tuple[str, ...] = (), **env: str) -> None:
         self.lines: list[str] = []
@@ -72,7 +72,7 @@ class Example:
         return ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
     def wait(self) -> Example:
-        """Until it has ended, well."""
+        """Waits until the script has ended successfully."""
         try:
             for _ in range(int(WAIT * 2.5 / 0.05)):
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -89,7 +89,7 @@ class Example:
         return self._process.poll() is None
 
     def end(self) -> None:
-        """With all that it started."""
+        """Kills the script and all its children."""
         if not self._ended:
             self._ended = True
             with contextlib.suppress(ProcessLookupError):
@@ -103,15 +103,15 @@ class Example:
             self._caches |= {(cache["dataset"], cache["form"]): cache for cache in status["caches"]}
 
     def total(self, what: str) -> int:
-        """Of all streams."""
+        """Returns the sum of a total over all streams."""
         return sum(totals[what] for totals in self._streams.values())
 
     def cached(self, what: str) -> int:
-        """Of all caches."""
+        """Returns the sum of a figure over all caches."""
         return sum(cache[what] for cache in self._caches.values())
 
     def find(self, pattern: str) -> list[tuple[str, ...]]:
-        """The groups of each line that matches."""
+        """Returns the groups of each line that matches."""
         return [match.groups() for line in self.lines if (match := re.fullmatch(pattern, line))]
 
 
@@ -149,14 +149,14 @@ def test_two_of_train_imagefolder_share(data: Path, place: Path) -> None:
 
 
 def test_four_of_train_imagefolder_in_step_are_one(data: Path, place: Path) -> None:
-    """The losses of each to the last digit as alone, and each image prepared once for all four."""
+    """Each script has the losses of a single run, to the last digit, and each image is prepared once for all four."""
     run = ("train_imagefolder.py", data / "train", *SMALL, *BLOCKS, "--epochs", 2, "--seed", 3)
     alone = Example(*run).wait()
     four = [Example(*run, COPREP_COHORT="search:4") for _ in range(4)]
     looks = []
     while any(example.runs() for example in four):
         with contextlib.suppress(coprep.CoprepError):
-            # Who has left is given nothing any more of what was prepared for four.
+            # A script that has left receives none of the batches for four, so only looks with all four count.
             looks += [stream["totals"] for stream in coprep.status()["streams"] if len(stream["jobs"]) == 4]
         time.sleep(0.01)
     for example in four:
@@ -165,7 +165,7 @@ def test_four_of_train_imagefolder_in_step_are_one(data: Path, place: Path) -> N
     assert len(losses) == 2 * TRAIN // 20
     assert all(example.find(LOSS) == losses for example in four)
     assert looks[-1]["delivered"] > 4 * TRAIN
-    # A minibatch or two are prepared, and not yet handed over.
+    # One or two minibatches are prepared, and not yet handed over.
     assert all(totals["prepared"] <= totals["delivered"] / 4 + 2 * 20 for totals in looks)
 
 
@@ -184,7 +184,7 @@ def test_optuna_search(data: Path, place: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def short() -> Iterator[str]:
-    """A folder whose name is short enough for the sockets in it."""
+    """A folder with a name short enough for the sockets in it."""
     with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as folder:
         yield folder
 
@@ -243,5 +243,6 @@ def test_ddp_torchrun_goes_on_in_the_middle_of_an_epoch(
 def test_augmentation_search(data: Path, place: Path) -> None:
     example = Example("augmentation_search.py", data, "--strengths", 0, 0.5, "--epochs", 4, *SMALL).wait()
     assert [strength for strength, _ in example.find(r"strength (.*): accuracy (0\.\d+)")] == ["0.0", "0.5"]
-    # What is not random was made once, or twice where both trials began with it: not in each of the four epochs.
+    # The part without randomness was made once, or twice where both trials began with it, not in each of the four
+    # epochs.
     assert example.cached("hits") > example.cached("misses") > 0

@@ -1,4 +1,4 @@
-"""Fingerprints: equal in other processes, whatever differs between them by chance; different where samples would be."""
+"""Tests fingerprints: equal across processes despite random differences, and different where samples would differ."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ print(json.dumps([(name, digest.hex()) for name, digest in fingerprint(named)]))
 
 
 def printed(folder: Path, script: str, seed: int = 0, cwd: Path | None = None, path: Path | None = None) -> Parts:
-    """What a script prints that sets ``named``, with the given hash seed."""
+    """Returns the parts that a script prints when it sets ``named``, with the given hash seed."""
     file = folder / f"script{seed}.py"
     file.write_text(textwrap.dedent(script) + END)
     environment = {
@@ -47,7 +47,7 @@ def printed(folder: Path, script: str, seed: int = 0, cwd: Path | None = None, p
 
 
 def same_but(a: Iterable[tuple[str, Any]], b: Iterable[tuple[str, Any]]) -> list[str]:
-    """Names of the parts in which two fingerprints differ, or that only one of them has."""
+    """Returns the names of the parts in which two fingerprints differ, including parts that only one of them has."""
     left, right = dict(a), dict(b)
     return [name for name in {**left, **right} if left.get(name) != right.get(name)]
 
@@ -57,7 +57,7 @@ def differing(a: Parts, b: Parts) -> list[str]:
 
 
 def here(value: Any) -> bytes:
-    """Digest of a value as a whole."""
+    """Returns the digest of a value as a whole."""
     return fingerprint({"x": {"whole": value}})[0][1]
 
 
@@ -245,7 +245,7 @@ def test_tensors(tmp_path: Path) -> None:
         changed = printed(tmp_path, TORCH.replace(old, new), 1)
         names = [name for name in differing(expected, changed) if name.startswith("dataset.")]
         assert names
-        # The main script's code is part of the dataset's class; only the attribute differs beside it.
+        # The dataset's class includes the main script's code. Apart from that, only the attribute differs.
         assert {name.split(".")[1] for name in names} <= {part, "turned" if part == "data" else part, "storage"}
         assert any(name.startswith(f"dataset.{part}") for name in names)
 
@@ -321,7 +321,7 @@ def test_global_data_is_named(tmp_path: Path) -> None:
     )
     before = printed(tmp_path, script)
     assert differing(before, printed(tmp_path, script.replace("'lr': 1", "'lr': 2"))) == ["a", "global args"]
-    # An attribute that is called as a global is, is not that global.
+    # An attribute with the name of a global is not that global.
     assert differing(before, printed(tmp_path, script.replace("other = 5", "other = 6"))) == []
 
 
@@ -334,6 +334,7 @@ def test_sharing_does_not_matter() -> None:
     assert text is not equal
     numbers, more = [1, 2], [1, 2]
     assert here([text, text, numbers, numbers]) == here([text, equal, numbers, more])
+    # The nesting is deep, and leads back to itself.
     cyclic: list[Any] = [text, text]
     for _ in range(60):
         cyclic = [cyclic]
@@ -346,7 +347,7 @@ def test_sharing_does_not_matter() -> None:
 
 
 class Made:
-    """Its state is a function that is made anew each time, and leads to the next."""
+    """An object whose state is a function that is made anew each time, and that leads to the next such object."""
 
     def __init__(self, last: int, left: int = 30) -> None:
         self.last = last
@@ -394,7 +395,7 @@ def test_arrays() -> None:
 
 def test_undefined_bytes_of_records() -> None:
     layout = np.dtype([("a", "u1"), ("b", "i8")], align=True)
-    # Not by copy(), which need not copy what lies between fields.
+    # copy() need not copy the bytes between fields, so the arrays are made from bytes.
     first, second = np.frombuffer(b"\0" * 32, layout), np.frombuffer(bytearray(b"\xff" * 32), layout)
     second["a"], second["b"] = 0, 0
     assert first.tobytes() != second.tobytes()
@@ -427,7 +428,7 @@ def test_mapped_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     private[0] = 99
     assert len({here(a) for a in distinct} | {unwritten, here(private)}) == len(distinct) + 2
     with monkeypatch.context() as patched:
-        patched.setattr("coprep._fingerprint._content", None)  # The content is not read.
+        patched.setattr("coprep._fingerprint._content", None)  # The content must not be read.
         assert here(mapped()) == expected
     os.utime(tmp_path / "a", (2, 2))
     assert here(mapped()) != expected
@@ -632,7 +633,7 @@ def test_functions_of_packages() -> None:
 
 
 def test_a_package_counts_the_same_before_it_is_imported(tmp_path: Path) -> None:
-    # Pillow's distribution is not named as the package that it installs.
+    # The name of Pillow's distribution differs from that of the package that it installs.
     lazy = "def f():\n  from PIL import Image\n  return Image\nnamed = {'f': f}"
     parts = printed(tmp_path, lazy, 1)
     assert "package PIL" in parts

@@ -1,4 +1,4 @@
-"""Identity of objects that change by being used: what is only a cache does not count."""
+"""Tests the identity of objects that change by being used: pure caches do not count."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def differing(before: Parts, after: Parts) -> list[str]:
 
 
 class Named:
-    """Says itself what identifies it."""
+    """A class that defines its identity itself."""
 
     def __init__(self, name: Any, handle: Any = None) -> None:
         self.name = name
@@ -174,7 +174,7 @@ def test_a_class_of_the_script_counts_the_same_after_it_was_pickled() -> None:
     assert differing(before, parts(nested)) == []
 
 
-# --- what libraries keep --------------------------------------------------------------------------------------
+# --- state that libraries keep ----------------------------------------------------------------------------------
 
 
 def tokenizer(words: str = "a b c", **options: Any) -> Any:
@@ -221,7 +221,7 @@ def test_a_tokenizer_counts_by_what_it_is(wrap: Any) -> None:
 
 
 def test_a_bare_tokenizer_counts_with_how_it_pads() -> None:
-    # Nobody but the user sets this one.
+    # Only the user sets this one.
     first, other = tokenizer().backend_tokenizer, tokenizer().backend_tokenizer
     assert differing(parts(first), parts(other)) == []
     other.enable_truncation(3)
@@ -229,7 +229,7 @@ def test_a_bare_tokenizer_counts_with_how_it_pads() -> None:
 
 
 class Text:
-    """Text that is tokenized when it is asked for."""
+    """A dataset of texts that are tokenized on access."""
 
     def __init__(self, tok: Any) -> None:
         self.tok = tok
@@ -248,7 +248,7 @@ def test_a_tokenizer_in_use_stays_in_its_stream(place: Path) -> None:
 
     data = Text(tok)
     collate = DataCollatorWithPadding(tok)
-    # A trial that begins later has a tokenizer that has not been used.
+    # A trial that starts later has a tokenizer that has not been used.
     late = coprep.DataLoader(Text(tokenizer()), 8, num_workers=1, collate_fn=len)
     with coprep.DataLoader(data, 8, num_workers=1, collate_fn=collate) as loader, late:
         streams = []

@@ -1,4 +1,4 @@
-"""Programs that make PyTorch's loader share without being changed."""
+"""Tests programs that make PyTorch's loader share without being changed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Own(data.Sampler[int]):
 
 
 class Locked(data.Dataset[int]):
-    """What only fork can carry."""
+    """A dataset with an open file, which a worker can only inherit by fork."""
 
     def __init__(self) -> None:
         self.file = open(os.devnull)  # noqa: SIM115
@@ -71,7 +71,7 @@ def test_any_sampler_works_with_our_class_in_the_place_of_pytorchs(
     monkeypatch.setattr(data, "DataLoader", coprep.DataLoader)
     monkeypatch.setattr(data.dataloader, "DataLoader", coprep.DataLoader)
     if where == "coprep":
-        # As if PyTorch was imported after this package, and its names replaced before a loader was made.
+        # PyTorch is imported after this package, and its names are replaced before a loader is made.
         monkeypatch.setattr("coprep._unshared._own", None)
     with pytest.warns(coprep.UnsharedWarning):
         loader = data.DataLoader([10, 11, 12, 13], sampler=Own(), num_workers=1)
@@ -137,7 +137,7 @@ def test_what_cannot_be_shared_is_left_to_pytorch(installed: Path) -> None:
         assert numbers(loader) == [0, 1, 2, 3]
     assert loader.state_dict() == {}
     loader.load_state_dict({})
-    # Without it, whoever asks for our loader hears of it.
+    # Without installation, a program that uses our loader gets an error.
     with pytest.raises(TypeError, match="dataset.file cannot be compared"):
         list(coprep.DataLoader(Locked(), num_workers=1))
 
@@ -405,13 +405,13 @@ def test_lightning_trains_and_predicts(place: Path, tmp_path: Path) -> None:
 
 def test_lightnings_predictions_are_shared_and_written_with_their_ids(place: Path, tmp_path: Path) -> None:
     pytest.importorskip("lightning")
-    # A random order cannot be noted beside the batches, and is left to PyTorch.
+    # A random order cannot be written beside the batches, and is left to PyTorch.
     assert ran(tmp_path, PREDICTIONS) == ["True", "True", "True", "False"]
 
 
 def test_lightning_gives_each_spawned_rank_its_part(place: Path, tmp_path: Path) -> None:
     pytest.importorskip("lightning")
-    # It puts a DistributedSampler into a loader of the same class.
+    # Lightning puts a DistributedSampler into a loader of the same class.
     assert ran(tmp_path, LIGHTNING, "ddp_spawn", "2") == ["2 32 coprep._loader"] * 2
 
 
@@ -455,7 +455,7 @@ def test_ranks_of_torchrun_have_what_pytorch_gives_them(place: Path, tmp_path: P
     launch = ("-m", "torch.distributed.run", "--nproc-per-node", 2, "--standalone", "-m", "coprep", "run", "script.py")
     done = python(*launch, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    # A part each by the sampler, else all; and rank 0 may iterate over a loader alone.
+    # With the sampler each rank has a part, else all samples; and rank 0 may iterate over a loader alone.
     assert done.stdout.split() == ["True"] * 4
 
 
@@ -485,6 +485,7 @@ if __name__ == "__main__":
 
 def test_ranks_that_were_launched_one_by_one_are_one_job(place: Path, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(BY_HAND)
+    # Otherwise Gloo takes the interface of the host's name, which need not be the loopback.
     env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
     ranks = [
         subprocess.Popen(

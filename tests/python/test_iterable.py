@@ -1,4 +1,4 @@
-"""An IterableDataset works, by PyTorch's own loader; typed code may say of what samples a loader is."""
+"""Tests that an IterableDataset works through PyTorch's own loader, and that types may name the samples of a loader."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def double(x: int) -> int:
 
 
 def unshared(make: Callable[[], Any]) -> Any:
-    """What is made, with one warning that names this file."""
+    """Makes a loader, and checks that this gives one warning that names this file."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         loader = make()
@@ -67,7 +67,7 @@ def test_workers_divide_it_as_with_pytorch() -> None:
 
 
 def test_left_out_workers_are_none() -> None:
-    # Each worker of a dataset that does not divide itself would give all of it.
+    # With several workers, a dataset that does not divide itself would give all its samples in each of them.
     class Undivided(data.IterableDataset[int]):
         def __iter__(self) -> Iterator[int]:
             return iter(range(5))

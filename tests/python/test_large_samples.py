@@ -1,4 +1,4 @@
-"""Samples of user datasets that are far larger than most: each costs its own bytes, and nothing is opened anew."""
+"""Tests samples that are far larger than most: each costs its own bytes, and no stream is opened anew."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("nothing_is_left")
 N = 64
 MB = 1 << 20
 LATE = {40: 3 * MB, 50: MB, 63: 2 * MB}
-"""Samples that are large, and that nobody looks at beforehand."""
+"""Bytes of the large samples by id. They are not among the samples that are inspected when the stream opens."""
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def uneven(data: ud.Uneven, batch_size: int = 4, **own: Any) -> coprep.DataLoade
 
 
 def check(batch: Any, large: dict[int, int], small: int = 2000) -> list[int]:
-    """Ids of a batch whose samples are whole."""
+    """Checks that the samples of a batch are whole, and returns their ids."""
     for values, i in batch[0]:
         assert len(values) == large.get(i, small) and (values == i % 251).all(), i
     return [i for _, i in batch[0]]
@@ -52,7 +52,7 @@ def epoch(loader: coprep.DataLoader, large: dict[int, int]) -> list[int]:
 
 
 def settled(before: dict[str, Any], limit: int) -> None:
-    """The stream is the one that it was, and within its limit."""
+    """Checks that the stream is still the same one, and within its limit."""
     now = stream()
     assert now["id"] == before["id"], "it was opened anew"
     assert now["staging_bytes"] <= limit
@@ -74,7 +74,7 @@ def test_one_outlier_takes_its_own_bytes_and_no_more() -> None:
         before = (loader.seed, stream())[1]
         for _ in range(3):
             assert epoch(loader, {45: 3 * MB}) == list(range(N))
-        # The next epoch's may be made while this one's is held. Memory is taken in steps of 2 MB.
+        # The next epoch's large sample may be made while this one's is held. Memory is taken in steps of 2 MB.
         settled(before, before["staging_bytes"] + 2 * 3 * MB + 2 * MB)
 
 
@@ -90,7 +90,7 @@ def test_two_jobs_share_what_is_large(start: Start, tmp_path: Path) -> None:
     assert stream()["id"] == before["id"]
     run_on(*jobs)
     assert [one["errors"] for job in jobs for one in reports(job)] == [[]] * 4
-    # Two epochs, what lies ready of a third, and what was looked at.
+    # The calls are those of two epochs, of the ready part of a third, and of the inspection when the stream opened.
     assert len(ud.noted(log)) <= 3 * N + 16
 
 
@@ -117,8 +117,8 @@ def test_where_all_are_large_a_few_minibatches_lie_ready(staging: int, workers: 
         before = (loader.seed, stream())[1]
         for _ in range(2):
             assert epoch(loader, large) == list(range(N))
-        # Beyond the limit: the minibatch that the job waits for, and what workers had made and could not write. All 16
-        # that could lie ready would take 96 MB.
+        # Two things exceed the limit: the minibatch for which the job waits, and samples that workers have made and
+        # cannot write yet. All 16 minibatches that could lie ready would take 96 MB.
         settled(before, staging + 12 * MB + workers * 2 * MB)
 
 
@@ -164,7 +164,7 @@ def test_a_batch_that_is_held_for_long_stays_as_it_is() -> None:
         for _ in range(4):
             assert sorted(epoch(other, large)) == list(range(N))
         ids = [check(batch, large) for batch in held]
-        # Beyond the end of its loader, too, when what it held is another's.
+        # A held batch must also outlive its loader, after which its memory could go to another job.
         holder.close()
         for _ in range(2):
             assert sorted(epoch(other, large)) == list(range(N))
@@ -172,7 +172,7 @@ def test_a_batch_that_is_held_for_long_stays_as_it_is() -> None:
 
 
 def kill_host() -> Callable[[], bool]:
-    """Ends all workers with it. The stream is given up once something is to be made."""
+    """Kills the fork server, which ends all its workers. The stream is given up once a sample is to be made."""
     workers = stream()["worker_pids"]
     (pid,) = {int(Path(f"/proc/{worker}/stat").read_text().rsplit(")", 1)[1].split()[1]) for worker in workers}
     os.kill(pid, signal.SIGKILL)
@@ -188,7 +188,7 @@ def stop_coordinator() -> Callable[[], bool]:
 
 @pytest.mark.parametrize("end", [kill_host, stop_coordinator])
 def test_what_lies_ready_when_a_stream_is_given_up_is_whole(end: Callable[[], Callable[[], bool]]) -> None:
-    # More than can lie ready, so that something is left to be made.
+    # The dataset is larger than all that can lie ready, so that some samples are still to be made.
     size = 4 * N
     large = dict.fromkeys(range(0, size, 4), 300_000)
     with uneven(ud.Uneven(size, large)) as loader:
@@ -196,7 +196,7 @@ def test_what_lies_ready_when_a_stream_is_given_up_is_whole(end: Callable[[], Ca
         held = next(batches)
         until(lambda: stream()["jobs"][0]["held"] >= 6, "some batches lie ready")
         is_given_up = end()
-        # It takes one more and lets go of it, so that another one is to be made.
+        # The job takes one more batch and releases it, so that another one is to be made.
         ids = check(held, large) + check(next(batches), large)
         until(is_given_up, "the stream is given up")
         ids += [i for batch in batches for i in check(batch, large)]
@@ -208,7 +208,7 @@ def test_what_lies_ready_when_a_stream_is_given_up_is_whole(end: Callable[[], Ca
 def test_jobs_at_different_places_wait_for_samples_from_the_cache(
     reuse: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Each large sample is more than the limit. Some are copied from the cache, and some no longer when there is room.
+    # Each large sample exceeds the limit. Some are copied from the cache, and some have left it when there is room.
     monkeypatch.setenv("COPREP_STAGING", "64K")
     large = dict.fromkeys(range(3, N, 4), 50_000)
     own: dict[str, Any] = {"cache": "prepared", "timeout": 60, **({} if reuse is None else {"reuse": reuse})}
@@ -220,7 +220,7 @@ def test_jobs_at_different_places_wait_for_samples_from_the_cache(
 
 
 def test_a_job_that_does_not_read_keeps_no_memory_from_one_that_joins(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Less than one minibatch takes: each is more than the limit, and made only for who waits for it.
+    # The limit is less than one minibatch. So each minibatch exceeds it, and is made only for a job that waits for it.
     monkeypatch.setenv("COPREP_STAGING", "64K")
     large = dict.fromkeys(range(N), 20_000)
     data, options = ud.Uneven(N, large), {"num_workers": 1, "timeout": 60}
@@ -279,7 +279,7 @@ def test_large_samples_are_kept_prepared(tmp_path: Path, reuse: int | None) -> N
         calls = Counter(ud.noted(log))
         assert set(calls) == {f"dataset:{i}" for i in range(N)}
         if reuse is None:
-            # Some are looked at before, and some may be on their way when the next epoch begins.
+            # Some samples are inspected before, and some may be in preparation when the next epoch begins.
             assert sum(calls.values()) <= N + 16 + 8
 
 
@@ -293,7 +293,7 @@ def test_large_values_are_kept_before_the_random_part(tmp_path: Path) -> None:
 
 
 def test_a_sample_for_which_there_can_never_be_memory_is_one_clear_error(start: Start) -> None:
-    # The coordinator has the limits of the job that starts it.
+    # The coordinator inherits the limits of the job that starts it.
     limited = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (64 << 20, 64 << 20))\n"
     data, options = f"Uneven({N}, {{40: 40 << 20}})", "{'batch_size': 4, 'collate_fn': as_they_are}"
     job = start(limited + TRAIN, data, options, 1, 0, PYTHONPATH=HERE)
@@ -330,7 +330,7 @@ def test_no_core_dump_of_a_worker_looks_for_memory_that_is_not_there() -> None:
         assert epoch(loader, LATE) == list(range(N))
         (pid, *_) = stream()["worker_pids"]
         maps = Path(f"/proc/{pid}/smaps").read_text()
-    # Of each mapping: its name in the first line, its flags in the last.
+    # Each mapping has its name in the first line and its flags in the last.
     _, staging = maps.split("coprep-staging", 1)
     flags = next(line for line in staging.splitlines() if line.startswith("VmFlags:"))
     assert "dd" in flags.split()

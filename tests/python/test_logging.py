@@ -1,4 +1,4 @@
-"""Logging can fail, and nothing else notices."""
+"""Tests that failures of logging affect nothing else."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ print(json.dumps([seen, coprep.status()["pid"]]), flush=True)
 
 @pytest.fixture
 def photos(folder: Path, tmp_path: Path) -> Path:
-    """Half of the photos are none."""
+    """A folder of photos in which every second file is not a photo."""
     photos = Path(shutil.copytree(folder, tmp_path / "photos"))
     for number, path in enumerate(sorted(photos.rglob("*.jpg"))):
         if number % 2:
@@ -36,7 +36,7 @@ def photos(folder: Path, tmp_path: Path) -> Path:
 
 
 def good(job: Job) -> int:
-    """Checks that it was given what can be read, and gives its coordinator's process."""
+    """Checks that the job got all readable photos, and returns its coordinator's process id."""
     seen, pid = json.loads(job.result().splitlines()[-1])
     assert seen == [list(range(0, 200, 2))] * 2
     return int(pid)
@@ -48,6 +48,7 @@ def test_a_log_that_cannot_be_written_costs_nobody_anything(log: str, place: Pat
     if log == "a pipe that nobody reads":
         os.set_blocking(writer, False)
         try:
+            # A full pipe blocks every further write.
             while os.write(writer, bytes(4096)):
                 pass
         except BlockingIOError:
@@ -86,7 +87,7 @@ def test_the_first_line_of_a_coordinator_can_be_looked_at(place: Path, photos: P
 
 @pytest.fixture
 def full(place: Path) -> Iterator[Path]:
-    """The folder of the socket, on a disk that is full."""
+    """The folder of the socket, on a full disk."""
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "coprep-test", place.parent], check=False
     )

@@ -1,4 +1,4 @@
-"""Metrics and logs: what a coordinator exports is what its status says, and a real Prometheus understands it."""
+"""Tests metrics and logs: exported metrics equal the coordinator's status, and a real Prometheus understands them."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def port_of(url: str) -> int:
 
 
 def ask(port: int, path: str = "/metrics", method: str = "GET", **headers: str) -> tuple[int, dict[str, str], str]:
-    """Status, headers in lower case, and body."""
+    """Returns the status, the headers with names in lower case, and the body."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT)
     with contextlib.closing(connection):
         connection.request(method, path, headers=headers)
@@ -111,7 +111,7 @@ def scrape(port: int) -> Series:
 
 
 def status() -> dict[str, Any]:
-    """By the command: ``coprep.status()`` is the same."""
+    """Returns the output of the command. ``coprep.status()`` returns the same."""
     shown = subprocess.run(["coprep", "status", "--json"], capture_output=True, check=True, timeout=WAIT)
     return json.loads(shown.stdout)
 
@@ -121,7 +121,7 @@ def of(**labels: object) -> Labels:
 
 
 def expected(shown: dict[str, Any]) -> Series:
-    """What is exported of a status, but for times that go on."""
+    """Returns the series that are exported for a status, except running times."""
     pool, found = shown["pool"], {}
     for name in "cpus", "threads":
         found[f"coprep_pool_{name}", of()] = pool[name]
@@ -168,7 +168,7 @@ def differences(shown: Series, found: Series) -> dict[tuple[str, Labels], tuple[
 
 
 def matches(read: Callable[[], Series]) -> None:
-    """Status and metrics come to say the same. They are taken one after the other, while the jobs stand still."""
+    """Waits until status and metrics agree. They are read one after the other, while the jobs stand still."""
     found: list[Any] = []
 
     def same() -> bool:
@@ -189,7 +189,7 @@ def job_names(found: Series) -> set[str]:
     return {dict(labels)["job_id"] for name, labels in found if name == "coprep_job_batches_total"}
 
 
-# --- what is exported ----------------------------------------------------------------------------------------
+# --- exported series ---------------------------------------------------------------------------------------------
 
 
 def test_metrics_are_what_status_shows(pipeline: coprep.Pipeline, serve: Serve, start: Start) -> None:
@@ -231,7 +231,7 @@ def test_both_formats_say_the_same(pipeline: coprep.Pipeline, serve: Serve, star
 
 
 def test_equal_names_and_strange_ones_are_told_apart(tmp_path: Path, serve: Serve, start: Start) -> None:
-    """Labels are escaped, and two caches of equal labels give one series."""
+    """Labels are escaped, and two caches with equal labels give one series."""
     port = serve().port
     root = make_folder(tmp_path / 'a "quoted"\\\nfolder', 20)
     narrow = coprep.ImageFolder(root).decode().resize(40)
@@ -246,6 +246,7 @@ def test_equal_names_and_strange_ones_are_told_apart(tmp_path: Path, serve: Serv
         caches = status()["caches"]
         assert [c["dataset"] for c in caches] == [str(root)] * 2
         found = [(dict(labels), v) for (name, labels), v in scrape(port).items() if name == "coprep_cache_misses_total"]
+        # Both caches have the same labels, hence one series.
         assert len(found) == 1
         labels, misses = found[0]
         assert labels["dataset"] == str(root).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
@@ -297,7 +298,7 @@ def test_the_dashboard_is_in_order() -> None:
     assert "by (reason)" in stacked[0]["targets"][0]["expr"]
 
 
-# --- who asks ------------------------------------------------------------------------------------------------
+# --- clients -----------------------------------------------------------------------------------------------------
 
 
 def test_nothing_else_is_served(serve: Serve) -> None:
@@ -318,7 +319,7 @@ def test_strange_requests_disturb_nobody(pipeline: coprep.Pipeline, serve: Serve
     one = job(start, pipeline, 16, 2, 0, "step")
     in_step(one, batches=2)
     with contextlib.ExitStack() as stack:
-        # Silent ones, and some that never end their request: more than there may be.
+        # Half of these clients are silent, and half never end their request. Together they exceed the allowed number.
         for i in range(100):
             idler = stack.enter_context(sockets.create_connection(("127.0.0.1", port), WAIT))
             if i % 2:
@@ -340,7 +341,7 @@ def test_strange_requests_disturb_nobody(pipeline: coprep.Pipeline, serve: Serve
 
 
 def talk(port: int, request: bytes) -> bytes:
-    """What is answered until the connection is closed, which must happen."""
+    """Returns the answer up to the end of the connection, which must come."""
     with sockets.create_connection(("127.0.0.1", port), WAIT) as connection:
         answer = b""
         with contextlib.suppress(ConnectionError):
@@ -368,7 +369,7 @@ def test_without_being_asked_for_there_is_nothing(serve: Serve) -> None:
     assert not coordinator.says("metrics are served")
 
 
-# --- where it listens, and for how long ----------------------------------------------------------------------
+# --- address and lifetime ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:9400", "[::]:0", "192.0.2.1:9400"])
@@ -407,7 +408,7 @@ def test_a_coordinator_that_a_job_starts_has_metrics_too(
 def test_the_port_is_free_when_the_coordinator_has_ended(serve: Serve) -> None:
     first = serve()
     port = first.port
-    # A connection that is open does not keep it.
+    # An open connection does not keep the port.
     with sockets.create_connection(("127.0.0.1", port), WAIT) as idler:
         assert scrape(port)
         assert first.end() == 0
@@ -430,7 +431,7 @@ def tool(name: str) -> str:
 
 
 class Prometheus:
-    """A server of the test's own, which scrapes often."""
+    """A Prometheus server for one test, which scrapes often."""
 
     def __init__(self, folder: Path, target: int) -> None:
         with sockets.create_server(("127.0.0.1", 0)) as free:
@@ -492,7 +493,7 @@ class Prometheus:
 
 @pytest.fixture
 def prometheus(serve: Serve, tmp_path: Path) -> Iterator[Prometheus]:
-    """It scrapes the test's coordinator."""
+    """A Prometheus server that scrapes the test's coordinator."""
     tool("prometheus")
     server = Prometheus(tmp_path, serve().port)
     try:
@@ -533,7 +534,7 @@ def test_prometheus_understands_dashboard_and_alerts(
     empty: list[str] = []
 
     def all_answer() -> bool:
-        # What needs slow samples or user code may well be without an answer.
+        # Queries about slow samples or user code may well have no answer.
         answers = {q: prometheus.now(q.replace("$job_name", ".*")) for q in queries}
         empty[:] = [q for q, answer in answers.items() if not answer and "slow_budget" not in q]
         return not empty

@@ -1,4 +1,4 @@
-"""Identity of modules: every import is found, a changed file is seen at once, and an unchanged one is read once."""
+"""Tests the identity of modules: imports are found, changed files are noticed at once, unchanged ones are read once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Found = set[tuple[str, int, str]]
 
 
 def parsed(source: bytes) -> Found:
-    """Imports as Python's parser finds them; the member is empty for ``import x``."""
+    """Returns the imports that Python's parser finds. The member is empty for ``import x``."""
     found: Found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -76,12 +76,12 @@ def test_little_else_is_taken_for_an_import() -> None:
     assert scanned(source) == {("a", 0, "b"), ("d", 0, "")}
 
 
-# --- what is remembered ---------------------------------------------------------------------------------------
+# --- the memory of read files ------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A package of ten modules, each of which imports the next. Files count as old at once."""
+    """A package of ten modules, each of which imports the next. Its files count as old at once."""
     folder = tmp_path / "remembered_pkg"
     folder.mkdir()
     (folder / "__init__.py").write_text("from remembered_pkg import part0\n")
@@ -96,7 +96,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the modules that are read from now on."""
+    """Returns a list that receives the names of the modules that are read from now on."""
     names: list[str] = []
     original = modules._read
 
@@ -137,7 +137,7 @@ def test_a_change_that_sets_the_time_back_is_seen(package: Path) -> None:
 
 
 def test_a_file_that_has_just_changed_is_read_again(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Clocks of file systems are coarse: it may change again without another time.
+    # Clocks of file systems are coarse, so a file may change again without a new time.
     monkeypatch.setattr(modules, "RECENT_NS", 3600 * 10**9)
     names = read(monkeypatch)
     assert parts() == parts()

@@ -1,4 +1,4 @@
-"""Opening and starting on bad days: slow folders, processes that are killed as they start, files that are none."""
+"""Tests opening and starting on bad days: slow folders, processes killed as they start, and paths that are no files."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ DIR *opendir(const char *name) {
 
 
 class Slow:
-    """A folder that a coordinator cannot list as long as the gate is there."""
+    """A folder that a coordinator cannot list while the gate file exists."""
 
     def __init__(self, root: Path, folder: Path) -> None:
         self.folder, self.gate, self.log = folder, root / "gate", root / "log"
         self.gate.touch()
 
     def listings(self) -> int:
-        """How often it was begun to be listed."""
+        """Returns how often a listing of the folder has begun."""
         lines = self.log.read_text().splitlines() if self.log.exists() else []
         return lines.count(str(self.folder))
 
     def waiting(self) -> int:
-        """How many jobs the coordinator has told its log to wait for it."""
+        """Returns the number of waiting jobs that the coordinator has logged."""
         return (self.gate.parent / "serve.log").read_text().count("a client waits")
 
     def open(self) -> None:
@@ -68,7 +68,7 @@ class Slow:
 
 @pytest.fixture
 def slow(tmp_path: Path, place: Path) -> Iterator[Slow]:
-    """A coordinator runs for which this folder is slow."""
+    """A folder, with a running coordinator for which it is slow."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler (cc) to make a slow opendir with")
@@ -82,6 +82,7 @@ def slow(tmp_path: Path, place: Path) -> Iterator[Slow]:
         serve = subprocess.Popen(["coprep", "serve"], env=env, stderr=log)
     until(lambda: alive(place), "the coordinator listens")
     yield folder
+    # The coordinator may still wait at the gate.
     with contextlib.suppress(FileNotFoundError):
         folder.open()
     serve.terminate()
@@ -102,7 +103,7 @@ def test_a_slow_folder_holds_up_nobody_else(slow: Slow, folder: Path, tmp_path: 
     joining = start(TRAIN, folder, 16, 1, 0.0)
     go(joining)
     assert seen(joining) == whole(1)
-    # Another dataset is opened; its stream's last job leaves, and its cache is dropped.
+    # Another dataset is opened, the last job of its stream leaves, and its cache is dropped.
     other = coprep.ImageFolder(make_folder(tmp_path / "other", 20)).decode().random_resized_crop(16)
     with coprep.DataLoader(other, 4, framework="numpy", with_index=True) as loader:
         assert sorted(ids(loader)) == list(range(20))
@@ -110,7 +111,7 @@ def test_a_slow_folder_holds_up_nobody_else(slow: Slow, folder: Path, tmp_path: 
     until(lambda: len(coprep.status()["streams"]) == 1, "the other stream is closed")
     freed = subprocess.run(["coprep", "drop", str(tmp_path / "other")], capture_output=True, text=True, timeout=WAIT)
     assert freed.returncode == 0 and not freed.stdout.startswith("0 B")
-    # Those of the slow folder wait on, for one listing.
+    # The same holds for a loader that is asked only for its length.
     until(lambda: slow.waiting() == 2, "both wait")
     assert slow.listings() == 1 and all(one.process.poll() is None for one in waiting)
 
@@ -138,10 +139,10 @@ def test_who_waits_for_a_slow_folder_is_told_which(slow: Slow, folder: Path) -> 
     data = coprep.ImageFolder(slow.folder).decode().random_resized_crop(32)
     with pytest.raises(coprep.TimeoutError, match=f"the files of the folder {slow.folder} are being listed, for"):
         len(coprep.DataLoader(data, 16, timeout=3))
-    # Whoever asks for nothing but its length as well.
+    # The same holds for a loader of which only the length is asked.
     with pytest.raises(coprep.TimeoutError, match=str(slow.folder)):
         len(coprep.DataLoader(coprep.ImageFolder(slow.folder).decode().center_crop(32), 16, timeout=3))
-    # They have left, and nobody lists it once more.
+    # Both loaders have left, and the folder is not listed again.
     assert slow.listings() == 1 and coprep.status()["streams"] == []
 
 
@@ -223,6 +224,7 @@ def test_ranks_whose_host_is_killed_while_it_loads_end_together(start: Start, tm
     for rank in ranks:
         assert rank.line() == "ready"
     go(*ranks)
+    # Three attempts are made, so after two deaths the last one loads the dataset.
     if times == 2:
         assert sorted(sum((eval(rank.result()) for rank in ranks), [])) == list(range(24))
         return
@@ -232,7 +234,7 @@ def test_ranks_whose_host_is_killed_while_it_loads_end_together(start: Start, tm
 
 
 def launcher(tmp_path: Path, deaths: int) -> Path:
-    """A coordinator's program, of which the first ones are killed as they start."""
+    """Makes a coordinator's program whose first starts are killed."""
     script, log = tmp_path / "launch", tmp_path / "starts"
     dies = f"echo x >> {log}\n[ $(wc -l < {log}) -le {deaths} ] && kill -9 $$"
     script.write_text(f'#!/bin/sh\n{dies}\nexec {shutil.which("coprep")} "$@"\n')
@@ -282,7 +284,7 @@ def test_a_killed_job_whose_child_lives_keeps_nothing(pipeline: coprep.Pipeline,
     if way == "kernel" and os.uname().machine != "x86_64":
         pytest.skip("the number of clone is that of x86-64")
     victim = start(FORK, pipeline.root, way)
-    # Its batches are still good there.
+    # The killed job's batches are still valid in its child.
     child = int(victim.line())
     try:
         assert len(stream()["jobs"]) == 1
@@ -341,7 +343,7 @@ def test_a_coordinator_that_ends_leaves_its_successor_reachable(
     with coprep.DataLoader(pipeline, 16, framework="numpy") as loader:
         next(iter(loader))
         first = coordinator_pid()
-    # As at logout and login.
+    # This happens at logout and login.
     shutil.rmtree(place.parent)
     place.parent.mkdir(mode=0o700)
     monkeypatch.setenv("COPREP_IDLE", "600")
@@ -408,7 +410,7 @@ def test_a_cohort_that_is_not_complete_says_so(pipeline: coprep.Pipeline) -> Non
 
 
 def test_a_host_ends_without_a_word(tmp_path: Path, place: Path) -> None:
-    """Neither leaks that libraries find at the interpreter's end, nor errors of workers that nobody needs."""
+    """The log must have no leaks that libraries report at the interpreter's end, and no errors of unneeded workers."""
     (tmp_path / "loud_exit.py").write_text(
         "import atexit, ctypes, os, sys\n"
         "class Loud:\n"
@@ -420,7 +422,7 @@ def test_a_host_ends_without_a_word(tmp_path: Path, place: Path) -> None:
         "    def __len__(self): return 24 if os.getpid() == self.made_by else self.elsewhere\n"
         "    def __getitem__(self, i): return i\n"
     )
-    # The host of the second one is of no use, and ends while the coordinator goes on.
+    # The fork server of the second loader is useless, and ends while the coordinator continues.
     code = (
         "import loud_exit, coprep, os\n"
         "with coprep.DataLoader(loud_exit.Data(24), 4, num_workers=2) as loader:\n"
@@ -431,7 +433,6 @@ def test_a_host_ends_without_a_word(tmp_path: Path, place: Path) -> None:
     log = Path(f"{place}.log")
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=WAIT)
-    # Kept open, since the file goes with the coordinator.
     said = ""
 
     def is_tidied() -> bool:
@@ -439,8 +440,8 @@ def test_a_host_ends_without_a_word(tmp_path: Path, place: Path) -> None:
         said += text.read()
         return "tidied" in said
 
-    # Kept open, since the file goes with the coordinator. The process that imported modules runs their exit functions.
-    # It is kept for a minute, as an idle coordinator is.
+    # The log is kept open, since the coordinator removes it. The process that imported modules runs their exit
+    # functions. It lives for a minute longer, like an idle coordinator.
     with open(log) as text:
         until(is_tidied, "a host ends", 150)
         with contextlib.suppress(coprep.CoprepError):

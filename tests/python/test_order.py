@@ -1,4 +1,4 @@
-"""``shuffle=False``: every job and every loader is given ascending ids, whoever else is on the stream."""
+"""Tests ``shuffle=False``: every job and every loader gets ascending ids, with any other jobs on the stream."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make(kind: str, folder: Path, batch_size: int = 10, **own: Any) -> coprep.Da
 
 
 def predictions(batch: Any) -> list[int]:
-    """What a model says of each sample: it depends on the sample alone."""
+    """Returns a stand-in for a model's prediction of each sample. It depends on the sample alone."""
     values = batch[0][0] if isinstance(batch[0], list) else batch[0]
     return [int(np.asarray(value, np.int64).sum()) for value in values]
 
@@ -64,7 +64,8 @@ for epoch in range(epochs):
         time.sleep(float(pause))
     print(json.dumps(report), flush=True)
 """
-"""A job: kind, folder, options, epochs, seconds per batch. ``step``: says of each batch that it came, and waits."""
+"""Code of a job. Its arguments are a kind, a folder, options, epochs, and seconds per batch. With ``step`` it announces
+each batch, and waits."""
 
 
 def job(start: Start, kind: str, folder: Path, epochs: int, *more: str, pause: float = 0.0, **own: Any) -> Job:
@@ -107,7 +108,7 @@ def test_loaders_that_are_read_in_turn_give_equal_batches(folder: Path, place: P
             assert [content(left) for left, _ in pairs] == [content(right) for _, right in pairs]
             assert [int(i) for left, _ in pairs for i in left[-1]] == IN_ORDER
         totals = stream()["totals"]
-    # The first had a queue, and a minibatch in preparation, before the second came; and both have them now.
+    # The first job had a queue, and a minibatch in preparation, before the second one came; and now both have them.
     assert totals["prepared"] <= epochs * N + 2 * (QUEUE + 1) * size
 
 
@@ -121,7 +122,7 @@ def test_a_loader_that_rests_begins_anew_in_order(folder: Path, place: Path, kin
 
 
 def taken_in_turn(*loaders: coprep.DataLoader) -> list[list[int]]:
-    """Ids of an epoch of each, in the order in which they came."""
+    """Returns the ids of an epoch of each loader, in the order in which they came."""
     taken: list[list[int]] = [[] for _ in loaders]
 
     def one_epoch(loader: coprep.DataLoader, into: list[int]) -> Iterator[None]:
@@ -156,7 +157,7 @@ def test_subsets_beside_the_whole(folder: Path, place: Path, kind: str, subset: 
 
 
 def dealt(rank: int, samples: list[int], size: int, ranks: int) -> list[int]:
-    """Samples of a rank: consecutive batches of ``samples`` in turn."""
+    """Returns the samples of a rank: ranks take consecutive batches of ``samples`` in turn."""
     return [i for at, i in enumerate(samples) if at // size % ranks == rank]
 
 
@@ -186,7 +187,7 @@ def test_a_cohort_and_a_job_beside_it(start: Start, folder: Path) -> None:
 
 @pytest.fixture
 def spoilt(tmp_path: Path) -> tuple[Path, list[int]]:
-    """200 JPEGs, two of which cannot be decoded, and the ids of the others."""
+    """A folder of 200 JPEGs, two of which cannot be decoded, and the ids of the others."""
     folder = make_folder(tmp_path / "spoilt", N, classes=1)
     files = sorted(folder.rglob("*.jpg"))
     for bad in (33, 120):
@@ -206,7 +207,7 @@ def test_a_batch_is_shorter_by_its_bad_samples(place: Path, spoilt: tuple[Path, 
     with make("native", folder, on_error="skip") as loader:
         sizes = [len(batch[-1]) for batch in loader]
         assert sizes == [9 if at in (3, 12) else 10 for at in range(N // 10)]
-        # They are known now.
+        # The second epoch knows the bad samples, and fills its batches.
         assert [batch[-1].tolist() for batch in loader] == [good[at : at + 10] for at in range(0, len(good), 10)]
 
 

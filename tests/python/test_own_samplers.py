@@ -1,4 +1,4 @@
-"""Samplers of the user's own: shared in a cohort, and not outside of one."""
+"""Tests samplers of the user's own: shared in a cohort, and not outside of one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("nothing_is_left")
 N = 40
 LENGTHS = [24, 7, 0, 33]
 LOOKED_AT = 1
-"""Samples that are looked at when a stream is opened."""
+"""Samples that are inspected when a stream opens."""
 
 SCRIPT = """
 import json, pickle, random, sys, coprep
@@ -59,11 +59,12 @@ for epoch in range(first, epochs):
             Path(state).write_bytes(pickle.dumps(train.state_dict()))
 print("done", flush=True)
 """
-"""A member: dataset, lengths of its epochs, options, epochs, where its state is. Waits for a line after each batch."""
+"""Code of a member. Its arguments are a dataset, the lengths of its epochs, options, the number of epochs, and the path
+of its state. It waits for a line after each batch."""
 
 
 class Member(RankProcess):
-    """A job of a cohort, and what it was given."""
+    """A job of a cohort, with the batches that it got."""
 
     def __init__(
         self, start: Start, lengths: list[int], data: str = f"Numbers({N})", state: Path | str = "", **own: Any
@@ -73,7 +74,7 @@ class Member(RankProcess):
         assert job.line() == "ready"
 
     def finish(self) -> None:
-        """Is given all the rest."""
+        """Takes the rest of the batches."""
         while (line := self.job.line()) != "done":
             epoch, ids = json.loads(line)
             self.epochs[epoch].append(ids)
@@ -81,7 +82,7 @@ class Member(RankProcess):
         self.job.result()
 
     def ids(self) -> list[list[int]]:
-        """The ids that it was given, by epoch."""
+        """Returns the received ids of each epoch."""
         return [[i for batch in batches for i in batch] for batches in self.epochs]
 
 
@@ -141,7 +142,7 @@ def test_the_others_go_on_when_the_first_member_is_killed(start: Start, taken: i
 def test_each_sample_comes_once_though_the_coordinator_is_killed(start: Start, taken: int) -> None:
     members = cohort(start, 2)
     if taken == 0:
-        # Only the first one was given anything.
+        # Only the first member got a batch.
         together(members[:1], 1)
     else:
         together(members, taken)
@@ -169,7 +170,7 @@ def test_the_others_go_on_though_the_member_that_was_ahead_of_them_is_killed_wit
     lengths = [16, 20, 8]
     first, *others = cohort(start, 3, lengths)
     together(others, 2)
-    # It is in the next epoch, whose order the others have been handed.
+    # The first member is in the next epoch, and the others know its order already.
     first.take(5)
     pid = coordinator_pid()
     os.kill(pid, signal.SIGKILL)
@@ -193,7 +194,7 @@ def test_members_go_on_where_their_states_were_taken(start: Start, tmp_path: Pat
     for member in before:
         member.hear()
         member.job.say("save")
-        # It is written when the next batch is there.
+        # The state is written when the next batch comes.
         member.hear()
     [member.job.kill() for member in before]
     after = members()
@@ -207,7 +208,7 @@ def test_members_go_on_where_their_states_were_taken(start: Start, tmp_path: Pat
 
 
 class Given:
-    """These ids."""
+    """A sampler of given ids."""
 
     def __init__(self, *ids: Any) -> None:
         self.ids = ids
@@ -220,13 +221,13 @@ class Given:
 
 
 class Batches(Given):
-    """Batches of ids."""
+    """A batch sampler of given batches of ids."""
 
     batch_size = 3
 
 
 def alone(**own: Any) -> coprep.DataLoader:
-    """The only member of a cohort."""
+    """Returns the loader of a cohort's only member."""
     return coprep.DataLoader(ud.Numbers(N), cohort="c", cohort_size=1, **{**NUMPY, **own})
 
 

@@ -1,4 +1,4 @@
-"""The package as it is installed: its command, its licences, what it says of itself."""
+"""Tests the installed package: its command, its licences, and its descriptions of itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any object goes into bytes and comes back."""
+"""Tests that any object is packed into bytes and comes back."""
 
 from __future__ import annotations
 
@@ -87,6 +87,7 @@ def test_locks_are_made_anew() -> None:
             assert result.lock is result.same is not data.lock
             assert type(result.lock) is type(data.lock) and type(result.again) is type(data.again)
             assert not result.lock.locked()
+            # The second lock is reentrant, so it can be taken twice.
             with result.lock, result.again, result.again, result.condition:
                 assert not result.condition.wait(0)
     assert fingerprint({"x": data}) == fingerprint({"x": Data()})
@@ -108,7 +109,7 @@ def test_a_class_of_the_script_becomes_that_of_the_jobs_script(monkeypatch: pyte
     monkeypatch.setattr(sys.modules["__main__"], "OwnSample", jobs, raising=False)
     for sample in unpack(data):
         assert type(sample) is jobs and type(sample.part) is jobs.Part
-    # What is run comes as it is.
+    # Without `for_jobs`, as for code that workers run, the class stays the one that was packed.
     assert type(unpack(packed(workers()))) is workers
 
 
@@ -264,7 +265,7 @@ def test_damaged_headers_are_an_error() -> None:
     failed = 0
     for candidate in spoilt:
         try:
-            # What lies between the parts may be taken for the end of one.
+            # Padding between the parts may be taken for the end of one, so the value may still be right.
             assert same(unpack(candidate), unpack(data))
         except FAILURES:
             failed += 1

@@ -1,7 +1,7 @@
-"""A thread that serves processes of user code panics: it ends what it owned, and nothing is lost.
+"""Tests panics of threads that serve processes of user code: a panic ends the thread's own work, and nothing is lost.
 
-The coordinator is one that was built with failpoints, ``COPREP_FAILPOINTS_BIN``; ``make test`` builds it. What needs no
-user code is tested in ``coordinator/tests/panics.rs``.
+The coordinator was built with failpoints; ``COPREP_FAILPOINTS_BIN`` names it, and ``make test`` builds it. Panics
+without user code are tested in ``coordinator/tests/panics.rs``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DATA = f"Numbers({N}, pause=0.002)"
 
 
 def run(start: Start, patch: pytest.MonkeyPatch, failpoints: str, kill: bool = False, **own: Any) -> list[list[Any]]:
-    """Run two jobs that lose and repeat nothing, and kill a worker if asked to; return the errors of both."""
+    """Runs two jobs that lose and repeat nothing, and kills a worker on request. Returns the errors of both jobs."""
     patch.setenv("COPREP_BIN", str(BIN))
     patch.setenv("FAILPOINTS", failpoints)
     jobs = [job(start, DATA, EPOCHS, 0.005, "mark", **own) for _ in range(2)]
@@ -41,7 +41,7 @@ def run(start: Start, patch: pytest.MonkeyPatch, failpoints: str, kill: bool = F
         for epoch in told:
             failed = {error[2] for error in epoch["errors"]}
             assert len(epoch["seen"]) == len(set(epoch["seen"])), "none is given twice"
-            # One that failed may be given after all: a stream that is opened anew makes it again.
+            # A sample that failed may still come: a stream that is opened anew makes it again.
             assert failed.union(epoch["seen"]) == set(range(N))
             errors += epoch["errors"]
     return errors
@@ -66,8 +66,8 @@ def test_what_a_worker_process_was_given_is_made_by_another_if_its_thread_panics
 
 
 def test_a_host_whose_listener_panics_is_replaced(place: object, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    # It says that the dataset is loaded and the staging area mapped, that three workers are forked and the first has
-    # ended, and then that one was killed.
+    # The fork server's messages before the panic: the dataset is loaded, the staging area is mapped, three workers are
+    # forked, and the first of them has ended. The last message is that a worker was killed.
     assert run(start, monkeypatch, "host-listener=6*off->1*panic->off", kill=True) == []
 
 

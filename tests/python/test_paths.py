@@ -1,4 +1,4 @@
-"""However a folder is named, jobs share it; and what was warmed for them is used, or it is said why not."""
+"""Tests that jobs share a folder under any of its names, and that a warmed cache is used, or a message says why not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def spellings(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of one folder, as scripts have them."""
+    """Names of one folder, as scripts write them."""
     monkeypatch.chdir(data.parent)
     link = tmp_path / "link"
     link.symlink_to(data)
@@ -35,7 +35,7 @@ def spellings(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> li
 
 
 def run(*arguments: object, code: int = 0) -> str:
-    """What a command prints, on both streams."""
+    """Runs a command and returns its output on both streams."""
     done = subprocess.run(
         ["coprep", *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=WAIT
     )
@@ -52,7 +52,7 @@ def loader(pipeline: coprep.Pipeline, **options: Any) -> coprep.DataLoader:
 
 
 def first_epoch(pipeline: coprep.Pipeline, **options: Any) -> dict[str, Any]:
-    """The only stream when a job has had an epoch. Its samples are prepared ahead, so they were looked up by then."""
+    """Returns the status of the only stream after a job's first epoch, for which all samples were looked up."""
     with loader(pipeline, **options) as train:
         assert sorted(ids(train)) == list(range(N))
         return stream()
@@ -140,7 +140,7 @@ def test_status_says_which_files_keep_streams_apart(data: Path, place: Path) -> 
     assert differs == f"stream 2: path of sample 0, {paths[0]} and {paths[-1]}"
 
 
-# What was warmed is used.
+# The use of a warmed cache.
 
 
 @pytest.mark.parametrize("form", [None, "decoded", "encoded", "auto"])
@@ -212,7 +212,7 @@ def test_jobs_that_name_no_form_share_though_a_cache_was_warmed_between_them(dat
     assert first_epoch(pipeline)["cache"] == "decoded"
 
 
-# From a script.
+# Warming from a script.
 
 SCRIPT = """
 import sys, coprep
@@ -245,7 +245,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def from_script(*arguments: object, code: int = 0) -> tuple[list[dict[str, Any]], str]:
-    """The events of a warm-up, and what the script printed."""
+    """Returns the events of a warm-up, and the text that the script printed."""
     command = ["coprep", "warm", "--json", "--python", sys.executable, "--from", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT)
     assert done.returncode == code, done.stdout + done.stderr

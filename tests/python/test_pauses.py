@@ -1,4 +1,4 @@
-"""Jobs that stop reading for long beside one that joins later, with fewer buffers than they would all like to have."""
+"""Tests jobs that stop reading for long beside one that joins later, with fewer buffers than all of them could use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from conftest import Start, go, ids, seen, stream, until
 from test_sharing import N, job, whole
 
 LIMIT = 40.0
-"""Seconds after which a job that waits for a batch gives up. Jobs in these tests pause until it is over."""
+"""Seconds after which a job gives up waiting for a batch. Jobs in these tests pause until the others are done."""
 OPTIONS: dict[str, Any] = {"batch_size": 16, "shuffle": True, "framework": "numpy", "with_index": True}
 
 
@@ -39,7 +39,7 @@ class Reader:
             assert self.step(), "the epoch is over"
 
     def step(self) -> bool:
-        """False: the epoch is over."""
+        """Takes the next batch. Returns `False` if the epoch is over."""
         while True:
             try:
                 self.held = next(self.batches)
@@ -59,13 +59,13 @@ class Reader:
 
 @pytest.fixture
 def few_buffers(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fewest that there can be."""
+    """Sets a staging area so small that there are as few buffers as possible."""
     monkeypatch.setenv("COPREP_STAGING", "200K")
 
 
 @contextlib.contextmanager
 def paused(count: int, data: Any, **options: Any) -> Iterator[list[Reader]]:
-    """Jobs in mid-epoch. When the others are done they go on, and have each sample once; then they leave."""
+    """Yields jobs in mid-epoch. After the block they continue, get each sample once, and then leave."""
     readers = [Reader(data, **options) for _ in range(count)]
     for at, reader in enumerate(readers):
         reader.begin()
@@ -103,7 +103,7 @@ def test_jobs_that_never_read_again_stop_nobody(pipeline: coprep.Pipeline) -> No
 def test_jobs_that_are_stopped_starve_nobody(
     pipeline: coprep.Pipeline, start: Start, few_buffers: None, ends: signal.Signals
 ) -> None:
-    """Wherever they are stopped: between two batches, or asleep while they wait for one."""
+    """Jobs are stopped at any point: between two batches, or asleep while they wait for one."""
     jobs = [job(start, pipeline, 16, 40, 0.001 * at) for at in range(6)]
     go(*jobs)
     until(lambda: all(one["delivered"] > N for one in stream()["jobs"]), "all of them are at work")
@@ -133,6 +133,7 @@ def test_ranks_that_pause_together_starve_nobody(pipeline: coprep.Pipeline, few_
     with coprep.DataLoader(pipeline, timeout=LIMIT, **OPTIONS) as train:
         assert [sorted(ids(train)) for _ in range(3)] == whole(3)
     for ranks in groups:
+        # Three of the ten steps of this epoch are already done.
         for _ in range(7):
             for reader in ranks:
                 reader.read(1)
@@ -166,7 +167,7 @@ def test_each_error_is_raised_once(few_buffers: None) -> None:
 
 
 def test_a_cohort_goes_on_with_its_sequence(pipeline: coprep.Pipeline, few_buffers: None) -> None:
-    """A member that pauses holds up its cohort, and nobody else."""
+    """A member that pauses holds up its cohort, but no other job."""
     with coprep.DataLoader(pipeline, seed=5, **OPTIONS) as alone:
         expected = ids(alone)
     cohort: dict[str, Any] = {"seed": 5, "cohort": "c", "cohort_size": 3}
@@ -176,7 +177,7 @@ def test_a_cohort_goes_on_with_its_sequence(pipeline: coprep.Pipeline, few_buffe
         member.read(2)
     with paused(3, pipeline), coprep.DataLoader(pipeline, timeout=LIMIT, **OPTIONS) as train:
         assert [sorted(ids(train)) for _ in range(2)] == whole(2)
-    # They wait for each other.
+    # The members wait for each other, so each needs a thread.
     threads = [threading.Thread(target=member.finish) for member in members]
     for thread in threads:
         thread.start()

@@ -1,4 +1,4 @@
-"""Native pipelines as Python objects: help, messages, copies, pickles and repr."""
+"""Tests native pipelines as Python objects: help, messages, copies, pickles and repr."""
 
 from __future__ import annotations
 
@@ -95,12 +95,12 @@ def test_repr_tells_pipelines_apart() -> None:
     assert repr(DECODED.random_resized_crop(224).random_horizontal_flip()) == (
         "Files(2 paths).decode().random_resized_crop(224).random_horizontal_flip()"
     )
-    # A side alone is the shorter one: not the same as both.
+    # A single number sets the shorter side, which is not the same as both sides.
     assert repr(DECODED.resize((8, 8))) != repr(DECODED.resize(8))
 
 
 class Mode:
-    """As torchvision's InterpolationMode."""
+    """A stand-in for torchvision's InterpolationMode."""
 
     value = "bicubic"
 
@@ -144,7 +144,7 @@ def test_what_torchvision_takes_is_taken(one: Make, other: Make) -> None:
         (lambda: DECODED.resize(8, interpolation="lanczos"), "interpolation must be .*not 'lanczos'"),
         (lambda: DECODED.random_horizontal_flip("often"), "p must be a number, not 'often'"),
         (lambda: DECODED.random_resized_crop(8, scale=0.5), "scale must be two numbers.*not 0.5"),
-        # Mistakes in the pipeline are told where they are written.
+        # Mistakes in the pipeline are reported at the line that makes them.
         (lambda: BASE.center_crop(8), "begins with decode"),
         (lambda: DECODED.decode(), "twice"),
         (lambda: DECODED.normalize((0.5,) * 3, (0.5,) * 3).random_horizontal_flip(), "must be the last"),

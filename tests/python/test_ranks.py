@@ -1,4 +1,4 @@
-"""Ranks of one job when the coordinator dies while they are at different places, at an epoch's border above all."""
+"""Tests ranks of one job at different places when the coordinator dies, above all at an epoch's border."""
 
 from __future__ import annotations
 
@@ -28,24 +28,25 @@ for epoch in range(3):
             break
 print("done", flush=True)
 """
-"""A rank that reads three epochs. It says what each batch is, and waits for a line. It leaves the first epoch early."""
+"""Code of a rank that reads three epochs. It prints each batch, and waits for a line. It leaves the first epoch early
+if asked to."""
 
 
 class Rank(RankProcess):
-    """A rank that reads as ``READ`` does."""
+    """A rank that runs ``READ``."""
 
     def __init__(self, start: Start, rank: int, gate: Path, leave_after: int = 0) -> None:
         super().__init__(start(READ, rank, gate, leave_after, PYTHONPATH=HERE), epochs=3)
 
     def collect(self) -> None:
-        """All that it is given until it ends."""
+        """Collects all batches that the rank gets until it ends."""
         for line in self.job.result().splitlines()[:-1]:
             epoch, ids = json.loads(line)
             self.epochs[epoch].append(ids)
 
 
 def finish(ranks: list[Rank]) -> None:
-    # One waits for the other at the borders of epochs.
+    # Ranks wait for each other at the borders of epochs, so all run on before any is collected.
     run_on(*(rank.job for rank in ranks))
     for rank in ranks:
         rank.collect()
@@ -60,7 +61,7 @@ def assert_exact(ranks: list[Rank], epoch: int) -> None:
 def test_a_coordinator_that_dies_at_the_border_of_an_epoch_takes_no_batch_from_any_rank(
     start: Start, tmp_path: Path, first: int
 ) -> None:
-    """One rank is through with its epoch, and wants the next. The last batch of the other is not ready yet."""
+    """One rank has finished its epoch, and requests the next one. The last batch of the other is not ready yet."""
     gate = tmp_path / "gate"
     ranks = [Rank(start, rank, gate) for rank in range(2)]
     for _ in range(STEPS - 1):
@@ -81,7 +82,7 @@ def test_a_coordinator_that_dies_at_the_border_of_an_epoch_takes_no_batch_from_a
 
 
 def test_a_rank_that_leaves_its_epoch_waits_for_one_that_does_not_yet(start: Start, tmp_path: Path) -> None:
-    """The coordinator dies while one rank has left at the step at which the other will leave."""
+    """The coordinator dies while one rank has left its epoch at the step at which the other will leave."""
     gate = tmp_path / "gate"
     gate.touch()
     ranks = [Rank(start, rank, gate, leave_after=6) for rank in range(2)]
@@ -117,7 +118,7 @@ for epoch in range(2):
         print(json.dumps([epoch, "batch", ids.tolist()]), flush=True)
         sys.stdin.readline()
 """
-"""A member of a cohort. It waits for a line after each batch."""
+"""Code of a member of a cohort. It waits for a line after each batch."""
 
 
 @pytest.mark.parametrize("on_error", ["skip", "raise"])
@@ -151,7 +152,7 @@ def test_members_of_a_cohort_stay_in_step_over_failed_samples_and_a_killed_coord
 
 @pytest.mark.parametrize("taken", [0, 3])
 def test_a_member_of_a_cohort_goes_on_when_the_others_have_ended(start: Start, taken: int) -> None:
-    """Its coordinator dies, and the others do not come again."""
+    """The coordinator dies, and the others do not come back."""
     code = MEMBER.replace("4, True", "12, True")
     code = code.replace("for epoch", "train.seed\nprint('here', flush=True)\nsys.stdin.readline()\nfor epoch", 1)
     members: list[Job] = [start(code, "skip", PYTHONPATH=HERE) for _ in range(2)]
@@ -179,7 +180,7 @@ print("here", flush=True)
 sys.stdin.readline()
 print([ids.tolist() for _, ids in train], flush=True)
 """
-"""A job that says when it has a place in a stream. It reads an epoch after a line."""
+"""Code of a job that announces its place in a stream, and reads an epoch after a line."""
 
 
 @pytest.mark.parametrize("own", ["dict(rank={}, world_size=2, group='g')", "dict(cohort='c', cohort_size=2)"])

@@ -1,4 +1,4 @@
-"""The page of `coprep analyze`, as a browser shows it. Pictures are left in $COPREP_PICTURES, if that is set."""
+"""Tests the page of `coprep analyze` in a browser. Pictures are saved in $COPREP_PICTURES, if that is set."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def texts(page: Page, selector: str) -> list[str]:
 
 
 def boxes(page: Page, selector: str, within: str = "document") -> list[dict[str, Any]]:
-    """Where elements are, and how they are painted."""
+    """Returns the places of elements, their paint and their text."""
     return page.value(f"""[...{within}.querySelectorAll({json.dumps(selector)})].map(e => {{
         const box = e.getBoundingClientRect(), style = getComputedStyle(e);
         return {{x: box.x, y: box.y, width: box.width, height: box.height, right: box.right, bottom: box.bottom,
@@ -75,7 +75,7 @@ def figure(series: dict[str, Any]) -> str:
 
 
 def luminance(colour: str) -> float:
-    """Relative luminance, as WCAG defines it."""
+    """Returns the relative luminance by the definition of WCAG."""
     parts = [int(part) / 255 for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]
     red, green, blue = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
@@ -107,7 +107,7 @@ def test_it_asks_for_nothing_and_complains_of_nothing(page: Page, file: Path) ->
 
 @needs_browser
 def test_what_would_be_refused_is_refused(tab: Page, file: Path, tmp_path: Path) -> None:
-    """That nothing is asked for shows only where asking would be seen."""
+    """The test for requests means something only if a page that makes some is noticed."""
     bad = tmp_path / "bad.html"
     evil = '<img src="http://127.0.0.1:9/"><script>document.title = "run"</script></body>'
     bad.write_text(file.read_text().replace("</body>", evil))
@@ -171,7 +171,7 @@ def test_nothing_is_cut_off_and_no_labels_meet(page: Page, report: dict[str, Any
     assert page.value("document.documentElement.scrollWidth <= innerWidth")
     for series in report["series"]:
         (drawing,) = boxes(page, "svg", figure(series))
-        # Those that pointing at them shows must fit as well.
+        # Texts that appear only under the pointer must fit as well.
         for text in boxes(page, "svg text", figure(series)):
             assert text["x"] >= drawing["x"] - 1 and text["right"] <= drawing["right"] + 1, (series["key"], text)
         ticks = boxes(page, ".tick", figure(series))

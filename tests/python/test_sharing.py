@@ -1,4 +1,4 @@
-"""What concurrent jobs share, and that none disturbs another."""
+"""Tests that concurrent jobs share their work, and that none disturbs another."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ for seen in epochs:
 for seen in epochs:
     print(json.dumps({"seen": seen}), flush=True)
 """
-"""A job: folder, batch size, epochs, seconds per batch. Waits for a line.
+"""Code of a job. Its arguments are a folder, a batch size, epochs, and seconds per batch. It waits for a line.
 
-``mark``: says of each batch that it came. ``step``: waits for another line then.
+With ``mark`` it announces each batch. With ``step`` it then waits for another line.
 """
 
 
 def job(start: Start, pipeline: coprep.Pipeline, batch_size: int, epochs: int, pause: float, *more: str) -> Job:
-    """A job that is ready to begin."""
+    """Starts a job, and waits until it is ready to begin."""
     ready = start(TRAIN, pipeline.root, batch_size, epochs, pause, *more)
     assert ready.line() == "ready"
     return ready
@@ -59,7 +59,7 @@ def test_jobs_that_run_together_share_one_preparation(pipeline: coprep.Pipeline,
         assert [seen(one) for one in jobs] == [whole(epochs)] * 4
         totals = stream()["totals"]
     assert totals["delivered"] >= 4 * epochs * N
-    # The queues may have been filled before the next one came, and again at the end, for nobody.
+    # The queues may have been filled before the next job came, and again at the end, when no job needs the samples.
     assert totals["prepared"] <= epochs * N + 2 * 5 * QUEUE * 20
 
 
@@ -82,7 +82,7 @@ def test_jobs_may_come_and_go_at_any_time(pipeline: coprep.Pipeline, start: Star
 
 def test_folds_share_their_intersection(pipeline: coprep.Pipeline) -> None:
     folds = [[i for i in range(N) if i % 4 != k] for k in range(2)]
-    # An epoch is longer than a queue: whoever comes first cannot have been given all of it.
+    # An epoch is longer than a queue, so the first loader cannot have received all of it before the other comes.
     size = 3
     assert len(folds[0]) // size > 2 * QUEUE
     loaders = [
@@ -118,7 +118,7 @@ def test_keeping_every_batch_holds_up_nobody(pipeline: coprep.Pipeline, start: S
     assert sorted(int(i) for b in batches for i in b[-1]) == list(range(N))
     assert seen(other) == whole(3)
     assert sorted(ids(hoarder)) == list(range(N))
-    # What it kept is as it was, though the buffers have gone round many times since.
+    # The kept batches are unchanged, though the buffers have been reused many times since.
     assert all((a == b[0]).all() for a, b in zip(first, batches, strict=True))
     assert hoarder.stats()["copies"] > 0
     hoarder.close()
@@ -143,7 +143,7 @@ def test_an_in_place_write_is_seen_by_that_job_only(pipeline: coprep.Pipeline) -
     assert (theirs[0] == before).all()
     assert (mine[0] == 255 - before).all()
     del mine, theirs
-    # Gone in the buffers' next lives: both still see the same.
+    # The write is gone when the buffers are reused: both jobs see the same values again.
     for a, b in zip(writing, reading, strict=True):
         assert (a[-1] == b[-1]).all() and (a[0] == b[0]).all()
         a[0][:] = 0
@@ -163,7 +163,7 @@ def test_a_batch_outlives_its_loader(pipeline: coprep.Pipeline) -> None:
 def test_a_cache_of_half_the_dataset_saves_exactly_that_half(
     tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Of two, one may still make a sample when the other one begins with it in the next epoch.
+    # With two workers, one could still make a sample of this epoch while the other begins with it in the next epoch.
     monkeypatch.setenv("COPREP_WORKERS", "1")
     folder = make_folder(tmp_path / "photos", 120)
     size = sum(f.stat().st_size for f in folder.rglob("*.jpg"))
@@ -176,7 +176,7 @@ def test_a_cache_of_half_the_dataset_saves_exactly_that_half(
         fetched = stream()["totals"]["fetched_by_visit"][:4]
     first, *later = fetched
     assert first == size
-    # The same samples are missing in every epoch: nothing is ever evicted for another.
+    # The same samples are missing in every epoch, since no sample is evicted for another.
     assert later == [later[0]] * 3
     assert 0.4 * size < later[0] < 0.6 * size
 

@@ -1,4 +1,4 @@
-"""Slow samples: known, begun early, overtaken, and cached in the form that saves most."""
+"""Tests slow samples: measured, begun early, overtaken, and cached in the form that saves most."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from conftest import coordinator_pid, make_folder, photo, stream, until
 BATCH = 8
 SIZE = 160
 SLOW = dict.fromkeys(range(0, SIZE, 40), 0.25)
-"""Of samples that take 2 ms."""
+"""Seconds of the slow samples, by id. The others take 2 ms."""
 
 
 @pytest.fixture(autouse=True)
 def _coordinator(nothing_is_left: None) -> None:
-    """Of the test's own."""
+    """Uses a coordinator for each test, and checks that nothing is left."""
 
 
 def loader(dataset: Any = None, **arguments: Any) -> coprep.DataLoader:
@@ -43,7 +43,7 @@ def loader(dataset: Any = None, **arguments: Any) -> coprep.DataLoader:
 
 
 def batches(loader: coprep.DataLoader) -> list[list[int]]:
-    """The ids of an epoch's batches, checked against what is in them."""
+    """Returns the ids of an epoch's batches, and checks the batches' contents against them."""
     found = []
     for (values, labels), ids in loader:
         assert (values[:, 0] == ids).all() and (np.asarray(labels) == ids).all()
@@ -75,7 +75,7 @@ def test_in_deterministic_order_the_same_seed_gives_the_same_batches_with_any_nu
 
 
 def test_where_costs_are_even_nothing_is_drawn_ahead() -> None:
-    # Long beside what a busy machine adds to a sample, which is a cost like any other.
+    # A sample takes long compared with the delays on a busy machine, which count as costs as well.
     with loader(ud.Numbers(SIZE, pause=0.03)) as even:
         for _ in range(2):
             assert once(flat(batches(even)))
@@ -85,7 +85,7 @@ def test_where_costs_are_even_nothing_is_drawn_ahead() -> None:
 @pytest.mark.parametrize("order", ["deterministic", "relaxed"])
 @pytest.mark.parametrize("epoch", [0, 1])
 def test_what_waits_behind_a_slow_sample_is_made_by_another_worker(tmp_path: Path, order: str, epoch: int) -> None:
-    """Whether nothing is known of it, or it was quick before."""
+    """The sample is either of unknown cost, or was quick before."""
     log, flag = tmp_path / "log", tmp_path / "slow"
     slow = 120
     dataset = ud.Turning(SIZE, str(flag), pause=0.001, slow={slow: 0.4}, log=str(log))
@@ -96,7 +96,7 @@ def test_what_waits_behind_a_slow_sample_is_made_by_another_worker(tmp_path: Pat
             assert once(flat(batches(one)))
     made = [int(line.removeprefix("dataset:")) for line in ud.noted(log)]
     last = {i: at for at, i in enumerate(made)}
-    # Of what the worker was given with it, and of what it was given next.
+    # These samples were given to the worker together with the slow one, or queued for it next.
     assert all(last[i] < last[slow] for i in range(slow + 1, slow + 7))
 
 
@@ -106,7 +106,7 @@ def test_what_waits_behind_a_slow_sample_is_made_by_another_worker(tmp_path: Pat
 def test_relaxed_a_slow_sample_is_overtaken_and_comes_later_in_its_epoch_once() -> None:
     with loader(ud.Numbers(SIZE, pause=0.002), seed=5) as strict:
         drawn = batches(strict)
-    # By then it is known what the others take.
+    # The costs of the other samples are known when this one comes.
     slow = drawn[10][0]
     with loader(ud.Numbers(SIZE, pause=0.002, slow={slow: 0.5}), seed=5, order="relaxed") as relaxed:
         found = [batches(relaxed) for _ in range(3)]
@@ -177,14 +177,14 @@ def test_relaxed_a_worker_that_is_killed_loses_nothing() -> None:
         found: list[int] = []
         for number, (_, ids) in enumerate(relaxed):
             found += ids.tolist()
-            # Once: a sample on which two workers ended is reported.
+            # Only one worker is killed, since a sample on which two workers ended is reported.
             if number == 6:
                 os.kill(stream()["worker_pids"][0], signal.SIGKILL)
         assert once(found)
 
 
 def test_relaxed_what_was_begun_of_an_epoch_that_begins_anew_is_no_part_of_it() -> None:
-    """The epoch before is left near its end, when slow samples of this one are being made already."""
+    """The previous epoch is left near its end, when slow samples of this one are already being made."""
     dataset = ud.Numbers(SIZE, pause=0.001, slow=dict.fromkeys(range(0, SIZE, 16), 0.06))
     with loader(dataset, order="relaxed", num_workers=4) as relaxed:
         for number in range(8):
@@ -212,7 +212,7 @@ def test_relaxed_order_of_a_native_pipeline(tail: Path) -> None:
             assert once([i for *_, ids in relaxed for i in ids.tolist()], 96)
 
 
-# --- what they cost -------------------------------------------------------------------------------------------
+# --- cost -------------------------------------------------------------------------------------------------------
 
 
 def test_the_samples_that_cost_most_are_named() -> None:
@@ -227,7 +227,7 @@ def test_the_samples_that_cost_most_are_named() -> None:
 
 
 def test_a_sample_that_had_to_wait_once_is_not_slow_for_ever(tmp_path: Path) -> None:
-    """As where files are in the page cache from the second epoch on."""
+    """The same happens where files are in the page cache from the second epoch on."""
     flag, waited = tmp_path / "slow", {5: 0.2, 77: 0.2}
     flag.touch()
     with loader(ud.Turning(SIZE, str(flag), slow=waited)) as one:
@@ -263,7 +263,7 @@ def test_of_a_native_pipeline_the_paths_are_shown(tail: Path) -> None:
 
 @pytest.fixture(scope="module")
 def tail(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """96 JPEGs, of which 6 are large."""
+    """A folder of 96 JPEGs, 6 of them large."""
     root = make_folder(tmp_path_factory.mktemp("tail"), 90)
     for i in range(6):
         photo(i, 2400, 1800).save(root / "class0" / f"large{i}.jpg", quality=90)
@@ -294,7 +294,7 @@ def test_with_room_for_everything_the_decoded_form_is_kept(tail: Path) -> None:
         assert [f["form"] for f in found["by_form"]] == ["decoded"]
         hits = found["hits"]
         epochs(one, 2)
-        # A little of the next epoch may have lain ready.
+        # Some samples of the next epoch may have been ready.
         assert cache()["misses"] == found["misses"] and cache()["hits"] >= hits + 2 * 96 - 2 * 96 // 50
 
 

@@ -1,4 +1,4 @@
-"""What a script defines works in processes that the script spawns, and counts there as it does in the script."""
+"""Tests that a script's definitions work in processes that it spawns, and have the same identity there."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_ranks_that_a_script_spawns_share_what_it_defines(place: Path, tmp_path:
     assert first[1] == second[1] == "__mp_main__"
     assert first[2] == second[2], "one stream"
     assert first[4] == second[4], "one identity"
-    # Two epochs, each sample once in each.
+    # There are two epochs, with each sample once in each.
     assert sorted(first[3] + second[3]) == sorted(2 * list(range(64)))
 
 

@@ -1,4 +1,4 @@
-"""What a job waits for: runs whose cause is known, sums that add up, and the pool that follows storage."""
+"""Tests the causes of a job's waits: runs with a known cause, sums that add up, and a pool that follows storage."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from conftest import WAIT, coordinator_pid, make_folder, processes_of, stream, u
 
 PARTS = ("fetch_stall_s", "prep_stall_s", "others_stall_s")
 RIGHT = 0.95
-"""Part of the wait that must be in its class."""
+"""Share of the wait that must be attributed to its cause."""
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def _coordinator(nothing_is_left: None) -> None:
 
 @contextlib.contextmanager
 def serve(place: Path, *options: str) -> Iterator[None]:
-    """A coordinator with these options, instead of one that the job starts."""
+    """Runs a coordinator with these options, so that the job does not start one."""
     command = ["coprep", "--socket", str(place), "serve", *options]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
@@ -57,7 +57,7 @@ def images(folder: Path, **arguments: Any) -> coprep.DataLoader:
 
 
 def take(loader: coprep.DataLoader, batches: int, pause: float = 0.0) -> float:
-    """Takes so many batches, of any number of epochs; gives the seconds that were spent in asking for them."""
+    """Takes this many batches, over any number of epochs. Returns the seconds that it waited for them."""
     inside = 0.0
     forever = itertools.chain.from_iterable(iter(loader) for _ in itertools.count())
     for _ in range(batches):
@@ -69,7 +69,7 @@ def take(loader: coprep.DataLoader, batches: int, pause: float = 0.0) -> float:
 
 
 def parts(loader: coprep.DataLoader) -> dict[str, float]:
-    """Of the whole wait."""
+    """Returns each part of the wait, as a share of the whole."""
     stats = loader.stats(slow=0)
     return {part: stats[part] / stats["wait_s"] for part in PARTS}
 
@@ -143,7 +143,7 @@ class Works(Reads):
 
 @pytest.mark.parametrize(("dataset", "lacks"), [(Reads(), "fetch_stall_s"), (Works(), "prep_stall_s")])
 def test_of_user_code_waiting_is_fetching_and_computing_is_preparing(dataset: Any, lacks: str) -> None:
-    # More workers than processors: to wait for one is not to wait for storage.
+    # There are more workers than processors, and waiting for a processor must not count as waiting for storage.
     loader = coprep.DataLoader(dataset, batch_size=16, num_workers=4, framework="numpy")
     with contextlib.closing(loader):
         take(loader, 2)
@@ -156,7 +156,7 @@ def test_of_user_code_waiting_is_fetching_and_computing_is_preparing(dataset: An
 def test_the_parts_add_up_to_what_a_clock_says(folder: Path, place: Path) -> None:
     with serve(place, "--storage-rate", "500K"), contextlib.closing(images(folder)) as loader:
         iter(loader)
-        # Between one clock and the other another process may have the processor.
+        # Another process may run between the two clocks.
         for attempt in range(3):
             before = loader.stats(slow=0)["wait_s"]
             inside = take(loader, 30)
@@ -215,7 +215,7 @@ def test_no_more_processors_are_used_than_are_given(tmp_path: Path, place: Path)
         try:
             until(lambda: pool()["threads"] > 4, "many threads fetch")
             busy: list[int] = []
-            # Each is prepared in a moment, so that most of the time none is.
+            # A sample is prepared in a moment, so that most looks find none in preparation.
             end = time.monotonic() + WAIT
             while len(busy) < 20:
                 assert time.monotonic() < end, "no sample is prepared"
@@ -274,7 +274,7 @@ while True:
 
 
 def analyze_code(tmp_path: Path, work_s: float, wait_s: float) -> dict[str, Any]:
-    """The report of a script whose own dataset works and waits so long for each sample."""
+    """Returns the report of a script whose dataset works and waits this long for each sample."""
     script = tmp_path / "train.py"
     script.write_text(TIMED)
     return analyze("--seconds=0.5", "--", sys.executable, str(script), str(work_s), str(wait_s))

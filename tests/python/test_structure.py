@@ -1,4 +1,4 @@
-"""Samples go into arrays and come out as the batch that PyTorch makes of them."""
+"""Tests that samples are written into arrays and come out as the batch that PyTorch makes of them."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ LIKE_TORCH: dict[str, Make] = {
 }
 
 
-# Here PyTorch makes no batch, or another one; on purpose. Each with the batch that is expected.
+# For these samples PyTorch makes no batch, or a different one, on purpose. Each entry has the expected batch.
 UNLIKE_TORCH: dict[str, tuple[Make, Callable[[list[Any]], Any]]] = {
     "complex": (lambda i: i + 2j, lambda s: torch.tensor(s, dtype=torch.complex128)),
     "big-endian": (
@@ -131,7 +131,8 @@ def pixels(images: list[Image.Image]) -> torch.Tensor:
 
 
 def through(structure: Structure, samples: list[Any], framework: Any = "torch") -> tuple[Any, list[Any]]:
-    """The batch of ``samples`` after they were in slots 1... of buffer 1, and the arrays."""
+    """Writes ``samples`` into slots 1... of buffer 1. Returns the batch of them, and the arrays."""
+    # The bytes are filled with a pattern, which shows any that are written by mistake.
     views = [np.full((2, 5, *f.shape), 0xA5, np.uint8).astype(f.storage) for f in structure.fields]
     before = [view.copy() for view in views]
     blobs = []
@@ -188,9 +189,11 @@ def test_for_numpy_the_batch_is_of_arrays(name: str) -> None:
         batch, arrays = through(structure, [make(i) for i in range(3)], framework)
         parts = [leaf for leaf in leaves(batch) if not isinstance(leaf, (str, bytes))]
         assert all(isinstance(x, np.ndarray if framework == "numpy" else torch.Tensor) for x in parts)
+        # Arrays without elements have no address to compare.
         parts = [part for part in parts if np.prod(part.shape)]
         for field, array, part in zip(structure.fields, arrays, parts, strict=True):
             if framework == "numpy" and field.dtype == "bfloat16":
+                # NumPy has no bfloat16, so the values are converted to float32.
                 assert part.dtype == np.float32
                 assert same(torch.from_numpy(part).bfloat16(), torch.from_numpy(array.view("i2")).view(torch.bfloat16))
             else:

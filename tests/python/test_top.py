@@ -1,4 +1,4 @@
-"""``coprep top`` in a real terminal, against a real coordinator."""
+"""Tests ``coprep top`` in a real terminal, against a real coordinator."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ TOP = ["coprep", "top", "--interval", "0.2"]
 
 @pytest.fixture
 def jobs(pipeline: coprep.Pipeline, start: Start) -> list[Job]:
-    """Two that run on and on."""
+    """Two jobs that run on until they are ended."""
     two = [job(start, pipeline, 16, 10_000, 0.01) for _ in range(2)]
     go(*two)
     return two
 
 
 def row(top: Terminal, of: Job) -> str:
-    """The job's line in the table; empty if it is not shown."""
+    """Returns the job's line in the table, or an empty string if it is not shown."""
     return next((line for line in top.lines() if f" {of.process.pid} " in line), "")
 
 
 def cell(top: Terminal, of: Job, column: str) -> str:
-    """What the table says of a job; empty if it is not shown."""
+    """Returns the job's cell in a column, or an empty string if it is not shown."""
     head = next((line for line in top.lines() if line.startswith(" JOBS ")), "").split()
     marks = [word.rstrip("▼▲") for word in head]
     cells = row(top, of).lstrip(">").split()
-    # The title is two words, the name one.
+    # The title of the first column is two words, and the name in it is one.
     return cells[marks.index(column) - 1] if cells and column in marks else ""
 
 
 def rate(top: Terminal, of: Job) -> float:
-    """Samples per second; below 0: not known."""
+    """Returns the samples per second, or a negative number if they are not known."""
     shown = cell(top, of, "smp/s")
     return -1.0 if shown in ("", "-") else float(shown.replace("k", "e3"))
 
@@ -185,7 +185,7 @@ def test_without_a_coordinator_there_is_no_single_look(place: Path) -> None:
 
 
 def test_worker_processes_are_among_those_at_work(start: Start, place: Path) -> None:
-    # Of two workers each makes a sample in 20 ms, and takes the processor for none of them.
+    # Each of two workers makes a sample in 20 ms, and uses no processor time for it.
     one = user_job(start, "Numbers(400, pause=0.02)", 1000, 0)
     go(one)
     with terminal(["coprep", "top", "--interval", "1"], columns=100) as top:
@@ -196,7 +196,7 @@ def test_worker_processes_are_among_those_at_work(start: Start, place: Path) -> 
 
 
 def at_work(top: Terminal) -> float:
-    """The mean number of those that fetch."""
+    """Returns the mean number of fetching threads."""
     found = re.search(r"fetching \S* ?([\d.]+)/\d+", "\n".join(top.lines()))
     return float(found[1]) if found else 0.0
 

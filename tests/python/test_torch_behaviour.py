@@ -1,4 +1,4 @@
-"""The loader takes the place of PyTorch's: each behaviour is checked on both."""
+"""Tests that the loader can replace PyTorch's: each behaviour is checked with both."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch_behaviour.behaviours import BEHAVIOURS, Behaviour, Loader  # noqa: E4
 
 @pytest.fixture(scope="module")
 def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One for all behaviours, as jobs on a machine have."""
+    """A coordinator that all behaviours share, like the jobs on a machine."""
     with pytest.MonkeyPatch.context() as patch, coordinator_at(tmp_path_factory.mktemp("behaviours") / "run", patch):
         yield
 

@@ -1,4 +1,4 @@
-"""What a PyTorch user expects of errors, states, seeds, subsets and skipped samples."""
+"""Tests the expectations of a PyTorch user about errors, states, seeds, subsets and skipped samples."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TORCH: dict[str, Any] = {"num_workers": 2}
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_epoch_whose_samples_all_fail_raises_from_next_once_per_batch(workers: int) -> None:
-    """PyTorch's test_error."""
+    """This is test_error of PyTorch's own tests."""
     data = ud.Faulty(N, list(range(N)), ud.fail)
     with coprep.DataLoader(data, 5, **{**NUMPY, "num_workers": workers}) as loader:
         epoch = iter(loader)
@@ -75,7 +75,7 @@ def lengths(loader: coprep.DataLoader, epochs: int) -> list[int]:
 
 @pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"shuffle": True, "seed": 3}], ids=str)
 def test_a_state_after_the_last_batch_has_an_empty_rest(options: dict[str, Any]) -> None:
-    """torchdata's StatefulDataLoader: the loop that goes on has no batches left, and the next one has all."""
+    """torchdata's StatefulDataLoader does the same: the resumed loop has no batches left, and the next one has all."""
     options = {"batch_size": 7, **options, **NUMPY}
     with coprep.DataLoader(ud.Numbers(N), **options) as loader:
         whole = len(loader)
@@ -83,7 +83,7 @@ def test_a_state_after_the_last_batch_has_an_empty_rest(options: dict[str, Any])
             pass
         state = loader.state_dict()
         assert state["epoch"] == 0
-        # Leaving the loop there changes nothing of the loader itself.
+        # A loop that is left there does not change the loader itself.
         assert lengths(loader, 2) == [whole, whole]
     with coprep.DataLoader(ud.Numbers(N), **options) as loader:
         loader.load_state_dict(state)
@@ -97,7 +97,7 @@ def test_a_state_after_the_last_batch_has_an_empty_rest(options: dict[str, Any])
 
 
 def test_a_resumed_loop_with_a_counter_trains_as_many_epochs() -> None:
-    """A script that counts epochs itself, and was ended after any batch, gives each sample once per epoch."""
+    """A script that counts epochs itself, and was ended after any batch, gets each sample once per epoch."""
     options = {"batch_size": 7, "shuffle": True, **NUMPY}
     for stop in range(1, 9):
         seen: list[list[int]] = [[], []]
@@ -159,7 +159,7 @@ def test_a_state_can_be_written_as_json_and_by_torch() -> None:
     torch.save(state, file)
     file.seek(0)
     assert torch.load(file, weights_only=True) == state
-    # As it was written before: bytes.
+    # Earlier versions wrote bytes.
     old = {**state, "version": 1, "delivered": base64.b64decode(state["delivered"])}
     for saved in (state, old):
         with coprep.DataLoader(ud.Numbers(N), 4, True, **NUMPY) as loader:
@@ -199,7 +199,7 @@ def of_one(worker: int) -> None:
 
 
 def derived(worker: int) -> None:
-    """The recipe of PyTorch's notes on reproducibility."""
+    """This is the recipe in PyTorch's notes on reproducibility."""
     seed = torch.initial_seed() % 2**32
     np.random.seed(seed)
     random.seed(seed)
@@ -243,7 +243,7 @@ def test_seeds_of_worker_init_fn_are_not_lost_without_a_word(init: Any, named: s
         (warning,) = said
         assert f"seeds {named}, " in str(warning.message) and "seed=" in str(warning.message)
         assert warning.filename == __file__
-    # The samples are those of the loader's seed all the same.
+    # The samples are still those of the loader's seed.
     with coprep.DataLoader(Drawing(N), 4, num_workers=0, seed=5) as loader:
         for one, other in zip(drawn, [torch.stack(batch) for _ in range(2) for batch in loader], strict=True):
             assert torch.equal(one, other)
@@ -350,7 +350,7 @@ def test_each_skipped_sample_counts_once_however_many_epochs(tmp_path: Path) -> 
         assert any(f"sample {i} ({file})" in text for i, file in zip((3, 17, 30), files, strict=True))
         assert "decode" in text and 'stats()["skipped"]' in text
         assert stream()["jobs"][0]["skipped"] == 3
-        # One that comes later is told of them before it has met one itself, and of its own samples only.
+        # A later job is told of bad samples before it meets one itself, and only of those in its own subset.
         with coprep.DataLoader(pipeline, 4, True, subset=[3, 4, 5, 6, 7], **options) as other:
             with pytest.warns(coprep.SkippedSampleWarning, match="sample 3 "):
                 assert len(next(iter(other))[-1]) == 4
@@ -447,7 +447,7 @@ def test_errors_in_code_of_the_script_have_file_and_line(tmp_path: Path, where: 
         assert f'File "{script}", line 13, in part' in error and "# the first line" in error
     else:
         assert 'File "<cell 7>", line 4, in part' in error and "# the cell's line" in error
-    # The name by which it can be caught; no frames of coprep's workers, nor of a context manager.
+    # The error has the name by which it can be caught, and no frames of coprep's workers or of a context manager.
     assert "\ncoprep.SampleError: sample 0 failed in dataset" in error
     assert "_worker.py" not in error and "contextlib" not in error and "ValueError: no sample" in error
 

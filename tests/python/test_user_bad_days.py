@@ -1,4 +1,4 @@
-"""Bad days of user code: it raises, hangs, dies and changes, and so do the processes that run it. Nothing is lost."""
+"""Tests bad days of user code: it raises, hangs, dies and changes, and so do its processes. Nothing is lost."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from user_jobs import HERE, NUMPY, RANK, TRAIN, job
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 N = 24
 LOADS = 3
-"""Number of attempts to load a dataset whose host is killed meanwhile."""
+"""Number of attempts to load a dataset whose fork server is killed meanwhile."""
 
 
 def epoch(loader: coprep.DataLoader) -> tuple[list[int], list[Exception]]:
-    """Ids of an epoch, in ascending order, and what was raised in it."""
+    """Returns the ids of an epoch, in ascending order, and its exceptions."""
     batches = iter(loader)
     taken: list[int] = []
     raised: list[Exception] = []
@@ -64,7 +64,7 @@ def parent(pid: int) -> int:
 
 
 def host() -> int:
-    """The process that the workers were forked from."""
+    """Returns the process from which the workers were forked."""
     pids: list[int] = []
 
     def found() -> bool:
@@ -121,7 +121,7 @@ def test_an_exception_is_raised_as_it_was() -> None:
         assert type(error) is ud.Broken and error.id == 7 and str(error) == "sample 7 is broken"
         cause = error.__cause__
         assert type(cause) is coprep.SampleError and (cause.id, cause.stage) == (7, "dataset")
-        # The next epoch tries it again.
+        # The next epoch tries the sample again.
         taken, (error,) = epoch(loader)
         assert taken == without(7) and type(error) is ud.Broken
         assert loader.stats()["errors"] == 2
@@ -139,7 +139,7 @@ def test_of_several_in_a_batch_the_first_is_raised_first_whoever_was_quicker() -
                 found.append(error.id)
             except StopIteration:
                 break
-    # Another sample may have taken the place of one that failed.
+    # Another sample may have replaced one that failed.
     assert [found[0], found[1]] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert found[2:5] == [8, 9, 10] and 11 in found[5]
     assert [one for one in found if isinstance(one, int)] == [8, 9, 10, 13]
@@ -203,11 +203,11 @@ def test_a_worker_that_is_killed_while_idle_is_replaced() -> None:
 
 
 def test_a_worker_that_is_killed_while_busy_loses_nothing(start: Start) -> None:
-    # However full the queues are, there is something to make for each batch that is taken.
+    # The dataset is large enough that even with full queues each taken batch leaves a sample to make.
     size = 4 * (4 * 3 + 2 * QUEUE)
     jobs = [job(start, f"Numbers({size}, pause=0.03)", 1, 0, "step", batch_size=4) for _ in range(2)]
     for _ in range(4):
-        # So far that what was lost before has been made.
+        # Six more prepared samples show that a sample that was lost before has been made.
         prepared = stream()["totals"]["prepared"]
         in_step(*jobs, batches=3)
         until(lambda prepared=prepared: stream()["totals"]["prepared"] >= prepared + 6, "samples are made")
@@ -219,7 +219,7 @@ def test_a_worker_that_is_killed_while_busy_loses_nothing(start: Start) -> None:
             assert sorted(report["seen"]) == list(range(size)) and report["errors"] == []
 
 
-# Whether two messages come at once is a matter of time.
+# The timing decides whether two messages come at once, so a single run may miss that case.
 def test_many_workers_that_are_killed_are_replaced_by_the_same_host() -> None:
     size = 4 * (20 + 2 * QUEUE)
     with coprep.DataLoader(ud.Numbers(size, pause=0.02), 4, **{**NUMPY, "num_workers": 8}) as loader:
@@ -227,12 +227,12 @@ def test_many_workers_that_are_killed_are_replaced_by_the_same_host() -> None:
         taken = next(batches)[-1].tolist()
         first = host()
         for number in range(4):
-            # No sample is lost twice: all that may lie ready does.
+            # All that may lie ready does, so that no sample is lost twice.
             until_delivered((1 + 5 * number + QUEUE) * 4)
             for _ in range(5):
                 taken += next(batches)[-1].tolist()
             workers = stream()["worker_pids"]
-            # Meanwhile nobody gives what one of them had to the next one that is killed.
+            # A stopped coordinator cannot give the samples of a killed worker to the next one that is killed.
             with stopped(coordinator_pid()):
                 for pid in workers:
                     with contextlib.suppress(ProcessLookupError):
@@ -261,7 +261,7 @@ def test_a_sample_that_ends_its_worker_is_reported(tmp_path: Path, what: Any, ho
             assert type(error) is coprep.SampleError and error.id == 5
             assert "sample 5" in str(error) and how in str(error) and "another before" in str(error)
             assert ud.noted(log).count("dataset:5") >= 2 * number
-    # No other sample is suspected.
+    # No other sample is suspected, which would have it made again more often.
     assert ud.noted(log).count("dataset:6") <= ud.noted(log).count("dataset:5") + 4
 
 
@@ -272,7 +272,7 @@ def test_jobs_may_skip_a_sample_that_ends_its_worker() -> None:
 
 
 def test_a_sample_that_ends_its_worker_among_those_that_are_looked_at_first_is_reported_as_any_other() -> None:
-    # With a transform four are looked at, spread over the dataset: 0, 16, 8 and 4.
+    # With a transform, four samples spread over the dataset are inspected: 0, 16, 8 and 4.
     options: dict[str, Any] = {"transform": ud.FaultyTransform([], None), **NUMPY}
     with coprep.DataLoader(ud.Faulty(N, [4], ud.kill), 4, **options) as loader:
         taken, (error,) = epoch(loader)
@@ -310,11 +310,11 @@ def test_a_short_timeout_is_for_samples_and_not_for_loading() -> None:
         assert epoch(loader) == (without(), [])
 
 
-# --- hosts and coordinators die ------------------------------------------------------------------------------
+# --- fork servers and coordinators die ---------------------------------------------------------------------------
 
 
 def test_jobs_go_on_when_the_host_is_killed(start: Start) -> None:
-    # More than lay ready, twice, and an epoch more.
+    # The jobs take more than lay ready, twice, and one more epoch.
     steps, sizes = QUEUE + 2, (4, 6)
     epochs = 2 * steps // (N // max(sizes)) + 2
     jobs = [job(start, f"Numbers({N}, pause=0.005)", epochs, 0.01, "step", batch_size=size) for size in sizes]
@@ -322,6 +322,7 @@ def test_jobs_go_on_when_the_host_is_killed(start: Start) -> None:
         in_step(*jobs, batches=steps)
         before = stream()["worker_pids"]
         killed = host()
+        # The second time, the fork server is killed while the jobs run on.
         if last:
             run_on(*jobs)
         os.kill(killed, signal.SIGKILL)
@@ -345,7 +346,7 @@ def test_jobs_go_on_when_the_coordinator_is_killed(start: Start) -> None:
 
 
 def ranks_in_step(start: Start, dataset: str = "Numbers(50)") -> list[Job]:
-    """Two ranks of a job that wait for a line before each batch."""
+    """Starts two ranks of a job that wait for a line before each batch."""
     code = RANK.replace("count += 1", 'count += 1\n    print("batch", flush=True)\n    sys.stdin.readline()')
     code = code.replace("seen, batches, count", "sys.stdin.readline()\nseen, batches, count", 1)
     code = code.replace("Numbers(50)", dataset)
@@ -354,7 +355,7 @@ def ranks_in_step(start: Start, dataset: str = "Numbers(50)") -> list[Job]:
 
 
 def assert_every_sample_once(ranks: list[Job]) -> None:
-    """Ranks that were told to go on after their last batch have had all samples, in equally many steps."""
+    """Asserts that ranks, told to continue after their last batch, have had all samples in the same number of steps."""
     results = [json.loads(one.line()) for one in ranks]
     for one in ranks:
         one.say("end")
@@ -373,7 +374,7 @@ def test_ranks_go_on_when_the_host_is_killed(start: Start) -> None:
 
 
 def test_a_rank_that_computes_while_its_host_is_killed_over_and_over_comes_again(start: Start, tmp_path: Path) -> None:
-    """It asks for nothing until the other rank has its batch, as in a collective operation of both."""
+    """The rank requests nothing until the other rank has its batch, as in a collective operation of both."""
     flag, log = tmp_path / "flag", tmp_path / "log"
     # Its workers are busy all the time.
     computes, asks = ranks = ranks_in_step(start, f"KilledWhile(50, {str(flag)!r}, {str(log)!r}, pause=0.1)")
@@ -406,7 +407,7 @@ def test_stopping_leaves_no_process(place: Path) -> None:
 
 
 def test_closing_the_last_loader_ends_its_workers(place: Path) -> None:
-    """What was loaded is kept for a while, for the next job, and so is what was imported for it."""
+    """The loaded dataset is kept for a while for the next job, and so are the modules that were imported for it."""
     hosts, zygotes = set(), set()
     for _ in range(3):
         with coprep.DataLoader(ud.Numbers(N, pause=0.002), 4, True, **NUMPY) as loader:
@@ -436,7 +437,7 @@ def test_a_job_that_is_killed_while_its_dataset_is_loaded_leaves_nothing(start: 
         assert epoch(loader) == (without(), [])
 
 
-# --- datasets that do not do ---------------------------------------------------------------------------------
+# --- unsuitable datasets -----------------------------------------------------------------------------------------
 
 
 def test_what_cannot_be_pickled_is_named(tmp_path: Path) -> None:
@@ -462,7 +463,7 @@ def test_without_workers_it_need_not_be_pickled(tmp_path: Path) -> None:
 def test_a_dataset_may_hold_locks(place: Path, workers: int) -> None:
     data = ud.Locked(24)
     with data.lock, coprep.DataLoader(data, 4, **{**NUMPY, "num_workers": max(1, workers)}) as loader:
-        # Each worker has a lock of its own, which nobody holds.
+        # Each worker has a lock of its own, and it is free.
         assert sorted(ids(loader)) == list(range(24))
     with coprep.DataLoader(data, 4, **{**NUMPY, "num_workers": workers}) as loader:
         assert sorted(ids(loader)) == list(range(24))
@@ -524,7 +525,7 @@ def test_user_code_may_print_a_lot() -> None:
 
 
 def test_a_job_may_come_after_one_that_failed(start: Start) -> None:
-    """What a job's own process is like keeps nobody else from the dataset."""
+    """A failed job's own process must not keep other jobs from the dataset."""
     code = TRAIN.replace("train.seed", "import resource\ntrain.seed")
     broken = start(code, "Shrinking(24)", "{}", 1, 0, PYTHONPATH=HERE)
     assert broken.ended()[0] != 0

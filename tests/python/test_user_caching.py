@@ -1,4 +1,4 @@
-"""Datasets of the user's own: what is made once and kept, and what is made anew."""
+"""Tests which parts of the user's own datasets are made once and kept, and which are made anew."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_what_comes_before_the_transform_runs_once(tmp_path: Path) -> None:
     loaded = {what: count for what, count in calls.items() if what.startswith("dataset")}
     assert loaded == {what: before[what] for what in loaded}
     assert len(loaded) == N
-    # Four samples are looked at before; one per worker may be on its way when the next epoch begins.
+    # Four samples are inspected before, and one per worker may be in preparation when the next epoch begins.
     assert sum(loaded.values()) <= N + 4 + 2
     assert all(calls[f"transform:{i}"] >= 4 for i in range(N))
 
@@ -50,17 +50,17 @@ def test_jobs_with_different_transforms_share_what_is_decoded(tmp_path: Path) ->
     assert len(status["streams"]) == 2
     (cache,) = status["caches"]
     assert cache["entries"] == N and cache["hits"] >= N
-    # Only what the second looked at before it began.
+    # Only the samples that the second job inspected before it began were made again.
     assert len(ud.noted(log)) <= before + 4
 
 
 def test_cached_values_are_those_that_were_made() -> None:
-    """Though the transform works in place."""
+    """The transform works in place, and must not change the cached values."""
     options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 3, "transform": ud.Scaled(), **NUMPY}
     uncached = batches(coprep.DataLoader(ud.Numbers(N, pause=0.002), cache="off", **options), 3)
     with coprep.DataLoader(ud.Numbers(N, pause=0.002), cache="decoded", **options) as loader:
         assert [content(batch) for _ in range(3) for batch in loader] == uncached
-        # With those of the epoch that is prepared next.
+        # The hits include those of the epoch that is prepared next.
         until(lambda: coprep.status()["caches"][0]["hits"] >= 2 * N, "what was made is found")
     assert batches(coprep.DataLoader(ud.Numbers(N, pause=0.002), **{**options, "num_workers": 0}), 3) == uncached
 
@@ -72,14 +72,14 @@ def test_prepared_samples_run_no_code_again(tmp_path: Path) -> None:
         for _ in range(2):
             assert ids(loader) == list(range(N))
         calls = Counter(ud.noted(log))
-        # One is looked at before; some may be on their way when the next epoch begins.
+        # One sample is inspected before, and some may be in preparation when the next epoch begins.
         assert len(calls) == N and sum(calls.values()) <= N + 1 + 8
         third, fourth = ([content(batch) for batch in loader] for _ in range(2))
         assert third == fourth
         assert Counter(ud.noted(log)) == calls
 
 
-# Whether one is on its way at that moment is a matter of time.
+# The timing decides whether a sample is in preparation at the epoch's border, so a single run may miss that case.
 def test_prepared_samples_are_the_same_from_the_first_epoch_on() -> None:
     with coprep.DataLoader(ud.Noisy(N, pause=0.002), 8, cache="prepared", **NUMPY) as loader:
         first, *later = ([content(batch) for batch in loader] for _ in range(3))

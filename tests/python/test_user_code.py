@@ -1,4 +1,4 @@
-"""Datasets of the user's own: where their code comes from, where it runs, and what it may change."""
+"""Tests the code of the user's own datasets: its origin, the processes that run it, and its permitted changes."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_script_may_define_everything_itself(start: Start, tmp_path: Path) -> 
 
 
 def start_script(start: Start, path: Path, *args: object, **env: str) -> Job:
-    """A job whose main module is a file."""
+    """Starts a job whose main module is a file."""
     code = "import os, sys; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
     return start(code, path, *args, **env)
 
@@ -115,7 +115,7 @@ def test_workers_are_where_the_job_is(start: Start, tmp_path: Path) -> None:
         print("done")
         """)
     )
-    # A coordinator that was started elsewhere.
+    # The coordinator was started in another directory.
     with coprep.DataLoader(ud.Numbers(8), 4, **NUMPY) as loader:
         assert len(ids(loader)) == 8
         assert start_script(start, tmp_path / "job.py", folder, PYTHONPATH=HERE).result() == "done"
@@ -147,7 +147,7 @@ def test_spawned_workers_load_the_dataset_themselves() -> None:
 def test_workers_use_again_the_memory_that_samples_leave() -> None:
     with coprep.DataLoader(ud.Churning(), batch_size=4, num_workers=1, framework="numpy", cache="off") as loader:
         given = [pages for batch, _ in loader for pages in batch.tolist()]
-    # Of 2,197 each.
+    # Without reuse, each sample would need 2,197 new pages.
     assert sum(given[N // 2 :]) < 500, given
 
 
@@ -195,7 +195,7 @@ def test_a_sample_is_seeded_as_its_generators_seed_themselves() -> None:
     random.seed(number)
     np.random.seed(number & 0xFFFFFFFF)
     expected = drawn()
-    # Half of each pair of normal numbers is left over, and must not come next.
+    # A generator of normal numbers keeps half of each pair, which must not come next.
     seed_by(number)
     assert drawn() == expected
     seed_all(3, 5, 7)

@@ -1,4 +1,4 @@
-"""Datasets of the user's own: repeated by a seed, resumed, split among ranks."""
+"""Tests the user's own datasets: repeated by a seed, resumed, and split among ranks."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ def test_a_seed_gives_the_same_bits_whoever_makes_the_samples(
 ) -> None:
     (tmp_path / "augmented.py").write_text(AUGMENTED)
     monkeypatch.syspath_prepend(str(tmp_path))
+    # The run with the other parameter imported this module from another folder.
     monkeypatch.delitem(sys.modules, "augmented", raising=False)
     import augmented
 
@@ -101,7 +102,7 @@ def test_a_resumed_job_continues_with_the_same_batches() -> None:
 
 
 def ranks(start: Start, state: Path, steps: int, count: int, group: str) -> list[tuple[int, list[int]]]:
-    """Steps and ids of each rank."""
+    """Returns the steps and ids of each rank."""
     options = [{"rank": rank, "world_size": count, "group": group} for rank in range(count)]
     jobs = [start(RANK, state, steps, repr(own), PYTHONPATH=HERE) for own in options]
     results = [json.loads(one.line()) for one in jobs]
@@ -131,6 +132,6 @@ def test_ranks_are_found_in_the_environment(start: Start, tmp_path: Path) -> Non
     for one in jobs:
         one.say("end")
         one.result()
-    # 50 samples in steps of 3 times 4.
+    # There are 50 samples, and each step of the 3 ranks takes 3 times 4.
     assert [steps for steps, _ in results] == [5, 5, 5]
     assert sorted(i for _, ids in results for i in ids) == list(range(50))

@@ -1,4 +1,4 @@
-"""Datasets of the user's own: what samples may be like."""
+"""Tests the kinds of samples that the user's own datasets may have."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_skipped_samples_are_counted() -> None:
         for _ in range(2):
             taken = [batch[-1].tolist() for batch in loader]
             assert sorted(sum(taken, [])) == [i for i in range(N) if i not in data.bad]
-            # Others take their places, as long as there are some that are not drawn yet.
+            # Other samples take their places, as long as some are not drawn yet.
             assert len(taken) == 6
         assert stream()["jobs"][0]["skipped"] == loader.stats()["skipped"] == 3
         assert stream()["totals"]["failed"] >= 3

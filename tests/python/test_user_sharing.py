@@ -1,4 +1,4 @@
-"""Datasets of the user's own: what jobs share that are processes, and what keeps them from it."""
+"""Tests sharing between processes on the user's own datasets, and the reasons that prevent it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_processes_on_one_dataset_share_one_stream(start: Start, count: int) -> 
         assert [seen(one) for one in jobs] == [[list(range(N))] * epochs] * count
         totals = stream()["totals"]
     assert totals["delivered"] >= count * epochs * N
-    # The queues may have been filled before the next one came, and again at the end, for nobody.
+    # The queues may have been filled before the next job came, and again at the end, when no job needs the samples.
     assert totals["prepared"] <= epochs * N + 2 * (count + 1) * QUEUE * 8
 
 
@@ -58,7 +58,7 @@ def test_jobs_that_stop_early_take_nothing_from_the_others(start: Start, place: 
     assert [seen(one) for one in jobs] == [[list(range(N))] * 5] * 2
     until(lambda: coprep.status()["streams"] == [], "the stream is closed")
     until(lambda: not set(workers) & set(processes_of(place)), "the stream's workers end", 30)
-    # What was loaded is kept for the next job, and so is what was imported for it.
+    # The loaded dataset is kept for the next job, and so are the modules that were imported for it.
     assert len(processes_of(place)) <= 3
 
 
@@ -77,7 +77,7 @@ def one_epoch(loader: coprep.DataLoader, into: list[int]) -> Iterator[None]:
 
 
 def in_turn(*loaders: coprep.DataLoader) -> list[list[int]]:
-    """Ids of an epoch of each, in ascending order. They take a batch each in turn."""
+    """Returns the ids of an epoch of each loader, in ascending order. The loaders take a batch each in turn."""
     taken: list[list[int]] = [[] for _ in loaders]
     running = [one_epoch(loader, into) for loader, into in zip(loaders, taken, strict=True)]
     while running:
@@ -86,7 +86,7 @@ def in_turn(*loaders: coprep.DataLoader) -> list[list[int]]:
 
 
 def test_folds_share_what_they_have_in_common() -> None:
-    # An epoch is several times as long as a queue: whoever comes first cannot have been given all of it.
+    # An epoch is several times as long as a queue, so the first loader cannot have received all of it.
     size = 8 * QUEUE * 6
     folds = [[i for i in range(size) if i % 4 != k] for k in range(2)]
     loaders = [coprep.DataLoader(ud.Numbers(size), 6, True, subset=fold, **NUMPY) for fold in folds]

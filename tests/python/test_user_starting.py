@@ -1,4 +1,4 @@
-"""What a user's dataset needs is imported once for a program, from when its first loader is made."""
+"""Tests that the modules of a user's dataset are imported once for a program, from when its first loader is made."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Data(Numbers):
         self.__dict__.update(state)
         note(HERE / "loads", os.getpid())
 """
-"""A module that notes which processes import it."""
+"""Code of a module that records the processes that import it."""
 
 JOB = """
 import os, sys, coprep
@@ -56,7 +56,7 @@ def say(*values):
 
 
 class Program:
-    """A job in a folder of its own, whose module ``mine`` notes who imports it."""
+    """A job in a folder of its own, whose module ``mine`` records its importers."""
 
     def __init__(self, start: Start, folder: Path, script: str, more: str = "") -> None:
         self.folder = folder
@@ -64,11 +64,11 @@ class Program:
         self.job = start(JOB + script, PYTHONPATH=f"{HERE}{os.pathsep}{folder}", PYTHONDONTWRITEBYTECODE="1")
 
     def others(self, what: str = "imports") -> list[int]:
-        """Processes other than the job that imported the module or loaded a dataset, in order."""
+        """Returns the processes other than the job that imported the module or loaded a dataset, in order."""
         return [pid for pid in map(int, ud.noted(self.folder / what)) if pid != self.job.process.pid]
 
     def on(self) -> None:
-        """Lets it go on behind the line that it said."""
+        """Lets the job continue after the line that it printed."""
         self.job.say("on")
 
 
@@ -109,7 +109,7 @@ fourth = whole(4)
 
 
 def test_a_module_that_was_changed_is_imported_anew_by_another_program(start: Start, tmp_path: Path) -> None:
-    """Even if nothing shows the change: it lies in a file that the module reads as it is imported."""
+    """The change is invisible in the module's file: it lies in a file that the module reads during its import."""
     (tmp_path / "settings").write_text("1")
     more = """
 SETTING = int((HERE / "settings").read_text())
@@ -150,7 +150,7 @@ say("gone")
         until(lambda number=number: len(program.others()) == number, "it is imported")
         zygote = program.others()[-1]
         assert parent(zygote) == coordinator_pid()
-        # One child that ends at once shows it whether it may fork.
+        # For a moment it has a child that ends at once, by which it tests whether it may fork.
         until(lambda zygote=zygote: not children(zygote), "it has no host")
         assert coprep.status()["streams"] == []
         program.on()
@@ -240,9 +240,9 @@ for turn in range(3):
     for _ in range(2):
         program.on()
         assert program.job.line() == "turn"
-        # Beside the stream's host, four that are at rest.
+        # Besides the stream's fork server, four idle ones remain.
         until(lambda: len(children(zygote)) == 5, "the others have ended")
-        # A leak would be of many.
+        # A leak would show as many descriptors.
         for pid, most in zip((coordinator_pid(), zygote), before, strict=True):
             until(lambda pid=pid, most=most: descriptors(pid) <= most, "no descriptor is left")
     program.on()
@@ -253,7 +253,7 @@ def descriptors(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
-# --- modules that are not easy to import ---------------------------------------------------------------------
+# --- modules that are hard to import -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -354,7 +354,7 @@ class Kept(Numbers):
         assert os.path.isdir(FOLDER.name)
         return super().__getitem__(i)
 """
-    # More than are kept at rest: the first ones end.
+    # These are more fork servers than are kept idle, so the first ones end.
     program = Program(start, tmp_path, "for n in range(8): whole(n, data=Kept).close()", more)
     assert program.job.result() == ""
     first, own = program.others("loads")[0], Path(ud.noted(tmp_path / "own")[0])
@@ -362,7 +362,7 @@ class Kept(Numbers):
     assert not own.exists(), "what it made itself is gone"
 
 
-# --- which modules -------------------------------------------------------------------------------------------
+# --- which modules -----------------------------------------------------------------------------------------------
 
 
 class OfThisModule:

@@ -1,8 +1,9 @@
-"""Whatever a thread waits for wakes it: jobs run through though nobody looks around now and then.
+"""Tests that an event wakes each waiting thread, so that jobs run through without periodic polling.
 
-Tests of other files are run once more with naps of an hour (``coordinator/protocol/src/nap.rs``). Whoever relies on a
-nap hangs, and the time limit ends the run: by a thread, since a job that hangs in native code hears no signal. What is
-noticed by a look at the socket is not among them: Ctrl-C, and the death of the coordinator.
+The listed tests of other files run once more with polling intervals of an hour (``coordinator/protocol/src/nap.rs``
+calls them naps). A thread that relies on a nap hangs, and the time limit ends the run. The limit uses a thread, since a
+job that hangs in native code hears no signal. Events that are noticed by polling the socket are left out: Ctrl-C, and
+the death of the coordinator.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ SELECTION = [
 
 
 def is_release() -> bool:
-    """Whether naps cannot be lengthened: a release build does not know the variable."""
+    """Returns whether this is a release build, which does not know the variable and cannot lengthen naps."""
     command = shutil.which("coprep")
     assert command is not None
     return NAP.encode() not in Path(command).read_bytes()

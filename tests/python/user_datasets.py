@@ -1,4 +1,4 @@
-"""Datasets of the tests of user code. Without torch, so that workers start quickly."""
+"""Datasets for the tests of user code. They need no torch, so that workers start quickly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import numpy as np
 
 
 def note(log: str | None, line: object) -> None:
-    """Append a line to a file that many processes write."""
+    """Appends a line to a file that many processes write."""
     if log is None:
         return
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -59,7 +59,7 @@ class Numbers:
 
 
 class Raising(Numbers):
-    """These samples raise; each of them for a reason of its kind, which may be long."""
+    """A dataset with samples that raise. Each has a kind of exception, whose text may be long."""
 
     def __init__(self, size: int, bad: dict[int, str], length: int = 0, **arguments: Any) -> None:
         super().__init__(size, **arguments)
@@ -80,13 +80,13 @@ class Raising(Numbers):
 
 
 def wait(seconds: float) -> None:
-    """Where that is nothing the processor is kept."""
+    """Sleeps for this long. With 0 it keeps the processor, which even an empty sleep could give up."""
     if seconds:
         time.sleep(seconds)
 
 
 class Turning(Numbers):
-    """Samples are slow from when a file is there."""
+    """A dataset whose slow samples are slow only while a file exists."""
 
     def __init__(self, size: int, flag: str, **arguments: Any) -> None:
         super().__init__(size, **arguments)
@@ -101,7 +101,7 @@ class Turning(Numbers):
 
 
 class Gated(Numbers):
-    """Sample ``gated`` is made only when a file is there."""
+    """A dataset whose sample ``gated`` is made only once a file exists."""
 
     def __init__(self, size: int, gated: int, gate: str, **arguments: Any) -> None:
         super().__init__(size, **arguments)
@@ -114,7 +114,7 @@ class Gated(Numbers):
 
 
 class Noisy(Numbers):
-    """As a random augmentation in the dataset itself makes them."""
+    """A dataset with random numbers in its samples, like a random augmentation in the dataset itself."""
 
     def __getitem__(self, i: int) -> Any:
         values, label = super().__getitem__(i)
@@ -122,7 +122,7 @@ class Noisy(Numbers):
 
 
 class Scaled:
-    """A transform: random, and it works in place."""
+    """A random transform that works in place."""
 
     def __init__(self, by: float = 2.0, log: str | None = None) -> None:
         self.by = by
@@ -137,21 +137,21 @@ class Scaled:
 
 
 def negated(sample: Any) -> Any:
-    """Another transform."""
+    """A second transform, which also works in place."""
     values, label = sample
     np.negative(values, out=values)
     return values, label
 
 
 class Words(Numbers):
-    """Everything that is not a number."""
+    """A dataset with text and bytes of different lengths."""
 
     def __getitem__(self, i: int) -> Any:
         return {"text": "é" * i, "raw": bytes([i]) * i, "label": i}
 
 
 class Lines(Numbers):
-    """Text of these lengths."""
+    """A dataset with texts of the given lengths."""
 
     def __init__(self, lengths: list[int]) -> None:
         super().__init__(len(lengths))
@@ -162,7 +162,7 @@ class Lines(Numbers):
 
 
 class Pictures(Numbers):
-    """PIL images."""
+    """A dataset of PIL images."""
 
     def __getitem__(self, i: int) -> Any:
         from PIL import Image
@@ -192,14 +192,14 @@ class Pairs(Numbers):
 
 
 class Ragged(Numbers):
-    """Sample i has i numbers."""
+    """A dataset whose sample i has i numbers."""
 
     def __getitem__(self, i: int) -> Any:
         return np.arange(i), i
 
 
 class Growing(Numbers):
-    """The first samples tell nothing of the size of the others."""
+    """A dataset whose first half says nothing about the size of the second."""
 
     def __getitem__(self, i: int) -> Any:
         size = 100 if i < self.size // 2 else 1_000_000
@@ -207,7 +207,7 @@ class Growing(Numbers):
 
 
 class Uneven(Numbers):
-    """Sample i is ``small`` bytes of a value that tells which it is; some are of another size."""
+    """Sample i is ``small`` bytes of a value that identifies it; some samples have another size."""
 
     def __init__(self, size: int, large: dict[int, int], small: int = 2000, **arguments: Any) -> None:
         super().__init__(size, **arguments)
@@ -221,7 +221,7 @@ class Uneven(Numbers):
 
 
 class DyingInTheMiddle(Uneven):
-    """A worker that is to write this sample dies when half of it is written; the next one does not."""
+    """A dataset with a victim: the first worker that writes it dies halfway, and the next one does not."""
 
     def __init__(self, size: int, large: dict[int, int], victim: int, mark: str) -> None:
         super().__init__(size, large)
@@ -243,7 +243,9 @@ class DyingInTheMiddle(Uneven):
 
 
 class Churning(Numbers):
-    """Takes 9 MB for each sample, as a large image does, and tells how many pages of it the kernel had to give."""
+    """A dataset that allocates 9 MB for each sample, like a large image, and counts the pages that the kernel
+    provides.
+    """
 
     def __getitem__(self, i: int) -> Any:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -253,7 +255,7 @@ class Churning(Numbers):
 
 
 class Place(Numbers):
-    """Where a sample is made."""
+    """A dataset whose samples describe the process that makes them."""
 
     def __getitem__(self, i: int) -> Any:
         return {
@@ -266,7 +268,7 @@ class Place(Numbers):
 
 
 class Loaded(Numbers):
-    """Knows in which process it was loaded."""
+    """A dataset that knows the process that loaded it."""
 
     loaded_by = 0
 
@@ -283,7 +285,7 @@ class Loaded(Numbers):
 
 
 class Broken(Exception):
-    """An exception that is not made of its ``args``."""
+    """An exception that cannot be made from its ``args``."""
 
     def __init__(self, id: int, *, why: str = "broken") -> None:
         super().__init__(f"sample {id} is {why}")
@@ -323,7 +325,7 @@ def hang(i: int) -> None:
 
 
 class Faulty(Numbers):
-    """Some samples do what they should not."""
+    """A dataset with samples that misbehave."""
 
     def __init__(self, size: int, bad: list[int], what: Any, **arguments: Any) -> None:
         super().__init__(size, **arguments)
@@ -338,7 +340,7 @@ class Faulty(Numbers):
 
 
 class FaultyTransform:
-    """The same in a transform."""
+    """A transform that misbehaves at some samples."""
 
     def __init__(self, bad: list[int], what: Any) -> None:
         self.bad = bad
@@ -351,7 +353,7 @@ class FaultyTransform:
 
 
 class Odd(Numbers):
-    """One sample is not like the others."""
+    """A dataset with one sample that differs from the others in kind."""
 
     def __init__(self, size: int, bad: int, sample: Any) -> None:
         super().__init__(size)
@@ -386,7 +388,7 @@ class OpenFile(Numbers):
 
 
 class Shrinking(Numbers):
-    """Has another length in each process."""
+    """A dataset whose length differs between processes."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -397,7 +399,7 @@ class Shrinking(Numbers):
 
 
 class SlowToLoad(Numbers):
-    """Takes its time when it is loaded."""
+    """A dataset that takes long to load."""
 
     def __init__(self, size: int, seconds: float) -> None:
         super().__init__(size)
@@ -409,7 +411,7 @@ class SlowToLoad(Numbers):
 
 
 class Loud(Numbers):
-    """Prints more than a pipe holds."""
+    """A dataset whose samples print more than a pipe holds."""
 
     def __getitem__(self, i: int) -> Any:
         print("out " * 5000)
@@ -422,22 +424,22 @@ def raising_init(worker: int) -> None:
 
 
 def make() -> Numbers:
-    """A factory."""
+    """A factory of a dataset, named by an import string."""
     return Numbers(48)
 
 
 def as_they_are(samples: list[Any]) -> list[Any]:
-    """A collate_fn."""
+    """A collate_fn that returns the samples as a list."""
     return samples
 
 
 def same(sample: Any) -> Any:
-    """A transform."""
+    """A transform that changes nothing."""
     return sample
 
 
 class KilledAtLoad(Numbers):
-    """The processes that load it are killed, the first ``times`` of them."""
+    """A dataset that kills the first ``times`` processes that load it."""
 
     def __init__(self, size: int, times: int, log: str) -> None:
         super().__init__(size)
@@ -452,7 +454,7 @@ class KilledAtLoad(Numbers):
 
 
 class KilledWhile(Numbers):
-    """The processes that load it are killed while there is a file ``flag``."""
+    """A dataset that kills each process that loads it while the file ``flag`` exists."""
 
     def __init__(self, size: int, flag: str, log: str, **arguments: Any) -> None:
         super().__init__(size, **arguments)
@@ -467,7 +469,9 @@ class KilledWhile(Numbers):
 
 
 class KilledAtLook(Numbers):
-    """The first ``workers`` workers that look at a sample kill themselves, and the next ``times`` kill their hosts."""
+    """A dataset whose first ``workers`` inspecting workers kill themselves. The next ``times`` kill their fork
+    servers.
+    """
 
     def __init__(self, size: int, times: int, log: str, workers: int = 0) -> None:
         super().__init__(size)

@@ -1,4 +1,4 @@
-"""Jobs on the datasets of ``user_datasets``: their training scripts, and how tests start them."""
+"""Jobs on the datasets of ``user_datasets``: their training scripts, and functions that start them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from conftest import Job, Start
 
 HERE = str(Path(__file__).parent)
-"""What a job needs on its path."""
+"""Folder that a job needs on its path."""
 NUMPY: dict[str, Any] = {"framework": "numpy", "with_index": True, "num_workers": 2}
 """Options that the jobs' loaders have in common."""
 
@@ -48,14 +48,15 @@ for epoch in range(epochs):
 for report in reports:
     print(json.dumps(report), flush=True)
 """
-"""A job: expressions of its dataset and of its loader's options, epochs, seconds per batch. Waits for a line.
+"""Code of a job. Its arguments are expressions for its dataset and its loader's options, epochs, and seconds per batch.
+It waits for a line.
 
-``mark``: says of each batch that it came. ``step``: waits for another line then.
+With ``mark`` it announces each batch. With ``step`` it then waits for another line.
 """
 
 
 def job(start: Start, data: str, epochs: int, pause: float = 0.005, *more: str, **own: Any) -> Job:
-    """A job that is ready to begin."""
+    """Starts a job, and waits until it is ready to begin."""
     options = {"batch_size": 8, "shuffle": True, **own}
     ready = start(TRAIN, data, repr(options), epochs, pause, *more, PYTHONPATH=HERE)
     assert ready.line() == "ready"
@@ -84,13 +85,14 @@ elif steps >= 0:
 print(json.dumps([count, seen]), flush=True)
 sys.stdin.readline()
 """
-"""One rank: where its state is, steps to take (-1: the rest of the epoch), options. Stays until it is given a line."""
+"""Code of a rank. Its arguments are the path of its state, the number of steps (-1 for the rest of the epoch), and
+options. It stays until it gets a line."""
 
 
 class RankProcess:
-    """A rank's process, and the ids that it was given, by epoch and batch.
+    """A rank's process, and its ids by epoch and batch.
 
-    Its script prints ``[epoch, ids]`` of each batch, and waits for a line then.
+    Its script prints ``[epoch, ids]`` for each batch, and then waits for a line.
     """
 
     def __init__(self, job: Job, epochs: int) -> None:
@@ -98,7 +100,7 @@ class RankProcess:
         self.epochs: list[list[list[int]]] = [[] for _ in range(epochs)]
 
     def take(self, batches: int) -> None:
-        """Is given so many batches, and goes on after each."""
+        """Takes this many batches, and lets the script continue after each."""
         for _ in range(batches):
             self.hear()
             self.job.say("on")

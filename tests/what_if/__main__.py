@@ -1,4 +1,5 @@
-"""What `coprep analyze` predicts, against epochs that are run: cache sizes, processors, storage, jobs.
+"""Compares the predictions of `coprep analyze` with epochs that are run, over cache sizes, processors, storage and
+jobs.
 
 usage: python -m tests.what_if DATA --out FOLDER [--repeat 3] [--only cache,jobs]
 """
@@ -27,7 +28,7 @@ from tools.demo.children import Children, coprep_command, exit_code
 IMAGES = 600
 SECONDS = 10.0
 SHORTEST_S = 10.0
-"""Epochs are run until they take so long together, after those that fill caches and queues."""
+"""Seconds that the compared epochs take together, roughly. They follow `FIRST` epochs that fill caches and queues."""
 FIRST = 2
 WITHIN = 0.10
 WAITS = ("fetch_stall_s", "prep_stall_s")
@@ -36,7 +37,7 @@ GROUPS = ("cache", "cpus", "storage", "jobs", "unshared", "code")
 
 @dataclass(frozen=True)
 class Code:
-    """A Python dataset whose samples take a worker so long."""
+    """A Python dataset, with the times that one sample takes a worker."""
 
     work_ms: float
     wait_ms: float
@@ -49,7 +50,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Setting:
-    """What is varied. Sizes and rates are in bytes."""
+    """One configuration to predict and to run. Sizes and rates are in bytes."""
 
     group: str
     name: str
@@ -61,10 +62,10 @@ class Setting:
     shared: bool = True
     step_ms: float = 2.0
     code: Code | None = None
-    """Instead of images. It is analysed by its script."""
+    """The Python dataset that replaces the images, or `None` for images. `coprep analyze` runs its script."""
 
     def arguments(self) -> list[str]:
-        """For `coprep analyze --again`."""
+        """Returns the options for `coprep analyze --again`."""
         found = [f"--cache={self.cache}", f"--form={self.form}", f"--cpus={self.cpus}", f"--jobs={self.jobs}"]
         found += [f"--step-time={self.step_ms}ms"]
         found += [f"--storage-rate={self.storage}"] if self.storage else []
@@ -73,12 +74,12 @@ class Setting:
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure."""
+    """The groups of settings to measure, and how often."""
 
     groups: Sequence[str]
     rounds: int
     seconds: float
-    """Of each measurement of `coprep analyze`."""
+    """Length of each measurement of `coprep analyze`."""
 
 
 @dataclass(frozen=True)
@@ -101,15 +102,15 @@ class Once:
 
 @dataclass(frozen=True)
 class Row:
-    """One setting: medians of the rounds."""
+    """One setting, with the medians of all rounds."""
 
     setting: Setting
     predicted_s: float
     measured_s: float
     spread: float
-    """Of what was measured, largest over smallest less 1."""
+    """The largest measured time over the smallest, minus 1."""
     predicted_waits: Sequence[float]
-    """Parts of the epoch: for storage, for processors."""
+    """Shares of the epoch spent waiting: for storage, and for processors."""
     measured_waits: Sequence[float]
     others_cores: float
 
@@ -136,12 +137,12 @@ class Row:
 
 
 def medians(rows: Sequence[Sequence[float]]) -> list[float]:
-    """Of each column."""
+    """Returns the median of each column."""
     return [statistics.median(column) for column in zip(*rows, strict=True)]
 
 
 def settings(encoded: int) -> list[Setting]:
-    """`encoded`: bytes of all files."""
+    """Returns all settings to compare. `encoded` is the number of bytes of all files."""
     slow, fast = 40 << 20, 160 << 20
     full = 2 * encoded
     found = [Setting("cache", f"cache {n} %, 40 MiB/s", encoded * n // 100, storage=slow) for n in (0, 25, 50, 75)]
@@ -153,6 +154,7 @@ def settings(encoded: int) -> list[Setting]:
     found += [Setting("jobs", f"{n} jobs that share", 0, form="off", jobs=n) for n in (1, 2, 4, 8)]
     found += [Setting("jobs", f"{n} jobs that share, 60 ms a step", 0, form="off", jobs=n, step_ms=60) for n in (1, 8)]
     found += [Setting("unshared", f"{n} jobs, each its own", 0, form="off", jobs=n, shared=False) for n in (2, 4, 8)]
+    # The numbers are milliseconds of work and of waiting for each sample, and workers.
     bound = {"processors": Code(4, 0, 2), "storage": Code(1, 9, 2), "both": Code(3, 3, 2), "6 workers": Code(2, 6, 6)}
     found += [Setting("code", f"Python dataset, bound by {name}", 0, form="off", code=c) for name, c in bound.items()]
     return found
@@ -175,14 +177,16 @@ def coprep(*arguments: str) -> str:
 
 
 def measure(data: Dataset, setting: Setting, epoch_s: float) -> tuple[float, Sequence[float], float]:
-    """Seconds of an epoch, the parts of it that were waits, and the processors that others used."""
+    """Returns the seconds of an epoch, the shares of it that were waits, and the processors that others used."""
     if setting.code is None:
         data.read()
+    # Between 3 and 24 epochs are compared, so that they take about `SHORTEST_S` seconds.
     epochs = FIRST + max(3, min(24, round(SHORTEST_S / epoch_s)))
     options: dict[str, Any] = {"cache": setting.form}
     if setting.form != "off":
         options["cache_bytes"] = setting.cache
     serve = [f"--cpus={setting.cpus}", *([f"--storage-rate={setting.storage}"] if setting.storage else [])]
+    # Jobs that share nothing have a coordinator each.
     places = 1 if setting.shared else setting.jobs
     if setting.code:
         module, *arguments = setting.code.command(setting.step_ms, str(epochs))
@@ -205,15 +209,18 @@ def measure(data: Dataset, setting: Setting, epoch_s: float) -> tuple[float, Seq
         others = CpuClock.read(roots).others_since(before) / (time.monotonic() - began)
         for job in jobs:
             end(job)
-    # All jobs run at once from when the last has begun: the first epochs are left out.
+    # All jobs run at once only after the last one has begun, so the first epochs are left out.
     means = [(said["ends"][-1] - said["ends"][FIRST - 1]) / (epochs - FIRST) for said in done]
     waits = [[said["waits"][key] / said["ends"][-1] for key in WAITS] for said in done]
     return statistics.median(means), medians(waits), others
 
 
 def rows(data: Dataset, out: Path, options: Options) -> list[Row]:
-    """In rounds, since the machine is not equally fast at all times: each measures both what is predicted from and what
-    is predicted."""
+    """Predicts and runs all settings, round by round.
+
+    The machine is not equally fast at all times, so each round measures both the basis of the prediction and the epochs
+    that it is compared with.
+    """
     encoded = sum(path.stat().st_size for path in data.files)
     wanted = [setting for setting in settings(encoded) if setting.group in options.groups]
     progress = Progress(options.rounds * (1 + len(wanted)))

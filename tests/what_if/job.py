@@ -1,4 +1,4 @@
-"""A job whose own work is a pause of known length for each batch, like a device that needs none of our processors."""
+"""A job whose own work is a pause of known length for each batch, like a device that needs none of the processors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def main() -> None:
 
 
 def report_epochs(loader: Any, epochs: int, step_s: float) -> None:
-    """Train when told to, and say when each epoch ended and what was waited for."""
+    """Trains when told to, and reports when each epoch ended and how long the job waited, by cause."""
     say(event="ready")
     sys.stdin.readline()
     before = loader.stats(slow=0)

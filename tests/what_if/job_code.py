@@ -1,8 +1,9 @@
-"""A job on a Python dataset whose samples take a known time: of a processor, and of waiting.
+"""A job on a Python dataset whose samples take known times: one of processor work, one of waiting.
 
 usage: python -m tests.what_if.job_code WORK_MS WAIT_MS WORKERS STEP_S [EPOCHS]
 
-Without EPOCHS it trains until it is ended, for `coprep analyze -- ...`. With them it says what each epoch took.
+Without EPOCHS it trains until it is ended, as `coprep analyze -- ...` needs. With EPOCHS it reports how long each one
+took.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ BATCH_SIZE = 32
 
 @dataclass(frozen=True)
 class Timed:
-    """A map-style dataset."""
+    """A map-style dataset whose samples take `wait_s` of sleep and `work_s` of processor time."""
 
     work_s: float
     wait_s: float

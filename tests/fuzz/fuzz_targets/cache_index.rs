@@ -1,10 +1,12 @@
-//! A named segment full of what a death, a bug, or another process of the same user left there, taken over:
-//! never a panic nor a byte out of bounds; what is found is exactly what a reader of the format finds; what is
-//! added is there at the next take-over, and nothing that was found has changed.
+//! Fuzzes the take-over of a named segment with any content that a death, a bug, or another process of the same user
+//! may have left there.
 //!
-//! An input says how the header is made and what capacity it tells, then how each place of the index is made,
-//! then what the payloads are. Besides raw bytes there are bytes with a right checksum, which a mutation alone
-//! does not hit upon.
+//! The cache must never panic or touch a byte out of bounds. It must find exactly the samples that a reader of the
+//! format finds. Added samples must be there at the next take-over, and the samples that were found must be unchanged.
+//!
+//! An input says how the header is made and which capacity it states, then how each place of the index is made, then
+//! the bytes of the payloads. Besides raw bytes there are bytes with a right checksum, which mutation alone would not
+//! find.
 #![no_main]
 
 use std::collections::{BTreeMap, HashSet};
@@ -57,9 +59,9 @@ fuzz_target!(init: coprep_fuzz::seed(&seeds()), |data: &[u8]| {
 
 struct Segment {
     bytes: Vec<u8>,
-    /// Its capacity in units of 64 bytes, with a place for each.
+    /// Capacity in units of 64 bytes. The index has one place for each unit.
     blocks: usize,
-    /// Its header is one to be taken over.
+    /// Whether the header is one that must be taken over.
     is_ours: bool,
 }
 
@@ -111,7 +113,7 @@ impl Segment {
             .copied()
     }
 
-    /// What the index says, and that it may be believed.
+    /// Scans the index, and checks that each entry is within its bounds and has a right checksum.
     fn check_scan(&self) -> Scan {
         let bounds = Bounds {
             samples: SAMPLES,
@@ -139,7 +141,7 @@ impl Segment {
         found
     }
 
-    /// The samples whose payload is what was committed.
+    /// Returns the samples whose payload has the right checksum.
     fn intact(&self, scan: &Scan) -> Found {
         let payload =
             |e: &IndexEntry| self.bytes[PAYLOADS_AT + e.offset as usize..][..e.len as usize].to_vec();
@@ -164,7 +166,7 @@ fn name() -> String {
     format!("fuzz-{}", std::process::id())
 }
 
-/// Of a segment that may have less capacity than is asked for.
+/// Returns a valid header, of a segment that may have less capacity than is requested.
 fn header(blocks: usize) -> SegmentHeader {
     SegmentHeader {
         fingerprint: [FINGERPRINT as u64, 0],
@@ -191,7 +193,7 @@ fn place(kind: u8, recipe: EntryLocation, payloads: &[u8]) -> EntryLocation {
     }
 }
 
-/// An entry that may be right.
+/// Returns an entry that may be right.
 fn entry(recipe: &mut Bytes, payloads: &[u8]) -> IndexEntry {
     let (id, offset, len) = (recipe.byte() % 20, recipe.byte() % 70, recipe.byte());
     let mut entry = IndexEntry {
@@ -219,7 +221,7 @@ fn checksum(place: &EntryLocation) -> u64 {
     xxh3_64_with_seed(&place[..PLACE - 8], SEED).max(1)
 }
 
-/// None: it is refused.
+/// Opens the segment, or returns `None` if it is refused.
 fn open() -> Option<NoEviction> {
     match NoEviction::named(&name(), CAPACITY as u64, SAMPLES, FINGERPRINT) {
         Ok((cache, _)) => Some(cache),
@@ -236,7 +238,7 @@ fn found(cache: &NoEviction) -> Found {
         .collect()
 }
 
-/// Every sample that is not there and finds room.
+/// Adds every missing sample that finds room, and returns their ids.
 fn add(cache: &NoEviction) -> HashSet<u32> {
     let meta = Meta {
         form: Form::Decoded,
@@ -257,7 +259,7 @@ fn add(cache: &NoEviction) -> HashSet<u32> {
 }
 
 fn seeds() -> Vec<Vec<u8>> {
-    // Two samples, then room.
+    // The segment has two samples, then room.
     let whole = |header: u8| {
         let mut input = vec![header, 63, 2];
         for [id, offset] in [[3, 0], [5, 2]] {

@@ -1,9 +1,12 @@
-//! A coordinator that says and publishes whatever it likes, and a client that attaches to it, takes batches, leaves an
-//! epoch, and asks for its state: never a panic, never a byte out of bounds, never a wait without end. An id that the
-//! client gave counts once in an epoch.
+//! Fuzzes a client with a coordinator that says and publishes anything.
 //!
-//! An input says what the coordinator answers to the request for a place, which descriptors come along, which items it
-//! publishes, where it says that samples lie which are larger than their slots, and what it replies to later requests.
+//! The client attaches to it, takes batches, leaves an epoch, and asks for its state.
+//!
+//! The client must never panic, touch a byte out of bounds, or wait without end. An id that the client gave counts once
+//! in an epoch.
+//!
+//! An input gives the coordinator's answer to the request for a place, the descriptors that come along, the items that
+//! it publishes, the places that it states for samples larger than their slots, and its replies to later requests.
 #![no_main]
 #![expect(unsafe_code, reason = "reads what a user would read, by its address")]
 
@@ -30,13 +33,13 @@ use libfuzzer_sys::fuzz_target;
 const SAMPLES: u32 = 64;
 const BATCH_SIZE: u32 = 4;
 const CAPACITY: u32 = 16;
-/// What large samples may take.
+/// Bytes that large samples may take.
 const LARGE_BYTES: u64 = 1 << 20;
 /// Longest wait of the client for anything.
 const TIMEOUT: Duration = Duration::from_millis(20);
-/// How long the coordinator waits for the client's next request.
+/// Longest wait of the coordinator for the client's next request. It is short, so that an input takes milliseconds.
 const PATIENCE: Duration = Duration::from_millis(4);
-/// Events that the client asks for in an epoch, at most.
+/// Largest number of events that the client requests in an epoch.
 const MOST_EVENTS: usize = 24;
 
 fuzz_target!(init: init(), |data: &[u8]| {
@@ -46,7 +49,7 @@ fuzz_target!(init: init(), |data: &[u8]| {
     std::thread::scope(|scope| {
         let served = scope.spawn(|| coordinator.serve(&rest));
         train();
-        // Whoever still waits for a connection is let go.
+        // The coordinator's thread may still wait for a connection, and this one lets it end.
         drop(UnixStream::connect(&place().socket));
         served.join().expect("the coordinator's side does not panic");
     });
@@ -98,7 +101,7 @@ fn train() {
     loader.close();
 }
 
-/// Two epochs, the first one left in the middle, with a batch held across the border.
+/// Takes two epochs. It leaves the first one in the middle, and holds a batch across the border.
 fn epochs(loader: &Loader) -> coprep_client::Result<()> {
     let mut held = None;
     for epoch in 0..2 {
@@ -127,7 +130,7 @@ fn epochs(loader: &Loader) -> coprep_client::Result<()> {
     Ok(())
 }
 
-/// Looks at the first and the last element of every field of a batch, by the addresses that a user is given.
+/// Reads the first and the last byte of every field of a batch, at the addresses that a user receives.
 fn read(batch: &coprep_client::Batch) {
     let arrays = batch.arrays().into_iter();
     let with_large = arrays.flat_map(|mut array| {
@@ -200,18 +203,18 @@ fn attach() -> Attach {
 
 // The coordinator.
 
-/// What it makes, and what it says of that.
+/// A coordinator: the regions that it makes, and its description of them.
 struct Coordinator {
-    /// How the staging area is.
+    /// Fields of a sample in the staging area.
     fields: Vec<Field>,
     slots: u32,
     buffers: u32,
     /// The answer to the client, which may be a lie.
     attached: Attached,
-    /// Which descriptors come along, by number: staging, deliver, reply, doorbell.
+    /// Descriptors that come along, by number: staging, deliver, reply, doorbell.
     descriptors: Vec<u8>,
     items: Vec<Item>,
-    /// What becomes of each slot that may have a large sample.
+    /// Large samples, one for each of the first slots.
     large: Vec<Large>,
 }
 
@@ -219,7 +222,7 @@ struct Coordinator {
 #[derive(Clone, Copy, Debug)]
 struct Large {
     bytes: u64,
-    /// A lie: so many bytes from the start of the slot on stands this number.
+    /// A false number, and its offset from the start of the slot's large field, or `None` if nothing is overwritten.
     lie: Option<(usize, u64)>,
 }
 
@@ -249,7 +252,7 @@ impl Coordinator {
         }
     }
 
-    /// Fills all buffers, as the input says. They stay as they are while the slots are held.
+    /// Fills all buffers as the input says. They do not change while the slots are held.
     fn fill(&self, pool: &StagingPool) -> Vec<SlotMut> {
         let field = pool.layout().large_field();
         let filled = std::iter::from_fn(|| pool.allocate());
@@ -264,7 +267,7 @@ impl Coordinator {
         slots
     }
 
-    /// Serves one client, as the script says, until it has left.
+    /// Serves one client as the script says, until it has left.
     fn serve(&self, script: &[u8]) {
         let Ok((socket, _)) = listener().accept() else {
             return;
@@ -300,7 +303,7 @@ impl Coordinator {
         for item in &self.items {
             sender.publish(*item).ok()?;
         }
-        // A client that waits for something is hung up on soon, so that an input takes milliseconds.
+        // The connection of a client that only waits is closed soon, so that an input takes milliseconds.
         let _ = socket.set_read_timeout(Some(PATIENCE));
         while let Ok((request, _)) = frame::receive::<Request>(socket) {
             let _ = sender.taken();
@@ -315,7 +318,7 @@ fn raw(made: &[OwnedFd; 4], number: u8) -> RawFd {
     made[usize::from(number) % made.len()].as_raw_fd()
 }
 
-/// Clients that come again are told to go, until one comes that says nothing.
+/// Refuses clients that connect again, until a connection comes that says nothing.
 fn refuse_others() {
     loop {
         let Ok((socket, _)) = listener().accept() else {
@@ -334,7 +337,7 @@ fn refuse_others() {
     }
 }
 
-/// Says something in return, which the request may or may not have been for.
+/// Sends a reply that may or may not fit the request. Returns `None` if the connection ends.
 fn answer(socket: &UnixStream, request: &Request, script: &mut Bytes) -> Option<()> {
     let reply = match (request, script.byte() % 8) {
         (Request::EpochStarted { .. }, 0..=5) => return Some(()),
@@ -375,7 +378,7 @@ fn answer(socket: &UnixStream, request: &Request, script: &mut Bytes) -> Option<
     frame::send(socket, &reply, &[]).ok()
 }
 
-/// Mostly small.
+/// Returns a number from the input, which is mostly small.
 fn number(input: &mut Bytes) -> u64 {
     match input.byte() {
         255 => u64::from_le_bytes(input.take()),
@@ -452,7 +455,7 @@ fn attached(fields: &[Field], slots: u32, buffers: u32) -> Attached {
     }
 }
 
-/// Makes what is told differ from what is made.
+/// Changes the description so that it may differ from the regions that are made.
 fn lie(input: &mut Bytes, attached: &mut Attached, descriptors: &mut Vec<u8>) {
     match input.byte() % 16 {
         0 => attached.slots = u32::from_le_bytes(input.take()),
@@ -496,12 +499,12 @@ fn item(input: &mut Bytes) -> Item {
 }
 
 fn seeds() -> Vec<Vec<u8>> {
-    // One field of three bytes, four slots, two buffers, no lie, and three parts of four samples.
+    // The honest input has one field of three bytes, four slots, two buffers, no lie, and three parts of four samples.
     let mut honest = vec![0, 0, 1, 0, 3, 3, 1, 15, 3];
     let parts = [0, 1, 0].map(|buffer| [0, 1, buffer, 0, 4, 1, 0, 0]);
     honest.extend(parts.as_flattened());
     honest.push(0);
-    // The same with a field of 64 bytes, and eight samples that are larger.
+    // This one has a field of 64 bytes instead, and eight samples that are larger.
     let mut large = vec![0, 0, 2, 3, 8, 8, 3, 1, 15, 3];
     large.extend(parts.as_flattened());
     large.push(8);

@@ -1,6 +1,8 @@
-//! A consumer that writes whatever it likes, whenever it likes, over all that it may write: its *reply* region and its
-//! bell. The coordinator never panics and never blocks; it believes in no release of what is not held; it ends that
-//! session at the most. Another consumer takes everything, once and in order.
+//! Fuzzes the coordinator's side of the hand-over with a consumer that writes anything at any time to all memory that
+//! it may write: its *reply* region and its bell.
+//!
+//! The coordinator must never panic or block. It must not accept the release of an item that is not held. At most it
+//! ends that session, and another consumer still takes every item once and in order.
 #![no_main]
 
 use std::collections::{HashSet, VecDeque};
@@ -50,7 +52,7 @@ struct Hostile {
     reply: File,
     bell: OwnedFd,
     _bell: Bell,
-    /// Published, and not released.
+    /// Sequence numbers of items that are published and not released.
     held: HashSet<u64>,
     published: u64,
     taken: u64,
@@ -81,7 +83,7 @@ impl Hostile {
         self.published += 1;
     }
 
-    /// Writes a word, mostly one that could be right, or a hole.
+    /// Writes a word, mostly one that could be right, or punches a hole.
     fn scribble(&self, input: &mut Bytes<'_>) {
         let at = input.small() % REPLY;
         let word = match input.byte() % 4 {
@@ -105,7 +107,7 @@ impl Hostile {
         written.expect("it may be written");
     }
 
-    /// Its descriptor blocks from time to time, so nothing is read or written that would.
+    /// Reads or writes the bell. The descriptor is made non-blocking first, since it is blocking from time to time.
     fn abuse_bell(&self, how: u8) {
         let flags = |flags| {
             let _ = fcntl(&self.bell, FcntlArg::F_SETFL(flags));
@@ -121,7 +123,7 @@ impl Hostile {
         }
     }
 
-    /// False: its session ends.
+    /// Checks the coordinator's view of this consumer. Returns `false` if its session ends.
     fn poll(&mut self) -> bool {
         let _ = (self.sender.has_news(), self.sender.account());
         let taken = match self.sender.taken() {
@@ -194,7 +196,7 @@ impl Honest {
         }
     }
 
-    /// Whatever the other does to its bell, this one is heard.
+    /// Checks that the doorbell rings for this consumer, whatever the hostile one does to its own bell.
     fn rings(&mut self, doorbell: &Doorbell) {
         self.sender.arm();
         if let Some(seq) = self.held.pop_front() {
@@ -229,7 +231,7 @@ fn item(tag: u64) -> Item {
 
 fn seeds() -> Vec<Vec<u8>> {
     vec![
-        // Published, taken, released as it should be.
+        // The first consumer's items are published, taken and released in order.
         vec![0, 0, 1, 0, 0, 1, 0, 1, 4, 5, 6, 0, 1, 128, 0, 1, 0, 1, 4, 7],
         vec![5, 5, 6, 0, 6, 1, 3, 1, 7, 3, 0, 7, 5, 6, 2, 7],
     ]

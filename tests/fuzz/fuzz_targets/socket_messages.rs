@@ -1,5 +1,7 @@
-//! Bytes from a stranger as a message, in either direction: refused or understood, never a panic; what is
-//! understood is the same after another journey, and the same by the socket as from memory.
+//! Fuzzes the parsing of messages from an unknown peer, in either direction.
+//!
+//! The bytes must be refused or understood, without a panic. A message that is understood must be the same after it is
+//! sent again, and the same from the socket as from memory.
 #![no_main]
 
 use std::fmt::Debug;
@@ -26,18 +28,18 @@ fuzz_target!(init: coprep_fuzz::seed(&seeds()), |data: &[u8]| {
             let _ = attached.fields.iter().map(Field::sample_bytes).max();
         }
     }
-    // What a worker of user code says.
+    // The report of a worker of user code.
     let _ = coprep_protocol::code::WorkerReport::parse(data);
 });
 
-/// A message that was understood.
+/// Parses a frame, and checks that a message that is understood survives being sent again.
 fn journey<M: Message + Debug>(frame: &[u8]) -> Option<M> {
     let parsed = parse::<M>(frame);
     assert_eq!(by_socket::<M>(frame).is_some(), parsed.is_ok());
     let message = parsed.ok()?;
     let bytes = to_bytes(&message).expect("what was parsed can be sent");
     let again: M = parse(&bytes).expect("what was sent can be parsed");
-    // By its text, in which not a number equals itself.
+    // The texts are compared, since in them a NaN equals itself.
     assert_eq!(format!("{again:?}"), format!("{message:?}"));
     Some(message)
 }
@@ -52,7 +54,7 @@ fn by_socket<M: Message>(frame: &[u8]) -> Option<M> {
     Some(message)
 }
 
-/// What the coordinator does with a request before it looks at any file.
+/// Computes the identities of a request, as the coordinator does before it looks at any file.
 fn identify(request: &Request) {
     let pipeline = match request {
         Request::Attach(attach) => &attach.pipeline,
@@ -65,7 +67,7 @@ fn identify(request: &Request) {
     assert_ne!(pipeline.source.fingerprint(), 0);
 }
 
-/// A frame whose header is right for this body.
+/// Returns a frame whose header is right for this body.
 fn framed(body: &[u8]) -> Vec<u8> {
     let mut frame = to_bytes(&Request::Status { slow: 0 }).expect("memory");
     frame.truncate(16);

@@ -1,9 +1,9 @@
-//! What the fuzz targets have in common.
+//! Helpers that the fuzz targets share.
 
 use std::path::Path;
 
-/// Puts inputs to begin with into the corpus, the folder that the fuzzer is called with. They are made by the
-/// code under test, so they are of its present formats.
+/// Writes first inputs into the corpus, the folder among the fuzzer's arguments. The code under test makes them, so
+/// they have its present formats.
 pub fn seed(inputs: &[Vec<u8>]) {
     let folder = std::env::args()
         .skip(1)
@@ -15,18 +15,18 @@ pub fn seed(inputs: &[Vec<u8>]) {
     }
 }
 
-/// Reads an input piece by piece; zeros once it is used up.
+/// An input that is read piece by piece, and gives zeros once it is used up.
 pub struct Bytes<'a>(pub &'a [u8]);
 
 impl<'a> Bytes<'a> {
-    /// The next ones, as many as there are up to `count`.
+    /// Returns the next `count` bytes, or fewer if the input ends before.
     pub fn some(&mut self, count: usize) -> &'a [u8] {
         let (head, tail) = self.0.split_at(count.min(self.0.len()));
         self.0 = tail;
         head
     }
 
-    /// The next `N`.
+    /// Returns the next `N` bytes.
     pub fn take<const N: usize>(&mut self) -> [u8; N] {
         let mut taken = [0; N];
         let some = self.some(N);
@@ -34,12 +34,12 @@ impl<'a> Bytes<'a> {
         taken
     }
 
-    /// One byte.
+    /// Returns the next byte.
     pub fn byte(&mut self) -> u8 {
         self.take::<1>()[0]
     }
 
-    /// Two bytes.
+    /// Returns the number in the next two bytes.
     pub fn small(&mut self) -> u64 {
         u16::from_le_bytes(self.take()).into()
     }

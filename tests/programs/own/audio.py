@@ -1,6 +1,6 @@
-"""Trains on sounds of unequal lengths, padded to the longest of each batch, as a program that knows nothing of coprep.
+"""Trains on sounds of unequal lengths, padded to the longest of each batch, like a program that does not know coprep.
 
-Makes the sounds if the folder has none. Each is a class of its own.
+It makes the sounds if the folder has none. Each sound is a class of its own.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Sounds(Dataset[tuple[torch.Tensor, int]]):
         with wave.open(str(self.files[i])) as file:
             frames = bytearray(file.readframes(file.getnframes()))
         samples = torch.frombuffer(frames, dtype=torch.int16).float() / 32768
-        # Frames of 25 ms every 10 ms, as spectra.
+        # The spectra are of frames of 25 ms, one every 10 ms.
         return torch.stft(samples, 400, 160, window=torch.hann_window(400), return_complex=True).abs().T.contiguous(), i
 
 

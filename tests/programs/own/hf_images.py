@@ -1,6 +1,6 @@
-"""Predicts, evaluates and trains on images with the Trainer of Hugging Face, as a program that knows nothing of coprep.
+"""Predicts, evaluates and trains on images with the Trainer of Hugging Face, like a program that does not know coprep.
 
-Predictions come first, so that the weights are those of the seed. Images are decoded in the dataset's transform.
+Predictions come first, so that they use the weights of the seed. Images are decoded in the dataset's transform.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SIZE = 64
 
 
 def photographs(folder: Path, operators: list[Any]) -> Dataset:
-    """Each photograph has a label of its own."""
+    """Returns the photographs as a dataset. Each has a label of its own."""
     paths = sorted(map(str, folder.rglob("*.jpg")))
     found = Dataset.from_dict({"path": paths, "label": list(range(len(paths)))})
     prepare = T.Compose([*operators, T.ToTensor(), T.Normalize([0.5] * 3, [0.25] * 3)])

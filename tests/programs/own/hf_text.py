@@ -1,6 +1,6 @@
-"""Predicts, evaluates and trains on texts with the Trainer of Hugging Face, as a program that knows nothing of coprep.
+"""Predicts, evaluates and trains on texts with the Trainer of Hugging Face, like a program that does not know coprep.
 
-Predictions come first, so that the weights are those of the seed. Each text has a label of its own.
+Predictions come first, so that they use the weights of the seed. Each text has a label of its own.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ def main() -> None:
             report_to="none",
             disable_tqdm=True,
             use_cpu=True,
+            # If texts become tokens in each batch, the Trainer must not drop their column.
             remove_unused_columns=args.when == "before",
         ),
         train_dataset=train,

@@ -1,6 +1,6 @@
-"""Predicts, tests and fits with Lightning, as a program that knows nothing of coprep.
+"""Predicts, tests and fits with Lightning, like a program that does not know coprep.
 
-Predictions come first, so that the weights are those of the seed. Each photograph is a class of its own.
+Predictions come first, so that they use the weights of the seed. Each photograph is a class of its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Records what the loaders of a program deliver, PyTorch's and coprep's alike, without a change of the program.
+"""Records the batches of a program's loaders, PyTorch's and coprep's alike, without a change of the program.
 
 Python imports this module when it starts, if its folder is on PYTHONPATH. Each rank appends to a file in the folder
 `PROGRAMS_RECORD`: one line of JSON for each pass over a loader.
@@ -16,16 +16,16 @@ from typing import Any
 
 FOLDER = os.environ.get("PROGRAMS_RECORD")
 _depth = 0
-"""Number of calls of `__iter__` that are under way: coprep's may call PyTorch's."""
+"""Number of nested calls of `__iter__`: coprep's may call PyTorch's, and then only the outer one is recorded."""
 _begun = 0
 """Number of passes that this process has begun."""
 _open: dict[int, dict[str, Any]] = {}
-"""Passes that are under way, by number. Some programs leave a pass after its last batch, before its end is said."""
+"""Passes that are begun and not written, by number. Some programs leave a pass after its last batch, before its end."""
 _pid = os.getpid()
 
 
 class Recorded:
-    """An iterator over batches that writes down each of them."""
+    """An iterator over batches that records each of them."""
 
     def __init__(self, loader: Any, iterator: Any, order: str) -> None:
         global _begun
@@ -35,6 +35,7 @@ class Recorded:
         self._pass = _open[self._number] = {
             "rank": rank(),
             "number": self._number,
+            # A loader that cannot share delegates to PyTorch's loader, which it keeps in `_private`.
             "shared": type(loader).__module__.startswith("coprep") and loader._private is None,
             "order": order,
             "samples": len(loader.dataset) if hasattr(loader.dataset, "__len__") else None,
@@ -68,9 +69,9 @@ class Recorded:
 
 
 def write(number: int) -> None:
-    """Write down a pass, unless that was done."""
+    """Writes down a pass, unless that was done."""
     one = _open.pop(number, None)
-    # PyTorch's workers are forks, with copies of all this.
+    # PyTorch's workers are forks with copies of these variables, and must not write the passes again.
     if one is not None and os.getpid() == _pid:
         with open(Path(FOLDER or ".") / f"rank-{one['rank']}.jsonl", "a") as file:
             file.write(json.dumps(one) + "\n")
@@ -78,13 +79,13 @@ def write(number: int) -> None:
 
 @atexit.register
 def write_all() -> None:
-    """Write down the passes that nobody has ended."""
+    """Writes down the passes that did not end."""
     for number in list(_open):
         write(number)
 
 
 def rank() -> int:
-    """Returns the number of this process among those of its job."""
+    """Returns the rank of this process in its job."""
     import torch.distributed
 
     here = torch.distributed
@@ -104,7 +105,7 @@ def order_of(loader: Any) -> str:
 
 
 def ids_of(batch: Any) -> list[Any]:
-    """Returns the labels of a batch, by which the programs' samples are told apart."""
+    """Returns the labels of a batch, which identify the programs' samples."""
     if isinstance(batch, dict) or hasattr(batch, "keys"):
         return list(batch["labels"].tolist())
     labels = batch[1]
@@ -116,7 +117,7 @@ def ids_of(batch: Any) -> list[Any]:
 
 
 def add(value: Any, digest: Any) -> None:
-    """Add all that a batch holds to a digest, with types and shapes."""
+    """Adds the content of a batch to a digest, with types and shapes."""
     if hasattr(value, "keys"):
         for key in sorted(value.keys()):
             digest.update(repr(key).encode())
@@ -133,7 +134,7 @@ def add(value: Any, digest: Any) -> None:
 
 
 def recording(cls: Any) -> None:
-    """Let each pass over a loader of this class be recorded."""
+    """Makes each pass over a loader of this class be recorded."""
     given = cls.__iter__
 
     def __iter__(self: Any) -> Any:
@@ -149,7 +150,7 @@ def recording(cls: Any) -> None:
 
 
 def main() -> None:
-    # Only processes of the program have loaders to record, not those that prepare its samples.
+    # Only processes of the program have loaders to record. Processes that prepare its samples have none.
     import torch.utils.data as data
 
     recording(data.DataLoader)

@@ -1,4 +1,4 @@
-"""Runs every behaviour with both loaders and prints what holds, as a Markdown table."""
+"""Runs every behaviour with both loaders and prints the results as a Markdown table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIMIT = 120
 
 @contextlib.contextmanager
 def coordinator() -> Iterator[None]:
-    """A coordinator of this run's own, ended with it."""
+    """Provides a coordinator for this run alone, and ends it afterwards."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     with tempfile.TemporaryDirectory(prefix="coprep-") as folder:
@@ -36,7 +36,7 @@ def coordinator() -> Iterator[None]:
 
 
 def outcome(behaviour: Behaviour, loader: Loader) -> str:
-    """Empty if the behaviour is as stated, else the error."""
+    """Returns the error of the check, or an empty string if the behaviour is as stated."""
 
     def late(number: int, frame: FrameType | None) -> None:
         raise TimeoutError(f"not done after {LIMIT} s")
@@ -47,6 +47,7 @@ def outcome(behaviour: Behaviour, loader: Loader) -> str:
         behaviour.run(loader)
     except Exception as error:
         lines = str(error).strip().splitlines()
+        # A vertical bar would end the table's cell.
         return f"{type(error).__name__} {lines[0] if lines else ''}".strip()[:160].replace("|", "\\|")
     finally:
         signal.alarm(0)

@@ -1,8 +1,9 @@
-"""What ``torch.utils.data.DataLoader`` does with map-style datasets, one check per behaviour, a module per section.
+"""The behaviour of ``torch.utils.data.DataLoader`` with map-style datasets, one check per behaviour, a module per
+section.
 
-A check takes a loader class and asserts. Where coprep is meant to differ, the behaviour has a second check
-(``instead``) and says why. Datasets are small, and of module level where that is not the point, so that workers can
-import them.
+A check takes a loader class and asserts. Where coprep differs on purpose, the behaviour has a second check
+(``instead``) and a reason. Datasets are small, and at module level unless a check needs a local one, so that workers
+can import them.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Which arguments go together, which are refused, and what can be read of them."""
+"""Checks which arguments go together, which are refused, and which attributes can be read."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def prefetch_factor_without_workers(DataLoader: Any) -> None:
 
 @behaviour("prefetch_factor")
 def prefetch_factor(DataLoader: Any) -> None:
-    """prefetch_factor changes nothing of what comes."""
+    """prefetch_factor does not change the batches."""
     for factor in (1, 8):
         loader = DataLoader(Numbers(10), batch_size=2, num_workers=2, prefetch_factor=factor)
         assert loader.prefetch_factor == factor and ints(loader) == list(range(10))
@@ -125,7 +125,7 @@ def positional_arguments(DataLoader: Any) -> None:
 
 @behaviour("arguments by name only")
 def keyword_arguments(DataLoader: Any) -> None:
-    """What comes after generator is given by name, and a name that does not exist is a TypeError."""
+    """Arguments after generator are given by name, and a name that does not exist is a TypeError."""
     with raises(TypeError):
         DataLoader(Numbers(5), 2, False, None, None, 2, None, False, True, 0, None, None, None, 2)
     with raises(TypeError):
@@ -134,7 +134,7 @@ def keyword_arguments(DataLoader: Any) -> None:
 
 @behaviour("attributes")
 def attributes(DataLoader: Any) -> None:
-    """What was given can be read."""
+    """The given arguments can be read as attributes."""
     data, generator = Numbers(10), torch.Generator()
     given = {
         "dataset": data,

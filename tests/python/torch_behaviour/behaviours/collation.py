@@ -1,4 +1,4 @@
-"""What becomes of the samples of a batch."""
+"""Checks how the samples of a batch are collated."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from .table import behaviour
 
 
 def collates(DataLoader: Any, *batches: list[Any]) -> None:
-    """The default collation of these batches, all of one size, is PyTorch's: of each in the job, of all in a worker."""
+    """Asserts that the default collation of these batches equals PyTorch's: of each batch in the job, and of all of
+    them in a worker. All batches have one size."""
     for samples in batches:
         (found,) = DataLoader(samples, batch_size=len(samples), num_workers=0)
         wanted = torch_data.default_collate(samples)
         assert same(found, wanted), f"{found!r} should be {wanted!r}"
-    # Samples of one loader look alike: each has one of every batch.
+    # Samples of one loader must look alike, so each sample here has one element of every batch.
     together = list(zip(*batches, strict=True))
     (found,) = DataLoader(together, batch_size=len(together), num_workers=1)
     wanted = torch_data.default_collate(together)
@@ -37,11 +38,11 @@ class Record:
 
 
 class Labelled(dict):  # type: ignore[type-arg]
-    """A mapping of the user's own."""
+    """A mapping of the user's own, which collation must keep."""
 
 
 class Bag:
-    """A batch of the user's own."""
+    """A batch of a class of the user's own."""
 
     def __init__(self, samples: list[Any]) -> None:
         self.samples = samples
@@ -82,7 +83,7 @@ def collate_edge_tensors(DataLoader: Any) -> None:
 
 @behaviour("collation of views")
 def collate_views(DataLoader: Any) -> None:
-    """Tensors and arrays that are not contiguous are collated by what they show."""
+    """Tensors and arrays that are not contiguous are collated by their visible values."""
     tensor, array = torch.arange(12).reshape(3, 4), np.arange(12).reshape(3, 4)
     collates(DataLoader, [tensor.t(), tensor[:, 1:].t()[[0, 1, 2, 0]]], [array[:, ::2], array[:, 1:3]])
 
@@ -128,7 +129,7 @@ def collate_mixed_numbers(DataLoader: Any) -> None:
 
 @collate_mixed_numbers.instead
 def collate_mixed_numbers_ours(DataLoader: Any) -> None:
-    """They raise an error; with collate_fn=default_collate they are PyTorch's."""
+    """Mixed numbers raise an error; with collate_fn=default_collate they are collated as in PyTorch."""
     for samples in ([1.5, 2], [1, 2.5]):
         with raises(ValueError, texts=("sample 1", "collate_fn")):
             list(DataLoader(samples, batch_size=2, num_workers=1))
@@ -167,7 +168,7 @@ def collate_named_tuples(DataLoader: Any) -> None:
 
 
 class Boxed:
-    """Its samples are named tuples whose class is an attribute of the dataset's class."""
+    """A dataset whose samples are named tuples. Their class is an attribute of the dataset's class."""
 
     Row = namedtuple("Row", ["x", "y"])  # noqa: PYI024
 
@@ -217,13 +218,13 @@ def collate_ranges(DataLoader: Any) -> None:
 
 @behaviour("extra keys", "Nothing that the dataset gives is left out in silence: the error names the key.")
 def collate_by_first_keys(DataLoader: Any) -> None:
-    """Keys the first sample of a batch does not have are left out."""
+    """Keys that the first sample of a batch lacks are left out."""
     collates(DataLoader, [{"a": 1}, {"a": 2, "b": 3}])
 
 
 @collate_by_first_keys.instead
 def collate_by_first_keys_ours(DataLoader: Any) -> None:
-    """They raise an error that names the key."""
+    """Keys that the first sample of a batch lacks raise an error that names the key."""
     with raises(ValueError, texts=("sample 1", "'b'")):
         list(DataLoader([{"a": 1}, {"a": 2, "b": 3}], batch_size=2, num_workers=1))
 
@@ -253,7 +254,7 @@ def collate_bad_arrays(DataLoader: Any) -> None:
 
 @behaviour("nested and sparse tensors")
 def collate_nested_tensors(DataLoader: Any) -> None:
-    """Nested and sparse tensors raise RuntimeError; a collate_fn is given them as they are."""
+    """Nested and sparse tensors raise RuntimeError; a collate_fn receives them as they are."""
     nested = [torch.nested.nested_tensor([torch.arange(float(n)), torch.ones(2)]) for n in range(1, 5)]
     for data in (nested, [torch.eye(2).to_sparse() for _ in range(4)]):
         for workers in (0, 2):
@@ -402,7 +403,7 @@ def default_collate_given(DataLoader: Any) -> None:
 
 @behaviour("exception in collate_fn")
 def collate_error(DataLoader: Any) -> None:
-    """An exception in collate_fn is raised in the job, with its type and where it was raised."""
+    """An exception in collate_fn is raised in the job, with its type and its origin."""
     for workers in (0, 2):
         with raises(Own, texts=("cannot put these together", "in bad_collate")):
             list(DataLoader(Numbers(4), batch_size=2, collate_fn=bad_collate, num_workers=workers))

@@ -1,4 +1,4 @@
-"""What may be a dataset, and what happens when it changes."""
+"""Checks which objects may be a dataset, and the effects of changes to it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .table import behaviour
 
 
 class Endless:
-    """Has no length."""
+    """A dataset without a length."""
 
     def __getitem__(self, index: int) -> int:
         return index * 2
 
 
 class AtOnce(Numbers):
-    """Samples are had by lists of ids; one by one they are wrong."""
+    """A dataset that must be read by lists of ids: single samples are wrong."""
 
     def __getitem__(self, index: int) -> int:
         return -1
@@ -142,7 +142,7 @@ class Mapped(Numbers):
 
 @behaviour("a dataset that cannot be pickled")
 def unpicklable_dataset(DataLoader: Any) -> None:
-    """A dataset that cannot be pickled cannot go to a spawned worker, and that is said."""
+    """A dataset that cannot be pickled cannot go to a spawned worker, and the error says so."""
     data = Numbers(3)
     data.open = (x for x in range(3))  # type: ignore[attr-defined]
     with raises(TypeError, ValueError, RuntimeError, pickle.PicklingError, texts=("pickle",)):
@@ -151,7 +151,7 @@ def unpicklable_dataset(DataLoader: Any) -> None:
 
 @behaviour("a dataset that cannot be pickled, without workers")
 def unpicklable_dataset_without_workers(DataLoader: Any) -> None:
-    """With num_workers=0 a dataset may hold what cannot be pickled, and so may worker_init_fn."""
+    """With num_workers=0 a dataset may hold objects that cannot be pickled, and so may worker_init_fn."""
     data = Numbers(3)
     data.open = (x for x in range(3))  # type: ignore[attr-defined]
     loader = DataLoader(data, num_workers=0, worker_init_fn=lambda worker: next(data.open))  # type: ignore[attr-defined]
@@ -161,7 +161,7 @@ def unpicklable_dataset_without_workers(DataLoader: Any) -> None:
 
 
 def inherited() -> list[Any]:
-    """Returns objects that cannot be pickled, and that a child has by fork."""
+    """Returns objects that cannot be pickled, and that a child inherits by fork."""
     context = multiprocessing.get_context("fork")
     return [(x for x in range(3)), context.Value("i", 3), context.Semaphore(3)]
 
@@ -171,7 +171,7 @@ def inherited() -> list[Any]:
     difference="Workers are no children of the job: what multiprocessing hands to children does not reach them.",
 )
 def unpicklable_with_fork(DataLoader: Any) -> None:
-    """A dataset may hold what cannot be pickled, such as a multiprocessing.Value or Semaphore, also with workers."""
+    """A dataset may hold objects that cannot be pickled, such as a multiprocessing.Value, also with workers."""
     for held in inherited():
         for options in ({}, {"num_workers": 2, "multiprocessing_context": "fork"}):
             assert ints(DataLoader(Holding(held), **options)) == [0, 1, 2]
@@ -179,7 +179,7 @@ def unpicklable_with_fork(DataLoader: Any) -> None:
 
 @unpicklable_with_fork.instead
 def unpicklable_with_fork_ours(DataLoader: Any) -> None:
-    """It is a TypeError that names the attribute and the remedies, of which one is num_workers=0."""
+    """An object that cannot be pickled is a TypeError that names the attribute and remedies, also num_workers=0."""
     for held in inherited():
         for options in ({}, {"num_workers": 2, "multiprocessing_context": "fork"}):
             with raises(TypeError, texts=("dataset.held", "__getstate__", "num_workers=0")):
@@ -227,7 +227,7 @@ def changed_length(DataLoader: Any) -> None:
 
 @behaviour("changes in workers stay there")
 def changes_in_workers(DataLoader: Any) -> None:
-    """What __getitem__ changes in a worker does not change the job's dataset."""
+    """Changes that __getitem__ makes in a worker do not change the job's dataset."""
     data = Remembering(6)
     assert ints(DataLoader(data, batch_size=2, num_workers=2)) == list(range(6))
     assert data.seen == []

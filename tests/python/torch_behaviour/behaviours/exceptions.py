@@ -1,4 +1,4 @@
-"""What the job sees of an exception in a dataset, and how it goes on."""
+"""Checks how an exception in a dataset reaches the job, and how the job continues."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .table import behaviour
 
 
 class Several(Exception):  # noqa: N818
-    """Cannot be made from one string."""
+    """An exception that cannot be made from one string."""
 
     def __init__(self, what: str, where: int) -> None:
         super().__init__(f"{what} at {where}")
 
 
 class Locked(Exception):  # noqa: N818
-    """Holds what cannot be pickled."""
+    """An exception that holds a lock, which cannot be pickled."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -80,7 +80,7 @@ def value_error_in_sample(DataLoader: Any) -> None:
     difference="The exception is the one that was raised; its cause has the sample, the worker and the traceback.",
 )
 def error_message(DataLoader: Any) -> None:
-    """The worker's traceback takes the place of the exception's message."""
+    """The worker's traceback replaces the exception's message."""
     with raises(ValueError) as caught:
         list(DataLoader(Failing(6, value_error), num_workers=2))
     assert "in DataLoader worker process" in str(caught.error) and "in __getitem__" in str(caught.error)
@@ -120,14 +120,14 @@ def own_error_in_sample(DataLoader: Any) -> None:
 
 @behaviour("a chained exception in __getitem__")
 def chained_error_in_sample(DataLoader: Any) -> None:
-    """The cause of an exception is told too."""
+    """The traceback includes the cause of an exception."""
     with raises(Own, texts=("in value_error", "the value is bad", "the second")):
         list(DataLoader(Failing(6, chained_error), batch_size=2, num_workers=2))
 
 
 @behaviour("an exception without workers")
 def error_without_workers(DataLoader: Any) -> None:
-    """Without workers, an exception comes as it was raised."""
+    """Without workers, an exception arrives as it was raised."""
     with raises(Own, texts=("in __getitem__", "in own_error")) as caught:
         list(DataLoader(Failing(6, own_error), batch_size=2, num_workers=0))
     assert caught.error.args == ("my own",)
@@ -142,7 +142,7 @@ def several_error_in_sample(DataLoader: Any) -> None:
 
 @behaviour("an exception that cannot be pickled")
 def locked_error_in_sample(DataLoader: Any) -> None:
-    """An exception that holds what cannot be pickled is raised, at least as RuntimeError."""
+    """An exception that holds an object that cannot be pickled is raised, at least as RuntimeError."""
     with raises(Locked, RuntimeError, texts=("in locked_error", "locked up")):
         list(DataLoader(Failing(6, locked_error), batch_size=2, num_workers=2))
 
@@ -169,7 +169,7 @@ def local_error_in_sample_ours(DataLoader: Any) -> None:
     difference="An epoch that lacks samples must not look like one that has all.",
 )
 def stop_iteration_in_sample(DataLoader: Any) -> None:
-    """StopIteration in __getitem__ ends the epoch without a word."""
+    """StopIteration in __getitem__ ends the epoch without an error."""
     for workers in (0, 2):
         it, seen = iter(DataLoader(Failing(6, stop_iteration), num_workers=workers)), []
         with raises(StopIteration):
@@ -187,7 +187,7 @@ def stop_iteration_in_sample_ours(DataLoader: Any) -> None:
 
 
 class AllFailing(Numbers):
-    """No sample can be made."""
+    """A dataset whose samples all raise."""
 
     def __getitem__(self, index: int) -> int:
         raise Own(f"sample {index}")
@@ -214,7 +214,7 @@ def every_sample_error(DataLoader: Any) -> None:
 
 @behaviour("after an exception, the next batch")
 def next_after_error(DataLoader: Any) -> None:
-    """After an exception the iterator goes on with the next batch."""
+    """After an exception the iterator continues with the next batch."""
     for workers in (0, 2):
         it = iter(DataLoader(Failing(6, value_error), num_workers=workers))
         assert [int(next(it)) for _ in range(3)] == [0, 1, 2]
@@ -238,7 +238,7 @@ def epoch_after_error(DataLoader: Any) -> None:
 
 @behaviour("after break, a new epoch")
 def epoch_after_break(DataLoader: Any) -> None:
-    """After an epoch that was left early the next one is whole."""
+    """After an epoch that was left early, the next one is whole."""
     for workers in (0, 2):
         loader = DataLoader(Numbers(9), batch_size=2, num_workers=workers)
         for _ in range(2):

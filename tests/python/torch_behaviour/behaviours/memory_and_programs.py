@@ -1,4 +1,4 @@
-"""Pinned memory; programs that are a single script."""
+"""Checks pinned memory, and programs that are a single script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which samples come when, and in which batches."""
+"""Checks the order of samples, and their distribution over batches."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def shapes_of_batches(DataLoader: Any) -> None:
 
 @behaviour("batches are lists")
 def batches_of_tuples_are_lists(DataLoader: Any) -> None:
-    """A batch of tuples is a list of what was collated."""
+    """A batch of tuples is a list of collated columns."""
     (batch,) = DataLoader(Pictures(4), batch_size=4, num_workers=2)
     assert type(batch) is list and len(batch) == 2
 
 
 @behaviour("last short batch")
 def last_short_batch(DataLoader: Any) -> None:
-    """The last batch has what is left."""
+    """The last batch has the remaining samples."""
     assert sizes(DataLoader(Numbers(10), batch_size=4, num_workers=2)) == [4, 4, 2]
 
 
@@ -71,14 +71,14 @@ def drop_last(DataLoader: Any) -> None:
 
 @behaviour("batch larger than the dataset")
 def batch_larger_than_dataset(DataLoader: Any) -> None:
-    """One short batch; with drop_last none."""
+    """A batch size above the dataset's length gives one short batch, or none with drop_last."""
     assert sizes(DataLoader(Numbers(3), batch_size=8, num_workers=2)) == [3]
     assert sizes(DataLoader(Numbers(3), batch_size=8, drop_last=True, num_workers=2)) == []
 
 
 @behaviour("len")
 def length(DataLoader: Any) -> None:
-    """len is the number of batches: rounded up, with drop_last down."""
+    """len is the number of batches: rounded up, or down with drop_last."""
     assert len(DataLoader(Numbers(10))) == 10
     assert len(DataLoader(Numbers(10), batch_size=4)) == 3
     assert len(DataLoader(Numbers(10), batch_size=4, drop_last=True)) == 2
@@ -122,7 +122,7 @@ def epochs(DataLoader: Any) -> None:
 
 @behaviour("number of workers")
 def any_number_of_workers(DataLoader: Any) -> None:
-    """0, 1, 2 and 4 workers give the same."""
+    """0, 1, 2 and 4 workers give the same batches."""
     for workers in (0, 1, 2, 4):
         batches = [label.tolist() for _, label in DataLoader(Pictures(10), batch_size=4, num_workers=workers)]
         assert batches == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
@@ -130,7 +130,7 @@ def any_number_of_workers(DataLoader: Any) -> None:
 
 @behaviour("more workers than samples")
 def more_workers_than_samples(DataLoader: Any) -> None:
-    """Workers that have nothing to do do no harm."""
+    """Workers without samples do no harm."""
     assert ints(DataLoader(Numbers(2), num_workers=4)) == [0, 1]
 
 
@@ -165,13 +165,13 @@ def workers_are_processes(DataLoader: Any) -> None:
 
 @behaviour("order despite slow samples")
 def in_order(DataLoader: Any) -> None:
-    """A batch that is slow is waited for: the order holds."""
+    """The loader waits for a slow batch, so the order holds."""
     assert ints(DataLoader(Slow(8), num_workers=2)) == list(range(8))
 
 
 @behaviour("in_order=False")
 def out_of_order(DataLoader: Any) -> None:
-    """With in_order=False every sample comes, in whatever order."""
+    """With in_order=False every sample comes, in any order."""
     assert sorted(ints(DataLoader(Slow(8), num_workers=2, in_order=False))) == list(range(8))
 
 
@@ -185,13 +185,13 @@ def empty_dataset(DataLoader: Any) -> None:
 
 @behaviour("empty dataset, shuffled")
 def empty_dataset_shuffled(DataLoader: Any) -> None:
-    """A dataset of length 0 is refused (ValueError) or has no batches; nothing else happens."""
+    """A dataset of length 0 is refused (ValueError) or has no batches; no other outcome is allowed."""
     assert not quietly(ValueError, lambda: list(DataLoader(Numbers(0), shuffle=True, num_workers=2)))
 
 
 @behaviour("batches can be kept")
 def batches_can_be_kept(DataLoader: Any) -> None:
-    """A batch stays as it was while others come."""
+    """A batch keeps its values while others come."""
     batches = list(DataLoader(Pictures(40), batch_size=4, num_workers=2))
     assert all((picture[:, 0, 0, 0] == label).all() for picture, label in batches)
     assert [int(x) for _, label in batches for x in label] == list(range(40))
@@ -209,7 +209,7 @@ def batches_can_be_written_to(DataLoader: Any) -> None:
 
 @behaviour("large samples")
 def large_samples(DataLoader: Any) -> None:
-    """Samples of megabytes come as others do."""
+    """Samples of megabytes come like any others."""
     seen = 0
     for picture, label in DataLoader(Pictures(6, size=600), batch_size=2, num_workers=2):
         assert picture.shape == (2, 3, 600, 600)

@@ -1,4 +1,4 @@
-"""What the checks of several sections are made of."""
+"""Helpers and datasets that the checks of several sections share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch.utils import data as torch_data
 
 
 class raises:  # noqa: N801 - used as a verb
-    """The block raises one of ``kinds``, and somewhere in its traceback, causes included, each of ``texts`` stands."""
+    """Asserts that the block raises one of ``kinds``, and that each of ``texts`` is in the traceback or its causes."""
 
     error: BaseException
 
@@ -38,18 +38,19 @@ class raises:  # noqa: N801 - used as a verb
         assert error is not None, f"nothing was raised: {names} should be"
         if not isinstance(error, self.kinds):
             return False
-        # Without the check's own lines, which may have the text as well.
+        # The check's own lines are left out, since they may contain the text as well.
         story = "".join(traceback.format_exception(kind, error, trace and trace.tb_next))
         for text in self.texts:
             assert text in story, f"{text!r} is not in: {story}"
-        # The frames hold the iterator in a cycle. Found by the collector, PyTorch's takes 5 s per worker to end.
+        # The frames hold the iterator in a cycle. If only the garbage collector finds it, PyTorch's iterator takes 5 s
+        # per worker to end.
         traceback.clear_frames(trace)
         self.error = error.with_traceback(None)
         return True
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equal in types, dtypes, shapes and values, all the way down."""
+    """Returns whether both are equal in types, dtypes, shapes and values, in all nested containers."""
     if type(a) is not type(b):
         return False
     if isinstance(a, torch.Tensor):
@@ -64,12 +65,12 @@ def same(a: Any, b: Any) -> bool:
 
 
 def ints(loader: Any) -> list[int]:
-    """All samples of an epoch, which are numbers."""
+    """Returns all samples of an epoch as integers."""
     return [int(x) for batch in loader for x in (batch if hasattr(batch, "__len__") and len(batch) else [batch])]
 
 
 def script(DataLoader: Any, code: str) -> str:
-    """What a program prints that has its datasets in ``__main__``."""
+    """Returns the output of a program that defines its datasets in ``__main__``."""
     source = f"from {DataLoader.__module__} import DataLoader\n" + textwrap.dedent(code)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "job.py"
@@ -80,7 +81,7 @@ def script(DataLoader: Any, code: str) -> str:
 
 
 class Numbers:
-    """0, 1, 2, ... from ``offset`` on. No subclass of anything."""
+    """The numbers 0, 1, 2, ... shifted by ``offset``. The class has no base class, as map-style datasets may."""
 
     def __init__(self, count: int, offset: int = 0) -> None:
         self.count = count
@@ -96,7 +97,7 @@ class Numbers:
 
 
 class Pictures(torch_data.Dataset[tuple[torch.Tensor, int]]):
-    """(picture, label) pairs; the picture is filled with the label."""
+    """Pairs of a picture and a label; the picture is filled with the label."""
 
     def __init__(self, count: int, size: int = 4) -> None:
         self.count = count
@@ -110,7 +111,7 @@ class Pictures(torch_data.Dataset[tuple[torch.Tensor, int]]):
 
 
 class Process(Numbers):
-    """The process each sample was made in."""
+    """A dataset whose samples are the id of the process that made them."""
 
     def __getitem__(self, index: int) -> int:
         time.sleep(0.005)
@@ -118,7 +119,7 @@ class Process(Numbers):
 
 
 class Slow(Numbers):
-    """The first sample takes long."""
+    """A dataset whose first sample takes long."""
 
     def __getitem__(self, index: int) -> int:
         if index == 0:
@@ -127,7 +128,7 @@ class Slow(Numbers):
 
 
 class Failing(Numbers):
-    """``fail`` raises at sample 3."""
+    """A dataset that calls ``fail``, which raises, at sample 3."""
 
     def __init__(self, count: int, fail: Callable[[], Any]) -> None:
         super().__init__(count)
@@ -140,7 +141,7 @@ class Failing(Numbers):
 
 
 class Own(Exception):  # noqa: N818 - the name of the class is not the point
-    """Of the user's own."""
+    """An exception class of the user's own."""
 
 
 class Point(NamedTuple):

@@ -1,4 +1,4 @@
-"""Samplers and batch samplers, of PyTorch and of one's own."""
+"""Checks samplers and batch samplers, of PyTorch and of the user's own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .table import behaviour
 
 
 class Keyed:
-    """Keys are words."""
+    """A dataset whose keys are words."""
 
     def __init__(self, **values: int) -> None:
         self.values = values
@@ -84,7 +84,7 @@ def random_sampler_replacement(DataLoader: Any) -> None:
 
 @behaviour("RandomSampler, fewer samples")
 def random_sampler_fewer(DataLoader: Any) -> None:
-    """num_samples less than the dataset has gives that many different ones."""
+    """A num_samples below the dataset's length gives that many different samples."""
     data = Numbers(20)
     loader = DataLoader(data, batch_size=3, sampler=torch_data.RandomSampler(data, num_samples=5), num_workers=2)
     order = ints(loader)
@@ -93,7 +93,7 @@ def random_sampler_fewer(DataLoader: Any) -> None:
 
 @behaviour("RandomSampler, more samples")
 def random_sampler_more(DataLoader: Any) -> None:
-    """num_samples more than the dataset has goes through it several times."""
+    """A num_samples above the dataset's length goes through it several times."""
     data = Numbers(6)
     order = ints(DataLoader(data, sampler=torch_data.RandomSampler(data, num_samples=15), num_workers=2))
     assert sorted(order[:6]) == sorted(order[6:12]) == list(range(6)) and len(order) == 15
@@ -110,7 +110,7 @@ def subset_random_sampler(DataLoader: Any) -> None:
 
 @behaviour("WeightedRandomSampler")
 def weighted_random_sampler(DataLoader: Any) -> None:
-    """WeightedRandomSampler draws as many as it is told, none of weight 0."""
+    """WeightedRandomSampler draws num_samples samples, and none of weight 0."""
     sampler = torch_data.WeightedRandomSampler([0.0, 1.0, 0.0, 3.0], 20)
     loader = DataLoader(Numbers(4), batch_size=6, sampler=sampler, num_workers=2)
     order = ints(loader)
@@ -161,14 +161,14 @@ def key_sampler(DataLoader: Any) -> None:
 
 @behaviour("an index out of range")
 def index_out_of_range(DataLoader: Any) -> None:
-    """An index the dataset does not have raises what the dataset raises."""
+    """An index that the dataset lacks raises the dataset's own exception."""
     with raises(IndexError):
         list(DataLoader(Numbers(3), sampler=[0, 3], num_workers=2))
 
 
 @behaviour("a sampler with drop_last")
 def sampler_with_drop_last(DataLoader: Any) -> None:
-    """drop_last is of what the sampler gives."""
+    """drop_last applies to the indices of the sampler."""
     loader = DataLoader(Numbers(9), batch_size=2, sampler=[5, 4, 3], drop_last=True, num_workers=2)
     assert len(loader) == 1 and ints(loader) == [5, 4]
 
@@ -201,14 +201,14 @@ def list_batch_sampler(DataLoader: Any) -> None:
 
 @behaviour("DistributedSampler")
 def distributed_sampler(DataLoader: Any) -> None:
-    """The ranks of a DistributedSampler have equally many samples, and all of them together."""
+    """The ranks of a DistributedSampler have the same number of samples, and all samples together."""
     for shuffle in (False, True):
         found = distributed(DataLoader, 12, shuffle)
         assert [len(x) for x in found] == [6, 6] and sorted(found[0] + found[1]) == list(range(12))
 
 
 def distributed(DataLoader: Any, count: int, shuffle: bool, drop_last: bool = False) -> list[list[int]]:
-    """What two ranks get that advance together."""
+    """Returns the samples of two ranks that advance together."""
     data = Numbers(count)
     samplers = [
         torch_data.DistributedSampler(data, num_replicas=2, rank=rank, shuffle=shuffle, seed=4, drop_last=drop_last)
@@ -227,7 +227,7 @@ def distributed(DataLoader: Any, count: int, shuffle: bool, drop_last: bool = Fa
     "DistributedSampler that does not divide", "No sample comes twice in an epoch: one rank's last batch is shorter."
 )
 def distributed_sampler_odd(DataLoader: Any) -> None:
-    """Samples that cannot be shared out evenly: one comes twice, or with drop_last not at all."""
+    """If samples cannot be divided evenly, one comes twice, or with drop_last not at all."""
     found = distributed(DataLoader, 11, shuffle=True)
     assert [len(x) for x in found] == [6, 6] and set(found[0] + found[1]) == set(range(11))
     found = distributed(DataLoader, 11, shuffle=True, drop_last=True)
@@ -236,7 +236,7 @@ def distributed_sampler_odd(DataLoader: Any) -> None:
 
 @distributed_sampler_odd.instead
 def distributed_sampler_odd_ours(DataLoader: Any) -> None:
-    """Every sample comes once, in equally many batches, with the sampler's drop_last too."""
+    """Every sample comes once, and ranks have the same number of batches, with the sampler's drop_last too."""
     for drop_last in (False, True):
         found = distributed(DataLoader, 11, shuffle=True, drop_last=drop_last)
         assert sorted(found[0] + found[1]) == list(range(11)) and sorted(map(len, found)) == [5, 6]
@@ -255,7 +255,7 @@ def ranks_in_turn(DataLoader: Any) -> None:
 
 @ranks_in_turn.instead
 def ranks_in_turn_ours(DataLoader: Any) -> None:
-    """The first one waits for the others, until its timeout; with rank=0, world_size=1 and subset= it does not."""
+    """The first rank waits for the others, until its timeout; with rank=0, world_size=1 and subset= it does not."""
     data = Numbers(8)
     ranks = [torch_data.DistributedSampler(data, 2, rank, shuffle=False) for rank in range(2)]
     with raises(coprep.TimeoutError, texts=("rank 1",)):
@@ -282,7 +282,7 @@ def distributed_sampler_epochs(DataLoader: Any) -> None:
     difference="An order that only one job knows cannot be shared outside of a cohort; that is said once.",
 )
 def own_sampler_is_silent(DataLoader: Any) -> None:
-    """A sampler of one's own gives no warning."""
+    """A sampler of the user's own gives no warning."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         assert ints(DataLoader(Numbers(4), sampler=Backwards(4), num_workers=1)) == [3, 2, 1, 0]
@@ -291,7 +291,7 @@ def own_sampler_is_silent(DataLoader: Any) -> None:
 
 @own_sampler_is_silent.instead
 def own_sampler_warns(DataLoader: Any) -> None:
-    """A sampler of one's own gives one UnsharedWarning."""
+    """A sampler of the user's own gives one UnsharedWarning."""
     code = """
         import warnings
         class Backwards:

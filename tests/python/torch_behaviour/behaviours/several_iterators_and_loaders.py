@@ -1,4 +1,4 @@
-"""Several iterators of a loader, and several loaders."""
+"""Checks several iterators of a loader, and several loaders."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def loaders_in_turn(DataLoader: Any) -> None:
 
 @behaviour("a loader that rests")
 def resting_loader(DataLoader: Any) -> None:
-    """A loader that was left in mid-epoch begins anew in the order of the dataset, and keeps no other from it."""
+    """A loader that was left in mid-epoch starts again in the dataset's order, and does not disturb that of another."""
     rests, passes = (DataLoader(Numbers(200), batch_size=10, num_workers=2) for _ in range(2))
     assert next(iter(rests)).tolist() == list(range(10))
     assert ints(passes) == list(range(200))
@@ -64,7 +64,7 @@ def resting_loader(DataLoader: Any) -> None:
 
 @behaviour("training and validation")
 def training_and_validation(DataLoader: Any) -> None:
-    """Between epochs of one loader another is iterated, and both stay right."""
+    """Another loader is iterated between epochs of one loader, and both stay right."""
     train = DataLoader(Numbers(10), batch_size=4, shuffle=True, num_workers=2, persistent_workers=True)
     check = DataLoader(Numbers(4, offset=50), batch_size=4, num_workers=2, persistent_workers=True)
     for _ in range(3):
@@ -74,6 +74,6 @@ def training_and_validation(DataLoader: Any) -> None:
 
 @behaviour("a loader within a loop of another")
 def nested_loaders(DataLoader: Any) -> None:
-    """Another loader may be iterated within the loop over one."""
+    """Another loader may be iterated within the loop over the first one."""
     outer, inner = DataLoader(Numbers(3), num_workers=1), DataLoader(Numbers(2, offset=5), num_workers=1)
     assert [(int(a), int(b)) for a in outer for b in inner] == [(a, b) for a in range(3) for b in (5, 6)]

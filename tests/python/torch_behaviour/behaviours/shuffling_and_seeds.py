@@ -1,4 +1,4 @@
-"""Random orders, random numbers, and what repeats them."""
+"""Checks random orders, random numbers, and the ways to repeat them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .table import behaviour
 
 
 class Randoms(Numbers):
-    """What the three random number generators give in ``__getitem__``."""
+    """A dataset whose samples are numbers that the three random number generators give in ``__getitem__``."""
 
     def __getitem__(self, index: int) -> tuple[float, float, float]:
         return random.random(), float(np.random.random()), float(torch.rand(()))
@@ -45,7 +45,7 @@ def shuffle_anew(DataLoader: Any) -> None:
 
 @behaviour("shuffle with drop_last")
 def shuffle_with_drop_last(DataLoader: Any) -> None:
-    """What is dropped is random too: no sample comes twice, and the full batches come."""
+    """The dropped samples are random too: no sample comes twice, and the full batches come."""
     order = ints(DataLoader(Numbers(20), batch_size=6, shuffle=True, drop_last=True, num_workers=2))
     assert len(order) == 18 and len(set(order)) == 18
 
@@ -81,7 +81,7 @@ def another_seed(DataLoader: Any) -> None:
     difference="Any sample's place must be known without the whole permutation, and must not change with PyTorch.",
 )
 def order_is_randperm(DataLoader: Any) -> None:
-    """The order for a seed is what torch.randperm gives."""
+    """The order for a seed is that of torch.randperm."""
     generator = torch.Generator()
     generator.manual_seed(7)
     torch.empty((), dtype=torch.int64).random_(generator=generator)
@@ -110,7 +110,7 @@ def one_generator_for_two(DataLoader: Any) -> None:
 
 @one_generator_for_two.instead
 def one_seed_for_two(DataLoader: Any) -> None:
-    """Two loaders of one generator have the order of its initial seed, both."""
+    """Two loaders of one generator both have the order of its initial seed."""
     generator = torch.Generator()
     generator.manual_seed(7)
     loaders = [DataLoader(Numbers(20), shuffle=True, num_workers=2, generator=generator) for _ in range(2)]
@@ -142,7 +142,7 @@ def seed_argument(DataLoader: Any) -> None:
 
 
 def drawn(loader: Any) -> list[tuple[float, ...]]:
-    """The numbers each sample drew from random, numpy and torch."""
+    """Returns the numbers that each sample drew from random, numpy and torch."""
     return [tuple(row) for batch in loader for row in torch.stack([c.double() for c in batch], 1).tolist()]
 
 
@@ -186,7 +186,7 @@ def random_numbers_of_another_seed(DataLoader: Any) -> None:
 
 
 class Seeds(Numbers):
-    """PyTorch's seed in ``__getitem__``, and a number drawn there."""
+    """A dataset whose samples are PyTorch's seed in ``__getitem__``, and a number drawn there."""
 
     def __getitem__(self, index: int) -> tuple[int, float]:
         return torch.initial_seed(), float(torch.rand(()))
@@ -211,14 +211,14 @@ def seed_by_hand(worker: int) -> None:
     difference="A sample is the same whoever makes it: each is seeded anew, from the loader's seed.",
 )
 def seeds_in_init_fn(DataLoader: Any) -> None:
-    """What worker_init_fn seeds is in force in __getitem__."""
+    """A seed that worker_init_fn sets is in force in __getitem__."""
     for seeds, _ in DataLoader(Seeds(8), batch_size=4, num_workers=2, worker_init_fn=seed_by_hand):
         assert (seeds == 12345).all()
 
 
 @seeds_in_init_fn.instead
 def seeds_in_init_fn_are_warned_of(DataLoader: Any) -> None:
-    """What worker_init_fn seeds has no effect on samples, and a warning says so."""
+    """A seed that worker_init_fn sets has no effect on samples, and a warning says so."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         seeded = [drawn for _, drawn in DataLoader(Seeds(8), 4, num_workers=2, seed=3, worker_init_fn=seed_by_hand)]
@@ -229,7 +229,7 @@ def seeds_in_init_fn_are_warned_of(DataLoader: Any) -> None:
 
 @behaviour("random numbers of the job")
 def random_state_of_the_job(DataLoader: Any) -> None:
-    """What workers draw from random and numpy does not disturb the job's own."""
+    """Random numbers that workers draw from random and numpy do not disturb the job's own generators."""
     before = random.getstate(), np.random.get_state()[1].tolist()
     drawn(DataLoader(Randoms(6), batch_size=2, num_workers=2))
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before

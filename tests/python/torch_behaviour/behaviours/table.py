@@ -1,4 +1,4 @@
-"""What a behaviour is, and the table of all."""
+"""The type of a behaviour, and the table of all behaviours."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Check = Callable[[Any], None]
 
 @dataclasses.dataclass
 class Behaviour:
-    """A behaviour: its check, and where coprep differs on purpose, the reason and coprep's own check."""
+    """A behaviour with its check. Where coprep differs on purpose, it also has the reason and coprep's own check."""
 
     name: str
     check: Check
@@ -26,7 +26,7 @@ class Behaviour:
 
     @property
     def key(self) -> str:
-        """The check's function, by which one behaviour is picked."""
+        """Returns the name of the check's function, which selects one behaviour."""
         return self.check.__name__
 
     @property
@@ -38,18 +38,18 @@ class Behaviour:
         return (self.ours and self.ours.__doc__) or ""
 
     def instead(self, check: Check) -> Check:
-        """The check that holds for coprep."""
+        """Registers the check that holds for coprep."""
         self.ours = check
         return check
 
     def run(self, loader: Loader) -> None:
-        """Raises if the behaviour is not as stated."""
+        """Runs the check, which raises if the behaviour is not as stated."""
         check = self.ours if loader == "coprep" and self.ours else self.check
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             check({"torch": torch_data, "coprep": coprep}[loader].DataLoader)
         if loader == "coprep":
-            # Loaders end with their last reference; the next check finds none of this one's.
+            # A loader ends with its last reference. Collecting it now keeps it out of the next check.
             gc.collect()
 
 

@@ -1,4 +1,4 @@
-"""Samples that come one by one."""
+"""Checks samples that come one by one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .table import behaviour
 
 
 def converts(DataLoader: Any, samples: list[Any]) -> None:
-    """Without batching, each of these samples comes as PyTorch's default conversion has it."""
+    """Asserts that without batching each of these samples comes out of PyTorch's default conversion."""
     expected = [torch_data.default_convert(sample) for sample in samples]
     for workers in (0, 1):
         found = list(DataLoader(samples, batch_size=None, num_workers=workers))
@@ -43,12 +43,12 @@ def no_batching_shuffled(DataLoader: Any) -> None:
 
 @behaviour("batch_size=None with a sampler")
 def no_batching_with_sampler(DataLoader: Any) -> None:
-    """Without batching, what the sampler gives goes to the dataset."""
+    """Without batching, the indices of the sampler go to the dataset as they are."""
     assert list(DataLoader(Numbers(9), batch_size=None, sampler=[3, 1, 3], num_workers=2)) == [3, 1, 3]
 
 
 class Bulk(Numbers):
-    """Prepares whole batches: its index is a list."""
+    """A dataset that prepares whole batches: its index is a list."""
 
     def __getitem__(self, index: Any) -> Any:
         return torch.tensor(index) * 2

@@ -1,4 +1,4 @@
-"""What workers are told, and what happens when they end."""
+"""Checks the information that workers receive, and the consequences of their end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .table import behaviour
 
 
 def breaks(epoch: Any) -> None:
-    """The epoch ends with an error because a worker died."""
+    """Asserts that the epoch ends with an error because a worker died."""
     try:
         try:
             list(epoch)
@@ -36,7 +36,7 @@ def breaks(epoch: Any) -> None:
 
 
 class Hanging(Numbers):
-    """Sample 1 does not come in time."""
+    """A dataset whose sample 1 does not come in time."""
 
     def __getitem__(self, index: int) -> int:
         if index == 1:
@@ -53,7 +53,7 @@ def leave_at_once() -> None:
 
 
 def die_once(mark: str) -> None:
-    """Killed as by the kernel, the first time."""
+    """Kills this process with SIGKILL, as the kernel would, the first time it is called."""
     if not os.path.exists(mark):
         Path(mark).touch()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -68,7 +68,7 @@ def initialise(worker: int) -> None:
 
 
 class Initialised(Numbers):
-    """(id of the worker, id that ``worker_init_fn`` was called with)."""
+    """A dataset whose samples are pairs: the worker's id, and the id that ``worker_init_fn`` received."""
 
     def __getitem__(self, index: int) -> tuple[int, int]:
         info = torch_data.get_worker_info()
@@ -86,7 +86,7 @@ def fail_to_start(worker: int) -> None:
 
 
 class Informed(Numbers):
-    """What ``get_worker_info`` says: id, number of workers, whether its dataset and seed are what they should be."""
+    """A dataset whose samples are facts from ``get_worker_info``: id, number of workers, right dataset, right seed."""
 
     def __getitem__(self, index: int) -> tuple[int, int, bool, bool]:
         info = torch_data.get_worker_info()
@@ -119,14 +119,14 @@ def init_fn_changes_dataset(DataLoader: Any) -> None:
 
 @behaviour("exception in worker_init_fn")
 def init_fn_error(DataLoader: Any) -> None:
-    """An exception in worker_init_fn is raised in the job, with where it was raised."""
+    """An exception in worker_init_fn is raised in the job, with its origin."""
     with raises(Own, RuntimeError, texts=("the worker cannot start", "in fail_to_start")):
         list(DataLoader(Numbers(4), num_workers=2, worker_init_fn=fail_to_start))
 
 
 @behaviour("more workers than processors")
 def many_workers(DataLoader: Any) -> None:
-    """num_workers beyond the processors there are gives a UserWarning."""
+    """More workers than processors give a UserWarning."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         DataLoader(Numbers(4), num_workers=1000)
@@ -181,7 +181,7 @@ def persistent_shuffled(DataLoader: Any) -> None:
 
 
 class Counting(Numbers):
-    """What a tensor says that the job shares with its workers."""
+    """A dataset whose samples are the value of a tensor that the job shares with its workers."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count)
@@ -206,13 +206,13 @@ def epochs_seen(DataLoader: Any, **options: Any) -> list[set[int]]:
     difference="Workers belong to the coordinator and serve all jobs: they have a copy of the dataset.",
 )
 def shared_tensor(DataLoader: Any) -> None:
-    """What the job writes to a shared tensor of the dataset is seen by persistent workers."""
+    """Persistent workers see values that the job writes to a shared tensor of the dataset."""
     assert epochs_seen(DataLoader, persistent_workers=True) == [{0}, {1}, {2}]
 
 
 @shared_tensor.instead
 def shared_tensor_is_copied(DataLoader: Any) -> None:
-    """Persistent workers have the tensor as it was; without persistent_workers each epoch sees the change."""
+    """Persistent workers keep the tensor's old value; without persistent_workers each epoch sees the change."""
     assert epochs_seen(DataLoader, persistent_workers=True) == [{0}, {0}, {0}]
     assert epochs_seen(DataLoader) == [{0}, {1}, {2}]
 
@@ -290,7 +290,7 @@ def sample_exits_ours(DataLoader: Any) -> None:
 
 
 class Maker(Numbers):
-    """(worker that made it, sample)."""
+    """A dataset whose samples are pairs: the worker that made it, and the id."""
 
     def __getitem__(self, index: int) -> tuple[int, int]:
         info = torch_data.get_worker_info()
@@ -348,5 +348,5 @@ def timeout(DataLoader: Any) -> None:
 
 @behaviour("timeout that suffices")
 def timeout_suffices(DataLoader: Any) -> None:
-    """With a timeout that is long enough everything comes."""
+    """With a timeout that is long enough, all samples come."""
     assert ints(DataLoader(Slow(4), num_workers=2, timeout=20)) == list(range(4))
