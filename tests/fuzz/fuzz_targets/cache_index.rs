@@ -16,7 +16,8 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use coprep_cache::ErrorKind;
 use coprep_cache::sample_cache::index::{
-    ALIGNMENT, Bounds, DROPPED, EMPTY, IndexEntry, HEADER, SegmentHeader, EntryLocation, Scan, payload_checksum, scan,
+    ALIGNMENT, Bounds, DROPPED, EMPTY, EntryLocation, HEADER, IndexEntry, Scan, SegmentHeader,
+    payload_checksum, scan,
 };
 use coprep_cache::sample_cache::{Form, Meta, NoEviction, SampleCache, remove_named};
 use coprep_fuzz::Bytes;
@@ -143,8 +144,9 @@ impl Segment {
 
     /// Returns the samples whose payload has the right checksum.
     fn intact(&self, scan: &Scan) -> Found {
-        let payload =
-            |e: &IndexEntry| self.bytes[PAYLOADS_AT + e.offset as usize..][..e.len as usize].to_vec();
+        let payload = |e: &IndexEntry| {
+            self.bytes[PAYLOADS_AT + e.offset as usize..][..e.len as usize].to_vec()
+        };
         let entries = scan.entries.iter().map(|(_, e)| (e, payload(e)));
         let intact = entries.filter(|(e, bytes)| payload_checksum(bytes) == e.payload_checksum);
         intact.map(|(e, bytes)| (e.id, bytes)).collect()

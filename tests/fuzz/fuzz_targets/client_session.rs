@@ -19,12 +19,12 @@ use std::time::Duration;
 use coprep_cache::handover::{Doorbell, Item, Sender};
 use coprep_cache::staging::{Layout, SlotMut, StagingPool};
 use coprep_client::loader::LoaderOptions;
-use coprep_client::{Event, Loader, no_notice, no_interrupt};
+use coprep_client::{Event, Loader, no_interrupt, no_notice};
 use coprep_fuzz::Bytes;
 use coprep_protocol::frame::{self, to_bytes};
 use coprep_protocol::message::{
-    Attach, Attached, CacheRequest, Departure, Refusal, RefusalKind, Reply, Request, ResumePoint, SampleError,
-    Skipped,
+    Attach, Attached, CacheRequest, Departure, Refusal, RefusalKind, Reply, Request, ResumePoint,
+    SampleError, Skipped,
 };
 use coprep_protocol::paths::CoordinatorPaths;
 use coprep_protocol::spec::{BLOB, Dtype, Field, FileList, NUMBER, PipelineSpec, Source};

@@ -11,8 +11,8 @@ use std::os::unix::net::UnixStream;
 
 use coprep_protocol::frame::{Message, parse, receive, to_bytes};
 use coprep_protocol::message::{
-    Attach, Attached, CacheForm, CacheRequest, CohortRequest, Departure, DrawsRequest, Reply, Request, ResumePoint,
-    UserCode,
+    Attach, Attached, CacheForm, CacheRequest, CohortRequest, Departure, DrawsRequest, Reply,
+    Request, ResumePoint, UserCode,
 };
 use coprep_protocol::spec::{
     DEFAULT_MAX_PIXELS, Dtype, Field, FileList, Interpolation, Op, PipelineSpec, ResizeTo, Source,
