@@ -259,6 +259,8 @@ fn refused(what: &str, wanted: u64, had: u64, error: Errno) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
+
     use super::*;
 
     #[test]
