@@ -17,8 +17,8 @@
 //! | `sample-failed-locked` | worker or `code` | a sample has failed, the stream's lock is held | the stream |
 //! | `minibatch-done` | worker or `code` | the last sample of a minibatch is written | nothing |
 //! | `worker-loop` | worker | between two pieces of work, no lock is held | the coordinator; jobs start another |
-//! | `process_pool-begin` | `code`, which serves a worker process | before a sample is given to the process | that sample, as a defect |
-//! | `process_pool-turn` | `code` | before it hears the process | the process, which is replaced |
+//! | `pool-begin` | `code`, which serves a worker process | before a sample is given to the process | that sample, as a defect |
+//! | `pool-turn` | `code` | before it hears the process | the process, which is replaced |
 //! | `host-listener` | `code-host` | a message of the host was read | the host, and with it the stream |
 //! | `zygote-listener` | `code-zygote` | a message of the zygote was read | the zygote and its hosts, and with them their streams |
 //! | `reply-writer` | replies | before a session's replies are sent | that connection |

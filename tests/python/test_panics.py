@@ -48,7 +48,7 @@ def run(start: Start, patch: pytest.MonkeyPatch, failpoints: str, kill: bool = F
 
 
 @pytest.mark.parametrize("order", ["deterministic", "relaxed"])
-@pytest.mark.parametrize("point", ["crew-begin", "worker-written"])
+@pytest.mark.parametrize("point", ["pool-begin", "worker-written"])
 def test_a_sample_over_which_the_thread_of_its_worker_panics_is_an_error_of_that_sample(
     place: object, start: Start, monkeypatch: pytest.MonkeyPatch, point: str, order: str
 ) -> None:
@@ -58,7 +58,7 @@ def test_a_sample_over_which_the_thread_of_its_worker_panics_is_an_error_of_that
 
 
 @pytest.mark.parametrize("order", ["deterministic", "relaxed"])
-@pytest.mark.parametrize("failpoints", ["crew-turn=30*off->1*panic->off", "pump-locked=40*off->1*panic->off"])
+@pytest.mark.parametrize("failpoints", ["pool-turn=30*off->1*panic->off", "pump-locked=40*off->1*panic->off"])
 def test_what_a_worker_process_was_given_is_made_by_another_if_its_thread_panics(
     place: object, start: Start, monkeypatch: pytest.MonkeyPatch, failpoints: str, order: str
 ) -> None:
@@ -72,7 +72,7 @@ def test_a_host_whose_listener_panics_is_replaced(place: object, start: Start, m
 
 
 def test_many_panics_of_all_kinds_lose_nothing(place: object, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    points = ["crew-begin", "crew-turn", "worker-written", "minibatch-done", "pump-locked", "session-request"]
+    points = ["pool-begin", "pool-turn", "worker-written", "minibatch-done", "pump-locked", "session-request"]
     failpoints = ";".join(f"{point}=1%5*panic->off" for point in points)
     errors = run(start, monkeypatch, failpoints)
     assert all("defect of coprep" in error[5] for error in errors)

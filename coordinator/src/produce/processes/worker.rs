@@ -211,7 +211,7 @@ impl Worker {
         if self.chunks.is_empty() {
             return Ok(());
         }
-        fail_point!("crew-turn");
+        fail_point!("pool-turn");
         let given: usize = self.chunks.iter().map(|chunk| chunk.left).sum();
         let Some(process) = &mut self.process else {
             return Err("is gone".into());
@@ -263,7 +263,7 @@ impl Worker {
         let mut to_make = Vec::with_capacity(jobs.len());
         for mut job in jobs {
             let begun = catch_unwind(AssertUnwindSafe(|| {
-                fail_point!("crew-begin");
+                fail_point!("pool-begin");
                 job.task.begin()
             }));
             match begun {
