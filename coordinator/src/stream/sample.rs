@@ -9,7 +9,7 @@ use coprep_cache::sample_cache::{Form, Meta};
 use coprep_cache::staging::{Layout, SlotMut};
 use coprep_cache::worklist::Given;
 use coprep_pipeline::SampleKey;
-use coprep_protocol::code::Order;
+use coprep_protocol::code::{Order, Raised};
 use coprep_protocol::message::CacheForm;
 use fail::fail_point;
 
@@ -19,7 +19,7 @@ use crate::maker::Maker;
 use crate::prepare::{Cost, Failure, Fetched, Recipe, Slot, Tools};
 use crate::stream::afloat::{Berth, Ticket};
 use crate::stream::batch::Batch;
-use crate::stream::{Drawn, Stream};
+use crate::stream::{Drawn, Numbers, Stream};
 use crate::user_code::{Begin, Outcome, Outlook, Room, Task};
 use crate::workers::{Ready, Work};
 
@@ -227,6 +227,7 @@ impl Task for SampleWork {
                 self.prepared(&cost);
                 self.end();
             }
+            Outcome::Failed(failure) if self.is_beyond_end(&failure) => self.end(),
             Outcome::Failed(failure) => match self.replace(failure) {
                 true => {
                     let stream = self.stream.clone();
@@ -445,6 +446,26 @@ impl SampleWork {
         }
         cache.count_hit();
         Restored::Whole(layout.restore(&bytes, self.slot()))
+    }
+
+    /// Returns whether there is no such sample, because its epoch has ended before it. That leaves a gap, which nobody is told
+    /// of. The end of the epoch is told by itself.
+    fn is_beyond_end(&mut self, failure: &Failure) -> bool {
+        let batches = (failure.stage == Raised::END).then(|| failure.message.parse().ok());
+        let stream = self.stream.clone();
+        let is_iterated = matches!(stream.blueprint.numbers, Numbers::Batches);
+        let Some(batches) = batches.flatten().filter(|_| is_iterated) else {
+            return false;
+        };
+        let (number, epoch) = (self.draw.number, self.draw.visit);
+        let Berth { batch, place, slot } = self.berth();
+        slot.forget_large();
+        batch.mark_bad(*place);
+        // A cohort that has left may have been followed by another, which is in this epoch of its own.
+        if batch.is_wanted() {
+            stream.engine().end_epoch(epoch, number.min(batches));
+        }
+        true
     }
 
     /// The sample failed: the jobs are told, and it is another one now. False: there is none, and a gap is left.

@@ -372,10 +372,10 @@ fn failure(raised: Raised, worker: String) -> std::result::Result<Failure, Strin
     if exception.len() > MOST_EXCEPTION {
         exception.clear();
     }
-    let stage = if raised.stage == "transform" {
-        "transform"
-    } else {
-        "dataset"
+    let stage = match raised.stage.as_str() {
+        "transform" => "transform",
+        Raised::END => Raised::END,
+        _ => "dataset",
     };
     Ok(Failure {
         worker,
