@@ -169,6 +169,9 @@ class History:
         plan = self.plan
         if plan.failpoints and not self.settings.has_failpoints:
             raise faults.Unable("the command was built without failpoints")
+        if any(data.is_iterable for data in plan.datas):
+            # Once, and not in each of the jobs, which are forked.
+            faults.import_torch()
         if plan.failpoints:
             self.panicking.mkdir()
         faults.adopt()

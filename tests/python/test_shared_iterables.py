@@ -296,6 +296,18 @@ def test_a_dataset_that_cannot_begin_says_so() -> None:
         assert list(batches) == []
 
 
+def test_a_batch_that_ended_two_readers_ends_its_epoch_and_is_made_in_the_next_one(tmp_path: Path) -> None:
+    with alone(ui.Deadly([20], str(tmp_path / "log")), batch_size=4) as loader:
+        batches = iter(loader)
+        assert [next(batches).tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        with pytest.raises(coprep.SampleError, match="was killed by signal 9") as raised:
+            next(batches)
+        assert raised.value.id == 2
+        # No reader came past it.
+        assert list(batches) == []
+        assert [batch.tolist() for batch in loader] == [list(range(first, first + 4)) for first in range(0, 20, 4)]
+
+
 def test_a_failed_batch_is_skipped_if_that_is_asked_for() -> None:
     loader = alone(ui.Items([20], fails_at=9), batch_size=4, on_error="skip")
     with loader, pytest.warns(coprep.SkippedSampleWarning):

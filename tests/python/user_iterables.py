@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils import data
-from user_datasets import note
+from user_datasets import note, noted
 
 
 class Items(data.IterableDataset[Any]):
@@ -75,6 +76,19 @@ class Random(Items):
 class FailsAtOnce(Items):
     def __iter__(self) -> Iterator[Any]:
         raise LookupError("no item at all")
+
+
+class Deadly(Items):
+    """The 10th item ends the first two readers that come to it."""
+
+    def value(self, item: int) -> Any:
+        if item == 9 and len(noted(self.log)) < 2:
+            note(self.log, "dies")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return item
+
+    def _items(self, epoch: int) -> Iterator[Any]:
+        return map(self.value, range(self.lengths[0]))
 
 
 class Unpicklable(Items):

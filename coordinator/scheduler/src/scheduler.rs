@@ -312,6 +312,15 @@ impl Scheduler {
         self.tell_length(epoch, Length::Open);
     }
 
+    /// Returns the number of samples that an epoch was told to have.
+    #[must_use]
+    pub fn told_length(&self, epoch: u64) -> Option<u32> {
+        match self.known.told.as_ref()?.get(&epoch)? {
+            Length::Known(samples) => Some(*samples),
+            Length::Open => None,
+        }
+    }
+
     fn tell_length(&mut self, epoch: u64, length: Length) {
         let oldest = self.oldest_epoch();
         let Some(told) = &mut self.known.told else {

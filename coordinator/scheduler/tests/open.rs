@@ -354,8 +354,10 @@ fn little_is_asked_for_beyond_the_end() {
     world.pump();
     let asked: Vec<u32> = world.asked.iter().map(|&(_, number)| number).collect();
     assert_eq!(asked, (0..8).collect::<Vec<u32>>(), "a queue of it");
+    assert_eq!(world.scheduler.told_length(0), None);
     while world.read(false) {}
     world.pump();
+    assert_eq!(world.scheduler.told_length(0), Some(5));
     assert_eq!(world.made.len(), 5);
     assert!(world.asked.is_empty());
     assert_eq!(world.scheduler.untold(one), Some(1));

@@ -122,6 +122,11 @@ impl Engine {
         self.scheduler.tell_epoch(epoch, batches);
     }
 
+    /// Returns how many batches the dataset gave in an epoch, if that is known.
+    pub(super) fn end_of(&self, epoch: u64) -> Option<u32> {
+        self.scheduler.told_length(epoch)
+    }
+
     /// Settles what was proposed, as far as nobody who may come could know another order. Returns true if it did.
     pub(super) fn settle_orders(&mut self) -> bool {
         let is_waiting =

@@ -153,8 +153,16 @@ impl Task for SampleWork {
         if !self.is_started() {
             return Begin::Over(Outcome::Unwanted);
         }
-        // Made meanwhile, for an earlier minibatch.
         let stream = self.stream.clone();
+        if self.is_iterated()
+            && let Some(batches) = stream.engine().end_of(self.draw.visit)
+            && self.draw.number >= batches
+        {
+            // It was drawn before its epoch was known to end. The reader need not be asked.
+            let ends = Failure::new(Raised::END, batches.to_string());
+            return Begin::Over(Outcome::Failed(ends));
+        }
+        // Made meanwhile, for an earlier minibatch.
         let cache = match &stream.blueprint.maker {
             Maker::Crew { prepared, .. } => prepared.as_deref(),
             _ => None,
@@ -179,6 +187,10 @@ impl Task for SampleWork {
             visit: self.visit(),
             cached: (0, 0),
         }
+    }
+
+    fn lasting_id(&self) -> Option<u32> {
+        (!self.is_iterated()).then_some(self.draw.id)
     }
 
     fn outlook(&self) -> Outlook {
@@ -228,13 +240,15 @@ impl Task for SampleWork {
                 self.end();
             }
             Outcome::Failed(failure) if self.is_beyond_end(&failure) => self.end(),
-            Outcome::Failed(failure) => match self.replace(failure) {
-                true => {
-                    let stream = self.stream.clone();
-                    stream.assign(Moment::default(), *self);
+            Outcome::Failed(failure) => self.failed(failure),
+            Outcome::EndedWorkers(failure) => {
+                if self.is_iterated() {
+                    // No reader comes past it, so that each batch behind it would end two more.
+                    let behind = self.draw.number.saturating_add(1);
+                    self.end_epoch(behind);
                 }
-                false => self.end(),
-            },
+                self.failed(failure);
+            }
             Outcome::Unwanted => self.end(),
             // Nobody writes this slot any more, so the minibatch is never whole, and never published.
             Outcome::Dropped => self.at = At::Over,
@@ -452,20 +466,42 @@ impl SampleWork {
     /// of. The end of the epoch is told by itself.
     fn is_beyond_end(&mut self, failure: &Failure) -> bool {
         let batches = (failure.stage == Raised::END).then(|| failure.message.parse().ok());
-        let stream = self.stream.clone();
-        let is_iterated = matches!(stream.blueprint.numbers, Numbers::Batches);
-        let Some(batches) = batches.flatten().filter(|_| is_iterated) else {
+        let Some(batches) = batches.flatten().filter(|_| self.is_iterated()) else {
             return false;
         };
-        let (number, epoch) = (self.draw.number, self.draw.visit);
         let Berth { batch, place, slot } = self.berth();
         slot.forget_large();
         batch.mark_bad(*place);
-        // A cohort that has left may have been followed by another, which is in this epoch of its own.
-        if batch.is_wanted() {
-            stream.engine().end_epoch(epoch, number.min(batches));
-        }
+        self.end_epoch(self.draw.number.min(batches));
         true
+    }
+
+    fn is_iterated(&self) -> bool {
+        matches!(self.stream.blueprint.numbers, Numbers::Batches)
+    }
+
+    /// Its epoch has only so many batches.
+    fn end_epoch(&mut self, batches: u32) {
+        let stream = self.stream.clone();
+        let epoch = self.draw.visit;
+        let batch = self.berth().batch.clone();
+        // Members come and leave under this lock.
+        let mut engine = stream.engine();
+        // A cohort that has left may have been followed by another, which iterates this epoch anew. It may end elsewhere, and
+        // the first end that is told stands.
+        if batch.is_wanted() {
+            engine.end_epoch(epoch, batches);
+        }
+    }
+
+    /// The sample failed: another one is made in its place, or a gap is left.
+    fn failed(mut self: Box<Self>, failure: Failure) {
+        if self.replace(failure) {
+            let stream = self.stream.clone();
+            stream.assign(Moment::default(), *self);
+        } else {
+            self.end();
+        }
     }
 
     /// The sample failed: the jobs are told, and it is another one now. False: there is none, and a gap is left.
@@ -649,5 +685,126 @@ impl Made<'_> {
             random: began.elapsed(),
             ..Cost::default()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test ends at the first error")]
+
+    use coprep_cache::staging::{Filling, StagingPool};
+    use coprep_scheduler::{Cohort, JobId, JobSpec};
+
+    use super::*;
+    use crate::stream::{Blueprint, StreamKey, layout};
+    use crate::workers::Workers;
+
+    const MEMBER: JobId = JobId(1);
+
+    /// A stream of an iterated dataset, whose only member is in epoch 0. The test has all of its buffers, so that nothing is
+    /// drawn.
+    fn iterated() -> (Arc<Stream>, Vec<Filling>) {
+        let maker = Maker::Jobs { samples: 1 };
+        let pool = StagingPool::create(layout(&maker.fields(true), 1, 1 << 20).unwrap()).unwrap();
+        let buffers = std::iter::from_fn(|| pool.allocate()).collect();
+        let key = StreamKey {
+            pipeline: 1,
+            shuffle: false,
+            cache: CacheForm::Off,
+            lru: false,
+            reuse: 0,
+            relaxed: false,
+            draws: 0,
+            told: 1,
+        };
+        let blueprint = Blueprint {
+            id: 1,
+            key,
+            takes_any_form: false,
+            seed: 7,
+            numbers: Numbers::Batches,
+            maker,
+            code_key: 0,
+            identity: None,
+            dataset_name: String::new(),
+            pipeline_text: String::new(),
+            spec: None,
+            is_replayed: false,
+        };
+        let workers = Arc::new(Workers::start(Some(1), false).unwrap());
+        let stream = Stream::open(blueprint, pool, workers).unwrap();
+        let spec = JobSpec {
+            batch_size: 1,
+            world_size: 1,
+            drop_last: false,
+            subset: None,
+            resume: None,
+            cohort: Some(Cohort {
+                name: "c".into(),
+                size: 1,
+            }),
+            skip_bad: false,
+        };
+        let mut engine = stream.engine();
+        engine.scheduler.attach(MEMBER, spec).unwrap();
+        engine.scheduler.open_epoch(0);
+        drop(engine);
+        (stream, buffers)
+    }
+
+    /// A batch of epoch 0 that so many members wait for.
+    fn batch(stream: &Arc<Stream>, buffer: Filling, number: u32, members: u32) -> Box<SampleWork> {
+        let (slots, unfinished) = buffer.split(1);
+        let berth = Berth {
+            batch: Arc::new(Batch::new(1, Vec::new(), 1, members, unfinished)),
+            slot: slots.into_iter().next().unwrap(),
+            place: 0,
+        };
+        let draw = Drawn {
+            number,
+            id: number,
+            visit: 0,
+            key: 0,
+        };
+        let plan = Plan {
+            start: Moment::default(),
+            due: None,
+            is_there: false,
+        };
+        Box::new(SampleWork::bound(stream.clone(), berth, draw, plan))
+    }
+
+    fn ends_at(batches: u32) -> Outcome {
+        Outcome::Failed(Failure::new(Raised::END, batches.to_string()))
+    }
+
+    fn samples(stream: &Arc<Stream>) -> u32 {
+        stream.engine().scheduler.job(MEMBER).unwrap().samples
+    }
+
+    #[test]
+    fn an_end_that_nobody_waits_for_any_more_ends_no_epoch_of_another_cohort() {
+        let (stream, mut buffers) = iterated();
+        let open = samples(&stream);
+        // It was drawn for a cohort that has left, which was in epoch 0 as well.
+        batch(&stream, buffers.pop().unwrap(), 3, 0).finish(ends_at(3));
+        assert_eq!((stream.engine().end_of(0), samples(&stream)), (None, open));
+        batch(&stream, buffers.pop().unwrap(), 7, 1).finish(ends_at(5));
+        assert_eq!((stream.engine().end_of(0), samples(&stream)), (Some(5), 5));
+    }
+
+    #[test]
+    fn an_epoch_ends_behind_a_batch_that_ended_its_readers_and_none_is_asked_for_what_comes_then() {
+        let (stream, mut buffers) = iterated();
+        let mut behind = batch(&stream, buffers.pop().unwrap(), 6, 1);
+        assert!(matches!(behind.begin(), Begin::Make));
+        assert_eq!(behind.lasting_id(), None);
+        let why = Failure::new("dataset", "the worker that made it was killed".into());
+        batch(&stream, buffers.pop().unwrap(), 5, 1).finish(Outcome::EndedWorkers(why));
+        assert_eq!((stream.engine().end_of(0), samples(&stream)), (Some(6), 6));
+        assert!(
+            matches!(behind.begin(), Begin::Over(Outcome::Failed(end)) if end.stage == Raised::END)
+        );
+        behind.finish(ends_at(6));
     }
 }
