@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -103,9 +104,17 @@ def together(members: list[Member], batches: int) -> None:
 
 
 def reader_pid() -> int:
-    (stream,) = json.loads(coprep._coprep.status(None))["streams"]
-    (pid,) = stream["worker_pids"]
-    return int(pid)
+    found: list[int] = []
+
+    def is_there() -> bool:
+        (stream,) = json.loads(coprep._coprep.status(None))["streams"]
+        found[:] = stream["worker_pids"]
+        assert len(found) <= 1
+        return bool(found)
+
+    # One that was killed just before is being replaced.
+    until(is_there, "there is a reader")
+    return found[0]
 
 
 def kill(pid: int) -> None:
@@ -144,6 +153,20 @@ def test_the_batches_are_the_same_though_the_reader_is_killed(start: Start, take
     finish(members)
     assert members[0].epochs == members[1].epochs
     assert [sorted(items) for items in members[0].items()] == [list(range(length)) for length in lengths]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_there_are_never_two_readers(start: Start, tmp_path: Path, workers: int) -> None:
+    members = cohort(start, f"Alone([400], {str(tmp_path / 'lock')!r})", 1, num_workers=workers)
+    together(members, 1)
+    for number in range(8):
+        # At first it makes batches, and then it has nothing to do, for each member has a full queue.
+        time.sleep(0.1 * (number % 3))
+        kill(reader_pid())
+        together(members, 5)
+    finish(members)
+    assert members[0].epochs == members[1].epochs
+    assert [sorted(items) for items in members[0].items()] == [list(range(400))]
 
 
 @pytest.mark.parametrize("taken", [0, 5, 6])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import time
@@ -89,6 +90,16 @@ class Deadly(Items):
 
     def _items(self, epoch: int) -> Iterator[Any]:
         return map(self.value, range(self.lengths[0]))
+
+
+class Alone(Items):
+    """Fails if it is iterated by two processes at a time, of which none is a worker of the other's."""
+
+    def _items(self, epoch: int) -> Iterator[Any]:
+        worker = data.get_worker_info()
+        with open(f"{self.log}-{worker.id if worker else 0}", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield from super()._items(epoch)
 
 
 class Unpicklable(Items):

@@ -623,9 +623,10 @@ impl Worker {
     /// host is gone.
     ///
     /// It must be gone before anybody else is given the slots that it may be writing. And a dataset that can only be iterated
-    /// must not be iterated twice at the same time: a stream of one has one worker
-    /// ([`Crew`]), whose next process is started behind this. PyTorch's workers of the process before are gone as well. The
-    /// kernel has sent them SIGKILL before it says that their parent has ended (`end_with_parent` in `_worker.py`).
+    /// must not be iterated twice at the same time. A stream of one has one worker, whose next process is started after this.
+    /// PyTorch's workers of the process before are gone as well. They have its socket too, so that it is not lost before they
+    /// have ended. Where the process is killed here, the kernel sends them SIGKILL (`end_with_parent` in `_worker.py`) before
+    /// it says that their parent has ended.
     fn reap(&self, number: u32, why: &str) -> Option<String> {
         let host = &self.crew.host;
         let exited = match why {
