@@ -221,8 +221,11 @@ def test_batches_of_an_iteration_that_are_lost_or_made_up_are_found() -> None:
     assert kinds(log_of(*GOOD[:2], [8, 9, 10])) == ["batch not of the iteration"]
     assert kinds(log_of(*GOOD[:2], e2="SampleError")) == ["error not due, sample"]
     twice = (Fault("kill", At("start"), "worker"),) * 2
-    assert kinds(log_of(*GOOD[:1], e1="SampleError"), faults=twice) == []
-    assert kinds(log_of(e1="SampleError"), faults=twice) == ["batch lost"]
+    assert kinds(log_of(GOOD[0], GOOD[2], e1="SampleError"), faults=twice) == []
+    assert kinds(log_of(GOOD[0], e1="SampleError"), faults=twice) == ["batch lost"]
+    # Nothing comes past two such batches in a row.
+    assert kinds(log_of(GOOD[0], e1="SampleError", e2="SampleError"), faults=twice, samples=20) == []
+    assert kinds(log_of(GOOD[0], e2="SampleError", e3="SampleError"), faults=twice, samples=20) == ["batch lost"]
     skipping = dataclasses.replace(ITERATING, skip=True)
     assert kinds(log_of(*GOOD[:1]), faults=twice, job=skipping) == []
     assert kinds(log_of(*GOOD, e1="SampleError"), faults=twice, job=skipping) == ["error despite skip"]

@@ -158,12 +158,12 @@ def test_the_batches_are_the_same_though_the_reader_is_killed(start: Start, take
 @pytest.mark.parametrize("workers", [0, 2])
 def test_there_are_never_two_readers(start: Start, tmp_path: Path, workers: int) -> None:
     members = cohort(start, f"Alone([400], {str(tmp_path / 'lock')!r})", 1, num_workers=workers)
-    together(members, 1)
-    for number in range(8):
-        # At first it makes batches, and then it has nothing to do, for each member has a full queue.
-        time.sleep(0.1 * (number % 3))
+    for pause in (0.0, 0.2, 0.0, 0.1):
+        # More than lies ready, so that the last one was made by the reader that is killed then. It is at the next ones, or
+        # has nothing to do because all queues are full.
+        together(members, 20)
+        time.sleep(pause)
         kill(reader_pid())
-        together(members, 5)
     finish(members)
     assert members[0].epochs == members[1].epochs
     assert [sorted(items) for items in members[0].items()] == [list(range(400))]
@@ -319,16 +319,27 @@ def test_a_dataset_that_cannot_begin_says_so() -> None:
         assert list(batches) == []
 
 
-def test_a_batch_that_ended_two_readers_ends_its_epoch_and_is_made_in_the_next_one(tmp_path: Path) -> None:
-    with alone(ui.Deadly([20], str(tmp_path / "log")), batch_size=4) as loader:
+@pytest.mark.parametrize("readers", [1, 2, 4])
+def test_a_batch_that_ends_its_readers_is_reported_and_the_epoch_ends_if_none_comes_past_it(
+    tmp_path: Path, readers: int
+) -> None:
+    whole = [list(range(first, first + 4)) for first in range(0, 20, 4)]
+    given: list[list[int]] = []
+    failed = []
+    with alone(ui.Deadly([20], str(tmp_path / "log"), fails_at=readers), batch_size=4) as loader:
         batches = iter(loader)
-        assert [next(batches).tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-        with pytest.raises(coprep.SampleError, match="was killed by signal 9") as raised:
-            next(batches)
-        assert raised.value.id == 2
-        # No reader came past it.
-        assert list(batches) == []
-        assert [batch.tolist() for batch in loader] == [list(range(first, first + 4)) for first in range(0, 20, 4)]
+        while True:
+            try:
+                given.append(next(batches).tolist())
+            except StopIteration:
+                break
+            except coprep.SampleError as error:
+                assert "was killed by signal 9" in str(error)
+                failed.append(error.id)
+        assert failed == list(range(2, 2 + readers // 2))
+        assert given == (whole[:2] if readers == 4 else [batch for batch in whole if whole.index(batch) not in failed])
+        # In the next epoch these numbers mean other batches.
+        assert [batch.tolist() for batch in loader] == whole
 
 
 def test_a_failed_batch_is_skipped_if_that_is_asked_for() -> None:

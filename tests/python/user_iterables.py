@@ -80,10 +80,10 @@ class FailsAtOnce(Items):
 
 
 class Deadly(Items):
-    """The 10th item ends the first two readers that come to it."""
+    """The 10th item ends the first readers that come to it, ``fails_at`` of them."""
 
     def value(self, item: int) -> Any:
-        if item == 9 and len(noted(self.log)) < 2:
+        if item == 9 and len(noted(self.log)) < self.fails_at:
             note(self.log, "dies")
             os.kill(os.getpid(), signal.SIGKILL)
         return item

@@ -37,6 +37,8 @@ pub(super) struct Orders {
     settled: BTreeMap<u64, Order>,
     /// The first proposal for each epoch that has no order.
     proposed: BTreeMap<u64, Order>,
+    /// Epoch and number of the last batch that ended as many readers as may be tried.
+    ended_readers: Option<(u64, u32)>,
 }
 
 impl Order {
@@ -120,6 +122,12 @@ impl Engine {
     /// The dataset gave only so many batches in an epoch.
     pub(super) fn end_epoch(&mut self, epoch: u64, batches: u32) {
         self.scheduler.tell_epoch(epoch, batches);
+    }
+
+    /// Notes that a batch has ended its readers. Returns whether the batch before it was the last to do so.
+    pub(super) fn ended_readers(&mut self, epoch: u64, number: u32) -> bool {
+        let before = self.orders.ended_readers.replace((epoch, number));
+        before.is_some_and(|(of, before)| of == epoch && before.checked_add(1) == Some(number))
     }
 
     /// Returns how many batches the dataset gave in an epoch, if that is known.

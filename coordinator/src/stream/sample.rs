@@ -243,9 +243,7 @@ impl Task for SampleWork {
             Outcome::Failed(failure) => self.failed(failure),
             Outcome::EndedWorkers(failure) => {
                 if self.is_iterated() {
-                    // No reader comes past it, so that each batch behind it would end two more.
-                    let behind = self.draw.number.saturating_add(1);
-                    self.end_epoch(behind);
+                    self.ended_readers();
                 }
                 self.failed(failure);
             }
@@ -494,6 +492,16 @@ impl SampleWork {
         }
     }
 
+    /// The batch has ended as many readers as may be tried. If the one before it did, too, no reader comes past the place,
+    /// and the epoch ends here. Otherwise each batch to come would end two more, and there might be no last one.
+    fn ended_readers(&mut self) {
+        let (epoch, number) = (self.draw.visit, self.draw.number);
+        let did_so = self.stream.engine().ended_readers(epoch, number);
+        if did_so {
+            self.end_epoch(number.saturating_add(1));
+        }
+    }
+
     /// The sample failed: another one is made in its place, or a gap is left.
     fn failed(mut self: Box<Self>, failure: Failure) {
         if self.replace(failure) {
@@ -693,7 +701,7 @@ mod tests {
     #![expect(clippy::unwrap_used, reason = "a test ends at the first error")]
 
     use coprep_cache::staging::{Filling, StagingPool};
-    use coprep_scheduler::{Cohort, JobId, JobSpec};
+    use coprep_scheduler::{Cohort, Draw, JobId, JobSpec};
 
     use super::*;
     use crate::stream::{Blueprint, StreamKey, layout};
@@ -760,12 +768,10 @@ mod tests {
             slot: slots.into_iter().next().unwrap(),
             place: 0,
         };
-        let draw = Drawn {
-            number,
+        let draw = Numbers::Batches.sample(Draw {
             id: number,
             visit: 0,
-            key: 0,
-        };
+        });
         let plan = Plan {
             start: Moment::default(),
             due: None,
@@ -778,33 +784,44 @@ mod tests {
         Outcome::Failed(Failure::new(Raised::END, batches.to_string()))
     }
 
-    fn samples(stream: &Arc<Stream>) -> u32 {
-        stream.engine().scheduler.job(MEMBER).unwrap().samples
+    /// Where epoch 0 ends, as far as that is known, and the number of samples that the scheduler takes it to have.
+    fn length(stream: &Arc<Stream>) -> (Option<u32>, u32) {
+        let engine = stream.engine();
+        let view = engine.scheduler.job(MEMBER).unwrap();
+        (engine.end_of(0), view.samples)
     }
 
     #[test]
     fn an_end_that_nobody_waits_for_any_more_ends_no_epoch_of_another_cohort() {
         let (stream, mut buffers) = iterated();
-        let open = samples(&stream);
+        let open = length(&stream);
+        assert_eq!(open.0, None);
         // It was drawn for a cohort that has left, which was in epoch 0 as well.
         batch(&stream, buffers.pop().unwrap(), 3, 0).finish(ends_at(3));
-        assert_eq!((stream.engine().end_of(0), samples(&stream)), (None, open));
+        assert_eq!(length(&stream), open);
         batch(&stream, buffers.pop().unwrap(), 7, 1).finish(ends_at(5));
-        assert_eq!((stream.engine().end_of(0), samples(&stream)), (Some(5), 5));
+        assert_eq!(length(&stream), (Some(5), 5));
     }
 
     #[test]
-    fn an_epoch_ends_behind_a_batch_that_ended_its_readers_and_none_is_asked_for_what_comes_then() {
+    fn an_epoch_ends_behind_two_batches_that_ended_their_readers_and_none_is_asked_for_what_comes_then()
+     {
         let (stream, mut buffers) = iterated();
+        let open = length(&stream);
         let mut behind = batch(&stream, buffers.pop().unwrap(), 6, 1);
         assert!(matches!(behind.begin(), Begin::Make));
         assert_eq!(behind.lasting_id(), None);
-        let why = Failure::new("dataset", "the worker that made it was killed".into());
-        batch(&stream, buffers.pop().unwrap(), 5, 1).finish(Outcome::EndedWorkers(why));
-        assert_eq!((stream.engine().end_of(0), samples(&stream)), (Some(6), 6));
-        assert!(
-            matches!(behind.begin(), Begin::Over(Outcome::Failed(end)) if end.stage == Raised::END)
-        );
+        let mut ends_readers = |number| {
+            let why = Failure::new("dataset", "the worker that made it was killed".into());
+            let batch = batch(&stream, buffers.pop().unwrap(), number, 1);
+            batch.finish(Outcome::EndedWorkers(why));
+            length(&stream)
+        };
+        assert_eq!(ends_readers(2), open);
+        assert_eq!(ends_readers(4), open, "a reader came past the other one");
+        assert_eq!(ends_readers(5), (Some(6), 6));
+        let begun = behind.begin();
+        assert!(matches!(begun, Begin::Over(Outcome::Failed(end)) if end.stage == Raised::END));
         behind.finish(ends_at(6));
     }
 }
