@@ -159,8 +159,8 @@ def test_the_batches_are_the_same_though_the_reader_is_killed(start: Start, take
 def test_there_are_never_two_readers(start: Start, tmp_path: Path, workers: int) -> None:
     members = cohort(start, f"Alone([400], {str(tmp_path / 'lock')!r})", 1, num_workers=workers)
     for pause in (0.0, 0.2, 0.0, 0.1):
-        # More than lies ready, so that the last one was made by the reader that is killed then. It is at the next ones, or
-        # has nothing to do because all queues are full.
+        # More than lies ready, so that the last one was made by the reader that is killed then. It is at the next ones,
+        # or has nothing to do because all queues are full.
         together(members, 20)
         time.sleep(pause)
         kill(reader_pid())
@@ -317,6 +317,15 @@ def test_a_dataset_that_cannot_begin_says_so() -> None:
         with pytest.raises(LookupError, match="no item at all"):
             next(batches)
         assert list(batches) == []
+
+
+def test_a_worker_of_pytorchs_that_ends_takes_its_reader_with_it_and_nothing_is_lost(tmp_path: Path) -> None:
+    with alone(ui.Deadly([24], str(tmp_path / "log"), fails_at=1), batch_size=4, num_workers=2) as loader:
+        for _ in range(2):
+            items = [batch.tolist() for batch in loader]
+            assert items[:2] == [[0, 2, 4, 6], [1, 3, 5, 7]]
+            assert sorted(i for batch in items for i in batch) == list(range(24))
+    assert noted(tmp_path / "log") == ["dies"]
 
 
 @pytest.mark.parametrize("readers", [1, 2, 4])

@@ -89,7 +89,9 @@ class Deadly(Items):
         return item
 
     def _items(self, epoch: int) -> Iterator[Any]:
-        return map(self.value, range(self.lengths[0]))
+        worker = data.get_worker_info()
+        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        return map(self.value, range(first, self.lengths[0], step))
 
 
 class Alone(Items):

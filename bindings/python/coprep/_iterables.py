@@ -186,8 +186,24 @@ class Reader:
             self._end = self._next
             self._iterator = None
         except Exception as error:
+            self.end_with_workers()
             # Asked once more, the iterator goes on or ends, as it does with PyTorch.
             self._keep(_Made(None, error))
+
+    def end_with_workers(self) -> None:
+        """End this process if one of PyTorch's workers has ended.
+
+        The others would go on without what that one had still to give. The next reader iterates the epoch anew.
+        """
+        for worker in getattr(self._iterator, "_workers", ()):
+            # None: it runs.
+            if worker.exitcode:
+                sys.stderr.write(f"worker {worker.pid} of PyTorch ended ({worker.exitcode}), and its reader with it\n")
+                sys.stderr.flush()
+                if worker.exitcode < 0:
+                    # So that the same is told of this process.
+                    os.kill(os.getpid(), -worker.exitcode)
+                os._exit(1)
 
     def _keep(self, made: _Made) -> None:
         self._kept[self._next] = made

@@ -97,6 +97,9 @@ def enter() -> socket.socket:
     control = socket.socket(fileno=os.dup(0))
     with open(os.devnull) as null:
         os.dup2(null.fileno(), 0)
+    if _is_hung_up(control):
+        # The parent ended before this process was tied to it. Imports, which may take long, would be for nobody.
+        os._exit(1)
     return control
 
 
@@ -501,6 +504,9 @@ class _Worker:
             link.raised(json.dumps({"stage": "end", "message": str(end.batches), "exception": ""}).encode())
             return
         except Exception as error:
+            if self._reader is not None:
+                # PyTorch says so by a signal handler, which may raise it anywhere.
+                self._reader.end_with_workers()
             link.raised(json.dumps(_raised(sample, stage, error)).encode())
             return
         if packed is None or self._write_blob(packed, *place):

@@ -698,8 +698,6 @@ impl Made<'_> {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "a test ends at the first error")]
-
     use coprep_cache::staging::{Filling, StagingPool};
     use coprep_scheduler::{Cohort, Draw, JobId, JobSpec};
 
