@@ -315,9 +315,9 @@ def _check_iterated(where: str, job: Job, samples: int, due: Due, one: Pass) -> 
     if any(after <= before for before, after in zip(given, given[1:], strict=False)):
         return [*found, Finding("order broken", f"{where}: batches {given}")]
     end = len(expected) if one.is_complete else max(given, default=-1) + 1
-    # Two batches in a row that ended their readers end the epoch.
-    endings = [n + 1 for n in failed if n - 1 in failed and n > max(given, default=-1)]
-    end = min([end, *endings])
+    # Where a second batch ends its readers before another one was made, the epoch ends.
+    if len(failed) > 1 and max(failed) > max(given, default=-1):
+        end = min(end, max(failed) + 1)
     lost = set(range(end)) - set(given) - failed
     if lost and not (job.skip and due.any_may_fail):
         found.append(Finding("batch lost", f"{where}: {_some(lost)} of {len(expected)}"))

@@ -37,7 +37,7 @@ pub(super) struct Orders {
     settled: BTreeMap<u64, Order>,
     /// The first proposal for each epoch that has no order.
     proposed: BTreeMap<u64, Order>,
-    /// Epoch and number of the last batch that ended as many readers as may be tried.
+    /// Epoch and number of the last batch that ended as many readers as may be tried. `None`: one was made since.
     ended_readers: Option<(u64, u32)>,
 }
 
@@ -124,10 +124,15 @@ impl Engine {
         self.scheduler.tell_epoch(epoch, batches);
     }
 
-    /// Notes that a batch has ended its readers. Returns whether the batch before it was the last to do so.
-    pub(super) fn ended_readers(&mut self, epoch: u64, number: u32) -> bool {
-        let before = self.orders.ended_readers.replace((epoch, number));
-        before.is_some_and(|(of, before)| of == epoch && before.checked_add(1) == Some(number))
+    /// Notes that a batch has ended its readers. Returns another one of its epoch that did, if none was made since.
+    pub(super) fn ended_readers(&mut self, epoch: u64, number: u32) -> Option<u32> {
+        let other = self.orders.ended_readers.replace((epoch, number));
+        other.filter(|&(of, _)| of == epoch).map(|(_, other)| other)
+    }
+
+    /// A batch was made.
+    pub(super) fn forget_ended_readers(&mut self) {
+        self.orders.ended_readers = None;
     }
 
     /// Returns how many batches the dataset gave in an epoch, if that is known.

@@ -232,6 +232,9 @@ impl Task for SampleWork {
     fn finish(mut self: Box<Self>, outcome: Outcome) {
         match outcome {
             Outcome::Made { cost, blob } => {
+                if self.is_iterated() {
+                    self.stream.engine().forget_ended_readers();
+                }
                 self.made(&cost, blob);
                 self.end();
             }
@@ -492,13 +495,14 @@ impl SampleWork {
         }
     }
 
-    /// The batch has ended as many readers as may be tried. If the one before it did, too, no reader comes past the place,
-    /// and the epoch ends here. Otherwise each batch to come would end two more, and there might be no last one.
+    /// The batch has ended as many readers as may be tried. If another one did, and none was made since, no reader comes past
+    /// the place, and the epoch ends. Otherwise each batch to come would end two more, and there might be no last one.
     fn ended_readers(&mut self) {
         let (epoch, number) = (self.draw.visit, self.draw.number);
-        let did_so = self.stream.engine().ended_readers(epoch, number);
-        if did_so {
-            self.end_epoch(number.saturating_add(1));
+        let other = self.stream.engine().ended_readers(epoch, number);
+        if let Some(other) = other {
+            // Both are reported, in whichever order they were tried.
+            self.end_epoch(number.max(other).saturating_add(1));
         }
     }
 
@@ -711,7 +715,8 @@ mod tests {
     /// drawn.
     fn iterated() -> (Arc<Stream>, Vec<Filling>) {
         let maker = Maker::Jobs { samples: 1 };
-        let pool = StagingPool::create(layout(&maker.fields(true), 1, 1 << 20).unwrap()).unwrap();
+        let fields = maker.fields(Numbers::Batches.are_ids());
+        let pool = StagingPool::create(layout(&fields, 1, 1 << 20).unwrap()).unwrap();
         let buffers = std::iter::from_fn(|| pool.allocate()).collect();
         let key = StreamKey {
             pipeline: 1,
@@ -809,6 +814,7 @@ mod tests {
         let mut behind = batch(&stream, buffers.pop().unwrap(), 6, 1);
         assert!(matches!(behind.begin(), Begin::Make));
         assert_eq!(behind.lasting_id(), None);
+        let made = batch(&stream, buffers.pop().unwrap(), 3, 1);
         let mut ends_readers = |number| {
             let why = Failure::new("dataset", "the worker that made it was killed".into());
             let batch = batch(&stream, buffers.pop().unwrap(), number, 1);
@@ -816,8 +822,12 @@ mod tests {
             length(&stream)
         };
         assert_eq!(ends_readers(2), open);
-        assert_eq!(ends_readers(4), open, "a reader came past the other one");
-        assert_eq!(ends_readers(5), (Some(6), 6));
+        made.finish(Outcome::Made {
+            cost: Cost::default(),
+            blob: 0,
+        });
+        assert_eq!(ends_readers(5), open, "a reader came past the other one");
+        assert_eq!(ends_readers(4), (Some(6), 6));
         let begun = behind.begin();
         assert!(matches!(begun, Begin::Over(Outcome::Failed(end)) if end.stage == Raised::END));
         behind.finish(ends_at(6));
