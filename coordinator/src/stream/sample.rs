@@ -711,9 +711,15 @@ mod tests {
 
     const MEMBER: JobId = JobId(1);
 
-    /// A stream of an iterated dataset, whose only member is in epoch 0. The test has all of its buffers, so that nothing is
+    /// A stream of an iterated dataset, whose only member is in epoch 0. All of its buffers are kept here, so that nothing is
     /// drawn.
-    fn iterated() -> (Arc<Stream>, Vec<Filling>) {
+    struct Iterated {
+        stream: Arc<Stream>,
+        buffers: Vec<Filling>,
+        kept: Vec<Arc<Batch>>,
+    }
+
+    fn iterated() -> Iterated {
         let maker = Maker::Jobs { samples: 1 };
         let fields = maker.fields(Numbers::Batches.are_ids());
         let pool = StagingPool::create(layout(&fields, 1, 1 << 20).unwrap()).unwrap();
@@ -760,74 +766,82 @@ mod tests {
         engine.scheduler.attach(MEMBER, spec).unwrap();
         engine.scheduler.open_epoch(0);
         drop(engine);
-        (stream, buffers)
+        Iterated {
+            stream,
+            buffers,
+            kept: Vec::new(),
+        }
     }
 
-    /// A batch of epoch 0 that so many members wait for.
-    fn batch(stream: &Arc<Stream>, buffer: Filling, number: u32, members: u32) -> Box<SampleWork> {
-        let (slots, unfinished) = buffer.split(1);
-        let berth = Berth {
-            batch: Arc::new(Batch::new(1, Vec::new(), 1, members, unfinished)),
-            slot: slots.into_iter().next().unwrap(),
-            place: 0,
-        };
-        let draw = Numbers::Batches.sample(Draw {
-            id: number,
-            visit: 0,
-        });
-        let plan = Plan {
-            start: Moment::default(),
-            due: None,
-            is_there: false,
-        };
-        Box::new(SampleWork::bound(stream.clone(), berth, draw, plan))
+    impl Iterated {
+        /// A batch of epoch 0 that so many members wait for.
+        fn batch(&mut self, number: u32, members: u32) -> Box<SampleWork> {
+            let (slots, unfinished) = self.buffers.pop().unwrap().split(1);
+            let batch = Arc::new(Batch::new(1, Vec::new(), 1, members, unfinished));
+            self.kept.push(batch.clone());
+            let berth = Berth {
+                batch,
+                slot: slots.into_iter().next().unwrap(),
+                place: 0,
+            };
+            let draw = Numbers::Batches.sample(Draw {
+                id: number,
+                visit: 0,
+            });
+            let plan = Plan {
+                start: Moment::default(),
+                due: None,
+                is_there: false,
+            };
+            Box::new(SampleWork::bound(self.stream.clone(), berth, draw, plan))
+        }
+
+        /// Where epoch 0 ends, as far as that is known, and the number of samples that the scheduler takes it to have.
+        fn length(&self) -> (Option<u32>, u32) {
+            let engine = self.stream.engine();
+            let view = engine.scheduler.job(MEMBER).unwrap();
+            (engine.end_of(0), view.samples)
+        }
     }
 
     fn ends_at(batches: u32) -> Outcome {
         Outcome::Failed(Failure::new(Raised::END, batches.to_string()))
     }
 
-    /// Where epoch 0 ends, as far as that is known, and the number of samples that the scheduler takes it to have.
-    fn length(stream: &Arc<Stream>) -> (Option<u32>, u32) {
-        let engine = stream.engine();
-        let view = engine.scheduler.job(MEMBER).unwrap();
-        (engine.end_of(0), view.samples)
-    }
-
     #[test]
     fn an_end_that_nobody_waits_for_any_more_ends_no_epoch_of_another_cohort() {
-        let (stream, mut buffers) = iterated();
-        let open = length(&stream);
+        let mut iterated = iterated();
+        let open = iterated.length();
         assert_eq!(open.0, None);
         // It was drawn for a cohort that has left, which was in epoch 0 as well.
-        batch(&stream, buffers.pop().unwrap(), 3, 0).finish(ends_at(3));
-        assert_eq!(length(&stream), open);
-        batch(&stream, buffers.pop().unwrap(), 7, 1).finish(ends_at(5));
-        assert_eq!(length(&stream), (Some(5), 5));
+        iterated.batch(3, 0).finish(ends_at(3));
+        assert_eq!(iterated.length(), open);
+        iterated.batch(7, 1).finish(ends_at(5));
+        assert_eq!(iterated.length(), (Some(5), 5));
     }
 
     #[test]
     fn an_epoch_ends_behind_two_batches_that_ended_their_readers_and_none_is_asked_for_what_comes_then()
      {
-        let (stream, mut buffers) = iterated();
-        let open = length(&stream);
-        let mut behind = batch(&stream, buffers.pop().unwrap(), 6, 1);
+        let mut iterated = iterated();
+        let open = iterated.length();
+        let mut behind = iterated.batch(6, 1);
         assert!(matches!(behind.begin(), Begin::Make));
         assert_eq!(behind.lasting_id(), None);
-        let made = batch(&stream, buffers.pop().unwrap(), 3, 1);
-        let mut ends_readers = |number| {
+        let ends_readers = |iterated: &mut Iterated, number| {
             let why = Failure::new("dataset", "the worker that made it was killed".into());
-            let batch = batch(&stream, buffers.pop().unwrap(), number, 1);
+            let batch = iterated.batch(number, 1);
             batch.finish(Outcome::EndedWorkers(why));
-            length(&stream)
+            iterated.length()
         };
-        assert_eq!(ends_readers(2), open);
-        made.finish(Outcome::Made {
+        assert_eq!(ends_readers(&mut iterated, 2), open);
+        iterated.batch(3, 1).finish(Outcome::Made {
             cost: Cost::default(),
             blob: 0,
         });
-        assert_eq!(ends_readers(5), open, "a reader came past the other one");
-        assert_eq!(ends_readers(4), (Some(6), 6));
+        let came_past = "a reader came past the other one";
+        assert_eq!(ends_readers(&mut iterated, 5), open, "{came_past}");
+        assert_eq!(ends_readers(&mut iterated, 4), (Some(6), 6));
         let begun = behind.begin();
         assert!(matches!(begun, Begin::Over(Outcome::Failed(end)) if end.stage == Raised::END));
         behind.finish(ends_at(6));
