@@ -248,8 +248,8 @@ impl WorkerLink {
     }
 
     /// Returns the request as Python gets it: whether it is the first of its chunk, sample id, buffer and slot if they
-    /// are certain, whether to keep the deterministic part, key of the random numbers, and offset and length of the
-    /// cached part.
+    /// are certain, whether to keep the deterministic part, key of the random numbers, offset and length of the cached
+    /// part, and visit.
     fn told<'py>(
         &self,
         py: Python<'py>,
@@ -259,7 +259,8 @@ impl WorkerLink {
         let key = sample_key(self.seed, u64::from(order.id), order.visit);
         let (at, size) = order.cached;
         let place = order.place.filter(|_| !order.is_offered);
-        let told = (is_first, order.id, place, order.keep, key, at, size);
+        let visit = order.visit;
+        let told = (is_first, order.id, place, order.keep, key, at, size, visit);
         Ok(told.into_pyobject(py)?.into_any())
     }
 

@@ -172,11 +172,12 @@ class WorkerLink:
     """A worker process's end of its socket, which takes requests for samples one at a time and reports the results."""
 
     def __init__(self, socket: int, task_table: int | None, seed: int) -> None: ...
-    def next(self) -> tuple[bool, int, tuple[int, int] | None, bool, int, int, int] | bytes | None:
+    def next(self) -> tuple[bool, int, tuple[int, int] | None, bool, int, int, int, int] | bytes | None:
         """Returns the next sample to make, or a message of another kind, or ``None`` if the coordinator is gone.
 
         A sample is: whether it is the first of its chunk, its id, its buffer and slot if they are certain, whether to
-        keep its deterministic part, the key of its random numbers, and offset and length of its cached part.
+        keep its deterministic part, the key of its random numbers, offset and length of its cached part, and its
+        visit.
         """
 
     def scratch(self) -> tuple[int, int]:
@@ -204,6 +205,7 @@ def user_dataset(
     *,
     split: bool,
     in_job: bool,
+    is_iterated: bool,
 ) -> Pipeline: ...
 def status(socket: str | os.PathLike[str] | None = None, slow: int = 0) -> str: ...
 def stop(socket: str | os.PathLike[str] | None = None) -> int: ...

@@ -522,12 +522,18 @@ pub struct Raised {
     /// Id of the sample.
     #[serde(default)]
     pub id: u32,
-    /// `dataset` or `transform`.
+    /// `dataset`, `transform`, or [`Raised::END`].
     pub stage: String,
     /// Type, text and traceback of the exception.
     pub message: String,
     /// The exception packed for the job, in hexadecimal digits.
     pub exception: String,
+}
+
+impl Raised {
+    /// The stage that says the epoch of an iterable dataset has no such batch. It is no failure. The message is the number
+    /// of batches that the epoch has, in decimal digits.
+    pub const END: &str = "end";
 }
 
 /// Description of a dataset's samples, from a probe.

@@ -2,7 +2,7 @@
 
 use rkyv::{Archive, Deserialize, Serialize};
 
-use crate::spec::{Field, PipelineSpec};
+use crate::spec::{Field, PipelineSpec, Source};
 
 /// A message from a client to the coordinator.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
@@ -200,6 +200,21 @@ pub struct Attach {
     /// Whether the job had begun before this client lost its connection: the client was given a batch, or one lay ready
     /// for it.
     pub has_begun: bool,
+}
+
+impl Attach {
+    /// Returns true if the dataset can only be iterated ([`is_iterated`](crate::spec::UserDataset::is_iterated)).
+    #[must_use]
+    pub fn is_iterated(&self) -> bool {
+        matches!(&self.pipeline.source, Source::UserCode(user) if user.is_iterated)
+    }
+
+    /// Returns true if the job's epochs are those of its cohort: their samples are known only when they are told or
+    /// iterated.
+    #[must_use]
+    pub fn is_of_cohort(&self) -> bool {
+        self.is_told || self.is_iterated()
+    }
 }
 
 /// Most draws of an epoch. When an epoch ends, their set is walked once under the stream's lock, which bounds how long

@@ -32,6 +32,7 @@ impl Engine {
         }
         self.scheduler
             .epoch_started(JobId(rank_id.job), rank_id.rank, epoch);
+        self.open_epoch(rank_id, epoch);
     }
 
     /// Tells the scheduler which epochs the ranks of a job began while it waited for others. Nothing of an epoch is
