@@ -149,7 +149,7 @@ const PER_SAMPLE: u64 = 64;
 /// decoded, all of them must be decoded in full, because pixels must not depend on the cache. Decoding in full costs an
 /// eighth more than decoding with reduction.
 const WORTH_DECODING: u64 = 8;
-/// Number of samples that are probed at most to estimate what a dataset needs.
+/// Number of samples that are probed at most to estimate the bytes that a dataset needs.
 const PROBES: u32 = 4096;
 
 impl DatasetCache {

@@ -17,8 +17,8 @@
 //! | `sample-failed-locked` | worker or `code` | a sample has failed, the stream's lock is held | the stream |
 //! | `minibatch-done` | worker or `code` | the last sample of a minibatch is written | nothing |
 //! | `worker-loop` | worker | between two tasks, no lock is held | the coordinator; jobs start another |
-//! | `process_pool-begin` | `code`, which serves a worker process | before a sample is given to the process | that sample, as a defect |
-//! | `process_pool-turn` | `code` | before it reads the process's messages | the process, which is replaced |
+//! | `crew-begin` | `code`, which serves a worker process | before a sample is given to the process | that sample, as a defect |
+//! | `crew-turn` | `code` | before it reads the process's messages | the process, which is replaced |
 //! | `host-listener` | `code-host` | a message of the fork server was read | the fork server, and with it the stream |
 //! | `zygote-listener` | `code-zygote` | a message of the zygote was read | the zygote and its fork servers, and with them their streams |
 //! | `reply-writer` | replies | before a session's replies are sent | that connection |

@@ -15,7 +15,7 @@
 //! more. Everything that a job holds is released by dropping what its session owns, so leaving, dying and misbehaving
 //! share one way out.
 //!
-//! **A thread that panics ends only what it owned**, as if the owner had died. A session ends its connection, a worker
+//! **A thread that panics ends only the things it owned**, as if the owner had died. A session ends its connection, a worker
 //! its sample, the thread of a worker process that process, and a driver its stream. A stream whose lock was held is
 //! broken off, because its state may be half changed. A panic of the main thread, or of the pool outside of a sample,
 //! ends the coordinator in good order.

@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Time since the pool was made, by what the pool lacked.
+/// Time since the pool was made, by the resource that the pool lacked.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct StallClock {
     pub(crate) fetch: Duration,
