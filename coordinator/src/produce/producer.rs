@@ -133,7 +133,7 @@ impl Producer {
         }
     }
 
-    /// Returns the clock of what was lacking until now.
+    /// Returns the stall clock until now.
     pub(crate) fn stall_clock(&self, workers: &ThreadPool) -> StallClock {
         match self {
             Producer::ProcessPool {

@@ -156,7 +156,7 @@ impl ThreadPool {
         self.pool.wake(state);
     }
 
-    /// Returns the clock of what was lacking until now. All zero for a pool that does not attribute.
+    /// Returns the stall clock until now. All zero for a pool that does not attribute.
     pub(crate) fn stall_clock(&self) -> StallClock {
         let mut state = self.pool.state();
         state.stages.look(Instant::now());

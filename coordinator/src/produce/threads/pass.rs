@@ -10,7 +10,7 @@ use crate::produce::deadline_queue::Deadline;
 const WAITING: u32 = 64;
 
 /// Returns the time in which a pool gives out `samples` samples to be fetched and then prepared, and takes them back.
-/// `attributes` switches its clocks of what is lacking on.
+/// `attributes` switches its stall clock on.
 pub fn pass(attributes: bool, samples: u32) -> Duration {
     let began = Instant::now();
     let mut stages = StageQueues::new(2, attributes, began);

@@ -73,7 +73,7 @@ pub(super) struct Now {
 }
 
 impl<W> StageQueues<W> {
-    /// Creates empty queues. `attributes` switches the clocks of what is lacking on.
+    /// Creates empty queues. `attributes` switches the stall clock on.
     pub(super) fn new(cpus: u32, attributes: bool, now: Instant) -> Self {
         StageQueues {
             to_fetch: DeadlineHeap::new(),
