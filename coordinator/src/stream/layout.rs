@@ -1,16 +1,16 @@
-//! How the staging area of a stream is divided.
+//! The division of a stream's staging area.
 
 use coprep_cache::staging::Layout;
 use coprep_protocol::spec::{BLOB, Field};
 
 use crate::Result;
 
-/// Fewest and most staging buffers of a stream.
+/// Smallest and largest number of staging buffers of a stream.
 const BUFFERS: std::ops::RangeInclusive<u64> = 12..=64;
-/// Where samples may be larger than their slots, one part in so many of the staging area is left for those that are.
+/// Where samples may be larger than their slots, one part in this many of the staging area is reserved for larger ones.
 const FOR_LARGE: u64 = 4;
 
-/// Where everything lies in the staging area of a stream whose first job has batches of `slots` samples.
+/// Returns the layout of the staging area of a stream whose first job has batches of `slots` samples.
 pub(crate) fn layout(fields: &[Field], slots: u32, staging_bytes: u64) -> Result<Layout> {
     let blob = fields.iter().position(|field| field.name == BLOB);
     let for_large = blob.map_or(0, |_| staging_bytes / FOR_LARGE);
@@ -26,8 +26,8 @@ pub(crate) fn layout(fields: &[Field], slots: u32, staging_bytes: u64) -> Result
     Ok(layout.with_large(blob, left.max(for_large))?)
 }
 
-/// Returns the most room that a slot may have for what is of no fixed size: with the fewest buffers it is to take no more
-/// than half of the staging area.
+/// Returns the most bytes that a slot may reserve for data of variable size. With the fewest buffers, this takes no
+/// more than half of the staging area.
 pub(crate) fn most_blob(slots: u32, staging_bytes: u64) -> u64 {
     staging_bytes / 2 / BUFFERS.start() / u64::from(slots.max(1))
 }
