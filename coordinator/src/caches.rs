@@ -155,6 +155,7 @@ const PROBES: u32 = 4096;
 impl DatasetCache {
     pub(crate) fn open(opening: &CacheOptions<'_>) -> Result<DatasetCache> {
         let capacity = opening.capacity;
+        // Named segments hold only caches that never evict.
         let is_private = opening.key.lru || opening.key.reuse > 0;
         let segment = opening.segment_name().filter(|_| !is_private);
         let store: Box<dyn SampleCache> = match (opening.key.lru, &segment) {
@@ -220,6 +221,7 @@ impl DatasetCache {
         let usage = self.store.usage();
         let mut chooser = self.chooser()?;
         let chosen = chooser.decide(size, &priced)?;
+        // The chooser accepted it, but the cache is full: it gets its bytes back.
         if usage.used + priced[chosen].bytes > usage.capacity {
             chooser.give_back(chosen, priced[chosen]);
             return None;
@@ -448,6 +450,7 @@ impl SampleBytes {
             stored += file;
             probes += 1;
         }
+        // An estimate gets a margin of 5 %.
         let margin = if step > 1 { kept / 20 } else { 0 };
         let all = |probed: u64| {
             u128::from(probed) * u128::from(dataset.len()) / u128::from(probes.max(1))

@@ -21,6 +21,7 @@ pub(crate) struct Queue {
 
 impl Queue {
     pub(crate) fn push(&mut self, minibatch: u64, len: u32, ends_batch: bool) {
+        // Deliveries of one minibatch share a buffer, so it counts once.
         let same = self
             .entries
             .back()

@@ -113,6 +113,7 @@ impl RankBatcher {
     /// Returns `true` if `n` samples can be dealt as an epoch, or as the rest of one.
     pub(crate) fn can_deal(&self, n: u64) -> bool {
         let (ranks, owed) = (u64::from(self.ranks), self.owed_batches());
+        // Each owed batch needs at least one sample.
         let Some(later) = n.checked_sub(owed) else {
             return self.drop_last;
         };
@@ -242,6 +243,7 @@ impl RankBatcher {
             0 => u64::from(self.ranks),
             owed => owed,
         };
+        // The rows of the module's table: full batches, a last round, or a rest spread over two rounds.
         let spread_over = match n {
             n if n >= full
                 && (self.drops() || n >= full + following || (owed == 0 && n == full)) =>

@@ -20,7 +20,7 @@ pub(crate) struct Costs {
     /// `false` if nothing is measured.
     is_on: bool,
     table: CostTable,
-    /// The ledger's budget, readable without its lock: seconds as bits of an `f32`, and NaN until there is one.
+    /// The recorder's budget, readable without its lock: seconds as bits of an `f32`, and NaN until there is one.
     budget: AtomicU32,
     /// Padded, so that locking it does not invalidate the cache line of threads that read the table.
     ledger: CachePadded<Mutex<CostRecorder>>,
@@ -36,12 +36,12 @@ impl Costs {
         }
     }
 
-    /// Locks the ledger, which has only the measurements that were entered until now.
+    /// Locks the recorder, which has only the measurements that were entered until now.
     fn ledger(&self) -> MutexGuard<'_, CostRecorder> {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Locks the ledger after all measurements until now were entered in it and in the table.
+    /// Locks the recorder after all measurements until now were entered in it and in the table.
     fn settled(&self) -> MutexGuard<'_, CostRecorder> {
         let mut ledger = self.ledger();
         ledger.settle(&self.table);
@@ -75,6 +75,7 @@ impl Costs {
                     self.tell_budget(&mut ledger);
                 }
             }
+            // Another worker holds the lock: this measurement reaches only the table.
             Err(_) => self.table.record(id, &measured),
         }
     }

@@ -75,6 +75,7 @@ impl PreparationCost {
     }
 
     pub(super) fn measured(&self) -> MeasuredTimes {
+        // A stage that took no time did not run.
         let ran = |time: Duration| (!time.is_zero()).then_some(time.as_secs_f32());
         MeasuredTimes {
             fetch: ran(self.fetch),

@@ -49,6 +49,7 @@ impl<T> DeadlineHeap<T> {
     }
 
     pub(crate) fn push(&mut self, due: Deadline, item: T) {
+        // The counter keeps items of equal time in the order in which they came.
         let key = (due, self.came);
         self.came += 1;
         self.waiting.push(Reverse(HeapEntry { key, item }));

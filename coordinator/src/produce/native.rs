@@ -170,6 +170,7 @@ impl Recipe {
     pub(crate) fn admit(&self, id: u32, worker_scratch: &mut WorkerScratch) -> Prepared {
         let fetched = worker_scratch.fetched.map(|(cost, _)| cost);
         let Some(cache) = self.cache.as_ref().filter(|_| self.is_to_admit(id)) else {
+            // Nothing to admit, for example because a job has cached the sample meanwhile. The fetch still counts.
             worker_scratch.clear();
             if let Some(cost) = &fetched {
                 self.costs.record(id, cost);
@@ -225,6 +226,7 @@ impl Recipe {
             _ => None,
         };
         if let Some(cost) = self.prepare_hit(cache, key, worker_scratch, slot)? {
+            // A sample that was fetched into the cache for this preparation counts as a miss.
             let Some(fetched) = fetched else {
                 cache.count_hit();
                 return Ok(cost);
@@ -304,6 +306,7 @@ impl Recipe {
         picture: &HeaderInfo,
     ) -> Option<Form> {
         let fetch = usual(fetched.fetch.as_secs_f32(), stages.fetch);
+        // Caching always saves the CPU time of fetching. Waiting counts by its weight.
         let at_work = fetched.cpu.as_secs_f32().min(fetch);
         let fetch = at_work + self.price.get() * (fetch - at_work);
         let mut offers = vec![
@@ -314,6 +317,7 @@ impl Recipe {
                 fetch + stages.decode + stages.fixed,
             ),
         ];
+        // With random operators, a cached result would be the same in every epoch.
         if self.pipeline.is_deterministic() {
             let bytes = self.pipeline.output().sample_bytes();
             offers.push((Form::Prepared, bytes, fetch + stages.prep()));
@@ -543,6 +547,7 @@ fn guarded(
         .map_or(Duration::ZERO, |(cost, _)| cost.fetch);
     let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(worker_scratch)));
     let prepared = caught.unwrap_or_else(|_| {
+        // The panic may have left it half changed.
         *worker_scratch = WorkerScratch::default();
         Err(Failure::new(
             "prepare",

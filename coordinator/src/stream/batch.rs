@@ -114,6 +114,7 @@ impl PendingBatch {
             return;
         };
         let mut bad = std::mem::take(&mut *self.bad.lock().unwrap_or_else(PoisonError::into_inner));
+        // Slots fail in any order, and `place` bisects.
         bad.sort_unstable();
         close_gaps(&mut unfinished, &bad);
         let _ = self.done.set(CompletedBatch {
@@ -126,6 +127,7 @@ impl PendingBatch {
 fn close_gaps(buffer: &mut Unfinished, bad: &[u32]) {
     let Some(&first) = bad.first() else { return };
     let good = (first..buffer.slots()).filter(|slot| bad.binary_search(slot).is_err());
+    // Ascending, so that no slot is overwritten before it is copied.
     for (to, from) in (first..).zip(good) {
         buffer.copy_slot(from, to);
     }

@@ -369,6 +369,7 @@ impl Consumer {
                 is_void: false,
             }));
         }
+        // Samples that come again after they were taken back were counted the first time.
         let again = samples.min(self.counted);
         self.counted -= again;
         Ok(samples - again)

@@ -427,6 +427,7 @@ impl Engine {
                     Ok(p) => {
                         progress |= p.any;
                         note_taken(scheduler, id, rank, &p);
+                        // A job that counted as absent is back as soon as one rank takes something or waits.
                         reads |= c.sender.is_absent() && (p.took || c.sender.is_waiting());
                     }
                     Err(misbehaved) => end(c, &misbehaved),
@@ -446,6 +447,7 @@ impl Engine {
     /// `stall_clock` returns the pool's clock, and is called only if something is handed over.
     pub(crate) fn publish(&mut self, stall_clock: impl FnOnce() -> StallClock) -> u64 {
         let mut delivered = 0;
+        // Reading the clock takes the lock of a pool.
         let stall_clock = if self.jobs.values().any(AttachedJob::has_ready) {
             stall_clock()
         } else {
@@ -481,6 +483,7 @@ impl Engine {
                 rank: delivery.rank,
             };
             let (epoch, ends_epoch) = (delivery.epoch, delivery.ends_epoch);
+            // The rank has left: its delivery counts as taken at once.
             let Some(consumer) = self.consumer(rank_id) else {
                 batch.one_delivery_less();
                 self.scheduler.taken(JobId(rank_id.job), rank_id.rank, 1);
@@ -600,6 +603,7 @@ impl Engine {
 
     /// Shortens an error if many large ones already wait to be sent.
     fn bounded(&mut self, mut error: SampleError) -> Arc<SampleError> {
+        // An error that was sent to all its jobs is dropped, and counts no more.
         self.unsent.retain(|error| error.strong_count() > 0);
         let unsent = self.unsent.iter().filter_map(Weak::upgrade);
         if unsent.map(|e| reply_queue::size(&e)).sum::<usize>() > MOST_UNSENT {

@@ -194,6 +194,7 @@ impl SlotBinder {
         };
         let (binding, slow) = slow;
         self.by_place.remove(&(slow.number, slow.bound_slot.place));
+        // The slow sample takes over the later slot, and its place in the order of minibatches.
         std::mem::swap(&mut slow.bound_slot, &mut ready.bound_slot);
         std::mem::swap(&mut slow.number, &mut ready.number);
         // The slow one may have been a filler itself.
@@ -211,6 +212,7 @@ impl SlotBinder {
     /// Returns `true` if more earlier samples are slow than there are fillers for their slots.
     fn lacks_filler(&self, next: &Sample, budget: Duration) -> bool {
         let fillers = self.fillers.iter().filter_map(|t| self.samples.get(t));
+        // A filler that is slow itself fills no slot.
         let quick = fillers.filter(|filler| !filler.is_over(budget)).count();
         self.slow_before(next, budget).nth(quick).is_some()
     }
@@ -223,6 +225,7 @@ impl SlotBinder {
                 sample.is_over(budget) && sample.bound_slot.batch.targets() == targets
             })
         };
+        // Strictly earlier minibatches: an exchange within one minibatch gains nothing.
         let before = self.by_place.range(..(ready.number, 0));
         before.map(|(_, binding)| *binding).filter(is_slow)
     }

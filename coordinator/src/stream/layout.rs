@@ -12,9 +12,11 @@ const FOR_LARGE: u64 = 4;
 
 /// Returns the layout of the staging area of a stream whose first job has batches of `slots` samples.
 pub(crate) fn layout(fields: &[Field], slots: u32, staging_bytes: u64) -> Result<Layout> {
+    // Only a field of variable size can be larger than its slot.
     let blob = fields.iter().position(|field| field.name == BLOB);
     let for_large = blob.map_or(0, |_| staging_bytes / FOR_LARGE);
     let sizes: Vec<usize> = fields.iter().map(Field::sample_bytes).collect();
+    // A layout of one buffer gives the bytes of each.
     let one = Layout::new(&sizes, slots, 1)?;
     let fitting = (staging_bytes - for_large) / one.stride().max(1) as u64;
     let buffers = fitting.clamp(*BUFFERS.start(), *BUFFERS.end());
@@ -22,6 +24,7 @@ pub(crate) fn layout(fields: &[Field], slots: u32, staging_bytes: u64) -> Result
     let Some(blob) = blob else {
         return Ok(layout);
     };
+    // The buffers may leave more than the reserved part, or less if the fewest take more than their share.
     let left = staging_bytes.saturating_sub(layout.total_bytes() as u64);
     Ok(layout.with_large(blob, left.max(for_large))?)
 }

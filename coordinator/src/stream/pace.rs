@@ -46,6 +46,7 @@ impl Pace {
         if self.epoch.is_some_and(|own| epoch <= own) {
             return;
         }
+        // If an epoch was passed over, its border shows nothing.
         let follows = self.epoch.is_some_and(|own| epoch == own + 1);
         let pause = self.last_taken.map(|at| now.saturating_duration_since(at));
         let is_short = |pause| pause <= self.longest_step * STEPS;

@@ -149,6 +149,7 @@ impl ForkServer {
             if let Some(found) = look(&mut state) {
                 return Ok(found);
             }
+            // Taken, so that a later request does not report the same failure.
             if let Some(why) = state.failed.take() {
                 return Err(Error::Code(why));
             }
@@ -242,6 +243,7 @@ impl ForkServer {
         let _asking = self.asking();
         let running: Vec<u32> = {
             let mut state = self.state();
+            // From now on `fork` refuses to start a worker that needs the staging area.
             state.mapped = false;
             let workers = state.workers.iter().enumerate();
             workers.filter_map(running).collect()
@@ -295,6 +297,7 @@ impl ForkServer {
 
     fn run(&self, zygote: &Arc<Zygote>, number: u32, socket: UnixStream) {
         let heard = catch_unwind(AssertUnwindSafe(|| self.hear(Channel::new(socket))));
+        // Also after a message without sense and after a panic: the process ends when its socket closes.
         self.channel.hang_up();
         let how = zygote.reap(number);
         let ended = match heard {

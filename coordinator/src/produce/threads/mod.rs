@@ -237,11 +237,13 @@ impl SharedPool {
         let stall_clock = state.stages.stall_clock();
         let before = std::mem::replace(&mut state.stall_clock_before, stall_clock);
         drop(state);
+        // Without threads beyond one per processor, a thread that waits for storage keeps its processor idle.
         let now = if threads > cpus {
             stall_clock.fetch_part(&before)
         } else {
             1.0
         };
+        // Smoothed, because one interval is short.
         self.price.set((self.price.get() + now) / 2.0);
         self.more.notify_all();
         Some(threads)

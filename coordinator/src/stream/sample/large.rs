@@ -54,6 +54,7 @@ impl SampleWork {
         }
         let process_pool = stream.config.producer.process_pool();
         let is_stuck = process_pool.is_some_and(|process_pool| process_pool.is_stuck());
+        // The two rules of the module. The engine is locked only if one of them holds.
         let is_next = slot.is_of_first_minibatch() || (is_stuck && slot.waits_longest());
         let reserved = if is_next && stream.engine().is_any_consumer_short() {
             slot.reserve_large(bytes, true)
