@@ -14,9 +14,8 @@
 //! 2. A minibatch is made when every job has room in its queue, or when some job is about to starve. A slow job neither
 //!    causes a minibatch nor delays one.
 //! 3. The leader is a starving job that was passed over for more than J minibatches (J: number of jobs), the longest
-//!    wait first. Without one, it is a starving job, smallest need first; without one, any job with room. Then every
-//!    further job with room joins, smallest need first, while the intersection of their needs still fills the
-//!    minibatch.
+//!    wait first. Otherwise it is a starving job, smallest need first, or else any job with room. Then every further
+//!    job with room joins, smallest need first, while the intersection of their needs still fills the minibatch.
 //! 4. The samples are drawn at random from that intersection and leave those jobs' needs. A need that becomes empty
 //!    ends that job's epoch and is refilled. A short last minibatch goes only to jobs whose epoch it ends.
 //! 5. A job leads only in an epoch that one of its ranks has begun, or within the first samples of an epoch, as many as

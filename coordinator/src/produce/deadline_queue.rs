@@ -81,7 +81,7 @@ pub(crate) struct DeadlineQueue<T> {
 
 struct QueueState<T> {
     waiting: DeadlineHeap<T>,
-    /// Number of threads that wait in [`pop`](Self::pop).
+    /// Number of threads that wait in [`DeadlineQueue::pop`].
     idle: usize,
     /// `true` after [`DeadlineQueue::close`]: no thread waits any more.
     is_closed: bool,

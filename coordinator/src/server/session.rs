@@ -24,7 +24,7 @@ use crate::{Error, Result};
 
 /// Interval at which a client that does not read its answers is checked for being gone.
 const LOOK: Duration = Duration::from_secs(1);
-/// Time that a process may take to count as ended after its connections are closed.
+/// Time that a process may take to count as ended after its connections are closed, and the interval of the checks.
 const SOON: Duration = Duration::from_millis(200);
 const LITTLE: Duration = Duration::from_millis(5);
 
