@@ -381,7 +381,7 @@ fn draws_that_make_no_sense_are_refused() {
 
 // Samples that are read from files.
 
-/// A folder of grey images whose brightness is their id, some of which are broken.
+/// Makes a folder of grey images whose brightness is their id. The `broken` ones cannot be read.
 fn images(folder: &Path, broken: &[u32]) -> PipelineSpec {
     let root = folder.join("photos");
     std::fs::create_dir_all(root.join("class")).unwrap();

@@ -9,7 +9,7 @@
 //! |---|---|
 //! | `n >= W*b`, and it leaves 0 or at least `W` | `W` full batches |
 //! | `W <= n < W*b` | the `n` samples in `W` batches whose sizes differ by at most 1: the last round |
-//! | `W*b < n < W*b + W` | likewise in `2W` batches, of which this round deals the first `W` |
+//! | `W*b < n < W*b + W` | likewise in `2W` batches; this round deals the first `W` |
 //!
 //! With `drop_last`, `n < W*b` ends the epoch and the `n` samples are not dealt. The same holds for batches of one
 //! sample on several ranks, where a rest cannot be spread. [`RankBatcher::can_deal`] tells so before a job is admitted.
