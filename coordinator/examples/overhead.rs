@@ -1,8 +1,8 @@
-//! What it takes to measure what samples cost and to use it, by itself, and to tell apart what jobs wait for, against the
-//! preparation of the same samples: CPU nanoseconds for each sample, step by step.
+//! Measures the overhead of cost measurement and of the attribution of waits, against the preparation of the same
+//! samples: CPU nanoseconds per sample, step by step.
 //!
-//! The steps are those of a coordinator that prepares an image from its file for the first time and chooses its form by
-//! price: the one that has most to do. The threads share one table and one model, as workers do.
+//! The steps are those of the most expensive case: a coordinator that prepares an image from its file for the first
+//! time, and chooses its form by price. The threads share one table and one model, as workers do.
 //!
 //! ```text
 //! cargo run --release -p coprep-coordinator --example overhead -- DATA --threads 2
@@ -27,11 +27,11 @@ use nix::time::{ClockId, clock_gettime};
 
 const USAGE: &str = "usage: overhead DATA [--threads N]";
 const BATCH: u32 = 64;
-/// Minibatches drawn ahead, at most.
+/// Largest number of minibatches drawn ahead.
 const MOST: u32 = 8;
-/// Samples whose costs are kept, each of an image: there are more samples than images, so that the table is large.
+/// Number of samples whose costs are kept. Several samples share an image, so that the table is large.
 const SAMPLES: u32 = 1_000_000;
-/// Images at most, since they are kept decoded.
+/// Largest number of images, which are kept decoded.
 const IMAGES: u32 = 500;
 /// How often an image is prepared.
 const TIMES: u32 = 4;
@@ -88,7 +88,7 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Option<(String, u32)>
     Some((data?, threads))
 }
 
-/// An image in all forms, and what it costs.
+/// An image in all forms, with its costs.
 struct Image {
     file: Vec<u8>,
     decoded: (u32, u32, Vec<u8>),
@@ -96,7 +96,7 @@ struct Image {
     measured: MeasuredTimes,
 }
 
-/// What all threads share.
+/// The state that all threads share.
 struct Work {
     threads: u32,
     dataset: Dataset,
@@ -140,7 +140,7 @@ impl Work {
             ledger: Mutex::new(CostRecorder::new()),
             chooser: Mutex::new(Chooser::new(budget, SAMPLES, budget)),
         };
-        // So that each sample is expected to cost what it does.
+        // Recorded once, so that the expected cost of each sample is its real cost.
         let mut thread = work.thread();
         (0..SAMPLES).for_each(|id| thread.record(id));
         Ok(work)
@@ -171,7 +171,7 @@ impl Work {
         ledger
     }
 
-    /// CPU time of `step`, the mean of so many samples, shared out among the threads.
+    /// Returns the mean CPU time of `step` over `samples` samples, which are divided among the threads.
     fn nanoseconds(&self, samples: u32, step: Step) -> f64 {
         let line = Barrier::new(self.threads as usize);
         let run = |number| {
@@ -228,7 +228,7 @@ impl Image {
 }
 
 impl Thread<'_> {
-    /// From its file.
+    /// Prepares an image from its file.
     fn prepare(&mut self, id: u32) {
         let Thread {
             work,
@@ -244,7 +244,7 @@ impl Thread<'_> {
         prepared.expect("decoded before");
     }
 
-    /// From the cache.
+    /// Prepares an image from its decoded form in the cache.
     fn prepare_decoded(&mut self, id: u32) {
         let (width, height, pixels) = &self.work.image(id).decoded;
         let view = DecodedView {
@@ -257,13 +257,13 @@ impl Thread<'_> {
         prepared.expect("decoded before");
     }
 
-    /// Looks at its header.
+    /// Reads the header of its file.
     fn look(&mut self, id: u32) {
         let file = &self.work.image(id).file;
         black_box(self.work.pipeline.look(file)).expect("looked at before");
     }
 
-    /// What it cost goes to the table, the budget and, with features, the model.
+    /// Enters its cost into the table, the budget and, with features, the model.
     fn enter(&mut self, id: u32, measured: MeasuredTimes, features: Option<Features>) {
         let table = &self.work.table;
         match self.work.ledger.try_lock() {
@@ -276,13 +276,13 @@ impl Thread<'_> {
         }
     }
 
-    /// Prepared from its file.
+    /// Records a preparation from the file.
     fn record(&mut self, id: u32) {
         let image = self.work.image(id);
         self.enter(id, image.measured, Some(image.features));
     }
 
-    /// Prepared from what was decoded before.
+    /// Records a preparation from the decoded form.
     fn record_cached(&mut self, id: u32) {
         let (fetch, decode) = (None, None);
         let measured = MeasuredTimes {
@@ -293,7 +293,7 @@ impl Thread<'_> {
         self.enter(id, measured, None);
     }
 
-    /// When it is to be started: done for a whole minibatch.
+    /// Plans start times. This is done once for a whole minibatch.
     fn start(&mut self, id: u32) {
         let work = self.work;
         if !(id / work.threads).is_multiple_of(BATCH) {
@@ -312,7 +312,7 @@ impl Thread<'_> {
         black_box(starts);
     }
 
-    /// In which form it is to be kept.
+    /// Chooses the form in which it is kept.
     fn form(&mut self, id: u32) {
         let image = self.work.image(id);
         let cost = self.work.ledger().predict(image.features);
@@ -331,7 +331,7 @@ impl Thread<'_> {
     }
 }
 
-/// What a pool takes longer for a sample if it keeps the clocks of what is lacking: the median of some pairs.
+/// Returns the extra time of a pool for a sample if it keeps stall clocks: the median of several pairs of runs.
 fn attribution() -> f64 {
     let pair = |_| {
         let [off, on] = [false, true].map(|attributes| pass(attributes, SAMPLES).as_nanos() as f64);
@@ -342,7 +342,7 @@ fn attribution() -> f64 {
     pairs[PAIRS / 2]
 }
 
-/// Of fetching: the time, what of it was work, and whether the thread waited.
+/// Reads the clocks that fetching reads: the time, its CPU part, and whether the thread waited.
 fn fetch_clocks() {
     for _ in 0..2 {
         black_box(Instant::now());
@@ -350,7 +350,7 @@ fn fetch_clocks() {
     }
 }
 
-/// Of preparing: the time of its stages, and the work.
+/// Reads the clocks that preparing reads: the time of its stages, and the CPU time.
 fn stage_clocks() {
     for _ in 0..6 {
         black_box(Instant::now());

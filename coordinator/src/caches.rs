@@ -1,7 +1,7 @@
 //! Caches of datasets, within one budget for the node.
 //!
-//! A cache belongs to a dataset and a form, and for the decoded form to the deterministic operators, so
-//! that streams which differ only in their random operators share it. Its memory is reserved when it is
+//! A cache belongs to a dataset and a form. A cache of decoded samples also belongs to the deterministic operators, so
+//! that streams which differ only in their random operators share it. The memory of a cache is reserved when it is
 //! opened: as much as the dataset needs, or as the budget leaves.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -19,14 +19,14 @@ use coprep_protocol::spec::{Op, PipelineSpec};
 
 use crate::{Error, Result};
 
-/// What tells one cache from another.
+/// The key that tells one cache from another.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct CacheKey {
-    /// The samples, and for the decoded form what was done to them.
+    /// Hash of the dataset, and for the decoded form also of the operators that were applied.
     pub(crate) content: u128,
     pub(crate) form: CacheForm,
     pub(crate) lru: bool,
-    /// Times that an entry is used; 0: always.
+    /// Number of times that an entry is used; 0 for no limit.
     pub(crate) reuse: u32,
 }
 
@@ -45,26 +45,27 @@ pub(crate) struct DatasetCache {
     pub(crate) key: CacheKey,
     pub(crate) form: CacheForm,
     pub(crate) store: Box<dyn SampleCache>,
-    /// Chooses each sample's form by its price.
+    /// The choice of each sample's form by its price; only for [`CacheForm::Auto`].
     pub(crate) forms: Option<Forms>,
     dataset: String,
-    /// A description of its samples, if the coordinator's own pipelines make them.
+    /// A description of the samples, if the coordinator's own pipelines make them.
     origin: Option<Origin>,
-    /// The named segment in which it lies.
+    /// Name of the segment that holds the cache, if it is named.
     segment: Option<String>,
-    /// It was filled on purpose, before jobs came.
+    /// `true` if it was filled on purpose before jobs came.
     warmed: AtomicBool,
     hits: AtomicU64,
     misses: AtomicU64,
-    /// Openings and warm-ups under way that use it, and no stream yet. Raised under the registry's lock only.
+    /// Number of openings and warm-ups under way that use it before a stream does. Raised only under the registry's
+    /// lock.
     pins: AtomicU32,
 }
 
-/// Keeps a cache from being dropped while something that will use it is being opened.
+/// Keeps a cache from being dropped while a stream or a warm-up that will use it is being opened.
 pub(crate) struct Pin(Arc<DatasetCache>);
 
 impl Pin {
-    /// To be called under the registry's lock, which is also held when caches are dropped.
+    /// Must be called under the registry's lock, which is also held when caches are dropped.
     pub(crate) fn new(cache: &Arc<DatasetCache>) -> Pin {
         cache.pins.fetch_add(1, Ordering::Relaxed);
         Pin(cache.clone())
@@ -81,7 +82,7 @@ impl Drop for Pin {
     }
 }
 
-/// What a cache of a native pipeline holds, in a form that can be compared and shown.
+/// The content of a native pipeline's cache, in a form that can be compared and shown.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Origin {
     /// Identity of the source.
@@ -98,9 +99,9 @@ impl Origin {
         }
     }
 
-    /// Returns the operators that are applied before samples are cached in a form.
+    /// Returns the operators that are applied before samples are cached in `form`.
     pub(crate) fn ops_of(spec: &PipelineSpec, form: CacheForm) -> Vec<Op> {
-        // Files are cached as they were read, whatever is done to them afterwards.
+        // Files are cached as they were read, before any operator.
         if form == CacheForm::Encoded {
             Vec::new()
         } else {
@@ -109,50 +110,52 @@ impl Origin {
     }
 }
 
-/// Who chooses forms, and for which samples it was asked: once for each.
+/// The choice of forms. It judges each sample once.
 pub(crate) struct Forms {
-    /// Whether the decoded form is among them.
+    /// `true` if the decoded form may be chosen.
     with_decoded: bool,
     chooser: Mutex<Chooser>,
     judged: Box<[AtomicU64]>,
 }
 
-/// What a new cache is made for.
+/// Options of a new cache.
 pub(crate) struct CacheOptions<'a> {
     pub(crate) key: CacheKey,
     pub(crate) samples: u32,
     pub(crate) dataset_name: &'a str,
-    /// Of a native pipeline.
+    /// Set only for a native pipeline.
     pub(crate) origin: Option<Origin>,
     pub(crate) sizes: SampleBytes,
     /// Bytes to reserve; see [`SampleBytes::capacity`].
     pub(crate) capacity: u64,
     /// Prefix of a named segment.
     pub(crate) segment: Option<&'a str>,
-    /// What is not decoded in full for the cache is decoded faster.
+    /// `true` if samples that are not decoded in full for the cache are decoded with reduction, which is faster.
     pub(crate) reduces: bool,
 }
 
-/// Bytes of all samples.
+/// Total bytes of a dataset's samples.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SampleBytes {
-    /// That they take in the cache, at most.
+    /// Bytes that they take in the cache, at most.
     pub(crate) wanted: u64,
-    /// Where they come from.
+    /// Bytes of the samples where they are stored.
     pub(crate) stored: u64,
 }
 
-/// Bytes beyond its payload that a sample takes in an arena, at most: alignment.
+/// Bytes beyond its payload that a sample takes in an arena, at most, because of alignment.
 const PER_SAMPLE: u64 = 64;
-/// Decoding with reduction takes an eighth less than in full, which is what all samples of a stream need if any of them
-/// is cached decoded: pixels must not depend on the cache. So there must be room for this part of them.
+/// The decoded form needs room for at least this part (one eighth) of all samples. If any sample of a stream is cached
+/// decoded, all of them must be decoded in full, because pixels must not depend on the cache. Decoding in full costs an
+/// eighth more than decoding with reduction.
 const WORTH_DECODING: u64 = 8;
-/// How many samples are looked at to know what a dataset needs.
+/// Number of samples that are probed at most to estimate the bytes that a dataset needs.
 const PROBES: u32 = 4096;
 
 impl DatasetCache {
     pub(crate) fn open(opening: &CacheOptions<'_>) -> Result<DatasetCache> {
         let capacity = opening.capacity;
+        // Named segments hold only caches that never evict.
         let is_private = opening.key.lru || opening.key.reuse > 0;
         let segment = opening.segment_name().filter(|_| !is_private);
         let store: Box<dyn SampleCache> = match (opening.key.lru, &segment) {
@@ -164,7 +167,7 @@ impl DatasetCache {
         let forms = (opening.key.form == CacheForm::Auto).then(|| {
             let usage = store.usage();
             let has_room = usage.capacity + PER_SAMPLE > opening.sizes.wanted;
-            // Where everything has room, nothing has a price.
+            // Where every sample has room, bytes have no price.
             let left = if has_room {
                 u64::MAX
             } else {
@@ -196,8 +199,9 @@ impl DatasetCache {
         })
     }
 
-    /// The form that is worth most of what is offered: form, bytes, seconds that it saves per epoch; the sample as it
-    /// comes from where it is stored first. None: no form is worth its bytes, or the sample was judged before.
+    /// Chooses the form that is worth most among `offers`: form, bytes, and seconds that it saves per epoch. The first
+    /// offer is the sample as it is stored. Returns `None` if no form is worth its bytes, or the sample was judged
+    /// before.
     pub(crate) fn choose(&self, id: u32, offers: &[(Form, usize, f32)]) -> Option<Form> {
         let forms = self.forms.as_ref()?;
         if !forms.judge(id) {
@@ -217,6 +221,7 @@ impl DatasetCache {
         let usage = self.store.usage();
         let mut chooser = self.chooser()?;
         let chosen = chooser.decide(size, &priced)?;
+        // The chooser accepted it, but the cache is full: it gets its bytes back.
         if usage.used + priced[chosen].bytes > usage.capacity {
             chooser.give_back(chosen, priced[chosen]);
             return None;
@@ -229,7 +234,7 @@ impl DatasetCache {
         Some(chooser.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Whether samples are kept decoded: then all of them are to be decoded in full.
+    /// Returns `true` if samples may be kept decoded. All samples must then be decoded in full.
     pub(crate) fn keeps_decoded(&self) -> bool {
         match &self.forms {
             Some(forms) => forms.with_decoded,
@@ -237,7 +242,7 @@ impl DatasetCache {
         }
     }
 
-    /// Whether a sample that is not here might still be admitted.
+    /// Returns `true` if a sample that is not in the cache might still be admitted.
     pub(crate) fn may_admit(&self, id: u32) -> bool {
         let usage = self.store.usage();
         usage.used < usage.capacity && self.forms.as_ref().is_none_or(|f| !f.was_judged(id))
@@ -267,10 +272,10 @@ impl DatasetCache {
         self.store.usage().capacity
     }
 
-    /// Frees its memory, and removes its named segment; gives the bytes.
+    /// Frees the memory and removes the named segment. Returns the number of bytes freed.
     pub(crate) fn discard(self: Arc<Self>) -> u64 {
         let (bytes, segment) = (self.capacity(), self.segment.clone());
-        // As long as it is mapped, the segment counts as used.
+        // The segment counts as used as long as this process maps it.
         drop(self);
         if let Some(name) = segment
             && let Err(e) = remove_named(&name)
@@ -280,7 +285,8 @@ impl DatasetCache {
         bytes
     }
 
-    /// From now on jobs that name no form take it, and the coordinator stays for longer without connections.
+    /// Marks the cache as warmed: jobs that name no form take it from now on, and the coordinator stays longer without
+    /// connections.
     pub(crate) fn mark_warmed(&self) {
         self.warmed.store(true, Ordering::Relaxed);
     }
@@ -335,7 +341,7 @@ impl Forms {
             .is_none_or(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
     }
 
-    /// True for the first who asks.
+    /// Marks a sample as judged. Returns `true` to the first caller only.
     fn judge(&self, id: u32) -> bool {
         self.bit(id)
             .is_some_and(|(word, bit)| word.fetch_or(bit, Ordering::Relaxed) & bit == 0)
@@ -358,7 +364,8 @@ fn by_form(usage: &Usage) -> Vec<FormStatus> {
 }
 
 impl CacheOptions<'_> {
-    /// A segment that was taken over keeps its size, and what is in it.
+    /// Returns `true` if the decoded form is worth offering. A segment that was taken over keeps its size and its
+    /// samples, so decoded samples in it decide.
     fn with_decoded(&self, usage: &Usage) -> bool {
         !self.reduces
             || usage.entries_by_form[Form::Decoded as usize] > 0
@@ -388,7 +395,7 @@ impl CacheOptions<'_> {
     }
 }
 
-/// Bytes of what is appended to the operator's name of caches, to tell the segments apart.
+/// Bytes of the suffix that is appended to the operator's cache name to tell the segments apart.
 const SEGMENT_SUFFIX: usize = 17;
 
 /// Checks a name for [`Settings::cache_name`](crate::Settings::cache_name), before a cache is opened with it.
@@ -405,7 +412,7 @@ pub fn check_cache_name(name: &str) -> Result<()> {
     )))
 }
 
-/// Removes the named segments that coordinators left behind; gives their bytes.
+/// Removes the named segments that ended coordinators left behind. Returns their bytes.
 ///
 /// # Errors
 /// When `/dev/shm` cannot be read, or a segment cannot be removed.
@@ -420,14 +427,15 @@ pub fn drop_left_segments() -> Result<u64> {
 }
 
 impl SampleBytes {
-    /// Returns the bytes to reserve for these samples. `bytes`: what the job asked for. `room`: what the node has left
-    /// for caches.
+    /// Returns the number of bytes to reserve for these samples. `bytes` is the size that the job asked for, and `room`
+    /// the memory that the node has left for caches.
     pub(crate) fn capacity(&self, bytes: Option<u64>, room: u64) -> u64 {
-        // An explicit size is taken as it is: too large is an error of the reservation, not of taste.
+        // An explicit size is taken as it is: if it is too large, the reservation reports the error.
         self.wanted.min(bytes.unwrap_or(room))
     }
 
-    /// Of samples cached in a form; an estimate from every so manieth of a large dataset.
+    /// Returns the bytes of all samples cached in a form. For a large dataset this is an estimate from every n-th
+    /// sample.
     pub(crate) fn of(dataset: &Dataset, pipeline: &Pipeline, form: CacheForm) -> SampleBytes {
         let step = dataset.len().div_ceil(PROBES).max(1);
         let mut head = Vec::new();
@@ -442,6 +450,7 @@ impl SampleBytes {
             stored += file;
             probes += 1;
         }
+        // An estimate gets a margin of 5 %.
         let margin = if step > 1 { kept / 20 } else { 0 };
         let all = |probed: u64| {
             u128::from(probed) * u128::from(dataset.len()) / u128::from(probes.max(1))
@@ -452,7 +461,7 @@ impl SampleBytes {
         }
     }
 
-    /// Of samples of about `sample_bytes` bytes each.
+    /// Returns the bytes of `samples` samples of about `sample_bytes` bytes each.
     pub(crate) fn by_sample(sample_bytes: u64, samples: u32) -> SampleBytes {
         let each = sample_bytes.saturating_add(sample_bytes / 4 + PER_SAMPLE);
         let all = each.saturating_mul(u64::from(samples));
@@ -462,7 +471,7 @@ impl SampleBytes {
         }
     }
 
-    /// Wants so many bytes at least.
+    /// Returns the same with at least `bytes` wanted bytes.
     pub(crate) fn at_least(self, bytes: u64) -> SampleBytes {
         SampleBytes {
             wanted: self.wanted.max(bytes),
@@ -472,14 +481,14 @@ impl SampleBytes {
 }
 
 fn decoded_bytes(dataset: &Dataset, pipeline: &Pipeline, id: u32, head: &mut Vec<u8>) -> u64 {
-    // A sample that cannot be read is reported when a job asks for it.
+    // A sample that cannot be read counts as 0 bytes here. It is reported when a job asks for it.
     let shape = dataset
         .fetch_head(id, head)
         .and_then(|()| pipeline.decoded_size(head));
     shape.map_or(0, |s| s.bytes() as u64)
 }
 
-/// Refuses a form that the pipeline does not have.
+/// Refuses a combination of form and size that makes no sense.
 pub(crate) fn check_form(form: CacheForm, bytes: Option<u64>) -> Result<()> {
     match (form, bytes) {
         (CacheForm::Off, Some(_)) => Err(Error::Invalid(

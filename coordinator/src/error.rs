@@ -1,4 +1,4 @@
-//! What can go wrong for a client, and how it is told.
+//! Errors that a client can be told, and how it is told.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ pub enum Error {
     /// A dataset or a pipeline is not usable.
     #[error(transparent)]
     Pipeline(#[from] coprep_pipeline::Error),
-    /// Shared memory is short or not to be had.
+    /// Shared memory is too small or cannot be obtained.
     #[error("{0}{settings}", settings = settings(.0))]
     Memory(#[from] coprep_cache::Error),
     /// The job does not fit its stream.
@@ -36,30 +36,30 @@ pub enum Error {
         times(*.attempts)
     )]
     HostKilled {
-        /// How it ended.
+        /// How the process ended.
         how: String,
-        /// What it was to do.
+        /// The step that it was doing.
         doing: String,
-        /// In how many attempts.
+        /// Number of attempts.
         attempts: u32,
     },
-    /// Something takes too long.
+    /// Something takes longer than its limit.
     #[error("{0}")]
     Late(String),
-    /// An error that several are told.
+    /// An error that several clients are told.
     #[error("{0}")]
     Shared(Arc<Error>),
-    /// The socket, a lock or a thread.
+    /// The socket, a lock or a thread failed.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried.
+        /// The action that was tried.
         what: String,
-        /// Why it failed.
+        /// The reason why it failed.
         source: std::io::Error,
     },
 }
 
-/// Returns what decides how much memory is asked for, if there is too little.
+/// Returns the settings that decide how much memory is asked for, if the error is a shortage of memory.
 fn settings(error: &coprep_cache::Error) -> &'static str {
     if !error.is_shortage() {
         return "";
@@ -86,7 +86,7 @@ impl Error {
         }
     }
 
-    /// Returns true if whoever tries the same would fail in the same way, so that nobody else need try.
+    /// Returns `true` if anybody who tries the same would fail in the same way, so that nobody else needs to try.
     pub(crate) fn is_everybodys(&self) -> bool {
         match self {
             Error::Pipeline(_) | Error::HostKilled { .. } => true,
@@ -95,7 +95,7 @@ impl Error {
         }
     }
 
-    /// As the client is told.
+    /// Returns the error as a refusal for the client.
     pub(crate) fn refusal(&self) -> Refusal {
         if let Error::Shared(error) = self {
             return error.refusal();

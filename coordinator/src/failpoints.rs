@@ -1,14 +1,14 @@
-//! Places where tests make a thread panic.
+//! Fail points: places where tests make a thread panic.
 //!
-//! They are [`fail`] points: a build without the feature `failpoints` has none of them. `coprep serve`, built with it
-//! (`cargo build -p coprep-cli --features failpoints`), takes their actions from the environment:
-//! `FAILPOINTS="worker-prepare=1%panic;driver-turn=5*off->panic"`. The tests of this crate have them always.
+//! They are [`fail`] points, and exist only in a build with the feature `failpoints`. Such a build of `coprep serve`
+//! (`cargo build -p coprep-cli --features failpoints`) takes their actions from the environment:
+//! `FAILPOINTS="worker-prepare=1%panic;driver-turn=5*off->panic"`. The tests of this crate always have them.
 //!
-//! | name | thread | place | what a panic there costs |
+//! | name | thread | place | cost of a panic there |
 //! |---|---|---|---|
 //! | `session-request` | session | a request was read, and is not answered | that connection; its client connects again |
 //! | `attach-locked` | session | a consumer was added, the stream's lock is held | the stream; its jobs find another |
-//! | `driver-turn` | driver of a stream | before it looks around, no lock is held | the stream |
+//! | `driver-turn` | driver of a stream | at the start of a pass, no lock is held | the stream |
 //! | `pump-locked` | driver, worker or session | the stream's lock is held | the stream |
 //! | `worker-fetch` | worker | before a sample is read | nothing: it is read when it is prepared |
 //! | `worker-prepare` | worker | before a sample is prepared; in relaxed order it has no slot | that sample, as a defect |
@@ -16,22 +16,22 @@
 //! | `worker-written` | worker or `code` | the sample is written, and is not counted | that sample, as a defect |
 //! | `sample-failed-locked` | worker or `code` | a sample has failed, the stream's lock is held | the stream |
 //! | `minibatch-done` | worker or `code` | the last sample of a minibatch is written | nothing |
-//! | `worker-loop` | worker | between two pieces of work, no lock is held | the coordinator; jobs start another |
+//! | `worker-loop` | worker | between two tasks, no lock is held | the coordinator; jobs start another |
 //! | `pool-begin` | `code`, which serves a worker process | before a sample is given to the process | that sample, as a defect |
-//! | `pool-turn` | `code` | before it hears the process | the process, which is replaced |
-//! | `host-listener` | `code-host` | a message of the host was read | the host, and with it the stream |
-//! | `zygote-listener` | `code-zygote` | a message of the zygote was read | the zygote and its hosts, and with them their streams |
+//! | `pool-turn` | `code` | before it reads the process's messages | the process, which is replaced |
+//! | `host-listener` | `code-host` | a message of the fork server was read | the fork server, and with it the stream |
+//! | `zygote-listener` | `code-zygote` | a message of the zygote was read | the zygote and its fork servers, and with them their streams |
 //! | `reply-writer` | replies | before a session's replies are sent | that connection |
 //! | `warm-worker` | worker | before a sample of a warm-up is prepared | that sample: it counts as failed |
 //! | `main-accept` | main | a connection was accepted | that connection |
-//! | `main-turn` | main | before it looks around | the coordinator, in good order |
+//! | `main-turn` | main | at the start of a pass | the coordinator, in good order |
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
     use std::path::Path;
 
-    /// Adds what stands between `before` and `after` in the sources below `folder`.
+    /// Adds the text between each `before` and the next `after` in the sources below `folder` to `found`.
     fn collect(folder: &Path, before: &str, after: &str, found: &mut BTreeSet<String>) {
         for entry in std::fs::read_dir(folder).expect("a folder of sources") {
             let path = entry.expect("an entry").path();

@@ -1,4 +1,4 @@
-//! What the operator of a coordinator chooses.
+//! Settings that the operator of a coordinator chooses.
 
 use std::time::Duration;
 
@@ -8,27 +8,29 @@ use coprep_protocol::message::CacheForm;
 /// Settings of one coordinator.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Processors that pipelines may use; None: those that affinity and control group leave, as they change.
+    /// Number of processors that pipelines may use. `None` means all that affinity and control group allow, also as
+    /// they change.
     pub cpus: Option<u32>,
     /// Bytes that all caches may take together.
     pub cache_budget: u64,
-    /// Form of the samples in a cache whose job does not say.
+    /// Form of the cached samples of a job that names none.
     pub cache_form: CacheForm,
-    /// Named segments instead of anonymous memory: a restarted coordinator takes them over warm.
+    /// Prefix of named segments, which replace anonymous memory. A restarted coordinator takes them over warm.
     pub cache_name: Option<String>,
     /// Bytes of one stream's staging area, within the bounds that correctness asks for.
     pub staging_bytes: u64,
-    /// Storage is to be slower than it is, to see what then.
+    /// Artificial slowness of the storage, to see its effect.
     pub storage: Slowness,
-    /// Minibatches are handed over again without being prepared: to see how fast jobs are by themselves.
+    /// `true` if minibatches are handed over again without being prepared, to see how fast jobs are by themselves.
     pub replay: bool,
-    /// Whether the costs of samples are measured; if not, nothing follows from them.
+    /// `true` if the costs of samples are measured. Without it, nothing is decided by cost.
     pub costs: bool,
-    /// Whether it is told apart what waits are for; if not, storage that is waited for counts in full for what is cached.
+    /// `true` if waits are attributed to their causes. Without it, waiting for storage counts in full in the worth of a
+    /// cached sample.
     pub attribution: bool,
-    /// Without a connection for this long, the coordinator ends; None: never.
+    /// Time without a connection after which the coordinator ends, or `None` to stay.
     pub idle: Option<Duration>,
-    /// The same, while it holds a warmed cache.
+    /// The same time while it holds a warmed cache.
     pub idle_warm: Option<Duration>,
 }
 

@@ -1,5 +1,5 @@
-//! What is prepared beyond the border of an epoch: nothing for a job that may have no more epochs, and the first
-//! minibatches for one whose epochs follow each other at once.
+//! Preparation beyond the border of an epoch: nothing is prepared for a job that may have no more epochs, and the first
+//! minibatches for a job whose epochs follow each other at once.
 #![expect(clippy::unwrap_used, reason = "a test ends at the first error")]
 
 use std::sync::Arc;
@@ -12,7 +12,7 @@ mod common;
 
 use common::{LIMIT, Node};
 
-/// One step of each epoch takes so long. A border is crossed at once if it takes no longer than a few of these.
+/// Time of one slow step in each epoch. A border is crossed at once if it takes no longer than a few of these.
 const SLOW_STEP: Duration = Duration::from_millis(300);
 const BATCH_SIZE: u32 = 4;
 
@@ -29,8 +29,8 @@ impl Node {
         streams.remove(0)
     }
 
-    /// Waits until all but `kept` buffers are free, so that nothing is in preparation. Returns the number of samples that
-    /// were prepared.
+    /// Waits until all buffers except `kept` are free, so that nothing is in preparation. Returns the number of samples
+    /// that were prepared.
     fn prepared(&self, kept: u32) -> u64 {
         let end = Instant::now() + LIMIT;
         loop {
@@ -67,7 +67,7 @@ impl Job {
         }
     }
 
-    /// Takes so many samples in batches. The step after the first of them is slow.
+    /// Takes `samples` samples in batches. The step after the first batch is slow.
     fn take(&self, samples: u32) {
         let mut taken = self.next().unwrap();
         std::thread::sleep(SLOW_STEP);
@@ -120,7 +120,7 @@ fn epochs_that_follow_each_other_have_their_first_batch_ready_from_the_second_bo
     for epochs in 1..=5 {
         job.begin();
         job.take(SAMPLES);
-        // It works on its last batch, and nobody knows whether it goes on. A fiftieth is prepared all the same.
+        // It works on its last batch, and nobody knows whether it will continue. A fiftieth is prepared all the same.
         let ahead = if epochs == 1 {
             0
         } else {
@@ -141,7 +141,7 @@ fn nothing_is_ready_for_a_job_that_paused_at_the_border_before() {
     let began = Instant::now();
     job.epoch(SAMPLES);
     assert_eq!(node.prepared(2), u64::from(2 * SAMPLES + 2 * BATCH_SIZE));
-    // It validates.
+    // The job validates.
     std::thread::sleep(began.elapsed() * 5);
     job.epoch(SAMPLES);
     assert_eq!(node.prepared(0), u64::from(3 * SAMPLES));
@@ -170,7 +170,7 @@ fn epochs_that_are_left_early_have_nothing_ready() {
     job.epoch(SAMPLES);
     job.begin();
     job.take(10 * BATCH_SIZE);
-    // What lay ready of the epoch is void, and no more.
+    // Only the samples that lay ready of the epoch are void.
     job.epoch(SAMPLES);
     let prepared = node.prepared(0);
     let most = u64::from(2 * SAMPLES + (10 + 17) * BATCH_SIZE);
@@ -215,7 +215,7 @@ fn members_of_a_cohort_may_take_turns_in_one_thread() {
     jobs.iter().for_each(|job| drop(job.0.attached().unwrap()));
     for _ in 0..3 {
         for job in &jobs {
-            // The other one has not begun this epoch, or is still to take its last batch of the one before.
+            // The other member has not begun this epoch, or has still to take its last batch of the epoch before.
             job.begin();
             assert_eq!(job.next(), Some(BATCH_SIZE));
         }
@@ -236,7 +236,7 @@ fn a_job_that_idles_between_epochs_takes_part_in_what_another_needs() {
     other.epoch(SAMPLES);
     assert_eq!(node.prepared(10), u64::from(2 * SAMPLES));
     idle.epoch(SAMPLES);
-    // The other one idles now.
+    // Now the other one idles.
     assert_eq!(node.prepared(0), u64::from(2 * SAMPLES));
 }
 
@@ -255,7 +255,7 @@ fn an_epoch_that_was_begun_when_the_coordinator_died_is_prepared_by_the_next_one
         rank.take(SAMPLES / 2);
         assert_eq!(rank.next(), None);
     }
-    // The other one has not begun it.
+    // The other rank has not begun it.
     ranks[0].begin();
     node.end();
     node.begin();

@@ -1,4 +1,4 @@
-//! Ranks that leave their job in order: in another stream the others do not wait for them.
+//! Ranks that leave their job in order. In another stream the others do not wait for them.
 #![expect(clippy::unwrap_used, reason = "a test ends at the first error")]
 
 use std::collections::BTreeSet;
@@ -18,13 +18,13 @@ use common::{LIMIT, Node};
 
 const SAMPLES: u32 = 80;
 const BATCH_SIZE: u32 = 4;
-/// A serialised set of nothing.
+/// The serialised form of an empty set.
 const EMPTY: [u8; 8] = [0x3a, 0x30, 0, 0, 0, 0, 0, 0];
-/// Of each of two ranks.
+/// Steps of each of two ranks.
 const STEPS: usize = 10;
 
 impl Node {
-    /// Begins anew. A rank that has lost its connection, and with it all that lay ready for it, attaches.
+    /// Starts the coordinator again. A rank that has lost its connection, and with it all its ready items, attaches.
     fn begin_with_a_rank(&mut self) {
         self.begin();
         let has_a_job = || {
@@ -108,7 +108,7 @@ fn departure(token: u128, rank: u32, ids: std::ops::Range<u32>, batches: u64) ->
 /// A rank as its user sees it.
 struct Rank {
     loader: Arc<Loader>,
-    /// Ids, by batch.
+    /// The ids that it was given, by batch.
     given: Vec<Vec<u32>>,
 }
 
@@ -156,7 +156,7 @@ fn assert_exact(ranks: &[Rank]) {
     assert!(ranks.iter().all(|rank| rank.given.len() == STEPS));
 }
 
-/// A rank that asks for a place by itself: the connection, what it was told, and which ranks have left.
+/// Attaches a rank. Returns its connection, the reply, and the departures that it was told.
 fn join(node: &Node, attach: Attach) -> (Connection, Attached, Vec<Departure>) {
     let connection = node.connect();
     connection.send(&Request::Attach(Box::new(attach))).unwrap();
@@ -170,7 +170,7 @@ fn join(node: &Node, attach: Attach) -> (Connection, Attached, Vec<Departure>) {
     }
 }
 
-/// For whom or what a rank waits, in the coordinator's words.
+/// Returns the coordinator's words for the cause of a rank's wait.
 fn who_is_awaited(connection: &Connection) -> String {
     connection.send(&Request::Explain).unwrap();
     match connection.receive(LIMIT, &no_interrupt()).unwrap().unwrap() {
@@ -224,7 +224,8 @@ fn a_departure_that_does_not_fit_the_socket_is_heard() {
     }
     ranks[1].take_the_rest();
     ranks[1].loader.close();
-    // Nobody asks the other rank for a batch: it hears of it by itself. It looks five times a second.
+    // Nobody asks the other rank for a batch. It hears of the departure by itself, because it looks five times a
+    // second.
     std::thread::sleep(Duration::from_secs(3));
     node.end();
     node.begin_with_a_rank();
@@ -321,7 +322,7 @@ fn a_departure_is_of_one_job_and_not_of_its_group() {
     let (later, attached, told) = join(&node, with(0, None));
     assert_eq!(told, []);
     assert!(who_is_awaited(&later).starts_with("waiting for rank 1 of 2"));
-    // The job that the rank has left, at the same time.
+    // Attach to the job that the rank has left, at the same time.
     let (own, other, told) = join(&node, with(0, Some(5)));
     assert_eq!((other.token, told.len()), (5, 1));
     assert_ne!((attached.job, attached.token), (other.job, other.token));
@@ -344,7 +345,7 @@ fn a_rank_that_was_given_nothing_hears_of_one_that_has_left() {
         told: Some(token),
         ..attach(rank, world_size)
     };
-    // It has left before, and while the job forms.
+    // One rank has left before, and another leaves while the job forms.
     node.leave(departure(5, 0, 0..4, 1));
     let (rank_1, _, departed) = join(&node, told(5, 1, 2));
     assert_eq!(departed, [departure(5, 0, 0..4, 1)]);
@@ -373,7 +374,7 @@ fn a_rank_that_had_left_its_epoch_is_told_when_the_others_are_in_the_next() {
         let leave = || asks.send(&Request::RestartEpoch { epoch: 0 }).unwrap();
         if asks_first {
             leave();
-            // It is heard before the other one comes.
+            // The request is read before the other rank attaches.
             assert!(who_is_awaited(&asks).starts_with("waiting for rank 1 of 2"));
         }
         let (_other, _, _) = join(&node, of_epoch(1, 1));
@@ -425,11 +426,11 @@ fn ranks_that_meet_again_find_the_job_that_they_had() {
         ..attach(rank, 2)
     };
     let jobs = [Some(5), Some(6), None].map(|token| join(&node, of(token, 0)));
-    // In another order.
+    // The second ranks attach in another order.
     let met = [Some(6), Some(5), Some(7)].map(|token| join(&node, of(token, 1)));
     let job = |at: usize| jobs[at].1.job;
     assert_eq!([met[0].1.job, met[1].1.job], [job(1), job(0)]);
-    // The first one had been given nothing when it lost its connection.
+    // The first job had been given nothing when it lost its connection.
     assert_eq!(met[2].1.job, job(2));
     assert_eq!(met[2].1.token, jobs[2].1.token);
 }
@@ -441,7 +442,7 @@ fn ranks_meet_that_were_told_different_tokens_since_they_were_given_something() 
         tokens: tokens.to_vec(),
         ..attach(rank, 2)
     };
-    // One was given something of job 6, in which the other, of job 5, had its place as well.
+    // One rank was given something of job 6. The other, of job 5, had its place there as well.
     let (_first, one, _) = join(&node, of(0, &[6]));
     let (_second, other, _) = join(&node, of(1, &[5, 6]));
     assert_eq!(one.job, other.job);
@@ -494,7 +495,7 @@ fn nonsense_is_refused_and_changes_nothing() {
         assert_eq!(refusal.kind, RefusalKind::Invalid);
         assert!(refusal.message.contains(why), "{}", refusal.message);
     }
-    // A rank that the job does not have.
+    // Rank 7 does not exist in the job.
     node.leave(departure(5, 7, 0..1, 1));
     assert!(who_is_awaited(&rank_0).starts_with("waiting for rank 1 of 2"));
 }

@@ -17,7 +17,7 @@ mod common;
 use common::{LIMIT, Node};
 
 const SAMPLES: u32 = 20;
-/// Draws of an epoch: not a multiple of the batch size.
+/// Number of draws of an epoch. It is not a multiple of the batch size.
 const COUNT: u32 = 101;
 const BATCH_SIZE: u32 = 4;
 
@@ -47,7 +47,7 @@ fn draws(weights: Option<Vec<f64>>) -> DrawsRequest {
     }
 }
 
-/// Weights of which all but the first are 0, but for two samples.
+/// Returns weights that are 0 except for three samples.
 fn of_three() -> Vec<f64> {
     let weight = |id| match id {
         0 => 2.0,
@@ -57,7 +57,7 @@ fn of_three() -> Vec<f64> {
     (0..SAMPLES).map(weight).collect()
 }
 
-/// A job of one rank, or one of several.
+/// The loader of one rank of a job.
 struct Job(Arc<Loader>);
 
 /// Something that a job is given.
@@ -80,7 +80,7 @@ impl Job {
         }
     }
 
-    /// Takes so many batches. Returns their ids.
+    /// Takes `batches` batches. Returns their ids.
     fn take(&self, batches: usize) -> Vec<Vec<u32>> {
         let batch = |_| match self.next() {
             TaskHandle::Batch(batch) => common::ids(&batch),
@@ -89,7 +89,7 @@ impl Job {
         (0..batches).map(batch).collect()
     }
 
-    /// Takes what is left of the epoch. Returns the ids by batch, and those that failed.
+    /// Takes the rest of the epoch. Returns the ids by batch, and the ids of samples that failed.
     fn rest(&self) -> (Vec<Vec<u32>>, Vec<u32>) {
         let (mut batches, mut failed) = (Vec::new(), Vec::new());
         loop {
@@ -101,7 +101,7 @@ impl Job {
         }
     }
 
-    /// Takes an epoch, of which no sample fails. Returns the ids by batch.
+    /// Takes an epoch in which no sample fails. Returns the ids by batch.
     fn epoch(&self) -> Vec<Vec<u32>> {
         self.0.start_epoch().unwrap();
         let (batches, failed) = self.rest();
@@ -117,7 +117,7 @@ impl Job {
         }
     }
 
-    /// Where it is, as another job resumes it.
+    /// Returns its position, from which another job can resume.
     fn resume(&self) -> ResumePoint {
         let state = self.0.state().unwrap();
         let mut delivered = Vec::new();
@@ -184,7 +184,8 @@ fn jobs_share_draws_whenever_they_join() {
     early.0.start_epoch().unwrap();
     let mut one = early.take(9);
     late.0.start_epoch().unwrap();
-    // They take turns. The batches that lay ready for the first when the other came are not shared, and it stays so far behind.
+    // They take one batch each. The batches that lay ready for the first job when the other attached are not shared,
+    // and it stays ahead by these.
     let mut other = Vec::new();
     for _ in 0..100 {
         one.extend(early.take(1));
@@ -356,7 +357,7 @@ fn draws_that_make_no_sense_are_refused() {
     ids.serialize_into(&mut subset).unwrap();
     assert!(refused(&|a| a.subset = Some(subset.clone())).contains("subset"));
     assert!(refused(&|a| a.cache.reuse = 2).contains("reuse"));
-    // Numbers are below the number of draws, and the dataset is named by its samples.
+    // Numbers are below the number of draws, and the dataset is identified by its number of samples.
     let state = |delivered: u32| {
         let mut bytes = Vec::new();
         let given: roaring::RoaringBitmap = [delivered].into();
@@ -378,9 +379,9 @@ fn draws_that_make_no_sense_are_refused() {
     assert!(node.streams().is_empty());
 }
 
-// Samples that are read.
+// Samples that are read from files.
 
-/// A folder of grey images whose brightness is their id, some of which are broken.
+/// Makes a folder of grey images whose brightness is their id. The `broken` ones cannot be read.
 fn images(folder: &Path, broken: &[u32]) -> PipelineSpec {
     let root = folder.join("photos");
     std::fs::create_dir_all(root.join("class")).unwrap();
@@ -502,7 +503,7 @@ fn a_sample_that_cannot_be_read_is_raised_by_its_id_and_its_batch_is_full() {
         assert!(batches.iter().flatten().all(|id| *id != 2));
         failures += failed.len();
     }
-    // Each draw of it fails: 5 are expected in an epoch.
+    // Each of its draws fails. 5 are expected in an epoch.
     assert!((2..=25).contains(&failures), "{failures}");
 }
 

@@ -122,7 +122,7 @@ fn ask(socket: &UnixStream, request: &Request) -> Reply {
     frame::receive::<Reply>(socket).unwrap().0
 }
 
-/// A consumer as bare as can be.
+/// A minimal consumer, without the client library.
 struct Consumer {
     _socket: UnixStream,
     attached: Attached,
@@ -151,7 +151,7 @@ impl Consumer {
         }
     }
 
-    /// (id, label, first pixel) of every sample of one epoch.
+    /// Takes one epoch. Returns (id, label, first pixel) of every sample.
     fn epoch(&self) -> Vec<(i64, i64, u8)> {
         let mut seen = Vec::new();
         loop {

@@ -1,4 +1,4 @@
-//! A thread that panics ends what it owned, and nothing else: jobs go on, and no sample is lost or repeated.
+//! A thread that panics ends only the things it owned. Jobs continue, and no sample is lost or repeated.
 //!
 //! The panics are injected: see `src/failpoints.rs`.
 #![expect(clippy::unwrap_used, reason = "a test ends at the first error")]
@@ -27,17 +27,17 @@ mod common;
 const SAMPLES: u32 = 60;
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A coordinator in a thread, over a folder of small images, the last of which may be none.
+/// A coordinator in a thread, over a folder of small images. The last image may be broken.
 struct Node {
     folder: tempfile::TempDir,
     server: Option<JoinHandle<coprep_coordinator::Result<StopReason>>>,
-    /// How long a job computes per batch.
+    /// Time for which a job computes per batch.
     pause: Duration,
     epochs: u32,
     _scenario: FailScenario<'static>,
 }
 
-/// What a job was given in one epoch.
+/// The samples and errors that a job was given in one epoch.
 struct Epoch {
     samples: u32,
     ids: RoaringBitmap,
@@ -73,7 +73,7 @@ impl Node {
         }
     }
 
-    /// Makes the last image one that cannot be decoded.
+    /// Replaces the last image by a file that cannot be decoded.
     fn with_a_bad_file(self) -> Node {
         let file = format!("photos/all/{:03}.png", SAMPLES - 1);
         std::fs::write(self.folder.path().join(file), b"no image").unwrap();
@@ -171,7 +171,7 @@ fn place(folder: &tempfile::TempDir) -> CoordinatorPaths {
     CoordinatorPaths::at(folder.path().join("run/coordinator.sock"))
 }
 
-/// The next epoch of a job.
+/// Takes the next epoch of a job.
 fn epoch(job: &Loader, pause: Duration) -> Epoch {
     let mut epoch = Epoch {
         samples: 0,
@@ -194,7 +194,7 @@ fn epoch(job: &Loader, pause: Duration) -> Epoch {
     }
 }
 
-/// Runs a job for some epochs; gives its errors.
+/// Runs a job for some epochs. Returns its errors.
 fn go_on(job: &Loader, node: &Node) -> Vec<SampleError> {
     let mut errors = Vec::new();
     let all: RoaringBitmap = (0..SAMPLES).collect();
@@ -209,7 +209,7 @@ fn go_on(job: &Loader, node: &Node) -> Vec<SampleError> {
     errors
 }
 
-/// Runs two jobs side by side for some epochs; gives the errors of both, and how often they had to connect again.
+/// Runs two jobs side by side for some epochs. Returns the errors of both, and how often they had to connect again.
 fn run(node: &Node, relaxed: bool) -> (Vec<SampleError>, u64) {
     let jobs = [node.job(relaxed), node.job(relaxed)];
     let ran = std::thread::scope(|scope| {
@@ -304,7 +304,7 @@ fn a_session_that_panics_costs_its_connection() {
 
 #[test]
 fn a_rank_whose_session_panics_meets_the_others_again() {
-    // Slow, so that most of the epoch is still to come.
+    // Preparation is slow, so that most of the epoch is still to come.
     let node = Node::start("worker-prepare", "sleep(60)");
     let ranks = [node.rank(0, 2, false), node.rank(1, 2, false)];
     let run = |rank: usize| {
@@ -316,7 +316,7 @@ fn a_rank_whose_session_panics_meets_the_others_again() {
                     given.push(common::ids(&batch));
                     if rank == 0 && given.len() == 2 {
                         fail::cfg("session-request", "1*panic->off").unwrap();
-                        // Asks its session, which panics.
+                        // A request to its session, which panics.
                         let _ = ranks[0].state();
                     }
                 }
@@ -362,7 +362,7 @@ fn a_rank_that_is_to_meet_the_others_again_keeps_the_batch_that_it_holds() {
     });
     let before = common::ids(&held[1]);
     fail::cfg("session-request", "1*panic->off").unwrap();
-    // Its session panics, and so the other rank is sent away. The neighbour fills every free buffer again.
+    // Its session panics, so the other rank is sent away. The neighbour fills every free buffer again.
     let _ = ranks[0].state();
     let end = Instant::now() + Duration::from_secs(1);
     while Instant::now() < end {
@@ -389,7 +389,7 @@ fn a_client_that_sends_nonsense_keeps_its_buffers_until_it_has_hung_up() {
         frame::receive::<Reply>(&client).unwrap();
     }
     (&client).write_all(&[0xff; 64]).unwrap();
-    // The end of its replies: from now on it may notice.
+    // Wait for the end of its replies, after which it may notice the end of the connection.
     while frame::receive::<Reply>(&client).is_ok() {}
     assert_eq!(node.jobs(), 1);
     drop(client);
@@ -407,7 +407,7 @@ fn a_panic_while_a_job_attaches_breaks_the_stream_off() {
     fail::cfg("attach-locked", "1*panic->off").unwrap();
     let (errors, _) = run(&node, false);
     assert!(errors.is_empty(), "{errors:?}");
-    // It may take an epoch that lay ready for it before it notices.
+    // It may take an epoch that lies ready for it before it notices.
     assert!(go_on(&first, &node).is_empty());
     assert_eq!(first.stats().reconnects, 1);
     drop(first);
@@ -424,7 +424,7 @@ fn a_first_job_whose_session_panics_as_it_attaches_tries_again() {
 
 #[test]
 fn a_job_that_comes_as_its_stream_is_broken_off_finds_another() {
-    // The driver is there before the first job.
+    // The driver runs before the first job attaches.
     let node = Node::start("driver-turn", "1*panic->off");
     let (errors, _) = run(&node, false);
     assert!(errors.is_empty(), "{errors:?}");
@@ -434,11 +434,11 @@ fn a_job_that_comes_as_its_stream_is_broken_off_finds_another() {
 #[test]
 fn a_driver_that_panics_breaks_its_stream_off() {
     let mut node = Node::start("driver-turn", "off");
-    // Without it the jobs may be through before the driver looks around again.
+    // Without the pause the jobs may end before the driver's next pass.
     (node.pause, node.epochs) = (Duration::from_millis(20), 20);
     let (errors, reconnects) = std::thread::scope(|scope| {
         let ran = scope.spawn(|| run(&node, false));
-        // The runner ends a test that hangs.
+        // The test runner ends a test that hangs.
         while !node.has_two_jobs_with_batches() {
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -522,7 +522,7 @@ fn a_warm_up_ends_although_a_worker_panics() {
     node.stop();
 }
 
-/// The coordinator ends in good order, and says why.
+/// Checks that the coordinator ends in good order, and says why.
 fn ends(point: &str) {
     let mut node = Node::start(point, "off");
     let job = node.job(false);

@@ -1,7 +1,7 @@
-//! Whatever a thread waits for wakes it: no job is rescued by a thread that looks around now and then.
+//! Every wait is ended by a wake-up: no job is rescued by a thread that merely looks around now and then.
 //!
-//! Each of these tests runs as it is, and once more with naps of an hour (`coprep_protocol::nap`), in which a wake-up that
-//! is lost leaves a job waiting until the runner ends the test.
+//! Each of these tests runs as it is, and once more with naps of an hour (`coprep_protocol::nap`). A lost wake-up then
+//! leaves a job waiting until the runner ends the test.
 #![expect(clippy::unwrap_used, reason = "a test ends at the first error")]
 
 use std::process::Command;
@@ -53,7 +53,7 @@ impl Node {
         CoordinatorPaths::at(self.folder.path().join("run/coordinator.sock"))
     }
 
-    /// Small images.
+    /// Returns a pipeline over a folder of small images.
     fn images(&self) -> PipelineSpec {
         let root = self.folder.path().join("photos");
         if !root.exists() {
@@ -100,7 +100,7 @@ impl Node {
         .unwrap())
     }
 
-    /// Asks it to stop, and waits for its end.
+    /// Asks the coordinator to stop, and waits for its end.
     fn stop(self) {
         control::stop(&self.place()).unwrap();
         assert_eq!(self.server.join().unwrap(), StopReason::Asked);
@@ -110,7 +110,7 @@ impl Node {
 struct Job(Arc<Loader>);
 
 impl Job {
-    /// The next batch; `None` at the end of the epoch.
+    /// Returns the next batch, or `None` at the end of the epoch.
     fn next(&self) -> Option<Batch> {
         loop {
             match self.0.next(LONG).unwrap() {
@@ -121,7 +121,8 @@ impl Job {
         }
     }
 
-    /// All batches of an epoch, held until its end. Returns the number of samples, and of batches that were copied.
+    /// Takes all batches of an epoch and holds them until its end. Returns the number of samples, and of batches that
+    /// were copied.
     fn hold_epoch(&self) -> (u32, usize) {
         self.0.start_epoch().unwrap();
         let held: Vec<Batch> = std::iter::from_fn(|| self.next()).collect();
@@ -129,7 +130,7 @@ impl Job {
         (held.iter().map(Batch::samples).sum(), copies)
     }
 
-    /// The number of samples of an epoch, with a pause after each batch.
+    /// Takes an epoch with a pause after each batch. Returns the number of samples.
     fn epoch(&self, pause: Duration) -> u32 {
         self.0.start_epoch().unwrap();
         let mut samples = 0;
@@ -149,8 +150,8 @@ fn a_job_that_joins_while_the_coordinator_sleeps_gets_every_batch() {
     let node = Node::start(|_| ());
     let first = node.job(node.images(), 1);
     assert_eq!(first.epoch(STEP), IMAGES);
-    // All is cached, and nobody is waited for: the driver sleeps. The queue of whoever joins is full before it takes
-    // anything, and no worker looks around any more.
+    // Everything is cached and nobody is waited for, so the driver sleeps. The queue of a job that joins is full before
+    // it takes anything, and no worker looks around any more.
     for _ in 0..3 {
         let joins = node.job(node.images(), 1);
         joins.0.attached().unwrap();
@@ -180,11 +181,11 @@ fn jobs_that_come_pause_leave_and_die_hold_up_nobody() {
                     job.0.start_epoch().unwrap();
                     job.next();
                     if round % 2 == 0 {
-                        // Leaves the epoch: what was prepared for it is for nobody.
+                        // Starting another epoch leaves this one: minibatches prepared for it are for nobody.
                         job.0.start_epoch().unwrap();
                         assert!(job.next().is_some());
                     }
-                    // Without a word, as if it had died.
+                    // It leaves without a message, as if it had died.
                     drop(job);
                 }
             });
@@ -235,7 +236,7 @@ fn a_job_of_small_batches_shares_a_stream_with_one_of_large_ones() {
         );
         std::thread::scope(|scope| {
             for job in &jobs {
-                // All of it at once: more batches than there are places in a ring.
+                // The whole epoch at once is more batches than a ring has places.
                 scope.spawn(move || assert_eq!(job.hold_epoch().0, SAMPLES));
             }
         });
@@ -244,7 +245,7 @@ fn a_job_of_small_batches_shares_a_stream_with_one_of_large_ones() {
     }
 }
 
-/// Bytes of the *deliver* regions that this process has mapped.
+/// Returns the bytes of the *deliver* regions that this process has mapped.
 fn rings() -> Vec<usize> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let number = |text: &str| usize::from_str_radix(text, 16).unwrap();

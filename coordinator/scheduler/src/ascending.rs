@@ -1,4 +1,4 @@
-//! Ascending order: the next ids of a job, and where jobs that are given theirs in this order meet.
+//! Ascending order: finds a job's next ids, and the points where such jobs meet.
 
 use crate::need::Need;
 
@@ -7,15 +7,15 @@ pub(crate) fn next_ids(need: &Need, count: u64) -> Vec<u32> {
     need.ids().iter().take(count as usize).collect()
 }
 
-/// Returns whether `ids` are the next ids of a job with this need.
+/// Returns `true` if `ids` are the next ids of a job with this need.
 pub(crate) fn begins_with(need: &Need, ids: &[u32]) -> bool {
     need.ids().iter().take(ids.len()).eq(ids.iter().copied())
 }
 
-/// Returns how many of its next `ids` a job with this need is dealt before it stands where `other` stands. `None`
-/// unless both then need the same `ids.len()` ids.
+/// Returns how many of its next `ids` a job with this need is dealt before it reaches the next id of `other`. Returns
+/// `None` unless both jobs need the same `ids.len()` ids from there on.
 ///
-/// A shorter stretch in common is not worth a short minibatch: random subsets have one nearly everywhere.
+/// A shorter common stretch is not worth a short minibatch: random subsets have one nearly everywhere.
 pub(crate) fn meeting_point(need: &Need, ids: &[u32], other: &Need) -> Option<usize> {
     let stands_at = other.ids().min()?;
     let steps = ids.binary_search(&stands_at).ok().filter(|&at| at > 0)?;

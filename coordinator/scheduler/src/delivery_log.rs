@@ -1,18 +1,18 @@
-//! What a job was dealt, in order, as far back as its user may still ask for its state.
+//! A record of the samples that a job was dealt, in order, as far back as its user may still ask for its state.
 //!
-//! A job runs ahead of its user: samples leave its need when they are drawn, and the user gets them
-//! later. So the state after a given step is the need of now, and what was dealt since that step. Only
-//! batches that were not taken, and a few more, are kept.
+//! A job runs ahead of its user: samples leave its need when they are drawn, and the user gets them later. So the state
+//! after a given step is the current need and the samples dealt since that step. The log keeps only batches that were
+//! not taken, and a few more.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use roaring::RoaringBitmap;
 
-/// Rounds that are remembered after every rank took them: more than a client keeps in hand.
+/// Number of rounds remembered after every rank took them: more than a client holds at a time.
 const REMEMBERED: usize = 64;
 
-/// A slice of a batch, from one minibatch.
+/// A slice of a batch, all from one minibatch.
 #[derive(Debug, Clone)]
 struct DealtSlice {
     minibatch: u64,
@@ -22,25 +22,25 @@ struct DealtSlice {
     ended: bool,
 }
 
-/// An epoch that is drawn to its end.
+/// An epoch whose last sample was drawn.
 #[derive(Debug, Clone)]
 struct Closed {
     epoch: u64,
     steps: u64,
-    /// What it dropped.
+    /// Samples that the epoch dropped.
     left: RoaringBitmap,
     /// All samples of the epoch.
     set: Arc<RoaringBitmap>,
 }
 
-/// See the module.
+/// The record of one job's deliveries; see the module.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct DeliveryLog {
     dealt: VecDeque<DealtSlice>,
-    /// How many of these end a batch.
+    /// Number of slices in `dealt` that end a batch.
     batches: usize,
     closed: VecDeque<Closed>,
-    /// First (epoch, step) from which on everything is remembered.
+    /// The first (epoch, step) from which on everything is remembered.
     from: (u64, u64),
 }
 
@@ -52,7 +52,7 @@ impl DeliveryLog {
         }
     }
 
-    /// Notes a slice. Slices are dealt batch after batch.
+    /// Records a slice. Slices are dealt batch after batch.
     pub(crate) fn add(&mut self, minibatch: u64, epoch: u64, step: u64, ids: &[u32], ended: bool) {
         self.batches += usize::from(ended);
         self.dealt.push_back(DealtSlice {
@@ -64,8 +64,8 @@ impl DeliveryLog {
         });
     }
 
-    /// Forgets that `minibatch` and those after it were dealt. Returns the samples of `epoch` that are to be dealt again,
-    /// without those that were never dealt; see [`reopen`](Self::reopen).
+    /// Forgets `minibatch` and all later ones. Returns the samples of `epoch` to deal again, without the samples that
+    /// were dropped; see [`reopen`](Self::reopen).
     pub(crate) fn take_back(&mut self, minibatch: u64, epoch: u64) -> RoaringBitmap {
         let mut ids = RoaringBitmap::new();
         while let Some(last) = self.dealt.pop_back_if(|last| last.minibatch >= minibatch) {
@@ -77,7 +77,8 @@ impl DeliveryLog {
         ids
     }
 
-    /// The epoch that was drawn to its end goes on. Returns what it had dropped, or `None` if it had not been ended.
+    /// Reopens an epoch that was drawn to its end. Returns the samples that it had dropped, or `None` if it was not
+    /// ended.
     pub(crate) fn reopen(&mut self, epoch: u64) -> Option<RoaringBitmap> {
         let mut left = None;
         while let Some(last) = self.closed.pop_back_if(|last| last.epoch >= epoch) {
@@ -86,14 +87,15 @@ impl DeliveryLog {
         left
     }
 
-    /// Sample `other` was dealt in place of `bad`, which keeps its place: neither comes again.
+    /// Records that sample `other` was dealt in place of `bad`. `bad` stays in the record as well, so that neither
+    /// comes again.
     pub(crate) fn replaced(&mut self, bad: u32, other: u32) {
         if let Some(slice) = self.dealt.iter_mut().rev().find(|s| s.ids.contains(&bad)) {
             slice.ids.push(other);
         }
     }
 
-    /// Samples `one` and `other` of `epoch` change places.
+    /// Exchanges the positions of samples `one` and `other` of `epoch`.
     pub(crate) fn exchange(&mut self, epoch: u64, one: u32, other: u32) {
         let slices = self.dealt.iter_mut().rev();
         let places: Vec<&mut u32> = slices
@@ -102,7 +104,8 @@ impl DeliveryLog {
             .filter(|id| **id == one || **id == other)
             .take(2)
             .collect();
-        // Only one of them, if the other is forgotten: nobody can ask for a state before it any more.
+        // If one of the two is already forgotten, nobody can ask for a state before it, so exchanging the other
+        // suffices.
         for id in places {
             *id = if *id == one { other } else { one };
         }
@@ -123,7 +126,7 @@ impl DeliveryLog {
         });
     }
 
-    /// Forgets what is long taken. `waiting`: slices that some rank has not taken.
+    /// Forgets slices that every rank took long ago. `waiting` is the number of slices that some rank has not taken.
     pub(crate) fn forget(&mut self, waiting: usize, ranks: usize) {
         while self.batches > waiting + REMEMBERED * ranks {
             let Some(gone) = self.dealt.pop_front() else {
@@ -137,7 +140,8 @@ impl DeliveryLog {
         }
     }
 
-    /// Returns what `epoch` dropped and what it was of, if it is drawn to its end and had at least `steps` steps.
+    /// Returns the samples that `epoch` dropped and the set of the epoch, if it is drawn to its end and had at least
+    /// `steps` steps.
     pub(crate) fn left_by(
         &self,
         epoch: u64,
@@ -147,7 +151,7 @@ impl DeliveryLog {
         (steps <= closed.steps).then_some((&closed.left, &*closed.set))
     }
 
-    /// Samples dealt in `epoch` at and after `step`, if that is remembered.
+    /// Returns the samples dealt in `epoch` at and after `step`, or `None` if that is forgotten.
     pub(crate) fn since(&self, epoch: u64, step: u64) -> Option<RoaringBitmap> {
         if (epoch, step) < self.from {
             return None;

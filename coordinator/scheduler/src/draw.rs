@@ -1,25 +1,25 @@
-//! Which samples: keyed random draws without replacement.
+//! Keyed random draws of samples without replacement.
 //!
-//! The sample at position `t` of epoch `e` is the `r`-th smallest of those that remain, with `r` a hash
-//! of (seed, e, t) below their number. So the order of a job that is served alone is a uniformly random
-//! permutation that depends on the seed, the epoch and the set alone: not on how it was cut into
-//! minibatches, and not on whether it was interrupted and resumed.
+//! The sample at position `t` of epoch `e` is the `r`-th smallest of the remaining samples, where `r` is a hash of
+//! (seed, e, t) below their number. So the order of a job that is served alone is a uniformly random permutation that
+//! depends only on the seed, the epoch and the set. It does not depend on how it was cut into minibatches, or on
+//! whether it was interrupted and resumed.
 
 use roaring::RoaringBitmap;
 
-/// Where a draw stands; with the seed, all that its randomness depends on.
+/// The position of a draw. Its randomness depends on this and nothing else.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DrawKey {
     pub(crate) seed: u64,
     pub(crate) epoch: u64,
-    /// Samples of the epoch drawn before.
+    /// Number of samples of the epoch that were drawn before.
     pub(crate) position: u64,
-    /// 0 where the order is promised to be a function of the rest; otherwise it keeps the draws of
-    /// different leads at equal positions apart.
+    /// Zero where the order is promised to depend only on the other fields. Otherwise it separates the draws of
+    /// different leaders at equal positions.
     pub(crate) salt: u64,
 }
 
-/// The next `count` samples of `from`, in the order of their draw. At most as many as there are.
+/// Draws the next `count` samples of `from`, or all if there are fewer. Returns them in the order of their draw.
 pub(crate) fn random(from: &RoaringBitmap, count: u32, key: DrawKey) -> Vec<u32> {
     let mut taken: Vec<u64> = Vec::with_capacity(count as usize);
     let left = |i: u64| from.len() - i;
@@ -31,12 +31,13 @@ pub(crate) fn random(from: &RoaringBitmap, count: u32, key: DrawKey) -> Vec<u32>
         .collect()
 }
 
-/// The `count` smallest of `from`.
+/// Returns the `count` smallest samples of `from`.
 pub(crate) fn ascending(from: &RoaringBitmap, count: u32) -> Vec<u32> {
     from.iter().take(count as usize).collect()
 }
 
-/// Any `count` samples of `from`, each as likely as any other. For many: its time grows with `from` alone.
+/// Draws `count` samples of `from`, each equally likely. Fit for a large `count`: the time depends only on the size of
+/// `from`.
 pub(crate) fn any_of(from: &RoaringBitmap, count: u64, key: DrawKey) -> RoaringBitmap {
     let (mut left, mut wanted) = (from.len(), count.min(from.len()));
     let takes = |&(i, _): &(u64, u32)| {
@@ -48,10 +49,12 @@ pub(crate) fn any_of(from: &RoaringBitmap, count: u64, key: DrawKey) -> RoaringB
     (0..).zip(from).filter(takes).map(|(_, id)| id).collect()
 }
 
-/// The rank in the whole set of the `rank`-th that is not among `taken`, which is ascending; adds it.
+/// Returns the position in the whole set of the `rank`-th element that is not among `taken`, and adds it to `taken`,
+/// which stays ascending.
 fn skip(taken: &mut Vec<u64>, rank: u64) -> u64 {
     let (mut low, mut high) = (0, taken.len());
-    // `taken[i] - i` elements that are not taken lie before `taken[i]`: that number never falls.
+    // Before `taken[i]` lie `taken[i] - i` elements that are not taken. This number never falls with `i`, so bisection
+    // finds it.
     while low < high {
         let middle = (low + high) / 2;
         if taken[middle] - middle as u64 <= rank {
@@ -73,19 +76,19 @@ impl DrawKey {
 /// Returns 64 random bits that depend on the seed and on every word, in their order.
 #[must_use]
 pub fn keyed(seed: u64, words: &[u64]) -> u64 {
-    // A word is not mixed before it is added: the seed is, and two that were could change places.
+    // Only the seed is mixed before the fold. If each word were mixed first, two of them could change places unnoticed.
     words.iter().fold(mix(seed), |hash, word| mix(hash ^ word))
 }
 
-/// Returns a number below `bound`, of 64 random bits (Lemire's multiplication, without the rejection: off by less than
-/// `bound` / 2^64).
+/// Returns a number below `bound` from 64 random bits, by Lemire's multiplication without the rejection step. The bias
+/// is less than `bound` / 2^64.
 #[must_use]
 pub fn below(random: u64, bound: u64) -> u64 {
     ((u128::from(random) * u128::from(bound)) >> 64) as u64
 }
 
-/// A good 64-bit mixer: one step of splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number
-/// Generators, 2014).
+/// Mixes 64 bits well: one step of splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators,
+/// 2014).
 pub(crate) fn mix(word: u64) -> u64 {
     let mut z = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -174,7 +177,7 @@ mod tests {
                 seen[place][id as usize] += 1;
             }
         }
-        // 1000 each, standard deviation 30.
+        // The mean is 1000, the standard deviation 30.
         assert!(
             seen.iter().flatten().all(|&n| (850..1150).contains(&n)),
             "{seen:?}"

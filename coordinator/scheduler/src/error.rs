@@ -1,15 +1,15 @@
-//! Why a job cannot be attached.
+//! Errors of attaching a job.
 
 use crate::JobId;
 
-/// A job that cannot be served as it asks, and what would make it possible.
+/// The reason why a job cannot be served as it asks, and the change that would make it possible.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AttachError {
-    /// The caller chose a number that is in use.
+    /// The caller chose a number that another job uses.
     #[error("job {} is attached already", .0.0)]
     Duplicate(JobId),
-    /// Nothing can be cut into batches of nothing.
+    /// A batch must have at least one sample.
     #[error("batch_size is 0: it must be at least 1")]
     NoBatchSize,
     /// A job has at least one rank.
@@ -26,7 +26,7 @@ pub enum AttachError {
         /// Samples of the dataset.
         samples: u32,
     },
-    /// Some rank would get nothing.
+    /// Some rank would get no sample.
     #[error(
         "{remaining} samples cannot be dealt to {ranks} ranks: every rank needs at least one; \
          use fewer ranks, or drop_last=True"
@@ -37,7 +37,7 @@ pub enum AttachError {
         /// Ranks of the job.
         ranks: u32,
     },
-    /// With batches of one sample nothing can be evened out.
+    /// Batches of one sample cannot be made smaller to even out a rest.
     #[error(
         "{remaining} samples cannot be dealt evenly to {ranks} ranks in batches of 1: \
          use drop_last=True or batch_size >= 2"
@@ -61,28 +61,28 @@ pub enum AttachError {
         /// Ranks of the job.
         ranks: u32,
     },
-    /// A cohort of nobody would never start.
+    /// A cohort without members would never start.
     #[error("cohort '{0}' has size 0: it must be at least 1")]
     EmptyCohort(String),
-    /// The members do not agree how many they are.
+    /// The members disagree about the size of their cohort.
     #[error("cohort '{name}' has {known} members for its first member and {asked} for this one")]
     CohortSize {
         /// Name of the cohort.
         name: String,
-        /// As its first member said.
+        /// Size that its first member gave.
         known: u32,
-        /// As this member says.
+        /// Size that this member gives.
         asked: u32,
     },
-    /// The members do not want the same samples.
+    /// The members ask for different samples.
     #[error("the members of cohort '{0}' must have the same subset")]
     CohortSubset(String),
-    /// All members are here.
+    /// All members of the cohort are attached already.
     #[error("cohort '{name}' has its {size} members already: use another name")]
     CohortFull {
         /// Name of the cohort.
         name: String,
-        /// Its members.
+        /// Number of its members.
         size: u32,
     },
 }

@@ -1,4 +1,4 @@
-//! Samples that nobody is given, because the rank that would have been given them has left its job.
+//! Forfeited samples: a rank that left its job would have been given them, so nobody is.
 
 use roaring::RoaringBitmap;
 
@@ -10,7 +10,8 @@ use crate::{AttachError, Behind, DrawOrder, JobSpec, Resume, Scheduler};
 const FORFEITED: u64 = 0x666f_7266_6569_7431;
 
 impl Scheduler {
-    /// Makes a job without what is forfeited. If its rest could not be dealt so, nothing is.
+    /// Makes a job whose epoch lacks the forfeited samples. Nothing is forfeited if the rest could not be dealt to the
+    /// ranks.
     pub(crate) fn job_behind(
         &self,
         spec: &JobSpec,

@@ -1,8 +1,8 @@
-//! The set of samples that a job has still to be given in its epoch.
+//! The set of samples that a job must still be given in its epoch.
 //!
-//! Jobs that march together have equal needs. They share one bitmap, so that a draw costs them one
-//! removal, and equality is told by a fingerprint: the exclusive or of a hash of every id, kept up to
-//! date with each sample that leaves (Zobrist hashing).
+//! Jobs that advance together have equal needs. They share one bitmap, so that a draw costs them one removal. A
+//! fingerprint tells whether two sets are equal: the exclusive or of a hash of every id, updated with each sample that
+//! leaves (Zobrist hashing).
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ pub(crate) struct Need {
 
 impl Need {
     pub(crate) fn new(mut ids: RoaringBitmap) -> Self {
-        // Drawing at random cuts runs to pieces: selecting and removing would cost milliseconds.
+        // Random draws break runs into pieces, so selecting and removing in run containers would cost milliseconds.
         ids.remove_run_compression();
         let fingerprint = fingerprint(&ids);
         Need {
@@ -38,7 +38,7 @@ impl Need {
         self.len
     }
 
-    /// Equal sets. (Different ones are taken for equal with probability 2^-64.)
+    /// Returns `true` if the sets are equal. Different sets compare as equal with a probability of 2^-64.
     pub(crate) fn equals(&self, other: &Need) -> bool {
         self.len == other.len && self.fingerprint == other.fingerprint
     }
@@ -47,7 +47,7 @@ impl Need {
         Arc::ptr_eq(&self.ids, &other.ids)
     }
 
-    /// This set without `gone`.
+    /// Returns this set without `gone`.
     pub(crate) fn without(&self, gone: &RoaringBitmap) -> Need {
         if self.ids.is_disjoint(gone) {
             return self.clone();
@@ -61,7 +61,7 @@ impl Need {
         }
     }
 
-    /// Takes out `drawn`, all of which it holds.
+    /// Removes `drawn`, all of which must be in the set.
     pub(crate) fn remove(&mut self, drawn: &[u32]) {
         let ids = Arc::make_mut(&mut self.ids);
         for &id in drawn {

@@ -1,8 +1,8 @@
-//! What was drawn for one rank and not yet taken by it: in preparation, or ready.
+//! The deliveries that were drawn for one rank and that it has not taken: some are in preparation, some are ready.
 
 use std::collections::VecDeque;
 
-/// One delivery.
+/// One delivery in a rank's queue.
 #[derive(Debug, Clone, Copy)]
 struct QueuedDelivery {
     minibatch: u64,
@@ -10,7 +10,7 @@ struct QueuedDelivery {
     ends_batch: bool,
 }
 
-/// A rank's queue.
+/// A rank's queue, with its totals kept up to date.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Queue {
     entries: VecDeque<QueuedDelivery>,
@@ -21,6 +21,7 @@ pub(crate) struct Queue {
 
 impl Queue {
     pub(crate) fn push(&mut self, minibatch: u64, len: u32, ends_batch: bool) {
+        // Deliveries of one minibatch share a buffer, so it counts once.
         let same = self
             .entries
             .back()
@@ -35,7 +36,7 @@ impl Queue {
         });
     }
 
-    /// The consumer took the oldest delivery; its minibatch.
+    /// Removes the oldest delivery, because the consumer took it. Returns its minibatch.
     pub(crate) fn pop(&mut self) -> Option<u64> {
         let entry = self.entries.pop_front()?;
         let same = self
@@ -48,7 +49,7 @@ impl Queue {
         Some(entry.minibatch)
     }
 
-    /// Takes back the deliveries from `minibatch` on. Returns how many they were.
+    /// Removes the deliveries of `minibatch` and of all later ones. Returns their number.
     pub(crate) fn take_back(&mut self, minibatch: u64) -> u32 {
         let from = self.entries.partition_point(|e| e.minibatch < minibatch);
         let gone = self.entries.split_off(from);
@@ -65,19 +66,19 @@ impl Queue {
         self.entries.front().map(|e| e.minibatch)
     }
 
-    /// The minibatches, each once.
+    /// Iterates over the minibatches, each once.
     pub(crate) fn each(&self) -> impl Iterator<Item = u64> {
         let mut before = None;
         let ids = self.entries.iter().map(|e| e.minibatch);
         ids.filter(move |&id| before.replace(id) != Some(id))
     }
 
-    /// Deliveries.
+    /// Returns the number of deliveries.
     pub(crate) fn len(&self) -> u32 {
         self.entries.len() as u32
     }
 
-    /// Staging buffers it keeps in use.
+    /// Returns the number of minibatches, which is the number of staging buffers that the queue keeps in use.
     pub(crate) fn minibatches(&self) -> u32 {
         self.minibatches
     }
@@ -86,7 +87,7 @@ impl Queue {
         self.samples
     }
 
-    /// Batches whose last sample is there.
+    /// Returns the number of batches whose last sample is in the queue.
     pub(crate) fn whole_batches(&self) -> u32 {
         self.batches
     }

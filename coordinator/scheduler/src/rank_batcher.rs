@@ -1,26 +1,25 @@
-//! How a job's samples are cut into batches and dealt to its ranks.
+//! Cuts a job's samples into batches and deals them to its ranks.
 //!
-//! Batches of `batch` samples go to the ranks in turn, a *round* at a time: one batch for every rank.
-//! Two promises: **all ranks get equally many batches** of an epoch, and **every sample is dealt exactly
-//! once**, without padding. So what does not fill a round is spread. With `n` samples left of the epoch
-//! at the start of a round, `W` ranks and batches of `b`:
+//! Batches of `batch` samples go to the ranks one after the other. A *round* is one batch for every rank. There are two
+//! promises: **all ranks get equally many batches** of an epoch, and **every sample is dealt exactly once**, without
+//! padding. So the rest that does not fill a round is spread over the ranks. With `n` samples left of the epoch at the
+//! start of a round, `W` ranks and batches of `b`:
 //!
 //! | `n` | the round |
 //! |---|---|
 //! | `n >= W*b`, and it leaves 0 or at least `W` | `W` full batches |
 //! | `W <= n < W*b` | the `n` samples in `W` batches whose sizes differ by at most 1: the last round |
-//! | `W*b < n < W*b + W` | likewise in `2W` batches, of which this round deals the first `W` |
+//! | `W*b < n < W*b + W` | likewise in `2W` batches; this round deals the first `W` |
 //!
-//! With `drop_last`, `n < W*b` ends the epoch and the `n` samples are not dealt. So it is for batches of
-//! one sample on several ranks, where nothing can be spread: [`RankBatcher::can_deal`] tells so before a
-//! job is admitted.
+//! With `drop_last`, `n < W*b` ends the epoch and the `n` samples are not dealt. The same holds for batches of one
+//! sample on several ranks, where a rest cannot be spread. [`RankBatcher::can_deal`] tells so before a job is admitted.
 //!
-//! A job whose ranks come back from different steps begins with a round for each step that some of them lack: the rest of
-//! the round that was interrupted, dealt by the same table. The lowest step comes first. So each batch has the samples that
-//! it would have had, and no rank is given an id lower than those that it had before.
+//! A job whose ranks come back from different steps begins with a round for each step that some of them lack: the rest
+//! of the round that was interrupted, dealt by the same table. The lowest step comes first. So each batch has the
+//! samples that it would have had, and no rank is given an id lower than the ids that it had before.
 //!
-//! **Invariant.** A round is decided from what is left when it starts, and never earlier: a sample that
-//! cannot be read may leave the epoch between two rounds ([`RankBatcher::can_lose_one`] says when).
+//! **Invariant.** A round is decided from the samples that are left when it starts, and never earlier. Therefore a
+//! sample that cannot be read may leave the epoch between two rounds ([`RankBatcher::can_lose_one`] says when).
 
 use std::sync::Arc;
 
@@ -31,7 +30,7 @@ use crate::Behind;
 pub(crate) struct RankSlice {
     pub(crate) rank: u32,
     pub(crate) len: u32,
-    /// Batches that this rank got before in this epoch.
+    /// Number of batches that this rank got in this epoch before this one.
     pub(crate) step: u64,
     pub(crate) ends_batch: bool,
     pub(crate) ends_epoch: bool,
@@ -43,22 +42,23 @@ pub(crate) struct RankBatcher {
     batch: u32,
     ranks: u32,
     drop_last: bool,
-    /// Ranks that were given less than others before the job was attached, for each step that they lack: they come first.
+    /// For each step that some ranks lack: these ranks, which were given less than others before the job was attached.
+    /// They are dealt first.
     owed: Arc<[Box<[u32]>]>,
-    /// Number of these steps that are begun.
+    /// Number of these steps whose round has begun.
     caught_up: usize,
-    /// Nothing is dealt in this epoch but what is owed.
+    /// `true` if this epoch deals nothing but the owed batches.
     only_owed: bool,
-    /// Rounds begun in this epoch, that of what is owed included.
+    /// Number of rounds begun in this epoch, including the rounds of owed batches.
     rounds: u64,
-    /// The ranks of this round's batches, in order. Shared, because a job keeps a copy of its dealer for each minibatch
-    /// that may be taken back.
+    /// The ranks of this round's batches, in order. Shared, because a job keeps a copy of its `RankBatcher` for each
+    /// minibatch that may be taken back.
     round: Arc<[u32]>,
-    /// The batch of this round that is being dealt, or is next; past its end between rounds.
+    /// Index in `round` of the batch that is being dealt, or is next. It is past the end between rounds.
     place: usize,
-    /// Samples the batch in hand still misses; 0 between batches.
+    /// Number of samples that the current batch still lacks; 0 between batches.
     missing: u32,
-    /// Batches of this round have `base` samples, the first `larger` ones have one more.
+    /// Batches of this round have `base` samples, and the first `larger` of them have one more.
     base: u32,
     larger: u64,
 }
@@ -81,8 +81,9 @@ impl RankBatcher {
         }
     }
 
-    /// Deals each rank what it is behind before the epoch's rounds, as the last rounds were interrupted. If the other
-    /// ranks were given all of the epoch, there are no more rounds: what does not fit was not readable before.
+    /// Sets the batches that ranks are behind. They are dealt before the epoch's rounds, with the sizes of the rounds
+    /// that were interrupted. If the other ranks were given all of the epoch, no further rounds follow: any sample
+    /// beyond the owed batches was not readable before.
     pub(crate) fn owe(&mut self, behind: Behind<'_>) {
         let batches = behind.batches;
         self.only_owed = behind.others_are_done;
@@ -99,19 +100,20 @@ impl RankBatcher {
             .collect();
     }
 
-    /// Ranks that are behind, for each step that they still lack.
+    /// Returns the ranks that are behind, for each step that they still lack.
     fn owed(&self) -> &[Box<[u32]>] {
         &self.owed[self.caught_up..]
     }
 
-    /// Batches that ranks are behind, and that are not begun.
+    /// Returns the number of owed batches that are not begun.
     fn owed_batches(&self) -> u64 {
         self.owed().iter().map(|ranks| ranks.len() as u64).sum()
     }
 
-    /// Whether `n` samples can be dealt as an epoch, or the rest of one.
+    /// Returns `true` if `n` samples can be dealt as an epoch, or as the rest of one.
     pub(crate) fn can_deal(&self, n: u64) -> bool {
         let (ranks, owed) = (u64::from(self.ranks), self.owed_batches());
+        // Each owed batch needs at least one sample.
         let Some(later) = n.checked_sub(owed) else {
             return self.drop_last;
         };
@@ -128,12 +130,12 @@ impl RankBatcher {
         *self = RankBatcher::new(self.batch, self.ranks, self.drop_last);
     }
 
-    /// Rounds begun in this epoch.
+    /// Returns the number of rounds begun in this epoch.
     pub(crate) fn rounds(&self) -> u64 {
         self.rounds
     }
 
-    /// The rank that gets the next sample.
+    /// Returns the rank that gets the next sample.
     pub(crate) fn next_rank(&self) -> u32 {
         let owed = || self.owed().first().and_then(|ranks| ranks.first());
         self.round
@@ -143,7 +145,7 @@ impl RankBatcher {
             .unwrap_or(0)
     }
 
-    /// Samples that the epoch will still deal when `n` are left: all but what is dropped.
+    /// Returns how many samples the epoch will still deal when `n` are left: all except the dropped ones.
     pub(crate) fn deliverable(&self, n: u64) -> u64 {
         let later = n - self.promised();
         let owed = self.owed_batches() * u64::from(self.batch);
@@ -157,9 +159,9 @@ impl RankBatcher {
         self.promised() + later
     }
 
-    /// Whether one of the `n` samples left may disappear, with every promise kept: no batch of this
-    /// round gets shorter, the number of rounds is not changed behind an `ends_epoch` already given, and
-    /// the rest can still be dealt evenly.
+    /// Returns `true` if one of the `n` samples left may disappear and every promise is kept. No batch of this round
+    /// gets shorter, the number of rounds stays as an earlier `ends_epoch` announced it, and the rest can still be
+    /// dealt evenly.
     pub(crate) fn can_lose_one(&self, n: u64) -> bool {
         let later = n - self.promised();
         if self.owed().is_empty() {
@@ -169,8 +171,8 @@ impl RankBatcher {
         }
     }
 
-    /// Samples without which not everybody who is behind can be given what the others were, or nothing is left that tells
-    /// the others of their epoch's end.
+    /// Returns the smallest number of samples that serves every rank that is behind and leaves a round that tells the
+    /// others of the end of their epoch.
     fn least_owed(&self) -> u64 {
         let batches = self.owed_batches();
         let full = batches * u64::from(self.batch);
@@ -181,7 +183,8 @@ impl RankBatcher {
         }
     }
 
-    /// Cuts the next `count` samples; `n` are left before. At most [`RankBatcher::deliverable`].
+    /// Cuts the next `count` samples into slices. `n` samples are left before. `count` is at most
+    /// [`RankBatcher::deliverable`].
     pub(crate) fn deal(&mut self, mut n: u64, count: u32) -> Vec<RankSlice> {
         let mut slices = Vec::new();
         let mut rest = count;
@@ -223,7 +226,7 @@ impl RankBatcher {
     }
 
     fn begin_round(&mut self, n: u64) {
-        // No batch is empty.
+        // A batch has at least one sample, so a round has at most `n` batches.
         let most = usize::try_from(n).unwrap_or(usize::MAX);
         let owed = self.owed().first();
         let is_owed = owed.is_some();
@@ -234,12 +237,13 @@ impl RankBatcher {
         self.caught_up += usize::from(is_owed);
         let (owed, batches) = (self.owed_batches(), self.round.len() as u64);
         let full = batches * u64::from(self.batch);
-        // None of the batches that follow may be empty.
+        // Each of the batches that follow needs at least one sample.
         let following = match owed {
             0 if self.only_owed => 0,
             0 => u64::from(self.ranks),
             owed => owed,
         };
+        // The rows of the module's table: full batches, a last round, or a rest spread over two rounds.
         let spread_over = match n {
             n if n >= full
                 && (self.drops() || n >= full + following || (owed == 0 && n == full)) =>
@@ -259,7 +263,7 @@ impl RankBatcher {
         self.base + u32::from((place as u64) < self.larger)
     }
 
-    /// Samples that the round in hand has still to deal.
+    /// Returns how many samples the current round has still to deal.
     fn promised(&self) -> u64 {
         let (from, batches) = (self.place + usize::from(self.missing > 0), self.round.len());
         let larger = self.larger.min(batches as u64).saturating_sub(from as u64);
@@ -268,7 +272,7 @@ impl RankBatcher {
             + larger
     }
 
-    /// Whether `left` samples, after a round, make another one.
+    /// Returns `true` if `left` samples after a round are enough for another one.
     pub(crate) fn goes_on(&self, left: u64) -> bool {
         !self.only_owed && left >= self.least_round()
     }
@@ -432,7 +436,7 @@ mod tests {
                 .map(|s| (s.rank, s.len, s.ends_epoch))
                 .collect()
         };
-        // The last batch of rank 1, and one sample that had failed.
+        // The last batch of rank 1 and one sample that failed before are left.
         assert_eq!(cut(epoch(&mut batcher, 4, 64)), [(1, 3, true)]);
         assert!(!batcher.goes_on(1000));
     }

@@ -1,4 +1,4 @@
-//! Jobs in ascending order: each is dealt its ids in that order, and they share from where they meet.
+//! Jobs in ascending order: each is dealt its ids in that order, and jobs share from the point where they meet.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::{BTreeMap, VecDeque};
@@ -7,15 +7,15 @@ use coprep_scheduler::{Config, DrawOrder, JobId, JobSpec, Resume, Scheduler, Tar
 
 const SAMPLES: u32 = 400;
 const SLOTS: u32 = 10;
-/// Staging buffers: more than all queues hold.
+/// Number of staging buffers: more than all queues hold.
 const PLENTY: u32 = 1000;
 
-/// Jobs of one rank that take a minibatch each in turn.
+/// Jobs of one rank that take one minibatch each, one after the other.
 struct Jobs {
     scheduler: Scheduler,
     /// Minibatches dealt and not yet taken.
     queues: BTreeMap<JobId, VecDeque<Dealt>>,
-    /// What each was given, epoch after epoch.
+    /// By job: the (epoch, id) pairs that it was given, in order.
     given: BTreeMap<JobId, Vec<(u64, u32)>>,
     prepared: u32,
 }
@@ -69,7 +69,7 @@ impl Jobs {
         }
     }
 
-    /// Each job takes a minibatch, so many times.
+    /// Lets each job take a minibatch, `times` times.
     fn step(&mut self, times: u32) {
         for _ in 0..times {
             for (&id, queue) in &mut self.queues {
@@ -114,7 +114,7 @@ fn resumed_after(samples: u32) -> JobSpec {
     }
 }
 
-/// Samples in a full queue.
+/// Number of samples in a full queue.
 const QUEUE: u32 = 8 * SLOTS;
 
 #[test]
@@ -126,7 +126,7 @@ fn a_job_that_comes_a_little_later_catches_up_and_shares() {
     jobs.attach(2, spec());
     jobs.step(100);
     jobs.assert_ascending();
-    // What the first had before they met is prepared twice, and the rest once.
+    // The samples that the first job had before they met are prepared twice, and the rest once.
     let given = jobs.given.values().map(Vec::len).max().unwrap() as u32;
     let prepared = jobs.prepared;
     assert!(prepared <= given + QUEUE + ahead, "{prepared} prepared");

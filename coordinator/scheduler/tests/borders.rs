@@ -1,4 +1,4 @@
-//! What is drawn beyond the border of an epoch.
+//! Draws beyond the border of an epoch.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
@@ -42,7 +42,7 @@ fn attach(scheduler: &mut Scheduler, id: JobId, spec: JobSpec) {
     scheduler.set_ahead(id, 0);
 }
 
-/// Draws all that can be drawn. All ranks of the jobs `reading` take what they are dealt at once.
+/// Draws all minibatches that can be drawn. All ranks of the jobs in `reading` take their deliveries at once.
 fn draw(scheduler: &mut Scheduler, reading: &[JobId]) -> Vec<Minibatch> {
     let drawn = std::iter::from_fn(|| {
         let minibatch = scheduler.next(FREE)?;
@@ -56,7 +56,7 @@ fn draw(scheduler: &mut Scheduler, reading: &[JobId]) -> Vec<Minibatch> {
     drawn.collect()
 }
 
-/// By job and epoch: samples that were dealt.
+/// Returns the number of samples dealt, by job and epoch.
 fn dealt(drawn: &[Minibatch]) -> BTreeMap<(u64, u64), u32> {
     let mut sum = BTreeMap::new();
     for delivery in drawn.iter().flat_map(|m| &m.deliveries) {
@@ -131,7 +131,7 @@ fn a_job_at_a_border_takes_part_in_what_others_need_and_nothing_is_drawn_for_it(
         let drawn = draw(&mut scheduler, &[OTHER]);
         assert_eq!(samples(&drawn), SAMPLES, "{order:?}");
         assert_eq!(dealt(&drawn), [((1, 1), SAMPLES), ((2, 0), SAMPLES)].into());
-        // It begins, and all of its epoch lies ready.
+        // It begins the epoch, and all of it lies ready.
         scheduler.epoch_started(ONE, 0, 1);
         assert!(draw(&mut scheduler, &[]).is_empty());
     }
@@ -156,7 +156,7 @@ fn a_job_that_rests_at_the_first_ids_does_not_lead_in_ascending_order() {
         dealt(&draw(&mut scheduler, &[OTHER])),
         [((2, 0), 50)].into()
     );
-    // Now it does. The other one rests there too, and takes part.
+    // Now it does. The other one rests at the first ids too, and takes part.
     scheduler.epoch_started(ONE, 0, 1);
     let drawn = draw(&mut scheduler, &[ONE, OTHER]);
     assert_eq!(samples(&drawn), SAMPLES);
@@ -192,7 +192,7 @@ fn a_member_that_is_behind_is_served_for_the_one_that_waits_for_it() {
     attach(&mut scheduler, OTHER, member);
     draw(&mut scheduler, &[ONE, OTHER]);
     scheduler.epoch_started(ONE, 0, 1);
-    // What the other has not taken is taken back. So it is behind, and has not begun the epoch.
+    // The untaken deliveries of the other are taken back. So it is behind, and has not begun the epoch.
     (0..5).for_each(|_| drop(scheduler.next(FREE)));
     scheduler.taken(ONE, 0, 5);
     assert_eq!(scheduler.take_back(OTHER), [5]);

@@ -1,4 +1,4 @@
-//! A job comes back without ranks that have left it: each rank that is left takes the steps of a whole epoch.
+//! A job returns without ranks that have left it. Each remaining rank takes the steps of a whole epoch.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 const JOB: JobId = JobId(1);
 
-/// Deals what is left of epoch 0, of which every rank takes all at once. Returns the ids of each batch of rank 0.
+/// Deals the rest of epoch 0, which every rank takes at once. Returns the ids of each batch of rank 0.
 fn rest_of_rank_0(scheduler: &mut Scheduler) -> Vec<Vec<u32>> {
     let (mut batches, mut batch) = (Vec::new(), Vec::new());
     while scheduler.job(JOB).expect("attached").epoch == 0 {
@@ -63,7 +63,7 @@ proptest! {
         prop_assume!(whole.attach(JOB, spec(batch_size, ranks, drop_last)).is_ok());
         let steps = rest_of_rank_0(&mut whole);
         let taken = taken % steps.len();
-        // The others left when they had been given no more, and what they were given is not among the samples of rank 0.
+        // The other ranks left when they had been given no more than this. None of their samples is a sample of rank 0.
         let left_at = left_at.min(taken);
         let given: BTreeSet<u32> = steps[..taken].iter().flatten().copied().collect();
         let all_of_rank_0: BTreeSet<u32> = steps.iter().flatten().copied().collect();
@@ -91,7 +91,7 @@ proptest! {
         if samples.is_multiple_of(batch_size * ranks) {
             prop_assert_eq!(taken + rest.len(), steps.len());
         } else {
-            // The last batches of the others may have been shorter than what is taken for them.
+            // The last batches of the other ranks may have been shorter than the batches assumed for them.
             prop_assert!((taken + rest.len()).abs_diff(steps.len()) <= 1);
         }
     }

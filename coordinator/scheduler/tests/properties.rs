@@ -1,5 +1,5 @@
-//! Random histories: whatever jobs do, every promise holds ([`audit`]), nobody waits for ever, and what is
-//! promised to be reproducible is.
+//! Random histories: every promise holds whatever jobs do ([`audit`]), no job waits for ever, and sequences that are
+//! promised to be reproducible are so.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod audit;
@@ -51,7 +51,7 @@ fn orders() -> impl Strategy<Value = DrawOrder> {
     ]
 }
 
-/// A job on samples `from..from + len` of 200, or on all.
+/// Generates a job on samples `from..from + len` of 200, or on all.
 fn jobs() -> impl Strategy<Value = JobSpec> {
     let subset = prop_oneof![
         2 => Just(None),
@@ -147,7 +147,7 @@ fn ops_with_stops() -> impl Strategy<Value = Vec<Op>> {
     })
 }
 
-/// Minibatches in a queue at most, in the coordinator.
+/// Largest number of minibatches in a queue, as in the coordinator.
 const DEPTH: u32 = 16;
 
 proptest! {
@@ -187,8 +187,8 @@ proptest! {
 proptest! {
     #![proptest_config(cases(2000))]
 
-    /// Short epochs, so that most deaths are near a border. The world asserts that no rank loses the rest of its epoch,
-    /// and the audit that each sample is dealt once and all ranks get equally many batches.
+    /// Short epochs put most deaths near a border. The world asserts that no rank loses the rest of its epoch, and the
+    /// audit that each sample is dealt once and all ranks get equally many batches.
     #[test]
     fn ranks_that_come_back_near_the_border_of_an_epoch_lack_nothing(
         samples in 4..40u32, slots in 1..12u32, batch_size in 1..6u32, world_size in 2..5u32, drop_last: bool,
@@ -206,16 +206,16 @@ proptest! {
     }
 }
 
-/// The draws of one job's epochs 0, 1 and 2, and on the way it is interrupted.
+/// A single job, which may be interrupted, and the draws of its epochs 0, 1 and 2.
 struct Alone {
     scheduler: Scheduler,
     spec: JobSpec,
     id: JobId,
     /// By epoch.
     draws: Vec<Vec<Draw>>,
-    /// Drawn and not taken: its epoch, its draws, whether it ends an epoch and a batch.
+    /// Deliveries that were drawn and not taken: the epoch, the draws, and whether a batch ends.
     queue: std::collections::VecDeque<(u64, Vec<Draw>, bool)>,
-    /// Draws of the batch in hand.
+    /// Draws of the batch that is being put together.
     part: Vec<Draw>,
     epoch: u64,
 }
@@ -264,13 +264,13 @@ impl Alone {
         true
     }
 
-    /// It loses what it has not taken.
+    /// Takes back the deliveries that it has not taken.
     fn take_back(&mut self) {
         let void = self.scheduler.take_back(self.id)[0] as usize;
         self.queue.truncate(self.queue.len() - void);
     }
 
-    /// It dies, and comes again, or comes to a new coordinator.
+    /// Lets it die and return, or return to a new coordinator.
     fn interrupt(&mut self, anew: bool, config: &Config) {
         let epoch = self.epoch.min(EPOCHS - 1);
         let delivered = self.draws[epoch as usize].iter().map(|d| d.id).collect();
@@ -306,8 +306,8 @@ impl Alone {
     }
 }
 
-/// What happens between two looks: minibatches drawn, deliveries taken, whether the rest is taken back, and whether it
-/// dies.
+/// The events between two checks: minibatches drawn, deliveries taken, whether the rest is taken back, and whether the
+/// job dies.
 type Beat = (u32, u32, bool, Option<bool>);
 
 fn beats() -> impl Strategy<Value = Vec<Beat>> {
@@ -360,7 +360,7 @@ proptest! {
         ops.into_iter().for_each(|op| world.apply(op));
         world.everybody_reads();
         world.everybody_finishes_an_epoch();
-        // Samples that fail are missing, and nothing else is different.
+        // Samples that fail are missing, and everything else is the same.
         let readable = |draws: &[Draw]| -> Vec<Draw> {
             draws.iter().filter(|draw| !world.broken().contains(draw.id)).copied().collect()
         };

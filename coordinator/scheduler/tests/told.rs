@@ -1,4 +1,4 @@
-//! Epochs whose number of samples is told when they begin: by the first member of a cohort to begin each of them.
+//! Epochs whose number of samples is told when they begin, by the first member of a cohort that begins them.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::{BTreeMap, VecDeque};
@@ -8,17 +8,17 @@ use proptest::prelude::*;
 
 const FREE: u32 = 64;
 
-/// A member, as its client sees it.
+/// A member as its client sees it.
 struct Member {
     spec: JobSpec,
     epoch: u64,
     has_begun: bool,
-    /// Numbers of its epoch that it was given: they come in order.
+    /// Number of samples of its epoch that it was given. They come in order.
     given: u32,
-    /// Samples of the batch that it puts together.
+    /// Number of samples in the batch that it is putting together.
     batch: u32,
     queue: VecDeque<Item>,
-    /// Epochs that it finished, or left.
+    /// Number of epochs that it finished or left.
     finished: u64,
 }
 
@@ -33,28 +33,28 @@ struct World {
     size: u32,
     scheduler: Scheduler,
     members: BTreeMap<JobId, Member>,
-    /// By epoch: the number of samples, as the members that were handed it know.
+    /// By epoch: the number of samples, as the members that were told know it.
     told: BTreeMap<u64, u32>,
 }
 
 #[derive(Clone, Debug)]
 enum Op {
-    /// It begins its epoch if it has not, and takes so many items. It would tell this number of samples.
+    /// The member begins its epoch if it has not, and takes `items` items. It would tell `samples` samples.
     Step {
         who: u8,
         items: u8,
         samples: u32,
     },
     Leave(u8),
-    /// It loses its connection, and comes again.
+    /// The member loses its connection, and attaches again.
     Rejoin(u8),
-    /// It leaves its epoch early, and begins the next.
+    /// The member leaves its epoch early, and begins the next.
     Restart {
         who: u8,
         samples: u32,
     },
     TakeBack(u8),
-    /// The coordinator dies, and all members come again.
+    /// The coordinator dies, and all members attach again.
     Lose,
 }
 
@@ -108,10 +108,10 @@ impl World {
         world
     }
 
-    /// A member comes, with what it was given.
+    /// Attaches a member, with the samples that it was given.
     fn attach(&mut self, id: JobId) {
         let member = self.members.get_mut(&id).unwrap();
-        // The part of a batch that it was given comes again.
+        // The part of a batch that it was given is dealt again.
         member.queue.clear();
         member.given -= std::mem::take(&mut member.batch);
         let resume = Resume {
@@ -130,13 +130,13 @@ impl World {
         }
     }
 
-    /// A member says that it has begun its epoch, and tells the number of its samples if nobody has.
+    /// A member begins its epoch, and tells the number of its samples if no other has.
     fn begin(&mut self, id: JobId, samples: Option<u32>) {
         let member = self.members.get_mut(&id).unwrap();
         member.has_begun = true;
         let epoch = member.epoch;
         self.scheduler.epoch_started(id, 0, epoch);
-        // One that began and lost its connection tells what it would have told, or what it was handed.
+        // A member that began and lost its connection tells the same number again.
         let samples = *self.told.entry(epoch).or_insert(samples.unwrap_or(9));
         if self.scheduler.untold(id) == Some(epoch) {
             self.scheduler.tell_epoch(epoch, samples);
@@ -237,7 +237,7 @@ impl World {
         }
     }
 
-    /// A member begins its epoch, or takes an item. True: it did either.
+    /// A member begins its epoch, or takes an item. Returns `true` if it did either.
     fn step(&mut self, id: JobId, samples: u32) -> bool {
         let member = self.members.get_mut(&id).unwrap();
         if !member.has_begun {
@@ -274,7 +274,7 @@ impl World {
         true
     }
 
-    /// All members go on for another epoch.
+    /// Checks that all members can finish another epoch.
     fn all_get_on(&mut self) {
         let due: BTreeMap<JobId, u64> = self
             .members
@@ -334,7 +334,7 @@ fn nothing_is_made_before_the_number_of_samples_is_told_and_no_more_than_that() 
     assert!(world.scheduler.next(FREE).is_none());
     assert_eq!(world.scheduler.untold(one), Some(0));
     world.scheduler.tell_epoch(0, 3);
-    // It is told once.
+    // A second number for the same epoch is ignored.
     world.scheduler.tell_epoch(0, 5);
     let minibatch = world.scheduler.next(FREE).unwrap();
     assert_eq!(minibatch.samples.len(), 3);

@@ -1,12 +1,12 @@
 //! The process at the other end of a connection.
 //!
-//! The end of a connection is not the end of the process that made it: a child that it forked has the socket too,
-//! and keeps it open for as long as it lives. So the process itself is watched, by a descriptor of it (*pidfd*),
-//! which becomes readable when the process has ended.
+//! The end of a connection is not the end of the process that made it: a child that it forked has the socket too, and
+//! keeps it open as long as it lives. So the process itself is watched, by a descriptor of it (*pidfd*), which becomes
+//! readable when the process has ended.
 //!
 //! Linux 6.5 gives the descriptor with the socket (`SO_PEERPIDFD`). An older kernel gives the number of the process
-//! (`SO_PEERCRED`), which may have become that of another process meanwhile; that one began after the connection.
-//! Where neither is to be had, for example of a process in another pid namespace, only the socket is watched.
+//! (`SO_PEERCRED`). Another process may have taken over that number meanwhile, but it began after the connection. Where
+//! neither is available, for example for a process in another pid namespace, only the socket is watched.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -17,7 +17,7 @@ use nix::sys::socket::{getsockopt, sockopt};
 use nix::time::{ClockId, clock_gettime};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-/// See the module.
+/// The process at the other end; see the module.
 pub(crate) struct Peer {
     process: PeerProcess,
 }
@@ -29,10 +29,10 @@ enum PeerProcess {
     Unknown,
 }
 
-/// What a wait for a connection came to.
+/// The result of waiting for a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ConnectionEvent {
-    /// There is something to read, or the end of the stream.
+    /// The socket has something to read, or has reached the end of the stream.
     Something,
     /// The process is gone, and has left nothing to read.
     Gone,
@@ -61,7 +61,7 @@ impl Peer {
         }
     }
 
-    /// Waits until the socket can be read or the process is gone. What it sent before it ended comes first.
+    /// Waits until the socket can be read or the process is gone. Data that it sent before it ended comes first.
     ///
     /// # Errors
     /// When `poll` fails.
@@ -89,12 +89,13 @@ impl Peer {
     }
 }
 
-/// Opens the process by its number, which is that of the one that connected only if it is old enough.
+/// Opens the process by its number. The number still belongs to the process that connected only if the process is older
+/// than this call.
 fn by_number(socket: &UnixStream) -> PeerProcess {
     let Ok(credentials) = getsockopt(socket, sockopt::PeerCredentials) else {
         return PeerProcess::Unknown;
     };
-    // 0: a process that this namespace cannot name.
+    // The kernel reports 0 for a process that this namespace cannot name.
     let Some(pid) = Pid::from_raw(credentials.pid()) else {
         return PeerProcess::Unknown;
     };
@@ -105,7 +106,7 @@ fn by_number(socket: &UnixStream) -> PeerProcess {
             _ => PeerProcess::Watched(fd),
         },
         Err(rustix::io::Errno::SRCH) => PeerProcess::Gone,
-        // A kernel before 5.3.
+        // Kernels before 5.3 do not have this call.
         Err(_) => PeerProcess::Unknown,
     }
 }
@@ -115,7 +116,7 @@ fn uptime() -> Duration {
     clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::ZERO, Duration::from)
 }
 
-/// Returns whether the process that has this number now was there at `time`; `None` if that is not known.
+/// Returns `true` if the process that has this number now existed at `time`, or `None` if that is not known.
 fn age_at(pid: Pid, time: Duration) -> Option<bool> {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
     let began = start_ticks(&stat)?;

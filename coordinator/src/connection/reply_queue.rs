@@ -1,19 +1,19 @@
 //! The replies of a session, queued until its client takes them, and the thread that sends them.
 //!
-//! A stream tells its consumers of errors while its lock is held, so queueing a reply does no I/O and waits for
-//! nobody. An [`ReplyQueue`] is the queue of one session. One thread for all sessions, the [`ReplyWriter`], sends
-//! what is queued with calls that never wait, and sleeps in `poll` on the sockets that are full.
+//! A stream tells its consumers of errors while its lock is held, so queueing a reply does no I/O and never waits. A
+//! [`ReplyQueue`] is the queue of one session. One thread for all sessions, the [`ReplyWriter`], sends queued replies
+//! with non-blocking calls, and sleeps in `poll` on the sockets that are full.
 //!
-//! * A session that answers a request sends directly when its queue is empty, so that an answer costs no switch
-//!   of threads. What the socket does not take is queued for the writer.
-//! * An idle session costs an empty queue. With a thread per session, 64 jobs would cost 64 threads that sleep;
-//!   one thread suffices because no call of it waits for one client.
+//! * A session that answers a request sends directly when its queue is empty, so that an answer needs no switch of
+//!   threads. The bytes that the socket does not take are queued for the writer.
+//! * An idle session costs an empty queue. With a thread per session, 64 jobs would cost 64 threads that sleep; one
+//!   thread suffices because no call of it waits for one client.
 //! * Only one thread writes to a socket at a time (`is_writing`), and no lock is held during a call. So
 //!   [`hang_up`](ReplyQueue::hang_up) and [`is_gone`](ReplyQueue::is_gone) never wait for a writer.
 //!
-//! **Bounds.** A client that does not read while it computes is no offender: its connection lives, and what it
-//! has not read waits here, up to [`MOST_QUEUED`] bytes and one message more. Beyond that, an error stays in the
-//! stream, which is rung when there is room again ([`tell`](ReplyQueue::tell)); a session reads no further request
+//! **Bounds.** A client may compute for a while without reading: its connection lives, and its replies wait here, up to
+//! [`MOST_QUEUED`] bytes and one message more. Beyond that, an error stays in the stream, which is rung when there is
+//! room again ([`tell`](ReplyQueue::tell)); a session reads no further request
 //! ([`wait_for_room`](ReplyQueue::wait_for_room)); and reports of progress are left out.
 //!
 //! A thread that panics while it writes to a session ends that session.
@@ -39,7 +39,7 @@ use crate::{Error, Result};
 /// Bytes of replies that may wait for one client before no more are queued.
 const MOST_QUEUED: usize = 1 << 20;
 
-/// Pause of the writer where the kernel does not let it wait.
+/// Pause of the writer after `poll` fails.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Called when a full queue has room again. Must neither wait nor take a lock that is held while replies are queued.
@@ -49,7 +49,7 @@ type OnRoom = Arc<dyn Fn() + Send + Sync>;
 pub(crate) struct ReplyQueue {
     socket: UnixStream,
     queue: Mutex<PendingReplies>,
-    /// The queue has room again, or is closed.
+    /// Notified when the queue has room again, or is closed.
     room: Condvar,
     writer: Arc<Writer>,
 }
@@ -57,16 +57,16 @@ pub(crate) struct ReplyQueue {
 #[derive(Default)]
 struct PendingReplies {
     waiting: VecDeque<QueuedReply>,
-    /// Bytes of what is waiting and of what is being sent.
+    /// Bytes of the replies that wait and of the reply that is being sent.
     bytes: usize,
-    /// A thread has taken the front, and sends it.
+    /// `true` while a thread has taken the front and sends it.
     is_writing: bool,
-    /// The writer's thread has this queue on its list.
+    /// `true` while the writer's thread has this queue on its list.
     is_watched: bool,
-    /// Nothing more is sent.
+    /// `true` if nothing more is sent.
     is_closed: bool,
     on_room: Option<OnRoom>,
-    /// Somebody was refused for want of room.
+    /// `true` if a reply was refused for lack of room.
     is_room_wanted: bool,
 }
 
@@ -97,9 +97,9 @@ impl ReplyQueue {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    // For the session's own thread.
+    // Called by the session's own thread.
 
-    /// Sends an answer, or queues what the socket does not take now.
+    /// Sends an answer, or queues the part that the socket does not take now.
     ///
     /// # Errors
     /// When the connection has ended.
@@ -123,7 +123,7 @@ impl ReplyQueue {
     }
 
     /// Waits until there is room for the answer to another request, or the connection has ended. Returns `false` if
-    /// the time is up before.
+    /// `limit` passes before.
     pub(crate) fn wait_for_room(&self, limit: Duration) -> bool {
         let full = |queue: &mut PendingReplies| !queue.is_closed && queue.bytes >= MOST_QUEUED;
         let waited = self.room.wait_timeout_while(self.queue(), limit, full);
@@ -136,7 +136,7 @@ impl ReplyQueue {
         queue.waiting.is_empty() && !queue.is_writing
     }
 
-    // For whoever holds a lock.
+    // Called by threads that may hold a lock.
 
     /// Queues a reply of bounded size.
     pub(crate) fn post(self: &Arc<Self>, reply: &Reply) -> std::result::Result<(), FrameError> {
@@ -154,8 +154,8 @@ impl ReplyQueue {
         Ok(())
     }
 
-    /// Queues an error. Returns `false` if there is no room: then whoever was named in
-    /// [`on_room`](Self::on_room) is called when there is.
+    /// Queues an error. Returns `false` if there is no room. The function named in [`on_room`](Self::on_room) is then
+    /// called when there is room again.
     pub(crate) fn tell(self: &Arc<Self>, error: &Arc<SampleError>) -> bool {
         self.has_room()
             && self.push_and_watch(QueuedReply {
@@ -166,13 +166,13 @@ impl ReplyQueue {
 
     /// Queues a reply as [`tell`](Self::tell) queues an error.
     pub(crate) fn tell_reply(self: &Arc<Self>, reply: &Reply) -> bool {
-        // One that is too long to be sent is dropped: nothing would become of waiting.
+        // A reply that is too long to be sent is dropped, because waiting would not help.
         self.has_room()
             && encoded(reply, Vec::new()).map_or(true, |waiting| self.push_and_watch(waiting))
     }
 
-    /// Sends a reply, or queues what the socket does not take now. Leaves it out if there is no room. For a thread that
-    /// holds no lock.
+    /// Sends a reply, or queues the part that the socket does not take now. Drops the reply if there is no room. The
+    /// caller must hold no lock.
     pub(crate) fn tell_now(self: &Arc<Self>, reply: &Reply) {
         let encoded = encoded(reply, Vec::new());
         if let (true, Ok(waiting)) = (self.has_room(), encoded) {
@@ -182,7 +182,7 @@ impl ReplyQueue {
         }
     }
 
-    /// Returns `false` if the queue is full, and then has somebody called when it has room again.
+    /// Returns `false` if the queue is full. [`on_room`](Self::on_room) is then called when it has room again.
     fn has_room(&self) -> bool {
         let mut queue = self.queue();
         let is_full = queue.bytes >= MOST_QUEUED && !queue.is_closed;
@@ -196,7 +196,7 @@ impl ReplyQueue {
         true
     }
 
-    /// Names who is called when there is room again.
+    /// Sets the function that is called when there is room again.
     pub(crate) fn on_room(&self, call: impl Fn() + Send + Sync + 'static) {
         self.queue().on_room = Some(Arc::new(call));
     }
@@ -210,7 +210,7 @@ impl ReplyQueue {
         matches!(seen, Ok(Some(seen)) if seen.intersects(ends))
     }
 
-    /// Returns whether this process has ended the connection, or found that nothing can be sent.
+    /// Returns `true` if this process has ended the connection, or found that nothing can be sent.
     pub(crate) fn is_closed(&self) -> bool {
         self.queue().is_closed
     }
@@ -218,12 +218,12 @@ impl ReplyQueue {
     /// Ends the connection, both ways; the session's reader notices. Replies that are queued are dropped.
     pub(crate) fn hang_up(&self) {
         self.close();
-        // Does not wait: it marks both ends and wakes who sleeps there.
+        // Does not wait: it marks both ends and wakes the threads that sleep there.
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
     }
 
-    /// Tells the client that its connection is over, and reads on. It may still take what lies ready for it in
-    /// shared memory, which stays its own until it has closed its side.
+    /// Tells the client that its connection is over, and keeps reading. The client may still take minibatches that lie
+    /// ready for it in shared memory, which remain its own until it has closed its side.
     pub(crate) fn part(&self) {
         self.close();
         let _ = self.socket.shutdown(std::net::Shutdown::Write);
@@ -240,7 +240,7 @@ impl ReplyQueue {
         self.room.notify_all();
     }
 
-    // Writing.
+    // Sending queued replies.
 
     fn push(&self, waiting: QueuedReply) {
         let mut queue = self.queue();
@@ -250,7 +250,7 @@ impl ReplyQueue {
         }
     }
 
-    /// Has the writer's thread look after the queue, if something waits that nobody sends.
+    /// Hands the queue to the writer's thread, if a reply waits that no thread sends.
     fn watch_if_needed(self: &Arc<Self>) {
         let mut queue = self.queue();
         if queue.waiting.is_empty() || queue.is_writing || queue.is_watched {
@@ -261,15 +261,15 @@ impl ReplyQueue {
         self.writer.watch(self.clone());
     }
 
-    /// The writer's thread looks after it no longer, unless something waits. Returns `true` if something does.
+    /// Removes the queue from the writer's list if no reply waits. Returns `true` if it stays on the list.
     fn stays_watched(&self) -> bool {
         let mut queue = self.queue();
         queue.is_watched = !queue.waiting.is_empty();
         queue.is_watched
     }
 
-    /// Sends until the queue is empty or the socket full. Does nothing if another thread is at it, which will
-    /// send what was queued meanwhile.
+    /// Sends until the queue is empty or the socket full. Does nothing if another thread is writing; that thread sends
+    /// the replies that were queued meanwhile.
     fn write(&self) {
         if std::mem::replace(&mut self.queue().is_writing, true) {
             return;
@@ -281,7 +281,7 @@ impl ReplyQueue {
         }
     }
 
-    /// Takes the front of the queue, or gives up writing if there is none.
+    /// Takes the front of the queue, or clears `is_writing` if the queue is empty.
     fn next(&self) -> Option<QueuedReply> {
         let mut queue = self.queue();
         let next = queue.waiting.pop_front();
@@ -289,7 +289,7 @@ impl ReplyQueue {
         next
     }
 
-    /// Returns `false` if the socket is full or closed. Then this thread writes no more.
+    /// Sends one reply. Returns `false` if the socket is full or closed, and this thread then stops writing.
     fn write_one(&self, next: QueuedReply) -> bool {
         let QueuedReply { content, weight } = next;
         let outgoing = match content {
@@ -353,7 +353,7 @@ fn encoded(
     })
 }
 
-/// Returns about how many bytes an error takes, in memory and on the wire.
+/// Returns the approximate size of an error in bytes, in memory and on the wire.
 pub(crate) fn size(error: &SampleError) -> usize {
     let SampleError {
         path,
@@ -364,13 +364,13 @@ pub(crate) fn size(error: &SampleError) -> usize {
     256 + path.len() + message.len() + exception.len()
 }
 
-/// The thread that sends what sessions have queued. Dropped, it ends.
+/// The thread that sends queued replies. It ends when this is dropped.
 pub(crate) struct ReplyWriter(Arc<Writer>);
 
 struct Writer {
-    /// Queues that are to be looked after from now on.
+    /// Queues to add to the thread's list.
     coming: Mutex<Vec<Arc<ReplyQueue>>>,
-    /// Rung when one is added.
+    /// Rung when a queue is added.
     event: EventFd,
     stop: AtomicBool,
 }
@@ -418,7 +418,7 @@ impl Writer {
         }
     }
 
-    /// Until a full socket takes something again, or something else is queued.
+    /// Sleeps until a full socket takes data again, or another queue is added.
     fn sleep(&self, watched: &[Arc<ReplyQueue>]) {
         let event = PollFd::new(self.event.as_fd(), PollFlags::POLLIN);
         let full = watched
@@ -428,15 +428,15 @@ impl Writer {
         if let Err(e) = poll(&mut fds, PollTimeout::NONE)
             && e != Errno::EINTR
         {
-            // Trying again at once would take a processor.
+            // Without a pause, a `poll` that keeps failing would take a whole processor.
             std::thread::sleep(PAUSE);
         }
-        // Nothing to read: nobody rang.
+        // An error here means that nobody rang, which is fine.
         let _ = self.event.read();
     }
 }
 
-/// Sends what a session has queued. Returns `true` if something is left. A panic ends that session alone.
+/// Sends the queued replies of a session. Returns `true` if some are left. A panic ends only that session.
 fn serve(reply_queue: &Arc<ReplyQueue>) -> bool {
     let written = catch_unwind(AssertUnwindSafe(|| {
         fail_point!("reply-writer");
@@ -491,7 +491,7 @@ mod tests {
         let (_writer, reply_queue, client) = session();
         let (tell, told) = mpsc::channel();
         reply_queue.on_room(move || tell.send(()).expect("somebody listens"));
-        // The socket takes some as well, so that there may be room again once or twice.
+        // The socket takes some bytes as well, so the queue may have room again once or twice.
         let mut queued = 0;
         loop {
             while reply_queue.tell(&error(queued, 1 << 17)) {
@@ -541,7 +541,7 @@ mod tests {
         let (_writer, reply_queue, client) = session();
         while reply_queue.tell(&error(0, 1 << 17)) {}
         drop(client);
-        // The runner ends a test that hangs.
+        // The test runner ends a test that hangs.
         while !reply_queue.is_empty() {
             assert!(reply_queue.wait_for_room(LIMIT));
             std::thread::yield_now();

@@ -1,7 +1,7 @@
-//! What samples were measured to cost, for all streams of one pipeline; and what is expected of the next.
+//! Measured costs of samples, for all streams of one pipeline, and the costs expected of the next samples.
 //!
-//! The sums are [`coprep_costs`]'s; here is who measures, who asks, and the lock between them, which a worker that
-//! measures never waits for: a measurement more or less does not matter.
+//! [`coprep_costs`] does the sums. This module connects the workers that measure with the parts that ask. A worker that
+//! measures never waits for the lock between them, because a single measurement does not matter.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,17 +12,17 @@ use crossbeam::utils::CachePadded;
 
 use crate::observe::preparation_cost::PreparationCost;
 
-/// Pipelines whose costs are kept when no stream uses them.
+/// Number of pipelines whose costs are kept. Beyond it, the costs of a pipeline that no stream uses are dropped.
 const MOST_KEPT: usize = 16;
 
-/// See the module.
+/// The costs of one pipeline; see the module.
 pub(crate) struct Costs {
-    /// False: nothing is measured.
+    /// `false` if nothing is measured.
     is_on: bool,
     table: CostTable,
-    /// Seconds, as bits; not a number: there is none yet. What the ledger says, without its lock.
+    /// The recorder's budget, readable without its lock: seconds as bits of an `f32`, and NaN until there is one.
     budget: AtomicU32,
-    /// Whoever locks it takes no line of the cache from those who look at the table.
+    /// Padded, so that locking it does not invalidate the cache line of threads that read the table.
     ledger: CachePadded<Mutex<CostRecorder>>,
 }
 
@@ -36,12 +36,12 @@ impl Costs {
         }
     }
 
-    /// With what was entered until now.
+    /// Locks the recorder, which has only the measurements that were entered until now.
     fn ledger(&self) -> MutexGuard<'_, CostRecorder> {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All that was measured until now is in it and in the table.
+    /// Locks the recorder after all measurements until now were entered in it and in the table.
     fn settled(&self) -> MutexGuard<'_, CostRecorder> {
         let mut ledger = self.ledger();
         ledger.settle(&self.table);
@@ -60,13 +60,13 @@ impl Costs {
         self.is_on
     }
 
-    /// A sample was prepared.
+    /// Records that a sample was prepared.
     pub(crate) fn record(&self, id: u32, cost: &PreparationCost) {
         if !self.is_on {
             return;
         }
         let measured = cost.measured();
-        // Only a preparation from the file says what is saved by what is cached. User code tells nothing of its samples.
+        // Only a preparation from the file tells what caching saves, and user code gives no features of its samples.
         let is_from_file = measured.decode.is_some() && !cost.in_full;
         let features = Some(cost.features).filter(|f| is_from_file && *f != Features::UNKNOWN);
         match self.ledger.try_lock() {
@@ -75,16 +75,18 @@ impl Costs {
                     self.tell_budget(&mut ledger);
                 }
             }
+            // Another worker holds the lock: this measurement reaches only the table.
             Err(_) => self.table.record(id, &measured),
         }
     }
 
-    /// What the stages of a sample will cost, by its header. None: too little is known.
+    /// Returns the expected cost of each stage of a sample by its header, or `None` if too little is known.
     pub(crate) fn predict(&self, features: Features) -> Option<coprep_costs::ExpectedCost> {
         self.ledger().predict(features)
     }
 
-    /// Seconds that a sample will take a worker if it is cached in `form`. None: it was never prepared, or among the last.
+    /// Returns the seconds that a sample will take a worker if it is cached in `form`. Returns `None` if it was never
+    /// prepared, or only so recently that its cost is not yet entered.
     pub(crate) fn expected(&self, id: u32, form: Option<Form>) -> Option<f32> {
         let [fetch, decode, fixed, random] = self.table.stages(id)?;
         Some(match form {
@@ -95,31 +97,33 @@ impl Costs {
         })
     }
 
-    /// What the last preparations took.
+    /// Returns a summary of the last preparations.
     pub(crate) fn lately(&self) -> Option<Summary> {
         self.settled().budget().summary()
     }
 
-    /// Seconds beyond which a sample counts as slow. Without a lock: it is asked for with many a sample.
+    /// Returns the seconds beyond which a sample counts as slow. Takes no lock, because it is asked for nearly every
+    /// sample.
     pub(crate) fn budget(&self) -> Option<f32> {
         let seconds = f32::from_bits(self.budget.load(Ordering::Relaxed));
         (!seconds.is_nan()).then_some(seconds)
     }
 
-    /// The samples that cost most.
+    /// Returns the samples that cost most.
     pub(crate) fn slowest(&self, count: usize) -> Vec<(u32, coprep_costs::ExpectedCost)> {
         drop(self.settled());
         self.table.slowest(count)
     }
 
-    /// Samples that were measured, and the bytes that this takes.
+    /// Returns the number of samples that were measured, and the bytes that their costs take.
     pub(crate) fn size(&self) -> (u32, usize) {
         drop(self.settled());
         (self.table.measured(), self.table.heap_bytes())
     }
 }
 
-/// A pipeline, and how many samples its dataset has: one that was listed anew is another.
+/// A pipeline, and the number of samples of its dataset. A dataset that was listed again with another number has its
+/// own costs.
 type CostsKey = (u128, u32);
 
 /// The costs of all pipelines.
@@ -136,7 +140,7 @@ impl AllCosts {
         }
     }
 
-    /// Those of one pipeline.
+    /// Returns the costs of one pipeline, which are created if they are missing.
     pub(crate) fn of(&self, pipeline: u128, samples: u32) -> Arc<Costs> {
         let mut all = self
             .by_pipeline

@@ -5,7 +5,7 @@ use std::time::Duration;
 use coprep_costs::{ExpectedCost, Features, MeasuredTimes};
 use coprep_pipeline::StageDurations;
 
-/// What a preparation took: wall time by stage, and the thread's CPU time of all stages.
+/// The cost of one preparation: wall time by stage, and the thread's CPU time of all stages.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PreparationCost {
     pub(crate) fetch: Duration,
@@ -15,12 +15,12 @@ pub(crate) struct PreparationCost {
     pub(crate) cpu: Duration,
     pub(crate) fetched_bytes: u64,
     pub(crate) features: Features,
-    /// It was decoded in full into the cache, which takes longer than what a slot needs of it.
+    /// `true` if it was decoded in full into the cache, which takes longer than decoding for a slot.
     pub(crate) in_full: bool,
 }
 
 impl PreparationCost {
-    /// Decoding and operators.
+    /// Returns the time of decoding and operators.
     pub(crate) fn prep(&self) -> Duration {
         self.decode + self.fixed + self.random
     }
@@ -39,7 +39,7 @@ impl PreparationCost {
         }
     }
 
-    /// Of what was made of a file of so many bytes, or of what was decoded before.
+    /// Returns the cost of a preparation from a file of `bytes` bytes, or from pixels that were decoded before.
     pub(crate) fn of(stages: &StageDurations, bytes: usize) -> PreparationCost {
         let features = match stages.pixels {
             0 => Features::default(),
@@ -75,6 +75,7 @@ impl PreparationCost {
     }
 
     pub(super) fn measured(&self) -> MeasuredTimes {
+        // A stage that took no time did not run.
         let ran = |time: Duration| (!time.is_zero()).then_some(time.as_secs_f32());
         MeasuredTimes {
             fetch: ran(self.fetch),

@@ -1,22 +1,22 @@
-//! What those who wait for minibatches wait for.
+//! The causes for which consumers wait for minibatches.
 //!
-//! At any moment a pool of workers lacks storage, or processors, or nothing: then whoever waits, waits for other jobs.
-//! Three clocks say how long it was each. A consumer that had to wait for a minibatch is told how the time since the
-//! one before it was divided, and divides its wait alike: so the parts of a wait add up to it.
+//! At any moment a pool of workers lacks storage, or processors, or nothing. If it lacks nothing, a consumer that waits
+//! waits for other jobs. Three clocks measure the time of each. A consumer that had to wait for a minibatch is told how
+//! the time since the previous one was divided, and divides its wait alike. So the parts of a wait add up to it.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Clocks since the pool was made.
+/// Time since the pool was made, by the resource that the pool lacked.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct StallClock {
     pub(crate) fetch: Duration,
     pub(crate) prep: Duration,
-    /// Nothing was lacking.
+    /// Time in which nothing was lacking.
     pub(crate) none: Duration,
 }
 
-/// Parts of a whole of [`StallSplit::WHOLE`]; what is missing is the part for which nothing was lacking.
+/// Parts of a whole of [`StallSplit::WHOLE`]. The remainder is the part for which nothing was lacking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StallSplit {
     pub(crate) fetch: u32,
@@ -25,17 +25,17 @@ pub(crate) struct StallSplit {
 
 impl StallSplit {
     pub(crate) const WHOLE: u32 = 1 << 16;
-    /// Nothing was lacking.
+    /// Nothing was lacking, so the wait was for other jobs.
     pub(crate) const OTHERS: StallSplit = StallSplit { fetch: 0, prep: 0 };
 
-    /// As an item carries them.
+    /// Returns both parts in one word, as an item carries them.
     pub(crate) fn pack(self) -> u64 {
         u64::from(self.fetch) | u64::from(self.prep) << 32
     }
 }
 
 impl StallClock {
-    /// So much was lacking of each for all of this time.
+    /// Adds a time in which storage and processors were lacking in the ratio of `fetch` to `prep`.
     pub(crate) fn add(&mut self, time: Duration, fetch: f64, prep: f64) {
         let all = fetch + prep;
         if all <= 0.0 {
@@ -47,7 +47,8 @@ impl StallClock {
         self.prep += time.saturating_sub(fetch);
     }
 
-    /// What two pools lacked that the same consumers wait for: nothing only if neither did.
+    /// Returns the clock of two pools that the same consumers wait for. Nothing was lacking only while neither pool
+    /// lacked anything.
     pub(crate) fn with(self, other: StallClock) -> StallClock {
         StallClock {
             fetch: self.fetch + other.fetch,
@@ -56,7 +57,7 @@ impl StallClock {
         }
     }
 
-    /// Of the time from `before` to here in which something was lacking: the part in which it was storage.
+    /// Returns the part of storage in the time from `before` to now in which something was lacking.
     pub(crate) fn fetch_part(&self, before: &StallClock) -> f32 {
         let fetch = self.fetch.saturating_sub(before.fetch).as_secs_f32();
         let prep = self.prep.saturating_sub(before.prep).as_secs_f32();
@@ -67,7 +68,7 @@ impl StallClock {
         }
     }
 
-    /// How the time from `before` to here was divided, of which nothing was prepared for `idle` at the beginning.
+    /// Returns how the time from `before` to now was divided, when nothing was prepared for `idle` at its beginning.
     pub(crate) fn since(&self, before: &StallClock, idle: Duration) -> StallSplit {
         let part = |now: Duration, then: Duration| now.saturating_sub(then).as_secs_f64();
         let (fetch, prep) = (part(self.fetch, before.fetch), part(self.prep, before.prep));
@@ -84,10 +85,10 @@ impl StallClock {
     }
 }
 
-/// What a second of waiting for storage costs, 0 to 1, in seconds of a worker.
+/// The cost of a second of waiting for storage, 0 to 1, in seconds of a worker.
 ///
-/// All of it where a thread that waits keeps a processor idle, nothing where others prepare meanwhile what was fetched
-/// before. What caching saves is reckoned with it.
+/// It is 1 where a waiting thread keeps a processor idle, and 0 where other threads meanwhile prepare samples that were
+/// fetched before. The worth of caching is computed with it.
 #[derive(Debug)]
 pub(crate) struct FetchWeight(AtomicU32);
 
@@ -106,18 +107,18 @@ impl FetchWeight {
     }
 }
 
-/// The clocks of workers that do not say which stage they are in, only what it took when they are done.
+/// Clocks of workers that report the time of each stage only when a task is done.
 #[derive(Debug)]
 pub(crate) struct BusyClock {
     busy: u32,
     until: Instant,
-    /// Recent work, microseconds.
+    /// Moving average of the fetch time of recent tasks, in microseconds.
     fetch_us: f64,
     prep_us: f64,
     stall_clock: StallClock,
 }
 
-/// Weight of what a piece of work says against those before it.
+/// Weight of one task in the moving averages.
 const NEWS: f64 = 1.0 / 64.0;
 
 impl BusyClock {
@@ -131,7 +132,7 @@ impl BusyClock {
         }
     }
 
-    /// A worker has something to do, or nothing more.
+    /// Records that a worker has become busy, or has nothing more to do.
     pub(crate) fn turns(&mut self, now: Instant, is_busy: bool) {
         self.look(now);
         self.busy = if is_busy {
@@ -141,12 +142,12 @@ impl BusyClock {
         };
     }
 
-    /// Returns how many workers have something to do.
+    /// Returns the number of busy workers.
     pub(crate) fn busy(&self) -> u32 {
         self.busy
     }
 
-    /// A piece of work took this.
+    /// Records the time of one task.
     pub(crate) fn took(&mut self, fetch: Duration, prep: Duration) {
         self.fetch_us += NEWS * (fetch.as_secs_f64() * 1e6 - self.fetch_us);
         self.prep_us += NEWS * (prep.as_secs_f64() * 1e6 - self.prep_us);
@@ -157,7 +158,7 @@ impl BusyClock {
         self.until = now;
         match self.busy {
             0 => self.stall_clock.add(time, 0.0, 0.0),
-            // As long as nothing is done, it counts as preparing.
+            // Until the first task is done, the time counts as preparing.
             _ => self
                 .stall_clock
                 .add(time, self.fetch_us, self.prep_us.max(1e-3)),

@@ -1,16 +1,16 @@
-//! What waits for a worker, by when it is to be begun.
+//! Pending work, ordered by planned start time.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A moment, in nanoseconds since the process first asked.
+/// A time in nanoseconds since the first call of [`Deadline::now`] in this process.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub(crate) struct Deadline(u64);
 
 impl Deadline {
-    /// After everything that is due.
+    /// Later than every planned time.
     pub(crate) const MAX: Deadline = Deadline(u64::MAX);
 
     pub(crate) fn now() -> Self {
@@ -18,7 +18,8 @@ impl Deadline {
         Deadline(START.get_or_init(Instant::now).elapsed().as_nanos() as u64)
     }
 
-    /// Seconds since then. What is no number is the beginning, what is too far whenever.
+    /// Converts from seconds. NaN and negative numbers become 0, and numbers that are too large become
+    /// [`Deadline::MAX`].
     pub(crate) fn at(seconds: f64) -> Self {
         Deadline((seconds * 1e9) as u64)
     }
@@ -28,7 +29,7 @@ impl Deadline {
     }
 }
 
-/// The earliest first; of those for the same moment, the first that came.
+/// Pending items, the earliest first. Items of equal time keep the order in which they came.
 pub(crate) struct DeadlineHeap<T> {
     waiting: BinaryHeap<Reverse<HeapEntry<T>>>,
     came: u64,
@@ -48,6 +49,7 @@ impl<T> DeadlineHeap<T> {
     }
 
     pub(crate) fn push(&mut self, due: Deadline, item: T) {
+        // The counter keeps items of equal time in the order in which they came.
         let key = (due, self.came);
         self.came += 1;
         self.waiting.push(Reverse(HeapEntry { key, item }));
@@ -57,7 +59,7 @@ impl<T> DeadlineHeap<T> {
         self.waiting.pop().map(|Reverse(entry)| entry.item)
     }
 
-    /// When the first is due.
+    /// Returns the time of the first item.
     pub(crate) fn first(&self) -> Option<Deadline> {
         self.waiting.peek().map(|Reverse(entry)| entry.key.0)
     }
@@ -71,7 +73,7 @@ impl<T> DeadlineHeap<T> {
     }
 }
 
-/// The same, between threads.
+/// The same queue, shared between threads.
 pub(crate) struct DeadlineQueue<T> {
     state: Mutex<QueueState<T>>,
     more: Condvar,
@@ -79,9 +81,9 @@ pub(crate) struct DeadlineQueue<T> {
 
 struct QueueState<T> {
     waiting: DeadlineHeap<T>,
-    /// Threads that wait.
+    /// Number of threads that wait in [`DeadlineQueue::pop`].
     idle: usize,
-    /// Nobody waits any more.
+    /// `true` after [`DeadlineQueue::close`]: no thread waits any more.
     is_closed: bool,
 }
 
@@ -107,7 +109,7 @@ impl<T> DeadlineQueue<T> {
         }
     }
 
-    /// Wakes all who wait: from now on nobody waits for more.
+    /// Wakes all threads that wait. From now on no thread waits for more items.
     pub(crate) fn close(&self) {
         self.state().is_closed = true;
         self.more.notify_all();
@@ -117,7 +119,7 @@ impl<T> DeadlineQueue<T> {
         self.state().waiting.pop()
     }
 
-    /// Waits for so long if there is nothing.
+    /// Takes the first item. Waits up to `wait` if there is none.
     pub(crate) fn pop(&self, wait: Duration) -> Option<T> {
         let mut state = self.state();
         if state.waiting.is_empty() && !wait.is_zero() {

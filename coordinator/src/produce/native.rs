@@ -1,8 +1,8 @@
-//! One sample's way from storage, or the cache, into its slot.
+//! Takes one sample from storage, or from the cache, into its slot.
 //!
-//! A sample is fetched once and decoded once per preparation, and never copied on the way: a file that
-//! will be cached in its encoded form is read straight into the cache, a decoded one is decoded there. Where the form is
-//! chosen by price ([`coprep_costs::forms`]) the file is read first, and copied if its encoded form is chosen.
+//! A sample is fetched once and decoded once per preparation, and is not copied between the steps. A file that will be
+//! cached in its encoded form is read straight into the cache, and a decoded sample is decoded there. Where the form is
+//! chosen by price ([`coprep_costs::forms`]), the file is read first, and copied if its encoded form is chosen.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -22,78 +22,78 @@ use crate::observe::costs::Costs;
 use crate::observe::preparation_cost::PreparationCost;
 use crate::observe::stalls::FetchWeight;
 
-/// What a sample is made by.
+/// Everything that is needed to prepare the samples of a stream.
 #[derive(Clone)]
 pub(crate) struct Recipe {
     pub(crate) dataset: Arc<Dataset>,
     pub(crate) pipeline: Arc<Pipeline>,
     pub(crate) cache: Option<Arc<DatasetCache>>,
     pub(crate) costs: Arc<Costs>,
-    /// Of waiting for storage.
+    /// Weight of the time of waiting for storage.
     pub(crate) price: Arc<FetchWeight>,
 }
 
-/// Where a sample is written. Asked for when the last step is about to write.
+/// The slot that a sample is written to. It is asked for only when the last step is about to write.
 pub(crate) trait SlotWriter {
     fn bytes(&mut self) -> &mut [u8];
 }
 
-/// What a worker thread brings.
+/// Memory and state that a worker thread keeps from one sample to the next.
 #[derive(Default)]
 pub(crate) struct WorkerScratch {
-    /// Used again for every sample.
+    /// Reused for every sample.
     scratch: Scratch,
-    /// As it was read, for this sample only; see [`allocator`](coprep_cache::allocator).
+    /// The file as it was read, for this sample only; see [`allocator`](coprep_cache::allocator).
     file: Vec<u8>,
-    /// The sample that comes next was fetched: what that took.
+    /// If the next sample was fetched before: the cost of fetching it, and its place.
     fetched: Option<(PreparationCost, FetchedAt)>,
 }
 
-/// Where a sample lies that was fetched.
+/// The place of a fetched sample.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum FetchedAt {
     InMemory,
     InCache,
 }
 
-/// A sample that was fetched, and is yet to be prepared.
+/// A sample that was fetched and not yet prepared.
 pub(crate) struct Fetched {
     file: Vec<u8>,
     fetched_at: FetchedAt,
     pub(crate) cost: PreparationCost,
-    /// The part of the time of fetching in which it did not wait.
+    /// The part of the fetching time in which the thread did not wait.
     pub(crate) at_work: Duration,
-    /// Seconds that preparing it will take, by its header. None: too little is known, or nobody asked.
+    /// Seconds that preparing it will take, by its header, or `None` if too little is known or `is_looking` was false.
     pub(crate) expected: Option<f32>,
 }
 
-/// What the header of a sample's file says.
+/// The facts in the header of a sample's file that decide costs.
 struct HeaderInfo {
     features: Features,
     decoded: DecodedShape,
 }
 
-/// Where a preparation failed, and why.
+/// The stage in which a preparation failed, and the reason.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
     pub(crate) stage: &'static str,
     pub(crate) message: String,
-    /// Of user code: the worker, for people.
+    /// For user code: the worker, in words for people. Empty otherwise.
     pub(crate) worker: String,
-    /// Of user code: the exception, packed for the job.
+    /// For user code: the exception, packed for the job. Empty otherwise.
     pub(crate) exception: Vec<u8>,
 }
 
 type Prepared = Result<PreparationCost, Failure>;
 
 impl WorkerScratch {
-    /// Takes over what was fetched before.
+    /// Takes over a sample that was fetched before.
     pub(crate) fn take_over(&mut self, fetched: Fetched) {
         self.file = fetched.file;
         self.fetched = Some((fetched.cost, fetched.fetched_at));
     }
 
-    /// The sample is done with.
+    /// Forgets the sample, which is finished.
     fn clear(&mut self) {
         self.file = Vec::new();
         self.fetched = None;
@@ -125,8 +125,8 @@ impl Recipe {
         prepared
     }
 
-    /// Fetches a sample that is not cached, into the cache if its file is to lie there as it is.
-    /// `is_looking`: its header is to say what it will cost, unless that is known.
+    /// Fetches a sample that is not cached. It goes into the cache if its file is to be cached as it is. With
+    /// `is_looking`, its header is read to predict its cost, unless the cost is known.
     pub(crate) fn fetch_ahead(&self, id: u32, is_looking: bool) -> Result<Fetched, Failure> {
         let before = ThreadUsage::now();
         let mut file = Vec::new();
@@ -137,7 +137,7 @@ impl Recipe {
         let (cpu, at_work) = before.spent(cost.fetch);
         let mut expected = self.costs.expected(id, self.cached_as(id));
         if expected.is_none() && is_looking && fetched_at == FetchedAt::InMemory {
-            // What is wrong with the file is reported when it is decoded.
+            // A broken file is reported when it is decoded.
             let header_info = self.look(&file).ok();
             let predicted = header_info.and_then(|picture| self.costs.predict(picture.features));
             expected = predicted.map(|cost| cost.prep());
@@ -151,7 +151,7 @@ impl Recipe {
         })
     }
 
-    /// None: it is not to lie there as it is, or there is no room.
+    /// Reads the file into the cache. Returns `None` if it is not to be cached as it is, or there is no room.
     fn fetch_into_cache(&self, id: u32) -> Result<Option<PreparationCost>, Failure> {
         let encoded = |cache: &&Arc<DatasetCache>| cache.form == CacheForm::Encoded;
         let Some(cache) = self.cache.as_ref().filter(encoded) else {
@@ -161,7 +161,7 @@ impl Recipe {
         Ok((cost.fetched_bytes > 0).then_some(cost))
     }
 
-    /// The form that a sample is cached in.
+    /// Returns the form in which a sample is cached, or `None` if it is not cached.
     pub(crate) fn cached_as(&self, id: u32) -> Option<Form> {
         self.cache.as_ref()?.store.form(id)
     }
@@ -170,6 +170,7 @@ impl Recipe {
     pub(crate) fn admit(&self, id: u32, worker_scratch: &mut WorkerScratch) -> Prepared {
         let fetched = worker_scratch.fetched.map(|(cost, _)| cost);
         let Some(cache) = self.cache.as_ref().filter(|_| self.is_to_admit(id)) else {
+            // Nothing to admit, for example because a job has cached the sample meanwhile. The fetch still counts.
             worker_scratch.clear();
             if let Some(cost) = &fetched {
                 self.costs.record(id, cost);
@@ -186,7 +187,7 @@ impl Recipe {
         cost
     }
 
-    /// Whether [`admit`](Self::admit) would do anything.
+    /// Returns `true` if [`admit`](Self::admit) would do anything.
     pub(crate) fn is_to_admit(&self, id: u32) -> bool {
         let cache = self.cache.as_ref();
         cache.is_some_and(|cache| !cache.store.has(id) && cache.may_admit(id))
@@ -225,6 +226,7 @@ impl Recipe {
             _ => None,
         };
         if let Some(cost) = self.prepare_hit(cache, key, worker_scratch, slot)? {
+            // A sample that was fetched into the cache for this preparation counts as a miss.
             let Some(fetched) = fetched else {
                 cache.count_hit();
                 return Ok(cost);
@@ -243,7 +245,8 @@ impl Recipe {
         let admitted = self.admit_to(cache, key.id, worker_scratch)?;
         let finished = match self.prepare_hit(cache, key, worker_scratch, slot)? {
             Some(cost) => cost,
-            // Not admitted. An encoded sample was not even read then; a decoded one was, to learn its size.
+            // The sample was not admitted. In the encoded form the file was then not read; in the decoded form it was,
+            // to learn the size.
             None if cache.form == CacheForm::Encoded => {
                 self.prepare_from_storage(key, worker_scratch, slot)?
             }
@@ -264,7 +267,7 @@ impl Recipe {
         let picture = self.look(&worker_scratch.file)?;
         let (mut done, stages) = match self.costs.predict(picture.features) {
             Some(expected) => (None, expected),
-            // The first samples are measured before they are judged.
+            // Until costs can be predicted, a sample is measured before its form is chosen.
             None => {
                 let cost = self.prepare_fetched(key, worker_scratch, slot)?;
                 (Some(cost), cost.seconds())
@@ -303,6 +306,7 @@ impl Recipe {
         picture: &HeaderInfo,
     ) -> Option<Form> {
         let fetch = usual(fetched.fetch.as_secs_f32(), stages.fetch);
+        // Caching always saves the CPU time of fetching. Waiting counts by its weight.
         let at_work = fetched.cpu.as_secs_f32().min(fetch);
         let fetch = at_work + self.price.get() * (fetch - at_work);
         let mut offers = vec![
@@ -313,6 +317,7 @@ impl Recipe {
                 fetch + stages.decode + stages.fixed,
             ),
         ];
+        // With random operators, a cached result would be the same in every epoch.
         if self.pipeline.is_deterministic() {
             let bytes = self.pipeline.output().sample_bytes();
             offers.push((Form::Prepared, bytes, fetch + stages.prep()));
@@ -382,7 +387,8 @@ impl Recipe {
         }
     }
 
-    /// A thread that waits works less than its stages take, so that what it did before would be counted with them.
+    /// Restarts the thread's CPU clock before a fetch. A thread that waits for storage uses less CPU time than its
+    /// stages take, so CPU time from before this sample could be counted with it.
     fn count_from_here(&self) {
         if self.costs.is_on() {
             thread_cpu();
@@ -418,7 +424,7 @@ impl Recipe {
         }
     }
 
-    /// For a warm-up, which prepares nothing.
+    /// Admits a sample in the form that is worth most, for a warm-up, which prepares nothing.
     fn admit_by_price(
         &self,
         cache: &DatasetCache,
@@ -439,7 +445,7 @@ impl Recipe {
                 None => cost,
             });
         }
-        // The first samples are measured before they are judged.
+        // Until costs can be predicted, a sample is measured before its form is chosen.
         let (decoded, pixels) = self.decode(worker_scratch)?;
         cost = cost.plus(decoded);
         match self.choose(cache, id, &cost, &cost.seconds(), &picture) {
@@ -468,7 +474,7 @@ impl Recipe {
         Ok((cost, (decoded_as(shape), pixels)))
     }
 
-    /// Reads the file straight into the cache; reads nothing if there is no room.
+    /// Reads the file straight into the cache. If there is no room, nothing is read and the cost is zero.
     fn admit_encoded(&self, cache: &DatasetCache, id: u32) -> Prepared {
         let start = Instant::now();
         let length = self.dataset.file_len(id).map_err(Failure::fetch)?;
@@ -513,8 +519,8 @@ impl Recipe {
     }
 }
 
-/// Seconds that fetching will take: as measured, unless this was a bad moment. One measurement is all there is when a
-/// form is chosen, and it is chosen for good.
+/// Returns the seconds that fetching is expected to take: the measured time, within a factor of 2 of the prediction.
+/// The bound keeps one bad moment from deciding: the form is chosen from a single measurement, and for good.
 fn usual(measured: f32, predicted: f32) -> f32 {
     if predicted > 0.0 {
         measured.clamp(predicted / 2.0, predicted * 2.0)
@@ -541,6 +547,7 @@ fn guarded(
         .map_or(Duration::ZERO, |(cost, _)| cost.fetch);
     let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(worker_scratch)));
     let prepared = caught.unwrap_or_else(|_| {
+        // The panic may have left it half changed.
         *worker_scratch = WorkerScratch::default();
         Err(Failure::new(
             "prepare",
@@ -550,7 +557,7 @@ fn guarded(
     if !is_measured {
         return Ok(prepared);
     }
-    // What was fetched before brought its own.
+    // A sample that was fetched before brings the CPU time of fetching in its own cost.
     let wall = prepared.total().saturating_sub(ahead);
     Ok(PreparationCost {
         cpu: prepared.cpu + cpu_since_last().min(wall),
@@ -558,10 +565,10 @@ fn guarded(
     })
 }
 
-/// What this thread has done so far.
+/// CPU time and waits of this thread so far.
 struct ThreadUsage {
     cpu: Duration,
-    /// Times that it gave its processor up, to wait for something.
+    /// Number of times that it gave up its processor to wait for something.
     waits: Option<i64>,
 }
 
@@ -574,7 +581,8 @@ impl ThreadUsage {
         }
     }
 
-    /// Since then, of `wall`: CPU time, and time that was not waiting for something. Waiting for a processor is not.
+    /// Returns the CPU time since then, and the part of `wall` in which the thread did not wait for storage. If it
+    /// never gave up its processor, that is all of `wall`, including time in which it waited for a processor.
     fn spent(&self, wall: Duration) -> (Duration, Duration) {
         let now = ThreadUsage::now();
         let cpu = now.cpu.saturating_sub(self.cpu);
@@ -587,11 +595,11 @@ impl ThreadUsage {
 }
 
 thread_local! {
-    /// CPU time of this thread, when it was last read.
+    /// CPU time of this thread when it was last read.
     static LAST_CPU: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
 
-/// CPU time of this thread: a system call.
+/// Returns the CPU time of this thread, by a system call.
 fn thread_cpu() -> Duration {
     let now =
         clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from);
@@ -599,9 +607,9 @@ fn thread_cpu() -> Duration {
     now
 }
 
-/// CPU time of this thread since it was last read: of a sample, and of what came between the one before and it, which is left
-/// out again where it is more than the stages took. So one clock is read for each sample, and not two: what a system call
-/// drives out of the processor's caches costs more than the call.
+/// Returns the CPU time of this thread since it was last read. It covers one sample and the time between the previous
+/// sample and this one; callers cap it at the time of the stages. So each sample needs one reading of the clock and not
+/// two, because a system call drives data out of the processor's caches, which costs more than the call.
 fn cpu_since_last() -> Duration {
     let last = LAST_CPU.get();
     thread_cpu().saturating_sub(last)
@@ -617,14 +625,14 @@ impl Failure {
         }
     }
 
-    /// A thread panicked while it had the sample.
+    /// Returns the failure of a sample over which a thread panicked.
     pub(crate) fn defect() -> Self {
         let message = "a thread of the coordinator panicked over it: a defect of coprep, please report it with the \
                        coordinator's log";
         Failure::new("prepare", message.into())
     }
 
-    /// As the jobs are told.
+    /// Converts it into the error that jobs are sent.
     pub(crate) fn of_sample(self, tag: u64, id: u32, path: String) -> SampleError {
         SampleError {
             tag,

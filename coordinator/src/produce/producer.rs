@@ -1,4 +1,4 @@
-//! What makes the samples of a stream.
+//! The producer of a stream's samples.
 
 use std::sync::Arc;
 
@@ -11,31 +11,31 @@ use crate::produce::native::Recipe;
 use crate::produce::processes::ProcessPool;
 use crate::produce::threads::ThreadPool;
 
-/// See the module.
+/// Producer of a stream's samples.
 pub(crate) enum Producer {
-    /// Threads of the coordinator, by a pipeline of its own.
+    /// Threads of the coordinator, by a pipeline of the coordinator's own.
     Native(Recipe),
     /// Processes of the jobs' own code.
     ProcessPool {
         process_pool: Arc<ProcessPool>,
         samples: u32,
-        /// Without the index.
+        /// The fields that the workers write, without the index.
         fields: Vec<Field>,
         structure: Vec<u8>,
-        /// What the workers have made, as it lies in a slot.
+        /// Cache of samples as the workers write them to a slot.
         prepared: Option<Arc<DatasetCache>>,
-        /// What is cached before the random part.
+        /// Cache of values before the random part.
         kept: Option<Arc<DatasetCache>>,
         costs: Arc<Costs>,
     },
-    /// The jobs themselves: they are given ids and visits.
+    /// The jobs themselves, which are given ids and visits.
     Jobs { samples: u32 },
 }
 
-/// Field that keys the random numbers of a sample that a job makes itself.
+/// Name of the field that keys the random numbers of a sample that a job prepares itself.
 const VISIT: &str = "visit";
 
-/// Returns the last fields of a batch: ids, and numbers of the epoch where these are not the ids.
+/// Returns the last fields of a batch: the ids, and the samples' numbers in the epoch where these differ from the ids.
 pub(crate) fn naming_fields(numbers_are_ids: bool) -> Vec<Field> {
     let mut fields = vec![scalar("index")];
     if !numbers_are_ids {
@@ -67,7 +67,7 @@ impl Producer {
         }
     }
 
-    /// File of a sample; empty for user code.
+    /// Returns the file of a sample; empty for user code.
     pub(crate) fn path(&self, id: u32) -> String {
         match self {
             Producer::Native(recipe) => recipe.dataset.path(id).display().to_string(),
@@ -75,7 +75,7 @@ impl Producer {
         }
     }
 
-    /// How a job makes batches of the fields.
+    /// Returns the description of how a job builds batches from the fields; empty except for user code.
     pub(crate) fn structure(&self) -> &[u8] {
         match self {
             Producer::ProcessPool { structure, .. } => structure,
@@ -83,7 +83,7 @@ impl Producer {
         }
     }
 
-    /// Fields that it makes.
+    /// Returns the fields that the producer writes.
     pub(crate) fn made(&self) -> Vec<Field> {
         match self {
             Producer::Native(recipe) => vec![recipe.pipeline.output(), scalar("label")],
@@ -92,14 +92,14 @@ impl Producer {
         }
     }
 
-    /// Fields of a batch: those that it makes, then what the samples are.
+    /// Returns the fields of a batch: first the fields that the producer writes, then the naming fields.
     pub(crate) fn fields(&self, numbers_are_ids: bool) -> Vec<Field> {
         let mut fields = self.made();
         fields.extend(naming_fields(numbers_are_ids));
         fields
     }
 
-    /// None: what the jobs make is not measured.
+    /// Returns the measured costs, or `None` where the jobs prepare samples themselves, which is not measured.
     pub(crate) fn costs(&self) -> Option<&Arc<Costs>> {
         match self {
             Producer::Native(recipe) => Some(&recipe.costs),
@@ -108,7 +108,7 @@ impl Producer {
         }
     }
 
-    /// Seconds that a sample will take a worker, as it is cached now. None: it was never made.
+    /// Returns the seconds that a sample will take a worker, as it is cached now, or `None` if it was never prepared.
     pub(crate) fn expected(&self, id: u32) -> Option<f32> {
         match self {
             Producer::Native(recipe) => recipe.costs.expected(id, recipe.cached_as(id)),
@@ -133,7 +133,7 @@ impl Producer {
         }
     }
 
-    /// What was lacking until now.
+    /// Returns the stall clock until now.
     pub(crate) fn stall_clock(&self, workers: &ThreadPool) -> StallClock {
         match self {
             Producer::ProcessPool {
@@ -141,7 +141,7 @@ impl Producer {
                 prepared: None,
                 ..
             } => process_pool.stall_clock(),
-            // What is cached as it is delivered needs no crew.
+            // The coordinator's threads copy samples that are cached as they are delivered, without the process pool.
             Producer::ProcessPool { process_pool, .. } => {
                 process_pool.stall_clock().with(workers.stall_clock())
             }

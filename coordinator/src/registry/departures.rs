@@ -1,4 +1,4 @@
-//! Ranks that have left their job in order, for the ranks of it that attach later.
+//! Departures: the ranks that left their job in order, kept for its ranks that attach later.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use crate::Result;
 use crate::registry::Registry;
 use crate::stream::Leaver;
 
-/// Most departures that are kept, most bytes of them, and how long.
+/// Bounds of the departures that are kept: their number, their bytes, and their age.
 const MOST: usize = 4096;
 const MOST_BYTES: usize = 64 << 20;
 const KEPT: Duration = Duration::from_secs(3600);
@@ -26,7 +26,7 @@ impl Departures {
         kept
     }
 
-    /// Keeps a departure, and drops the oldest ones that are too much.
+    /// Keeps a departure, and drops the oldest ones beyond the bounds.
     fn keep(&self, departure: &Departure) {
         let mut kept = self.kept();
         kept.retain(|(_, d)| (d.token, d.rank) != (departure.token, departure.rank));
@@ -51,18 +51,18 @@ fn bytes(departure: &Departure) -> usize {
 }
 
 impl Registry {
-    /// Returns the ranks that are known to have left the job of a rank that attaches.
+    /// Returns the known departures of the job of a rank that attaches.
     pub(super) fn departed(&self, request: &Attach) -> Vec<Departure> {
         self.departures.of(&request.tokens, request.told)
     }
 
-    /// A rank leaves its job in order. Tells the other ranks that are here, and those that attach later.
+    /// Handles the orderly departure of a rank. Tells the ranks that are attached, and the ones that attach later.
     ///
     /// # Errors
     /// When the departure makes no sense.
     pub(crate) fn leave(&self, departure: &Departure) -> Result<()> {
         Leaver::check(departure)?;
-        // This comes before the streams: whoever attaches looks here once it is in its stream.
+        // Kept before the streams are told, because a rank that attaches looks here once it is in its stream.
         self.departures.keep(departure);
         let streams = self.streams();
         streams

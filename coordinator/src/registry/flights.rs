@@ -1,12 +1,12 @@
-//! Work that is done once for everybody who needs it: listing a dataset, reserving a cache, opening a stream.
+//! Work that is done once for all clients that need it: listing a dataset, reserving a cache, opening a stream.
 //!
-//! Such work may take long, or never end: storage may be slow, or dead. So it runs in a thread of its own, a
-//! *flight*, which holds no lock. Whoever needs its result first begins it. Those who need the same result while it
-//! lasts join it, and nobody else waits. A table of flights lies in the registry under the lock that also holds the
-//! results, so that a newcomer finds either the result or the flight.
+//! Such work may take long, or never end, because storage may be slow or dead. So it runs in a thread of its own, a
+//! *flight*, which holds no lock. The first client that needs its result begins it. Clients that need the same result
+//! while it lasts join it, and no other client waits. A table of flights lies in the registry under the lock that also
+//! holds the results, so that a newcomer finds either the result or the flight.
 //!
-//! A wait ends with the result, or when the [`FlightParty`] that waits has had enough. A flight may ask whether anybody
-//! still waits for it.
+//! A wait ends with the result, or when the [`FlightParty`] that waits gives up. A flight may ask whether anybody still
+//! waits for it.
 //!
 //! **Locks.** The state of a flight is locked for moments, alone or within the registry's lock, never around it.
 
@@ -15,25 +15,25 @@ use std::time::{Duration, Instant};
 
 use crate::{Error, Result};
 
-/// Time between two looks at the party that waits.
+/// Time between two checks of the party that waits.
 const TICK: Duration = Duration::from_millis(200);
 
-/// Whoever waits for a flight.
+/// A party that waits for a flight.
 pub(crate) trait FlightParty {
-    /// Is called now and then during a wait, with the step that the flight is at and when the flight began.
+    /// Called now and then during a wait, with the step that the flight is at and the time when the flight began.
     ///
     /// # Errors
     /// When the party does not wait any longer.
     fn still_waits(&self, step: &str, began: Instant) -> Result<()>;
 }
 
-/// How a flight ended.
+/// The end of a flight.
 pub(super) enum FlightOutcome<T> {
     /// The result.
     Done(T),
     /// An error.
     Failed(Arc<Error>),
-    /// Neither: look again.
+    /// Neither a result nor an error: the waiter must check again.
     Nothing,
 }
 
@@ -47,7 +47,7 @@ impl<T: Clone> Clone for FlightOutcome<T> {
     }
 }
 
-/// See the module.
+/// Work that is done once for all its waiters; see the module.
 pub(super) struct Flight<T> {
     began: Instant,
     state: Mutex<FlightState<T>>,
@@ -66,17 +66,17 @@ impl<T: Clone> Flight<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says what is being done now.
+    /// Sets the step that is being done now.
     pub(super) fn step(&self, step: impl Into<String>) {
         self.state().step = step.into();
     }
 
-    /// Returns true while somebody waits for the result.
+    /// Returns `true` while somebody waits for the result.
     pub(super) fn is_awaited(&self) -> bool {
         self.state().waiters > 0
     }
 
-    /// Ends the flight. `before`: is told how many will take the outcome, before any of them does.
+    /// Ends the flight. `before` is called with the number of waiters before any of them takes the outcome.
     pub(super) fn land(&self, outcome: FlightOutcome<T>, before: impl FnOnce(usize)) {
         let mut state = self.state();
         before(state.waiters);
@@ -94,7 +94,7 @@ impl<T: Clone> FlightParty for Flight<T> {
                 "all jobs that waited for the dataset have left".into(),
             ));
         }
-        // The jobs that wait are told which step really lasts.
+        // The jobs that wait are told the innermost step, which is the one that really lasts.
         if state.step != step {
             state.step = step.to_owned();
         }
@@ -102,10 +102,10 @@ impl<T: Clone> FlightParty for Flight<T> {
     }
 }
 
-/// A place among those who wait for a flight.
+/// A claim on the outcome of a flight.
 pub(super) struct Waiter<T: Clone> {
     flight: Arc<Flight<T>>,
-    /// True for the one for whom the flight was begun.
+    /// `true` for the waiter for whom the flight was begun.
     pub(super) is_first: bool,
     has_left: bool,
 }
@@ -123,7 +123,7 @@ impl<T: Clone> Waiter<T> {
     /// Waits for the outcome.
     ///
     /// # Errors
-    /// When the party does not wait any longer. Then there is no outcome that only this waiter could take.
+    /// When the party gives up. No outcome is then left that only this waiter could take.
     pub(super) fn wait(mut self, party: &dyn FlightParty) -> Result<FlightOutcome<T>> {
         let flight = self.flight.clone();
         let mut state = flight.state();
@@ -158,7 +158,7 @@ impl<T: Clone> Drop for Waiter<T> {
     }
 }
 
-/// The flights under way, by what they are for. Lies under a lock of its owner.
+/// The flights under way, by key. The owner keeps the table under a lock.
 pub(super) struct Flights<K, T> {
     under_way: Vec<(K, Arc<Flight<T>>)>,
 }
@@ -178,7 +178,7 @@ impl<K: PartialEq, T: Clone> Flights<K, T> {
         found.map(|(_, flight)| Waiter::new(flight, false))
     }
 
-    /// Begins a flight for `key`. The caller has seen that there is none, and lets it land.
+    /// Begins a flight for `key`. The caller has checked that there is none, and must let it land.
     pub(super) fn begin(&mut self, key: K, step: String) -> (Arc<Flight<T>>, Waiter<T>) {
         let flight = Arc::new(Flight {
             began: Instant::now(),
@@ -194,7 +194,7 @@ impl<K: PartialEq, T: Clone> Flights<K, T> {
         (flight, waiter)
     }
 
-    /// Takes a flight that lands out of the table; returns what it was for.
+    /// Takes a flight that lands out of the table. Returns its key.
     pub(super) fn remove(&mut self, flight: &Arc<Flight<T>>) -> Option<K> {
         let mut all = self.under_way.iter();
         let at = all.position(|(_, f)| Arc::ptr_eq(f, flight))?;
@@ -206,7 +206,7 @@ impl<K: PartialEq, T: Clone> Flights<K, T> {
 mod tests {
     use super::*;
 
-    /// Waits for so many looks.
+    /// A party that gives up after this number of checks.
     struct Looks(std::cell::Cell<u32>);
 
     impl FlightParty for Looks {

@@ -1,4 +1,4 @@
-//! A client that waits for a flight: it is told what lasts, and does not wait for ever.
+//! A client that waits for a flight. It is told which step lasts, and does not wait for ever.
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
@@ -11,13 +11,14 @@ use crate::{Error, Result};
 
 /// Longest wait for a dataset to be opened. A job has a shorter limit of its own (`timeout`).
 const LIMIT: Duration = Duration::from_secs(3600);
-/// A client hears after so long what it waits for, so that its own error can say so; then whenever that changes.
+/// Time after which a client is told what it waits for, so that its own error can say so. It is told again at every
+/// change.
 const TELL_AFTER: Duration = Duration::from_secs(1);
-/// After so long the log says it too.
+/// Time after which the wait is logged.
 const LOG_AFTER: Duration = Duration::from_secs(10);
 const REMEDY: &str = "nothing is wrong if it is large or its storage slow; what it prints is in the coordinator's log";
 
-/// See the module.
+/// A client that waits; see the module.
 pub(crate) struct Guest<'a> {
     client: &'a Client,
     came: Instant,
@@ -26,7 +27,7 @@ pub(crate) struct Guest<'a> {
 
 #[derive(Default)]
 struct GuestState {
-    /// The step that the client heard of last.
+    /// The step that the client was told last.
     step: String,
     is_logged: bool,
 }
@@ -50,7 +51,7 @@ impl<'a> Guest<'a> {
                 for_ms: u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX),
                 remedy: REMEDY.into(),
             }));
-            // A client that is gone is seen at the next look.
+            // If the client is gone, the next check sees it.
             let _ = self.client.reply_queue.send(&awaited);
         }
         if waited >= LOG_AFTER && !told.is_logged {

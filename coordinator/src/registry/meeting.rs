@@ -1,8 +1,8 @@
 //! Remembers the stream in which the ranks of a job meet, or the members of a cohort.
 //!
-//! A job without a seed takes part in any stream of its dataset. The ranks of one job must all take the same stream, but
-//! another job may open a second one between two of them. So the registry remembers the first rank's choice. It holds for
-//! the others as long as that stream can serve them.
+//! A job without a seed takes part in any stream of its dataset. The ranks of one job must all take the same stream,
+//! but another job may open a second one between two of them. So the registry remembers the first rank's choice. The
+//! choice binds the others as long as that stream can serve them.
 
 use std::sync::{Arc, Weak};
 
@@ -11,7 +11,7 @@ use coprep_protocol::message::Attach;
 use crate::registry::{Registry, serves};
 use crate::stream::{Stream, StreamKey};
 
-/// The processes that are to meet.
+/// The processes that must meet in one stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum MeetingParty {
     /// The ranks of the jobs of a group.
@@ -29,13 +29,13 @@ impl MeetingParty {
     }
 }
 
-/// The streams that first ranks and members have chosen.
+/// The streams that first ranks and first members have chosen.
 #[derive(Default)]
 pub(super) struct Meetings(Vec<(StreamKey, MeetingParty, Weak<Stream>)>);
 
 impl Registry {
-    /// Returns the stream that the other ranks or members have taken. If there is none, returns `found` and remembers it for
-    /// them.
+    /// Returns the stream that the other ranks or members have taken. If there is none, returns `found` and remembers
+    /// it for them.
     pub(super) fn meet(
         &self,
         key: &StreamKey,
@@ -47,7 +47,8 @@ impl Registry {
         };
         let mut open = self.open();
         let meetings = &mut open.meetings.0;
-        // A stream that cannot serve this one may serve the next: jobs of a group may differ in their seeds.
+        // A stream that cannot serve this rank may serve the next one, because jobs of a group may differ in their
+        // seeds. So only closed streams are forgotten.
         meetings.retain(|(_, _, stream)| stream.upgrade().is_some_and(|s| !s.is_closed()));
         let those = meetings.iter().filter(|(k, p, _)| k == key && *p == party);
         let mut chosen = those.filter_map(|(_, _, stream)| stream.upgrade());

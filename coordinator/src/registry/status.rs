@@ -1,4 +1,4 @@
-//! Everything `coprep status` shows.
+//! The status that `coprep status` shows.
 
 use std::sync::{Arc, Weak};
 
@@ -6,7 +6,7 @@ use coprep_protocol::message::Status;
 
 use crate::registry::Registry;
 
-/// Looks at a coordinator from within its process. Does not keep it.
+/// Observes a coordinator from within its process, without keeping it alive.
 #[derive(Clone)]
 pub struct Monitor(Weak<Registry>);
 
@@ -15,8 +15,8 @@ impl Monitor {
         Monitor(Arc::downgrade(registry))
     }
 
-    /// What `coprep status` shows, but for the memory, which takes the kernel long where caches are large. None: the
-    /// coordinator has ended.
+    /// Returns the status that `coprep status` shows, without the memory, which takes the kernel long to sum where
+    /// caches are large. Returns `None` if the coordinator has ended.
     #[must_use]
     pub fn status(&self) -> Option<Status> {
         self.0.upgrade().map(|registry| snapshot(&registry, 0))
@@ -44,7 +44,7 @@ fn snapshot(registry: &Arc<Registry>, slow: u32) -> Status {
     }
 }
 
-/// This process's proportional share of its memory; 0 where the kernel does not tell.
+/// Returns this process's proportional share of its memory, or 0 where the kernel does not tell.
 fn pss_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
     let line = text.lines().find_map(|l| l.strip_prefix("Pss:"));

@@ -1,8 +1,8 @@
 //! Filling a cache before the jobs come.
 //!
-//! Samples are admitted in ascending order by the common workers, behind any job's minibatches, a
-//! bounded number at a time. It ends when all have been looked at, when the cache is full, or when the
-//! client goes away; what is cached by then stays, so that a warm-up begun again goes on where it was.
+//! The worker threads admit samples in ascending order, behind the minibatches of any job, a bounded number at a time.
+//! A warm-up ends when all samples were tried, when the cache is full, or when the client goes away. Samples cached by
+//! then stay, so that a second warm-up continues where the first one ended.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,16 +20,16 @@ use crate::registry::{Guest, Registry};
 use crate::stream::{Client, Stream};
 use crate::{Error, Result};
 
-/// How often the client hears of it.
+/// Interval of the progress reports to the client.
 const REPORT_EVERY: Duration = Duration::from_millis(200);
-/// Samples under way, per thread.
+/// Number of samples under way per thread.
 const AHEAD: u32 = 4;
 
 struct Admit {
     recipe: Recipe,
     id: u32,
     fetched: Option<Fetched>,
-    /// Who waits to be told; `None` once that is done.
+    /// Receives the result; `None` once it was sent.
     done: Option<Sender<Admitted>>,
 }
 
@@ -45,7 +45,7 @@ impl PoolWork for Admit {
 
     fn fetch(&mut self) -> Ready {
         if self.needs_fetch() {
-            // What fails is tried again when it is admitted, and reported then.
+            // A fetch that fails is tried again when the sample is admitted, and reported then.
             self.fetched = self.recipe.fetch_ahead(self.id, false).ok();
         }
         let fetched = self.fetched.as_ref();
@@ -72,7 +72,7 @@ impl PoolWork for Admit {
 impl Admit {
     fn tell(&mut self, result: std::result::Result<u64, Failure>) {
         if let Some(done) = self.done.take() {
-            // Nobody listens any more when the client has gone.
+            // If the client has gone, nobody receives this.
             let _ = done.send(Admitted {
                 id: self.id,
                 result,
@@ -82,7 +82,7 @@ impl Admit {
 }
 
 impl Drop for Admit {
-    /// A worker panicked while it had the sample: the warm-up is told, or it would wait for ever.
+    /// Reports a failure if a worker panicked while it had the sample. Otherwise the warm-up would wait for ever.
     fn drop(&mut self) {
         self.tell(Err(Failure::defect()));
     }
@@ -130,7 +130,7 @@ pub(crate) fn keep(stream: &Stream) -> Result<WarmProgress> {
     Ok(with_usage(so_far, cache))
 }
 
-/// Adds what lies in the cache.
+/// Adds the usage of the cache.
 fn with_usage(mut progress: WarmProgress, cache: &DatasetCache) -> WarmProgress {
     let usage = cache.store.usage();
     progress.cached = usage.entries();
@@ -192,7 +192,7 @@ impl WarmRun<'_> {
         self.registry.workers.submit(Deadline::MAX, Box::new(work));
     }
 
-    /// No sample of the smallest size seen would find room: the last one that was refused.
+    /// Returns `true` if no byte is left, or a sample was refused for lack of room. Later samples are not tried then.
     fn is_full(&self) -> bool {
         let usage = self.cache.store.usage();
         usage.used >= usage.capacity || self.progress.full
@@ -203,7 +203,7 @@ impl WarmRun<'_> {
         match admitted.result {
             Ok(bytes) => {
                 self.progress.fetched_bytes += bytes;
-                // Looked at and not there: there was no room for it, unless it was not worth its bytes.
+                // The sample was tried and is absent. Without a choice of forms, the reason can only be a lack of room.
                 let is_absent = !self.cache.store.has(admitted.id);
                 self.progress.full |= is_absent && self.cache.forms.is_none();
             }
@@ -229,7 +229,7 @@ impl WarmRun<'_> {
             return Err(gone());
         }
         if !client.reply_queue.is_empty() {
-            // It has not read the report before this one: it will be told of the state then.
+            // The client has not read the previous report. It gets the state with a later one.
             return Ok(());
         }
         client

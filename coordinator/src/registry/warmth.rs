@@ -1,4 +1,4 @@
-//! Which jobs use a cache that was filled on purpose, and why others do not.
+//! Decides which jobs use a cache that was filled on purpose, and tells the others why they do not.
 
 use coprep_pipeline::Dataset;
 use coprep_protocol::message::{Attach, CacheForm, CacheRequest};
@@ -12,7 +12,7 @@ use crate::produce::producer::Producer;
 use crate::stream::{Stream, StreamConfig, StreamKey};
 
 impl Registry {
-    /// Returns the key of a stream with the form that its samples are cached in, if no form was asked for.
+    /// Returns the key of a stream. If no form was asked for, the key has the form in which its samples are cached.
     pub(super) fn key_of_new_stream(&self, request: &Attach, producer: &Producer) -> StreamKey {
         let key = self.key(request);
         if !names_no_form(request) {
@@ -22,7 +22,8 @@ impl Registry {
         StreamKey { cache, ..key }
     }
 
-    /// Returns the form of a warmed cache that a job which names none can use; the coordinator's own if it is warmed.
+    /// Returns the form of a warmed cache that a job without a form can use. The coordinator's default form comes
+    /// first.
     pub(super) fn warmed_form(
         &self,
         spec: &PipelineSpec,
@@ -43,7 +44,7 @@ impl Registry {
             };
             caches.iter().any(|c| c.key == key && c.is_warmed())
         };
-        // Those that save more come first.
+        // Forms that save more come first.
         let others = [CacheForm::Decoded, CacheForm::Auto, CacheForm::Encoded];
         if caches.iter().any(|c| c.is_warmed()) {
             [default].into_iter().chain(others).find(is_warm)
@@ -52,7 +53,8 @@ impl Registry {
         }
     }
 
-    /// Returns why a stream does not use a warmed cache of its samples; nothing if it uses one, or is not to use any.
+    /// Returns the reasons why a stream does not use a warmed cache of its samples. Empty if it uses one, or must not
+    /// use any.
     pub(super) fn notes(&self, stream: &Stream) -> Vec<String> {
         let config = &stream.config;
         let used = config.producer.cache();
@@ -68,16 +70,17 @@ impl Registry {
     }
 }
 
-/// True for a native pipeline whose job leaves the form of its cache to the coordinator.
+/// Returns `true` for a native pipeline whose job leaves the form of its cache to the coordinator.
 pub(super) fn names_no_form(request: &Attach) -> bool {
     let is_native = !matches!(request.pipeline.source, Source::UserCode(_));
     is_native && request.cache.form.is_none() && !request.cache.lru
 }
 
-/// Returns why a stream does not use a warmed cache of the same samples; `None` if it is of other samples.
+/// Returns the reason why a stream does not use a warmed cache of the same samples, or `None` if the cache holds other
+/// samples.
 fn unused_warmth(config: &StreamConfig, cache: &DatasetCache) -> Option<String> {
     let (spec, held) = (config.spec.as_ref()?, cache.origin()?);
-    // The stream's own cache knows its source; of a long list of files it takes a while to compute.
+    // The stream's own cache knows its source. Computing it from a long list of files takes a while.
     let own = config.producer.cache().and_then(|cache| cache.origin());
     let source = own.map_or_else(|| spec.source.fingerprint(), |own| own.source);
     if held.source != source {

@@ -1,7 +1,7 @@
-//! The socket, signals, idle exit.
+//! The socket, signals and the idle exit.
 //!
-//! One coordinator per socket: it holds a lock file (`flock`) as long as it lives, which no death can
-//! leave held. Socket and lock file are removed when it ends in any way that lets it run to the end.
+//! There is one coordinator per socket. It holds a lock file (`flock`) as long as it lives, and the kernel frees the
+//! lock however the process dies. Socket and lock file are removed whenever the coordinator ends normally.
 
 use std::fs::File;
 use std::io;
@@ -30,18 +30,18 @@ use crate::{Error, Monitor, Result, Settings};
 
 mod session;
 
-/// Most connections at a time.
+/// Largest number of connections at a time.
 const MAX_CONNECTIONS: usize = 4096;
-/// While somebody is connected, the pool's balance is looked at this often.
+/// Interval at which the pool's balance is checked while a client is connected.
 const TIDY: Duration = Duration::from_millis(250);
-/// How long the thread sleeps before it looks around though nothing woke it, which nothing needs: see [`nap`].
+/// Longest sleep of the thread when nothing wakes it. Nothing depends on it: see [`nap`].
 const NAP: Duration = Duration::from_secs(1);
-/// How long sessions may take to end.
+/// Time that sessions get to end when the coordinator stops.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// A coordinator that listens. Dropped, it gives up its place.
+/// A coordinator that listens. Dropping it removes its socket and lock file.
 pub struct Server {
-    /// Socket and lock file, to be removed at the end.
+    /// Socket and lock file, which are removed at the end.
     files: [OwnFile; 2],
     listener: UnixListener,
     _lock: Flock<File>,
@@ -59,7 +59,7 @@ pub enum StopReason {
     Asked,
     /// SIGINT or SIGTERM.
     Signal,
-    /// Nobody was there for too long.
+    /// No client was connected for too long.
     Idle,
 }
 
@@ -78,21 +78,21 @@ impl Shutdown {
 
 struct Connections {
     count: AtomicUsize,
-    /// When the last one ended.
+    /// Time when the last connection ended.
     emptied: Mutex<Instant>,
-    /// Tells the server that one has ended.
+    /// Tells the server that a connection has ended.
     ended: EventFd,
     sockets: Mutex<Vec<(u64, UnixStream)>>,
     next: std::sync::atomic::AtomicU64,
 }
 
 impl Server {
-    /// Takes the place, and listens.
+    /// Takes the lock, and listens.
     ///
     /// # Errors
-    /// When another coordinator has the place, or the socket cannot be made.
+    /// When another coordinator has the lock, or the socket cannot be made.
     pub fn bind(place: CoordinatorPaths, settings: Settings) -> Result<Server> {
-        // No other process of the same user may read this one's memory, or write it, through /proc.
+        // No other process of the same user may read or write this one's memory through /proc.
         nix::sys::prctl::set_dumpable(false)
             .map_err(|e| Error::io("cannot protect the process's memory", e))?;
         let signals = block_signals()?;
@@ -139,7 +139,7 @@ impl Server {
         reason
     }
 
-    /// For whoever is to look at it while it runs.
+    /// Returns a monitor that observes the server while it runs.
     #[must_use]
     pub fn monitor(&self) -> Monitor {
         Monitor::of(&self.registry)
@@ -165,13 +165,13 @@ impl Server {
         }
     }
 
-    /// Returns when the coordinator ends if nobody comes, or `None` while somebody is here or it stays for good.
+    /// Returns the time when the coordinator ends if no client comes, or `None` while one is here or it stays for good.
     fn idle_end(&self) -> Option<Instant> {
         let since = self.connections.idle_since()?;
         since.checked_add(self.idle_limit()?)
     }
 
-    /// Returns how long nothing is due.
+    /// Returns the time until something is due.
     fn pause(&self) -> Duration {
         let now = Instant::now();
         let until_end = self
@@ -187,7 +187,7 @@ impl Server {
         due.fold(nap(NAP), Duration::min)
     }
 
-    /// Waits for something to happen, a bounded time, and deals with it.
+    /// Waits a bounded time for an event, and handles it.
     fn turn(&self) -> Result<Option<StopReason>> {
         fail_point!("main-turn");
         self.registry.maintain()?;
@@ -197,7 +197,7 @@ impl Server {
             PollFd::new(self.shutdown.event.as_fd(), PollFlags::POLLIN),
             PollFd::new(self.connections.ended.as_fd(), PollFlags::POLLIN),
         ];
-        // Rounded up: a rest of less than a millisecond is no reason to spin.
+        // Round up: a remainder of less than a millisecond must not make the loop spin.
         let pause = self.pause() + Duration::from_millis(1);
         match poll(
             &mut fds,
@@ -240,7 +240,7 @@ impl Server {
         }
     }
 
-    /// Only the same user, and not too many.
+    /// Starts a session, unless the peer is another user or there are too many connections.
     fn admit(&self, socket: UnixStream) {
         fail_point!("main-accept");
         let me = nix::unistd::getuid().as_raw();
@@ -275,7 +275,7 @@ impl Server {
         let started = std::thread::Builder::new()
             .name(format!("session-{number}"))
             .spawn(move || {
-                // Dropped in the end, also if the session panics, or if its thread cannot be started.
+                // Dropped at the end, also if the session panics or its thread cannot be started.
                 let _connected = connected;
                 session::serve(&registry, &shutdown, &replies, &socket);
             });
@@ -285,13 +285,14 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // The lock last, and while it is held: whoever opened it meanwhile sees that it is gone, and makes a new one.
+        // The files go before the lock is released. A coordinator that opened the lock file meanwhile sees that it is
+        // gone, and makes a new one.
         self.files.iter().for_each(OwnFile::remove);
     }
 }
 
-/// A file by its path, as long as that leads to it. If the folder is removed and made again while a coordinator lives
-/// (as at logout and login), the path leads to the file of another one.
+/// A file that is removed only if its path still leads to it. If the folder is removed and made again while a
+/// coordinator lives (as at logout and login), the path leads to the file of another coordinator.
 pub struct OwnFile {
     path: PathBuf,
     /// Device and inode.
@@ -299,10 +300,10 @@ pub struct OwnFile {
 }
 
 impl OwnFile {
-    /// The file that the path leads to now.
+    /// Identifies the file that the path leads to now.
     ///
     /// # Errors
-    /// When there is none.
+    /// When the path leads to no file.
     pub fn at(path: &Path) -> io::Result<OwnFile> {
         let meta = std::fs::symlink_metadata(path)?;
         Ok(OwnFile {
@@ -311,7 +312,7 @@ impl OwnFile {
         })
     }
 
-    /// Removes it, unless the path leads to something else meanwhile.
+    /// Removes the file, unless the path now leads to something else.
     pub fn remove(&self) {
         if OwnFile::at(&self.path).is_ok_and(|now| now.id == self.id) {
             let _ = std::fs::remove_file(&self.path);
@@ -342,7 +343,7 @@ impl Connections {
         })
     }
 
-    /// Returns since when nobody is here.
+    /// Returns the time since when no client is connected.
     fn idle_since(&self) -> Option<Instant> {
         let is_empty = self.count() == 0;
         is_empty.then(|| *self.emptied.lock().unwrap_or_else(PoisonError::into_inner))
@@ -389,7 +390,7 @@ fn event() -> Result<EventFd> {
     event.map_err(|e| Error::io("cannot make an eventfd", e))
 }
 
-/// SIGINT and SIGTERM come through a descriptor; threads started later inherit the mask.
+/// Blocks SIGINT and SIGTERM, and returns a descriptor that receives them. Threads started later inherit the mask.
 fn block_signals() -> Result<SignalFd> {
     let mut set = SigSet::empty();
     set.add(Signal::SIGINT);
@@ -420,7 +421,7 @@ fn take_lock(place: &CoordinatorPaths) -> Result<Flock<File>> {
     }
 }
 
-/// Removes what a coordinator that was killed left behind, and nothing else.
+/// Removes a socket that a killed coordinator left behind, and nothing else.
 fn remove_old_socket(path: &Path) -> io::Result<()> {
     match std::fs::symlink_metadata(path) {
         Ok(there) if there.file_type().is_socket() => std::fs::remove_file(path),
@@ -435,7 +436,7 @@ fn remove_old_socket(path: &Path) -> io::Result<()> {
 fn listen(place: &CoordinatorPaths) -> Result<UnixListener> {
     let what = || format!("cannot listen on {}", place.socket.display());
     remove_old_socket(&place.socket).map_err(|e| Error::io(what(), e))?;
-    // The socket is made 0600 from its first moment on.
+    // The umask makes the socket 0600 from its first moment.
     let before = nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o177));
     let listener = UnixListener::bind(&place.socket);
     nix::sys::stat::umask(before);

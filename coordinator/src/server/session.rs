@@ -1,4 +1,4 @@
-//! One connection: reads requests, answers them, and when it ends, however, lets go of everything.
+//! One connection: reads requests and answers them. When it ends, for whatever reason, it releases everything it owns.
 
 use std::io::Read;
 use std::os::fd::OwnedFd;
@@ -22,9 +22,9 @@ use crate::server::Shutdown;
 use crate::stream::{Client, EpochOrder, RankId, Stream};
 use crate::{Error, Result};
 
-/// How often a client that does not read its answers is looked at.
+/// Interval at which a client that does not read its answers is checked for being gone.
 const LOOK: Duration = Duration::from_secs(1);
-/// How long it may take until a process counts as ended whose connections are closed, and how often to look.
+/// Time that a process may take to count as ended after its connections are closed, and the interval of the checks.
 const SOON: Duration = Duration::from_millis(200);
 const LITTLE: Duration = Duration::from_millis(5);
 
@@ -34,7 +34,7 @@ struct Session<'a> {
     shutdown: &'a Shutdown,
     client: Client,
     place: Option<(Arc<Stream>, RankId)>,
-    /// What has been imported for it.
+    /// The process that has imported modules for this client.
     prepared: Option<Arc<Zygote>>,
 }
 
@@ -45,7 +45,7 @@ pub(crate) fn serve(
     replies: &ReplyWriter,
     socket: &UnixStream,
 ) {
-    // Last of all, however this ends: whoever sees the connection end knows that the job has left.
+    // Dropped last of all, so that a client that sees the connection end knows that the job has left.
     let _hangs_up = HangUp(socket);
     match greet(socket, replies) {
         Ok(client) => {
@@ -56,7 +56,7 @@ pub(crate) fn serve(
                 place: None,
                 prepared: None,
             };
-            // Whatever this thread logs says whose connection it serves.
+            // Every log line of this thread names the client.
             let client = &session.client;
             let _span =
                 tracing::error_span!("session", pid = client.pid, client = client.name).entered();
@@ -68,12 +68,13 @@ pub(crate) fn serve(
                     tracing::error!("a session panicked: a defect of coprep, please report it");
                 }
             }
-            // The client did not end this, so it may still read a batch whose buffer must not be filled again.
+            // This process ended the connection, so the client may still read a batch, and its buffer must not be
+            // filled again yet.
             if !matches!(ended, Ok(Ok(()))) {
                 session.client.reply_queue.part();
                 wait_until_gone(&session.client, socket);
             }
-            // Not while a panic unwinds, where another one would end the process.
+            // Dropped here and not while a panic unwinds, when a second panic would end the process.
             drop(session);
         }
         Err(FrameError::Closed) => {}
@@ -98,7 +99,7 @@ impl Drop for HangUp<'_> {
     }
 }
 
-/// The first message must be a greeting, and come soon.
+/// Reads the greeting, which must be the first message and come within 10 seconds.
 fn greet(socket: &UnixStream, replies: &ReplyWriter) -> std::result::Result<Client, FrameError> {
     socket.set_read_timeout(Some(std::time::Duration::from_secs(10)))?;
     let (request, _) = frame::receive::<Request>(socket)?;
@@ -125,13 +126,13 @@ fn greet(socket: &UnixStream, replies: &ReplyWriter) -> std::result::Result<Clie
 impl Session<'_> {
     fn run(&mut self, socket: &UnixStream) -> std::result::Result<(), FrameError> {
         loop {
-            // A client that asks and does not read the answers is not read either.
+            // Do not read a client that asks without reading its answers.
             while !self.client.reply_queue.wait_for_room(LOOK) {
                 if self.client.is_gone() {
                     return Ok(());
                 }
             }
-            // A process that has ended is gone, whoever else holds its socket.
+            // A process that has ended is gone, even if a child of it holds the socket.
             if self.client.peer.wait(socket)? == ConnectionEvent::Gone {
                 return Ok(());
             }
@@ -165,7 +166,7 @@ impl Session<'_> {
             Request::Hello { .. } => Err(Error::Invalid("greeted twice".into())),
             Request::Attach(attach) => self.attach(&Arc::from(attach), descriptors),
             Request::Prepare { code, dataset } => {
-                // Where it fails, the job hears of it when it attaches.
+                // If it fails, the job gets the error when it attaches.
                 self.prepared = self.registry.prepare(&code, &dataset).unwrap_or_else(|e| {
                     tracing::warn!(error = %e, "nothing is imported before it is needed");
                     None
@@ -252,7 +253,7 @@ impl Session<'_> {
                 Ok(Some(Reply::Throttled))
             }
             Request::Stop => {
-                // Answered first: stopping hangs up on everybody.
+                // Answer first, because stopping hangs up on every client.
                 let _ = self.client.reply_queue.send(&Reply::Stopping);
                 self.shutdown.request();
                 Ok(None)
@@ -305,7 +306,8 @@ impl Session<'_> {
         let RankId { job, rank } = registration.rank_id;
         tracing::info!(stream = stream.config.id, job, rank, "a job joins");
         self.place = Some((stream.clone(), registration.rank_id));
-        // The stream's host keeps it, if that is forked from it. Else somebody else's code runs, and this is of no use.
+        // The stream's fork server keeps the zygote, if it was forked from it. Otherwise the stream runs another
+        // program's code, and this zygote is of no use.
         self.prepared = None;
         let attached = Reply::Attached(Box::new(registration.attached));
         let reply_queue = &self.client.reply_queue;
@@ -317,9 +319,9 @@ impl Session<'_> {
 }
 
 impl Session<'_> {
-    /// Returns whether this process has ended the connection of a client that lives.
+    /// Returns `true` if this process has ended the connection of a client that is alive.
     fn has_lost_its_client(&self) -> bool {
-        // Where the client is gone as well, its connections are closed before its process counts as ended.
+        // When the client dies, its connections are closed before its process counts as ended.
         let is_gone = || self.client.peer.is_gone();
         let soon = Instant::now() + SOON;
         while self.client.reply_queue.is_closed() && !is_gone() && Instant::now() < soon {

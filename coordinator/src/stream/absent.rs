@@ -1,6 +1,7 @@
-//! Buffers for everybody: what jobs that do not read have queued is taken back, and what jobs hold is bounded.
+//! Buffers for every consumer: items queued for jobs that do not read are taken back, and the buffers that jobs hold
+//! are bounded.
 //!
-//! A job that pauses keeps what it holds, and no more (`docs/scheduler.md`, "Jobs that stop reading").
+//! A job that pauses keeps the batches that it holds, and no more (`docs/scheduler.md`, "Jobs that stop reading").
 
 use std::time::{Duration, Instant};
 
@@ -9,15 +10,17 @@ use coprep_scheduler::JobId;
 use crate::stream::consumer::Consumer;
 use crate::stream::engine::{AttachedJob, Engine, end, note_taken};
 
-/// Look again so soon at the earliest, and so late if nobody who could be taken from is known, while a job lacks buffers.
+/// While a job lacks buffers: the shortest time until the next check, and the time if there is no candidate to take
+/// buffers from.
 pub(crate) const SOON: Duration = Duration::from_millis(10);
 const AGAIN: Duration = Duration::from_millis(500);
 
 impl Engine {
-    /// If a job lacks buffers, takes back what the job that has not read for longest was given and has not taken. True:
-    /// something was taken back. False: see [`look_again`](Self::look_again).
+    /// If a job lacks buffers, takes back the untaken items of the job that has not read for longest. Returns `true` if
+    /// it did. If not, [`look_again`](Self::look_again) is set.
     ///
-    /// Nobody is taken from who reads, who waits, or who has only what it holds: a batch that is held stays where it is.
+    /// Nothing is taken from a job that reads, that waits, or that has only the batches it holds: a batch that is held
+    /// stays where it is.
     pub(crate) fn make_room(&mut self) -> bool {
         self.look_again = None;
         if !self.scheduler.lacks_buffers() {
@@ -39,7 +42,7 @@ impl Engine {
         false
     }
 
-    /// Takes back what a job was given and has not taken. Nothing is made for it until it reads again.
+    /// Takes back the items that a job was given and has not taken. Nothing is made for it until it reads again.
     fn take_back(&mut self, id: u64) {
         let Some(job) = self.jobs.get_mut(&id) else {
             return;
@@ -65,10 +68,11 @@ impl Engine {
         self.scheduler.set_absent(JobId(id), is_absent);
     }
 
-    /// Every consumer may hold its share of the buffers; beyond it, it is to copy.
+    /// Sets each consumer's share of the buffers. Beyond its share, a consumer must copy its batches.
     ///
-    /// A job that waits for a batch while it holds one needs two, and the rest of the pool must be able to go round. What
-    /// a consumer holds beyond its share, because there were fewer when it took it, the others have to do without.
+    /// A job that waits for a batch while it holds one needs two buffers, and the rest of the pool must be able to
+    /// circulate. If a consumer holds more than its share, because there were fewer consumers when it took them, the
+    /// others have to do without these.
     pub(crate) fn share_buffers(&mut self, buffers: u32) {
         let held: Vec<u32> = self.consumers().map(|c| c.buffers_in_hand()).collect();
         let share = share_of(buffers, &held);
@@ -76,7 +80,7 @@ impl Engine {
         self.consumers().for_each(|c| c.sender.set_share(share));
     }
 
-    /// Somebody may have released what the others had to do without.
+    /// Recomputes the shares if they are short, because buffers beyond a share may have been released.
     pub(crate) fn share_again(&mut self, buffers: u32) {
         if self.is_share_short {
             self.share_buffers(buffers);
@@ -85,7 +89,7 @@ impl Engine {
 }
 
 impl AttachedJob {
-    /// Returns how much longer the job may leave unread what it was given, or `None` if it reads or waits.
+    /// Returns how much longer the job may leave its items unread, or `None` if it reads or waits.
     fn patience_left(&self) -> Option<Duration> {
         let ranks = || self.ranks.iter().flatten();
         let waits = |c: &Consumer| c.sender.is_absent() || c.waits();
@@ -95,7 +99,7 @@ impl AttachedJob {
         ranks().filter_map(Consumer::patience_left).max()
     }
 
-    /// Returns when a rank last took something.
+    /// Returns the time when a rank last took something.
     fn last_taken(&self) -> Option<Instant> {
         self.ranks.iter().flatten().map(|c| c.last_taken).max()
     }
@@ -106,11 +110,12 @@ impl AttachedJob {
     }
 }
 
-/// Returns how many of the buffers each consumer may hold. `held`: what each holds already.
+/// Returns how many of the buffers each consumer may hold. `held` is the number that each holds already.
 fn share_of(buffers: u32, held: &[u32]) -> u32 {
     let consumers = held.len() as u32;
     let in_use = |share: u32| held.iter().map(|&h| h.max(share)).sum::<u32>();
-    // Two are left for whoever holds its share. Where there are many, so is one for each consumer's next batch.
+    // Two buffers are left for consumers that hold their share. Where there are many, one more is left for each
+    // consumer's next batch.
     let ample = (3..=8)
         .rev()
         .find(|&share| in_use(share) + consumers + 2 <= buffers);
@@ -139,7 +144,7 @@ mod tests {
 
     #[test]
     fn what_others_hold_beyond_their_share_is_not_shared_out_again() {
-        // Alone, it may take eight of twelve. Then others come.
+        // A consumer that is alone may take eight of twelve. Then others attach.
         assert_eq!(share_of(12, &[]), 8);
         assert_eq!(share_of(12, &[8, 0]), 2);
         assert_eq!(share_of(12, &[8, 2, 0]), 0);

@@ -1,4 +1,4 @@
-//! A minibatch while it is prepared.
+//! A minibatch during its preparation.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -9,28 +9,28 @@ use coprep_scheduler::{JobId, Target};
 
 /// A minibatch, from its draw until its last slot is written.
 pub(crate) struct PendingBatch {
-    /// How many were drawn by then, this one included.
+    /// Number of the minibatch in the order of draws. The first one is number 1.
     pub(crate) number: u64,
-    /// For whom it was drawn, and from whom it was not taken back: a sample that fails is replaced by one that all of them
-    /// need.
+    /// The jobs that it was drawn for, without those that it was taken back from. A sample that fails is replaced by
+    /// one that all of them need.
     targets: Mutex<Vec<Target>>,
-    /// Staging buffer it is written to.
+    /// The staging buffer that it is written to.
     pub(crate) buffer: u32,
     pub(crate) drawn: Instant,
-    /// Slots not yet written.
+    /// Number of slots that are not yet written.
     remaining: AtomicU32,
-    /// Deliveries that somebody still waits for.
+    /// Number of deliveries that somebody still waits for.
     wanted: AtomicU32,
-    /// Slots whose sample failed and was not replaced.
+    /// The slots whose sample failed and was not replaced.
     bad: Mutex<Vec<u32>>,
     unfinished: Mutex<Option<Unfinished>>,
     done: OnceLock<CompletedBatch>,
 }
 
-/// A minibatch that may be handed over.
+/// A minibatch that is ready to be handed over.
 pub(crate) struct CompletedBatch {
     pub(crate) lease: Lease,
-    /// Slots that were taken out, ascending.
+    /// The slots that were taken out, ascending.
     bad: Vec<u32>,
 }
 
@@ -64,7 +64,8 @@ impl PendingBatch {
         self.targets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// It was taken back from a job: its samples may be given to that job in another minibatch.
+    /// Removes a job from the targets, because the minibatch was taken back from it. The job may be given the samples
+    /// in another minibatch.
     pub(crate) fn remove_target(&self, job: JobId) {
         self.lock_targets().retain(|target| target.job != job);
     }
@@ -77,7 +78,7 @@ impl PendingBatch {
         self.remaining.load(Ordering::Relaxed)
     }
 
-    /// False when everybody it was for has left: its samples need not be prepared.
+    /// Returns `false` when every job that it was for has left. Its samples need not be prepared then.
     pub(crate) fn is_wanted(&self) -> bool {
         self.wanted.load(Ordering::Relaxed) > 0
     }
@@ -93,14 +94,15 @@ impl PendingBatch {
             .push(slot);
     }
 
-    /// Counts a slot as written; true for the last one.
+    /// Counts a slot as written. Returns `true` for the last one.
     ///
-    /// Release: what this worker wrote; acquire: what all others wrote before.
+    /// Release publishes the writes of this worker. Acquire makes all writes of the other workers visible to the last
+    /// one.
     pub(crate) fn slot_written(&self) -> bool {
         self.remaining.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// Closes the gaps that failed samples left, and makes the minibatch ready. Once, by whoever wrote
+    /// Closes the gaps that failed samples left, and makes the minibatch ready. Called once, by the thread that wrote
     /// the last slot.
     pub(crate) fn finish(&self) {
         let unfinished = self
@@ -112,6 +114,7 @@ impl PendingBatch {
             return;
         };
         let mut bad = std::mem::take(&mut *self.bad.lock().unwrap_or_else(PoisonError::into_inner));
+        // Slots fail in any order, and `place` bisects.
         bad.sort_unstable();
         close_gaps(&mut unfinished, &bad);
         let _ = self.done.set(CompletedBatch {
@@ -124,13 +127,14 @@ impl PendingBatch {
 fn close_gaps(buffer: &mut Unfinished, bad: &[u32]) {
     let Some(&first) = bad.first() else { return };
     let good = (first..buffer.slots()).filter(|slot| bad.binary_search(slot).is_err());
+    // Ascending, so that no slot is overwritten before it is copied.
     for (to, from) in (first..).zip(good) {
         buffer.copy_slot(from, to);
     }
 }
 
 impl CompletedBatch {
-    /// Where slots `start..start + len` lie now that failed samples are gone: (start, len).
+    /// Returns the position (start, len) of slots `start..start + len` after failed samples were taken out.
     pub(crate) fn place(&self, start: u32, len: u32) -> (u32, u32) {
         let before = |slot: u32| self.bad.partition_point(|&b| b < slot) as u32;
         let (from, to) = (start - before(start), start + len - before(start + len));

@@ -1,5 +1,5 @@
-//! One rank of a job, as its stream sees it: what waits to be published, what is published and not yet
-//! released.
+//! One rank of a job, as its stream sees it: its items that wait to be published, and its items that are published and
+//! not yet released.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -16,108 +16,109 @@ use crate::observe::stalls::{StallClock, StallSplit};
 use crate::stream::batch::PendingBatch;
 use crate::stream::pace::Pace;
 
-/// Something a consumer will be told, in this order.
+/// Something to tell a consumer. The order of the queue is the order of telling.
 pub(crate) enum Pending {
     /// A slice of a minibatch, once it is prepared.
     Part {
         batch: Arc<PendingBatch>,
         delivery: Delivery,
     },
-    /// The consumer has been given its epoch.
+    /// The consumer has been given all of its epoch.
     EpochEnd { epoch: u64 },
-    /// The sample of this slot failed. Told when its minibatch is done: which of several comes first must not depend on
-    /// who was quicker.
+    /// The sample of this slot failed. Told only when its minibatch is done, so that the order of several errors does
+    /// not depend on timing.
     Error {
         batch: Arc<PendingBatch>,
         slot: u32,
         failed: FailureNotice,
     },
-    /// Samples are left out of its epochs: told at once, before whatever waits for a minibatch.
+    /// Samples are left out of its epochs. Told at once, before anything that waits for a minibatch.
     Skipped {
         ids: RoaringBitmap,
         example: Box<SampleError>,
     },
 }
 
-/// How a consumer hears of a sample that failed in one of its batches.
+/// The notice that a consumer gets of a sample that failed in one of its batches.
 pub(crate) enum FailureNotice {
-    /// It is told an error.
+    /// The consumer is told an error.
     Raised {
         /// The number for which the sample was drawn.
         number: u32,
         error: Arc<SampleError>,
-        /// Its text was queued for the socket.
+        /// `true` if its text was queued for the socket.
         is_told: bool,
     },
-    /// It is told the number, because the job skips the sample. A client that comes again presents the number with the
-    /// batch.
+    /// The consumer is told the number, because the job skips the sample. A client that attaches again presents the
+    /// number with the batch.
     LeftOut { number: u32 },
 }
 
 /// A published item that the consumer has not taken.
 struct Untaken {
     what: Pending,
-    /// It belongs to an epoch that was left: the consumer skips it, and nobody waits for it.
+    /// `true` if it belongs to an epoch that was left. The consumer skips it, and nobody waits for it.
     is_void: bool,
 }
 
-/// One rank.
+/// One rank of a job.
 pub(crate) struct Consumer {
     pub(crate) pid: u32,
     pub(crate) reply_queue: Arc<ReplyQueue>,
     pub(crate) sender: Sender,
-    /// What it rings; as long as it is here.
+    /// The bell that `sender` rings. Kept for as long as the consumer is here.
     _bell: Bell,
     pub(crate) pending: VecDeque<Pending>,
     pub(crate) last_taken: Instant,
-    /// Since when something that it could take lies there unread.
+    /// Time since when something that it could take lies unread.
     unread_since: Option<Instant>,
-    /// For how long it usually leaves something unread.
+    /// Moving average of the time for which it leaves something unread.
     usually_unread: Duration,
     pub(super) pace: Pace,
-    /// The epoch that it asked to leave. It waits for the other ranks to ask.
+    /// The epoch that it asked to leave, while it waits for the other ranks to ask.
     pub(crate) leaves: Option<u64>,
-    /// Items that are published and not taken, in order; the first is item `next_taken`.
+    /// Items that are published and not taken, in order. The first is item `next_taken`.
     published: VecDeque<Untaken>,
     next_taken: u64,
-    /// Buffers of the items that are taken and not released.
+    /// Buffers of the items that are taken and not released, by item.
     held: BTreeMap<u64, Lease>,
     next_seq: u64,
-    /// When it came, as long as nothing was begun for it.
+    /// Time when it attached, until something is begun for it.
     came: Option<Instant>,
-    /// For how long that was.
+    /// Time from attaching until something was begun for it.
     idle: Duration,
-    /// What had been lacking when it was last given something to take.
+    /// The stall clock when it was last given something to take.
     stall_clock: StallClock,
-    /// Samples that were taken back, and were counted when they were handed over.
+    /// Number of samples that were taken back and will be handed over again. They were counted the first time.
     counted: u64,
 }
 
-/// What a consumer did since the last look.
+/// The actions of a consumer since the last call.
 #[derive(Default)]
 pub(crate) struct ConsumerProgress {
-    /// Deliveries it took.
+    /// Number of deliveries that it took.
     pub(crate) deliveries: u32,
-    /// It was told that a sample failed, and has not yet taken the part that holds its slot.
+    /// `true` if it was told that a sample failed, and has not yet taken the part that holds its slot.
     pub(crate) told: bool,
-    /// It took something.
+    /// `true` if it took something.
     pub(crate) took: bool,
-    /// It took or released something.
+    /// `true` if it took or released something.
     pub(crate) any: bool,
 }
 
-/// The consumer wrote nonsense into its page: its session ends.
+/// The consumer wrote a value into its page that makes no sense, so its session ends.
 pub(crate) struct ProtocolViolation(pub(crate) String);
 
-/// A consumer that leaves something unread for three times as long as it usually does, and for the first of these, counts
-/// as absent if others lack buffers. The second is the longest that is usual.
+/// Bounds of patience. While others lack buffers, a consumer counts as absent if it leaves something unread for three
+/// times as long as it usually does, and at least for the first of these. The second bounds the time that is taken for
+/// usual.
 const PATIENCE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(1));
 
 const ENDS_BATCH: u32 = 1;
 const ENDS_EPOCH: u32 = 2;
-/// The notice of an error is one of samples that are skipped.
+/// Flag of an error notice: it is about samples that are skipped.
 const SKIPPED: u32 = 1;
-/// The notice of an error says only that the sample whose number is its `start` is missing in the next batch.
+/// Flag of an error notice: it says only that the sample whose number is its `start` is missing in the next batch.
 const LEFT_OUT: u32 = 2;
 
 impl Consumer {
@@ -145,7 +146,7 @@ impl Consumer {
         }
     }
 
-    /// A slice of a minibatch will be for it.
+    /// Records that a slice of a minibatch will be for this consumer.
     pub(crate) fn expect(
         &mut self,
         batch: Arc<PendingBatch>,
@@ -159,13 +160,13 @@ impl Consumer {
         self.pending.push_back(Pending::Part { batch, delivery });
     }
 
-    /// How the time since the last minibatch was divided.
+    /// Returns how the time since the last minibatch was divided.
     fn shares(&mut self, stall_clock: &StallClock) -> StallSplit {
         let before = std::mem::replace(&mut self.stall_clock, *stall_clock);
         stall_clock.since(&before, std::mem::take(&mut self.idle))
     }
 
-    /// Returns whether [`flush`](Self::flush) would publish a minibatch.
+    /// Returns `true` if [`flush`](Self::flush) would publish a minibatch.
     pub(crate) fn has_ready(&self, last_epoch: u64) -> bool {
         self.pending
             .front()
@@ -179,22 +180,22 @@ impl Consumer {
         untaken.filter_map(Pending::epoch).next()
     }
 
-    /// Sequence number of the next item that will be published.
+    /// Returns the sequence number of the next item that will be published.
     pub(crate) fn next_seq(&self) -> u64 {
         self.next_seq
     }
 
-    /// Staging buffers of batches that it has taken and not released.
+    /// Returns the staging buffers of the batches that it has taken and not released.
     fn buffers_taken(&self) -> std::collections::BTreeSet<u32> {
         self.held.values().map(Lease::buffer).collect()
     }
 
-    /// Returns how many buffers it holds whatever is taken back.
+    /// Returns the number of buffers that it would hold even if everything else were taken back.
     pub(crate) fn buffers_in_hand(&self) -> u32 {
         self.buffers_taken().len() as u32
     }
 
-    /// Staging buffers that it keeps from being used again.
+    /// Returns the number of staging buffers that it keeps from being reused.
     pub(crate) fn buffers_held(&self) -> u32 {
         let untaken = self.published.iter().filter_map(|item| item.what.buffer());
         let mut buffers = self.buffers_taken();
@@ -202,10 +203,11 @@ impl Consumer {
         buffers.len() as u32
     }
 
-    /// Reads the consumer's page: what it took and released.
+    /// Reads from the consumer's page which items it took and released.
     pub(crate) fn poll(&mut self) -> Result<ConsumerProgress, ProtocolViolation> {
-        // The releases are read first. A consumer may take an item and release it between the two looks; if the takes were
-        // read first, the release would be of an item that is not known to be held, and the buffer would stay held.
+        // The releases are read first. A consumer may take an item and release it between the two reads. If the takes
+        // were read first, the release would be of an item that is not known to be held, and the buffer would stay
+        // held.
         let mut released = Vec::new();
         let read = self.sender.poll_released(|seq| released.push(seq));
         read.map_err(|e| ProtocolViolation(e.to_string()))?;
@@ -221,7 +223,7 @@ impl Consumer {
         Ok(progress)
     }
 
-    /// Items before `taken` are its own now.
+    /// Records that the consumer took all items before `taken`.
     fn note_taken(&mut self, taken: u64) -> ConsumerProgress {
         let mut progress = ConsumerProgress::default();
         for seq in self.next_taken..taken {
@@ -251,33 +253,36 @@ impl Consumer {
         self.last_taken = now;
         let next = (!self.published.is_empty()).then_some(now);
         if let Some(since) = std::mem::replace(&mut self.unread_since, next) {
-            // A long pause is not what it usually does.
+            // A long pause must not count as usual.
             let unread = now.duration_since(since).min(PATIENCE.1);
             self.usually_unread = (self.usually_unread * 7 + unread) / 8;
         }
     }
 
-    /// Returns whether it sleeps until it is given something. One that says so and leaves something unread does not.
+    /// Returns `true` if it sleeps until it is given something. A consumer that says so and leaves something unread
+    /// does not sleep.
     pub(crate) fn waits(&self) -> bool {
         self.published.is_empty() && self.sender.is_waiting()
     }
 
-    /// Returns true if it has taken all that was handed over, and waits, or soon will, for a minibatch in preparation.
+    /// Returns `true` if it has taken all that was handed over, and waits, or soon will, for a minibatch in
+    /// preparation.
     pub(crate) fn lacks_a_minibatch(&self) -> bool {
         let next = self.pending.front();
         self.published.iter().all(|item| item.is_void)
             && next.is_some_and(|next| ready(next).is_none())
     }
 
-    /// Returns how much longer something may lie unread until it counts as absent, or `None` if nothing does.
+    /// Returns how much longer something may lie unread until the consumer counts as absent, or `None` if nothing lies
+    /// unread.
     pub(crate) fn patience_left(&self) -> Option<Duration> {
         let unread = self.unread_since?.elapsed();
         let patience = (self.usually_unread * 3).clamp(PATIENCE.0, PATIENCE.1 * 3);
         Some(patience.saturating_sub(unread))
     }
 
-    /// Takes back all that is published and not taken: it comes first in what is pending. Returns what the consumer took
-    /// before that.
+    /// Takes back all items that are published and not taken, and puts them first in `pending`. Returns the progress
+    /// that the consumer made before that.
     pub(crate) fn take_back(&mut self) -> Result<ConsumerProgress, ProtocolViolation> {
         let first = self.sender.take_back();
         let progress = self.note_taken(first.map_err(|e| ProtocolViolation(e.to_string()))?);
@@ -286,7 +291,7 @@ impl Consumer {
         let mut skipped = Vec::new();
         for Untaken { what, is_void } in self.published.drain(..).rev() {
             match what {
-                // They stay before everything else.
+                // Notices of skipped samples stay before everything else.
                 Pending::Skipped { ids, example } if !is_void => skipped.push((ids, example)),
                 what if !is_void => {
                     self.counted += what.samples();
@@ -301,7 +306,7 @@ impl Consumer {
         Ok(progress)
     }
 
-    /// Answers a rank that asked to leave its epoch: `epoch` begins, with item `first_seq`.
+    /// Answers a rank that asked to leave its epoch: `epoch` begins with item `first_seq`.
     pub(crate) fn tell_restarted(&mut self, epoch: u64, first_seq: u64) {
         self.leaves = None;
         let restarted = Reply::Restarted { epoch, first_seq };
@@ -310,14 +315,14 @@ impl Consumer {
         }
     }
 
-    /// The last `deliveries` of `job` that are pending are void, with all that was to be told of them.
+    /// Drops the last `deliveries` pending deliveries of `job`, with all errors that were to be told of them.
     pub(crate) fn void_last(&mut self, deliveries: u32, job: JobId) {
         let mut left = deliveries;
         let goes = |last: &Pending, left: u32| match last {
             Pending::Part { .. } | Pending::EpochEnd { .. } => left > 0,
-            // It stands before its part.
+            // An error stands before its part, so it goes with it.
             Pending::Error { .. } => true,
-            // It is the first of all, and of no delivery.
+            // A notice of skipped samples belongs to no delivery.
             Pending::Skipped { .. } => false,
         };
         while let Some(last) = self.pending.pop_back_if(|last| goes(last, left)) {
@@ -330,7 +335,8 @@ impl Consumer {
         }
     }
 
-    /// Publishes what is ready, in order, up to the end of `last_epoch`. Returns the number of samples handed over.
+    /// Publishes all items that are ready, in order, up to the end of `last_epoch`. Returns the number of samples
+    /// handed over.
     pub(crate) fn flush(
         &mut self,
         stall_clock: &StallClock,
@@ -363,14 +369,15 @@ impl Consumer {
                 is_void: false,
             }));
         }
+        // Samples that come again after they were taken back were counted the first time.
         let again = samples.min(self.counted);
         self.counted -= again;
         Ok(samples - again)
     }
 
-    /// Queues the text of a notice for the socket before its item is published; that of an error not again if the item
-    /// was taken back. Returns `false` if the client has not read so much that no more is queued: the notice, and what
-    /// follows it, is published when it has.
+    /// Queues the text of a notice for the socket before its item is published. The text of an error is queued only
+    /// once, even if the item was taken back. Returns `false` if the client has left too much unread to queue more. The
+    /// notice and the items behind it are then published when there is room.
     fn is_announced(&mut self) -> bool {
         match self.pending.front_mut() {
             Some(Pending::Error {
@@ -392,8 +399,8 @@ impl Consumer {
         }
     }
 
-    /// Puts a notice of skipped samples before everything else. One that is not published yet takes them in, so that
-    /// any number of them wait as one.
+    /// Puts a notice of skipped samples before everything else. If one is still unpublished, it takes in the new
+    /// samples, so that any number of them wait as one.
     pub(crate) fn insert_skipped(&mut self, ids: &RoaringBitmap, example: &SampleError) {
         if let Some(Pending::Skipped { ids: known, .. }) = self.pending.front_mut() {
             *known |= ids;
@@ -405,8 +412,8 @@ impl Consumer {
         });
     }
 
-    /// Puts an error before the part of `batch` that holds `slot`, those of earlier slots before it. False: this consumer
-    /// has none.
+    /// Puts an error before the part of `batch` that holds `slot`, behind errors of earlier slots. Returns `false` if
+    /// this consumer has no such part.
     pub(crate) fn insert_error(
         &mut self,
         batch: &Arc<PendingBatch>,
@@ -437,8 +444,8 @@ impl Consumer {
         true
     }
 
-    /// Forgets everything that is not yet published, but for samples that stay skipped; what is published and not
-    /// taken counts no more.
+    /// Forgets everything that is not yet published, except notices of skipped samples. Items that are published and
+    /// not taken become void.
     pub(crate) fn void(&mut self) {
         self.pending.retain(|pending| {
             if let Pending::Part { batch, .. } = pending {
@@ -460,7 +467,7 @@ impl Drop for Consumer {
 }
 
 impl Pending {
-    /// Returns the epoch of a part.
+    /// Returns the epoch of a part, or `None` for anything else.
     fn epoch(&self) -> Option<u64> {
         match self {
             Pending::Part { delivery, .. } => Some(delivery.epoch),
@@ -472,7 +479,7 @@ impl Pending {
         self.epoch().is_some_and(|own| own > epoch)
     }
 
-    /// Returns the samples that a part hands over.
+    /// Returns the number of samples that a part hands over.
     fn samples(&self) -> u64 {
         match self {
             Pending::Part { batch, delivery } => batch.done().map_or(0, |done| {
@@ -482,7 +489,7 @@ impl Pending {
         }
     }
 
-    /// Returns the staging buffer of a part.
+    /// Returns the staging buffer of a part, or `None` for anything else.
     fn buffer(&self) -> Option<u32> {
         match self {
             Pending::Part { batch, .. } => Some(batch.buffer),
@@ -538,7 +545,7 @@ fn ready(pending: &Pending) -> Option<Item> {
 
 fn serialise(set: &RoaringBitmap) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(set.serialized_size());
-    // Writing to memory does not fail.
+    // Writing to memory cannot fail.
     let _ = set.serialize_into(&mut bytes);
     bytes
 }

@@ -1,4 +1,4 @@
-//! What a stream has done since it was opened.
+//! Counters of a stream's work since it was opened.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,10 +1,11 @@
-//! Ranks that leave their job in order. The others go on without them, in a later stream as well.
+//! Ranks that leave their job in order. The others continue without them, in a later stream as well.
 //!
-//! A job that loses its stream forms anew when all its ranks have attached again. A rank that has left does not come
-//! back, so the others have to know. It says where it stands before it goes ([`Departure`]), and each rank that is told
-//! presents that when it attaches. To the forming job such a rank is one that has come and left.
+//! A job that loses its stream forms again when all its ranks have attached again. A rank that has left does not come
+//! back, so the others must know. It announces its position before it goes ([`Departure`]), and each rank that is told
+//! presents this when it attaches. The forming job counts such a rank as one that has come and left.
 //!
-//! A group may have many jobs, one after the other or at the same time. So each job has a token, which its ranks present.
+//! A group may have many jobs, one after the other or at the same time. So each job has a token, which its ranks
+//! present.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
@@ -19,7 +20,7 @@ use crate::stream::forming::{RankResume, merge_resume};
 use crate::stream::{RankId, Stream};
 use crate::{Error, Result};
 
-/// A departure whose parts make sense.
+/// A departure that was checked.
 #[derive(Clone, Debug)]
 pub(crate) struct Leaver {
     departure: Departure,
@@ -27,6 +28,8 @@ pub(crate) struct Leaver {
 }
 
 impl Leaver {
+    /// Checks the form of a departure.
+    ///
     /// # Errors
     /// When the departure makes no sense.
     pub(crate) fn check(departure: &Departure) -> Result<Self> {
@@ -40,7 +43,8 @@ impl Leaver {
         })
     }
 
-    /// Checks it against its epochs and its dataset. Bytes that only look like a set's are not kept.
+    /// Checks a departure against the epochs and the dataset of a stream. The sets are serialised again, so that only
+    /// their canonical bytes are kept.
     fn of_stream(departure: &Departure, numbers: u32, samples: u32) -> Result<Self> {
         let mut leaver = Leaver::check(departure)?;
         let Resume { delivered, bad, .. } = &leaver.resume;
@@ -57,22 +61,22 @@ impl Leaver {
     }
 }
 
-/// Most tokens that are remembered of a job. Its ranks hold a few different ones at most.
+/// Largest number of tokens that are remembered of a job. Its ranks hold only a few different ones.
 const MOST_TOKENS: usize = 64;
 
-/// How a job is told from others of its group, and who has left it.
+/// The tokens that tell a job from others of its group, and the ranks that have left it.
 pub(super) struct Roll {
-    /// The token that its ranks are told.
+    /// The token that the job's ranks are told.
     pub(super) token: u128,
-    /// Tokens that its ranks held when they came from earlier streams.
+    /// Tokens that the job's ranks held when they came from earlier streams.
     before: Vec<u128>,
-    /// Tokens that its ranks were told in earlier streams, whether or not those jobs had begun.
+    /// Tokens that the job's ranks were told in earlier streams, whether or not those jobs had begun.
     told: Vec<u128>,
     left: BTreeMap<u32, Departure>,
 }
 
 impl Roll {
-    /// Begins the roll of a job whose first rank presents `tokens`.
+    /// Creates the roll of a job whose first rank presents `tokens`.
     pub(super) fn new(tokens: &[u128]) -> Self {
         Roll {
             token: tokens.first().copied().unwrap_or_else(new_token),
@@ -106,7 +110,7 @@ impl Roll {
         }
     }
 
-    /// Returns whether a rank that has left the job of this token has left this job. See [`Attach::told`].
+    /// Returns `true` if a rank that has left the job of this token has also left this job. See [`Attach::told`].
     fn has_lost(&self, token: u128) -> bool {
         self.is_of(token) || self.told.contains(&token)
     }
@@ -120,7 +124,7 @@ fn remember(tokens: &mut Vec<u128>, token: u128) {
 }
 
 impl AttachedJob {
-    /// Returns whether it cannot begin without this rank, which is not here.
+    /// Returns `true` if the job cannot begin without this rank, which is not attached.
     pub(super) fn awaits(&self, rank: usize) -> bool {
         self.ranks[rank].is_none() && !self.roll.has_left(rank)
     }
@@ -129,10 +133,10 @@ impl AttachedJob {
         (0..self.ranks.len()).any(|rank| self.awaits(rank))
     }
 
-    /// Returns whether this rank, of a job that some ranks have left, can be one of this job.
+    /// Returns `true` if the rank of `request`, whose job some ranks have left, can be a rank of this job.
     ///
-    /// A rank that presents no token was given nothing before it lost its connection, or is new. The token that it was told
-    /// then proves nothing: the job may never have begun, and another rank may have been told another token.
+    /// A rank that presents no token was given nothing before it lost its connection, or is new. The token that it was
+    /// told proves nothing then: the job may never have begun, and another rank may have been told another token.
     pub(super) fn can_be_joined(&self, request: &Attach, departed: &[Leaver]) -> bool {
         let rank = request.rank as usize;
         let is_here = |leaver: &Leaver| self.ranks[leaver.departure.rank as usize].is_some();
@@ -144,7 +148,7 @@ impl AttachedJob {
         self.awaits(rank) && fits()
     }
 
-    /// Counts a rank as one that has come and left. Returns `false` if that is known.
+    /// Counts a rank as one that has come and left. Returns `false` if that was known before.
     fn depart(&mut self, leaver: &Leaver) -> bool {
         let Leaver { departure, resume } = leaver;
         let rank = departure.rank as usize;
@@ -152,7 +156,7 @@ impl AttachedJob {
             return false;
         }
         self.roll.left.insert(departure.rank, departure.clone());
-        // One that is here has presented the same when it attached.
+        // A rank that is attached has presented its position when it attached.
         if let (Some(forming), None) = (&mut self.forming, &self.ranks[rank]) {
             merge_resume(forming, resume);
             self.resumes[rank] = RankResume::of(&departure.resume);
@@ -171,7 +175,7 @@ impl Engine {
         self.jobs.get(&rank_id.job).map_or(0, |job| job.roll.token)
     }
 
-    /// Checks who has left the job of a rank that attaches: what it says, and what else is known.
+    /// Checks the departures from the job of a rank that attaches: the ones that it presents, and the `known` ones.
     pub(super) fn departed(&self, request: &Attach, known: &[Departure]) -> Result<Vec<Leaver>> {
         let is_other = |d: &&Departure| d.rank != request.rank && d.rank < request.world_size;
         if let Some(Departure { rank, .. }) = request.departed.iter().find(|d| !is_other(d)) {
@@ -187,12 +191,13 @@ impl Engine {
             .map(|d| Leaver::of_stream(d, numbers, samples));
         let mut departed = presented.collect::<Result<Vec<_>>>()?;
         let known = known.iter().filter(is_other);
-        // A mistake of another client is no reason to refuse this one.
+        // A mistake of another client is no reason to refuse this one, so a bad known departure is ignored.
         departed.extend(known.filter_map(|d| Leaver::of_stream(d, numbers, samples).ok()));
         Ok(departed)
     }
 
-    /// Notes who has left the job that `rank_id` has just joined, and lets its ranks know of each other's.
+    /// Records the departures from the job that `rank_id` has just joined, and tells each of its ranks the ones that it
+    /// does not know.
     pub(super) fn share_departures(
         &mut self,
         rank_id: RankId,
@@ -220,7 +225,8 @@ impl Engine {
         }
     }
 
-    /// A rank leaves its job. A job that forms, and waits for nobody else, begins. Returns who is to be told.
+    /// Handles the departure of a rank. A forming job that waits for nobody else begins. Returns the reply queues of
+    /// the ranks to tell.
     ///
     /// # Errors
     /// When the departure makes no sense.
@@ -254,17 +260,17 @@ impl Engine {
 }
 
 impl Engine {
-    /// A rank has lost its connection, and its process lives: it comes again, and needs the other ranks for that. They
-    /// are sent away, and come again with what each was given.
+    /// Handles a rank that has lost its connection while its process lives. The rank will attach again, and needs the
+    /// other ranks for that. So all of them are sent away, and attach again with the samples that each was given.
     ///
-    /// If the others went on without it, the samples that were dealt to it and not taken would be lost.
+    /// If the others continued without it, the samples that were dealt to it and not taken would be lost.
     fn lose_rank(&mut self, rank_id: RankId) {
         let Some(job) = self.jobs.get_mut(&rank_id.job) else {
             return;
         };
         let has_others = job.outboxes_but(rank_id.rank).next().is_some();
         let has_left = job.roll.has_left(rank_id.rank as usize);
-        // A job that forms waits for the rank as it waited before.
+        // A forming job waits for the rank as it waited before.
         if !has_others || has_left || job.forming.is_some() || job.is_over {
             return;
         }
@@ -274,10 +280,10 @@ impl Engine {
             rank = rank_id.rank,
             "a rank has lost its connection: all ranks of its job come again"
         );
-        // This comes before the rank's place is empty: the others must not be given anything of the next epoch.
+        // Set before the rank's place is empty, because the others must not be given anything of the next epoch.
         job.is_over = true;
-        // Their sessions last until they have noticed and have copied the batches that they hold. This stream goes on, and
-        // reuses the buffers of a session once that has ended.
+        // Their sessions last until they have noticed and have copied the batches that they hold. This stream
+        // continues, and reuses the buffers of a session once that has ended.
         job.outboxes_but(rank_id.rank)
             .for_each(|reply_queue| reply_queue.part());
         self.scheduler.detach(JobId(rank_id.job));
@@ -285,19 +291,19 @@ impl Engine {
 }
 
 impl Stream {
-    /// Returns whether other ranks of the same job are here.
+    /// Returns `true` if other ranks of the same job are attached.
     pub(crate) fn has_other_ranks(&self, rank_id: RankId) -> bool {
         let engine = self.engine();
         let job = engine.jobs.get(&rank_id.job);
         job.is_some_and(|job| job.outboxes_but(rank_id.rank).next().is_some())
     }
 
-    /// See [`Engine::lose_rank`].
+    /// Handles a rank that has lost its connection; see [`Engine::lose_rank`].
     pub(crate) fn lose_rank(&self, rank_id: RankId) {
         self.engine().lose_rank(rank_id);
     }
 
-    /// A rank leaves its job in order, if that is one of this stream's.
+    /// Handles the orderly departure of a rank, if its job is one of this stream's.
     ///
     /// # Errors
     /// When the departure makes no sense.
@@ -308,7 +314,7 @@ impl Stream {
             self.pump(&mut engine);
         }
         drop(engine);
-        // Sent at once: the coordinator may die as soon as the rank has left.
+        // Sent at once, because the coordinator may die as soon as the rank has left.
         let reply = Reply::Departed(departure.clone());
         told.iter()
             .for_each(|reply_queue| reply_queue.tell_now(&reply));
@@ -316,7 +322,7 @@ impl Stream {
     }
 }
 
-/// A token that no job has had, on this node or another.
+/// Returns a token that no other job has, on this node or another.
 fn new_token() -> u128 {
     // The standard library's hasher is keyed by the operating system's randomness.
     let half = |n: u8| u128::from(RandomState::new().hash_one((std::process::id(), n)));

@@ -1,7 +1,8 @@
-//! The state that decides: which jobs there are, what each still needs, what is on its way to whom.
+//! The deciding state of a stream: its jobs, the samples that each still needs, and the minibatches on their way to
+//! consumers.
 //!
-//! No thread waits while it holds this state, and nothing in it outlives its owner: dropping a consumer
-//! releases its buffers.
+//! No thread waits while it holds this state, and nothing in it outlives its owner: dropping a consumer releases its
+//! buffers.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -29,7 +30,7 @@ use crate::stream::skipping::Failures;
 use crate::stream::{Drawn, Numbers, RankId, StreamConfig};
 use crate::{Error, Result};
 
-/// See the module.
+/// The deciding state of a stream; see the module.
 pub(crate) struct Engine {
     /// Number of the stream, for the log.
     pub(super) stream: u64,
@@ -37,70 +38,71 @@ pub(crate) struct Engine {
     /// Maps the scheduler's numbers to samples.
     pub(crate) numbers: Numbers,
     pub(super) orders: CohortOrders,
-    /// Samples of the dataset.
+    /// Number of samples of the dataset.
     pub(super) dataset_samples: u32,
     pub(crate) jobs: BTreeMap<u64, AttachedJob>,
-    /// Minibatches in preparation or waiting to be published, for explanations.
+    /// Minibatches in preparation or waiting to be published. Used for explanations.
     pub(crate) in_preparation: Vec<Arc<PendingBatch>>,
-    /// Relaxed order: samples that are not bound to a slot.
+    /// For relaxed order: the samples that are not bound to a slot.
     pub(crate) late_binding: SlotBinder,
-    /// Samples that were overtaken.
+    /// Number of samples that were overtaken.
     pub(crate) overtaken: u64,
-    /// Minibatches drawn.
+    /// Number of minibatches drawn.
     pub(crate) drawn: u64,
-    /// Minibatches that are drawn ahead, because some samples are slow.
+    /// Number of minibatches that are drawn ahead, because some samples are slow.
     pub(crate) window: u32,
-    /// Of those: when samples are begun, in a [`Deadline`](crate::produce::deadline_queue::Deadline)'s seconds.
+    /// Planned start times of the samples of these minibatches, in a
+    /// [`Deadline`](crate::produce::deadline_queue::Deadline)'s seconds.
     pub(crate) plan: StartPlan,
-    /// When to look again whether a job that others wait for reads.
+    /// Time of the next check whether a job that others wait for reads.
     pub(crate) look_again: Option<Instant>,
-    /// Consumers may hold less, because some hold more than their share.
+    /// `true` if consumers may hold less, because some hold more than their share.
     pub(super) is_share_short: bool,
     next_job: u64,
     next_tag: u64,
-    /// What those that have left waited for.
+    /// Waits of the consumers that have left, by cause.
     stalls_of_gone: Stalls,
-    /// Samples that have failed, and whose failure has been logged.
+    /// Samples that have failed, and whose failure was logged.
     failed: RoaringBitmap,
     pub(super) failures: Failures,
-    /// Errors that jobs may still have to be sent.
+    /// Errors that may still have to be sent to jobs.
     unsent: Vec<Weak<SampleError>>,
 }
 
-/// A training run.
+/// A training run that is attached to a stream.
 pub(crate) struct AttachedJob {
     pub(crate) name: String,
-    /// What its ranks have in common.
+    /// Name that groups its ranks.
     group: String,
     pub(crate) batch_size: u32,
     pub(crate) skip_errors: bool,
-    /// By rank; None: not yet here, or gone.
+    /// By rank: the consumer, or `None` if the rank is not here yet or has left.
     pub(crate) ranks: Vec<Option<Consumer>>,
-    /// What the scheduler will be told when all ranks are here.
+    /// The request to the scheduler, until all ranks are here.
     pub(crate) forming: Option<JobSpec>,
-    /// By rank: what it resumes.
+    /// By rank: the point from which it resumes.
     pub(super) resumes: Vec<RankResume>,
     pub(super) roll: Roll,
-    /// Its ranks have been sent away, to meet again in another job: it is given nothing more.
+    /// `true` if its ranks were sent away to meet again in another job. It is given nothing more.
     pub(super) is_over: bool,
     /// See [`Attach::has_begun`].
     pub(super) has_begun: bool,
-    /// See [`Attach::knows_order_of`]. `None` as soon as it has told it.
+    /// The epoch whose order its client knows; see [`Attach::knows_order_of`]. `None` as soon as it has told it.
     pub(super) knows_order_of: Option<u64>,
-    /// Epoch, and the batches that all ranks had been given in it when the job was formed.
+    /// The epoch, and the number of its batches that all ranks had been given, when the job was formed.
     pub(super) level: (u64, u64),
-    /// Samples of a batch for each rank, or of its epoch if these are fewer.
+    /// Number of samples in a batch for each rank, or in the epoch if these are fewer.
     pub(super) round: u64,
     delivered: u64,
     pub(super) came: Instant,
 }
 
-/// Most ranks of a job.
+/// Largest number of ranks of a job.
 pub(super) const MOST_RANKS: u32 = 4096;
-/// Most tokens that a rank presents.
+/// Largest number of tokens that a rank presents.
 const MOST_TOKENS: usize = 8;
-/// Bytes of errors that may wait to be sent to the jobs of a stream. Further ones travel without their exception,
-/// with so many bytes of their text.
+/// Bytes of errors that may wait to be sent to the jobs of a stream. Beyond it, errors travel without their exception
+/// and with only `MOST_TEXT` bytes of their text.
 const MOST_UNSENT: usize = 64 << 20;
 const MOST_TEXT: usize = 4096;
 
@@ -134,7 +136,7 @@ impl Engine {
         self.jobs.is_empty()
     }
 
-    // Coming and going.
+    // Attaching and detaching.
 
     pub(crate) fn attach(
         &mut self,
@@ -173,12 +175,12 @@ impl Engine {
         Ok(rank_id)
     }
 
-    /// Removes consumers whose clients have hung up, and whose sessions are about to. A member of a cohort that comes
-    /// again needs its place.
+    /// Removes consumers whose clients have hung up and whose sessions are about to end, because a member of a cohort
+    /// that attaches again needs its place.
     fn forget_who_has_hung_up(&mut self) {
         let has_hung_up = |job: &AttachedJob| match &job.ranks[..] {
             [Some(only)] => only.reply_queue.is_gone(),
-            // The session of a rank decides whether the others go on without it.
+            // The session of a rank decides whether the other ranks continue without it.
             _ => false,
         };
         let jobs = self.jobs.iter();
@@ -232,7 +234,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Returns a job that still waits for this rank: the one that it belonged to, or else one of the same group.
+    /// Returns a forming job that still waits for this rank: the job that it belonged to, or else one of the same
+    /// group.
     fn forming_job(&self, request: &Attach, departed: &[Leaver]) -> Option<u64> {
         let fits = |job: &AttachedJob| {
             job.forming.is_some()
@@ -246,10 +249,11 @@ impl Engine {
         own.or_else(|| fitting().next()).map(|(&id, _)| id)
     }
 
-    /// What any of its ranks was given, the job was given. Everything else they must agree on.
+    /// Adds a rank to a forming job. The samples that any of its ranks was given count as given to the job. The ranks
+    /// must agree on everything else.
     ///
-    /// If ranks present different epochs, those of the earlier one were given all of it ([`AttachedJob::last_epoch`]), or left
-    /// it together with the others.
+    /// If ranks present different epochs, the ranks with the earlier one were given all of it
+    /// ([`AttachedJob::last_epoch`]), or left it together with the others.
     fn join_ranks(&mut self, id: u64, spec: &JobSpec) -> Result<u64> {
         let forming = self.jobs.get_mut(&id).and_then(|job| job.forming.as_mut());
         let Some(forming) = forming else {
@@ -264,7 +268,7 @@ impl Engine {
 
     fn new_job(&mut self, request: &Attach, name: &str, spec: JobSpec) -> Result<u64> {
         if request.world_size > 1 {
-            // What is wrong is said to the first rank, not when the last one has come.
+            // Checked now, so that the first rank hears of an error, and not only the last one to attach.
             let begun_anew = JobSpec {
                 resume: None,
                 ..spec.clone()
@@ -294,8 +298,8 @@ impl Engine {
         Ok(id)
     }
 
-    /// If it cannot start, `rank` is told why; the others lose their connection, and are told when they come
-    /// again.
+    /// Starts a job if all its ranks are here. If it cannot start, the caller tells `rank` why. The other ranks lose
+    /// their connections, and are told when they attach again.
     pub(super) fn start_if_complete(&mut self, id: u64, rank: u32) -> Result<()> {
         let started = self.start(id);
         if started.is_err() {
@@ -322,7 +326,8 @@ impl Engine {
             return Ok(());
         };
         if let Some(resume) = spec.resume.as_mut().filter(|_| !self.numbers.are_ids()) {
-            // These are ids. The numbers for which they were drawn stand for other samples in the next epoch.
+            // These are ids. In the next epoch the numbers for which they were drawn stand for other samples, so no
+            // number is bad.
             resume.bad.clear();
         }
         let epoch = spec.resume.as_ref().map_or(0, |r| r.epoch);
@@ -354,7 +359,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Removes one rank; the job ends with its last rank, or if it had not begun.
+    /// Removes one rank. The job ends with its last rank.
     pub(crate) fn detach(&mut self, rank_id: RankId) {
         let Some(job) = self.jobs.get_mut(&rank_id.job) else {
             return;
@@ -365,7 +370,7 @@ impl Engine {
         }
         if job.ranks.iter().any(Option::is_some) {
             self.has_gone(rank_id);
-            // The others may have waited for this rank alone.
+            // The other ranks may have waited only for this one.
             return self.restart_if_all_ask(rank_id.job);
         }
         let begun = job.forming.is_none();
@@ -378,7 +383,7 @@ impl Engine {
         }
     }
 
-    /// A rank that has left holds nobody up: what is dealt to it is taken at once, and it has begun every epoch.
+    /// Makes a rank that has left hold nobody up: it counts as having taken all its deliveries and begun every epoch.
     fn has_gone(&mut self, rank_id: RankId) {
         let id = JobId(rank_id.job);
         if let Some(view) = self.scheduler.job(id) {
@@ -394,8 +399,8 @@ impl Engine {
             .flat_map(|job| job.ranks.iter_mut().flatten())
     }
 
-    /// Returns true if a consumer has nothing to take, and a minibatch is being prepared for it, or would be if there were
-    /// buffers.
+    /// Returns `true` if a consumer has nothing to take while a minibatch is being prepared for it, or would be if
+    /// there were buffers.
     pub(super) fn is_any_consumer_short(&mut self) -> bool {
         self.scheduler.lacks_buffers() || self.consumers().any(|c| c.lacks_a_minibatch())
     }
@@ -408,9 +413,9 @@ impl Engine {
             .as_mut()
     }
 
-    // The round: what consumers did, what they are given.
+    // The round: reads the actions of consumers, and hands over minibatches.
 
-    /// Reads what every consumer took and released. True: something changed.
+    /// Reads which items every consumer took and released. Returns `true` if something changed.
     pub(crate) fn poll(&mut self) -> bool {
         let mut progress = false;
         let scheduler = &mut self.scheduler;
@@ -422,6 +427,7 @@ impl Engine {
                     Ok(p) => {
                         progress |= p.any;
                         note_taken(scheduler, id, rank, &p);
+                        // A job that counted as absent is back as soon as one rank takes something or waits.
                         reads |= c.sender.is_absent() && (p.took || c.sender.is_waiting());
                     }
                     Err(misbehaved) => end(c, &misbehaved),
@@ -436,11 +442,12 @@ impl Engine {
         progress
     }
 
-    /// Hands over what is ready; gives the number of samples.
+    /// Hands over all minibatches that are ready, and returns the number of samples.
     ///
-    /// `stall_clock`: says what was lacking until now, if anybody wants to know.
+    /// `stall_clock` returns the pool's clock, and is called only if something is handed over.
     pub(crate) fn publish(&mut self, stall_clock: impl FnOnce() -> StallClock) -> u64 {
         let mut delivered = 0;
+        // Reading the clock takes the lock of a pool.
         let stall_clock = if self.jobs.values().any(AttachedJob::has_ready) {
             stall_clock()
         } else {
@@ -462,7 +469,7 @@ impl Engine {
         delivered
     }
 
-    /// Notes to whom a minibatch will go.
+    /// Records the consumers that a minibatch will go to.
     pub(crate) fn expect(
         &mut self,
         batch: &Arc<PendingBatch>,
@@ -476,6 +483,7 @@ impl Engine {
                 rank: delivery.rank,
             };
             let (epoch, ends_epoch) = (delivery.epoch, delivery.ends_epoch);
+            // The rank has left: its delivery counts as taken at once.
             let Some(consumer) = self.consumer(rank_id) else {
                 batch.one_delivery_less();
                 self.scheduler.taken(JobId(rank_id.job), rank_id.rank, 1);
@@ -488,7 +496,7 @@ impl Engine {
         }
     }
 
-    /// Ends all connections: the jobs come again, each with what it was given.
+    /// Ends all connections. The jobs attach again, each with the samples that it was given.
     pub(crate) fn hang_up(&mut self) {
         self.consumers().for_each(|c| c.reply_queue.hang_up());
     }
@@ -503,7 +511,7 @@ impl Engine {
 
     // Relaxed order.
 
-    /// A sample is about to be written: its slot.
+    /// Binds a sample that is about to be written to a slot.
     pub(crate) fn claim(
         &mut self,
         binding: BindingId,
@@ -526,7 +534,7 @@ impl Engine {
         let all_skip = minibatch.targets.iter().all(|target| skips(target.job));
         let sample = |draw| {
             let drawn = self.numbers.sample(draw);
-            // If no job wants to hear of the failure, the sample need not fail once more before another is drawn.
+            // If no job wants to hear of the failure, the sample need not fail again before another is drawn.
             let is_bad = all_skip && self.failed.contains(drawn.id);
             let other = is_bad.then(|| self.numbers.again(&drawn, &self.failed));
             other.flatten().unwrap_or(drawn)
@@ -545,9 +553,10 @@ impl Engine {
         }
     }
 
-    /// A sample could not be prepared: tells the jobs that want to know, and gives another in its place. Where numbers are
-    /// ids it is one that all of the minibatch's jobs still need, if there is any. Where samples are drawn with replacement it is
-    /// drawn for the same number, which the jobs are given all the same, and which stands for another sample in the next epoch.
+    /// Handles a sample that could not be prepared. Tells the jobs that want to know, and returns another sample for
+    /// its place. Where numbers are ids, this is one that all jobs of the minibatch still need, if there is any. Where
+    /// samples are drawn with replacement, it is drawn for the same number: the jobs are given that number all the
+    /// same, and it stands for another sample in the next epoch.
     pub(crate) fn sample_failed(
         &mut self,
         batch: &Arc<PendingBatch>,
@@ -559,7 +568,7 @@ impl Engine {
         fail_point!("sample-failed-locked");
         let is_first = self.failed.insert(draw.id);
         if is_first {
-            // The thread may be one that serves another job.
+            // Without a parent span, because the thread may be serving another job.
             tracing::warn!(
                 parent: None,
                 stream = self.stream,
@@ -586,14 +595,15 @@ impl Engine {
         other.map(|other| self.numbers.sample(other))
     }
 
-    /// Returns a number that no notice has had.
+    /// Returns a tag that no notice has had.
     pub(super) fn new_tag(&mut self) -> u64 {
         self.next_tag += 1;
         self.next_tag
     }
 
-    /// Cuts an error where many large ones wait to be sent already.
+    /// Shortens an error if many large ones already wait to be sent.
     fn bounded(&mut self, mut error: SampleError) -> Arc<SampleError> {
+        // An error that was sent to all its jobs is dropped, and counts no more.
         self.unsent.retain(|error| error.strong_count() > 0);
         let unsent = self.unsent.iter().filter_map(Weak::upgrade);
         if unsent.map(|e| reply_queue::size(&e)).sum::<usize>() > MOST_UNSENT {
@@ -609,7 +619,7 @@ impl Engine {
         error
     }
 
-    /// What all jobs waited for since the stream was opened.
+    /// Returns the waits of all jobs since the stream was opened, by cause.
     pub(crate) fn stalls(&self) -> Stalls {
         let here = self
             .jobs
@@ -685,7 +695,7 @@ pub(super) fn note_taken(
     }
 }
 
-/// What consumers say they waited for, together.
+/// Sums the waits that consumers report.
 fn stalls(accounts: impl Iterator<Item = Account>) -> Stalls {
     let mut sum = Stalls::default();
     accounts.for_each(|account| add_stalls(&mut sum, &account));
@@ -710,7 +720,7 @@ pub(super) fn end(consumer: &Consumer, why: &ProtocolViolation) {
     consumer.reply_queue.hang_up();
 }
 
-/// Ranks of one job ask for the same, but for what they were given.
+/// Checks that the ranks of one job ask for the same, except for the samples that they were given.
 fn agree(first: &JobSpec, other: &JobSpec) -> Result<()> {
     let differs = [
         ("batch_size", first.batch_size != other.batch_size),
@@ -763,7 +773,7 @@ pub(super) fn resume_of(given: &ResumePoint) -> Result<scheduler::Resume> {
     })
 }
 
-/// Roaring's own format, checked as it is read.
+/// Reads a bitmap in Roaring's own format, which is checked while it is read.
 fn bitmap(bytes: &[u8], what: &str) -> Result<RoaringBitmap> {
     RoaringBitmap::deserialize_from(bytes)
         .map_err(|e| Error::Invalid(format!("malformed {what}: {e}")))
@@ -771,7 +781,7 @@ fn bitmap(bytes: &[u8], what: &str) -> Result<RoaringBitmap> {
 
 pub(super) fn serialise(bitmap: &RoaringBitmap) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(bitmap.serialized_size());
-    // Writing to memory does not fail.
+    // Writing to memory cannot fail.
     let _ = bitmap.serialize_into(&mut bytes);
     bytes
 }

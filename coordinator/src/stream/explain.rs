@@ -1,4 +1,4 @@
-//! Who is awaited, for what, since when: for a consumer that has waited too long.
+//! Explanations for a consumer that has waited too long: the cause of the wait, and its duration.
 
 use coprep_protocol::message::Awaited;
 use coprep_scheduler::JobId;
@@ -6,7 +6,7 @@ use coprep_scheduler::JobId;
 use crate::stream::engine::{AttachedJob, Engine};
 use crate::stream::{RankId, StreamConfig};
 
-/// One paragraph for a person.
+/// Returns one paragraph for a person.
 pub(crate) fn explain(
     engine: &Engine,
     rank_id: RankId,
@@ -34,7 +34,7 @@ pub(crate) fn explain(
     )
 }
 
-/// Returns whom a consumer waits for, if that is somebody else: a rank of its job, or its cohort.
+/// Returns the cause of a wait if others cause it: a rank of the job, or its cohort.
 pub(crate) fn who_is_awaited(engine: &Engine, rank_id: RankId) -> Option<Awaited> {
     let job = engine.jobs.get(&rank_id.job)?;
     let (what, remedy) = if job.forming.is_some() {
@@ -71,7 +71,7 @@ fn is_leaving(job: &AttachedJob, rank_id: RankId) -> bool {
         .is_some_and(|consumer| consumer.leaves.is_some())
 }
 
-/// Names those ranks of a job: `rank 1 of 2 of this job has`.
+/// Names the ranks of a job that `which` selects, as in `rank 1 of 2 of this job has`.
 fn ranks(job: &AttachedJob, which: impl Fn(usize) -> bool) -> String {
     let numbers = numbers(job, which);
     let (noun, verb) = match numbers.len() {

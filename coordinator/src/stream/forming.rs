@@ -1,4 +1,4 @@
-//! How far apart the ranks of a job are that come back from another stream.
+//! The distance between the ranks of a job that come back from another stream.
 
 use coprep_protocol::message::ResumePoint;
 use coprep_scheduler::{self as scheduler, JobSpec};
@@ -6,16 +6,16 @@ use coprep_scheduler::{self as scheduler, JobSpec};
 use crate::stream::engine::AttachedJob;
 use crate::{Error, Result};
 
-/// Most steps that the ranks of a job may lie apart when they come back: without any synchronisation between
-/// them, what their queues hold.
+/// Largest number of steps between the ranks of a job that come back. Ranks without any synchronisation between them
+/// are apart by the content of their queues.
 const MOST_BEHIND: u32 = 4096;
-/// Where a rank goes on.
+/// The point from which a rank continues.
 #[derive(Clone, Copy, Default)]
 pub(super) struct RankResume {
     epoch: u64,
-    /// Batches that it was given in the epoch.
+    /// Number of batches that it was given in the epoch.
     batches: u64,
-    /// It was given all of its part of the epoch.
+    /// `true` if it was given all of its part of the epoch.
     is_done: bool,
 }
 
@@ -29,32 +29,32 @@ impl RankResume {
     }
 }
 
-/// How far apart the ranks of a job are in an epoch that they resume.
+/// The distances between the ranks of a job in an epoch that they resume.
 pub(super) struct Levels {
-    /// Batches that the foremost was given.
+    /// Number of batches that the foremost rank was given.
     pub(super) most: u64,
-    /// By rank: batches that it is to be given first.
+    /// By rank: the number of batches that it must be given first.
     pub(super) behind: Vec<u32>,
-    /// Samples that ranks which have left would have been given meanwhile.
+    /// Number of samples that ranks which left would have been given meanwhile.
     pub(super) forfeited: u64,
-    /// A rank was given all of its part.
+    /// `true` if a rank was given all of its part.
     pub(super) others_are_done: bool,
 }
 
 impl AttachedJob {
-    /// Returns the ranks that are not here. Of a job that has begun, these have left.
+    /// Returns the ranks that are not attached. If the job has begun, these have left.
     pub(super) fn gone(&self) -> Vec<u32> {
         let ranks = (0..).zip(&self.ranks);
         let gone = ranks.filter(|(_, consumer)| consumer.is_none());
         gone.map(|(rank, _)| rank).collect()
     }
 
-    /// Returns how far apart its ranks are in `epoch`, which they resume.
+    /// Returns the distances between its ranks in `epoch`, which they resume.
     ///
     /// # Errors
-    /// When some lie too far behind.
+    /// When some ranks are too far behind.
     pub(super) fn levels(&self, epoch: u64) -> Result<Levels> {
-        // The others were given nothing of this epoch.
+        // A rank that resumes another epoch was given nothing of this one.
         let of_epoch = |r: &RankResume| Some(*r).filter(|r| r.epoch == epoch);
         let resumes = || self.resumes.iter().map(of_epoch);
         let given = || resumes().map(|r| r.map_or(0, |r| r.batches));
@@ -84,7 +84,8 @@ impl AttachedJob {
     }
 }
 
-/// Adds what a rank was given to what the job was given. Samples of an earlier epoch do not matter.
+/// Adds the samples that a rank was given to the samples that the job was given. Samples of an earlier epoch do not
+/// matter.
 pub(super) fn merge_resume(forming: &mut JobSpec, resume: &scheduler::Resume) {
     match &mut forming.resume {
         Some(known) if known.epoch == resume.epoch => {

@@ -1,15 +1,16 @@
-//! Relaxed order: samples whose slot is bound only when they are about to be written.
+//! Relaxed order: a sample is bound to a slot only when it is about to be written.
 //!
-//! Each sample is drawn for a slot, as ever. One that is about to be written looks whether, in an earlier minibatch for the
-//! same jobs, another is being made for longer than the budget ([`coprep_costs::Budget`]): then they exchange slots.
-//! So the earlier minibatch is whole, the slow sample goes on undisturbed, and lands in the later one. Nothing is
-//! restarted, and an exchange neither drops nor repeats: every slot has one sample and every sample one slot, always.
+//! Each sample is drawn for a slot, as in strict order. A sample that is about to be written checks the earlier
+//! minibatches for the same jobs. If a worker has been making a sample there for longer than the budget
+//! ([`coprep_costs::Budget`]), the two exchange slots. So the earlier minibatch becomes whole, and the slow sample
+//! continues undisturbed and lands in the later one. Nothing is restarted, and an exchange neither drops nor repeats a
+//! sample: at any time every slot has one sample and every sample one slot.
 //!
-//! A process that is to make a sample is offered its slot, and need not ask for one ([`coprep_cache::task_table`]). Not so the
-//! slow one, whose slot was taken back, and as many as there are slots of slow ones to be filled. One of these may turn out
-//! to be slow itself: then another is found.
+//! A process that is given a sample is offered its slot, and need not ask for one ([`coprep_cache::task_table`]). There
+//! are two exceptions. A slow sample whose slot was taken back must ask. So must one *filler* for each slow sample
+//! whose slot must be filled. A filler may turn out to be slow itself; another is then found.
 //!
-//! Minibatches of other epochs are for other targets: a sample never leaves its epoch.
+//! Minibatches of other epochs are for other targets, so a sample never leaves its epoch.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -20,25 +21,25 @@ use coprep_cache::task_table::TaskHandle;
 
 use crate::stream::batch::PendingBatch;
 
-/// Where a sample will be written.
+/// The slot that a sample will be written to.
 pub(crate) struct BoundSlot {
     pub(crate) batch: Arc<PendingBatch>,
     pub(crate) slot: SlotMut,
-    /// Which of the minibatch.
+    /// Index of the slot in the minibatch.
     pub(crate) place: u32,
 }
 
-/// A sample that is not yet bound to a slot.
+/// Identifies a sample that is not yet bound to a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct BindingId(u64);
 
-/// See the module.
+/// The samples of a stream that are not yet bound to a slot; see the module.
 #[derive(Default)]
 pub(crate) struct SlotBinder {
     samples: HashMap<BindingId, Sample>,
-    /// Those that somebody worked at, or will soon, by minibatch, in the order of drawing, and place.
+    /// Samples that a worker has begun, or soon will, by minibatch in the order of drawing, and by place.
     by_place: BTreeMap<(u64, u32), BindingId>,
-    /// Given to a process that will ask where they are to be written: one of them may fill the slot of a slow one.
+    /// Samples given to a process that will ask where to write them. Each may fill the slot of a slow sample.
     fillers: HashSet<BindingId>,
     bindings: u64,
 }
@@ -47,19 +48,19 @@ struct Sample {
     id: u32,
     number: u64,
     bound_slot: BoundSlot,
-    /// Who works at it.
+    /// The worker that makes it.
     by: By,
-    /// What was worked at it before.
+    /// Time that workers spent on it before the present one.
     worked: Duration,
-    /// A process makes it that may take its slot without a word.
+    /// `true` if a process makes it that may take its slot without a message.
     is_offered: bool,
 }
 
 enum By {
     Nobody,
-    /// A thread, since then.
+    /// A thread makes it, since this time.
     Thread(Instant),
-    /// A process, or it will.
+    /// A process makes it, or will.
     Process(TaskHandle),
 }
 
@@ -73,7 +74,7 @@ impl Sample {
         self.worked + now
     }
 
-    /// Whether it holds its minibatch up, and its slot may yet be another's.
+    /// Returns `true` if it is over its budget, and its slot may still become another's.
     fn is_over(&self, budget: Duration) -> bool {
         let is_taken = match &self.by {
             By::Process(given) if self.is_offered => given.is_taken(),
@@ -82,7 +83,7 @@ impl Sample {
         !is_taken && self.worked() > budget
     }
 
-    /// Whether its slot can be another's: then it is.
+    /// Takes its slot back. Returns `false` if the process has taken the slot already.
     fn lets_go(&self) -> bool {
         match &self.by {
             By::Process(given) if self.is_offered => given.take_back(),
@@ -91,14 +92,14 @@ impl Sample {
     }
 }
 
-/// Sample `slow` and sample `ready` exchanged their slots.
+/// The exchange of the slots of sample `slow` and sample `ready`.
 pub(crate) struct SlotSwap {
     pub(crate) slow: u32,
     pub(crate) ready: u32,
 }
 
 impl SlotBinder {
-    /// A sample of the minibatch of this number.
+    /// Adds a sample of the minibatch with this number.
     pub(crate) fn add(&mut self, id: u32, number: u64, bound_slot: BoundSlot) -> BindingId {
         let binding = BindingId(self.bindings);
         self.bindings += 1;
@@ -114,7 +115,7 @@ impl SlotBinder {
         binding
     }
 
-    /// A worker takes it up: its time runs.
+    /// Records that a worker begins it. Its time runs.
     pub(crate) fn begin(&mut self, binding: BindingId) {
         if let Some(sample) = self.samples.get_mut(&binding)
             && matches!(sample.by, By::Nobody)
@@ -125,7 +126,8 @@ impl SlotBinder {
         }
     }
 
-    /// Nobody works at it now: it is fetched, and waits to be prepared, or was withdrawn. Its time stands still.
+    /// Records that no worker makes it now, because it waits to be prepared after its fetch, or was withdrawn. Its time
+    /// stops.
     pub(crate) fn pause(&mut self, binding: BindingId) {
         if let Some(sample) = self.samples.get_mut(&binding) {
             sample.worked = sample.worked();
@@ -135,8 +137,8 @@ impl SlotBinder {
         }
     }
 
-    /// A process is given it, and its slot offered: buffer and slot. None: an earlier minibatch is held up, and so it is
-    /// better decided when it is made.
+    /// Records that a process is given it. Returns the buffer and slot that the process is offered, or `None` if an
+    /// earlier minibatch is held up. The slot is then better chosen when the sample is made.
     pub(crate) fn offer(
         &mut self,
         binding: BindingId,
@@ -176,7 +178,8 @@ impl SlotBinder {
         Some(sample)
     }
 
-    /// It is about to be written: binds it to its slot, or to that of a sample that holds an earlier minibatch up.
+    /// Binds a sample that is about to be written to its own slot, or to the slot of a slow sample that holds an
+    /// earlier minibatch up.
     pub(crate) fn claim(
         &mut self,
         binding: BindingId,
@@ -191,9 +194,10 @@ impl SlotBinder {
         };
         let (binding, slow) = slow;
         self.by_place.remove(&(slow.number, slow.bound_slot.place));
+        // The slow sample takes over the later slot, and its place in the order of minibatches.
         std::mem::swap(&mut slow.bound_slot, &mut ready.bound_slot);
         std::mem::swap(&mut slow.number, &mut ready.number);
-        // It may have been a filler itself, and turned out to be slow.
+        // The slow one may have been a filler itself.
         slow.is_offered = false;
         self.fillers.remove(&binding);
         self.by_place
@@ -205,14 +209,15 @@ impl SlotBinder {
         Some((ready.bound_slot, Some(slot_swap)))
     }
 
-    /// Whether more minibatches before are held up than there are samples that will fill their slots.
+    /// Returns `true` if more earlier samples are slow than there are fillers for their slots.
     fn lacks_filler(&self, next: &Sample, budget: Duration) -> bool {
         let fillers = self.fillers.iter().filter_map(|t| self.samples.get(t));
+        // A filler that is slow itself fills no slot.
         let quick = fillers.filter(|filler| !filler.is_over(budget)).count();
         self.slow_before(next, budget).nth(quick).is_some()
     }
 
-    /// Those over their budget in minibatches before, the earliest first.
+    /// Returns the samples of earlier minibatches that are over their budget, the earliest first.
     fn slow_before(&self, ready: &Sample, budget: Duration) -> impl Iterator<Item = BindingId> {
         let targets = ready.bound_slot.batch.targets();
         let is_slow = move |binding: &BindingId| {
@@ -220,6 +225,7 @@ impl SlotBinder {
                 sample.is_over(budget) && sample.bound_slot.batch.targets() == targets
             })
         };
+        // Strictly earlier minibatches: an exchange within one minibatch gains nothing.
         let before = self.by_place.range(..(ready.number, 0));
         before.map(|(_, binding)| *binding).filter(is_slow)
     }
@@ -234,7 +240,7 @@ mod tests {
 
     use super::*;
 
-    /// Minibatches of one sample each.
+    /// Three minibatches of one sample each.
     struct Few {
         late_binding: SlotBinder,
         first: BindingId,
@@ -275,7 +281,7 @@ mod tests {
     }
 
     impl Few {
-        /// It is begun, too.
+        /// Offers a sample its slot, and begins it.
         fn offer(
             &mut self,
             binding: BindingId,
@@ -288,7 +294,7 @@ mod tests {
             offered
         }
 
-        /// The buffer it is bound to, and who was overtaken for that.
+        /// Returns the buffer that it is bound to, and the sample that was overtaken for that.
         fn claim(&mut self, binding: BindingId, budget: Duration) -> (u32, Option<u32>) {
             let (bound_slot, slot_swap) = self.late_binding.claim(binding, Some(budget)).unwrap();
             (bound_slot.batch.buffer, slot_swap.map(|o| o.slow))
@@ -328,7 +334,7 @@ mod tests {
             .offer(few.first, Some(QUICK), given.clone());
         assert_eq!(offered, Some((a, 0)));
         assert_eq!(few.claim(few.second, SLOW), (b, None));
-        // Another makes it after all: nothing of this counts.
+        // Another worker makes it after all, so nothing of this counts.
         assert!(given.withdraw());
         few.late_binding.pause(few.first);
         assert_eq!(few.offer(few.first, 1, SLOW), Some((a, 0)));
@@ -348,19 +354,19 @@ mod tests {
     fn one_is_not_offered_its_slot_for_each_that_is_held_up() {
         let mut few = few();
         let [a, b, _] = few.buffers;
-        // Not begun, so nobody waits for it.
+        // It is not begun, so nobody waits for it.
         let given = TaskHandle::new(&few.ours, 3);
         let offered = few.late_binding.offer(few.second, Some(SLOW), given);
         assert_eq!(offered, Some((b, 0)));
         assert_eq!(few.offer(few.first, 0, QUICK), Some((a, 0)));
         let given = TaskHandle::new(&few.ours, 1);
         assert_eq!(few.late_binding.offer(few.third, Some(SLOW), given), None);
-        // The first has one who fills its slot.
+        // The slow first sample has a filler.
         few.late_binding.pause(few.second);
         let given = TaskHandle::new(&few.ours, 2);
         let offered = few.late_binding.offer(few.second, Some(SLOW), given);
         assert_eq!(offered, Some((b, 0)));
-        // And none any more.
+        // Now it has none.
         few.late_binding.pause(few.second);
         few.late_binding.pause(few.third);
         assert_eq!(few.offer(few.second, 2, SLOW), None);
@@ -374,7 +380,7 @@ mod tests {
         let [a, b, c] = few.buffers;
         assert_eq!(few.offer(few.first, 0, QUICK), Some((a, 0)));
         assert_eq!(few.offer(few.second, 1, SLOW), None);
-        // Both are held up: the third fills the slot of the first, whoever comes then that of the second.
+        // Both are held up: the third fills the slot of the first, and the next one fills that of the second.
         assert_eq!(few.offer(few.third, 2, SLOW), None);
         assert_eq!(few.claim(few.third, SLOW), (a, Some(1)));
         let bound_slot = few.late_binding.take(few.first).unwrap();
@@ -399,7 +405,7 @@ mod tests {
         let [a, b, _] = few.buffers;
         assert_eq!(few.offer(few.first, 0, QUICK), Some((a, 0)));
         let (bound_slot, _) = few.late_binding.claim(few.second, Some(SLOW)).unwrap();
-        // Drawn for a third minibatch: what was overtaken lies in the second now.
+        // Drawn for a third minibatch. The overtaken sample lies in the second now.
         let third = few.late_binding.add(3, 3, bound_slot);
         assert_eq!(few.claim(third, SLOW), (b, Some(1)));
         assert_eq!(few.claim(few.first, SLOW), (a, None));

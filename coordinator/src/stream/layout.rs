@@ -1,20 +1,22 @@
-//! How the staging area of a stream is divided.
+//! The division of a stream's staging area.
 
 use coprep_cache::staging::Layout;
 use coprep_protocol::spec::{BLOB, Field};
 
 use crate::Result;
 
-/// Fewest and most staging buffers of a stream.
+/// Smallest and largest number of staging buffers of a stream.
 const BUFFERS: std::ops::RangeInclusive<u64> = 12..=64;
-/// Where samples may be larger than their slots, one part in so many of the staging area is left for those that are.
+/// Where samples may be larger than their slots, one part in this many of the staging area is reserved for larger ones.
 const FOR_LARGE: u64 = 4;
 
-/// Where everything lies in the staging area of a stream whose first job has batches of `slots` samples.
+/// Returns the layout of the staging area of a stream whose first job has batches of `slots` samples.
 pub(crate) fn layout(fields: &[Field], slots: u32, staging_bytes: u64) -> Result<Layout> {
+    // Only a field of variable size can be larger than its slot.
     let blob = fields.iter().position(|field| field.name == BLOB);
     let for_large = blob.map_or(0, |_| staging_bytes / FOR_LARGE);
     let sizes: Vec<usize> = fields.iter().map(Field::sample_bytes).collect();
+    // A layout of one buffer gives the bytes of each.
     let one = Layout::new(&sizes, slots, 1)?;
     let fitting = (staging_bytes - for_large) / one.stride().max(1) as u64;
     let buffers = fitting.clamp(*BUFFERS.start(), *BUFFERS.end());
@@ -22,12 +24,13 @@ pub(crate) fn layout(fields: &[Field], slots: u32, staging_bytes: u64) -> Result
     let Some(blob) = blob else {
         return Ok(layout);
     };
+    // The buffers may leave more than the reserved part, or less if the fewest take more than their share.
     let left = staging_bytes.saturating_sub(layout.total_bytes() as u64);
     Ok(layout.with_large(blob, left.max(for_large))?)
 }
 
-/// Returns the most room that a slot may have for what is of no fixed size: with the fewest buffers it is to take no more
-/// than half of the staging area.
+/// Returns the most bytes that a slot may reserve for data of variable size. With the fewest buffers, this takes no
+/// more than half of the staging area.
 pub(crate) fn most_blob(slots: u32, staging_bytes: u64) -> u64 {
     staging_bytes / 2 / BUFFERS.start() / u64::from(slots.max(1))
 }

@@ -1,35 +1,37 @@
-//! How far beyond the border of an epoch minibatches are prepared.
+//! The number of samples that may be prepared beyond the border of an epoch.
 //!
-//! A loader may be iterated once more, or never again: nobody says. So nothing is prepared of an epoch that no rank has
-//! begun, until its job has shown that its epochs follow each other at once. From then on the first minibatches lie ready
-//! when an epoch begins. They are wasted if it never does, so they are no more than a fiftieth of what the job was dealt
-//! before. A pause at a border, such as a validation pass, takes the right away again.
+//! A loader may be iterated once more, or never again, and nobody announces which. So nothing is prepared of an epoch
+//! that no rank has begun, until its job has shown that its epochs follow each other at once. From then on the first
+//! minibatches lie ready when an epoch begins. They are wasted if it never does, so they are at most a fiftieth of the
+//! samples that the job was dealt before. A pause at a border, such as a validation pass, takes the right away again.
 //!
-//! *At once* is relative to the job's own steps: no fixed time tells a validation pass from the end of a slow step.
+//! *At once* is relative to the job's own steps, because no fixed time tells a validation pass from the end of a slow
+//! step.
 //!
-//! A job that takes part in a minibatch of others is prepared nothing for its own sake, and is not bounded by this.
+//! This does not bound a job that takes part in minibatches of others, for which nothing extra is prepared.
 //!
-//! Pure: time is an argument.
+//! This module is pure: time is an argument.
 
 use std::time::{Duration, Instant};
 
-/// Samples that a job is dealt for each that may be prepared for nothing.
+/// Number of samples that a job must be dealt for each sample that may be prepared in vain.
 const DEALT_FOR_ONE: u64 = 50;
-/// A border is crossed at once if that takes no longer than this many of the longest steps of the epoch. Some work is
-/// usual there, such as a line of the log or a small checkpoint.
+/// A border is crossed at once if that takes at most this many of the longest steps of the epoch. Some work is usual
+/// there, such as a line of the log or a small checkpoint.
 const STEPS: u32 = 4;
 
-/// How one rank crosses the borders of its epochs.
+/// The way in which one rank crosses the borders of its epochs.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
     /// The epoch that it iterates, or iterated last.
     epoch: Option<u64>,
-    /// When it last took something of that epoch.
+    /// Time when it last took something of that epoch.
     last_taken: Option<Instant>,
-    /// Longest time between two takes in that epoch. The time until the first one is the coordinator's, and does not count.
+    /// Longest time between two takes in that epoch. The time until the first take does not count, because the
+    /// coordinator causes it.
     longest_step: Duration,
     crosses_at_once: bool,
-    /// Samples that it was dealt, in all epochs since it last left one early.
+    /// Number of samples that it was dealt, in all epochs since it last left one early.
     dealt: u64,
 }
 
@@ -39,11 +41,12 @@ impl Pace {
         self.epoch
     }
 
-    /// The rank begins `epoch`. It may say so more than once.
+    /// Records that the rank begins `epoch`. The rank may say so more than once.
     pub(super) fn begin(&mut self, epoch: u64, now: Instant) {
         if self.epoch.is_some_and(|own| epoch <= own) {
             return;
         }
+        // If an epoch was passed over, its border shows nothing.
         let follows = self.epoch.is_some_and(|own| epoch == own + 1);
         let pause = self.last_taken.map(|at| now.saturating_duration_since(at));
         let is_short = |pause| pause <= self.longest_step * STEPS;
@@ -53,9 +56,10 @@ impl Pace {
         self.longest_step = Duration::ZERO;
     }
 
-    /// The rank took a part of a batch of `epoch`, or something else.
+    /// Records that the rank took a part of a batch of `epoch`, or something else.
     ///
-    /// What lies ready when it begins an epoch may be taken before the word that it has begun it is read.
+    /// Items that lie ready when it begins an epoch may be taken before its message that it has begun the epoch is
+    /// read.
     pub(super) fn take(&mut self, epoch: Option<u64>, now: Instant) {
         if let Some(epoch) = epoch {
             self.begin(epoch, now);
@@ -66,19 +70,20 @@ impl Pace {
         }
     }
 
-    /// The rank leaves its epoch early. What was prepared of the next one is void, so its right to that begins anew.
+    /// Records that the rank leaves its epoch early. Samples prepared of the next epoch are void, so it must earn the
+    /// right to them again.
     pub(super) fn leave(&mut self) {
         self.crosses_at_once = false;
         self.last_taken = None;
         self.dealt = 0;
     }
 
-    /// The rank is dealt samples.
+    /// Records that the rank is dealt samples.
     pub(super) fn deal(&mut self, samples: u32) {
         self.dealt += u64::from(samples);
     }
 
-    /// Samples that the rank was dealt are taken back.
+    /// Records that samples which the rank was dealt are taken back.
     pub(super) fn void(&mut self, samples: u32) {
         self.dealt = self.dealt.saturating_sub(samples.into());
     }
@@ -86,8 +91,8 @@ impl Pace {
 
 /// Returns how many samples of an epoch that no rank has begun may be prepared for the job of these ranks.
 ///
-/// `round`: samples of a batch for each rank, or of the whole epoch if that is less. A part of a round is of no use: a rank
-/// that has its first batch waits for the others.
+/// `round` is the number of samples in a batch for each rank, or in the whole epoch if that is less. The result is a
+/// multiple of it, because a part of a round is of no use: a rank that has its first batch waits for the others.
 pub(super) fn ahead<'a>(ranks: impl Iterator<Item = &'a Pace>, round: u64) -> u64 {
     let (mut all_cross_at_once, mut dealt) = (true, 0);
     for rank in ranks {
@@ -127,7 +132,7 @@ mod tests {
             }
         }
 
-        /// It iterates an epoch, and takes its end.
+        /// Iterates an epoch, and takes its end.
         fn epoch(&mut self, batches: u32) {
             let epoch = self.next;
             self.pace.begin(epoch, self.now);
@@ -140,7 +145,7 @@ mod tests {
             self.pace.take(None, self.now);
         }
 
-        /// Returns the minibatches of the next epoch that may be prepared.
+        /// Returns how many minibatches of the next epoch may be prepared.
         fn ahead(&self) -> u64 {
             ahead([&self.pace].into_iter(), BATCH.into()) / u64::from(BATCH)
         }
@@ -304,7 +309,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever it does next, and if that is nothing more.
+        /// Holds for every behaviour at the next border, also if the job never iterates again.
         #[test]
         fn no_more_than_a_fiftieth_is_ever_wasted(
             epochs in prop::collection::vec(

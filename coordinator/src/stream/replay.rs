@@ -1,11 +1,11 @@
-//! Minibatches that are handed over again without being prepared, to measure how fast jobs are by themselves.
+//! Replay: minibatches are handed over again without being prepared, to measure how fast jobs are by themselves.
 //!
-//! A staging buffer that was filled once stays as it is: its samples come again, under other ids. Jobs that train on
+//! A staging buffer that was filled once stays as it is, and its samples come again under other ids. Jobs that train on
 //! them train on wrong labels, and do as much work.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Which slots of the staging area have been filled.
+/// The slots of the staging area that have been filled.
 pub(super) struct Replay {
     filled: Vec<AtomicBool>,
     slots: u32,
@@ -25,7 +25,7 @@ impl Replay {
     }
 
     pub(super) fn is_filled(&self, buffer: u32, slot: u32) -> bool {
-        // Acquire and release: what was written comes with the word that it was.
+        // Acquire pairs with the release in `fill`: the sample's bytes are visible with the flag.
         self.slot(buffer, slot)
             .is_some_and(|s| s.load(Ordering::Acquire))
     }

@@ -1,8 +1,8 @@
-//! Samples that could not be prepared: which jobs hear of them, and how.
+//! Samples that could not be prepared, and the notices that jobs get of them.
 //!
-//! A job raises them as errors, or skips them. A job that skips is told the numbers that a batch lacks. It is told once of
-//! each sample that is left out of its epochs, whichever job it failed for. So the count is the same in every run: the samples
-//! of the job's set that have failed so far.
+//! A job either raises them as errors or skips them. A job that skips is told the numbers that a batch lacks. It is
+//! told once of each sample that is left out of its epochs, whichever job the sample failed for. So the count is the
+//! same in every run: the samples of the job's set that have failed so far.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,17 +15,17 @@ use crate::stream::batch::PendingBatch;
 use crate::stream::consumer::FailureNotice;
 use crate::stream::engine::Engine;
 
-/// Failures whose text is kept for jobs that come later.
+/// Number of failures whose text is kept for jobs that attach later.
 const KEPT_FAILURES: usize = 256;
-/// Longest such text, in bytes. The end of a traceback says most.
+/// Longest such text, in bytes. Its end is kept, because the end of a traceback says most.
 const KEPT_TEXT: usize = 2000;
 
-/// The first failure of each bad sample, for people.
+/// The first failure of each bad sample, for messages to people.
 #[derive(Default)]
 pub(crate) struct Failures(BTreeMap<u32, SampleError>);
 
 impl Failures {
-    /// Keeps a failure, cut to what a warning needs, and returns it so.
+    /// Keeps a failure, shortened to the parts that a warning needs. Returns the shortened failure.
     fn keep(&mut self, error: &SampleError) -> SampleError {
         let brief = SampleError {
             message: tail(&error.message, KEPT_TEXT).to_owned(),
@@ -38,7 +38,7 @@ impl Failures {
         brief
     }
 
-    /// Returns the failure of one of these samples.
+    /// Returns a failure of one of these samples.
     fn of_one(&self, ids: &RoaringBitmap, tag: u64) -> Option<SampleError> {
         let known = ids.iter().find_map(|id| self.0.get(&id));
         let unknown = || {
@@ -67,7 +67,8 @@ fn tail(text: &str, most: usize) -> &str {
 }
 
 impl Engine {
-    /// Tells the jobs of a minibatch that one of its samples failed: as an error, or, if they skip it, by its number.
+    /// Tells the jobs of a minibatch that one of its samples failed. A job that skips errors gets its number, other
+    /// jobs an error.
     pub(super) fn tell_error(
         &mut self,
         batch: &Arc<PendingBatch>,
@@ -96,7 +97,7 @@ impl Engine {
         }
     }
 
-    /// Tells all jobs that skip it of a sample that has just failed for the first time.
+    /// Tells all jobs that skip errors of a sample that has just failed for the first time.
     pub(super) fn tell_skipped(&mut self, error: &SampleError) {
         let brief = self.failures.keep(error);
         let ids = RoaringBitmap::from([error.id]);
@@ -111,7 +112,7 @@ impl Engine {
         }
     }
 
-    /// Tells a job that starts of the samples that failed before it came.
+    /// Tells a job that starts of the samples that failed before it attached.
     pub(super) fn tell_skipped_before(&mut self, id: u64) {
         let ids = self.left_out(JobId(id));
         let tag = self.new_tag();

@@ -1,4 +1,4 @@
-//! Jobs in ascending order: what they share, and that each gets on.
+//! Jobs in ascending order: how much they share, and whether each makes progress.
 
 use coprep_scheduler::DrawOrder;
 

@@ -1,4 +1,5 @@
-//! Epochs that follow each other at once: what jobs wait for at the borders, and what is prepared.
+//! Epochs that follow each other at once: the jobs' speed, which shows their waits at the borders, and the amount of
+//! preparation.
 
 use coprep_scheduler::DrawOrder;
 
@@ -7,7 +8,7 @@ use crate::random::Random;
 use crate::report::{Report, least, most};
 use crate::speeds::{SLOTS, plans};
 
-/// Preparation is 1.6 times as fast as the jobs, which stop after 40 epochs.
+/// Simulates jobs that stop after 40 epochs, with preparation 1.6 times as fast as the jobs.
 pub(crate) fn borders(report: &mut Report) {
     report.table(
         "Epochs that follow each other at once, 40 of them",

@@ -1,4 +1,4 @@
-//! What a decision costs, on this machine: the only figures here that are not virtual.
+//! The cost of a decision on this machine: the only figures here that are not virtual.
 
 use std::time::{Duration, Instant};
 
@@ -33,7 +33,8 @@ pub(crate) fn cost(report: &mut Report) {
     }
 }
 
-/// Jobs take a batch each at multiples of their periods, through the fastest one's first epoch and a half.
+/// Measures each decision while jobs take a batch each at multiples of their periods, until the fastest has done one
+/// and a half epochs.
 fn times(periods: &[u32]) -> Vec<Duration> {
     let config = Config {
         samples: SAMPLES,

@@ -1,11 +1,11 @@
-//! Random histories of everything that jobs do.
+//! Random histories of jobs that start, die, return and read at random.
 
 use crate::model::{self, DEPTH, Jitter, Plan, Setup};
 use crate::random::Random;
 use crate::report::{Report, most};
 use coprep_scheduler::{Cohort, DrawOrder};
 
-/// One history. `ranks`: jobs may have several.
+/// Returns one random history. With `ranks`, jobs may have several ranks.
 pub(crate) fn random_setup(seed: u64, ranks: bool) -> Setup {
     let mut random = Random::new(seed);
     let jobs = 1 + random.below(16);
@@ -68,7 +68,8 @@ pub(crate) fn random_setup(seed: u64, ranks: bool) -> Setup {
     }
 }
 
-/// Nothing is lost or repeated or out of order (the audit panics), nobody is stuck, nobody starves.
+/// Checks that nothing is lost, repeated or out of order (the audit panics), that no job is stuck, and that none
+/// starves.
 pub(crate) fn histories(report: &mut Report) {
     report.table(
         "Random histories: 1 to 16 jobs of 1 to 4 ranks, late starts, deaths, returns, cohorts, folds, mixed batch sizes",

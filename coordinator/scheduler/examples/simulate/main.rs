@@ -1,4 +1,4 @@
-//! What the scheduler's rule is worth: jobs in virtual time, the same in every run.
+//! Measures the gains of the scheduler's rule with jobs in virtual time. Every run gives the same figures.
 //!
 //! `cargo run --release -p coprep-scheduler --example simulate [SECTION...]` prints the tables of
 //! `docs/scheduler.md`, and ends with code 1 if a bar is missed. Sections: speeds, prep, ascending, pools,

@@ -1,12 +1,12 @@
-//! Discrete events in virtual time: jobs that read, one preparation after the other, a pool of buffers.
+//! A model of discrete events in virtual time: jobs that read, one preparation after the other, and a pool of buffers.
 //!
-//! Preparation is a first-in-first-out server that needs `prep` for a full minibatch. A rank takes the
-//! parts of its next batch as they are ready; a batch in one buffer keeps the buffer until the step that
-//! uses it is over, one that straddles buffers is copied. The scheduler is asked after every event, while
-//! fewer than two minibatches await preparation.
+//! Preparation is a first-in-first-out server that needs `prep` for a full minibatch. A rank takes the parts of its
+//! next batch as they become ready. A batch in one buffer keeps the buffer until the step that uses it is over. A batch
+//! that straddles buffers is copied. The scheduler is asked after every event, while fewer than two minibatches await
+//! preparation.
 //!
-//! An epoch begins when the step on the last batch of the one before is over. What is drawn before that is bounded as in
-//! the coordinator (`coordinator/src/stream/pace.rs`), where jobs cross every border at once.
+//! An epoch begins when the step on the last batch of the epoch before is over. The samples drawn before that are
+//! bounded as in the coordinator (`coordinator/src/stream/pace.rs`), with jobs that cross every border at once.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -17,13 +17,13 @@ use roaring::RoaringBitmap;
 use crate::audit::Audit;
 use crate::random::Random;
 
-/// Minibatches in a queue at most, as in the coordinator.
+/// Largest number of minibatches in a queue, as in the coordinator.
 pub(crate) const DEPTH: u32 = 16;
 
-/// How long steps take, for a mean of 1.
+/// Random variation of the time of steps, for a mean of 1.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Jitter {
-    /// By a tenth at most.
+    /// Uniform, within a tenth of the mean.
     Little,
     /// Log-normal with this sigma.
     LogNormal(f64),
@@ -37,13 +37,13 @@ pub(crate) struct Plan {
     pub(crate) step: f64,
     pub(crate) jitter: Jitter,
     pub(crate) start: f64,
-    /// Dies at this time, and comes again after so long, if it does.
+    /// Time of its death, and the pause until it returns, if it does.
     pub(crate) dies: Option<(f64, Option<f64>)>,
-    /// Reads nothing from the first time to the second.
+    /// It reads nothing from the first time to the second.
     pub(crate) pauses: Option<(f64, f64)>,
 }
 
-/// A job that has not read for so long is taken from, if another lacks a buffer.
+/// Time without reading after which a job's untaken batches are taken back, if another job lacks a buffer.
 const PATIENCE: f64 = 5.0;
 
 impl Plan {
@@ -77,14 +77,14 @@ impl Plan {
     }
 }
 
-/// What is simulated.
+/// The parameters of a simulation.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
     pub(crate) samples: u32,
     pub(crate) slots: u32,
     /// Time to prepare a full minibatch.
     pub(crate) prep: f64,
-    /// Staging buffers.
+    /// Number of staging buffers.
     pub(crate) buffers: u32,
     pub(crate) horizon: f64,
     pub(crate) seed: u64,
@@ -93,26 +93,26 @@ pub(crate) struct Setup {
     pub(crate) plans: Vec<Plan>,
 }
 
-/// What came of a job.
+/// The result of one job.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outcome {
-    /// Samples it was given.
+    /// Number of samples that it was given.
     pub(crate) samples: u64,
-    /// Ids of its batches, by epoch, if it is recorded.
+    /// Ids of its batches by epoch, if they are recorded.
     pub(crate) batches: Vec<Vec<Vec<u32>>>,
 }
 
-/// What came of all.
+/// The result of a simulation.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Result {
     pub(crate) jobs: Vec<Outcome>,
-    /// Samples prepared.
+    /// Number of samples prepared.
     pub(crate) prepared: u64,
     pub(crate) minibatches: u64,
-    /// Most minibatches prepared one after the other while a job had nothing to read, by the number of
-    /// consumers: of jobs, where each has one rank.
+    /// Largest number of minibatches prepared one after the other while a job had nothing to read, divided by the
+    /// number of consumers (which is the number of jobs where each has one rank).
     pub(crate) waits: f64,
-    /// Jobs that waited at the end though everybody else had stopped.
+    /// Number of jobs that still waited when no event was left.
     pub(crate) stuck: usize,
 }
 
@@ -126,7 +126,7 @@ enum Event {
     },
     Start(usize),
     Die(usize),
-    /// It may be taken from, or reads again.
+    /// Its untaken batches may be taken back, or it reads again.
     Pause(usize),
 }
 
@@ -137,7 +137,7 @@ struct Rank {
     batch: Vec<u32>,
     busy: bool,
     epoch: u64,
-    /// It works on the last batch of its epoch.
+    /// `true` while it works on the last batch of its epoch.
     is_at_border: bool,
     random: Random,
 }
@@ -148,12 +148,12 @@ struct Job {
     here: bool,
     ranks: Vec<Rank>,
     given: BTreeMap<u64, RoaringBitmap>,
-    /// Samples that it was dealt in this life.
+    /// Number of samples that it was dealt in this life.
     dealt: u64,
-    /// It has crossed the border of an epoch in this life.
+    /// `true` if it has crossed the border of an epoch in this life.
     has_crossed: bool,
     passed_over: u32,
-    /// Most consumers that were there meanwhile.
+    /// Largest number of consumers that were present during the present wait.
     company: usize,
     outcome: Outcome,
 }
@@ -164,7 +164,7 @@ struct Buffer {
     ready: bool,
 }
 
-/// See the module.
+/// The state of a simulation; see the module.
 pub(crate) struct Model {
     setup: Setup,
     scheduler: Scheduler,
@@ -175,13 +175,13 @@ pub(crate) struct Model {
     jobs: Vec<Job>,
     buffers: BTreeMap<u64, Buffer>,
     made: u64,
-    /// When the preparation of all that is drawn will be over.
+    /// Time when everything that is drawn will be prepared.
     prepared_at: f64,
     record: bool,
     result: Result,
 }
 
-/// Virtual time in whole ticks, so that it can be ordered.
+/// Ticks per unit of time. Times are kept in whole ticks, so that they can be ordered.
 const TICKS: f64 = 1e9;
 
 /// Runs a simulation.
@@ -189,7 +189,7 @@ pub(crate) fn run(setup: &Setup) -> Result {
     Model::new(setup, false).run()
 }
 
-/// Runs a simulation, and keeps all batches of all jobs.
+/// Runs a simulation, and records all batches of all jobs.
 pub(crate) fn run_and_record(setup: &Setup) -> Result {
     Model::new(setup, true).run()
 }
@@ -259,7 +259,7 @@ impl Model {
             self.happens(event);
             self.draw();
         }
-        // Otherwise something was still to come.
+        // Jobs can only be stuck if the events ran out. At the horizon something was still to come.
         if self.now <= self.setup.horizon {
             self.result.stuck = (0..self.jobs.len())
                 .filter(|&job| self.is_stuck(job))
@@ -270,7 +270,7 @@ impl Model {
         self.result
     }
 
-    /// Nothing will ever happen to it.
+    /// Returns `true` if the job waits, and nothing will ever happen to it.
     fn is_stuck(&self, at: usize) -> bool {
         let job = &self.jobs[at];
         let idle = job.here && job.ranks.iter().all(|r| !r.busy);
@@ -297,7 +297,7 @@ impl Model {
         }
     }
 
-    /// If the rank has been given all of its epoch, the next one begins.
+    /// Begins the next epoch if the rank was given all of the present one.
     fn cross_border(&mut self, at: usize, rank: usize) {
         let reader = &mut self.jobs[at].ranks[rank];
         if std::mem::take(&mut reader.is_at_border) {
@@ -331,7 +331,7 @@ impl Model {
         }
     }
 
-    // Coming and going.
+    // Attaching and detaching.
 
     fn start(&mut self, at: usize) {
         let job = &mut self.jobs[at];
@@ -401,7 +401,7 @@ impl Model {
 
     fn draw(&mut self) {
         loop {
-            // Decided late: one minibatch is in preparation, and one more waits.
+            // Decide late: one minibatch is in preparation, and one more waits.
             if self.buffers.values().filter(|b| !b.ready).count() >= 2 {
                 return;
             }
@@ -437,7 +437,7 @@ impl Model {
         }
     }
 
-    /// Takes from a job that has paused for long. True: there was one.
+    /// Takes back the untaken batches of a job that has paused for long. Returns `true` if there was one.
     fn make_room(&mut self) -> bool {
         if !self.scheduler.lacks_buffers() {
             return false;
@@ -470,12 +470,12 @@ impl Model {
         true
     }
 
-    /// Who waits while minibatches are prepared that do not help it.
+    /// Updates the waits of jobs that have nothing to read while a minibatch is prepared.
     fn note_waits(&mut self) {
         let here = self.jobs.iter().filter(|job| job.here);
         let here: usize = here.map(|job| job.ranks.len()).sum();
         for job in self.jobs.iter_mut().filter(|job| job.here) {
-            // Members of a cohort wait for each other.
+            // Members of a cohort wait for each other, which does not count.
             if job.plan.spec.cohort.is_some() || job.ranks.iter().any(|rank| rank.busy) {
                 (job.passed_over, job.company) = (0, 0);
                 continue;
@@ -495,7 +495,7 @@ impl Model {
         self.forget(minibatch);
     }
 
-    /// A buffer is free when it is written, and all that is in it is released.
+    /// Frees a buffer that is written, and whose parts are all released.
     fn forget(&mut self, minibatch: u64) {
         if self
             .buffers
@@ -523,7 +523,7 @@ impl Model {
 
     // Reading.
 
-    /// Takes what is ready, until a batch is complete.
+    /// Takes the parts that are ready, until a batch is complete.
     fn read(&mut self, at: usize, rank: usize) {
         while !self.jobs[at].plan.pauses_at(self.now) {
             let reader = &mut self.jobs[at].ranks[rank];

@@ -17,7 +17,7 @@ pub(crate) fn pools(report: &mut Report) {
             .map(|(seed, best)| {
                 let jobs = best.len() as u32;
                 let had = given(seed, each * jobs + 2);
-                // Too short a life tells nothing.
+                // A life of fewer than 30 batches tells nothing.
                 let told = had.iter().zip(best).filter(|(_, best)| **best >= 30.0);
                 told.map(|(had, best)| had / best).collect()
             })
@@ -43,13 +43,13 @@ pub(crate) fn pools(report: &mut Report) {
     }
 }
 
-/// The value that one in a hundred is less than.
+/// Returns the first percentile.
 fn hundredth(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 100).copied().unwrap_or(f64::NAN)
 }
 
-/// A job that comes while all others pause, each with the queue of a job that had many buffers.
+/// Simulates a job that joins while all others pause, each with the queue of a job that had many buffers.
 pub(crate) fn pauses(report: &mut Report) {
     report.table(
         "Jobs that pause: what one that joins then is given, against being alone with an unlimited pool",
@@ -87,7 +87,7 @@ pub(crate) fn pauses(report: &mut Report) {
     }
 }
 
-/// Batches that each job was given.
+/// Returns the number of batches that each job was given.
 fn given(seed: u64, buffers: u32) -> Vec<f64> {
     let mut setup = random_setup(seed, false);
     setup.buffers = buffers;

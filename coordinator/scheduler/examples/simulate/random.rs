@@ -18,7 +18,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// In 0..1.
+    /// Returns a number in 0..1.
     pub(crate) fn unit(&mut self) -> f64 {
         (self.word() >> 11) as f64 / (1u64 << 53) as f64
     }
@@ -35,7 +35,7 @@ impl Random {
         self.unit() < probability
     }
 
-    /// A step's time, for a mean of 1.
+    /// Returns the time of a step, for a mean of 1.
     pub(crate) fn step(&mut self, jitter: Jitter) -> f64 {
         match jitter {
             Jitter::Little => self.between(0.9, 1.1),
@@ -43,7 +43,7 @@ impl Random {
         }
     }
 
-    /// Box and Muller's.
+    /// Returns a normally distributed number, by the method of Box and Muller.
     fn normal(&mut self) -> f64 {
         let (u, v) = (1.0 - self.unit(), self.unit());
         (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()

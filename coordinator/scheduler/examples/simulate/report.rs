@@ -1,4 +1,4 @@
-//! Tables, and bars that must not be missed.
+//! Tables, and limits that the results must meet.
 
 #[derive(Default)]
 pub(crate) struct Report {

@@ -1,5 +1,4 @@
-//! Shuffle quality: how often two samples of one batch are in one batch again in the next epoch, against
-//! chance.
+//! Shuffle quality: how often two samples of one batch are in one batch again in the next epoch, against chance.
 
 use crate::model::{self, DEPTH, Jitter, Outcome, Plan, Setup};
 use crate::random::Random;
@@ -13,7 +12,7 @@ pub(crate) fn shuffle(report: &mut Report) {
     many_jobs(report);
 }
 
-/// 100 minibatches an epoch, and buffers enough.
+/// Simulates a few jobs with 100 minibatches per epoch and enough buffers.
 fn few_jobs(report: &mut Report) {
     report.table(
         "Two samples of one batch meet again in the next epoch, against chance",
@@ -80,7 +79,7 @@ fn few_jobs(report: &mut Report) {
     }
 }
 
-/// As many as may come to a large machine, with as many buffers as a stream has of usual batches.
+/// Simulates as many jobs as a large machine may run, with as many buffers as a stream has for usual batches.
 fn many_jobs(report: &mut Report) {
     report.table(
         "The same of many jobs, with 40 buffers",
@@ -166,14 +165,14 @@ fn row_of_many(report: &mut Report, name: &str, setup: &Setup) {
     }
 }
 
-/// The job whose pairs meet again most often, against chance; and the standard error.
+/// Returns the ratio to chance, and the standard error, of the job whose pairs meet again most often.
 fn worst(setup: &Setup, jobs: &[Outcome]) -> Option<(f64, f64)> {
     jobs.iter()
         .map(|job| meetings(&job.batches, setup.samples))
         .max_by(|a, b| a.0.total_cmp(&b.0))
 }
 
-/// Pairs that meet again, against chance; and the standard error, as if pairs were independent.
+/// Returns the ratio of pairs that meet again to chance, and the standard error as if pairs were independent.
 fn meetings(epochs: &[Vec<Vec<u32>>], samples: u32) -> (f64, f64) {
     let whole: Vec<_> = epochs
         .iter()

@@ -7,7 +7,7 @@ use coprep_scheduler::DrawOrder;
 
 pub(crate) const SLOTS: u32 = 16;
 pub(crate) const MINIBATCHES: u32 = 100;
-/// In steps of a job of speed 1: 40 of its epochs.
+/// Duration in steps of a job of speed 1: 40 of its epochs.
 const HORIZON: f64 = 4000.0;
 
 pub(crate) fn setup(prep: f64, plans: Vec<Plan>) -> Setup {
@@ -35,10 +35,10 @@ pub(crate) fn plans(speeds: &[f64], starts: &[f64]) -> Vec<Plan> {
     speeds.iter().enumerate().map(plan).collect()
 }
 
-/// What each job was given, against running alone; and what was prepared, against the largest given.
+/// Returns the samples of each job against running alone, the preparation against the largest job, and the result.
 pub(crate) fn against_alone(setup: &Setup) -> (Vec<f64>, f64, model::Result) {
     let together = model::run(setup);
-    // Its steps take the same time when it is alone.
+    // Each job keeps its index, so its steps take the same time when it is alone.
     let alone = |at: usize| {
         let mut alone = setup.clone();
         for (other, plan) in alone
@@ -61,7 +61,7 @@ pub(crate) fn against_alone(setup: &Setup) -> (Vec<f64>, f64, model::Result) {
     (ratios, together.prepared as f64 / fastest, together)
 }
 
-/// The jobs need the preparation's rate less often than it can give.
+/// Jobs that are slower than preparation.
 pub(crate) fn speeds(report: &mut Report) {
     report.table(
         "Jobs of different speeds; preparation 1.6 times as fast as the fastest job",
@@ -97,7 +97,7 @@ pub(crate) fn speeds(report: &mut Report) {
     }
 }
 
-/// The preparation's rate is less than the fastest job's.
+/// Preparation that is slower than the fastest job.
 pub(crate) fn prep_bound(report: &mut Report) {
     report.table(
         "Preparation is the bottleneck",
@@ -138,7 +138,7 @@ pub(crate) fn prep_bound(report: &mut Report) {
     }
 }
 
-/// Cross-validation: every job leaves out its part of the samples.
+/// Cross-validation, where every job leaves out its part of the samples.
 pub(crate) fn folds(report: &mut Report) {
     report.table(
         "Overlapping subsets; preparation at half the jobs' speed",

@@ -1,12 +1,12 @@
-//! Watches a scheduler's minibatches and panics when one breaks a promise. It knows the promises from the
-//! documentation alone, and shares no code with the scheduler.
+//! Watches a scheduler's minibatches, and panics when one breaks a promise. It knows the promises only from the
+//! documentation, and shares no code with the scheduler.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use coprep_scheduler::{Delivery, DrawOrder, JobId, JobSpec, Minibatch, Resume, Target};
 use roaring::RoaringBitmap;
 
-/// What a job may still be given, and how its batches went.
+/// The samples that a job may still be given, and the batches that it was given.
 #[derive(Clone)]
 struct Book {
     spec: JobSpec,
@@ -17,9 +17,9 @@ struct Book {
     last: Option<u32>,
     /// By rank.
     ranks: Vec<Rank>,
-    /// Rounds of this epoch that some ranks were given before others came back.
+    /// Number of rounds of this epoch that some ranks were given before others returned.
     behind: usize,
-    /// The epoch before, as it was when it was dealt to its end.
+    /// The state of the epoch before when its last sample was dealt.
     before: Option<Box<Book>>,
 }
 
@@ -31,16 +31,16 @@ struct Rank {
     ended: bool,
 }
 
-/// A rank that comes back to an epoch.
+/// A rank that returns to an epoch.
 #[derive(Clone, Default)]
 pub(crate) struct Back {
-    /// Batches that it was given less than the rank that was given most.
+    /// How many batches fewer it was given than the foremost rank.
     pub(crate) behind: u32,
-    /// It was given all of the epoch.
+    /// `true` if it was given all of the epoch.
     pub(crate) is_done: bool,
 }
 
-/// See the module.
+/// The audit of one stream; see the module.
 pub(crate) struct Audit {
     samples: u32,
     slots: u32,
@@ -60,8 +60,8 @@ impl Audit {
         }
     }
 
-    /// A job was admitted, and the scheduler says that it draws `epoch`. `back`: how its ranks come back to the epoch
-    /// that it resumes.
+    /// Records that a job was admitted, and that the scheduler draws `epoch` for it. `back` tells how its ranks return
+    /// to the epoch that it resumes.
     pub(crate) fn joined(&mut self, job: JobId, spec: &JobSpec, epoch: u64, back: &[Back]) {
         let all = || (0..self.samples).collect();
         let mut book = Book {
@@ -79,7 +79,7 @@ impl Audit {
             delivered: RoaringBitmap::new(),
             bad: RoaringBitmap::new(),
         });
-        // What is known to be bad may be dealt in the rest of an epoch, if the ranks would not be level without it.
+        // Samples known to be bad may be dealt in the rest of an epoch if the ranks would not be level without them.
         let none = RoaringBitmap::new();
         let bad = spec.resume.as_ref().map_or(&self.bad, |_| &none);
         book.begin(resume.epoch, bad);
@@ -104,7 +104,7 @@ impl Audit {
         self.books.remove(&job);
     }
 
-    /// A job left its epoch, and the scheduler says that it goes on with `epoch`.
+    /// Records that a job left its epoch, and that the scheduler continues with `epoch`.
     pub(crate) fn restarted(&mut self, job: JobId, epoch: u64) {
         let bad = self.bad.clone();
         self.book(job).begin(epoch, &bad);
@@ -114,7 +114,7 @@ impl Audit {
         self.bad.insert(id);
     }
 
-    /// `id` is given to all of `targets` in place of a bad sample.
+    /// Records that `id` is given to all `targets` in place of a bad sample.
     pub(crate) fn replaced(&mut self, targets: &[Target], id: u32) {
         assert!(!self.bad.contains(id), "{id} is known to be bad");
         assert_ne!(self.order, DrawOrder::Ascending, "{id} comes too early");
@@ -199,8 +199,8 @@ impl Audit {
         }
     }
 
-    /// Deliveries of a job, the latest first, are void. Each with the samples that it stood for, those that it was given
-    /// in their place included.
+    /// Records that deliveries of a job, the latest first, are void. Each comes with its samples, including
+    /// replacements.
     pub(crate) fn taken_back(&mut self, job: JobId, void: &[(Delivery, Vec<u32>)]) {
         let book = self.book(job);
         for (delivery, ids) in void {
@@ -226,7 +226,7 @@ impl Audit {
 }
 
 impl Rank {
-    /// The last slice was not dealt.
+    /// Undoes the last slice, which was not dealt after all.
     fn undo(&mut self, d: &Delivery) {
         let size = self.sizes.last_mut().expect("a batch");
         *size -= d.len;
@@ -244,7 +244,7 @@ impl Book {
         self.last = None;
         (self.behind, self.before) = (0, None);
         self.left = self.set.clone();
-        // If all that is left would be dropped, or is nothing, its user gets the bad ones too.
+        // If all good samples would be dropped, or there are none, the user gets the bad ones too.
         let good = &self.set - bad;
         if self.leaves_out_bad() && self.rest_of(good.len()) < good.len() {
             self.left = good;
@@ -266,7 +266,7 @@ impl Book {
         self.spec.skip_bad && self.spec.cohort.is_none()
     }
 
-    /// Nobody can take from a job what it was dealt so many epochs ago.
+    /// Forgets old epochs, because no scheduler takes back deliveries from that long ago.
     fn forget(&mut self) {
         let mut oldest = Some(self);
         for _ in 0..3 {
@@ -277,7 +277,7 @@ impl Book {
         }
     }
 
-    /// What `n` samples leave over.
+    /// Returns how many of `n` samples are left over.
     fn rest_of(&self, n: u64) -> u64 {
         let (round, ranks) = (self.round(), u64::from(self.spec.world_size));
         let drops = self.spec.drop_last || (self.spec.batch_size == 1 && ranks > 1);
@@ -310,12 +310,12 @@ impl Book {
         );
     }
 
-    /// The epoch is over.
+    /// Checks the samples that are left at the end of an epoch.
     fn check_left(&self, bad: &RoaringBitmap) {
         let lost = self.lost(bad);
         let round = self.round();
-        // Batches of one sample cannot even out what a bad sample leaves, nor what it adds to the rest of an epoch when its
-        // batch is dealt again.
+        // With batches of one sample, nothing can even out the gap of a bad sample, or the sample that it adds to the
+        // rest of an epoch when its batch is dealt again.
         let drops = self.spec.drop_last || (self.spec.batch_size == 1 && !bad.is_empty());
         assert!(
             lost == 0 || (drops && lost < round + (&self.left & bad).len()),
@@ -333,7 +333,7 @@ impl Book {
         assert!(self.ranks.iter().all(|r| !r.open));
         let batch_size = self.spec.batch_size;
         let rounds = self.ranks[0].sizes.len();
-        // Ranks that come back behind the others may be dealt the whole rest of the epoch.
+        // Ranks that return behind the others may be dealt the whole rest of the epoch.
         let last = 2.max(self.behind + 1);
         let full = |r: &Rank| {
             r.sizes[..rounds.saturating_sub(last)]

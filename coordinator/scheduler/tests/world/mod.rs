@@ -1,7 +1,7 @@
-//! Jobs and a pool of buffers around a scheduler, as the coordinator and its clients have them.
+//! Jobs and a pool of buffers around a scheduler, as in the coordinator and its clients.
 //!
-//! A rank takes the parts of its next batch one by one. A batch in one buffer is held until the rank has
-//! the next one, unless the rank holds its share already; one that straddles buffers is copied.
+//! A rank takes the parts of its next batch one by one. A batch in one buffer is held until the rank has the next one,
+//! unless the rank holds its share already. A batch that straddles buffers is copied.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -12,7 +12,7 @@ use roaring::RoaringBitmap;
 
 use crate::audit::{Audit, Back};
 
-/// Something that happens. `who` picks one of the jobs.
+/// An event. `who` picks one of the jobs.
 #[derive(Clone, Debug)]
 pub(crate) enum Op {
     Join(JobSpec),
@@ -23,20 +23,20 @@ pub(crate) enum Op {
         steps: u8,
     },
     Leave(u8),
-    /// All its ranks lose the coordinator at once, and come back with what they were given.
+    /// All its ranks lose the coordinator at once, and return with the samples that they were given.
     Rejoin(u8),
     Restart(u8),
-    /// It stops reading, or goes on. Then others that had stopped go on.
+    /// It stops reading, or reads again. If it stops, others that had stopped read again.
     Pause(u8),
-    /// It stops reading, for good.
+    /// It stops reading for good.
     Stop(u8),
-    /// What it has not taken is taken back. It counts as absent until it reads again.
+    /// Its untaken batches are taken back. It counts as absent until it reads again.
     TakeBack(u8),
     /// A sample cannot be read from now on.
     Break(u32),
-    /// Compares the scheduler's idea of what a job was given with what it was.
+    /// Compares the scheduler's state of a job with the samples that it was really given.
     State(u8),
-    /// So many samples of its next epoch may be drawn before it begins.
+    /// Sets how many samples of its next epoch may be drawn before it begins.
     Ahead {
         who: u8,
         samples: u64,
@@ -45,19 +45,19 @@ pub(crate) enum Op {
 
 struct Job {
     spec: JobSpec,
-    /// Each rank is given its samples in ascending order.
+    /// `true` if each rank must be given its samples in ascending order.
     ascends: bool,
     paused: bool,
-    /// It was taken from, and has not read since.
+    /// `true` if its batches were taken back, and it has not read since.
     absent: bool,
-    /// Samples of an epoch that may be drawn for it before one of its ranks begins it.
+    /// Number of samples of an epoch that may be drawn for it before one of its ranks begins the epoch.
     ahead: u64,
     ranks: Vec<Rank>,
-    /// The epoch that it came to, or resumed.
+    /// The epoch in which it attached, or that it resumed.
     first_epoch: u64,
-    /// The epoch that it resumed, and the steps that its rank that had most had had in it.
+    /// The epoch that it resumed, and the steps that its foremost rank had taken in it.
     level: (u64, u64),
-    /// By epoch: what its first rank was given.
+    /// By epoch: the draws that its first rank was given.
     draws: BTreeMap<u64, Vec<Draw>>,
     given: BTreeMap<u64, RoaringBitmap>,
 }
@@ -66,19 +66,19 @@ struct Job {
 struct Rank {
     queue: VecDeque<Part>,
     epoch: u64,
-    /// Batches that it was given in its epoch.
+    /// Number of batches that it was given in its epoch.
     steps: u64,
-    /// The epoch that it was given all of, and its steps, until it is given a batch of the next one.
+    /// The epoch that it was given all of, and its steps, until it is given a batch of the next epoch.
     before: Option<(u64, u64)>,
     batch: Vec<Draw>,
-    /// Samples of that batch which could not be read.
+    /// Samples of that batch that could not be read.
     failed: Vec<u32>,
-    /// The sample that it was given last, and the epoch.
+    /// The epoch and the sample that it was given last.
     last: Option<(u64, u32)>,
     parts: u32,
     /// The buffer of the batch that its user works on.
     held: Option<u64>,
-    /// It iterates its epoch.
+    /// `true` while it iterates its epoch.
     begun: bool,
     finished: u64,
 }
@@ -87,29 +87,29 @@ struct Part {
     minibatch: u64,
     delivery: Delivery,
     draws: Vec<Draw>,
-    /// Samples that were dealt, those that others took the place of included.
+    /// By slot: samples that were dealt, including bad ones that others replaced.
     dealt: Vec<u32>,
 }
 
-/// See the module.
+/// A simulated coordinator with its clients; see the module.
 pub(crate) struct World {
     scheduler: Scheduler,
     samples: u32,
     ascends: bool,
     audit: Audit,
     jobs: BTreeMap<JobId, Job>,
-    /// Buffers: so many for each rank, and so many more.
+    /// Number of buffers: the first per rank, and the second in addition.
     pool: (u32, u32),
-    /// Most ranks that there were at a time.
+    /// Largest number of ranks that were present at a time.
     most_consumers: u32,
-    /// Parts that are not released, by minibatch.
+    /// Number of unreleased parts, by minibatch.
     used: BTreeMap<u64, u32>,
     made: u64,
     came: u64,
     broken: RoaringBitmap,
-    /// They never leave, and never skip a part of an epoch.
+    /// Jobs that never leave, and never skip a part of an epoch.
     steadfast: BTreeSet<JobId>,
-    /// What jobs that pause have not taken is taken back when another lacks a buffer.
+    /// `true` if the untaken batches of jobs that pause are taken back when another job lacks a buffer.
     relieves: bool,
 }
 
@@ -134,7 +134,7 @@ impl World {
         }
     }
 
-    /// A world in which jobs that pause are taken from.
+    /// Creates a world in which the untaken batches of jobs that pause are taken back.
     pub(crate) fn relieving(config: Config, pool: (u32, u32)) -> Self {
         World {
             relieves: true,
@@ -186,9 +186,9 @@ impl World {
         self.jobs.get_mut(&id).expect("a job that is here")
     }
 
-    // Coming and going.
+    // Attaching and detaching.
 
-    /// Its number, if it is admitted.
+    /// Attaches a job. Returns its number if it is admitted.
     pub(crate) fn join(&mut self, mut spec: JobSpec) -> Option<JobId> {
         if let Some(subset) = &mut spec.subset {
             *subset &= (0..self.samples).collect::<RoaringBitmap>();
@@ -246,7 +246,7 @@ impl World {
         true
     }
 
-    /// The job as it was.
+    /// Removes a job, and returns its last state.
     fn remove(&mut self, id: JobId) -> Job {
         self.scheduler.detach(id);
         self.audit.left(id);
@@ -268,8 +268,8 @@ impl World {
         }
     }
 
-    /// As clients and coordinator do it: each rank presents its epoch, or the one before if it was given nothing of its
-    /// own; the job goes on in the latest one, and ranks that were given less of it are made level.
+    /// Lets a job return as clients and coordinator do it. Each rank presents its epoch, or the epoch before if it was
+    /// given nothing of its own. The job resumes the latest one, and ranks that were given less of it are made level.
     fn rejoin(&mut self, id: JobId) {
         let bad = self.scheduler.left_out(id);
         let before = self.remove(id);
@@ -301,7 +301,7 @@ impl World {
         }
     }
 
-    /// Ranks are where they were, with empty queues.
+    /// Puts the ranks where they were, with empty queues.
     fn go_on(&mut self, id: JobId, before: Job) {
         let job = self.job(id);
         let now = job.ranks[0].epoch;
@@ -345,8 +345,9 @@ impl World {
         }
     }
 
-    /// One job at a time, of one rank; or, where jobs that pause are taken from, any of them whose ranks are level: of
-    /// others, what lies between their ranks is not taken back.
+    /// Pauses a job, or lets it read again. Only one job of one rank may pause at a time. Where batches are taken back,
+    /// any jobs whose ranks are level may pause, because the deliveries between ranks that are apart are not taken
+    /// back.
     fn pause(&mut self, id: JobId) {
         let paused = self.job(id).paused;
         if self.relieves {
@@ -359,7 +360,7 @@ impl World {
         self.job(id).paused = pauses;
     }
 
-    /// Only this one of the jobs still reads.
+    /// Pauses all jobs except one.
     pub(crate) fn all_others_stop(&mut self, who: u8) {
         self.jobs.values_mut().for_each(|job| job.paused = true);
         self.on(who, |world, id| world.job(id).paused = false);
@@ -370,13 +371,13 @@ impl World {
         self.job(id).ahead = samples;
     }
 
-    /// Returns whether somebody has begun the epoch that a minibatch is of, or it is among the first samples of one that
-    /// may be drawn before. `before`: by target, what was drawn of its epoch.
+    /// Returns `true` if a rank has begun the epoch of a minibatch, or the minibatch is among the first samples that
+    /// may be drawn before. `before` has, by target, the number of samples drawn of its epoch before.
     fn is_wanted(&self, minibatch: &Minibatch, before: &BTreeMap<JobId, u64>) -> bool {
         let drawn = minibatch.samples.len() as u64;
         let has_begun = |id: &JobId, epoch: u64| {
             let ranks = &self.jobs[id].ranks;
-            // The first epoch, and one that is resumed, counts as begun.
+            // The first epoch, and an epoch that is resumed, count as begun.
             let first = self.jobs[id].first_epoch;
             epoch <= first
                 || ranks
@@ -399,7 +400,7 @@ impl World {
         })
     }
 
-    /// By job: what was drawn of its epoch.
+    /// Returns the number of samples drawn of each job's epoch.
     fn positions(&self) -> BTreeMap<JobId, u64> {
         let view = |&id: &JobId| Some((id, self.scheduler.job(id)?));
         let views = self.jobs.keys().filter_map(view);
@@ -414,12 +415,12 @@ impl World {
         self.jobs.values().map(|job| job.spec.world_size).sum()
     }
 
-    /// A pool stays as large as it is when jobs leave.
+    /// Returns the number of buffers. A pool keeps its size when jobs leave.
     fn buffers(&self) -> u32 {
         self.pool.0 * self.most_consumers + self.pool.1
     }
 
-    /// Batches that a rank may hold: as the coordinator allots them.
+    /// Returns the number of batches that a rank may hold, as the coordinator allots them.
     fn share(&self) -> u32 {
         match (self.consumers(), self.buffers()) {
             (n, all) if all >= 2 * n + 2 => 2,
@@ -436,7 +437,7 @@ impl World {
         }
     }
 
-    /// Draws all that can be drawn. True: something was.
+    /// Draws all minibatches that can be drawn. Returns `true` if there was one.
     fn pump(&mut self) -> bool {
         let mut any = false;
         loop {
@@ -461,7 +462,7 @@ impl World {
         }
     }
 
-    /// As the coordinator does it, but that it knows who pauses.
+    /// Takes batches back as the coordinator does. Unlike the coordinator, the world knows which jobs pause.
     fn make_room(&mut self) -> bool {
         if !self.scheduler.lacks_buffers() {
             return false;
@@ -494,7 +495,7 @@ impl World {
         self.audit.taken_back(id, &void);
     }
 
-    /// Replaces what cannot be read. Gives all that was dealt, by slot.
+    /// Replaces samples that cannot be read. Returns all samples that were dealt, by slot.
     fn prepare(&mut self, minibatch: &mut Minibatch) -> Vec<Vec<u32>> {
         let mut dealt = Vec::new();
         for draw in &mut minibatch.samples {
@@ -545,7 +546,7 @@ impl World {
         }
     }
 
-    /// One rank begins its epoch, and takes the parts of a batch as far as they are there. True: it did any of this.
+    /// One rank begins its epoch, and takes the parts of a batch that are ready. Returns `true` if it did any of this.
     fn step(&mut self, id: JobId, rank: usize) -> bool {
         let job = self.job(id);
         if job.paused {
@@ -571,12 +572,12 @@ impl World {
         any
     }
 
-    /// True: that is a batch.
+    /// Takes a part. Returns `true` if that completes a batch.
     fn take(&mut self, id: JobId, rank: usize, part: Part) -> bool {
         let (share, broken) = (self.share(), self.broken.clone());
         let job = self.job(id);
         let reader = &mut job.ranks[rank];
-        // Its client was told of those that cannot be read. They count as given when their batch is given.
+        // Its client was told of the samples that cannot be read. They count as given when their batch is given.
         let failed = part.dealt.iter().filter(|id| broken.contains(**id));
         reader.failed.extend(failed);
         assert_eq!(part.delivery.epoch, reader.epoch);
@@ -599,7 +600,7 @@ impl World {
         part.delivery.ends_batch
     }
 
-    // Promises.
+    // The promises.
 
     fn compare_state(&mut self, id: JobId) {
         let job = &self.jobs[&id];
@@ -632,7 +633,7 @@ impl World {
         self.jobs.values_mut().for_each(|job| job.paused = false);
     }
 
-    /// Everybody whom nobody has to wait for finishes an epoch, in a bounded number of rounds.
+    /// Checks that every job that need not wait for others finishes an epoch within a bounded number of rounds.
     pub(crate) fn everybody_finishes_an_epoch(&mut self) {
         let ids: Vec<JobId> = self
             .jobs
@@ -644,7 +645,7 @@ impl World {
             .iter()
             .map(|&id| (id, self.jobs[&id].finished() + 1))
             .collect();
-        // A member of a cohort first waits for those who are behind it.
+        // A member of a cohort first waits for the members that are behind it.
         let epochs = self
             .jobs
             .values()
@@ -697,7 +698,8 @@ impl Rank {
 }
 
 impl Job {
-    /// Nothing of an epoch is handed over before every rank has taken all of the one before.
+    /// Returns the last epoch whose batches may be handed over. Every rank must have taken all of an epoch before the
+    /// next one.
     fn last_epoch(&self) -> u64 {
         let fronts = self.ranks.iter().filter_map(|rank| rank.queue.front());
         fronts
@@ -706,7 +708,7 @@ impl Job {
             .unwrap_or(u64::MAX)
     }
 
-    /// All its ranks were given equally much.
+    /// Returns `true` if all its ranks were given equally much.
     fn is_level(&self) -> bool {
         let place = |r: &Rank| (r.epoch, r.steps);
         self.ranks.iter().all(|r| place(r) == place(&self.ranks[0]))
@@ -716,7 +718,7 @@ impl Job {
         self.ranks.iter().map(|r| r.finished).min().expect("a rank")
     }
 
-    /// The user of a rank has a batch.
+    /// Gives a complete batch to the user of a rank.
     fn give(&mut self, rank: usize, ends_epoch: bool) {
         let reader = &mut self.ranks[rank];
         reader.parts = 0;

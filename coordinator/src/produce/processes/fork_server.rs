@@ -1,8 +1,8 @@
-//! The host of a stream's user code: a process that loads the dataset once and forks workers.
+//! The fork server of a stream's user code: a process that loads the dataset once and forks workers.
 //!
-//! One thread has it forked by a [`zygote`](super::zygote), hears what it says, and sees it end; a worker's thread that
-//! wants something asks and waits. The kernel ends a host with its zygote, and workers with their host, so that none of
-//! them outlives the coordinator, however that ends.
+//! One thread has it forked by a [`zygote`](super::zygote), reads its messages, and sees it end. A worker's thread that
+//! needs it sends a request and waits. The kernel ends a fork server with its zygote, and workers with their fork
+//! server, so that none of them outlives the coordinator, however that ends.
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
@@ -21,20 +21,20 @@ use crate::produce::processes::SampleShape;
 use crate::produce::processes::zygote::{Ended, Zygote};
 use crate::{Error, Result};
 
-/// Longest time to load a dataset: slow storage, large imports.
+/// Longest time to load a dataset. Slow storage and large imports may take minutes.
 const LOADING: Duration = Duration::from_secs(600);
 const NOW_AND_THEN: Duration = Duration::from_millis(500);
-/// Longest time for anything else.
+/// Longest time for any other request.
 const PROMPT: Duration = Duration::from_secs(60);
-/// How often the thread looks around though nothing woke it, which nothing needs: see [`nap`].
+/// Longest sleep of the thread when nothing wakes it. Nothing depends on it: see [`nap`].
 const NAP: Duration = Duration::from_millis(500);
 
-/// A running host.
+/// A running fork server.
 pub(super) struct ForkServer {
-    /// For sending; the other end of it is the host's standard input.
+    /// Used for sending. The other end is the fork server's standard input.
     channel: Channel,
-    /// Held while requests are sent that must follow each other: a worker with samples to make needs the staging area,
-    /// so it must not be asked for after that was taken away. Locked before `state`.
+    /// Held while requests are sent that must follow each other. A worker with samples to make needs the staging area,
+    /// so it must not be requested after the staging area was unmapped. Locked before `state`.
     asking: Mutex<()>,
     state: Mutex<ForkServerState>,
     changed: Condvar,
@@ -53,9 +53,9 @@ struct ForkServerState {
     samples: Option<u64>,
     mapped: bool,
     failed: Option<String>,
-    /// By number.
+    /// Workers by number.
     workers: Vec<WorkerState>,
-    /// Why there is no host any more.
+    /// How the fork server ended, once it has.
     ended: Option<Ended>,
 }
 
@@ -77,9 +77,10 @@ impl ForkServerState {
 }
 
 impl ForkServer {
-    /// Starts the host and lets it load the dataset, as long as somebody awaits it; gives the number of samples.
+    /// Starts a fork server and lets it load the dataset, for as long as `is_awaited`. Returns it with the number of
+    /// samples.
     ///
-    /// `anew`: the host imports by itself whatever it needs.
+    /// With `anew`, the fork server imports everything it needs by itself.
     pub(super) fn start(
         zygote: &Arc<Zygote>,
         code: &UserCode,
@@ -103,7 +104,7 @@ impl ForkServer {
         let prelude = code.prelude.clone();
         let hear = move || {
             let number = zygote.start_host(&prelude, anew, &theirs);
-            // Gone, so that the host's death is seen.
+            // Closed here, so that the fork server's death closes the socket.
             drop(theirs);
             hearer.run(&zygote, number, receiving);
         };
@@ -140,12 +141,12 @@ impl ForkServer {
 
     fn ask(&self, request: &ForkServerRequest, descriptors: &[RawFd]) -> Result<()> {
         let message = serde_json::to_vec(request).map_err(|e| Error::Code(e.to_string()))?;
-        // A host that is gone has said why by another way.
+        // If the fork server is gone, its state says why, so this error is ignored.
         let _ = self.channel.send(&message, descriptors);
         Ok(())
     }
 
-    /// Waits for `look` to find something. It looks whenever something changed, and now and then.
+    /// Waits until `look` finds something. It looks after every change, and every 500 ms.
     fn wait<T>(
         &self,
         what: &str,
@@ -158,6 +159,7 @@ impl ForkServer {
             if let Some(found) = look(&mut state) {
                 return Ok(found);
             }
+            // Taken, so that a later request does not report the same failure.
             if let Some(why) = state.failed.take() {
                 return Err(Error::Code(why));
             }
@@ -178,7 +180,7 @@ impl ForkServer {
         }
     }
 
-    /// Gives the staging area to the workers to come.
+    /// Maps the staging area for the workers that will be started.
     pub(super) fn map(
         &self,
         layout: &Layout,
@@ -247,13 +249,14 @@ impl ForkServer {
         })
     }
 
-    /// Ends all workers, and lets go of the staging area: only the dataset stays.
+    /// Ends all workers and unmaps the staging area, so that only the dataset stays in memory.
     pub(super) fn rest(&self) {
         let running =
             |(number, w): (usize, &WorkerState)| w.exited.is_none().then_some(number as u32);
         let _asking = self.asking();
         let running: Vec<u32> = {
             let mut state = self.state();
+            // From now on `fork` refuses to start a worker that needs the staging area.
             state.mapped = false;
             let workers = state.workers.iter().enumerate();
             workers.filter_map(running).collect()
@@ -264,29 +267,29 @@ impl ForkServer {
         let _ = self.ask(&ForkServerRequest::Unmap, &[]);
     }
 
-    /// Samples of the dataset.
+    /// Returns the number of samples of the dataset, once it is loaded.
     pub(super) fn samples(&self) -> Option<u64> {
         self.state().samples
     }
 
-    /// Ends a worker; gives how it ended, once it is no process any more. None: not within the time.
+    /// Ends a worker and waits until it is gone. Returns how it ended, or `None` if that takes too long.
     pub(super) fn kill(&self, worker: u32) -> Option<String> {
         let _ = self.ask(&ForkServerRequest::Kill { worker }, &[]);
         self.exited(worker, PROMPT)
     }
 
-    /// How a worker ended, once it is no process any more. None: not within `limit`.
+    /// Waits until a worker is gone. Returns how it ended, or `None` if it is still there after `limit`.
     pub(super) fn exited(&self, worker: u32, limit: Duration) -> Option<String> {
         let look = |s: &mut ForkServerState| s.workers.get(worker as usize)?.exited.clone();
         self.wait("to end a worker", limit, look).ok()
     }
 
-    /// Why there is no host any more.
+    /// Returns how the fork server ended, or `None` if it is running.
     pub(super) fn ended(&self) -> Option<String> {
         self.state().ended.as_ref().map(|ended| ended.how.clone())
     }
 
-    /// The error of what was asked of a host that has ended: `to load the dataset`.
+    /// Returns the error of a request `what` (for example `to load the dataset`) if the fork server has ended.
     pub(super) fn ended_while(&self, what: &str) -> Option<Error> {
         self.state().ended.as_ref().map(|ended| ended.error(what))
     }
@@ -296,16 +299,17 @@ impl ForkServer {
         self.state().pids()
     }
 
-    /// Ends it, with all its workers.
+    /// Ends the fork server and all its workers.
     pub(super) fn close(&self) {
         self.closing.store(true, Ordering::Release);
         self.channel.hang_up();
     }
 
-    // The thread that hears it.
+    // The thread that reads the fork server's messages.
 
     fn run(&self, zygote: &Arc<Zygote>, number: u32, socket: UnixStream) {
         let heard = catch_unwind(AssertUnwindSafe(|| self.hear(Channel::new(socket))));
+        // Also after a message without sense and after a panic: the process ends when its socket closes.
         self.channel.hang_up();
         let how = zygote.reap(number);
         let ended = match heard {
@@ -323,7 +327,7 @@ impl ForkServer {
         self.changed.notify_all();
     }
 
-    /// Until it has ended. Some: why it must be ended.
+    /// Reads messages until the fork server has ended. Returns `Some` with a reason if it must be ended.
     fn hear(&self, mut channel: Channel) -> Option<String> {
         loop {
             match channel.receive(nap(NAP)) {

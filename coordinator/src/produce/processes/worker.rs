@@ -1,14 +1,16 @@
-//! A worker's thread: keeps one worker process busy, and replaces it when it ends.
+//! A worker's thread keeps one worker process busy, and replaces the process when it ends.
 //!
-//! It takes a few samples at a time, as many as take a few milliseconds, and the next few before those are made: so
-//! messages weigh little, and the worker need not wait for them. Where one of them turns out to be slow, those behind it are
-//! withdrawn, for another worker to make; what is written is seen without a word ([`coprep_cache::task_table`]).
+//! It takes a few samples at a time, as many as take a few milliseconds, and hands over the next few before those are
+//! made. So messages cost little, and the worker need not wait for them. If a sample turns out to be slow, the samples
+//! behind it are withdrawn for another worker to make. Written samples are seen in shared memory without a message
+//! ([`coprep_cache::task_table`]).
 //!
-//! A worker that made a sample which is larger than its slot asks where to write it. While there is no memory for that it
-//! waits, and what it was given besides is withdrawn.
+//! A worker with a sample that is larger than its slot asks where to write it. While there is no memory for that, the
+//! worker waits, and its other samples are withdrawn.
 //!
-//! A sample on which a worker ended is given to another worker once, alone; if that one ends too, it has failed, and fails
-//! at once when it is drawn again ([`deadly`](super::deadly)). Samples that were only on their way go back, with no mark.
+//! A sample on which a worker ended is given to another worker once, alone. If that one ends too, the sample has
+//! failed, and fails at once when it is drawn again ([`deadly`](super::deadly)). Samples that the process had not begun
+//! go back without a mark.
 
 mod room;
 
@@ -39,45 +41,45 @@ use crate::produce::processes::worker::room::Want;
 use crate::produce::processes::{Begin, Outlook, ProcessPool, Task, TaskOutcome, Trouble, failure};
 use crate::{Error, Result};
 
-/// A chunk is as many samples as are expected to take together no longer than this. Who is behind one that takes longer is
-/// withdrawn.
+/// Longest expected time of a chunk. If a sample takes longer than this, the samples behind it are withdrawn.
 const TOGETHER: Duration = Duration::from_millis(12);
-/// Samples that nothing is known of go one by one unless as many as this take no longer: each may be slow, and in relaxed
-/// order who is to take its place must be found soon.
+/// A sample of unknown cost shares a chunk only if this many typical samples fit into the chunk's time. Otherwise it
+/// goes alone, because it may be slow, and in relaxed order the sample that takes its place must be found soon.
 const UNKNOWN: f32 = 4.0;
-/// Or than this, where what is made is cached: who draws a sample that is on its way, for another epoch, makes it again.
+/// Longest expected time of a chunk whose samples are cached. It is short because another epoch that draws a sample
+/// while it is under way makes it again.
 const TO_BE_KEPT: Duration = Duration::from_millis(2);
-/// After so long without a word the thread looks whether one takes longer.
+/// Time without a message after which the thread checks whether a sample takes longer than expected.
 const LOOK: Duration = Duration::from_millis(18);
-/// How long a thread sleeps before it looks around though nothing woke it, which nothing needs: see [`nap`].
+/// Longest sleep of a thread when nothing wakes it. Nothing depends on it: see [`nap`].
 const NAP: Duration = Duration::from_millis(100);
 /// First and longest pause before a worker that ended is replaced.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(2));
-/// Time of a stage that ran, and took none that could be measured.
+/// Time of a stage that ran without measurable time. It must not be zero, which means that the stage did not run.
 const LEAST_WAIT: Duration = Duration::from_nanos(1);
-/// Workers that may end on one sample.
+/// Number of workers that may end on one sample before the sample fails.
 const ATTEMPTS: u32 = 2;
 const PANICKED: &str =
     "was ended because its thread panicked, a defect of coprep: please report it";
 const NOT_GIVEN: &str = "said something of a sample that it does not have";
 
-/// Samples of a chunk, at so many seconds each.
+/// Returns the number of samples in a chunk that take `seconds` each.
 pub(super) fn chunk(seconds: f32) -> usize {
-    // What is beyond all bounds is the largest number.
+    // The cast saturates: a division by zero gives the largest number.
     let fitting = (TOGETHER.as_secs_f32() / seconds) as usize;
     fitting.clamp(1, MOST as usize)
 }
 
-/// A sample that is to be made, and what it went through.
+/// A sample to make, with its history.
 pub(super) struct PoolTask {
     pub(super) task: Box<dyn Task>,
-    /// When it was to be begun.
+    /// Time at which it was planned to begin.
     pub(super) due: Deadline,
-    /// Workers that ended while they made it.
+    /// Number of workers that ended while they made it.
     attempts: u32,
-    /// A worker ended on a chunk that had it: from now on it is made alone.
+    /// `true` if a worker ended on a chunk that had it. It is then made alone.
     alone: bool,
-    /// When it was taken from the queue.
+    /// Its outlook when it was taken from the queue.
     outlook: Outlook,
 }
 
@@ -92,7 +94,7 @@ impl PoolTask {
         }
     }
 
-    /// How long a chunk with it may be.
+    /// Returns the longest expected time of a chunk that contains it.
     fn longest(&self) -> Duration {
         if self.outlook.is_kept {
             TO_BE_KEPT
@@ -102,24 +104,24 @@ impl PoolTask {
     }
 }
 
-/// Buffer and slot.
+/// A buffer and a slot of it.
 type SlotAddress = (u32, u32);
 
-/// See the module.
+/// A worker's thread; see the module.
 pub(super) struct Worker {
     process_pool: Arc<ProcessPool>,
     id: u32,
     process: Option<WorkerProcess>,
-    /// What the process was given and has not yet made, oldest first.
+    /// Chunks that the process was given and has not finished, oldest first.
     chunks: VecDeque<Chunk>,
     pause: Duration,
-    /// When the process was last seen to have done something, or was given something after having nothing.
+    /// Time of the last sign of life: the process did something, or was given a chunk while it had none.
     heard: Instant,
-    /// Of the time off the processor, the part that was not for want of one, as the process said last.
+    /// The part of the time off the processor in which the process did not wait for a processor, as it last reported.
     waits: f64,
-    /// The crew was told that it has something to do.
+    /// `true` if the process pool was told that this worker is busy.
     is_busy: bool,
-    /// What the process waits for.
+    /// The room that the process waits for.
     want: Option<Want>,
 }
 
@@ -127,7 +129,7 @@ struct WorkerProcess {
     number: u32,
     pid: u32,
     channel: Channel,
-    /// Where the values of deterministic parts pass: one file per chunk under way. None: nothing is cached.
+    /// Files through which the values of deterministic parts pass, one per chunk under way. Empty if nothing is cached.
     scratch: Vec<File>,
     task_table: Arc<TaskTable>,
     next_chunk: u32,
@@ -135,19 +137,20 @@ struct WorkerProcess {
 
 struct Chunk {
     number: u32,
-    /// None: it is ended, or withdrawn.
+    /// The chunk's samples. An entry is `None` once the sample has ended or was withdrawn.
     jobs: Vec<Option<PoolTask>>,
     left: usize,
-    /// Of each job, once the process is there.
+    /// A handle of each sample, once the process has been given the chunk.
     hands: Vec<Hand>,
-    /// Nobody waits long behind it.
+    /// `true` if no sample of it delays the next chunk for long.
     is_quick: bool,
 }
 
-/// The thread's hand on a sample that the process was given.
+/// The thread's handle of a sample that the process was given.
 struct Hand {
     given: TaskHandle,
-    /// Its place, where that may yet become another: the process takes it, or is told.
+    /// The slot that the process was offered, where another may still take its place. The process either takes it or is
+    /// told one.
     offered: Option<SlotAddress>,
     is_told: bool,
 }
@@ -167,7 +170,7 @@ impl Worker {
         }
     }
 
-    /// Until the crew is dismissed.
+    /// Runs until the process pool ends.
     pub(super) fn run(mut self) {
         let worked = catch_unwind(AssertUnwindSafe(|| self.work()));
         if worked.is_err() {
@@ -180,7 +183,7 @@ impl Worker {
     fn work(&mut self) {
         while !self.process_pool.is_over() {
             let turned = catch_unwind(AssertUnwindSafe(|| self.turn()));
-            // What the process was given, and may still write, is as after any other end of it.
+            // A panic is handled like any other end of the process, because the process may still write its samples.
             let turned = turned.unwrap_or_else(|_| Err(PANICKED.into()));
             if let Err(why) = turned {
                 self.lost(&why);
@@ -197,7 +200,8 @@ impl Worker {
         }
     }
 
-    /// Gives the process something to do, or hears what it did. Err: why it must be replaced.
+    /// Gives the process samples to make, or reads its next message. An error is the reason why the process must be
+    /// replaced.
     fn turn(&mut self) -> std::result::Result<(), String> {
         if self.want.is_some() {
             return self.make_room();
@@ -220,7 +224,7 @@ impl Worker {
             .process_pool
             .patience
             .saturating_sub(self.heard.elapsed());
-        // What is behind a slow sample must be found soon; one that is alone is only waited for.
+        // Samples behind a slow one must be found soon. A sample that is alone is only waited for.
         let wait = if given > 1 { LOOK } else { nap(NAP) };
         match process.channel.receive(wait.min(patience)) {
             Ok(Some(message)) => {
@@ -251,7 +255,7 @@ impl Worker {
         }
     }
 
-    /// The next samples to make. Waits for the first if nothing else is under way.
+    /// Takes the next samples to make. Waits for the first if no chunk is under way.
     fn take(&mut self) -> Vec<PoolTask> {
         let wait = if self.chunks.is_empty() {
             nap(NAP)
@@ -276,7 +280,7 @@ impl Worker {
                     Verdict::Fail(failure) => job.task.finish(TaskOutcome::Failed(failure)),
                 },
                 Ok(Begin::Over(outcome)) => job.task.finish(outcome),
-                // Dropped, it ends by itself; the others of the chunk go on.
+                // A task that is dropped reports its own failure. The others of the chunk go on.
                 Err(_) => tracing::error!("{PANICKED}"),
             }
         }
@@ -288,7 +292,7 @@ impl Worker {
         id.map_or(Verdict::Try, |id| self.process_pool.deadly.verdict(id))
     }
 
-    /// A chunk that begins with this one, of what is waiting.
+    /// Collects a chunk from the waiting samples, beginning with `first`.
     fn gather(&self, mut first: PoolTask) -> Vec<PoolTask> {
         let typical = self.process_pool.typical.seconds();
         let seconds = |job: &PoolTask| {
@@ -311,7 +315,7 @@ impl Worker {
             job.outlook = job.task.outlook();
             together = seconds(&job).map(|more| so_far + more);
             if job.alone || together.is_none_or(|sum| sum > most) {
-                // Not kept: who comes first may have it.
+                // Put back and not kept, so that the first free worker can have it.
                 self.process_pool.in_turn(job);
                 break;
             }
@@ -326,7 +330,7 @@ impl Worker {
             Some(_) => job.outlook.is_quick,
             None => typical.is_some_and(|s| UNKNOWN * s <= job.longest().as_secs_f32()),
         };
-        // Noted before anything can fail: what is lost is given to another.
+        // Recorded before anything can fail, so that the samples are given to another worker if this one is lost.
         self.chunks.push_back(Chunk {
             number: 0,
             is_quick: jobs.iter().all(is_quick),
@@ -336,7 +340,7 @@ impl Worker {
         });
         let idle = self.chunks.len() == 1;
         if idle && let Some(process) = self.process.take_if(|p| p.channel.is_lost()) {
-            // It ended while it had nothing to do: no sample's fault.
+            // The process ended while it had nothing to do, so no sample is at fault.
             if self.reap(process.number, "").is_none() {
                 self.end_pool();
                 return Ok(());
@@ -363,7 +367,7 @@ impl Worker {
         for (job, index) in chunk.jobs.iter_mut().flatten().zip(0..) {
             let given = TaskHandle::new(&process.task_table, code::entry(chunk.number, index));
             let offered = if job.outlook.is_quick {
-                // Nothing can be ready before it.
+                // A quick sample is bound at once, because no other can be ready before it.
 
                 job.task.bind(true);
                 None
@@ -407,7 +411,7 @@ impl Worker {
         })
     }
 
-    // What the process says.
+    // The process's messages.
 
     fn report(&mut self, report: WorkerReport) -> std::result::Result<(), String> {
         self.pause = PAUSES.0;
@@ -425,7 +429,7 @@ impl Worker {
         self.waits = progress.waited_for_nothing();
         self.take_written()?;
         if progress.ends_chunk {
-            // Not before: until then it may look at the entries of this chunk.
+            // Popped only now, because the process may look at the chunk's entries until it has reported the end.
             match self.chunks.pop_front() {
                 Some(chunk) if chunk.left == 0 => {}
                 Some(chunk) => {
@@ -438,7 +442,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Ends the samples that are written.
+    /// Finishes the samples that the process has written.
     fn take_written(&mut self) -> std::result::Result<(), String> {
         let hands = self.chunks.front().map_or(0, |chunk| chunk.hands.len());
         for index in 0..hands {
@@ -453,7 +457,8 @@ impl Worker {
         Ok(())
     }
 
-    /// It has said nothing for a while. What waits behind a sample that takes long is for another worker.
+    /// Called when the process was silent for a while. Withdraws the samples behind one that takes long, for another
+    /// worker.
     fn look(&mut self) -> std::result::Result<(), String> {
         self.take_written()?;
         let Some(chunk) = self.chunks.front() else {
@@ -469,9 +474,9 @@ impl Worker {
         Ok(())
     }
 
-    /// Takes back what the process has not begun, and gives it to `another`.
+    /// Withdraws the samples that the process has not begun, and passes each to `another`.
     fn withdraw(&mut self, another: impl Fn(PoolTask)) {
-        // Nor is more given to it.
+        // A chunk that is not quick also keeps the process from being given more.
         if let Some(chunk) = self.chunks.front_mut() {
             chunk.is_quick = false;
         }
@@ -486,7 +491,8 @@ impl Worker {
         }
     }
 
-    /// Takes it from the chunk: whoever does must end it. What is not taken is given to another worker if this one fails.
+    /// Takes a sample out of the oldest chunk. The caller must finish it. Samples left in the chunk are given to
+    /// another worker if this one fails.
     fn job(&mut self, index: u32) -> std::result::Result<PoolTask, String> {
         let chunk = self.chunks.front_mut();
         let place = chunk.and_then(|c| {
@@ -496,7 +502,7 @@ impl Worker {
         place.and_then(Option::take).ok_or_else(|| NOT_GIVEN.into())
     }
 
-    /// A sample is made, and about to be written.
+    /// Tells the process where to write a sample that is ready.
     fn tell_where(&mut self, index: u32) -> std::result::Result<(), String> {
         let chunk = self.chunks.front_mut();
         let job = chunk.and_then(|c| c.jobs.get_mut(index as usize)?.as_mut());
@@ -507,7 +513,7 @@ impl Worker {
         let message = code::place(buffer, slot);
         let told = process.channel.send(&message, &[]);
         if let Some(chunk) = self.chunks.front_mut() {
-            // As good as done: what comes next need not wait until it is.
+            // The chunk is nearly done, so the next one can be given without waiting for its end.
             chunk.is_quick |= chunk.left == 1;
             if let Some(hand) = chunk.hands.get_mut(index as usize) {
                 hand.is_told = true;
@@ -525,10 +531,10 @@ impl Worker {
             self.keep(index, written.kept, dataset)?;
         }
         let job = self.job(index)?;
-        // Time off the processor, and not for want of one, is taken to be the dataset's, which reads.
+        // Time off the processor without waiting for one is taken to be the dataset's time of reading.
         let fetch = (wall - cpu).mul_f64(self.waits).min(dataset);
         let cost = PreparationCost {
-            // Where nothing was waited for, that was measured, too: what it waited before is not what it waits.
+            // Zero waiting was measured, too. A zero here would leave an older, longer measurement in place.
             fetch: fetch.max(LEAST_WAIT),
             decode: dataset - fetch,
             random: wall - dataset,
@@ -541,7 +547,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Fails if the process was offered a place for the sample, and has not taken it.
+    /// Returns an error if the process was offered a slot for the sample and has not taken it.
     fn check_taken(&self, index: u32, what: &str) -> std::result::Result<(), String> {
         let chunk = self.chunks.front();
         let hand = chunk.and_then(|c| c.hands.get(index as usize));
@@ -551,8 +557,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Admits the value of a deterministic part to the cache: the one copy on its way there, so that no
-    /// process of user code can write the cache.
+    /// Admits the value of a deterministic part to the cache. This copy is the only way into the cache, so that no
+    /// process of user code can write there.
     fn keep(
         &self,
         index: u32,
@@ -571,7 +577,7 @@ impl Worker {
             return Ok(());
         };
         let form = Form::Decoded;
-        // Before room is made for it: its length is the process's word.
+        // Checked before room is reserved, because the length is only the process's claim.
         let there = file.metadata().map_err(|e| e.to_string())?.len();
         if at.checked_add(len).is_none_or(|end| end > there) {
             return Err("said where a value lies, and it is not there".into());
@@ -601,9 +607,9 @@ impl Worker {
         format!("{} (process {pid})", self.id)
     }
 
-    // What happens when it ends.
+    // The end of the process.
 
-    /// The process is to be replaced. `why` is empty when it ended by itself.
+    /// Replaces the process. `why` is empty if it ended by itself.
     fn lost(&mut self, why: &str) {
         self.forget_want();
         if self.process_pool.is_over() {
@@ -630,14 +636,14 @@ impl Worker {
         self.pause = (self.pause * 2).min(PAUSES.1);
     }
 
-    /// Ends a process, and returns how it ended once it is no process any more. `why` is empty if it ends by itself. `None`: its
-    /// host is gone.
+    /// Ends a process, and returns how it ended once it is gone. `why` is empty if it ends by itself. Returns `None` if
+    /// the fork server is gone.
     ///
-    /// It must be gone before anybody else is given the slots that it may be writing. And a dataset that can only be iterated
-    /// must not be iterated twice at the same time. A stream of one has one worker, whose next process is started after this.
-    /// PyTorch's workers of the process before are gone as well. They have its socket too, so that it is not lost before they
-    /// have ended. Where the process is killed here, the kernel sends them SIGKILL (`end_with_parent` in `_worker.py`) before
-    /// it says that their parent has ended.
+    /// The process must be gone before its slots are given to anybody else, because it may still be writing them. Nor
+    /// may an iterable dataset be iterated twice at the same time: its stream has one worker, whose next process is
+    /// started after this. PyTorch's workers of the former process are gone as well. They hold its socket too, so the
+    /// socket is not lost before they have ended. If the process is killed here, the kernel sends them SIGKILL
+    /// (`end_with_parent` in `_worker.py`) before it reports that their parent has ended.
     fn reap(&self, number: u32, why: &str) -> Option<String> {
         let host = &self.process_pool.host;
         let exited = match why {
@@ -647,7 +653,7 @@ impl Worker {
         exited.or_else(|| host.kill(number))
     }
 
-    /// Ends the crew, since its host is gone.
+    /// Ends the pool, because its fork server is gone.
     fn end_pool(&mut self) {
         self.give_back();
         let why = self.process_pool.host.ended().unwrap_or_default();
@@ -655,9 +661,9 @@ impl Worker {
             .end(Trouble::ForkServer(format!("it {why}")));
     }
 
-    /// The sample that it was at may be at fault; if it had begun none, the oldest.
+    /// Blames the sample that the process was making, or the oldest if it had begun none.
     fn blame(&mut self, name: &str, how: &str) {
-        // It is no process any more: what it wrote is written, and a word that makes no sense changes nothing.
+        // The process is gone, so its written samples are complete. An error here changes nothing.
         let _ = self.take_written();
         let is_at = |chunk: &Chunk, index: usize| {
             let age = chunk.hands.get(index).map(|hand| hand.given.age());
@@ -699,7 +705,7 @@ impl Worker {
         }
     }
 
-    /// The crew is at its end: nobody makes what is left.
+    /// Drops the remaining samples, because the process pool has ended and nobody will make them.
     fn give_back(&mut self) {
         let chunks = std::mem::take(&mut self.chunks);
         let jobs = chunks.into_iter().flat_map(|c| c.jobs).flatten();
@@ -708,7 +714,7 @@ impl Worker {
 }
 
 impl WorkerProcess {
-    /// The message for a chunk. Cached values go to the scratch file.
+    /// Builds the message for a chunk. Cached values are copied to the scratch file.
     fn orders(
         &self,
         chunk: &Chunk,
@@ -730,7 +736,7 @@ impl WorkerProcess {
     }
 }
 
-/// Copies the cached value to the scratch file, or asks for the value.
+/// Copies the cached value of a sample to the scratch file, or asks the process to return the value.
 fn fill(
     order: &mut SampleRequest,
     cache: &DatasetCache,

@@ -1,11 +1,13 @@
-//! The zygote of a program: a process that imports what the program's datasets need, once, and forks their hosts.
+//! The zygote of a program: a process that imports the modules which the program's datasets need, once, and forks their
+//! fork servers.
 //!
-//! Importing takes seconds where PyTorch is among it, and a program mostly has two datasets, one to train and one to
-//! validate. The zygote only imports. It loads no dataset and runs nothing of what it has imported, so that a host that
-//! is forked from it is as a new process that has just imported the same.
+//! Importing takes seconds if PyTorch is among the modules, and a program mostly has two datasets, one to train and one
+//! to validate. The zygote only imports. It loads no dataset and runs none of the code that it has imported, so that a
+//! fork server forked from it is like a new process that has just imported the same modules.
 //!
-//! One thread starts it, hears what it says, and sees it end. The kernel ends a zygote with that thread, and hosts with
-//! their zygote. Whoever needs a zygote holds it by an [`Arc`], as each host does; the last one that lets go ends it.
+//! One thread starts the zygote, reads its messages, and sees it end. The kernel ends a zygote with that thread, and
+//! fork servers with their zygote. Every user of a zygote holds it by an [`Arc`], as each fork server does; the last
+//! one that drops it ends it.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -26,22 +28,22 @@ use fail::fail_point;
 
 use crate::{Error, Result};
 
-/// How long a process may take to end by itself.
+/// Time that a process gets to end by itself.
 const GRACE: Duration = Duration::from_secs(2);
-/// How long a zygote may take to say that a host has ended that was killed: it may be importing.
+/// Time that a zygote gets to report the end of a fork server that was killed: it may be importing.
 const LONGEST_IMPORT: Duration = Duration::from_secs(600);
 const NOW_AND_THEN: Duration = Duration::from_millis(500);
-/// How often the thread looks around though nothing woke it, which nothing needs: see [`nap`].
+/// Longest sleep of the thread when nothing wakes it. Nothing depends on it: see [`nap`].
 const NAP: Duration = Duration::from_millis(500);
 
-/// A running zygote. Dropped, it ends.
+/// A running zygote. It ends when this is dropped.
 pub(crate) struct Zygote(Arc<ZygoteShared>);
 
-/// What the zygote's thread needs as well.
+/// The state that the zygote's thread shares.
 struct ZygoteShared {
-    /// For sending; the other end of it is the zygote's standard input.
+    /// Used for sending. The other end is the zygote's standard input.
     channel: Channel,
-    /// Held while a request is sent: hosts are started by several threads.
+    /// Held while a request is sent, because several threads start fork servers.
     asking: Mutex<()>,
     state: Mutex<ZygoteState>,
     changed: Condvar,
@@ -50,19 +52,19 @@ struct ZygoteShared {
 
 #[derive(Default)]
 struct ZygoteState {
-    /// Hosts that were asked for so far.
+    /// Number of fork servers that were asked for so far.
     hosts: u32,
-    /// Those that have ended, until somebody has asked how.
+    /// Fork servers that have ended, until somebody asks how.
     exited: HashMap<u32, Ended>,
-    /// Why there is no zygote any more.
+    /// How the zygote ended, once it has.
     ended: Option<Ended>,
 }
 
-/// How a process ended.
+/// The way in which a process ended.
 #[derive(Clone, Debug)]
 pub(super) struct Ended {
     pub(super) how: String,
-    /// By a signal that it was sent, and not by this process.
+    /// `true` if a signal that this process did not send ended it.
     pub(super) is_killed: bool,
 }
 
@@ -74,7 +76,7 @@ impl Ended {
         }
     }
 
-    /// By a defect of this process. It did nothing wrong, and another one may do better.
+    /// Returns the end by a defect of the coordinator. The process did nothing wrong, so another one may succeed.
     pub(super) fn by_defect() -> Ended {
         Ended {
             how: "was ended because the thread that heard it panicked, a defect of coprep".into(),
@@ -89,7 +91,7 @@ impl Ended {
         }
     }
 
-    /// The error of a process that was to do something: `to load the dataset`.
+    /// Returns the error of a process that ended before it did `what`, for example `to load the dataset`.
     pub(super) fn error(&self, what: &str) -> Error {
         let how = self.how.clone();
         if self.is_killed {
@@ -132,15 +134,15 @@ impl Zygote {
         self.0.state().ended.is_none()
     }
 
-    /// Lets it import what hosts will need.
+    /// Asks the zygote to import the modules that fork servers will need.
     pub(crate) fn import(&self, prelude: &str) {
         self.0.ask(&ZygoteRequest::Import { prelude }, &[]);
     }
 
-    /// Asks for a host, and gives its number. The host's end of `socket` is closed when the host has ended, or is not
-    /// started; then [`reap`](Self::reap) says why.
+    /// Asks for a fork server, and returns its number. The fork server's end of `socket` is closed when it has ended or
+    /// could not be started; [`reap`](Self::reap) then says why.
     ///
-    /// `anew`: the host imports by itself whatever it needs.
+    /// With `anew`, the fork server imports everything it needs by itself.
     pub(super) fn start_host(&self, prelude: &str, anew: bool, socket: &UnixStream) -> u32 {
         let host = {
             let mut state = self.0.state();
@@ -156,7 +158,7 @@ impl Zygote {
         host
     }
 
-    /// Waits for a host whose connection has ended; says how it ended.
+    /// Waits for a fork server whose connection has ended, and returns how it ended.
     pub(super) fn reap(self: &Arc<Self>, host: u32) -> Ended {
         let began = Instant::now();
         let mut is_asked = false;
@@ -165,7 +167,7 @@ impl Zygote {
             if let Some(ended) = state.exited.remove(&host) {
                 return ended;
             }
-            // A host ends with its zygote.
+            // A fork server ends with its zygote.
             if let Some(ended) = &state.ended {
                 return ended.clone();
             }
@@ -175,7 +177,7 @@ impl Zygote {
                     is_asked = true;
                     self.0.ask(&ZygoteRequest::Kill { host }, &[]);
                 }
-                // One that still imports, for nobody, does not hear it.
+                // A zygote that is still importing for nobody does not read the request, so it is ended itself.
                 if Arc::strong_count(self) == 1 || began.elapsed() >= LONGEST_IMPORT {
                     self.0.close();
                 }
@@ -199,10 +201,10 @@ impl ZygoteShared {
     }
 
     fn ask(&self, request: &ZygoteRequest<'_>, descriptors: &[RawFd]) {
-        // Numbers and texts can be written as JSON.
+        // Numbers and strings can always be written as JSON.
         let message = serde_json::to_vec(request).unwrap_or_default();
         let _asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
-        // A zygote that is gone has said why by another way.
+        // If the zygote is gone, its state says why, so this error is ignored.
         let _ = self.channel.send(&message, descriptors);
     }
 
@@ -211,11 +213,12 @@ impl ZygoteShared {
         self.channel.hang_up();
     }
 
-    // The thread that hears it.
+    // The thread that reads the zygote's messages.
 
     fn run(&self, mut command: Command, socket: UnixStream) {
         let ended = match command.spawn() {
-            // The command holds the zygote's end of the socket: gone, so that its death is seen.
+            // The command holds the zygote's end of the socket. It is dropped so that the zygote's death closes the
+            // socket.
             Ok(child) => {
                 drop(command);
                 let heard = catch_unwind(AssertUnwindSafe(|| self.hear(Channel::new(socket))));
@@ -242,7 +245,7 @@ impl ZygoteShared {
         self.changed.notify_all();
     }
 
-    /// Until it has ended. Some: why it must be ended.
+    /// Reads messages until the zygote has ended. Returns `Some` with a reason if it must be ended.
     fn hear(&self, mut channel: Channel) -> Option<String> {
         loop {
             match channel.receive(nap(NAP)) {
@@ -294,7 +297,7 @@ fn command(code: &UserCode, socket: UnixStream) -> Result<Command> {
     Ok(command)
 }
 
-/// Waits for a process that hung up; says how it ended.
+/// Waits for a process that hung up, kills it if that takes too long, and returns how it ended.
 fn reap(mut child: Child) -> Ended {
     let end = Instant::now() + GRACE;
     while Instant::now() < end {
@@ -352,7 +355,7 @@ mod tests {
 
     #[test]
     fn a_zygote_ends_when_nobody_holds_it_any_more() {
-        // Reads its standard input until the end.
+        // `cat` reads its standard input until the end.
         let zygote = Zygote::start(&code("/bin/cat")).unwrap();
         let inner = zygote.0.clone();
         assert!(zygote.is_alive());

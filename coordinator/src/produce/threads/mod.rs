@@ -1,7 +1,8 @@
 //! The threads that fetch and prepare samples by native pipelines, one pool for all streams.
 //!
-//! What is due first is begun first, whatever stream it is for; work for a warm-up, when nothing is due. How many
-//! threads fetch and how many prepare follows what both take ([`stages`], [`coprep_costs::balance`]).
+//! Work that is due first begins first, whichever stream it is for. Work of a warm-up begins when nothing else is due.
+//! The number of threads that fetch and that prepare follows the measured times of both ([`stages`],
+//! [`coprep_costs::balance`]).
 
 mod pass;
 mod stages;
@@ -23,43 +24,43 @@ pub use crate::produce::threads::pass::pass;
 use crate::produce::threads::stages::{CompletedTask, StageQueues, ThreadTask};
 use crate::{Error, Result};
 
-/// Something the pool does.
+/// A task of the pool.
 pub(crate) trait PoolWork: Send {
-    /// It reads from storage before it is run.
+    /// Returns `true` if the task reads from storage before it is run.
     fn needs_fetch(&self) -> bool;
-    /// Reads, and keeps what was read until it is run.
+    /// Reads from storage, and keeps the data until the task is run.
     fn fetch(&mut self) -> Ready;
-    /// Does the rest, or all if nothing was fetched.
+    /// Does the rest of the task, or all of it if nothing was fetched.
     fn run(self: Box<Self>, worker_scratch: &mut WorkerScratch);
 }
 
-/// Unwinds from a piece of work that nobody waits for any more.
+/// Panic payload that unwinds from a task that nobody waits for any more.
 pub(crate) struct GivenUp;
 
 impl GivenUp {
-    /// Does not return, and is no panic that is reported.
+    /// Unwinds without reporting a panic.
     pub(crate) fn unwind() -> ! {
         std::panic::resume_unwind(Box::new(GivenUp))
     }
 }
 
-/// Something that was fetched.
+/// The result of a fetch.
 #[derive(Default)]
 pub(crate) struct Ready {
-    /// When it is to be run.
+    /// Time at which the task is to be run.
     pub(crate) due: Deadline,
-    /// The part of the time it took in which it did not wait for storage.
+    /// The part of the fetching time in which the thread did not wait for storage.
     pub(crate) at_work: Duration,
     pub(crate) bytes: u64,
 }
 
-/// The pool.
+/// The pool of threads.
 pub(crate) struct ThreadPool {
     pool: Arc<SharedPool>,
-    /// Most processors, if somebody said so.
+    /// Largest number of processors, if the operator gave one.
     cap: Option<u32>,
     started: Mutex<Vec<JoinHandle<()>>>,
-    /// No more threads can be had.
+    /// `true` if the system refused to start another thread.
     is_short: Mutex<bool>,
 }
 
@@ -70,29 +71,31 @@ struct SharedPool {
 }
 
 struct PoolState {
-    /// What was lacking when the balance was last struck.
+    /// The clock at the last rebalancing.
     stall_clock_before: StallClock,
     stages: StageQueues<Box<dyn PoolWork>>,
     balance: Balance,
-    /// A thread panicked outside of a piece of work.
+    /// `true` if a thread panicked outside of a task.
     is_broken: bool,
-    /// Threads that wait.
+    /// Number of threads that wait for a task.
     idle: usize,
     stop: bool,
 }
 
-/// Threads that wait for storage, at most.
+/// Largest number of threads beyond one per processor, which wait for storage.
 const MOST_WAITING: u32 = 128;
-/// Seconds from one balance to the next: at least, and at most if little was fetched.
+/// Seconds between two rebalancings: at least `OFTEN`, and at most `SELDOM` if fewer than [`ENOUGH`] samples were
+/// fetched.
 const OFTEN: f64 = 0.5;
 const SELDOM: f64 = 2.0;
-/// Samples that say something about the time between.
+/// Number of fetched samples from which an interval is representative.
 const ENOUGH: u64 = 32;
-/// How long a worker sleeps before it looks around though nothing woke it, which nothing needs: see [`nap`].
+/// Longest sleep of a worker when nothing wakes it. Nothing depends on it: see [`nap`].
 const NAP: Duration = Duration::from_millis(200);
 
 impl ThreadPool {
-    /// A thread for each processor that may be used, `cap` at most. `attributes`: see [`stall_clock`](Self::stall_clock).
+    /// Starts a thread for each processor that may be used, `cap` at most. `attributes` switches
+    /// [`stall_clock`](Self::stall_clock) on.
     pub(crate) fn start(cap: Option<u32>, attributes: bool) -> Result<Self> {
         let (cpus, now) = (usable(cap), Instant::now());
         let state = PoolState {
@@ -130,22 +133,22 @@ impl ThreadPool {
         Ok(())
     }
 
-    /// Threads that may be at work.
+    /// Returns the number of threads that may fetch or prepare at a time.
     pub(crate) fn threads(&self) -> u32 {
         self.pool.state().stages.now().threads
     }
 
-    /// Threads that may prepare.
+    /// Returns the number of threads that may prepare at a time.
     pub(crate) fn cpus(&self) -> u32 {
         self.pool.state().stages.now().cpus
     }
 
-    /// What waiting for storage costs.
+    /// Returns the weight of the time of waiting for storage.
     pub(crate) fn price(&self) -> Arc<FetchWeight> {
         self.pool.price.clone()
     }
 
-    /// Something to be begun at `due`, or as soon as a thread is free.
+    /// Adds a task to begin at `due`, or as soon as a thread is free.
     pub(crate) fn submit(&self, due: Deadline, work: Box<dyn PoolWork>) {
         let is_to_fetch = work.needs_fetch();
         let mut state = self.pool.state();
@@ -153,17 +156,17 @@ impl ThreadPool {
         self.pool.wake(state);
     }
 
-    /// What was lacking until now. All zero for a pool that does not attribute.
+    /// Returns the stall clock until now. All zero for a pool that does not attribute.
     pub(crate) fn stall_clock(&self) -> StallClock {
         let mut state = self.pool.state();
         state.stages.look(Instant::now());
         state.stages.stall_clock()
     }
 
-    /// Strikes the balance between the stages, if it is time. To be called now and then.
+    /// Rebalances fetching and preparing, if it is time. Must be called now and then.
     ///
     /// # Errors
-    /// When a thread has panicked outside of a piece of work: the pool's state may be half changed.
+    /// When a thread has panicked outside of a task, because the pool's state may be half changed.
     pub(crate) fn maintain(&self) -> Result<()> {
         if self.pool.state().is_broken {
             return Err(Error::Defect("a worker thread panicked"));
@@ -198,9 +201,9 @@ impl ThreadPool {
     }
 }
 
-/// Processors that this process may use now: what affinity and control group leave it, and nobody forbade.
+/// Returns the number of processors that this process may use now: `cap`, or all that affinity and control group allow.
 fn usable(cap: Option<u32>) -> u32 {
-    // Asked for, they are had, be they there or not.
+    // A number that the operator gave is taken even if there are fewer processors.
     let there = || std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
     cap.unwrap_or_else(there).max(1)
 }
@@ -218,7 +221,7 @@ impl SharedPool {
         }
     }
 
-    /// Gives the threads that should be there.
+    /// Rebalances fetching and preparing, if it is time. Returns the number of threads that the pool should have.
     fn rebalance(&self, cap: Option<u32>) -> Option<u32> {
         let now = Instant::now();
         let mut state = self.state();
@@ -234,17 +237,20 @@ impl SharedPool {
         let stall_clock = state.stages.stall_clock();
         let before = std::mem::replace(&mut state.stall_clock_before, stall_clock);
         drop(state);
+        // Without threads beyond one per processor, a thread that waits for storage keeps its processor idle.
         let now = if threads > cpus {
             stall_clock.fetch_part(&before)
         } else {
             1.0
         };
+        // Smoothed, because one interval is short.
         self.price.set((self.price.get() + now) / 2.0);
         self.more.notify_all();
         Some(threads)
     }
 
-    /// Waits for something to do. None: look whether there is still something to be done at all.
+    /// Waits for a task. Returns `None` when there is none after a while, so that the caller checks whether the pool
+    /// has stopped.
     fn next(&self, mut state: MutexGuard<'_, PoolState>) -> Option<ThreadTask<Box<dyn PoolWork>>> {
         if !state.stages.has_step() {
             state.idle += 1;
@@ -255,7 +261,7 @@ impl SharedPool {
             state.idle -= 1;
         }
         let step = state.stages.next(Instant::now());
-        // There may be more to do than this.
+        // There may be another task besides this one.
         self.wake(state);
         step
     }
@@ -271,7 +277,7 @@ impl Drop for ThreadPool {
                 .get_mut()
                 .unwrap_or_else(PoisonError::into_inner),
         );
-        // The last owner may be a piece of work: a thread cannot wait for itself.
+        // The last owner may be a task, and a thread cannot wait for itself.
         for thread in started.into_iter().filter(|t| t.thread().id() != this) {
             let _ = thread.join();
         }
@@ -306,7 +312,7 @@ fn carry_out(step: ThreadTask<Box<dyn PoolWork>>) -> CompletedTask<Box<dyn PoolW
                 fail_point!("worker-fetch");
                 work.fetch()
             }));
-            // It is tried again when it is prepared, and reported then.
+            // A fetch that failed is tried again when the sample is prepared, and reported then.
             let ready = fetched.unwrap_or_default();
             CompletedTask::Fetched(work, ready)
         }

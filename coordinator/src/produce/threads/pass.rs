@@ -1,4 +1,4 @@
-//! What the pool itself takes of a sample's way, for the program that measures overheads.
+//! Measures the pool's own share of a sample's time, for the program that measures overheads.
 
 use std::time::{Duration, Instant};
 
@@ -6,11 +6,11 @@ use super::Ready;
 use super::stages::{CompletedTask, StageQueues, ThreadTask};
 use crate::produce::deadline_queue::Deadline;
 
-/// Samples that wait meanwhile.
+/// Number of samples that wait meanwhile.
 const WAITING: u32 = 64;
 
-/// The time in which a pool gives out so many samples to be fetched and then prepared, and takes them back.
-/// `attributes`: whether it keeps the clocks of what is lacking.
+/// Returns the time in which a pool gives out `samples` samples to be fetched and then prepared, and takes them back.
+/// `attributes` switches its stall clock on.
 pub fn pass(attributes: bool, samples: u32) -> Duration {
     let began = Instant::now();
     let mut stages = StageQueues::new(2, attributes, began);
@@ -19,7 +19,7 @@ pub fn pass(attributes: bool, samples: u32) -> Duration {
         if id < WAITING {
             continue;
         }
-        // What is fetched is prepared next: it was due as early, and this pool does not fetch ahead.
+        // A fetched sample is prepared next: it was due as early, and this pool does not fetch ahead.
         for _ in 0..2 {
             let done = match stages.next(Instant::now()) {
                 Some(ThreadTask::Fetch(id)) => CompletedTask::Fetched(id, Ready::default()),

@@ -1,11 +1,11 @@
-//! What waits for the threads of the pool, and who may begin what.
+//! Tasks that wait for the threads of the pool, and the rules for which task a thread begins.
 //!
 //! A sample is *fetched*, unless it is cached, and then *prepared*. At most `cpus` threads prepare at a time, and at
-//! most `threads` do either. Where these are the same number, storage is quick: whoever fetches a sample goes on
-//! with it, unless another is due earlier. Where there are more threads, they fetch ahead: then a processor that
-//! is free is worth more than what is due first, and what is fetched waits, a bounded number of samples. Where threads
-//! become fewer, those who still wait for storage keep nobody from preparing. Samples that nothing is known of are
-//! fetched when they are drawn, and wait for what their headers say.
+//! most `threads` do either. Where these numbers are equal, storage is quick: the thread that fetches a sample goes on
+//! with it, unless another is due earlier. Where there are more threads, they fetch ahead. Keeping processors busy then
+//! matters more than taking the sample that is due first, and a bounded number of fetched samples waits. Where the
+//! number of threads falls, threads that still wait for storage keep no other thread from preparing. Samples of unknown
+//! cost are fetched when they are drawn, and then wait with the cost that their headers predict.
 
 use std::time::Instant;
 
@@ -16,19 +16,19 @@ use crate::produce::deadline_queue::{Deadline, DeadlineHeap};
 use crate::produce::native::WorkerScratch;
 use crate::produce::threads::Ready;
 
-/// Something for a thread to do.
+/// A task for a thread.
 pub(super) enum ThreadTask<W> {
     Fetch(W),
     Prepare(W, Box<WorkerScratch>),
 }
 
-/// Something that a thread has done.
+/// A task that a thread has done.
 pub(super) enum CompletedTask<W> {
     Fetched(W, Ready),
     Prepared(Box<WorkerScratch>),
 }
 
-/// See the module.
+/// The tasks of the pool; see the module.
 pub(super) struct StageQueues<W> {
     to_fetch: DeadlineHeap<W>,
     to_prepare: DeadlineHeap<W>,
@@ -36,18 +36,18 @@ pub(super) struct StageQueues<W> {
     preparing: u32,
     cpus: u32,
     threads: u32,
-    /// Memory that is used again.
+    /// Memory that is reused.
     #[expect(clippy::vec_box, reason = "boxes pass from hand to hand")]
     worker_scratch: Vec<Box<WorkerScratch>>,
-    /// Up to when the sums are made.
+    /// Time up to which the sums are complete.
     until: Instant,
     sums: Sums,
-    /// The sums a moment ago.
+    /// The sums at the last call of [`turn`](Self::turn).
     recent: Sums,
     stall_clock: Option<StallClock>,
 }
 
-/// Since the start.
+/// Totals since the start.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sums {
     pub(super) fetched: u64,
@@ -61,7 +61,7 @@ pub(super) struct Sums {
     seconds: f64,
 }
 
-/// What the pool does.
+/// The present state of the pool.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Now {
     pub(super) cpus: u32,
@@ -73,7 +73,7 @@ pub(super) struct Now {
 }
 
 impl<W> StageQueues<W> {
-    /// `attributes`: whether it keeps the clocks of what is lacking.
+    /// Creates empty queues. `attributes` switches the stall clock on.
     pub(super) fn new(cpus: u32, attributes: bool, now: Instant) -> Self {
         StageQueues {
             to_fetch: DeadlineHeap::new(),
@@ -108,7 +108,7 @@ impl<W> StageQueues<W> {
         match done {
             CompletedTask::Fetched(work, ready) => {
                 self.fetching -= 1;
-                // It may have been cached meanwhile.
+                // A fetch of 0 bytes does not count: the sample may have been cached meanwhile.
                 self.sums.fetched += u64::from(ready.bytes > 0);
                 self.sums.fetched_bytes += ready.bytes;
                 self.sums.fetch_cpu_s += ready.at_work.as_secs_f64();
@@ -122,7 +122,7 @@ impl<W> StageQueues<W> {
         }
     }
 
-    /// Whether a thread has something to do.
+    /// Returns `true` if there is a task that a thread may begin.
     pub(super) fn has_step(&self) -> bool {
         self.may_prepare() || self.may_fetch()
     }
@@ -162,7 +162,7 @@ impl<W> StageQueues<W> {
             && !self.to_prepare.is_empty()
     }
 
-    /// More threads fetch than there are processors, or did a moment ago.
+    /// Returns `true` if more threads fetch than there are processors, or did a moment ago.
     fn fetches_ahead(&self) -> bool {
         self.threads > self.cpus || self.fetching > self.threads
     }
@@ -171,7 +171,7 @@ impl<W> StageQueues<W> {
         !self.is_full() && !self.to_fetch.is_empty() && (self.has_room() || self.is_earlier())
     }
 
-    /// Not too much is fetched and not prepared.
+    /// Returns `true` if few enough fetched samples wait to be prepared.
     fn has_room(&self) -> bool {
         self.to_prepare.len() < (self.cpus + self.threads) as usize
     }
@@ -180,7 +180,7 @@ impl<W> StageQueues<W> {
         self.to_fetch.first() < self.to_prepare.first()
     }
 
-    /// Storage is quick, and what is due first is not fetched yet.
+    /// Returns `true` if storage is quick and the sample that is due first is not fetched yet.
     fn is_fetching_first(&self) -> bool {
         self.threads == self.cpus && self.is_earlier()
     }
@@ -201,11 +201,11 @@ impl<W> StageQueues<W> {
         self.sums.to_fetch += seconds * self.to_fetch.len() as f64;
     }
 
-    /// What those who wait lack, by weight.
+    /// Returns the weights of storage and of processors in the resources that are lacking now.
     fn lacking(&self) -> (f64, f64) {
         let (fetching, preparing) = (f64::from(self.fetching), f64::from(self.preparing));
         if self.fetches_ahead() {
-            // Either processors wait for storage, or what is fetched for processors.
+            // Either processors wait for storage, or fetched samples wait for processors.
             let are_free = self.preparing < self.cpus || self.to_prepare.is_empty();
             return if self.fetching > 0 && are_free {
                 (1.0, 0.0)
@@ -213,7 +213,7 @@ impl<W> StageQueues<W> {
                 (0.0, preparing)
             };
         }
-        // A thread does one after the other: as far as it waits for storage, a processor is free meanwhile.
+        // Each thread fetches and then prepares. While it waits for storage, a processor is free.
         if self.fetching > 0 {
             (fetching, preparing * self.on_processor())
         } else {
@@ -221,7 +221,7 @@ impl<W> StageQueues<W> {
         }
     }
 
-    /// Part of the time of fetching that was not waiting, lately.
+    /// Returns the part of the recent fetching time that was not waiting.
     fn on_processor(&self) -> f64 {
         let seen = self.sums.since(&self.recent);
         if seen.fetch_s > 0.0 {
@@ -231,13 +231,13 @@ impl<W> StageQueues<W> {
         }
     }
 
-    /// Seconds since then, and samples fetched.
+    /// Returns the seconds and the number of fetched samples since the last [`turn`](Self::turn).
     pub(super) fn lately(&self) -> (f64, u64) {
         let (now, then) = (&self.sums, &self.recent);
         (now.seconds - then.seconds, now.fetched - then.fetched)
     }
 
-    /// Begins anew what [`lately`](Self::lately) is since; gives what was done.
+    /// Starts a new interval for [`lately`](Self::lately). Returns the work of the interval that ends.
     pub(super) fn turn(&mut self) -> Interval {
         let before = std::mem::replace(&mut self.recent, self.sums);
         self.sums.since(&before)
@@ -264,7 +264,7 @@ impl<W> StageQueues<W> {
 }
 
 impl Sums {
-    /// From `before` to here.
+    /// Returns the work done from `before` to now.
     pub(super) fn since(&self, before: &Sums) -> Interval {
         let seconds = self.seconds - before.seconds;
         Interval {
@@ -286,7 +286,7 @@ mod tests {
 
     use super::*;
 
-    /// A pool with samples of these names, in the order in which they are due.
+    /// Returns a pool with samples of these names, in the order in which they are due.
     fn pool(cpus: u32, threads: u32, to_fetch: &str, to_prepare: &str) -> StageQueues<char> {
         let now = Instant::now();
         let mut stages = StageQueues::new(cpus, true, now);
@@ -300,7 +300,7 @@ mod tests {
         stages
     }
 
-    /// What threads that come one after the other are given.
+    /// Returns the tasks that threads are given, one after the other.
     fn begun(stages: &mut StageQueues<char>) -> String {
         let step = |stages: &mut StageQueues<char>| match stages.next(Instant::now())? {
             ThreadTask::Fetch(name) => Some(format!("f{name} ")),
@@ -388,7 +388,7 @@ mod tests {
             let shares = stages.stall_clock().since(&before, Duration::ZERO);
             (shares.fetch >> 14, shares.prep >> 14)
         };
-        // In quarters.
+        // Compared in quarters.
         assert_eq!(lacks_of(pool(2, 2, "", ""), 0), (0, 0));
         assert_eq!(lacks_of(pool(2, 2, "", "xy"), 2), (0, 4));
         assert_eq!(lacks_of(pool(2, 2, "a", "x"), 2), (2, 2));

@@ -1,4 +1,5 @@
-//! A process that has made a sample which is larger than its slot waits until it is told where to write it.
+//! Room for large samples: a process with a sample that is larger than its slot waits until it is told where to write
+//! it.
 
 use std::time::Instant;
 
@@ -10,15 +11,15 @@ use crate::produce::processes::{LargeRoom, TaskOutcome};
 /// A sample that is larger than its slot.
 #[derive(Clone, Copy)]
 pub(super) struct Want {
-    /// Which of its chunk.
+    /// Index of the sample in its chunk.
     index: u32,
     bytes: u64,
-    /// It was not granted at once.
+    /// `true` if room was not granted at once.
     is_stuck: bool,
 }
 
 impl Worker {
-    /// The process asks where to write a sample of so many bytes.
+    /// Handles the process's request for room to write a sample of `bytes` bytes.
     pub(super) fn wants_room(&mut self, index: u32, bytes: u64) -> Result<(), String> {
         self.check_taken(index, "has a large sample for a place that it did not take")?;
         self.want = Some(Want {
@@ -29,7 +30,7 @@ impl Worker {
         self.make_room()
     }
 
-    /// Tells the process where to write the large sample that it has made, once there is memory for it.
+    /// Tells the process where to write its large sample, once there is memory for it.
     pub(super) fn make_room(&mut self) -> Result<(), String> {
         let Some(want) = self.want else {
             return Ok(());
@@ -39,7 +40,7 @@ impl Worker {
         let (Some(job), Some(process)) = (job, &self.process) else {
             return Err(NOT_GIVEN.into());
         };
-        // It says nothing while it waits; but it may end.
+        // A process that waits for room sends nothing, but it may end.
         if process.channel.is_lost() {
             return Err(String::new());
         }
@@ -58,7 +59,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Answers the process that waits for room. `None`: it is to leave the sample.
+    /// Answers the process that waits for room. `None` tells it to drop the sample.
     fn answer_want(&mut self, at: Option<u64>) -> Result<(), String> {
         self.forget_want();
         self.heard = Instant::now();
@@ -70,7 +71,7 @@ impl Worker {
     }
 
     fn note_stuck(&mut self, want: Want) {
-        // It takes long because of others.
+        // The process is waiting for others, so its own time limit starts again.
         self.heard = Instant::now();
         if !want.is_stuck {
             self.want = Some(Want {
@@ -78,7 +79,7 @@ impl Worker {
                 ..want
             });
             self.process_pool.waits_for_room(true);
-            // Those of minibatches before this one come first: they make the memory free that it waits for.
+            // Samples of earlier minibatches go first: they free the memory that this one waits for.
             let process_pool = self.process_pool.clone();
             self.withdraw(|job| process_pool.in_turn(job));
         }
