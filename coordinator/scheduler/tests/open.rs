@@ -7,11 +7,11 @@ use coprep_scheduler::{Cohort, Config, DrawOrder, JobId, JobSpec, Resume, Schedu
 use proptest::prelude::*;
 
 const FREE: u32 = 64;
-/// Longer than the step by which open epochs grow.
+/// Length of a long epoch: longer than the step by which open epochs grow.
 const LONG: u32 = 2600;
 
 enum Item {
-    /// A number.
+    /// A number of an epoch.
     Part(u64, u32),
     End(u64),
 }
@@ -20,9 +20,9 @@ enum Item {
 struct Member {
     epoch: u64,
     has_begun: bool,
-    /// Numbers of its epoch that it was given: they come in order.
+    /// How many numbers of its epoch the member was given. They come in order.
     given: u32,
-    /// How many of the items were made: they are handed over in order.
+    /// Items that are dealt and not handed over. They are handed over in order, once they are made.
     queue: VecDeque<Item>,
     finished: u64,
 }
@@ -276,7 +276,7 @@ impl World {
         true
     }
 
-    /// All members go on for another epoch.
+    /// Lets all members go on until each has finished two more epochs.
     fn all_get_on(&mut self) {
         let due: BTreeMap<JobId, u64> = self
             .members

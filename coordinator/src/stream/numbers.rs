@@ -66,7 +66,7 @@ pub(crate) struct Drawn {
 
 /// Word that keeps these draws apart from those of the scheduler, which have the same seed.
 const DRAW: u64 = u64::MAX;
-/// Largest number of draws for one number. As many failures occur only where hardly any sample can be read.
+/// Largest number of draws for one number. Only a dataset with hardly any readable sample fails that often.
 const MOST_ATTEMPTS: u32 = 1000;
 
 impl Numbers {
