@@ -610,6 +610,7 @@ impl Job {
     /// Returns the samples that the job was given once every rank has taken `batches` batches of `epoch`, or `None` if
     /// that is not known any more.
     pub(crate) fn state(&self, epoch: u64, batches: u64) -> Option<Resume> {
+        // The log also counts the rounds that were dealt only to ranks that were behind. They come first.
         let batches = batches
             + if self.caught_up.0 == epoch {
                 self.caught_up.1

@@ -523,11 +523,13 @@ impl Scheduler {
         let bound = self.bound(free);
         let mut units = self.units(bound);
         let present = self.jobs.values().filter(|job| !job.is_absent).count();
+        // Rule 2. Absent jobs have no room, but nobody waits for them.
         let all_have_room = units.iter().map(|u| u.members.len()).sum::<usize>() == present;
         if !all_have_room && !units.iter().any(|u| u.starves) {
             return None;
         }
         let patience = self.jobs.len() as u32;
+        // Rules 3 and 5. A unit that may not lead comes last, whatever its need.
         units.sort_by_key(|u| {
             let overdue = if u.starves && u.passed_over > patience {
                 u.passed_over
@@ -663,6 +665,8 @@ impl Scheduler {
                 targets.push(id);
             }
         }
+        // Targets with equal needs go through the same sequence, which is promised to depend on nothing else. The salt
+        // separates the draws of other leaders at the same position.
         let level = targets
             .iter()
             .all(|id| self.jobs[id].need.len() == common.len());

@@ -50,6 +50,7 @@ pub(super) fn zygote_key(code: &UserCode) -> u128 {
 
 /// Adds the command, the directory and the environment of code to a hash.
 fn add_environment(key: &mut xxhash_rust::xxh3::Xxh3, code: &UserCode) {
+    // Each part comes after its length, so that the same bytes in other parts give another hash.
     let mut part = |bytes: &[u8]| {
         key.update(&(bytes.len() as u64).to_le_bytes());
         key.update(bytes);

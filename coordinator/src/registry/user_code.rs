@@ -248,6 +248,7 @@ impl Registry {
         };
         let code = request.code.as_ref();
         let workers = match code.map_or(0, |c| c.workers) {
+            // An iterable dataset is iterated by one reader. A second one would give its batches once more.
             _ if request.is_iterated() => 1,
             0 => self.workers.cpus(),
             asked => asked.min(MOST_CODE_WORKERS),

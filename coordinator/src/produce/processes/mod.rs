@@ -493,6 +493,7 @@ impl ProcessPool {
             return task.finish(TaskOutcome::Dropped);
         }
         self.queue.push(due, PoolTask::new(task, due));
+        // The pool may have ended since the check above, and drained its queue before this task came.
         if self.is_over() {
             self.drain();
         }
@@ -529,6 +530,7 @@ impl ProcessPool {
 
     /// Ends threads and workers. Returns the fork server, which has the dataset in memory, unless the pool had failed.
     pub(crate) fn dismiss(&self) -> Option<IdleForkServer> {
+        // This fails if the pool has ended by itself, or its fork server has.
         let well = self.over.set(None).is_ok() && self.host.ended().is_none();
         self.drain();
         if !well {
