@@ -60,7 +60,7 @@ fn of_three() -> Vec<f64> {
 /// The loader of one rank of a job.
 struct Job(Arc<Loader>);
 
-/// Something that a job is given.
+/// An item that a job takes.
 enum TaskHandle {
     Batch(Batch),
     Failed(Box<SampleError>),

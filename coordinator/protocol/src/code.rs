@@ -533,8 +533,8 @@ pub struct Raised {
 }
 
 impl Raised {
-    /// The stage that says the epoch of an iterable dataset has no such batch. It is no failure. The message is the number
-    /// of batches that the epoch has, in decimal digits.
+    /// The stage which says that the epoch of an iterable dataset has no such batch. It is no failure. The message is
+    /// the number of batches that the epoch has, in decimal digits.
     pub const END: &str = "end";
 }
 

@@ -391,8 +391,8 @@ impl Job {
         self.ahead = samples;
     }
 
-    /// Returns whether the next minibatch, of `slots` samples at most, may be drawn for its sake although no rank may have
-    /// begun the epoch.
+    /// Returns whether the next minibatch, of at most `slots` samples, may be drawn for this job's sake even if no rank
+    /// has begun the epoch.
     pub(crate) fn may_be_ahead(&self, slots: u32) -> bool {
         let next = self.deliverable().min(u64::from(slots));
         self.position().saturating_add(next) <= self.ahead

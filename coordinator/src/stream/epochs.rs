@@ -75,8 +75,8 @@ impl Engine {
             return;
         }
         self.scheduler.restart_epoch(JobId(id));
-        // Some minibatches of the next epoch may be in preparation already, and the epoch begins anew. Their samples must
-        // neither change places with those of the new minibatches nor be replaced by samples of the epoch.
+        // Some minibatches of the next epoch may be in preparation already, and the epoch begins anew. Their samples
+        // must neither change places with those of the new minibatches nor be replaced by samples of the epoch.
         let begun = self.in_preparation.iter();
         begun.for_each(|batch| batch.remove_target(JobId(id)));
         let view = self.scheduler.job(JobId(id));
