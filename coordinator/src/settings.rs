@@ -30,7 +30,7 @@ pub struct Settings {
     pub attribution: bool,
     /// Time without a connection after which the coordinator ends, or `None` to stay.
     pub idle: Option<Duration>,
-    /// The same time while it holds a warmed cache.
+    /// Time without a connection after which the coordinator ends while it holds a warmed cache.
     pub idle_warm: Option<Duration>,
 }
 

@@ -60,21 +60,21 @@ fn of_three() -> Vec<f64> {
 /// The loader of one rank of a job.
 struct Job(Arc<Loader>);
 
-/// Something that a job is given.
-enum TaskHandle {
+/// An item that a job takes.
+enum Given {
     Batch(Batch),
     Failed(Box<SampleError>),
     End,
 }
 
 impl Job {
-    fn next(&self) -> TaskHandle {
+    fn next(&self) -> Given {
         loop {
             match self.0.next(LIMIT) {
-                Ok(Event::Batch(batch)) => return TaskHandle::Batch(batch),
-                Ok(Event::EndOfEpoch) => return TaskHandle::End,
+                Ok(Event::Batch(batch)) => return Given::Batch(batch),
+                Ok(Event::EndOfEpoch) => return Given::End,
                 Ok(Event::NotYet | Event::Skipped(_)) => {}
-                Err(Error::Sample(error)) => return TaskHandle::Failed(error),
+                Err(Error::Sample(error)) => return Given::Failed(error),
                 Err(error) => panic!("{error}"),
             }
         }
@@ -83,7 +83,7 @@ impl Job {
     /// Takes `batches` batches. Returns their ids.
     fn take(&self, batches: usize) -> Vec<Vec<u32>> {
         let batch = |_| match self.next() {
-            TaskHandle::Batch(batch) => common::ids(&batch),
+            Given::Batch(batch) => common::ids(&batch),
             _ => panic!("a batch is due"),
         };
         (0..batches).map(batch).collect()
@@ -94,9 +94,9 @@ impl Job {
         let (mut batches, mut failed) = (Vec::new(), Vec::new());
         loop {
             match self.next() {
-                TaskHandle::Batch(batch) => batches.push(common::ids(&batch)),
-                TaskHandle::Failed(error) => failed.push(error.id),
-                TaskHandle::End => return (batches, failed),
+                Given::Batch(batch) => batches.push(common::ids(&batch)),
+                Given::Failed(error) => failed.push(error.id),
+                Given::End => return (batches, failed),
             }
         }
     }
@@ -444,7 +444,7 @@ fn a_sample_that_is_drawn_twice_is_cut_differently_each_time() {
         job.0.start_epoch().unwrap();
         let mut seen = BTreeSet::new();
         for _ in 0..10 {
-            let TaskHandle::Batch(batch) = job.next() else {
+            let Given::Batch(batch) = job.next() else {
                 panic!("a batch is due")
             };
             assert_eq!(common::ids(&batch), [3; 4]);

@@ -36,13 +36,13 @@ impl Node {
         member.send(&Request::Attach(Box::new(attach)));
         match member.hear() {
             Heard::Other(Reply::Attached(_)) => member,
-            // An order may come before.
+            // An order may arrive before the reply to `Attach`.
             Heard::Order(..) => panic!("it is asked for by `attach_late`"),
             Heard::Other(reply) => panic!("{reply:?}"),
         }
     }
 
-    /// Attaches a member that is handed an order.
+    /// Attaches a member that is handed an order. Returns its job and the order.
     fn attach_late(&self) -> (u64, Vec<u32>) {
         let member = self.connect();
         member.send(&Request::Attach(Box::new(of_two())));
@@ -122,7 +122,7 @@ impl Member {
         }
     }
 
-    /// Nothing was said before this is answered.
+    /// Asserts that the member is handed nothing: a request that is sent now is answered first.
     fn is_handed_nothing(&self) {
         self.send(&Request::Explain);
         assert!(matches!(self.hear(), Heard::Other(Reply::Explanation(_))));
@@ -217,7 +217,7 @@ fn an_order_that_makes_no_sense_is_refused_and_another_is_taken() {
         is_settled: false,
     });
     one.refused();
-    // An epoch that it is not in.
+    // The member is not in epoch 7, so its order is ignored.
     one.tell(7, &[1], true);
     one.is_handed_nothing();
     one.begin(0, &[1]);
@@ -242,7 +242,7 @@ fn who_could_not_be_told_orders_is_refused() {
     }
 }
 
-/// A Roaring bitmap of nothing.
+/// Returns an empty Roaring bitmap.
 fn empty_set() -> Vec<u8> {
     let mut bytes = Vec::new();
     roaring::RoaringBitmap::new()

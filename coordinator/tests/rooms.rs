@@ -1,10 +1,11 @@
-//! The rooms of the coordinator stand in one order, and each uses only those below it. Read from its sources.
+//! Checks the layers of the coordinator: its root modules stand in one order, and each uses only those below it. The
+//! test reads the sources.
 #![expect(clippy::unwrap_used, reason = "a test ends at the first error")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// From the lowest to the highest: the root modules of the crate.
+/// The root modules of the crate, from the lowest to the highest.
 const ROOMS: [&str; 10] = [
     "error",
     "settings",
@@ -17,7 +18,7 @@ const ROOMS: [&str; 10] = [
     "registry",
     "server",
 ];
-/// Names that `lib.rs` gives to items of rooms, as far as rooms use them.
+/// Names under which `lib.rs` exports items of its modules, as far as modules use these names.
 const ALIASES: [(&str, &str); 4] = [
     ("Error", "error"),
     ("Result", "error"),
@@ -102,7 +103,7 @@ fn each_room_uses_only_those_below_it() {
         }
     }
     assert!(upward.is_empty(), "{upward:#?}");
-    // The sources were really read.
+    // This shows that the sources were really read.
     assert!(
         seen.contains(&("server".into(), "registry".into())),
         "{seen:?}"

@@ -1,11 +1,12 @@
 //! Messages between the coordinator and the processes that run user code.
 //!
 //! One **zygote** is started per program. It imports the modules that the program's datasets need, once, and forks
-//! **hosts**. A host belongs to a stream. It loads the dataset and forks **workers**, so that the loaded dataset lies
-//! in memory once. All of them use Unix sockets. Each message is its length (`u32`), followed by that many bytes:
+//! **fork servers**. A fork server belongs to a stream. It loads the dataset and forks **workers**, so that the loaded
+//! dataset lies in memory once. All of them use Unix sockets. Each message is its length (`u32`), followed by that many
+//! bytes:
 //!
 //! * with the zygote: JSON, a few messages per stream ([`ZygoteRequest`], [`ZygoteEvent`]);
-//! * with the host: JSON, a few messages in the life of a stream ([`ForkServerRequest`], [`ForkServerEvent`]);
+//! * with the fork server: JSON, a few messages in the life of a stream ([`ForkServerRequest`], [`ForkServerEvent`]);
 //! * with a worker: fixed little-endian records, one message per chunk of samples ([`SampleRequest`],
 //!   [`WorkerReport`]).
 //!
@@ -33,7 +34,7 @@ const STEP: usize = 16 << 10;
 /// Largest receive buffer that is kept while it is empty. A larger one is freed, since very long messages are rare.
 const KEPT: usize = 1 << 20;
 
-/// One end of a connection with a host or a worker.
+/// One end of a connection with a fork server or a worker.
 pub struct Channel {
     socket: UnixStream,
     incoming: Incoming,
@@ -195,24 +196,25 @@ impl Incoming {
 #[derive(Serialize, Debug)]
 #[serde(tag = "do", rename_all = "lowercase")]
 pub enum ZygoteRequest<'a> {
-    /// Import the modules that hosts will need. There is no answer: a host that cannot import them reports why.
+    /// Import the modules that fork servers will need. There is no answer: a fork server that cannot import them
+    /// reports why.
     Import {
         /// See [`UserCode::prelude`](crate::message::UserCode::prelude).
         prelude: &'a str,
     },
-    /// Start a host. The host's end of its socket comes with the message. Answered by [`ZygoteEvent::Exited`] or
+    /// Start a fork server. Its end of its socket comes with the message. Answered by [`ZygoteEvent::Exited`] or
     /// [`ZygoteEvent::Failed`].
     Host {
-        /// Number of the host, never used before.
+        /// Number of the fork server, never used before.
         host: u32,
-        /// Modules that the host will need, imported before it is forked.
+        /// Modules that the fork server will need, imported before it is forked.
         prelude: &'a str,
-        /// Whether the host begins as a new process that imports its modules by itself.
+        /// Whether the fork server begins as a new process that imports its modules by itself.
         anew: bool,
     },
-    /// End a host. Answered by [`ZygoteEvent::Exited`].
+    /// End a fork server. Answered by [`ZygoteEvent::Exited`].
     Kill {
-        /// Number of the host.
+        /// Number of the fork server.
         host: u32,
     },
 }
@@ -221,23 +223,23 @@ pub enum ZygoteRequest<'a> {
 #[derive(Deserialize, Debug)]
 #[serde(tag = "event", rename_all = "lowercase")]
 pub enum ZygoteEvent {
-    /// A host has ended and was reaped.
+    /// A fork server has ended and was reaped.
     Exited {
-        /// Number of the host.
+        /// Number of the fork server.
         host: u32,
         /// Exit status in the form of `wait(2)`.
         status: i32,
     },
-    /// A host could not be started.
+    /// A fork server could not be started.
     Failed {
-        /// Number of the host.
+        /// Number of the fork server.
         host: u32,
         /// Reason, for people.
         message: String,
     },
 }
 
-/// A request to a host.
+/// A request to a fork server.
 #[derive(Serialize, Debug)]
 #[serde(tag = "do", rename_all = "lowercase")]
 pub enum ForkServerRequest {
@@ -284,7 +286,7 @@ pub enum ForkServerRequest {
     },
 }
 
-/// An event reported by a host.
+/// An event reported by a fork server.
 #[derive(Deserialize, Debug)]
 #[serde(tag = "event", rename_all = "lowercase")]
 pub enum ForkServerEvent {
@@ -531,8 +533,8 @@ pub struct Raised {
 }
 
 impl Raised {
-    /// The stage that says the epoch of an iterable dataset has no such batch. It is no failure. The message is the number
-    /// of batches that the epoch has, in decimal digits.
+    /// The stage which says that the epoch of an iterable dataset has no such batch. It is no failure. The message is
+    /// the number of batches that the epoch has, in decimal digits.
     pub const END: &str = "end";
 }
 

@@ -235,7 +235,7 @@ pub struct DrawsRequest {
 /// Way to run a job's own code: as in the job's own process, except for streams and descriptors.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Default)]
 pub struct UserCode {
-    /// Program and arguments of the host, the process that starts workers.
+    /// Program and arguments of the fork server, the process that starts workers.
     pub command: Vec<Vec<u8>>,
     /// Environment, as names and values.
     pub environment: Vec<(Vec<u8>, Vec<u8>)>,
@@ -245,10 +245,11 @@ pub struct UserCode {
     pub workers: u32,
     /// Longest time for one sample, in milliseconds. After it, the sample's worker is replaced.
     pub patience_ms: u64,
-    /// Name of the job's process, which no other process has. Hosts of one process may share the modules that were
-    /// imported for them. Another process may have been started after a module was changed, so it does not share them.
+    /// Name of the job's process, which no other process has. Fork servers of one process may share the modules that
+    /// were imported for them. Another process may have been started after a module was changed, so it does not share
+    /// them.
     pub process: String,
-    /// Code that hosts run to import modules before they load the dataset, in the language of the user code.
+    /// Code that fork servers run to import modules before they load the dataset, in the language of the user code.
     pub prelude: String,
 }
 
@@ -494,7 +495,7 @@ pub struct Skipped {
 )]
 #[serde(default)]
 pub struct WarmProgress {
-    /// Samples looked at so far.
+    /// Number of samples that were processed so far.
     pub done: u64,
     /// Samples of the dataset.
     pub total: u64,
@@ -699,7 +700,7 @@ pub struct StreamStatus {
     pub staging_bytes: u64,
     /// Totals since the stream was opened.
     pub totals: Totals,
-    /// Waits of all its jobs, including those that have left.
+    /// Waits of all its jobs, including jobs that have left.
     pub stalls: Stalls,
     /// State of each job that takes part.
     pub jobs: Vec<JobStatus>,

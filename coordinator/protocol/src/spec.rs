@@ -39,9 +39,10 @@ pub struct UserDataset {
     /// Whether the jobs make the samples themselves. They are then given ids, and the visit numbers that determine
     /// their random numbers.
     pub in_job: bool,
-    /// It can only be iterated. One worker, the reader, iterates it anew in each epoch. What it gives, batch by batch, are
-    /// the samples, and their ids count them. The reader says where the epoch ends
-    /// ([`Raised::END`](crate::code::Raised::END)). For jobs of one rank in a cohort, with batches of one such sample.
+    /// Whether the dataset can only be iterated. One worker, the reader, iterates it anew in each epoch. Each batch
+    /// that it yields is a sample, and the ids count these samples. The reader reports the end of the epoch
+    /// ([`Raised::END`](crate::code::Raised::END)). Such a dataset is for jobs of one rank in a cohort, with batches of
+    /// one such sample.
     pub is_iterated: bool,
 }
 
@@ -91,31 +92,31 @@ pub enum ResizeTo {
 /// One step of preparation, in the order of application.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub enum Op {
-    /// Decode the file to 8-bit RGB. Must be the first operator.
+    /// Decodes the file to 8-bit RGB. Must be the first operator.
     Decode {
-        /// Turn the image as its EXIF tag says. Off by default, as in torchvision.
+        /// Whether to turn the image as its EXIF tag says. Off by default, as in torchvision.
         apply_exif_orientation: bool,
-        /// Most pixels of a file. A larger image is refused, as a decompression bomb.
+        /// Largest number of pixels of a file. A larger image is refused, as a decompression bomb.
         max_pixels: u64,
-        /// Let the JPEG decoder scale by 1/2, 1/4 or 1/8 where the sample will be made smaller anyway. This is faster,
-        /// but pixels differ slightly from decoding in full and resizing.
+        /// Whether the JPEG decoder may scale by 1/2, 1/4 or 1/8 where the sample will be made smaller anyway. This is
+        /// faster, but pixels differ slightly from decoding in full and resizing.
         scaled: bool,
     },
-    /// Resize. Deterministic.
+    /// Resizes the image. Deterministic.
     Resize {
         /// Target size.
         to: ResizeTo,
         /// Interpolation filter.
         interpolation: Interpolation,
     },
-    /// Cut the centre, padding with zeros where the image is smaller. Deterministic.
+    /// Cuts out the centre, padding with zeros where the image is smaller. Deterministic.
     CenterCrop {
         /// Height in pixels.
         height: u32,
         /// Width in pixels.
         width: u32,
     },
-    /// Crop a random area and aspect ratio, then resize (`torchvision.transforms.RandomResizedCrop`).
+    /// Crops a random area and aspect ratio, then resizes (`torchvision.transforms.RandomResizedCrop`).
     RandomResizedCrop {
         /// Height in pixels.
         height: u32,
@@ -128,12 +129,12 @@ pub enum Op {
         /// Interpolation filter.
         interpolation: Interpolation,
     },
-    /// Mirror left to right with probability `p`.
+    /// Mirrors left to right with probability `p`.
     RandomHorizontalFlip {
         /// Probability in 0..=1.
         p: f32,
     },
-    /// `(x / 255 - mean) / std` per channel; the output becomes float32. Must be the last operator.
+    /// Computes `(x / 255 - mean) / std` per channel. The output is float32. Must be the last operator.
     Normalize {
         /// Mean per channel, in units of 0..1.
         mean: [f32; 3],

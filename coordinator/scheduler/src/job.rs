@@ -11,20 +11,20 @@ use crate::queue::Queue;
 use crate::rank_batcher::RankBatcher;
 use crate::{AttachError, Behind, Config, Delivery, JobId, JobSpec, Resume};
 
-/// What a caller may know of a job.
+/// The state of a job as callers see it.
 #[derive(Clone, Debug)]
 pub struct JobView {
     /// Epoch that is being drawn.
     pub epoch: u64,
-    /// Samples of it not yet drawn; 0 if nobody knows.
+    /// Samples of that epoch that are not drawn yet, or 0 if the epoch's length is unknown.
     pub need: u32,
-    /// Samples of an epoch, as far as they are known.
+    /// Samples of that epoch, as far as they are known.
     pub samples: u32,
     queued: Vec<u32>,
 }
 
 impl JobView {
-    /// Deliveries that a rank has not taken.
+    /// Returns how many deliveries `rank` has not taken.
     #[must_use]
     pub fn queued(&self, rank: u32) -> u32 {
         self.queued.get(rank as usize).copied().unwrap_or(0)
@@ -36,62 +36,65 @@ impl JobView {
 pub(crate) struct Known {
     /// Samples that could not be read.
     pub(crate) bad: RoaringBitmap,
-    /// The length of each epoch that was told. `None`: every epoch has the samples of its job's set.
+    /// The length of each epoch whose length was told. `None` if every epoch has all samples of its job's set.
     pub(crate) told: Option<BTreeMap<u64, Length>>,
-    /// Samples that the need of an open epoch has before it, at least, when half of them are dealt. Far more than a
-    /// minibatch, so that nothing is taken for the last of the epoch.
+    /// Number of samples that the need of an open epoch is extended by, each time that at most half of this number are
+    /// left. It is far larger than a minibatch, so that no minibatch is mistaken for the last of the epoch.
     pub(crate) open_step: u32,
 }
 
 /// Number of samples of an epoch that is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Length {
-    /// So many.
+    /// The epoch has this number of samples.
     Known(u32),
-    /// Nobody knows before it ends.
+    /// The number is unknown until the epoch ends.
     Open,
 }
 
-/// By minibatch: ranks that have not taken it.
+/// For each minibatch, the number of ranks that have not taken it.
 pub(crate) type PendingRanks = std::collections::HashMap<u64, u32>;
 
-/// See the module.
+/// A job: its need, the queues of its ranks and its epochs.
 #[derive(Debug, Clone)]
 pub(crate) struct Job {
-    /// All its samples, the bad ones too. Where the number of samples is told: those of the epoch, none before it is told.
+    /// All samples of the job, including the bad ones. Where lengths of epochs are told, the samples of the current
+    /// epoch; empty before its length is told.
     pub(crate) set: Arc<RoaringBitmap>,
     pub(crate) need: Need,
-    /// The number of samples of the epoch has not been told. Holds the samples of it that the job was given before.
+    /// The samples of the epoch that the job was given before, as long as the length of the epoch has not been told.
+    /// `None` once it has been told.
     untold: Option<RoaringBitmap>,
-    /// Nobody knows where the epoch ends. Its set and its need grow as it is dealt.
+    /// Whether the end of the epoch is unknown. The set and the need of an open epoch grow as it is dealt.
     is_open: bool,
-    /// The latest epoch that a rank said it has begun.
+    /// The latest epoch that a rank has begun.
     begun: Option<u64>,
-    /// Epochs that ended without a delivery, and that the caller has not been told of.
+    /// Epochs that ended without a delivery and that the caller has not been told of yet.
     ended: Vec<u64>,
     /// Samples of the epoch at its start.
     whole: u64,
     pub(crate) epoch: u64,
     pub(crate) cohort: Option<String>,
     pub(crate) skip_bad: bool,
-    /// Minibatches made for others while it was starving.
+    /// Minibatches that were made for others while this job was starving.
     pub(crate) passed_over: u32,
     batcher: RankBatcher,
     queues: Vec<Queue>,
-    /// Epoch, and rounds dealt in it to ranks that were behind: to the others these are no steps.
+    /// An epoch, and the rounds in it that were dealt to ranks that were behind. For the other ranks these rounds are
+    /// not steps.
     caught_up: (u64, u64),
-    /// By rank: the epoch it iterates; `u64::MAX` if it has left.
+    /// For each rank, the epoch that it iterates, or `u64::MAX` if it has left.
     started: Vec<u64>,
-    /// Samples of an epoch that no rank has begun which may be drawn for this job's sake.
+    /// Samples of an epoch that may be drawn for this job's sake before a rank begins the epoch.
     ahead: u64,
     ledger: DeliveryLog,
-    /// The job before each minibatch of which nothing is taken, in order.
+    /// The state of the job before each minibatch from which nothing is taken yet, in order.
     marks: VecDeque<Mark>,
-    /// It does not read: nothing is made for it.
+    /// Whether the job does not read at present. Nothing is made for an absent job.
     pub(crate) is_absent: bool,
 }
 
-/// A job before it was dealt a minibatch.
+/// The state of a job before it was dealt a minibatch.
 #[derive(Debug, Clone)]
 struct Mark {
     minibatch: u64,
@@ -103,7 +106,10 @@ struct Mark {
 }
 
 impl Job {
-    /// A job that begins, or goes on where it says. `all`: the dataset's samples.
+    /// Creates a job that begins with its first epoch, or where it resumes. `all` holds the dataset's samples.
+    ///
+    /// # Errors
+    /// If the job cannot be served as it asks.
     pub(crate) fn new(
         spec: &JobSpec,
         behind: Behind<'_>,
@@ -143,7 +149,7 @@ impl Job {
             return Ok(job);
         }
         if spec.resume.is_some() {
-            // Samples that are bad leave the rest of the epoch below, if it can do without them.
+            // Bad samples leave the rest of the epoch below, if the rest can do without them.
             job.fill_without(&RoaringBitmap::new());
         } else {
             job.fill(known);
@@ -152,7 +158,8 @@ impl Job {
         if let Some(resume) = &spec.resume {
             job.need = job.need.without(&resume.delivered);
             job.batcher.owe(behind);
-            // Where other ranks are done, there is room for what these were not dealt, and for no sample that was left out.
+            // Where other ranks are done, there is room for the samples that these ranks were not dealt, and for none
+            // that was left out.
             if job.leaves_out_bad() || (spec.skip_bad && behind.others_are_done) {
                 job.lose(&(&known.bad | &resume.bad));
             }
@@ -189,11 +196,11 @@ impl Job {
 
     // Epochs.
 
-    /// Returns whether samples that are known to be bad leave its need.
+    /// Returns whether samples that are known to be bad leave the job's need.
     ///
-    /// A cohort's members keep them. The time at which a sample is found bad differs from run to run, so members that are
-    /// not level, because one pauses or has come back, would be dealt different batches. The samples fail again, and
-    /// their batches are shorter.
+    /// Members of a cohort keep them. The time at which a sample is found bad differs from run to run. Members that are
+    /// not level, because one pauses or has come back, would therefore be dealt different batches. Instead the samples
+    /// fail again, and their batches are shorter.
     pub(crate) fn leaves_out_bad(&self) -> bool {
         self.skip_bad && self.cohort.is_none()
     }
@@ -230,7 +237,7 @@ impl Job {
         self.need = Need::new((*self.set).clone()).without(&given);
     }
 
-    /// Goes on in an epoch of which the job was given something.
+    /// Continues in an epoch from which the job was given samples before.
     fn resume_told(&mut self, resume: Option<&Resume>, open_step: u32) {
         let Some(resume) = resume else { return };
         if self.is_open {
@@ -238,7 +245,8 @@ impl Job {
             return self.fill_told(Length::Open, open_step);
         }
         if self.untold.is_some() {
-            // It stands behind what it was given, so that members of a cohort that are further on wait for it.
+            // The job's position is behind the samples that it was given, so that members of a cohort that are further
+            // on wait for it.
             self.whole = resume.delivered.len();
             self.untold = Some(resume.delivered.clone());
         } else {
@@ -248,7 +256,7 @@ impl Job {
 
     fn fill_without(&mut self, bad: &RoaringBitmap) {
         let ids = &*self.set - bad;
-        // If nothing at all can be read, its user is to hear of it.
+        // If no sample at all can be read, the job keeps them, so that its user sees the error.
         let ids = if self.batcher.deliverable(ids.len()) == 0 {
             (*self.set).clone()
         } else {
@@ -269,12 +277,12 @@ impl Job {
 
     // Epochs whose number of samples is told.
 
-    /// Returns the epoch that the job comes to next, if the number of its samples has not been told.
+    /// Returns the job's next epoch if its number of samples has not been told.
     pub(crate) fn untold(&self) -> Option<u64> {
         self.untold.is_some().then_some(self.epoch)
     }
 
-    /// Takes up that `epoch` has this length.
+    /// Records that `epoch` has this length.
     pub(crate) fn tell(&mut self, epoch: u64, length: Length, known: &Known) {
         if self.untold() == Some(epoch) {
             self.fill_told(length, known.open_step);
@@ -287,7 +295,7 @@ impl Job {
         }
     }
 
-    /// Adds samples to an open epoch that is about to run out of them.
+    /// Adds samples to the need of an open epoch that is about to run out of them.
     fn extend(&mut self, known: &Known) {
         if !self.is_open || self.need.len() > u64::from(known.open_step / 2) {
             return;
@@ -304,7 +312,8 @@ impl Job {
         self.whole += u64::from(more.end - more.start);
     }
 
-    /// The open epoch has only so many samples. Those beyond that were dealt belong to nothing.
+    /// Ends the growth of an open epoch, which turns out to have `samples` samples. Samples beyond that were dealt in
+    /// vain.
     fn cut(&mut self, samples: u32, known: &Known) {
         self.is_open = false;
         let mut left = (**self.need.ids()).clone();
@@ -313,15 +322,15 @@ impl Job {
         self.set = Arc::new((0..samples).collect());
         self.whole = samples.into();
         if self.position() > 0 && self.deliverable() == 0 {
-            // No delivery of it was the last one, and none comes that could be.
+            // No earlier delivery was marked as the last one, and no later one will be.
             self.end(known);
         } else {
             self.end_if_empty(known);
         }
     }
 
-    /// Ends the epoch if it has begun and nothing of it is to be dealt. In such an epoch there is no last delivery that
-    /// would say so.
+    /// Ends the epoch if it has begun and has nothing left to deal. Such an epoch has no last delivery that would
+    /// announce its end.
     fn end_if_empty(&mut self, known: &Known) {
         let has_begun = self.begun == Some(self.epoch);
         if has_begun && self.untold.is_none() && self.deliverable() == 0 {
@@ -329,7 +338,7 @@ impl Job {
         }
     }
 
-    /// Ends the epoch without a delivery that says so.
+    /// Ends the epoch without a delivery that announces the end.
     fn end(&mut self, known: &Known) {
         self.ended.push(self.epoch);
         self.next_epoch(known);
@@ -340,7 +349,8 @@ impl Job {
         std::mem::take(&mut self.ended)
     }
 
-    /// The user left the epoch that is being iterated: everything dealt and not taken is void.
+    /// Begins the next epoch because the user has left the current one. All deliveries that are dealt and not taken are
+    /// void.
     pub(crate) fn restart(&mut self, known: &Known) {
         self.epoch = self.iterated().saturating_add(1);
         self.batcher.begin_epoch();
@@ -365,7 +375,7 @@ impl Job {
         }
     }
 
-    /// The epoch that all its ranks have begun to iterate.
+    /// Returns the latest epoch that all ranks have begun to iterate.
     pub(crate) fn iterated(&self) -> u64 {
         self.started.iter().copied().min().unwrap_or(0)
     }
@@ -376,40 +386,41 @@ impl Job {
         here.max().is_some_and(|&latest| epoch <= latest)
     }
 
-    /// Bounds what is drawn for its sake of an epoch that no rank has begun.
+    /// Bounds how many samples of an epoch may be drawn for this job's sake before a rank begins the epoch.
     pub(crate) fn set_ahead(&mut self, samples: u64) {
         self.ahead = samples;
     }
 
-    /// Returns whether the next minibatch, of `slots` samples at most, may be drawn for its sake although no rank may have
-    /// begun the epoch.
+    /// Returns whether the next minibatch, of at most `slots` samples, may be drawn for this job's sake even if no rank
+    /// has begun the epoch.
     pub(crate) fn may_be_ahead(&self, slots: u32) -> bool {
         let next = self.deliverable().min(u64::from(slots));
         self.position().saturating_add(next) <= self.ahead
     }
 
-    /// Samples of the epoch drawn before.
+    /// Returns how many samples of the epoch were drawn.
     pub(crate) fn position(&self) -> u64 {
         self.whole - self.need.len()
     }
 
-    /// Samples that the epoch has still to deal.
+    /// Returns how many samples the epoch has still to deal.
     pub(crate) fn deliverable(&self) -> u64 {
         self.batcher.deliverable(self.need.len())
     }
 
     // Queues.
 
-    /// Whether one more minibatch may be queued, with `bound` of them at most.
+    /// Returns whether one more minibatch may be queued, with at most `bound` in the queue.
     ///
-    /// While buffers are scarce, which shows in the bound, no more than the low-water mark of them may be
-    /// such that nobody else waits for: a job that falls behind would pin them for itself. But no rank goes
-    /// without because of another one's queue.
+    /// A low bound shows that buffers are scarce. In that case only as many of the queued minibatches as the low-water
+    /// mark may be minibatches that nobody else waits for, because a job that falls behind would pin their buffers for
+    /// itself. But no rank goes without because of another rank's queue.
     ///
-    /// There is none while the number of samples of the epoch has not been told, or is 0.
+    /// There is no room while the number of samples of the epoch has not been told, or is 0.
     ///
-    /// Of epochs that not all ranks iterate yet only one is begun. How much of it is drawn for this job's sake is not
-    /// decided here ([`may_be_ahead`](Self::may_be_ahead)): it may take part in what others need.
+    /// At most one epoch is begun before all ranks iterate it. [`may_be_ahead`](Self::may_be_ahead) decides how much of
+    /// it is drawn for this job's sake. This function does not, because the job may take part in minibatches that
+    /// others need.
     pub(crate) fn has_room(&self, bound: u32, config: &Config, waiting: &PendingRanks) -> bool {
         let queue = &self.queues[self.batcher.next_rank() as usize];
         let own = || {
@@ -436,7 +447,7 @@ impl Job {
         self.queues.iter().filter(|q| q.minibatches() == 0).count() as u32
     }
 
-    /// Whether a rank is about to run out, or misses a part of its next batch.
+    /// Returns whether a rank is about to run out, or misses a part of its next batch.
     pub(crate) fn starves(&self, config: &Config) -> bool {
         let low = u64::from(config.low_water) * u64::from(config.slots);
         self.queues
@@ -444,8 +455,8 @@ impl Job {
             .any(|q| q.samples() <= low || q.whole_batches() == 0)
     }
 
-    /// Returns whether the rank that is dealt to next has no whole batch of an epoch that was begun, and could be dealt one
-    /// if there were buffers.
+    /// Returns whether the next rank to be dealt to has no whole batch of an epoch that was begun, and could be dealt
+    /// one if there were buffers.
     pub(crate) fn is_out_of_batches(&self, config: &Config) -> bool {
         let queue = &self.queues[self.batcher.next_rank() as usize];
         queue.whole_batches() == 0
@@ -467,7 +478,7 @@ impl Job {
 
     // Taking back.
 
-    /// What was dealt up to `minibatch` stays dealt.
+    /// Commits to all deliveries up to `minibatch`: they are not taken back any more.
     fn keep(&mut self, minibatch: u64) {
         let later = self
             .marks
@@ -475,7 +486,7 @@ impl Job {
         self.marks.drain(..later);
     }
 
-    /// What `rank` is dealt next stays dealt: its user has been told something of it.
+    /// Commits to the next delivery of `rank`, because its user has been told something about it.
     pub(crate) fn keep_next(&mut self, rank: u32) {
         if let Some(next) = self.queues.get(rank as usize).and_then(Queue::first) {
             self.keep(next);
@@ -486,11 +497,11 @@ impl Job {
         !self.marks.is_empty()
     }
 
-    /// Takes back all minibatches after the last of which something was taken. Returns by rank the number of deliveries
-    /// that are void, the latest ones.
+    /// Takes back all minibatches after the last one from which something was taken. Returns for each rank the number
+    /// of deliveries that are void, counted from the latest.
     ///
-    /// The job is as it was before these were dealt, but for samples that were found bad and left its need since, and for
-    /// the end of an epoch that became known.
+    /// The job is again as it was before these were dealt, with two exceptions: samples that were found bad and left
+    /// its need since, and the end of an epoch that became known.
     pub(crate) fn take_back(&mut self, known: &Known) -> Vec<u32> {
         let Some(mark) = self.marks.pop_front() else {
             return vec![0; self.queues.len()];
@@ -525,7 +536,7 @@ impl Job {
         void
     }
 
-    /// Samples that cannot be read leave the need, as far as every promise is kept.
+    /// Removes unreadable samples from the need, as long as every promise is kept without them.
     pub(crate) fn lose(&mut self, bad: &RoaringBitmap) {
         let known = bad & &**self.need.ids();
         for id in known {
@@ -537,8 +548,8 @@ impl Job {
 
     // Samples.
 
-    /// Deals samples that have just left its need, which had `before` of them. Ends the epoch if that is
-    /// all.
+    /// Deals samples that have just left the need, which had `before` samples. Ends the epoch if nothing is left to
+    /// deal.
     pub(crate) fn deal(
         &mut self,
         id: JobId,
@@ -581,23 +592,25 @@ impl Job {
         deliveries
     }
 
-    /// Whether one sample may leave its need without being dealt.
+    /// Returns whether one sample may leave the need without being dealt.
     pub(crate) fn can_lose_one(&self) -> bool {
         self.batcher.can_lose_one(self.need.len())
     }
 
-    /// `other` takes the place of `bad`.
+    /// Records that `other` takes the place of `bad`.
     pub(crate) fn replaced(&mut self, bad: u32, other: u32) {
         self.ledger.replaced(bad, other);
     }
 
-    /// Samples `one` and `other` change places.
+    /// Records that samples `one` and `other` exchange their places.
     pub(crate) fn exchange(&mut self, epoch: u64, one: u32, other: u32) {
         self.ledger.exchange(epoch, one, other);
     }
 
-    /// What was given once every rank has taken `batches` batches of `epoch`.
+    /// Returns the samples that the job was given once every rank has taken `batches` batches of `epoch`, or `None` if
+    /// that is not known any more.
     pub(crate) fn state(&self, epoch: u64, batches: u64) -> Option<Resume> {
+        // The log also counts the rounds that were dealt only to ranks that were behind. They come first.
         let batches = batches
             + if self.caught_up.0 == epoch {
                 self.caught_up.1
@@ -622,7 +635,7 @@ impl Job {
     }
 
     pub(crate) fn view(&self) -> JobView {
-        // Nobody knows how many samples of an open epoch are left.
+        // The number of samples that are left of an open epoch is unknown.
         let need = if self.is_open { 0 } else { self.need.len() };
         JobView {
             epoch: self.epoch,

@@ -1,4 +1,4 @@
-//! The rule: see the crate's documentation.
+//! The scheduling rule. The crate's documentation describes it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::{
     AttachError, Behind, Cohort, Config, Draw, DrawOrder, JobId, JobSpec, Minibatch, Resume, Target,
 };
 
-/// The state of a stream's jobs. See the crate.
+/// The scheduler of a stream: the state of its jobs, from which it draws minibatches.
 #[derive(Debug, Clone)]
 pub struct Scheduler {
     pub(crate) config: Config,
@@ -21,23 +21,23 @@ pub struct Scheduler {
     jobs: BTreeMap<JobId, Job>,
     cohorts: BTreeMap<String, Members>,
     pub(crate) known: Known,
-    /// Minibatches made.
+    /// Number of minibatches made.
     made: u64,
 }
 
-/// Set in the visits of minibatches for jobs in different epochs.
+/// Bit that is set in the visits of minibatches for jobs in different epochs.
 const OUT_OF_STEP: u64 = 1 << 63;
 
-/// Least [`Known::open_step`].
+/// Lower bound of [`Known::open_step`].
 const OPEN_STEP: u32 = 1024;
 
 /// A cohort's members.
 #[derive(Debug, Clone)]
 struct Members {
     size: u32,
-    /// Those that came, and have not left.
+    /// Members that have attached and have not left.
     here: Vec<JobId>,
-    /// All had come once.
+    /// Whether all members were attached once, or the cohort was begun without the others.
     complete: bool,
 }
 
@@ -46,17 +46,17 @@ struct Members {
 struct Unit {
     members: Vec<JobId>,
     is_cohort: bool,
-    /// A minibatch may be made for its sake: somebody has begun the epoch, or is expected to. Otherwise it only takes part
-    /// in what is made for others.
+    /// Whether a minibatch may be made for the sake of this unit: a rank has begun the epoch, or is expected to.
+    /// Otherwise the unit only takes part in minibatches that are made for others.
     may_lead: bool,
     starves: bool,
-    /// Largest number of minibatches a member was passed over.
+    /// Largest number of minibatches that a member was passed over.
     passed_over: u32,
-    /// Among units with an equal right to lead, the one with the smallest leads.
+    /// Rank among units with an equal right to lead: the unit with the smallest value leads.
     precedence: u64,
 }
 
-/// What was chosen: who, and from what is drawn.
+/// The choice for the next minibatch: the jobs that share it, and its samples.
 struct Choice {
     lead: JobId,
     targets: Vec<JobId>,
@@ -65,7 +65,7 @@ struct Choice {
 }
 
 impl Scheduler {
-    /// A stream without jobs.
+    /// Creates the scheduler of a stream without jobs.
     #[must_use]
     pub fn new(config: Config) -> Self {
         let mut all = RoaringBitmap::new();
@@ -84,23 +84,23 @@ impl Scheduler {
         }
     }
 
-    /// Samples of the dataset.
+    /// Returns the number of samples of the dataset.
     #[must_use]
     pub fn samples(&self) -> u32 {
         self.config.samples
     }
 
-    // Coming and going.
+    // Attaching and detaching.
 
-    /// A job comes. It has not begun to iterate another epoch than the one it resumes, or the first.
+    /// Attaches a job. It has not begun to iterate any epoch but the one it resumes, or the first.
     ///
     /// # Errors
-    /// When it cannot be served as it asks; nothing has changed then.
+    /// When the job cannot be served as it asks. Nothing has changed then.
     pub fn attach(&mut self, id: JobId, spec: JobSpec) -> Result<(), AttachError> {
         self.attach_behind(id, spec, Behind::default())
     }
 
-    /// Whether a job could be attached now, but for its number.
+    /// Checks whether a job could be attached now, apart from its number.
     ///
     /// # Errors
     /// As [`attach`](Self::attach).
@@ -112,8 +112,8 @@ impl Scheduler {
             .map_or(Ok(()), |cohort| self.has_place(cohort, &job))
     }
 
-    /// As [`attach`](Self::attach), for a job whose ranks resume from different steps of an epoch. What ranks were given
-    /// less than others comes first, so that all ranks end the epoch after equally many batches.
+    /// Does the same as [`attach`](Self::attach) for a job whose ranks resume from different steps of an epoch. Ranks
+    /// that were given less than others catch up first, so that all ranks end the epoch after equally many batches.
     ///
     /// # Errors
     /// As [`attach`](Self::attach).
@@ -131,7 +131,7 @@ impl Scheduler {
         if let Some(cohort) = &spec.cohort {
             self.join(cohort, id, &job)?;
         }
-        // Jobs that come with equal needs share them from the start.
+        // Jobs that come with equal needs share one bitmap from the start.
         if let Some(other) = self
             .jobs
             .values()
@@ -156,14 +156,14 @@ impl Scheduler {
             .iter()
             .chain(spec.resume.as_ref().map(|r| &r.delivered));
         match sets.filter_map(RoaringBitmap::max).max() {
-            // The number of samples is not known yet.
+            // The number of samples is not known yet, so no id is out of range.
             _ if self.config.is_told => Ok(()),
             Some(id) if id >= samples => Err(AttachError::OutOfRange { id, samples }),
             _ => Ok(()),
         }
     }
 
-    /// Whether a job can become a member.
+    /// Checks whether a job can become a member of a cohort.
     fn has_place(&self, cohort: &Cohort, job: &Job) -> Result<(), AttachError> {
         let Cohort { name, size } = cohort.clone();
         if size == 0 {
@@ -184,7 +184,7 @@ impl Scheduler {
         }
         let same = |member: &JobId| {
             let other = self.jobs.get(member);
-            // Where samples are told, they are told to all members.
+            // Where lengths of epochs are told, they are told to all members.
             self.config.is_told || other.is_none_or(|other| other.set == job.set)
         };
         if members.here.iter().all(same) {
@@ -207,26 +207,27 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Returns the cohorts that wait until all their members are here, each with the members that are.
+    /// Returns the cohorts that wait until all their members are attached, each with its attached members.
     pub fn incomplete_cohorts(&self) -> impl Iterator<Item = (&str, &[JobId])> {
         let incomplete = self.cohorts.iter().filter(|(_, members)| !members.complete);
         incomplete.map(|(name, members)| (name.as_str(), &members.here[..]))
     }
 
-    /// Lets a cohort go on with the members that are here. Others may still come: what they lack is made for them first.
+    /// Lets a cohort go on with the members that are attached. Others may still come. The samples that they lack are
+    /// made for them first.
     pub fn begin_cohort(&mut self, name: &str) {
         if let Some(members) = self.cohorts.get_mut(name) {
             members.complete = true;
         }
     }
 
-    /// A job leaves, or has died.
+    /// Removes a job that leaves or has died.
     pub fn detach(&mut self, id: JobId) {
         let Some(job) = self.jobs.remove(&id) else {
             return;
         };
         if self.jobs.is_empty() {
-            // The next jobs tell their own.
+            // The lengths of epochs belong to these jobs. The next jobs tell their own.
             self.known.told.iter_mut().for_each(BTreeMap::clear);
         }
         let Some(name) = job.cohort else { return };
@@ -238,28 +239,29 @@ impl Scheduler {
         }
     }
 
-    // What happened.
+    // Events.
 
-    /// A rank took `deliveries` of what it was dealt, the oldest.
+    /// Records that a rank took the oldest `deliveries` of its deliveries.
     pub fn taken(&mut self, id: JobId, rank: u32, deliveries: u32) {
         if let Some(job) = self.jobs.get_mut(&id) {
             job.take(rank, deliveries);
         }
     }
 
-    /// A rank was told something of what it takes next, so that this is not taken back.
+    /// Records that a rank was told something about its next delivery, so that this delivery is not taken back.
     pub fn told(&mut self, id: JobId, rank: u32) {
         if let Some(job) = self.jobs.get_mut(&id) {
             job.keep_next(rank);
         }
     }
 
-    /// Takes back what a job was dealt after the last minibatch of which a rank took something: its samples are in the
-    /// job's need again. Returns by rank how many deliveries are void, counted from the latest.
+    /// Takes back the deliveries that a job was dealt after the last minibatch from which a rank took something. Their
+    /// samples are in the job's need again. Returns for each rank how many deliveries are void, counted from the
+    /// latest.
     ///
-    /// A job alone and a cohort are then dealt the same sequence as without it. Minibatches that are not prepared yet are
-    /// no longer for this job: it must not be among the targets that [`replace`](Self::replace) and
-    /// [`exchange`](Self::exchange) are called with for them.
+    /// The sequence that is dealt to a job alone, or to a cohort, is the same with and without this call. Minibatches
+    /// that are not prepared yet are no longer for this job: it must not be among the targets that
+    /// [`replace`](Self::replace) and [`exchange`](Self::exchange) are called with for them.
     pub fn take_back(&mut self, id: JobId) -> Vec<u32> {
         let Some(job) = self.jobs.get_mut(&id) else {
             return Vec::new();
@@ -274,14 +276,15 @@ impl Scheduler {
         void
     }
 
-    /// Says whether a job reads. While it does not, nothing is made for it and nobody waits for it, but for its cohort.
+    /// Sets whether a job is absent, which means that it does not read. Nothing is made for an absent job, and only its
+    /// cohort waits for it.
     pub fn set_absent(&mut self, id: JobId, is_absent: bool) {
         if let Some(job) = self.jobs.get_mut(&id) {
             job.is_absent = is_absent;
         }
     }
 
-    /// A rank began to iterate an epoch.
+    /// Records that a rank began to iterate an epoch.
     pub fn epoch_started(&mut self, id: JobId, rank: u32, epoch: u64) {
         if let Some(job) = self.jobs.get_mut(&id) {
             job.start(rank, epoch, &self.known);
@@ -290,25 +293,24 @@ impl Scheduler {
 
     // Epochs whose number of samples is told.
 
-    /// Returns the epoch that a job comes to next, if the number of its samples has not been told. Nothing is made for the
-    /// job before it is.
+    /// Returns a job's next epoch if its number of samples has not been told. Nothing is made for the job until it is
+    /// told.
     #[must_use]
     pub fn untold(&self, id: JobId) -> Option<u64> {
         self.jobs.get(&id)?.untold()
     }
 
-    /// Tells how many samples `epoch` has, `0..samples`, for all jobs. It is told once: another number is ignored.
+    /// Tells how many samples `epoch` has, `0..samples`, for all jobs. The first number stands: another one is ignored.
     ///
-    /// Of an epoch that was [opened](Self::open_epoch), no further sample is dealt. Those from `samples` on that were dealt
-    /// already do not exist: nothing is to come of their deliveries. Jobs that were dealt all the others are told the end by
-    /// [`take_ended`](Self::take_ended).
+    /// No further sample is dealt from an epoch that was [opened](Self::open_epoch). Samples from `samples` on that
+    /// were dealt already do not exist, and nothing may come of their deliveries. [`take_ended`](Self::take_ended)
+    /// announces the end to jobs that were dealt all the others.
     pub fn tell_epoch(&mut self, epoch: u64, samples: u32) {
         self.tell_length(epoch, Length::Known(samples));
     }
 
-    /// Begins an epoch of which nobody knows how many samples it has: they are dealt until
-    /// [`tell_epoch`](Self::tell_epoch) says how many they are. For batches far smaller than 1024 samples, in
-    /// ascending order.
+    /// Begins an epoch whose number of samples is unknown. Samples are dealt until [`tell_epoch`](Self::tell_epoch)
+    /// says how many there are. This is for batches far smaller than 1024 samples, in ascending order.
     pub fn open_epoch(&mut self, epoch: u64) {
         self.tell_length(epoch, Length::Open);
     }
@@ -338,15 +340,15 @@ impl Scheduler {
         }
     }
 
-    /// Returns the oldest epoch that a job iterates. Nothing is drawn of an earlier one.
+    /// Returns the oldest epoch that a job iterates. Nothing is drawn from an earlier one.
     #[must_use]
     pub fn oldest_epoch(&self) -> u64 {
         let iterated = self.jobs.values().map(Job::iterated);
         iterated.min().unwrap_or(0)
     }
 
-    /// Returns the jobs and their epochs that ended without a delivery since this was last called: nothing was left of
-    /// them, or they have no samples.
+    /// Returns the jobs and their epochs that ended without a delivery since the last call: nothing was left to deal,
+    /// or the epoch has no samples.
     pub fn take_ended(&mut self) -> Vec<(JobId, u64)> {
         let of_job = |(&id, job): (&JobId, &mut Job)| {
             let ended = job.take_ended().into_iter();
@@ -355,10 +357,10 @@ impl Scheduler {
         self.jobs.iter_mut().flat_map(of_job).collect()
     }
 
-    /// Bounds how many samples of an epoch are drawn for a job's sake before a rank of it begins that epoch. Without this
-    /// call they are as many as its queues hold.
+    /// Bounds how many samples of an epoch are drawn for a job's sake before one of its ranks begins that epoch.
+    /// Without this call the bound is the size of its queues.
     ///
-    /// The job takes part in minibatches that are made for others all the same: that costs nothing, and it needs these
+    /// The job still takes part in minibatches that are made for others: that costs nothing, and the job needs these
     /// samples when it goes on.
     pub fn set_ahead(&mut self, id: JobId, samples: u64) {
         if let Some(job) = self.jobs.get_mut(&id) {
@@ -366,14 +368,16 @@ impl Scheduler {
         }
     }
 
-    /// All ranks left the epoch they iterate: the job's next one begins. What was dealt is void.
+    /// Begins a job's next epoch because all ranks have left the current one. All deliveries that are not taken are
+    /// void.
     pub fn restart_epoch(&mut self, id: JobId) {
         if let Some(job) = self.jobs.get_mut(&id) {
             job.restart(&self.known);
         }
     }
 
-    /// A sample cannot be read: jobs that skip such samples are not dealt it any more, but for members of a cohort.
+    /// Records that a sample cannot be read. Jobs that skip such samples are not dealt it any more, except members of a
+    /// cohort.
     pub fn mark_bad(&mut self, id: u32) {
         self.known.bad.insert(id);
         let bad = RoaringBitmap::from([id]);
@@ -391,15 +395,16 @@ impl Scheduler {
         }
     }
 
-    /// Another sample for the place of `bad` in a minibatch for `targets`: one that all of them need. None
-    /// if there is none: the minibatch gets shorter. In ascending order, and for a cohort, there never is one.
+    /// Draws a sample that takes the place of `bad` in a minibatch for `targets`. All of them need the new sample.
+    /// Returns `None` if there is no such sample, and the minibatch gets shorter. In ascending order, and for a cohort,
+    /// there never is one.
     pub fn replace(&mut self, targets: &[Target], bad: u32) -> Option<Draw> {
         // Any other sample that they need has a later id, and would come before those in between.
         if self.config.order == DrawOrder::Ascending {
             return None;
         }
-        // The need depends on how far ahead the job was drawn. A member that is dealt the minibatch at another time would be
-        // given another sample.
+        // The need depends on how far ahead the job was drawn. A member that is dealt the minibatch at another time
+        // would be given another sample.
         let is_member = |t: &Target| {
             self.jobs
                 .get(&t.job)
@@ -438,7 +443,7 @@ impl Scheduler {
         Some(Draw { id, visit })
     }
 
-    /// Samples `one` and `other`, drawn for the same `targets`, are dealt each in the place of the other.
+    /// Exchanges the places of samples `one` and `other`, both drawn for `targets`.
     pub fn exchange(&mut self, targets: &[Target], one: u32, other: u32) {
         for target in targets {
             if let Some(job) = self.jobs.get_mut(&target.job) {
@@ -447,16 +452,16 @@ impl Scheduler {
         }
     }
 
-    // What is known.
+    // Queries.
 
-    /// What `job` was given once every rank has taken `batches` batches of `epoch` that were dealt since it
-    /// was attached. None if that is not known any more.
+    /// Returns the samples that `job` was given once every rank has taken `batches` batches of `epoch` that were dealt
+    /// since the job was attached. Returns `None` if that is not known any more.
     #[must_use]
     pub fn state(&self, id: JobId, epoch: u64, batches: u64) -> Option<Resume> {
         self.jobs.get(&id)?.state(epoch, batches)
     }
 
-    /// Where a job is.
+    /// Returns the state of a job, or `None` if it is not attached.
     #[must_use]
     pub fn job(&self, id: JobId) -> Option<JobView> {
         self.jobs.get(&id).map(Job::view)
@@ -477,7 +482,7 @@ impl Scheduler {
         self.jobs.get(&id).is_some_and(Job::can_be_taken_back)
     }
 
-    /// Why a job's cohort is not served, if that is the reason why the job is not.
+    /// Returns why a job's cohort is not served, if that is the reason why the job is not.
     #[must_use]
     pub fn cohort_waits(&self, id: JobId) -> Option<String> {
         let name = self.jobs.get(&id)?.cohort.as_ref()?;
@@ -492,7 +497,7 @@ impl Scheduler {
         let (bound, waiting) = (self.config.depth, PendingRanks::default());
         let full = |id: &&JobId| {
             let job = self.jobs.get(id);
-            // A member of which nothing is to be dealt has not begun its epoch.
+            // A member that has nothing left to deal has not begun its next epoch, and is not full.
             let is_full = |job: &Job| !job.has_room(bound, &self.config, &waiting);
             job.is_some_and(|job| job.deliverable() > 0 && is_full(job))
         };
@@ -509,7 +514,8 @@ impl Scheduler {
 
     // The rule.
 
-    /// The next minibatch to prepare, with `free` staging buffers left; None if there is none to make now.
+    /// Draws the next minibatch to prepare, with `free` staging buffers left. Returns `None` if there is none to make
+    /// now.
     pub fn next(&mut self, free: u32) -> Option<Minibatch> {
         if free == 0 {
             return None;
@@ -517,11 +523,13 @@ impl Scheduler {
         let bound = self.bound(free);
         let mut units = self.units(bound);
         let present = self.jobs.values().filter(|job| !job.is_absent).count();
+        // Rule 2. Absent jobs have no room, but nobody waits for them.
         let all_have_room = units.iter().map(|u| u.members.len()).sum::<usize>() == present;
         if !all_have_room && !units.iter().any(|u| u.starves) {
             return None;
         }
         let patience = self.jobs.len() as u32;
+        // Rules 3 and 5. A unit that may not lead comes last, whatever its need.
         units.sort_by_key(|u| {
             let overdue = if u.starves && u.passed_over > patience {
                 u.passed_over
@@ -536,7 +544,7 @@ impl Scheduler {
             )
         });
         let lead = units.first().filter(|u| u.may_lead)?.clone();
-        // Rule 3: from the second on, starving or not does not matter.
+        // Rule 3: from the second unit on, it does not matter whether a unit starves.
         units[1..].sort_by_key(|u| u.precedence);
         let choice = match self.config.order {
             DrawOrder::Ascending => self.choose_ascending(&lead, &units[1..]),
@@ -550,7 +558,8 @@ impl Scheduler {
         Some(self.make(&choice))
     }
 
-    /// Most minibatches in a rank's queue: a buffer is left for every rank whose queue is empty.
+    /// Returns the largest number of minibatches in a rank's queue. One buffer is left for every rank whose queue is
+    /// empty.
     fn bound(&self, free: u32) -> u32 {
         let present = self.jobs.values().filter(|job| !job.is_absent);
         let empty: u32 = present.map(Job::empty_queues).sum();
@@ -558,7 +567,7 @@ impl Scheduler {
             .clamp(1, self.config.depth.max(1))
     }
 
-    /// Everybody who can be given a minibatch.
+    /// Returns all units that have room for a minibatch.
     fn units(&self, bound: u32) -> Vec<Unit> {
         let mut waiting = PendingRanks::default();
         self.jobs
@@ -580,7 +589,7 @@ impl Scheduler {
         alone.chain(cohorts).collect()
     }
 
-    /// Members of a cohort that are furthest behind: all of them, unless it has just been resumed.
+    /// Returns the members of a cohort that are furthest behind: all members, unless the cohort has just been resumed.
     fn rearmost(&self, members: &Members) -> Vec<JobId> {
         let place = |id: &JobId| self.jobs.get(id).map(|job| (job.epoch, job.position()));
         let behind = members.here.iter().filter_map(place).min();
@@ -592,7 +601,7 @@ impl Scheduler {
             .collect()
     }
 
-    /// The jobs of a unit are in one epoch, at one place.
+    /// Describes a unit of jobs that are in one epoch, at one position.
     fn unit(&self, members: Vec<JobId>, cohort: Option<&Members>) -> Unit {
         let jobs = || members.iter().filter_map(|id| self.jobs.get(id));
         // Members of a cohort that are further on wait for those of the unit, so they count.
@@ -614,12 +623,12 @@ impl Scheduler {
     fn precedence(&self, job: &Job) -> u64 {
         match self.config.order {
             DrawOrder::Random | DrawOrder::AscendingInCommon => job.need.len(),
-            // The job that is behind catches up with those ahead, and shares with them from there on.
+            // The job that is behind catches up with those ahead, and shares minibatches with them from there on.
             DrawOrder::Ascending => u64::from(job.need.ids().min().unwrap_or(0)),
         }
     }
 
-    /// Samples of the next minibatch that is made for `lead`.
+    /// Returns the number of samples of the next minibatch that is made for `lead`.
     fn want(&self, lead: &Unit) -> u64 {
         // Members of a cohort that drop their last batch may end before others.
         let deliverable = lead.members.iter().map(|id| self.jobs[id].deliverable());
@@ -656,6 +665,8 @@ impl Scheduler {
                 targets.push(id);
             }
         }
+        // Targets with equal needs go through the same sequence, which is promised to depend on nothing else. The salt
+        // separates the draws of other leaders at the same position.
         let level = targets
             .iter()
             .all(|id| self.jobs[id].need.len() == common.len());
@@ -668,7 +679,8 @@ impl Scheduler {
         }
     }
 
-    /// A cohort's samples do not depend on other jobs; who happens to need them takes part.
+    /// Chooses samples for a cohort. They do not depend on other jobs. Other jobs take part if they happen to need
+    /// them.
     fn choose_for_cohort(
         &self,
         lead: &Unit,
@@ -701,7 +713,7 @@ impl Scheduler {
         }
     }
 
-    /// The next ids of `lead`, and everybody who needs just these next.
+    /// Chooses the next ids of `lead`, and every job that needs exactly these next.
     fn choose_ascending(&self, lead: &Unit, others: &[Unit]) -> Choice {
         let first = lead.members[0];
         let need = &self.jobs[&first].need;
@@ -778,7 +790,7 @@ impl Scheduler {
         }
     }
 
-    /// Takes samples out of jobs' needs, once for all that share a bitmap.
+    /// Removes samples from jobs' needs, once for all jobs that share a bitmap.
     fn remove(&mut self, targets: &[JobId], ids: &[u32]) {
         let nothing = Need::new(RoaringBitmap::new());
         let mut waiting: Vec<JobId> = targets.to_vec();
@@ -794,7 +806,7 @@ impl Scheduler {
             let (same, others) = waiting.iter().partition(|id| shares(id));
             let same: Vec<JobId> = same;
             waiting = others;
-            // While only one holds it, it need not be copied to be changed.
+            // A bitmap with a single holder can be changed without a copy.
             same.iter().for_each(|id| self.set_need(*id, &nothing));
             need.remove(ids);
             same.iter().for_each(|id| self.set_need(*id, &need));
@@ -820,8 +832,9 @@ impl Scheduler {
         }
     }
 
-    /// Keys the random operators of samples drawn for `targets`: no job may meet a sample twice with one
-    /// visit. So if they stand in different epochs, it is a number that nobody had and nobody will have.
+    /// Returns the visit that keys the random operators of samples drawn for `targets`. No job may meet a sample twice
+    /// with one visit. If the targets are in different epochs, the visit is therefore a number that no job has had or
+    /// will have.
     fn visit(&self, lead: JobId, targets: &[Target], is_cohort: bool) -> u64 {
         let epoch = self.jobs[&lead].epoch;
         if is_cohort || targets.iter().all(|t| t.epoch == epoch) {
@@ -832,7 +845,7 @@ impl Scheduler {
     }
 }
 
-/// What `common` and `need` share, if that is at least `want` samples.
+/// Returns the intersection of `common` and `need` if it has at least `want` samples.
 fn intersect(common: &Arc<RoaringBitmap>, need: &Need, want: u64) -> Option<Arc<RoaringBitmap>> {
     if Arc::ptr_eq(common, need.ids()) {
         return Some(common.clone());

@@ -1,4 +1,4 @@
-//! Epochs of which nobody knows how many samples they have until one is asked for that does not exist.
+//! Epochs whose number of samples is unknown until a sample is asked for that does not exist.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::{BTreeMap, VecDeque};
@@ -7,11 +7,11 @@ use coprep_scheduler::{Cohort, Config, DrawOrder, JobId, JobSpec, Resume, Schedu
 use proptest::prelude::*;
 
 const FREE: u32 = 64;
-/// Longer than the step by which open epochs grow.
+/// Length of a long epoch: longer than the step by which open epochs grow.
 const LONG: u32 = 2600;
 
 enum Item {
-    /// A number.
+    /// A number of an epoch.
     Part(u64, u32),
     End(u64),
 }
@@ -20,9 +20,9 @@ enum Item {
 struct Member {
     epoch: u64,
     has_begun: bool,
-    /// Numbers of its epoch that it was given: they come in order.
+    /// How many numbers of its epoch the member was given. They come in order.
     given: u32,
-    /// How many of the items were made: they are handed over in order.
+    /// Items that are dealt and not handed over. They are handed over in order, once they are made.
     queue: VecDeque<Item>,
     finished: u64,
 }
@@ -34,7 +34,7 @@ struct World {
     members: BTreeMap<JobId, Member>,
     /// The length of each epoch, which only the reader knows.
     lengths: Vec<u32>,
-    /// What the reader was asked for, and has not made: epoch and number.
+    /// Epochs and numbers that the reader was asked for and has not made.
     asked: VecDeque<(u64, u32)>,
     /// How often each number was made.
     made: BTreeMap<(u64, u32), u32>,
@@ -48,7 +48,7 @@ enum Op {
         who: u8,
         items: u16,
     },
-    /// The reader makes so many of what it was asked for, from the back or the front.
+    /// The reader makes `count` of the numbers that it was asked for, from the back or the front.
     Read {
         count: u16,
         from_back: bool,
@@ -242,7 +242,7 @@ impl World {
         true
     }
 
-    /// A member begins its epoch, or takes an item that is made. True: it did either.
+    /// A member begins its epoch, or takes an item that is made. Returns whether it did either.
     fn step(&mut self, id: JobId) -> bool {
         let member = self.members.get_mut(&id).unwrap();
         if !member.has_begun {
@@ -257,7 +257,7 @@ impl World {
             }
             Some(Item::Part(epoch, number)) => {
                 assert_eq!(*epoch, member.epoch);
-                // What does not exist leaves a gap, and its delivery is empty.
+                // A number that does not exist leaves a gap, and its delivery is empty.
                 if *number < length {
                     assert_eq!(*number, member.given, "for {id:?}");
                     member.given += 1;
@@ -276,7 +276,7 @@ impl World {
         true
     }
 
-    /// All members go on for another epoch.
+    /// Lets all members go on until each has finished two more epochs.
     fn all_get_on(&mut self) {
         let due: BTreeMap<JobId, u64> = self
             .members

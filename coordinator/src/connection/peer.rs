@@ -24,7 +24,7 @@ pub(crate) struct Peer {
 
 enum PeerProcess {
     Watched(OwnedFd),
-    /// It ended before it could be watched.
+    /// The process ended before it could be watched.
     Gone,
     Unknown,
 }

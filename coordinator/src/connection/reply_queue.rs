@@ -143,7 +143,7 @@ impl ReplyQueue {
         self.post_with(reply, Vec::new())
     }
 
-    /// The same, with descriptors.
+    /// Queues a reply of bounded size, with descriptors.
     pub(crate) fn post_with(
         self: &Arc<Self>,
         reply: &Reply,

@@ -73,7 +73,7 @@ impl<T> DeadlineHeap<T> {
     }
 }
 
-/// The same queue, shared between threads.
+/// A queue of pending work that threads share.
 pub(crate) struct DeadlineQueue<T> {
     state: Mutex<QueueState<T>>,
     more: Condvar,

@@ -1,4 +1,4 @@
-//! What tells streams, caches and loaded user code apart, and how that is said to people.
+//! Identities of streams, caches and loaded user code, and descriptions of their differences for people.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use coprep_protocol::spec::{IdentityPart, Op, PipelineSpec, Source};
 
 use crate::stream::{Stream, StreamConfig};
 
-/// Identity of what a cache holds: the list of samples, and for the decoded form what was done to them.
+/// Returns the identity of a cache's content: the list of samples and, for the decoded form, the operators before it.
 pub(super) fn content(spec: &PipelineSpec, form: CacheForm, dataset: &Dataset) -> u128 {
     let done = if matches!(form, CacheForm::Decoded | CacheForm::Auto) {
         spec.decoded_fingerprint()
@@ -21,7 +21,7 @@ pub(super) fn content(spec: &PipelineSpec, form: CacheForm, dataset: &Dataset) -
     xxhash_rust::xxh3::xxh3_128(&both)
 }
 
-/// What the costs of samples depend on.
+/// Returns the identity of the conditions that the costs of samples depend on.
 pub(super) fn timed_alike(spec: &PipelineSpec, dataset: &Dataset, is_exact: bool) -> u128 {
     let mut key = spec.fingerprint().to_le_bytes().to_vec();
     key.extend(dataset.fingerprint().to_le_bytes());
@@ -29,7 +29,7 @@ pub(super) fn timed_alike(spec: &PipelineSpec, dataset: &Dataset, is_exact: bool
     xxhash_rust::xxh3::xxh3_128(&key)
 }
 
-/// What a process that has loaded user code is good for: the same code, run in the same way.
+/// Returns the identity of a fork server: the code that it has loaded, and its environment.
 pub(super) fn code_key(request: &Attach) -> u128 {
     let mut key = xxhash_rust::xxh3::Xxh3::new();
     key.update(&request.pipeline.fingerprint().to_le_bytes());
@@ -39,8 +39,8 @@ pub(super) fn code_key(request: &Attach) -> u128 {
     key.digest128()
 }
 
-/// What a process that has imported modules is good for: datasets of the same process, run in the same way. Another process
-/// may have been started after a module, or what a module reads as it is imported, was changed.
+/// Returns the identity of a zygote: the process of the job that asked for it, and its environment. Another process of
+/// the same program may have been started after a module, or a file that a module reads as it is imported, was changed.
 pub(super) fn zygote_key(code: &UserCode) -> u128 {
     let mut key = xxhash_rust::xxh3::Xxh3::new();
     add_environment(&mut key, code);
@@ -48,8 +48,9 @@ pub(super) fn zygote_key(code: &UserCode) -> u128 {
     key.digest128()
 }
 
-/// Adds how code is run.
+/// Adds the command, the directory and the environment of code to a hash.
 fn add_environment(key: &mut xxhash_rust::xxh3::Xxh3, code: &UserCode) {
+    // Each part comes after its length, so that the same bytes in other parts give another hash.
     let mut part = |bytes: &[u8]| {
         key.update(&(bytes.len() as u64).to_le_bytes());
         key.update(bytes);
@@ -62,7 +63,7 @@ fn add_environment(key: &mut xxhash_rust::xxh3::Xxh3, code: &UserCode) {
     }
 }
 
-/// Returns in what a stream differs from another that looks like it; `None` if it does not look like it.
+/// Returns the differences of a stream from another that looks like it, or `None` if it does not look like it.
 pub(super) fn differs(one: &Arc<Stream>, other: &Arc<Stream>) -> Option<String> {
     let (a, b) = (&one.config, &other.config);
     if a.id == b.id || !look_alike(a, b) {
@@ -99,15 +100,16 @@ pub(super) fn differs(one: &Arc<Stream>, other: &Arc<Stream>) -> Option<String> 
     ];
     let others = others.iter().filter(|(_, differs)| *differs);
     parts.extend(others.map(|(name, _)| (*name).to_owned()));
-    // Where something else differs, seeds that nobody named do too.
+    // Seeds that nobody named differ whenever something else does, so they are no reason.
     if parts.is_empty() && a.seed != b.seed {
         parts.push("seed".into());
     }
     Some(format!("stream {}: {}", b.id, parts.join(", ")))
 }
 
-/// True if a person may expect two streams to be one: they have the same dataset by name, or they do the same with as many
-/// samples of another folder, which may be a copy, or the same one under another mount.
+/// Returns whether a person may expect two streams to be one. That is so if their datasets have one name. It is also so
+/// if they apply the same operators to as many samples of another folder, which may be a copy, or the same folder under
+/// another mount.
 fn look_alike(a: &StreamConfig, b: &StreamConfig) -> bool {
     let same_work = match (&a.spec, &b.spec) {
         (Some(x), Some(y)) => x.ops == y.ops && a.producer.samples() == b.producer.samples(),
@@ -132,7 +134,7 @@ fn sources_that_differ(a: &Source, b: &Source) -> Option<String> {
     }
 }
 
-/// Shows the operators of both, without those that they have in common at the beginning and at the end.
+/// Describes the operators of both, without the ones that they share at the beginning and at the end.
 fn operators_that_differ(a: &[Op], b: &[Op]) -> Option<String> {
     if a == b {
         return None;
@@ -168,7 +170,7 @@ pub(super) fn source_name(source: &Source) -> String {
     }
 }
 
-/// Operators, for people.
+/// Describes the operators of a pipeline for people.
 pub fn describe(spec: &PipelineSpec) -> String {
     match &spec.source {
         Source::UserCode(user) if user.in_job => "made by the jobs".into(),

@@ -16,13 +16,13 @@ use crate::stream::{Stream, StreamKey};
 enum MeetingParty {
     /// The ranks of the jobs of a group.
     Group(String),
-    CohortRequest(String),
+    Cohort(String),
 }
 
 impl MeetingParty {
     fn of(request: &Attach) -> Option<Self> {
         match &request.cohort {
-            Some(cohort) => Some(MeetingParty::CohortRequest(cohort.name.clone())),
+            Some(cohort) => Some(MeetingParty::Cohort(cohort.name.clone())),
             None if request.world_size > 1 => Some(MeetingParty::Group(request.group.clone())),
             None => None,
         }

@@ -1,12 +1,12 @@
-//! What is open on this node: datasets, caches, streams.
+//! The open datasets, caches and streams of this node.
 //!
-//! What may take long (listing a folder, loading user code, reserving memory) runs in [`flights`], one for each
-//! stream, cache and folder: two jobs that start at the same moment find each other, and nobody else waits.
+//! Slow operations (listing a folder, loading user code, reserving memory) run in [`flights`], one for each stream,
+//! cache and folder. Two jobs that start at the same moment find each other, and nobody else waits.
 //!
-//! **Locks.** `open` is held for moments, never over I/O. Within it may be locked: the state of a flight, the list of
-//! idle hosts and the state of one, and what a cache uses to count its bytes. A stream's engine is locked outside of it.
-//! A stream is closed, and admits, under its engine's lock: so a job is either in a stream when that might be closed, or
-//! finds it closed and looks again.
+//! **Locks.** `open` is held only briefly, never over I/O. These locks may be taken within it: the state of a flight,
+//! the list of idle fork servers and the state of one, and the locks with which a cache counts its bytes. A stream's
+//! engine is locked outside of it. A stream is closed, and admits jobs, under its engine's lock. So a job is either in
+//! a stream when that might be closed, or finds it closed and looks again.
 
 mod departures;
 mod flights;
@@ -49,18 +49,18 @@ use crate::stream::{
 };
 use crate::{Error, Result, Settings};
 
-/// Longest wait for a stream that is being closed, for what it has loaded.
+/// Longest wait for a stream that is being closed, because its fork server could be used again.
 const CLOSING: Duration = Duration::from_secs(2);
 
-/// See the module.
+/// The datasets, caches and streams that are open on this node.
 pub(crate) struct Registry {
     pub(crate) settings: Settings,
     pub(crate) workers: Arc<ThreadPool>,
-    /// What all datasets are read through.
+    /// Throttle that all datasets are read through.
     pub(crate) throttle: Arc<ReadThrottle>,
     pub(crate) started: Instant,
     open: Mutex<Open>,
-    /// A stream has left the table.
+    /// Signals that a stream has left the table.
     closed: Condvar,
     next_stream: AtomicU64,
     costs: AllCosts,
@@ -68,15 +68,16 @@ pub(crate) struct Registry {
     departures: Departures,
 }
 
-/// Answer to a job.
+/// Answer to a job that attaches.
 pub(crate) enum Answer {
-    /// It has a place.
+    /// The job has a place in this stream.
     Admitted(Arc<Stream>, Box<Registration>),
-    /// Its code is needed.
+    /// The coordinator needs the code of the job's dataset.
     WantCode,
 }
 
-/// Under one lock, which is held for moments: what is open, and what is being opened or freed.
+/// The tables of open things, and of things that are being opened or freed. One lock guards them, and is held only
+/// briefly.
 #[derive(Default)]
 struct Open {
     streams: Vec<Arc<Stream>>,
@@ -85,26 +86,26 @@ struct Open {
     meetings: Meetings,
     opening_streams: Flights<StreamKey, Arc<Stream>>,
     opening_caches: Flights<CacheKey, Arc<DatasetCache>>,
-    /// By folder.
+    /// Listings of folders, by folder.
     listing: Flights<String, Arc<Dataset>>,
-    /// Bytes of caches that are being opened or freed: they count towards the budget.
+    /// Bytes of caches that are being opened or freed. They count towards the budget.
     reserved: Vec<(CacheKey, u64)>,
 }
 
-/// How a job's stream was found.
+/// Result of the search for a job's stream.
 enum Found {
     Stream(Arc<Stream>),
-    CacheOptions(Waiter<Arc<Stream>>),
+    Opening(Waiter<Arc<Stream>>),
     WantCode,
 }
 
-/// A cache that somebody wants.
+/// A cache that a job needs.
 #[derive(Clone)]
 struct Wanted {
     key: CacheKey,
     samples: u32,
     dataset_name: String,
-    /// Of a native pipeline.
+    /// Source of the samples, for native pipelines.
     origin: Option<Origin>,
     /// Bytes that the job asked for.
     bytes: Option<u64>,
@@ -140,12 +141,13 @@ impl Registry {
         self.open().caches.clone()
     }
 
-    /// Streams that use a cache now.
+    /// Returns the number of streams that use a cache now.
     pub(crate) fn users(&self, cache: &Arc<DatasetCache>) -> u32 {
         self.open().users(cache)
     }
 
-    /// Finds or opens the job's stream, and gives it a place there. `dataset`: what the job's code loads.
+    /// Finds or opens the job's stream, and gives the job a place there. `dataset` is the file that the job's code
+    /// loads.
     pub(crate) fn attach(
         self: &Arc<Self>,
         request: &Arc<Attach>,
@@ -153,19 +155,21 @@ impl Registry {
         dataset: Option<&Arc<OwnedFd>>,
     ) -> Result<Answer> {
         let (key, guest) = (self.key(request), Guest::new(client));
-        // Until a stream admits it: one that was found may be closed before the job is in it.
+        // A stream that was found may be closed before the job is in it, so the search goes on until one admits the
+        // job.
         loop {
             let (stream, is_expected) = match self.find_or_open(key, request, dataset) {
                 Found::Stream(stream) => (stream, false),
                 Found::WantCode => return Ok(Answer::WantCode),
-                Found::CacheOptions(waiter) => match wait_for(waiter, &guest)? {
+                Found::Opening(waiter) => match wait_for(waiter, &guest)? {
                     Some(stream) => (stream, true),
                     None => continue,
                 },
             };
             let found = stream;
             let stream = self.meet(&key, request, &found);
-            // Opened for a job with another seed, say, at the same moment: then this one looks again.
+            // The stream may have been opened at the same moment for a job with another seed, say. Then this job looks
+            // again.
             let attach = || {
                 if serves(&stream, &key, request) {
                     let known = self.departed(request);
@@ -184,7 +188,7 @@ impl Registry {
             }
             let admitted = admitted.unwrap_or_else(|panic| resume_unwind(panic));
             if let Some(mut registration) = admitted? {
-                // Ranks may have left after it had asked, and before the stream knew its token.
+                // Ranks may have left after the job had asked, and before the stream knew its token.
                 for departure in self.departed(request) {
                     if let Err(e) = stream.depart(&departure) {
                         tracing::warn!(error = %e, "a rank has left, and says nonsense of it");
@@ -199,7 +203,7 @@ impl Registry {
         }
     }
 
-    /// A consumer left, however.
+    /// Removes a consumer, however it left.
     pub(crate) fn detach(&self, stream: &Arc<Stream>, rank_id: RankId) {
         if stream.detach(rank_id) {
             self.close_if_empty(stream);
@@ -213,7 +217,7 @@ impl Registry {
         if let Some(idle) = stream.end() {
             self.user_code.rest(stream.config.code_key, idle);
         }
-        // Now whoever waits for what it had loaded finds that at rest.
+        // The fork server is idle by now. A job that waits for it finds it.
         let mut open = self.open();
         open.streams.retain(|s| !Arc::ptr_eq(s, stream));
         let is_idle = open.streams.is_empty();
@@ -241,7 +245,8 @@ impl Registry {
                 .filter(|s| s.is_closed())
                 .any(|s| s.config.key == key)
         };
-        // What a stream of the same code has loaded is about to be at rest, and need not be loaded again.
+        // The fork server of a closing stream of the same code is about to be idle, and the dataset need not be loaded
+        // again.
         let open = self.open();
         let waited = self
             .closed
@@ -251,7 +256,7 @@ impl Registry {
             return Found::Stream(stream);
         }
         if let Some(waiter) = open.opening_streams.join(&key) {
-            return Found::CacheOptions(waiter);
+            return Found::Opening(waiter);
         }
         let needs_code = runs_code(request).is_some() && dataset.is_none();
         if needs_code && !self.user_code.is_resting(code_key(request)) {
@@ -266,7 +271,7 @@ impl Registry {
             registry.open_stream(&request, dataset.as_deref(), flight)
         };
         self.fly(flight, open_it, Registry::land_stream);
-        Found::CacheOptions(waiter)
+        Found::Opening(waiter)
     }
 
     fn land_stream(&self, flight: &Arc<Flight<Arc<Stream>>>, outcome: FlightOutcome<Arc<Stream>>) {
@@ -277,20 +282,20 @@ impl Registry {
         let mut open = self.open();
         open.opening_streams.remove(flight);
         open.streams.extend(opened.clone());
-        // Every job that waited for it will attach, or find that its client has left. Until then it stays open.
+        // Every job that waited for the stream will attach, or find that its client has left. Until then it stays open.
         flight.land(outcome, |waiters| {
             if let Some(stream) = &opened {
                 stream.expect(waiters);
             }
         });
         drop(open);
-        // All who waited for it may have left.
+        // All jobs that waited for the stream may have left.
         if let Some(stream) = opened {
             self.close_if_empty(&stream);
         }
     }
 
-    /// Runs a flight in a thread of its own, and lets it land. Its pin is held until then.
+    /// Runs a flight in a thread of its own, and lands it. Its pin is held until then.
     fn fly<T: Clone + Send + 'static>(
         self: &Arc<Self>,
         flight: Arc<Flight<T>>,
@@ -301,7 +306,7 @@ impl Registry {
     ) {
         let (registry, span, flying) = (self.clone(), tracing::Span::current(), flight.clone());
         let run = move || {
-            // Its log lines say for whom it was begun.
+            // The flight's log lines name the job for which it was begun.
             let _span = span.entered();
             let done = catch_unwind(AssertUnwindSafe(|| work(&registry, &flying)));
             let done = done.unwrap_or_else(|_| Err(defect()));
@@ -333,7 +338,7 @@ impl Registry {
         }
     }
 
-    /// The form that a job's samples are cached in.
+    /// Returns the form that a job's samples are cached in.
     fn form(&self, request: &Attach) -> CacheForm {
         let default = self.form_of(&request.cache);
         match &request.pipeline.source {
@@ -345,7 +350,7 @@ impl Registry {
                     CacheForm::Off => CacheForm::Off,
                     CacheForm::Auto if user.split => CacheForm::Auto,
                     _ if user.split => CacheForm::Decoded,
-                    // What it makes may be random.
+                    // The samples that this code makes may be random, and a cache would repeat them.
                     _ => CacheForm::Off,
                 }
             }
@@ -353,10 +358,10 @@ impl Registry {
         }
     }
 
-    /// The form that a request comes to.
+    /// Returns the form of the cache that a request resolves to.
     fn form_of(&self, request: &CacheRequest) -> CacheForm {
         match request.form {
-            // What is evicted has no lasting price.
+            // The automatic choice goes by the lasting price of a sample, and a sample that may be evicted has none.
             Some(CacheForm::Auto) | None if request.lru => CacheForm::Decoded,
             Some(form) => form,
             None if request.bytes.is_none() && self.settings.cache_budget == 0 => CacheForm::Off,
@@ -364,8 +369,8 @@ impl Registry {
         }
     }
 
-    /// Opens a stream: lists or loads its dataset, reserves its cache and its staging area. `None`: the dataset's code
-    /// is needed.
+    /// Opens a stream: lists or loads its dataset, and reserves its cache and its staging area. Returns `None` if the
+    /// dataset's code is needed.
     fn open_stream(
         self: &Arc<Self>,
         request: &Attach,
@@ -427,7 +432,7 @@ impl Registry {
         Ok(Some((stream, pin)))
     }
 
-    /// Ends what has had nothing to do for long.
+    /// Ends fork servers and workers that have been idle for long.
     ///
     /// # Errors
     /// When the workers cannot go on.
@@ -437,19 +442,19 @@ impl Registry {
         self.workers.maintain()
     }
 
-    /// Closes streams that were broken off, and that no session is left to close: it panicked as it left.
+    /// Closes broken streams that no session is left to close, because the session panicked as it left.
     fn close_broken(&self) {
         let streams = self.streams();
         let broken = streams.iter().filter(|stream| stream.is_broken());
         broken.for_each(|stream| self.close_if_empty(stream));
     }
 
-    /// Returns how long nothing has to be ended, or `None` if there is nothing to be ended.
+    /// Returns the time until the next idle fork server is to be ended, or `None` if there is none.
     pub(crate) fn next_tidy(&self) -> Option<Duration> {
         self.user_code.next_tidy()
     }
 
-    /// With so many samples of each stream, those that cost most.
+    /// Returns the status of all streams, each with its `slow` most expensive samples.
     pub(crate) fn stream_status(&self, slow: u32) -> Vec<StreamStatus> {
         let streams = self.streams();
         let status = |s: &Arc<Stream>| StreamStatus {
@@ -507,14 +512,14 @@ impl Registry {
         Ok((recipe, pin))
     }
 
-    /// Lists a dataset. Those who ask for the same one meanwhile are given the same list.
+    /// Lists a dataset. Jobs that ask for the same one meanwhile are given the same list.
     pub(crate) fn dataset(
         self: &Arc<Self>,
         source: &Source,
         party: &dyn FlightParty,
     ) -> Result<Arc<Dataset>> {
         let Source::ImageFolder { root } = source else {
-            // A list of files is there already.
+            // A list of files needs no listing, so no flight.
             let listed = Dataset::open(source)?.slowed(self.throttle.clone());
             return Ok(Arc::new(listed));
         };
@@ -670,7 +675,7 @@ impl Registry {
         self.caches().iter().any(|cache| cache.is_warmed())
     }
 
-    /// Frees the caches that nothing uses, of one dataset or of all; gives their bytes.
+    /// Frees the caches that nothing uses, of one dataset or of all. Returns the number of freed bytes.
     pub(crate) fn drop_caches(&self, name: Option<&str>) -> u64 {
         let mut open = self.open();
         let all = std::mem::take(&mut open.caches);
@@ -679,7 +684,7 @@ impl Registry {
             .into_iter()
             .partition(|c| is_unused(c) && name.is_none_or(|n| c.belongs_to(n)));
         open.caches = kept;
-        // Whoever wants one of them anew waits until its segment is removed.
+        // A job that asks for one of them now waits until its segment is removed.
         let begin = |cache: &Arc<DatasetCache>| {
             open.reserved.push((cache.key, cache.capacity()));
             let step = "its old cache is being freed".into();
@@ -701,7 +706,7 @@ impl Open {
         fitting.max_by_key(|s| s.config.takes_any_form).cloned()
     }
 
-    /// Streams that use a cache now.
+    /// Returns the number of streams that use a cache now.
     fn users(&self, cache: &Arc<DatasetCache>) -> u32 {
         let uses = |s: &&Arc<Stream>| {
             let used = s.config.producer.cache();
@@ -710,19 +715,19 @@ impl Open {
         self.streams.iter().filter(uses).count() as u32
     }
 
-    /// Bytes of caches that are being opened, or freed.
+    /// Returns the bytes of caches that are being opened or freed.
     fn reserved_bytes(&self) -> u64 {
         self.reserved.iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// Bytes of the budget that are taken.
+    /// Returns the bytes of the budget that are taken.
     fn cache_bytes(&self) -> u64 {
         let held: u64 = self.caches.iter().map(|c| c.capacity()).sum();
         held.saturating_add(self.reserved_bytes())
     }
 }
 
-/// Returns whether a job can take part in a stream. `key`: that of the job.
+/// Returns whether a job can take part in a stream. `key` is the job's key.
 fn serves(stream: &Stream, key: &StreamKey, request: &Attach) -> bool {
     let config = &stream.config;
     // A job that names no form takes that of the jobs before it, whichever cache was warm when those came.
@@ -738,8 +743,8 @@ fn serves(stream: &Stream, key: &StreamKey, request: &Attach) -> bool {
         && request.seed.is_none_or(|seed| seed == config.seed)
 }
 
-/// Waits for a flight. `None`: look again, since it ended without a result, or in a way that says nothing of this
-/// party's own attempt.
+/// Waits for a flight. Returns `None` if the caller must look again: the flight ended without a result, or failed in a
+/// way that does not predict the result of this party's own attempt.
 fn wait_for<T: Clone>(waiter: Waiter<T>, party: &dyn FlightParty) -> Result<Option<T>> {
     let is_first = waiter.is_first;
     match waiter.wait(party)? {
@@ -749,7 +754,7 @@ fn wait_for<T: Clone>(waiter: Waiter<T>, party: &dyn FlightParty) -> Result<Opti
     }
 }
 
-/// Checks what a job asks for together with draws, or with orders of its own.
+/// Checks the options of a job that has draws, orders of its own, or an iterable dataset.
 fn check_use(request: &Attach) -> Result<()> {
     let is_cached =
         !matches!(request.cache.form, None | Some(CacheForm::Off)) || request.cache.reuse > 0;
@@ -780,7 +785,7 @@ fn tell_of(stream: &Stream, what: &str) {
     tracing::info!(stream = id, dataset = dataset_name, "{what}");
 }
 
-/// A seed for a stream whose jobs did not name one.
+/// Returns a seed for a stream whose jobs did not name one.
 fn random_seed() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     // The standard library's hasher is keyed by the operating system's randomness.

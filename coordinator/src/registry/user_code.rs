@@ -21,37 +21,38 @@ use crate::produce::producer::{Producer, naming_fields};
 use crate::stream::{Numbers, Stream, layout, most_blob};
 use crate::{Error, Result};
 
-/// How long a process that has loaded user code is kept for the next job, and how many of them.
+/// Time for which an idle fork server is kept for the next job, and the largest number of them.
 const REST: Duration = Duration::from_secs(60);
 const MOST_RESTING: usize = 4;
-/// How often a dataset is loaded whose host is killed meanwhile, and the pause before the second time.
+/// Number of attempts to load a dataset whose fork server is killed meanwhile, and the pause before the second attempt.
 const ATTEMPTS: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(200);
-/// How often a stream's host may come to its end before the stream has handed over anything: beyond that, opening it once
-/// more would not help. And how long such ends are remembered.
+/// Number of times that a stream's fork server may end before the stream has handed over anything. Beyond that, opening
+/// the stream once more would not help. The second constant is how long such ends are remembered.
 const MOST_ENDS: u32 = 4;
 const MEMORY_OF_ENDS: Duration = Duration::from_secs(60);
-/// Most workers of one stream's user code.
+/// Largest number of workers of one stream's user code.
 const MOST_CODE_WORKERS: u32 = 128;
-/// Samples of which some are looked at to know what user code makes: more of them only where the first ones fail.
+/// Number of candidates for the inspection of samples. Only a few of them are inspected, more only where the first ones
+/// fail.
 const PROBES: u32 = 64;
-/// As many of them are the first ones, unless all of them are spread over the dataset.
+/// Number of candidates that are the first samples of the dataset, unless all candidates are spread over it.
 const PROBES_IN_A_ROW: u32 = 8;
 
-/// What is known of user code beyond its streams; all of it by identity.
+/// State of user code that outlives its streams. Each part is found by the code's identity.
 #[derive(Default)]
 pub(super) struct UserCodes {
-    /// Processes that have loaded it, whose jobs have just left.
+    /// Idle fork servers, whose jobs have just left.
     idle: Mutex<Vec<(u128, IdleForkServer)>>,
     zygotes: Mutex<Vec<KnownZygote>>,
     ends: Arc<Ends>,
 }
 
-/// A process that forks hosts, as long as somebody holds it.
+/// A process that forks fork servers, as long as somebody holds it.
 struct KnownZygote {
-    /// See [`zygote_key`].
+    /// Identity of the process: see [`zygote_key`].
     key: u128,
-    /// Names of the datasets that it was started or used for.
+    /// Names of the datasets that the process was started or used for.
     datasets: Vec<String>,
     zygote: Weak<Zygote>,
 }
@@ -62,7 +63,7 @@ impl KnownZygote {
     }
 }
 
-/// Hosts that came to their ends, one after the other, before their streams had handed over anything.
+/// Fork servers that ended one after the other before their streams had handed over anything.
 #[derive(Default)]
 struct Ends(Mutex<HashMap<u128, OpeningEnd>>);
 
@@ -77,7 +78,7 @@ impl Ends {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes an end. `is_of_use`: the stream had handed something over.
+    /// Records the end of a fork server. `is_of_use`: the stream had handed something over.
     fn note(&self, key: u128, why: &str, is_of_use: bool) {
         let mut ends = self.lock();
         ends.retain(|_, end| end.latest.elapsed() < MEMORY_OF_ENDS);
@@ -92,7 +93,11 @@ impl Ends {
         }
     }
 
-    /// Fails if there were too many, and forgets them: whoever asks again may have mended what it was.
+    /// Fails if there were too many ends, and forgets them, because the user may have fixed the cause before the next
+    /// attempt.
+    ///
+    /// # Errors
+    /// With the reason of the latest end.
     fn check(&self, key: u128) -> Result<()> {
         let mut ends = self.lock();
         let is_too_often =
@@ -112,11 +117,11 @@ impl Ends {
 }
 
 impl Registry {
-    /// Loads a dataset, looks at a sample, and makes what workers and staging area it needs. `None`: the dataset's code
-    /// is needed.
+    /// Loads a dataset, inspects some samples, and creates its workers and its staging area. Returns `None` if the
+    /// dataset's code is needed.
     ///
-    /// A host that is killed meanwhile is replaced: the kernel kills those that hold much memory, and not because of
-    /// what they do.
+    /// A fork server that is killed meanwhile is replaced. The kernel kills processes that hold much memory, whether or
+    /// not they are at fault.
     pub(super) fn open_code(
         self: &Arc<Self>,
         request: &Attach,
@@ -137,7 +142,8 @@ impl Registry {
                 split: user.split,
                 most_blob: most_blob(slots, self.settings.staging_bytes),
             };
-            // What ended the process may have been an import: then only this dataset's host is to end of it.
+            // An import may have ended the process. In a process of its own, only this dataset's fork server ends of
+            // it.
             let anew = attempts > 1;
             let is_awaited = || flight.is_awaited();
             let loaded = self.load((request, user), code, dataset, anew, is_awaited, probing);
@@ -149,7 +155,7 @@ impl Registry {
             match opened {
                 Err(Error::HostKilled { how, doing, .. }) if attempts < ATTEMPTS => {
                     tracing::warn!(how, doing, attempts, "a host of user code is started anew");
-                    // What took the memory may be gone then.
+                    // The process that took the memory may be gone after the pause.
                     std::thread::sleep(PAUSE * attempts);
                 }
                 Err(Error::HostKilled { how, doing, .. }) => {
@@ -193,8 +199,9 @@ impl Registry {
         Ok(Some(loaded))
     }
 
-    /// Lets a process import what this code will need, unless the process of another program serves the same dataset: then
-    /// this one's job will probably share that stream. The process stays as long as the result is held.
+    /// Lets a zygote import the modules that this code will need, unless the zygote of another program serves the same
+    /// dataset. In that case this program's job will probably share that stream. The zygote stays as long as the result
+    /// is held.
     pub(crate) fn prepare(&self, code: &UserCode, dataset: &str) -> Result<Option<Arc<Zygote>>> {
         if self.user_code.is_others(code, dataset) {
             return Ok(None);
@@ -204,7 +211,7 @@ impl Registry {
         Ok(Some(zygote))
     }
 
-    /// The workers of user code, and the staging area that they fill.
+    /// Creates the workers of user code, and the staging area that they fill.
     fn process_pool(
         self: &Arc<Self>,
         request: &Attach,
@@ -241,6 +248,7 @@ impl Registry {
         };
         let code = request.code.as_ref();
         let workers = match code.map_or(0, |c| c.workers) {
+            // An iterable dataset is iterated by one reader. A second one would give its batches once more.
             _ if request.is_iterated() => 1,
             0 => self.workers.cpus(),
             asked => asked.min(MOST_CODE_WORKERS),
@@ -285,7 +293,7 @@ impl Registry {
         }
         let content = match form {
             CacheForm::Decoded | CacheForm::Auto => request.pipeline.decoded_fingerprint(),
-            // With its random numbers, and its parts as they lie in a slot.
+            // Prepared samples depend on their random numbers, and on the layout of their parts in a slot.
             _ => {
                 let made = [
                     request.pipeline.fingerprint(),
@@ -313,14 +321,14 @@ impl Registry {
             CacheForm::Prepared => shape.prepared_bytes(),
             _ => shape.kept,
         };
-        // Of samples of any size the job may know more than a look at some of them tells.
+        // If samples have no fixed size, the job may know more about them than an inspection of a few shows.
         let at_least = request.cache.bytes.filter(|_| shape.is_uneven());
         let sizes =
             move || SampleBytes::by_sample(sample_bytes, samples).at_least(at_least.unwrap_or(0));
         self.find_or_open_cache(wanted, &**party, sizes).map(Some)
     }
 
-    /// A stream whose makers came to their end is opened anew when its jobs come again.
+    /// Breaks a stream off when its process pool fails. It is opened anew when its jobs come again.
     pub(super) fn tell_of_trouble(&self, stream: &Arc<Stream>) {
         let Some(process_pool) = stream.config.producer.process_pool() else {
             return;
@@ -344,7 +352,7 @@ impl UserCodes {
         self.zygotes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Finds the process that forks the hosts of this code, or starts one.
+    /// Finds the process that forks the fork servers of this code, or starts one.
     fn zygote(&self, code: &UserCode, dataset: &str) -> Result<Arc<Zygote>> {
         let key = zygote_key(code);
         let mut all = self.zygotes();
@@ -366,7 +374,7 @@ impl UserCodes {
         Ok(zygote)
     }
 
-    /// Returns true if a process that another program started forks hosts for a dataset of this name.
+    /// Returns whether a process that another program started forks fork servers for a dataset of this name.
     fn is_others(&self, code: &UserCode, dataset: &str) -> bool {
         let key = zygote_key(code);
         let all = self.zygotes();
@@ -378,24 +386,24 @@ impl UserCodes {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps a process for the next job.
+    /// Keeps an idle fork server for the next job. Beyond [`MOST_RESTING`], the oldest ones are ended.
     pub(super) fn rest(&self, key: u128, idle: IdleForkServer) {
         let mut all = self.idle();
         all.push((key, idle));
         let surplus = all.len().saturating_sub(MOST_RESTING);
         let ended: Vec<_> = all.drain(..surplus).collect();
-        // They are ended without the lock.
+        // They are ended without the lock, since that may take a while.
         drop(all);
         drop(ended);
     }
 
-    /// Returns true if there is a process that has loaded this code and has nothing to do.
+    /// Returns whether there is an idle fork server that has loaded this code.
     pub(super) fn is_resting(&self, key: u128) -> bool {
         let all = self.idle();
         all.iter().any(|(k, idle)| *k == key && idle.is_alive())
     }
 
-    /// Takes a process that has loaded this code and has nothing to do.
+    /// Takes an idle fork server that has loaded this code.
     fn take_resting(&self, key: u128) -> Option<IdleForkServer> {
         let mut all = self.idle();
         let at = all
@@ -404,13 +412,13 @@ impl UserCodes {
         Some(all.swap_remove(at).1)
     }
 
-    /// Returns how long it takes until something has had nothing to do for long.
+    /// Returns the time until the next fork server has been idle for long.
     pub(super) fn next_tidy(&self) -> Option<Duration> {
         let left = |(_, idle): &(u128, IdleForkServer)| REST.saturating_sub(idle.time());
         self.idle().iter().map(left).min()
     }
 
-    /// Ends what has had nothing to do for long.
+    /// Ends fork servers that have died, or have been idle for long.
     pub(super) fn maintain(&self) {
         let is_old = |idle: &IdleForkServer| !idle.is_alive() || idle.time() >= REST;
         let ended: Vec<_> = self
@@ -421,7 +429,7 @@ impl UserCodes {
     }
 }
 
-/// What is to be run, if the job's own code makes the samples.
+/// Returns the dataset and the code to run, if the job's own code makes the samples in worker processes.
 pub(super) fn runs_code(request: &Attach) -> Option<(&UserDataset, &UserCode)> {
     match &request.pipeline.source {
         Source::UserCode(user) if !user.in_job => Some((user, request.code.as_ref()?)),
@@ -429,7 +437,7 @@ pub(super) fn runs_code(request: &Attach) -> Option<(&UserDataset, &UserCode)> {
     }
 }
 
-/// Returns the samples that a job may be given, if these are not all.
+/// Returns the samples that a job may be given, or `None` if it may be given all.
 fn job_ids(request: &Attach) -> Option<RoaringBitmap> {
     let weights = request.draws.as_ref().and_then(|d| d.weights.as_ref());
     if let Some(weights) = weights {
@@ -440,7 +448,7 @@ fn job_ids(request: &Attach) -> Option<RoaringBitmap> {
     subset.and_then(|bytes| RoaringBitmap::deserialize_from(bytes).ok())
 }
 
-/// Ids to look at: of the job's own set, and spread over it.
+/// Returns the ids of the samples to inspect. They are of the job's own set, and spread over it.
 pub(super) fn probes(request: &Attach, samples: u32, split: bool) -> Vec<u32> {
     let set = job_ids(request);
     let len = set.as_ref().map_or(u64::from(samples), RoaringBitmap::len) as u32;
@@ -448,15 +456,15 @@ pub(super) fn probes(request: &Attach, samples: u32, split: bool) -> Vec<u32> {
         Some(set) => set.select(n),
         None => Some(n),
     };
-    // With a split, the cache's size is estimated from some of them; else the first that succeeds is enough, and where
-    // they are of no fixed size, a few of the others.
+    // With a split, the cache's size is estimated from some of them. Without, the first one that succeeds is enough,
+    // and if samples have no fixed size, a few of the others.
     let count = PROBES.min(len);
     let step = (len / PROBES).max(1);
     let in_a_row = if split { 0 } else { PROBES_IN_A_ROW };
     let place_of = |i: u32| if i < in_a_row { i } else { i * step };
     let mut places: Vec<u32> = (0..count).map(place_of).collect();
     if split {
-        // However few are looked at: 0, 1/2, 1/4, 3/4, ... of the way.
+        // Any first few of them are spread evenly: they are 0, 1/2, 1/4, 3/4, ... of the way.
         places.sort_by_key(|place| (place / step).reverse_bits());
     }
     let ids = places.into_iter().filter_map(place);

@@ -159,7 +159,7 @@ impl Server {
     fn idle_limit(&self) -> Option<Duration> {
         let settings = &self.registry.settings;
         if self.registry.is_warmed() {
-            settings.idle_warm.max(settings.idle)
+            longer(settings.idle_warm, settings.idle)
         } else {
             settings.idle
         }
@@ -445,4 +445,23 @@ fn listen(place: &CoordinatorPaths) -> Result<UnixListener> {
         .set_nonblocking(true)
         .map_err(|e| Error::io(what(), e))?;
     Ok(listener)
+}
+/// Returns the longer of two limits. `None` is no limit, which an `Option` takes for the least.
+fn longer(one: Option<Duration>, other: Option<Duration>) -> Option<Duration> {
+    Some(one?.max(other?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_limit_is_longer_than_any() {
+        let [short, long] = [1, 3600].map(|s| Some(Duration::from_secs(s)));
+        assert_eq!(longer(short, long), long);
+        assert_eq!(
+            [longer(None, long), longer(short, None), longer(None, None)],
+            [None; 3]
+        );
+    }
 }

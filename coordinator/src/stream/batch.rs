@@ -11,7 +11,7 @@ use coprep_scheduler::{JobId, Target};
 pub(crate) struct PendingBatch {
     /// Number of the minibatch in the order of draws. The first one is number 1.
     pub(crate) number: u64,
-    /// The jobs that it was drawn for, without those that it was taken back from. A sample that fails is replaced by
+    /// The jobs that it was drawn for, without jobs that it was taken back from. A sample that fails is replaced by
     /// one that all of them need.
     targets: Mutex<Vec<Target>>,
     /// The staging buffer that it is written to.

@@ -109,9 +109,9 @@ pub(crate) struct ConsumerProgress {
 /// The consumer wrote a value into its page that makes no sense, so its session ends.
 pub(crate) struct ProtocolViolation(pub(crate) String);
 
-/// Bounds of patience. While others lack buffers, a consumer counts as absent if it leaves something unread for three
-/// times as long as it usually does, and at least for the first of these. The second bounds the time that is taken for
-/// usual.
+/// Bounds of the time after which a consumer counts as absent while others lack buffers. It is absent if it leaves an
+/// item unread for three times as long as it usually does, and at least for the first of these. The second one bounds
+/// the time that is taken to be usual.
 const PATIENCE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(1));
 
 const ENDS_BATCH: u32 = 1;

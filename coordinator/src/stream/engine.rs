@@ -681,7 +681,7 @@ impl AttachedJob {
     }
 }
 
-/// Tells the scheduler what a rank took.
+/// Tells the scheduler about the deliveries that a rank took.
 pub(super) fn note_taken(
     scheduler: &mut Scheduler,
     job: u64,

@@ -12,7 +12,7 @@ use crate::stream::pace;
 use crate::{Error, Result};
 
 impl Engine {
-    /// Epoch of a consumer's job and the samples in one of its epochs.
+    /// Returns the epoch of a consumer's job, and the number of samples in one of its epochs.
     pub(crate) fn position(&self, rank_id: RankId) -> Option<(u64, u32)> {
         if let Some(view) = self.scheduler.job(JobId(rank_id.job)) {
             return Some((view.epoch, view.samples));
@@ -25,7 +25,8 @@ impl Engine {
         Some((forming.resume.as_ref().map_or(0, |r| r.epoch), samples))
     }
 
-    /// What the rank took before has been read ([`poll`](Engine::poll)).
+    /// Records that a rank began an epoch. The caller has read all items that the rank took before
+    /// ([`poll`](Engine::poll)).
     pub(crate) fn epoch_started(&mut self, rank_id: RankId, epoch: u64) {
         if let Some(consumer) = self.consumer(rank_id) {
             consumer.pace.begin(epoch, Instant::now());
@@ -49,7 +50,7 @@ impl Engine {
         }
     }
 
-    /// Bounds what is prepared for each job of an epoch that no rank has begun.
+    /// Bounds, for each job, how much is prepared of an epoch that no rank has begun.
     pub(super) fn bound_what_is_ahead(&mut self) {
         for (&id, job) in &self.jobs {
             self.scheduler.set_ahead(JobId(id), job.ahead());
@@ -74,8 +75,8 @@ impl Engine {
             return;
         }
         self.scheduler.restart_epoch(JobId(id));
-        // Some minibatches of the next epoch may be in preparation already, and the epoch begins anew. Their samples must
-        // neither change places with those of the new minibatches nor be replaced by samples of the epoch.
+        // Some minibatches of the next epoch may be in preparation already, and the epoch begins anew. Their samples
+        // must neither change places with those of the new minibatches nor be replaced by samples of the epoch.
         let begun = self.in_preparation.iter();
         begun.for_each(|batch| batch.remove_target(JobId(id)));
         let view = self.scheduler.job(JobId(id));
@@ -88,7 +89,10 @@ impl Engine {
         }
     }
 
-    /// The job's state once every rank has been given `batches` batches of `epoch`.
+    /// Returns the job's state once every rank has been given `batches` batches of `epoch`.
+    ///
+    /// # Errors
+    /// When that state is not known any more.
     pub(crate) fn state(&self, rank_id: RankId, epoch: u64, batches: u64) -> Result<ResumePoint> {
         let level = self.jobs.get(&rank_id.job).map_or((0, 0), |job| job.level);
         let since = if level.0 == epoch {
@@ -112,8 +116,8 @@ impl Engine {
         })
     }
 
-    /// Answers the ranks that ask to leave an epoch before the one in which the job goes on. All ranks had left it, and these
-    /// lost their connections before they were told.
+    /// Answers the ranks that ask to leave an epoch before the one in which the job goes on. All ranks had left it, and
+    /// these lost their connections before they were told.
     pub(super) fn answer_who_left_before(&mut self, id: u64) {
         let Some(job) = self.jobs.get_mut(&id).filter(|job| job.forming.is_none()) else {
             return;
@@ -121,7 +125,7 @@ impl Engine {
         let (epoch, _) = job.level;
         for consumer in job.ranks.iter_mut().flatten() {
             if consumer.leaves.is_some_and(|left| left < epoch) {
-                // All that was published on this connection is of the epoch that begins.
+                // All items that were published on this connection belong to the epoch that begins.
                 consumer.tell_restarted(epoch, 0);
             }
         }
@@ -146,9 +150,10 @@ impl Engine {
 impl AttachedJob {
     /// Returns the last epoch whose minibatches may be published.
     ///
-    /// No rank is given anything of an epoch before every rank that is here has taken all of the one before. So if the
-    /// coordinator dies, a rank that is in the earlier epoch lacks nothing of it ([`Engine::join_ranks`] goes on with
-    /// the later one). What is dealt lies ready in the meantime. A job of one rank need not wait for itself.
+    /// No rank is given a minibatch of an epoch before every rank that is here has taken all of the one before. So if
+    /// the coordinator dies, a rank that is in the earlier epoch lacks nothing of it ([`Engine::join_ranks`] goes on
+    /// with the later one). Minibatches that are dealt are ready in the meantime. A job of one rank need not wait for
+    /// itself.
     pub(super) fn last_epoch(&self) -> u64 {
         let ranks = self.ranks.iter().flatten();
         let oldest = ranks.filter_map(Consumer::oldest_epoch).min();

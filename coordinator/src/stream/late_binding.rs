@@ -354,7 +354,7 @@ mod tests {
     fn one_is_not_offered_its_slot_for_each_that_is_held_up() {
         let mut few = few();
         let [a, b, _] = few.buffers;
-        // It is not begun, so nobody waits for it.
+        // The second sample is not begun, so nobody waits for it.
         let given = TaskHandle::new(&few.ours, 3);
         let offered = few.late_binding.offer(few.second, Some(SLOW), given);
         assert_eq!(offered, Some((b, 0)));

@@ -1,9 +1,8 @@
 //! A stream: the jobs that share one pipeline, their scheduler and their staging area.
 //!
-//! One mutex guards the [`engine`], the state that decides; whoever holds it never waits. Three kinds of
-//! thread take it: sessions (a job comes or goes), workers (a minibatch is done) and the stream's own
-//! driver, which sleeps on the doorbell and is rung when a consumer takes or releases something.
-//! Samples are prepared outside it.
+//! One mutex guards the [`engine`], the state that decides. A thread that holds it never waits. Three kinds of thread
+//! take it: sessions (a job comes or goes), workers (a minibatch is done) and the stream's own driver, which sleeps on
+//! the doorbell and is woken when a consumer takes or releases something. Samples are prepared outside it.
 
 mod absent;
 mod batch;
@@ -63,22 +62,22 @@ use crate::stream::replay::Replay;
 use crate::stream::sample::{Made, PreparationPlan, SampleWork};
 use crate::{Error, Result};
 
-/// Minibatches a rank's queue holds at most, if there are buffers for them. Jobs of about one speed drift apart by
-/// some minibatches; in a queue of 16 they stay together more often than in one of 8 (docs/scheduler.md).
+/// Largest number of minibatches in a rank's queue, if there are buffers for them. Jobs of about one speed drift apart
+/// by some minibatches; in a queue of 16 they stay together more often than in one of 8 (docs/scheduler.md).
 const QUEUE_DEPTH: u32 = 16;
-/// Minibatches that are drawn ahead at most so that slow samples can be begun early.
+/// Largest number of minibatches that are drawn ahead so that slow samples can be begun early.
 const LOOKAHEAD: u32 = 8;
-/// Minibatches under which a job is about to starve.
+/// Number of queued minibatches below which a job is about to starve.
 const LOW_WATER: u32 = 2;
-/// The driver looks around this often even if nobody rings, which nothing needs: see [`nap`].
+/// Interval at which the driver checks for work even if nobody rings. Nothing depends on it: see [`nap`].
 const NAP: Duration = Duration::from_millis(500);
-/// Pause of a driver that has panicked.
+/// Pause of a driver that has panicked, because it may panic again at once.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Most items of a consumer that are published and not released. What is beyond waits in the coordinator until some are
-/// released; a consumer copies rather than hold more than half of them.
+/// Largest number of items of a consumer that are published and not released. Further items wait in the coordinator
+/// until some are released. A consumer that would hold more than half of them copies instead.
 const RING: u64 = 4096;
 
-/// What tells streams apart.
+/// The properties in which jobs must agree to share a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct StreamKey {
     pub(crate) pipeline: u128,
@@ -87,18 +86,18 @@ pub(crate) struct StreamKey {
     pub(crate) lru: bool,
     pub(crate) reuse: u32,
     pub(crate) relaxed: bool,
-    /// Tells the draws of its epochs apart; 0: each sample once.
+    /// Identity of the draws of its epochs, or 0 if each sample is drawn once.
     pub(crate) draws: u128,
-    /// Tells cohorts apart whose epochs are their own, because they tell the order of each, or iterate their dataset; 0: it
-    /// is none of these.
+    /// Identity of a cohort whose epochs are its own, because it tells the order of each or iterates its dataset. It is
+    /// 0 for all other jobs.
     pub(crate) told: u128,
 }
 
 impl StreamKey {
-    /// Returns the order of samples that its jobs are promised.
+    /// Returns the order of samples that the stream's jobs are promised.
     fn draw_order(&self) -> DrawOrder {
-        // The sample for one number is as random as for another, so the order of numbers does not matter, and jobs share
-        // most in this one.
+        // The sample for one number is as random as for another, so the order of numbers does not matter, and jobs
+        // share most in this one.
         if self.draws != 0 {
             return DrawOrder::AscendingInCommon;
         }
@@ -111,29 +110,29 @@ impl StreamKey {
     }
 }
 
-/// What a stream is made of.
+/// The parts and properties of a new stream.
 pub(crate) struct StreamConfig {
     pub(crate) id: u64,
     pub(crate) key: StreamKey,
-    /// Its first job named no form of the cache: it is for all jobs that name none.
+    /// Whether its first job named no form of the cache. Such a stream serves all jobs that name none.
     pub(crate) takes_any_form: bool,
     pub(crate) seed: u64,
     /// Maps the numbers of its epochs to samples.
     pub(crate) numbers: Numbers,
     pub(crate) producer: Producer,
-    /// What a process that has loaded its user code is good for.
+    /// Identity of the user code that a process has loaded, so that a later stream can use the process.
     pub(crate) code_key: u128,
-    /// What user code is told apart by.
+    /// Identity of the user's dataset, by which datasets of user code are told apart.
     pub(crate) identity: Option<UserDataset>,
     pub(crate) dataset_name: String,
     pub(crate) pipeline_text: String,
-    /// Of streams that the coordinator's own pipelines make.
+    /// The pipeline, for streams that the coordinator's own pipelines make.
     pub(crate) spec: Option<PipelineSpec>,
-    /// Minibatches are handed over again without being prepared.
+    /// Whether minibatches are handed over again without being prepared.
     pub(crate) is_replayed: bool,
 }
 
-/// Who attaches.
+/// The client process that attaches a consumer.
 #[derive(Clone)]
 pub(crate) struct Client {
     pub(crate) name: String,
@@ -143,47 +142,48 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Returns true when the client has hung up, or its process has ended.
+    /// Returns whether the client has hung up, or its process has ended.
     pub(crate) fn is_gone(&self) -> bool {
         self.reply_queue.is_gone() || self.peer.is_gone()
     }
 }
 
-/// A consumer's place in its stream.
+/// Identity of a consumer in its stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct RankId {
     pub(crate) job: u64,
     pub(crate) rank: u32,
 }
 
-/// What a new consumer is given.
+/// The answer to a new consumer: its identity, its stream's properties and the descriptors that it maps.
 pub(crate) struct Registration {
     pub(crate) rank_id: RankId,
     pub(crate) attached: Attached,
     pub(crate) descriptors: [std::os::fd::OwnedFd; 4],
 }
 
-/// Jobs that share a pipeline.
+/// The pipeline of a group of jobs that share it.
 pub(crate) struct Stream {
     pub(crate) config: StreamConfig,
     fields: Vec<Field>,
-    /// Number of the fields that the maker writes, which come first.
+    /// Number of the fields that the producer writes, which come first.
     made: usize,
     pool: StagingPool,
     doorbell: Arc<Doorbell>,
     workers: Arc<ThreadPool>,
     engine: Mutex<Engine>,
-    /// If minibatches are to be handed over again.
+    /// State for minibatches that are handed over again, if they are.
     replay: Option<Replay>,
-    /// Samples that no worker has begun.
+    /// Number of samples that no worker has begun.
     waiting: AtomicU32,
     counters: Counters,
     closed: AtomicBool,
-    /// Number of jobs for which it was opened and that have not come yet. It is not closed before they have.
+    /// Number of jobs for which it was opened and that have not come yet. The stream is not closed before they have
+    /// come.
     expected: AtomicUsize,
-    /// Its makers cannot go on: nobody is admitted any more.
+    /// Whether its producers cannot go on. A broken stream admits nobody.
     broken: AtomicBool,
-    /// The driver is to break it off.
+    /// Whether the driver is to break the stream off.
     doomed: AtomicBool,
 }
 
@@ -200,7 +200,7 @@ impl Stream {
             .is_replayed
             .then(|| Replay::new(layout.buffers, layout.slots));
         let doorbell = Arc::new(Doorbell::new()?);
-        // Whoever lets go of a minibatch last may be a worker, or another job.
+        // The last reader of a minibatch may be a worker, or another job.
         let rung = doorbell.clone();
         pool.on_free(move || rung.ring_if_resting());
         let stream = Arc::new(Stream {
@@ -242,8 +242,9 @@ impl Stream {
         })
     }
 
-    /// Gives an engine up that may be half changed. Its jobs lose their connections, come again with what they were
-    /// given, and find another stream. An empty engine takes its place, for whoever still has a sample or leaves.
+    /// Gives up an engine that may be half changed. Its jobs lose their connections, come again with the record of
+    /// their samples, and find another stream. An empty engine takes its place for threads that still have a sample, or
+    /// leave.
     fn abandon(&self, engine: &mut Engine) {
         tracing::error!(
             parent: None,
@@ -257,18 +258,18 @@ impl Stream {
         self.prepare_nothing_more();
         let mut given_up = std::mem::replace(engine, new_engine(&self.config, &self.pool));
         given_up.hang_up();
-        // What is half changed may panic once more as it is dropped.
+        // A half-changed engine may panic once more as it is dropped.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(given_up)));
     }
 
-    /// Has the driver break the stream off: for a thread that cannot take the lock.
+    /// Has the driver break the stream off, on behalf of a thread that cannot take the lock.
     fn doom(&self) {
         self.doomed.store(true, Ordering::Release);
         self.doorbell.ring();
     }
 
-    /// Adds a consumer. A job of several ranks begins when its last rank is here. `known`: ranks that have left the job.
-    /// `None`: the stream has been closed.
+    /// Adds a consumer. A job of several ranks begins when its last rank is here. `known` lists ranks that have left
+    /// the job. Returns `None` if the stream has been closed.
     pub(crate) fn attach(
         self: &Arc<Self>,
         request: &Attach,
@@ -282,7 +283,8 @@ impl Stream {
         let consumer = Consumer::new(client.pid, client.reply_queue.clone(), sender, bell);
         self.serve_when_it_has_read(client);
         let mut engine = self.engine();
-        // Asked under the lock under which a stream is closed, and whose holder hangs up on the jobs of a broken one.
+        // This is checked under the lock under which a stream is closed. The thread that breaks a stream off holds it,
+        // too, while it hangs up on the jobs.
         if self.is_closed() || self.is_broken() {
             return Ok(None);
         }
@@ -302,13 +304,13 @@ impl Stream {
         self.pump(&mut self.engine());
     }
 
-    /// Errors that a client has no room for are published once it has read others.
+    /// Wakes the driver once the client has read replies. Errors that had no room in its queue are published then.
     fn serve_when_it_has_read(&self, client: &Client) {
         let doorbell = self.doorbell.clone();
         client.reply_queue.on_room(move || doorbell.ring());
     }
 
-    /// Returns which parts of its slots the maker writes.
+    /// Returns the parts of the slots that the producer writes.
     fn made(&self) -> Made<'_> {
         Made {
             layout: self.pool.layout(),
@@ -338,7 +340,8 @@ impl Stream {
         }
     }
 
-    /// Returns room for every part of a full queue and of all buffers that can be held, within [`RING`].
+    /// Returns the capacity of a consumer's ring: room for every part of a full queue and of all buffers that can be
+    /// held, within [`RING`].
     fn ring_capacity(&self, batch_size: u32) -> u32 {
         let layout = self.pool.layout();
         let parts = u64::from(layout.slots / batch_size.max(1)) + 2;
@@ -346,7 +349,7 @@ impl Stream {
         all.min(RING).next_power_of_two() as u32
     }
 
-    /// Removes a consumer, however it left. True: nobody is left.
+    /// Removes a consumer, however it left. Returns whether nobody is left.
     pub(crate) fn detach(self: &Arc<Self>, rank_id: RankId) -> bool {
         let mut engine = self.engine();
         engine.detach(rank_id);
@@ -355,20 +358,20 @@ impl Stream {
         engine.is_empty()
     }
 
-    /// Closes a stream that has no consumer: it admits none from now on. Returns true if it was open and empty; then the
-    /// caller calls [`end`](Self::end).
+    /// Closes a stream that has no consumer: it admits none from now on. Returns true if it was open and empty. In that
+    /// case the caller calls [`end`](Self::end).
     pub(crate) fn close_if_empty(&self) -> bool {
         let engine = self.engine();
         let is_unused = engine.is_empty() && self.expected.load(Ordering::Acquire) == 0;
         is_unused && !self.closed.swap(true, Ordering::AcqRel)
     }
 
-    /// Announces that many jobs, each of which will try to attach and then call [`has_come`](Self::has_come).
+    /// Announces `jobs` jobs. Each of them will try to attach and then call [`has_come`](Self::has_come).
     pub(crate) fn expect(&self, jobs: usize) {
         self.expected.fetch_add(jobs, Ordering::AcqRel);
     }
 
-    /// One that was expected has been admitted, or has not.
+    /// Records that an expected job has been admitted, or has failed to attach.
     pub(crate) fn has_come(&self) {
         self.expected.fetch_sub(1, Ordering::AcqRel);
     }
@@ -379,35 +382,37 @@ impl Stream {
 
     /// Ends the driver of a closed stream. Buffers and queues are freed when the last consumer lets go.
     ///
-    /// Gives what is worth keeping for the next stream of the same user code.
+    /// Returns the idle fork server, which the next stream of the same user code can use.
     pub(crate) fn end(&self) -> Option<IdleForkServer> {
         self.doorbell.ring();
         self.config.producer.process_pool()?.dismiss()
     }
 
-    /// Its makers came to their end: every job is sent away, comes again with what it was given, and finds
-    /// another stream.
+    /// Breaks the stream off because its producers cannot go on. Every job is sent away, comes again with the record of
+    /// its samples, and finds another stream.
     ///
-    /// Nothing is drawn any more. A job that has not noticed yet still takes what lies ready for it, and must
-    /// not find another minibatch in those buffers.
+    /// Nothing is drawn any more. A job that has not noticed yet still takes the minibatches that are ready for it, and
+    /// must not find another minibatch in their buffers.
     pub(crate) fn break_off(&self, trouble: &Trouble) {
         tracing::warn!(parent: None, stream = self.config.id, error = %trouble, "a stream is opened anew");
         self.give_up(&mut self.engine());
     }
 
-    /// Returns whether any job was given something.
+    /// Returns whether any job was given a sample.
     pub(crate) fn has_delivered(&self) -> bool {
         self.counters.totals().delivered > 0
     }
 
-    /// Prepares nothing more, and admits nobody. To be called before its jobs' connections are ended.
+    /// Stops the preparation of samples, and admits nobody from now on. The caller ends the jobs' connections
+    /// afterwards.
     pub(crate) fn retire(&self) {
-        // Under the lock, so that no thread is in the middle of filling a buffer when this returns.
+        // The lock makes sure that no thread is in the middle of filling a buffer when this returns.
         let _engine = self.engine();
         self.prepare_nothing_more();
     }
 
-    /// To be called under the lock, before the jobs' connections are ended: see [`StagingPool::retire`].
+    /// Stops the preparation of samples. The caller holds the lock, and ends the jobs' connections afterwards: see
+    /// [`StagingPool::retire`].
     fn prepare_nothing_more(&self) {
         self.broken.store(true, Ordering::Release);
         self.pool.retire();
@@ -419,13 +424,13 @@ impl Stream {
 
     pub(crate) fn epoch_started(self: &Arc<Self>, rank_id: RankId, epoch: u64) {
         let mut engine = self.engine();
-        // What it took before belongs to the epoch before.
+        // Samples that it took before belong to the epoch before.
         self.pump(&mut engine);
         engine.epoch_started(rank_id, epoch);
         self.pump(&mut engine);
     }
 
-    /// A consumer tells the order of an epoch that it begins, or was handed before.
+    /// Records the order of an epoch that a consumer begins, or was handed before.
     pub(crate) fn tell_order(
         self: &Arc<Self>,
         rank_id: RankId,
@@ -438,7 +443,7 @@ impl Stream {
         self.pump(&mut engine);
     }
 
-    /// The consumer leaves `epoch`; answered when every rank of its job has asked.
+    /// Leaves `epoch` on behalf of a consumer. The answer is sent when every rank of its job has asked.
     pub(crate) fn restart_epoch(self: &Arc<Self>, rank_id: RankId, epoch: u64) {
         let mut engine = self.engine();
         engine.restart_epoch(rank_id, epoch);
@@ -466,7 +471,7 @@ impl Stream {
         )
     }
 
-    /// Returns whom a consumer waits for, if that is somebody else and not its samples.
+    /// Returns whom a consumer waits for, if it waits for somebody else and not for its samples.
     pub(crate) fn who_is_awaited(&self, rank_id: RankId) -> Option<Awaited> {
         explain::who_is_awaited(&self.engine(), rank_id)
     }
@@ -529,11 +534,11 @@ impl Stream {
         }
     }
 
-    /// Looks at every consumer, decides, starts and publishes. True: something happened.
+    /// Polls every consumer, and then decides, starts and publishes minibatches. Returns whether something happened.
     fn pump(self: &Arc<Self>, engine: &mut Engine) -> bool {
         fail_point!("pump-locked");
-        // A job whose connection was ended goes on with what it has taken until it notices. So from then on no buffer
-        // is filled again, not even one that a job has just given back by leaving.
+        // A job whose connection was ended goes on with the minibatches that it has taken until it notices. So from
+        // then on no buffer is filled again, not even one that a job has just given back by leaving.
         if self.is_broken() {
             return false;
         }
@@ -561,7 +566,8 @@ impl Stream {
         progress
     }
 
-    /// The driver sleeps until `look_again`, but it may be asleep already, until `before` if that is known.
+    /// Wakes the driver if it would otherwise sleep beyond `look_again`. It may be asleep until `before`, if that is
+    /// known.
     fn wake_driver_for(&self, look_again: Option<Instant>, before: Option<Instant>) {
         let is_sooner = |at: Instant| before.is_none_or(|before| at + SOON < before);
         if look_again.is_some_and(is_sooner) {
@@ -569,7 +575,7 @@ impl Stream {
         }
     }
 
-    /// Draws a minibatch. Makes room for it if need be.
+    /// Draws a minibatch. Makes room for it if necessary.
     fn next_minibatch(&self, engine: &mut Engine) -> Option<Minibatch> {
         loop {
             let minibatch = engine.scheduler.next(self.pool.to_begin());
@@ -579,8 +585,8 @@ impl Stream {
         }
     }
 
-    /// Late, so that a minibatch is for the jobs as they are when it is prepared, and before a worker is idle. But so
-    /// early that slow samples can be begun in time.
+    /// Returns whether to draw another minibatch. Drawing is late, so that a minibatch is for the jobs as they are when
+    /// it is prepared, but before a worker is idle. It is also early enough that slow samples can be begun in time.
     fn is_time_to_draw(&self, engine: &Engine) -> bool {
         self.waiting.load(Ordering::Relaxed) < self.few_waiting()
             || (engine.in_preparation.len() as u32) < engine.window
@@ -600,7 +606,7 @@ impl Stream {
         }
     }
 
-    /// A worker begins a sample.
+    /// Records that a worker begins a sample, and draws another minibatch if few are waiting.
     fn sample_begun(self: &Arc<Self>) {
         if self.waiting.fetch_sub(1, Ordering::Relaxed) == self.few_waiting() {
             self.pump(&mut self.engine());
@@ -612,7 +618,7 @@ impl Stream {
         self.counters.add_delivered(engine.publish(stall_clock));
     }
 
-    /// Gives a minibatch its buffer and its samples to the workers.
+    /// Gives a minibatch its buffer, and its samples to the workers.
     fn start(self: &Arc<Self>, engine: &mut Engine, minibatch: Minibatch) {
         let Some(filling) = self.pool.allocate() else {
             // The scheduler was told of a free buffer, and only this thread allocates under the lock.
@@ -649,7 +655,7 @@ impl Stream {
             let plan = PreparationPlan {
                 start,
                 due: is_ahead.then(|| engine.plan.due()),
-                // In relaxed order it may come to another slot.
+                // In relaxed order the sample may come to another slot.
                 is_there: !is_relaxed && self.replay.as_ref().is_some_and(is_filled),
             };
             let work = if is_relaxed {
@@ -664,7 +670,7 @@ impl Stream {
         }
     }
 
-    /// When each sample of a minibatch is to be begun; see [`coprep_costs::lookahead`].
+    /// Returns when each sample of a minibatch is to be begun; see [`coprep_costs::lookahead`].
     fn starts(&self, engine: &mut Engine, samples: &[Drawn]) -> Vec<Deadline> {
         let now = Deadline::now();
         let producer = &self.config.producer;
@@ -690,17 +696,17 @@ impl Stream {
         let starts = (engine.plan).draw(now.seconds(), ahead, &expected, workers, period);
         let start = |(start, known): (f64, Option<f32>)| match known {
             Some(_) => Deadline::at(start),
-            // Looked at first, or begun at once: it may be slow.
+            // The cost of the sample is unknown. It may be slow, so its header is read, or it is begun, at once.
             None => now,
         };
         starts.into_iter().zip(known).map(start).collect()
     }
 
-    /// Minibatches of so many samples to draw ahead, `period` seconds apart.
+    /// Returns how many minibatches of `samples` samples to draw ahead, if one is consumed every `period` seconds.
     fn window(&self, lately: &Summary, samples: usize, period: f32) -> u32 {
         let most = LOOKAHEAD.min(self.pool.layout().buffers.saturating_sub(2));
         let spread = if self.config.key.relaxed {
-            // A slow sample holds nobody up but at the epoch's end.
+            // In relaxed order a slow sample delays nobody except at the epoch's end.
             0
         } else {
             lookahead::SPREAD
@@ -708,19 +714,19 @@ impl Stream {
         lookahead::window_needed(lately, samples as u32, period, spread, most)
     }
 
-    /// The same for a sample that has been looked at, and is expected to take so long.
+    /// Returns when to begin a sample whose header has been read, and which is expected to take `expected` seconds.
     fn start_of_one(due: f64, expected: Option<f32>) -> Deadline {
-        // A second one may be before it.
+        // The factor leaves time for one more sample that may be queued before this one.
         Deadline::at(due - 2.0 * f64::from(expected.unwrap_or(0.0)))
     }
 
-    /// Beyond which a sample counts as slow.
+    /// Returns the time beyond which a sample counts as slow.
     fn budget(&self) -> Option<Duration> {
         let budget = self.config.producer.costs().and_then(|c| c.budget());
         budget.map(Duration::from_secs_f32)
     }
 
-    /// Offers a sample's slot to the process that makes it: buffer and slot.
+    /// Offers a sample's slot to the process that makes it. Returns the buffer and slot.
     fn offer(&self, binding: BindingId, given: TaskHandle) -> Option<(u32, u32)> {
         let budget = self.budget();
         self.engine().late_binding.offer(binding, budget, given)
@@ -738,7 +744,8 @@ impl Stream {
         self.try_take(binding).unwrap_or_else(|| GivenUp::unwind())
     }
 
-    /// The same. Returns `None` if the stream was given up meanwhile, with the slot.
+    /// Binds a sample to the slot that it was drawn for. Returns `None` if the stream was given up meanwhile, with the
+    /// slot.
     fn try_take(&self, binding: BindingId) -> Option<BoundSlot> {
         self.engine().late_binding.take(binding)
     }
@@ -784,7 +791,7 @@ fn is_in(cache: Option<&DatasetCache>, id: u32) -> bool {
     cache.is_some_and(|cache| cache.store.has(id))
 }
 
-/// The driver: looks around whenever a consumer rings.
+/// Runs the driver, which checks for work whenever a consumer rings.
 fn drive(stream: &Weak<Stream>) {
     while let Some(stream) = stream.upgrade() {
         if stream.is_closed() {
@@ -812,12 +819,12 @@ impl Stream {
         self.engine().disarm();
     }
 
-    /// Leaves every consumer armed: it rings from now on. What it did before is seen here. Returns when to look again, if
-    /// somebody lacks what another may hold without reading.
+    /// Checks for work until there is none, and arms every consumer: it rings from now on. Events before that are seen
+    /// here. Returns when to check again, if a job lacks buffers that another may hold without reading.
     fn pump_until_quiet(self: &Arc<Self>) -> Option<Instant> {
         let mut engine = self.engine();
         while self.pump(&mut engine) {}
-        // From here on whoever changes something rings: consumers, and whoever frees a buffer.
+        // From here on every thread that changes something rings: consumers, and threads that free a buffer.
         self.doorbell.rest();
         engine.arm();
         while self.pump(&mut engine) {}

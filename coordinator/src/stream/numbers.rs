@@ -1,17 +1,18 @@
 //! Numbers of an epoch, and the samples that they stand for.
 //!
-//! The scheduler deals numbers: a job's epoch is each number exactly once. Where an epoch is each sample once, numbers are
-//! sample ids. Where it is so many independent draws, a number stands for the sample that is drawn for it, another one in
-//! each epoch. So a job may join, leave and resume draws as it may any epoch.
+//! The scheduler deals numbers. An epoch of a job is each number exactly once. If an epoch is each sample once, numbers
+//! are sample ids. If an epoch consists of independent draws, a number stands for the sample that is drawn for it,
+//! which is another one in each epoch. So a job may join, leave and resume draws in the same way as any epoch.
 //!
-//! **Numbers** are for everything that is about an epoch: needs, what was delivered, states, slots that exchange samples.
-//! **Ids** are for everything that is about a sample: its files, its cache, its costs, its failures.
+//! **Numbers** identify all that concerns an epoch: needs, delivered samples, states, slots that exchange samples.
+//! **Ids** identify all that concerns a sample: its files, its cache, its costs, its failures.
 //!
-//! Where the jobs of a cohort tell the order of each epoch, a number stands for the sample at that place of the order: any
-//! sample, at any number of places.
+//! If the jobs of a cohort tell the order of each epoch, a number stands for the sample at that place of the order. The
+//! same sample may stand at any number of places.
 //!
-//! A draw depends on the stream's seed, the number and the visit, and on nothing else. All jobs of a minibatch share its
-//! visit, so they are given the same samples. A job never meets a number twice at one visit, so its draws are independent.
+//! A draw depends on the stream's seed, the number and the visit, and on nothing else. All jobs of a minibatch share
+//! its visit, so they are given the same samples. A job never meets a number twice at one visit, so its draws are
+//! independent.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,17 +23,18 @@ use roaring::RoaringBitmap;
 
 use crate::{Error, Result};
 
-/// See the module.
+/// The mapping from the numbers of a stream's epochs to samples.
 #[derive(Clone)]
 pub(crate) enum Numbers {
-    /// Numbers are ids.
+    /// A number is a sample id.
     Ids,
     /// A number stands for an independent draw of all samples of the dataset.
     Draws(Draws),
-    /// A number is a place in the order of its epoch, by epoch. All minibatches are for one cohort, whose visits are epochs.
+    /// A number is a place in the order of its epoch. The orders are stored by epoch. All minibatches are for one
+    /// cohort, whose visits are epochs.
     Told(BTreeMap<u64, Arc<[u32]>>),
-    /// A number is the place of a batch among those that the dataset gives in an epoch, and its id as well. All minibatches
-    /// are for one cohort, whose visits are epochs.
+    /// A number is the place of a batch in the iteration of an epoch, and also its id. All minibatches are for one
+    /// cohort, whose visits are epochs.
     Batches,
 }
 
@@ -40,11 +42,11 @@ pub(crate) enum Numbers {
 #[derive(Clone)]
 pub(crate) struct Draws {
     seed: u64,
-    /// Samples of the dataset.
+    /// Number of samples of the dataset.
     samples: u32,
-    /// Draws of an epoch.
+    /// Number of draws of an epoch.
     count: u32,
-    /// By id: the sum of the weights up to this sample and with it. `None`: all samples are equally likely.
+    /// For each id, the sum of the weights up to and including this sample. `None` if all samples are equally likely.
     cumulative: Option<Arc<[f64]>>,
 }
 
@@ -53,22 +55,25 @@ pub(crate) struct Draws {
 pub(crate) struct Drawn {
     pub(crate) number: u32,
     pub(crate) id: u32,
-    /// The scheduler's: the epoch, or a number that does not come again.
+    /// Visit that the scheduler gave: the epoch, or a number that does not come again.
     pub(crate) visit: u64,
-    /// Keys its random operators, together with seed and id. A sample that is drawn twice in an epoch has two.
+    /// Key of the sample's random operators, together with seed and id. A sample that is drawn twice in an epoch has
+    /// two keys.
     pub(crate) key: u64,
-    /// Samples that were drawn for the number before, and failed.
+    /// Number of samples that were drawn for this number before, and failed.
     attempt: u32,
 }
 
-/// Keeps these draws apart from those of the scheduler, which have the same seed.
+/// Word that keeps these draws apart from those of the scheduler, which have the same seed.
 const DRAW: u64 = u64::MAX;
-/// Draws for one number until none is left to try: so many fail only where hardly any sample can be read.
+/// Largest number of draws for one number. Only a dataset with hardly any readable sample fails that often.
 const MOST_ATTEMPTS: u32 = 1000;
 
 impl Numbers {
+    /// Creates the mapping for the jobs of a stream.
+    ///
     /// # Errors
-    /// When the draws do not fit a dataset of so many samples.
+    /// When the draws do not fit a dataset of `samples` samples.
     pub(crate) fn of(request: &Attach, seed: u64, samples: u32) -> Result<Self> {
         if request.is_iterated() {
             Ok(Numbers::Batches)
@@ -88,7 +93,7 @@ impl Numbers {
     /// Returns how many numbers an epoch of the whole dataset has.
     pub(crate) fn count(&self, samples: u32) -> u32 {
         match self {
-            // Nobody has said yet how many there are.
+            // The number is not known yet where orders are told, or batches are iterated.
             Numbers::Ids | Numbers::Told(_) | Numbers::Batches => samples,
             Numbers::Draws(draws) => draws.count,
         }
@@ -104,7 +109,7 @@ impl Numbers {
         match self {
             Numbers::Ids | Numbers::Batches => number,
             Numbers::Draws(draws) => draws.id(number, visit, 0),
-            // The scheduler draws no other numbers than those of orders that are known.
+            // The scheduler draws only numbers of orders that are known.
             Numbers::Told(orders) => {
                 let order = orders.get(&visit).map_or(&[][..], |order| &**order);
                 order.get(number as usize).copied().unwrap_or(0)
@@ -120,20 +125,21 @@ impl Numbers {
             id: self.id(number, visit),
             visit,
             key: match self {
-                // The reader is told the epoch by it.
+                // The reader is told the epoch by the key.
                 Numbers::Ids | Numbers::Batches => visit,
-                // Operators are keyed by the seed as well.
+                // The operators are keyed by the seed as well, so it need not be a part of this key.
                 Numbers::Draws(_) | Numbers::Told(_) => keyed(DRAW, &[visit, number.into()]),
             },
             attempt: 0,
         }
     }
 
-    /// Returns another sample for the number of one that failed: the next that is drawn for it and is none of `bad`.
-    /// `None` where a number stands for one sample only, or nothing else can be drawn.
+    /// Draws another sample for the number of one that failed: the next that is drawn for it and is not in `bad`.
+    /// Returns `None` if a number stands for one sample only, or nothing else can be drawn.
     ///
-    /// The result is the same whichever of the samples that fail are known to be bad, and when: those that are not fail, and
-    /// the next one is drawn. So jobs that meet the number at different times are given the same.
+    /// The result does not depend on which of the failing samples are known to be bad, or when: a sample that is not
+    /// known to be bad fails, and the next one is drawn. So jobs that meet the number at different times are given the
+    /// same sample.
     pub(crate) fn again(&self, failed: &Drawn, bad: &RoaringBitmap) -> Option<Drawn> {
         let Numbers::Draws(draws) = self else {
             return None;
@@ -177,20 +183,21 @@ impl Draws {
     }
 }
 
-/// Returns the first whose sum is beyond a random part of the total. A weight of 0 adds nothing, so none is ever drawn.
+/// Returns the first sample whose sum is beyond a random part of the total. A weight of 0 adds nothing, so such a
+/// sample is never drawn.
 fn weighted(sums: &[f64], random: u64) -> u32 {
     let total = sums.last().copied().unwrap_or(0.0);
-    // 53 bits: as many as a float has.
+    // A float has 53 bits of precision.
     let part = (random >> 11) as f64 / (1u64 << 53) as f64 * total;
     let beyond = sums.partition_point(|&sum| sum <= part);
     if beyond < sums.len() {
         return beyond as u32;
     }
-    // Rounded up to the total itself: the last that can be drawn.
+    // The product was rounded up to the total itself. The result is the last sample that can be drawn.
     sums.partition_point(|&sum| sum < total) as u32
 }
 
-/// Checks what a job asks for.
+/// Checks the draws that a job asks for.
 ///
 /// # Errors
 /// When an epoch would have no draw, or nothing could be drawn.
@@ -230,7 +237,7 @@ pub(crate) fn check(draws: &message::DrawsRequest, samples: u32) -> Result<()> {
     Ok(())
 }
 
-/// Returns a number that tells draws apart: 0 for none.
+/// Returns the identity of draws, or 0 if there are none.
 pub(crate) fn fingerprint(draws: Option<&message::DrawsRequest>) -> u128 {
     let Some(draws) = draws else { return 0 };
     let mut hash = xxhash_rust::xxh3::Xxh3::new();

@@ -1,12 +1,12 @@
 //! Orders of epochs, which the members of a cohort tell.
 //!
-//! Each member iterates its own sampler when it begins an epoch, and proposes what that gives. The first proposal is
-//! *settled*: it is the order of the epoch, and all members are handed it. Each of them keeps it for as long as it is in that
-//! epoch, so that any of them can tell it again if this process dies.
+//! Each member iterates its own sampler when it begins an epoch, and proposes the resulting order. The first proposal
+//! is *settled*: it becomes the order of the epoch, and all members are handed it. Each of them keeps it as long as it
+//! is in that epoch, so that any of them can tell it again if this process dies.
 //!
-//! **Invariant.** A client gives its user nothing of an epoch before it was handed the order. So if a user was given
-//! anything, that client knows the order, and says so when it attaches ([`Attach::knows_order_of`]). A proposal is settled
-//! only when all members are here, and none of them knows another order of that epoch.
+//! **Invariant.** A client gives its user no sample of an epoch before it was handed the order. So if a user was given
+//! any sample, that client knows the order, and says so when it attaches ([`Attach::knows_order_of`]). A proposal is
+//! settled only when all members are here, and none of them knows another order of that epoch.
 //!
 //! [`Attach::knows_order_of`]: coprep_protocol::message::Attach::knows_order_of
 
@@ -27,7 +27,7 @@ use crate::{Error, Result};
 #[derive(Clone)]
 pub(crate) struct EpochOrder {
     ids: Arc<[u32]>,
-    /// The same, as it is handed to members.
+    /// File with the same ids, which is handed to members.
     file: Arc<OwnedFd>,
 }
 
@@ -37,12 +37,13 @@ pub(super) struct CohortOrders {
     settled: BTreeMap<u64, EpochOrder>,
     /// The first proposal for each epoch that has no order.
     proposed: BTreeMap<u64, EpochOrder>,
-    /// Epoch and number of the last batch that ended as many readers as may be tried. `None`: one was made since.
+    /// Epoch and number of the last batch that ended the largest allowed number of readers. `None` if a batch was made
+    /// since.
     ended_readers: Option<(u64, u32)>,
 }
 
 impl EpochOrder {
-    /// Reads what a client has written, for a dataset of so many samples.
+    /// Reads an order that a client has written, for a dataset of `dataset_samples` samples.
     ///
     /// # Errors
     /// When it is malformed, names a sample that does not exist, or memory is short.
@@ -53,7 +54,7 @@ impl EpochOrder {
                 "the sampler gives the id {id}, and the dataset has {dataset_samples} samples"
             )));
         }
-        // The client could change its own file.
+        // The client could change its own file, so members are handed a copy.
         let file = order::write(&ids).map_err(|e| Error::io("the order of an epoch", e))?;
         Ok(EpochOrder {
             ids: ids.into(),
@@ -62,10 +63,10 @@ impl EpochOrder {
     }
 }
 
-/// Checks what a job asks for that tells its orders.
+/// Checks the request of a job that tells its orders, or iterates its dataset.
 ///
 /// # Errors
-/// When nobody could be told them, or it would not be clear whose they are.
+/// When the job is not a member of a cohort of single processes, or has a subset or draws.
 pub(super) fn check(request: &Attach) -> Result<()> {
     let is_valid = request.cohort.is_some()
         && request.world_size == 1
@@ -84,7 +85,7 @@ pub(super) fn check(request: &Attach) -> Result<()> {
     )))
 }
 
-/// Returns a number that tells cohorts apart whose epochs are their own; 0 for other jobs.
+/// Returns the identity of a cohort whose epochs are its own, or 0 for other jobs.
 pub(crate) fn cohort_key(request: &Attach) -> u128 {
     match &request.cohort {
         Some(cohort) if request.is_of_cohort() => {
@@ -95,7 +96,7 @@ pub(crate) fn cohort_key(request: &Attach) -> u128 {
 }
 
 impl Engine {
-    /// A member tells an order: one that it proposes, or was handed before.
+    /// Records an order that a member proposes, or was handed before.
     pub(super) fn tell_order(
         &mut self,
         rank_id: RankId,
@@ -117,7 +118,7 @@ impl Engine {
         }
     }
 
-    /// A member begins an epoch of a dataset that can only be iterated.
+    /// Opens an epoch that a member begins, if its dataset can only be iterated.
     pub(super) fn open_epoch(&mut self, rank_id: RankId, epoch: u64) {
         let is_untold = self.scheduler.untold(JobId(rank_id.job)) == Some(epoch);
         if is_untold && matches!(self.numbers, Numbers::Batches) {
@@ -125,18 +126,18 @@ impl Engine {
         }
     }
 
-    /// The dataset gave only so many batches in an epoch.
+    /// Records that the dataset gave `batches` batches in an epoch.
     pub(super) fn end_epoch(&mut self, epoch: u64, batches: u32) {
         self.scheduler.tell_epoch(epoch, batches);
     }
 
-    /// Notes that a batch has ended its readers. Returns another one of its epoch that did, if none was made since.
+    /// Records that a batch has ended its readers. Returns another batch of its epoch that did, if none was made since.
     pub(super) fn ended_readers(&mut self, epoch: u64, number: u32) -> Option<u32> {
         let other = self.orders.ended_readers.replace((epoch, number));
         other.filter(|&(of, _)| of == epoch).map(|(_, other)| other)
     }
 
-    /// A batch was made.
+    /// Records that a batch was made, so that readers get past the batches that ended some.
     pub(super) fn forget_ended_readers(&mut self) {
         self.orders.ended_readers = None;
     }
@@ -146,7 +147,7 @@ impl Engine {
         self.scheduler.told_length(epoch)
     }
 
-    /// Settles what was proposed, as far as nobody who may come could know another order. Returns true if it did.
+    /// Settles the proposals for which no member that may still come could know another order. Returns whether it did.
     pub(super) fn settle_orders(&mut self) -> bool {
         let is_waiting =
             self.orders.proposed.is_empty() || self.scheduler.incomplete_cohorts().next().is_some();
@@ -182,7 +183,7 @@ impl Engine {
         self.orders.settled.insert(epoch, order);
     }
 
-    /// Hands a job that has just come the orders that it needs.
+    /// Hands the orders that it needs to a job that has just come.
     pub(super) fn hand_orders(&mut self, id: u64) {
         let epoch = self.scheduler.job(JobId(id)).map_or(0, |view| view.epoch);
         let Some(job) = self.jobs.get_mut(&id) else {
@@ -195,7 +196,7 @@ impl Engine {
         }
     }
 
-    /// All members have left. Another cohort of this name tells its own orders.
+    /// Forgets all orders because all members have left. Another cohort of this name tells its own orders.
     pub(super) fn forget_orders(&mut self) {
         self.orders = CohortOrders::default();
         if let Numbers::Told(orders) = &mut self.numbers {
@@ -203,7 +204,7 @@ impl Engine {
         }
     }
 
-    /// Tells jobs of epochs that have ended and in which they were dealt nothing.
+    /// Tells jobs about epochs that have ended without a delivery to them.
     pub(super) fn end_epochs_without_delivery(&mut self) {
         for (id, epoch) in self.scheduler.take_ended() {
             let Some(job) = self.jobs.get_mut(&id.0) else {
@@ -224,7 +225,7 @@ impl Consumer {
             self.reply_queue.post_with(&reply, vec![file]).is_ok()
         });
         if !handed {
-            // It comes again, and is handed it then.
+            // The client reconnects, and is handed the order then.
             self.reply_queue.hang_up();
         }
     }

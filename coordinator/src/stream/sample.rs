@@ -24,56 +24,56 @@ use crate::stream::batch::PendingBatch;
 use crate::stream::late_binding::{BindingId, BoundSlot};
 use crate::stream::{Drawn, Numbers, Stream};
 
-/// One sample of a minibatch, for a worker.
+/// The work to prepare one sample of a minibatch.
 pub(super) struct SampleWork {
     stream: Arc<Stream>,
     at: At,
-    /// The minibatch it was drawn for.
+    /// The minibatch that the sample was drawn for.
     drawn_for: Arc<PendingBatch>,
     draw: Drawn,
     plan: PreparationPlan,
-    /// No worker has begun to prepare it.
+    /// Whether no worker has begun to prepare the sample.
     is_waiting: bool,
     fetched: Option<Fetched>,
-    /// Since when the kernel refuses the memory that it must have.
+    /// Time since which the kernel refuses the memory that the sample must have.
     short_since: Option<Instant>,
-    /// How often in a row a thread has panicked that had it.
+    /// Number of threads in a row that have panicked while they had the sample.
     panics: u32,
 }
 
-/// A sample over which so many threads have panicked, though they had nothing to do but to report it, breaks its
-/// stream off.
+/// Number of panics after which a sample breaks its stream off. From the second on, the threads only had to report it.
 const MOST_PANICS: u32 = 3;
 
-/// How a sample is to be made.
+/// Plan for the preparation of a sample.
 #[derive(Clone, Copy)]
 pub(super) struct PreparationPlan {
-    /// When it is to be begun.
+    /// Time at which the preparation is to begin.
     pub(super) start: Deadline,
-    /// When its minibatch is due, in a moment's seconds, if samples are drawn ahead because some are slow.
+    /// Time at which the minibatch is due, in the seconds of a [`Deadline`], if samples are drawn ahead because some
+    /// are slow.
     pub(super) due: Option<f64>,
-    /// Its slot stays as it is: see [`replay`](super::replay).
+    /// Whether the slot stays as it is: see [`replay`](super::replay).
     pub(super) is_there: bool,
 }
 
-/// Where it is written.
+/// Destination of a sample.
 enum At {
     Bound(BoundSlot),
-    /// Known when it is about to be written.
-    SlotBinder(BindingId),
-    /// It was written, as the last one of this minibatch.
+    /// The slot is decided when the sample is about to be written.
+    LateBound(BindingId),
+    /// The sample was written, as the last one of this minibatch.
     Last(Arc<PendingBatch>),
-    /// Nothing is left to be done.
+    /// Nothing is left to do.
     Over,
 }
 
-/// What became of a sample that may be cached.
+/// Result of the search for a sample in the cache.
 enum Restored {
-    /// It is in its slot.
+    /// The sample is in its slot.
     Whole(PreparationCost),
-    /// It is not cached.
+    /// The sample is not cached.
     Absent,
-    /// It is larger than its slot, and there is no room for it, or not yet.
+    /// The sample is larger than its slot, and there is no room for it, or not yet.
     NoRoom(LargeRoom),
 }
 
@@ -95,7 +95,7 @@ impl PoolWork for SampleWork {
         {
             self.time_runs(true);
             let is_looking = self.plan.due.is_some();
-            // What fails is tried again in its turn, and reported then.
+            // A failed read is repeated when the sample's turn comes, and reported then.
             self.fetched = recipe.fetch_ahead(self.draw.id, is_looking).ok();
             self.time_runs(false);
         }
@@ -124,14 +124,15 @@ impl PoolWork for SampleWork {
                     ..
                 } => match self.restore(prepared.as_deref()) {
                     Restored::Whole(cost) => self.prepared(&cost),
-                    // An LRU has let it go since the work was assigned.
+                    // An LRU cache has evicted the sample since the work was assigned.
                     Restored::Absent => return process_pool.submit(Deadline::default(), self),
                     Restored::NoRoom(LargeRoom::Failed(failure)) => {
                         return self.finish(TaskOutcome::Failed(failure));
                     }
                     Restored::NoRoom(LargeRoom::Unwanted) => {}
-                    // Behind all that is due by now. With its own moment, which may be before theirs, it would come first
-                    // each time, and keep the threads from the samples whose end it waits for.
+                    // The sample goes behind all that are due by now. With its own deadline, which may be before
+                    // theirs, it would come first each time, and keep the threads from the samples whose end it waits
+                    // for.
                     Restored::NoRoom(_) => return stream.assign(Deadline::now(), *self),
                 },
                 Producer::Jobs { .. } => {
@@ -163,11 +164,11 @@ impl Task for SampleWork {
             && let Some(batches) = stream.engine().end_of(self.draw.visit)
             && self.draw.number >= batches
         {
-            // It was drawn before its epoch was known to end. The reader need not be asked.
+            // The batch was drawn before the end of its epoch was known. The reader need not be asked.
             let ends = Failure::new(Raised::END, batches.to_string());
             return Begin::Over(TaskOutcome::Failed(ends));
         }
-        // Made meanwhile, for an earlier minibatch.
+        // The sample may have been made meanwhile, for an earlier minibatch.
         let cache = match &stream.config.producer {
             Producer::ProcessPool { prepared, .. } => prepared.as_deref(),
             _ => None,
@@ -212,7 +213,7 @@ impl Task for SampleWork {
 
     fn offer(&mut self, given: &TaskHandle) -> Option<(u32, u32)> {
         match self.at {
-            At::SlotBinder(binding) => self.stream.offer(binding, given.clone()),
+            At::LateBound(binding) => self.stream.offer(binding, given.clone()),
             _ => None,
         }
     }
@@ -263,7 +264,7 @@ impl Task for SampleWork {
 }
 
 impl SampleWork {
-    /// For the slot of `bound_slot`, come what may.
+    /// Creates the work for a sample whose slot is fixed.
     pub(super) fn bound(
         stream: Arc<Stream>,
         bound_slot: BoundSlot,
@@ -274,7 +275,7 @@ impl SampleWork {
         Self::new(stream, At::Bound(bound_slot), drawn_for, draw, plan)
     }
 
-    /// For the slot that `binding` will give.
+    /// Creates the work for a sample whose slot `binding` decides later.
     pub(super) fn late_binding(
         stream: Arc<Stream>,
         binding: BindingId,
@@ -282,7 +283,7 @@ impl SampleWork {
         draw: Drawn,
         plan: PreparationPlan,
     ) -> Self {
-        Self::new(stream, At::SlotBinder(binding), drawn_for, draw, plan)
+        Self::new(stream, At::LateBound(binding), drawn_for, draw, plan)
     }
 
     fn new(
@@ -313,18 +314,20 @@ impl SampleWork {
         self.plan.is_there
     }
 
-    /// What keys its random numbers. A prepared sample has the same in all visits that it is used for.
+    /// Returns the visit that keys the sample's random numbers. A prepared sample has the same one in all visits that
+    /// it is used for.
     fn visit(&self) -> u64 {
         let key = &self.stream.config.key;
         match (key.cache, u64::from(key.reuse)) {
             (CacheForm::Prepared, 0) => 0,
-            // This is refused for draws: a prepared sample is used as often as it is drawn.
+            // Draws cannot have this, because a prepared sample is used as often as it is drawn.
             (CacheForm::Prepared, times) => self.draw.visit / times * times,
             _ => self.draw.key,
         }
     }
 
-    /// A sample that nothing was known of was drawn to be begun at once: now it is known, and has its time.
+    /// Returns when to begin a sample whose data has been read. A sample of unknown cost was drawn to be begun at once.
+    /// Now its cost is known, and it gets its planned start.
     fn start_when_fetched(&self, expected: Option<f32>) -> Deadline {
         let was_known = self.stream.config.producer.expected(self.draw.id).is_some();
         match self.plan.due.filter(|_| !was_known) {
@@ -333,9 +336,10 @@ impl SampleWork {
         }
     }
 
-    /// Where it may be overtaken: whether somebody works at it.
+    /// Starts or stops the clock of a late-bound sample, which shows whether a thread works at it. Another sample may
+    /// take its slot meanwhile.
     fn time_runs(&self, is_running: bool) {
-        let At::SlotBinder(binding) = self.at else {
+        let At::LateBound(binding) = self.at else {
             return;
         };
         let late_binding = &mut self.stream.engine().late_binding;
@@ -346,13 +350,13 @@ impl SampleWork {
         }
     }
 
-    /// A worker begins to prepare it. False: nobody wants it any more.
+    /// Records that a worker begins to prepare the sample. Returns false if nobody wants the sample any more.
     fn start(&mut self) -> bool {
         self.time_runs(true);
         self.is_started()
     }
 
-    /// It waits no more. False: nobody wants it any more.
+    /// Records that the sample waits no more. Returns false if nobody wants the sample any more.
     fn is_started(&mut self) -> bool {
         if std::mem::take(&mut self.is_waiting) {
             self.stream.sample_begun();
@@ -360,15 +364,15 @@ impl SampleWork {
         self.drawn_for.is_wanted()
     }
 
-    /// It is about to be written.
+    /// Binds the sample to a slot because it is about to be written.
     fn claim(&mut self) {
-        if let At::SlotBinder(binding) = self.at {
+        if let At::LateBound(binding) = self.at {
             self.at = At::Bound(self.stream.claim(binding));
         }
     }
 
     fn bound_slot(&mut self) -> &mut BoundSlot {
-        if let At::SlotBinder(binding) = self.at {
+        if let At::LateBound(binding) = self.at {
             self.at = At::Bound(self.stream.take(binding));
         }
         match &mut self.at {
@@ -401,11 +405,11 @@ impl SampleWork {
         self.at = At::Over;
     }
 
-    /// A thread panicked while it had the sample: reports that, so that its minibatch becomes whole all the same.
+    /// Reports the panic of a thread that had the sample, so that the minibatch still becomes whole.
     fn recover(mut self: Box<Self>) {
         let is_wanted = self.is_started();
-        if let At::SlotBinder(binding) = self.at {
-            // It may be gone, with the stream.
+        if let At::LateBound(binding) = self.at {
+            // The slot may be gone, together with the stream.
             self.at = self.stream.try_take(binding).map_or(At::Over, At::Bound);
         }
         match self.at {
@@ -457,7 +461,7 @@ impl SampleWork {
         Ok(cost)
     }
 
-    /// Fills the slot with what is cached.
+    /// Fills the slot from the cache.
     fn restore(&mut self, cache: Option<&DatasetCache>) -> Restored {
         let stream = self.stream.clone();
         let layout = stream.made();
@@ -473,8 +477,8 @@ impl SampleWork {
             match self.room_for(blob as u64) {
                 LargeRoom::At(_) => {}
                 none => {
-                    // Nobody waits for an answer: it asks anew. By then it may not be cached any more, and lie in the queue of
-                    // workers that all wait behind it.
+                    // Nobody waits for an answer, so the room is asked for anew later. By then the sample may have been
+                    // evicted, and lie in the queue of workers that all wait behind it.
                     self.forget_large();
                     return Restored::NoRoom(none);
                 }
@@ -487,8 +491,8 @@ impl SampleWork {
         Restored::Whole(layout.restore(&bytes, self.slot()))
     }
 
-    /// Returns whether there is no such sample, because its epoch has ended before it. That leaves a gap, which nobody is told
-    /// of. The end of the epoch is told by itself.
+    /// Returns whether the failure says that there is no such batch, because its epoch ended before it. That leaves a
+    /// gap without a report: the end of the epoch is announced separately.
     fn is_beyond_end(&mut self, failure: &Failure) -> bool {
         let batches = (failure.stage == Raised::END).then(|| failure.message.parse().ok());
         let Some(batches) = batches.flatten().filter(|_| self.is_iterated()) else {
@@ -505,22 +509,23 @@ impl SampleWork {
         matches!(self.stream.config.numbers, Numbers::Batches)
     }
 
-    /// Its epoch has only so many batches.
+    /// Records that the epoch has `batches` batches.
     fn end_epoch(&mut self, batches: u32) {
         let stream = self.stream.clone();
         let epoch = self.draw.visit;
         let batch = self.bound_slot().batch.clone();
         // Members come and leave under this lock.
         let mut engine = stream.engine();
-        // A cohort that has left may have been followed by another, which iterates this epoch anew. It may end elsewhere, and
-        // the first end that is told stands.
+        // A cohort that has left may have been followed by another, which iterates this epoch anew. That one may end
+        // elsewhere, and the first end that is told stands.
         if batch.is_wanted() {
             engine.end_epoch(epoch, batches);
         }
     }
 
-    /// The batch has ended as many readers as may be tried. If another one did, and none was made since, no reader comes past
-    /// the place, and the epoch ends. Otherwise each batch to come would end two more, and there might be no last one.
+    /// Handles a batch that has ended the largest allowed number of readers. If another batch did so, too, and none was
+    /// made since, no reader gets past this place, and the epoch ends. Otherwise each later batch would end two more
+    /// readers, and there might be no last one.
     fn ended_readers(&mut self) {
         let (epoch, number) = (self.draw.visit, self.draw.number);
         let other = self.stream.engine().ended_readers(epoch, number);
@@ -530,7 +535,7 @@ impl SampleWork {
         }
     }
 
-    /// The sample failed: another one is made in its place, or a gap is left.
+    /// Handles a failed sample: another one is made in its place, or a gap is left.
     fn failed(mut self: Box<Self>, failure: Failure) {
         if self.replace(failure) {
             let stream = self.stream.clone();
@@ -540,7 +545,8 @@ impl SampleWork {
         }
     }
 
-    /// The sample failed: the jobs are told, and it is another one now. False: there is none, and a gap is left.
+    /// Reports a failed sample to the jobs, and puts another one in its place. Returns false if there is none, which
+    /// leaves a gap.
     fn replace(&mut self, failure: Failure) -> bool {
         let stream = self.stream.clone();
         stream.counters.add_failure();
@@ -560,14 +566,14 @@ impl SampleWork {
 
     fn prepared(&mut self, cost: &PreparationCost) {
         fail_point!("worker-written");
-        // The fields that say what the sample is: see `naming_fields`.
+        // These fields identify the sample: see `naming_fields`.
         let names = [self.draw.id, self.draw.number].map(|name| i64::from(name).to_ne_bytes());
         let stream = self.stream.clone();
         let BoundSlot { batch, slot, .. } = self.bound_slot();
         for (field, name) in (stream.made().fields..stream.fields.len()).zip(names) {
             slot.field_mut(field).copy_from_slice(&name);
         }
-        // What is larger than its slot goes when the buffer is free.
+        // A sample that is larger than its slot is lost when the buffer is freed, so it cannot be replayed.
         if let Some(replay) = stream
             .replay
             .as_ref()
@@ -578,7 +584,7 @@ impl SampleWork {
         self.stream.counters.add(cost, self.draw.visit);
     }
 
-    /// Replaces what was made by what is cached, where that takes as much room.
+    /// Replaces the bytes that were made by the cached ones, if these take as much room.
     fn replace_by_cached(&mut self, cache: &DatasetCache, blob: usize) {
         let stream = self.stream.clone();
         let layout = stream.made();
@@ -589,7 +595,7 @@ impl SampleWork {
         }
     }
 
-    /// A worker of user code has written the slot.
+    /// Records that a worker of user code has written the slot.
     fn made(&mut self, cost: &PreparationCost, blob: u64) {
         let stream = self.stream.clone();
         if let Producer::ProcessPool {
@@ -602,7 +608,7 @@ impl SampleWork {
                 let layout = stream.made();
                 let blob = layout.blob_written(self.slot(), blob);
                 if !layout.keep(cache, self.draw.id, self.slot(), blob) {
-                    // Another worker made the same sample meanwhile: all jobs are to see one.
+                    // Another worker made the same sample meanwhile. All jobs must see the same bytes.
                     self.replace_by_cached(cache, blob);
                 }
             }
@@ -612,8 +618,9 @@ impl SampleWork {
 }
 
 impl Drop for SampleWork {
-    /// Gives a sample that is dropped before it is over, because a thread panicked, to another thread, which reports it.
-    /// Not here: while a panic unwinds, locks are not poisoned, and another panic would end the process.
+    /// Gives a sample that is dropped before it is over, because a thread panicked, to another thread, which reports
+    /// it. This is not done here: while a panic unwinds, locks are not poisoned, and another panic would end the
+    /// process.
     fn drop(&mut self) {
         let at = std::mem::replace(&mut self.at, At::Over);
         if matches!(at, At::Over) {
@@ -638,7 +645,7 @@ impl Drop for SampleWork {
     }
 }
 
-/// The fields of a slot that its maker writes: all but those that say what the sample is.
+/// The fields of a slot that its producer writes: all except the fields that identify the sample.
 #[derive(Clone, Copy)]
 pub(super) struct Made<'a> {
     pub(super) layout: &'a Layout,
@@ -656,7 +663,7 @@ impl Made<'_> {
         self.fixed().map(|f| self.layout.sample_bytes(f)).sum()
     }
 
-    /// Returns how many bytes of a cached sample are of no fixed size. `None`: it is none of this layout.
+    /// Returns how many bytes of a cached sample have no fixed size, or `None` if the sample does not have this layout.
     fn blob_bytes(self, cached: &[u8]) -> Option<usize> {
         let blob = cached.len().checked_sub(self.fixed_bytes())?;
         (self.layout.large_field().is_some() || blob == 0).then_some(blob)
@@ -667,7 +674,7 @@ impl Made<'_> {
         field.is_some_and(|field| blob > self.layout.sample_bytes(field))
     }
 
-    /// Returns how many bytes of no fixed size a worker wrote, which says that they are `said`.
+    /// Returns how many bytes without a fixed size a worker wrote. `said` is the number that it reports.
     fn blob_written(self, slot: &mut SlotMut, said: u64) -> usize {
         let field = self.layout.large_field();
         let room = field.map_or(0, |f| self.layout.sample_bytes(f));
@@ -675,7 +682,7 @@ impl Made<'_> {
         slot.large_mut().map_or(in_slot, |large| large.len())
     }
 
-    /// Returns a part of a slot, or what lies elsewhere in its place.
+    /// Returns a field of a slot, or the large value that lies elsewhere in its place.
     fn part(self, slot: &mut SlotMut, field: usize) -> &mut [u8] {
         let is_large = self.layout.large_field() == Some(field) && slot.large_mut().is_some();
         if is_large {
@@ -685,7 +692,8 @@ impl Made<'_> {
         }
     }
 
-    /// Caches a slot as it is; of no fixed size are `blob` bytes of it. False: there is no room, or it is there already.
+    /// Caches a slot as it is; `blob` bytes of it have no fixed size. Returns false if there is no room, or the sample
+    /// is cached already.
     fn keep(self, cache: &DatasetCache, id: u32, slot: &mut SlotMut, blob: usize) -> bool {
         let bytes = self.fixed_bytes() + blob;
         let meta = Meta::of(Form::Prepared);
@@ -735,8 +743,8 @@ mod tests {
 
     const MEMBER: JobId = JobId(1);
 
-    /// A stream of an iterated dataset, whose only member is in epoch 0. All of its buffers are kept here, so that nothing is
-    /// drawn.
+    /// A stream of an iterated dataset whose only member is in epoch 0. The test keeps all of its buffers, so that
+    /// nothing is drawn.
     struct Iterated {
         stream: Arc<Stream>,
         buffers: Vec<Filling>,
@@ -798,7 +806,7 @@ mod tests {
     }
 
     impl Iterated {
-        /// A batch of epoch 0 that so many members wait for.
+        /// Returns the work for a batch of epoch 0 that `members` members wait for.
         fn batch(&mut self, number: u32, members: u32) -> Box<SampleWork> {
             let (slots, unfinished) = self.buffers.pop().unwrap().split(1);
             let batch = Arc::new(PendingBatch::new(1, Vec::new(), 1, members, unfinished));
@@ -825,7 +833,8 @@ mod tests {
             ))
         }
 
-        /// Where epoch 0 ends, as far as that is known, and the number of samples that the scheduler takes it to have.
+        /// Returns the end of epoch 0, as far as it is known, and the number of samples that the scheduler takes it to
+        /// have.
         fn length(&self) -> (Option<u32>, u32) {
             let engine = self.stream.engine();
             let view = engine.scheduler.job(MEMBER).unwrap();
@@ -842,7 +851,7 @@ mod tests {
         let mut iterated = iterated();
         let open = iterated.length();
         assert_eq!(open.0, None);
-        // It was drawn for a cohort that has left, which was in epoch 0 as well.
+        // This batch was drawn for a cohort that has left, which was in epoch 0 as well.
         iterated.batch(3, 0).finish(ends_at(3));
         assert_eq!(iterated.length(), open);
         iterated.batch(7, 1).finish(ends_at(5));

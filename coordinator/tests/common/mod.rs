@@ -1,4 +1,4 @@
-//! Requests and looks that the tests of this crate have in common.
+//! Helpers that the tests of this crate share: a coordinator in a thread, requests and readers of batches.
 #![allow(dead_code, reason = "each test uses some of them")]
 
 use std::sync::Arc;
@@ -30,7 +30,7 @@ impl Node {
         })
     }
 
-    /// The same with other settings, but for processors and idleness.
+    /// Starts a coordinator with other settings, except for processors and idleness.
     pub(crate) fn start_with(settings: Settings) -> Node {
         let mut node = Node {
             folder: tempfile::tempdir().unwrap(),
@@ -45,7 +45,7 @@ impl Node {
         node
     }
 
-    /// Starts a coordinator where the one that has ended was.
+    /// Starts a coordinator again at the address of the one that has ended.
     pub(crate) fn begin(&mut self) {
         let server = Server::bind(self.place(), self.settings.clone()).unwrap();
         self.server = Some(std::thread::spawn(move || server.run().unwrap()));
@@ -91,7 +91,7 @@ impl Drop for Node {
     }
 }
 
-/// Returns a pipeline of ids and visits only: the jobs make the samples.
+/// Returns a pipeline of ids and visits only, whose jobs make the samples themselves.
 pub(crate) fn numbers(samples: u32) -> PipelineSpec {
     PipelineSpec {
         source: Source::UserCode(UserDataset {

@@ -406,7 +406,7 @@ impl SortBy {
         match self {
             SortBy::StreamRow | SortBy::Name => 0.0,
             SortBy::Done => job.done(),
-            // Jobs without a rate come behind those that stand still.
+            // Jobs without a rate come behind jobs that stand still.
             SortBy::Rate => job.samples.unwrap_or(-1.0),
             SortBy::Wait => job.wait.map_or(-1.0, |w| w.total()),
             SortBy::Lag => job.lag.samples as f64,

@@ -26,11 +26,11 @@ pub(crate) enum Op {
     /// All its ranks lose the coordinator at once, and return with the samples that they were given.
     Rejoin(u8),
     Restart(u8),
-    /// It stops reading, or reads again. If it stops, others that had stopped read again.
+    /// The job stops reading, or reads again. If it stops, others that had stopped read again.
     Pause(u8),
-    /// It stops reading for good.
+    /// The job stops reading for good.
     Stop(u8),
-    /// Its untaken batches are taken back. It counts as absent until it reads again.
+    /// The job's untaken batches are taken back. It counts as absent until it reads again.
     TakeBack(u8),
     /// A sample cannot be read from now on.
     Break(u32),

@@ -1,12 +1,14 @@
 //! The samples that end their workers.
 //!
-//! Two workers are spent on such a sample before it is reported. In draws with replacement it may be drawn many times in one
-//! epoch, and each of two workers would be replaced after an ever longer pause. So it is remembered, and fails at once.
+//! Two workers end on such a sample before it is reported. In draws with replacement it may be drawn many times in one
+//! epoch. Each time two workers would end, and each of them would be replaced after an ever longer pause. So the sample
+//! is remembered, and fails at once.
 //!
-//! The batches of an iteration are not remembered: their ids count them, and mean others in the next epoch.
+//! The batches of an iteration are not remembered, because their ids count them and mean other batches in the next
+//! epoch.
 //!
-//! Why a worker ended is seldom known: a machine that was short of memory for a while ends workers too. So a sample is tried
-//! again after [`RETRY_AFTER`], with one worker.
+//! The reason why a worker ended is seldom known: a machine that is short of memory for a while ends workers too. So a
+//! sample is tried again after [`RETRY_AFTER`], with one worker.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,10 +16,12 @@ use std::time::{Duration, Instant};
 
 use crate::produce::native::Failure;
 
-/// A sample that ended its workers fails at once for so long. One worker a minute costs a stream nothing that is noticed.
+/// Time for which a sample that ended its workers fails at once. A lost worker a minute is no noticeable cost for a
+/// stream.
 const RETRY_AFTER: Duration = Duration::from_secs(60);
 
-/// See the module. Its lock is taken once per sample, by the thread of a worker that is about to make it.
+/// The samples that ended their workers. The lock is taken once per sample, by the thread of a worker that is about to
+/// make it.
 #[derive(Default)]
 pub(super) struct DeadlySamples {
     by_id: Mutex<HashMap<u32, Deadly>>,
@@ -28,19 +32,19 @@ struct Deadly {
     failure: Failure,
 }
 
-/// What to do with a sample that was drawn.
+/// Decision about a sample that was drawn.
 #[derive(Debug)]
 pub(super) enum Verdict {
-    /// Nothing is known against it.
+    /// The sample has ended no worker, so it is made.
     Try,
-    /// It ended workers some time ago: if it ends one more, it fails.
+    /// The sample ended workers some time ago. It is made, and fails if it ends one more.
     TryOnce,
-    /// It ended workers a moment ago.
+    /// The sample ended workers a moment ago, so it fails at once.
     Fail(Failure),
 }
 
 impl DeadlySamples {
-    /// Notes that a sample has ended as many workers as it may.
+    /// Records that a sample has ended the largest allowed number of workers.
     pub(super) fn add(&self, id: u32, failure: Failure) {
         self.add_at(Instant::now(), id, failure);
     }
@@ -89,7 +93,7 @@ mod tests {
         assert!(matches!(verdict(8, 0), Verdict::Try));
         assert!(matches!(verdict(7, 59), Verdict::Fail(_)));
         assert!(matches!(verdict(7, 60), Verdict::TryOnce));
-        // It ended another one.
+        // The sample has ended another worker.
         samples.add_at(
             now + Duration::from_secs(61),
             7,

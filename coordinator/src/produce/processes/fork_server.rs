@@ -62,7 +62,8 @@ struct ForkServerState {
 #[derive(Default)]
 struct WorkerState {
     pid: u32,
-    /// It makes samples. The one that looks at the first samples does not, and nobody waits for its end.
+    /// Whether the worker makes samples. The worker that inspects the first samples does not, and nobody waits for its
+    /// end.
     makes_samples: bool,
     socket: Option<UnixStream>,
     exited: Option<String>,
@@ -382,11 +383,11 @@ mod tests {
         };
         let state = ForkServerState {
             workers: vec![
-                // It has looked at the first samples, and is about to end.
+                // This worker has inspected the first samples, and is about to end.
                 worker(10, false, None),
                 worker(11, true, Some("was killed")),
                 worker(12, true, None),
-                // It has not been forked yet.
+                // This worker has not been forked yet.
                 worker(0, true, None),
             ],
             ..ForkServerState::default()

@@ -1,15 +1,15 @@
 //! Streams whose samples are made by the jobs' own code, in worker processes that all jobs of the stream share.
 //!
-//! * [`zygote`]: the process that has imported what the datasets of a program need and forks hosts.
-//! * [`host`]: the process that has loaded the dataset and forks workers.
+//! * [`zygote`]: the process that has imported the modules that a program's datasets need, and that forks fork servers.
+//! * [`fork_server`]: the process that has loaded the dataset and forks workers.
 //! * [`worker`]: a thread per worker process, which keeps it busy and replaces it when it ends.
 //! * [`deadly`]: the samples that end their workers.
 //!
-//! The coordinator knows of that code a command, and how to speak with what it starts
-//! ([`coprep_protocol::code`]): which language it is in, it does not know.
+//! The coordinator knows the command that starts that code, and the protocol of the processes that it starts
+//! ([`coprep_protocol::code`]). It does not know the code's language.
 //!
-//! **Invariants.** A task ends exactly once, made, failed or dropped, whatever becomes of processes. A slot is given to
-//! another worker only when the one that may write it is no process any more.
+//! **Invariants.** A task ends exactly once: it is made, fails or is dropped, whatever happens to processes. A slot is
+//! given to another worker only when the process that may write it no longer exists.
 
 mod deadly;
 mod fork_server;
@@ -41,79 +41,80 @@ use crate::{Error, Result};
 
 /// One sample that is to be made.
 pub(crate) trait Task: Send {
-    /// A worker is about to make it.
+    /// Tells the task that a worker is about to make it.
     fn begin(&mut self) -> Begin;
-    /// What to make, and where, if that is known before it is made.
+    /// Returns the sample to make, and its slot if that is known before the sample is made.
     fn order(&self) -> SampleRequest;
-    /// Returns the sample if this id means the same one whenever it is drawn. `None`: it counts the batches of an iteration,
-    /// which are others in each epoch.
+    /// Returns the sample if this id means the same sample whenever it is drawn. Returns `None` if the id counts the
+    /// batches of an iteration, which are others in each epoch.
     fn lasting_id(&self) -> Option<u32>;
-    /// What it will take, as it is now.
+    /// Returns the expected effort, as far as it is known now.
     fn outlook(&self) -> Outlook;
-    /// A worker has it, and will begin it. Where, buffer and slot, as long as the place is offered. None: that is known, or
-    /// better decided when it is made.
+    /// Tells the task that a worker has it and will begin it. Returns the buffer and slot as long as the slot is
+    /// offered. Returns `None` if the slot is known already, or is better decided when the sample is made.
     fn offer(&mut self, given: &TaskHandle) -> Option<(u32, u32)>;
-    /// No worker has it any more: it waits.
+    /// Tells the task that no worker has it any more, so that it waits again.
     fn put_back(&mut self);
-    /// Where: buffer and slot. Decided now, if it was not before. `is_about_to_write`: it is made.
+    /// Returns the buffer and slot, and decides on them now if that was not done before. `is_about_to_write`: the
+    /// sample is made.
     fn bind(&mut self, is_about_to_write: bool) -> (u32, u32);
-    /// Has `bytes` bytes reserved for a sample that is larger than its slot, or waits for a moment.
+    /// Reserves `bytes` bytes for a sample that is larger than its slot, or waits a moment for them.
     fn room(&mut self, bytes: u64) -> LargeRoom;
-    /// Ends it.
+    /// Ends the task.
     fn finish(self: Box<Self>, outcome: TaskOutcome);
 }
 
-/// What a task will take a worker.
+/// The effort that a task is expected to take.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Outlook {
-    /// None: nothing is known.
+    /// Expected time of a worker, or `None` if nothing is known.
     pub(crate) seconds: Option<f32>,
-    /// That is known, and no longer than most take.
+    /// Whether the expected time is known and no longer than that of most samples.
     pub(crate) is_quick: bool,
-    /// What is made may be cached.
+    /// Whether the sample may be cached.
     pub(crate) is_kept: bool,
 }
 
-/// What is to be done for a task.
+/// Answer of a task that a worker is about to begin.
 pub(crate) enum Begin {
-    /// Make it.
+    /// The worker makes it.
     Make,
-    /// Nothing: this is what became of it.
+    /// There is nothing to make, because the task has this outcome already.
     Over(TaskOutcome),
 }
 
-/// Where a sample is written that is larger than its slot.
+/// Place for a sample that is larger than its slot.
 pub(crate) enum LargeRoom {
-    /// From this byte of the staging area on.
+    /// The sample is written from this byte of the staging area on.
     At(u64),
-    /// It must wait until others have let go of some.
+    /// The sample waits until others have released some bytes.
     Wait,
     /// Nobody wants the sample any more.
     Unwanted,
-    /// There is none to be had.
+    /// No bytes can be reserved.
     Failed(Failure),
 }
 
-/// What became of a task.
+/// Outcome of a task.
 pub(crate) enum TaskOutcome {
-    /// A worker has written it to its slot; so many bytes of it are of no fixed size.
+    /// A worker has written the sample to its slot. `blob` counts the bytes of its parts that have no fixed size.
     Made { cost: PreparationCost, blob: u64 },
-    /// It was found, and lies in its slot.
+    /// The sample was found, and lies in its slot.
     Found(PreparationCost),
-    /// It cannot be made.
+    /// The sample cannot be made.
     Failed(Failure),
-    /// As many workers have ended on it as may.
+    /// The task has ended the largest allowed number of workers.
     EndedWorkers(Failure),
-    /// Nobody wants it.
+    /// Nobody wants the sample.
     Unwanted,
-    /// Nobody makes it: the crew is at its end.
+    /// Nobody makes the sample, because the process pool has ended.
     Dropped,
 }
 
-/// Why a crew came to its end before its stream.
+/// Reason why a process pool ended before its stream.
 #[derive(Clone, Debug)]
 pub(crate) enum Trouble {
-    /// Its host ended.
+    /// Its fork server ended.
     ForkServer(String),
     /// A thread panicked.
     Defect(&'static str),
@@ -134,16 +135,16 @@ impl std::fmt::Display for Trouble {
 pub(crate) struct Loaded {
     host: Arc<ForkServer>,
     pub(crate) samples: u32,
-    /// What its samples are like.
+    /// Fields and sizes of its samples.
     pub(crate) shape: SampleShape,
 }
 
-/// What samples are like.
+/// Fields and sizes of the samples of a dataset.
 #[derive(Clone, Debug)]
 pub(crate) struct SampleShape {
     /// Fields, the blob among them, without the index.
     pub(crate) fields: Vec<Field>,
-    /// Bytes that most samples take of what is of no fixed size.
+    /// Bytes that the parts without a fixed size take in most samples.
     typical_blob: u64,
     /// Bytes of the packed deterministic part.
     pub(crate) kept: u64,
@@ -152,48 +153,48 @@ pub(crate) struct SampleShape {
 }
 
 impl SampleShape {
-    /// Room in a slot for what is of no fixed size.
+    /// Returns the room in a slot for the parts of a sample that have no fixed size.
     fn blob(&self) -> u64 {
         let blob = self.fields.iter().find(|f| f.name == BLOB);
         blob.map_or(0, |f| f.sample_bytes() as u64)
     }
 
-    /// Returns true for samples of no fixed size.
+    /// Returns whether samples have parts without a fixed size.
     pub(crate) fn is_uneven(&self) -> bool {
         self.blob() > 0
     }
 
-    /// Bytes of a sample in a slot that are the same for all samples.
+    /// Returns the bytes of a sample in a slot that are the same for all samples.
     pub(crate) fn fixed_bytes(&self) -> u64 {
         let fixed = self.fields.iter().filter(|f| f.name != BLOB);
         fixed.map(|f| f.sample_bytes() as u64).sum()
     }
 
-    /// Bytes of a sample as it is cached when it is prepared, of most samples.
+    /// Returns the bytes that most samples take in the cache in their prepared form.
     pub(crate) fn prepared_bytes(&self) -> u64 {
         self.fixed_bytes() + self.typical_blob.max(self.blob())
     }
 }
 
-/// Slots have this much more room for a blob than most samples take.
+/// Factor by which the room for a blob in a slot exceeds the bytes of a typical blob.
 const BLOB_MARGIN: u64 = 2;
-/// Least room for a blob: a slot says there where a larger one lies.
+/// Least room for a blob. If the blob is too large for the slot, this room says where the blob lies.
 const LEAST_BLOB: u64 = 64;
-/// Longest exception, as it was packed, that is passed on; longer ones are told as text.
+/// Largest packed exception that is passed on. Longer ones are passed on as text.
 const MOST_EXCEPTION: usize = 1 << 20;
 
-/// Which samples of a dataset are looked at when it is loaded, and for what.
+/// The samples of a dataset that are inspected when it is loaded, and the purpose.
 pub(crate) struct Probing<F> {
-    /// Returns the samples, given how many there are.
+    /// Returns the ids of the samples to inspect, given the number of samples.
     pub(crate) ids: F,
-    /// There is a deterministic part to be cached.
+    /// Whether there is a deterministic part to be cached.
     pub(crate) split: bool,
     /// Most room that a slot may have for a blob.
     pub(crate) most_blob: u64,
 }
 
 impl Loaded {
-    /// Loads a dataset, as long as somebody awaits it, and looks at some of its samples. `anew`: in a process that has
+    /// Loads a dataset, as long as somebody waits for it, and inspects some of its samples. `anew`: the process has
     /// imported nothing before.
     pub(crate) fn load(
         zygote: &Arc<Zygote>,
@@ -207,7 +208,7 @@ impl Loaded {
         Self::look(host, code, probing)
     }
 
-    /// The same with a host that has loaded it before.
+    /// Does the same with a fork server that has loaded the dataset before.
     pub(crate) fn again(
         mut idle: IdleForkServer,
         code: &UserCode,
@@ -247,44 +248,45 @@ impl Loaded {
         }
     }
 
-    /// Gives the staging area to the workers to come.
+    /// Gives the staging area to the workers that are forked later.
     pub(crate) fn map(&self, layout: &Layout, seed: u64, file: BorrowedFd<'_>) -> Result<()> {
         self.host.map(layout, &self.shape, seed, file)
     }
 
-    /// Ends what was loaded for nothing.
+    /// Ends the fork server of a dataset that nobody uses.
     pub(crate) fn discard(self) {
         self.host.close();
     }
 }
 
-/// Samples that are looked at where there is a deterministic part to be cached: its size is estimated from them.
+/// Number of samples that are inspected where there is a deterministic part to be cached. Its size is estimated from
+/// them.
 const SPLIT_LOOKS: u8 = 4;
-/// Workers that may end on the first samples.
+/// Number of workers that may end on the first samples.
 const LOOKERS: usize = 4;
 
-/// Asks a worker of its own what a sample is like: user code never runs in the host.
+/// Asks a worker of its own about the fields and sizes of a sample. User code never runs in the fork server.
 fn look(host: &ForkServer, ids: &[u32], split: bool, patience: Duration) -> Result<Probed> {
     let enough = if split { SPLIT_LOOKS } else { 1 };
     let looked = look_once(host, ids, split, enough, true, patience);
-    // A sample that ends its worker, or takes for ever, is reported when it is due. What the others are like,
-    // another one shows. It is looked at alone: which of several ended the worker is not known.
+    // A sample that ends its worker, or takes for ever, is reported when it is due. Another sample shows the fields of
+    // the others. It is inspected alone, because with several it is unknown which one ended the worker.
     for skipped in 1..LOOKERS.min(ids.len()) {
         if !matches!(looked, Err(Error::Code(_))) {
             break;
         }
         match look_once(host, &ids[skipped..], split, 1, false, patience) {
-            // The first worker's error is the one that is told.
+            // The first worker's error is the one that is reported.
             Err(Error::Code(_)) => {}
-            // A host that was killed meanwhile is started anew.
+            // A fork server that was killed meanwhile is started anew.
             other => return other,
         }
     }
     looked
 }
 
-/// Looks at `enough` of the samples `ids`, the first ones that do not fail; and at a few more if it may, they are of no
-/// fixed size, and it is quick.
+/// Inspects `enough` of the samples `ids`: the first ones that do not fail. Inspects a few more if that is allowed, the
+/// samples have no fixed size, and they are quick.
 fn look_once(
     host: &ForkServer,
     ids: &[u32],
@@ -297,7 +299,7 @@ fn look_once(
     let mut channel = Channel::new(socket);
     let gone = |e: std::io::Error| {
         let how = host.exited(number, Duration::from_secs(2));
-        // Workers end with their host. That it ended may be known before how its workers did, or after.
+        // Workers end with their fork server. Its end may become known before or after that of its workers.
         if let Some(killed) = host.ended_while("to make the first samples") {
             return killed;
         }
@@ -360,8 +362,8 @@ fn shape(probed: Probed, most_blob: u64) -> Result<SampleShape> {
     })
 }
 
-/// Returns the room that slots have for blobs, most of which take `typical` bytes. Where that is more than a slot may have,
-/// all of them lie elsewhere, and room for them in slots would be of no use.
+/// Returns the room that slots have for blobs, most of which take `typical` bytes. If that is more than a slot may
+/// have, all blobs lie elsewhere, and room for them in slots would be of no use.
 fn blob_room(typical: u64, most: u64) -> u32 {
     let most = most.min(u64::from(u32::MAX / 2));
     let room = if typical > most {
@@ -372,7 +374,10 @@ fn blob_room(typical: u64, most: u64) -> u32 {
     room.max(LEAST_BLOB).next_multiple_of(LEAST_BLOB) as u32
 }
 
-/// What the exception of a sample comes to.
+/// Converts the exception of a sample.
+///
+/// # Errors
+/// If its hexadecimal text is malformed.
 fn failure(raised: Raised, worker: String) -> std::result::Result<Failure, String> {
     let mut exception = code::unhex(&raised.exception)?;
     if exception.len() > MOST_EXCEPTION {
@@ -390,15 +395,15 @@ fn failure(raised: Raised, worker: String) -> std::result::Result<Failure, Strin
     })
 }
 
-/// A host that has loaded a dataset and has nothing to do.
+/// A fork server that has loaded a dataset and has nothing to do.
 pub(crate) struct IdleForkServer {
-    /// None: it was taken.
+    /// The fork server, or `None` once it was taken.
     host: Option<Arc<ForkServer>>,
     since: Instant,
 }
 
 impl IdleForkServer {
-    /// For how long.
+    /// Returns how long the fork server has been idle.
     pub(crate) fn time(&self) -> Duration {
         self.since.elapsed()
     }
@@ -418,24 +423,24 @@ impl Drop for IdleForkServer {
     }
 }
 
-/// The workers of a stream.
+/// The worker processes of a stream.
 pub(crate) struct ProcessPool {
     host: Arc<ForkServer>,
     workers: u32,
-    /// Longest time without a word from a worker that has something to do.
+    /// Longest time without a message from a worker that has something to do.
     patience: Duration,
-    /// Where deterministic parts are kept.
+    /// Cache of the deterministic parts.
     cache: Option<Arc<DatasetCache>>,
     queue: DeadlineQueue<PoolTask>,
-    /// Workers that wait for memory.
+    /// Number of workers that wait for memory.
     stuck: AtomicU32,
     deadly: DeadlySamples,
-    /// Written with every sample: on a line of the cache of its own.
+    /// Typical time of a sample. It is written with every sample, so it has a cache line of its own.
     typical: CachePadded<Typical>,
-    /// None: it does not attribute.
+    /// Measures how busy the workers are, or `None` if stalls are not attributed.
     clock: Option<Mutex<BusyClock>>,
     over: OnceLock<Option<Trouble>>,
-    /// Called when it comes to its end by itself.
+    /// Called when the pool ends by itself.
     on_trouble: OnceLock<Box<dyn Fn(Trouble) + Send + Sync>>,
 }
 
@@ -443,7 +448,7 @@ pub(crate) struct ProcessPool {
 const WAITING: u32 = 2;
 
 impl ProcessPool {
-    /// Starts the threads; each starts its process when there is something to do.
+    /// Starts the threads. Each thread starts its process when there is something to do.
     pub(crate) fn start(
         loaded: Loaded,
         workers: u32,
@@ -477,23 +482,24 @@ impl ProcessPool {
         Ok(process_pool)
     }
 
-    /// Says whom to tell when it comes to its end by itself.
+    /// Sets the function that is called when the pool ends by itself.
     pub(crate) fn on_trouble(&self, tell: impl Fn(Trouble) + Send + Sync + 'static) {
         let _ = self.on_trouble.set(Box::new(tell));
     }
 
-    /// A sample to make, to be begun at `due` or as soon as a worker is free.
+    /// Queues a sample to make. It is begun at `due`, or as soon as a worker is free.
     pub(crate) fn submit(&self, due: Deadline, task: Box<dyn Task>) {
         if self.is_over() {
             return task.finish(TaskOutcome::Dropped);
         }
         self.queue.push(due, PoolTask::new(task, due));
+        // The pool may have ended since the check above, and drained its queue before this task came.
         if self.is_over() {
             self.drain();
         }
     }
 
-    /// Below so many waiting samples the next minibatch is drawn.
+    /// Returns the number of waiting samples below which the next minibatch is drawn.
     pub(crate) fn few_waiting(&self) -> u32 {
         WAITING * self.workers * self.chunk() as u32
     }
@@ -502,7 +508,7 @@ impl ProcessPool {
         self.workers
     }
 
-    /// What was lacking until now.
+    /// Returns the stalls until now.
     pub(crate) fn stall_clock(&self) -> StallClock {
         let clock = self.clock();
         clock.map_or_else(StallClock::default, |mut clock| clock.look(Instant::now()))
@@ -522,8 +528,9 @@ impl ProcessPool {
         self.host.pids()
     }
 
-    /// Ends threads and workers. Gives the host, which has the dataset in memory, if all was well.
+    /// Ends threads and workers. Returns the fork server, which has the dataset in memory, unless the pool had failed.
     pub(crate) fn dismiss(&self) -> Option<IdleForkServer> {
+        // This fails if the pool has ended by itself, or its fork server has.
         let well = self.over.set(None).is_ok() && self.host.ended().is_none();
         self.drain();
         if !well {
@@ -537,7 +544,7 @@ impl ProcessPool {
         })
     }
 
-    /// It cannot go on: whoever waits is told.
+    /// Ends a pool that cannot go on, and reports the reason.
     fn end(&self, trouble: Trouble) {
         if self.over.set(Some(trouble.clone())).is_err() {
             return;
@@ -553,7 +560,7 @@ impl ProcessPool {
         self.over.get().is_some()
     }
 
-    /// Ends what nobody will make, and wakes the threads that wait for something to make.
+    /// Drops the queued tasks, and wakes the threads that wait for a task.
     fn drain(&self) {
         self.queue.close();
         let queued = std::iter::from_fn(|| self.queue.try_pop());
@@ -566,7 +573,7 @@ impl ProcessPool {
         self.queue.pop(wait)
     }
 
-    /// Puts a sample back that another worker may as well make, behind those that are due before it.
+    /// Puts back a sample that any worker may make, behind the samples that are due before it.
     fn in_turn(&self, job: PoolTask) {
         self.queue.push(job.due, job);
         if self.is_over() {
@@ -574,7 +581,7 @@ impl ProcessPool {
         }
     }
 
-    /// Before everything else: its minibatch has waited longest.
+    /// Puts back a sample before all others, because its minibatch has waited longest.
     fn again(&self, job: PoolTask) {
         self.queue.push(Deadline::default(), job);
         if self.is_over() {
@@ -582,12 +589,12 @@ impl ProcessPool {
         }
     }
 
-    /// Samples that make up a chunk, at most.
+    /// Returns the largest number of samples in a chunk.
     fn chunk(&self) -> usize {
         self.typical.seconds().map_or(1, worker::chunk)
     }
 
-    /// A worker begins, or ceases, to wait for memory.
+    /// Records that a worker begins, or ceases, to wait for memory.
     fn waits_for_room(&self, waits: bool) {
         if waits {
             self.stuck.fetch_add(1, Ordering::Relaxed);
@@ -596,7 +603,7 @@ impl ProcessPool {
         }
     }
 
-    /// Returns true if every worker waits for memory.
+    /// Returns whether every worker waits for memory.
     pub(crate) fn is_stuck(&self) -> bool {
         self.stuck() >= self.workers
     }
@@ -606,12 +613,12 @@ impl ProcessPool {
         self.stuck.load(Ordering::Relaxed)
     }
 
-    /// As many as leave as many for each of the others.
+    /// Returns how many samples one worker may take and leave as many for each of the others.
     fn share(&self) -> usize {
         self.queue.len() / self.workers as usize + 1
     }
 
-    /// A worker has something to do, or nothing more.
+    /// Records that a worker has something to do, or nothing more.
     fn turns(&self, is_busy: bool) {
         if let Some(mut clock) = self.clock() {
             clock.turns(Instant::now(), is_busy);
@@ -626,8 +633,8 @@ impl ProcessPool {
     }
 }
 
-/// Seconds that a sample takes: the geometric mean of the last hundred or so, which a few slow ones hardly change. A race
-/// loses one of them.
+/// Typical time of a sample in seconds: the geometric mean of about the last hundred, which a few slow ones hardly
+/// change. If two threads write at once, one of the two samples is lost.
 #[derive(Default)]
 struct Typical {
     seen: AtomicU32,
@@ -636,6 +643,7 @@ struct Typical {
 }
 
 impl Typical {
+    // The mean of the first samples is exact. From this number on older samples fade out.
     const MOST_SEEN: u32 = 64;
 
     fn observe(&self, seconds: f32) {
@@ -648,7 +656,7 @@ impl Typical {
         self.seen.store(seen, Ordering::Relaxed);
     }
 
-    /// None: none has been made.
+    /// Returns the typical time, or `None` if no sample has been made.
     fn seconds(&self) -> Option<f32> {
         let logarithm = f32::from_bits(self.logarithm.load(Ordering::Relaxed));
         (self.seen.load(Ordering::Relaxed) > 0).then(|| logarithm.exp())
@@ -663,7 +671,7 @@ mod tests {
     fn what_is_typical_is_what_most_take() {
         let typical = Typical::default();
         assert_eq!(typical.seconds(), None);
-        // The first one loads what all need.
+        // The first sample also loads things that all others need.
         typical.observe(2.0);
         for number in 0..1000 {
             typical.observe(if number % 20 == 7 { 0.4 } else { 0.002 });
