@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// The root modules of the crate, from the lowest to the highest.
-const ROOMS: [&str; 10] = [
+const LAYERS: [&str; 10] = [
     "error",
     "settings",
     "failpoints",
@@ -39,7 +39,7 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-fn room(root: &Path, file: &Path) -> String {
+fn layer(root: &Path, file: &Path) -> String {
     let first = file
         .strip_prefix(root)
         .unwrap()
@@ -75,27 +75,27 @@ fn used(text: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn each_room_uses_only_those_below_it() {
+fn each_layer_uses_only_those_below_it() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let floors: BTreeMap<&str, usize> = ROOMS.into_iter().zip(0..).collect();
+    let floors: BTreeMap<&str, usize> = LAYERS.into_iter().zip(0..).collect();
     let aliases = BTreeMap::from(ALIASES);
     let mut upward = Vec::new();
     let mut seen = BTreeSet::new();
     for file in sources(&root) {
-        let room = room(&root, &file);
-        if room == "lib" {
+        let layer = layer(&root, &file);
+        if layer == "lib" {
             continue;
         }
-        let Some(floor) = floors.get(room.as_str()) else {
+        let Some(floor) = floors.get(layer.as_str()) else {
             panic!(
-                "{} is in no room: add it to the list, on its floor",
+                "{} is in no layer: add it to the list, on its floor",
                 file.display()
             );
         };
         for name in used(&std::fs::read_to_string(&file).unwrap()) {
             let target = aliases.get(name.as_str()).copied().unwrap_or(&name);
             if let Some(other) = floors.get(target) {
-                seen.insert((room.clone(), target.to_owned()));
+                seen.insert((layer.clone(), target.to_owned()));
                 if other > floor {
                     upward.push(format!("{} uses {target}", file.display()));
                 }
