@@ -94,7 +94,7 @@ class Layout(NamedTuple):
 
 
 def enter() -> socket.socket:
-    """Makes this process end with its parent, and returns the socket with its orders, which is its standard input."""
+    """Makes this process end with its parent. Returns the socket for its orders, which it got as standard input."""
     end_with_parent(os.getppid())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
@@ -124,8 +124,8 @@ def run_host(control: socket.socket) -> NoReturn:
 def end(status: int) -> NoReturn:
     """Ends a host or a zygote without taking the interpreter apart.
 
-    Libraries would report their leaks then, which concern nobody (nanobind writes dozens of lines). Functions that user
-    code registered with ``atexit`` are called.
+    Otherwise libraries would report their leaks, which concern nobody (nanobind writes dozens of lines). Functions that
+    user code registered with ``atexit`` are called.
     """
     with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()
