@@ -17,7 +17,7 @@ from tests.chaos.plan import Plan, Point, draw, features, loads
 
 
 def listed_points() -> tuple[Point, ...]:
-    """Returns the failpoints that plans may use. The same for each build, so that a seed has one plan."""
+    """Returns the failpoints that plans may use. They are the same for each build, so that a seed has one plan."""
     text = (Path(__file__).parent / "failpoints.txt").read_text()
     lines = [line.split() for line in text.splitlines() if line.strip() and not line.startswith("#")]
     return tuple(Point(name, cost == "sample") for name, cost in lines)

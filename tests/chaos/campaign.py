@@ -1,4 +1,4 @@
-"""Runs many histories, several at a time, and sums up what they found."""
+"""Runs many histories, several at a time, and sums up their findings."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ from tests.chaos.history import History, Result, Settings
 from tests.chaos.plan import SIZES, Plan, features
 
 GRACE_S = 90.0
-"""How much longer than its deadline a history may take for its checks."""
+"""Seconds beyond its deadline that a history may take for its checks."""
 
 
 def make_images(folder: Path) -> None:
-    """Makes the images of all histories, once: a list of files, and for each size a folder of links to them."""
+    """Makes the images of all histories, if an earlier campaign has not made them already.
+
+    There is one list of files, and for each size of dataset a folder of links to them.
+    """
     most = max(SIZES)
     done = folder / "done"
     if done.exists():
@@ -49,9 +52,9 @@ class Summary:
     skipped: Counter[str] = field(default_factory=Counter)
     fired: Counter[str] = field(default_factory=Counter)
     table: dict[str, Counter[str]] = field(default_factory=dict)
-    """By feature: histories, kills, findings."""
+    """Numbers of histories, of kills, and of histories with findings, by feature of the plan."""
     signatures: dict[str, list[int]] = field(default_factory=dict)
-    """Seeds by what was found."""
+    """Seeds of the histories with a finding, by its signature."""
 
     def add(self, plan: Plan, result: Result) -> None:
         if result.skipped:
@@ -88,7 +91,7 @@ class Summary:
 
 
 class Campaign:
-    """Histories that run, each in a child of this process."""
+    """Runs histories, each in a child of this process."""
 
     def __init__(self, settings: Settings, parallel: int, say: Callable[[str], None] = print) -> None:
         self.settings, self.parallel, self.say = settings, parallel, say
@@ -130,7 +133,7 @@ class Campaign:
             os._exit(code)
 
     def _wait(self) -> None:
-        """Until one history has ended."""
+        """Waits until one history has ended, and kills histories that are long past their deadline."""
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid in self._running:
@@ -151,7 +154,7 @@ class Campaign:
     def _take(self, plan: Plan, status: int) -> None:
         folder = self.settings.out / str(plan.seed)
         result = Result(plan.seed)
-        # What was mounted there has gone with the history.
+        # File systems that the history mounted there are gone with its process.
         shutil.rmtree(self.settings.runtime / str(plan.seed), ignore_errors=True)
         with contextlib.suppress(FileNotFoundError):
             result = Result.loads((folder / "result.json").read_text())

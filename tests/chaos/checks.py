@@ -1,4 +1,4 @@
-"""Says what in a history is not as it should be, from the logs of its jobs. Pure: nothing here looks at a process."""
+"""Finds errors in a history from the logs of its jobs. These functions are pure: none of them looks at a process."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from tests.chaos.jobs import ids_of
 from tests.chaos.plan import Job, Plan
 
 MANY = 8
-"""Ids that a message names at most."""
+"""Most ids that a message names."""
 
 
 @dataclass(frozen=True)
 class Finding:
     kind: str
-    """What was broken, in few words that are the same for all findings of its kind."""
+    """The broken rule, in few words that are the same for all findings of the kind."""
     text: str
 
     @property
     def signature(self) -> str:
-        """The same for findings that are probably of one cause."""
+        """A text that is the same for findings that probably have one cause."""
         text = re.sub(r"0x[0-9a-f]+|\d+(\.\d+)?", "N", self.text)
         return f"{self.kind}: {re.sub(r'(N, )+N', 'N', text)[:160]}"
 
 
 @dataclass
 class Pass:
-    """An epoch of a loader, of one rank."""
+    """An epoch of one rank's loader."""
 
     epoch: int
     batches: list[list[int]] = field(default_factory=list)
     errors: list[tuple[int, str, str]] = field(default_factory=list)
-    """Id, class and text."""
+    """Id of the sample, class and text of each error."""
     is_complete: bool = False
 
     @property
@@ -47,16 +47,17 @@ class Pass:
 
 @dataclass
 class Rank:
-    """What one rank of a job says, over all processes that it had."""
+    """The logs of one rank of a job, from all processes that the rank had."""
 
     passes: dict[int, list[Pass]] = field(default_factory=dict)
-    """By loader."""
+    """Passes by the number of the loader."""
     wrong: list[str] = field(default_factory=list)
+    """Descriptions of batches with wrong contents."""
     crash: tuple[str, str] | None = None
-    """Class and text of the exception that ended it."""
+    """Class and text of the exception that ended the rank."""
     is_done: bool = False
     kept: list[str] = field(default_factory=list)
-    """Mappings of shared memory after everything was closed."""
+    """Mappings of shared memory that are left after everything was closed."""
 
 
 def parse(lines: Iterable[str]) -> list[dict[str, Any]]:
@@ -71,11 +72,11 @@ def parse(lines: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def read_rank(runs: Sequence[Sequence[dict[str, Any]]]) -> Rank:
-    """Puts together what the processes of a rank said, in the order in which they ran."""
+    """Joins the records of a rank's processes, in the order in which the processes ran."""
     records: list[dict[str, Any]] = []
     for run in runs:
         for resumed_from in (record for record in run if record["what"] == "resumed"):
-            # Batches after that state are not part of it: they are given again.
+            # The batches after that state are given again, so that their first records do not count.
             is_it = [record["what"] == "state" and record["name"] == resumed_from["name"] for record in records]
             del records[is_it.index(True) + 1 :]
         records += run
@@ -87,7 +88,14 @@ def read_rank(runs: Sequence[Sequence[dict[str, Any]]]) -> Rank:
 
 
 def _take(rank: Rank, record: dict[str, Any], resumed: int | None) -> int | None:
-    """Adds a record. Returns the epoch whose next pass is the rest of one that has begun, if there is one."""
+    """Adds a record to a rank.
+
+    Args:
+        resumed: the epoch of a state that was loaded and has not been continued yet.
+
+    Returns:
+        ``resumed`` for the next record.
+    """
     what = record["what"]
     if what == "resumed":
         return int(record["epoch"])
@@ -107,7 +115,7 @@ def _take(rank: Rank, record: dict[str, Any], resumed: int | None) -> int | None
         else:
             current.is_complete = True
     elif what == "state" and record["is_fresh"]:
-        # All of the epoch was given: what comes next is a whole one.
+        # All samples of the epoch were given, so the next pass is a whole epoch.
         last = rank.passes.get(0, [])[-1:]
         for one in last:
             one.is_complete |= one.epoch == record["epoch"]
@@ -133,15 +141,18 @@ def _some(ids: Iterable[int]) -> str:
 
 @dataclass(frozen=True)
 class Due:
-    """What a job may and must be told of its samples."""
+    """The samples of a job, by the results that are due for them."""
 
     ids: frozenset[int]
+    """Ids of all samples of the job."""
     bad: frozenset[int]
-    """Cannot be prepared."""
+    """Ids of the samples that cannot be prepared."""
     may_fail: frozenset[int]
-    """May or may not be prepared, since their files were changed."""
+    """Ids of the samples that may fail, since their files were changed or they kill a worker."""
     any_may_fail: bool
-    """Workers were killed: two kills at one sample are reported, as they must be. Or panics cost samples."""
+    """Whether any sample may fail: panics cost samples, or several workers were killed. Two kills at one sample are
+    reported as its error, as they must be.
+    """
 
 
 def due_of(plan: Plan, number: int) -> Due:
@@ -161,14 +172,14 @@ def due_of(plan: Plan, number: int) -> Due:
 def check_job(
     plan: Plan, number: int, ranks: Sequence[Rank], is_cut: bool = False, is_alone: bool = False
 ) -> list[Finding]:
-    """Checks what the ranks of a job were given.
+    """Checks the batches, errors and ends of a job's ranks.
 
     Args:
-        plan: of the history.
-        number: of the job.
-        ranks: what they say.
-        is_cut: the job was killed: its last epoch need not be whole.
-        is_alone: another member of its cohort has failed.
+        plan: the plan of the history.
+        number: the number of the job.
+        ranks: the logs of its ranks.
+        is_cut: whether the job was killed, so that its last epoch need not be whole.
+        is_alone: whether another member of its cohort has failed.
     """
     job = plan.jobs[number]
     due = due_of(plan, number)
@@ -220,7 +231,8 @@ def _check_pass(where: str, job: Job, due: Due, plan: Plan, passes: Sequence[Pas
         find("error not due, sample", set(errors) - due.bad - due.may_fail)
     if not plan.kills and not job.draws:
         find("error repeated", [i for i, times in errors.items() if times > 1])
-    # A sample that fails once and is skipped may come later, if its coordinator ends before the job has heard of it.
+    # A sample that fails once and is skipped may still come, if the coordinator ends before the job has heard of the
+    # failure. It breaks the order then.
     if not job.shuffle and not job.relaxed and not (job.skip and due.any_may_fail):
         found += _check_order(where, passes)
     is_complete = len(passes) == ranks and all(one.is_complete for one in passes)
@@ -240,7 +252,10 @@ def _check_order(where: str, passes: Sequence[Pass]) -> list[Finding]:
 
 
 def _check_draws(where: str, job: Job, passes: Sequence[Pass]) -> list[Finding]:
-    """Checks an epoch of draws that all ranks have ended. Another sample is drawn for each that cannot be prepared."""
+    """Checks an epoch of draws that all ranks have ended.
+
+    The number of samples is exact, since another sample is drawn for each one that cannot be prepared.
+    """
     step = job.batch_size * len(passes)
     rounds = job.draws // step if job.drop_last else -(-job.draws // step)
     expected = min(job.draws, rounds * step)
@@ -257,7 +272,7 @@ def _check_draws(where: str, job: Job, passes: Sequence[Pass]) -> list[Finding]:
 def _check_whole(
     where: str, job: Job, due: Due, passes: Sequence[Pass], given: set[int], errors: set[int]
 ) -> list[Finding]:
-    """Checks an epoch that all ranks have ended."""
+    """Checks an epoch without replacement that all ranks have ended."""
     found = []
     step = job.batch_size * len(passes)
     lost = due.ids - given - due.bad - due.may_fail
@@ -286,9 +301,10 @@ def _check_whole(
 
 
 def batches_of_iteration(job: Job, samples: int) -> list[list[int]]:
-    """Returns the batches of a dataset that can only be iterated, as PyTorch's loader gives them.
+    """Returns the batches of an iterable dataset in the order of PyTorch's loader.
 
-    Each of its workers gives every so manieth sample, and they take turns.
+    Worker k of n, counted from 0, gives the samples k, k + n, k + 2n, ... in batches of its own. The workers take
+    turns.
     """
     workers = max(1, job.workers)
     shares = [list(range(first, samples, workers)) for first in range(workers)]
@@ -300,7 +316,7 @@ def batches_of_iteration(job: Job, samples: int) -> list[list[int]]:
 
 
 def _check_iterated(where: str, job: Job, samples: int, due: Due, one: Pass) -> list[Finding]:
-    """Checks an epoch of a dataset that can only be iterated. Its errors tell the numbers of batches."""
+    """Checks an epoch of an iterable dataset. The ids of its errors are numbers of batches."""
     expected = batches_of_iteration(job, samples)
     failed = {id for id, _, _ in one.errors}
     found = []
@@ -315,7 +331,7 @@ def _check_iterated(where: str, job: Job, samples: int, due: Due, one: Pass) -> 
     if any(after <= before for before, after in zip(given, given[1:], strict=False)):
         return [*found, Finding("order broken", f"{where}: batches {given}")]
     end = len(expected) if one.is_complete else max(given, default=-1) + 1
-    # Where a second batch ends its readers before another one was made, the epoch ends.
+    # The epoch ends early if a second batch kills its readers before another batch was made.
     if len(failed) > 1 and max(failed) > max(given, default=-1):
         end = min(end, max(failed) + 1)
     lost = set(range(end)) - set(given) - failed
@@ -328,12 +344,12 @@ def _check_iterated(where: str, job: Job, samples: int, due: Due, one: Pass) -> 
 
 
 def check_cohort(plan: Plan, jobs: Sequence[Sequence[Rank]]) -> list[Finding]:
-    """Checks that jobs in step were given the same batches."""
+    """Checks that the jobs of the cohort were given the same batches."""
     members = [n for n, job in enumerate(plan.jobs) if job.cohort]
-    # In relaxed order a sample that is slow for one of them may come in another batch.
+    # In relaxed order a sample that is slow for one job may come in another batch.
     if len(members) < 2 or any(plan.jobs[n].relaxed for n in members):
         return []
-    # A sample that fails once may fail for one of them only.
+    # A sample that fails once may fail for one job only.
     if plan.panics_cost_samples:
         return []
     whole = {n: [one for one in jobs[n][0].passes.get(0, []) if one.is_complete] for n in members}
@@ -357,9 +373,10 @@ def check_cohort(plan: Plan, jobs: Sequence[Sequence[Rank]]) -> list[Finding]:
 
 
 def _may_be_compared(plan: Plan, number: int, passes: list[Pass]) -> list[Pass]:
-    """Returns the passes of a dataset that can only be iterated without those that a failure may have cut short.
+    """Returns the passes over an iterable dataset that no failure can have cut short.
 
-    Readers that were killed twice at one batch may not be those that a member needs that has come again.
+    A batch at which two readers were killed is an error for the members at that time. A member that has come again may
+    get the batch from a later reader.
     """
     if not due_of(plan, number).any_may_fail:
         return passes
@@ -370,7 +387,7 @@ def _may_be_compared(plan: Plan, number: int, passes: list[Pass]) -> list[Pass]:
 
 
 def _others_failed(ranks: Sequence[Rank], rank: Rank) -> bool:
-    """Returns True if another rank has failed by itself, so that this one waits in vain."""
+    """Returns whether another rank has failed by itself, so that this one waits in vain."""
     return any(other.crash and not re.search(_SHORT["cohort"], other.crash[1]) for other in ranks if other is not rank)
 
 
@@ -380,22 +397,23 @@ _SHORT = {
     "memory": r"memory|signal: 9|os error 12",
     "cohort": r"cohort|barrier|waiting for rank",
 }
-"""What a clear error says, by what is short."""
+"""Pattern of a clear error's text, by the resource that is short."""
 
 
 def is_due(plan: Plan, kind: str, text: str, is_alone: bool = False) -> bool:
-    """Returns True if the plan makes this error due, and the error says why.
+    """Returns whether the plan makes this error due and the error tells the reason.
 
     Args:
-        plan: of the history.
+        plan: the plan of the history.
         kind, text: class and text of the exception.
-        is_alone: another member of the job's cohort, or another of its ranks, has failed.
+        is_alone: whether another member of the job's cohort, or another of its ranks, has failed.
     """
     reasons = {
         "descriptors": plan.descriptors > 0,
         "disk": plan.small_disk,
         "memory": plan.is_short_of_memory or (plan.small_shm and kind == "MemoryError"),
-        # Without descriptors the others cannot come: each rank says for whom it waits, and those say what is short.
+        # Without descriptors the others cannot come. This rank then tells only for whom it waits, and the others tell
+        # that descriptors are short.
         "cohort": is_alone
         or plan.descriptors > 0
         or any(job.cohort and plan.is_killed(n) for n, job in enumerate(plan.jobs)),
@@ -404,7 +422,7 @@ def is_due(plan: Plan, kind: str, text: str, is_alone: bool = False) -> bool:
 
 
 def check_logs(plan: Plan, name: str, text: str) -> list[Finding]:
-    """Checks what the coordinator, its zygotes, hosts and workers wrote."""
+    """Checks the log of the coordinator, its zygotes, hosts and workers for panics."""
     if plan.failpoints:
         return []
     return [Finding("panic", f"{name}: {line.strip()[:300]}") for line in text.splitlines() if "panicked at" in line][
@@ -416,7 +434,11 @@ def check_logs(plan: Plan, name: str, text: str) -> list[Finding]:
 
 
 def check_descriptors(before: Counter[str], after: Counter[str]) -> list[Finding]:
-    """Checks that the coordinator has no more descriptors than before, by what they lead to."""
+    """Checks that the coordinator has no more descriptors than before.
+
+    Args:
+        before, after: counts of the descriptors by the name of their file.
+    """
     more = after - before
     if sum(after.values()) <= sum(before.values()):
         return []
@@ -426,6 +448,11 @@ def check_descriptors(before: Counter[str], after: Counter[str]) -> list[Finding
 
 
 def check_left(what: str, names: Iterable[str]) -> list[Finding]:
-    """Checks that nothing of a kind is left."""
+    """Checks that nothing of a kind is left.
+
+    Args:
+        what: name of the kind.
+        names: names of the things of this kind that are still there.
+    """
     left = sorted(names)
     return [Finding(f"{what} left", ", ".join(left[:MANY]))] if left else []

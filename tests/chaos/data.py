@@ -1,4 +1,4 @@
-"""The datasets of the jobs, whose samples tell their ids. Imported by workers too: it needs nothing but NumPy."""
+"""The datasets of the jobs, whose samples tell their ids. Workers import this module too, so it needs only NumPy."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 LEVELS = 6
-"""Values that a colour channel can have; three channels tell an id."""
+"""Number of values that a colour channel can have. Three channels tell an id."""
 STEP = 40
+"""Distance between two values of a channel."""
 BASES = (20, 40)
-"""Darkest level, of a file as it was first and after it was changed."""
+"""Lowest value of a channel, in the first version of a file and after a change."""
 TOLERANCE = 8
-"""What JPEG may change of a level."""
+"""Largest change of a channel's value by JPEG compression."""
 
 
 class Broken(Exception):
@@ -25,15 +26,17 @@ class Broken(Exception):
 
 
 class Values:
-    """Sample i is an array full of i, and i.
+    """A dataset whose sample i is an array full of i, and i itself.
 
     Args:
         size: number of samples.
-        width: numbers of a sample.
-        slow, slow_s: samples that take so many seconds.
-        failing: samples that raise.
-        deadly: samples that kill their worker, each time.
-        deadly_once: the same, but only where the file in ``marks`` is not there yet.
+        width: number of elements in a sample's array.
+        slow: ids of slow samples.
+        slow_s: seconds that each slow sample takes.
+        failing: ids of samples that raise.
+        deadly: ids of samples that kill their worker, each time.
+        deadly_once: ids of samples that kill their worker the first time.
+        marks: folder that holds a file for each of the latter that has killed.
     """
 
     def __init__(
@@ -80,7 +83,7 @@ class Values:
 
 
 class Pickled(Values):
-    """Samples of unequal size, which are pickled."""
+    """A dataset with samples of unequal size, which travel pickled."""
 
     def __getitem__(self, i: int) -> Any:
         self.misbehave(i)
@@ -88,7 +91,7 @@ class Pickled(Values):
 
 
 class Sampler:
-    """Gives these ids in another order each time, whatever seeds the process has."""
+    """A sampler that gives its ids in another order each time, whatever seeds the process has."""
 
     def __init__(self, ids: Sequence[int]) -> None:
         self.ids = list(ids)
@@ -101,12 +104,12 @@ class Sampler:
 
 
 def raw_length(i: int) -> int:
-    """Most samples are small; a few are so large that a slot made for the first ones does not hold them."""
+    """Returns the length of a sample's data. A few samples are too large for a slot that is sized by the first ones."""
     return 50_000 if i % 37 == 36 else 10 + i * 37 % 3000
 
 
 class Shift:
-    """A random transform, from whose results the id can still be told."""
+    """A random transform whose results still tell the id."""
 
     def __call__(self, sample: Any) -> Any:
         values, label = sample
@@ -116,7 +119,7 @@ class Shift:
 
 
 def as_list(samples: list[Any]) -> list[Any]:
-    """A collate_fn."""
+    """A ``collate_fn`` that leaves the samples as they are."""
     return samples
 
 
@@ -124,24 +127,24 @@ def as_list(samples: list[Any]) -> list[Any]:
 
 
 def colour(i: int, version: int = 0) -> tuple[int, int, int]:
-    """The colour of the image of a sample."""
+    """Returns the colour of a sample's image, whose channels are the digits of the id in base ``LEVELS``."""
     digits = (i % LEVELS, i // LEVELS % LEVELS, i // LEVELS**2 % LEVELS)
     red, green, blue = (BASES[version] + STEP * digit for digit in digits)
     return red, green, blue
 
 
 def write_image(path: str, i: int, version: int = 0) -> None:
-    """Writes a JPEG of one colour, of 32 to 64 pixels a side."""
+    """Writes a JPEG of one colour, with sides of 32 to 64 pixels."""
     from PIL import Image
 
     Image.new("RGB", (32 + i % 33, 32 + i * 7 % 33), colour(i, version)).save(path, quality=95, subsampling=0)
 
 
-# --- what is right -------------------------------------------------------------------------------------------
+# --- verification --------------------------------------------------------------------------------------------
 
 
 def wrong_images(images: Any, ids: Sequence[int], is_float: bool) -> list[int]:
-    """Returns the ids whose pixels are not those of that sample."""
+    """Returns the ids of images whose pixels have the colour of no version of that sample."""
     pixels = images * (255 * STD) + 255 * MEAN if is_float else images.astype(np.float32)
     wrong = []
     for image, i in zip(pixels, ids, strict=True):
@@ -152,11 +155,11 @@ def wrong_images(images: Any, ids: Sequence[int], is_float: bool) -> list[int]:
 
 
 MEAN, STD = 0.5, 0.25
-"""Of the pipelines that normalize."""
+"""Mean and standard deviation of the pipelines that normalize."""
 
 
 def wrong_values(values: Any, labels: Any, ids: Sequence[int], is_shifted: bool) -> list[int]:
-    """Returns the ids whose values or labels are not those of that sample."""
+    """Returns the ids of samples whose values or labels are those of another sample."""
     index = np.asarray(ids)[:, None]
     good = (values // 1000 == index if is_shifted else values == index).all(axis=1)
     good &= (values == values[:, :1]).all(axis=1) & (np.asarray(labels) == index[:, 0])
@@ -164,7 +167,7 @@ def wrong_values(values: Any, labels: Any, ids: Sequence[int], is_shifted: bool)
 
 
 def wrong_pickled(samples: Sequence[Any], ids: Sequence[int]) -> list[int]:
-    """Returns the ids whose sample is not theirs."""
+    """Returns the ids of pickled samples whose contents are those of another sample."""
     return [
         i
         for sample, i in zip(samples, ids, strict=True)

@@ -1,4 +1,4 @@
-"""Carries out what a plan does to processes, files and limits."""
+"""Carries out the faults of a plan: signals to processes, changes of files, and limits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.chaos.jobs import Room
 from tests.chaos.plan import RUNTIME_BYTES, SHM_BYTES, Fault, Plan
 
 CGROUPS = Path("/sys/fs/cgroup/memory")
-"""Where control groups of memory are, if they are of version 1."""
+"""Folder of the memory control groups, if they are of version 1."""
 _PR_SET_CHILD_SUBREAPER = 36
 _CLONE_NEWNS = 0x20000
 _MS_PRIVATE_ALL = (1 << 18) | (1 << 14)
@@ -43,7 +43,7 @@ class Process:
 
 
 def adopt() -> None:
-    """From now on, orphans among this process's descendants become its children."""
+    """Makes this process the parent of all its descendants that become orphans from now on."""
     _check(_LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
 
 
@@ -54,7 +54,7 @@ def _check(result: int, what: str) -> None:
 
 
 def read(pid: int) -> Process | None:
-    """Returns a process as it is now; None if it is not there."""
+    """Returns the present state of a process, or ``None`` if there is no such process."""
     with contextlib.suppress(OSError):
         text = Path(f"/proc/{pid}/stat").read_text()
         state, parent = text.rsplit(")", 1)[1].split()[:2]
@@ -78,7 +78,12 @@ def descendants(of: int) -> list[Process]:
 
 
 def targets(below: list[Process], target: str) -> list[int]:
-    """Returns the ids of the processes of a kind."""
+    """Returns the ids of the living processes of a kind.
+
+    Args:
+        below: all processes of the history.
+        target: ``coordinator``, ``zygote``, ``host`` or ``worker``.
+    """
     coordinators = {p.pid for p in below if p.command == "coprep" and not p.is_zombie}
     if target == "coordinator":
         return sorted(coordinators)
@@ -92,7 +97,7 @@ def targets(below: list[Process], target: str) -> list[int]:
 
 
 def send(pid: int, number: signal.Signals) -> bool:
-    """Sends a signal; returns False if the process is not there any more."""
+    """Sends a signal. Returns ``False`` if the process is not there any more."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -101,7 +106,7 @@ def send(pid: int, number: signal.Signals) -> bool:
 
 
 def descriptors(pid: int) -> Counter[str]:
-    """Counts the descriptors of a process by what they lead to."""
+    """Counts the descriptors of a process by the name of their file, with all numbers in it replaced by ``N``."""
     found: Counter[str] = Counter()
     with contextlib.suppress(OSError):
         for path in Path(f"/proc/{pid}/fd").iterdir():
@@ -111,7 +116,7 @@ def descriptors(pid: int) -> Counter[str]:
 
 
 def stacks(pid: int) -> str:
-    """Returns what each thread of a process waits for, as far as the kernel says."""
+    """Returns the wait channel, system call and kernel stack of each thread, as far as the kernel tells them."""
     lines = []
     for task in sorted(Path(f"/proc/{pid}/task").glob("*")):
         with contextlib.suppress(OSError):
@@ -127,7 +132,7 @@ def stacks(pid: int) -> str:
 
 
 class Unable(Exception):
-    """A history needs what cannot be had here; the message says what."""
+    """Raised when this machine lacks something that a history needs. The message names it."""
 
 
 def import_torch() -> None:
@@ -146,7 +151,10 @@ def isolate(plan: Plan, runtime: Path) -> bool:
     """Gives this process, and all it starts, a ``/dev/shm`` of its own, and a small runtime directory if planned.
 
     Returns:
-        False where that needs rights which are missing, and the plan can do without.
+        ``False`` if the rights for it are missing and the plan can do without.
+
+    Raises:
+        Unable: the rights are missing, and the plan needs a small file system.
     """
     try:
         _check(_LIBC.unshare(_CLONE_NEWNS), "unshare")
@@ -167,7 +175,11 @@ def _mount(folder: Path, size: int) -> None:
 
 
 class MemoryLimit:
-    """A control group of memory. Its members are killed when they need more."""
+    """A memory control group. The kernel kills its members when they need more than its limit.
+
+    Raises:
+        Unable: the group cannot be made.
+    """
 
     def __init__(self, name: str, limit: int) -> None:
         self.path = CGROUPS / f"coprep-{name}"
@@ -178,11 +190,11 @@ class MemoryLimit:
             raise Unable(f"no control group of memory: {error}") from error
 
     def join(self) -> None:
-        """Makes this process a member; what it starts will be one too."""
+        """Makes this process a member, and with it all processes that it starts later."""
         (self.path / "cgroup.procs").write_text(str(os.getpid()))
 
     def kills(self) -> int:
-        """Returns the number of processes that it has killed."""
+        """Returns the number of processes that were killed because of the limit."""
         text = (self.path / "memory.oom_control").read_text()
         return next((int(line.split()[1]) for line in text.splitlines() if line.startswith("oom_kill ")), 0)
 
@@ -199,7 +211,7 @@ def limit_descriptors(count: int) -> None:
 
 
 def copy_files(plan: Plan, room: Room) -> None:
-    """Makes the history's own list of files: those that will be changed are copied, the others are linked."""
+    """Makes the history's own list of files. It copies the files that will be changed, and links the others."""
     if room.copy is None:
         return
     room.copy.mkdir()
@@ -263,7 +275,7 @@ def fill(folder: Path) -> None:
 
 
 def serve(plan: Plan, command: str, log: Path, limits: MemoryLimit | None) -> subprocess.Popen[bytes]:
-    """Starts ``coprep serve``; its settings are in the environment."""
+    """Starts ``coprep serve``, whose settings are in the environment."""
     reader = -1
     if plan.log == "closed":
         reader, target = os.pipe()

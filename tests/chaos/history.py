@@ -1,4 +1,4 @@
-"""Runs one history: starts its jobs, carries out its faults, waits for the end, and has everything checked."""
+"""Runs one history: starts its jobs, carries out its faults, waits for the end, and calls all checks."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ from tests.chaos.checks import Finding
 from tests.chaos.plan import At, Fault, Plan
 
 TICK_S = 0.004
-"""Between two looks at what is due."""
+"""Seconds between two looks at the schedule."""
 SETTLE_S = 10.0
-"""What should have happened after so long, does not happen."""
+"""Seconds to wait for a condition. If it does not hold by then, it never will."""
 PROBES = 5
-"""Jobs that attach and leave while descriptors are counted."""
+"""Number of jobs that attach and leave between two counts of the coordinator's descriptors."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What all histories of a campaign have in common."""
+    """Settings that all histories of a campaign have in common."""
 
     images: Path
     out: Path
-    """Each history has a folder here; it stays if there is a finding."""
+    """Folder with a folder for each history, which stays if there is a finding."""
     runtime: Path
-    """Each history has its socket in a folder here. The path must be short."""
+    """Folder with a folder for each history's socket. Its path must be short, since that of a socket is limited."""
     command: str
-    """The ``coprep`` program."""
+    """Path of the ``coprep`` program."""
     timeout: float = 15.0
     """Seconds that a loader waits for a batch."""
     deadline: float = 120.0
-    """Seconds after which a history must have ended."""
+    """Seconds within which a history must end."""
     verbose: bool = False
     has_failpoints: bool = False
-    """The command was built with them."""
+    """Whether the command was built with failpoints."""
 
 
 @dataclass
@@ -58,10 +58,10 @@ class Result:
     seed: int
     findings: list[Finding] = field(default_factory=list)
     skipped: str = ""
-    """Why the history could not be run here."""
+    """The reason why the history could not be run here, or ``""``."""
     seconds: float = 0.0
     fired: Counter[str] = field(default_factory=Counter)
-    """Faults that met a process, or a file."""
+    """Numbers of the faults that met a process or a file, by kind and target."""
     batches: int = 0
     reconnects: int = 0
     is_isolated: bool = True
@@ -79,12 +79,13 @@ class Result:
 
 @dataclass(frozen=True)
 class Later:
-    """What is to be done at a moment of the history."""
+    """An action that is planned for a moment of the history."""
 
     moment: float
+    """Seconds since the history began."""
     action: Callable[[], object]
     is_owed: bool = False
-    """It is done even if the history ends before."""
+    """Whether the action is carried out even if the history ends before its moment."""
 
 
 @dataclass
@@ -94,7 +95,7 @@ class Running:
     part: jobs.Part
     pid: int
     status: int | None = None
-    """As ``os.waitstatus_to_exitcode`` gives it."""
+    """Exit code from ``os.waitstatus_to_exitcode``, or ``None`` while the process runs."""
 
 
 class History:
@@ -109,28 +110,33 @@ class History:
         self.socket = self.runtime / "s"
         self.server_log = self.out / "coordinator.log"
         self.panicking = self.out / "panicking"
-        """Coordinators that panic leave a file here: a few of them do."""
+        """Folder in which each coordinator that may panic leaves a file, so that only the first few panic."""
         has_changes = any(plan.affected(n) for n in range(len(plan.datas)))
         self.room = jobs.Room(self.out, settings.images, self.out / "files" if has_changes else None, settings.timeout)
         self.began = time.monotonic()
         self.processes: list[Running] = []
         self.to_start: list[tuple[float, int, int]] = [(job.start_s, n, 0) for n, job in enumerate(plan.jobs)]
-        """When, which job, and its how manieth run."""
+        """Starts to come: the moment, the number of the job, and the number of its run, from 0."""
         self.later: list[Later] = []
         self.waiting: list[Fault] = []
+        """Faults that wait for an event."""
         self.points: tuple[int, int] = (-1, -1)
+        """The pipe on which jobs report their batches."""
         self.killed: set[int] = set()
-        """Processes that a fault has killed."""
+        """Ids of processes that a fault or the runner has killed."""
         self.cut: set[int] = set()
-        """Jobs that were killed and do not come again."""
+        """Numbers of jobs that were killed and are not started again."""
         self.ended: list[tuple[int, str, int]] = []
-        """Processes that were not jobs: id, name, exit code."""
+        """Id, name and exit code of the processes that ended and were not jobs."""
         self.limit: faults.MemoryLimit | None = None
         self.barriers: list[object] = []
-        """Kept, since the memory of one that is dropped here becomes that of the next, while ranks still use it."""
+        """Barriers of all jobs. They are kept, since the memory of a dropped one would be reused for the next one while
+        ranks still wait at it.
+        """
         self.panics: set[str] = set()
+        """Texts of the panics in the logs of coordinators."""
 
-    # What is said on the way.
+    # Reporting.
 
     def now(self) -> float:
         return time.monotonic() - self.began
@@ -147,7 +153,7 @@ class History:
             self.say(f"FINDING {one.kind}: {one.text}")
         self.result.findings += found
 
-    # The course of it.
+    # The course of a history.
 
     def run(self) -> Result:
         shutil.rmtree(self.out, ignore_errors=True)
@@ -170,7 +176,7 @@ class History:
         if plan.failpoints and not self.settings.has_failpoints:
             raise faults.Unable("the command was built without failpoints")
         if any(data.is_iterable for data in plan.datas):
-            # Once, and not in each of the jobs, which are forked.
+            # Imported here once, so that the jobs, which are forked, need not import it each.
             faults.import_torch()
         if plan.failpoints:
             self.panicking.mkdir()
@@ -208,7 +214,7 @@ class History:
         return {name: value for name, value in chosen.items() if value is not None}
 
     def _play(self) -> None:
-        """Until every job has ended, or the deadline."""
+        """Runs the jobs and faults until every job has ended, or until the deadline."""
         while self.to_start or any(one.status is None for one in self.processes):
             if self.now() > self.settings.deadline:
                 self._give_up()
@@ -218,13 +224,13 @@ class History:
             self._hear(TICK_S)
             self._reap()
             self._wake()
-        # What was stopped goes on.
+        # Processes that are still stopped go on, so that they can end.
         for one in self.later:
             if one.is_owed:
                 one.action()
 
     def _wake(self) -> None:
-        """When only jobs that sleep are left, they go on."""
+        """Wakes the jobs that sleep when no other jobs are left."""
         left = [one.part.job for one in self.processes if one.status is None] + [job for _, job, _ in self.to_start]
         if all(self.plan.jobs[job].sleep for job in left):
             self.room.wake.touch()
@@ -250,7 +256,7 @@ class History:
         self.say(f"job {job} starts, run {attempt}")
 
     def _become(self, part: jobs.Part, barrier: Any) -> None:
-        """In the child."""
+        """Turns this process, a child that was forked for it, into a process of a job."""
         try:
             os.close(self.points[0])
             if self.limit is not None:
@@ -318,7 +324,7 @@ class History:
             return
         for one in alive:
             self._signal(fault, one.pid)
-        # It was killed just before, and comes again: one start is enough.
+        # If an earlier kill has planned a start already, one start is enough.
         if any(job == fault.which for _, job, _ in self.to_start):
             return
         if fault.again:
@@ -371,14 +377,14 @@ class History:
             self._end_ranks(run)
 
     def _end_ranks(self, run: list[Running]) -> None:
-        """Of a job with several ranks, a launcher ends all when one has died: by the limit of memory, for example."""
+        """Kills the other ranks of a run, as a launcher does when one has died, for example by the memory limit."""
         for one in run:
             if one.status is None:
                 self.killed.add(one.pid)
                 faults.send(one.pid, signal.SIGKILL)
 
     def _give_up(self) -> None:
-        """At the deadline: says all that can be said of what still runs, and ends it."""
+        """Reports the processes that still run at the deadline, with stacks and status, and kills them."""
         waiting = [one for one in self.processes if one.status is None]
         names = ", ".join(f"job {one.part.job} rank {one.part.rank}" for one in waiting)
         self.find(Finding("hang", f"after {self.settings.deadline:.0f} s still running: {names}"))
@@ -436,7 +442,10 @@ class History:
         return status == -signal.SIGKILL and self.plan.is_short_of_memory
 
     def _look_at_log(self) -> None:
-        """The log of a coordinator goes with it, or is begun anew by the next one."""
+        """Reads the coordinator's log for panics and copies it.
+
+        This has to happen before the coordinator ends, since the log goes with it or is begun anew by the next one.
+        """
         for path in (self.runtime / "s.log", self.server_log):
             with contextlib.suppress(OSError):
                 text = path.read_text(errors="replace")
@@ -445,14 +454,14 @@ class History:
                     (self.out / f"coordinator-{len(self.killed)}.log").write_text(text)
 
     def _zombies(self) -> list[faults.Process]:
-        """Zombies of other parents: this process reaps its own."""
+        """Returns the zombies of other parents. This process reaps its own."""
         return [p for p in faults.descendants(os.getpid()) if p.is_zombie and p.parent != os.getpid()]
 
     def _check_machine(self) -> None:
         coordinators = self._coordinators()
         if coordinators and self._find_idle():
             self._probe(coordinators[-1])
-            # A panic in the probe may have ended it, and then there is another one.
+            # A panic in the probe may have ended the coordinator, and then there is another one.
             coordinators = self._coordinators()
         self._look_at_log()
         # A zombie whose parent is just being killed is reaped as soon as the parent has ended.
@@ -474,10 +483,11 @@ class History:
     def _may_stay(self) -> set[str]:
         may_stay = {"filling"}
         if self.plan.ending == "term" or self.plan.failpoints:
-            # Whoever ends it by a signal may want to know why it was slow to do so, and whoever finds it dead, why.
+            # After a signal or a panic the coordinator leaves its log, which may tell why it was slow to end or died.
             may_stay.add("s.log")
         if any(one.pid in self.killed for one in self.processes):
-            # A job that was killed while it started a coordinator. Whoever starts the next one removes it.
+            # A job leaves this file if it is killed while it starts a coordinator. The next job that starts one
+            # removes the file.
             may_stay.add("s.starting")
         return may_stay
 
@@ -485,9 +495,10 @@ class History:
         return faults.targets(faults.descendants(os.getpid()), "coordinator")
 
     def _shared(self) -> list[str]:
-        """What is in ``/dev/shm``, without the named caches, which stay by design.
+        """Returns the entries of ``/dev/shm`` that should not be there.
 
-        PyTorch's loaders make semaphores for their workers, and a process that is killed meanwhile leaves one.
+        Named caches stay by design. PyTorch's loaders make semaphores for their workers, and a process that is killed
+        meanwhile leaves one.
         """
         may_stay = ["chaos-"] if self.plan.cache_name else []
         if self.killed and any(self.plan.datas[job.data].is_iterable and job.workers for job in self.plan.jobs):
@@ -495,7 +506,7 @@ class History:
         return [name for name in os.listdir("/dev/shm") if not any(part in name for part in may_stay)]
 
     def _find_idle(self) -> bool:
-        """Waits until the coordinator has forgotten all jobs. False: it is gone, or says nothing."""
+        """Waits until the coordinator has forgotten all jobs. Returns ``False`` if it has not, is gone, or is mute."""
         last: dict[str, Any] = {}
 
         def is_idle() -> bool:
@@ -503,7 +514,7 @@ class History:
             try:
                 last.update(coprep.status())
             except coprep.CoprepError as error:
-                # It may be about to start, or to end.
+                # The coordinator may be about to start, or to end.
                 last["mute"] = str(error)
                 return not self._coordinators()
             return not last["streams"]
@@ -520,7 +531,7 @@ class History:
             return
         before = faults.descriptors(coordinator)
         source = coprep.ImageFolder(self.settings.images / "folder-40").decode().resize(24).center_crop(16)
-        # A named cache would stay.
+        # Without a cache, since a named one would stay.
         options: dict[str, Any] = {"batch_size": 20, "framework": "numpy", "cache": "off"}
         try:
             for _ in range(PROBES):
@@ -528,7 +539,7 @@ class History:
                     if len(list(loader)) != 2:
                         self.find(Finding("probe", "a job that came afterwards was not given two batches"))
         except coprep.CoprepError as error:
-            # Panics strike these jobs too.
+            # Failpoints panic in these jobs too.
             costs_sample = self.plan.panics_cost_samples and isinstance(error, coprep.SampleError)
             if (
                 self._coordinators()
@@ -538,7 +549,7 @@ class History:
                 self.find(Finding("probe", f"a job that came afterwards: {type(error).__name__}: {error}"))
             return
         if self._find_idle() and self._coordinators() == [coordinator]:
-            # What was just closed is still being forgotten.
+            # The coordinator may still be closing the last job's descriptors.
             self._until(lambda: not checks.check_descriptors(before, faults.descriptors(coordinator)), 2)
             self.find(*checks.check_descriptors(before, faults.descriptors(coordinator)))
 
@@ -567,13 +578,13 @@ class History:
             time.sleep(0.1)
 
     def _check_ends(self) -> None:
-        """How coordinators ended that nobody killed."""
+        """Checks the exit codes of coordinators that no fault has killed."""
         for pid, command, status in self.ended:
             if command == "coprep" and status != 0 and pid not in self.killed and not self._may_end(status):
                 self.find(Finding("coordinator died", f"exit code {status}"))
 
     def _may_end(self, status: int) -> bool:
-        # One that cannot start for want of descriptors or room says so, and ends.
+        # A coordinator that cannot start for want of descriptors, room or memory says so and ends with 1.
         return (
             self._may_be_killed(status)
             or bool(self.plan.failpoints and status > 0)
@@ -584,7 +595,7 @@ class History:
         )
 
     def _met_another(self) -> bool:
-        """Two jobs have started one at the same time: the other serves."""
+        """Returns whether a coordinator ended because another one serves: two jobs may start one at the same time."""
         logs = [path.read_text(errors="replace") for path in self.out.glob("coordinator*.log")]
         return any("another coordinator serves" in text for text in logs)
 

@@ -1,4 +1,4 @@
-"""Datasets that can only be iterated. Imports PyTorch, so that only histories with such a dataset import this."""
+"""Iterable datasets. This module imports PyTorch, so only histories with such a dataset import it."""
 
 from __future__ import annotations
 

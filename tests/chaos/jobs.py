@@ -1,4 +1,4 @@
-"""A job: what a history's processes run. Each says in a log of its own what it was given, as it is given it."""
+"""The jobs of a history. Each of their processes records every batch in a log of its own as soon as the batch comes."""
 
 from __future__ import annotations
 
@@ -26,30 +26,31 @@ from tests.chaos import data as datasets
 from tests.chaos.plan import Data, Job, Plan
 
 POINT = struct.Struct("<4i")
-"""Job, rank, epoch and batch, as the runner is told."""
+"""Message to the runner that a job has taken a batch: job, rank, epoch and batch."""
 WRITTEN = 7
-"""What a job writes into its batches."""
+"""Value that a job writes into all elements of a batch."""
 EMPTY = 8
-"""Bytes of a state's bitmap where nothing of its epoch was given."""
+"""Bytes of a state's bitmap if no sample of its epoch was given."""
 ENDED, CRASHED, PAUSED = 0, 3, 4
 """Exit codes."""
 
 
 @dataclass(frozen=True)
 class Room:
-    """Where a history has its files, and what its loaders are patient with."""
+    """The folders of a history, and the timeout of its loaders."""
 
     folder: Path
-    """Logs and states."""
+    """Folder of logs and states."""
     images: Path
-    """Images of the campaign: ``folder-N/class/*.jpg``, and ``list/*.jpg``."""
+    """Folder of the campaign's images: ``folder-N/class/*.jpg``, and ``list/*.jpg``."""
     copy: Path | None
-    """The history's own copy of the list, if its files are changed."""
+    """Folder of the history's own copy of the list, or ``None`` if none of its files is changed."""
     timeout: float
+    """Seconds that a loader waits for a batch."""
 
     @property
     def wake(self) -> Path:
-        """Is there when jobs that sleep shall go on."""
+        """File that the runner makes when jobs that sleep shall go on."""
         return self.folder / "wake"
 
     def log(self, job: int, rank: int, attempt: int) -> Path:
@@ -64,7 +65,7 @@ class Room:
 
 @dataclass(frozen=True)
 class Part:
-    """Which process of the history this is."""
+    """Identifies a process of a job: the job, the rank, and the number of the run, from 0."""
 
     job: int
     rank: int
@@ -72,15 +73,15 @@ class Part:
 
 
 class Fatal(Exception):
-    """The job cannot go on; its log says why."""
+    """Raised when the job cannot go on. Its log says why."""
 
 
 class Left(Exception):
-    """The job ends here, and another process will go on."""
+    """Raised when the job ends here and another process is to go on from its state."""
 
 
 class Log:
-    """Appends records, each with one system call, so that nothing is lost with the process."""
+    """A log of records. Each is appended with one system call, so that none is lost with the process."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -90,7 +91,7 @@ class Log:
 
 
 def pipeline_of(data: Data, room: Room) -> Any:
-    """The dataset of a loader."""
+    """Returns the dataset of a loader."""
     if not data.is_native:
         kind = datasets.Pickled if data.kind == "pickled" else datasets.Values
         values = kind(
@@ -122,12 +123,12 @@ def pipeline_of(data: Data, room: Room) -> Any:
 
 
 def weight_of(i: int) -> float:
-    """The weight of a sample, where they differ."""
+    """Returns the weight of a sample in jobs that draw with unequal weights."""
     return 0.0 if i % 5 == 0 else 1.0 + i % 3
 
 
 def ids_of(job: Job, samples: int) -> list[int]:
-    """The samples of a job."""
+    """Returns the ids of a job's samples."""
     if job.weighted:
         return [i for i in range(samples) if weight_of(i)]
     if job.subset is None:
@@ -137,12 +138,12 @@ def ids_of(job: Job, samples: int) -> list[int]:
 
 
 def label_of(data: Data, i: int) -> int:
-    """The label of a native pipeline's sample."""
+    """Returns the label of a native pipeline's sample."""
     return i * 4 // data.samples if data.kind == "folder" else i
 
 
 def options_of(plan: Plan, part: Part, room: Room) -> dict[str, Any]:
-    """The arguments of a job's loader."""
+    """Returns the arguments of a job's loader."""
     job = plan.jobs[part.job]
     data = plan.datas[job.data]
     options: dict[str, Any] = {
@@ -170,10 +171,10 @@ def options_of(plan: Plan, part: Part, room: Room) -> dict[str, Any]:
     if job.sampler:
         options |= {"sampler": datasets.Sampler(ids_of(job, data.samples)), "shuffle": None, "subset": None}
     if not data.is_native:
-        # Three times as long is waited for a batch.
+        # With a Python dataset a loader waits three times as long for a batch.
         options |= {"num_workers": job.workers, "timeout": room.timeout / 2}
     if data.is_iterable:
-        # Its samples say their ids.
+        # An iterable dataset has no ids. Its samples tell theirs.
         options |= {"shuffle": None, "with_index": False}
     if data.kind == "transform":
         options["transform"] = datasets.Shift()
@@ -183,13 +184,13 @@ def options_of(plan: Plan, part: Part, room: Room) -> dict[str, Any]:
 
 
 def draw_with_replacement(loader: coprep.DataLoader, job: Job, samples: int) -> None:
-    """Gives a loader the order that it takes from a sampler. Importing PyTorch for one would take too long."""
+    """Gives a loader the order that it would take from a sampler, since importing PyTorch for one takes too long."""
     weights = np.array([weight_of(i) for i in range(samples)]).tobytes() if job.weighted else None
     loader._apply(arguments.Order(shuffle=True, draws=arguments.Draws(job.draws, weights)))
 
 
 class Held:
-    """Batches that a job keeps, and whether they still have what they had."""
+    """The batches that a job keeps. Each is verified again before it is dropped."""
 
     def __init__(self, training: Training) -> None:
         self._training = training
@@ -212,7 +213,7 @@ class Held:
 
 
 def fields_of(batch: Any) -> Any:
-    """What a batch has beside the ids: images and labels, values and labels, or a list of samples."""
+    """Returns a batch without its ids: images and labels, values and labels, or a list of samples."""
     return batch[:-1] if len(batch) == 3 else batch[0]
 
 
@@ -232,7 +233,7 @@ class Training:
     def run(self) -> None:
         dataset = pipeline_of(self.data, self.room)
         options = options_of(self.plan, self.part, self.room)
-        # A job that shares nothing would show nothing.
+        # A job that shares nothing would test nothing.
         warnings.simplefilter("error", coprep.UnsharedWarning)
         loader = coprep.DataLoader(dataset, **options)
         if self.job.draws:
@@ -253,7 +254,7 @@ class Training:
             self._close(loader, second)
 
     def _close(self, *loaders: coprep.DataLoader | None) -> None:
-        """Closes the loaders, and says how much of their memory is still there."""
+        """Closes the loaders, and logs the mappings of shared memory that are still there."""
         for loader in loaders:
             if loader is not None:
                 loader.close()
@@ -263,7 +264,7 @@ class Training:
         self.log("closed", maps=[" ".join(one) for one in maps])
 
     def _resume(self, loader: coprep.DataLoader) -> int:
-        """Returns the epoch to begin with."""
+        """Loads the state of the job's former process, if there is one. Returns the epoch to begin with."""
         path = self.room.state(self.part.job, self.part.rank)
         if self.part.attempt == 0 or not path.exists():
             return 0
@@ -299,14 +300,14 @@ class Training:
             name = f"attempt {part.attempt}, epoch {epoch}, batch {taken}"
             path.with_suffix(".new").write_bytes(pickle.dumps((epoch, state, name)))
             is_fresh = len(state["delivered"]) <= EMPTY
-            # Before the state takes effect, and named: a job may be killed between the two.
+            # Logged before the state takes effect, and with a name: a job may be killed between the two.
             self.log("state", epoch=epoch, is_fresh=is_fresh, all_ranks=state["all_ranks"], name=name)
             path.with_suffix(".new").rename(path)
         if leaves:
             raise Left
 
     def _step(self, epoch: int, taken: int) -> None:
-        """What a training step does beside the training."""
+        """Reports the batch to the runner, pauses as long as a training step, and meets the other ranks."""
         if self._points is not None:
             with contextlib.suppress(BlockingIOError):
                 os.write(self._points, POINT.pack(self.part.job, self.part.rank, epoch, taken))
@@ -319,7 +320,10 @@ class Training:
                 raise Fatal("the other ranks do not come to the barrier") from error
 
     def _batches(self, loader: coprep.DataLoader, number: int, epoch: int) -> Any:
-        """Each batch of an epoch, recorded and verified; then nothing. Errors of samples are recorded."""
+        """Yields the ids of each batch of an epoch after recording and verifying the batch.
+
+        Errors of samples are recorded. Any other error is raised.
+        """
         self.log("epoch", loader=number, epoch=epoch, theirs=loader.epoch)
         iterator = iter(loader)
         errors = 0
@@ -353,7 +357,7 @@ class Training:
             self._held.keep(batch, ids, written)
 
     def wrong(self, batch: Any, ids: list[int]) -> list[int]:
-        """Returns the ids of a batch whose contents are not theirs."""
+        """Returns the ids of the samples in a batch that have wrong contents."""
         fields = fields_of(batch)
         if not ids:
             return []
@@ -368,7 +372,7 @@ class Training:
 
 
 def main(plan: Plan, part: Part, room: Room, points: int | None, barrier: Any) -> None:
-    """Runs a process of a job, and ends it. To be called in a child that was forked for it."""
+    """Runs a process of a job, then ends the process. The caller has forked it for this."""
     code = CRASHED
     errors = os.open(room.folder / f"job{part.job}.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(errors, 1)
@@ -383,7 +387,7 @@ def main(plan: Plan, part: Part, room: Room, points: int | None, barrier: Any) -
     except Left:
         training.log("paused")
         code = PAUSED
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the log tells it
+    except BaseException as error:  # noqa: BLE001 - the log has to tell any error
         training.log("crash", type=type(error).__name__, text=str(error)[:2000])
     finally:
         os._exit(code)

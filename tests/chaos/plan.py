@@ -1,4 +1,4 @@
-"""Draws the plan of a history from its seed. Pure: the same seed gives the same plan, on any machine."""
+"""Draws the plan of a history from its seed. The same seed gives the same plan on any machine."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from typing import Any
 SIZES = (40, 96, 200)
 """Numbers of samples that a dataset may have."""
 RUNTIME_BYTES = 64 << 10
-"""Size of the runtime directory's file system where the plan fills it."""
+"""Size in bytes of the runtime directory's file system if the plan fills it."""
 SHM_BYTES = 64 << 20
-"""Size of ``/dev/shm`` where the plan makes it small."""
+"""Size in bytes of ``/dev/shm`` if the plan makes it small."""
 
 ROOMY = 600 << 20
-"""A limit of memory that nothing should need: who is killed for it, has grown without bound."""
+"""A memory limit in bytes that no history should reach. A process that is killed at it has grown without bound."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """Where a build with failpoints can panic."""
+    """A place in the code at which a build with failpoints can panic."""
 
     name: str
     costs_a_sample: bool = False
+    """Whether a panic there makes the preparation of a sample fail."""
 
 
 @dataclass(frozen=True)
@@ -32,23 +33,23 @@ class Data:
     """A dataset. The jobs that use the same one and the same options share a stream."""
 
     kind: str
-    """``folder`` or ``files``: native pipelines. ``plain``, ``transform``, ``pickled``: Python datasets. ``iterable``:
-    one that can only be iterated, of a cohort.
+    """``folder`` and ``files`` are native pipelines. ``plain``, ``transform`` and ``pickled`` are Python datasets.
+    ``iterable`` is the iterable dataset of a cohort.
     """
     samples: int
     operators: str = "crop"
-    """Of a native pipeline: ``crop`` (random), ``fixed`` (nothing random), ``float`` (random, normalized)."""
+    """Operators of a native pipeline: ``crop`` (random), ``fixed`` (nothing random), ``float`` (random, normalized)."""
     width: int = 8
-    """Of a Python dataset: numbers per sample."""
+    """Number of elements in a sample's array, of a Python dataset."""
     slow: tuple[int, ...] = ()
-    """Samples that take ``slow_s``."""
+    """Ids of the samples that take ``slow_s`` seconds."""
     slow_s: float = 0.0
     failing: tuple[int, ...] = ()
-    """Samples that raise each time."""
+    """Ids of the samples that raise each time."""
     deadly: tuple[int, ...] = ()
-    """Samples that kill their worker each time."""
+    """Ids of the samples that kill their worker each time."""
     deadly_once: tuple[int, ...] = ()
-    """Samples that kill their first worker only."""
+    """Ids of the samples that kill their first worker only."""
 
     @property
     def is_native(self) -> bool:
@@ -61,10 +62,12 @@ class Data:
 
 @dataclass(frozen=True)
 class At:
-    """The moment of a fault: so many seconds after an event."""
+    """The moment of a fault: a number of seconds after an event."""
 
     event: str
-    """``start`` of the history; ``batch`` of a job; ``appears``: the first process of the fault's target is there."""
+    """``start`` is the start of the history. ``batch`` is a batch of a job. ``appears`` is the appearance of the first
+    process of the fault's target.
+    """
     seconds: float = 0.0
     job: int = 0
     epoch: int = 0
@@ -74,19 +77,23 @@ class At:
 @dataclass(frozen=True)
 class Fault:
     kind: str
-    """``kill`` or ``stop`` (SIGSTOP, then SIGCONT); ``files``; ``fill`` the runtime directory's file system."""
+    """``kill`` and ``stop`` (SIGSTOP, then SIGCONT) signal a process. ``files`` changes files. ``fill`` fills the file
+    system of the runtime directory.
+    """
     at: At
     target: str = ""
-    """``job``, ``worker``, ``host``, ``zygote``, ``coordinator``. For ``files``: what becomes of them."""
+    """Kind of process: ``job``, ``worker``, ``host``, ``zygote`` or ``coordinator``. For ``files``, one of
+    ``FILE_FAULTS``.
+    """
     which: int = 0
-    """Number of the job; else picks one of the processes that are there."""
+    """Number of the job. For other kinds of process, picks one of the present processes of the kind."""
     seconds: float = 0.0
     """Duration of a stop."""
     again: float = 0.0
-    """A killed job is started again after so many seconds, from its last state; 0: it is not."""
+    """Seconds after which a killed job is started again from its last state, or 0 if it is not started again."""
     data: int = 0
     ids: tuple[int, ...] = ()
-    """Samples whose files are changed."""
+    """Ids of the samples whose files are changed."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +102,7 @@ class Job:
     start_s: float = 0.0
     ranks: int = 1
     barrier: bool = False
-    """The ranks meet after each batch, as an all-reduce makes them."""
+    """Whether the ranks meet after each batch, as an all-reduce makes them."""
     epochs: int = 2
     batch_size: int = 8
     shuffle: bool = True
@@ -103,15 +110,15 @@ class Job:
     skip: bool = False
     drop_last: bool = False
     subset: tuple[int, int] | None = None
-    """``(k, n)``: the fold k of n is left out."""
+    """``(k, n)`` leaves out fold k of n."""
     draws: int = 0
-    """Draws with replacement of an epoch; 0: each sample once."""
+    """Number of draws with replacement in an epoch, or 0 if each sample comes once."""
     weighted: bool = False
-    """Not all samples are drawn equally often, and some not at all."""
+    """Whether draws have unequal weights. Some samples are not drawn at all then."""
     cohort: int = 0
-    """Number of jobs in the cohort; 0: none."""
+    """Number of jobs in the cohort, or 0 if the job is in none."""
     sampler: bool = False
-    """The job has a sampler of its own, which gives its samples in another order in each epoch and process."""
+    """Whether the job has a sampler of its own, with another order of its samples in each epoch and process."""
     cache: str | None = None
     cache_bytes: int | None = None
     lru: bool = False
@@ -121,23 +128,25 @@ class Job:
     pause_s: float = 0.0
     """Duration of a training step."""
     hold: int = 0
-    """Batches that the job keeps; each is verified again before it is dropped."""
+    """Number of batches that the job keeps. Each is verified again before it is dropped."""
     write: bool = False
-    """The job writes into its batches."""
+    """Whether the job writes into its batches."""
     leave: tuple[int, int] | None = None
-    """``(epoch, batches)``: leaves that epoch after so many batches."""
+    """``(epoch, batches)``: the job leaves that epoch after that number of batches."""
     rest: tuple[int, int, float] | None = None
-    """``(epoch, batches, seconds)``: pauses there, as for a validation."""
+    """``(epoch, batches, seconds)``: the job pauses there, as for a validation."""
     sleep: tuple[int, int] | None = None
-    """``(epoch, batches)``: takes nothing more there until all jobs that do not sleep have ended."""
+    """``(epoch, batches)``: the job takes nothing more there until all jobs that do not sleep have ended."""
     resume: tuple[int, int] | None = None
-    """``(epoch, batches)``: ends there, and another process goes on from its state."""
+    """``(epoch, batches)``: the job ends there, and another process goes on from its state."""
     saves: int = 0
-    """The job saves its state each so many batches; 0: never."""
+    """Number of batches between two saves of the state, or 0 if it is never saved."""
     second: str = ""
-    """Another loader of the same dataset in this program: ``zip``: side by side; ``validate``: after each epoch."""
+    """Use of a second loader of the same dataset, if there is one. ``zip`` iterates it side by side with the first,
+    ``validate`` after each epoch.
+    """
     close: bool = True
-    """The job closes its loaders; else it just ends."""
+    """Whether the job closes its loaders before it ends."""
 
 
 @dataclass(frozen=True)
@@ -150,38 +159,38 @@ class Plan:
     cache: str = "16M"
     cache_form: str | None = None
     cache_name: bool = False
-    """The coordinator keeps its caches in named segments."""
+    """Whether the coordinator keeps its caches in named segments."""
     pool: int = 2
-    """Threads of the coordinator."""
+    """Number of the coordinator's threads that prepare samples."""
     served: bool = False
-    """The runner starts the coordinator; else the first job does."""
+    """Whether the runner starts the coordinator, instead of the first job."""
     log: str = "file"
-    """Where a served coordinator logs: ``file``, ``full`` (/dev/full), ``closed`` (a pipe that nobody reads)."""
+    """Target of a served coordinator's log: ``file``, ``full`` (/dev/full), ``closed`` (a pipe that nobody reads)."""
     small_disk: bool = False
-    """The runtime directory is a file system of 64 KiB."""
+    """Whether the runtime directory is a file system of 64 KiB."""
     small_shm: bool = False
-    """``/dev/shm`` has 64 MiB."""
+    """Whether ``/dev/shm`` has 64 MiB."""
     descriptors: int = 0
-    """RLIMIT_NOFILE of jobs and coordinator; 0: as it is."""
+    """RLIMIT_NOFILE of jobs and coordinator, or 0 if it is not changed."""
     memory: int = 0
-    """Limit of the control group of jobs and coordinator, in bytes; 0: none."""
+    """Limit of the control group of jobs and coordinator in bytes, or 0 if there is no group."""
     failpoints: str = ""
     """Panics that a build with failpoints injects."""
     panics_cost_samples: bool = False
-    """A sample at which such a panic happens cannot be prepared."""
+    """Whether a sample at which such a panic happens cannot be prepared."""
     ending: str = "stop"
-    """How the coordinator ends: ``stop``, ``term`` or ``idle``."""
+    """Way in which the coordinator ends: ``stop`` (the command), ``term`` (SIGTERM) or ``idle`` (by itself)."""
     probe: bool = False
-    """Afterwards a job attaches and leaves a few times, and the coordinator must have as many descriptors as before."""
+    """Whether jobs attach and leave after the others. The coordinator must then have as many descriptors as before."""
 
     def is_killed(self, job: int) -> bool:
         return any(f.kind == "kill" and f.target == "job" and f.which == job for f in self.faults)
 
     def affected(self, data: int) -> frozenset[int]:
-        """Samples whose files are changed in mid-run."""
+        """Returns the ids of the samples whose files are changed in mid-run."""
         if self.datas[data].kind != "files":
             return frozenset()
-        # Lists of files begin with the same ones.
+        # All lists of files begin with the same files, so a change affects each list that is long enough.
         changed = (i for f in self.faults if f.kind == "files" for i in f.ids)
         return frozenset(i for i in changed if i < self.datas[data].samples)
 
@@ -191,7 +200,7 @@ class Plan:
 
     @property
     def kills(self) -> bool:
-        """True if a process that makes or hands out samples may die."""
+        """Whether a process that makes or hands out samples may die."""
         return bool(
             any(f.kind == "kill" and f.target != "job" for f in self.faults)
             or self.is_short_of_memory
@@ -200,7 +209,7 @@ class Plan:
         )
 
     def dumps(self) -> str:
-        """As JSON, without what has its default."""
+        """Returns the plan as JSON, without the fields that have their default values."""
         return json.dumps(_brief(self), indent=1)
 
 
@@ -218,7 +227,7 @@ def _brief(item: Any) -> Any:
 
 
 def loads(text: str) -> Plan:
-    """Reads what ``Plan.dumps`` wrote."""
+    """Returns the plan that ``Plan.dumps`` wrote."""
     raw = json.loads(text)
     return Plan(
         **{
@@ -239,7 +248,7 @@ def _tuples(raw: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class _Draw:
-    """What a plan is drawn from."""
+    """State of the drawing of a plan: random numbers, failpoints, and the datasets so far."""
 
     rng: random.Random
     points: tuple[Point, ...] = ()
@@ -296,9 +305,9 @@ def draw(seed: int, points: tuple[Point, ...] = ()) -> Plan:
 
 
 def _drawn(plan: Plan) -> Plan:
-    """In some plans the jobs on the first one's dataset draw with replacement.
+    """Lets the jobs on the first job's dataset draw with replacement, in some plans.
 
-    Random numbers of their own say which, so that all other plans stay as they are.
+    It has random numbers of its own, so that a seed's other choices stay as they are.
     """
     rng = random.Random(f"draws {plan.seed}")
     if rng.random() >= 0.2:
@@ -315,9 +324,9 @@ def _drawn(plan: Plan) -> Plan:
 
 
 def _iterated(plan: Plan) -> Plan:
-    """In some plans the members of the cohort have a dataset that can only be iterated.
+    """Gives the members of the cohort an iterable dataset, in some plans.
 
-    As in :func:`_drawn`, all other plans stay as they are.
+    It has random numbers of its own, as :func:`_drawn` has.
     """
     d = _Draw(random.Random(f"iterated {plan.seed}"))
     members = [job for job in plan.jobs if job.cohort]
@@ -341,7 +350,7 @@ def _iterated(plan: Plan) -> Plan:
 
     jobs = tuple(iterating(job) if job.cohort else job for job in plan.jobs)
     plan = dataclasses.replace(plan, datas=(*plan.datas, data), jobs=jobs)
-    # Most faults were drawn for jobs that may have been native.
+    # Most faults were drawn for jobs that may have been native, without workers. So some kills are added.
     kills = tuple(_kill(d, plan) for _ in range(d.rng.choice([0, 1, 1, 2])))
     return dataclasses.replace(plan, faults=(*plan.faults, *kills))
 
@@ -378,7 +387,7 @@ def _jobs(d: _Draw) -> list[Job]:
 
 
 def _cohort(d: _Draw, base: Job, count: int) -> list[Job]:
-    """Jobs in step: equal but for when they start and how long their steps take."""
+    """Returns jobs in step, which differ only in their start and the duration of their steps, and some other jobs."""
     size = d.rng.randint(2, count)
     base = dataclasses.replace(base, ranks=1, barrier=False, second="", leave=None, resume=None, saves=0)
     jobs = [
@@ -387,13 +396,13 @@ def _cohort(d: _Draw, base: Job, count: int) -> list[Job]:
     ]
     others = [_alike(d, base) for _ in range(count - size)]
     if d.chance(0.5):
-        # A sample may come twice in an epoch, so there is no reuse.
+        # A loader refuses reuse with a sampler of its own, which may give a sample twice in an epoch.
         jobs = [dataclasses.replace(job, sampler=True, shuffle=True, reuse=None) for job in jobs]
     return jobs + others
 
 
 def _alike(d: _Draw, base: Job) -> Job:
-    """A job that shares the stream of ``base``: what makes a stream is the same, everything else is its own."""
+    """Returns a job that shares the stream of ``base``. Options that do not define the stream are its own."""
     own = _job(d, base.data)
     alike = dataclasses.replace(
         own,
@@ -444,7 +453,10 @@ def _job(d: _Draw, number: int) -> Job:
 
 
 def _possible(job: Job, data: Data) -> Job:
-    """The job without what a loader refuses: samples that cannot be dealt evenly to its ranks, or fill no batch."""
+    """Returns the job without options that a loader refuses.
+
+    A loader refuses samples that cannot be dealt evenly to its ranks, and ``drop_last`` if no batch is full.
+    """
     if job.ranks > 1 and job.batch_size < 3:
         job = dataclasses.replace(job, batch_size=3)
     fold, folds = job.subset or (0, 0)
@@ -466,7 +478,7 @@ def _with_cache(d: _Draw, job: Job, data: Data) -> Job:
 
 
 def _with_events(d: _Draw, job: Job, data: Data) -> Job:
-    """Something that a job does beside training: it leaves an epoch, pauses, resumes, or has a second loader."""
+    """Returns the job with an event in its training: it leaves an epoch, pauses, resumes, or has a second loader."""
     step = job.batch_size * job.ranks
     batches = max(1, data.samples // step)
     moment = (d.rng.randrange(job.epochs), d.rng.randint(0, batches))
@@ -498,7 +510,7 @@ def _targets(d: _Draw, plan: Plan) -> str:
 
 
 def _moment(d: _Draw, plan: Plan, target: str) -> At:
-    """At random, at a batch (most often about an epoch's border), or while the process starts."""
+    """Draws a moment: at random, at a batch (most often about an epoch's border), or while the process starts."""
     event = d.pick(start=5, batch=4, appears=3 if target != "job" else 0)
     if event == "start":
         return At("start", round(d.rng.uniform(0.0, 1.5), 3))
@@ -521,7 +533,7 @@ def _kill(d: _Draw, plan: Plan) -> Fault:
     number = d.rng.randrange(len(plan.jobs))
     job = plan.jobs[number]
     if job.cohort:
-        # A member that never comes keeps the others waiting, as it must: it is killed when it has begun.
+        # A member that never comes keeps the others waiting, as it must. So it is killed after its first batch.
         at = At("batch", at.seconds if at.event == "batch" else 0.0, number, 0, 1)
     again = round(d.rng.uniform(0.05, 0.4), 2) if job.saves else 0.0
     return Fault("kill", at, "job", number, again=again)
@@ -546,7 +558,10 @@ FILE_FAULTS = ("removed", "cut", "cut_in_place", "emptied", "changed", "folder",
 
 
 def _files(d: _Draw, plan: Plan) -> Plan:
-    """Only lists of files: a folder that is listed anew after a kill would be another dataset, as it should."""
+    """Adds changes of files, to lists of files only.
+
+    A folder that is listed anew after a kill would be another dataset, as it should.
+    """
     number = next((n for n, data in enumerate(plan.datas) if data.kind == "files"), None)
     datas = plan.datas
     if number is None:
@@ -568,7 +583,7 @@ def _files(d: _Draw, plan: Plan) -> Plan:
 
 
 def _native(job: Job, datas: tuple[Data, ...]) -> Job:
-    """The job with a cache that a native pipeline can have, if it uses one."""
+    """Returns the job with a cache that a native pipeline can have, if its dataset is one."""
     if datas[job.data].is_native and (job.cache == "prepared" or job.reuse):
         return dataclasses.replace(job, cache=None, cache_bytes=None, reuse=None, lru=False)
     return job
@@ -599,13 +614,13 @@ def _shm(d: _Draw, plan: Plan) -> Plan:
 
 
 def _sleepers(d: _Draw, plan: Plan) -> Plan:
-    """Jobs that stop reading stop nobody, nor those that come later."""
+    """Adds jobs that stop reading, and one that comes later. They must not stop the others."""
     awake = dataclasses.replace(
         plan.jobs[0], ranks=1, barrier=False, cohort=0, sampler=False, leave=None, resume=None, saves=0, second=""
     )
     batches = max(1, plan.datas[awake.data].samples // awake.batch_size)
     jobs = []
-    # At different places, they have few minibatches in common, and each keeps buffers of its own.
+    # Jobs at different places have few minibatches in common, and each keeps buffers of its own.
     for number in range(d.rng.choice([2, 4, 5, 6])):
         moment = (0, min(batches, d.rng.choice([1, 2, 5, 9])))
         start = round(0.1 * number * d.rng.choice([0, 1]), 2)
@@ -639,7 +654,7 @@ _TROUBLES = {
 
 
 def features(plan: Plan) -> set[str]:
-    """What a plan has, as the summary counts it."""
+    """Returns the names of the features of a plan that the summary counts."""
     found = {f"jobs: {len(plan.jobs)}", f"staging: {plan.staging}", f"ends by: {plan.ending}"}
     found |= {f"started by: {'serve' if plan.served else 'a job'}"}
     for job in plan.jobs:

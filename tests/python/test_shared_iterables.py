@@ -54,7 +54,9 @@ for epoch in range(train.epoch, epochs):
 assert dataset.epoch == -1, "it is not iterated here"
 print("done", flush=True)
 """
-"""A member: dataset, options, epochs, where its state is. Waits for a line after each batch."""
+"""The program of a member. Arguments: dataset, options, epochs, path of its state. It waits for a line after each
+batch.
+"""
 
 
 class Member(RankProcess):
@@ -66,7 +68,7 @@ class Member(RankProcess):
         assert job.line() == "ready"
 
     def finish(self) -> None:
-        """Is given all the rest."""
+        """Takes all batches that are left, until the job ends."""
         while (line := self.job.line()) != "done":
             epoch, items = json.loads(line)
             self.epochs[epoch].append(items)
@@ -74,7 +76,7 @@ class Member(RankProcess):
         self.job.result()
 
     def items(self) -> list[list[int]]:
-        """What it was given, by epoch."""
+        """Returns the items of each epoch."""
         return [[i for batch in batches for i in batch] for batches in self.epochs]
 
 
@@ -112,7 +114,7 @@ def reader_pid() -> int:
         assert len(found) <= 1
         return bool(found)
 
-    # One that was killed just before is being replaced.
+    # There is no reader for a moment after a kill, until another one replaces it.
     until(is_there, "there is a reader")
     return found[0]
 
@@ -132,7 +134,8 @@ def test_members_of_different_speeds_are_given_the_same_batches(
     finish(members)
     first = members[0]
     assert all(member.epochs == first.epochs for member in members)
-    # Each epoch PyTorch's workers begin with a copy of what the reader has.
+    # PyTorch starts its workers for each epoch, as copies of the reader. The reader's dataset stays at its first epoch,
+    # and so all epochs have the first length.
     lengths = LENGTHS[:1] * 4 if workers else LENGTHS
     assert [sorted(items) for items in first.items()] == [list(range(length)) for length in lengths]
     made = [line.split(":") for line in noted(log)]
@@ -145,7 +148,7 @@ def test_the_batches_are_the_same_though_the_reader_is_killed(start: Start, take
     lengths = [24, 24]
     members = cohort(start, f"Items({lengths})", 2, num_workers=workers)
     if taken == 0:
-        # Only the first one was given anything.
+        # Only the first member has taken a batch.
         together(members[:1], 1)
     else:
         together(members, taken)
@@ -159,8 +162,8 @@ def test_the_batches_are_the_same_though_the_reader_is_killed(start: Start, take
 def test_there_are_never_two_readers(start: Start, tmp_path: Path, workers: int) -> None:
     members = cohort(start, f"Alone([400], {str(tmp_path / 'lock')!r})", 1, num_workers=workers)
     for pause in (0.0, 0.2, 0.0, 0.1):
-        # More than lies ready, so that the last one was made by the reader that is killed then. It is at the next ones,
-        # or has nothing to do because all queues are full.
+        # 20 batches are more than the queues hold, so that the reader to be killed has made the last one. After a
+        # pause the queues are full and the reader is idle, without one it is at the next batches.
         together(members, 20)
         time.sleep(pause)
         kill(reader_pid())
@@ -199,7 +202,7 @@ def test_members_go_on_where_their_states_were_taken(start: Start, tmp_path: Pat
     for member in before:
         member.hear()
         member.job.say("save")
-        # It is written when the next batch is there.
+        # The state is written when the next batch is there.
         member.hear()
     [member.job.kill() for member in before]
     after = cohort(start, "Items([24])", 2, own)
@@ -217,7 +220,7 @@ def test_an_endless_dataset_is_left_by_all(start: Start, tmp_path: Path, workers
     assert members[0].epochs[0][:5] == members[1].epochs[0]
     assert [len(batches) for batches in members[0].epochs + members[1].epochs] == [9] * 3 + [5] * 3
     assert all(batches[0] == [0, 1, 2, 3] for member in members for batches in member.epochs)
-    # The fixture sees that no process is left that would go on for ever.
+    # The fixture checks that no process is left that would go on for ever.
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -235,7 +238,7 @@ def test_what_the_iteration_raises_comes_once_to_each_job_and_ends_it(start: Sta
 
 
 def alone(dataset: Any, **own: Any) -> coprep.DataLoader:
-    """The only member of a cohort."""
+    """Returns a loader that is the only member of its cohort."""
     return coprep.DataLoader(dataset, cohort="c", cohort_size=1, **own)
 
 
@@ -344,7 +347,7 @@ def test_a_batch_that_ends_its_readers_is_reported_and_the_epoch_ends_if_none_co
                 failed.append(error.id)
         assert given == [[0, 1, 2, 3], [4, 5, 6, 7]]
         assert 2 in failed and len(failed) > 1 and len(noted(log)) < 40
-        # It ends nobody any more, and in the next epoch these numbers mean other batches.
+        # The dataset kills no reader any more. In the next epoch these numbers stand for other batches, and none fails.
         log.write_text("tame\n" * 40)
         assert [batch.tolist() for batch in loader] == [list(range(i, i + 4)) for i in range(0, 20, 4)]
 

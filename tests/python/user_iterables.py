@@ -1,4 +1,4 @@
-"""Iterable datasets, as a cohort shares them."""
+"""Iterable datasets for tests of cohorts."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ from user_datasets import note, noted
 
 
 class Items(data.IterableDataset[Any]):
-    """Gives so many items in each epoch, the next length in each; the workers of PyTorch divide them.
+    """A dataset of the items 0, 1, 2, ..., which PyTorch's workers divide among themselves.
 
-    Each item says in which epoch, as far as this copy of the dataset knows, it was made.
+    Args:
+        lengths: number of items in each epoch, in turn, as this copy of the dataset counts its epochs.
+        log: path of a file that notes each item with the process that made it.
+        pause: seconds that an item takes.
+        fails_at: item that raises instead.
     """
 
     def __init__(self, lengths: list[int], log: str | None = None, pause: float = 0.0, fails_at: int = -1) -> None:
@@ -59,7 +63,7 @@ class Endless(Items):
 
 
 class Rows(Items):
-    """Of another shape in each batch of 2."""
+    """Items that have another shape in each batch of 2."""
 
     def value(self, item: int) -> Any:
         return {
@@ -80,7 +84,7 @@ class FailsAtOnce(Items):
 
 
 class Deadly(Items):
-    """The 10th item ends the first readers that come to it, ``fails_at`` of them."""
+    """A dataset whose 10th item kills the first processes that come to it, ``fails_at`` of them."""
 
     def value(self, item: int) -> Any:
         if item == 9 and len(noted(self.log)) < self.fails_at:
@@ -95,7 +99,10 @@ class Deadly(Items):
 
 
 class Alone(Items):
-    """Fails if it is iterated by two processes at a time, of which none is a worker of the other's."""
+    """A dataset that fails if two processes iterate the same share of it at a time.
+
+    Two of PyTorch's workers have different shares. Two readers would have the same.
+    """
 
     def _items(self, epoch: int) -> Iterator[Any]:
         worker = data.get_worker_info()

@@ -1,4 +1,4 @@
-"""From the fields of a batch to what the training loop is given."""
+"""Makes the batches that the training loop gets from the arrays that come from the coordinator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from coprep._seeding import seed_all
 from coprep._structure import Framework, Structure, convert
 
 if TYPE_CHECKING:
-    # What it needs beyond NumPy is loaded with the first dataset that is not native.
+    # For types only: `_usercode` needs more than NumPy, and only programs with a Python dataset load it.
     from coprep._usercode import UserCode
 
 Array = npt.NDArray[Any]
@@ -26,16 +26,16 @@ Collate = Callable[[list[Any]], Any]
 
 
 def framework_of(name: str | None) -> Framework:
-    """Torch if it is installed, unless something else is asked for."""
+    """Returns the framework of this name, or without a name torch if it is installed, else numpy."""
     if name is None:
         name = "torch" if importlib.util.find_spec("torch") else "numpy"
     if name == "torch":
-        import torch  # noqa: F401 - if it is missing, that is said here
+        import torch  # noqa: F401 - raises here if torch is missing
     return "torch" if name == "torch" else "numpy"
 
 
 class Images:
-    """``(images, labels)`` of a native pipeline."""
+    """Makes the batches of a native pipeline: ``(images, labels)``, and the ids if ``with_index``."""
 
     def __init__(self, framework: Framework, with_index: bool) -> None:
         self._torch = framework == "torch"
@@ -50,12 +50,13 @@ class Images:
 
 
 class Samples:
-    """Batches of a user's dataset: collated as PyTorch does by default, or by the user's ``collate_fn``.
+    """Makes the batches of a Python dataset, with PyTorch's default collation or the user's ``collate_fn``.
 
     Args:
-        collate: the user's; None: the default.
-        batched: else a batch is one sample, converted as PyTorch does where it batches nothing.
-        with_index: batches are ``(batch, ids)``.
+        collate: the user's ``collate_fn``, or ``None`` for the default.
+        batched: whether samples become batches. Otherwise a batch is one sample, converted as PyTorch does without
+            batching.
+        with_index: whether batches are ``(batch, ids)``.
     """
 
     def __init__(self, framework: Framework, collate: Collate | None, batched: bool, with_index: bool) -> None:
@@ -67,12 +68,12 @@ class Samples:
 
     @property
     def whole(self) -> bool:
-        """Samples travel as they are."""
+        """Whether samples travel as they are, because they are collated or converted in this process."""
         return self._collate is not None or not self._batched
 
     @property
     def batched(self) -> bool:
-        """A batch is made, of one sample or more."""
+        """Whether samples become batches, of one sample or more."""
         return self._batched
 
     def __call__(self, arrays: list[_coprep.Array], loader: _coprep.Loader) -> Any:
@@ -88,7 +89,7 @@ class Samples:
         return self._with_ids(self._finish(batch), index)
 
     def collate_here(self, samples: list[Any], index: Array) -> Any:
-        """The same of samples that were made in this process."""
+        """Returns the batch of samples that were made in this process."""
         if self.whole:
             return self._with_ids(self._finish(samples), index)
         structure = self._structure
@@ -116,7 +117,7 @@ class Samples:
 
 
 class Iterated(Samples):
-    """Batches of a dataset that can only be iterated: each comes as one sample, with all its items."""
+    """Makes the batches of an iterable dataset. Each comes as one sample that holds all its items."""
 
     def __init__(self, framework: Framework, collate: Collate | None, batched: bool) -> None:
         super().__init__(framework, collate, batched, with_index=False)
@@ -133,13 +134,13 @@ class Iterated(Samples):
             from torch.utils.data import default_collate
 
             return default_collate(items)
-        # Each batch may be of another shape.
+        # Each batch may have another shape, so the structure of the one before is of no use.
         samples = Samples(self._framework, None, batched=True, with_index=False)
         return samples.collate_here(items, np.empty(0, np.int64))
 
 
 def _blobs(array: _coprep.Array) -> list[memoryview]:
-    """What is of no fixed size, by sample. What is larger than its row lies elsewhere."""
+    """Returns the variable part of each sample. A part that is larger than its row lies behind the buffers."""
     blobs = [row.data for row in np.asarray(array)]
     for row, value in array.large:
         blobs[row] = np.asarray(value).data
@@ -153,13 +154,17 @@ def _written(packed: Any) -> memoryview:
 
 
 NOTHING = object()
-"""There is no batch: all its samples were skipped."""
+"""Stands for a batch whose samples were all skipped."""
 
 
 class InJob:
-    """Makes the samples in this process (``num_workers=0``): where the user's debugger is.
+    """Makes the samples in this process (``num_workers=0``), where the user's debugger is.
 
-    ``uses``: visits that a prepared sample is used for; 0: all; None: one.
+    Args:
+        code: the dataset and its functions.
+        samples: collates the samples that were made.
+        skip_errors: whether samples that fail are left out.
+        uses: number of visits that use the same prepared sample. 0 stands for all visits, ``None`` for one.
     """
 
     def __init__(self, code: UserCode, samples: Samples, skip_errors: bool, uses: int | None) -> None:
@@ -171,12 +176,12 @@ class InJob:
 
     @property
     def skipped(self) -> int:
-        """Samples that failed and were left out; each counts once."""
+        """Number of samples that failed and were left out. Each counts once."""
         return len(self._skipped)
 
     def __call__(self, arrays: list[_coprep.Array], loader: _coprep.Loader) -> Any:
         visits, index = (np.asarray(array) for array in arrays)
-        # Beside jobs in another epoch they are numbers of 64 bits; the field says int64.
+        # A visit may need all 64 bits, if other jobs of the stream are in another epoch. The field's type is int64.
         visits = visits.view(np.uint64)
         seed = loader.attached()["seed"]
         program = self._code.local()
@@ -206,7 +211,7 @@ class InJob:
         self, fetch: Callable[[int], Any], transform: Callable[[Any], Any] | None, seed: int, sample: int, visit: int
     ) -> Any:
         if self._uses is not None:
-            # As where prepared samples are kept: the same in all visits that they are used for.
+            # The visits that would share a cached sample get the same random numbers, and so the same sample.
             visit = visit // self._uses * self._uses if self._uses else 0
         if transform is None:
             seed_all(seed, sample, visit)
@@ -219,7 +224,7 @@ class InJob:
 
 @contextlib.contextmanager
 def samples_errors() -> Iterator[None]:
-    """What user code raised in a worker is raised as it is."""
+    """Raises errors of user code in workers as the user's own exceptions."""
     try:
         yield
     except SampleError as error:
@@ -228,12 +233,12 @@ def samples_errors() -> Iterator[None]:
 
 
 def users_exception(error: SampleError) -> BaseException:
-    """Returns the exception of the user's code, with ``error`` as its cause; or ``error`` itself."""
+    """Returns the exception of the user's code with ``error`` as its cause, or ``error`` if that exception is lost."""
     raised = _exchange.load_exception(error._exception) if error._exception else None
     if raised is None:
         return error
     if isinstance(raised, StopIteration):
-        # It would end the training loop without a word.
+        # A StopIteration would end the training loop without a word.
         raised = RuntimeError(f"sample {error.id} raised StopIteration")
     raised.__cause__ = error
     return raised
@@ -251,7 +256,12 @@ def _warn_of_seeds(lost: list[str]) -> None:
 
 
 def pinner(pin_memory: bool, device: str) -> Callable[[Any], Any] | None:
-    """What puts a batch into pinned memory, where there is a device to pin it for."""
+    """Returns the function that copies a batch into pinned memory, or ``None`` if nothing is to be pinned.
+
+    Args:
+        pin_memory: whether the user wants it. Without an accelerator nothing is pinned nonetheless.
+        device: name of the device to pin for, or ``""`` for the default one.
+    """
     torch: Any = sys.modules.get("torch")
     if not pin_memory or torch is None:
         return None

@@ -1,7 +1,8 @@
-"""Puts coprep's loader in the place of PyTorch's, for programs that are not to be edited.
+"""Replaces PyTorch's loader by coprep's, for programs that cannot be edited.
 
-PyTorch's class itself is changed: called by whatever name, and from wherever somebody has kept it, it makes a loader of
-coprep's. Such a loader is an instance of PyTorch's class too. Classes that derive from PyTorch's are left alone.
+It changes PyTorch's class itself. The class then makes coprep's loaders, whatever name it is called by and wherever a
+program has kept a reference to it. These loaders are instances of PyTorch's class too. Subclasses of PyTorch's class
+stay as they are.
 """
 
 from __future__ import annotations
@@ -27,25 +28,26 @@ _active = False
 
 
 def install() -> None:
-    """Make each ``torch.utils.data.DataLoader`` of this process a loader of coprep's, until :func:`uninstall`.
+    """Makes each new ``torch.utils.data.DataLoader`` of this process a loader of coprep's, until :func:`uninstall`.
 
-    One line makes a program share that makes its loaders itself, or by a library. It may come before or after the
-    imports of PyTorch and of that library; PyTorch is not imported for it. Loaders made before stay as they are.
+    This one line is enough for a program to share, whether it makes its loaders itself or by a library. The line may
+    come before or after the imports of PyTorch and of that library; it does not import PyTorch. Loaders made before
+    stay as they are.
 
-    The loaders behave as :class:`DataLoader`, except where PyTorch's would do without an error:
+    The loaders behave as :class:`DataLoader`, except where PyTorch's loader would work without an error:
 
-    - Ranks are those of a ``DistributedSampler``. Without one each process is given the whole dataset.
+    - Ranks come from a ``DistributedSampler``. Without one each process gets the whole dataset.
     - PyTorch makes the loaders that cannot be shared (a dataset that cannot be pickled; outside of a cohort a sampler
       of its own, or an ``IterableDataset``), with an :class:`UnsharedWarning`.
     - ``isinstance(loader, torch.utils.data.DataLoader)`` holds.
 
-    Instances of classes that derive from PyTorch's are PyTorch's as before. Processes that ``multiprocessing`` starts
-    from this one, by whatever method, have it installed too, before their function is called. Other processes do not:
-    ``python -m coprep run script.py`` starts a program with it.
+    Instances of classes that derive from PyTorch's stay PyTorch's. Processes that ``multiprocessing`` starts from this
+    one, by whatever method, have coprep installed too, before their function is called. Other processes do not:
+    ``python -m coprep run script.py`` starts a program with coprep installed.
     """
     global _active
     _active = True
-    # Each process that multiprocessing starts is given a copy of this, and so are those that it starts.
+    # multiprocessing copies this configuration into each process that it starts, and from there into the next ones.
     multiprocessing.process.current_process()._config[_MARK] = _Mark()  # type: ignore[attr-defined]
     if _MODULE in sys.modules:
         _replace()
@@ -54,7 +56,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Undo :func:`install`. Loaders that have been made stay as they are."""
+    """Undoes :func:`install`. Loaders that have been made stay as they are."""
     global _active
     _active = False
     multiprocessing.process.current_process()._config.pop(_MARK, None)  # type: ignore[attr-defined]
@@ -63,7 +65,7 @@ def uninstall() -> None:
 
 
 class _Mark:
-    """Installs the loader in a process that receives it."""
+    """Installs the loader in each process that unpickles it."""
 
     def __reduce__(self) -> tuple[Callable[[], _Mark], tuple[()]]:
         return _received, ()
@@ -75,26 +77,26 @@ def _received() -> _Mark:
 
 
 def _replace() -> None:
-    """Let PyTorch's class make loaders of coprep's, as long as this is wanted."""
+    """Lets PyTorch's class make loaders of coprep's while coprep is installed."""
     own = torch_class()
     if vars(own).get("__new__") is not None:
         return
 
     def make(cls: type, *args: Any, **options: Any) -> Any:
         if cls is own:
-            # A call without arguments comes from copying a loader, and makes no new one.
+            # A call without arguments comes from copying a loader, whose class stays as it was.
             wanted = _active and bool(args or options)
-            # Being an instance of PyTorch's class, it is initialised next, by its own __init__.
+            # The result is an instance of PyTorch's class, so Python calls the __init__ of its own class next.
             return object.__new__(_installed_class() if wanted else own)
         following: Any = super(own, cls).__new__
         return following(cls) if following is object.__new__ else following(cls, *args, **options)
 
-    # It stays, since Python does not put back what was there before a __new__.
+    # `uninstall` leaves it in place: once a class has had a __new__, Python does not restore the former behaviour.
     own.__new__ = make
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Waits for PyTorch's module to be imported."""
+    """Wraps the loader of PyTorch's module as soon as the program imports it."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -108,7 +110,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    """Imports PyTorch's module as its own loader does, and changes its class then."""
+    """Imports PyTorch's module with its own loader, then changes the class."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -129,17 +131,17 @@ _finder = _Finder()
 
 
 class _AsPyTorch(DataLoader[Any]):
-    """A loader that does what PyTorch's would wherever that does without an error."""
+    """A loader that follows PyTorch's behaviour wherever PyTorch's loader would work without an error."""
 
-    # PyTorch has a property here, which checks what has been checked.
+    # This hides a property of PyTorch's, whose checks have been made already.
     multiprocessing_context: Any = None
     _notes: Any = None
-    """A batch sampler that notes which ids it has given, and is asked for those of each batch."""
+    """A batch sampler that notes the ids it gives, asked for its next ids at each batch."""
 
     def _one_order(self, shuffle: bool | None, subset: Any) -> arguments.Order | None:
         inner = _noted(self._batch_sampler)
         order = None if inner is None or subset is not None else arguments.order_of(inner, self.dataset)
-        # The sampler can only note the batches that come if both have the same order.
+        # The sampler notes the right batches only if its order is that of the loader, so a fixed one.
         if isinstance(order, arguments.Order) and not order.shuffle and order.world_size is None:
             self._notes = self._batch_sampler
             return order
@@ -159,7 +161,7 @@ class _AsPyTorch(DataLoader[Any]):
     def _own_collate(self, collate_fn: Any) -> Any:
         import torch.utils.data as data
 
-        # Libraries give the default explicitly, as they found it at another loader.
+        # Libraries pass the default explicitly, copied from another loader.
         return None if collate_fn in (data.default_collate, data.default_convert) else collate_fn
 
     def _get_iterator(self) -> Iterator[Any]:
@@ -176,7 +178,7 @@ class _AsPyTorch(DataLoader[Any]):
         return iter(self._private)
 
     def state_dict(self) -> dict[str, Any]:
-        # Libraries ask each loader that can be asked, begun or not.
+        # Libraries ask every loader that has this method, even one that has not begun and has no state.
         begun = self._private is None and (self._loader is not None or self._resume is not None)
         return super().state_dict() if begun else {}
 
@@ -186,14 +188,17 @@ class _AsPyTorch(DataLoader[Any]):
 
 
 def _noted(sampler: Any) -> Any:
-    """Returns the batch sampler within one of Lightning's, which notes the ids for those who write predictions."""
+    """Returns the batch sampler inside Lightning's, or ``None`` for any other sampler.
+
+    Lightning's sampler notes the ids of each batch for callbacks that write predictions.
+    """
     kind = type(sampler)
     is_lightnings = kind.__module__.partition(".")[0] in ("lightning", "pytorch_lightning")
     return sampler._batch_sampler if is_lightnings and kind.__qualname__ == "_IndexBatchSamplerWrapper" else None
 
 
 class _Noting:
-    """An iterator over batches that asks a sampler for the ids of each, and delivers batches only."""
+    """An iterator over batches that advances a sampler with each batch, so that the sampler notes its ids."""
 
     def __init__(self, batches: Iterator[Any], ids: Iterator[Any]) -> None:
         self._batches = batches
@@ -213,6 +218,6 @@ class _Noting:
 
 @functools.cache
 def _installed_class() -> Any:
-    """Returns the class of the loaders that stand for PyTorch's."""
+    """Returns the class of the loaders that replace PyTorch's."""
     bases = (_AsPyTorch, torch_class())
     return type("DataLoader", bases, {"__doc__": DataLoader.__doc__, "__module__": DataLoader.__module__})

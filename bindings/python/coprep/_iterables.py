@@ -1,4 +1,4 @@
-"""Datasets that can only be iterated, in a cohort: one process, the reader, makes the batches of all jobs."""
+"""Iterable datasets in a cohort: one process, the reader, makes the batches of all jobs."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from coprep._seeding import seed_all
 from coprep._unshared import torch_loader
 
 _EPOCH = 2**32
-"""Stands for an epoch as a whole where random numbers are keyed by the number of a batch, which is smaller."""
+"""Stands for the epoch as a whole where the number of a batch keys random numbers. Numbers of batches are smaller."""
 _KEPT = 64
-"""Batches that are kept for whoever asks for them late. More are on their way to the reader at no time."""
+"""Most batches to keep for a request that comes late. The reader never has more requests than that before it."""
 
 
 class EpochEnds(Exception):
-    """The epoch has no such batch."""
+    """Raised for a batch that the epoch does not have, because it is over."""
 
     def __init__(self, batches: int) -> None:
         super().__init__(batches)
         self.batches = batches
-        """Batches that it has."""
+        """Number of batches in the epoch."""
 
 
 class Batches:
-    """A dataset that can only be iterated, with all that makes batches of it but the collation. Travels to the reader.
+    """An iterable dataset with all that makes batches of its items, except the collation. It travels to the reader.
 
     Args:
         dataset: a ``torch.utils.data.IterableDataset``.
         transform: applied to each of its items.
         worker_init_fn: called in each of PyTorch's workers.
-        batch_size: items of a batch; ``None``: an item is a batch.
-        drop_last: as PyTorch's.
-        workers: PyTorch's workers, each of which iterates the dataset. 0: the reader itself does.
-        persistent_workers, prefetch_factor: of these workers.
+        batch_size: number of items in a batch. ``None``: an item is a batch.
+        drop_last: leave out the last batch if it is short, as PyTorch does.
+        workers: number of PyTorch's workers, each of which iterates the dataset. 0: the reader itself iterates it.
+        persistent_workers, prefetch_factor: passed to PyTorch for these workers.
     """
 
     def __init__(
@@ -60,14 +60,14 @@ class Batches:
         self.prefetch_factor = prefetch_factor
 
     def __len__(self) -> int:
-        # Nobody knows before the end of an epoch. The coordinator wants a number that is the same in all processes.
+        # The length is unknown before an epoch ends. The coordinator needs a number that is the same in all processes.
         return 1
 
     def __getitem__(self, number: int) -> Any:
         raise TypeError("the batches of an IterableDataset have no order but that of its iteration")
 
     def loader(self) -> Any:
-        """Returns PyTorch's own loader of lists of items."""
+        """Returns PyTorch's own loader, which gives each batch as a list of items."""
         return torch_loader(
             self.dataset,
             batch_size=self.batch_size,
@@ -75,7 +75,7 @@ class Batches:
             num_workers=self.workers,
             collate_fn=_Items(self.transform, self.batch_size is not None),
             worker_init_fn=_WorkerInit(self.worker_init_fn, os.getpid()) if self.workers else None,
-            # The main script is not to be found in a process that is started anew.
+            # A spawned process would look for the user's main script, which the reader does not have.
             multiprocessing_context="fork" if self.workers else None,
             persistent_workers=self.persistent_workers,
             prefetch_factor=self.prefetch_factor,
@@ -83,7 +83,7 @@ class Batches:
 
 
 class _Items:
-    """Collates nothing: jobs do that."""
+    """A ``collate_fn`` that applies the transform to each item and leaves the collation to the jobs."""
 
     def __init__(self, transform: Callable[[Any], Any] | None, batched: bool) -> None:
         self._transform = transform
@@ -97,7 +97,7 @@ class _Items:
 
 
 class _WorkerInit:
-    """Begins as one of PyTorch's workers that ends with its reader, however that ends."""
+    """A ``worker_init_fn`` that makes PyTorch's worker end with its reader, however the reader ends."""
 
     def __init__(self, worker_init_fn: Callable[[int], None] | None, reader: int) -> None:
         self._worker_init_fn = worker_init_fn
@@ -112,22 +112,21 @@ class _WorkerInit:
 
 
 class _Made(NamedTuple):
-    """A batch, or what was raised in its place."""
+    """A batch, or the error that the iteration raised in its place."""
 
     batch: Any
     error: Exception | None = None
 
 
 class Reader:
-    """Gives the batches of an epoch by their numbers, and iterates the dataset for that.
+    """Gives the batches of an epoch by their numbers, and iterates the dataset to make them.
 
-    Numbers are asked for in ascending order, nearly. Whoever asks for one that was given before, because another reader
-    or a job has ended, is given it again: the epoch is iterated from its beginning, and what comes before it is left
-    out.
+    Requests come nearly in ascending order. A batch that was given before may be requested again, after another reader
+    or a job has ended. Then the reader iterates the epoch from its beginning, past the batches before that one.
 
     Args:
-        batches: what is iterated.
-        seed: with epoch and number it keys the random numbers with which a batch is made.
+        batches: the dataset, and the size of its batches.
+        seed: keys the random numbers of each batch, together with the epoch and the number of the batch.
     """
 
     def __init__(self, batches: Batches, seed: int) -> None:
@@ -139,15 +138,16 @@ class Reader:
         self._next = 0
         """Number of the batch that the iterator gives next."""
         self._end: int | None = None
+        """Number of batches in the epoch, once the iteration has ended."""
         self._kept: dict[int, _Made] = {}
-        """Made, and not given yet."""
+        """Batches that are made but not given yet, by number."""
 
     def batch(self, epoch: int, number: int) -> Any:
         """Returns a batch as a list of items; without batching, an item.
 
         Raises:
             EpochEnds: the epoch has no such batch.
-            Exception: what the iteration raised in its place.
+            Exception: the iteration raised it in place of this batch.
         """
         if self._end is not None and epoch == self._epoch and number >= self._end:
             raise EpochEnds(self._end)
@@ -163,7 +163,7 @@ class Reader:
         return made.batch
 
     def _begin(self, epoch: int) -> None:
-        # First of all PyTorch's workers end that iterate another epoch.
+        # Dropping the iterator ends PyTorch's workers of the former epoch, before others begin.
         self._iterator = None
         self._kept.clear()
         self._epoch, self._next, self._end = epoch, 0, None
@@ -174,7 +174,7 @@ class Reader:
                 self._loader = self._batches.loader()
             self._iterator = iter(self._loader)
         except Exception as error:
-            # As a loop over PyTorch's loader would: it ends with this.
+            # The epoch ends with this error, as a loop over PyTorch's loader would.
             self._keep(_Made(None, error))
             self._end = self._next
 
@@ -187,21 +187,22 @@ class Reader:
             self._iterator = None
         except Exception as error:
             self.end_with_workers()
-            # Asked once more, the iterator goes on or ends, as it does with PyTorch.
+            # The next request asks the iterator again, which goes on or ends, as with PyTorch.
             self._keep(_Made(None, error))
 
     def end_with_workers(self) -> None:
-        """End this process if one of PyTorch's workers has ended.
+        """Ends this process if one of PyTorch's workers has failed.
 
-        The others would go on without what that one had still to give. The next reader iterates the epoch anew.
+        The other workers would go on without the batches that the failed one had yet to give. The next reader iterates
+        the epoch anew.
         """
         for worker in getattr(self._iterator, "_workers", ()):
-            # None: it runs.
+            # The exit code is `None` while the worker runs, and 0 if it has ended as it should.
             if worker.exitcode:
                 sys.stderr.write(f"worker {worker.pid} of PyTorch ended ({worker.exitcode}), and its reader with it\n")
                 sys.stderr.flush()
                 if worker.exitcode < 0:
-                    # So that the same is told of this process.
+                    # The same signal, so that the report on this reader names the worker's cause of death.
                     os.kill(os.getpid(), -worker.exitcode)
                 os._exit(1)
 

@@ -1,4 +1,4 @@
-"""The data loader: what needs no coordinator. The rest is native."""
+"""The data loader: arguments, samplers and PyTorch's interface. The connection to the coordinator is native."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ else:
     T_co = TypeVar("T_co", covariant=True)
 
 STATE_VERSION = 2
-"""Version 1 had bytes where version 2 has text; both can be loaded."""
+"""Version of the states that this loader takes. Version 1 has bytes where version 2 has text; both can be loaded."""
 _TIMEOUT = 600.0
-"""Seconds that nothing takes, unless ``timeout`` says otherwise."""
+"""Seconds to wait if no ``timeout`` is given."""
 _LONGEST = 1e7
-"""Seconds; a longer ``timeout``, infinity too, is as good as this."""
+"""Longest ``timeout`` in seconds (116 days). A longer one, infinity too, is cut to this."""
 _EMPTY_SET = b"\x3a\x30\x00\x00\x00\x00\x00\x00"
-"""A Roaring bitmap of nothing, in its portable format."""
+"""The empty set as a Roaring bitmap, in its portable format."""
 
 _preparations: weakref.WeakKeyDictionary[DataLoader[Any], _coprep.Preparation] = weakref.WeakKeyDictionary()
-"""Of loaders that are not connected yet. Not attributes, since such a loader can be pickled."""
+"""Preparations of loaders that are not connected yet. Not attributes, since such a loader can be pickled."""
 _own_orders = itertools.count()
 """Counts the loaders with samplers of their own that ``COPREP_COHORT`` makes members of a cohort."""
 _ranks: weakref.WeakSet[DataLoader] = weakref.WeakSet()
@@ -63,78 +63,80 @@ _ranks: weakref.WeakSet[DataLoader] = weakref.WeakSet()
 
 @atexit.register
 def _leave_jobs() -> None:
-    """The process ends. While it still can, it says so to the other ranks of its jobs."""
+    """Tells the other ranks of this process's jobs that it ends, while it still can."""
     for loader in list(_ranks):
         loader.close()
 
 
 _FIXED = ("dataset", "batch_size", "sampler", "batch_sampler", "drop_last", "persistent_workers")
+"""Attributes that cannot be set after the loader was made, as with PyTorch."""
 
 
 class DataLoader(Generic[T_co]):
     """Iterates over minibatches that are prepared once for all concurrent jobs that need them.
 
-    Takes the arguments of ``torch.utils.data.DataLoader``, with their meaning there, and some more. In annotations
-    ``DataLoader[T]`` is a loader of samples of type ``T``, as there. Each pass is an
-    epoch: every sample of the job's set exactly once. A loader takes part in a stream from its first use on (iteration,
-    ``len``, ...); the first loader starts the coordinator. Of a Python dataset it begins to import at once what the
-    dataset needs, in the background, so that the first batch need not wait for that.
+    Takes the arguments of ``torch.utils.data.DataLoader`` with their meaning there, and some more. ``DataLoader[T]``
+    annotates a loader of samples of type ``T``, as in PyTorch.
 
-    Of a **native pipeline** (``coprep.ImageFolder(...)...``) a batch is ``(images, labels)``: images are uint8, or
-    float32 after ``normalize``, of shape (batch, 3, height, width); labels are int64 of shape (batch,). Of any other
-    map-style **dataset** it is what PyTorch's default collation, or ``collate_fn``, makes of the samples;
-    ``dataset[i]`` is run by worker processes that all jobs of the stream share. An ``IterableDataset`` is
-    shared in a ``cohort``, whose jobs get the batches of one iteration. Elsewhere it works by PyTorch's own loader, and
-    shares nothing (:class:`UnsharedWarning`). Either way batches lie in shared
-    memory without having been copied, may be written to in place (nobody else sees it), and stay valid as long as
-    anything of them is held.
+    Each pass is an epoch: every sample of the job's set exactly once. A loader joins a stream when it is first used
+    (iteration, ``len``, ...); the first loader starts the coordinator. The coordinator begins to import the modules of
+    a Python dataset as soon as its loader is made, in the background, so that the first batch need not wait for that.
+
+    - The batches of a **native pipeline** (``coprep.ImageFolder(...)...``) are ``(images, labels)``: images are uint8,
+      or float32 after ``normalize``, of shape (batch, 3, height, width); labels are int64 of shape (batch,).
+    - The batches of a map-style **Python dataset** are what PyTorch's default collation, or ``collate_fn``, makes of
+      its samples. Worker processes that all jobs of the stream share run ``dataset[i]``.
+    - An **IterableDataset** is shared in a ``cohort``, whose jobs get the batches of one iteration. Elsewhere it works
+      by PyTorch's own loader, and shares nothing (:class:`UnsharedWarning`).
+
+    Batches lie in shared memory and were not copied. You may write to them in place, and no other job sees it. They
+    stay valid as long as you hold anything of them.
 
     Jobs share when their dataset, transform, ``shuffle`` and cache form are the same, and ``seed`` too where it is
     given. ``coprep status`` says in what two streams differ that look alike. A class of yours may say by a method
     ``__coprep_identity__()`` what identifies its instances; otherwise their attributes do.
 
     Args:
-        dataset: a native pipeline; or any object with ``__len__`` and ``__getitem__``; or ``"module:factory"``, of what
-            a function makes in each process that needs it.
-        batch_size: samples of a batch, of one rank. ``None``: no batches, one sample at a time.
+        dataset: a native pipeline; or any object with ``__len__`` and ``__getitem__``; or ``"module:factory"``, a
+            function that makes the dataset in each process that needs it.
+        batch_size: number of samples in a batch, per rank. ``None``: no batches, one sample at a time.
         shuffle: random order, a new one each epoch. Otherwise ids ascend, whichever other jobs share the stream; with
             ``order="relaxed"`` they may come in another order beside other jobs.
         sampler, batch_sampler: PyTorch's sequential, random, subset-random, batch and distributed samplers are
             shared, as ``shuffle``, ``subset``, ``batch_size`` and ranks are; so are
             ``RandomSampler(replacement=True)`` and ``WeightedRandomSampler``, among jobs with equal weights and
             ``num_samples``. Any other works, but shares nothing (:class:`UnsharedWarning`); in a ``cohort``
-            it is shared: all jobs are given what the sampler of the first one to begin an epoch gives.
-        num_workers: worker processes of the stream; those of its first job count. ``None``: as many as the coordinator
-            has processors. 0: samples are made in this process, in the same order and with the same random numbers, for
-            a debugger. Without effect for a native pipeline. Of an ``IterableDataset`` in a cohort: PyTorch's workers,
-            each of which iterates it; 0 or ``None``: one process does, for all jobs.
+            it is shared: all jobs get the samples of the sampler of the first job that begins an epoch.
+        num_workers: worker processes of the stream, whose first job decides how many. ``None``: as many as the
+            coordinator has processors. 0: samples are made in this process, in the same order and with the same random
+            numbers, for a debugger. Without effect for a native pipeline. For an ``IterableDataset`` in a cohort:
+            PyTorch's workers, each of which iterates it; 0 or ``None``: one process iterates it for all jobs.
         collate_fn: makes a batch of a list of samples, in the job.
         pin_memory: batches are copied into pinned memory, if there is an accelerator.
         drop_last: leave out the last batch if it is short.
-        timeout: seconds. A worker that takes longer for a sample is replaced; whoever waits longer for a batch (of a
-            user's dataset: three times as long) gets a :class:`TimeoutError` that says who is awaited. 0: 600.
+        timeout: seconds, 0 for 600. A worker that takes longer for a sample is replaced. A job that waits longer for a
+            batch (with a Python dataset: three times as long) gets a :class:`TimeoutError` that says who is awaited.
         worker_init_fn: called with its number in each worker that starts. Generators that it seeds have no effect on
             samples, and a warning says so: each sample is seeded anew.
         multiprocessing_context: with ``"spawn"`` (or ``"forkserver"``) each worker loads the dataset anew; else it is
             loaded once per stream, and workers are forked from there.
         generator: its seed is taken where ``seed`` is not given.
-        prefetch_factor, in_order, pin_memory_device: taken as PyTorch takes them, but how far ahead is prepared is for
-            the coordinator to say, and the order is always that of the samples (``order="relaxed"`` is what
-            ``in_order=False`` is for).
-        persistent_workers: changes of the dataset between epochs are not looked for.
-        transform: the random part of the preparation, called with ``dataset[i]``. What comes before it is cached.
-        seed: keys order and augmentation. ``None`` takes that of the jobs that run already, so that trials of a search
-            share; a number is shared only with jobs that give the same.
-        rank, world_size: which of the job's processes this is; by default as ``torch.distributed`` or the launcher's
-            environment says. All ranks get equally many batches.
-        group: what the ranks of this job have in common and no other job has; by default taken from the launcher's
-            environment.
-        order: ``"deterministic"``: a seed says what is in every batch. ``"relaxed"``: a sample that takes longer than
+        prefetch_factor, in_order, pin_memory_device: accepted as by PyTorch. But the coordinator decides how far ahead
+            it prepares, and batches always come in order (``order="relaxed"`` is for what ``in_order=False`` is for).
+        persistent_workers: do not look for changes of the dataset between epochs.
+        transform: the random part of the preparation, called with ``dataset[i]``, which is cached.
+        seed: keys order and augmentation. ``None`` takes the seed of the jobs that run already, so that trials of a
+            search share; a number is shared only with jobs that give the same.
+        rank, world_size: number of this process among those of the job, and how many they are; by default as
+            ``torch.distributed`` or the launcher's environment says. All ranks get equally many batches.
+        group: a name that the ranks of this job have in common and no other job has; by default taken from the
+            launcher's environment.
+        order: ``"deterministic"``: the seed determines every batch. ``"relaxed"``: a sample that takes longer than
             most may come in a later batch of the same epoch, so that it holds nobody up. With ``shuffle=False`` it
             says that a pass cares for the set of samples and not for their order: jobs at different places then share.
-        on_error: ``"raise"`` for a sample that cannot be prepared, or ``"skip"`` it: another takes its place (in
-            ascending order and in a cohort the batch is shorter by it), ``stats()["skipped"]`` counts it, and the first
-            one is a :class:`SkippedSampleWarning`.
+        on_error: ``"raise"`` an error for a sample that cannot be prepared, or ``"skip"`` it: another takes its place
+            (in ascending order and in a cohort the batch is shorter by it), ``stats()["skipped"]`` counts it, and the
+            first one gives a :class:`SkippedSampleWarning`.
         subset: ids of this job's samples, each once, or a boolean mask with one element for each sample; ``None`` means
             all.
         cohort: name common to ``cohort_size`` jobs that start together, advance together and get the same batches,
@@ -143,18 +145,16 @@ class DataLoader(Generic[T_co]):
         cohort_size: number of jobs to wait for.
         framework: ``"torch"``, ``"numpy"``, or ``None``: torch if it is installed.
         cache: form in which samples are cached: ``"auto"`` (for each sample the form that saves most time for its
-            bytes, or none), ``"off"``, ``"encoded"``, ``"decoded"`` (of a user's dataset: what
-            ``dataset[i]`` gives, before ``transform``), ``"prepared"`` (of a user's dataset: after everything, so that
-            nothing random is renewed), or ``None`` for the coordinator's setting; of a user's dataset without
-            ``transform``: off.
-        cache_bytes: most bytes to cache, a number or such as ``"8G"``; ``None``: what the dataset needs, within the
-            coordinator's budget.
+            bytes, or none), ``"off"``, ``"encoded"`` (native pipelines), ``"decoded"`` (of a Python dataset: the value
+            of ``dataset[i]``, before ``transform``), ``"prepared"`` (Python datasets: after everything, so that nothing
+            random is renewed). ``None``: the coordinator's setting; for a Python dataset without ``transform``: off.
+        cache_bytes: most bytes to cache, a number or such as ``"8G"``; ``None``: as many as the dataset needs, within
+            the coordinator's budget.
         cache_policy: ``"no-eviction"``, or ``"lru"`` as a baseline.
-        reuse: of a user's dataset: a prepared sample, random parts and all, is used so many times before it is made
-            anew.
-        with_index: batches are ``(images, labels, ids)``; of a user's dataset ``(batch, ids)``.
-        name: what the job is called in ``coprep status``.
-        socket: the coordinator's; by default ``COPREP_SOCKET``, else in the user's runtime directory.
+        reuse: for a Python dataset: number of uses of a prepared sample, random parts and all, before it is made anew.
+        with_index: batches are ``(images, labels, ids)``; of a Python dataset ``(batch, ids)``.
+        name: name of the job in ``coprep status``.
+        socket: path of the coordinator's socket; by default ``COPREP_SOCKET``, else in the user's runtime directory.
 
     Raises:
         ValueError, TypeError: an argument is wrong (some are checked at first use).
@@ -238,7 +238,9 @@ class DataLoader(Generic[T_co]):
         self._private: Any = None
         self._own_order: OwnOrder | None = None
         self._iterated: Any = None
-        """PyTorch's loader of a dataset that can only be iterated and is shared. Is never iterated here."""
+        """PyTorch's loader of an iterable dataset that is shared. This process never iterates it: it only looks at it
+        for attributes and the length.
+        """
         self._cohort = arguments.cohort(cohort, cohort_size)
         self._names_cohort = cohort is not None
         self._is_native = isinstance(dataset, _coprep.Pipeline)
@@ -259,7 +261,7 @@ class DataLoader(Generic[T_co]):
         self._options: dict[str, Any] = {
             "name": name or os.path.basename(sys.argv[0] or "python"),
             "socket": socket,
-            # A sample may be given to two workers for so long each, before it is reported.
+            # Two workers in a row may each spend the limit on a sample before its failure is reported.
             "timeout": self._limit if self._is_native else 3 * self._limit,
             "batch_size": size or 1,
             "shuffle": self._shuffle,
@@ -297,10 +299,10 @@ class DataLoader(Generic[T_co]):
         self._iteration = 0
         self._prepare()
 
-    # What the arguments come to.
+    # Interpreting the arguments.
 
     def _made(self) -> None:
-        """Let a class that derives from this one finish a loader."""
+        """Lets a class that derives from this one finish a loader."""
 
     def _own_collate(self, collate_fn: Any) -> Any:
         return collate_fn
@@ -337,7 +339,7 @@ class DataLoader(Generic[T_co]):
         return None
 
     def _why_not_iterated(self) -> str | None:
-        """Returns why a dataset that can only be iterated is not shared; ``None``: its cohort shares it."""
+        """Returns why an iterable dataset is not shared, or ``None`` if its cohort shares it."""
         why = f"{type(self.dataset).__name__} is an IterableDataset, whose samples have no ids"
         if self._cohort is None:
             return f"{why}, so that only a cohort can share it"
@@ -350,7 +352,7 @@ class DataLoader(Generic[T_co]):
         try:
             UserCode(self._batches(), None, None, whole=True, batched=True, spawn=False).identity()
         except TypeError as error:
-            # PyTorch's own loader need not pickle it.
+            # Not an error: PyTorch's own loader need not pickle the dataset.
             return str(error)
         return None
 
@@ -374,12 +376,16 @@ class DataLoader(Generic[T_co]):
             raise ValueError(
                 "the batches of an IterableDataset have no ids, so that none can be cached: leave cache and reuse out"
             )
-        # The coordinator counts batches, each of which is one sample to it.
+        # To the coordinator each batch is one sample.
         options.update(batch_size=1, drop_last=False, relaxed=False, cache="off", cache_bytes=None)
         self._join_alone()
 
     def _order_of_cohort(self, why: str) -> OwnOrder | str:
-        """Returns the order of a sampler that is shared in a cohort, or why it is not: outside of one it is ``why``."""
+        """Returns the order of a sampler that the cohort shares, or the reason why it is not shared.
+
+        Args:
+            why: the reason outside of a cohort.
+        """
         if self._cohort is None or not (self._is_native or hasattr(self.dataset, "__len__")):
             return why
         if arguments.has_other_ranks(*self._place):
@@ -393,13 +399,14 @@ class DataLoader(Generic[T_co]):
         self._join_alone()
 
     def _join_alone(self) -> None:
-        """Makes this process a member of the cohort, apart from its other loaders whose epochs are their own."""
+        """Makes this process one member of the cohort, and keeps this loader apart from the program's others."""
         rank, world_size, group = self._place
         if world_size is None:
             self._place = (0, 1, group)
         if self._cohort is not None and not self._names_cohort:
-            # One name is for all loaders of the program. Those that have samplers of their own, or iterable datasets,
-            # are told apart by the order in which they are made, since two on one dataset would be taken for two jobs.
+            # COPREP_COHORT is one name for all loaders of the program. Two loaders on one dataset would be taken for
+            # two jobs, so each loader with a sampler of its own or an iterable dataset gets a number, in the order in
+            # which the program makes them.
             name, size = self._cohort
             number = next(_own_orders)
             self._options["cohort"] = (f"{name}, loader {number + 1}" if number else name, size)
@@ -436,7 +443,7 @@ class DataLoader(Generic[T_co]):
         self._options["subset"], self._options["mask_samples"] = subset
 
     def _known_length(self) -> int | None:
-        """Samples of the dataset, if the coordinator need not be asked."""
+        """Returns the number of samples of the dataset, or ``None`` if only the coordinator knows it."""
         return None if self._is_native or isinstance(self.dataset, str) else len(self.dataset)
 
     def _maker(self, spawn: bool, skip_errors: bool) -> Make:
@@ -464,7 +471,7 @@ class DataLoader(Generic[T_co]):
         return InJob(self._code, samples, skip_errors, uses)
 
     def _unshared(self, why: str, shuffle: bool | None = None) -> Any:
-        """Returns PyTorch's own loader, for what cannot be shared."""
+        """Returns PyTorch's own loader of this dataset, and warns that it shares nothing."""
         if self._is_native:
             raise ValueError(f"a native pipeline cannot have this order ({why}): use shuffle, subset and batch_size")
         if self._with_index or self._framework == "numpy":
@@ -474,7 +481,7 @@ class DataLoader(Generic[T_co]):
 
     def _torch_loader(self, shuffle: bool | None) -> Any:
         is_iterable = arguments.is_iterable_dataset(self.dataset)
-        # Each worker iterates over all of an iterable dataset, so that nobody has more than one unasked.
+        # Each worker iterates over all of an iterable dataset: a second one would repeat every sample.
         default = 0 if is_iterable else len(os.sched_getaffinity(0))
         workers = default if self._given_workers is None else self._given_workers
         batching: dict[str, Any] = {"batch_sampler": self._batch_sampler}
@@ -503,7 +510,7 @@ class DataLoader(Generic[T_co]):
 
     @property
     def _torchs(self) -> Any:
-        """PyTorch's own loader of what has no ids, or cannot be shared."""
+        """PyTorch's own loader, if the dataset is iterable or cannot be shared."""
         return self._private if self._private is not None else self._iterated
 
     @property
@@ -513,7 +520,7 @@ class DataLoader(Generic[T_co]):
 
     @property
     def sampler(self) -> Any:
-        """As it was given; else PyTorch's, of the same order."""
+        """The sampler that was given, else PyTorch's sampler of the same order."""
         if self._sampler is not None:
             return self._sampler
         if self._torchs is not None:
@@ -524,7 +531,7 @@ class DataLoader(Generic[T_co]):
 
     @property
     def batch_sampler(self) -> Any:
-        """As it was given; else PyTorch's, of the same batches."""
+        """The batch sampler that was given, else PyTorch's batch sampler of the same batches."""
         if self._batch_sampler is not None or self.batch_size is None:
             return self._batch_sampler
         if self._torchs is not None:
@@ -533,7 +540,7 @@ class DataLoader(Generic[T_co]):
 
         return data.BatchSampler(self.sampler, self.batch_size, self.drop_last)
 
-    # Attributes that PyTorch keeps to itself, and that programs and libraries look at nonetheless.
+    # Private attributes of PyTorch's loader that programs and libraries read nonetheless.
 
     @property
     def _auto_collation(self) -> bool:
@@ -542,7 +549,7 @@ class DataLoader(Generic[T_co]):
 
     @property
     def _index_sampler(self) -> Any:
-        """Returns the sampler of batches; without batching, that of samples."""
+        """Returns the sampler of batches, or without batching the sampler of samples."""
         return self.batch_sampler if self._auto_collation else self.sampler
 
     @property
@@ -570,7 +577,7 @@ class DataLoader(Generic[T_co]):
 
     @property
     def _native(self) -> _coprep.Loader:
-        """Made at first use: only then it is known which rank this is, and what the dataset is like."""
+        """The native loader. It is made at first use: only then the rank and the state of the dataset are known."""
         if self._private is not None:
             raise CoprepError(
                 "this loader shares nothing with other jobs: PyTorch's own loader makes its batches, and there is no "
@@ -622,23 +629,29 @@ class DataLoader(Generic[T_co]):
         return self._code.launch(workers, self._limit)
 
     def _prepare(self) -> None:
-        """Let the coordinator import, while this job does something else, what the dataset needs."""
+        """Lets the coordinator import the dataset's modules while this job does something else."""
         if self._private is not None or self._code is None or not self._code.is_preloaded or self._is_in_job:
             return
-        # It is an error when the loader is used, if it is one.
+        # Importing early is only a head start. An error that lasts is raised when the loader is used.
         with contextlib.suppress(Exception):
             name, socket = self._options["name"], self._options["socket"]
             _preparations[self] = _coprep.Preparation(self._launch(), dataset=self._code.name, name=name, socket=socket)
 
     def _follow_dataset(self) -> None:
-        """Changes of the dataset since the last epoch are seen, as by workers that PyTorch starts for each epoch."""
+        """Leaves the stream if the dataset has changed since the last epoch, so that the next epoch sees the changes.
+
+        PyTorch's workers see such changes too, since PyTorch starts them for each epoch.
+        """
         if self._code is None or self._loader is None or self.persistent_workers or self._identity is None:
             return
         if self._code.identity() != self._identity:
             self._begin_anew()
 
     def _follow_weights(self) -> None:
-        """Weights that were changed since the last epoch count in the next one, as with PyTorch's sampler."""
+        """Leaves the stream if the sampler's weights have changed since the last epoch.
+
+        Changed weights count in the next epoch with PyTorch's sampler too.
+        """
         sampler = self._sampler if self._sampler is not None else self._batch_sampler
         if self._options["draws"] is None or sampler is None:
             return
@@ -650,7 +663,7 @@ class DataLoader(Generic[T_co]):
             self._begin_anew()
 
     def _begin_anew(self) -> None:
-        """Let the next epoch be of another stream."""
+        """Leaves the stream, so that the next epoch attaches to another one."""
         if self._loader is None:
             return
         epoch = self._loader.epoch()
@@ -663,7 +676,7 @@ class DataLoader(Generic[T_co]):
     # Iteration.
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin an epoch: the next one, or the rest of the one a state was loaded of.
+        """Begins an epoch: the next one, or the rest of the epoch whose state was loaded.
 
         Leaving an epoch early (``break``) gives up its rest; the next pass is a whole epoch.
         """
@@ -682,17 +695,17 @@ class DataLoader(Generic[T_co]):
         except CannotBeShared as error:
             if self._loader is not None:
                 raise
-            # The other members of the cohort find the same of theirs.
+            # The other members of the cohort come to the same decision about their samplers.
             self._private = self._unshared(str(error))
             return iter(self._private)
         try:
             self._native.start_epoch(order)
         except SampleError as error:
-            # As with PyTorch, what a sample raises is raised where its batch is asked for.
+            # As with PyTorch, the error of a sample is raised when its batch is asked for, and not here.
             failed = error
         self._iteration += 1
         if failed is None:
-            # Else there is nobody to ask.
+            # A failed start leaves no stream that could be asked.
             self._warn_of_cold_cache()
         return _Epoch(self, self._iteration, failed)
 
@@ -700,13 +713,13 @@ class DataLoader(Generic[T_co]):
         """Returns the order that the user's own sampler gives the next epoch."""
         resumes, self._resumes_order = self._resumes_order, False
         if self._own_order is None or resumes:
-            # The rest of an epoch is of the order that it was begun in.
+            # The rest of an epoch keeps the order in which the epoch began.
             return None
         samples = self._native.attached()["dataset_samples"] if self._is_native else len(self.dataset)
         return self._own_order.ids(samples)
 
     def _warn_of_cold_cache(self) -> None:
-        """Say once, on one rank, that somebody warmed a cache for such jobs and that this job does not use it."""
+        """Warns once, on one rank, if a cache was warmed for such jobs and this job does not use it."""
         if self._has_warned or arguments.place(*self._place).rank != 0:
             return
         self._has_warned = True
@@ -714,7 +727,7 @@ class DataLoader(Generic[T_co]):
             warnings.warn(note, CacheWarning, stacklevel=3)
 
     def __len__(self) -> int:
-        """Batches of this rank in an epoch."""
+        """Returns the number of batches of this rank in an epoch."""
         if self._torchs is not None:
             return len(self._torchs)
         if self._own_order is not None:
@@ -732,12 +745,12 @@ class DataLoader(Generic[T_co]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that is being iterated, or that begins next; counted from 0."""
+        """Number of the epoch that is being iterated, or that begins next, from 0."""
         return self._native.epoch()
 
     @property
     def seed(self) -> int:
-        """The seed in force."""
+        """The seed in force, whether or not one was given."""
         seed: int = self._native.attached()["seed"]
         return seed
 
@@ -748,16 +761,16 @@ class DataLoader(Generic[T_co]):
         return classes
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the job is, after the last batch it was given: epoch, ids given in it, seed. Can be written as JSON.
+        """Returns the job's position after its last batch: epoch, ids given in it, seed. Can be written as JSON.
 
-        Where samples are drawn with replacement it has the numbers of the draws in place of ids, and ``draws``, which
-        stands for their weights and how many there are. With a sampler of one's own in a cohort it has the numbers of
-        samples in the order of the epoch, and that order, which takes 5.3 bytes for each of them.
+        Where samples are drawn with replacement, the state holds the numbers of the draws instead of ids, and
+        ``draws``, which stands for their weights and their number. With a sampler of your own in a cohort it holds the
+        places of samples in the order of the epoch, and that order, which takes 5.3 bytes for each sample.
 
-        Taken in the loop after the last batch, it is of an empty rest: the loop that resumes it ends at once, and the
-        next one is a whole epoch. Taken after the loop has ended, it is of the next epoch.
+        A state that is taken in the loop after the last batch has an empty rest: the loop that resumes it ends at once,
+        and the next one is a whole epoch. A state that is taken after the loop has ended is of the next epoch.
 
-        With several ranks, call it on each of them at the same step; each state holds what all ranks were given.
+        With several ranks, call it on each of them at the same step; each state holds the samples of all ranks.
         """
         epoch, delivered, seed, samples, order, all_ranks = self._native.state()
         draws = self._options["draws"]
@@ -776,7 +789,7 @@ class DataLoader(Generic[T_co]):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on exactly where ``state`` was taken. The next pass is the rest of that epoch.
+        """Goes on exactly where ``state`` was taken. The next pass is the rest of that epoch.
 
         Raises:
             ValueError: the state is of another version, of another seed than this loader was given, or of other draws.
@@ -808,16 +821,16 @@ class DataLoader(Generic[T_co]):
         self._iteration += 1
 
     def stats(self, slow: int = 0) -> dict[str, Any]:
-        """Counts since the loader was made.
+        """Returns counts since the loader was made.
 
-        ``batches``, ``samples``, ``copies`` (batches that were copied), ``errors``, ``reconnects``; ``skipped``, the
-        samples that are left out of the epochs because they failed, each counted once; and the stall, the seconds spent
-        in waiting: ``wait_s``, of which ``fetch_stall_s``, ``prep_stall_s`` and ``others_stall_s`` by what the
-        coordinator lacked: storage, processors, or other jobs.
+        The keys are ``batches``, ``samples``, ``copies`` (batches that were copied), ``errors`` and ``reconnects``;
+        ``skipped``, the samples that are left out of the epochs because they failed, each counted once; and the seconds
+        that the job waited, ``wait_s``. ``fetch_stall_s``, ``prep_stall_s`` and ``others_stall_s`` split these seconds
+        by their cause: storage, processors, or other jobs.
 
         Args:
-            slow: adds ``slow``: so many samples of the stream, those that cost most, each with ``id``, ``path``, and
-                seconds by stage. For them the coordinator is asked, which takes some milliseconds.
+            slow: number of the most expensive samples of the stream to add as ``slow``, each with ``id``, ``path``, and
+                seconds by stage. The coordinator is asked for them, which takes some milliseconds.
         """
         stats: dict[str, Any] = self._native.stats()
         if isinstance(self._make, InJob):
@@ -831,7 +844,7 @@ class DataLoader(Generic[T_co]):
         try:
             status = json.loads(_coprep.status(self._options["socket"], count))
         except CoprepError:
-            # The coordinator has just ended.
+            # The coordinator has just ended, and its figures with it.
             return []
         found = (s["costs"]["slowest"] for s in status["streams"] if s["id"] == stream)
         return next(found, [])
@@ -859,7 +872,7 @@ class DataLoader(Generic[T_co]):
         return f"<coprep.DataLoader of {dataset}: {', '.join(parts)}>"
 
     def close(self) -> None:
-        """Let go of the coordinator. Batches that are held stay valid."""
+        """Leaves the coordinator. Batches that are held stay valid."""
         self._closed = True
         _preparations.pop(self, None)
         if self._loader is not None:
@@ -873,7 +886,7 @@ class DataLoader(Generic[T_co]):
 
 
 class _Epoch(Iterator[Any]):
-    """One pass."""
+    """Iterator over the batches of one epoch."""
 
     def __init__(self, loader: DataLoader[Any], number: int, failed: SampleError | None) -> None:
         self._loader = loader
@@ -888,11 +901,11 @@ class _Epoch(Iterator[Any]):
 
     @property
     def _workers(self) -> list[Any]:
-        """Worker processes of this job, as PyTorch's iterator has them: workers belong to the coordinator."""
+        """Worker processes of this iterator, which PyTorch's iterator has. Empty: workers belong to the coordinator."""
         return []
 
     def _shutdown_workers(self) -> None:
-        """End the pass. Programs call this on PyTorch's iterator to be rid of its workers."""
+        """Ends the pass. Programs call this on PyTorch's iterator to end its workers."""
         self._over = True
 
     def __next__(self) -> Any:
@@ -916,7 +929,10 @@ class _Epoch(Iterator[Any]):
         raise StopIteration
 
     def _fail(self, error: SampleError) -> NoReturn:
-        """Raise the error of the first samples, once for each batch: none could be made to see what they are like."""
+        """Raises the error of the first samples, once for each batch of the epoch.
+
+        The first samples tell the layout of all others. If none of them can be made, no batch can be.
+        """
         self._failures += 1
         self._over = self._failures >= self._batches()
         raised = users_exception(error)
@@ -926,12 +942,12 @@ class _Epoch(Iterator[Any]):
         try:
             return len(self._loader)
         except Exception:
-            # Nobody knows: the dataset is made in workers only.
+            # The length is unknown here: the dataset is made in workers only.
             return 1
 
 
 def _ids_given(delivered: bytes | str) -> bytes:
-    """The ids of a state, which are text since version 2."""
+    """Returns the bitmap of a state's ids, which is text since version 2."""
     return delivered if isinstance(delivered, bytes) else _decoded("delivered", delivered)
 
 
@@ -943,7 +959,7 @@ def _decoded(what: str, text: str) -> bytes:
 
 
 def _default_collate(batch_size: int | None) -> Any:
-    """What PyTorch shows where no ``collate_fn`` is given."""
+    """Returns the function that PyTorch's loader has as its ``collate_fn`` where none is given."""
     data: Any = sys.modules.get("torch.utils.data")
     return data and (data.default_convert if batch_size is None else data.default_collate)
 

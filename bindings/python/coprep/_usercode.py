@@ -1,4 +1,4 @@
-"""A user's dataset, as a job asks the coordinator to run it: its identity, how its workers start, what they load."""
+"""A user's dataset as a job describes it to the coordinator: its identity, and the start and program of its workers."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Part = tuple[str, bytes]
 
 _START = "import sys; sys.path[:] = {path!r}; from coprep._zygote import main; main()"
 _PROCESS = os.urandom(16).hex()
-"""What tells this process, and those that it forks, from all others."""
+"""Random name that this process and its forks share with no other process."""
 
 
 class Launch(NamedTuple):
-    """How workers are started."""
+    """The start of worker processes: program, environment, and limits."""
 
     command: list[bytes]
     environment: list[tuple[bytes, bytes]]
@@ -37,13 +37,13 @@ class Launch(NamedTuple):
     workers: int
     patience_ms: int
     process: str
-    """The process that starts them: what is imported for it is not for others."""
+    """Name of the process that asks for the workers. Modules that are imported for it serve no other process."""
     prelude: str
-    """What to import before the dataset is loaded, as ``_zygote.py`` reads it."""
+    """The ``sys.argv`` and the modules to import before the dataset is loaded, as JSON that ``_zygote.py`` reads."""
 
 
 class Identity(NamedTuple):
-    """What two jobs must have in common to share."""
+    """The properties that two jobs must have in common to share."""
 
     name: str
     samples: int | None
@@ -52,7 +52,7 @@ class Identity(NamedTuple):
     is_iterated: bool = False
 
     def pipeline(self, *, split: bool, in_job: bool) -> _coprep.Pipeline:
-        """As the coordinator is told."""
+        """Returns the pipeline that stands for this dataset in messages to the coordinator."""
         return _coprep.user_dataset(
             self.name,
             self.samples,
@@ -65,16 +65,16 @@ class Identity(NamedTuple):
 
 
 class UserCode:
-    """A dataset with what is done to its samples.
+    """A dataset, together with the functions that are applied to its samples.
 
     Args:
         dataset: map-style, :class:`Batches`, or ``module:factory``.
-        transform: the random part, if it is apart.
+        transform: the random part of the preparation, if it is separate.
         worker_init_fn: called in each worker with its number.
-        whole: batches are made in the job, by its ``collate_fn``, of the samples themselves.
-        batched: batches are made, of one sample or more.
-        spawn: each worker loads the dataset anew.
-        in_job: samples are made in this process, so that the dataset need not be pickled.
+        whole: whether samples travel whole, since the job's ``collate_fn`` makes batches of them.
+        batched: whether samples become batches, of one sample or more.
+        spawn: whether each worker loads the dataset anew.
+        in_job: whether samples are made in this process, so that the dataset need not be pickled.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class UserCode:
         self._loaded: Any = None
 
     def local(self) -> Program:
-        """The same, with the dataset in this process."""
+        """Returns the program with the dataset itself in place of its factory's name."""
         dataset = self.program.dataset
         if not isinstance(dataset, str):
             return self.program
@@ -103,10 +103,10 @@ class UserCode:
         return self.program._replace(dataset=self._loaded)
 
     def identity(self) -> Identity:
-        """As the dataset is now.
+        """Returns the identity of the dataset in its present state.
 
         Raises:
-            TypeError: something of it cannot be pickled; says what, and the remedy.
+            TypeError: some part of it cannot be pickled. The message names the part and the remedy.
         """
         dataset, transform, init, whole, batched = self.program
         interpreter = [("interpreter", _digest(f"{sys.executable}\n{sys.version}"))]
@@ -125,22 +125,30 @@ class UserCode:
         except CannotTravel:
             if not self._in_job:
                 raise
-            # Jobs that make samples themselves share only the order: which class it is tells enough.
+            # Jobs that make samples themselves share only the order. The name of the class is enough for that.
             return [(name, _digest(_name(value))) for name, value in named.items()]
 
     @property
     def name(self) -> str:
-        """The dataset's name, as its identity has it."""
+        """Name of the dataset, the same as in its identity."""
         dataset = self.program.dataset
         return dataset if isinstance(dataset, str) else _name(dataset)
 
     @property
     def is_preloaded(self) -> bool:
-        """Whether anything is imported before the dataset is loaded; not where each worker is to load it anew."""
+        """Whether modules are imported before the dataset is loaded. No, if each worker loads the dataset anew."""
         return not self._spawn
 
     def launch(self, workers: int, patience: float) -> Launch:
-        """How workers are started: so many, each with so many seconds for a sample."""
+        """Returns the start of worker processes.
+
+        Args:
+            workers: their number; 0 leaves it to the coordinator.
+            patience: seconds that a worker may take for a sample.
+
+        Raises:
+            RuntimeError: ``sys.executable`` is empty.
+        """
         if not sys.executable:
             raise RuntimeError(
                 "this Python does not say which program it is (sys.executable is empty): use num_workers=0"
@@ -164,7 +172,7 @@ class UserCode:
         return modules_of(dataset, transform, init)
 
     def packed(self) -> bytearray:
-        """What workers load."""
+        """Returns the bytes that workers load: a :class:`Delivery`, then the program at :data:`PROGRAM`."""
         dataset = self.program.dataset
         samples = None if isinstance(dataset, str) else _length(dataset)
         head = pickle.dumps(tuple(Delivery(self._spawn, samples, list(sys.argv))))
@@ -180,7 +188,7 @@ def _digest(text: str) -> bytes:
 
 
 def _factory_parts(name: str, modules: Modules) -> list[Part]:
-    """A factory is told apart by its name, and by the code that it uses."""
+    """Returns the identity of a factory: its name, and the code that it uses."""
     module = name.partition(":")[0]
     if importlib.util.find_spec(module) is None:
         raise ModuleNotFoundError(f"the dataset is to be made by {name!r}, and there is no module {module!r}")
@@ -191,7 +199,7 @@ def _name(dataset: Any) -> str:
     if isinstance(dataset, Batches):
         dataset = dataset.dataset
     kind = type(dataset)
-    # The same in processes that the script spawned.
+    # The main script has another module name in processes that it spawned. Its datasets keep the same name there.
     module = MAINS[0] if kind.__module__ in MAINS else kind.__module__
     return f"{kind.__qualname__} ({module})"
 

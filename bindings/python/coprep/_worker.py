@@ -1,11 +1,10 @@
 """Processes that run a user's dataset: a host, which loads it once, and the workers that the host forks.
 
-A host is forked by a zygote (``_zygote.py``). See ``coordinator/protocol/src/code.rs`` for what is said. User code runs
-in the host only where it loads the dataset, so that workers begin as they would in a fork of the training script;
-samples are made in workers only.
+A zygote (``_zygote.py``) forks the hosts. ``coordinator/protocol/src/code.rs`` describes the messages. A host runs user
+code only to load the dataset, so that its workers begin as in a fork of the training script. Only workers make samples.
 
 A worker writes a sample straight into its slot of the staging buffers. It ends with its host, the host with its zygote,
-and that with the coordinator.
+and the zygote with the coordinator.
 """
 
 from __future__ import annotations
@@ -43,41 +42,46 @@ from coprep._structure import Structure
 _LENGTH = struct.Struct("<I")
 _PR_SET_PDEATHSIG = 1
 _NO_SEED = 0x2545F4914F6CDD1D
+"""Stands for the stream's seed in workers that start before there is a stream. Nobody would choose this number, so that
+a seed that the user's code sets can be told from it.
+"""
 
 
 class Program(NamedTuple):
-    """What is run. Travels once per stream."""
+    """The user's code that workers run. It travels once per stream."""
 
     dataset: Any
     """The dataset, or ``module:factory``."""
     transform: Callable[[Any], Any] | None
     worker_init_fn: Callable[[int], None] | None
     whole: bool
-    """Samples are collated in the job: they travel as they are."""
+    """Whether samples travel as they are, because the job collates them."""
     batched: bool
-    """Batches are made: where there is ``__getitems__``, it is used, as PyTorch does."""
+    """Whether samples become batches. Then ``__getitems__`` is used if the dataset has it, as PyTorch does."""
 
     def fetch(self) -> Callable[[int], Any]:
-        """What gives a sample."""
+        """Returns the function that makes a sample of the dataset from its id."""
         at_once = getattr(self.dataset, "__getitems__", None) if self.batched else None
         return (lambda sample: at_once([sample])[0]) if at_once else self.dataset.__getitem__
 
 
 class Delivery(NamedTuple):
-    """What the job sends."""
+    """Head of the file that the job sends to the host. The program follows at :data:`PROGRAM`."""
 
     spawn: bool
-    """Each worker loads the dataset anew, instead of finding it in memory."""
+    """Whether each worker loads the dataset anew, instead of finding it in memory."""
     samples: int | None
+    """Number of samples of the dataset, or ``None`` if only the host can tell it."""
     argv: list[str]
+    """The job's ``sys.argv``."""
 
 
 PROGRAM = 1 << 16
-"""Where the program begins in what the job sends. Its arrays are looked at where they lie, by all workers."""
+"""Offset of the program in the file that the job sends. All workers use the program's arrays in place."""
 
 
 class Layout(NamedTuple):
-    """The staging buffers."""
+    """Layout of the staging buffers in their shared memory."""
 
     buffers: int
     slots: int
@@ -90,7 +94,7 @@ class Layout(NamedTuple):
 
 
 def enter() -> socket.socket:
-    """Begin as a process that ends with its parent, and is told by a socket, its standard input, what to do."""
+    """Makes this process end with its parent. Returns the socket for its orders, which it got as standard input."""
     end_with_parent(os.getppid())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
@@ -98,18 +102,18 @@ def enter() -> socket.socket:
     with open(os.devnull) as null:
         os.dup2(null.fileno(), 0)
     if _is_hung_up(control):
-        # The parent ended before this process was tied to it. Imports, which may take long, would be for nobody.
+        # The parent ended before this process was tied to it. The imports, which may take long, would serve nobody.
         os._exit(0)
     return control
 
 
 def run_host(control: socket.socket) -> NoReturn:
-    """Be a host, until the coordinator hangs up."""
+    """Runs a host until the coordinator hangs up, and ends the process."""
     status = 0
     try:
         _Host(control).run()
     except ConnectionError:
-        # The coordinator has hung up while it was told something.
+        # The coordinator hung up while the host sent it something: the usual end.
         pass
     except BaseException:
         status = 1
@@ -118,10 +122,10 @@ def run_host(control: socket.socket) -> NoReturn:
 
 
 def end(status: int) -> NoReturn:
-    """End a host or a zygote without taking the interpreter apart.
+    """Ends a host or a zygote without taking the interpreter apart.
 
-    What libraries say of their leaks then concerns nobody (nanobind says dozens of lines). What user code registered to
-    be done at exit is done.
+    Otherwise libraries would report their leaks, which concern nobody (nanobind writes dozens of lines). Functions that
+    user code registered with ``atexit`` are called.
     """
     with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()
@@ -136,7 +140,7 @@ def _flush() -> None:
 
 
 def load_program(data: memoryview) -> Program:
-    """Unpack what is to be run; a factory is called."""
+    """Unpacks the program. If its dataset is named by a factory, calls the factory."""
     program: Program = unpack(data)
     if isinstance(program.dataset, str):
         program = program._replace(dataset=call_factory(program.dataset))
@@ -144,7 +148,7 @@ def load_program(data: memoryview) -> Program:
 
 
 def call_factory(name: str) -> Any:
-    """The dataset that ``module:factory`` makes."""
+    """Returns the dataset that ``module:factory`` makes."""
     module, _, attribute = name.partition(":")
     found: Any = importlib.import_module(module)
     for part in attribute.split("."):
@@ -153,24 +157,26 @@ def call_factory(name: str) -> Any:
 
 
 def fork() -> int:
-    """``os.fork``, without what it says of threads."""
+    """Calls ``os.fork`` without its warning about threads."""
+    # Text that is still buffered would be written twice.
     _flush()
     with warnings.catch_warnings():
-        # User code that starts some while it is loaded asks for spawn.
+        # A user whose code starts threads while it is loaded has to ask for spawn.
         warnings.simplefilter("ignore")
         return os.fork()
 
 
 def end_with_parent(parent: int) -> None:
-    """Let the kernel end this process with its parent."""
+    """Lets the kernel kill this process when its parent ends."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # The parent may have ended before the call, and then no signal comes.
     if os.getppid() != parent:
         os._exit(1)
 
 
 class _Channel:
-    """The host's messages, each with its length before it. Some come with descriptors."""
+    """Messages over a socket, each with its length before it. Some come with file descriptors."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
@@ -185,12 +191,12 @@ class _Channel:
         self.socket.sendall(data)
 
     def has_message(self) -> bool:
-        """Whether one has come whole."""
+        """Returns whether a message has come whole."""
         received = self._received
         return len(received) >= 4 and len(received) >= 4 + int(_LENGTH.unpack_from(received)[0])
 
     def receive(self) -> bytes | None:
-        """The next message; None: the other side is gone."""
+        """Waits for the next message and returns it, or ``None`` if the other side is gone."""
         received = self._received
         while True:
             if self.has_message():
@@ -206,14 +212,14 @@ class _Channel:
 
 
 class Parent:
-    """A process that forks others when it is told to, and tells how they ended."""
+    """A process that forks others on request, and reports how they end."""
 
     def __init__(self, control: socket.socket) -> None:
         self._channel = _Channel(control)
-        self._children: dict[int, tuple[int, int]] = {}  # by descriptor of the process: number, id
+        self._children: dict[int, tuple[int, int]] = {}  # number and process id, by descriptor of the process
 
     def run(self) -> None:
-        """Until the other side hangs up. Whatever happens, no child stays."""
+        """Carries out requests until the other side hangs up. No child is left then, whatever happens."""
         try:
             while True:
                 control = self._channel.socket.fileno()
@@ -223,7 +229,7 @@ class Parent:
                 if control not in ready:
                     continue
                 while self._turn():
-                    # What has come with it makes the socket readable no more.
+                    # Several messages may come in one read, and the socket is not readable again for the later ones.
                     if not self._channel.has_message():
                         break
                 else:
@@ -237,7 +243,7 @@ class Parent:
                     os.waitpid(pid, 0)
 
     def close(self) -> None:
-        """In a child: let go of what is the parent's."""
+        """Closes the parent's descriptors, in a child that was forked from it."""
         self._channel.socket.close()
         for other in self._children:
             os.close(other)
@@ -269,7 +275,7 @@ class Parent:
         try:
             process = os.pidfd_open(pid)
         except OSError:
-            # Nobody would see it end.
+            # Without a descriptor nobody would see the child end.
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             raise
@@ -308,7 +314,8 @@ class _Host(Parent):
             samples = len(program.dataset)
             if not delivery.spawn:
                 self._program = program
-        # What is there now is not looked at by the collector, which would copy its pages in every worker.
+        # The collector writes to the objects that it visits, which would copy their pages in every worker. Frozen
+        # objects are not visited.
         gc.collect()
         gc.freeze()
         self._say("loaded", samples=samples)
@@ -316,9 +323,9 @@ class _Host(Parent):
     def _map(self, **layout: Any) -> None:
         self._unmap()
         file = self._channel.descriptors.pop(0)
-        # The whole file: large samples lie behind the buffers.
+        # The whole file, since large samples lie behind the buffers.
         memory = mmap.mmap(file, 0)
-        # Most of it may have no memory yet. Who writes a core dump would look at all of it, and so take some.
+        # Most of the file may have no memory yet. A core dump would read all of it, and so allocate that memory.
         memory.madvise(mmap.MADV_DONTDUMP)
         os.close(file)
         structure = bytes.fromhex(layout.pop("structure"))
@@ -395,14 +402,14 @@ def _run_worker(
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
     except (BrokenPipeError, ConnectionResetError) as error:
-        # The coordinator wants nothing of this worker any more. Any other pipe is the dataset's.
+        # If the coordinator has hung up, it needs this worker no more. Else the broken pipe is one of the dataset's.
         if not _is_hung_up(sock):
             sys.stderr.write(f"worker {number}: {_exchange.describe(error)}\n")
     except BaseException as error:
         sys.stderr.write(f"worker {number}: {_exchange.describe(error)}\n")
     finally:
         _flush()
-        # Without what the host registered to be done at its exit.
+        # Not `sys.exit`, which would call the functions that the host registered for its own exit.
         os._exit(status & 0xFF)
 
 
@@ -419,13 +426,13 @@ class _Worker:
         program, layout = host._program, host._layout
         if program is None:
             program = load_program(host._sent[PROGRAM:])
-        # Descriptors are closed with the process.
+        # The descriptors stay open until the process ends.
         self._socket = sock
         self._link = WorkerLink(sock.fileno(), task_table, 0 if layout is None else layout.seed)
         self._program = program
         self._fetch, self._transform = program.fetch(), program.transform
         self._seed = 0 if layout is None else layout.seed
-        # What can only be iterated is iterated by one process.
+        # The one worker of an iterable dataset iterates it for all jobs.
         self._reader = Reader(program.dataset, self._seed) if isinstance(program.dataset, Batches) else None
         self._scratch = [_Scratch(descriptor) for descriptor in scratch]
         if layout is not None:
@@ -433,7 +440,7 @@ class _Worker:
             self._views = _views(layout, self._structure)
             self._blobs = _blobs(layout, self._structure)
             self._memory = memoryview(layout.memory)
-        # Before there is a stream: a number that nobody would choose, so that a seed of the user's is told apart.
+        # Without a layout the worker starts before there is a stream.
         worker_seed = (_NO_SEED if layout is None else self._seed + number) & INT64
         _prepare_torch(number, workers, worker_seed, program.dataset)
         self._broken: Exception | None = None
@@ -442,7 +449,7 @@ class _Worker:
             self._initialise(program.worker_init_fn, number, worker_seed)
 
     def _initialise(self, worker_init_fn: Callable[[int], None], number: int, seed: int) -> None:
-        # As PyTorch's workers are: each with a seed of its own.
+        # Each worker has a seed of its own, as with PyTorch.
         seed_by(seed)
         watch = SeedWatch(seed)
         try:
@@ -476,7 +483,7 @@ class _Worker:
             if self._broken is not None:
                 raise self._broken
             if self._reader is not None:
-                # The visit of a cohort is its epoch.
+                # In a cohort the number of the visit is the epoch.
                 value = self._reader.batch(visit, sample)
                 link.made()
             elif self._transform is None:
@@ -488,7 +495,7 @@ class _Worker:
                 if size and scratch is not None:
                     value = unpack(scratch.view(at, size))
                 else:
-                    # What is kept must not depend on who asked first.
+                    # The cached value must not depend on who asked first, so the stream's seed is not used here.
                     seed_all(0, sample, 0)
                     value = self._fetch(sample)
                     if keep and scratch is not None:
@@ -505,7 +512,7 @@ class _Worker:
             return
         except Exception as error:
             if self._reader is not None:
-                # PyTorch says so by a signal handler, which may raise it anywhere.
+                # PyTorch reports the end of one of its workers by a signal handler, which may raise anywhere.
                 self._reader.end_with_workers()
             link.raised(json.dumps(_raised(sample, stage, error)).encode())
             return
@@ -513,7 +520,11 @@ class _Worker:
             link.done(*kept, 0 if packed is None else packed.size)
 
     def _scratch_of(self, first: bool) -> _Scratch | None:
-        """Of the chunk that is being made; ``first``: its first sample."""
+        """Returns the memory file of the chunk that is being made, or ``None`` if this worker has no such files.
+
+        Args:
+            first: the sample is the chunk's first one, with which its file begins anew.
+        """
         if not self._scratch:
             return None
         which, end = self._link.scratch()
@@ -529,7 +540,11 @@ class _Worker:
         return place
 
     def _write_blob(self, packed: Packed, buffer: int, slot: int) -> bool:
-        """Write it to its slot, or where there is room if it is larger. False: nobody wants it, or there is no room."""
+        """Writes the packed part of a sample to its slot, or behind the buffers if it is larger than a slot.
+
+        Returns:
+            ``False`` if the sample is no longer needed, or there is no room for it.
+        """
         if self._blobs is not None and packed.size <= self._blobs.shape[-1]:
             packed.write_to(self._blobs[buffer, slot].data)
             return True
@@ -539,11 +554,11 @@ class _Worker:
         packed.write_to(self._memory[at : at + packed.size])
         return True
 
-    # A look at what samples are like.
+    # Probing samples for their structure and size.
 
     def _probe(self, message: bytes) -> dict[str, Any]:
         if self._reader is not None:
-            # Batches travel whole, so that none need be looked at, and no iteration begins for that.
+            # Batches travel whole, so that none needs a probe, and no iteration has to begin for one.
             look, blob = _look([], True, [])
             return {**look, "blob": blob, "kept": 0}
         split, may_look_at_more, enough = bool(message[1] & 1), bool(message[1] & 2), message[2]
@@ -573,7 +588,7 @@ class _Worker:
                 raised = raised or _raised(sample, stage, error)
                 continue
             if len(blobs) == enough:
-                # What is of no fixed size may be of any. A few more are looked at, if that takes no time.
+                # A sample of variable size may have any size. A few more are probed, as long as it is quick.
                 if blob == 0 or not may_look_at_more:
                     break
                 ids = ids[:: max(1, len(ids) // _FURTHER_LOOKS)]
@@ -583,19 +598,19 @@ class _Worker:
                 break
         if not found:
             return {"raised": raised or _raised(0, "dataset", IndexError("the dataset is empty"))}
-        # A slot is for most samples, and not for the largest of all.
+        # A slot holds three of four samples, and not the largest of all, for which most slots would be too large.
         blobs.sort()
         return {**found, "blob": blobs[len(blobs) * 3 // 4], "kept": sum(sizes) // max(1, len(sizes))}
 
 
 _FURTHER_LOOKS = 15
-"""Samples of no fixed size that are looked at besides those that must be."""
+"""Number of samples of variable size to probe beyond the required ones."""
 _TIME_TO_LOOK = 0.05
-"""Seconds for that."""
+"""Seconds that a probe may take before it does without further samples."""
 
 
 def _look(value: Any, whole: bool, lost_seeds: list[str]) -> tuple[dict[str, Any], int]:
-    """What a sample is like, and how many bytes of it are of no fixed size."""
+    """Returns the description of a sample for the coordinator, and the size in bytes of its variable part."""
     structure = Structure.of(value, whole=whole)
     structure.lost_seeds = lost_seeds
     views = [np.empty((1, 1, *field.shape), field.storage) for field in structure.fields]
@@ -617,7 +632,7 @@ def _raised(sample: int, stage: str, error: Exception) -> dict[str, Any]:
 
 
 def _views(layout: Layout, structure: Structure) -> list[npt.NDArray[Any]]:
-    """One array per field over all buffers and slots."""
+    """Returns one array per field over all buffers and slots."""
     views = []
     for field, offset in zip(structure.fields, layout.offsets, strict=False):
         one = np.empty(field.shape, field.storage)
@@ -642,7 +657,7 @@ def _blobs(layout: Layout, structure: Structure) -> npt.NDArray[np.uint8] | None
 
 
 def _prepare_torch(number: int, workers: int, seed: int, dataset: Any) -> None:
-    """What PyTorch's own workers do: one thread, and ``get_worker_info``."""
+    """Sets up PyTorch as in its own workers: one thread, and ``get_worker_info``."""
     torch: Any = sys.modules.get("torch")
     if torch is None:
         return
@@ -655,7 +670,7 @@ def _prepare_torch(number: int, workers: int, seed: int, dataset: Any) -> None:
 
 
 class _Scratch:
-    """A memory file between the coordinator and this worker: what is cached comes in, what is to be kept goes out."""
+    """A memory file shared with the coordinator: cached values come in, values to be cached go out."""
 
     def __init__(self, file: int) -> None:
         self._file = file
@@ -663,17 +678,18 @@ class _Scratch:
         self._end = 0
 
     def begin(self, end: int) -> None:
-        """A new chunk, of which ``end`` bytes have come in."""
+        """Begins a new chunk, of which ``end`` bytes have come in."""
         self._end = end
         self._reach(end)
 
     def view(self, at: int, size: int) -> memoryview:
-        """What came in. It may be written: nobody else looks at it again."""
+        """Returns a cached value that came in. It may be written to, since nobody else reads it again."""
         assert self._memory is not None
         return memoryview(self._memory)[at : at + size]
 
     def keep(self, packed: Packed) -> tuple[int, int]:
-        """Where it lies, and how many bytes it takes."""
+        """Writes a value behind the others, and returns its offset and size in bytes."""
+        # Aligned, so that arrays can be used in place.
         at = -(-self._end // 64) * 64
         self._end = at + packed.size
         self._reach(self._end)
@@ -687,5 +703,5 @@ class _Scratch:
             if size < end:
                 size = max(end, 2 * size, 1 << 20)
                 os.ftruncate(self._file, size)
-            # Values that are still in use keep the mapping before.
+            # Values that are still in use keep the old mapping alive.
             self._memory = mmap.mmap(self._file, size)
