@@ -1,6 +1,6 @@
 """A campaign of random histories: jobs and faults drawn from a seed, run with real processes, and checked.
 
-``python -m tests.chaos --help``; what it does and how to read it is in ``docs/chaos.md``.
+``python -m tests.chaos --help``; what it does and how to read it is in ``docs/explanation/chaos.md``.
 """
 
 import os

@@ -17,7 +17,7 @@
 //! - No bytes, however damaged, make it panic; each call gives the sample or one [`Error`].
 //! - In the steady state nothing of an image's size is allocated.
 //!
-//! Geometry and interpolation are torchvision's; where they differ, `docs/images.md` says how much.
+//! Geometry and interpolation are torchvision's; where they differ, `docs/reference/images.md` says how much.
 
 mod codec;
 mod crop;

@@ -29,7 +29,7 @@
 //!
 //! Ask late: while more than about a minibatch of samples waits for a worker, nothing is won by drawing the
 //! next one, and it would be for the jobs as they are now, not as they are when it is prepared.
-//! `docs/scheduler.md` says why all this works, and what it is worth.
+//! `docs/explanation/scheduler.md` says why all this works, and what it is worth.
 //!
 //! # Modules
 //!

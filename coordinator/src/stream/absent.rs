@@ -1,6 +1,6 @@
 //! Buffers for everybody: what jobs that do not read have queued is taken back, and what jobs hold is bounded.
 //!
-//! A job that pauses keeps what it holds, and no more (`docs/scheduler.md`, "Jobs that stop reading").
+//! A job that pauses keeps what it holds, and no more (`docs/explanation/scheduler.md`, "Jobs that stop reading").
 
 use std::time::{Duration, Instant};
 

@@ -63,7 +63,7 @@ use crate::workers::{GivenUp, Workers};
 use crate::{Error, Result};
 
 /// Minibatches a rank's queue holds at most, if there are buffers for them. Jobs of about one speed drift apart by
-/// some minibatches; in a queue of 16 they stay together more often than in one of 8 (docs/scheduler.md).
+/// some minibatches; in a queue of 16 they stay together more often than in one of 8 (docs/explanation/scheduler.md).
 const QUEUE_DEPTH: u32 = 16;
 /// Minibatches that are drawn ahead at most so that slow samples can be begun early.
 const LOOKAHEAD: u32 = 8;

@@ -1,4 +1,4 @@
-//! What is exported: every name, its meaning, its labels. `docs/operations.md` has the same as a table.
+//! What is exported: every name, its meaning, its labels. `docs/reference/metrics.md` has the same as a table.
 //!
 //! Labels are few: numbers of streams and jobs, names that a person gave, and words of this file. Neither samples nor
 //! their files appear.

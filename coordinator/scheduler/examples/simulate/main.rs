@@ -1,7 +1,7 @@
 //! What the scheduler's rule is worth: jobs in virtual time, the same in every run.
 //!
 //! `cargo run --release -p coprep-scheduler --example simulate [SECTION...]` prints the tables of
-//! `docs/scheduler.md`, and ends with code 1 if a bar is missed. Sections: speeds, prep, ascending, pools,
+//! `docs/explanation/scheduler.md`, and ends with code 1 if a bar is missed. Sections: speeds, prep, ascending, pools,
 //! folds, shuffle, histories, cost, pauses, borders.
 #![expect(clippy::print_stdout, reason = "it prints tables")]
 
