@@ -130,7 +130,7 @@ SITE_CONFIG := tools/site/mkdocs.yml
 
 .PHONY: docs
 docs: $(VENV)/.docs ## the documentation as a site, in target/site; every link is checked
-	@$(MKDOCS) build --quiet --strict --config-file $(SITE_CONFIG) --site-dir "$(abspath $(TARGET))/site"
+	@$(MKDOCS) build --strict --config-file $(SITE_CONFIG) --site-dir "$(abspath $(TARGET))/site"
 	@echo "ready: $(TARGET)/site/index.html"
 
 .PHONY: docs-serve
