@@ -21,7 +21,7 @@ WHEEL_SOURCES := $(RUST_SOURCES) $(shell find bindings -name '*.py' -o -name '*.
 PYTHON_TESTS := tests/python
 # Most of these take one processor, and none minds some seconds more: two run at a time. The others look at the clock, or
 # have several jobs of their own.
-SIDE_BY_SIDE := $(patsubst %,$(PYTHON_TESTS)/test_%.py,torch_behaviour fingerprint packing structure report_page epochs \
+SIDE_BY_SIDE := $(patsubst %,$(PYTHON_TESTS)/test_%.py,torch_behaviour docs fingerprint packing structure report_page epochs \
 	bad_input drop_in pipelines package torch_expectations user_samples user_code user_caching user_resuming user_sharing)
 PYTHON_CODE := tools/demo tools/site tools/src/bench tests/bench tests/bench_slow tests/what_if tests/drop_in tests/programs tests/chaos docs/examples bindings/python $(PYTHON_TESTS)
 

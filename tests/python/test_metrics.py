@@ -25,7 +25,8 @@ from test_sharing import job, whole
 DOCS = Path(__file__).parents[2] / "docs"
 DASHBOARD = DOCS / "grafana" / "coprep.json"
 ALERTS = DOCS / "grafana" / "alerts.yml"
-NAME = re.compile(r"\bcoprep_[a-z_]+")
+# Names of crates are followed by two colons.
+NAME = re.compile(r"\bcoprep_[a-z_]+\b(?!::)")
 SAMPLE = re.compile(r"(?P<name>[a-z_]+)(?:\{(?P<labels>.*)\})? (?P<value>\S+)")
 LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
 
@@ -260,6 +261,8 @@ def test_documents_name_only_what_is_exported(serve: Serve) -> None:
     for document in DASHBOARD, ALERTS:
         named = set(NAME.findall(document.read_text()))
         assert len(named) > 3 and named <= exported, document
+    for page in DOCS.rglob("*.md"):
+        assert set(NAME.findall(page.read_text())) <= exported, page
 
 
 def section(title: str) -> str:
