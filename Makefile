@@ -23,7 +23,7 @@ PYTHON_TESTS := tests/python
 # have several jobs of their own.
 SIDE_BY_SIDE := $(patsubst %,$(PYTHON_TESTS)/test_%.py,torch_behaviour docs fingerprint packing structure report_page epochs \
 	bad_input drop_in pipelines package torch_expectations user_samples user_code user_caching user_resuming user_sharing)
-PYTHON_CODE := tools/demo tools/site tools/src/bench tests/bench tests/bench_slow tests/what_if tests/drop_in tests/programs tests/chaos docs/examples bindings/python $(PYTHON_TESTS)
+PYTHON_CODE := tools/demo tools/dev/site tools/src/bench tests/bench tests/bench_slow tests/what_if tests/drop_in tests/programs tests/chaos docs/examples bindings/python $(PYTHON_TESTS)
 
 .PHONY: help
 help: ## this list
@@ -126,7 +126,7 @@ venv: $(VENV)/.package ## .venv with the release build of the package and the co
 # --- to read it ----------------------------------------------------------------------------------------------
 
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs
-SITE_CONFIG := tools/site/mkdocs.yml
+SITE_CONFIG := tools/dev/site/mkdocs.yml
 
 .PHONY: docs
 docs: $(VENV)/.docs ## the documentation as a site, in target/site; every link is checked
@@ -211,7 +211,7 @@ lint: $(VENV)/.package $(VENV)/.checks | deps ## formatting, clippy, ruff, mypy
 	cargo clippy --workspace --all-targets --quiet -- -D warnings
 	$(VENV)/bin/ruff format --check --quiet --line-length 120 $(PYTHON_CODE)
 	$(VENV)/bin/ruff check --quiet --target-version py310 --line-length 120 --select E,F,W,I,B,UP,C4,SIM,RET $(PYTHON_CODE)
-	$(VENV)/bin/mypy --strict --no-error-summary --ignore-missing-imports -p tools.demo -p tools.site -p tests.bench -p tests.bench_slow -p tests.what_if -p tests.drop_in -p tests.chaos -p coprep -m tests.programs.__main__
+	$(VENV)/bin/mypy --strict --no-error-summary --ignore-missing-imports -p tools.demo -p tools.dev.site -p tests.bench -p tests.bench_slow -p tests.what_if -p tests.drop_in -p tests.chaos -p coprep -m tests.programs.__main__
 	@echo "lint: all clean"
 
 # The coverage instrumentation of libFuzzer and AddressSanitizer, which a stable compiler has but does not offer.

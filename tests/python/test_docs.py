@@ -297,5 +297,5 @@ def test_a_broken_link_is_noticed() -> None:
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    navigation = (ROOT / "tools" / "site" / "mkdocs.yml").read_text().split("\nnav:\n")[1]
+    navigation = (ROOT / "tools" / "dev" / "site" / "mkdocs.yml").read_text().split("\nnav:\n")[1]
     assert set(re.findall(r"[\w/-]+\.md", navigation)) == {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 DOCS = REPOSITORY / "docs"
 log = logging.getLogger("mkdocs.hooks.coprep")
 
