@@ -9,7 +9,10 @@ import griffe
 
 ROLE = re.compile(r":(?:class|func|meth):`~?([\w.]+)`")
 LITERAL = re.compile(r"``([^`]+)``")
-SEVERAL = re.compile(r"^(?P<indent> *)(?P<others>[a-z]\w*(?:, [a-z]\w*)*), (?P<last>[a-z]\w*): ", re.MULTILINE)
+SEVERAL = re.compile(
+    r"^(?P<indent> *)(?P<first>[a-z]\w*), (?P<others>[a-z]\w*(?:, [a-z]\w*)*): (?P<text>.*\n?(?:(?P=indent) +.*\n?)*)",
+    re.MULTILINE,
+)
 
 
 class Roles(griffe.Extension):  # type: ignore[misc, unused-ignore]  # where griffe is not installed
@@ -21,9 +24,10 @@ class Roles(griffe.Extension):  # type: ignore[misc, unused-ignore]  # where gri
 
 
 def _one_by_one(match: re.Match[str]) -> str:
-    """Returns an entry for each of several arguments that a docstring explains together; the last one has the text."""
-    rows = [f"{match['indent']}{name}: see `{match['last']}`." for name in match["others"].split(", ")]
-    return "\n".join([*rows, f"{match['indent']}{match['last']}: "])
+    """Returns an entry for each of several arguments that a docstring explains together; the first one has the text."""
+    indent, first, text = match["indent"], match["first"], match["text"].rstrip("\n")
+    others = [f"{indent}{name}: see `{first}`." for name in match["others"].split(", ")]
+    return "\n".join([f"{indent}{first}: {text}", *others, ""])
 
 
 def _rewritten(text: str) -> str:
