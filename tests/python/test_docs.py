@@ -22,6 +22,8 @@ import coprep
 import pytest
 from conftest import WAIT
 
+from tools.dev.site import hooks
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "bindings/README.md")]
@@ -299,3 +301,26 @@ def test_a_broken_link_is_noticed() -> None:
 def test_every_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "tools" / "dev" / "site" / "mkdocs.yml").read_text().split("\nnav:\n")[1]
     assert set(re.findall(r"[\w/-]+\.md", navigation)) == {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+
+
+# The site.
+
+
+def test_a_page_that_loads_from_elsewhere_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(
+        '<link rel="canonical" href="https://a/page.html"><link rel="stylesheet" href="//b/x.css"><a href="https://c"></a>'
+        '<script src="https://d/x.js"></script><img src="x.svg"><script src="x.js"></script>'
+    )
+    (tmp_path / "x.css").write_text("a { background: url(data:image/png;base64,x) } @import 'https://e/x.css';")
+    assert hooks.foreign_loads(tmp_path) == ["page.html: //b/x.css", "page.html: https://d/x.js", "x.css"]
+
+
+def test_a_link_to_a_source_becomes_its_name(caplog: pytest.LogCaptureFixture) -> None:
+    class Page:
+        class file:  # noqa: N801 - MkDocs' name
+            src_uri = "explanation/chaos.md"
+
+    links = "[see](../../Makefile) [`worklist`](../../cache/src/worklist.rs) [a](../index.md) [b](../../no.rs)"
+    shown = "see (`Makefile`) `worklist` (`cache/src/worklist.rs`) [a](../index.md) b (`no.rs`)"
+    assert hooks.on_page_markdown(links, page=Page) == shown
+    assert caplog.messages == ["explanation/chaos.md links to ../../no.rs, which is not there"]
