@@ -586,7 +586,7 @@ class DataLoader(Generic[T_co]):
     # Iteration.
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin an epoch: the next one, or the rest of the one a state was loaded of.
+        """Begin an epoch: the next one, or the rest of the epoch whose state was loaded.
 
         Leaving an epoch early (``break``) gives up its rest; the next pass is a whole epoch.
         """
@@ -637,7 +637,7 @@ class DataLoader(Generic[T_co]):
             warnings.warn(note, CacheWarning, stacklevel=3)
 
     def __len__(self) -> int:
-        """Batches of this rank in an epoch."""
+        """Returns the number of batches of this rank in an epoch."""
         if self._private is not None:
             return len(self._private)
         if self._own_order is not None:
@@ -655,7 +655,7 @@ class DataLoader(Generic[T_co]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that is being iterated, or that begins next; counted from 0."""
+        """Number of the epoch that is being iterated, or that begins next, from 0."""
         return self._native.epoch()
 
     @property
@@ -671,16 +671,16 @@ class DataLoader(Generic[T_co]):
         return classes
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the job is, after the last batch it was given: epoch, ids given in it, seed. Can be written as JSON.
+        """Returns the job's position after its last batch: epoch, ids given in it, seed. Can be written as JSON.
 
-        Where samples are drawn with replacement it has the numbers of the draws in place of ids, and ``draws``, which
-        stands for their weights and how many there are. With a sampler of one's own in a cohort it has the numbers of
-        samples in the order of the epoch, and that order, which takes 5.3 bytes for each of them.
+        Where samples are drawn with replacement, the state holds the numbers of the draws instead of ids, and
+        ``draws``, which stands for their weights and their number. With a sampler of your own in a cohort it holds the
+        places of samples in the order of the epoch, and that order, which takes 5.3 bytes for each sample.
 
-        Taken in the loop after the last batch, it is of an empty rest: the loop that resumes it ends at once, and the
-        next one is a whole epoch. Taken after the loop has ended, it is of the next epoch.
+        A state that is taken in the loop after the last batch has an empty rest: the loop that resumes it ends at once,
+        and the next one is a whole epoch. A state that is taken after the loop has ended is of the next epoch.
 
-        With several ranks, call it on each of them at the same step; each state holds what all ranks were given.
+        With several ranks, call it on each of them at the same step; each state holds the samples of all ranks.
         """
         epoch, delivered, seed, samples, order, all_ranks = self._native.state()
         draws = self._options["draws"]
@@ -731,16 +731,16 @@ class DataLoader(Generic[T_co]):
         self._iteration += 1
 
     def stats(self, slow: int = 0) -> dict[str, Any]:
-        """Counts since the loader was made.
+        """Returns counts since the loader was made.
 
-        ``batches``, ``samples``, ``copies`` (batches that were copied), ``errors``, ``reconnects``; ``skipped``, the
-        samples that are left out of the epochs because they failed, each counted once; and the stall, the seconds spent
-        in waiting: ``wait_s``, of which ``fetch_stall_s``, ``prep_stall_s`` and ``others_stall_s`` by what the
-        coordinator lacked: storage, processors, or other jobs.
+        The keys are ``batches``, ``samples``, ``copies`` (batches that were copied), ``errors`` and ``reconnects``;
+        ``skipped``, the samples that are left out of the epochs because they failed, each counted once; and the seconds
+        that the job waited, ``wait_s``. ``fetch_stall_s``, ``prep_stall_s`` and ``others_stall_s`` split these seconds
+        by what the coordinator lacked: storage, processors, or other jobs.
 
         Args:
-            slow: adds ``slow``: so many samples of the stream, those that cost most, each with ``id``, ``path``, and
-                seconds by stage. For them the coordinator is asked, which takes some milliseconds.
+            slow: number of the most expensive samples of the stream to add as ``slow``, each with ``id``, ``path``, and
+                seconds by stage. The coordinator is asked for them, which takes some milliseconds.
         """
         stats: dict[str, Any] = self._native.stats()
         if isinstance(self._make, InJob):
