@@ -87,7 +87,7 @@ pub(crate) fn files(
 
 /// A dataset of Python code, told apart by named parts of 16 bytes each.
 #[pyfunction]
-#[pyo3(signature = (name, samples, dataset, rest, *, split, in_job))]
+#[pyo3(signature = (name, samples, dataset, rest, *, split, in_job, is_iterated))]
 pub(crate) fn user_dataset(
     name: String,
     samples: Option<u32>,
@@ -95,6 +95,7 @@ pub(crate) fn user_dataset(
     rest: Vec<(String, [u8; 16])>,
     split: bool,
     in_job: bool,
+    is_iterated: bool,
 ) -> Pipeline {
     let parts = |parts: Vec<(String, [u8; 16])>| {
         let part = |(name, hash)| Part {
@@ -110,6 +111,7 @@ pub(crate) fn user_dataset(
         rest: parts(rest),
         split,
         in_job,
+        is_iterated,
     });
     Pipeline {
         spec: PipelineSpec {

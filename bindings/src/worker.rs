@@ -241,7 +241,7 @@ impl WorkerLink {
     }
 
     /// As Python is told: whether it is the first of its chunk, sample, buffer and slot if they are known for sure, whether to
-    /// keep it, key of its random numbers, where its cached part lies, and bytes of that.
+    /// keep it, key of its random numbers, where its cached part lies, bytes of that, and its visit.
     fn told<'py>(
         &self,
         py: Python<'py>,
@@ -251,7 +251,8 @@ impl WorkerLink {
         let key = sample_key(self.seed, u64::from(order.id), order.visit);
         let (at, size) = order.cached;
         let place = order.place.filter(|_| !order.is_offered);
-        let told = (is_first, order.id, place, order.keep, key, at, size);
+        let visit = order.visit;
+        let told = (is_first, order.id, place, order.keep, key, at, size, visit);
         Ok(told.into_pyobject(py)?.into_any())
     }
 

@@ -184,6 +184,10 @@ def check_job(
         found.append(Finding("unfinished", f"{name}: neither ended nor told an error"))
     for loader in sorted({loader for rank in ranks for loader in rank.passes}):
         own = job if loader == 0 else dataclasses.replace(job, shuffle=False, draws=0)
+        if plan.datas[job.data].is_iterable:
+            for one in ranks[0].passes[loader]:
+                found += _check_iterated(f"{name}, epoch {one.epoch}", own, plan.datas[job.data].samples, due, one)
+            continue
         for passes in _side_by_side([rank.passes.get(loader, []) for rank in ranks]):
             found += _check_pass(
                 f"{name}, loader {loader}, epoch {passes[0].epoch}", own, due, plan, passes, len(ranks)
@@ -281,6 +285,45 @@ def _check_whole(
     return found
 
 
+def batches_of_iteration(job: Job, samples: int) -> list[list[int]]:
+    """Returns the batches of a dataset that can only be iterated, as PyTorch's loader gives them.
+
+    Each of its workers gives every so manieth sample, and they take turns.
+    """
+    workers = max(1, job.workers)
+    shares = [list(range(first, samples, workers)) for first in range(workers)]
+    size = job.batch_size
+    own = [[share[at : at + size] for at in range(0, len(share), size)] for share in shares]
+    most = max(map(len, own))
+    turns = [batches[turn] for turn in range(most) for batches in own if turn < len(batches)]
+    return [batch for batch in turns if len(batch) == size or not job.drop_last]
+
+
+def _check_iterated(where: str, job: Job, samples: int, due: Due, one: Pass) -> list[Finding]:
+    """Checks an epoch of a dataset that can only be iterated. Its errors tell the numbers of batches."""
+    expected = batches_of_iteration(job, samples)
+    failed = {id for id, _, _ in one.errors}
+    found = []
+    if failed and job.skip:
+        found.append(Finding("error despite skip", f"{where}: batches {_some(failed)}"))
+    elif failed and not due.any_may_fail:
+        found.append(Finding("error not due, sample", f"{where}: batches {_some(failed)}"))
+    given = [expected.index(batch) if batch in expected else -1 for batch in one.batches]
+    if -1 in given:
+        strange = one.batches[given.index(-1)]
+        return [*found, Finding("batch not of the iteration", f"{where}: {strange}")]
+    if any(after <= before for before, after in zip(given, given[1:], strict=False)):
+        return [*found, Finding("order broken", f"{where}: batches {given}")]
+    end = len(expected) if one.is_complete else max(given, default=-1) + 1
+    # Where a second batch ends its readers before another one was made, the epoch ends.
+    if len(failed) > 1 and max(failed) > max(given, default=-1):
+        end = min(end, max(failed) + 1)
+    lost = set(range(end)) - set(given) - failed
+    if lost and not (job.skip and due.any_may_fail):
+        found.append(Finding("batch lost", f"{where}: {_some(lost)} of {len(expected)}"))
+    return found
+
+
 # --- several jobs --------------------------------------------------------------------------------------------
 
 
@@ -294,10 +337,13 @@ def check_cohort(plan: Plan, jobs: Sequence[Sequence[Rank]]) -> list[Finding]:
     if plan.panics_cost_samples:
         return []
     whole = {n: [one for one in jobs[n][0].passes.get(0, []) if one.is_complete] for n in members}
+    if plan.datas[plan.jobs[members[0]].data].is_iterable:
+        whole = {n: _may_be_compared(plan, n, passes) for n, passes in whole.items()}
     first, *others = members
     found = []
     for other in others:
-        for mine, theirs in zip(whole[first], whole[other], strict=False):
+        of_other = {one.epoch: one for one in whole[other]}
+        for mine, theirs in ((one, of_other[one.epoch]) for one in whole[first] if one.epoch in of_other):
             if mine.batches != theirs.batches:
                 at = next(
                     (k for k, pair in enumerate(zip(mine.batches, theirs.batches, strict=False)) if pair[0] != pair[1]),
@@ -308,6 +354,16 @@ def check_cohort(plan: Plan, jobs: Sequence[Sequence[Rank]]) -> list[Finding]:
                 )
                 break
     return found
+
+
+def _may_be_compared(plan: Plan, number: int, passes: list[Pass]) -> list[Pass]:
+    """Returns the passes of a dataset that can only be iterated without those that a failure may have cut short.
+
+    Readers that were killed twice at one batch may not be those that a member needs that has come again.
+    """
+    if not due_of(plan, number).any_may_fail:
+        return passes
+    return [] if plan.jobs[number].skip else [one for one in passes if not one.errors]
 
 
 # --- errors that a plan makes due ----------------------------------------------------------------------------

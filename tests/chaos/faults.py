@@ -130,6 +130,18 @@ class Unable(Exception):
     """A history needs what cannot be had here; the message says what."""
 
 
+def import_torch() -> None:
+    """Imports PyTorch.
+
+    Raises:
+        Unable: it is not installed.
+    """
+    try:
+        import torch.utils.data  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise Unable("PyTorch is not installed") from error
+
+
 def isolate(plan: Plan, runtime: Path) -> bool:
     """Gives this process, and all it starts, a ``/dev/shm`` of its own, and a small runtime directory if planned.
 

@@ -169,6 +169,9 @@ class History:
         plan = self.plan
         if plan.failpoints and not self.settings.has_failpoints:
             raise faults.Unable("the command was built without failpoints")
+        if any(data.is_iterable for data in plan.datas):
+            # Once, and not in each of the jobs, which are forked.
+            faults.import_torch()
         if plan.failpoints:
             self.panicking.mkdir()
         faults.adopt()
@@ -482,8 +485,14 @@ class History:
         return faults.targets(faults.descendants(os.getpid()), "coordinator")
 
     def _shared(self) -> list[str]:
-        """What is in ``/dev/shm``, without the named caches, which stay by design."""
-        return [name for name in os.listdir("/dev/shm") if not (self.plan.cache_name and "chaos-" in name)]
+        """What is in ``/dev/shm``, without the named caches, which stay by design.
+
+        PyTorch's loaders make semaphores for their workers, and a process that is killed meanwhile leaves one.
+        """
+        may_stay = ["chaos-"] if self.plan.cache_name else []
+        if self.killed and any(self.plan.datas[job.data].is_iterable and job.workers for job in self.plan.jobs):
+            may_stay.append("sem.")
+        return [name for name in os.listdir("/dev/shm") if not any(part in name for part in may_stay)]
 
     def _find_idle(self) -> bool:
         """Waits until the coordinator has forgotten all jobs. False: it is gone, or says nothing."""

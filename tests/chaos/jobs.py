@@ -12,6 +12,7 @@ import signal
 import struct
 import sys
 import time
+import warnings
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,7 +93,7 @@ def pipeline_of(data: Data, room: Room) -> Any:
     """The dataset of a loader."""
     if not data.is_native:
         kind = datasets.Pickled if data.kind == "pickled" else datasets.Values
-        return kind(
+        values = kind(
             data.samples,
             data.width,
             data.slow,
@@ -102,6 +103,11 @@ def pipeline_of(data: Data, room: Room) -> Any:
             data.deadly_once,
             str(room.folder),
         )
+        if not data.is_iterable:
+            return values
+        from tests.chaos.iterated import Iterated
+
+        return Iterated(values)
     if data.kind == "folder":
         source = coprep.ImageFolder(room.images / f"folder-{data.samples}")
     else:
@@ -166,6 +172,9 @@ def options_of(plan: Plan, part: Part, room: Room) -> dict[str, Any]:
     if not data.is_native:
         # Three times as long is waited for a batch.
         options |= {"num_workers": job.workers, "timeout": room.timeout / 2}
+    if data.is_iterable:
+        # Its samples say their ids.
+        options |= {"shuffle": None, "with_index": False}
     if data.kind == "transform":
         options["transform"] = datasets.Shift()
     if data.kind == "pickled":
@@ -223,6 +232,8 @@ class Training:
     def run(self) -> None:
         dataset = pipeline_of(self.data, self.room)
         options = options_of(self.plan, self.part, self.room)
+        # A job that shares nothing would show nothing.
+        warnings.simplefilter("error", coprep.UnsharedWarning)
         loader = coprep.DataLoader(dataset, **options)
         if self.job.draws:
             draw_with_replacement(loader, self.job, self.data.samples)

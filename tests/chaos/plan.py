@@ -32,7 +32,9 @@ class Data:
     """A dataset. The jobs that use the same one and the same options share a stream."""
 
     kind: str
-    """``folder`` or ``files``: native pipelines. ``plain``, ``transform``, ``pickled``: Python datasets."""
+    """``folder`` or ``files``: native pipelines. ``plain``, ``transform``, ``pickled``: Python datasets. ``iterable``:
+    one that can only be iterated, of a cohort.
+    """
     samples: int
     operators: str = "crop"
     """Of a native pipeline: ``crop`` (random), ``fixed`` (nothing random), ``float`` (random, normalized)."""
@@ -51,6 +53,10 @@ class Data:
     @property
     def is_native(self) -> bool:
         return self.kind in ("folder", "files")
+
+    @property
+    def is_iterable(self) -> bool:
+        return self.kind == "iterable"
 
 
 @dataclass(frozen=True)
@@ -286,7 +292,7 @@ def draw(seed: int, points: tuple[Point, ...] = ()) -> Plan:
         ending=d.pick(stop=5, term=3, idle=2),
         probe=d.chance(0.3),
     )
-    return _drawn(_TROUBLES[trouble](d, plan))
+    return _iterated(_drawn(_TROUBLES[trouble](d, plan)))
 
 
 def _drawn(plan: Plan) -> Plan:
@@ -306,6 +312,38 @@ def _drawn(plan: Plan) -> Plan:
         return dataclasses.replace(own, shuffle=True, draws=draws, weighted=weighted)
 
     return dataclasses.replace(plan, jobs=tuple(drawing(j) if j.data == lead.data else j for j in plan.jobs))
+
+
+def _iterated(plan: Plan) -> Plan:
+    """In some plans the members of the cohort have a dataset that can only be iterated.
+
+    As in :func:`_drawn`, all other plans stay as they are.
+    """
+    d = _Draw(random.Random(f"iterated {plan.seed}"))
+    members = [job for job in plan.jobs if job.cohort]
+    # PyTorch itself needs more memory and more descriptors than such plans leave.
+    if not members or plan.memory or plan.descriptors or not d.chance(0.4):
+        return plan
+    samples = d.rng.choice(SIZES)
+    data = Data("iterable", samples, width=d.rng.choice([8, 64, 1024]))
+    if d.chance(0.3):
+        data = dataclasses.replace(data, slow=d.ids(samples, 4), slow_s=d.rng.choice([0.03, 0.1, 0.3]))
+    if d.chance(0.1):
+        data = dataclasses.replace(data, deadly_once=d.ids(samples, 1))
+    workers = d.pick(none=7, two=3)
+
+    def iterating(job: Job) -> Job:
+        leave = (d.rng.randrange(job.epochs), d.rng.randint(0, samples // job.batch_size)) if d.chance(0.2) else None
+        own = dataclasses.replace(job, data=len(plan.datas), shuffle=False, relaxed=False, subset=None, seed=None)
+        own = dataclasses.replace(own, draws=0, weighted=False, sampler=False, leave=leave)
+        own = dataclasses.replace(own, cache=None, cache_bytes=None, lru=False, reuse=None)
+        return dataclasses.replace(own, workers=2 if workers == "two" else 0)
+
+    jobs = tuple(iterating(job) if job.cohort else job for job in plan.jobs)
+    plan = dataclasses.replace(plan, datas=(*plan.datas, data), jobs=jobs)
+    # Most faults were drawn for jobs that may have been native.
+    kills = tuple(_kill(d, plan) for _ in range(d.rng.choice([0, 1, 1, 2])))
+    return dataclasses.replace(plan, faults=(*plan.faults, *kills))
 
 
 def _data(d: _Draw) -> Data:

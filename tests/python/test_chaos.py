@@ -16,6 +16,7 @@ import pytest
 from tests.chaos import data, faults
 from tests.chaos.checks import (
     Finding,
+    batches_of_iteration,
     check_cohort,
     check_descriptors,
     check_job,
@@ -55,6 +56,7 @@ def log_of(*batches: list[int], epoch: int = 0, loader: int = 0, whole: bool = T
 DONE = {"what": "done"}
 GOOD = ([0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11])
 JOB = Job(0, epochs=1, batch_size=4)
+ITERATING = dataclasses.replace(JOB, shuffle=False, workers=0)
 
 
 def found(plan: Plan, *ranks: list[Any], **more: Any) -> list[str]:
@@ -206,6 +208,50 @@ def test_a_cohort_that_is_not_in_step_is_found() -> None:
     ranks = [[read_rank([[*log_of(*batches), DONE]])] for batches in (GOOD, GOOD[::-1])]
     assert check_cohort(plan, [ranks[0], ranks[0]]) == []
     assert [one.kind for one in check_cohort(plan, ranks)] == ["cohort differs"]
+
+
+def test_batches_of_an_iteration_that_are_lost_or_made_up_are_found() -> None:
+    def kinds(*records: list[Any], job: Job = ITERATING, **more: Any) -> list[str]:
+        return found(plan_of(job, kind="iterable", **more), [*(one for log in records for one in log), DONE])
+
+    assert kinds(log_of(*GOOD)) == []
+    assert kinds(log_of(*GOOD[:2])) == kinds(log_of(*GOOD[1:], whole=False)) == ["batch lost"]
+    assert kinds(log_of(*GOOD[:2], whole=False)) == []
+    assert kinds(log_of(*GOOD[:2], GOOD[1])) == kinds(log_of(*GOOD[::-1])) == ["order broken"]
+    assert kinds(log_of(*GOOD[:2], [8, 9, 10])) == ["batch not of the iteration"]
+    assert kinds(log_of(*GOOD[:2], e2="SampleError")) == ["error not due, sample"]
+    twice = (Fault("kill", At("start"), "worker"),) * 2
+    assert kinds(log_of(GOOD[0], GOOD[2], e1="SampleError"), faults=twice) == []
+    assert kinds(log_of(GOOD[0], e1="SampleError"), faults=twice) == ["batch lost"]
+    # Nothing comes past two such batches in a row.
+    assert kinds(log_of(GOOD[0], e1="SampleError", e2="SampleError"), faults=twice, samples=20) == []
+    assert kinds(log_of(GOOD[0], e2="SampleError", e3="SampleError"), faults=twice, samples=20) == ["batch lost"]
+    skipping = dataclasses.replace(ITERATING, skip=True)
+    assert kinds(log_of(*GOOD[:1]), faults=twice, job=skipping) == []
+    assert kinds(log_of(*GOOD, e1="SampleError"), faults=twice, job=skipping) == ["error despite skip"]
+
+
+def test_pytorchs_workers_take_turns() -> None:
+    job = dataclasses.replace(ITERATING, batch_size=2, workers=2)
+    assert batches_of_iteration(job, 7) == [[0, 2], [1, 3], [4, 6], [5]]
+    assert batches_of_iteration(dataclasses.replace(job, drop_last=True), 7) == [[0, 2], [1, 3], [4, 6]]
+
+
+def test_members_that_iterate_are_compared_epoch_by_epoch() -> None:
+    jobs = (dataclasses.replace(ITERATING, cohort=2),) * 2
+    plan = Plan(1, (Data("iterable", 12),), jobs)
+    left = [*log_of(*GOOD[:1], whole=False), *log_of(*GOOD, epoch=1), DONE]
+    whole, shorter = ([*log_of(*GOOD), *log_of(*second, epoch=1), DONE] for second in (GOOD, GOOD[:2]))
+    ranks = [[read_rank([log])] for log in (left, whole, shorter)]
+    assert check_cohort(plan, ranks[:2]) == []
+    assert [one.kind for one in check_cohort(plan, ranks[1:])] == ["cohort differs"]
+    # A failure may have ended it there.
+    killed = dataclasses.replace(
+        plan,
+        jobs=tuple(dataclasses.replace(job, skip=True) for job in jobs),
+        faults=(Fault("kill", At("start"), "worker"),) * 2,
+    )
+    assert check_cohort(killed, ranks[1:]) == []
 
 
 def test_draws_that_are_too_few_or_of_weight_0_are_found() -> None:

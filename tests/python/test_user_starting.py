@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
 import signal
+import socket
+import struct
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -411,3 +416,24 @@ def test_the_search_for_modules_ends() -> None:
     for _ in range(2 * MOST):
         deep = [deep]
     assert "user_datasets" not in modules_of(deep)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_zygote_whose_coordinator_has_ended_before_it_began_imports_nothing(tmp_path: Path, is_there: bool) -> None:
+    (tmp_path / "large.py").write_text("from pathlib import Path\nPath(__file__).with_name('imported').touch()")
+    ours, theirs = socket.socketpair()
+    prelude = json.dumps({"imports": ["large"], "argv": ["-c"]})
+    request = json.dumps({"do": "import", "prelude": prelude}).encode()
+    ours.send(struct.pack("<I", len(request)) + request)
+    if not is_there:
+        ours.close()
+    script = "from coprep._zygote import main; main()"
+    zygote = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=theirs, env={**os.environ, "PYTHONPATH": str(tmp_path)}
+    )
+    theirs.close()
+    if is_there:
+        until((tmp_path / "imported").exists, "it is imported")
+        ours.close()
+    assert zygote.wait(30) == 0
+    assert (tmp_path / "imported").exists() == is_there

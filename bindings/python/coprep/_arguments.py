@@ -302,7 +302,7 @@ def check_dataset(dataset: Any) -> None:
         raise TypeError(
             f"{type(dataset).__name__} can only be iterated over: samples are shared by their ids, so a dataset must "
             "have __len__ and __getitem__. Make it map-style (an index of what it reads), or a "
-            "torch.utils.data.IterableDataset, which shares nothing"
+            "torch.utils.data.IterableDataset, which is shared in a cohort"
         )
     if not hasattr(dataset, "__getitem__"):
         raise TypeError(

@@ -115,6 +115,29 @@ class Samples:
         return batch, index
 
 
+class Iterated(Samples):
+    """Batches of a dataset that can only be iterated: each comes as one sample, with all its items."""
+
+    def __init__(self, framework: Framework, collate: Collate | None, batched: bool) -> None:
+        super().__init__(framework, collate, batched, with_index=False)
+
+    @property
+    def whole(self) -> bool:
+        return True
+
+    def _finish(self, batch: Any) -> Any:
+        (items,) = batch
+        if self._collate is not None or not self._batched:
+            return super()._finish(batch if not self._batched else items)
+        if self._framework == "torch":
+            from torch.utils.data import default_collate
+
+            return default_collate(items)
+        # Each batch may be of another shape.
+        samples = Samples(self._framework, None, batched=True, with_index=False)
+        return samples.collate_here(items, np.empty(0, np.int64))
+
+
 def _blobs(array: _coprep.Array) -> list[memoryview]:
     """What is of no fixed size, by sample. What is larger than its row lies elsewhere."""
     blobs = [row.data for row in np.asarray(array)]

@@ -171,11 +171,12 @@ class WorkerLink:
     """A worker process's end of its socket: takes orders, one at a time, and reports what was made of them."""
 
     def __init__(self, socket: int, worklist: int | None, seed: int) -> None: ...
-    def next(self) -> tuple[bool, int, tuple[int, int] | None, bool, int, int, int] | bytes | None:
+    def next(self) -> tuple[bool, int, tuple[int, int] | None, bool, int, int, int, int] | bytes | None:
         """The next sample to make, or another message. None: the coordinator is gone.
 
         A sample: whether it is the first of its chunk, its id, its buffer and slot if they are known for sure, whether
-        to keep its deterministic part, the key of its random numbers, where its cached part lies, bytes of that.
+        to keep its deterministic part, the key of its random numbers, where its cached part lies, bytes of that, its
+        visit.
         """
 
     def scratch(self) -> tuple[int, int]:
@@ -203,6 +204,7 @@ def user_dataset(
     *,
     split: bool,
     in_job: bool,
+    is_iterated: bool,
 ) -> Pipeline: ...
 def status(socket: str | os.PathLike[str] | None = None, slow: int = 0) -> str: ...
 def stop(socket: str | os.PathLike[str] | None = None) -> int: ...

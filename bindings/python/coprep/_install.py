@@ -35,8 +35,8 @@ def install() -> None:
     The loaders behave as :class:`DataLoader`, except where PyTorch's would do without an error:
 
     - Ranks are those of a ``DistributedSampler``. Without one each process is given the whole dataset.
-    - PyTorch makes the loaders that cannot be shared (a sampler of its own, an ``IterableDataset``, a dataset that
-      cannot be pickled), with an :class:`UnsharedWarning`.
+    - PyTorch makes the loaders that cannot be shared (a dataset that cannot be pickled; outside of a cohort a sampler
+      of its own, or an ``IterableDataset``), with an :class:`UnsharedWarning`.
     - ``isinstance(loader, torch.utils.data.DataLoader)`` holds.
 
     Instances of classes that derive from PyTorch's are PyTorch's as before. Processes that ``multiprocessing`` starts
@@ -151,8 +151,8 @@ class _AsPyTorch(DataLoader[Any]):
             # Each process has the whole dataset, since there is no DistributedSampler.
             self._place = (rank or 0, 1, group)
         # Libraries compare num_workers with a number.
-        if self._private is not None:
-            self.num_workers = self._private.num_workers
+        if self._torchs is not None:
+            self.num_workers = self._torchs.num_workers
         elif self.num_workers is None:
             self.num_workers = len(os.sched_getaffinity(0))
 

@@ -22,6 +22,7 @@ from coprep._batches import (
     NOTHING,
     Images,
     InJob,
+    Iterated,
     Make,
     Samples,
     framework_of,
@@ -82,8 +83,9 @@ class DataLoader(Generic[T_co]):
     Of a **native pipeline** (``coprep.ImageFolder(...)...``) a batch is ``(images, labels)``: images are uint8, or
     float32 after ``normalize``, of shape (batch, 3, height, width); labels are int64 of shape (batch,). Of any other
     map-style **dataset** it is what PyTorch's default collation, or ``collate_fn``, makes of the samples;
-    ``dataset[i]`` is run by worker processes that all jobs of the stream share. An ``IterableDataset`` works, by
-    PyTorch's own loader, and shares nothing (:class:`UnsharedWarning`). Either way batches lie in shared
+    ``dataset[i]`` is run by worker processes that all jobs of the stream share. An ``IterableDataset`` is
+    shared in a ``cohort``, whose jobs get the batches of one iteration. Elsewhere it works by PyTorch's own loader, and
+    shares nothing (:class:`UnsharedWarning`). Either way batches lie in shared
     memory without having been copied, may be written to in place (nobody else sees it), and stay valid as long as
     anything of them is held.
 
@@ -104,7 +106,8 @@ class DataLoader(Generic[T_co]):
             it is shared: all jobs are given what the sampler of the first one to begin an epoch gives.
         num_workers: worker processes of the stream; those of its first job count. ``None``: as many as the coordinator
             has processors. 0: samples are made in this process, in the same order and with the same random numbers, for
-            a debugger. Without effect for a native pipeline.
+            a debugger. Without effect for a native pipeline. Of an ``IterableDataset`` in a cohort: PyTorch's workers,
+            each of which iterates it; 0 or ``None``: one process does, for all jobs.
         collate_fn: makes a batch of a list of samples, in the job.
         pin_memory: batches are copied into pinned memory, if there is an accelerator.
         drop_last: leave out the last batch if it is short.
@@ -135,7 +138,8 @@ class DataLoader(Generic[T_co]):
         subset: ids of this job's samples, each once, or a boolean mask with one element for each sample; ``None`` means
             all.
         cohort: name common to ``cohort_size`` jobs that start together, advance together and get the same batches,
-            reproducibly. Shares any sampler. By default ``COPREP_COHORT=name:size`` says so.
+            reproducibly. Shares any sampler, and an ``IterableDataset``. By default ``COPREP_COHORT=name:size`` says
+            so.
         cohort_size: number of jobs to wait for.
         framework: ``"torch"``, ``"numpy"``, or ``None``: torch if it is installed.
         cache: form in which samples are cached: ``"auto"`` (for each sample the form that saves most time for its
@@ -233,6 +237,8 @@ class DataLoader(Generic[T_co]):
         self._framework = framework_of(framework)
         self._private: Any = None
         self._own_order: OwnOrder | None = None
+        self._iterated: Any = None
+        """PyTorch's loader of a dataset that can only be iterated and is shared. Is never iterated here."""
         self._cohort = arguments.cohort(cohort, cohort_size)
         self._names_cohort = cohort is not None
         self._is_native = isinstance(dataset, _coprep.Pipeline)
@@ -274,6 +280,8 @@ class DataLoader(Generic[T_co]):
         self._apply(one_order)
         if self._own_order is not None:
             self._set_own_order(self._own_order)
+        if self._iterated is not None:
+            self._set_iterated()
         if subset is not None:
             self._set_subset(subset)
         self._code: Any = None
@@ -301,8 +309,11 @@ class DataLoader(Generic[T_co]):
         if arguments.is_iterable_dataset(self.dataset):
             if subset is not None:
                 raise ValueError("subset names samples by their ids, and an IterableDataset has none: leave it out")
-            why = f"{type(self.dataset).__name__} is an IterableDataset, whose samples have no ids"
-            self._private = self._unshared(why, shuffle=shuffle)
+            why = self._why_not_iterated()
+            if why is None:
+                self._iterated = self._torch_loader(shuffle)
+            else:
+                self._private = self._unshared(why, shuffle=shuffle)
             return None
         sampler = self._sampler if self._sampler is not None else self._batch_sampler
         if sampler is None:
@@ -325,6 +336,48 @@ class DataLoader(Generic[T_co]):
             self._private = self._unshared(own)
         return None
 
+    def _why_not_iterated(self) -> str | None:
+        """Returns why a dataset that can only be iterated is not shared; ``None``: its cohort shares it."""
+        why = f"{type(self.dataset).__name__} is an IterableDataset, whose samples have no ids"
+        if self._cohort is None:
+            return f"{why}, so that only a cohort can share it"
+        if arguments.has_other_ranks(*self._place):
+            return f"{why}, and each rank has its own"
+        if self._with_index:
+            return why
+        from coprep._usercode import UserCode
+
+        try:
+            UserCode(self._batches(), None, None, whole=True, batched=True, spawn=False).identity()
+        except TypeError as error:
+            # PyTorch's own loader need not pickle it.
+            return str(error)
+        return None
+
+    def _batches(self) -> Any:
+        from coprep._iterables import Batches
+
+        return Batches(
+            self.dataset,
+            self.transform,
+            self.worker_init_fn,
+            batch_size=self.batch_size,
+            drop_last=self.drop_last,
+            workers=self._given_workers or 0,
+            persistent_workers=self.persistent_workers,
+            prefetch_factor=self.prefetch_factor,
+        )
+
+    def _set_iterated(self) -> None:
+        options = self._options
+        if options["cache"] not in (None, "auto", "off") or options["reuse"]:
+            raise ValueError(
+                "the batches of an IterableDataset have no ids, so that none can be cached: leave cache and reuse out"
+            )
+        # The coordinator counts batches, each of which is one sample to it.
+        options.update(batch_size=1, drop_last=False, relaxed=False, cache="off", cache_bytes=None)
+        self._join_alone()
+
     def _order_of_cohort(self, why: str) -> OwnOrder | str:
         """Returns the order of a sampler that is shared in a cohort, or why it is not: outside of one it is ``why``."""
         if self._cohort is None or not (self._is_native or hasattr(self.dataset, "__len__")):
@@ -337,12 +390,16 @@ class DataLoader(Generic[T_co]):
         self._refuse_reuse()
         if order.batch_size is not None:
             self._options["batch_size"] = order.batch_size
+        self._join_alone()
+
+    def _join_alone(self) -> None:
+        """Makes this process a member of the cohort, apart from its other loaders whose epochs are their own."""
         rank, world_size, group = self._place
         if world_size is None:
             self._place = (0, 1, group)
         if self._cohort is not None and not self._names_cohort:
-            # One name is for all loaders of the program. The order in which loaders with samplers of their own are made
-            # tells them apart, since two of them on one dataset would be taken for two jobs.
+            # One name is for all loaders of the program. Those that have samplers of their own, or iterable datasets,
+            # are told apart by the order in which they are made, since two on one dataset would be taken for two jobs.
             name, size = self._cohort
             number = next(_own_orders)
             self._options["cohort"] = (f"{name}, loader {number + 1}" if number else name, size)
@@ -387,6 +444,10 @@ class DataLoader(Generic[T_co]):
             return Images(self._framework, self._with_index)
         from coprep._usercode import UserCode
 
+        if self._iterated is not None:
+            made = Iterated(self._framework, self._collate, self._batched)
+            self._code = UserCode(self._batches(), None, None, whole=True, batched=self._batched, spawn=spawn)
+            return made
         samples = Samples(self._framework, self._collate, self._batched, self._with_index)
         self._code = UserCode(
             self.dataset,
@@ -395,9 +456,9 @@ class DataLoader(Generic[T_co]):
             whole=samples.whole,
             batched=samples.batched,
             spawn=spawn,
-            in_job=self._given_workers == 0,
+            in_job=self._is_in_job,
         )
-        if self._given_workers != 0:
+        if not self._is_in_job:
             return samples
         uses = self._options["reuse"] or (0 if self._options["cache"] == "prepared" else None)
         return InJob(self._code, samples, skip_errors, uses)
@@ -409,6 +470,9 @@ class DataLoader(Generic[T_co]):
         if self._with_index or self._framework == "numpy":
             raise ValueError(f"this loader cannot share ({why}): with_index and framework='numpy' need one that can")
         warn_unshared(why)
+        return self._torch_loader(shuffle)
+
+    def _torch_loader(self, shuffle: bool | None) -> Any:
         is_iterable = arguments.is_iterable_dataset(self.dataset)
         # Each worker iterates over all of an iterable dataset, so that nobody has more than one unasked.
         default = 0 if is_iterable else len(os.sched_getaffinity(0))
@@ -438,12 +502,22 @@ class DataLoader(Generic[T_co]):
         )
 
     @property
+    def _torchs(self) -> Any:
+        """PyTorch's own loader of what has no ids, or cannot be shared."""
+        return self._private if self._private is not None else self._iterated
+
+    @property
+    def _is_in_job(self) -> bool:
+        """Returns whether samples are made in this process."""
+        return self._given_workers == 0 and not self._is_native and self._iterated is None
+
+    @property
     def sampler(self) -> Any:
         """As it was given; else PyTorch's, of the same order."""
         if self._sampler is not None:
             return self._sampler
-        if self._private is not None:
-            return self._private.sampler
+        if self._torchs is not None:
+            return self._torchs.sampler
         import torch.utils.data as data
 
         return data.RandomSampler(self.dataset) if self._shuffle else data.SequentialSampler(self.dataset)
@@ -453,8 +527,8 @@ class DataLoader(Generic[T_co]):
         """As it was given; else PyTorch's, of the same batches."""
         if self._batch_sampler is not None or self.batch_size is None:
             return self._batch_sampler
-        if self._private is not None:
-            return self._private.batch_sampler
+        if self._torchs is not None:
+            return self._torchs.batch_sampler
         import torch.utils.data as data
 
         return data.BatchSampler(self.sampler, self.batch_size, self.drop_last)
@@ -475,7 +549,7 @@ class DataLoader(Generic[T_co]):
     def _dataset_kind(self) -> Any:
         from torch.utils.data import dataloader
 
-        return dataloader._DatasetKind.Map if self._private is None else self._private._dataset_kind
+        return dataloader._DatasetKind.Map if self._torchs is None else self._torchs._dataset_kind
 
     @property
     def _iterator(self) -> Any:
@@ -519,15 +593,16 @@ class DataLoader(Generic[T_co]):
         code = None
         pipeline = self.dataset
         if self._code is not None:
-            in_job = self._given_workers == 0
+            in_job = self._is_in_job
             self._identity = self._code.identity()
             identity = self._identity
             if in_job and identity.samples is None:
                 identity = identity._replace(samples=len(self._code.local().dataset))
-            pipeline = identity.pipeline(split=self.transform is not None, in_job=in_job)
+            split = self.transform is not None and self._iterated is None
+            pipeline = identity.pipeline(split=split, in_job=in_job)
             code = None if in_job else (self._launch(), self._code.packed)
         options = dict(self._options)
-        if self._given_workers == 0 and self._code is not None:
+        if self._is_in_job:
             options.update(cache="off", cache_bytes=None, reuse=0)
         if place.world_size > 1:
             _ranks.add(self)
@@ -543,11 +618,12 @@ class DataLoader(Generic[T_co]):
         )
 
     def _launch(self) -> Any:
-        return self._code.launch(self._given_workers or 0, self._limit)
+        workers = 1 if self._iterated is not None else self._given_workers or 0
+        return self._code.launch(workers, self._limit)
 
     def _prepare(self) -> None:
         """Let the coordinator import, while this job does something else, what the dataset needs."""
-        if self._private is not None or self._code is None or not self._code.is_preloaded or self._given_workers == 0:
+        if self._private is not None or self._code is None or not self._code.is_preloaded or self._is_in_job:
             return
         # It is an error when the loader is used, if it is one.
         with contextlib.suppress(Exception):
@@ -579,7 +655,8 @@ class DataLoader(Generic[T_co]):
             return
         epoch = self._loader.epoch()
         attached = self._loader.attached()
-        self._resume = (epoch, _EMPTY_SET, attached["seed"], _samples(self.dataset, attached), None)
+        samples = attached["dataset_samples"] if self._iterated is not None else _samples(self.dataset, attached)
+        self._resume = (epoch, _EMPTY_SET, attached["seed"], samples, None)
         self._loader.close()
         self._loader = None
 
@@ -595,7 +672,7 @@ class DataLoader(Generic[T_co]):
         if not self._is_native and not isinstance(self.dataset, str):
             # A sampler of the user's own has to be iterated before its number of samples is known.
             sized = self if self._own_order is None else self.dataset
-            if len(sized) == 0:
+            if self._iterated is None and len(sized) == 0:
                 return iter(())
         self._follow_dataset()
         self._follow_weights()
@@ -638,8 +715,8 @@ class DataLoader(Generic[T_co]):
 
     def __len__(self) -> int:
         """Returns the number of batches of this rank in an epoch."""
-        if self._private is not None:
-            return len(self._private)
+        if self._torchs is not None:
+            return len(self._torchs)
         if self._own_order is not None:
             return self._own_order.batches(self._options["batch_size"], self._options["drop_last"])
         if self._is_native or isinstance(self.dataset, str):
@@ -766,8 +843,11 @@ class DataLoader(Generic[T_co]):
         if self._private is not None:
             parts = ["shares nothing"]
         else:
-            parts = [f"batch_size={self._options['batch_size'] if self._batched else None}"]
-            if self._own_order is not None:
+            size = self.batch_size if self._iterated is not None else self._options["batch_size"]
+            parts = [f"batch_size={size if self._batched else None}"]
+            if self._iterated is not None:
+                parts.append("in the order of its iteration")
+            elif self._own_order is not None:
                 parts.append(f"the order of {type(self._own_order.sampler).__qualname__}")
             else:
                 parts.append(f"shuffle={self._options['shuffle']}")
@@ -775,7 +855,7 @@ class DataLoader(Generic[T_co]):
             draws = self._options["draws"]
             parts += [f"{draws.length} draws with replacement"] if draws is not None else []
             parts += ["a subset"] if self._options["subset"] is not None else []
-            parts.append("samples made in this process" if self.num_workers == 0 and not self._is_native else "shared")
+            parts.append("samples made in this process" if self._is_in_job else "shared")
         return f"<coprep.DataLoader of {dataset}: {', '.join(parts)}>"
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from coprep import _coprep
 from coprep._errors import CannotTravel
 from coprep._fingerprint import fingerprint
+from coprep._iterables import Batches
 from coprep._modules import MAINS, Modules
 from coprep._packing import pack
 from coprep._preloading import modules_of
@@ -48,17 +49,26 @@ class Identity(NamedTuple):
     samples: int | None
     dataset: list[Part]
     rest: list[Part]
+    is_iterated: bool = False
 
     def pipeline(self, *, split: bool, in_job: bool) -> _coprep.Pipeline:
         """As the coordinator is told."""
-        return _coprep.user_dataset(self.name, self.samples, self.dataset, self.rest, split=split, in_job=in_job)
+        return _coprep.user_dataset(
+            self.name,
+            self.samples,
+            self.dataset,
+            self.rest,
+            split=split,
+            in_job=in_job,
+            is_iterated=self.is_iterated,
+        )
 
 
 class UserCode:
     """A dataset with what is done to its samples.
 
     Args:
-        dataset: map-style, or ``module:factory``.
+        dataset: map-style, :class:`Batches`, or ``module:factory``.
         transform: the random part, if it is apart.
         worker_init_fn: called in each worker with its number.
         whole: batches are made in the job, by its ``collate_fn``, of the samples themselves.
@@ -107,7 +117,7 @@ class UserCode:
         if isinstance(dataset, str):
             return Identity(dataset, None, interpreter + _factory_parts(dataset, modules), rest)
         parts = interpreter + self._parts({"dataset": dataset}, modules)
-        return Identity(_name(dataset), _length(dataset), parts, rest)
+        return Identity(_name(dataset), _length(dataset), parts, rest, isinstance(dataset, Batches))
 
     def _parts(self, named: dict[str, Any], modules: Modules) -> list[Part]:
         try:
@@ -178,6 +188,8 @@ def _factory_parts(name: str, modules: Modules) -> list[Part]:
 
 
 def _name(dataset: Any) -> str:
+    if isinstance(dataset, Batches):
+        dataset = dataset.dataset
     kind = type(dataset)
     # The same in processes that the script spawned.
     module = MAINS[0] if kind.__module__ in MAINS else kind.__module__

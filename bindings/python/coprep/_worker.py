@@ -35,6 +35,7 @@ import numpy.typing as npt
 
 from coprep import _exchange
 from coprep._coprep import WorkerLink, keep_freed_memory
+from coprep._iterables import Batches, EpochEnds, Reader
 from coprep._packing import Packed, pack, unpack
 from coprep._seeding import INT64, SeedWatch, seed_all, seed_by
 from coprep._structure import Structure
@@ -96,6 +97,9 @@ def enter() -> socket.socket:
     control = socket.socket(fileno=os.dup(0))
     with open(os.devnull) as null:
         os.dup2(null.fileno(), 0)
+    if _is_hung_up(control):
+        # The parent ended before this process was tied to it. Imports, which may take long, would be for nobody.
+        os._exit(0)
     return control
 
 
@@ -421,6 +425,8 @@ class _Worker:
         self._program = program
         self._fetch, self._transform = program.fetch(), program.transform
         self._seed = 0 if layout is None else layout.seed
+        # What can only be iterated is iterated by one process.
+        self._reader = Reader(program.dataset, self._seed) if isinstance(program.dataset, Batches) else None
         self._scratch = [_Scratch(descriptor) for descriptor in scratch]
         if layout is not None:
             self._structure: Structure = _exchange.loads(layout.structure)
@@ -454,14 +460,26 @@ class _Worker:
                 self._link.answer(b"P" + json.dumps(self._probe(told)).encode())
 
     def _sample(
-        self, first: bool, sample: int, place: tuple[int, int] | None, keep: bool, key: int, at: int, size: int
+        self,
+        first: bool,
+        sample: int,
+        place: tuple[int, int] | None,
+        keep: bool,
+        key: int,
+        at: int,
+        size: int,
+        visit: int,
     ) -> None:
         link, kept = self._link, (0, 0)
         stage = "dataset"
         try:
             if self._broken is not None:
                 raise self._broken
-            if self._transform is None:
+            if self._reader is not None:
+                # The visit of a cohort is its epoch.
+                value = self._reader.batch(visit, sample)
+                link.made()
+            elif self._transform is None:
                 seed_by(key)
                 value = self._fetch(sample)
                 link.made()
@@ -482,7 +500,13 @@ class _Worker:
             if place is None:
                 place = self._place()
             packed = self._structure.write(value, self._views, place)
+        except EpochEnds as end:
+            link.raised(json.dumps({"stage": "end", "message": str(end.batches), "exception": ""}).encode())
+            return
         except Exception as error:
+            if self._reader is not None:
+                # PyTorch says so by a signal handler, which may raise it anywhere.
+                self._reader.end_with_workers()
             link.raised(json.dumps(_raised(sample, stage, error)).encode())
             return
         if packed is None or self._write_blob(packed, *place):
@@ -518,6 +542,10 @@ class _Worker:
     # A look at what samples are like.
 
     def _probe(self, message: bytes) -> dict[str, Any]:
+        if self._reader is not None:
+            # Batches travel whole, so that none need be looked at, and no iteration begins for that.
+            look, blob = _look([], True, [])
+            return {**look, "blob": blob, "kept": 0}
         split, may_look_at_more, enough = bool(message[1] & 1), bool(message[1] & 2), message[2]
         ids = [sample for (sample,) in struct.iter_unpack("<I", message[3:])]
         found: dict[str, Any] = {}

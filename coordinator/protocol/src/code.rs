@@ -512,12 +512,18 @@ pub struct Raised {
     /// Sample.
     #[serde(default)]
     pub id: u32,
-    /// `dataset` or `transform`.
+    /// `dataset`, `transform`, or [`Raised::END`].
     pub stage: String,
     /// Type, text and traceback.
     pub message: String,
     /// For the job, in hexadecimal digits.
     pub exception: String,
+}
+
+impl Raised {
+    /// The stage that is no failure: a dataset that is iterated has no such sample in this epoch, since the epoch has only so
+    /// many as the message says, in decimal digits.
+    pub const END: &str = "end";
 }
 
 /// What a sample is like.

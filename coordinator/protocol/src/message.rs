@@ -2,7 +2,7 @@
 
 use rkyv::{Archive, Deserialize, Serialize};
 
-use crate::spec::{Field, PipelineSpec};
+use crate::spec::{Field, PipelineSpec, Source};
 
 /// From a client to the coordinator.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
@@ -196,6 +196,20 @@ pub struct Attach {
     pub departed: Vec<Departure>,
     /// The job had begun before this client lost its connection: the client was given a batch, or one lay ready for it.
     pub has_begun: bool,
+}
+
+impl Attach {
+    /// Returns whether its dataset can only be iterated ([`is_iterated`](crate::spec::UserDataset::is_iterated)).
+    #[must_use]
+    pub fn is_iterated(&self) -> bool {
+        matches!(&self.pipeline.source, Source::UserCode(user) if user.is_iterated)
+    }
+
+    /// Returns whether its epochs are those of its cohort: their samples become known when they are iterated.
+    #[must_use]
+    pub fn is_of_cohort(&self) -> bool {
+        self.is_told || self.is_iterated()
+    }
 }
 
 /// Most draws of an epoch. At its border their set is gone through once, under the stream's lock.

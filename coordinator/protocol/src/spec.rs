@@ -39,6 +39,10 @@ pub struct UserDataset {
     pub split: bool,
     /// The jobs make the samples themselves: they are given ids, and the visits that key their random numbers.
     pub in_job: bool,
+    /// It can only be iterated. One worker, the reader, iterates it anew in each epoch. What it gives, batch by batch, are
+    /// the samples, and their ids count them. The reader says where the epoch ends
+    /// ([`Raised::END`](crate::code::Raised::END)). For jobs of one rank in a cohort, with batches of one such sample.
+    pub is_iterated: bool,
 }
 
 /// A named part of an identity.

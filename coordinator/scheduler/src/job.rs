@@ -16,9 +16,9 @@ use crate::{AttachError, Behind, Config, Delivery, JobId, JobSpec, Resume};
 pub struct JobView {
     /// Epoch that is being drawn.
     pub epoch: u64,
-    /// Samples of it not yet drawn.
+    /// Samples of it not yet drawn; 0 if nobody knows.
     pub need: u32,
-    /// Samples of an epoch.
+    /// Samples of an epoch, as far as they are known.
     pub samples: u32,
     queued: Vec<u32>,
 }
@@ -36,8 +36,20 @@ impl JobView {
 pub(crate) struct Known {
     /// Samples that could not be read.
     pub(crate) bad: RoaringBitmap,
-    /// The number of samples of each epoch that was told. `None`: every epoch has the samples of its job's set.
-    pub(crate) told: Option<BTreeMap<u64, u32>>,
+    /// The length of each epoch that was told. `None`: every epoch has the samples of its job's set.
+    pub(crate) told: Option<BTreeMap<u64, Length>>,
+    /// Samples that the need of an open epoch has before it, at least, when half of them are dealt. Far more than a
+    /// minibatch, so that nothing is taken for the last of the epoch.
+    pub(crate) open_step: u32,
+}
+
+/// Number of samples of an epoch that is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Length {
+    /// So many.
+    Known(u32),
+    /// Nobody knows before it ends.
+    Open,
 }
 
 /// By minibatch: ranks that have not taken it.
@@ -51,6 +63,8 @@ pub(crate) struct Job {
     pub(crate) need: Need,
     /// The number of samples of the epoch has not been told. Holds the samples of it that the job was given before.
     untold: Option<RoaringBitmap>,
+    /// Nobody knows where the epoch ends. Its set and its need grow as it is dealt.
+    is_open: bool,
     /// The latest epoch that a rank said it has begun.
     begun: Option<u64>,
     /// Epochs that ended without a delivery, and that the caller has not been told of.
@@ -84,6 +98,7 @@ struct Mark {
     epoch: u64,
     set: Arc<RoaringBitmap>,
     whole: u64,
+    is_open: bool,
     dealer: Dealer,
 }
 
@@ -104,6 +119,7 @@ impl Job {
         let mut job = Job {
             need: Need::new(RoaringBitmap::new()),
             untold: None,
+            is_open: false,
             begun: None,
             ended: Vec::new(),
             whole: 0,
@@ -123,7 +139,7 @@ impl Job {
         };
         if known.told.is_some() {
             job.fill(known);
-            job.resume_told(spec.resume.as_ref());
+            job.resume_told(spec.resume.as_ref(), known.open_step);
             return Ok(job);
         }
         if spec.resume.is_some() {
@@ -186,10 +202,11 @@ impl Job {
     fn fill(&mut self, known: &Known) {
         if let Some(told) = &known.told {
             self.untold = Some(RoaringBitmap::new());
+            self.is_open = false;
             self.set = Arc::default();
             self.fill_without(&RoaringBitmap::new());
-            if let Some(&samples) = told.get(&self.epoch) {
-                self.fill_told(samples);
+            if let Some(&length) = told.get(&self.epoch) {
+                self.fill_told(length, known.open_step);
             }
         } else if self.leaves_out_bad() {
             self.fill_without(&known.bad);
@@ -198,19 +215,28 @@ impl Job {
         }
     }
 
-    /// Sets the need to those of so many samples that the job was not given.
-    fn fill_told(&mut self, samples: u32) {
+    /// Sets the need to the samples of an epoch of this length that the job was not given.
+    fn fill_told(&mut self, length: Length, open_step: u32) {
         let Some(given) = self.untold.take() else {
             return;
         };
+        let samples = match length {
+            Length::Known(samples) => samples,
+            Length::Open => beyond(&given).saturating_add(open_step),
+        };
+        self.is_open = length == Length::Open;
         self.set = Arc::new((0..samples).collect());
         self.whole = samples.into();
         self.need = Need::new((*self.set).clone()).without(&given);
     }
 
     /// Goes on in an epoch of which the job was given something.
-    fn resume_told(&mut self, resume: Option<&Resume>) {
+    fn resume_told(&mut self, resume: Option<&Resume>, open_step: u32) {
         let Some(resume) = resume else { return };
+        if self.is_open {
+            self.untold = Some(resume.delivered.clone());
+            return self.fill_told(Length::Open, open_step);
+        }
         if self.untold.is_some() {
             // It stands behind what it was given, so that members of a cohort that are further on wait for it.
             self.whole = resume.delivered.len();
@@ -248,10 +274,48 @@ impl Job {
         self.untold.is_some().then_some(self.epoch)
     }
 
-    /// Takes up that `epoch` has so many samples.
-    pub(crate) fn tell(&mut self, epoch: u64, samples: u32, known: &Known) {
+    /// Takes up that `epoch` has this length.
+    pub(crate) fn tell(&mut self, epoch: u64, length: Length, known: &Known) {
         if self.untold() == Some(epoch) {
-            self.fill_told(samples);
+            self.fill_told(length, known.open_step);
+            self.end_if_empty(known);
+        } else if let Length::Known(samples) = length
+            && self.epoch == epoch
+            && self.is_open
+        {
+            self.cut(samples, known);
+        }
+    }
+
+    /// Adds samples to an open epoch that is about to run out of them.
+    fn extend(&mut self, known: &Known) {
+        if !self.is_open || self.need.len() > u64::from(known.open_step / 2) {
+            return;
+        }
+        let end = beyond(&self.set);
+        let more = end..end.saturating_add(known.open_step);
+        let with_more = |ids: &RoaringBitmap| {
+            let mut ids = ids.clone();
+            ids.insert_range(more.clone());
+            ids
+        };
+        self.need = Need::new(with_more(self.need.ids()));
+        self.set = Arc::new(with_more(&self.set));
+        self.whole += u64::from(more.end - more.start);
+    }
+
+    /// The open epoch has only so many samples. Those beyond that were dealt belong to nothing.
+    fn cut(&mut self, samples: u32, known: &Known) {
+        self.is_open = false;
+        let mut left = (**self.need.ids()).clone();
+        left.remove_range(samples..);
+        self.need = Need::new(left);
+        self.set = Arc::new((0..samples).collect());
+        self.whole = samples.into();
+        if self.position() > 0 && self.deliverable() == 0 {
+            // No delivery of it was the last one, and none comes that could be.
+            self.end(known);
+        } else {
             self.end_if_empty(known);
         }
     }
@@ -261,9 +325,14 @@ impl Job {
     fn end_if_empty(&mut self, known: &Known) {
         let has_begun = self.begun == Some(self.epoch);
         if has_begun && self.untold.is_none() && self.deliverable() == 0 {
-            self.ended.push(self.epoch);
-            self.next_epoch(known);
+            self.end(known);
         }
+    }
+
+    /// Ends the epoch without a delivery that says so.
+    fn end(&mut self, known: &Known) {
+        self.ended.push(self.epoch);
+        self.next_epoch(known);
     }
 
     /// Returns the epochs that ended without a delivery since this was last called.
@@ -420,8 +489,9 @@ impl Job {
     /// Takes back all minibatches after the last of which something was taken. Returns by rank the number of deliveries
     /// that are void, the latest ones.
     ///
-    /// The job is as it was before these were dealt, but for samples that were found bad and left its need since.
-    pub(crate) fn take_back(&mut self, bad: &RoaringBitmap) -> Vec<u32> {
+    /// The job is as it was before these were dealt, but for samples that were found bad and left its need since, and for
+    /// the end of an epoch that became known.
+    pub(crate) fn take_back(&mut self, known: &Known) -> Vec<u32> {
         let Some(mark) = self.marks.pop_front() else {
             return vec![0; self.queues.len()];
         };
@@ -432,11 +502,27 @@ impl Job {
         self.need = Need::new(left | dealt);
         (self.epoch, self.whole, self.dealer) = (mark.epoch, mark.whole, mark.dealer);
         (self.set, self.untold) = (mark.set, None);
+        self.is_open = mark.is_open;
+        if self.is_open {
+            // The need has grown since the mark.
+            let end = beyond(&self.set).max(beyond(self.need.ids()));
+            self.set = Arc::new((0..end).collect());
+            self.whole = end.into();
+        }
         if self.leaves_out_bad() {
-            self.lose(bad);
+            self.lose(&known.bad);
         }
         let queues = self.queues.iter_mut();
-        queues.map(|q| q.take_back(mark.minibatch)).collect()
+        let void = queues.map(|q| q.take_back(mark.minibatch)).collect();
+        // An end of the epoch that was told behind these deliveries is void, too.
+        self.ended.retain(|&ended| ended < mark.epoch);
+        let length = known.told.as_ref().and_then(|told| told.get(&mark.epoch));
+        if let Some(Length::Known(samples)) = length
+            && self.is_open
+        {
+            self.cut(*samples, known);
+        }
+        void
     }
 
     /// Samples that cannot be read leave the need, as far as every promise is kept.
@@ -467,6 +553,7 @@ impl Job {
             epoch,
             set: self.set.clone(),
             whole: self.whole,
+            is_open: self.is_open,
             dealer: self.dealer.clone(),
         });
         let mut deliveries = Vec::new();
@@ -487,6 +574,7 @@ impl Job {
             start += slice.len;
         }
         self.passed_over = 0;
+        self.extend(known);
         if self.deliverable() == 0 {
             self.next_epoch(known);
         }
@@ -534,11 +622,18 @@ impl Job {
     }
 
     pub(crate) fn view(&self) -> JobView {
+        // Nobody knows how many samples of an open epoch are left.
+        let need = if self.is_open { 0 } else { self.need.len() };
         JobView {
             epoch: self.epoch,
-            need: self.need.len() as u32,
-            samples: self.whole as u32,
+            need: need as u32,
+            samples: (self.position() + need) as u32,
             queued: self.queues.iter().map(Queue::len).collect(),
         }
     }
+}
+
+/// Returns the number after the largest of a set, or 0 if it is empty.
+fn beyond(ids: &RoaringBitmap) -> u32 {
+    ids.max().map_or(0, |last| last.saturating_add(1))
 }

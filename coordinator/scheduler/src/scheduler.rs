@@ -7,7 +7,7 @@ use roaring::RoaringBitmap;
 
 use crate::ascending;
 use crate::draw::{self, Key, mix};
-use crate::job::{Job, JobView, Known, Waiting};
+use crate::job::{Job, JobView, Known, Length, Waiting};
 use crate::need::Need;
 use crate::{
     AttachError, Behind, Cohort, Config, Draw, DrawOrder, JobId, JobSpec, Minibatch, Resume, Target,
@@ -27,6 +27,9 @@ pub struct Scheduler {
 
 /// Set in the visits of minibatches for jobs in different epochs.
 const OUT_OF_STEP: u64 = 1 << 63;
+
+/// Least [`Known::open_step`].
+const OPEN_STEP: u32 = 1024;
 
 /// A cohort's members.
 #[derive(Debug, Clone)]
@@ -74,6 +77,7 @@ impl Scheduler {
             known: Known {
                 bad: RoaringBitmap::new(),
                 told: config.is_told.then(BTreeMap::new),
+                open_step: config.slots.saturating_mul(8).max(OPEN_STEP),
             },
             made: 0,
             config,
@@ -259,7 +263,7 @@ impl Scheduler {
         let Some(job) = self.jobs.get_mut(&id) else {
             return Vec::new();
         };
-        let void = job.take_back(&self.known.bad);
+        let void = job.take_back(&self.known);
         let need = job.need.clone();
         let mut others = self.jobs.iter().filter(|(other, _)| **other != id);
         let equal = others.find(|(_, other)| other.need.equals(&need));
@@ -293,15 +297,43 @@ impl Scheduler {
     }
 
     /// Tells how many samples `epoch` has, `0..samples`, for all jobs. It is told once: another number is ignored.
+    ///
+    /// Of an epoch that was [opened](Self::open_epoch), no further sample is dealt. Those from `samples` on that were dealt
+    /// already do not exist: nothing is to come of their deliveries. Jobs that were dealt all the others are told the end by
+    /// [`take_ended`](Self::take_ended).
     pub fn tell_epoch(&mut self, epoch: u64, samples: u32) {
+        self.tell_length(epoch, Length::Known(samples));
+    }
+
+    /// Begins an epoch of which nobody knows how many samples it has: they are dealt until
+    /// [`tell_epoch`](Self::tell_epoch) says how many they are. For batches far smaller than 1024 samples, in
+    /// ascending order.
+    pub fn open_epoch(&mut self, epoch: u64) {
+        self.tell_length(epoch, Length::Open);
+    }
+
+    /// Returns the number of samples that an epoch was told to have.
+    #[must_use]
+    pub fn told_length(&self, epoch: u64) -> Option<u32> {
+        match self.known.told.as_ref()?.get(&epoch)? {
+            Length::Known(samples) => Some(*samples),
+            Length::Open => None,
+        }
+    }
+
+    fn tell_length(&mut self, epoch: u64, length: Length) {
         let oldest = self.oldest_epoch();
         let Some(told) = &mut self.known.told else {
             return;
         };
-        let samples = *told.entry(epoch).or_insert(samples);
+        let known = told.entry(epoch).or_insert(length);
+        if *known == Length::Open {
+            *known = length;
+        }
+        let length = *known;
         told.retain(|&other, _| other >= oldest || other == epoch);
         for job in self.jobs.values_mut() {
-            job.tell(epoch, samples, &self.known);
+            job.tell(epoch, length, &self.known);
         }
     }
 

@@ -92,7 +92,7 @@ pub(super) fn differs(one: &Arc<Stream>, other: &Arc<Stream>) -> Option<String> 
             a.key.draws != b.key.draws,
         ),
         (
-            "the cohort, whose members have a sampler of their own",
+            "the cohort, whose members have a sampler of their own or an iterable dataset",
             a.key.told != b.key.told,
         ),
     ];

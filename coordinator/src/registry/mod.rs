@@ -739,6 +739,13 @@ fn wait_for<T: Clone>(waiter: Waiter<T>, party: &dyn Party) -> Result<Option<T>>
 
 /// Checks what a job asks for together with draws, or with orders of its own.
 fn check_use(request: &Attach) -> Result<()> {
+    let is_cached =
+        !matches!(request.cache.form, None | Some(CacheForm::Off)) || request.cache.reuse > 0;
+    if request.is_iterated() && (is_cached || request.relaxed || request.batch_size != 1) {
+        return Err(Error::Invalid(
+            "the batches of an iterable dataset have no ids: they cannot be cached, and come in its order".into(),
+        ));
+    }
     if (request.draws.is_some() || request.is_told) && request.cache.reuse > 0 {
         return Err(Error::Invalid(
             "reuse counts the epochs that a prepared sample is used for, and this sampler may give a sample many \

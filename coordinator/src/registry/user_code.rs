@@ -238,6 +238,7 @@ impl Registry {
         };
         let code = request.code.as_ref();
         let workers = match code.map_or(0, |c| c.workers) {
+            _ if request.is_iterated() => 1,
             0 => self.workers.cpus(),
             asked => asked.min(MOST_CODE_WORKERS),
         };

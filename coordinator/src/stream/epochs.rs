@@ -32,6 +32,7 @@ impl Engine {
         }
         self.scheduler
             .epoch_started(JobId(seat.job), seat.rank, epoch);
+        self.open_epoch(seat, epoch);
     }
 
     /// Tells the scheduler which epochs the ranks of a job began while it waited for others. Nothing of an epoch is

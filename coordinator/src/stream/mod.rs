@@ -88,7 +88,8 @@ pub(crate) struct StreamKey {
     pub(crate) relaxed: bool,
     /// Tells the draws of its epochs apart; 0: each sample once.
     pub(crate) draws: u128,
-    /// Tells cohorts apart whose members tell the order of each epoch; 0: it is none of these.
+    /// Tells cohorts apart whose epochs are their own, because they tell the order of each, or iterate their dataset; 0: it
+    /// is none of these.
     pub(crate) told: u128,
 }
 

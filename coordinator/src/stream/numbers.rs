@@ -31,6 +31,9 @@ pub(crate) enum Numbers {
     Draws(Draws),
     /// A number is a place in the order of its epoch, by epoch. All minibatches are for one cohort, whose visits are epochs.
     Told(BTreeMap<u64, Arc<[u32]>>),
+    /// A number is the place of a batch among those that the dataset gives in an epoch, and its id as well. All minibatches
+    /// are for one cohort, whose visits are epochs.
+    Batches,
 }
 
 /// Independent draws with replacement.
@@ -67,7 +70,9 @@ impl Numbers {
     /// # Errors
     /// When the draws do not fit a dataset of so many samples.
     pub(crate) fn of(request: &Attach, seed: u64, samples: u32) -> Result<Self> {
-        if request.is_told {
+        if request.is_iterated() {
+            Ok(Numbers::Batches)
+        } else if request.is_told {
             Ok(Numbers::Told(BTreeMap::new()))
         } else {
             Numbers::of_draws(request.draws.as_ref(), seed, samples)
@@ -84,7 +89,7 @@ impl Numbers {
     pub(crate) fn count(&self, samples: u32) -> u32 {
         match self {
             // Nobody has said yet how many there are.
-            Numbers::Ids | Numbers::Told(_) => samples,
+            Numbers::Ids | Numbers::Told(_) | Numbers::Batches => samples,
             Numbers::Draws(draws) => draws.count,
         }
     }
@@ -97,7 +102,7 @@ impl Numbers {
     /// Returns the sample that a number stands for at a visit.
     pub(crate) fn id(&self, number: u32, visit: u64) -> u32 {
         match self {
-            Numbers::Ids => number,
+            Numbers::Ids | Numbers::Batches => number,
             Numbers::Draws(draws) => draws.id(number, visit, 0),
             // The scheduler draws no other numbers than those of orders that are known.
             Numbers::Told(orders) => {
@@ -115,7 +120,8 @@ impl Numbers {
             id: self.id(number, visit),
             visit,
             key: match self {
-                Numbers::Ids => visit,
+                // The reader is told the epoch by it.
+                Numbers::Ids | Numbers::Batches => visit,
                 // Operators are keyed by the seed as well.
                 Numbers::Draws(_) | Numbers::Told(_) => keyed(DRAW, &[visit, number.into()]),
             },

@@ -37,6 +37,8 @@ pub(super) struct Orders {
     settled: BTreeMap<u64, Order>,
     /// The first proposal for each epoch that has no order.
     proposed: BTreeMap<u64, Order>,
+    /// Epoch and number of the last batch that ended as many readers as may be tried. `None`: one was made since.
+    ended_readers: Option<(u64, u32)>,
 }
 
 impl Order {
@@ -69,19 +71,23 @@ pub(super) fn check(request: &Attach) -> Result<()> {
         && request.world_size == 1
         && request.subset.is_none()
         && request.draws.is_none();
-    if request.is_told && !is_valid {
-        return Err(Error::Invalid(
-            "a sampler of its own is shared by the members of a cohort, each of one process: without subset, without ranks"
-                .into(),
-        ));
+    if is_valid || !request.is_of_cohort() {
+        return Ok(());
     }
-    Ok(())
+    let what = if request.is_iterated() {
+        "an iterable dataset"
+    } else {
+        "a sampler of its own"
+    };
+    Err(Error::Invalid(format!(
+        "{what} is shared by the members of a cohort, each of one process: without subset, without ranks"
+    )))
 }
 
-/// Returns a number that tells cohorts apart that tell their orders; 0 for other jobs.
+/// Returns a number that tells cohorts apart whose epochs are their own; 0 for other jobs.
 pub(crate) fn cohort_key(request: &Attach) -> u128 {
     match &request.cohort {
-        Some(cohort) if request.is_told => {
+        Some(cohort) if request.is_of_cohort() => {
             xxhash_rust::xxh3::xxh3_128(cohort.name.as_bytes()).max(1)
         }
         _ => 0,
@@ -103,6 +109,35 @@ impl Engine {
         } else {
             self.orders.proposed.entry(epoch).or_insert(order);
         }
+    }
+
+    /// A member begins an epoch of a dataset that can only be iterated.
+    pub(super) fn open_epoch(&mut self, seat: Seat, epoch: u64) {
+        let is_untold = self.scheduler.untold(JobId(seat.job)) == Some(epoch);
+        if is_untold && matches!(self.numbers, Numbers::Batches) {
+            self.scheduler.open_epoch(epoch);
+        }
+    }
+
+    /// The dataset gave only so many batches in an epoch.
+    pub(super) fn end_epoch(&mut self, epoch: u64, batches: u32) {
+        self.scheduler.tell_epoch(epoch, batches);
+    }
+
+    /// Notes that a batch has ended its readers. Returns another one of its epoch that did, if none was made since.
+    pub(super) fn ended_readers(&mut self, epoch: u64, number: u32) -> Option<u32> {
+        let other = self.orders.ended_readers.replace((epoch, number));
+        other.filter(|&(of, _)| of == epoch).map(|(_, other)| other)
+    }
+
+    /// A batch was made.
+    pub(super) fn forget_ended_readers(&mut self) {
+        self.orders.ended_readers = None;
+    }
+
+    /// Returns how many batches the dataset gave in an epoch, if that is known.
+    pub(super) fn end_of(&self, epoch: u64) -> Option<u32> {
+        self.scheduler.told_length(epoch)
     }
 
     /// Settles what was proposed, as far as nobody who may come could know another order. Returns true if it did.

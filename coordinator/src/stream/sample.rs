@@ -9,7 +9,7 @@ use coprep_cache::sample_cache::{Form, Meta};
 use coprep_cache::staging::{Layout, SlotMut};
 use coprep_cache::worklist::Given;
 use coprep_pipeline::SampleKey;
-use coprep_protocol::code::Order;
+use coprep_protocol::code::{Order, Raised};
 use coprep_protocol::message::CacheForm;
 use fail::fail_point;
 
@@ -19,7 +19,7 @@ use crate::maker::Maker;
 use crate::prepare::{Cost, Failure, Fetched, Recipe, Slot, Tools};
 use crate::stream::afloat::{Berth, Ticket};
 use crate::stream::batch::Batch;
-use crate::stream::{Drawn, Stream};
+use crate::stream::{Drawn, Numbers, Stream};
 use crate::user_code::{Begin, Outcome, Outlook, Room, Task};
 use crate::workers::{Ready, Work};
 
@@ -153,8 +153,16 @@ impl Task for SampleWork {
         if !self.is_started() {
             return Begin::Over(Outcome::Unwanted);
         }
-        // Made meanwhile, for an earlier minibatch.
         let stream = self.stream.clone();
+        if self.is_iterated()
+            && let Some(batches) = stream.engine().end_of(self.draw.visit)
+            && self.draw.number >= batches
+        {
+            // It was drawn before its epoch was known to end. The reader need not be asked.
+            let ends = Failure::new(Raised::END, batches.to_string());
+            return Begin::Over(Outcome::Failed(ends));
+        }
+        // Made meanwhile, for an earlier minibatch.
         let cache = match &stream.blueprint.maker {
             Maker::Crew { prepared, .. } => prepared.as_deref(),
             _ => None,
@@ -179,6 +187,10 @@ impl Task for SampleWork {
             visit: self.visit(),
             cached: (0, 0),
         }
+    }
+
+    fn lasting_id(&self) -> Option<u32> {
+        (!self.is_iterated()).then_some(self.draw.id)
     }
 
     fn outlook(&self) -> Outlook {
@@ -220,6 +232,9 @@ impl Task for SampleWork {
     fn finish(mut self: Box<Self>, outcome: Outcome) {
         match outcome {
             Outcome::Made { cost, blob } => {
+                if self.is_iterated() {
+                    self.stream.engine().forget_ended_readers();
+                }
                 self.made(&cost, blob);
                 self.end();
             }
@@ -227,13 +242,14 @@ impl Task for SampleWork {
                 self.prepared(&cost);
                 self.end();
             }
-            Outcome::Failed(failure) => match self.replace(failure) {
-                true => {
-                    let stream = self.stream.clone();
-                    stream.assign(Moment::default(), *self);
+            Outcome::Failed(failure) if self.is_beyond_end(&failure) => self.end(),
+            Outcome::Failed(failure) => self.failed(failure),
+            Outcome::EndedWorkers(failure) => {
+                if self.is_iterated() {
+                    self.ended_readers();
                 }
-                false => self.end(),
-            },
+                self.failed(failure);
+            }
             Outcome::Unwanted => self.end(),
             // Nobody writes this slot any more, so the minibatch is never whole, and never published.
             Outcome::Dropped => self.at = At::Over,
@@ -447,6 +463,59 @@ impl SampleWork {
         Restored::Whole(layout.restore(&bytes, self.slot()))
     }
 
+    /// Returns whether there is no such sample, because its epoch has ended before it. That leaves a gap, which nobody is told
+    /// of. The end of the epoch is told by itself.
+    fn is_beyond_end(&mut self, failure: &Failure) -> bool {
+        let batches = (failure.stage == Raised::END).then(|| failure.message.parse().ok());
+        let Some(batches) = batches.flatten().filter(|_| self.is_iterated()) else {
+            return false;
+        };
+        let Berth { batch, place, slot } = self.berth();
+        slot.forget_large();
+        batch.mark_bad(*place);
+        self.end_epoch(self.draw.number.min(batches));
+        true
+    }
+
+    fn is_iterated(&self) -> bool {
+        matches!(self.stream.blueprint.numbers, Numbers::Batches)
+    }
+
+    /// Its epoch has only so many batches.
+    fn end_epoch(&mut self, batches: u32) {
+        let stream = self.stream.clone();
+        let epoch = self.draw.visit;
+        let batch = self.berth().batch.clone();
+        // Members come and leave under this lock.
+        let mut engine = stream.engine();
+        // A cohort that has left may have been followed by another, which iterates this epoch anew. It may end elsewhere, and
+        // the first end that is told stands.
+        if batch.is_wanted() {
+            engine.end_epoch(epoch, batches);
+        }
+    }
+
+    /// The batch has ended as many readers as may be tried. If another one did, and none was made since, no reader comes past
+    /// the place, and the epoch ends. Otherwise each batch to come would end two more, and there might be no last one.
+    fn ended_readers(&mut self) {
+        let (epoch, number) = (self.draw.visit, self.draw.number);
+        let other = self.stream.engine().ended_readers(epoch, number);
+        if let Some(other) = other {
+            // Both are reported, in whichever order they were tried.
+            self.end_epoch(number.max(other).saturating_add(1));
+        }
+    }
+
+    /// The sample failed: another one is made in its place, or a gap is left.
+    fn failed(mut self: Box<Self>, failure: Failure) {
+        if self.replace(failure) {
+            let stream = self.stream.clone();
+            stream.assign(Moment::default(), *self);
+        } else {
+            self.end();
+        }
+    }
+
     /// The sample failed: the jobs are told, and it is another one now. False: there is none, and a gap is left.
     fn replace(&mut self, failure: Failure) -> bool {
         let stream = self.stream.clone();
@@ -628,5 +697,153 @@ impl Made<'_> {
             random: began.elapsed(),
             ..Cost::default()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use coprep_cache::staging::{Filling, StagingPool};
+    use coprep_scheduler::{Cohort, Draw, JobId, JobSpec};
+
+    use super::*;
+    use crate::stream::{Blueprint, StreamKey, layout};
+    use crate::workers::Workers;
+
+    const MEMBER: JobId = JobId(1);
+
+    /// A stream of an iterated dataset, whose only member is in epoch 0. All of its buffers are kept here, so that nothing is
+    /// drawn.
+    struct Iterated {
+        stream: Arc<Stream>,
+        buffers: Vec<Filling>,
+        kept: Vec<Arc<Batch>>,
+    }
+
+    fn iterated() -> Iterated {
+        let maker = Maker::Jobs { samples: 1 };
+        let fields = maker.fields(Numbers::Batches.are_ids());
+        let pool = StagingPool::create(layout(&fields, 1, 1 << 20).unwrap()).unwrap();
+        let buffers = std::iter::from_fn(|| pool.allocate()).collect();
+        let key = StreamKey {
+            pipeline: 1,
+            shuffle: false,
+            cache: CacheForm::Off,
+            lru: false,
+            reuse: 0,
+            relaxed: false,
+            draws: 0,
+            told: 1,
+        };
+        let blueprint = Blueprint {
+            id: 1,
+            key,
+            takes_any_form: false,
+            seed: 7,
+            numbers: Numbers::Batches,
+            maker,
+            code_key: 0,
+            identity: None,
+            dataset_name: String::new(),
+            pipeline_text: String::new(),
+            spec: None,
+            is_replayed: false,
+        };
+        let workers = Arc::new(Workers::start(Some(1), false).unwrap());
+        let stream = Stream::open(blueprint, pool, workers).unwrap();
+        let spec = JobSpec {
+            batch_size: 1,
+            world_size: 1,
+            drop_last: false,
+            subset: None,
+            resume: None,
+            cohort: Some(Cohort {
+                name: "c".into(),
+                size: 1,
+            }),
+            skip_bad: false,
+        };
+        let mut engine = stream.engine();
+        engine.scheduler.attach(MEMBER, spec).unwrap();
+        engine.scheduler.open_epoch(0);
+        drop(engine);
+        Iterated {
+            stream,
+            buffers,
+            kept: Vec::new(),
+        }
+    }
+
+    impl Iterated {
+        /// A batch of epoch 0 that so many members wait for.
+        fn batch(&mut self, number: u32, members: u32) -> Box<SampleWork> {
+            let (slots, unfinished) = self.buffers.pop().unwrap().split(1);
+            let batch = Arc::new(Batch::new(1, Vec::new(), 1, members, unfinished));
+            self.kept.push(batch.clone());
+            let berth = Berth {
+                batch,
+                slot: slots.into_iter().next().unwrap(),
+                place: 0,
+            };
+            let draw = Numbers::Batches.sample(Draw {
+                id: number,
+                visit: 0,
+            });
+            let plan = Plan {
+                start: Moment::default(),
+                due: None,
+                is_there: false,
+            };
+            Box::new(SampleWork::bound(self.stream.clone(), berth, draw, plan))
+        }
+
+        /// Where epoch 0 ends, as far as that is known, and the number of samples that the scheduler takes it to have.
+        fn length(&self) -> (Option<u32>, u32) {
+            let engine = self.stream.engine();
+            let view = engine.scheduler.job(MEMBER).unwrap();
+            (engine.end_of(0), view.samples)
+        }
+    }
+
+    fn ends_at(batches: u32) -> Outcome {
+        Outcome::Failed(Failure::new(Raised::END, batches.to_string()))
+    }
+
+    #[test]
+    fn an_end_that_nobody_waits_for_any_more_ends_no_epoch_of_another_cohort() {
+        let mut iterated = iterated();
+        let open = iterated.length();
+        assert_eq!(open.0, None);
+        // It was drawn for a cohort that has left, which was in epoch 0 as well.
+        iterated.batch(3, 0).finish(ends_at(3));
+        assert_eq!(iterated.length(), open);
+        iterated.batch(7, 1).finish(ends_at(5));
+        assert_eq!(iterated.length(), (Some(5), 5));
+    }
+
+    #[test]
+    fn an_epoch_ends_behind_two_batches_that_ended_their_readers_and_none_is_asked_for_what_comes_then()
+     {
+        let mut iterated = iterated();
+        let open = iterated.length();
+        let mut behind = iterated.batch(6, 1);
+        assert!(matches!(behind.begin(), Begin::Make));
+        assert_eq!(behind.lasting_id(), None);
+        let ends_readers = |iterated: &mut Iterated, number| {
+            let why = Failure::new("dataset", "the worker that made it was killed".into());
+            let batch = iterated.batch(number, 1);
+            batch.finish(Outcome::EndedWorkers(why));
+            iterated.length()
+        };
+        assert_eq!(ends_readers(&mut iterated, 2), open);
+        iterated.batch(3, 1).finish(Outcome::Made {
+            cost: Cost::default(),
+            blob: 0,
+        });
+        let came_past = "a reader came past the other one";
+        assert_eq!(ends_readers(&mut iterated, 5), open, "{came_past}");
+        assert_eq!(ends_readers(&mut iterated, 4), (Some(6), 6));
+        let begun = behind.begin();
+        assert!(matches!(begun, Begin::Over(Outcome::Failed(end)) if end.stage == Raised::END));
+        behind.finish(ends_at(6));
     }
 }

@@ -3,6 +3,8 @@
 //! Two workers are spent on such a sample before it is reported. In draws with replacement it may be drawn many times in one
 //! epoch, and each of two workers would be replaced after an ever longer pause. So it is remembered, and fails at once.
 //!
+//! The batches of an iteration are not remembered: their ids count them, and mean others in the next epoch.
+//!
 //! Why a worker ended is seldom known: a machine that was short of memory for a while ends workers too. So a sample is tried
 //! again after [`RETRY_AFTER`], with one worker.
 

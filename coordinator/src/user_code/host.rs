@@ -62,8 +62,18 @@ struct State {
 #[derive(Default)]
 struct WorkerState {
     pid: u32,
+    /// It makes samples. The one that looks at the first samples does not, and nobody waits for its end.
+    makes_samples: bool,
     socket: Option<UnixStream>,
     exited: Option<String>,
+}
+
+impl State {
+    fn pids(&self) -> Vec<u32> {
+        let makers = self.workers.iter().filter(|w| w.makes_samples);
+        let running = makers.filter(|w| w.exited.is_none());
+        running.map(|w| w.pid).filter(|&pid| pid > 0).collect()
+    }
 }
 
 impl Host {
@@ -206,7 +216,10 @@ impl Host {
             if worklist.is_some() && !state.mapped {
                 return Err(Error::Code("the stream is at its end".into()));
             }
-            state.workers.push(WorkerState::default());
+            state.workers.push(WorkerState {
+                makes_samples: worklist.is_some(),
+                ..WorkerState::default()
+            });
             state.workers.len() as u32 - 1
         };
         let request = HostRequest::Fork {
@@ -278,10 +291,9 @@ impl Host {
         self.state().ended.as_ref().map(|ended| ended.error(what))
     }
 
+    /// Returns the processes that make samples.
     pub(super) fn pids(&self) -> Vec<u32> {
-        let state = self.state();
-        let running = state.workers.iter().filter(|w| w.exited.is_none());
-        running.map(|w| w.pid).filter(|&pid| pid > 0).collect()
+        self.state().pids()
     }
 
     /// Ends it, with all its workers.
@@ -349,5 +361,32 @@ impl Host {
         drop(state);
         self.changed.notify_all();
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_are_those_that_make_samples_and_run() {
+        let worker = |pid, makes_samples, exited: Option<&str>| WorkerState {
+            pid,
+            makes_samples,
+            socket: None,
+            exited: exited.map(Into::into),
+        };
+        let state = State {
+            workers: vec![
+                // It has looked at the first samples, and is about to end.
+                worker(10, false, None),
+                worker(11, true, Some("was killed")),
+                worker(12, true, None),
+                // It has not been forked yet.
+                worker(0, true, None),
+            ],
+            ..State::default()
+        };
+        assert_eq!(state.pids(), [12]);
     }
 }

@@ -44,6 +44,9 @@ pub(crate) trait Task: Send {
     fn begin(&mut self) -> Begin;
     /// What to make, and where, if that is known before it is made.
     fn order(&self) -> Order;
+    /// Returns the sample if this id means the same one whenever it is drawn. `None`: it counts the batches of an iteration,
+    /// which are others in each epoch.
+    fn lasting_id(&self) -> Option<u32>;
     /// What it will take, as it is now.
     fn outlook(&self) -> Outlook;
     /// A worker has it, and will begin it. Where, buffer and slot, as long as the place is offered. None: that is known, or
@@ -98,6 +101,8 @@ pub(crate) enum Outcome {
     Found(Cost),
     /// It cannot be made.
     Failed(Failure),
+    /// As many workers have ended on it as may.
+    EndedWorkers(Failure),
     /// Nobody wants it.
     Unwanted,
     /// Nobody makes it: the crew is at its end.
@@ -372,10 +377,10 @@ fn failure(raised: Raised, worker: String) -> std::result::Result<Failure, Strin
     if exception.len() > MOST_EXCEPTION {
         exception.clear();
     }
-    let stage = if raised.stage == "transform" {
-        "transform"
-    } else {
-        "dataset"
+    let stage = match raised.stage.as_str() {
+        "transform" => "transform",
+        Raised::END => Raised::END,
+        _ => "dataset",
     };
     Ok(Failure {
         worker,

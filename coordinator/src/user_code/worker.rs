@@ -260,7 +260,7 @@ impl Worker {
                 job.task.begin()
             }));
             match begun {
-                Ok(Begin::Make) => match self.crew.deadly.verdict(job.task.order().id) {
+                Ok(Begin::Make) => match self.verdict(&job) {
                     Verdict::Try => to_make.push(job),
                     Verdict::TryOnce => {
                         job.attempts = job.attempts.max(ATTEMPTS - 1);
@@ -274,6 +274,11 @@ impl Worker {
             }
         }
         to_make
+    }
+
+    fn verdict(&self, job: &Job) -> Verdict {
+        let id = job.task.lasting_id();
+        id.map_or(Verdict::Try, |id| self.crew.deadly.verdict(id))
     }
 
     /// A chunk that begins with this one, of what is waiting.
@@ -319,9 +324,12 @@ impl Worker {
             hands: Vec::new(),
         });
         let idle = self.chunks.len() == 1;
-        if idle && self.process.as_ref().is_some_and(|p| p.channel.is_lost()) {
+        if idle && let Some(process) = self.process.take_if(|p| p.channel.is_lost()) {
             // It ended while it had nothing to do: no sample's fault.
-            self.process = None;
+            if self.reap(process.number, "").is_none() {
+                self.end_crew();
+                return Ok(());
+            }
         }
         if self.process.is_none() {
             match self.start() {
@@ -594,17 +602,8 @@ impl Worker {
         let Some(Process { number, pid, .. }) = self.process.take() else {
             return self.blame(&name, why);
         };
-        // It must be gone before anybody else is given the slots that it may be writing.
-        let host = &self.crew.host;
-        let exited = match why {
-            "" => host.exited(number, Duration::from_secs(2)),
-            _ => None,
-        };
-        let exited = exited.or_else(|| host.kill(number));
-        let Some(exited) = exited else {
-            self.give_back();
-            let why = self.crew.host.ended().unwrap_or_default();
-            return self.crew.end(Trouble::Host(format!("it {why}")));
+        let Some(exited) = self.reap(number, why) else {
+            return self.end_crew();
         };
         let how = if why.is_empty() { exited } else { why.into() };
         tracing::warn!(
@@ -618,6 +617,30 @@ impl Worker {
             std::thread::sleep(self.pause);
         }
         self.pause = (self.pause * 2).min(PAUSES.1);
+    }
+
+    /// Ends a process, and returns how it ended once it is no process any more. `why` is empty if it ends by itself. `None`: its
+    /// host is gone.
+    ///
+    /// It must be gone before anybody else is given the slots that it may be writing. And a dataset that can only be iterated
+    /// must not be iterated twice at the same time. A stream of one has one worker, whose next process is started after this.
+    /// PyTorch's workers of the process before are gone as well. They have its socket too, so that it is not lost before they
+    /// have ended. Where the process is killed here, the kernel sends them SIGKILL (`end_with_parent` in `_worker.py`) before
+    /// it says that their parent has ended.
+    fn reap(&self, number: u32, why: &str) -> Option<String> {
+        let host = &self.crew.host;
+        let exited = match why {
+            "" => host.exited(number, Duration::from_secs(2)),
+            _ => None,
+        };
+        exited.or_else(|| host.kill(number))
+    }
+
+    /// Ends the crew, since its host is gone.
+    fn end_crew(&mut self) {
+        self.give_back();
+        let why = self.crew.host.ended().unwrap_or_default();
+        self.crew.end(Trouble::Host(format!("it {why}")));
     }
 
     /// The sample that it was at may be at fault; if it had begun none, the oldest.
@@ -649,8 +672,10 @@ impl Worker {
                     worker: name.into(),
                     ..Failure::new("dataset", message)
                 };
-                self.crew.deadly.add(job.task.order().id, failure.clone());
-                job.task.finish(Outcome::Failed(failure));
+                if let Some(id) = job.task.lasting_id() {
+                    self.crew.deadly.add(id, failure.clone());
+                }
+                job.task.finish(Outcome::EndedWorkers(failure));
             } else {
                 job.task.put_back();
                 self.crew.again(job);

@@ -101,6 +101,7 @@ pub(crate) fn numbers(samples: u32) -> PipelineSpec {
             rest: Vec::new(),
             split: false,
             in_job: true,
+            is_iterated: false,
         }),
         ops: Vec::new(),
     }

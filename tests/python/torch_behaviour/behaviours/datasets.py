@@ -97,7 +97,7 @@ def getitems_without_batching(DataLoader: Any) -> None:
 
 @behaviour("IterableDataset")
 def iterable_dataset(DataLoader: Any) -> None:
-    """An IterableDataset is iterated. (Here it shares nothing: UnsharedWarning.)"""
+    """An IterableDataset is iterated. (Outside of a cohort it shares nothing here: UnsharedWarning.)"""
     for options in ({}, {"num_workers": 1}):
         assert ints(DataLoader(Stream(), batch_size=2, **options)) == list(range(5))
 
