@@ -74,67 +74,68 @@ _FIXED = ("dataset", "batch_size", "sampler", "batch_sampler", "drop_last", "per
 class DataLoader(Generic[T_co]):
     """Iterates over minibatches that are prepared once for all concurrent jobs that need them.
 
-    Takes the arguments of ``torch.utils.data.DataLoader``, with their meaning there, and some more. In annotations
-    ``DataLoader[T]`` is a loader of samples of type ``T``, as there. Each pass is an
-    epoch: every sample of the job's set exactly once. A loader takes part in a stream from its first use on (iteration,
-    ``len``, ...); the first loader starts the coordinator. Of a Python dataset it begins to import at once what the
-    dataset needs, in the background, so that the first batch need not wait for that.
+    Takes the arguments of ``torch.utils.data.DataLoader`` with their meaning there, and some more. ``DataLoader[T]``
+    annotates a loader of samples of type ``T``, as in PyTorch.
 
-    Of a **native pipeline** (``coprep.ImageFolder(...)...``) a batch is ``(images, labels)``: images are uint8, or
-    float32 after ``normalize``, of shape (batch, 3, height, width); labels are int64 of shape (batch,). Of any other
-    map-style **dataset** it is what PyTorch's default collation, or ``collate_fn``, makes of the samples;
-    ``dataset[i]`` is run by worker processes that all jobs of the stream share. An ``IterableDataset`` is
-    shared in a ``cohort``, whose jobs get the batches of one iteration. Elsewhere it works by PyTorch's own loader, and
-    shares nothing (:class:`UnsharedWarning`). Either way batches lie in shared
-    memory without having been copied, may be written to in place (nobody else sees it), and stay valid as long as
-    anything of them is held.
+    Each pass is an epoch: every sample of the job's set exactly once. A loader joins a stream when it is first used
+    (iteration, ``len``, ...); the first loader starts the coordinator. The coordinator begins to import what a Python
+    dataset needs as soon as its loader is made, in the background, so that the first batch need not wait for that.
+
+    - The batches of a **native pipeline** (``coprep.ImageFolder(...)...``) are ``(images, labels)``: images are uint8,
+      or float32 after ``normalize``, of shape (batch, 3, height, width); labels are int64 of shape (batch,).
+    - The batches of a map-style **Python dataset** are what PyTorch's default collation, or ``collate_fn``, makes of
+      its samples. Worker processes that all jobs of the stream share run ``dataset[i]``.
+    - An **IterableDataset** is shared in a ``cohort``, whose jobs get the batches of one iteration. Elsewhere it works
+      by PyTorch's own loader, and shares nothing (:class:`UnsharedWarning`).
+
+    Batches lie in shared memory and were not copied. You may write to them in place, and no other job sees it. They
+    stay valid as long as you hold anything of them.
 
     Jobs share when their dataset, transform, ``shuffle`` and cache form are the same, and ``seed`` too where it is
     given. ``coprep status`` says in what two streams differ that look alike. A class of yours may say by a method
     ``__coprep_identity__()`` what identifies its instances; otherwise their attributes do.
 
     Args:
-        dataset: a native pipeline; or any object with ``__len__`` and ``__getitem__``; or ``"module:factory"``, of what
-            a function makes in each process that needs it.
-        batch_size: samples of a batch, of one rank. ``None``: no batches, one sample at a time.
+        dataset: a native pipeline; or any object with ``__len__`` and ``__getitem__``; or ``"module:factory"``, a
+            function that makes the dataset in each process that needs it.
+        batch_size: number of samples in a batch, per rank. ``None``: no batches, one sample at a time.
         shuffle: random order, a new one each epoch. Otherwise ids ascend, whichever other jobs share the stream; with
             ``order="relaxed"`` they may come in another order beside other jobs.
         sampler, batch_sampler: PyTorch's sequential, random, subset-random, batch and distributed samplers are
             shared, as ``shuffle``, ``subset``, ``batch_size`` and ranks are; so are
             ``RandomSampler(replacement=True)`` and ``WeightedRandomSampler``, among jobs with equal weights and
             ``num_samples``. Any other works, but shares nothing (:class:`UnsharedWarning`); in a ``cohort``
-            it is shared: all jobs are given what the sampler of the first one to begin an epoch gives.
-        num_workers: worker processes of the stream; those of its first job count. ``None``: as many as the coordinator
+            it is shared: all jobs get the samples of the sampler of the first job that begins an epoch.
+        num_workers: worker processes of the stream; its first job decides how many. ``None``: as many as the coordinator
             has processors. 0: samples are made in this process, in the same order and with the same random numbers, for
-            a debugger. Without effect for a native pipeline. Of an ``IterableDataset`` in a cohort: PyTorch's workers,
-            each of which iterates it; 0 or ``None``: one process does, for all jobs.
+            a debugger. Without effect for a native pipeline. For an ``IterableDataset`` in a cohort: PyTorch's
+            workers, each of which iterates it; 0 or ``None``: one process iterates it for all jobs.
         collate_fn: makes a batch of a list of samples, in the job.
         pin_memory: batches are copied into pinned memory, if there is an accelerator.
         drop_last: leave out the last batch if it is short.
-        timeout: seconds. A worker that takes longer for a sample is replaced; whoever waits longer for a batch (of a
-            user's dataset: three times as long) gets a :class:`TimeoutError` that says who is awaited. 0: 600.
+        timeout: seconds, 0 for 600. A worker that takes longer for a sample is replaced. A job that waits longer for a
+            batch (with a Python dataset: three times as long) gets a :class:`TimeoutError` that says who is awaited.
         worker_init_fn: called with its number in each worker that starts. Generators that it seeds have no effect on
             samples, and a warning says so: each sample is seeded anew.
         multiprocessing_context: with ``"spawn"`` (or ``"forkserver"``) each worker loads the dataset anew; else it is
             loaded once per stream, and workers are forked from there.
         generator: its seed is taken where ``seed`` is not given.
-        prefetch_factor, in_order, pin_memory_device: taken as PyTorch takes them, but how far ahead is prepared is for
-            the coordinator to say, and the order is always that of the samples (``order="relaxed"`` is what
-            ``in_order=False`` is for).
-        persistent_workers: changes of the dataset between epochs are not looked for.
-        transform: the random part of the preparation, called with ``dataset[i]``. What comes before it is cached.
-        seed: keys order and augmentation. ``None`` takes that of the jobs that run already, so that trials of a search
-            share; a number is shared only with jobs that give the same.
-        rank, world_size: which of the job's processes this is; by default as ``torch.distributed`` or the launcher's
-            environment says. All ranks get equally many batches.
-        group: what the ranks of this job have in common and no other job has; by default taken from the launcher's
-            environment.
+        prefetch_factor, in_order, pin_memory_device: accepted as by PyTorch. But the coordinator decides how far ahead
+            it prepares, and batches always come in order (``order="relaxed"`` serves the purpose of ``in_order=False``).
+        persistent_workers: do not look for changes of the dataset between epochs.
+        transform: the random part of the preparation, called with ``dataset[i]``, which is cached.
+        seed: keys order and augmentation. ``None`` takes the seed of the jobs that run already, so that trials of a
+            search share; a number is shared only with jobs that give the same.
+        rank, world_size: number of this process among those of the job, and how many they are; by default as
+            ``torch.distributed`` or the launcher's environment says. All ranks get equally many batches.
+        group: a name that the ranks of this job have in common and no other job has; by default taken from the
+            launcher's environment.
         order: ``"deterministic"``: a seed says what is in every batch. ``"relaxed"``: a sample that takes longer than
             most may come in a later batch of the same epoch, so that it holds nobody up. With ``shuffle=False`` it
             says that a pass cares for the set of samples and not for their order: jobs at different places then share.
-        on_error: ``"raise"`` for a sample that cannot be prepared, or ``"skip"`` it: another takes its place (in
-            ascending order and in a cohort the batch is shorter by it), ``stats()["skipped"]`` counts it, and the first
-            one is a :class:`SkippedSampleWarning`.
+        on_error: ``"raise"`` an error for a sample that cannot be prepared, or ``"skip"`` it: another takes its place
+            (in ascending order and in a cohort the batch is shorter by it), ``stats()["skipped"]`` counts it, and the
+            first one gives a :class:`SkippedSampleWarning`.
         subset: ids of this job's samples, each once, or a boolean mask with one element for each sample; ``None`` means
             all.
         cohort: name common to ``cohort_size`` jobs that start together, advance together and get the same batches,
@@ -143,18 +144,16 @@ class DataLoader(Generic[T_co]):
         cohort_size: number of jobs to wait for.
         framework: ``"torch"``, ``"numpy"``, or ``None``: torch if it is installed.
         cache: form in which samples are cached: ``"auto"`` (for each sample the form that saves most time for its
-            bytes, or none), ``"off"``, ``"encoded"``, ``"decoded"`` (of a user's dataset: what
-            ``dataset[i]`` gives, before ``transform``), ``"prepared"`` (of a user's dataset: after everything, so that
-            nothing random is renewed), or ``None`` for the coordinator's setting; of a user's dataset without
-            ``transform``: off.
+            bytes, or none), ``"off"``, ``"encoded"`` (native pipelines), ``"decoded"`` (of a Python dataset: the value
+            of ``dataset[i]``, before ``transform``), ``"prepared"`` (Python datasets: after everything, so that nothing
+            random is renewed). ``None``: the coordinator's setting; for a Python dataset without ``transform``: off.
         cache_bytes: most bytes to cache, a number or such as ``"8G"``; ``None``: what the dataset needs, within the
             coordinator's budget.
         cache_policy: ``"no-eviction"``, or ``"lru"`` as a baseline.
-        reuse: of a user's dataset: a prepared sample, random parts and all, is used so many times before it is made
-            anew.
-        with_index: batches are ``(images, labels, ids)``; of a user's dataset ``(batch, ids)``.
-        name: what the job is called in ``coprep status``.
-        socket: the coordinator's; by default ``COPREP_SOCKET``, else in the user's runtime directory.
+        reuse: for a Python dataset: number of uses of a prepared sample, random parts and all, before it is made anew.
+        with_index: batches are ``(images, labels, ids)``; of a Python dataset ``(batch, ids)``.
+        name: name of the job in ``coprep status``.
+        socket: path of the coordinator's socket; by default ``COPREP_SOCKET``, else in the user's runtime directory.
 
     Raises:
         ValueError, TypeError: an argument is wrong (some are checked at first use).
