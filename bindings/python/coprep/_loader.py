@@ -106,10 +106,10 @@ class DataLoader(Generic[T_co]):
             ``RandomSampler(replacement=True)`` and ``WeightedRandomSampler``, among jobs with equal weights and
             ``num_samples``. Any other works, but shares nothing (:class:`UnsharedWarning`); in a ``cohort``
             it is shared: all jobs get the samples of the sampler of the first job that begins an epoch.
-        num_workers: worker processes of the stream; its first job decides how many. ``None``: as many as the coordinator
-            has processors. 0: samples are made in this process, in the same order and with the same random numbers, for
-            a debugger. Without effect for a native pipeline. For an ``IterableDataset`` in a cohort: PyTorch's
-            workers, each of which iterates it; 0 or ``None``: one process iterates it for all jobs.
+        num_workers: worker processes of the stream, whose first job decides how many. ``None``: as many as the
+            coordinator has processors. 0: samples are made in this process, in the same order and with the same random
+            numbers, for a debugger. Without effect for a native pipeline. For an ``IterableDataset`` in a cohort:
+            PyTorch's workers, each of which iterates it; 0 or ``None``: one process iterates it for all jobs.
         collate_fn: makes a batch of a list of samples, in the job.
         pin_memory: batches are copied into pinned memory, if there is an accelerator.
         drop_last: leave out the last batch if it is short.
@@ -121,7 +121,7 @@ class DataLoader(Generic[T_co]):
             loaded once per stream, and workers are forked from there.
         generator: its seed is taken where ``seed`` is not given.
         prefetch_factor, in_order, pin_memory_device: accepted as by PyTorch. But the coordinator decides how far ahead
-            it prepares, and batches always come in order (``order="relaxed"`` serves the purpose of ``in_order=False``).
+            it prepares, and batches always come in order (``order="relaxed"`` is for what ``in_order=False`` is for).
         persistent_workers: do not look for changes of the dataset between epochs.
         transform: the random part of the preparation, called with ``dataset[i]``, which is cached.
         seed: keys order and augmentation. ``None`` takes the seed of the jobs that run already, so that trials of a
