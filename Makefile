@@ -21,9 +21,9 @@ WHEEL_SOURCES := $(RUST_SOURCES) $(shell find bindings -name '*.py' -o -name '*.
 PYTHON_TESTS := tests/python
 # Most of these take one processor, and none minds some seconds more: two run at a time. The others look at the clock, or
 # have several jobs of their own.
-SIDE_BY_SIDE := $(patsubst %,$(PYTHON_TESTS)/test_%.py,torch_behaviour fingerprint packing structure report_page epochs \
+SIDE_BY_SIDE := $(patsubst %,$(PYTHON_TESTS)/test_%.py,torch_behaviour docs fingerprint packing structure report_page epochs \
 	bad_input drop_in pipelines package torch_expectations user_samples user_code user_caching user_resuming user_sharing)
-PYTHON_CODE := tools/demo tools/src/bench tests/bench tests/bench_slow tests/what_if tests/drop_in tests/programs tests/chaos docs/examples bindings/python $(PYTHON_TESTS)
+PYTHON_CODE := tools/demo tools/dev tools/src/bench tests/bench tests/bench_slow tests/what_if tests/drop_in tests/programs tests/chaos docs/examples bindings/python $(PYTHON_TESTS)
 
 .PHONY: help
 help: ## this list
@@ -99,6 +99,13 @@ $(VENV)/.examples: $(VENV)/.torch
 	@$(PIP) optuna "ray[tune]" lightning transformers accelerate
 	@touch $@
 
+# Python alone is enough for the documentation: no deps, which wants a Rust toolchain.
+$(VENV)/.docs:
+	@[ -x $(PY) ] || $(PYTHON) -m venv $(VENV)
+	@echo "installing MkDocs Material and mkdocstrings (once)"
+	@$(PIP) "mkdocs>=1.6,<2" "mkdocs-material>=9.5,<10" "mkdocstrings[python]>=1,<2"
+	@touch $@
+
 $(VENV)/.package: $(WHEEL_SOURCES) $(VENV)/.base
 	@echo "building the release wheel"
 	@cargo build --release -p coprep-cli
@@ -115,6 +122,20 @@ wheel: $(VENV)/.package ## the release build of the Python package, as a wheel
 .PHONY: venv
 venv: $(VENV)/.package ## .venv with the release build of the package and the coprep command
 	@echo "ready: source $(VENV)/bin/activate, then import coprep, or run coprep --help"
+
+# --- to read it ----------------------------------------------------------------------------------------------
+
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs
+SITE_CONFIG := tools/dev/site/mkdocs.yml
+
+.PHONY: docs
+docs: $(VENV)/.docs ## the documentation as a site, in target/site; every link is checked
+	@$(MKDOCS) build --strict --config-file $(SITE_CONFIG) --site-dir "$(abspath $(TARGET))/site"
+	@echo "ready: $(TARGET)/site/index.html"
+
+.PHONY: docs-serve
+docs-serve: $(VENV)/.docs ## the same at http://127.0.0.1:8000, built anew when a page changes
+	@$(MKDOCS) serve --config-file $(SITE_CONFIG) --dev-addr 127.0.0.1:8000 --watch bindings/python
 
 # --- to see it -----------------------------------------------------------------------------------------------
 
@@ -190,7 +211,7 @@ lint: $(VENV)/.package $(VENV)/.checks | deps ## formatting, clippy, ruff, mypy
 	cargo clippy --workspace --all-targets --quiet -- -D warnings
 	$(VENV)/bin/ruff format --check --quiet --line-length 120 $(PYTHON_CODE)
 	$(VENV)/bin/ruff check --quiet --target-version py310 --line-length 120 --select E,F,W,I,B,UP,C4,SIM,RET $(PYTHON_CODE)
-	$(VENV)/bin/mypy --strict --no-error-summary --ignore-missing-imports -p tools.demo -p tests.bench -p tests.bench_slow -p tests.what_if -p tests.drop_in -p tests.chaos -p coprep -m tests.programs.__main__
+	$(VENV)/bin/mypy --strict --no-error-summary --ignore-missing-imports -p tools.demo -p tools.dev.site -p tests.bench -p tests.bench_slow -p tests.what_if -p tests.drop_in -p tests.chaos -p coprep -m tests.programs.__main__
 	@echo "lint: all clean"
 
 # The coverage instrumentation of libFuzzer and AddressSanitizer, which a stable compiler has but does not offer.

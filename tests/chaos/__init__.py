@@ -1,6 +1,6 @@
 """A campaign of random histories: jobs and faults drawn from a seed, run with real processes, and checked.
 
-``python -m tests.chaos --help`` lists the options. ``docs/chaos.md`` explains the campaign and its output.
+``python -m tests.chaos --help`` lists the options. ``docs/explanation/chaos.md`` explains the campaign and its output.
 """
 
 import os

@@ -17,7 +17,7 @@
 //! - No bytes, however damaged, make it panic; each call gives the sample or one [`Error`].
 //! - In the steady state, no memory in proportion to an image's size is allocated.
 //!
-//! Geometry and interpolation are torchvision's. `docs/images.md` states how much the results differ.
+//! Geometry and interpolation are torchvision's. `docs/reference/images.md` states how much the results differ.
 
 mod codec;
 mod crop;

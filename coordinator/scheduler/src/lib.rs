@@ -26,7 +26,7 @@
 //! short at the next id of another job, so that the two continue together.
 //!
 //! Ask late. While more than about a minibatch of samples waits for a worker, drawing the next minibatch gains nothing,
-//! and it would be drawn for the jobs as they are now instead of as they are when it is prepared. `docs/scheduler.md`
+//! and it would be drawn for the jobs as they are now instead of as they are when it is prepared. `docs/explanation/scheduler.md`
 //! explains why all this works, and gives the measured gains.
 //!
 //! # Modules

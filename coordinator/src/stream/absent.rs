@@ -1,7 +1,7 @@
 //! Buffers for every consumer: items queued for jobs that do not read are taken back, and the buffers that jobs hold
 //! are bounded.
 //!
-//! A job that pauses keeps the batches that it holds, and no more (`docs/scheduler.md`, "Jobs that stop reading").
+//! A job that pauses keeps the batches that it holds, and no more (`docs/explanation/scheduler.md`, "Jobs that stop reading").
 
 use std::time::{Duration, Instant};
 

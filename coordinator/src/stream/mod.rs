@@ -63,7 +63,7 @@ use crate::stream::sample::{Made, PreparationPlan, SampleWork};
 use crate::{Error, Result};
 
 /// Largest number of minibatches in a rank's queue, if there are buffers for them. Jobs of about one speed drift apart
-/// by some minibatches; in a queue of 16 they stay together more often than in one of 8 (docs/scheduler.md).
+/// by some minibatches; in a queue of 16 they stay together more often than in one of 8 (docs/explanation/scheduler.md).
 const QUEUE_DEPTH: u32 = 16;
 /// Largest number of minibatches that are drawn ahead so that slow samples can be begun early.
 const LOOKAHEAD: u32 = 8;

@@ -1,4 +1,4 @@
-//! The exported metrics: each name, its meaning and its labels. `docs/operations.md` has them as a table.
+//! The exported metrics: each name, its meaning and its labels. `docs/reference/metrics.md` has them as a table.
 //!
 //! There are few labels: numbers of streams and jobs, names that people gave, and words from this file. Samples and
 //! their files never appear in them.

@@ -1,7 +1,7 @@
 //! Measures the gains of the scheduler's rule with jobs in virtual time. Every run gives the same figures.
 //!
 //! `cargo run --release -p coprep-scheduler --example simulate [SECTION...]` prints the tables of
-//! `docs/scheduler.md`, and ends with code 1 if a bar is missed. Sections: speeds, prep, ascending, pools,
+//! `docs/explanation/scheduler.md`, and ends with code 1 if a bar is missed. Sections: speeds, prep, ascending, pools,
 //! folds, shuffle, histories, cost, pauses, borders.
 #![expect(clippy::print_stdout, reason = "it prints tables")]
 
