@@ -1,0 +1,51 @@
+"""The build backend of the Python package: maturin, preceded by the parts of the wheel that maturin does not build.
+
+maturin builds the native module. The wheel also holds the ``coprep`` command, which is another program of the
+workspace, and the licences of everything that is linked into both. Each hook that reads the project makes these parts
+first, so that ``pip install`` of a checkout or of a source distribution installs a complete package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import maturin
+
+from coprep_build.command import build_command
+from coprep_build.notices import write_notices
+
+Settings = Mapping[str, Any] | None
+
+get_requires_for_build_wheel = maturin.get_requires_for_build_wheel
+get_requires_for_build_editable = maturin.get_requires_for_build_editable
+get_requires_for_build_sdist = maturin.get_requires_for_build_sdist
+
+
+def build_wheel(directory: str, config_settings: Settings = None, metadata_directory: str | None = None) -> str:
+    """Build a wheel into ``directory`` and return its file name."""
+    write_notices()
+    build_command()
+    return str(maturin.build_wheel(directory, config_settings, metadata_directory))
+
+
+def build_editable(directory: str, config_settings: Settings = None, metadata_directory: str | None = None) -> str:
+    """Build an editable wheel into ``directory`` and return its file name."""
+    write_notices()
+    build_command()
+    return str(maturin.build_editable(directory, config_settings, metadata_directory))
+
+
+def build_sdist(directory: str, config_settings: Settings = None) -> str:
+    """Build a source distribution into ``directory`` and return its file name."""
+    write_notices()
+    return str(maturin.build_sdist(directory, config_settings))
+
+
+def prepare_metadata_for_build_wheel(directory: str, config_settings: Settings = None) -> str:
+    """Write the wheel's metadata, which list the licence files, into ``directory``."""
+    write_notices()
+    return str(maturin.prepare_metadata_for_build_wheel(directory, config_settings))
+
+
+prepare_metadata_for_build_editable = prepare_metadata_for_build_wheel

@@ -1,0 +1,73 @@
+"""Wheels for any Linux that is not older than :data:`GLIBC`, and the source distribution."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+BACKEND = ROOT / "bindings/build_backend"
+BIN = Path(sys.prefix) / "bin"
+GLIBC = "2.28"
+"""RHEL 8, Debian 10, Ubuntu 18.10. It is the first glibc that has all system calls which coprep uses (``memfd_create`` is
+of 2.27), and the one that PyTorch's wheels need."""
+TARGETS = {"x86_64": "x86_64-unknown-linux-gnu", "aarch64": "aarch64-unknown-linux-gnu"}
+
+
+def missing_for(architecture: str) -> str | None:
+    """Return what keeps wheels from being built for an architecture, in one sentence, or ``None``."""
+    target = TARGETS[architecture]
+    folder = subprocess.run(
+        ["rustc", "--print", "target-libdir", "--target", target], check=True, stdout=subprocess.PIPE, text=True
+    )
+    if not Path(folder.stdout.strip()).is_dir():
+        return f"Rust's standard library for {architecture} is not installed: rustup target add {target}"
+    return None
+
+
+def build_sdist(out: Path) -> Path:
+    """Build the source distribution into ``out``."""
+    _run([sys.executable, "-c", "from coprep_build.notices import write_notices; write_notices()"])
+    return _built(["maturin", "sdist", "--quiet"], out)
+
+
+def build_wheels(out: Path, architecture: str, interpreters: list[Path | None]) -> list[Path]:
+    """Build the wheels of an architecture into ``out``: for each free-threaded interpreter that is given, and, for
+    ``None``, one for all other interpreters."""
+    target = TARGETS[architecture]
+    _run([sys.executable, "-m", "coprep_build", "--target", target, "--glibc", GLIBC])
+    words = ["maturin", "build", "--release", "--quiet", "--zig", "--target", target]
+    words += ["--compatibility", f"manylinux_{GLIBC.replace('.', '_')}"]
+    return [
+        # Any interpreter will do for the stable interface: which one is not looked at.
+        _built([*words, "--interpreter", str(interpreter or sys.executable)], out)
+        for interpreter in interpreters
+    ]
+
+
+def build_from_sdist(sdist: Path, out: Path, scratch: Path) -> Path:
+    """Build a wheel as ``pip install`` of the source distribution does: isolated, in an environment of its own."""
+    subprocess.run([sys.executable, "-m", "venv", scratch / "venv"], check=True)
+    pip = [scratch / "venv/bin/python", "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    # Else pip builds anew what it built before from a file of this name.
+    words = [*pip, "--no-cache-dir", "--wheel-dir", out, sdist]
+    subprocess.run(words, check=True, cwd=scratch, env={**os.environ, "CARGO_TARGET_DIR": str(scratch / "target")})
+    return next(out.glob("*.whl"))
+
+
+def _built(words: list[str], out: Path) -> Path:
+    """Run maturin and return the path of the one file it makes."""
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out) as folder:
+        _run([*words, "--out", folder])
+        (made,) = Path(folder).iterdir()
+        return made.replace(out / made.name)
+
+
+def _run(words: list[str]) -> None:
+    # First on the path, since zig is found by the name of the interpreter that has it.
+    path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+    subprocess.run(words, check=True, cwd=ROOT, env={**os.environ, "PATH": path, "PYTHONPATH": str(BACKEND)})
