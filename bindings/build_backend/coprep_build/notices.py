@@ -111,7 +111,12 @@ def vendored(crate: Crate) -> Iterator[str]:
     library, sentence, files = VENDORED[crate.name]
     yield from ("", f"## {library}", "", sentence)
     for file in files:
-        yield from ("", f"Its file {Path(file).name}:", "", *indented((crate.folder / file).read_text(errors="replace")))
+        yield from (
+            "",
+            f"Its file {Path(file).name}:",
+            "",
+            *indented((crate.folder / file).read_text(errors="replace")),
+        )
 
 
 def indented(text: str) -> Iterator[str]:

@@ -7,19 +7,23 @@ coprep's. Such a loader is an instance of PyTorch's class too. Classes that deri
 from __future__ import annotations
 
 import functools
-import importlib.abc
 import importlib.machinery
-import multiprocessing.process
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coprep import _arguments as arguments
 from coprep._errors import CannotTravel
 from coprep._loader import DataLoader
 from coprep._unshared import torch_class
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader, MetaPathFinder
+else:
+    # Nothing of these classes is used, and importing them takes a tenth of the time of importing coprep.
+    Loader = MetaPathFinder = object
 
 _MODULE = "torch.utils.data.dataloader"
 _MARK = "coprep"
@@ -46,7 +50,7 @@ def install() -> None:
     global _active
     _active = True
     # Each process that multiprocessing starts is given a copy of this, and so are those that it starts.
-    multiprocessing.process.current_process()._config[_MARK] = _Mark()  # type: ignore[attr-defined]
+    _process_settings()[_MARK] = _Mark()
     if _MODULE in sys.modules:
         _replace()
     elif _finder not in sys.meta_path:
@@ -57,9 +61,18 @@ def uninstall() -> None:
     """Undo :func:`install`. Loaders that have been made stay as they are."""
     global _active
     _active = False
-    multiprocessing.process.current_process()._config.pop(_MARK, None)  # type: ignore[attr-defined]
+    _process_settings().pop(_MARK, None)
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
+
+
+def _process_settings() -> dict[str, Any]:
+    """Returns what ``multiprocessing`` keeps of this process and copies to the processes that it starts."""
+    # Imported here, since few programs install the loader and all import this module.
+    from multiprocessing import process
+
+    settings: dict[str, Any] = process.current_process()._config  # type: ignore[attr-defined]
+    return settings
 
 
 class _Mark:
@@ -93,7 +106,7 @@ def _replace() -> None:
     own.__new__ = make
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _Finder(MetaPathFinder):
     """Waits for PyTorch's module to be imported."""
 
     def find_spec(
@@ -107,7 +120,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-class _Loader(importlib.abc.Loader):
+class _Loader(Loader):
     """Imports PyTorch's module as its own loader does, and changes its class then."""
 
     def __init__(self, loader: Any) -> None:
