@@ -38,5 +38,7 @@ def build_command(target: str | None = None, glibc: str | None = None) -> None:
 
 def _executable(messages: str) -> str:
     """Return the path of the program in cargo's messages: the target folder may be anywhere."""
-    built = [json.loads(line).get("executable") for line in messages.splitlines() if line.startswith("{")]
+    built: list[str | None] = [
+        json.loads(line).get("executable") for line in messages.splitlines() if line.startswith("{")
+    ]
     return next(path for path in reversed(built) if path)

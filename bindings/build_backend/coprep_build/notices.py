@@ -202,7 +202,7 @@ def _crate(package: Any, builders: set[str]) -> Crate:
 
 
 def chosen(expression: str, name: str) -> tuple[str, ...]:
-    """Return the licences to use of an SPDX expression: the first choice that holds only licences of :data:`PHRASES`."""
+    """Return the licences to use of an SPDX expression: the choice that comes first in :data:`PHRASES`."""
     order = list(PHRASES)
     known = [choice for choice in choices(expression) if choice <= PHRASES.keys()]
     if not known:

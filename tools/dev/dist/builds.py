@@ -51,10 +51,9 @@ def build_wheels(out: Path, architecture: str, interpreters: list[Path | None]) 
 def build_from_sdist(sdist: Path, out: Path, scratch: Path) -> Path:
     """Build a wheel as ``pip install`` of the source distribution does: isolated, in an environment of its own."""
     subprocess.run([sys.executable, "-m", "venv", scratch / "venv"], check=True)
-    pip = [scratch / "venv/bin/python", "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    # Else pip builds anew what it built before from a file of this name.
-    words = [*pip, "--no-cache-dir", "--wheel-dir", out, sdist]
-    subprocess.run(words, check=True, cwd=scratch, env={**os.environ, "CARGO_TARGET_DIR": str(scratch / "target")})
+    pip = f"{scratch}/venv/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-cache-dir".split()
+    environment = {**os.environ, "CARGO_TARGET_DIR": str(scratch / "target")}
+    subprocess.run([*pip, "--wheel-dir", out, sdist], check=True, cwd=scratch, env=environment)
     return next(out.glob("*.whl"))
 
 

@@ -58,8 +58,9 @@ def interpreters(extra: Iterable[Path]) -> list[Interpreter]:
 
 
 def _candidates() -> Iterator[Path]:
-    for folder in [*os.environ["PATH"].split(os.pathsep), *Path.home().glob(".pyenv/versions/*/bin")]:
-        for path in Path(folder).glob("python3*"):
+    folders = [Path(folder) for folder in os.environ["PATH"].split(os.pathsep)]
+    for folder in [*folders, *Path.home().glob(".pyenv/versions/*/bin")]:
+        for path in folder.glob("python3*"):
             if re.fullmatch(r"python3(\.\d+t?)?", path.name):
                 yield path
 
@@ -95,8 +96,8 @@ def check_run(wheel: Path, interpreter: Interpreter, photos: Path) -> None:
         # With the pip of this environment: distributions do not always have that of the other interpreter.
         subprocess.run([interpreter.path, "-m", "venv", "--without-pip", place / "venv"], check=True)
         python = place / "venv/bin/python"
-        pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*pip, "--only-binary=:all:", wheel], check=True)
+        pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, "--only-binary=:all:", str(wheel)], check=True)
         run_smoke([python], place, photos, place / "venv/bin/coprep")
 
 
