@@ -108,7 +108,7 @@ $(VENV)/.package: $(WHEEL_SOURCES) $(VENV)/.base
 	@echo "building the release wheel"
 	@PYTHONPATH=bindings/build_backend $(PY) -m coprep_build
 	@rm -rf $(TARGET)/wheels
-	@$(VENV)/bin/maturin build --release --quiet --interpreter $(PY) --out $(TARGET)/wheels
+	@MATURIN_NO_MISSING_BUILD_BACKEND_WARNING=1 $(VENV)/bin/maturin build --release --quiet --interpreter $(PY) --out $(TARGET)/wheels
 	@$(PIP) --force-reinstall --no-deps $(TARGET)/wheels/*.whl
 	@touch $@
 

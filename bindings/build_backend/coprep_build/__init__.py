@@ -7,6 +7,7 @@ first, so that ``pip install`` of a checkout or of a source distribution install
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,9 @@ import maturin
 
 from coprep_build.command import build_command
 from coprep_build.notices import write_notices
+
+# maturin would warn that it is not the backend, which pip shows.
+os.environ["MATURIN_NO_MISSING_BUILD_BACKEND_WARNING"] = "1"
 
 Settings = Mapping[str, Any] | None
 

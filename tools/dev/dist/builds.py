@@ -12,8 +12,7 @@ ROOT = Path(__file__).resolve().parents[3]
 BACKEND = ROOT / "bindings/build_backend"
 BIN = Path(sys.prefix) / "bin"
 GLIBC = "2.28"
-"""RHEL 8, Debian 10, Ubuntu 18.10. It is the first glibc that has all system calls which coprep uses (``memfd_create`` is
-of 2.27), and the one that PyTorch's wheels need."""
+"""Of RHEL 8 and Debian 10, and what PyTorch's wheels need. coprep needs 2.27, for ``memfd_create``."""
 TARGETS = {"x86_64": "x86_64-unknown-linux-gnu", "aarch64": "aarch64-unknown-linux-gnu"}
 
 
@@ -68,5 +67,7 @@ def _built(words: list[str], out: Path) -> Path:
 
 def _run(words: list[str]) -> None:
     # First on the path, since zig is found by the name of the interpreter that has it.
-    path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
-    subprocess.run(words, check=True, cwd=ROOT, env={**os.environ, "PATH": path, "PYTHONPATH": str(BACKEND)})
+    changes = {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(BACKEND)}
+    # maturin would warn that the build backend is another. It is a wrapper of maturin's.
+    changes["MATURIN_NO_MISSING_BUILD_BACKEND_WARNING"] = "1"
+    subprocess.run(words, check=True, cwd=ROOT, env=os.environ | changes)
