@@ -3,7 +3,7 @@
 usage: python -m tools.dev.dist OUT [--scratch FOLDER] [--python PATH]... [--no-sdist-build]
 
 Wheels are built for each architecture whose Rust target is installed. They are run with each CPython from 3.10 on that
-is found on PATH, in ~/.pyenv, or by --python; a free-threaded one is given a wheel of its own. What could not be done
+is found on PATH, in ~/.pyenv, or by --python; a free-threaded one (3.14 or newer) is given a wheel of its own. What could not be done
 for want of a tool is listed at the end.
 """
 
@@ -32,7 +32,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="coprep-dist-") as scratch:
             photos = checks.make_photos(Path(scratch) / "photos")
             undone = _wheels(out, pythons, photos, options.scratch.resolve())
-            sdist = builds.build_sdist(out)
+            sdist = builds.build_sdist(out, options.scratch.resolve())
             say(f"built {sdist.name}")
             if options.sdist_build:
                 _check_sdist(sdist, pythons[0], photos)
@@ -47,7 +47,7 @@ def main() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tools.dev.dist", description=__doc__)
     parser.add_argument("out", type=Path, help="the folder for wheels and source distribution, which is emptied first")
-    parser.add_argument("--scratch", type=Path, required=True, help="a folder for downloads that are kept")
+    parser.add_argument("--scratch", type=Path, required=True, help="a folder for what is compiled and downloaded, and kept for the next time")
     parser.add_argument("--python", type=Path, action="append", default=[], help="one more interpreter to check with")
     parser.add_argument(
         "--no-sdist-build", dest="sdist_build", action="store_false", help="do not build a wheel from the sources"
@@ -70,7 +70,7 @@ def _wheels(out: Path, pythons: Sequence[Interpreter], photos: Path, scratch: Pa
         free = [python.path for python in pythons if python.free_threaded]
         is_native = architecture == platform.machine()
         # maturin asks an interpreter what its wheel is called, so that there must be one of the architecture.
-        for wheel in builds.build_wheels(out, architecture, [None, *(free if is_native else [])]):
+        for wheel in builds.build_wheels(out, architecture, [None, *(free if is_native else [])], scratch):
             say(f"built {wheel.name}, which runs on {checks.check_platform(wheel)}")
             if is_native:
                 _check_runs(wheel, pythons, photos)

@@ -27,22 +27,26 @@ def missing_for(architecture: str) -> str | None:
     return None
 
 
-def build_sdist(out: Path) -> Path:
+def build_sdist(out: Path, scratch: Path) -> Path:
     """Build the source distribution into ``out``."""
-    _run([sys.executable, "-c", "from coprep_build.notices import write_notices; write_notices()"])
-    return _built(["maturin", "sdist", "--quiet"], out)
+    _run([sys.executable, "-c", "from coprep_build.notices import write_notices; write_notices()"], scratch)
+    return _built(["maturin", "sdist", "--quiet"], out, scratch)
 
 
-def build_wheels(out: Path, architecture: str, interpreters: list[Path | None]) -> list[Path]:
+def build_wheels(out: Path, architecture: str, interpreters: list[Path | None], scratch: Path) -> list[Path]:
     """Build the wheels of an architecture into ``out``: for each free-threaded interpreter that is given, and, for
-    ``None``, one for all other interpreters."""
+    ``None``, one for all other interpreters.
+
+    What is compiled stays in ``scratch``. cargo would compile everything anew in a folder that it shares with builds
+    by another linker, which zig's wrappers of cargo-zigbuild and of maturin are to each other too.
+    """
     target = TARGETS[architecture]
-    _run([sys.executable, "-m", "coprep_build", "--target", target, "--glibc", GLIBC])
+    _run([sys.executable, "-m", "coprep_build", "--target", target, "--glibc", GLIBC], scratch / "command")
     words = ["maturin", "build", "--release", "--quiet", "--zig", "--target", target]
     words += ["--compatibility", f"manylinux_{GLIBC.replace('.', '_')}"]
     return [
         # Any interpreter will do for the stable interface: which one is not looked at.
-        _built([*words, "--interpreter", str(interpreter or sys.executable)], out)
+        _built([*words, "--interpreter", str(interpreter or sys.executable)], out, scratch / "module")
         for interpreter in interpreters
     ]
 
@@ -56,18 +60,19 @@ def build_from_sdist(sdist: Path, out: Path, scratch: Path) -> Path:
     return next(out.glob("*.whl"))
 
 
-def _built(words: list[str], out: Path) -> Path:
+def _built(words: list[str], out: Path, target: Path) -> Path:
     """Run maturin and return the path of the one file it makes."""
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out) as folder:
-        _run([*words, "--out", folder])
+        _run([*words, "--out", folder], target)
         (made,) = Path(folder).iterdir()
         return made.replace(out / made.name)
 
 
-def _run(words: list[str]) -> None:
+def _run(words: list[str], target: Path) -> None:
+    """Run a program of the packaging tools, with a target folder for cargo."""
     # First on the path, since zig is found by the name of the interpreter that has it.
-    changes = {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(BACKEND)}
+    changes = {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(BACKEND), "CARGO_TARGET_DIR": str(target)}
     # maturin would warn that the build backend is another. It is a wrapper of maturin's.
     changes["MATURIN_NO_MISSING_BUILD_BACKEND_WARNING"] = "1"
     subprocess.run(words, check=True, cwd=ROOT, env=os.environ | changes)

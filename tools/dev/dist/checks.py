@@ -16,6 +16,8 @@ from tools.dev.dist.builds import BIN
 
 SMOKE = Path(__file__).with_name("smoke.py")
 OLDEST = (3, 10)
+OLDEST_FREE_THREADED = (3, 14)
+"""PyO3 supports no older one."""
 LIMIT_S = 300
 """Nothing that is checked takes so long, emulation included."""
 _ABOUT = """
@@ -39,6 +41,10 @@ class Interpreter:
     name: str
 
     @property
+    def is_supported(self) -> bool:
+        return self.version >= (OLDEST_FREE_THREADED if self.free_threaded else OLDEST)
+
+    @property
     def tag(self) -> str:
         """The interpreter and ABI that its wheel's name holds."""
         if self.free_threaded:
@@ -52,7 +58,7 @@ def interpreters(extra: Iterable[Path]) -> list[Interpreter]:
     found: dict[tuple[tuple[int, int], bool], Interpreter] = {}
     for path in [*extra, *_candidates()]:
         interpreter = _looked_at(path)
-        if interpreter and interpreter.version >= OLDEST:
+        if interpreter and interpreter.is_supported:
             found.setdefault((interpreter.version, interpreter.free_threaded), interpreter)
     return [found[key] for key in sorted(found)]
 
