@@ -30,7 +30,7 @@ def missing_for(architecture: str) -> str | None:
 def build_sdist(out: Path, scratch: Path) -> Path:
     """Build the source distribution into ``out``."""
     _run([sys.executable, "-c", "from coprep_build.notices import write_notices; write_notices()"], scratch)
-    return _built(["maturin", "sdist", "--quiet"], out, scratch)
+    return _built(["maturin", "sdist"], out, scratch)
 
 
 def build_wheels(out: Path, architecture: str, interpreters: list[Path | None], scratch: Path) -> list[Path]:
