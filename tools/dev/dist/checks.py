@@ -23,7 +23,8 @@ LIMIT_S = 300
 _ABOUT = """
 import json, platform, sys, sysconfig
 free = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
-print(json.dumps([platform.python_implementation(), sys.version_info[:2], free, platform.python_version()]))
+about = [sys.executable, platform.python_implementation(), sys.version_info[:2], free, platform.python_version()]
+print(json.dumps(about))
 """
 
 
@@ -76,11 +77,12 @@ def _looked_at(path: Path) -> Interpreter | None:
     done = subprocess.run([path, "-c", _ABOUT], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     if done.returncode:
         return None
-    implementation, (major, minor), free_threaded, version = json.loads(done.stdout)
+    # The path that it knows itself by, since the other may be of a script that chooses a version by the folder.
+    executable, implementation, (major, minor), free_threaded, version = json.loads(done.stdout)
     if implementation != "CPython":
         return None
     name = f"CPython {version}{' free-threaded' if free_threaded else ''}"
-    return Interpreter(path, (major, minor), free_threaded, name)
+    return Interpreter(Path(executable), (major, minor), free_threaded, name)
 
 
 def make_photos(folder: Path) -> Path:
