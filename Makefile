@@ -122,7 +122,7 @@ venv: $(VENV)/.package ## .venv with the release build of the package and the co
 
 .PHONY: dist
 dist: $(VENV)/.dist ## wheels for older systems and for aarch64, and the sources, in target/dist; checked
-	@$(PY) -m tools.dev.dist $(TARGET)/dist --scratch $(TARGET)/dist-tools $(ARGS)
+	@$(PY) -m tools.dev.packaging $(TARGET)/dist --scratch $(TARGET)/dist-tools $(ARGS)
 
 # --- to see it -----------------------------------------------------------------------------------------------
 
@@ -198,7 +198,7 @@ lint: $(VENV)/.package $(VENV)/.checks | deps ## formatting, clippy, ruff, mypy
 	cargo clippy --workspace --all-targets --quiet -- -D warnings
 	$(VENV)/bin/ruff format --check --quiet --line-length 120 $(PYTHON_CODE)
 	$(VENV)/bin/ruff check --quiet --target-version py310 --line-length 120 --select E,F,W,I,B,UP,C4,SIM,RET $(PYTHON_CODE)
-	MYPYPATH=bindings/build_backend $(VENV)/bin/mypy --strict --no-error-summary --ignore-missing-imports -p tools.demo -p tools.dev.dist -p coprep_build -p tests.bench -p tests.bench_slow -p tests.what_if -p tests.drop_in -p tests.chaos -p coprep -m tests.programs.__main__
+	MYPYPATH=bindings/build_backend $(VENV)/bin/mypy --strict --no-error-summary --ignore-missing-imports -p tools.demo -p tools.dev.packaging -p coprep_build -p tests.bench -p tests.bench_slow -p tests.what_if -p tests.drop_in -p tests.chaos -p coprep -m tests.programs.__main__
 	@echo "lint: all clean"
 
 # The coverage instrumentation of libFuzzer and AddressSanitizer, which a stable compiler has but does not offer.

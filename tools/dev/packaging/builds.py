@@ -72,7 +72,11 @@ def _built(words: list[str], out: Path, target: Path) -> Path:
 def _run(words: list[str], target: Path) -> None:
     """Run a program of the packaging tools, with a target folder for cargo."""
     # First on the path, since zig is found by the name of the interpreter that has it.
-    changes = {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(BACKEND), "CARGO_TARGET_DIR": str(target)}
+    changes = {
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(BACKEND),
+        "CARGO_TARGET_DIR": str(target),
+    }
     # maturin would warn that the build backend is another. It is a wrapper of maturin's.
     changes["MATURIN_NO_MISSING_BUILD_BACKEND_WARNING"] = "1"
     subprocess.run(words, check=True, cwd=ROOT, env=os.environ | changes)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.dev.dist.builds import BIN
+from tools.dev.packaging.builds import BIN
 
 SMOKE = Path(__file__).with_name("smoke.py")
 OLDEST = (3, 10)
@@ -104,7 +104,16 @@ def check_run(wheel: Path, interpreter: Interpreter, photos: Path) -> None:
         # With the pip of this environment: distributions do not always have that of the other interpreter.
         subprocess.run([interpreter.path, "-m", "venv", "--without-pip", place / "venv"], check=True)
         python = place / "venv/bin/python"
-        pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--disable-pip-version-check"]
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            str(python),
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+        ]
         subprocess.run([*pip, "--only-binary=:all:", str(wheel)], check=True)
         run_smoke([python], place, photos, place / "venv/bin/coprep")
 

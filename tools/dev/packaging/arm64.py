@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tools.dev.dist.checks import run_smoke
+from tools.dev.packaging.checks import run_smoke
 
 PACKAGES = ("python3", "libgcc-s1", "libstdc++6")
 SETTINGS = """\
@@ -70,7 +70,9 @@ def _download(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     for name in ("state/lists/partial", "cache/archives/partial", "emulator", "root/usr/local/bin"):
         (folder / name).mkdir(parents=True)
-    subprocess.run(["apt-get", "download", "-qq", "qemu-user-static"], check=True, cwd=folder, stderr=subprocess.DEVNULL)
+    subprocess.run(
+        ["apt-get", "download", "-qq", "qemu-user-static"], check=True, cwd=folder, stderr=subprocess.DEVNULL
+    )
     _unpack(folder, folder / "emulator")
     (folder / "state/status").touch()
     (folder / "apt.conf").write_text(SETTINGS % {"folder": folder})

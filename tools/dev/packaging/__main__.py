@@ -1,10 +1,10 @@
 """Build what is handed to users into a folder, and check it in clean environments.
 
-usage: python -m tools.dev.dist OUT [--scratch FOLDER] [--python PATH]... [--no-sdist-build]
+usage: python -m tools.dev.packaging OUT [--scratch FOLDER] [--python PATH]... [--no-sdist-build]
 
 Wheels are built for each architecture whose Rust target is installed. They are run with each CPython from 3.10 on that
-is found on PATH, in ~/.pyenv, or by --python; a free-threaded one (3.14 or newer) is given a wheel of its own. What could not be done
-for want of a tool is listed at the end.
+is found on PATH, in ~/.pyenv, or by --python. A free-threaded one, from 3.14 on, is given a wheel of its own. What could
+not be done for want of a tool is listed at the end.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools.dev.dist import arm64, builds, checks
-from tools.dev.dist.checks import CheckFailed, Interpreter
+from tools.dev.packaging import arm64, builds, checks
+from tools.dev.packaging.checks import CheckFailed, Interpreter
 
 
 def main() -> None:
@@ -45,9 +45,14 @@ def main() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="tools.dev.dist", description=__doc__)
+    parser = argparse.ArgumentParser(prog="tools.dev.packaging", description=__doc__)
     parser.add_argument("out", type=Path, help="the folder for wheels and source distribution, which is emptied first")
-    parser.add_argument("--scratch", type=Path, required=True, help="a folder for what is compiled and downloaded, and kept for the next time")
+    parser.add_argument(
+        "--scratch",
+        type=Path,
+        required=True,
+        help="a folder for what is compiled and downloaded, and kept for the next time",
+    )
     parser.add_argument("--python", type=Path, action="append", default=[], help="one more interpreter to check with")
     parser.add_argument(
         "--no-sdist-build", dest="sdist_build", action="store_false", help="do not build a wheel from the sources"
