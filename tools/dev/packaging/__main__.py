@@ -2,9 +2,9 @@
 
 usage: python -m tools.dev.packaging OUT [--scratch FOLDER] [--python PATH]... [--no-sdist-build]
 
-Wheels are built for each architecture whose Rust target is installed. They are run with each CPython from 3.10 on that
-is found on PATH, in ~/.pyenv, or by --python. A free-threaded one, from 3.14 on, is given a wheel of its own. What could
-not be done for want of a tool is listed at the end.
+Wheels are built for each architecture whose Rust target is installed. They are run with each CPython from 3.10 on
+that is found on PATH, in ~/.pyenv, or by --python. A free-threaded one, from 3.14 on, is given a wheel of its own. What
+could not be done for want of a tool is listed at the end.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The smallest use of an installed package: run in an environment that holds it and NumPy, and nothing else.
 
-usage: python smoke.py PHOTOS COMMAND   (PHOTOS: see tools.dev.packaging.photos; COMMAND: the installed ``coprep``)
+usage: python smoke.py PHOTOS COMMAND   (PHOTOS: see tools.dev.packaging.checks; COMMAND: the installed ``coprep``)
 """
 
 from __future__ import annotations
