@@ -143,11 +143,10 @@ def check_platform(wheel: Path) -> str:
         CheckFailed: it is newer than the wheel's name says.
     """
     done = subprocess.run([BIN / "auditwheel", "show", wheel], check=True, stdout=subprocess.PIPE, text=True)
-    text = " ".join(done.stdout.split())
-    found = re.search(r'constrained by the platform tag "?(manylinux_\d+_\d+_\w+)|platform tag: "(\w+)"', text)
+    found = re.search(r'consistent with the following platform tag: "(\w+)"', " ".join(done.stdout.split()))
     if found is None:
-        raise CheckFailed(f"auditwheel finds no manylinux platform for {wheel.name}:\n{done.stdout}")
-    tag = found[1] or found[2]
+        raise CheckFailed(f"auditwheel finds no platform for {wheel.name}:\n{done.stdout}")
+    tag = found[1]
     if _glibc(tag) > _glibc(wheel.name):
         raise CheckFailed(f"{wheel.name} needs a newer system than its name says, {tag}:\n{done.stdout}")
     return tag
