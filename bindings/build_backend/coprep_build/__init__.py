@@ -13,7 +13,7 @@ from typing import Any
 
 import maturin
 
-from coprep_build.command import build_command
+from coprep_build.command import build_command, make_script_folder
 from coprep_build.notices import write_notices
 
 # maturin would warn that it is not the backend, which pip shows.
@@ -26,29 +26,35 @@ get_requires_for_build_editable = maturin.get_requires_for_build_editable
 get_requires_for_build_sdist = maturin.get_requires_for_build_sdist
 
 
+def _write_licences() -> None:
+    """Make the files without which maturin does not read the project, of a wheel or not."""
+    write_notices()
+    make_script_folder()
+
+
 def build_wheel(directory: str, config_settings: Settings = None, metadata_directory: str | None = None) -> str:
     """Build a wheel into ``directory`` and return its file name."""
-    write_notices()
+    _write_licences()
     build_command()
     return str(maturin.build_wheel(directory, config_settings, metadata_directory))
 
 
 def build_editable(directory: str, config_settings: Settings = None, metadata_directory: str | None = None) -> str:
     """Build an editable wheel into ``directory`` and return its file name."""
-    write_notices()
+    _write_licences()
     build_command()
     return str(maturin.build_editable(directory, config_settings, metadata_directory))
 
 
 def build_sdist(directory: str, config_settings: Settings = None) -> str:
     """Build a source distribution into ``directory`` and return its file name."""
-    write_notices()
+    _write_licences()
     return str(maturin.build_sdist(directory, config_settings))
 
 
 def prepare_metadata_for_build_wheel(directory: str, config_settings: Settings = None) -> str:
     """Write the wheel's metadata, which list the licence files, into ``directory``."""
-    write_notices()
+    _write_licences()
     return str(maturin.prepare_metadata_for_build_wheel(directory, config_settings))
 
 

@@ -29,11 +29,16 @@ def build_command(target: str | None = None, glibc: str | None = None) -> None:
     done = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         raise SystemExit(f"the coprep command could not be built: {' '.join(words)} failed, see its messages above")
-    SCRIPT.parent.mkdir(parents=True, exist_ok=True)
+    make_script_folder()
     # A new file, since the old one may be the program of a running process, which cannot be written to.
     SCRIPT.unlink(missing_ok=True)
     shutil.copy(_executable(done.stdout), SCRIPT)
     os.chmod(SCRIPT, 0o755)
+
+
+def make_script_folder() -> None:
+    """Make the folder of :data:`SCRIPT`. maturin asks for it even where it packs nothing."""
+    SCRIPT.parent.mkdir(parents=True, exist_ok=True)
 
 
 def _executable(messages: str) -> str:

@@ -29,7 +29,7 @@ def missing_for(architecture: str) -> str | None:
 
 def build_sdist(out: Path, scratch: Path) -> Path:
     """Build the source distribution into ``out``."""
-    _run([sys.executable, "-c", "from coprep_build.notices import write_notices; write_notices()"], scratch)
+    _run([sys.executable, "-m", "coprep_build", "--no-command"], scratch)
     return _built(["maturin", "sdist"], out, scratch)
 
 
