@@ -233,4 +233,4 @@ loom: | deps ## model-check what is lock-free in shared memory
 .PHONY: clean
 clean: ## remove what was built (not .venv, not demo-data)
 	@cargo clean --quiet
-	@rm -rf bindings/coprep.data
+	@rm -rf bindings/coprep.data THIRD-PARTY-NOTICES.md
