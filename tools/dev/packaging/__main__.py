@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tools.dev.packaging import arm64, builds, checks
+from tools.dev.packaging.builds import BuildFailed
 from tools.dev.packaging.checks import CheckFailed, Interpreter
 
 
@@ -36,7 +37,7 @@ def main() -> None:
             say(f"built {sdist.name}")
             if options.sdist_build:
                 _check_sdist(sdist, pythons[0], photos)
-    except (CheckFailed, subprocess.CalledProcessError) as error:
+    except (BuildFailed, CheckFailed, subprocess.CalledProcessError) as error:
         sys.exit(f"make dist: {error}")
     for file in sorted(out.iterdir()):
         say(f"{file.stat().st_size / 2**20:5.1f} MiB  {file}")
@@ -72,6 +73,7 @@ def _wheels(out: Path, pythons: Sequence[Interpreter], photos: Path, scratch: Pa
         if sentence:
             undone.append(f"wheels for {architecture}: {sentence}")
             continue
+        say(f"building for {architecture}, which takes minutes the first time")
         free = [python.path for python in pythons if python.free_threaded]
         is_native = architecture == platform.machine()
         # maturin asks an interpreter what its wheel is called, so that there must be one of the architecture.
@@ -104,6 +106,7 @@ def _check_emulated(wheel: Path, architecture: str, scratch: Path, photos: Path)
 
 def _check_sdist(sdist: Path, python: Interpreter, photos: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="coprep-dist-") as folder:
+        say("building a wheel from the source distribution, which takes minutes each time")
         wheel = builds.build_from_sdist(sdist, Path(folder) / "wheels", Path(folder))
         say(f"built {wheel.name} from {sdist.name}")
         _check_runs(wheel, [python], photos)

@@ -16,6 +16,10 @@ GLIBC = "2.28"
 TARGETS = {"x86_64": "x86_64-unknown-linux-gnu", "aarch64": "aarch64-unknown-linux-gnu"}
 
 
+class BuildFailed(Exception):
+    """A program of the packaging tools failed. Its output is the message."""
+
+
 def missing_for(architecture: str) -> str | None:
     """Return what keeps wheels from being built for an architecture, in one sentence, or ``None``."""
     target = TARGETS[architecture]
@@ -70,13 +74,14 @@ def _built(words: list[str], out: Path, target: Path) -> Path:
 
 
 def _run(words: list[str], target: Path) -> None:
-    """Run a program of the packaging tools, with a target folder for cargo."""
+    """Run a program of the packaging tools, with a target folder for cargo, and show what it says if it fails."""
     # First on the path, since zig is found by the name of the interpreter that has it.
-    changes = {
-        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(BACKEND),
-        "CARGO_TARGET_DIR": str(target),
-    }
+    changes = {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(BACKEND)}
+    changes["CARGO_TARGET_DIR"] = str(target)
     # maturin would warn that the build backend is another. It is a wrapper of maturin's.
     changes["MATURIN_NO_MISSING_BUILD_BACKEND_WARNING"] = "1"
-    subprocess.run(words, check=True, cwd=ROOT, env=os.environ | changes)
+    done = subprocess.run(
+        words, cwd=ROOT, env=os.environ | changes, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    if done.returncode:
+        raise BuildFailed(f"{' '.join(words)} failed:\n{done.stdout}")
