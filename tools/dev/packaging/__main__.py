@@ -76,7 +76,7 @@ def _wheels(out: Path, pythons: Sequence[Interpreter], photos: Path, scratch: Pa
         say(f"building for {architecture}, which takes minutes the first time")
         free = [python.path for python in pythons if python.free_threaded]
         is_native = architecture == platform.machine()
-        # maturin asks an interpreter what its wheel is called, so that there must be one of the architecture.
+        # maturin asks a free-threaded interpreter what its wheel is called, so that it must run here.
         for wheel in builds.build_wheels(out, architecture, [None, *(free if is_native else [])], scratch):
             say(f"built {wheel.name}, which runs on {checks.check_platform(wheel)}")
             if is_native:

@@ -49,7 +49,7 @@ def build_wheels(out: Path, architecture: str, interpreters: list[Path | None], 
     words = ["maturin", "build", "--release", "--quiet", "--zig", "--target", target]
     words += ["--compatibility", f"manylinux_{GLIBC.replace('.', '_')}"]
     return [
-        # Any interpreter will do for the stable interface: which one is not looked at.
+        # Any interpreter will do for the stable interface, since none is asked what the wheel is called.
         _built([*words, "--interpreter", str(interpreter or sys.executable)], out, scratch / "module")
         for interpreter in interpreters
     ]
@@ -58,9 +58,11 @@ def build_wheels(out: Path, architecture: str, interpreters: list[Path | None], 
 def build_from_sdist(sdist: Path, out: Path, scratch: Path) -> Path:
     """Build a wheel as ``pip install`` of the source distribution does: isolated, in an environment of its own."""
     subprocess.run([sys.executable, "-m", "venv", scratch / "venv"], check=True)
-    pip = f"{scratch}/venv/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-cache-dir".split()
+    pip = [str(scratch / "venv/bin/python"), "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check"]
     environment = {**os.environ, "CARGO_TARGET_DIR": str(scratch / "target")}
-    subprocess.run([*pip, "--wheel-dir", out, sdist], check=True, cwd=scratch, env=environment)
+    # Without the cache, from which pip would take what it built before from a file of this name.
+    words = [*pip, "--no-deps", "--no-cache-dir", "--wheel-dir", str(out), str(sdist)]
+    subprocess.run(words, check=True, cwd=scratch, env=environment)
     return next(out.glob("*.whl"))
 
 
