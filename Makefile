@@ -17,13 +17,14 @@ LIMIT := $(TARGET)/release/examples/limit
 HANDOVER := $(TARGET)/release/examples/handover
 OVERHEAD := $(TARGET)/release/examples/overhead
 RUST_SOURCES := Cargo.toml Cargo.lock .cargo/config.toml $(shell find cache coordinator bindings tools -name '*.rs' -o -name Cargo.toml -o -path '*/src/*.py')
-WHEEL_SOURCES := $(RUST_SOURCES) $(shell find bindings -name '*.py' -o -name '*.pyi' -o -name '*.md' -o -name pyproject.toml)
+WHEEL_SOURCES := $(RUST_SOURCES) LICENSE pyproject.toml $(shell find bindings -name '*.py' -o -name '*.pyi' -o -name '*.md')
 PYTHON_TESTS := tests/python
 # Most of these take one processor, and none minds some seconds more: two run at a time. The others look at the clock, or
 # have several jobs of their own.
 SIDE_BY_SIDE := $(patsubst %,$(PYTHON_TESTS)/test_%.py,torch_behaviour docs fingerprint packing structure report_page epochs \
-	bad_input drop_in pipelines package torch_expectations user_samples user_code user_caching user_resuming user_sharing)
-PYTHON_CODE := tools/demo tools/dev tools/src/bench tests/bench tests/bench_slow tests/what_if tests/drop_in tests/programs tests/chaos docs/examples bindings/python $(PYTHON_TESTS)
+	bad_input drop_in pipelines package packaging torch_expectations user_samples user_code user_caching user_resuming user_sharing)
+PYTHON_CODE := tools/demo tools/dev bindings/build_backend tools/src/bench tests/bench tests/bench_slow tests/what_if tests/drop_in \
+	tests/programs tests/chaos docs/examples bindings/python $(PYTHON_TESTS)
 
 .PHONY: help
 help: ## this list
@@ -86,7 +87,7 @@ $(VENV)/.base: | deps
 	@touch $@
 
 $(VENV)/.checks: $(VENV)/.base
-	@$(PIP) pytest pytest-timeout pytest-xdist pyte websockets ruff mypy
+	@$(PIP) tree-sitter tree-sitter-rust pytest pytest-timeout pytest-xdist pyte websockets ruff mypy
 	@touch $@
 
 $(VENV)/.torch: $(VENV)/.base
@@ -106,12 +107,16 @@ $(VENV)/.docs:
 	@$(PIP) "mkdocs>=1.6,<2" "mkdocs-material>=9.5,<10" "mkdocstrings[python]>=1,<2"
 	@touch $@
 
+$(VENV)/.dist: $(VENV)/.base
+	@echo "installing what wheels for other machines are built with: zig, cargo-zigbuild, auditwheel (0.1 GB; once)"
+	@$(PIP) ziglang cargo-zigbuild auditwheel
+	@touch $@
+
 $(VENV)/.package: $(WHEEL_SOURCES) $(VENV)/.base
 	@echo "building the release wheel"
-	@cargo build --release -p coprep-cli
-	@install -s -D -m 755 $(TARGET)/release/coprep bindings/coprep.data/scripts/coprep
+	@PYTHONPATH=bindings/build_backend $(PY) -m coprep_build
 	@rm -rf $(TARGET)/wheels
-	@$(VENV)/bin/maturin build --release --quiet -m bindings/Cargo.toml --interpreter $(PY) --out $(TARGET)/wheels
+	@MATURIN_NO_MISSING_BUILD_BACKEND_WARNING=1 $(VENV)/bin/maturin build --release --quiet --interpreter $(PY) --out $(TARGET)/wheels
 	@$(PIP) --force-reinstall --no-deps $(TARGET)/wheels/*.whl
 	@touch $@
 
@@ -122,6 +127,10 @@ wheel: $(VENV)/.package ## the release build of the Python package, as a wheel
 .PHONY: venv
 venv: $(VENV)/.package ## .venv with the release build of the package and the coprep command
 	@echo "ready: source $(VENV)/bin/activate, then import coprep, or run coprep --help"
+
+.PHONY: dist
+dist: $(VENV)/.dist ## wheels for older systems and for aarch64, and the sources, in target/dist; checked
+	@$(PY) -m tools.dev.packaging $(TARGET)/dist --scratch $(TARGET)/dist-tools $(ARGS)
 
 # --- to read it ----------------------------------------------------------------------------------------------
 
@@ -211,7 +220,9 @@ lint: $(VENV)/.package $(VENV)/.checks | deps ## formatting, clippy, ruff, mypy
 	cargo clippy --workspace --all-targets --quiet -- -D warnings
 	$(VENV)/bin/ruff format --check --quiet --line-length 120 $(PYTHON_CODE)
 	$(VENV)/bin/ruff check --quiet --target-version py310 --line-length 120 --select E,F,W,I,B,UP,C4,SIM,RET $(PYTHON_CODE)
-	$(VENV)/bin/mypy --strict --no-error-summary --ignore-missing-imports -p tools.demo -p tools.dev.site -p tests.bench -p tests.bench_slow -p tests.what_if -p tests.drop_in -p tests.chaos -p coprep -m tests.programs.__main__
+	MYPYPATH=bindings/build_backend $(VENV)/bin/mypy --strict --no-error-summary --ignore-missing-imports -p tools.demo \
+		-p tools.dev.site -p tools.dev.packaging -p coprep_build -p tests.bench -p tests.bench_slow -p tests.what_if -p tests.drop_in \
+		-p tests.chaos -p coprep -m tests.programs.__main__
 	@echo "lint: all clean"
 
 # The coverage instrumentation of libFuzzer and AddressSanitizer, which a stable compiler has but does not offer.
@@ -243,7 +254,11 @@ chaos: $(VENV)/.package ## random histories of jobs and faults; with SEED=n alon
 loom: | deps ## model-check what is lock-free in shared memory
 	@RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$(abspath $(TARGET)/loom)" cargo test --release -p coprep-cache --test loom
 
+.PHONY: figures
+figures: $(VENV)/.checks ## figures of the code's language and shape
+	@$(PY) tools/dev/code_figures.py
+
 .PHONY: clean
 clean: ## remove what was built (not .venv, not demo-data)
 	@cargo clean --quiet
-	@rm -rf bindings/coprep.data
+	@rm -rf bindings/coprep.data THIRD-PARTY-NOTICES.md

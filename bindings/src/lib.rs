@@ -12,6 +12,19 @@
 //!
 //! Python does the argument checks that need no coordinator, the iteration, and the choice of the framework
 //! (`python/coprep/_loader.py`). No function here holds the interpreter while it waits.
+//!
+//! # One build for all versions of Python
+//!
+//! The module uses the stable interface of CPython 3.10 (`abi3-py310`), so that one wheel serves all later versions. The
+//! stable interface has the buffer protocol from 3.11 on only, and nothing here needs it: arrays are given out through
+//! NumPy's array interface, and bytes are taken as `bytes`. A free-threaded interpreter before 3.15 has no stable
+//! interface. It needs a build of its own, which PyO3 makes from 3.14 on.
+//!
+//! # Without the GIL
+//!
+//! `gil_used = false` is true: no state is kept between calls but in the classes. PyO3 requires each class to be `Send` and
+//! `Sync`, which the compiler checks, as there is no unsafe code. Of the classes, all are frozen and lock what changes, but
+//! `WorkerLink`. Two calls of one `WorkerLink` at a time are refused by PyO3's borrow check, which is atomic.
 #![forbid(unsafe_code)]
 
 mod array;

@@ -35,6 +35,43 @@ def test_the_wheel_has_licences_and_no_link_that_leads_nowhere() -> None:
     assert "example.invalid" not in str(package.metadata)
 
 
+NEEDLESS = {"asyncio", "hashlib", "importlib.resources", "logging", "multiprocessing", "subprocess", "torch", "uuid"}
+"""Modules that only some jobs need, and that take milliseconds to import."""
+
+
+def imported_by(statement: str, after: str = "sys") -> set[str]:
+    """Returns the modules that a statement imports, in a new process, after another module and what that imports."""
+    code = f"import {after}; before = set(sys.modules); {statement}; print(*sorted(set(sys.modules) - before))"
+    # Without site, which imports what packages of the environment ask it to.
+    command = [sys.executable, "-S", "-c", f"import sys; sys.path += {sys.path!r}; {code}"]
+    return set(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=60).stdout.split())
+
+
+def test_importing_coprep_imports_no_numpy() -> None:
+    imported = imported_by("import coprep")
+    foreign = {name for name in imported if name.partition(".")[0] not in sys.stdlib_module_names}
+    assert foreign == {"coprep", "coprep._coprep", "coprep._errors"}
+    assert NEEDLESS.isdisjoint(imported)
+
+
+@pytest.mark.parametrize("name", ["DataLoader", "install"])
+def test_importing_the_loader_imports_numpy_and_what_each_job_needs(name: str) -> None:
+    assert "numpy" in imported_by(f"from coprep import {name}")
+    imported = imported_by(f"from coprep import {name}", after="numpy")
+    assert {name.partition(".")[0] for name in imported} - sys.stdlib_module_names == {"coprep", "numpy"}
+    assert NEEDLESS.isdisjoint(imported)
+    # What native pipelines and epochs of one's own process do without.
+    assert {"coprep._usercode", "coprep._fingerprint", "coprep._worker", "coprep._warm"}.isdisjoint(imported)
+
+
+def test_names_that_are_imported_late_are_there_like_the_others() -> None:
+    code = "import coprep; print(set(coprep.__all__) <= set(dir(coprep))); from coprep import *; print(DataLoader)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True, timeout=60)
+    assert done.stdout.split("\n", 1)[0] == "True" and "coprep._loader.DataLoader" in done.stdout
+    with pytest.raises(AttributeError, match="module 'coprep' has no attribute 'Dataloader'"):
+        coprep.Dataloader  # type: ignore[attr-defined]  # noqa: B018
+
+
 def test_a_loader_says_in_a_notebook_what_it_is(place: Path) -> None:
     loader = coprep.DataLoader(ud.Numbers(8), 4, True, seed=3, subset=[1, 2], **NUMPY)
     assert repr(loader) == "<coprep.DataLoader of Numbers: batch_size=4, shuffle=True, seed=3, a subset, shared>"

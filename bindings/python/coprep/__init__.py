@@ -13,10 +13,11 @@ configured.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coprep import _coprep
 from coprep._coprep import Pipeline, __version__
@@ -29,8 +30,10 @@ from coprep._errors import (
     UnsharedWarning,
     WaitingWarning,
 )
-from coprep._install import install, uninstall
-from coprep._loader import DataLoader
+
+if TYPE_CHECKING:
+    from coprep._install import install, uninstall
+    from coprep._loader import DataLoader
 
 __all__ = [
     "CacheWarning",
@@ -52,6 +55,22 @@ __all__ = [
 ]
 
 Path = str | os.PathLike[str]
+_IMPORTED_WHEN_USED = {"DataLoader": "_loader", "install": "_install", "uninstall": "_install"}
+"""Names that need NumPy, with their modules. NumPy takes most of the time that it takes to import this package."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is first used, so that ``status`` and ``python -m coprep`` do without NumPy."""
+    if name not in _IMPORTED_WHEN_USED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_IMPORTED_WHEN_USED[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List names that are not imported yet too, for completion."""
+    return sorted({*globals(), *_IMPORTED_WHEN_USED})
 
 
 def ImageFolder(root: Path) -> Pipeline:  # noqa: N802 - the name is torchvision's

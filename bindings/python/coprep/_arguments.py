@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
-import uuid
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -30,8 +28,12 @@ class Draws(NamedTuple):
     @property
     def identity(self) -> str:
         """Returns a text that distinguishes these draws from others in the state of a loader."""
-        digest = "" if self.weights is None else f"-{hashlib.blake2b(self.weights, digest_size=16).hexdigest()}"
-        return f"{self.length}{digest}"
+        if self.weights is None:
+            return str(self.length)
+        # Imported here, since it is slow to import and few jobs have weights.
+        import hashlib
+
+        return f"{self.length}-{hashlib.blake2b(self.weights, digest_size=16).hexdigest()}"
 
 
 class Order(NamedTuple):
@@ -203,7 +205,7 @@ def _agreed() -> str | None:
     try:
         store = torch.distributed.distributed_c10d._get_default_store()
         # The first rank to come sets the name, and later ones receive it. No rank waits for another.
-        return f"store={store.compare_set('coprep/group', '', uuid.uuid4().hex).decode()}"
+        return f"store={store.compare_set('coprep/group', '', os.urandom(16).hex()).decode()}"
     except (AttributeError, RuntimeError):
         # This version of PyTorch, or this kind of store, does not offer it.
         return None

@@ -8,19 +8,23 @@ stay as they are.
 from __future__ import annotations
 
 import functools
-import importlib.abc
 import importlib.machinery
-import multiprocessing.process
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coprep import _arguments as arguments
 from coprep._errors import CannotTravel
 from coprep._loader import DataLoader
 from coprep._unshared import torch_class
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader, MetaPathFinder
+else:
+    # Nothing of these classes is used, and importing them takes a tenth of the time of importing coprep.
+    Loader = MetaPathFinder = object
 
 _MODULE = "torch.utils.data.dataloader"
 _MARK = "coprep"
@@ -47,8 +51,8 @@ def install() -> None:
     """
     global _active
     _active = True
-    # multiprocessing copies this configuration into each process that it starts, and from there into the next ones.
-    multiprocessing.process.current_process()._config[_MARK] = _Mark()  # type: ignore[attr-defined]
+    # multiprocessing copies these settings into each process that it starts, and from there into the next ones.
+    _process_settings()[_MARK] = _Mark()
     if _MODULE in sys.modules:
         _replace()
     elif _finder not in sys.meta_path:
@@ -59,9 +63,18 @@ def uninstall() -> None:
     """Undoes :func:`install`. Loaders that have been made stay as they are."""
     global _active
     _active = False
-    multiprocessing.process.current_process()._config.pop(_MARK, None)  # type: ignore[attr-defined]
+    _process_settings().pop(_MARK, None)
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
+
+
+def _process_settings() -> dict[str, Any]:
+    """Returns what ``multiprocessing`` keeps of this process and copies to the processes that it starts."""
+    # Imported here, since few programs install the loader and all import this module.
+    from multiprocessing import process
+
+    settings: dict[str, Any] = process.current_process()._config  # type: ignore[attr-defined]
+    return settings
 
 
 class _Mark:
@@ -95,7 +108,7 @@ def _replace() -> None:
     own.__new__ = make
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _Finder(MetaPathFinder):
     """Wraps the loader of PyTorch's module as soon as the program imports it."""
 
     def find_spec(
@@ -109,7 +122,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-class _Loader(importlib.abc.Loader):
+class _Loader(Loader):
     """Imports PyTorch's module with its own loader, then changes the class."""
 
     def __init__(self, loader: Any) -> None:

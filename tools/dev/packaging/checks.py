@@ -1,0 +1,159 @@
+"""Check wheels: what they need of the system, and whether they run in an environment of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.dev.packaging.builds import BIN
+
+SMOKE = Path(__file__).with_name("smoke.py")
+OLDEST = (3, 10)
+OLDEST_FREE_THREADED = (3, 14)
+"""PyO3 supports no older one."""
+LIMIT_S = 300
+"""Nothing that is checked takes so long, emulation included."""
+_ABOUT = """
+import json, platform, sys, sysconfig
+free = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+about = [sys.executable, platform.python_implementation(), sys.version_info[:2], free, platform.python_version()]
+print(json.dumps(about))
+"""
+
+
+class CheckFailed(Exception):
+    """A wheel is not what it should be."""
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A CPython of this machine."""
+
+    path: Path
+    version: tuple[int, int]
+    free_threaded: bool
+    name: str
+
+    @property
+    def is_supported(self) -> bool:
+        return self.version >= (OLDEST_FREE_THREADED if self.free_threaded else OLDEST)
+
+    @property
+    def tag(self) -> str:
+        """The interpreter and ABI that its wheel's name holds."""
+        if self.free_threaded:
+            name = "cp{}{}".format(*self.version)
+            return f"{name}-{name}t"
+        return "cp310-abi3"
+
+
+def interpreters(extra: Iterable[Path]) -> list[Interpreter]:
+    """Return a CPython of each version and kind that can be found, the oldest first."""
+    found: dict[tuple[tuple[int, int], bool], Interpreter] = {}
+    for path in [*extra, *_candidates()]:
+        interpreter = _looked_at(path)
+        if interpreter and interpreter.is_supported:
+            found.setdefault((interpreter.version, interpreter.free_threaded), interpreter)
+    return [found[key] for key in sorted(found)]
+
+
+def _candidates() -> Iterator[Path]:
+    folders = [Path(folder) for folder in os.environ["PATH"].split(os.pathsep)]
+    for folder in [*folders, *Path.home().glob(".pyenv/versions/*/bin")]:
+        for path in folder.glob("python3*"):
+            if re.fullmatch(r"python3(\.\d+t?)?", path.name):
+                yield path
+
+
+def _looked_at(path: Path) -> Interpreter | None:
+    """Return what an interpreter says of itself, or ``None``: it is no CPython, or does not start."""
+    done = subprocess.run([path, "-c", _ABOUT], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    if done.returncode:
+        return None
+    # The path that it knows itself by, since the other may be of a script that chooses a version by the folder.
+    executable, implementation, (major, minor), free_threaded, version = json.loads(done.stdout)
+    if implementation != "CPython":
+        return None
+    name = f"CPython {version}{' free-threaded' if free_threaded else ''}"
+    return Interpreter(Path(executable), (major, minor), free_threaded, name)
+
+
+def make_photos(folder: Path) -> Path:
+    """Make photographs, each of one grey, that its name tells, in folders named by their class."""
+    from PIL import Image
+
+    for number in range(12):
+        grey = 10 + 20 * number
+        file = folder / str(number % 3) / f"{grey}.jpg"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (60 + number, 48), (grey, grey, grey)).save(file)
+    return folder
+
+
+def check_run(wheel: Path, interpreter: Interpreter, photos: Path) -> None:
+    """Install a wheel, with nothing but what it asks for, and use it."""
+    with tempfile.TemporaryDirectory(prefix="coprep-dist-") as folder:
+        place = Path(folder)
+        # With the pip of this environment: distributions do not always have that of the other interpreter.
+        subprocess.run([interpreter.path, "-m", "venv", "--without-pip", place / "venv"], check=True)
+        python = place / "venv/bin/python"
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            str(python),
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+        ]
+        subprocess.run([*pip, "--only-binary=:all:", str(wheel)], check=True)
+        run_smoke([python], place, photos, place / "venv/bin/coprep")
+
+
+def run_smoke(python: list[str | Path], place: Path, photos: Path, command: Path) -> None:
+    """Run smoke.py with a coordinator of its own, whose socket is in ``place``."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("COPREP_", "PYTHON"))}
+    own = {"COPREP_SOCKET": str(place / "coordinator.sock"), "COPREP_CACHE": "64M", "COPREP_STAGING": "64M"}
+    # A log in a folder of the user's would mix with that of other coordinators.
+    done = subprocess.run(
+        [*python, SMOKE, photos, command],
+        cwd=place,
+        env=clean | own,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    if done.returncode:
+        raise CheckFailed(f"{SMOKE.name} failed with {python[0]}:\n{done.stdout}")
+
+
+def check_platform(wheel: Path) -> str:
+    """Return the oldest platform that a wheel runs on, as auditwheel finds it by the symbols that are used.
+
+    Raises:
+        CheckFailed: it is newer than the wheel's name says.
+    """
+    done = subprocess.run([BIN / "auditwheel", "show", wheel], check=True, stdout=subprocess.PIPE, text=True)
+    found = re.search(r'consistent with the following platform tag: "(\w+)"', " ".join(done.stdout.split()))
+    if found is None:
+        raise CheckFailed(f"auditwheel finds no platform for {wheel.name}:\n{done.stdout}")
+    tag = found[1]
+    if _glibc(tag) > _glibc(wheel.name):
+        raise CheckFailed(f"{wheel.name} needs a newer system than its name says, {tag}:\n{done.stdout}")
+    return tag
+
+
+def _glibc(tag: str) -> tuple[int, int]:
+    numbers = re.search(r"manylinux_(\d+)_(\d+)", tag)
+    if numbers is None:
+        raise CheckFailed(f"{tag} is no manylinux platform")
+    return int(numbers[1]), int(numbers[2])
