@@ -1,6 +1,6 @@
-"""Figures of the code's language and shape: `make figures`, or `python tools/dev/code_figures.py [--list NAME] [FOLDER...]`.
+"""Measures the code's language and shape: `make figures`, or `python tools/dev/code_figures.py [--list NAME] [FOLDER...]`.
 
-Rust is read by tree-sitter, Python by ``ast`` and ``tokenize``. With ``--list`` the places that a figure counts are printed.
+It parses Rust with tree-sitter, and Python with ``ast`` and ``tokenize``. ``--list`` prints the places that a figure counts.
 """
 
 from __future__ import annotations
@@ -110,7 +110,11 @@ def read_rust(figures: Figures, path: Path) -> None:
         read_comment(figures, f"{path}:{line}", comment)
     for node in nodes(RUST.parse(text.encode()).root_node):
         place = f"{path}:{node.start_point[0] + 1}"
-        if node.type in ("struct_item", "enum_item", "trait_item", "type_item") and not is_test and not is_in_type(node):
+        if (
+            node.type in ("struct_item", "enum_item", "trait_item", "type_item")
+            and not is_test
+            and not is_in_type(node)
+        ):
             figures.types[text_of(node.child_by_field_name("name"))].append(place)
         elif node.type == "function_item":
             read_rust_function(figures, place, node, lines)
@@ -220,7 +224,10 @@ def percent(part: float, whole: float) -> str:
 def table(figures: Figures) -> list[tuple[str, str]]:
     count = {name: len(places) for name, places in figures.places.items()}
     return [
-        ("headless clauses per 1,000 words of comment", f"{1000 * count.get('headless', 0) / max(figures.words, 1):.1f}"),
+        (
+            "headless clauses per 1,000 words of comment",
+            f"{1000 * count.get('headless', 0) / max(figures.words, 1):.1f}",
+        ),
         ("type names that stand for several types", percent(count.get("homonyms", 0), len(figures.types))),
         ("comments, of the lines in function bodies", percent(figures.body_comments, figures.body_lines)),
         ("doc comments and docstrings, of all lines", percent(figures.doc_lines, figures.code_lines)),
