@@ -1,6 +1,6 @@
-"""Measures the code's language and shape: `make figures`, or `python tools/dev/code_figures.py [--list NAME] [FOLDER...]`.
+"""Measures the code's language and shape, as ``make figures`` does.
 
-It parses Rust with tree-sitter, and Python with ``ast`` and ``tokenize``. ``--list`` prints the places that a figure counts.
+It parses Rust with tree-sitter, and Python with ``ast`` and ``tokenize``. ``--list`` prints the places of a figure.
 """
 
 from __future__ import annotations
