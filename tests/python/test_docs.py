@@ -27,7 +27,11 @@ from tools.dev.site import hooks
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "bindings/README.md")]
-PAGES = sorted(DOCS.rglob("*.md")) + TOP
+CRATES = [ROOT / name for name in re.findall(r'"([\w/]+)",$', (ROOT / "Cargo.toml").read_text(), re.MULTILINE)]
+"""The folders of the workspace's crates."""
+# The page in `bindings` itself is the Python package's.
+CRATE_PAGES = [crate / ("src/README.md" if crate.name == "bindings" else "README.md") for crate in CRATES]
+PAGES = sorted(DOCS.rglob("*.md")) + TOP + CRATE_PAGES
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 FENCE = re.compile(r"(?P<mark><!-- runnable -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -301,6 +305,58 @@ def test_a_broken_link_is_noticed() -> None:
 def test_every_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "tools" / "dev" / "site" / "mkdocs.yml").read_text().split("\nnav:\n")[1]
     assert set(re.findall(r"[\w/-]+\.md", navigation)) == {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+
+
+# Sources.
+
+
+def missing_names(row: str) -> list[str]:
+    """Returns the functions that a row of a walk names and that the file before them does not define."""
+    missing = []
+    for target, names in re.findall(r"\]\((\.\./\.\./[^)]+)\): ((?:`[^`]+`(?:, )?)+)", row):
+        source = (DOCS / "explanation" / target).read_text()
+        for name in re.findall(r"`([^`]+)`", names):
+            owner, function = re.fullmatch(r"(?:(\w+)(?:::|\.))?(\w+)", name).groups()
+            defines = rf"(?:fn|def|class) {function}\b"
+            owns = rf"(?:impl|class|struct|trait)\b[^\n]*\b{owner}\b"
+            if not re.search(defines, source) or (owner and not re.search(owns, source)):
+                missing.append(name)
+    return missing
+
+
+def walk_rows(text: str) -> list[str]:
+    return re.findall(r"^\| \d+ \| .*$", text, re.MULTILINE)
+
+
+def test_the_walks_name_functions_that_exist() -> None:
+    page = (DOCS / "explanation" / "architecture.md").read_text()
+    assert [name for row in walk_rows(page) for name in missing_names(row)] == []
+
+
+def test_the_walks_have_as_many_steps_as_they_say() -> None:
+    page = (DOCS / "explanation" / "architecture.md").read_text()
+    shared, _, rest = page.split("\n## One sample\n")[1].partition("\n### By the coordinator's threads\n")
+    threads, _, rest = rest.partition("\n### By a process pool\n")
+    pool, _, rest = rest.partition("\n### Hops\n")
+    hops, _, batch = rest.partition("\n## One batch\n")
+    batch = batch.split("\n## ")[0]
+    walks = [shared + threads, shared + pool, batch]
+    files = [len(set(re.findall(r"\]\(\.\./\.\./([^)]+)\)", walk))) for walk in walks]
+    told = re.findall(r"^\| .* \| (\d+) \| \d+ \| (\d+) \| ", hops, re.MULTILINE)
+    assert told == [(str(len(walk_rows(walk))), str(count)) for walk, count in zip(walks, files, strict=True)]
+
+
+def test_a_function_that_is_gone_is_noticed() -> None:
+    row = "| 1 | [`x`](../../cache/src/sync.rs): `Nobody::does`; [`y`](../../cache/src/futex.rs): `wait` | a → b | job |"
+    assert missing_names(row) == ["Nobody::does"]
+
+
+@pytest.mark.parametrize("page", CRATE_PAGES, ids=[str(page.relative_to(ROOT)) for page in CRATE_PAGES])
+def test_the_page_of_a_crate_names_each_of_its_modules(page: Path) -> None:
+    source = page.parent if page.parent.name == "src" else page.parent / "src"
+    first_cells = re.findall(r"^\| (`[^|]+) \|", page.read_text(), re.MULTILINE)
+    told = re.findall(r"`(\w+)`", " ".join(first_cells))
+    assert sorted(told) == sorted({path.stem for path in source.iterdir() if path.suffix != ".md"} - {"lib"})
 
 
 # The site.
