@@ -316,10 +316,10 @@ def missing_names(row: str) -> list[str]:
     for target, names in re.findall(r"\]\((\.\./\.\./[^)]+)\): ((?:`[^`]+`(?:, )?)+)", row):
         source = (DOCS / "explanation" / target).read_text()
         for name in re.findall(r"`([^`]+)`", names):
-            owner, function = re.fullmatch(r"(?:(\w+)(?:::|\.))?(\w+)", name).groups()
+            *owners, function = re.split(r"::|\.", name)
             defines = rf"(?:fn|def|class) {function}\b"
-            owns = rf"(?:impl|class|struct|trait)\b[^\n]*\b{owner}\b"
-            if not re.search(defines, source) or (owner and not re.search(owns, source)):
+            owns = [rf"(?:impl|class|struct|trait)\b[^\n]*\b{owner}\b" for owner in owners]
+            if not all(re.search(pattern, source) for pattern in [defines, *owns]):
                 missing.append(name)
     return missing
 
@@ -347,7 +347,9 @@ def test_the_walks_have_as_many_steps_as_they_say() -> None:
 
 
 def test_a_function_that_is_gone_is_noticed() -> None:
-    row = "| 1 | [`x`](../../cache/src/sync.rs): `Nobody::does`; [`y`](../../cache/src/futex.rs): `wait` | a → b | job |"
+    row = (
+        "| 1 | [`x`](../../cache/src/sync.rs): `Nobody::does`; [`y`](../../cache/src/futex.rs): `wait` | a → b | job |"
+    )
     assert missing_names(row) == ["Nobody::does"]
 
 
