@@ -378,7 +378,7 @@ def test_a_link_to_a_source_becomes_its_name(caplog: pytest.LogCaptureFixture) -
         class file:  # noqa: N801 - MkDocs' name
             src_uri = "explanation/chaos.md"
 
-    links = "[see](../../Makefile) [`worklist`](../../cache/src/worklist.rs) [a](../index.md) [b](../../no.rs)"
-    shown = "see (`Makefile`) `worklist` (`cache/src/worklist.rs`) [a](../index.md) b (`no.rs`)"
+    links = "[see](../../Makefile) [`task_table`](../../cache/src/task_table.rs) [a](../index.md) [b](../../no.rs)"
+    shown = "see (`Makefile`) `task_table` (`cache/src/task_table.rs`) [a](../index.md) b (`no.rs`)"
     assert hooks.on_page_markdown(links, page=Page) == shown
     assert caplog.messages == ["explanation/chaos.md links to ../../no.rs, which is not there"]

@@ -35,7 +35,7 @@ def full() -> coprep.Pipeline:
 
 def test_help_says_what_each_operator_takes() -> None:
     page = pydoc.render_doc(coprep.Pipeline, renderer=pydoc.plaintext)
-    assert "Immutable" in page and "Ellipsis" not in page and "..." not in page.split("Methods")[0]
+    assert "immutable" in page and "Ellipsis" not in page and "..." not in page.split("Methods")[0]
     for name in OPERATORS:
         method = getattr(coprep.Pipeline, name)
         assert inspect.getdoc(method), name

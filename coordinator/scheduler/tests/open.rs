@@ -226,9 +226,10 @@ impl World {
     }
 
     fn read(&mut self, from_back: bool) -> bool {
-        let asked = match from_back {
-            true => self.asked.pop_back(),
-            false => self.asked.pop_front(),
+        let asked = if from_back {
+            self.asked.pop_back()
+        } else {
+            self.asked.pop_front()
         };
         let Some((epoch, number)) = asked else {
             return false;

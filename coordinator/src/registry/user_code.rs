@@ -116,6 +116,15 @@ impl Ends {
     }
 }
 
+/// The samples of a Python dataset, as far as a cache of them depends on them.
+struct CachedSamples<'a> {
+    /// Name of the dataset.
+    name: &'a str,
+    samples: u32,
+    seed: u64,
+    shape: &'a SampleShape,
+}
+
 impl Registry {
     /// Loads a dataset, inspects some samples, and creates its workers and its staging area. Returns `None` if the
     /// dataset's code is needed.
@@ -231,7 +240,13 @@ impl Registry {
             let layout = layout(&fields, slots, self.settings.staging_bytes)?;
             let pool =
                 StagingPool::create_with(layout.clone(), |file| loaded.map(&layout, seed, file))?;
-            let pin = self.user_cache(request, user, form, samples, &shape, seed, flight)?;
+            let cached = CachedSamples {
+                name: &user.name,
+                samples,
+                seed,
+                shape: &shape,
+            };
+            let pin = self.user_cache(request, &cached, form, flight)?;
             Ok((pool, pin))
         };
         let (pool, pin) = match pool_and_cache() {
@@ -273,31 +288,25 @@ impl Registry {
         Ok((producer, pool, pin))
     }
 
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "all of them tell caches of one dataset apart"
-    )]
     fn user_cache(
         self: &Arc<Self>,
         request: &Attach,
-        user: &UserDataset,
+        cached: &CachedSamples<'_>,
         form: CacheForm,
-        samples: u32,
-        shape: &SampleShape,
-        seed: u64,
         party: &Arc<Flight<Arc<Stream>>>,
     ) -> Result<Option<Pin>> {
         check_form(form, request.cache.bytes)?;
         if form == CacheForm::Off {
             return Ok(None);
         }
+        let CachedSamples { samples, shape, .. } = *cached;
         let content = match form {
             CacheForm::Decoded | CacheForm::Auto => request.pipeline.decoded_fingerprint(),
             // Prepared samples depend on their random numbers, and on the layout of their parts in a slot.
             _ => {
                 let made = [
                     request.pipeline.fingerprint(),
-                    seed.into(),
+                    cached.seed.into(),
                     shape.fixed_bytes().into(),
                 ];
                 xxhash_rust::xxh3::xxh3_128(&made.map(u128::to_le_bytes).concat())
@@ -312,7 +321,7 @@ impl Registry {
         let wanted = Wanted {
             key,
             samples,
-            dataset_name: user.name.clone(),
+            dataset_name: cached.name.into(),
             origin: None,
             bytes: request.cache.bytes,
             reduces: false,
