@@ -7,6 +7,7 @@ use std::time::Duration;
 use coprep_client::connection::ConnectOptions;
 use coprep_client::loader::LoaderOptions;
 use coprep_client::{Error, Event, Loader as Client, SLICE};
+use coprep_protocol::id_set;
 use coprep_protocol::message::{
     Attach, CacheForm, CacheRequest, CohortRequest, DrawsRequest, ResumePoint, SampleError,
     UserCode,
@@ -62,13 +63,6 @@ pub(crate) struct Loader {
     client: Arc<Client>,
     /// Whether the job has other ranks.
     has_others: bool,
-}
-
-fn serialise(set: &RoaringBitmap) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(set.serialized_size());
-    // Writing to memory cannot fail.
-    let _ = set.serialize_into(&mut bytes);
-    bytes
 }
 
 pub(crate) fn cache_form(name: Option<&str>) -> PyResult<Option<CacheForm>> {
@@ -258,7 +252,7 @@ impl Loader {
             rank,
             world_size,
             group,
-            subset: subset.map(|bytes| serialise(&ids(bytes))),
+            subset: subset.map(|bytes| id_set::serialize(&ids(bytes))),
             // A state knows the length of its dataset. Without one, a mask may.
             dataset_samples: resume.as_ref().map_or(mask_samples, |r| Some(r.3)),
             resume: resume.map(|(epoch, delivered, _, _)| ResumePoint {
@@ -359,7 +353,7 @@ impl Loader {
     /// Returns (epoch, delivered, seed, samples of the dataset, order, whether it covers all ranks), for `resume`.
     fn state<'py>(&self, py: Python<'py>) -> PyResult<RankedResume<'py>> {
         let state = py.detach(|| self.client.state()).map_err(raise)?;
-        let delivered = PyBytes::new(py, &serialise(&state.delivered));
+        let delivered = PyBytes::new(py, &id_set::serialize(&state.delivered));
         Ok((
             state.epoch,
             delivered,

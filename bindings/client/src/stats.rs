@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use coprep_cache::handover::Account;
+use coprep_protocol::item::StallSplit;
 
 /// Counts since the loader was made.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -78,12 +79,13 @@ impl WaitShares {
         prep: 0.0,
     };
 
-    /// Unpacks the shares from an item's tag, which holds two numbers of 32 bits, in units of 1/65,536.
-    pub(crate) fn unpack(word: u64) -> Self {
-        let part = |word: u64| f64::from(word as u32).min(65_536.0) / 65_536.0;
+    /// Unpacks the shares from an item's tag.
+    pub(crate) fn unpack(tag: u64) -> Self {
+        let split = StallSplit::unpack(tag);
+        let share = |part: u32| f64::from(part) / f64::from(StallSplit::WHOLE);
         WaitShares {
-            fetch: part(word),
-            prep: part(word >> 32),
+            fetch: share(split.fetch),
+            prep: share(split.prep),
         }
     }
 }

@@ -23,6 +23,8 @@
 pub mod code;
 pub mod dataset_path;
 pub mod frame;
+pub mod id_set;
+pub mod item;
 #[expect(missing_docs, reason = "rkyv derives undocumented archived types")]
 pub mod message;
 pub mod nap;

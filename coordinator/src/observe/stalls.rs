@@ -7,6 +7,8 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use coprep_protocol::item::StallSplit;
+
 /// Time since the pool was made, by the resource that the pool lacked.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct StallClock {
@@ -14,24 +16,6 @@ pub(crate) struct StallClock {
     pub(crate) prep: Duration,
     /// Time in which nothing was lacking.
     pub(crate) none: Duration,
-}
-
-/// Parts of a whole of [`StallSplit::WHOLE`]. The remainder is the part for which nothing was lacking.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct StallSplit {
-    pub(crate) fetch: u32,
-    pub(crate) prep: u32,
-}
-
-impl StallSplit {
-    pub(crate) const WHOLE: u32 = 1 << 16;
-    /// Nothing was lacking, so the wait was for other jobs.
-    pub(crate) const OTHERS: StallSplit = StallSplit { fetch: 0, prep: 0 };
-
-    /// Returns both parts in one word, as an item carries them.
-    pub(crate) fn pack(self) -> u64 {
-        u64::from(self.fetch) | u64::from(self.prep) << 32
-    }
 }
 
 impl StallClock {

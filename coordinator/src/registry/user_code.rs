@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use coprep_cache::staging::StagingPool;
+use coprep_protocol::id_set;
 use coprep_protocol::message::{Attach, CacheForm, UserCode};
 use coprep_protocol::spec::{Source, UserDataset};
 use roaring::RoaringBitmap;
@@ -454,7 +455,7 @@ fn job_ids(request: &Attach) -> Option<RoaringBitmap> {
         return Some(weighted.map(|(id, _)| id).collect());
     }
     let subset = request.subset.as_deref();
-    subset.and_then(|bytes| RoaringBitmap::deserialize_from(bytes).ok())
+    subset.and_then(|bytes| id_set::deserialize(bytes).ok())
 }
 
 /// Returns the ids of the samples to inspect. They are of the job's own set, and spread over it.

@@ -7,12 +7,14 @@ use std::time::{Duration, Instant};
 
 use coprep_cache::handover::{Bell, Item, ItemKind, Sender};
 use coprep_cache::staging::Lease;
+use coprep_protocol::id_set;
+use coprep_protocol::item::{ENDS_BATCH, ENDS_EPOCH, LEFT_OUT, SKIPPED, StallSplit};
 use coprep_protocol::message::{Reply, SampleError, Skipped};
 use coprep_scheduler::{Delivery, JobId};
 use roaring::RoaringBitmap;
 
 use crate::connection::reply_queue::ReplyQueue;
-use crate::observe::stalls::{StallClock, StallSplit};
+use crate::observe::stalls::StallClock;
 use crate::stream::batch::PendingBatch;
 use crate::stream::pace::Pace;
 
@@ -113,13 +115,6 @@ pub(crate) struct ProtocolViolation(pub(crate) String);
 /// item unread for three times as long as it usually does, and at least for the first of these. The second one bounds
 /// the time that is taken to be usual.
 const PATIENCE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(1));
-
-const ENDS_BATCH: u32 = 1;
-const ENDS_EPOCH: u32 = 2;
-/// Flag of an error notice: it is about samples that are skipped.
-const SKIPPED: u32 = 1;
-/// Flag of an error notice: it says only that the sample whose number is its `start` is missing in the next batch.
-const LEFT_OUT: u32 = 2;
 
 impl Consumer {
     pub(crate) fn new(pid: u32, reply_queue: Arc<ReplyQueue>, sender: Sender, bell: Bell) -> Self {
@@ -389,7 +384,7 @@ impl Consumer {
             }
             Some(Pending::Skipped { ids, example }) => {
                 let skipped = Skipped {
-                    ids: serialise(ids),
+                    ids: id_set::serialize(ids),
                     example: (**example).clone(),
                 };
                 self.reply_queue
@@ -541,13 +536,6 @@ fn ready(pending: &Pending) -> Option<Item> {
             Some(item)
         }
     }
-}
-
-fn serialise(set: &RoaringBitmap) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(set.serialized_size());
-    // Writing to memory cannot fail.
-    let _ = set.serialize_into(&mut bytes);
-    bytes
 }
 
 fn notice(kind: ItemKind, epoch: u64, tag: u64) -> Item {

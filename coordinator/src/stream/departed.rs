@@ -11,11 +11,12 @@ use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
+use coprep_protocol::id_set;
 use coprep_protocol::message::{Attach, Departure, Reply};
 use coprep_scheduler::{JobId, Resume};
 
 use crate::connection::reply_queue::ReplyQueue;
-use crate::stream::engine::{AttachedJob, Engine, MOST_RANKS, resume_of, serialise};
+use crate::stream::engine::{AttachedJob, Engine, MOST_RANKS, resume_of};
 use crate::stream::forming::{RankResume, merge_resume};
 use crate::stream::{RankId, Stream};
 use crate::{Error, Result};
@@ -56,7 +57,7 @@ impl Leaver {
             }
         }
         let kept = &mut leaver.departure.resume;
-        (kept.delivered, kept.skipped) = (serialise(delivered), serialise(bad));
+        (kept.delivered, kept.skipped) = (id_set::serialize(delivered), id_set::serialize(bad));
         Ok(leaver)
     }
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use coprep_cache::handover::Account;
 use coprep_costs::lookahead::StartPlan;
+use coprep_protocol::id_set;
 use coprep_protocol::message::{
     Attach, Departure, JobStatus, MOST_EPOCHS, ResumePoint, SampleError, Stalls,
 };
@@ -775,13 +776,5 @@ pub(super) fn resume_of(given: &ResumePoint) -> Result<scheduler::Resume> {
 
 /// Reads a bitmap in Roaring's own format, which is checked while it is read.
 fn bitmap(bytes: &[u8], what: &str) -> Result<RoaringBitmap> {
-    RoaringBitmap::deserialize_from(bytes)
-        .map_err(|e| Error::Invalid(format!("malformed {what}: {e}")))
-}
-
-pub(super) fn serialise(bitmap: &RoaringBitmap) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(bitmap.serialized_size());
-    // Writing to memory cannot fail.
-    let _ = bitmap.serialize_into(&mut bytes);
-    bytes
+    id_set::deserialize(bytes).map_err(|e| Error::Invalid(format!("malformed {what}: {e}")))
 }

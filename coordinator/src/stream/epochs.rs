@@ -2,12 +2,13 @@
 
 use std::time::Instant;
 
+use coprep_protocol::id_set;
 use coprep_protocol::message::ResumePoint;
 use coprep_scheduler::JobId;
 
 use crate::stream::RankId;
 use crate::stream::consumer::{Consumer, Pending};
-use crate::stream::engine::{AttachedJob, Engine, serialise};
+use crate::stream::engine::{AttachedJob, Engine};
 use crate::stream::pace;
 use crate::{Error, Result};
 
@@ -109,7 +110,7 @@ impl Engine {
         })?;
         Ok(ResumePoint {
             epoch: state.epoch,
-            delivered: serialise(&state.delivered),
+            delivered: id_set::serialize(&state.delivered),
             batches,
             is_done: false,
             skipped: Vec::new(),

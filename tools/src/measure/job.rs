@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use coprep_client::loader::LoaderOptions;
 use coprep_client::{Event, InterruptCheck, Loader};
+use coprep_protocol::id_set;
 use coprep_protocol::message::{Attach, CacheForm, CacheRequest};
 use coprep_protocol::nap::nap;
 use coprep_protocol::paths::CoordinatorPaths;
@@ -74,8 +75,6 @@ fn interrupt_check() -> InterruptCheck {
 /// Builds the request with which the job joins a stream.
 fn attach(options: &JobOptions<'_>) -> Result<Attach> {
     let subset: RoaringBitmap = options.ids.iter().copied().collect();
-    let mut bytes = Vec::new();
-    subset.serialize_into(&mut bytes)?;
     Ok(Attach {
         pipeline: options.spec.clone(),
         code: None,
@@ -98,7 +97,7 @@ fn attach(options: &JobOptions<'_>) -> Result<Attach> {
         rank: 0,
         world_size: 1,
         group: String::new(),
-        subset: Some(bytes),
+        subset: Some(id_set::serialize(&subset)),
         resume: None,
         dataset_samples: None,
         cohort: None,

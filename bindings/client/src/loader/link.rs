@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coprep_cache::handover::{Account, Item};
+use coprep_protocol::item::{ENDS_BATCH, ENDS_EPOCH, LEFT_OUT, SKIPPED};
 use coprep_protocol::message::{
     Attach, Attached, Awaited, Departure, Reply, Request, SampleError, Skipped,
 };
@@ -34,8 +35,8 @@ pub(super) struct PartFlags {
 impl PartFlags {
     pub(super) fn of(item: &Item) -> Self {
         PartFlags {
-            ends_batch: item.flags & 1 != 0,
-            ends_epoch: item.flags & 2 != 0,
+            ends_batch: item.flags & ENDS_BATCH != 0,
+            ends_epoch: item.flags & ENDS_EPOCH != 0,
             shares: WaitShares::unpack(item.tag),
         }
     }
@@ -43,12 +44,12 @@ impl PartFlags {
 
 /// Returns whether an error's item stands for a notice of skipped samples.
 pub(super) fn is_skip(item: &Item) -> bool {
-    item.flags & 1 != 0
+    item.flags & SKIPPED != 0
 }
 
 /// Returns the number of a sample that the next batch lacks, if the error's item says no more than that.
 pub(super) fn left_out(item: &Item) -> Option<u32> {
-    (item.flags & 2 != 0).then_some(item.start)
+    (item.flags & LEFT_OUT != 0).then_some(item.start)
 }
 
 /// Notices of the coordinator about samples that are left out.

@@ -22,6 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use coprep_cache::handover::{Item, ItemKind};
+use coprep_protocol::id_set;
 use coprep_protocol::message::{
     Attach, Attached, Departure, RefusalKind, ResumePoint, SampleError,
 };
@@ -155,7 +156,7 @@ impl LoaderState {
     /// Returns the point to present to a coordinator, or `None` at the very beginning.
     fn resume(&self) -> Option<ResumePoint> {
         let mut resume = self.position.resume()?;
-        resume.skipped = position::write(&self.skipped);
+        resume.skipped = id_set::serialize(&self.skipped);
         Some(resume)
     }
 }

@@ -5,6 +5,7 @@
 //!
 //! This module is pure: it does no I/O and reads no clock.
 
+use coprep_protocol::id_set;
 use coprep_protocol::message::{MOST_EPOCHS, ResumePoint};
 use roaring::RoaringBitmap;
 
@@ -135,7 +136,7 @@ impl Position {
             // one.
             return Some(ResumePoint {
                 epoch: self.epoch + 1,
-                delivered: write(&RoaringBitmap::new()),
+                delivered: id_set::serialize(&RoaringBitmap::new()),
                 batches: self.batches,
                 is_done: false,
                 skipped: Vec::new(),
@@ -147,7 +148,7 @@ impl Position {
     fn presented(&self) -> ResumePoint {
         ResumePoint {
             epoch: self.epoch,
-            delivered: write(&self.given),
+            delivered: id_set::serialize(&self.given),
             batches: self.batches,
             is_done: self.is_complete(),
             skipped: Vec::new(),
@@ -288,16 +289,7 @@ pub(super) fn check_number(epoch: u64) -> Result<()> {
 
 /// Reads a set in Roaring's own format, which is validated meanwhile.
 pub(super) fn read(bytes: &[u8]) -> Result<RoaringBitmap> {
-    RoaringBitmap::deserialize_from(bytes)
-        .map_err(|e| Error::Invalid(format!("malformed set of samples: {e}")))
-}
-
-/// Writes a set in the format that [`read`] takes.
-pub(super) fn write(set: &RoaringBitmap) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(set.serialized_size());
-    // Writing to memory cannot fail.
-    let _ = set.serialize_into(&mut bytes);
-    bytes
+    id_set::deserialize(bytes).map_err(|e| Error::Invalid(format!("malformed set of samples: {e}")))
 }
 
 #[cfg(test)]
@@ -412,7 +404,7 @@ mod tests {
     fn state(epoch: u64, ids: std::ops::Range<u32>) -> ResumePoint {
         ResumePoint {
             epoch,
-            delivered: write(&ids.collect()),
+            delivered: id_set::serialize(&ids.collect()),
             batches: 0,
             is_done: false,
             skipped: Vec::new(),
