@@ -4,24 +4,16 @@
 //! take it: sessions (a job comes or goes), workers (a minibatch is done) and the stream's own driver, which sleeps on
 //! the doorbell and is woken when a consumer takes or releases something. Samples are prepared outside it.
 
-mod absent;
 mod batch;
-mod cohorts;
 mod consumer;
 mod counters;
-mod departed;
 mod engine;
-mod epochs;
-mod explain;
-mod forming;
 mod late_binding;
 mod layout;
 mod numbers;
-mod orders;
 mod pace;
 mod replay;
 mod sample;
-mod skipping;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -48,16 +40,16 @@ use crate::produce::deadline_queue::Deadline;
 use crate::produce::processes::{IdleForkServer, Trouble};
 use crate::produce::producer::Producer;
 use crate::produce::threads::{GivenUp, ThreadPool};
-use crate::stream::absent::SOON;
 use crate::stream::batch::PendingBatch;
 use crate::stream::consumer::Consumer;
 use crate::stream::counters::Counters;
-pub(crate) use crate::stream::departed::Leaver;
 use crate::stream::engine::Engine;
+use crate::stream::engine::absent::SOON;
+pub(crate) use crate::stream::engine::departed::Leaver;
+pub(crate) use crate::stream::engine::orders::{EpochOrder, cohort_key};
 use crate::stream::late_binding::{BindingId, BoundSlot};
 pub(crate) use crate::stream::layout::{layout, most_blob};
 pub(crate) use crate::stream::numbers::{Drawn, Numbers, fingerprint};
-pub(crate) use crate::stream::orders::{EpochOrder, cohort_key};
 use crate::stream::replay::Replay;
 use crate::stream::sample::{Made, PreparationPlan, SampleWork};
 use crate::{Error, Result};
@@ -455,7 +447,8 @@ impl Stream {
     }
 
     pub(crate) fn explain(&self, rank_id: RankId) -> String {
-        let text = explain::explain(&self.engine(), rank_id, self.pool.free(), &self.config);
+        let text =
+            engine::explain::explain(&self.engine(), rank_id, self.pool.free(), &self.config);
         let stuck = self
             .config
             .producer
@@ -473,7 +466,7 @@ impl Stream {
 
     /// Returns whom a consumer waits for, if it waits for somebody else and not for its samples.
     pub(crate) fn who_is_awaited(&self, rank_id: RankId) -> Option<Awaited> {
-        explain::who_is_awaited(&self.engine(), rank_id)
+        engine::explain::who_is_awaited(&self.engine(), rank_id)
     }
 
     pub(crate) fn status(&self, slow: u32) -> StreamStatus {

@@ -69,7 +69,7 @@ fn tail(text: &str, most: usize) -> &str {
 impl Engine {
     /// Tells the jobs of a minibatch that one of its samples failed. A job that skips errors gets its number, other
     /// jobs an error.
-    pub(super) fn tell_error(
+    pub(in crate::stream) fn tell_error(
         &mut self,
         batch: &Arc<PendingBatch>,
         slot: u32,
@@ -98,7 +98,7 @@ impl Engine {
     }
 
     /// Tells all jobs that skip errors of a sample that has just failed for the first time.
-    pub(super) fn tell_skipped(&mut self, error: &SampleError) {
+    pub(in crate::stream) fn tell_skipped(&mut self, error: &SampleError) {
         let brief = self.failures.keep(error);
         let ids = RoaringBitmap::from([error.id]);
         let leave_out = |id: &u64| self.left_out(JobId(*id)).contains(error.id);
@@ -113,7 +113,7 @@ impl Engine {
     }
 
     /// Tells a job that starts of the samples that failed before it attached.
-    pub(super) fn tell_skipped_before(&mut self, id: u64) {
+    pub(in crate::stream) fn tell_skipped_before(&mut self, id: u64) {
         let ids = self.left_out(JobId(id));
         let tag = self.new_tag();
         let (Some(example), Some(job)) = (self.failures.of_one(&ids, tag), self.jobs.get_mut(&id))

@@ -104,7 +104,7 @@ impl AttachedJob {
         self.ranks.iter().flatten().map(|c| c.last_taken).max()
     }
 
-    pub(super) fn set_absent(&mut self, is_absent: bool) {
+    pub(in crate::stream) fn set_absent(&mut self, is_absent: bool) {
         let ranks = self.ranks.iter_mut().flatten();
         ranks.for_each(|consumer| consumer.sender.set_absent(is_absent));
     }

@@ -18,7 +18,7 @@ const GRACE: Duration = Duration::from_secs(5);
 impl Engine {
     /// Lets cohorts continue that have waited long enough. Returns `true` if there was one, and the time when the next
     /// one is due.
-    pub(super) fn begin_cohorts(&mut self) -> (bool, Option<Instant>) {
+    pub(in crate::stream) fn begin_cohorts(&mut self) -> (bool, Option<Instant>) {
         let waiting: Vec<(String, Instant)> = (self.scheduler.incomplete_cohorts())
             .filter_map(|(name, members)| Some((name.to_owned(), self.goes_on_at(members)?)))
             .collect();

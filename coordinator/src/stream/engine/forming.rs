@@ -11,7 +11,7 @@ use crate::{Error, Result};
 const MOST_BEHIND: u32 = 4096;
 /// The point from which a rank continues.
 #[derive(Clone, Copy, Default)]
-pub(super) struct RankResume {
+pub(in crate::stream) struct RankResume {
     epoch: u64,
     /// Number of batches that it was given in the epoch.
     batches: u64,
@@ -20,7 +20,7 @@ pub(super) struct RankResume {
 }
 
 impl RankResume {
-    pub(super) fn of(resume: &ResumePoint) -> Self {
+    pub(in crate::stream) fn of(resume: &ResumePoint) -> Self {
         RankResume {
             epoch: resume.epoch,
             batches: resume.batches,
@@ -30,20 +30,20 @@ impl RankResume {
 }
 
 /// The distances between the ranks of a job in an epoch that they resume.
-pub(super) struct Levels {
+pub(in crate::stream) struct Levels {
     /// Number of batches that the foremost rank was given.
-    pub(super) most: u64,
+    pub(in crate::stream) most: u64,
     /// By rank: the number of batches that it must be given first.
-    pub(super) behind: Vec<u32>,
+    pub(in crate::stream) behind: Vec<u32>,
     /// Number of samples that ranks which left would have been given meanwhile.
-    pub(super) forfeited: u64,
+    pub(in crate::stream) forfeited: u64,
     /// `true` if a rank was given all of its part.
-    pub(super) others_are_done: bool,
+    pub(in crate::stream) others_are_done: bool,
 }
 
 impl AttachedJob {
     /// Returns the ranks that are not attached. If the job has begun, these have left.
-    pub(super) fn gone(&self) -> Vec<u32> {
+    pub(in crate::stream) fn gone(&self) -> Vec<u32> {
         let ranks = (0..).zip(&self.ranks);
         let gone = ranks.filter(|(_, consumer)| consumer.is_none());
         gone.map(|(rank, _)| rank).collect()
@@ -53,7 +53,7 @@ impl AttachedJob {
     ///
     /// # Errors
     /// When some ranks are too far behind.
-    pub(super) fn levels(&self, epoch: u64) -> Result<Levels> {
+    pub(in crate::stream) fn levels(&self, epoch: u64) -> Result<Levels> {
         // A rank that resumes another epoch was given nothing of this one.
         let of_epoch = |r: &RankResume| Some(*r).filter(|r| r.epoch == epoch);
         let resumes = || self.resumes.iter().map(of_epoch);
@@ -86,7 +86,7 @@ impl AttachedJob {
 
 /// Adds the samples that a rank was given to the samples that the job was given. Samples of an earlier epoch do not
 /// matter.
-pub(super) fn merge_resume(forming: &mut JobSpec, resume: &scheduler::Resume) {
+pub(in crate::stream) fn merge_resume(forming: &mut JobSpec, resume: &scheduler::Resume) {
     match &mut forming.resume {
         Some(known) if known.epoch == resume.epoch => {
             known.delivered |= &resume.delivered;

@@ -39,7 +39,7 @@ impl Engine {
 
     /// Tells the scheduler which epochs the ranks of a job began while it waited for others. Nothing of an epoch is
     /// prepared before that is known.
-    pub(super) fn note_begun_epochs(&mut self, id: u64) {
+    pub(in crate::stream) fn note_begun_epochs(&mut self, id: u64) {
         let Some(job) = self.jobs.get(&id) else {
             return;
         };
@@ -52,7 +52,7 @@ impl Engine {
     }
 
     /// Bounds, for each job, how much is prepared of an epoch that no rank has begun.
-    pub(super) fn bound_what_is_ahead(&mut self) {
+    pub(in crate::stream) fn bound_what_is_ahead(&mut self) {
         for (&id, job) in &self.jobs {
             self.scheduler.set_ahead(JobId(id), job.ahead());
         }
@@ -67,7 +67,7 @@ impl Engine {
     }
 
     /// Begins the next epoch if all ranks that are here have left the one before.
-    pub(super) fn restart_if_all_ask(&mut self, id: u64) {
+    pub(in crate::stream) fn restart_if_all_ask(&mut self, id: u64) {
         let Some(job) = self.jobs.get_mut(&id) else {
             return;
         };
@@ -119,7 +119,7 @@ impl Engine {
 
     /// Answers the ranks that ask to leave an epoch before the one in which the job goes on. All ranks had left it, and
     /// these lost their connections before they were told.
-    pub(super) fn answer_who_left_before(&mut self, id: u64) {
+    pub(in crate::stream) fn answer_who_left_before(&mut self, id: u64) {
         let Some(job) = self.jobs.get_mut(&id).filter(|job| job.forming.is_none()) else {
             return;
         };
@@ -134,7 +134,7 @@ impl Engine {
 
     /// Tells the ranks that `epoch`, which they resume, is over, if nothing was left of it: all ranks but the last were
     /// told that they are in it when they attached.
-    pub(super) fn end_resumed_epoch(&mut self, id: u64, epoch: u64) {
+    pub(in crate::stream) fn end_resumed_epoch(&mut self, id: u64, epoch: u64) {
         let is_over = self
             .scheduler
             .job(JobId(id))
@@ -155,7 +155,7 @@ impl AttachedJob {
     /// the coordinator dies, a rank that is in the earlier epoch lacks nothing of it ([`Engine::join_ranks`] goes on
     /// with the later one). Minibatches that are dealt are ready in the meantime. A job of one rank need not wait for
     /// itself.
-    pub(super) fn last_epoch(&self) -> u64 {
+    pub(in crate::stream) fn last_epoch(&self) -> u64 {
         let ranks = self.ranks.iter().flatten();
         let oldest = ranks.filter_map(Consumer::oldest_epoch).min();
         oldest.filter(|_| self.ranks.len() > 1).unwrap_or(u64::MAX)

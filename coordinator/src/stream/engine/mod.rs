@@ -4,6 +4,15 @@
 //! No thread waits while it holds this state, and nothing in it outlives its owner: dropping a consumer releases its
 //! buffers.
 
+pub(super) mod absent;
+mod cohorts;
+pub(super) mod departed;
+mod epochs;
+pub(super) mod explain;
+mod forming;
+pub(super) mod orders;
+mod skipping;
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -23,11 +32,11 @@ use crate::observe::stalls::StallClock;
 use crate::produce::native::Failure;
 use crate::stream::batch::PendingBatch;
 use crate::stream::consumer::{Consumer, ConsumerProgress, Pending, ProtocolViolation};
-use crate::stream::departed::{Leaver, Roll};
-use crate::stream::forming::{Levels, RankResume, merge_resume};
+use crate::stream::engine::departed::{Leaver, Roll};
+use crate::stream::engine::forming::{Levels, RankResume, merge_resume};
+use crate::stream::engine::orders::CohortOrders;
+use crate::stream::engine::skipping::Failures;
 use crate::stream::late_binding::{BindingId, BoundSlot, SlotBinder};
-use crate::stream::orders::{self, CohortOrders};
-use crate::stream::skipping::Failures;
 use crate::stream::{Drawn, Numbers, RankId, StreamConfig};
 use crate::{Error, Result};
 

@@ -33,7 +33,7 @@ pub(crate) struct EpochOrder {
 
 /// The orders of a stream, by epoch.
 #[derive(Default)]
-pub(super) struct CohortOrders {
+pub(in crate::stream) struct CohortOrders {
     settled: BTreeMap<u64, EpochOrder>,
     /// The first proposal for each epoch that has no order.
     proposed: BTreeMap<u64, EpochOrder>,
@@ -67,7 +67,7 @@ impl EpochOrder {
 ///
 /// # Errors
 /// When the job is not a member of a cohort of single processes, or has a subset or draws.
-pub(super) fn check(request: &Attach) -> Result<()> {
+pub(in crate::stream) fn check(request: &Attach) -> Result<()> {
     let is_valid = request.cohort.is_some()
         && request.world_size == 1
         && request.subset.is_none()
@@ -97,7 +97,7 @@ pub(crate) fn cohort_key(request: &Attach) -> u128 {
 
 impl Engine {
     /// Records an order that a member proposes, or was handed before.
-    pub(super) fn tell_order(
+    pub(in crate::stream) fn tell_order(
         &mut self,
         rank_id: RankId,
         epoch: u64,
@@ -119,7 +119,7 @@ impl Engine {
     }
 
     /// Opens an epoch that a member begins, if its dataset can only be iterated.
-    pub(super) fn open_epoch(&mut self, rank_id: RankId, epoch: u64) {
+    pub(in crate::stream) fn open_epoch(&mut self, rank_id: RankId, epoch: u64) {
         let is_untold = self.scheduler.untold(JobId(rank_id.job)) == Some(epoch);
         if is_untold && matches!(self.numbers, Numbers::Batches) {
             self.scheduler.open_epoch(epoch);
@@ -127,28 +127,28 @@ impl Engine {
     }
 
     /// Records that the dataset gave `batches` batches in an epoch.
-    pub(super) fn end_epoch(&mut self, epoch: u64, batches: u32) {
+    pub(in crate::stream) fn end_epoch(&mut self, epoch: u64, batches: u32) {
         self.scheduler.tell_epoch(epoch, batches);
     }
 
     /// Records that a batch has ended its readers. Returns another batch of its epoch that did, if none was made since.
-    pub(super) fn ended_readers(&mut self, epoch: u64, number: u32) -> Option<u32> {
+    pub(in crate::stream) fn ended_readers(&mut self, epoch: u64, number: u32) -> Option<u32> {
         let other = self.orders.ended_readers.replace((epoch, number));
         other.filter(|&(of, _)| of == epoch).map(|(_, other)| other)
     }
 
     /// Records that a batch was made, so that readers get past the batches that ended some.
-    pub(super) fn forget_ended_readers(&mut self) {
+    pub(in crate::stream) fn forget_ended_readers(&mut self) {
         self.orders.ended_readers = None;
     }
 
     /// Returns how many batches the dataset gave in an epoch, if that is known.
-    pub(super) fn end_of(&self, epoch: u64) -> Option<u32> {
+    pub(in crate::stream) fn end_of(&self, epoch: u64) -> Option<u32> {
         self.scheduler.told_length(epoch)
     }
 
     /// Settles the proposals for which no member that may still come could know another order. Returns whether it did.
-    pub(super) fn settle_orders(&mut self) -> bool {
+    pub(in crate::stream) fn settle_orders(&mut self) -> bool {
         let is_waiting =
             self.orders.proposed.is_empty() || self.scheduler.incomplete_cohorts().next().is_some();
         if is_waiting {
@@ -184,7 +184,7 @@ impl Engine {
     }
 
     /// Hands the orders that it needs to a job that has just come.
-    pub(super) fn hand_orders(&mut self, id: u64) {
+    pub(in crate::stream) fn hand_orders(&mut self, id: u64) {
         let epoch = self.scheduler.job(JobId(id)).map_or(0, |view| view.epoch);
         let Some(job) = self.jobs.get_mut(&id) else {
             return;
@@ -197,7 +197,7 @@ impl Engine {
     }
 
     /// Forgets all orders because all members have left. Another cohort of this name tells its own orders.
-    pub(super) fn forget_orders(&mut self) {
+    pub(in crate::stream) fn forget_orders(&mut self) {
         self.orders = CohortOrders::default();
         if let Numbers::Told(orders) = &mut self.numbers {
             orders.clear();
@@ -205,7 +205,7 @@ impl Engine {
     }
 
     /// Tells jobs about epochs that have ended without a delivery to them.
-    pub(super) fn end_epochs_without_delivery(&mut self) {
+    pub(in crate::stream) fn end_epochs_without_delivery(&mut self) {
         for (id, epoch) in self.scheduler.take_ended() {
             let Some(job) = self.jobs.get_mut(&id.0) else {
                 continue;

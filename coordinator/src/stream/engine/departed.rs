@@ -16,8 +16,8 @@ use coprep_protocol::message::{Attach, Departure, Reply};
 use coprep_scheduler::{JobId, Resume};
 
 use crate::connection::reply_queue::ReplyQueue;
+use crate::stream::engine::forming::{RankResume, merge_resume};
 use crate::stream::engine::{AttachedJob, Engine, MOST_RANKS, resume_of};
-use crate::stream::forming::{RankResume, merge_resume};
 use crate::stream::{RankId, Stream};
 use crate::{Error, Result};
 
@@ -66,9 +66,9 @@ impl Leaver {
 const MOST_TOKENS: usize = 64;
 
 /// The tokens that tell a job from others of its group, and the ranks that have left it.
-pub(super) struct Roll {
+pub(in crate::stream) struct Roll {
     /// The token that the job's ranks are told.
-    pub(super) token: u128,
+    pub(in crate::stream) token: u128,
     /// Tokens that the job's ranks held when they came from earlier streams.
     before: Vec<u128>,
     /// Tokens that the job's ranks were told in earlier streams, whether or not those jobs had begun.
@@ -78,7 +78,7 @@ pub(super) struct Roll {
 
 impl Roll {
     /// Creates the roll of a job whose first rank presents `tokens`.
-    pub(super) fn new(tokens: &[u128]) -> Self {
+    pub(in crate::stream) fn new(tokens: &[u128]) -> Self {
         Roll {
             token: tokens.first().copied().unwrap_or_else(new_token),
             before: tokens.to_vec(),
@@ -87,20 +87,20 @@ impl Roll {
         }
     }
 
-    pub(super) fn has_left(&self, rank: usize) -> bool {
+    pub(in crate::stream) fn has_left(&self, rank: usize) -> bool {
         self.left.contains_key(&(rank as u32))
     }
 
-    pub(super) fn is_of(&self, token: u128) -> bool {
+    pub(in crate::stream) fn is_of(&self, token: u128) -> bool {
         self.token == token || self.before.contains(&token)
     }
 
-    pub(super) fn is_of_any(&self, tokens: &[u128]) -> bool {
+    pub(in crate::stream) fn is_of_any(&self, tokens: &[u128]) -> bool {
         tokens.iter().any(|&token| self.is_of(token))
     }
 
     /// Remembers the tokens of a rank that joins.
-    pub(super) fn note(&mut self, request: &Attach) {
+    pub(in crate::stream) fn note(&mut self, request: &Attach) {
         for &token in &request.tokens {
             if token != self.token {
                 remember(&mut self.before, token);
@@ -126,11 +126,11 @@ fn remember(tokens: &mut Vec<u128>, token: u128) {
 
 impl AttachedJob {
     /// Returns `true` if the job cannot begin without this rank, which is not attached.
-    pub(super) fn awaits(&self, rank: usize) -> bool {
+    pub(in crate::stream) fn awaits(&self, rank: usize) -> bool {
         self.ranks[rank].is_none() && !self.roll.has_left(rank)
     }
 
-    pub(super) fn awaits_any(&self) -> bool {
+    pub(in crate::stream) fn awaits_any(&self) -> bool {
         (0..self.ranks.len()).any(|rank| self.awaits(rank))
     }
 
@@ -138,7 +138,7 @@ impl AttachedJob {
     ///
     /// A rank that presents no token was given nothing before it lost its connection, or is new. The token that it was
     /// told proves nothing then: the job may never have begun, and another rank may have been told another token.
-    pub(super) fn can_be_joined(&self, request: &Attach, departed: &[Leaver]) -> bool {
+    pub(in crate::stream) fn can_be_joined(&self, request: &Attach, departed: &[Leaver]) -> bool {
         let rank = request.rank as usize;
         let is_here = |leaver: &Leaver| self.ranks[leaver.departure.rank as usize].is_some();
         let is_new = || self.roll.before.is_empty() && !departed.iter().any(is_here);
@@ -172,12 +172,16 @@ impl AttachedJob {
 }
 
 impl Engine {
-    pub(super) fn token(&self, rank_id: RankId) -> u128 {
+    pub(in crate::stream) fn token(&self, rank_id: RankId) -> u128 {
         self.jobs.get(&rank_id.job).map_or(0, |job| job.roll.token)
     }
 
     /// Checks the departures from the job of a rank that attaches: the ones that it presents, and the `known` ones.
-    pub(super) fn departed(&self, request: &Attach, known: &[Departure]) -> Result<Vec<Leaver>> {
+    pub(in crate::stream) fn departed(
+        &self,
+        request: &Attach,
+        known: &[Departure],
+    ) -> Result<Vec<Leaver>> {
         let is_other = |d: &&Departure| d.rank != request.rank && d.rank < request.world_size;
         if let Some(Departure { rank, .. }) = request.departed.iter().find(|d| !is_other(d)) {
             return Err(Error::Invalid(format!(
@@ -199,7 +203,7 @@ impl Engine {
 
     /// Records the departures from the job that `rank_id` has just joined, and tells each of its ranks the ones that it
     /// does not know.
-    pub(super) fn share_departures(
+    pub(in crate::stream) fn share_departures(
         &mut self,
         rank_id: RankId,
         presented: &[Departure],
