@@ -63,6 +63,10 @@ impl Preparation {
         });
         let wanted = Arc::downgrade(&shared);
         let tell = move || {
+            // No coordinator is started for a loader that was closed before this thread began.
+            if wanted.strong_count() == 0 {
+                return;
+            }
             let opened = Connection::open(&place, &how);
             // The loader may have been closed meanwhile. Then the announcement is not sent.
             if let Some(shared) = wanted.upgrade() {
