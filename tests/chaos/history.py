@@ -427,13 +427,16 @@ class History:
     def _check_jobs(self) -> None:
         is_given_up = any(one.kind == "hang" for one in self.result.findings)
         said = [self._ranks(job) for job in range(len(self.plan.jobs))]
+        # The kernel killed these for want of memory. Nobody starts them again.
+        short = {one.part.job for one in self.processes if one.pid not in self.killed and self._may_be_killed(one.status)}
         for job, ranks in enumerate(said):
             dead = [one for one in self.processes if one.part.job == job and (one.status or 0) < 0]
             unexpected = [one for one in dead if one.pid not in self.killed and not self._may_be_killed(one.status)]
             self.find(*(Finding("job died", f"job {job}: signal {-(one.status or 0)}") for one in unexpected))
             is_cut = job in self.cut or is_given_up or bool(dead)
             others = [n for n, one in enumerate(self.plan.jobs) if one.cohort and n != job]
-            is_alone = bool(self.plan.jobs[job].cohort) and any(said[n][0].crash or n in self.cut for n in others)
+            gone = any(said[n][0].crash or n in self.cut or n in short for n in others)
+            is_alone = bool(self.plan.jobs[job].cohort) and gone
             self.find(*checks.check_job(self.plan, job, ranks, is_cut, is_alone))
             self.result.batches += sum(len(p.batches) for r in ranks for passes in r.passes.values() for p in passes)
         self.find(*checks.check_cohort(self.plan, said))
