@@ -428,7 +428,9 @@ class History:
         is_given_up = any(one.kind == "hang" for one in self.result.findings)
         said = [self._ranks(job) for job in range(len(self.plan.jobs))]
         # The kernel killed these for want of memory. Nobody starts them again.
-        short = {one.part.job for one in self.processes if one.pid not in self.killed and self._may_be_killed(one.status)}
+        short = {
+            one.part.job for one in self.processes if one.pid not in self.killed and self._may_be_killed(one.status)
+        }
         for job, ranks in enumerate(said):
             dead = [one for one in self.processes if one.part.job == job and (one.status or 0) < 0]
             unexpected = [one for one in dead if one.pid not in self.killed and not self._may_be_killed(one.status)]
