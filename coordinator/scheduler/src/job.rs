@@ -158,9 +158,9 @@ impl Job {
         if let Some(resume) = &spec.resume {
             job.need = job.need.without(&resume.delivered);
             job.batcher.owe(behind);
-            // Where other ranks are done, there is room for the samples that these ranks were not dealt, and for none
-            // that was left out.
-            if job.leaves_out_bad() || (spec.skip_bad && behind.others_are_done) {
+            // Where other ranks are done, there is room for as many samples as these ranks were to be dealt. A sample
+            // that failed has had its place taken by another one. If it stayed, a good sample could be left over.
+            if job.leaves_out_bad() || behind.others_are_done {
                 job.lose(&(&known.bad | &resume.bad));
             }
             let most = behind.batches.iter().copied().max().unwrap_or(0);

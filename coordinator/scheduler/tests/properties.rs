@@ -10,10 +10,12 @@ use proptest::prelude::*;
 use roaring::RoaringBitmap;
 use world::{Op, World};
 
-/// Failures are not kept in a file: a history that failed becomes a test of its own.
+/// `COPREP_PROPERTY_TIMES` multiplies the number of cases. Failures are not kept in a file: a history that failed
+/// becomes a test of its own.
 fn cases(cases: u32) -> ProptestConfig {
+    let times = std::env::var("COPREP_PROPERTY_TIMES");
     ProptestConfig {
-        cases,
+        cases: cases * times.map_or(1, |times| times.parse().unwrap()),
         failure_persistence: None,
         ..ProptestConfig::default()
     }
