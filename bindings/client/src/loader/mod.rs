@@ -18,7 +18,7 @@ mod watch;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use coprep_cache::handover::{Item, ItemKind};
@@ -310,10 +310,17 @@ impl Loader {
         Ok(self.inner()?.position.next_epoch())
     }
 
-    /// Returns the counts. In a forked child, they are those of the parent at the fork, provided that no thread held
-    /// their lock then.
+    /// Returns the counts. In a forked child, they are those of the parent at the fork, or zero if another thread held
+    /// their lock then: it does not exist in the child, and nobody would release the lock.
     pub fn stats(&self) -> Stats {
-        self.count().clone()
+        if self.owner.is_here() {
+            return self.count().clone();
+        }
+        match self.stats.try_lock() {
+            Ok(stats) => stats.clone(),
+            Err(TryLockError::Poisoned(stats)) => stats.into_inner().clone(),
+            Err(TryLockError::WouldBlock) => Stats::default(),
+        }
     }
 
     // Epochs.
