@@ -51,12 +51,13 @@ def cohort(setting: Setting) -> tuple[float, Outcome]:
     return made / (SAMPLES * EPOCHS), outcome
 
 
-def validation(setting: Setting) -> tuple[int, Outcome]:
-    """Returns the calls of one pass."""
+def validation(setting: Setting) -> tuple[float, Outcome]:
+    """Returns the calls per sample of one pass."""
     calls = counted(setting.folder, VALIDATION)
     part = Part(["counted", VALIDATION, COST_S, str(calls)], 1)
     plan = Plan("coprep", [part], BATCH_SIZE, shuffle=False, options=LIGHT, imports_torch=False, linger_s=LINGERS_S)
-    return count([plan], setting.folder, calls)
+    made, outcome = count([plan], setting.folder, calls)
+    return made / VALIDATION, outcome
 
 
 def borders(setting: Setting, side: Side) -> tuple[float, Outcome]:
@@ -78,10 +79,11 @@ def once(setting: Setting) -> Once:
 
 
 def figures(runs: Sequence[Once]) -> list[Figure]:
+    once_over = column(runs, "validation")
     border = "longest gap at a border of epochs, from the second border on, over the median gap"
     return [
         Figure(NAME, "cohort: calls for each sample and epoch", "calls", column(runs, "cohort"), CALLS),
-        Figure(NAME, "60 samples iterated over once: calls", "calls", column(runs, "validation"), VALIDATION),
+        Figure(NAME, f"{VALIDATION} samples iterated over once: calls for each sample", "calls", once_over, CALLS),
         Figure(NAME, border, "x", column(runs, "border")),
         Figure(NAME, f"{border}, PyTorch", "x", column(runs, "torch")),
     ]
