@@ -94,7 +94,7 @@ impl Attachment {
         let [staging, deliver, reply, doorbell] = descriptors;
         let sizes: Vec<usize> = attached.fields.iter().map(Field::sample_bytes).collect();
         let mut layout = Layout::new(&sizes, attached.slots, attached.buffers)?;
-        let blob = attached.fields.iter().position(|f| f.name == BLOB);
+        let blob = blob_of(&attached.fields)?;
         if let Some(field) = blob {
             layout = layout.with_large(field, attached.large_bytes)?;
         }
@@ -223,6 +223,18 @@ fn number_of(fields: &[Field]) -> Result<usize> {
         .ok_or_else(|| Error::Misbehaved("its batches have no ids".into()))
 }
 
+/// Returns the index of the field whose samples may be larger than their slots. Its elements must be bytes, because the
+/// lengths of such samples are in bytes, and users are given arrays of that many elements.
+fn blob_of(fields: &[Field]) -> Result<Option<usize>> {
+    let blob = fields.iter().position(|f| f.name == BLOB);
+    match blob.map(|field| fields[field].dtype) {
+        None | Some(Dtype::U8) => Ok(blob),
+        Some(other) => Err(Error::Misbehaved(format!(
+            "its packed samples consist of {other:?} instead of bytes"
+        ))),
+    }
+}
+
 /// A run of held slots of a buffer. Dropping it gives them back.
 pub(crate) struct HeldSlots {
     attachment: Arc<Attachment>,
@@ -281,6 +293,18 @@ mod tests {
     use coprep_cache::staging::StagingPool;
 
     const BUFFERS: u32 = 2;
+
+    #[test]
+    fn packed_samples_consist_of_bytes() {
+        let blob = |dtype| Field {
+            name: BLOB.into(),
+            dtype,
+            shape: vec![64],
+        };
+        assert_eq!(blob_of(&[blob(Dtype::U8)]).unwrap(), Some(0));
+        let error = blob_of(&[blob(Dtype::I64)]).unwrap_err().to_string();
+        assert!(error.contains("I64 instead of bytes"), "{error}");
+    }
 
     /// Returns an attachment to a staging area of two buffers, and the coordinator's side of it.
     fn attachment() -> (Arc<Attachment>, StagingPool, Sender) {

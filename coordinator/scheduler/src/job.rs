@@ -158,9 +158,9 @@ impl Job {
         if let Some(resume) = &spec.resume {
             job.need = job.need.without(&resume.delivered);
             job.batcher.owe(behind);
-            // Where other ranks are done, there is room for as many samples as these ranks were to be dealt. A sample
-            // that failed has had its place taken by another one. If it stayed, a good sample could be left over.
-            if job.leaves_out_bad() || behind.others_are_done {
+            // Where other ranks are done, there is room for the samples that these ranks were not dealt, and for none
+            // that was left out.
+            if job.leaves_out_bad() || (spec.skip_bad && behind.others_are_done) {
                 job.lose(&(&known.bad | &resume.bad));
             }
             let most = behind.batches.iter().copied().max().unwrap_or(0);
@@ -595,6 +595,15 @@ impl Job {
     /// Returns whether one sample may leave the need without being dealt.
     pub(crate) fn can_lose_one(&self) -> bool {
         self.batcher.can_lose_one(self.need.len())
+    }
+
+    /// Returns `true` if another sample may take the place of one that could not be read.
+    ///
+    /// Members of a cohort are dealt the same, however far ahead each of them was drawn, and what is in their needs
+    /// depends on that. Ranks that raise errors come back for the bad sample as well, if they have not heard of it. In
+    /// an epoch that other ranks have finished, there would be no room for both samples.
+    pub(crate) fn takes_replacements(&self) -> bool {
+        self.cohort.is_none() && (self.skip_bad || self.queues.len() == 1)
     }
 
     /// Records that `other` takes the place of `bad`.

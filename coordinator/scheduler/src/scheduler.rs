@@ -396,21 +396,11 @@ impl Scheduler {
     }
 
     /// Draws a sample that takes the place of `bad` in a minibatch for `targets`. All of them need the new sample.
-    /// Returns `None` if there is no such sample, and the minibatch gets shorter. In ascending order, and for a cohort,
-    /// there never is one.
+    /// Returns `None` if there is no such sample, and the minibatch gets shorter. There never is one in ascending order,
+    /// for a cohort, and for several ranks that do not skip bad samples.
     pub fn replace(&mut self, targets: &[Target], bad: u32) -> Option<Draw> {
         // Any other sample that they need has a later id, and would come before those in between.
         if self.config.order == DrawOrder::Ascending {
-            return None;
-        }
-        // The need depends on how far ahead the job was drawn. A member that is dealt the minibatch at another time
-        // would be given another sample.
-        let is_member = |t: &Target| {
-            self.jobs
-                .get(&t.job)
-                .is_some_and(|job| job.cohort.is_some())
-        };
-        if targets.iter().any(is_member) {
             return None;
         }
         let jobs = || {
@@ -418,7 +408,10 @@ impl Scheduler {
                 .iter()
                 .filter_map(|t| self.jobs.get(&t.job).map(|job| (t, job)))
         };
-        if !jobs().all(|(t, job)| job.epoch == t.epoch && job.can_lose_one()) {
+        let may = |(t, job): (&Target, &Job)| {
+            job.takes_replacements() && job.epoch == t.epoch && job.can_lose_one()
+        };
+        if !jobs().all(may) {
             return None;
         }
         let (lead, first) = jobs().min_by_key(|(_, job)| job.need.len())?;

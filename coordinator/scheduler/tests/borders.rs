@@ -3,9 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use coprep_scheduler::{
-    Behind, Cohort, Config, DrawOrder, JobId, JobSpec, Minibatch, Resume, Scheduler,
-};
+use coprep_scheduler::{Cohort, Config, DrawOrder, JobId, JobSpec, Minibatch, Resume, Scheduler};
 use roaring::RoaringBitmap;
 
 const SAMPLES: u32 = 100;
@@ -272,35 +270,4 @@ fn a_state_of_which_nothing_is_left_leads_to_an_epoch_that_is_not_begun() {
         dealt(&draw(&mut scheduler, &[ONE])),
         [((1, 4), SAMPLES)].into()
     );
-}
-
-/// Rank 0 has finished the epoch, and rank 1 lacks its last batch. In the batches before, another sample took the place
-/// of one that failed, and rank 1 was given neither. Three samples are left for a batch of two.
-#[test]
-fn no_good_sample_is_left_over_when_a_rank_comes_back_after_the_others_are_done() {
-    for bad in [3, 50, 97] {
-        let mut scheduler = stream(DrawOrder::Random);
-        scheduler.mark_bad(bad);
-        let rest = RoaringBitmap::from([3, 50, 97]);
-        let delivered = (0..SAMPLES).collect::<RoaringBitmap>() - &rest;
-        let two_ranks = JobSpec {
-            batch_size: 2,
-            world_size: 2,
-            resume: Some(Resume {
-                epoch: 0,
-                delivered,
-                bad: RoaringBitmap::new(),
-            }),
-            ..spec()
-        };
-        let behind = Behind {
-            batches: &[0, 1],
-            others_are_done: true,
-            forfeited: 0,
-        };
-        scheduler.attach_behind(ONE, two_ranks, behind).unwrap();
-        let drawn = scheduler.next(FREE).unwrap();
-        let given: RoaringBitmap = drawn.samples.iter().map(|draw| draw.id).collect();
-        assert_eq!(given, rest - RoaringBitmap::from([bad]));
-    }
 }

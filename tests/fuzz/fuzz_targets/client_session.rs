@@ -509,11 +509,14 @@ fn seeds() -> Vec<Vec<u8>> {
     large.extend(parts.as_flattened());
     large.push(8);
     (0..8).for_each(|n| large.extend([n * 30, 255]));
+    // The same, but the elements of the field whose samples are larger are no bytes.
+    let mut wide = large.clone();
+    wide[1] = 1;
     let mut failing = honest.clone();
     failing.extend([0, 3, 0, 0, 0, 0, 0, 7, 2, 7]);
     let frame = to_bytes(&Reply::Stopping).expect("memory");
     let mut babbling = honest.clone();
     babbling.extend([1, frame.len() as u8, 0]);
     babbling.extend(frame);
-    vec![honest, large, failing, babbling, vec![0; 64]]
+    vec![honest, large, wide, failing, babbling, vec![0; 64]]
 }

@@ -19,9 +19,6 @@ struct Book {
     ranks: Vec<Rank>,
     /// Number of rounds of this epoch that some ranks were given before others returned.
     behind: usize,
-    /// `true` if it is the rest of an epoch of which some ranks were given all. It has no room for bad samples whose
-    /// places others took.
-    others_are_done: bool,
     /// The state of the epoch before when its last sample was dealt.
     before: Option<Box<Book>>,
 }
@@ -75,7 +72,6 @@ impl Audit {
             last: None,
             ranks: Vec::new(),
             behind: 0,
-            others_are_done: false,
             before: None,
         };
         let resume = spec.resume.clone().unwrap_or(Resume {
@@ -90,7 +86,6 @@ impl Audit {
         book.left -= resume.delivered;
         let most = back.iter().map(|rank| rank.behind).max().unwrap_or(0);
         book.behind = most as usize;
-        book.others_are_done = back.iter().any(|rank| rank.is_done);
         for (rank, back) in book.ranks.iter_mut().zip(back) {
             rank.sizes = vec![spec.batch_size; (most - back.behind) as usize];
             rank.ended = back.is_done;
@@ -248,7 +243,6 @@ impl Book {
         self.epoch = epoch;
         self.last = None;
         (self.behind, self.before) = (0, None);
-        self.others_are_done = false;
         self.left = self.set.clone();
         // If all good samples would be dropped, or there are none, the user gets the bad ones too.
         let good = &self.set - bad;
@@ -260,7 +254,7 @@ impl Book {
 
     /// Returns the number of samples that are left and could have been given.
     fn lost(&self, bad: &RoaringBitmap) -> u64 {
-        if self.spec.skip_bad || self.others_are_done {
+        if self.spec.skip_bad {
             (&self.left - bad).len()
         } else {
             self.left.len()
