@@ -65,7 +65,7 @@ impl Costs {
         if !self.is_on {
             return;
         }
-        let measured = cost.measured();
+        let measured = cost.times;
         // Only a preparation from the file tells what caching saves, and user code gives no features of its samples.
         let is_from_file = measured.decode.is_some() && !cost.in_full;
         let features = Some(cost.features).filter(|f| is_from_file && *f != Features::UNKNOWN);

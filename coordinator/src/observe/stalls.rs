@@ -7,6 +7,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use coprep_costs::MeasuredTimes;
 use coprep_protocol::item::StallSplit;
 
 /// Time since the pool was made, by the resource that the pool lacked.
@@ -131,10 +132,10 @@ impl BusyClock {
         self.busy
     }
 
-    /// Records the time of one task.
-    pub(crate) fn took(&mut self, fetch: Duration, prep: Duration) {
-        self.fetch_us += NEWS * (fetch.as_secs_f64() * 1e6 - self.fetch_us);
-        self.prep_us += NEWS * (prep.as_secs_f64() * 1e6 - self.prep_us);
+    /// Records the times of one task.
+    pub(crate) fn took(&mut self, times: &MeasuredTimes) {
+        self.fetch_us += NEWS * (f64::from(times.fetch_seconds()) * 1e6 - self.fetch_us);
+        self.prep_us += NEWS * (f64::from(times.prep()) * 1e6 - self.prep_us);
     }
 
     pub(crate) fn look(&mut self, now: Instant) -> StallClock {
@@ -191,8 +192,13 @@ mod tests {
         let mut clock = BusyClock::new(start);
         clock.turns(start + SECOND, true);
         clock.turns(start + SECOND, true);
+        let times = MeasuredTimes {
+            fetch: Some(3.0),
+            random: Some(1.0),
+            ..MeasuredTimes::default()
+        };
         for _ in 0..1000 {
-            clock.took(SECOND * 3, SECOND);
+            clock.took(&times);
         }
         clock.turns(start + 5 * SECOND, false);
         clock.turns(start + 5 * SECOND, false);

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coprep_cache::sample_cache::{Form, Meta};
-use coprep_costs::Features;
+use coprep_costs::{ExpectedCost, Features, MeasuredTimes};
 use coprep_pipeline::{
-    Dataset, DecodedShape, DecodedView, Pipeline, SampleKey, Scratch, StageDurations,
+    Dataset, DecodedShape, DecodedView, Pipeline, PipelineRun, SampleKey, Scratch,
 };
 use coprep_protocol::message::{CacheForm, SampleError};
 use nix::sys::resource::{UsageWho, getrusage};
@@ -23,7 +23,6 @@ use crate::observe::preparation_cost::PreparationCost;
 use crate::observe::stalls::FetchWeight;
 
 /// Everything that is needed to prepare the samples of a stream.
-#[derive(Clone)]
 pub(crate) struct Recipe {
     pub(crate) dataset: Arc<Dataset>,
     pub(crate) pipeline: Arc<Pipeline>,
@@ -34,6 +33,8 @@ pub(crate) struct Recipe {
 }
 
 /// The slot that a sample is written to. It is asked for only when the last step is about to write.
+///
+/// It is a trait because this layer does not know the streams, which own the slots.
 pub(crate) trait SlotWriter {
     fn bytes(&mut self) -> &mut [u8];
 }
@@ -61,8 +62,8 @@ pub(crate) struct Fetched {
     file: Vec<u8>,
     fetched_at: FetchedAt,
     pub(crate) cost: PreparationCost,
-    /// The part of the fetching time in which the thread did not wait.
-    pub(crate) at_work: Duration,
+    /// The seconds of fetching in which the thread did not wait.
+    pub(crate) at_work: f32,
     /// Seconds that preparing it will take, by its header, or `None` if too little is known or `is_looking` was false.
     pub(crate) expected: Option<f32>,
 }
@@ -134,8 +135,8 @@ impl Recipe {
             Some(cost) => (cost, FetchedAt::InCache),
             None => (self.fetch_file(id, &mut file)?, FetchedAt::InMemory),
         };
-        let (cpu, at_work) = before.spent(cost.fetch);
-        let mut expected = self.costs.expected(id, self.cached_as(id));
+        let (cpu, at_work) = before.spent(cost.times.fetch_seconds());
+        let mut expected = self.expected(id);
         if expected.is_none() && is_looking && fetched_at == FetchedAt::InMemory {
             // A broken file is reported when it is decoded.
             let header_info = self.look(&file).ok();
@@ -145,7 +146,13 @@ impl Recipe {
         Ok(Fetched {
             file,
             fetched_at,
-            cost: PreparationCost { cpu, ..cost },
+            cost: PreparationCost {
+                times: MeasuredTimes {
+                    cpu: Some(cpu).filter(|cpu| *cpu > 0.0),
+                    ..cost.times
+                },
+                ..cost
+            },
             at_work,
             expected,
         })
@@ -164,6 +171,11 @@ impl Recipe {
     /// Returns the form in which a sample is cached, or `None` if it is not cached.
     pub(crate) fn cached_as(&self, id: u32) -> Option<Form> {
         self.cache.as_ref()?.store.form(id)
+    }
+
+    /// Returns the seconds that a sample will take a worker, as it is cached now, or `None` if it was never prepared.
+    pub(crate) fn expected(&self, id: u32) -> Option<f32> {
+        self.costs.expected(id, self.cached_as(id))
     }
 
     /// Brings sample `id` into the cache, if it is not there and there is room. Prepares nothing else.
@@ -270,7 +282,7 @@ impl Recipe {
             // Until costs can be predicted, a sample is measured before its form is chosen.
             None => {
                 let cost = self.prepare_fetched(key, worker_scratch, slot)?;
-                (Some(cost), cost.seconds())
+                (Some(cost), cost.times.into())
             }
         };
         let form = self.choose(cache, key.id, &fetched, &stages, &picture);
@@ -302,12 +314,12 @@ impl Recipe {
         cache: &DatasetCache,
         id: u32,
         fetched: &PreparationCost,
-        stages: &coprep_costs::ExpectedCost,
+        stages: &ExpectedCost,
         picture: &HeaderInfo,
     ) -> Option<Form> {
-        let fetch = usual(fetched.fetch.as_secs_f32(), stages.fetch);
+        let fetch = usual(fetched.times.fetch_seconds(), stages.fetch);
         // Caching always saves the CPU time of fetching. Waiting counts by its weight.
-        let at_work = fetched.cpu.as_secs_f32().min(fetch);
+        let at_work = fetched.times.cpu.unwrap_or(0.0).min(fetch);
         let fetch = at_work + self.price.get() * (fetch - at_work);
         let mut offers = vec![
             (Form::Encoded, picture.features.bytes as usize, fetch),
@@ -336,7 +348,7 @@ impl Recipe {
             return Ok(None);
         };
         let meta = hit.meta();
-        let stages = match meta.form {
+        let run = match meta.form {
             Form::Decoded => {
                 let view = DecodedView {
                     width: meta.width,
@@ -352,15 +364,15 @@ impl Recipe {
                     return Ok(None);
                 }
                 out.copy_from_slice(&hit);
-                Ok(StageDurations::default())
+                Ok(PipelineRun::default())
             }
             Form::Encoded => {
                 self.pipeline
                     .prepare_encoded(&hit, key, &mut worker_scratch.scratch, || slot.bytes())
             }
         };
-        let stages = stages.map_err(Failure::decode)?;
-        Ok(Some(PreparationCost::of(&stages, hit.len())))
+        let run = run.map_err(Failure::decode)?;
+        Ok(Some(PreparationCost::of(&run, hit.len())))
     }
 
     fn prepare_fetched(
@@ -370,11 +382,11 @@ impl Recipe {
         slot: &mut dyn SlotWriter,
     ) -> Prepared {
         let WorkerScratch { scratch, file, .. } = worker_scratch;
-        let stages = self
+        let run = self
             .pipeline
             .prepare_encoded(file, key, scratch, || slot.bytes())
             .map_err(Failure::decode)?;
-        Ok(PreparationCost::of(&stages, file.len()))
+        Ok(PreparationCost::of(&run, file.len()))
     }
 
     fn fetch(&self, id: u32, worker_scratch: &mut WorkerScratch) -> Prepared {
@@ -399,9 +411,8 @@ impl Recipe {
         let start = Instant::now();
         self.dataset.fetch(id, into).map_err(Failure::fetch)?;
         Ok(PreparationCost {
-            fetch: start.elapsed(),
             fetched_bytes: into.len() as u64,
-            ..PreparationCost::default()
+            ..fetch_time(start.elapsed()).into()
         })
     }
 
@@ -448,7 +459,7 @@ impl Recipe {
         // Until costs can be predicted, a sample is measured before its form is chosen.
         let (decoded, pixels) = self.decode(worker_scratch)?;
         cost = cost.plus(decoded);
-        match self.choose(cache, id, &cost, &cost.seconds(), &picture) {
+        match self.choose(cache, id, &cost, &cost.times.into(), &picture) {
             Some(Form::Encoded) => cache.keep(id, Meta::of(Form::Encoded), &worker_scratch.file),
             Some(_) => cache.keep(id, pixels.0, &pixels.1),
             None => {}
@@ -467,10 +478,7 @@ impl Recipe {
         self.pipeline
             .decode_into(file, scratch, &mut pixels)
             .map_err(Failure::decode)?;
-        let cost = PreparationCost {
-            decode: start.elapsed(),
-            ..PreparationCost::default()
-        };
+        let cost = decode_time(start.elapsed()).into();
         Ok((cost, (decoded_as(shape), pixels)))
     }
 
@@ -487,9 +495,8 @@ impl Recipe {
             .map_err(Failure::fetch)?;
         place.commit();
         Ok(PreparationCost {
-            fetch: start.elapsed(),
             fetched_bytes: length,
-            ..PreparationCost::default()
+            ..fetch_time(start.elapsed()).into()
         })
     }
 
@@ -512,10 +519,23 @@ impl Recipe {
             .map_err(Failure::decode)?;
         place.commit();
         Ok(PreparationCost {
-            decode: start.elapsed(),
             in_full: true,
-            ..PreparationCost::default()
+            ..decode_time(start.elapsed()).into()
         })
+    }
+}
+
+fn fetch_time(time: Duration) -> MeasuredTimes {
+    MeasuredTimes {
+        fetch: MeasuredTimes::stage(time),
+        ..MeasuredTimes::default()
+    }
+}
+
+fn decode_time(time: Duration) -> MeasuredTimes {
+    MeasuredTimes {
+        decode: MeasuredTimes::stage(time),
+        ..MeasuredTimes::default()
     }
 }
 
@@ -544,7 +564,7 @@ fn guarded(
 ) -> Prepared {
     let ahead = worker_scratch
         .fetched
-        .map_or(Duration::ZERO, |(cost, _)| cost.fetch);
+        .map_or(0.0, |(cost, _)| cost.times.fetch_seconds());
     let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(worker_scratch)));
     let prepared = caught.unwrap_or_else(|_| {
         // The panic may have left it half changed.
@@ -558,11 +578,13 @@ fn guarded(
         return Ok(prepared);
     }
     // A sample that was fetched before brings the CPU time of fetching in its own cost.
-    let wall = prepared.total().saturating_sub(ahead);
-    Ok(PreparationCost {
-        cpu: prepared.cpu + cpu_since_last().min(wall),
-        ..prepared
-    })
+    let wall = (prepared.times.total() - ahead).max(0.0);
+    let cpu = cpu_since_last().as_secs_f32().min(wall);
+    let used = MeasuredTimes {
+        cpu: Some(cpu).filter(|cpu| *cpu > 0.0),
+        ..MeasuredTimes::default()
+    };
+    Ok(prepared.plus(used.into()))
 }
 
 /// CPU time and waits of this thread so far.
@@ -581,11 +603,11 @@ impl ThreadUsage {
         }
     }
 
-    /// Returns the CPU time since then, and the part of `wall` in which the thread did not wait for storage. If it
-    /// never gave up its processor, that is all of `wall`, including time in which it waited for a processor.
-    fn spent(&self, wall: Duration) -> (Duration, Duration) {
+    /// Returns the CPU seconds since then, and the seconds of `wall` in which the thread did not wait for storage. If
+    /// it never gave up its processor, that is all of `wall`, including time in which it waited for a processor.
+    fn spent(&self, wall: f32) -> (f32, f32) {
         let now = ThreadUsage::now();
-        let cpu = now.cpu.saturating_sub(self.cpu);
+        let cpu = now.cpu.saturating_sub(self.cpu).as_secs_f32();
         if now.waits == self.waits {
             (cpu, wall)
         } else {

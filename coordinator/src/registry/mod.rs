@@ -474,7 +474,7 @@ impl Registry {
         spec: &PipelineSpec,
         request: &CacheRequest,
         party: &dyn FlightParty,
-    ) -> Result<(Recipe, Option<Pin>)> {
+    ) -> Result<(Arc<Recipe>, Option<Pin>)> {
         let form = self.form_of(request);
         check_form(form, request.bytes)?;
         if form == CacheForm::Prepared || request.reuse > 0 {
@@ -509,7 +509,7 @@ impl Registry {
             costs,
             price: self.workers.price(),
         };
-        Ok((recipe, pin))
+        Ok((Arc::new(recipe), pin))
     }
 
     /// Lists a dataset. Jobs that ask for the same one meanwhile are given the same list.

@@ -18,7 +18,7 @@ use crate::caches::{CacheKey, Pin, SampleBytes, check_form};
 use crate::produce::processes::{
     IdleForkServer, Loaded, Probing, ProcessPool, SampleShape, Trouble, Zygote,
 };
-use crate::produce::producer::{Producer, naming_fields};
+use crate::produce::producer::{Producer, UserCodeStore, naming_fields};
 use crate::stream::{Numbers, Stream, layout, most_blob};
 use crate::{Error, Result};
 
@@ -282,9 +282,11 @@ impl Registry {
             samples,
             fields: shape.fields,
             structure: shape.structure,
-            prepared,
-            kept,
-            costs: self.costs.of(request.pipeline.fingerprint(), samples),
+            store: Arc::new(UserCodeStore {
+                prepared,
+                kept,
+                costs: self.costs.of(request.pipeline.fingerprint(), samples),
+            }),
         };
         Ok((producer, pool, pin))
     }

@@ -26,7 +26,7 @@ const REPORT_EVERY: Duration = Duration::from_millis(200);
 const AHEAD: u32 = 4;
 
 struct Admit {
-    recipe: Recipe,
+    recipe: Arc<Recipe>,
     id: u32,
     fetched: Option<Fetched>,
     /// Receives the result; `None` once it was sent.
@@ -51,7 +51,7 @@ impl PoolWork for Admit {
         let fetched = self.fetched.as_ref();
         Ready {
             due: Deadline::MAX,
-            at_work: fetched.map_or(Duration::ZERO, |f| f.at_work),
+            at_work: fetched.map_or(0.0, |f| f.at_work),
             bytes: fetched.map_or(0, |f| f.cost.fetched_bytes),
         }
     }
@@ -149,7 +149,7 @@ fn with_usage(mut progress: WarmProgress, cache: &DatasetCache) -> WarmProgress 
 
 struct WarmRun<'a> {
     registry: &'a Arc<Registry>,
-    recipe: &'a Recipe,
+    recipe: &'a Arc<Recipe>,
     cache: &'a DatasetCache,
     done: Sender<Admitted>,
     progress: WarmProgress,

@@ -19,6 +19,10 @@ pub(super) struct Counters {
     fetched_by_visit: Mutex<Vec<u64>>,
 }
 
+fn nanoseconds(seconds: f32) -> u64 {
+    (f64::from(seconds) * 1e9).round() as u64
+}
+
 /// See [`Totals::fetched_by_visit`].
 const VISITS_COUNTED: u64 = 256;
 
@@ -30,9 +34,9 @@ impl Counters {
         self.fetched_bytes
             .fetch_add(cost.fetched_bytes, Ordering::Relaxed);
         self.fetch_ns
-            .fetch_add(cost.fetch.as_nanos() as u64, Ordering::Relaxed);
+            .fetch_add(nanoseconds(cost.times.fetch_seconds()), Ordering::Relaxed);
         self.prep_ns
-            .fetch_add(cost.prep().as_nanos() as u64, Ordering::Relaxed);
+            .fetch_add(nanoseconds(cost.times.prep()), Ordering::Relaxed);
         if visit < VISITS_COUNTED {
             self.count_visit(visit as usize, cost.fetched_bytes);
         }

@@ -33,7 +33,6 @@ use coprep_protocol::spec::{Field, PipelineSpec, UserDataset};
 use coprep_scheduler::{Config, DrawOrder, Minibatch, Scheduler};
 use fail::fail_point;
 
-use crate::caches::DatasetCache;
 use crate::connection::peer::Peer;
 use crate::connection::reply_queue::ReplyQueue;
 use crate::produce::deadline_queue::Deadline;
@@ -51,7 +50,7 @@ use crate::stream::late_binding::{BindingId, BoundSlot};
 pub(crate) use crate::stream::layout::{layout, most_blob};
 pub(crate) use crate::stream::numbers::{Drawn, Numbers, fingerprint};
 use crate::stream::replay::Replay;
-use crate::stream::sample::{Made, PreparationPlan, SampleWork};
+use crate::stream::sample::{Destination, PendingSample, PreparationPlan, ProducerFields};
 use crate::{Error, Result};
 
 /// Largest number of minibatches in a rank's queue, if there are buffers for them. Jobs of about one speed drift apart
@@ -159,7 +158,7 @@ pub(crate) struct Stream {
     pub(crate) config: StreamConfig,
     fields: Vec<Field>,
     /// Number of the fields that the producer writes, which come first.
-    made: usize,
+    producer_fields: usize,
     pool: StagingPool,
     doorbell: Arc<Doorbell>,
     workers: Arc<ThreadPool>,
@@ -197,7 +196,7 @@ impl Stream {
         pool.on_free(move || rung.ring_if_resting());
         let stream = Arc::new(Stream {
             replay,
-            made: config.producer.made().len(),
+            producer_fields: config.producer.made().len(),
             fields: config.producer.fields(config.numbers.are_ids()),
             pool,
             doorbell,
@@ -303,10 +302,10 @@ impl Stream {
     }
 
     /// Returns the parts of the slots that the producer writes.
-    fn made(&self) -> Made<'_> {
-        Made {
+    fn producer_fields(&self) -> ProducerFields<'_> {
+        ProducerFields {
             layout: self.pool.layout(),
-            fields: self.made,
+            count: self.producer_fields,
         }
     }
 
@@ -651,15 +650,14 @@ impl Stream {
                 // In relaxed order the sample may come to another slot.
                 is_there: !is_relaxed && self.replay.as_ref().is_some_and(is_filled),
             };
-            let work = if is_relaxed {
-                let binding = engine
-                    .late_binding
-                    .add(draw.number, engine.drawn, bound_slot);
-                SampleWork::late_binding(self.clone(), binding, batch.clone(), draw, plan)
+            let destination = if is_relaxed {
+                let late_binding = &mut engine.late_binding;
+                Destination::LateBound(late_binding.add(draw.number, engine.drawn, bound_slot))
             } else {
-                SampleWork::bound(self.clone(), bound_slot, draw, plan)
+                Destination::Bound(bound_slot)
             };
-            self.assign(start, work);
+            let sample = PendingSample::new(self.clone(), destination, batch.clone(), draw, plan);
+            self.assign(start, sample);
         }
     }
 
@@ -743,19 +741,6 @@ impl Stream {
         self.engine().late_binding.take(binding)
     }
 
-    fn assign(self: &Arc<Self>, start: Deadline, work: SampleWork) {
-        match &self.config.producer {
-            Producer::ProcessPool {
-                process_pool,
-                prepared,
-                ..
-            } if !work.is_there() && !is_in(prepared.as_deref(), work.id()) => {
-                process_pool.submit(start, Box::new(work));
-            }
-            _ => self.workers.submit(start, Box::new(work)),
-        }
-    }
-
     fn minibatch_done(self: &Arc<Self>, batch: &PendingBatch) {
         fail_point!("minibatch-done");
         batch.finish();
@@ -778,10 +763,6 @@ fn new_engine(config: &StreamConfig, pool: &StagingPool) -> Engine {
         is_told: config.key.told != 0,
     };
     Engine::new(config, Scheduler::new(for_scheduler))
-}
-
-fn is_in(cache: Option<&DatasetCache>, id: u32) -> bool {
-    cache.is_some_and(|cache| cache.store.has(id))
 }
 
 /// Runs the driver, which checks for work whenever a consumer rings.

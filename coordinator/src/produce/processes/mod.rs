@@ -23,13 +23,13 @@ use std::time::{Duration, Instant};
 
 use coprep_cache::staging::Layout;
 use coprep_cache::task_table::TaskHandle;
+use coprep_costs::MeasuredTimes;
 use coprep_protocol::code::{self, Channel, Probed, Raised, SampleRequest, WorkerReport};
 use coprep_protocol::message::UserCode;
 use coprep_protocol::spec::{BLOB, Dtype, Field};
 use crossbeam::utils::CachePadded;
 
 use crate::caches::DatasetCache;
-use crate::observe::preparation_cost::PreparationCost;
 use crate::observe::stalls::{BusyClock, StallClock};
 use crate::produce::deadline_queue::{Deadline, DeadlineQueue};
 use crate::produce::native::Failure;
@@ -98,9 +98,9 @@ pub(crate) enum LargeRoom {
 /// Outcome of a task.
 pub(crate) enum TaskOutcome {
     /// A worker has written the sample to its slot. `blob` counts the bytes of its parts that have no fixed size.
-    Made { cost: PreparationCost, blob: u64 },
+    Made { times: MeasuredTimes, blob: u64 },
     /// The sample was found, and lies in its slot.
-    Found(PreparationCost),
+    Found(MeasuredTimes),
     /// The sample cannot be made.
     Failed(Failure),
     /// The task has ended the largest allowed number of workers.
@@ -625,11 +625,11 @@ impl ProcessPool {
         }
     }
 
-    fn took(&self, cost: &PreparationCost) {
+    fn took(&self, times: &MeasuredTimes) {
         if let Some(mut clock) = self.clock() {
-            clock.took(cost.fetch, cost.prep());
+            clock.took(times);
         }
-        self.typical.observe(cost.total().as_secs_f32());
+        self.typical.observe(times.total());
     }
 }
 

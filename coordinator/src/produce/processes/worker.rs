@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 
 use coprep_cache::sample_cache::{Form, Meta};
 use coprep_cache::task_table::{TaskHandle, TaskTable, Written};
+use coprep_costs::MeasuredTimes;
 use coprep_protocol::code::{
     self, CHUNKS, Channel, ENTRIES, MOST, Raised, SampleRequest, WorkerProgress, WorkerReport,
 };
@@ -32,7 +33,6 @@ use fail::fail_point;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use crate::caches::DatasetCache;
-use crate::observe::preparation_cost::PreparationCost;
 use crate::produce::deadline_queue::Deadline;
 use crate::produce::native::Failure;
 use crate::produce::processes::deadly::Verdict;
@@ -55,8 +55,6 @@ const LOOK: Duration = Duration::from_millis(18);
 const NAP: Duration = Duration::from_millis(100);
 /// First and longest pause before a worker that ended is replaced.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(2));
-/// Time of a stage that ran without measurable time. It must not be zero, which means that the stage did not run.
-const LEAST_WAIT: Duration = Duration::from_nanos(1);
 /// Number of workers that may end on one sample before the sample fails.
 const ATTEMPTS: u32 = 2;
 const PANICKED: &str =
@@ -533,17 +531,17 @@ impl Worker {
         let job = self.job(index)?;
         // Time off the processor without waiting for one is taken to be the dataset's time of reading.
         let fetch = (wall - cpu).mul_f64(self.waits).min(dataset);
-        let cost = PreparationCost {
-            // Zero waiting was measured, too. A zero here would leave an older, longer measurement in place.
-            fetch: fetch.max(LEAST_WAIT),
-            decode: dataset - fetch,
-            random: wall - dataset,
-            cpu,
-            ..PreparationCost::default()
+        let times = MeasuredTimes {
+            // Zero waiting was measured, too. `None` would leave an older, longer measurement in place.
+            fetch: Some(fetch.as_secs_f32()),
+            decode: MeasuredTimes::stage(dataset - fetch),
+            fixed: None,
+            random: MeasuredTimes::stage(wall - dataset),
+            cpu: MeasuredTimes::stage(cpu),
         };
-        self.process_pool.took(&cost);
+        self.process_pool.took(&times);
         let blob = written.blob;
-        job.task.finish(TaskOutcome::Made { cost, blob });
+        job.task.finish(TaskOutcome::Made { times, blob });
         Ok(())
     }
 

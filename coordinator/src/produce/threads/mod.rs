@@ -27,9 +27,14 @@ use crate::{Error, Result};
 /// A task of the pool.
 pub(crate) trait PoolWork: Send {
     /// Returns `true` if the task reads from storage before it is run.
-    fn needs_fetch(&self) -> bool;
-    /// Reads from storage, and keeps the data until the task is run.
-    fn fetch(&mut self) -> Ready;
+    fn needs_fetch(&self) -> bool {
+        false
+    }
+    /// Reads from storage, and keeps the data until the task is run. Called only if [`needs_fetch`](Self::needs_fetch)
+    /// returned `true`.
+    fn fetch(&mut self) -> Ready {
+        Ready::default()
+    }
     /// Does the rest of the task, or all of it if nothing was fetched.
     fn run(self: Box<Self>, worker_scratch: &mut WorkerScratch);
 }
@@ -49,8 +54,8 @@ impl GivenUp {
 pub(crate) struct Ready {
     /// Time at which the task is to be run.
     pub(crate) due: Deadline,
-    /// The part of the fetching time in which the thread did not wait for storage.
-    pub(crate) at_work: Duration,
+    /// The seconds of fetching in which the thread did not wait for storage.
+    pub(crate) at_work: f32,
     pub(crate) bytes: u64,
 }
 

@@ -111,7 +111,7 @@ impl<W> StageQueues<W> {
                 // A fetch of 0 bytes does not count: the sample may have been cached meanwhile.
                 self.sums.fetched += u64::from(ready.bytes > 0);
                 self.sums.fetched_bytes += ready.bytes;
-                self.sums.fetch_cpu_s += ready.at_work.as_secs_f64();
+                self.sums.fetch_cpu_s += f64::from(ready.at_work);
                 self.to_prepare.push(ready.due, work);
             }
             CompletedTask::Prepared(worker_scratch) => {
@@ -312,7 +312,7 @@ mod tests {
     fn fetched(stages: &mut StageQueues<char>, name: char, due: f64) {
         let ready = Ready {
             due: Deadline::at(due),
-            at_work: Duration::ZERO,
+            at_work: 0.0,
             bytes: 1,
         };
         let done = CompletedTask::Fetched(name, ready);
