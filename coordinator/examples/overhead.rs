@@ -14,13 +14,14 @@ mod usual;
 
 use std::hint::black_box;
 use std::path::Path;
-use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
+use std::sync::{Barrier, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use coprep_coordinator::pass;
 use coprep_costs::lookahead::{SPREAD, StartPlan, window_needed};
 use coprep_costs::{Chooser, CostRecorder, CostTable, Features, MeasuredTimes, Offer};
 use coprep_pipeline::{Dataset, DecodedView, Pipeline, SampleKey, Scratch};
+use coprep_protocol::lock::{lock, unpoisoned};
 use coprep_protocol::spec::Source;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::time::{ClockId, clock_gettime};
@@ -162,7 +163,7 @@ impl Work {
     }
 
     fn ledger(&self) -> MutexGuard<'_, CostRecorder> {
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.ledger)
     }
 
     fn settled(&self) -> MutexGuard<'_, CostRecorder> {
@@ -326,7 +327,7 @@ impl Thread<'_> {
             offer(image.decoded.2.len() as u64, cost.fetch + cost.decode),
         ];
         let chooser = self.work.chooser.lock();
-        let mut chooser = chooser.unwrap_or_else(PoisonError::into_inner);
+        let mut chooser = unpoisoned(chooser);
         black_box(chooser.decide(image.features.bytes, &offers));
     }
 }

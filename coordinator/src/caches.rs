@@ -5,7 +5,7 @@
 //! opened: as much as the dataset needs, or as the budget leaves.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use coprep_cache::sample_cache::{
     BoundedReuse, Form, LONGEST_NAME, Lru, Meta, NoEviction, SampleCache, Usage, is_name,
@@ -13,6 +13,7 @@ use coprep_cache::sample_cache::{
 };
 use coprep_costs::{Chooser, Offer};
 use coprep_pipeline::{Dataset, Pipeline};
+use coprep_protocol::lock::lock;
 use coprep_protocol::message::{CacheForm, CacheStatus, FormStatus};
 use coprep_protocol::operators;
 use coprep_protocol::spec::{Op, PipelineSpec};
@@ -231,7 +232,7 @@ impl DatasetCache {
 
     fn chooser(&self) -> Option<MutexGuard<'_, Chooser>> {
         let chooser = &self.forms.as_ref()?.chooser;
-        Some(chooser.lock().unwrap_or_else(PoisonError::into_inner))
+        Some(lock(chooser))
     }
 
     /// Returns `true` if samples may be kept decoded. All samples must then be decoded in full.

@@ -4,10 +4,11 @@
 //! measures never waits for the lock between them, because a single measurement does not matter.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use coprep_cache::sample_cache::Form;
 use coprep_costs::{CostRecorder, CostTable, Features, Summary};
+use coprep_protocol::lock::lock;
 use crossbeam::utils::CachePadded;
 
 use crate::observe::preparation_cost::PreparationCost;
@@ -38,7 +39,7 @@ impl Costs {
 
     /// Locks the recorder, which has only the measurements that were entered until now.
     fn ledger(&self) -> MutexGuard<'_, CostRecorder> {
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.ledger)
     }
 
     /// Locks the recorder after all measurements until now were entered in it and in the table.
@@ -142,10 +143,7 @@ impl AllCosts {
 
     /// Returns the costs of one pipeline, which are created if they are missing.
     pub(crate) fn of(&self, pipeline: u128, samples: u32) -> Arc<Costs> {
-        let mut all = self
-            .by_pipeline
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.by_pipeline);
         if let Some((_, costs)) = all.iter().find(|(key, _)| *key == (pipeline, samples)) {
             return costs.clone();
         }

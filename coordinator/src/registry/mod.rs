@@ -21,12 +21,13 @@ mod warmth;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use coprep_cache::allocator;
 use coprep_cache::staging::StagingPool;
 use coprep_pipeline::{Dataset, Pipeline, ReadThrottle};
+use coprep_protocol::lock::{lock, unpoisoned};
 use coprep_protocol::message::{Attach, CacheForm, CacheRequest, StreamStatus};
 use coprep_protocol::spec::{PipelineSpec, Source};
 
@@ -130,7 +131,7 @@ impl Registry {
     }
 
     fn open(&self) -> MutexGuard<'_, Open> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.open)
     }
 
     pub(crate) fn streams(&self) -> Vec<Arc<Stream>> {
@@ -251,7 +252,7 @@ impl Registry {
         let waited = self
             .closed
             .wait_timeout_while(open, CLOSING, |o| is_closing(o));
-        let mut open = waited.unwrap_or_else(PoisonError::into_inner).0;
+        let mut open = unpoisoned(waited).0;
         if let Some(stream) = open.stream(&key, request) {
             return Found::Stream(stream);
         }

@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use coprep_cache::staging::StagingPool;
 use coprep_protocol::id_set;
+use coprep_protocol::lock::lock;
 use coprep_protocol::message::{Attach, CacheForm, UserCode};
 use coprep_protocol::spec::{Source, UserDataset};
 use roaring::RoaringBitmap;
@@ -76,7 +77,7 @@ struct OpeningEnd {
 
 impl Ends {
     fn lock(&self) -> MutexGuard<'_, HashMap<u128, OpeningEnd>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// Records the end of a fork server. `is_of_use`: the stream had handed something over.
@@ -361,7 +362,7 @@ impl Registry {
 
 impl UserCodes {
     fn zygotes(&self) -> MutexGuard<'_, Vec<KnownZygote>> {
-        self.zygotes.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.zygotes)
     }
 
     /// Finds the process that forks the fork servers of this code, or starts one.
@@ -395,7 +396,7 @@ impl UserCodes {
     }
 
     fn idle(&self) -> MutexGuard<'_, Vec<(u128, IdleForkServer)>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.idle)
     }
 
     /// Keeps an idle fork server for the next job. Beyond [`MOST_RESTING`], the oldest ones are ended.

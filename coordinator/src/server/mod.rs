@@ -11,10 +11,11 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use coprep_protocol::frame;
+use coprep_protocol::lock::lock;
 use coprep_protocol::nap::nap;
 use coprep_protocol::paths::{CoordinatorPaths, open_private};
 use fail::fail_point;
@@ -346,7 +347,7 @@ impl Connections {
     /// Returns the time since when no client is connected.
     fn idle_since(&self) -> Option<Instant> {
         let is_empty = self.count() == 0;
-        is_empty.then(|| *self.emptied.lock().unwrap_or_else(PoisonError::into_inner))
+        is_empty.then(|| *lock(&self.emptied))
     }
 
     fn count(&self) -> usize {
@@ -354,7 +355,7 @@ impl Connections {
     }
 
     fn sockets(&self) -> std::sync::MutexGuard<'_, Vec<(u64, UnixStream)>> {
-        self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.sockets)
     }
 
     fn add(&self, socket: &UnixStream) -> io::Result<u64> {
@@ -366,7 +367,7 @@ impl Connections {
 
     fn remove(&self, number: u64) {
         self.sockets().retain(|(n, _)| *n != number);
-        *self.emptied.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        *lock(&self.emptied) = Instant::now();
         self.count.fetch_sub(1, Ordering::AcqRel);
         let _ = self.ended.write(1);
     }

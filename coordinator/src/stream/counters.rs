@@ -1,8 +1,9 @@
 //! Counters of a stream's work since it was opened.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
+use coprep_protocol::lock::lock;
 use coprep_protocol::message::Totals;
 
 use crate::observe::preparation_cost::PreparationCost;
@@ -51,9 +52,7 @@ impl Counters {
     }
 
     fn visits(&self) -> MutexGuard<'_, Vec<u64>> {
-        self.fetched_by_visit
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        lock(&self.fetched_by_visit)
     }
 
     fn count_visit(&self, visit: usize, bytes: u64) {

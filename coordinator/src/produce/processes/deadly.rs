@@ -11,8 +11,10 @@
 //! sample is tried again after [`RETRY_AFTER`], with one worker.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
+
+use coprep_protocol::lock::lock;
 
 use crate::produce::native::Failure;
 
@@ -76,7 +78,7 @@ impl DeadlySamples {
     }
 
     fn by_id(&self) -> MutexGuard<'_, HashMap<u32, Deadly>> {
-        self.by_id.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.by_id)
     }
 }
 

@@ -8,11 +8,12 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use coprep_cache::staging::Layout;
 use coprep_protocol::code::{self, Channel, ForkServerEvent, ForkServerRequest};
+use coprep_protocol::lock::{lock, unpoisoned};
 use coprep_protocol::message::UserCode;
 use coprep_protocol::nap::nap;
 use fail::fail_point;
@@ -133,11 +134,11 @@ impl ForkServer {
     }
 
     fn state(&self) -> MutexGuard<'_, ForkServerState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn asking(&self) -> MutexGuard<'_, ()> {
-        self.asking.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.asking)
     }
 
     fn ask(&self, request: &ForkServerRequest, descriptors: &[RawFd]) -> Result<()> {
@@ -173,11 +174,8 @@ impl ForkServer {
                     "the process that runs the dataset's code takes longer than {limit:?} {what}"
                 )));
             }
-            state = self
-                .changed
-                .wait_timeout(state, left.min(NOW_AND_THEN))
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            let waited = self.changed.wait_timeout(state, left.min(NOW_AND_THEN));
+            state = unpoisoned(waited).0;
         }
     }
 

@@ -18,13 +18,14 @@ mod zygote;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use coprep_cache::staging::Layout;
 use coprep_cache::task_table::TaskHandle;
 use coprep_costs::MeasuredTimes;
 use coprep_protocol::code::{self, Channel, Probed, Raised, SampleRequest, WorkerReport};
+use coprep_protocol::lock::lock;
 use coprep_protocol::message::UserCode;
 use coprep_protocol::spec::{BLOB, Dtype, Field};
 use crossbeam::utils::CachePadded;
@@ -516,7 +517,7 @@ impl ProcessPool {
 
     fn clock(&self) -> Option<MutexGuard<'_, BusyClock>> {
         let clock = self.clock.as_ref()?;
-        Some(clock.lock().unwrap_or_else(PoisonError::into_inner))
+        Some(lock(clock))
     }
 
     /// Returns how many workers have a sample to make.

@@ -18,10 +18,11 @@ use std::os::unix::process::ExitStatusExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use coprep_protocol::code::{Channel, ZygoteEvent, ZygoteRequest};
+use coprep_protocol::lock::{lock, unpoisoned};
 use coprep_protocol::message::UserCode;
 use coprep_protocol::nap::nap;
 use fail::fail_point;
@@ -184,7 +185,7 @@ impl Zygote {
                 state = self.0.state();
             }
             let waited = self.0.changed.wait_timeout(state, NOW_AND_THEN);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            state = unpoisoned(waited).0;
         }
     }
 }
@@ -197,13 +198,13 @@ impl Drop for Zygote {
 
 impl ZygoteShared {
     fn state(&self) -> MutexGuard<'_, ZygoteState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn ask(&self, request: &ZygoteRequest<'_>, descriptors: &[RawFd]) {
         // Numbers and strings can always be written as JSON.
         let message = serde_json::to_vec(request).unwrap_or_default();
-        let _asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        let _asking = lock(&self.asking);
         // If the zygote is gone, its state says why, so this error is ignored.
         let _ = self.channel.send(&message, descriptors);
     }

@@ -8,11 +8,12 @@ mod pass;
 mod stages;
 
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use coprep_costs::Balance;
+use coprep_protocol::lock::{lock, unpoisoned};
 use coprep_protocol::message::PoolStatus;
 use coprep_protocol::nap::nap;
 use fail::fail_point;
@@ -126,7 +127,7 @@ impl ThreadPool {
     }
 
     fn start_threads(&self, wanted: u32) -> Result<()> {
-        let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut started = lock(&self.started);
         for number in started.len()..wanted as usize {
             let pool = self.pool.clone();
             let builder = std::thread::Builder::new().name(format!("worker-{number}"));
@@ -177,7 +178,7 @@ impl ThreadPool {
             return Err(Error::Defect("a worker thread panicked"));
         }
         let wanted = self.pool.rebalance(self.cap);
-        let mut is_short = self.is_short.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut is_short = lock(&self.is_short);
         if let Some(wanted) = wanted.filter(|_| !*is_short)
             && let Err(e) = self.start_threads(wanted)
         {
@@ -215,7 +216,7 @@ fn usable(cap: Option<u32>) -> u32 {
 
 impl SharedPool {
     fn state(&self) -> MutexGuard<'_, PoolState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn wake(&self, state: MutexGuard<'_, PoolState>) {
@@ -262,7 +263,7 @@ impl SharedPool {
             let waited = self.more.wait_timeout_while(state, nap(NAP), |state| {
                 !state.stop && !state.stages.has_step()
             });
-            (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            (state, _) = unpoisoned(waited);
             state.idle -= 1;
         }
         let step = state.stages.next(Instant::now());
@@ -277,11 +278,7 @@ impl Drop for ThreadPool {
         self.pool.state().stop = true;
         self.pool.more.notify_all();
         let this = std::thread::current().id();
-        let started = std::mem::take(
-            self.started
-                .get_mut()
-                .unwrap_or_else(PoisonError::into_inner),
-        );
+        let started = std::mem::take(unpoisoned(self.started.get_mut()));
         // The last owner may be a task, and a thread cannot wait for itself.
         for thread in started.into_iter().filter(|t| t.thread().id() != this) {
             let _ = thread.join();
