@@ -104,7 +104,7 @@ struct Work {
     pipeline: Pipeline,
     images: Vec<Image>,
     table: CostTable,
-    ledger: Mutex<CostRecorder>,
+    recorder: Mutex<CostRecorder>,
     chooser: Mutex<Chooser>,
 }
 
@@ -138,7 +138,7 @@ impl Work {
             pipeline,
             images,
             table: CostTable::new(SAMPLES),
-            ledger: Mutex::new(CostRecorder::new()),
+            recorder: Mutex::new(CostRecorder::new()),
             chooser: Mutex::new(Chooser::new(budget, SAMPLES, budget)),
         };
         // Recorded once, so that the expected cost of each sample is its real cost.
@@ -162,14 +162,14 @@ impl Work {
         &self.images[id as usize % self.images.len()]
     }
 
-    fn ledger(&self) -> MutexGuard<'_, CostRecorder> {
-        lock(&self.ledger)
+    fn recorder(&self) -> MutexGuard<'_, CostRecorder> {
+        lock(&self.recorder)
     }
 
     fn settled(&self) -> MutexGuard<'_, CostRecorder> {
-        let mut ledger = self.ledger();
-        ledger.settle(&self.table);
-        ledger
+        let mut recorder = self.recorder();
+        recorder.settle(&self.table);
+        recorder
     }
 
     /// Returns the mean CPU time of `step` over `samples` samples, which are divided among the threads.
@@ -267,10 +267,10 @@ impl Thread<'_> {
     /// Enters its cost into the table, the budget and, with features, the model.
     fn enter(&mut self, id: u32, measured: MeasuredTimes, features: Option<Features>) {
         let table = &self.work.table;
-        match self.work.ledger.try_lock() {
-            Ok(mut ledger) => {
-                if ledger.enter(table, id, measured, features) {
-                    black_box(ledger.budget().seconds());
+        match self.work.recorder.try_lock() {
+            Ok(mut recorder) => {
+                if recorder.enter(table, id, measured, features) {
+                    black_box(recorder.budget().seconds());
                 }
             }
             Err(_) => table.record(id, &measured),
@@ -316,7 +316,7 @@ impl Thread<'_> {
     /// Chooses the form in which it is kept.
     fn form(&mut self, id: u32) {
         let image = self.work.image(id);
-        let cost = self.work.ledger().predict(image.features);
+        let cost = self.work.recorder().predict(image.features);
         let cost = cost.expect("enough are known");
         let offer = |bytes, saves: f32| Offer {
             bytes,

@@ -174,13 +174,13 @@ impl Pipeline {
         }
     }
 
-    /// Returns whether a sample is prepared the same way at every visit.
+    /// Returns `true` if a sample is prepared the same way at every visit.
     #[must_use]
     pub fn is_deterministic(&self) -> bool {
         self.random.is_empty()
     }
 
-    /// Returns whether large images are decoded at a fraction of their size.
+    /// Returns `true` if large images are decoded at a fraction of their size.
     #[must_use]
     pub fn reduces(&self) -> bool {
         self.decode.scaled
@@ -410,8 +410,8 @@ impl Pipeline {
         Ok(view)
     }
 
-    /// Returns whether the decoder may reduce. Nearest-pixel resizing may not, since it picks single pixels of the full
-    /// image.
+    /// Returns `true` if the decoder may reduce. Nearest-pixel resizing may not, since it picks single pixels of the
+    /// full image.
     fn may_reduce(&self, header: &ImageHeader, filter: Interpolation) -> bool {
         self.decode.scaled && header.format == ImageFormat::Jpeg && filter != Interpolation::Nearest
     }
@@ -431,7 +431,7 @@ impl Normalize {
     }
 }
 
-/// Removes the mirrors at the end of the moves, and returns whether an odd number of them was there.
+/// Removes the mirrors at the end of the moves, and returns `true` if an odd number of them was there.
 fn take_mirrors(moves: &mut Vec<Move>) -> bool {
     let mut mirrored = false;
     while let Some(Move::Mirror) = moves.last() {

@@ -16,7 +16,7 @@ pub struct Slowness {
 }
 
 impl Slowness {
-    /// Returns whether nothing is slowed.
+    /// Returns `true` if nothing is slowed.
     #[must_use]
     pub fn is_none(&self) -> bool {
         *self == Slowness::default()

@@ -88,7 +88,7 @@ impl Channel {
         (!self.descriptors.is_empty()).then(|| self.descriptors.remove(0))
     }
 
-    /// Returns whether the other side has hung up.
+    /// Returns `true` if the other side has hung up.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         let mut fds = [PollFd::new(
@@ -204,18 +204,21 @@ pub enum ZygoteRequest<'a> {
     },
     /// Start a fork server. Its end of its socket comes with the message. Answered by [`ZygoteEvent::Exited`] or
     /// [`ZygoteEvent::Failed`].
-    Host {
+    #[serde(rename = "host")]
+    ForkServer {
         /// Number of the fork server, never used before.
-        host: u32,
+        #[serde(rename = "host")]
+        number: u32,
         /// Modules that the fork server will need, imported before it is forked.
         prelude: &'a str,
-        /// Whether the fork server begins as a new process that imports its modules by itself.
+        /// `true` if the fork server begins as a new process that imports its modules by itself.
         anew: bool,
     },
     /// End a fork server. Answered by [`ZygoteEvent::Exited`].
     Kill {
         /// Number of the fork server.
-        host: u32,
+        #[serde(rename = "host")]
+        number: u32,
     },
 }
 
@@ -226,14 +229,16 @@ pub enum ZygoteEvent {
     /// A fork server has ended and was reaped.
     Exited {
         /// Number of the fork server.
-        host: u32,
+        #[serde(rename = "host")]
+        number: u32,
         /// Exit status in the form of `wait(2)`.
         status: i32,
     },
     /// A fork server could not be started.
     Failed {
         /// Number of the fork server.
-        host: u32,
+        #[serde(rename = "host")]
+        number: u32,
         /// Reason, for people.
         message: String,
     },
@@ -256,7 +261,7 @@ pub enum ForkServerRequest {
         /// Number of descriptors of scratch files that come with the message. If the worker makes samples, the
         /// descriptor of its task table of [`ENTRIES`] entries comes before them.
         scratch: u32,
-        /// Whether the task table's descriptor comes.
+        /// `true` if the task table's descriptor comes.
         task_table: bool,
     },
     /// Map the staging area, whose descriptor comes with the message, for workers that are started later. Answered by
@@ -326,10 +331,10 @@ pub struct SampleRequest {
     /// Staging buffer and slot for the sample. `None` if the worker has to ask when it has made the sample
     /// ([`WorkerReport::Ready`]).
     pub place: Option<(u32, u32)>,
-    /// Whether the place is only offered, through the sample's [`entry`] of the task table. The worker takes the place
-    /// there, or asks for one if it was withdrawn.
+    /// `true` if the place is only offered, through the sample's [`entry`] of the task table. The worker takes the
+    /// place there, or asks for one if it was withdrawn.
     pub is_offered: bool,
-    /// Whether the value of the deterministic part is wanted for the cache.
+    /// `true` if the value of the deterministic part is wanted for the cache.
     pub keep: bool,
     /// Visit number, which with the id determines the sample's random numbers.
     pub visit: u64,
@@ -486,7 +491,7 @@ pub enum WorkerReport {
 /// Progress of a worker since its last report of this kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkerProgress {
-    /// Whether the worker has finished the chunk.
+    /// `true` if the worker has finished the chunk.
     pub ends_chunk: bool,
     /// Nanoseconds, since the last report, in which the worker was ready to run but had no processor.
     pub queued_ns: u64,

@@ -1,9 +1,9 @@
 //! Locking whatever the poison state.
 //!
-//! A thread that panics while it holds a mutex poisons it. The state behind the mutexes that are locked by this module is
-//! consistent at every place where a thread could panic, or the panic is reported by other means and ends the owner of
-//! the state. So the other threads go on with it. A mutex for which that does not hold, such as the one of a stream's
-//! engine, is locked by other means.
+//! A thread that panics while it holds a mutex poisons it. The state behind the mutexes that are locked by this module
+//! is consistent at every place where a thread could panic, or the panic is reported by other means and ends the owner
+//! of the state. So the other threads go on with it. A mutex for which that does not hold, such as the one of a
+//! stream's engine, is locked by other means.
 
 use std::sync::{LockResult, Mutex, MutexGuard, PoisonError};
 

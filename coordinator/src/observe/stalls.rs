@@ -86,9 +86,9 @@ impl FetchWeight {
         f32::from_bits(self.0.load(Ordering::Relaxed))
     }
 
-    pub(crate) fn set(&self, price: f32) {
+    pub(crate) fn set(&self, weight: f32) {
         self.0
-            .store(price.clamp(0.0, 1.0).to_bits(), Ordering::Relaxed);
+            .store(weight.clamp(0.0, 1.0).to_bits(), Ordering::Relaxed);
     }
 }
 
@@ -119,7 +119,7 @@ impl BusyClock {
 
     /// Records that a worker has become busy, or has nothing more to do.
     pub(crate) fn turns(&mut self, now: Instant, is_busy: bool) {
-        self.look(now);
+        self.advance_clock(now);
         self.busy = if is_busy {
             self.busy + 1
         } else {
@@ -138,7 +138,7 @@ impl BusyClock {
         self.prep_us += NEWS * (f64::from(times.prep()) * 1e6 - self.prep_us);
     }
 
-    pub(crate) fn look(&mut self, now: Instant) -> StallClock {
+    pub(crate) fn advance_clock(&mut self, now: Instant) -> StallClock {
         let time = now.saturating_duration_since(self.until);
         self.until = now;
         match self.busy {
@@ -202,7 +202,7 @@ mod tests {
         }
         clock.turns(start + 5 * SECOND, false);
         clock.turns(start + 5 * SECOND, false);
-        let stall_clock = clock.look(start + 6 * SECOND);
+        let stall_clock = clock.advance_clock(start + 6 * SECOND);
         let seconds = |d: Duration| d.as_secs_f64().round();
         assert_eq!(seconds(stall_clock.fetch), 3.0);
         assert_eq!(seconds(stall_clock.prep), 1.0);

@@ -29,7 +29,7 @@ pub(crate) struct Recipe {
     pub(crate) cache: Option<Arc<DatasetCache>>,
     pub(crate) costs: Arc<Costs>,
     /// Weight of the time of waiting for storage.
-    pub(crate) price: Arc<FetchWeight>,
+    pub(crate) fetch_weight: Arc<FetchWeight>,
 }
 
 /// The slot that a sample is written to. It is asked for only when the last step is about to write.
@@ -249,7 +249,7 @@ impl Recipe {
         cache.count_miss();
         if cache.forms.is_some() {
             return if cache.may_admit(key.id) {
-                self.prepare_by_price(cache, key, worker_scratch, slot)
+                self.prepare_in_best_form(cache, key, worker_scratch, slot)
             } else {
                 self.prepare_from_storage(key, worker_scratch, slot)
             };
@@ -268,7 +268,7 @@ impl Recipe {
     }
 
     /// Caches the sample in the form that is worth most, or not at all.
-    fn prepare_by_price(
+    fn prepare_in_best_form(
         &self,
         cache: &DatasetCache,
         key: SampleKey,
@@ -320,7 +320,7 @@ impl Recipe {
         let fetch = usual(fetched.times.fetch_seconds(), stages.fetch);
         // Caching always saves the CPU time of fetching. Waiting counts by its weight.
         let at_work = fetched.times.cpu.unwrap_or(0.0).min(fetch);
-        let fetch = at_work + self.price.get() * (fetch - at_work);
+        let fetch = at_work + self.fetch_weight.get() * (fetch - at_work);
         let mut offers = vec![
             (Form::Encoded, picture.features.bytes as usize, fetch),
             (
@@ -427,7 +427,7 @@ impl Recipe {
                 self.count_from_here();
                 self.admit_encoded(cache, id)
             }
-            CacheForm::Auto => self.admit_by_price(cache, id, worker_scratch),
+            CacheForm::Auto => self.admit_in_best_form(cache, id, worker_scratch),
             _ => {
                 let fetched = self.fetch(id, worker_scratch)?;
                 Ok(fetched.plus(self.decode_into_cache(cache, id, worker_scratch)?))
@@ -436,7 +436,7 @@ impl Recipe {
     }
 
     /// Admits a sample in the form that is worth most, for a warm-up, which prepares nothing.
-    fn admit_by_price(
+    fn admit_in_best_form(
         &self,
         cache: &DatasetCache,
         id: u32,

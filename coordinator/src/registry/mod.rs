@@ -31,7 +31,9 @@ use coprep_protocol::lock::{lock, unpoisoned};
 use coprep_protocol::message::{Attach, CacheForm, CacheRequest, StreamStatus};
 use coprep_protocol::spec::{PipelineSpec, Source};
 
-use crate::caches::{CacheKey, CacheOptions, DatasetCache, Origin, Pin, SampleBytes, check_form};
+use crate::caches::{
+    CacheKey, CacheOptions, CachedPipeline, DatasetCache, Pin, SampleBytes, check_form,
+};
 use crate::observe::costs::AllCosts;
 use crate::produce::native::Recipe;
 use crate::produce::producer::Producer;
@@ -107,7 +109,7 @@ struct Wanted {
     samples: u32,
     dataset_name: String,
     /// Source of the samples, for native pipelines.
-    origin: Option<Origin>,
+    cached_pipeline: Option<CachedPipeline>,
     /// Bytes that the job asked for.
     bytes: Option<u64>,
     reduces: bool,
@@ -216,7 +218,7 @@ impl Registry {
             return;
         }
         if let Some(idle) = stream.end() {
-            self.user_code.rest(stream.config.code_key, idle);
+            self.user_code.keep_idle(stream.config.code_key, idle);
         }
         // The fork server is idle by now. A job that waits for it finds it.
         let mut open = self.open();
@@ -260,7 +262,7 @@ impl Registry {
             return Found::Opening(waiter);
         }
         let needs_code = runs_code(request).is_some() && dataset.is_none();
-        if needs_code && !self.user_code.is_resting(code_key(request)) {
+        if needs_code && !self.user_code.has_idle(code_key(request)) {
             return Found::WantCode;
         }
         let name = source_name(&request.pipeline.source);
@@ -508,7 +510,7 @@ impl Registry {
             pipeline,
             cache,
             costs,
-            price: self.workers.price(),
+            fetch_weight: self.workers.fetch_weight(),
         };
         Ok((Arc::new(recipe), pin))
     }
@@ -579,7 +581,7 @@ impl Registry {
             },
             samples: dataset.len(),
             dataset_name: source_name(&spec.source),
-            origin: Some(Origin::of(spec, form)),
+            cached_pipeline: Some(CachedPipeline::of(spec, form)),
             bytes: request.bytes,
             reduces: pipeline.reduces(),
         };
@@ -648,7 +650,7 @@ impl Registry {
             key: wanted.key,
             samples: wanted.samples,
             dataset_name: &wanted.dataset_name,
-            origin: wanted.origin.clone(),
+            cached_pipeline: wanted.cached_pipeline.clone(),
             sizes,
             capacity,
             segment: self.settings.cache_name.as_deref(),
@@ -728,7 +730,7 @@ impl Open {
     }
 }
 
-/// Returns whether a job can take part in a stream. `key` is the job's key.
+/// Returns `true` if a job can take part in a stream. `key` is the job's key.
 fn serves(stream: &Stream, key: &StreamKey, request: &Attach) -> bool {
     let config = &stream.config;
     // A job that names no form takes that of the jobs before it, whichever cache was warm when those came.

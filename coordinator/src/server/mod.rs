@@ -36,7 +36,7 @@ const MAX_CONNECTIONS: usize = 4096;
 /// Interval at which the pool's balance is checked while a client is connected.
 const TIDY: Duration = Duration::from_millis(250);
 /// Longest sleep of the thread when nothing wakes it. Nothing depends on it: see [`nap`].
-const NAP: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Time that sessions get to end when the coordinator stops.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -185,7 +185,7 @@ impl Server {
             self.registry.next_tidy()
         };
         let due = [until_end, until_tidy].into_iter().flatten();
-        due.fold(nap(NAP), Duration::min)
+        due.fold(nap(POLL_INTERVAL), Duration::min)
     }
 
     /// Waits a bounded time for an event, and handles it.

@@ -61,7 +61,7 @@ const LOOKAHEAD: u32 = 8;
 /// Number of queued minibatches below which a job is about to starve.
 const LOW_WATER: u32 = 2;
 /// Interval at which the driver checks for work even if nobody rings. Nothing depends on it: see [`nap`].
-const NAP: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Pause of a driver that has panicked, because it may panic again at once.
 const PAUSE: Duration = Duration::from_millis(20);
 /// Largest number of items of a consumer that are published and not released. Further items wait in the coordinator
@@ -105,7 +105,7 @@ impl StreamKey {
 pub(crate) struct StreamConfig {
     pub(crate) id: u64,
     pub(crate) key: StreamKey,
-    /// Whether its first job named no form of the cache. Such a stream serves all jobs that name none.
+    /// `true` if its first job named no form of the cache. Such a stream serves all jobs that name none.
     pub(crate) takes_any_form: bool,
     pub(crate) seed: u64,
     /// Maps the numbers of its epochs to samples.
@@ -119,7 +119,7 @@ pub(crate) struct StreamConfig {
     pub(crate) pipeline_text: String,
     /// The pipeline, for streams that the coordinator's own pipelines make.
     pub(crate) spec: Option<PipelineSpec>,
-    /// Whether minibatches are handed over again without being prepared.
+    /// `true` if minibatches are handed over again without being prepared.
     pub(crate) is_replayed: bool,
 }
 
@@ -133,7 +133,7 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Returns whether the client has hung up, or its process has ended.
+    /// Returns `true` if the client has hung up, or its process has ended.
     pub(crate) fn is_gone(&self) -> bool {
         self.reply_queue.is_gone() || self.peer.is_gone()
     }
@@ -172,9 +172,9 @@ pub(crate) struct Stream {
     /// Number of jobs for which it was opened and that have not come yet. The stream is not closed before they have
     /// come.
     expected: AtomicUsize,
-    /// Whether its producers cannot go on. A broken stream admits nobody.
+    /// `true` if its producers cannot go on. A broken stream admits nobody.
     broken: AtomicBool,
-    /// Whether the driver is to break the stream off.
+    /// `true` if the driver is to break the stream off.
     doomed: AtomicBool,
 }
 
@@ -340,7 +340,7 @@ impl Stream {
         all.min(RING).next_power_of_two() as u32
     }
 
-    /// Removes a consumer, however it left. Returns whether nobody is left.
+    /// Removes a consumer, however it left. Returns `true` if nobody is left.
     pub(crate) fn detach(self: &Arc<Self>, rank_id: RankId) -> bool {
         let mut engine = self.engine();
         engine.detach(rank_id);
@@ -389,7 +389,7 @@ impl Stream {
         self.give_up(&mut self.engine());
     }
 
-    /// Returns whether any job was given a sample.
+    /// Returns `true` if any job was given a sample.
     pub(crate) fn has_delivered(&self) -> bool {
         self.counters.totals().delivered > 0
     }
@@ -526,7 +526,7 @@ impl Stream {
         }
     }
 
-    /// Polls every consumer, and then decides, starts and publishes minibatches. Returns whether something happened.
+    /// Polls every consumer, and then decides, starts and publishes minibatches. Returns `true` if something happened.
     fn pump(self: &Arc<Self>, engine: &mut Engine) -> bool {
         fail_point!("pump-locked");
         // A job whose connection was ended goes on with the minibatches that it has taken until it notices. So from
@@ -577,8 +577,9 @@ impl Stream {
         }
     }
 
-    /// Returns whether to draw another minibatch. Drawing is late, so that a minibatch is for the jobs as they are when
-    /// it is prepared, but before a worker is idle. It is also early enough that slow samples can be begun in time.
+    /// Returns `true` if it is time to draw another minibatch. Drawing is late, so that a minibatch is for the jobs as
+    /// they are when it is prepared, but before a worker is idle. It is also early enough that slow samples can be
+    /// begun in time.
     fn is_time_to_draw(&self, engine: &Engine) -> bool {
         self.waiting.load(Ordering::Relaxed) < self.few_waiting()
             || (engine.in_preparation.len() as u32) < engine.window
@@ -787,7 +788,7 @@ impl Stream {
             self.break_off(&Trouble::Defect("a worker panicked over and over"));
         }
         let look_again = self.pump_until_quiet();
-        let longest = nap(NAP);
+        let longest = nap(POLL_INTERVAL);
         let rest = look_again.map_or(longest, |at| at.saturating_duration_since(Instant::now()));
         self.doorbell.wait(rest.min(longest));
         self.engine().disarm();

@@ -70,9 +70,9 @@ pub(crate) trait Task: Send {
 pub(crate) struct Outlook {
     /// Expected time of a worker, or `None` if nothing is known.
     pub(crate) seconds: Option<f32>,
-    /// Whether the expected time is known and no longer than that of most samples.
+    /// `true` if the expected time is known and no longer than that of most samples.
     pub(crate) is_quick: bool,
-    /// Whether the sample may be cached.
+    /// `true` if the sample may be cached.
     pub(crate) is_kept: bool,
 }
 
@@ -134,7 +134,7 @@ impl std::fmt::Display for Trouble {
 
 /// User code that is loaded, but makes nothing yet.
 pub(crate) struct Loaded {
-    host: Arc<ForkServer>,
+    fork_server: Arc<ForkServer>,
     pub(crate) samples: u32,
     /// Fields and sizes of its samples.
     pub(crate) shape: SampleShape,
@@ -160,7 +160,7 @@ impl SampleShape {
         blob.map_or(0, |f| f.sample_bytes() as u64)
     }
 
-    /// Returns whether samples have parts without a fixed size.
+    /// Returns `true` if samples have parts without a fixed size.
     pub(crate) fn is_uneven(&self) -> bool {
         self.blob() > 0
     }
@@ -188,7 +188,7 @@ const MOST_EXCEPTION: usize = 1 << 20;
 pub(crate) struct Probing<F> {
     /// Returns the ids of the samples to inspect, given the number of samples.
     pub(crate) ids: F,
-    /// Whether there is a deterministic part to be cached.
+    /// `true` if there is a deterministic part to be cached.
     pub(crate) split: bool,
     /// Most room that a slot may have for a blob.
     pub(crate) most_blob: u64,
@@ -205,23 +205,24 @@ impl Loaded {
         is_awaited: impl Fn() -> bool,
         probing: Probing<impl FnOnce(u32) -> Vec<u32>>,
     ) -> Result<Loaded> {
-        let (host, _) = ForkServer::start(zygote, code, dataset, anew, is_awaited)?;
-        Self::look(host, code, probing)
+        let (fork_server, _) = ForkServer::start(zygote, code, dataset, anew, is_awaited)?;
+        Self::inspect(fork_server, code, probing)
     }
 
     /// Does the same with a fork server that has loaded the dataset before.
-    pub(crate) fn again(
+    pub(crate) fn from_idle(
         mut idle: IdleForkServer,
         code: &UserCode,
         probing: Probing<impl FnOnce(u32) -> Vec<u32>>,
     ) -> Result<Loaded> {
-        let host = idle.host.take();
-        let host = host.ok_or_else(|| Error::Code("the dataset's process is gone".into()))?;
-        Self::look(host, code, probing)
+        let fork_server = idle.fork_server.take();
+        let fork_server =
+            fork_server.ok_or_else(|| Error::Code("the dataset's process is gone".into()))?;
+        Self::inspect(fork_server, code, probing)
     }
 
-    fn look(
-        host: Arc<ForkServer>,
+    fn inspect(
+        fork_server: Arc<ForkServer>,
         code: &UserCode,
         probing: Probing<impl FnOnce(u32) -> Vec<u32>>,
     ) -> Result<Loaded> {
@@ -230,20 +231,25 @@ impl Loaded {
             split,
             most_blob,
         } = probing;
-        let samples = host.samples().unwrap_or(0);
-        let patience = Duration::from_millis(code.patience_ms);
-        let looked = u32::try_from(samples)
+        let samples = fork_server.samples().unwrap_or(0);
+        let timeout = Duration::from_millis(code.patience_ms);
+        let inspected = u32::try_from(samples)
             .map_err(|_| Error::Invalid(format!("{samples} samples are more than 4,294,967,295")))
-            .and_then(|samples| Ok((samples, look(&host, &ids(samples), split, patience)?)))
+            .and_then(|samples| {
+                Ok((
+                    samples,
+                    inspect(&fork_server, &ids(samples), split, timeout)?,
+                ))
+            })
             .and_then(|(samples, probed)| Ok((samples, shape(probed, most_blob)?)));
-        match looked {
+        match inspected {
             Ok((samples, shape)) => Ok(Loaded {
-                host,
+                fork_server,
                 samples,
                 shape,
             }),
             Err(e) => {
-                host.close();
+                fork_server.close();
                 Err(e)
             }
         }
@@ -251,57 +257,62 @@ impl Loaded {
 
     /// Gives the staging area to the workers that are forked later.
     pub(crate) fn map(&self, layout: &Layout, seed: u64, file: BorrowedFd<'_>) -> Result<()> {
-        self.host.map(layout, &self.shape, seed, file)
+        self.fork_server.map(layout, &self.shape, seed, file)
     }
 
     /// Ends the fork server of a dataset that nobody uses.
     pub(crate) fn discard(self) {
-        self.host.close();
+        self.fork_server.close();
     }
 }
 
 /// Number of samples that are inspected where there is a deterministic part to be cached. Its size is estimated from
 /// them.
-const SPLIT_LOOKS: u8 = 4;
+const SPLIT_INSPECTED: u8 = 4;
 /// Number of workers that may end on the first samples.
-const LOOKERS: usize = 4;
+const MOST_INSPECTORS: usize = 4;
 
 /// Asks a worker of its own about the fields and sizes of a sample. User code never runs in the fork server.
-fn look(host: &ForkServer, ids: &[u32], split: bool, patience: Duration) -> Result<Probed> {
-    let enough = if split { SPLIT_LOOKS } else { 1 };
-    let looked = look_once(host, ids, split, enough, true, patience);
+fn inspect(
+    fork_server: &ForkServer,
+    ids: &[u32],
+    split: bool,
+    timeout: Duration,
+) -> Result<Probed> {
+    let enough = if split { SPLIT_INSPECTED } else { 1 };
+    let inspected = inspect_once(fork_server, ids, split, enough, true, timeout);
     // A sample that ends its worker, or takes for ever, is reported when it is due. Another sample shows the fields of
     // the others. It is inspected alone, because with several it is unknown which one ended the worker.
-    for skipped in 1..LOOKERS.min(ids.len()) {
-        if !matches!(looked, Err(Error::Code(_))) {
+    for skipped in 1..MOST_INSPECTORS.min(ids.len()) {
+        if !matches!(inspected, Err(Error::Code(_))) {
             break;
         }
-        match look_once(host, &ids[skipped..], split, 1, false, patience) {
+        match inspect_once(fork_server, &ids[skipped..], split, 1, false, timeout) {
             // The first worker's error is the one that is reported.
             Err(Error::Code(_)) => {}
             // A fork server that was killed meanwhile is started anew.
             other => return other,
         }
     }
-    looked
+    inspected
 }
 
 /// Inspects `enough` of the samples `ids`: the first ones that do not fail. Inspects a few more if that is allowed, the
 /// samples have no fixed size, and they are quick.
-fn look_once(
-    host: &ForkServer,
+fn inspect_once(
+    fork_server: &ForkServer,
     ids: &[u32],
     split: bool,
     enough: u8,
-    may_look_at_more: bool,
-    patience: Duration,
+    may_inspect_more: bool,
+    timeout: Duration,
 ) -> Result<Probed> {
-    let Forked { number, socket, .. } = host.fork(0, 1, None, &[])?;
+    let Forked { number, socket, .. } = fork_server.fork(0, 1, None, &[])?;
     let mut channel = Channel::new(socket);
     let gone = |e: std::io::Error| {
-        let how = host.exited(number, Duration::from_secs(2));
+        let how = fork_server.exited(number, Duration::from_secs(2));
         // Workers end with their fork server. Its end may become known before or after that of its workers.
-        if let Some(killed) = host.ended_while("to make the first samples") {
+        if let Some(killed) = fork_server.ended_while("to make the first samples") {
             return killed;
         }
         match how {
@@ -312,11 +323,11 @@ fn look_once(
         }
     };
     channel
-        .send(&code::probe(ids, enough, split, may_look_at_more), &[])
+        .send(&code::probe(ids, enough, split, may_inspect_more), &[])
         .map_err(gone)?;
-    let limit = patience.saturating_mul(enough.into());
+    let limit = timeout.saturating_mul(enough.into());
     let message = channel.receive(limit).map_err(gone)?.ok_or_else(|| {
-        host.kill(number);
+        fork_server.kill(number);
         Error::Code(format!(
             "the first samples took longer than {} s: give a longer timeout, or run with num_workers=0 to see why",
             limit.as_secs_f64()
@@ -399,7 +410,7 @@ fn failure(raised: Raised, worker: String) -> std::result::Result<Failure, Strin
 /// A fork server that has loaded a dataset and has nothing to do.
 pub(crate) struct IdleForkServer {
     /// The fork server, or `None` once it was taken.
-    host: Option<Arc<ForkServer>>,
+    fork_server: Option<Arc<ForkServer>>,
     since: Instant,
 }
 
@@ -410,26 +421,26 @@ impl IdleForkServer {
     }
 
     pub(crate) fn is_alive(&self) -> bool {
-        self.host
+        self.fork_server
             .as_ref()
-            .is_some_and(|host| host.ended().is_none())
+            .is_some_and(|fork_server| fork_server.ended().is_none())
     }
 }
 
 impl Drop for IdleForkServer {
     fn drop(&mut self) {
-        if let Some(host) = &self.host {
-            host.close();
+        if let Some(fork_server) = &self.fork_server {
+            fork_server.close();
         }
     }
 }
 
 /// The worker processes of a stream.
 pub(crate) struct ProcessPool {
-    host: Arc<ForkServer>,
+    fork_server: Arc<ForkServer>,
     workers: u32,
     /// Longest time without a message from a worker that has something to do.
-    patience: Duration,
+    timeout: Duration,
     /// Cache of the deterministic parts.
     cache: Option<Arc<DatasetCache>>,
     queue: DeadlineQueue<PoolTask>,
@@ -453,14 +464,14 @@ impl ProcessPool {
     pub(crate) fn start(
         loaded: Loaded,
         workers: u32,
-        patience: Duration,
+        timeout: Duration,
         cache: Option<Arc<DatasetCache>>,
         attributes: bool,
     ) -> Result<Arc<ProcessPool>> {
         let process_pool = Arc::new(ProcessPool {
-            host: loaded.host,
+            fork_server: loaded.fork_server,
             workers,
-            patience,
+            timeout,
             cache,
             queue: DeadlineQueue::new(),
             stuck: AtomicU32::new(0),
@@ -512,7 +523,9 @@ impl ProcessPool {
     /// Returns the stalls until now.
     pub(crate) fn stall_clock(&self) -> StallClock {
         let clock = self.clock();
-        clock.map_or_else(StallClock::default, |mut clock| clock.look(Instant::now()))
+        clock.map_or_else(StallClock::default, |mut clock| {
+            clock.advance_clock(Instant::now())
+        })
     }
 
     fn clock(&self) -> Option<MutexGuard<'_, BusyClock>> {
@@ -526,21 +539,21 @@ impl ProcessPool {
     }
 
     pub(crate) fn pids(&self) -> Vec<u32> {
-        self.host.pids()
+        self.fork_server.pids()
     }
 
     /// Ends threads and workers. Returns the fork server, which has the dataset in memory, unless the pool had failed.
     pub(crate) fn dismiss(&self) -> Option<IdleForkServer> {
         // This fails if the pool has ended by itself, or its fork server has.
-        let well = self.over.set(None).is_ok() && self.host.ended().is_none();
+        let well = self.over.set(None).is_ok() && self.fork_server.ended().is_none();
         self.drain();
         if !well {
-            self.host.close();
+            self.fork_server.close();
             return None;
         }
-        self.host.rest();
+        self.fork_server.become_idle();
         Some(IdleForkServer {
-            host: Some(self.host.clone()),
+            fork_server: Some(self.fork_server.clone()),
             since: Instant::now(),
         })
     }
@@ -550,7 +563,7 @@ impl ProcessPool {
         if self.over.set(Some(trouble.clone())).is_err() {
             return;
         }
-        self.host.close();
+        self.fork_server.close();
         self.drain();
         if let Some(tell) = self.on_trouble.get() {
             tell(trouble);
@@ -565,7 +578,7 @@ impl ProcessPool {
     fn drain(&self) {
         self.queue.close();
         let queued = std::iter::from_fn(|| self.queue.try_pop());
-        queued.for_each(|job| job.task.finish(TaskOutcome::Dropped));
+        queued.for_each(|task| task.work.finish(TaskOutcome::Dropped));
     }
 
     // For the workers' threads.
@@ -575,16 +588,16 @@ impl ProcessPool {
     }
 
     /// Puts back a sample that any worker may make, behind the samples that are due before it.
-    fn in_turn(&self, job: PoolTask) {
-        self.queue.push(job.due, job);
+    fn requeue(&self, task: PoolTask) {
+        self.queue.push(task.due, task);
         if self.is_over() {
             self.drain();
         }
     }
 
     /// Puts back a sample before all others, because its minibatch has waited longest.
-    fn again(&self, job: PoolTask) {
-        self.queue.push(Deadline::default(), job);
+    fn requeue_first(&self, task: PoolTask) {
+        self.queue.push(Deadline::default(), task);
         if self.is_over() {
             self.drain();
         }
@@ -604,7 +617,7 @@ impl ProcessPool {
         }
     }
 
-    /// Returns whether every worker waits for memory.
+    /// Returns `true` if every worker waits for memory.
     pub(crate) fn is_stuck(&self) -> bool {
         self.stuck() >= self.workers
     }

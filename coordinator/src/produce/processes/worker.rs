@@ -50,9 +50,9 @@ const UNKNOWN: f32 = 4.0;
 /// while it is under way makes it again.
 const TO_BE_KEPT: Duration = Duration::from_millis(2);
 /// Time without a message after which the thread checks whether a sample takes longer than expected.
-const LOOK: Duration = Duration::from_millis(18);
+const SLOW_CHECK_INTERVAL: Duration = Duration::from_millis(18);
 /// Longest sleep of a thread when nothing wakes it. Nothing depends on it: see [`nap`].
-const NAP: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// First and longest pause before a worker that ended is replaced.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(2));
 /// Number of workers that may end on one sample before the sample fails.
@@ -70,7 +70,7 @@ pub(super) fn chunk(seconds: f32) -> usize {
 
 /// A sample to make, with its history.
 pub(super) struct PoolTask {
-    pub(super) task: Box<dyn Task>,
+    pub(super) work: Box<dyn Task>,
     /// Time at which it was planned to begin.
     pub(super) due: Deadline,
     /// Number of workers that ended while they made it.
@@ -82,9 +82,9 @@ pub(super) struct PoolTask {
 }
 
 impl PoolTask {
-    pub(super) fn new(task: Box<dyn Task>, due: Deadline) -> Self {
+    pub(super) fn new(work: Box<dyn Task>, due: Deadline) -> Self {
         PoolTask {
-            task,
+            work,
             due,
             attempts: 0,
             alone: false,
@@ -136,7 +136,7 @@ struct WorkerProcess {
 struct Chunk {
     number: u32,
     /// The chunk's samples. An entry is `None` once the sample has ended or was withdrawn.
-    jobs: Vec<Option<PoolTask>>,
+    tasks: Vec<Option<PoolTask>>,
     left: usize,
     /// A handle of each sample, once the process has been given the chunk.
     hands: Vec<Hand>,
@@ -205,9 +205,9 @@ impl Worker {
             return self.make_room();
         }
         if self.chunks.len() < self.ahead() {
-            let jobs = self.take();
-            if !jobs.is_empty() {
-                return self.give(jobs);
+            let tasks = self.take();
+            if !tasks.is_empty() {
+                return self.give(tasks);
             }
         }
         if self.chunks.is_empty() {
@@ -218,23 +218,27 @@ impl Worker {
         let Some(process) = &mut self.process else {
             return Err("is gone".into());
         };
-        let patience = self
+        let time_left = self
             .process_pool
-            .patience
+            .timeout
             .saturating_sub(self.heard.elapsed());
         // Samples behind a slow one must be found soon. A sample that is alone is only waited for.
-        let wait = if given > 1 { LOOK } else { nap(NAP) };
-        match process.channel.receive(wait.min(patience)) {
+        let wait = if given > 1 {
+            SLOW_CHECK_INTERVAL
+        } else {
+            nap(POLL_INTERVAL)
+        };
+        match process.channel.receive(wait.min(time_left)) {
             Ok(Some(message)) => {
                 self.heard = Instant::now();
                 self.report(WorkerReport::parse(&message)?)
             }
             Ok(None) => {
-                self.look()?;
-                if self.heard.elapsed() >= self.process_pool.patience {
+                self.check_slow_sample()?;
+                if self.heard.elapsed() >= self.process_pool.timeout {
                     Err(format!(
                         "took longer than {} s",
-                        self.process_pool.patience.as_secs_f64()
+                        self.process_pool.timeout.as_secs_f64()
                     ))
                 } else {
                     Ok(())
@@ -256,28 +260,28 @@ impl Worker {
     /// Takes the next samples to make. Waits for the first if no chunk is under way.
     fn take(&mut self) -> Vec<PoolTask> {
         let wait = if self.chunks.is_empty() {
-            nap(NAP)
+            nap(POLL_INTERVAL)
         } else {
             Duration::ZERO
         };
         let first = self.process_pool.next(wait);
-        let jobs = first.map_or_else(Vec::new, |first| self.gather(first));
-        let mut to_make = Vec::with_capacity(jobs.len());
-        for mut job in jobs {
+        let tasks = first.map_or_else(Vec::new, |first| self.gather(first));
+        let mut to_make = Vec::with_capacity(tasks.len());
+        for mut task in tasks {
             let begun = catch_unwind(AssertUnwindSafe(|| {
                 fail_point!("pool-begin");
-                job.task.begin()
+                task.work.begin()
             }));
             match begun {
-                Ok(Begin::Make) => match self.verdict(&job) {
-                    Verdict::Try => to_make.push(job),
+                Ok(Begin::Make) => match self.verdict(&task) {
+                    Verdict::Try => to_make.push(task),
                     Verdict::TryOnce => {
-                        job.attempts = job.attempts.max(ATTEMPTS - 1);
-                        to_make.push(job);
+                        task.attempts = task.attempts.max(ATTEMPTS - 1);
+                        to_make.push(task);
                     }
-                    Verdict::Fail(failure) => job.task.finish(TaskOutcome::Failed(failure)),
+                    Verdict::Fail(failure) => task.work.finish(TaskOutcome::Failed(failure)),
                 },
-                Ok(Begin::Over(outcome)) => job.task.finish(outcome),
+                Ok(Begin::Over(outcome)) => task.work.finish(outcome),
                 // A task that is dropped reports its own failure. The others of the chunk go on.
                 Err(_) => tracing::error!("{PANICKED}"),
             }
@@ -285,19 +289,19 @@ impl Worker {
         to_make
     }
 
-    fn verdict(&self, job: &PoolTask) -> Verdict {
-        let id = job.task.lasting_id();
+    fn verdict(&self, task: &PoolTask) -> Verdict {
+        let id = task.work.lasting_id();
         id.map_or(Verdict::Try, |id| self.process_pool.deadly.verdict(id))
     }
 
     /// Collects a chunk from the waiting samples, beginning with `first`.
     fn gather(&self, mut first: PoolTask) -> Vec<PoolTask> {
         let typical = self.process_pool.typical.seconds();
-        let seconds = |job: &PoolTask| {
-            let unknown = typical.filter(|&s| UNKNOWN * s <= job.longest().as_secs_f32());
-            job.outlook.seconds.or(unknown)
+        let seconds = |task: &PoolTask| {
+            let unknown = typical.filter(|&s| UNKNOWN * s <= task.longest().as_secs_f32());
+            task.outlook.seconds.or(unknown)
         };
-        first.outlook = first.task.outlook();
+        first.outlook = first.work.outlook();
         let most = first.longest().as_secs_f32();
         let share = if first.alone {
             1
@@ -305,35 +309,35 @@ impl Worker {
             self.process_pool.share()
         };
         let mut together = seconds(&first);
-        let mut jobs = vec![first];
-        while jobs.len() < share.min(MOST as usize)
+        let mut tasks = vec![first];
+        while tasks.len() < share.min(MOST as usize)
             && let Some(so_far) = together.filter(|&sum| sum < most)
-            && let Some(mut job) = self.process_pool.next(Duration::ZERO)
+            && let Some(mut task) = self.process_pool.next(Duration::ZERO)
         {
-            job.outlook = job.task.outlook();
-            together = seconds(&job).map(|more| so_far + more);
-            if job.alone || together.is_none_or(|sum| sum > most) {
+            task.outlook = task.work.outlook();
+            together = seconds(&task).map(|more| so_far + more);
+            if task.alone || together.is_none_or(|sum| sum > most) {
                 // Put back and not kept, so that the first free worker can have it.
-                self.process_pool.in_turn(job);
+                self.process_pool.requeue(task);
                 break;
             }
-            jobs.push(job);
+            tasks.push(task);
         }
-        jobs
+        tasks
     }
 
-    fn give(&mut self, jobs: Vec<PoolTask>) -> std::result::Result<(), String> {
+    fn give(&mut self, tasks: Vec<PoolTask>) -> std::result::Result<(), String> {
         let typical = self.process_pool.typical.seconds();
-        let is_quick = |job: &PoolTask| match job.outlook.seconds {
-            Some(_) => job.outlook.is_quick,
-            None => typical.is_some_and(|s| UNKNOWN * s <= job.longest().as_secs_f32()),
+        let is_quick = |task: &PoolTask| match task.outlook.seconds {
+            Some(_) => task.outlook.is_quick,
+            None => typical.is_some_and(|s| UNKNOWN * s <= task.longest().as_secs_f32()),
         };
         // Recorded before anything can fail, so that the samples are given to another worker if this one is lost.
         self.chunks.push_back(Chunk {
             number: 0,
-            is_quick: jobs.iter().all(is_quick),
-            left: jobs.len(),
-            jobs: jobs.into_iter().map(Some).collect(),
+            is_quick: tasks.iter().all(is_quick),
+            left: tasks.len(),
+            tasks: tasks.into_iter().map(Some).collect(),
             hands: Vec::new(),
         });
         let idle = self.chunks.len() == 1;
@@ -362,15 +366,15 @@ impl Worker {
         };
         chunk.number = process.next_chunk;
         process.next_chunk = (process.next_chunk + 1) % CHUNKS;
-        for (job, index) in chunk.jobs.iter_mut().flatten().zip(0..) {
+        for (task, index) in chunk.tasks.iter_mut().flatten().zip(0..) {
             let given = TaskHandle::new(&process.task_table, code::entry(chunk.number, index));
-            let offered = if job.outlook.is_quick {
+            let offered = if task.outlook.is_quick {
                 // A quick sample is bound at once, because no other can be ready before it.
 
-                job.task.bind(true);
+                task.work.bind(true);
                 None
             } else {
-                job.task.offer(&given)
+                task.work.offer(&given)
             };
             chunk.hands.push(Hand {
                 given,
@@ -392,12 +396,12 @@ impl Worker {
         };
         let descriptors: Vec<RawFd> = scratch.iter().map(File::as_raw_fd).collect();
         let task_table = TaskTable::create(ENTRIES)?;
-        let (host, workers) = (&self.process_pool.host, self.process_pool.workers);
+        let (fork_server, workers) = (&self.process_pool.fork_server, self.process_pool.workers);
         let Forked {
             number,
             pid,
             socket,
-        } = host.fork(self.id, workers, Some(task_table.as_fd()), &descriptors)?;
+        } = fork_server.fork(self.id, workers, Some(task_table.as_fd()), &descriptors)?;
         tracing::debug!(worker = self.id, pid, "a worker of user code starts");
         Ok(WorkerProcess {
             number,
@@ -445,7 +449,7 @@ impl Worker {
         let hands = self.chunks.front().map_or(0, |chunk| chunk.hands.len());
         for index in 0..hands {
             let chunk = self.chunks.front();
-            let is_there = chunk.is_some_and(|c| c.jobs[index].is_some());
+            let is_there = chunk.is_some_and(|c| c.tasks[index].is_some());
             let written = chunk.and_then(|c| c.hands[index].given.written());
             if let Some(written) = written.filter(|_| is_there) {
                 self.written(index as u32, &written)?;
@@ -457,18 +461,18 @@ impl Worker {
 
     /// Called when the process was silent for a while. Withdraws the samples behind one that takes long, for another
     /// worker.
-    fn look(&mut self) -> std::result::Result<(), String> {
+    fn check_slow_sample(&mut self) -> std::result::Result<(), String> {
         self.take_written()?;
         let Some(chunk) = self.chunks.front() else {
             return Ok(());
         };
-        let mut left = (chunk.jobs.iter().zip(&chunk.hands)).filter(|(job, _)| job.is_some());
+        let mut left = (chunk.tasks.iter().zip(&chunk.hands)).filter(|(task, _)| task.is_some());
         let age = left.find_map(|(_, hand)| hand.given.age());
         if age.is_none_or(|age| age < TOGETHER) {
             return Ok(());
         }
         let process_pool = self.process_pool.clone();
-        self.withdraw(|job| process_pool.again(job));
+        self.withdraw(|task| process_pool.requeue_first(task));
         Ok(())
     }
 
@@ -479,11 +483,11 @@ impl Worker {
             chunk.is_quick = false;
         }
         for chunk in &mut self.chunks {
-            for (place, hand) in chunk.jobs.iter_mut().zip(&chunk.hands) {
-                if let Some(mut job) = place.take_if(|_| hand.given.withdraw()) {
+            for (place, hand) in chunk.tasks.iter_mut().zip(&chunk.hands) {
+                if let Some(mut task) = place.take_if(|_| hand.given.withdraw()) {
                     chunk.left -= 1;
-                    job.task.put_back();
-                    another(job);
+                    task.work.put_back();
+                    another(task);
                 }
             }
         }
@@ -491,11 +495,11 @@ impl Worker {
 
     /// Takes a sample out of the oldest chunk. The caller must finish it. Samples left in the chunk are given to
     /// another worker if this one fails.
-    fn job(&mut self, index: u32) -> std::result::Result<PoolTask, String> {
+    fn take_task(&mut self, index: u32) -> std::result::Result<PoolTask, String> {
         let chunk = self.chunks.front_mut();
         let place = chunk.and_then(|c| {
             c.left = c.left.saturating_sub(1);
-            c.jobs.get_mut(index as usize)
+            c.tasks.get_mut(index as usize)
         });
         place.and_then(Option::take).ok_or_else(|| NOT_GIVEN.into())
     }
@@ -503,11 +507,11 @@ impl Worker {
     /// Tells the process where to write a sample that is ready.
     fn tell_where(&mut self, index: u32) -> std::result::Result<(), String> {
         let chunk = self.chunks.front_mut();
-        let job = chunk.and_then(|c| c.jobs.get_mut(index as usize)?.as_mut());
-        let (Some(job), Some(process)) = (job, &mut self.process) else {
+        let task = chunk.and_then(|c| c.tasks.get_mut(index as usize)?.as_mut());
+        let (Some(task), Some(process)) = (task, &mut self.process) else {
             return Err(NOT_GIVEN.into());
         };
-        let (buffer, slot) = job.task.bind(true);
+        let (buffer, slot) = task.work.bind(true);
         let message = code::place(buffer, slot);
         let told = process.channel.send(&message, &[]);
         if let Some(chunk) = self.chunks.front_mut() {
@@ -528,7 +532,7 @@ impl Worker {
         if written.kept.1 > 0 {
             self.keep(index, written.kept, dataset)?;
         }
-        let job = self.job(index)?;
+        let task = self.take_task(index)?;
         // Time off the processor without waiting for one is taken to be the dataset's time of reading.
         let fetch = (wall - cpu).mul_f64(self.waits).min(dataset);
         let times = MeasuredTimes {
@@ -541,7 +545,7 @@ impl Worker {
         };
         self.process_pool.took(&times);
         let blob = written.blob;
-        job.task.finish(TaskOutcome::Made { times, blob });
+        task.work.finish(TaskOutcome::Made { times, blob });
         Ok(())
     }
 
@@ -567,10 +571,10 @@ impl Worker {
         let (Some((chunk, process)), Some(cache)) = (scratch, &self.process_pool.cache) else {
             return Ok(());
         };
-        let Some(Some(job)) = chunk.jobs.get(index as usize) else {
+        let Some(Some(task)) = chunk.tasks.get(index as usize) else {
             return Err(NOT_GIVEN.into());
         };
-        let id = job.task.order().id;
+        let id = task.work.order().id;
         let Some(file) = process.scratch.get(chunk.number as usize) else {
             return Ok(());
         };
@@ -595,8 +599,8 @@ impl Worker {
 
     fn raised(&mut self, index: u32, raised: Raised) -> std::result::Result<(), String> {
         let failure = failure(raised, self.name())?;
-        let job = self.job(index)?;
-        job.task.finish(TaskOutcome::Failed(failure));
+        let task = self.take_task(index)?;
+        task.work.finish(TaskOutcome::Failed(failure));
         Ok(())
     }
 
@@ -643,18 +647,18 @@ impl Worker {
     /// socket is not lost before they have ended. If the process is killed here, the kernel sends them SIGKILL
     /// (`end_with_parent` in `_worker.py`) before it reports that their parent has ended.
     fn reap(&self, number: u32, why: &str) -> Option<String> {
-        let host = &self.process_pool.host;
+        let fork_server = &self.process_pool.fork_server;
         let exited = match why {
-            "" => host.exited(number, Duration::from_secs(2)),
+            "" => fork_server.exited(number, Duration::from_secs(2)),
             _ => None,
         };
-        exited.or_else(|| host.kill(number))
+        exited.or_else(|| fork_server.kill(number))
     }
 
     /// Ends the pool, because its fork server is gone.
     fn end_pool(&mut self) {
         self.give_back();
-        let why = self.process_pool.host.ended().unwrap_or_default();
+        let why = self.process_pool.fork_server.ended().unwrap_or_default();
         self.process_pool
             .end(Trouble::ForkServer(format!("it {why}")));
     }
@@ -665,21 +669,21 @@ impl Worker {
         let _ = self.take_written();
         let is_at = |chunk: &Chunk, index: usize| {
             let age = chunk.hands.get(index).map(|hand| hand.given.age());
-            chunk.jobs[index].is_some() && age.flatten().is_some()
+            chunk.tasks[index].is_some() && age.flatten().is_some()
         };
         let begun = self.chunks.front().and_then(|chunk| {
-            let mut indices = 0..chunk.jobs.len();
+            let mut indices = 0..chunk.tasks.len();
             indices.find(|&index| is_at(chunk, index))
         });
-        let mut jobs: Vec<Option<PoolTask>> = std::mem::take(&mut self.chunks)
+        let mut tasks: Vec<Option<PoolTask>> = std::mem::take(&mut self.chunks)
             .into_iter()
-            .flat_map(|chunk| chunk.jobs)
+            .flat_map(|chunk| chunk.tasks)
             .collect();
-        let at_fault = begun.or_else(|| jobs.iter().position(Option::is_some));
-        if let Some(mut job) = at_fault.and_then(|index| jobs[index].take()) {
-            job.attempts += 1;
-            job.alone = true;
-            if job.attempts >= ATTEMPTS {
+        let at_fault = begun.or_else(|| tasks.iter().position(Option::is_some));
+        if let Some(mut task) = at_fault.and_then(|index| tasks[index].take()) {
+            task.attempts += 1;
+            task.alone = true;
+            if task.attempts >= ATTEMPTS {
                 let message = format!(
                     "the worker that made it {how}, and so did another before: run it in the job with num_workers=0 \
                      to see what it does"
@@ -688,26 +692,26 @@ impl Worker {
                     worker: name.into(),
                     ..Failure::new("dataset", message)
                 };
-                if let Some(id) = job.task.lasting_id() {
+                if let Some(id) = task.work.lasting_id() {
                     self.process_pool.deadly.add(id, failure.clone());
                 }
-                job.task.finish(TaskOutcome::EndedWorkers(failure));
+                task.work.finish(TaskOutcome::EndedWorkers(failure));
             } else {
-                job.task.put_back();
-                self.process_pool.again(job);
+                task.work.put_back();
+                self.process_pool.requeue_first(task);
             }
         }
-        for mut job in jobs.into_iter().flatten() {
-            job.task.put_back();
-            self.process_pool.again(job);
+        for mut task in tasks.into_iter().flatten() {
+            task.work.put_back();
+            self.process_pool.requeue_first(task);
         }
     }
 
     /// Drops the remaining samples, because the process pool has ended and nobody will make them.
     fn give_back(&mut self) {
         let chunks = std::mem::take(&mut self.chunks);
-        let jobs = chunks.into_iter().flat_map(|c| c.jobs).flatten();
-        jobs.for_each(|job| job.task.finish(TaskOutcome::Dropped));
+        let tasks = chunks.into_iter().flat_map(|c| c.tasks).flatten();
+        tasks.for_each(|task| task.work.finish(TaskOutcome::Dropped));
     }
 }
 
@@ -719,9 +723,9 @@ impl WorkerProcess {
         cache: Option<&DatasetCache>,
     ) -> std::result::Result<Vec<u8>, String> {
         let mut at = 0;
-        let mut orders = Vec::with_capacity(chunk.jobs.len());
-        for (job, hand) in chunk.jobs.iter().flatten().zip(&chunk.hands) {
-            let mut order = job.task.order();
+        let mut orders = Vec::with_capacity(chunk.tasks.len());
+        for (task, hand) in chunk.tasks.iter().flatten().zip(&chunk.hands) {
+            let mut order = task.work.order();
             if hand.offered.is_some() {
                 (order.place, order.is_offered) = (hand.offered, true);
             }

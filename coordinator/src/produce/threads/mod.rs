@@ -71,7 +71,7 @@ pub(crate) struct ThreadPool {
 }
 
 struct SharedPool {
-    price: Arc<FetchWeight>,
+    fetch_weight: Arc<FetchWeight>,
     state: Mutex<PoolState>,
     more: Condvar,
 }
@@ -97,7 +97,7 @@ const SELDOM: f64 = 2.0;
 /// Number of fetched samples from which an interval is representative.
 const ENOUGH: u64 = 32;
 /// Longest sleep of a worker when nothing wakes it. Nothing depends on it: see [`nap`].
-const NAP: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 impl ThreadPool {
     /// Starts a thread for each processor that may be used, `cap` at most. `attributes` switches
@@ -114,7 +114,7 @@ impl ThreadPool {
         };
         let workers = ThreadPool {
             pool: Arc::new(SharedPool {
-                price: Arc::new(FetchWeight::new()),
+                fetch_weight: Arc::new(FetchWeight::new()),
                 state: Mutex::new(state),
                 more: Condvar::new(),
             }),
@@ -150,8 +150,8 @@ impl ThreadPool {
     }
 
     /// Returns the weight of the time of waiting for storage.
-    pub(crate) fn price(&self) -> Arc<FetchWeight> {
-        self.pool.price.clone()
+    pub(crate) fn fetch_weight(&self) -> Arc<FetchWeight> {
+        self.pool.fetch_weight.clone()
     }
 
     /// Adds a task to begin at `due`, or as soon as a thread is free.
@@ -165,7 +165,7 @@ impl ThreadPool {
     /// Returns the stall clock until now. All zero for a pool that does not attribute.
     pub(crate) fn stall_clock(&self) -> StallClock {
         let mut state = self.pool.state();
-        state.stages.look(Instant::now());
+        state.stages.advance_clock(Instant::now());
         state.stages.stall_clock()
     }
 
@@ -190,7 +190,7 @@ impl ThreadPool {
 
     pub(crate) fn status(&self) -> PoolStatus {
         let mut state = self.pool.state();
-        state.stages.look(Instant::now());
+        state.stages.advance_clock(Instant::now());
         let (now, sums) = (state.stages.now(), state.stages.sums());
         PoolStatus {
             cpus: now.cpus,
@@ -231,12 +231,12 @@ impl SharedPool {
     fn rebalance(&self, cap: Option<u32>) -> Option<u32> {
         let now = Instant::now();
         let mut state = self.state();
-        state.stages.look(now);
+        state.stages.advance_clock(now);
         let (time, fetched) = state.stages.lately();
         if time < OFTEN || (fetched < ENOUGH && time < SELDOM) {
             return None;
         }
-        let seen = state.stages.turn();
+        let seen = state.stages.start_interval();
         let cpus = usable(cap);
         let threads = state.balance.observe(cpus, &seen);
         state.stages.limit(cpus, threads);
@@ -250,7 +250,7 @@ impl SharedPool {
             1.0
         };
         // Smoothed, because one interval is short.
-        self.price.set((self.price.get() + now) / 2.0);
+        self.fetch_weight.set((self.fetch_weight.get() + now) / 2.0);
         self.more.notify_all();
         Some(threads)
     }
@@ -260,9 +260,11 @@ impl SharedPool {
     fn next(&self, mut state: MutexGuard<'_, PoolState>) -> Option<ThreadTask<Box<dyn PoolWork>>> {
         if !state.stages.has_step() {
             state.idle += 1;
-            let waited = self.more.wait_timeout_while(state, nap(NAP), |state| {
-                !state.stop && !state.stages.has_step()
-            });
+            let waited = self
+                .more
+                .wait_timeout_while(state, nap(POLL_INTERVAL), |state| {
+                    !state.stop && !state.stages.has_step()
+                });
             (state, _) = unpoisoned(waited);
             state.idle -= 1;
         }

@@ -42,7 +42,7 @@ pub(super) struct StageQueues<W> {
     /// Time up to which the sums are complete.
     until: Instant,
     sums: Sums,
-    /// The sums at the last call of [`turn`](Self::turn).
+    /// The sums at the last call of [`turn`](Self::start_interval).
     recent: Sums,
     stall_clock: Option<StallClock>,
 }
@@ -95,7 +95,7 @@ impl<W> StageQueues<W> {
     }
 
     pub(super) fn submit(&mut self, now: Instant, due: Deadline, is_to_fetch: bool, work: W) {
-        self.look(now);
+        self.advance_clock(now);
         if is_to_fetch {
             self.to_fetch.push(due, work)
         } else {
@@ -104,7 +104,7 @@ impl<W> StageQueues<W> {
     }
 
     pub(super) fn done(&mut self, now: Instant, done: CompletedTask<W>) {
-        self.look(now);
+        self.advance_clock(now);
         match done {
             CompletedTask::Fetched(work, ready) => {
                 self.fetching -= 1;
@@ -128,7 +128,7 @@ impl<W> StageQueues<W> {
     }
 
     pub(super) fn next(&mut self, now: Instant) -> Option<ThreadTask<W>> {
-        self.look(now);
+        self.advance_clock(now);
         match (self.may_prepare(), self.may_fetch()) {
             (true, true) if self.is_fetching_first() => self.fetch(),
             (true, _) => self.prepare(),
@@ -186,7 +186,7 @@ impl<W> StageQueues<W> {
     }
 
     /// Adds up the time since the last change.
-    pub(super) fn look(&mut self, now: Instant) {
+    pub(super) fn advance_clock(&mut self, now: Instant) {
         let time = now.saturating_duration_since(self.until);
         self.until = now;
         if let Some(mut stall_clock) = self.stall_clock.take() {
@@ -231,14 +231,14 @@ impl<W> StageQueues<W> {
         }
     }
 
-    /// Returns the seconds and the number of fetched samples since the last [`turn`](Self::turn).
+    /// Returns the seconds and the number of fetched samples since the last [`turn`](Self::start_interval).
     pub(super) fn lately(&self) -> (f64, u64) {
         let (now, then) = (&self.sums, &self.recent);
         (now.seconds - then.seconds, now.fetched - then.fetched)
     }
 
     /// Starts a new interval for [`lately`](Self::lately). Returns the work of the interval that ends.
-    pub(super) fn turn(&mut self) -> Interval {
+    pub(super) fn start_interval(&mut self) -> Interval {
         let before = std::mem::replace(&mut self.recent, self.sums);
         self.sums.since(&before)
     }
@@ -384,7 +384,7 @@ mod tests {
                 stages.next(stages.until);
             }
             let before = stages.stall_clock();
-            stages.look(stages.until + second);
+            stages.advance_clock(stages.until + second);
             let shares = stages.stall_clock().since(&before, Duration::ZERO);
             (shares.fetch >> 14, shares.prep >> 14)
         };

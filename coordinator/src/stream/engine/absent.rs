@@ -29,8 +29,8 @@ impl Engine {
         let scheduler = &self.scheduler;
         let jobs = self.jobs.iter();
         let jobs = jobs.filter(|(id, _)| scheduler.can_take_back(JobId(**id)));
-        let patience = jobs.filter_map(|(&id, job)| Some((job.patience_left()?, id)));
-        let (due, later): (Vec<_>, Vec<_>) = patience.partition(|(left, _)| left.is_zero());
+        let left = jobs.filter_map(|(&id, job)| Some((job.time_until_absent()?, id)));
+        let (due, later): (Vec<_>, Vec<_>) = left.partition(|(left, _)| left.is_zero());
         let idle = |id: &u64| self.jobs.get(id).and_then(AttachedJob::last_taken);
         if let Some(id) = due.into_iter().map(|(_, id)| id).min_by_key(idle) {
             self.take_back(id);
@@ -90,13 +90,13 @@ impl Engine {
 
 impl AttachedJob {
     /// Returns how much longer the job may leave its items unread, or `None` if it reads or waits.
-    fn patience_left(&self) -> Option<Duration> {
+    fn time_until_absent(&self) -> Option<Duration> {
         let ranks = || self.ranks.iter().flatten();
         let waits = |c: &Consumer| c.sender.is_absent() || c.waits();
         if self.forming.is_some() || ranks().any(waits) {
             return None;
         }
-        ranks().filter_map(Consumer::patience_left).max()
+        ranks().filter_map(Consumer::time_until_absent).max()
     }
 
     /// Returns the time when a rank last took something.
