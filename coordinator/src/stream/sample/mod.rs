@@ -10,7 +10,7 @@
 //! * [`unprepared`]: the job prepares it itself, or it still lies in its slot.
 //! * [`recovery`]: a thread panicked while it had the sample.
 //!
-//! [`fields`] copies samples between slots and the cache, and [`large`] finds room for samples that are larger than
+//! [`slot`] binds samples to slots, [`fields`] copies samples between slots and the cache, and [`large`] finds room for samples that are larger than
 //! their slots.
 
 mod cached;
@@ -21,20 +21,21 @@ mod origin;
 mod pipeline;
 mod process;
 mod recovery;
+mod slot;
 mod unprepared;
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use coprep_cache::staging::SlotMut;
 use fail::fail_point;
 
 use crate::observe::preparation_cost::PreparationCost;
 use crate::produce::deadline_queue::Deadline;
-use crate::produce::native::{Failure, SlotWriter};
+use crate::produce::native::Failure;
 use crate::stream::batch::PendingBatch;
-use crate::stream::late_binding::{BindingId, BoundSlot};
+use crate::stream::late_binding::BoundSlot;
 pub(super) use crate::stream::sample::fields::ProducerFields;
+pub(super) use crate::stream::sample::slot::Destination;
 use crate::stream::{Drawn, Stream};
 
 /// A sample of a minibatch, from its draw until its slot is written.
@@ -63,38 +64,6 @@ pub(super) struct PreparationPlan {
     pub(super) due: Option<f64>,
     /// `true` if the slot stays as it is: see [`replay`](super::replay).
     pub(super) is_there: bool,
-}
-
-/// Destination of a sample.
-pub(super) enum Destination {
-    Bound(BoundSlot),
-    /// The slot is decided when the sample is about to be written.
-    LateBound(BindingId),
-    /// The sample was written, as the last one of this minibatch.
-    Last(Arc<PendingBatch>),
-    /// Nothing is left to do.
-    Over,
-}
-
-impl Destination {
-    /// Returns the slot. A sample without one is bound to the slot that it was drawn for.
-    fn bound_slot(&mut self, stream: &Stream) -> &mut BoundSlot {
-        if let Destination::LateBound(binding) = *self {
-            *self = Destination::Bound(stream.take(binding));
-        }
-        match self {
-            Destination::Bound(bound_slot) => bound_slot,
-            _ => unreachable!("it was bound just now, and is not over"),
-        }
-    }
-}
-
-impl SlotWriter for PendingSample {
-    fn bytes(&mut self) -> &mut [u8] {
-        self.claim();
-        fail_point!("worker-bound");
-        self.slot().field_mut(0)
-    }
 }
 
 impl PendingSample {
@@ -135,37 +104,6 @@ impl PendingSample {
             self.stream.sample_begun();
         }
         self.drawn_for.is_wanted()
-    }
-
-    /// Starts or stops the clock of a late-bound sample, which shows whether a worker makes it. Another sample may take
-    /// its slot meanwhile.
-    fn time_runs(&self, is_running: bool) {
-        let Destination::LateBound(binding) = self.destination else {
-            return;
-        };
-        let late_binding = &mut self.stream.engine().late_binding;
-        if is_running {
-            late_binding.begin(binding)
-        } else {
-            late_binding.pause(binding)
-        }
-    }
-
-    // The slot.
-
-    /// Binds the sample to a slot because it is about to be written.
-    fn claim(&mut self) {
-        if let Destination::LateBound(binding) = self.destination {
-            self.destination = Destination::Bound(self.stream.claim(binding));
-        }
-    }
-
-    fn bound_slot(&mut self) -> &mut BoundSlot {
-        self.destination.bound_slot(&self.stream)
-    }
-
-    fn slot(&mut self) -> &mut SlotMut {
-        &mut self.bound_slot().slot
     }
 
     // The end.
