@@ -359,24 +359,36 @@ pub fn entry(chunk: u32, index: u32) -> u32 {
 /// Marks a place that is not known yet.
 const NO_PLACE: (u32, u32) = (u32::MAX, u32::MAX);
 /// Bytes of an encoded [`SampleRequest`].
-const ORDER: usize = 40;
+const SAMPLE_REQUEST: usize = 40;
 
-/// Encodes the message that tells a worker to make these samples, except any that is withdrawn later. `chunk` is the
-/// number of the chunk.
-#[must_use]
-pub fn orders(chunk: u32, orders: &[SampleRequest]) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(5 + ORDER * orders.len());
-    bytes.push(b'S');
-    bytes.extend(chunk.to_le_bytes());
-    for order in orders {
-        let (buffer, slot) = order.place.unwrap_or(NO_PLACE);
-        let flags = u32::from(order.keep) | u32::from(order.is_offered) << 1;
-        let words = [order.id, buffer, slot, flags];
-        words.iter().for_each(|w| bytes.extend(w.to_le_bytes()));
-        let longs = [order.visit, order.cached.0, order.cached.1];
-        longs.iter().for_each(|w| bytes.extend(w.to_le_bytes()));
+/// The message that tells a worker to make the samples of a chunk, except any that is withdrawn later.
+pub struct ChunkRequest(Vec<u8>);
+
+impl ChunkRequest {
+    /// Creates the message for chunk number `chunk`, which has room for `samples` samples.
+    #[must_use]
+    pub fn new(chunk: u32, samples: usize) -> Self {
+        let mut bytes = Vec::with_capacity(5 + SAMPLE_REQUEST * samples);
+        bytes.push(b'S');
+        bytes.extend(chunk.to_le_bytes());
+        ChunkRequest(bytes)
     }
-    bytes
+
+    /// Encodes the next sample.
+    pub fn push(&mut self, request: &SampleRequest) {
+        let (buffer, slot) = request.place.unwrap_or(NO_PLACE);
+        let flags = u32::from(request.keep) | u32::from(request.is_offered) << 1;
+        let words = [request.id, buffer, slot, flags];
+        words.iter().for_each(|w| self.0.extend(w.to_le_bytes()));
+        let longs = [request.visit, request.cached.0, request.cached.1];
+        longs.iter().for_each(|w| self.0.extend(w.to_le_bytes()));
+    }
+
+    /// Returns the message's bytes.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
 }
 
 /// Encodes the answer to [`WorkerReport::Ready`], which tells a worker where to write the sample.
@@ -403,7 +415,7 @@ const NO_ROOM: u64 = u64::MAX;
 /// A message to a worker, decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WorkerCommand {
-    /// [`orders`]: number of the chunk, and the samples to make.
+    /// [`ChunkRequest`]: number of the chunk, and the samples to make.
     Make(u32, Vec<SampleRequest>),
     /// [`place`]: buffer and slot for a sample that was made.
     Place(u32, u32),
@@ -423,7 +435,7 @@ impl WorkerCommand {
         match kind {
             b'S' => {
                 let (chunk, rest) = rest.split_first_chunk().ok_or("too short")?;
-                let (records, []) = rest.as_chunks::<ORDER>() else {
+                let (records, []) = rest.as_chunks::<SAMPLE_REQUEST>() else {
                     return Err("orders of another length".into());
                 };
                 let orders = records.iter().map(order).collect();
@@ -440,7 +452,7 @@ impl WorkerCommand {
     }
 }
 
-fn order(record: &[u8; ORDER]) -> SampleRequest {
+fn order(record: &[u8; SAMPLE_REQUEST]) -> SampleRequest {
     let place = (word(record, 4), word(record, 8));
     SampleRequest {
         id: word(record, 0),
@@ -682,7 +694,9 @@ mod tests {
         };
         let told = |message: &[u8]| WorkerCommand::parse(message);
         let all = vec![first, second, third];
-        assert_eq!(told(&orders(3, &all)), Ok(WorkerCommand::Make(3, all)));
+        let mut request = ChunkRequest::new(3, all.len());
+        all.iter().for_each(|sample| request.push(sample));
+        assert_eq!(told(request.as_bytes()), Ok(WorkerCommand::Make(3, all)));
         assert_eq!(told(&place(5, 6)), Ok(WorkerCommand::Place(5, 6)));
         assert_eq!(told(&probe(&[1], 1, false, true)), Ok(WorkerCommand::Other));
         for at in [Some(0), Some(1 << 40), None] {

@@ -39,17 +39,6 @@ pub(crate) trait SlotWriter {
     fn bytes(&mut self) -> &mut [u8];
 }
 
-/// Memory and state that a worker thread keeps from one sample to the next.
-#[derive(Default)]
-pub(crate) struct WorkerScratch {
-    /// Reused for every sample.
-    scratch: Scratch,
-    /// The file as it was read, for this sample only; see [`allocator`](coprep_cache::allocator).
-    file: Vec<u8>,
-    /// If the next sample was fetched before: the cost of fetching it, and its place.
-    fetched: Option<(PreparationCost, FetchedAt)>,
-}
-
 /// The place of a fetched sample.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum FetchedAt {
@@ -59,6 +48,8 @@ enum FetchedAt {
 
 /// A sample that was fetched and not yet prepared.
 pub(crate) struct Fetched {
+    /// The file as it was read, for this preparation only; see [`allocator`](coprep_cache::allocator). Empty if it was
+    /// read into the cache.
     file: Vec<u8>,
     fetched_at: FetchedAt,
     pub(crate) cost: PreparationCost,
@@ -87,39 +78,38 @@ pub(crate) struct Failure {
 
 type Prepared = Result<PreparationCost, Failure>;
 
-impl WorkerScratch {
-    /// Takes over a sample that was fetched before.
-    pub(crate) fn take_over(&mut self, fetched: Fetched) {
-        self.file = fetched.file;
-        self.fetched = Some((fetched.cost, fetched.fetched_at));
-    }
-
-    /// Forgets the sample, which is finished.
-    fn clear(&mut self) {
-        self.file = Vec::new();
-        self.fetched = None;
+impl Fetched {
+    /// Returns a sample that was fetched into memory, by the thread that goes on with it.
+    fn in_memory(file: Vec<u8>, cost: PreparationCost) -> Self {
+        Fetched {
+            file,
+            fetched_at: FetchedAt::InMemory,
+            cost,
+            at_work: 0.0,
+            expected: None,
+        }
     }
 }
 
 impl Recipe {
-    /// Prepares sample `key.id` into `slot`, and caches it if there is room.
+    /// Prepares sample `key.id` into `slot`, and caches it if there is room. `fetched` is the sample if it was fetched
+    /// before.
     ///
     /// A panic of an operator is a failure of that sample, not of the coordinator.
     pub(crate) fn prepare(
         &self,
         key: SampleKey,
-        worker_scratch: &mut WorkerScratch,
+        fetched: Option<Fetched>,
+        scratch: &mut Scratch,
         slot: &mut dyn SlotWriter,
     ) -> Prepared {
-        let prepared = guarded(
-            worker_scratch,
-            self.costs.is_on(),
-            |worker_scratch| match &self.cache {
-                None => self.prepare_from_storage(key, worker_scratch, slot),
-                Some(cache) => self.prepare_cached(cache, key, worker_scratch, slot),
-            },
-        );
-        worker_scratch.clear();
+        let ahead = fetch_seconds(fetched.as_ref());
+        let prepared = guarded(ahead, scratch, self.costs.is_on(), |scratch| {
+            match &self.cache {
+                None => self.prepare_from_storage(key, fetched, scratch, slot),
+                Some(cache) => self.prepare_cached(cache, key, fetched, scratch, slot),
+            }
+        });
         if let Ok(cost) = &prepared {
             self.costs.record(key.id, cost);
         }
@@ -139,7 +129,7 @@ impl Recipe {
         let mut expected = self.expected(id);
         if expected.is_none() && is_looking && fetched_at == FetchedAt::InMemory {
             // A broken file is reported when it is decoded.
-            let header_info = self.look(&file).ok();
+            let header_info = self.inspect_header(&file).ok();
             let predicted = header_info.and_then(|picture| self.costs.predict(picture.features));
             expected = predicted.map(|cost| cost.prep());
         }
@@ -179,20 +169,25 @@ impl Recipe {
     }
 
     /// Brings sample `id` into the cache, if it is not there and there is room. Prepares nothing else.
-    pub(crate) fn admit(&self, id: u32, worker_scratch: &mut WorkerScratch) -> Prepared {
-        let fetched = worker_scratch.fetched.map(|(cost, _)| cost);
+    /// `fetched` is the sample if it was fetched before.
+    pub(crate) fn admit(
+        &self,
+        id: u32,
+        fetched: Option<Fetched>,
+        scratch: &mut Scratch,
+    ) -> Prepared {
         let Some(cache) = self.cache.as_ref().filter(|_| self.is_to_admit(id)) else {
             // Nothing to admit, for example because a job has cached the sample meanwhile. The fetch still counts.
-            worker_scratch.clear();
-            if let Some(cost) = &fetched {
-                self.costs.record(id, cost);
-            }
-            return Ok(fetched.unwrap_or_default());
+            let Some(fetched) = fetched else {
+                return Ok(PreparationCost::default());
+            };
+            self.costs.record(id, &fetched.cost);
+            return Ok(fetched.cost);
         };
-        let cost = guarded(worker_scratch, self.costs.is_on(), |worker_scratch| {
-            self.admit_to(cache, id, worker_scratch)
+        let ahead = fetch_seconds(fetched.as_ref());
+        let cost = guarded(ahead, scratch, self.costs.is_on(), |scratch| {
+            self.admit_to(cache, id, fetched, scratch)
         });
-        worker_scratch.clear();
         if let Ok(cost) = &cost {
             self.costs.record(id, cost);
         }
@@ -205,7 +200,7 @@ impl Recipe {
         cache.is_some_and(|cache| !cache.store.has(id) && cache.may_admit(id))
     }
 
-    fn look(&self, file: &[u8]) -> Result<HeaderInfo, Failure> {
+    fn inspect_header(&self, file: &[u8]) -> Result<HeaderInfo, Failure> {
         let picture = self.pipeline.look(file).map_err(Failure::decode)?;
         Ok(HeaderInfo {
             features: Features {
@@ -219,52 +214,62 @@ impl Recipe {
     fn prepare_from_storage(
         &self,
         key: SampleKey,
-        worker_scratch: &mut WorkerScratch,
+        fetched: Option<Fetched>,
+        scratch: &mut Scratch,
         slot: &mut dyn SlotWriter,
     ) -> Prepared {
-        let fetched = self.fetch(key.id, worker_scratch)?;
-        Ok(fetched.plus(self.prepare_fetched(key, worker_scratch, slot)?))
+        let fetched = self.fetch(key.id, fetched)?;
+        let prepared = self.prepare_fetched(&fetched, key, scratch, slot)?;
+        Ok(fetched.cost.plus(prepared))
     }
 
     fn prepare_cached(
         &self,
         cache: &DatasetCache,
         key: SampleKey,
-        worker_scratch: &mut WorkerScratch,
+        fetched: Option<Fetched>,
+        scratch: &mut Scratch,
         slot: &mut dyn SlotWriter,
     ) -> Prepared {
-        let fetched = match worker_scratch.fetched {
-            Some((cost, FetchedAt::InCache)) => Some(cost),
-            _ => None,
-        };
-        if let Some(cost) = self.prepare_hit(cache, key, worker_scratch, slot)? {
-            // A sample that was fetched into the cache for this preparation counts as a miss.
-            let Some(fetched) = fetched else {
-                cache.count_hit();
-                return Ok(cost);
-            };
-            cache.count_miss();
-            return Ok(fetched.plus(cost));
+        if let Some(cost) = self.prepare_hit(cache, key, scratch, slot)? {
+            return Ok(match fetched {
+                // A sample that was fetched into the cache for this preparation counts as a miss.
+                Some(fetched) if fetched.fetched_at == FetchedAt::InCache => {
+                    cache.count_miss();
+                    fetched.cost.plus(cost)
+                }
+                _ => {
+                    cache.count_hit();
+                    cost
+                }
+            });
         }
         cache.count_miss();
-        if cache.forms.is_some() {
-            return if cache.may_admit(key.id) {
-                self.prepare_in_best_form(cache, key, worker_scratch, slot)
-            } else {
-                self.prepare_from_storage(key, worker_scratch, slot)
-            };
-        }
-        let admitted = self.admit_to(cache, key.id, worker_scratch)?;
-        let finished = match self.prepare_hit(cache, key, worker_scratch, slot)? {
-            Some(cost) => cost,
-            // The sample was not admitted. In the encoded form the file was then not read; in the decoded form it was,
-            // to learn the size.
-            None if cache.form == CacheForm::Encoded => {
-                self.prepare_from_storage(key, worker_scratch, slot)?
+        match cache.form {
+            _ if cache.forms.is_some() && cache.may_admit(key.id) => {
+                self.prepare_in_best_form(cache, key, fetched, scratch, slot)
             }
-            None => self.prepare_fetched(key, worker_scratch, slot)?,
-        };
-        Ok(admitted.plus(finished))
+            _ if cache.forms.is_some() => self.prepare_from_storage(key, fetched, scratch, slot),
+            CacheForm::Encoded => {
+                self.count_from_here();
+                let admitted = self.admit_encoded(cache, key.id)?;
+                let finished = match self.prepare_hit(cache, key, scratch, slot)? {
+                    Some(cost) => cost,
+                    // The sample was not admitted, and its file was not read.
+                    None => self.prepare_from_storage(key, fetched, scratch, slot)?,
+                };
+                Ok(admitted.plus(finished))
+            }
+            _ => {
+                let fetched = self.fetch(key.id, fetched)?;
+                let admitted = self.decode_into_cache(cache, key.id, &fetched, scratch)?;
+                let finished = match self.prepare_hit(cache, key, scratch, slot)? {
+                    Some(cost) => cost,
+                    None => self.prepare_fetched(&fetched, key, scratch, slot)?,
+                };
+                Ok(fetched.cost.plus(admitted).plus(finished))
+            }
+        }
     }
 
     /// Caches the sample in the form that is worth most, or not at all.
@@ -272,41 +277,40 @@ impl Recipe {
         &self,
         cache: &DatasetCache,
         key: SampleKey,
-        worker_scratch: &mut WorkerScratch,
+        fetched: Option<Fetched>,
+        scratch: &mut Scratch,
         slot: &mut dyn SlotWriter,
     ) -> Prepared {
-        let fetched = self.fetch(key.id, worker_scratch)?;
-        let picture = self.look(&worker_scratch.file)?;
+        let fetched = self.fetch(key.id, fetched)?;
+        let picture = self.inspect_header(&fetched.file)?;
         let (mut done, stages) = match self.costs.predict(picture.features) {
             Some(expected) => (None, expected),
             // Until costs can be predicted, a sample is measured before its form is chosen.
             None => {
-                let cost = self.prepare_fetched(key, worker_scratch, slot)?;
+                let cost = self.prepare_fetched(&fetched, key, scratch, slot)?;
                 (Some(cost), cost.times.into())
             }
         };
-        let form = self.choose(cache, key.id, &fetched, &stages, &picture);
+        let form = self.choose(cache, key.id, &fetched.cost, &stages, &picture);
         let mut admitted = PreparationCost::default();
         match form {
-            Some(Form::Encoded) => {
-                cache.keep(key.id, Meta::of(Form::Encoded), &worker_scratch.file)
-            }
+            Some(Form::Encoded) => cache.keep(key.id, Meta::of(Form::Encoded), &fetched.file),
             Some(Form::Decoded) => {
-                admitted = self.decode_into_cache(cache, key.id, worker_scratch)?;
+                admitted = self.decode_into_cache(cache, key.id, &fetched, scratch)?;
                 if done.is_none() {
-                    done = self.prepare_hit(cache, key, worker_scratch, slot)?;
+                    done = self.prepare_hit(cache, key, scratch, slot)?;
                 }
             }
             _ => {}
         }
         let done = match done {
             Some(done) => done,
-            None => self.prepare_fetched(key, worker_scratch, slot)?,
+            None => self.prepare_fetched(&fetched, key, scratch, slot)?,
         };
         if form == Some(Form::Prepared) {
             cache.keep(key.id, Meta::of(Form::Prepared), slot.bytes());
         }
-        Ok(fetched.plus(admitted).plus(done))
+        Ok(fetched.cost.plus(admitted).plus(done))
     }
 
     fn choose(
@@ -341,7 +345,7 @@ impl Recipe {
         &self,
         cache: &DatasetCache,
         key: SampleKey,
-        worker_scratch: &mut WorkerScratch,
+        scratch: &mut Scratch,
         slot: &mut dyn SlotWriter,
     ) -> Result<Option<PreparationCost>, Failure> {
         let Some(hit) = cache.store.get(key.id) else {
@@ -356,7 +360,7 @@ impl Recipe {
                     pixels: &hit,
                 };
                 self.pipeline
-                    .prepare_decoded(view, key, &mut worker_scratch.scratch, || slot.bytes())
+                    .prepare_decoded(view, key, scratch, || slot.bytes())
             }
             Form::Prepared => {
                 let out = slot.bytes();
@@ -366,10 +370,9 @@ impl Recipe {
                 out.copy_from_slice(&hit);
                 Ok(PipelineRun::default())
             }
-            Form::Encoded => {
-                self.pipeline
-                    .prepare_encoded(&hit, key, &mut worker_scratch.scratch, || slot.bytes())
-            }
+            Form::Encoded => self
+                .pipeline
+                .prepare_encoded(&hit, key, scratch, || slot.bytes()),
         };
         let run = run.map_err(Failure::decode)?;
         Ok(Some(PreparationCost::of(&run, hit.len())))
@@ -377,26 +380,27 @@ impl Recipe {
 
     fn prepare_fetched(
         &self,
+        fetched: &Fetched,
         key: SampleKey,
-        worker_scratch: &mut WorkerScratch,
+        scratch: &mut Scratch,
         slot: &mut dyn SlotWriter,
     ) -> Prepared {
-        let WorkerScratch { scratch, file, .. } = worker_scratch;
         let run = self
             .pipeline
-            .prepare_encoded(file, key, scratch, || slot.bytes())
+            .prepare_encoded(&fetched.file, key, scratch, || slot.bytes())
             .map_err(Failure::decode)?;
-        Ok(PreparationCost::of(&run, file.len()))
+        Ok(PreparationCost::of(&run, fetched.file.len()))
     }
 
-    fn fetch(&self, id: u32, worker_scratch: &mut WorkerScratch) -> Prepared {
-        match worker_scratch.fetched.take() {
-            Some((cost, FetchedAt::InMemory)) => Ok(cost),
-            _ => {
-                self.count_from_here();
-                self.fetch_file(id, &mut worker_scratch.file)
-            }
+    /// Fetches a sample into memory, unless it was before.
+    fn fetch(&self, id: u32, fetched: Option<Fetched>) -> Result<Fetched, Failure> {
+        if let Some(fetched) = fetched.filter(|f| f.fetched_at == FetchedAt::InMemory) {
+            return Ok(fetched);
         }
+        self.count_from_here();
+        let mut file = Vec::new();
+        let cost = self.fetch_file(id, &mut file)?;
+        Ok(Fetched::in_memory(file, cost))
     }
 
     /// Restarts the thread's CPU clock before a fetch. A thread that waits for storage uses less CPU time than its
@@ -420,17 +424,19 @@ impl Recipe {
         &self,
         cache: &DatasetCache,
         id: u32,
-        worker_scratch: &mut WorkerScratch,
+        fetched: Option<Fetched>,
+        scratch: &mut Scratch,
     ) -> Prepared {
         match cache.form {
             CacheForm::Encoded => {
                 self.count_from_here();
                 self.admit_encoded(cache, id)
             }
-            CacheForm::Auto => self.admit_in_best_form(cache, id, worker_scratch),
+            CacheForm::Auto => self.admit_in_best_form(cache, id, fetched, scratch),
             _ => {
-                let fetched = self.fetch(id, worker_scratch)?;
-                Ok(fetched.plus(self.decode_into_cache(cache, id, worker_scratch)?))
+                let fetched = self.fetch(id, fetched)?;
+                let decoded = self.decode_into_cache(cache, id, &fetched, scratch)?;
+                Ok(fetched.cost.plus(decoded))
             }
         }
     }
@@ -440,27 +446,31 @@ impl Recipe {
         &self,
         cache: &DatasetCache,
         id: u32,
-        worker_scratch: &mut WorkerScratch,
+        fetched: Option<Fetched>,
+        scratch: &mut Scratch,
     ) -> Prepared {
-        let mut cost = self.fetch(id, worker_scratch)?;
-        let picture = self.look(&worker_scratch.file)?;
-        cost.features = picture.features;
+        let fetched = self.fetch(id, fetched)?;
+        let picture = self.inspect_header(&fetched.file)?;
+        let mut cost = PreparationCost {
+            features: picture.features,
+            ..fetched.cost
+        };
         if let Some(stages) = self.costs.predict(cost.features) {
             let form = self.choose(cache, id, &cost, &stages, &picture);
             return Ok(match form {
                 Some(Form::Encoded) => {
-                    cache.keep(id, Meta::of(Form::Encoded), &worker_scratch.file);
+                    cache.keep(id, Meta::of(Form::Encoded), &fetched.file);
                     cost
                 }
-                Some(_) => cost.plus(self.decode_into_cache(cache, id, worker_scratch)?),
+                Some(_) => cost.plus(self.decode_into_cache(cache, id, &fetched, scratch)?),
                 None => cost,
             });
         }
         // Until costs can be predicted, a sample is measured before its form is chosen.
-        let (decoded, pixels) = self.decode(worker_scratch)?;
+        let (decoded, pixels) = self.decode(&fetched, scratch)?;
         cost = cost.plus(decoded);
         match self.choose(cache, id, &cost, &cost.times.into(), &picture) {
-            Some(Form::Encoded) => cache.keep(id, Meta::of(Form::Encoded), &worker_scratch.file),
+            Some(Form::Encoded) => cache.keep(id, Meta::of(Form::Encoded), &fetched.file),
             Some(_) => cache.keep(id, pixels.0, &pixels.1),
             None => {}
         }
@@ -469,10 +479,11 @@ impl Recipe {
 
     fn decode(
         &self,
-        worker_scratch: &mut WorkerScratch,
+        fetched: &Fetched,
+        scratch: &mut Scratch,
     ) -> Result<(PreparationCost, (Meta, Vec<u8>)), Failure> {
         let start = Instant::now();
-        let WorkerScratch { scratch, file, .. } = worker_scratch;
+        let file = &fetched.file;
         let shape = self.pipeline.decoded_size(file).map_err(Failure::decode)?;
         let mut pixels = vec![0; shape.bytes()];
         self.pipeline
@@ -505,10 +516,11 @@ impl Recipe {
         &self,
         cache: &DatasetCache,
         id: u32,
-        worker_scratch: &mut WorkerScratch,
+        fetched: &Fetched,
+        scratch: &mut Scratch,
     ) -> Prepared {
         let start = Instant::now();
-        let WorkerScratch { scratch, file, .. } = worker_scratch;
+        let file = &fetched.file;
         let shape = self.pipeline.decoded_size(file).map_err(Failure::decode)?;
         let meta = decoded_as(shape);
         let Some(mut place) = cache.store.reserve(id, shape.bytes(), meta) else {
@@ -557,18 +569,23 @@ fn decoded_as(shape: DecodedShape) -> Meta {
     }
 }
 
+/// Returns the seconds that were spent on a sample before its preparation.
+fn fetch_seconds(fetched: Option<&Fetched>) -> f32 {
+    fetched.map_or(0.0, |fetched| fetched.cost.times.fetch_seconds())
+}
+
+/// Runs a preparation, and adds its CPU time if `is_measured`. `ahead` are the seconds of its cost that were spent
+/// before.
 fn guarded(
-    worker_scratch: &mut WorkerScratch,
+    ahead: f32,
+    scratch: &mut Scratch,
     is_measured: bool,
-    run: impl FnOnce(&mut WorkerScratch) -> Prepared,
+    run: impl FnOnce(&mut Scratch) -> Prepared,
 ) -> Prepared {
-    let ahead = worker_scratch
-        .fetched
-        .map_or(0.0, |(cost, _)| cost.times.fetch_seconds());
-    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(worker_scratch)));
+    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(scratch)));
     let prepared = caught.unwrap_or_else(|_| {
         // The panic may have left it half changed.
-        *worker_scratch = WorkerScratch::default();
+        *scratch = Scratch::default();
         Err(Failure::new(
             "prepare",
             "an operator panicked: a defect of coprep, please report it".into(),

@@ -14,11 +14,12 @@ use fail::fail_point;
 
 use crate::caches::DatasetCache;
 use crate::produce::deadline_queue::Deadline;
-use crate::produce::native::{Failure, Fetched, Recipe, WorkerScratch};
+use crate::produce::native::{Failure, Fetched, Recipe};
 use crate::produce::threads::{PoolWork, Ready};
 use crate::registry::{Guest, Registry};
 use crate::stream::{Client, Stream};
 use crate::{Error, Result};
+use coprep_pipeline::Scratch;
 
 /// Interval of the progress reports to the client.
 const REPORT_EVERY: Duration = Duration::from_millis(200);
@@ -56,16 +57,11 @@ impl PoolWork for Admit {
         }
     }
 
-    fn run(mut self: Box<Self>, worker_scratch: &mut WorkerScratch) {
+    fn run(mut self: Box<Self>, scratch: &mut Scratch) {
         fail_point!("warm-worker");
-        if let Some(fetched) = self.fetched.take() {
-            worker_scratch.take_over(fetched);
-        }
-        let result = self
-            .recipe
-            .admit(self.id, worker_scratch)
-            .map(|cost| cost.fetched_bytes);
-        self.tell(result);
+        let fetched = self.fetched.take();
+        let admitted = self.recipe.admit(self.id, fetched, scratch);
+        self.tell(admitted.map(|cost| cost.fetched_bytes));
     }
 }
 

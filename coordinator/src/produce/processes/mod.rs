@@ -45,7 +45,7 @@ pub(crate) trait Task: Send {
     /// Tells the task that a worker is about to make it.
     fn begin(&mut self) -> Begin;
     /// Returns the sample to make, and its slot if that is known before the sample is made.
-    fn order(&self) -> SampleRequest;
+    fn request(&self) -> SampleRequest;
     /// Returns the sample if this id means the same sample whenever it is drawn. Returns `None` if the id counts the
     /// batches of an iteration, which are others in each epoch.
     fn lasting_id(&self) -> Option<u32>;

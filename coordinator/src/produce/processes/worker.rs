@@ -26,7 +26,8 @@ use coprep_cache::sample_cache::{Form, Meta};
 use coprep_cache::task_table::{TaskHandle, TaskTable, Written};
 use coprep_costs::MeasuredTimes;
 use coprep_protocol::code::{
-    self, CHUNKS, Channel, ENTRIES, MOST, Raised, SampleRequest, WorkerProgress, WorkerReport,
+    self, CHUNKS, Channel, ChunkRequest, ENTRIES, MOST, Raised, SampleRequest, WorkerProgress,
+    WorkerReport,
 };
 use coprep_protocol::nap::nap;
 use fail::fail_point;
@@ -382,10 +383,10 @@ impl Worker {
                 is_told: false,
             });
         }
-        let message = process.orders(chunk, self.process_pool.cache.as_deref())?;
+        let request = process.request(chunk, self.process_pool.cache.as_deref())?;
         process
             .channel
-            .send(&message, &[])
+            .send(request.as_bytes(), &[])
             .map_err(|_| String::new())
     }
 
@@ -574,7 +575,7 @@ impl Worker {
         let Some(Some(task)) = chunk.tasks.get(index as usize) else {
             return Err(NOT_GIVEN.into());
         };
-        let id = task.work.order().id;
+        let id = task.work.request().id;
         let Some(file) = process.scratch.get(chunk.number as usize) else {
             return Ok(());
         };
@@ -717,44 +718,44 @@ impl Worker {
 
 impl WorkerProcess {
     /// Builds the message for a chunk. Cached values are copied to the scratch file.
-    fn orders(
+    fn request(
         &self,
         chunk: &Chunk,
         cache: Option<&DatasetCache>,
-    ) -> std::result::Result<Vec<u8>, String> {
+    ) -> std::result::Result<ChunkRequest, String> {
         let mut at = 0;
-        let mut orders = Vec::with_capacity(chunk.tasks.len());
+        let mut request = ChunkRequest::new(chunk.number, chunk.tasks.len());
         for (task, hand) in chunk.tasks.iter().flatten().zip(&chunk.hands) {
-            let mut order = task.work.order();
+            let mut sample = task.work.request();
             if hand.offered.is_some() {
-                (order.place, order.is_offered) = (hand.offered, true);
+                (sample.place, sample.is_offered) = (hand.offered, true);
             }
             if let (Some(cache), Some(file)) = (cache, self.scratch.get(chunk.number as usize)) {
-                fill(&mut order, cache, file, &mut at).map_err(|e| e.to_string())?;
+                fill(&mut sample, cache, file, &mut at).map_err(|e| e.to_string())?;
             }
-            orders.push(order);
+            request.push(&sample);
         }
-        Ok(code::orders(chunk.number, &orders))
+        Ok(request)
     }
 }
 
 /// Copies the cached value of a sample to the scratch file, or asks the process to return the value.
 fn fill(
-    order: &mut SampleRequest,
+    sample: &mut SampleRequest,
     cache: &DatasetCache,
     file: &File,
     at: &mut u64,
 ) -> std::io::Result<()> {
-    match cache.store.get(order.id) {
+    match cache.store.get(sample.id) {
         Some(hit) => {
             cache.count_hit();
             file.write_all_at(&hit, *at)?;
-            order.cached = (*at, hit.len() as u64);
+            sample.cached = (*at, hit.len() as u64);
             *at = (*at + hit.len() as u64).next_multiple_of(64);
         }
         None => {
             cache.count_miss();
-            order.keep = cache.may_admit(order.id);
+            sample.keep = cache.may_admit(sample.id);
         }
     }
     Ok(())

@@ -20,10 +20,10 @@ use fail::fail_point;
 
 use crate::observe::stalls::{FetchWeight, StallClock};
 use crate::produce::deadline_queue::Deadline;
-use crate::produce::native::WorkerScratch;
 pub use crate::produce::threads::pass::pass;
 use crate::produce::threads::stages::{CompletedTask, StageQueues, ThreadTask};
 use crate::{Error, Result};
+use coprep_pipeline::Scratch;
 
 /// A task of the pool.
 pub(crate) trait PoolWork: Send {
@@ -37,7 +37,7 @@ pub(crate) trait PoolWork: Send {
         Ready::default()
     }
     /// Does the rest of the task, or all of it if nothing was fetched.
-    fn run(self: Box<Self>, worker_scratch: &mut WorkerScratch);
+    fn run(self: Box<Self>, scratch: &mut Scratch);
 }
 
 /// Panic payload that unwinds from a task that nobody waits for any more.
@@ -320,15 +320,15 @@ fn carry_out(step: ThreadTask<Box<dyn PoolWork>>) -> CompletedTask<Box<dyn PoolW
             let ready = fetched.unwrap_or_default();
             CompletedTask::Fetched(work, ready)
         }
-        ThreadTask::Prepare(work, mut worker_scratch) => {
-            let ran = std::panic::catch_unwind(AssertUnwindSafe(|| work.run(&mut worker_scratch)));
+        ThreadTask::Prepare(work, mut scratch) => {
+            let ran = std::panic::catch_unwind(AssertUnwindSafe(|| work.run(&mut scratch)));
             if let Err(panic) = ran {
                 if !panic.is::<GivenUp>() {
                     tracing::error!("a worker panicked: a defect of coprep, please report it");
                 }
-                *worker_scratch = WorkerScratch::default();
+                *scratch = Scratch::default();
             }
-            CompletedTask::Prepared(worker_scratch)
+            CompletedTask::Prepared(scratch)
         }
     }
 }

@@ -13,19 +13,19 @@ use coprep_costs::Interval;
 
 use crate::observe::stalls::StallClock;
 use crate::produce::deadline_queue::{Deadline, DeadlineHeap};
-use crate::produce::native::WorkerScratch;
 use crate::produce::threads::Ready;
+use coprep_pipeline::Scratch;
 
 /// A task for a thread.
 pub(super) enum ThreadTask<W> {
     Fetch(W),
-    Prepare(W, Box<WorkerScratch>),
+    Prepare(W, Box<Scratch>),
 }
 
 /// A task that a thread has done.
 pub(super) enum CompletedTask<W> {
     Fetched(W, Ready),
-    Prepared(Box<WorkerScratch>),
+    Prepared(Box<Scratch>),
 }
 
 /// The tasks of the pool; see the module.
@@ -38,7 +38,7 @@ pub(super) struct StageQueues<W> {
     threads: u32,
     /// Memory that is reused.
     #[expect(clippy::vec_box, reason = "boxes pass from hand to hand")]
-    worker_scratch: Vec<Box<WorkerScratch>>,
+    scratch: Vec<Box<Scratch>>,
     /// Time up to which the sums are complete.
     until: Instant,
     sums: Sums,
@@ -82,7 +82,7 @@ impl<W> StageQueues<W> {
             preparing: 0,
             cpus,
             threads: cpus,
-            worker_scratch: Vec::new(),
+            scratch: Vec::new(),
             until: now,
             sums: Sums::default(),
             recent: Sums::default(),
@@ -114,10 +114,10 @@ impl<W> StageQueues<W> {
                 self.sums.fetch_cpu_s += f64::from(ready.at_work);
                 self.to_prepare.push(ready.due, work);
             }
-            CompletedTask::Prepared(worker_scratch) => {
+            CompletedTask::Prepared(scratch) => {
                 self.preparing -= 1;
                 self.sums.prepared += 1;
-                self.worker_scratch.push(worker_scratch);
+                self.scratch.push(scratch);
             }
         }
     }
@@ -142,7 +142,7 @@ impl<W> StageQueues<W> {
         self.preparing += 1;
         Some(ThreadTask::Prepare(
             work,
-            self.worker_scratch.pop().unwrap_or_default(),
+            self.scratch.pop().unwrap_or_default(),
         ))
     }
 

@@ -6,12 +6,12 @@ use coprep_costs::MeasuredTimes;
 
 use crate::caches::DatasetCache;
 use crate::produce::deadline_queue::Deadline;
-use crate::produce::native::WorkerScratch;
 use crate::produce::processes::{LargeRoom, ProcessPool};
 use crate::produce::producer::UserCodeStore;
 use crate::produce::threads::PoolWork;
 use crate::stream::sample::PendingSample;
 use crate::stream::sample::process::ProcessWork;
+use coprep_pipeline::Scratch;
 
 /// The work of copying one sample that a worker process made before.
 pub(super) struct CopyWork {
@@ -31,7 +31,7 @@ pub(super) enum Restored {
 }
 
 impl PoolWork for CopyWork {
-    fn run(self: Box<Self>, _: &mut WorkerScratch) {
+    fn run(self: Box<Self>, _: &mut Scratch) {
         let CopyWork {
             mut sample,
             process_pool,

@@ -6,10 +6,11 @@ use coprep_pipeline::SampleKey;
 
 use crate::observe::preparation_cost::PreparationCost;
 use crate::produce::deadline_queue::Deadline;
-use crate::produce::native::{Failure, Fetched, Recipe, WorkerScratch};
+use crate::produce::native::{Failure, Fetched, Recipe};
 use crate::produce::threads::{PoolWork, Ready};
 use crate::stream::Stream;
 use crate::stream::sample::PendingSample;
+use coprep_pipeline::Scratch;
 
 /// The work of fetching and preparing one sample.
 pub(super) struct PipelineWork {
@@ -39,12 +40,9 @@ impl PipelineWork {
     }
 
     /// Prepares the sample, or the one that replaces it, or leaves a gap.
-    fn fill(&mut self, worker_scratch: &mut WorkerScratch) {
-        if let Some(fetched) = self.fetched.take() {
-            worker_scratch.take_over(fetched);
-        }
+    fn fill(&mut self, scratch: &mut Scratch) {
         loop {
-            match self.prepare(worker_scratch) {
+            match self.prepare(scratch) {
                 Ok(cost) => return self.sample.prepared(&cost),
                 Err(failure) => {
                     if !self.sample.replace(failure) {
@@ -55,14 +53,15 @@ impl PipelineWork {
         }
     }
 
-    fn prepare(&mut self, worker_scratch: &mut WorkerScratch) -> Result<PreparationCost, Failure> {
+    fn prepare(&mut self, scratch: &mut Scratch) -> Result<PreparationCost, Failure> {
+        let fetched = self.fetched.take();
         let PipelineWork { sample, recipe, .. } = self;
         let key = SampleKey {
             seed: sample.stream.config.seed,
             id: sample.draw.id,
             visit: sample.draw.key,
         };
-        let cost = recipe.prepare(key, worker_scratch, sample)?;
+        let cost = recipe.prepare(key, fetched, scratch, sample)?;
         let label = recipe.dataset.label(key.id);
         sample
             .slot()
@@ -96,9 +95,9 @@ impl PoolWork for PipelineWork {
         }
     }
 
-    fn run(mut self: Box<Self>, worker_scratch: &mut WorkerScratch) {
+    fn run(mut self: Box<Self>, scratch: &mut Scratch) {
         if self.sample.start() {
-            self.fill(worker_scratch);
+            self.fill(scratch);
         }
         self.sample.end();
     }

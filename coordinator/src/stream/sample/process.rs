@@ -67,7 +67,7 @@ impl Task for ProcessWork {
         }
     }
 
-    fn order(&self) -> SampleRequest {
+    fn request(&self) -> SampleRequest {
         SampleRequest {
             id: self.sample.draw.id,
             place: match &self.sample.destination {

@@ -1,9 +1,10 @@
 //! Samples over which a thread panicked.
 
 use crate::produce::deadline_queue::Deadline;
-use crate::produce::native::{Failure, WorkerScratch};
+use crate::produce::native::Failure;
 use crate::produce::threads::PoolWork;
 use crate::stream::sample::{Destination, PendingSample};
+use coprep_pipeline::Scratch;
 
 /// Number of panics after which a sample breaks its stream off. From the second on, the threads only had to report it.
 const MOST_PANICS: u32 = 3;
@@ -12,7 +13,7 @@ const MOST_PANICS: u32 = 3;
 struct RecoveryWork(PendingSample);
 
 impl PoolWork for RecoveryWork {
-    fn run(self: Box<Self>, _: &mut WorkerScratch) {
+    fn run(self: Box<Self>, _: &mut Scratch) {
         self.0.recover();
     }
 }
