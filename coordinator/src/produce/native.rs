@@ -246,10 +246,10 @@ impl Recipe {
         }
         cache.count_miss();
         match cache.form {
-            _ if cache.forms.is_some() && cache.may_admit(key.id) => {
+            CacheForm::Auto if cache.may_admit(key.id) => {
                 self.prepare_in_best_form(cache, key, fetched, scratch, slot)
             }
-            _ if cache.forms.is_some() => self.prepare_from_storage(key, fetched, scratch, slot),
+            CacheForm::Auto => self.prepare_from_storage(key, fetched, scratch, slot),
             CacheForm::Encoded => {
                 self.count_from_here();
                 let admitted = self.admit_encoded(cache, key.id)?;
