@@ -4,7 +4,8 @@
 //! cached in its encoded form is read straight into the cache, and a decoded sample is decoded there. Where the form is
 //! chosen by price ([`coprep_costs::forms`]), the file is read first, and copied if its encoded form is chosen.
 
-use std::cell::Cell;
+mod thread_usage;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,14 +14,14 @@ use coprep_costs::{ExpectedCost, Features, MeasuredTimes};
 use coprep_pipeline::{
     Dataset, DecodedShape, DecodedView, Pipeline, PipelineRun, SampleKey, Scratch,
 };
-use coprep_protocol::message::{CacheForm, SampleError};
-use nix::sys::resource::{UsageWho, getrusage};
-use nix::time::{ClockId, clock_gettime};
+use coprep_protocol::message::CacheForm;
 
 use crate::caches::DatasetCache;
 use crate::observe::costs::Costs;
 use crate::observe::preparation_cost::PreparationCost;
 use crate::observe::stalls::FetchWeight;
+use crate::produce::failure::Failure;
+use crate::produce::native::thread_usage::{ThreadUsage, cpu_since_last, thread_cpu};
 
 /// Everything that is needed to prepare the samples of a stream.
 pub(crate) struct Recipe {
@@ -63,17 +64,6 @@ pub(crate) struct Fetched {
 struct HeaderInfo {
     features: Features,
     decoded: DecodedShape,
-}
-
-/// The stage in which a preparation failed, and the reason.
-#[derive(Clone, Debug)]
-pub(crate) struct Failure {
-    pub(crate) stage: &'static str,
-    pub(crate) message: String,
-    /// For user code: the worker, in words for people. Empty otherwise.
-    pub(crate) worker: String,
-    /// For user code: the exception, packed for the job. Empty otherwise.
-    pub(crate) exception: Vec<u8>,
 }
 
 type Prepared = Result<PreparationCost, Failure>;
@@ -602,93 +592,4 @@ fn guarded(
         ..MeasuredTimes::default()
     };
     Ok(prepared.plus(used.into()))
-}
-
-/// CPU time and waits of this thread so far.
-struct ThreadUsage {
-    cpu: Duration,
-    /// Number of times that it gave up its processor to wait for something.
-    waits: Option<i64>,
-}
-
-impl ThreadUsage {
-    fn now() -> Self {
-        let usage = getrusage(UsageWho::RUSAGE_THREAD).ok();
-        ThreadUsage {
-            cpu: thread_cpu(),
-            waits: usage.map(|usage| usage.voluntary_context_switches()),
-        }
-    }
-
-    /// Returns the CPU seconds since then, and the seconds of `wall` in which the thread did not wait for storage. If
-    /// it never gave up its processor, that is all of `wall`, including time in which it waited for a processor.
-    fn spent(&self, wall: f32) -> (f32, f32) {
-        let now = ThreadUsage::now();
-        let cpu = now.cpu.saturating_sub(self.cpu).as_secs_f32();
-        if now.waits == self.waits {
-            (cpu, wall)
-        } else {
-            (cpu, cpu.min(wall))
-        }
-    }
-}
-
-thread_local! {
-    /// CPU time of this thread when it was last read.
-    static LAST_CPU: Cell<Duration> = const { Cell::new(Duration::ZERO) };
-}
-
-/// Returns the CPU time of this thread, by a system call.
-fn thread_cpu() -> Duration {
-    let now =
-        clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from);
-    LAST_CPU.set(now);
-    now
-}
-
-/// Returns the CPU time of this thread since it was last read. It covers one sample and the time between the previous
-/// sample and this one; callers cap it at the time of the stages. So each sample needs one reading of the clock and not
-/// two, because a system call drives data out of the processor's caches, which costs more than the call.
-fn cpu_since_last() -> Duration {
-    let last = LAST_CPU.get();
-    thread_cpu().saturating_sub(last)
-}
-
-impl Failure {
-    pub(crate) fn new(stage: &'static str, message: String) -> Self {
-        Failure {
-            stage,
-            message,
-            worker: String::new(),
-            exception: Vec::new(),
-        }
-    }
-
-    /// Returns the failure of a sample over which a thread panicked.
-    pub(crate) fn defect() -> Self {
-        let message = "a thread of the coordinator panicked over it: a defect of coprep, please report it with the \
-                       coordinator's log";
-        Failure::new("prepare", message.into())
-    }
-
-    /// Converts it into the error that jobs are sent.
-    pub(crate) fn of_sample(self, tag: u64, id: u32, path: String) -> SampleError {
-        SampleError {
-            tag,
-            id,
-            path,
-            stage: self.stage.into(),
-            message: self.message,
-            worker: self.worker,
-            exception: self.exception,
-        }
-    }
-
-    fn fetch(error: coprep_pipeline::Error) -> Self {
-        Failure::new("fetch", error.to_string())
-    }
-
-    fn decode(error: coprep_pipeline::Error) -> Self {
-        Failure::new("decode", error.to_string())
-    }
 }

@@ -14,7 +14,8 @@ use fail::fail_point;
 
 use crate::caches::DatasetCache;
 use crate::produce::deadline_queue::Deadline;
-use crate::produce::native::{Failure, Fetched, Recipe};
+use crate::produce::failure::Failure;
+use crate::produce::native::{Fetched, Recipe};
 use crate::produce::threads::{PoolWork, Ready};
 use crate::registry::{Guest, Registry};
 use crate::stream::{Client, Stream};

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use coprep_protocol::lock::lock;
 
-use crate::produce::native::Failure;
+use crate::produce::failure::Failure;
 
 /// Time for which a sample that ended its workers fails at once. A lost worker a minute is no noticeable cost for a
 /// stream.

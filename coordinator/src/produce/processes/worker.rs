@@ -11,7 +11,13 @@
 //! A sample on which a worker ended is given to another worker once, alone. If that one ends too, the sample has
 //! failed, and fails at once when it is drawn again ([`deadly`](super::deadly)). Samples that the process had not begun
 //! go back without a mark.
+//!
+//! * [`reports`]: the process's messages, and the samples that it has written.
+//! * [`room`]: memory for samples that are larger than their slots.
+//! * [`ending`]: the end of the process, and the samples that it leaves.
 
+mod ending;
+mod reports;
 mod room;
 
 use std::collections::VecDeque;
@@ -22,12 +28,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coprep_cache::sample_cache::{Form, Meta};
-use coprep_cache::task_table::{TaskHandle, TaskTable, Written};
-use coprep_costs::MeasuredTimes;
+use coprep_cache::task_table::{TaskHandle, TaskTable};
 use coprep_protocol::code::{
-    self, CHUNKS, Channel, ChunkRequest, ENTRIES, MOST, Raised, SampleRequest, WorkerProgress,
-    WorkerReport,
+    self, CHUNKS, Channel, ChunkRequest, ENTRIES, MOST, SampleRequest, WorkerReport,
 };
 use coprep_protocol::nap::nap;
 use fail::fail_point;
@@ -35,11 +38,10 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use crate::caches::DatasetCache;
 use crate::produce::deadline_queue::Deadline;
-use crate::produce::native::Failure;
 use crate::produce::processes::deadly::Verdict;
 use crate::produce::processes::fork_server::Forked;
 use crate::produce::processes::worker::room::Want;
-use crate::produce::processes::{Begin, Outlook, ProcessPool, Task, TaskOutcome, Trouble, failure};
+use crate::produce::processes::{Begin, Outlook, ProcessPool, Task, TaskOutcome, Trouble};
 use crate::{Error, Result};
 
 /// Longest expected time of a chunk. If a sample takes longer than this, the samples behind it are withdrawn.
@@ -412,307 +414,6 @@ impl Worker {
             task_table,
             next_chunk: 0,
         })
-    }
-
-    // The process's messages.
-
-    fn report(&mut self, report: WorkerReport) -> std::result::Result<(), String> {
-        self.pause = PAUSES.0;
-        match report {
-            WorkerReport::Written(progress) => self.advanced(progress)?,
-            WorkerReport::Ready(index) => self.tell_where(index)?,
-            WorkerReport::Raised(index, raised) => self.raised(index, raised)?,
-            WorkerReport::TooLarge(index, bytes) => self.wants_room(index, bytes)?,
-            WorkerReport::Probed(_) => return Err("said what it was not asked".into()),
-        }
-        Ok(())
-    }
-
-    fn advanced(&mut self, progress: WorkerProgress) -> std::result::Result<(), String> {
-        self.waits = progress.waited_for_nothing();
-        self.take_written()?;
-        if progress.ends_chunk {
-            // Popped only now, because the process may look at the chunk's entries until it has reported the end.
-            match self.chunks.pop_front() {
-                Some(chunk) if chunk.left == 0 => {}
-                Some(chunk) => {
-                    self.chunks.push_front(chunk);
-                    return Err("ended a chunk before all of its samples".into());
-                }
-                None => return Err(NOT_GIVEN.into()),
-            }
-        }
-        Ok(())
-    }
-
-    /// Finishes the samples that the process has written.
-    fn take_written(&mut self) -> std::result::Result<(), String> {
-        let hands = self.chunks.front().map_or(0, |chunk| chunk.hands.len());
-        for index in 0..hands {
-            let chunk = self.chunks.front();
-            let is_there = chunk.is_some_and(|c| c.tasks[index].is_some());
-            let written = chunk.and_then(|c| c.hands[index].given.written());
-            if let Some(written) = written.filter(|_| is_there) {
-                self.written(index as u32, &written)?;
-                self.heard = Instant::now();
-            }
-        }
-        Ok(())
-    }
-
-    /// Called when the process was silent for a while. Withdraws the samples behind one that takes long, for another
-    /// worker.
-    fn check_slow_sample(&mut self) -> std::result::Result<(), String> {
-        self.take_written()?;
-        let Some(chunk) = self.chunks.front() else {
-            return Ok(());
-        };
-        let mut left = (chunk.tasks.iter().zip(&chunk.hands)).filter(|(task, _)| task.is_some());
-        let age = left.find_map(|(_, hand)| hand.given.age());
-        if age.is_none_or(|age| age < TOGETHER) {
-            return Ok(());
-        }
-        let process_pool = self.process_pool.clone();
-        self.withdraw(|task| process_pool.requeue_first(task));
-        Ok(())
-    }
-
-    /// Withdraws the samples that the process has not begun, and passes each to `another`.
-    fn withdraw(&mut self, another: impl Fn(PoolTask)) {
-        // A chunk that is not quick also keeps the process from being given more.
-        if let Some(chunk) = self.chunks.front_mut() {
-            chunk.is_quick = false;
-        }
-        for chunk in &mut self.chunks {
-            for (place, hand) in chunk.tasks.iter_mut().zip(&chunk.hands) {
-                if let Some(mut task) = place.take_if(|_| hand.given.withdraw()) {
-                    chunk.left -= 1;
-                    task.work.put_back();
-                    another(task);
-                }
-            }
-        }
-    }
-
-    /// Takes a sample out of the oldest chunk. The caller must finish it. Samples left in the chunk are given to
-    /// another worker if this one fails.
-    fn take_task(&mut self, index: u32) -> std::result::Result<PoolTask, String> {
-        let chunk = self.chunks.front_mut();
-        let place = chunk.and_then(|c| {
-            c.left = c.left.saturating_sub(1);
-            c.tasks.get_mut(index as usize)
-        });
-        place.and_then(Option::take).ok_or_else(|| NOT_GIVEN.into())
-    }
-
-    /// Tells the process where to write a sample that is ready.
-    fn tell_where(&mut self, index: u32) -> std::result::Result<(), String> {
-        let chunk = self.chunks.front_mut();
-        let task = chunk.and_then(|c| c.tasks.get_mut(index as usize)?.as_mut());
-        let (Some(task), Some(process)) = (task, &mut self.process) else {
-            return Err(NOT_GIVEN.into());
-        };
-        let (buffer, slot) = task.work.bind(true);
-        let message = code::place(buffer, slot);
-        let told = process.channel.send(&message, &[]);
-        if let Some(chunk) = self.chunks.front_mut() {
-            // The chunk is nearly done, so the next one can be given without waiting for its end.
-            chunk.is_quick |= chunk.left == 1;
-            if let Some(hand) = chunk.hands.get_mut(index as usize) {
-                hand.is_told = true;
-            }
-        }
-        told.map_err(|_| String::new())
-    }
-
-    fn written(&mut self, index: u32, written: &Written) -> std::result::Result<(), String> {
-        let wall = Duration::from_nanos(written.wall_ns);
-        let cpu = Duration::from_nanos(written.cpu_ns).min(wall);
-        let dataset = Duration::from_nanos(written.dataset_ns).min(wall);
-        self.check_taken(index, "wrote to a place that it did not take")?;
-        if written.kept.1 > 0 {
-            self.keep(index, written.kept, dataset)?;
-        }
-        let task = self.take_task(index)?;
-        // Time off the processor without waiting for one is taken to be the dataset's time of reading.
-        let fetch = (wall - cpu).mul_f64(self.waits).min(dataset);
-        let times = MeasuredTimes {
-            // Zero waiting was measured, too. `None` would leave an older, longer measurement in place.
-            fetch: Some(fetch.as_secs_f32()),
-            decode: MeasuredTimes::stage(dataset - fetch),
-            fixed: None,
-            random: MeasuredTimes::stage(wall - dataset),
-            cpu: MeasuredTimes::stage(cpu),
-        };
-        self.process_pool.took(&times);
-        let blob = written.blob;
-        task.work.finish(TaskOutcome::Made { times, blob });
-        Ok(())
-    }
-
-    /// Returns an error if the process was offered a slot for the sample and has not taken it.
-    fn check_taken(&self, index: u32, what: &str) -> std::result::Result<(), String> {
-        let chunk = self.chunks.front();
-        let hand = chunk.and_then(|c| c.hands.get(index as usize));
-        if hand.is_some_and(|h| h.offered.is_some() && !h.is_told && !h.given.is_taken()) {
-            return Err(what.into());
-        }
-        Ok(())
-    }
-
-    /// Admits the value of a deterministic part to the cache. This copy is the only way into the cache, so that no
-    /// process of user code can write there.
-    fn keep(
-        &self,
-        index: u32,
-        (at, len): (u64, u64),
-        dataset: Duration,
-    ) -> std::result::Result<(), String> {
-        let scratch = self.chunks.front().zip(self.process.as_ref());
-        let (Some((chunk, process)), Some(cache)) = (scratch, &self.process_pool.cache) else {
-            return Ok(());
-        };
-        let Some(Some(task)) = chunk.tasks.get(index as usize) else {
-            return Err(NOT_GIVEN.into());
-        };
-        let id = task.work.request().id;
-        let Some(file) = process.scratch.get(chunk.number as usize) else {
-            return Ok(());
-        };
-        let form = Form::Decoded;
-        // Checked before room is reserved, because the length is only the process's claim.
-        let there = file.metadata().map_err(|e| e.to_string())?.len();
-        if at.checked_add(len).is_none_or(|end| end > there) {
-            return Err("said where a value lies, and it is not there".into());
-        }
-        let len = usize::try_from(len).map_err(|e| e.to_string())?;
-        let offer = [(form, len, dataset.as_secs_f32())];
-        if cache.forms.is_some() && cache.choose(id, &offer).is_none() {
-            return Ok(());
-        }
-        if let Some(mut place) = cache.store.reserve(id, len, Meta::of(form)) {
-            file.read_exact_at(place.as_mut_slice(), at)
-                .map_err(|e| format!("said where a value lies, and it is not there: {e}"))?;
-            place.commit();
-        }
-        Ok(())
-    }
-
-    fn raised(&mut self, index: u32, raised: Raised) -> std::result::Result<(), String> {
-        let failure = failure(raised, self.name())?;
-        let task = self.take_task(index)?;
-        task.work.finish(TaskOutcome::Failed(failure));
-        Ok(())
-    }
-
-    fn name(&self) -> String {
-        let pid = self.process.as_ref().map_or(0, |process| process.pid);
-        format!("{} (process {pid})", self.id)
-    }
-
-    // The end of the process.
-
-    /// Replaces the process. `why` is empty if it ended by itself.
-    fn lost(&mut self, why: &str) {
-        self.forget_want();
-        if self.process_pool.is_over() {
-            return;
-        }
-        let name = self.name();
-        let Some(WorkerProcess { number, pid, .. }) = self.process.take() else {
-            return self.blame(&name, why);
-        };
-        let Some(exited) = self.reap(number, why) else {
-            return self.end_pool();
-        };
-        let how = if why.is_empty() { exited } else { why.into() };
-        tracing::warn!(
-            worker = self.id,
-            pid,
-            how,
-            "a worker of user code is replaced"
-        );
-        self.blame(&name, &how);
-        if !self.process_pool.is_over() {
-            std::thread::sleep(self.pause);
-        }
-        self.pause = (self.pause * 2).min(PAUSES.1);
-    }
-
-    /// Ends a process, and returns how it ended once it is gone. `why` is empty if it ends by itself. Returns `None` if
-    /// the fork server is gone.
-    ///
-    /// The process must be gone before its slots are given to anybody else, because it may still be writing them. Nor
-    /// may an iterable dataset be iterated twice at the same time: its stream has one worker, whose next process is
-    /// started after this. PyTorch's workers of the former process are gone as well. They hold its socket too, so the
-    /// socket is not lost before they have ended. If the process is killed here, the kernel sends them SIGKILL
-    /// (`end_with_parent` in `_worker.py`) before it reports that their parent has ended.
-    fn reap(&self, number: u32, why: &str) -> Option<String> {
-        let fork_server = &self.process_pool.fork_server;
-        let exited = match why {
-            "" => fork_server.exited(number, Duration::from_secs(2)),
-            _ => None,
-        };
-        exited.or_else(|| fork_server.kill(number))
-    }
-
-    /// Ends the pool, because its fork server is gone.
-    fn end_pool(&mut self) {
-        self.give_back();
-        let why = self.process_pool.fork_server.ended().unwrap_or_default();
-        self.process_pool
-            .end(Trouble::ForkServer(format!("it {why}")));
-    }
-
-    /// Blames the sample that the process was making, or the oldest if it had begun none.
-    fn blame(&mut self, name: &str, how: &str) {
-        // The process is gone, so its written samples are complete. An error here changes nothing.
-        let _ = self.take_written();
-        let is_at = |chunk: &Chunk, index: usize| {
-            let age = chunk.hands.get(index).map(|hand| hand.given.age());
-            chunk.tasks[index].is_some() && age.flatten().is_some()
-        };
-        let begun = self.chunks.front().and_then(|chunk| {
-            let mut indices = 0..chunk.tasks.len();
-            indices.find(|&index| is_at(chunk, index))
-        });
-        let mut tasks: Vec<Option<PoolTask>> = std::mem::take(&mut self.chunks)
-            .into_iter()
-            .flat_map(|chunk| chunk.tasks)
-            .collect();
-        let at_fault = begun.or_else(|| tasks.iter().position(Option::is_some));
-        if let Some(mut task) = at_fault.and_then(|index| tasks[index].take()) {
-            task.attempts += 1;
-            task.alone = true;
-            if task.attempts >= ATTEMPTS {
-                let message = format!(
-                    "the worker that made it {how}, and so did another before: run it in the job with num_workers=0 \
-                     to see what it does"
-                );
-                let failure = Failure {
-                    worker: name.into(),
-                    ..Failure::new("dataset", message)
-                };
-                if let Some(id) = task.work.lasting_id() {
-                    self.process_pool.deadly.add(id, failure.clone());
-                }
-                task.work.finish(TaskOutcome::EndedWorkers(failure));
-            } else {
-                task.work.put_back();
-                self.process_pool.requeue_first(task);
-            }
-        }
-        for mut task in tasks.into_iter().flatten() {
-            task.work.put_back();
-            self.process_pool.requeue_first(task);
-        }
-    }
-
-    /// Drops the remaining samples, because the process pool has ended and nobody will make them.
-    fn give_back(&mut self) {
-        let chunks = std::mem::take(&mut self.chunks);
-        let tasks = chunks.into_iter().flat_map(|c| c.tasks).flatten();
-        tasks.for_each(|task| task.work.finish(TaskOutcome::Dropped));
     }
 }
 

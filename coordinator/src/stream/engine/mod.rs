@@ -29,7 +29,7 @@ use roaring::RoaringBitmap;
 
 use crate::connection::reply_queue;
 use crate::observe::stalls::StallClock;
-use crate::produce::native::Failure;
+use crate::produce::failure::Failure;
 use crate::stream::batch::PendingBatch;
 use crate::stream::consumer::{Consumer, ConsumerProgress, Pending, ProtocolViolation};
 use crate::stream::engine::departed::{Leaver, Roll};

@@ -5,7 +5,7 @@
 
 use coprep_protocol::code::Raised;
 
-use crate::produce::native::Failure;
+use crate::produce::failure::Failure;
 use crate::stream::Numbers;
 use crate::stream::late_binding::BoundSlot;
 use crate::stream::sample::PendingSample;

@@ -31,7 +31,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::produce::native::Failure;
+use crate::produce::failure::Failure;
 use crate::produce::processes::LargeRoom;
 use crate::stream::late_binding::BoundSlot;
 use crate::stream::sample::{Destination, PendingSample};

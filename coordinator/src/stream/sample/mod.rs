@@ -31,7 +31,7 @@ use fail::fail_point;
 
 use crate::observe::preparation_cost::PreparationCost;
 use crate::produce::deadline_queue::Deadline;
-use crate::produce::native::Failure;
+use crate::produce::failure::Failure;
 use crate::stream::batch::PendingBatch;
 use crate::stream::late_binding::BoundSlot;
 pub(super) use crate::stream::sample::fields::ProducerFields;

@@ -6,7 +6,8 @@ use coprep_pipeline::SampleKey;
 
 use crate::observe::preparation_cost::PreparationCost;
 use crate::produce::deadline_queue::Deadline;
-use crate::produce::native::{Failure, Fetched, Recipe};
+use crate::produce::failure::Failure;
+use crate::produce::native::{Fetched, Recipe};
 use crate::produce::threads::{PoolWork, Ready};
 use crate::stream::Stream;
 use crate::stream::sample::PendingSample;

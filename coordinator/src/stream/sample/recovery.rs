@@ -1,7 +1,7 @@
 //! Samples over which a thread panicked.
 
 use crate::produce::deadline_queue::Deadline;
-use crate::produce::native::Failure;
+use crate::produce::failure::Failure;
 use crate::produce::threads::PoolWork;
 use crate::stream::sample::{Destination, PendingSample};
 use coprep_pipeline::Scratch;
