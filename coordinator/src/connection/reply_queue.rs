@@ -475,7 +475,7 @@ mod tests {
     fn session() -> (ReplyWriter, Arc<ReplyQueue>, UnixStream) {
         let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
         let writer = ReplyWriter::start().expect("a thread");
-        let reply_queue = ReplyQueue::new(&ours, &writer).expect("an outbox");
+        let reply_queue = ReplyQueue::new(&ours, &writer).expect("a queue");
         (writer, reply_queue, theirs)
     }
 

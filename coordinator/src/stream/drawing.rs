@@ -32,7 +32,7 @@ impl Stream {
         if self.is_broken() {
             return false;
         }
-        let before = engine.look_again.take();
+        let before = engine.next_check.take();
         let mut progress = engine.poll();
         let (has_begun, next_cohort) = engine.begin_cohorts();
         progress |= has_begun;
@@ -51,16 +51,16 @@ impl Stream {
             self.start(engine, minibatch);
         }
         self.publish(engine);
-        engine.look_again = engine.look_again.into_iter().chain(next_cohort).min();
-        self.wake_driver_for(engine.look_again, before);
+        engine.next_check = engine.next_check.into_iter().chain(next_cohort).min();
+        self.wake_driver_for(engine.next_check, before);
         progress
     }
 
-    /// Wakes the driver if it would otherwise sleep beyond `look_again`. It may be asleep until `before`, if that is
+    /// Wakes the driver if it would otherwise sleep beyond `next_check`. It may be asleep until `before`, if that is
     /// known.
-    fn wake_driver_for(&self, look_again: Option<Instant>, before: Option<Instant>) {
+    fn wake_driver_for(&self, next_check: Option<Instant>, before: Option<Instant>) {
         let is_sooner = |at: Instant| before.is_none_or(|before| at + SOON < before);
-        if look_again.is_some_and(is_sooner) {
+        if next_check.is_some_and(is_sooner) {
             self.doorbell.ring();
         }
     }

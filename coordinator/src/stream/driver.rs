@@ -33,14 +33,14 @@ impl Stream {
         self.doorbell.ring();
     }
 
-    fn look_around(self: &Arc<Self>) {
+    fn run_once(self: &Arc<Self>) {
         fail_point!("driver-turn");
         if self.doomed.swap(false, Ordering::AcqRel) {
             self.break_off(&Trouble::Defect("a worker panicked over and over"));
         }
-        let look_again = self.pump_until_quiet();
+        let next_check = self.pump_until_quiet();
         let longest = nap(POLL_INTERVAL);
-        let rest = look_again.map_or(longest, |at| at.saturating_duration_since(Instant::now()));
+        let rest = next_check.map_or(longest, |at| at.saturating_duration_since(Instant::now()));
         self.doorbell.wait(rest.min(longest));
         self.engine().disarm();
     }
@@ -54,7 +54,7 @@ impl Stream {
         self.doorbell.rest();
         engine.arm();
         while self.pump(&mut engine) {}
-        engine.look_again
+        engine.next_check
     }
 }
 
@@ -64,7 +64,7 @@ fn drive(stream: &Weak<Stream>) {
         if stream.is_closed() {
             return;
         }
-        let turned = catch_unwind(AssertUnwindSafe(|| stream.look_around()));
+        let turned = catch_unwind(AssertUnwindSafe(|| stream.run_once()));
         if turned.is_err() {
             stream.break_off(&Trouble::Defect("the driver of the stream panicked"));
             // It may panic again, until all jobs have left.

@@ -3,6 +3,14 @@
 //! One mutex guards the [`engine`], the state that decides. A thread that holds it never waits. Three kinds of thread
 //! take it: sessions (a job comes or goes), workers (a minibatch is done) and the stream's own driver, which sleeps on
 //! the doorbell and is woken when a consumer takes or releases something. Samples are prepared outside it.
+//!
+//! * [`config`]: the properties of a stream. [`status`]: its state, for people. [`counters`]: its work so far.
+//! * [`driver`]: the stream's own thread.
+//! * [`drawing`]: a minibatch is drawn, and its samples go to their producers.
+//! * [`numbers`], [`layout`]: the samples that are drawn, and the staging area that they go to.
+//! * [`sample`]: one sample, until its slot is written. [`batch`]: its minibatch, until all slots are.
+//! * [`late_binding`]: slots that are decided late. [`replay`]: slots that stay as they are.
+//! * [`consumer`]: one rank, and the items that wait for it. [`pace`]: how far a job is prepared for beyond an epoch.
 
 mod batch;
 mod config;

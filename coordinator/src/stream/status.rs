@@ -81,7 +81,7 @@ impl Stream {
             mean_s: costs.lately().map_or(0.0, |lately| lately.mean),
             budget_s: costs.budget(),
             window: engine.window,
-            overtaken: engine.overtaken,
+            overtaken: engine.slot_swaps,
             slowest: slowest.into_iter().map(sample).collect(),
         }
     }

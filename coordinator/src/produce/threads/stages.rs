@@ -379,7 +379,7 @@ mod tests {
     #[test]
     fn what_is_lacking_is_what_the_threads_wait_for() {
         let second = Duration::from_secs(1);
-        let lacks_of = |mut stages: StageQueues<char>, starts: usize| {
+        let stalls_of = |mut stages: StageQueues<char>, starts: usize| {
             for _ in 0..starts {
                 stages.next(stages.until);
             }
@@ -389,10 +389,10 @@ mod tests {
             (shares.fetch >> 14, shares.prep >> 14)
         };
         // Compared in quarters.
-        assert_eq!(lacks_of(pool(2, 2, "", ""), 0), (0, 0));
-        assert_eq!(lacks_of(pool(2, 2, "", "xy"), 2), (0, 4));
-        assert_eq!(lacks_of(pool(2, 2, "a", "x"), 2), (2, 2));
-        assert_eq!(lacks_of(pool(2, 6, "abcd", "x"), 5), (4, 0));
-        assert_eq!(lacks_of(pool(2, 6, "abcd", "xyz"), 5), (0, 4));
+        assert_eq!(stalls_of(pool(2, 2, "", ""), 0), (0, 0));
+        assert_eq!(stalls_of(pool(2, 2, "", "xy"), 2), (0, 4));
+        assert_eq!(stalls_of(pool(2, 2, "a", "x"), 2), (2, 2));
+        assert_eq!(stalls_of(pool(2, 6, "abcd", "x"), 5), (4, 0));
+        assert_eq!(stalls_of(pool(2, 6, "abcd", "xyz"), 5), (0, 4));
     }
 }

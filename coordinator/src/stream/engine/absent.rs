@@ -17,12 +17,12 @@ const AGAIN: Duration = Duration::from_millis(500);
 
 impl Engine {
     /// If a job lacks buffers, takes back the untaken items of the job that has not read for longest. Returns `true` if
-    /// it did. If not, [`look_again`](Self::look_again) is set.
+    /// it did. If not, [`next_check`](Self::next_check) is set.
     ///
     /// Nothing is taken from a job that reads, that waits, or that has only the batches it holds: a batch that is held
     /// stays where it is.
     pub(crate) fn make_room(&mut self) -> bool {
-        self.look_again = None;
+        self.next_check = None;
         if !self.scheduler.lacks_buffers() {
             return false;
         }
@@ -38,7 +38,7 @@ impl Engine {
         }
         let soonest = later.into_iter().map(|(left, _)| left).min();
         let wait = soonest.unwrap_or(AGAIN).max(SOON);
-        self.look_again = Some(Instant::now() + wait);
+        self.next_check = Some(Instant::now() + wait);
         false
     }
 
@@ -51,7 +51,7 @@ impl Engine {
             let Some(consumer) = consumer else { continue };
             match consumer.take_back() {
                 Ok(progress) => note_taken(&mut self.scheduler, id, rank, &progress),
-                Err(misbehaved) => end(consumer, &misbehaved),
+                Err(violation) => end(consumer, &violation),
             }
         }
         let void = self.scheduler.take_back(JobId(id));
