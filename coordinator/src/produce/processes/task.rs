@@ -7,6 +7,8 @@ use coprep_protocol::code::SampleRequest;
 use crate::produce::failure::Failure;
 
 /// One sample that is to be made.
+///
+/// It is a trait because this layer does not know the streams, which own the slots.
 pub(crate) trait Task: Send {
     /// Tells the task that a worker is about to make it.
     fn begin(&mut self) -> Begin;
