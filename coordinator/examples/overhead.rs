@@ -14,13 +14,14 @@ mod usual;
 
 use std::hint::black_box;
 use std::path::Path;
-use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
+use std::sync::{Barrier, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use coprep_coordinator::pass;
 use coprep_costs::lookahead::{SPREAD, StartPlan, window_needed};
 use coprep_costs::{Chooser, CostRecorder, CostTable, Features, MeasuredTimes, Offer};
 use coprep_pipeline::{Dataset, DecodedView, Pipeline, SampleKey, Scratch};
+use coprep_protocol::lock::{lock, unpoisoned};
 use coprep_protocol::spec::Source;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::time::{ClockId, clock_gettime};
@@ -103,7 +104,7 @@ struct Work {
     pipeline: Pipeline,
     images: Vec<Image>,
     table: CostTable,
-    ledger: Mutex<CostRecorder>,
+    recorder: Mutex<CostRecorder>,
     chooser: Mutex<Chooser>,
 }
 
@@ -137,7 +138,7 @@ impl Work {
             pipeline,
             images,
             table: CostTable::new(SAMPLES),
-            ledger: Mutex::new(CostRecorder::new()),
+            recorder: Mutex::new(CostRecorder::new()),
             chooser: Mutex::new(Chooser::new(budget, SAMPLES, budget)),
         };
         // Recorded once, so that the expected cost of each sample is its real cost.
@@ -161,14 +162,14 @@ impl Work {
         &self.images[id as usize % self.images.len()]
     }
 
-    fn ledger(&self) -> MutexGuard<'_, CostRecorder> {
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    fn recorder(&self) -> MutexGuard<'_, CostRecorder> {
+        lock(&self.recorder)
     }
 
     fn settled(&self) -> MutexGuard<'_, CostRecorder> {
-        let mut ledger = self.ledger();
-        ledger.settle(&self.table);
-        ledger
+        let mut recorder = self.recorder();
+        recorder.settle(&self.table);
+        recorder
     }
 
     /// Returns the mean CPU time of `step` over `samples` samples, which are divided among the threads.
@@ -266,10 +267,10 @@ impl Thread<'_> {
     /// Enters its cost into the table, the budget and, with features, the model.
     fn enter(&mut self, id: u32, measured: MeasuredTimes, features: Option<Features>) {
         let table = &self.work.table;
-        match self.work.ledger.try_lock() {
-            Ok(mut ledger) => {
-                if ledger.enter(table, id, measured, features) {
-                    black_box(ledger.budget().seconds());
+        match self.work.recorder.try_lock() {
+            Ok(mut recorder) => {
+                if recorder.enter(table, id, measured, features) {
+                    black_box(recorder.budget().seconds());
                 }
             }
             Err(_) => table.record(id, &measured),
@@ -315,7 +316,7 @@ impl Thread<'_> {
     /// Chooses the form in which it is kept.
     fn form(&mut self, id: u32) {
         let image = self.work.image(id);
-        let cost = self.work.ledger().predict(image.features);
+        let cost = self.work.recorder().predict(image.features);
         let cost = cost.expect("enough are known");
         let offer = |bytes, saves: f32| Offer {
             bytes,
@@ -326,7 +327,7 @@ impl Thread<'_> {
             offer(image.decoded.2.len() as u64, cost.fetch + cost.decode),
         ];
         let chooser = self.work.chooser.lock();
-        let mut chooser = chooser.unwrap_or_else(PoisonError::into_inner);
+        let mut chooser = unpoisoned(chooser);
         black_box(chooser.decide(image.features.bytes, &offers));
     }
 }

@@ -5,7 +5,7 @@
 //! opened: as much as the dataset needs, or as the budget leaves.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use coprep_cache::sample_cache::{
     BoundedReuse, Form, LONGEST_NAME, Lru, Meta, NoEviction, SampleCache, Usage, is_name,
@@ -13,6 +13,7 @@ use coprep_cache::sample_cache::{
 };
 use coprep_costs::{Chooser, Offer};
 use coprep_pipeline::{Dataset, Pipeline};
+use coprep_protocol::lock::lock;
 use coprep_protocol::message::{CacheForm, CacheStatus, FormStatus};
 use coprep_protocol::operators;
 use coprep_protocol::spec::{Op, PipelineSpec};
@@ -49,7 +50,7 @@ pub(crate) struct DatasetCache {
     pub(crate) forms: Option<Forms>,
     dataset: String,
     /// A description of the samples, if the coordinator's own pipelines make them.
-    origin: Option<Origin>,
+    cached_pipeline: Option<CachedPipeline>,
     /// Name of the segment that holds the cache, if it is named.
     segment: Option<String>,
     /// `true` if it was filled on purpose before jobs came.
@@ -84,16 +85,16 @@ impl Drop for Pin {
 
 /// The content of a native pipeline's cache, in a form that can be compared and shown.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Origin {
+pub(crate) struct CachedPipeline {
     /// Identity of the source.
     pub(crate) source: u128,
     /// Operators that were applied before samples were cached.
     pub(crate) ops: Vec<Op>,
 }
 
-impl Origin {
+impl CachedPipeline {
     pub(crate) fn of(spec: &PipelineSpec, form: CacheForm) -> Self {
-        Origin {
+        CachedPipeline {
             source: spec.source.fingerprint(),
             ops: Self::ops_of(spec, form),
         }
@@ -124,7 +125,7 @@ pub(crate) struct CacheOptions<'a> {
     pub(crate) samples: u32,
     pub(crate) dataset_name: &'a str,
     /// Set only for a native pipeline.
-    pub(crate) origin: Option<Origin>,
+    pub(crate) cached_pipeline: Option<CachedPipeline>,
     pub(crate) sizes: SampleBytes,
     /// Bytes to reserve; see [`SampleBytes::capacity`].
     pub(crate) capacity: u64,
@@ -190,7 +191,7 @@ impl DatasetCache {
             store,
             forms,
             dataset: opening.dataset_name.to_owned(),
-            origin: opening.origin.clone(),
+            cached_pipeline: opening.cached_pipeline.clone(),
             segment,
             warmed: AtomicBool::new(false),
             hits: AtomicU64::new(0),
@@ -231,7 +232,7 @@ impl DatasetCache {
 
     fn chooser(&self) -> Option<MutexGuard<'_, Chooser>> {
         let chooser = &self.forms.as_ref()?.chooser;
-        Some(chooser.lock().unwrap_or_else(PoisonError::into_inner))
+        Some(lock(chooser))
     }
 
     /// Returns `true` if samples may be kept decoded. All samples must then be decoded in full.
@@ -295,8 +296,8 @@ impl DatasetCache {
         self.warmed.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn origin(&self) -> Option<&Origin> {
-        self.origin.as_ref()
+    pub(crate) fn cached_pipeline(&self) -> Option<&CachedPipeline> {
+        self.cached_pipeline.as_ref()
     }
 
     pub(crate) fn dataset(&self) -> &str {
@@ -313,7 +314,7 @@ impl DatasetCache {
             dataset: self.dataset.clone(),
             form: self.form,
             pipeline: self
-                .origin
+                .cached_pipeline
                 .as_ref()
                 .map_or(String::new(), |o| operators::describe(&o.ops)),
             warmed: self.is_warmed(),

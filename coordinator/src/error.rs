@@ -35,7 +35,7 @@ pub enum Error {
          the job or its container more; else its output in the coordinator's log says what happened",
         times(*.attempts)
     )]
-    HostKilled {
+    ForkServerKilled {
         /// How the process ended.
         how: String,
         /// The step that it was doing.
@@ -89,7 +89,7 @@ impl Error {
     /// Returns `true` if anybody who tries the same would fail in the same way, so that nobody else needs to try.
     pub(crate) fn is_everybodys(&self) -> bool {
         match self {
-            Error::Pipeline(_) | Error::HostKilled { .. } => true,
+            Error::Pipeline(_) | Error::ForkServerKilled { .. } => true,
             Error::Shared(error) => error.is_everybodys(),
             _ => false,
         }
@@ -105,7 +105,7 @@ impl Error {
             Error::Pipeline(e) if e.is_not_found() => RefusalKind::NotFound,
             Error::Pipeline(_) => RefusalKind::Invalid,
             Error::Memory(_) => RefusalKind::Memory,
-            Error::Code(_) | Error::Sample(_) | Error::HostKilled { .. } => RefusalKind::Code,
+            Error::Code(_) | Error::Sample(_) | Error::ForkServerKilled { .. } => RefusalKind::Code,
             Error::Late(_) => RefusalKind::Late,
             Error::Io { .. } | Error::Shared(_) | Error::Defect(_) => RefusalKind::Internal,
         };

@@ -302,11 +302,11 @@ impl Balance {
         // Storage answers each thread as fast as before, so it has more to give. Chance may look the same, so require
         // certainty or a long trial.
         let grown = f64::from(self.threads) / f64::from(trial.from);
-        let patience = 1.0 + PATIENT * (grown - 1.0);
-        let is_sure = after.rate() * patience >= before.rate() * grown
+        let tolerance = 1.0 + PATIENT * (grown - 1.0);
+        let is_sure = after.rate() * tolerance >= before.rate() * grown
             || (self.limit.is_none() && after.samples >= MANY);
         let is_long = after.is_enough(if self.limit.is_none() { FIRST } else { AGAIN });
-        if after.each() < before.each() * patience && (is_sure || is_long) {
+        if after.each() < before.each() * tolerance && (is_sure || is_long) {
             (self.trial, self.limit) = (None, None);
         } else {
             self.judge_more(&trial);

@@ -103,46 +103,46 @@ mod tests {
 
     #[test]
     fn what_was_short_is_entered_when_somebody_asks_or_many_wait() {
-        let (table, mut ledger) = (CostTable::new(100), CostRecorder::new());
-        (0..31).for_each(|id| assert!(!ledger.enter(&table, id, measured(1e-4), None)));
-        assert_eq!((table.measured(), ledger.budget().summary()), (0, None));
-        ledger.settle(&table);
-        assert_eq!((table.measured(), ledger.budget().seconds()), (31, None));
-        assert!(ledger.budget().summary().is_some());
-        (31..62).for_each(|id| assert!(!ledger.enter(&table, id, measured(1e-4), None)));
-        assert!(ledger.enter(&table, 62, measured(1e-4), None));
+        let (table, mut recorder) = (CostTable::new(100), CostRecorder::new());
+        (0..31).for_each(|id| assert!(!recorder.enter(&table, id, measured(1e-4), None)));
+        assert_eq!((table.measured(), recorder.budget().summary()), (0, None));
+        recorder.settle(&table);
+        assert_eq!((table.measured(), recorder.budget().seconds()), (31, None));
+        assert!(recorder.budget().summary().is_some());
+        (31..62).for_each(|id| assert!(!recorder.enter(&table, id, measured(1e-4), None)));
+        assert!(recorder.enter(&table, 62, measured(1e-4), None));
         assert_eq!(
-            (table.measured(), ledger.budget().seconds()),
+            (table.measured(), recorder.budget().seconds()),
             (63, Some(1e-3))
         );
-        ledger.settle(&table);
+        recorder.settle(&table);
         assert_eq!(table.measured(), 63);
     }
 
     #[test]
     fn what_took_long_is_entered_at_once_with_all_that_waits() {
-        let (table, mut ledger) = (CostTable::new(100), CostRecorder::new());
-        (0..5).for_each(|id| assert!(!ledger.enter(&table, id, measured(1e-4), None)));
-        assert!(ledger.enter(&table, 5, measured(0.5), None));
+        let (table, mut recorder) = (CostTable::new(100), CostRecorder::new());
+        (0..5).for_each(|id| assert!(!recorder.enter(&table, id, measured(1e-4), None)));
+        assert!(recorder.enter(&table, 5, measured(0.5), None));
         assert_eq!(table.measured(), 6);
-        let longest = ledger.budget().summary().unwrap().longest;
+        let longest = recorder.budget().summary().unwrap().longest;
         assert_eq!(longest, 0.5);
     }
 
     #[test]
     fn what_was_read_from_a_file_is_entered_at_once_and_learned() {
-        let (table, mut ledger) = (CostTable::new(100), CostRecorder::new());
+        let (table, mut recorder) = (CostTable::new(100), CostRecorder::new());
         let features = Features {
             bytes: 100,
             pixels: 1000,
         };
         for id in 0..ENOUGH {
-            assert_eq!(ledger.predict(features), None);
-            assert!(ledger.enter(&table, id, measured(1.0), Some(features)));
+            assert_eq!(recorder.predict(features), None);
+            assert!(recorder.enter(&table, id, measured(1.0), Some(features)));
             assert_eq!(table.measured(), id + 1);
         }
-        let expected = ledger.predict(features).unwrap().total();
+        let expected = recorder.predict(features).unwrap().total();
         assert!((expected - 1.0).abs() < 1e-3, "{expected}");
-        assert_eq!(ledger.budget().seconds(), Some(2.0));
+        assert_eq!(recorder.budget().seconds(), Some(2.0));
     }
 }

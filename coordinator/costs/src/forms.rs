@@ -250,7 +250,7 @@ impl Chooser {
         bytes / self.steps.len().max(1) as f64
     }
 
-    /// Returns whether the budget would still fill more slowly than samples pass if `bytes` more bytes were taken.
+    /// Returns `true` if the budget would still fill more slowly than samples pass if `bytes` more bytes were taken.
     fn is_behind_by(&self, bytes: u64) -> bool {
         let budget = (self.left + self.taken) as f64;
         let decided = f64::from(self.decided);

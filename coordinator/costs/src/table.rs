@@ -15,6 +15,7 @@
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 use bytemuck::allocation::zeroed_slice_box;
 
@@ -45,7 +46,9 @@ impl ExpectedCost {
     }
 }
 
-/// Seconds of one preparation of a sample. A stage that did not run is `None`.
+/// Seconds of one preparation of a sample, or of a part of it. A stage that did not run is `None`.
+///
+/// This is the one type of measured times. The stages that measure return it, and the statistics record it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct MeasuredTimes {
     /// Reading from storage.
@@ -61,13 +64,59 @@ pub struct MeasuredTimes {
 }
 
 impl MeasuredTimes {
+    /// Converts the time of one stage. Returns `None` for a stage that took no time, because then it did not run.
+    pub fn stage(time: Duration) -> Option<f32> {
+        (!time.is_zero()).then_some(time.as_secs_f32())
+    }
+
     /// Returns the wall seconds of the stages that ran.
     pub fn total(&self) -> f32 {
         self.stages().into_iter().flatten().sum()
     }
 
+    /// Returns the wall seconds of the fetch; 0 if it did not run.
+    pub fn fetch_seconds(&self) -> f32 {
+        self.fetch.unwrap_or(0.0)
+    }
+
+    /// Returns the wall seconds of all stages after the fetch; 0 if none of them ran.
+    pub fn prep(&self) -> f32 {
+        let [_, prep @ ..] = self.stages();
+        prep.into_iter().flatten().sum()
+    }
+
+    /// Returns the sum with the times of another part of the same preparation.
+    #[must_use]
+    pub fn plus(self, other: MeasuredTimes) -> MeasuredTimes {
+        let sum = |a: Option<f32>, b: Option<f32>| match (a, b) {
+            (Some(a), Some(b)) => Some(a + b),
+            (one, other) => one.or(other),
+        };
+        MeasuredTimes {
+            fetch: sum(self.fetch, other.fetch),
+            decode: sum(self.decode, other.decode),
+            fixed: sum(self.fixed, other.fixed),
+            random: sum(self.random, other.random),
+            cpu: sum(self.cpu, other.cpu),
+        }
+    }
+
     fn stages(&self) -> [Option<f32>; 4] {
         [self.fetch, self.decode, self.fixed, self.random]
+    }
+}
+
+impl From<MeasuredTimes> for ExpectedCost {
+    /// Expects that the next preparation takes as long as this one. Stages that did not run are unknown.
+    fn from(measured: MeasuredTimes) -> Self {
+        let [fetch, decode, fixed, random] = measured.stages().map(Option::unwrap_or_default);
+        ExpectedCost {
+            fetch,
+            decode,
+            fixed,
+            random,
+            cpu: measured.cpu.unwrap_or_default(),
+        }
     }
 }
 
@@ -282,6 +331,23 @@ mod tests {
         assert_eq!([code(0.0), code(-1.0), code(1e-8)], [1; 3]);
         assert_eq!(code(f32::INFINITY), u16::MAX);
         assert!(seconds(u16::MAX) > 3600.0);
+    }
+
+    #[test]
+    fn a_stage_of_a_sum_ran_if_it_ran_in_either_part() {
+        let decoded = MeasuredTimes {
+            decode: MeasuredTimes::stage(Duration::from_millis(500)),
+            fixed: MeasuredTimes::stage(Duration::ZERO),
+            ..MeasuredTimes::default()
+        };
+        let sum = fetched(0.25).plus(decoded).plus(fetched(0.5));
+        assert_eq!((sum.fetch, sum.decode), (Some(0.75), Some(0.5)));
+        assert_eq!((sum.fixed, sum.random, sum.cpu), (None, None, None));
+        assert_eq!(
+            (sum.total(), sum.fetch_seconds(), sum.prep()),
+            (1.25, 0.75, 0.5)
+        );
+        assert_eq!(ExpectedCost::from(sum).total(), sum.total());
     }
 
     #[test]

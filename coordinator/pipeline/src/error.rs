@@ -121,7 +121,7 @@ impl Error {
         self.kind
     }
 
-    /// Returns whether a file or folder is missing.
+    /// Returns `true` if a file or folder is missing.
     #[must_use]
     pub fn is_not_found(&self) -> bool {
         self.kind == ErrorKind::NotFound

@@ -115,7 +115,7 @@ pub(crate) fn read_head(path: &Path, most: u64, into: &mut Vec<u8>) -> io::Resul
     file.take(most).read_to_end(into).map(drop)
 }
 
-/// Fills `into` from a file, and returns whether the file ended there.
+/// Fills `into` from a file, and returns `true` if the file ended there.
 pub(crate) fn read_exactly(path: &Path, into: &mut [u8]) -> io::Result<bool> {
     let (mut file, _) = open(path)?;
     file.read_exact(into)?;

@@ -39,7 +39,7 @@ impl ImageHeader {
     }
 }
 
-/// Returns whether an orientation exchanges rows and columns.
+/// Returns `true` if an orientation exchanges rows and columns.
 pub(crate) fn transposes(orientation: Orientation) -> bool {
     use Orientation::{Rotate90, Rotate90FlipH, Rotate270, Rotate270FlipH};
     matches!(
@@ -201,7 +201,7 @@ fn jpeg(bytes: &[u8], oriented: bool) -> Result<ImageHeader, Error> {
 /// Start of scan, the marker before the entropy-coded data.
 const SOS: u8 = 0xda;
 
-/// Returns whether a marker starts a frame: SOF0 to SOF15, without DHT (c4), JPG (c8) and DAC (cc), which share the
+/// Returns `true` if a marker starts a frame: SOF0 to SOF15, without DHT (c4), JPG (c8) and DAC (cc), which share the
 /// range.
 fn is_frame(marker: u8) -> bool {
     (0xc0..=0xcf).contains(&marker) && !matches!(marker, 0xc4 | 0xc8 | 0xcc)
@@ -231,7 +231,7 @@ fn exif(body: &[u8]) -> Option<Orientation> {
     Orientation::from_exif_chunk(body.strip_prefix(b"Exif\0\0")?)
 }
 
-/// Returns whether an end-of-image marker follows the scans. A file without one is cut short. The marker cannot occur
+/// Returns `true` if an end-of-image marker follows the scans. A file without one is cut short. The marker cannot occur
 /// inside a scan, where a zero or a restart marker follows every 0xff.
 pub(crate) fn has_end(bytes: &[u8], scan: usize) -> bool {
     bytes
@@ -239,7 +239,7 @@ pub(crate) fn has_end(bytes: &[u8], scan: usize) -> bool {
         .is_some_and(|rest| rest.windows(2).rev().any(|pair| pair == [0xff, 0xd9]))
 }
 
-/// Returns whether a WebP has all the bytes that its first chunk promises. The decoder of lossy images silently reads
+/// Returns `true` if a WebP has all the bytes that its first chunk promises. The decoder of lossy images silently reads
 /// zeros after the end of the file; libwebp refuses such a file.
 pub(crate) fn is_whole_webp(bytes: &[u8]) -> bool {
     let promised = array(bytes, 4).map(|b| u64::from(u32::from_le_bytes(b)) + 8);

@@ -35,7 +35,7 @@ mod throttle;
 pub use crop::DecodedShape;
 pub use error::{Error, ErrorKind};
 pub use file::{MOST_BYTES, open as open_regular};
-pub use pipeline::{DecodedView, Picture, Pipeline, Scratch, StageDurations};
+pub use pipeline::{DecodedView, Picture, Pipeline, PipelineRun, Scratch};
 pub use rng::SampleKey;
 pub use source::Dataset;
 pub use throttle::{ReadThrottle, Slowness};

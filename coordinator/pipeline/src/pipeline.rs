@@ -4,8 +4,9 @@
 //! tells the decoder which part is wanted and how small it may be. The following moves go from one reusable buffer to
 //! another. Mirroring at the end is left to the last step, which writes the slot.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use coprep_costs::MeasuredTimes;
 use coprep_protocol::spec::{Field, Interpolation, Op, ResizeTo};
 use fast_image_resize::Resizer;
 
@@ -87,15 +88,12 @@ pub struct DecodedView<'a> {
     pub pixels: &'a [u8],
 }
 
-/// Wall time of a preparation, by stage. A stage that did not run took no time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct StageDurations {
-    /// Time from the file's bytes to pixels.
-    pub decode: Duration,
-    /// Time of the operators before the first random one.
-    pub fixed: Duration,
-    /// Time from the first random operator on, including the writing of the slot.
-    pub random: Duration,
+/// The measurements of one run of a pipeline.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PipelineRun {
+    /// Wall time by stage. `decode` is from the file's bytes to pixels, `fixed` the operators before the first random
+    /// one, and `random` the rest, including the writing of the slot. The pipeline does not measure `fetch` and `cpu`.
+    pub times: MeasuredTimes,
     /// Pixels in the file; 0 if the file was not read.
     pub pixels: u64,
 }
@@ -176,13 +174,13 @@ impl Pipeline {
         }
     }
 
-    /// Returns whether a sample is prepared the same way at every visit.
+    /// Returns `true` if a sample is prepared the same way at every visit.
     #[must_use]
     pub fn is_deterministic(&self) -> bool {
         self.random.is_empty()
     }
 
-    /// Returns whether large images are decoded at a fraction of their size.
+    /// Returns `true` if large images are decoded at a fraction of their size.
     #[must_use]
     pub fn reduces(&self) -> bool {
         self.decode.scaled
@@ -274,7 +272,7 @@ impl Pipeline {
         key: SampleKey,
         scratch: &mut Scratch,
         slot: impl FnOnce() -> &'s mut [u8],
-    ) -> Result<StageDurations, Error> {
+    ) -> Result<PipelineRun, Error> {
         let began = Instant::now();
         let header = self.header(encoded)?;
         let Scratch {
@@ -292,10 +290,13 @@ impl Pipeline {
         let decoded = Instant::now();
         let (done, after_fixed) = canvas.run(view, moves, fixed)?;
         self.write(done, mirrored, slot())?;
-        Ok(StageDurations {
-            decode: decoded - began,
-            fixed: after_fixed - decoded,
-            random: after_fixed.elapsed(),
+        Ok(PipelineRun {
+            times: MeasuredTimes {
+                decode: MeasuredTimes::stage(decoded - began),
+                fixed: MeasuredTimes::stage(after_fixed - decoded),
+                random: MeasuredTimes::stage(after_fixed.elapsed()),
+                ..MeasuredTimes::default()
+            },
             pixels: header.size().pixels(),
         })
     }
@@ -311,7 +312,7 @@ impl Pipeline {
         key: SampleKey,
         scratch: &mut Scratch,
         slot: impl FnOnce() -> &'s mut [u8],
-    ) -> Result<StageDurations, Error> {
+    ) -> Result<PipelineRun, Error> {
         let began = Instant::now();
         let size = ImageSize::new(decoded.width, decoded.height);
         if size.pixels() == 0 || decoded.pixels.len() != size.bytes() {
@@ -327,9 +328,12 @@ impl Pipeline {
         let mirrored = take_mirrors(moves);
         let (done, _) = canvas.run(View::whole(decoded.pixels, size), moves, 0)?;
         self.write(done, mirrored, slot())?;
-        Ok(StageDurations {
-            random: began.elapsed(),
-            ..StageDurations::default()
+        Ok(PipelineRun {
+            times: MeasuredTimes {
+                random: MeasuredTimes::stage(began.elapsed()),
+                ..MeasuredTimes::default()
+            },
+            pixels: 0,
         })
     }
 
@@ -406,8 +410,8 @@ impl Pipeline {
         Ok(view)
     }
 
-    /// Returns whether the decoder may reduce. Nearest-pixel resizing may not, since it picks single pixels of the full
-    /// image.
+    /// Returns `true` if the decoder may reduce. Nearest-pixel resizing may not, since it picks single pixels of the
+    /// full image.
     fn may_reduce(&self, header: &ImageHeader, filter: Interpolation) -> bool {
         self.decode.scaled && header.format == ImageFormat::Jpeg && filter != Interpolation::Nearest
     }
@@ -427,7 +431,7 @@ impl Normalize {
     }
 }
 
-/// Removes the mirrors at the end of the moves, and returns whether an odd number of them was there.
+/// Removes the mirrors at the end of the moves, and returns `true` if an odd number of them was there.
 fn take_mirrors(moves: &mut Vec<Move>) -> bool {
     let mut mirrored = false;
     while let Some(Move::Mirror) = moves.last() {

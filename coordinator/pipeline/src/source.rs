@@ -112,7 +112,7 @@ impl Dataset {
         self.labels.len() as u32
     }
 
-    /// Returns whether there is no sample, which is never true of an opened dataset.
+    /// Returns `true` if there is no sample, which is never true of an opened dataset.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.labels.is_empty()

@@ -1,8 +1,10 @@
 //! Artificially slow storage, to measure how a job would do on it.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use coprep_protocol::lock::lock;
 
 /// Rate and latency that reads are held to.
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
@@ -14,7 +16,7 @@ pub struct Slowness {
 }
 
 impl Slowness {
-    /// Returns whether nothing is slowed.
+    /// Returns `true` if nothing is slowed.
     #[must_use]
     pub fn is_none(&self) -> bool {
         *self == Slowness::default()
@@ -49,7 +51,7 @@ impl ReadThrottle {
 
     /// Changes the slowness for reads that begin from now on.
     pub fn set(&self, slowness: Slowness) {
-        let mut device = self.device.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut device = lock(&self.device);
         device.slowness = slowness;
         device.free_at = Instant::now();
         self.is_on.store(!slowness.is_none(), Ordering::Relaxed);
@@ -66,7 +68,7 @@ impl ReadThrottle {
     /// Reserves the device for a read of `bytes`, and returns the time at which the read is done.
     fn book(&self, bytes: u64) -> Instant {
         let now = Instant::now();
-        let mut device = self.device.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut device = lock(&self.device);
         let latency = device.slowness.latency;
         let Some(rate) = device.slowness.bytes_per_s.filter(|&rate| rate > 0) else {
             return now + latency;

@@ -6,7 +6,7 @@ mod common;
 use common::{
     DECODED_WHOLE, Jpeg, data, decode, decode_exactly, decoded, key, prepare, random_resized_crop,
 };
-use coprep_pipeline::{DecodedView, ErrorKind, Pipeline, SampleKey, Scratch, StageDurations};
+use coprep_pipeline::{DecodedView, ErrorKind, Pipeline, PipelineRun, SampleKey, Scratch};
 use coprep_protocol::spec::{DEFAULT_MAX_PIXELS, Dtype, Interpolation, Op, ResizeTo};
 use image::ImageEncoder;
 use image::codecs::{png::PngEncoder, webp::WebPEncoder};
@@ -327,7 +327,7 @@ fn buffers_of_the_wrong_length_are_refused() {
         pipeline.prepare_decoded(view(&[0; 11]), key(0, 0), &mut scratch, || &mut slot[1..]),
         pipeline
             .decode_into(&file, &mut scratch, &mut slot)
-            .map(|()| StageDurations::default()),
+            .map(|()| PipelineRun::default()),
     ];
     for error in refused.map(Result::unwrap_err) {
         assert_eq!(error.kind(), ErrorKind::WrongLength, "{error}");

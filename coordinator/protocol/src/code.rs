@@ -88,7 +88,7 @@ impl Channel {
         (!self.descriptors.is_empty()).then(|| self.descriptors.remove(0))
     }
 
-    /// Returns whether the other side has hung up.
+    /// Returns `true` if the other side has hung up.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         let mut fds = [PollFd::new(
@@ -204,18 +204,21 @@ pub enum ZygoteRequest<'a> {
     },
     /// Start a fork server. Its end of its socket comes with the message. Answered by [`ZygoteEvent::Exited`] or
     /// [`ZygoteEvent::Failed`].
-    Host {
+    #[serde(rename = "host")]
+    ForkServer {
         /// Number of the fork server, never used before.
-        host: u32,
+        #[serde(rename = "host")]
+        number: u32,
         /// Modules that the fork server will need, imported before it is forked.
         prelude: &'a str,
-        /// Whether the fork server begins as a new process that imports its modules by itself.
+        /// `true` if the fork server begins as a new process that imports its modules by itself.
         anew: bool,
     },
     /// End a fork server. Answered by [`ZygoteEvent::Exited`].
     Kill {
         /// Number of the fork server.
-        host: u32,
+        #[serde(rename = "host")]
+        number: u32,
     },
 }
 
@@ -226,14 +229,16 @@ pub enum ZygoteEvent {
     /// A fork server has ended and was reaped.
     Exited {
         /// Number of the fork server.
-        host: u32,
+        #[serde(rename = "host")]
+        number: u32,
         /// Exit status in the form of `wait(2)`.
         status: i32,
     },
     /// A fork server could not be started.
     Failed {
         /// Number of the fork server.
-        host: u32,
+        #[serde(rename = "host")]
+        number: u32,
         /// Reason, for people.
         message: String,
     },
@@ -256,7 +261,7 @@ pub enum ForkServerRequest {
         /// Number of descriptors of scratch files that come with the message. If the worker makes samples, the
         /// descriptor of its task table of [`ENTRIES`] entries comes before them.
         scratch: u32,
-        /// Whether the task table's descriptor comes.
+        /// `true` if the task table's descriptor comes.
         task_table: bool,
     },
     /// Map the staging area, whose descriptor comes with the message, for workers that are started later. Answered by
@@ -326,10 +331,10 @@ pub struct SampleRequest {
     /// Staging buffer and slot for the sample. `None` if the worker has to ask when it has made the sample
     /// ([`WorkerReport::Ready`]).
     pub place: Option<(u32, u32)>,
-    /// Whether the place is only offered, through the sample's [`entry`] of the task table. The worker takes the place
-    /// there, or asks for one if it was withdrawn.
+    /// `true` if the place is only offered, through the sample's [`entry`] of the task table. The worker takes the
+    /// place there, or asks for one if it was withdrawn.
     pub is_offered: bool,
-    /// Whether the value of the deterministic part is wanted for the cache.
+    /// `true` if the value of the deterministic part is wanted for the cache.
     pub keep: bool,
     /// Visit number, which with the id determines the sample's random numbers.
     pub visit: u64,
@@ -354,24 +359,36 @@ pub fn entry(chunk: u32, index: u32) -> u32 {
 /// Marks a place that is not known yet.
 const NO_PLACE: (u32, u32) = (u32::MAX, u32::MAX);
 /// Bytes of an encoded [`SampleRequest`].
-const ORDER: usize = 40;
+const SAMPLE_REQUEST: usize = 40;
 
-/// Encodes the message that tells a worker to make these samples, except any that is withdrawn later. `chunk` is the
-/// number of the chunk.
-#[must_use]
-pub fn orders(chunk: u32, orders: &[SampleRequest]) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(5 + ORDER * orders.len());
-    bytes.push(b'S');
-    bytes.extend(chunk.to_le_bytes());
-    for order in orders {
-        let (buffer, slot) = order.place.unwrap_or(NO_PLACE);
-        let flags = u32::from(order.keep) | u32::from(order.is_offered) << 1;
-        let words = [order.id, buffer, slot, flags];
-        words.iter().for_each(|w| bytes.extend(w.to_le_bytes()));
-        let longs = [order.visit, order.cached.0, order.cached.1];
-        longs.iter().for_each(|w| bytes.extend(w.to_le_bytes()));
+/// The message that tells a worker to make the samples of a chunk, except any that is withdrawn later.
+pub struct ChunkRequest(Vec<u8>);
+
+impl ChunkRequest {
+    /// Creates the message for chunk number `chunk`, which has room for `samples` samples.
+    #[must_use]
+    pub fn new(chunk: u32, samples: usize) -> Self {
+        let mut bytes = Vec::with_capacity(5 + SAMPLE_REQUEST * samples);
+        bytes.push(b'S');
+        bytes.extend(chunk.to_le_bytes());
+        ChunkRequest(bytes)
     }
-    bytes
+
+    /// Encodes the next sample.
+    pub fn push(&mut self, request: &SampleRequest) {
+        let (buffer, slot) = request.place.unwrap_or(NO_PLACE);
+        let flags = u32::from(request.keep) | u32::from(request.is_offered) << 1;
+        let words = [request.id, buffer, slot, flags];
+        words.iter().for_each(|w| self.0.extend(w.to_le_bytes()));
+        let longs = [request.visit, request.cached.0, request.cached.1];
+        longs.iter().for_each(|w| self.0.extend(w.to_le_bytes()));
+    }
+
+    /// Returns the message's bytes.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
 }
 
 /// Encodes the answer to [`WorkerReport::Ready`], which tells a worker where to write the sample.
@@ -398,7 +415,7 @@ const NO_ROOM: u64 = u64::MAX;
 /// A message to a worker, decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WorkerCommand {
-    /// [`orders`]: number of the chunk, and the samples to make.
+    /// [`ChunkRequest`]: number of the chunk, and the samples to make.
     Make(u32, Vec<SampleRequest>),
     /// [`place`]: buffer and slot for a sample that was made.
     Place(u32, u32),
@@ -418,7 +435,7 @@ impl WorkerCommand {
         match kind {
             b'S' => {
                 let (chunk, rest) = rest.split_first_chunk().ok_or("too short")?;
-                let (records, []) = rest.as_chunks::<ORDER>() else {
+                let (records, []) = rest.as_chunks::<SAMPLE_REQUEST>() else {
                     return Err("orders of another length".into());
                 };
                 let orders = records.iter().map(order).collect();
@@ -435,7 +452,7 @@ impl WorkerCommand {
     }
 }
 
-fn order(record: &[u8; ORDER]) -> SampleRequest {
+fn order(record: &[u8; SAMPLE_REQUEST]) -> SampleRequest {
     let place = (word(record, 4), word(record, 8));
     SampleRequest {
         id: word(record, 0),
@@ -486,7 +503,7 @@ pub enum WorkerReport {
 /// Progress of a worker since its last report of this kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkerProgress {
-    /// Whether the worker has finished the chunk.
+    /// `true` if the worker has finished the chunk.
     pub ends_chunk: bool,
     /// Nanoseconds, since the last report, in which the worker was ready to run but had no processor.
     pub queued_ns: u64,
@@ -677,7 +694,9 @@ mod tests {
         };
         let told = |message: &[u8]| WorkerCommand::parse(message);
         let all = vec![first, second, third];
-        assert_eq!(told(&orders(3, &all)), Ok(WorkerCommand::Make(3, all)));
+        let mut request = ChunkRequest::new(3, all.len());
+        all.iter().for_each(|sample| request.push(sample));
+        assert_eq!(told(request.as_bytes()), Ok(WorkerCommand::Make(3, all)));
         assert_eq!(told(&place(5, 6)), Ok(WorkerCommand::Place(5, 6)));
         assert_eq!(told(&probe(&[1], 1, false, true)), Ok(WorkerCommand::Other));
         for at in [Some(0), Some(1 << 40), None] {

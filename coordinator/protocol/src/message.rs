@@ -39,8 +39,8 @@ pub enum Request {
         epoch: u64,
         /// Number of samples of the epoch.
         samples: u32,
-        /// Whether this consumer received the order before, from a coordinator that has ended. It then holds, whatever
-        /// others propose.
+        /// `true` if this consumer received the order before, from a coordinator that has ended. It then holds,
+        /// whatever others propose.
         is_settled: bool,
     },
     /// Leave the epoch early and start the next one. Answered by [`Reply::Restarted`].
@@ -136,7 +136,7 @@ pub struct CacheRequest {
     pub form: Option<CacheForm>,
     /// Bytes of the cache. `None` stands for as many as the dataset needs, within the coordinator's budget.
     pub bytes: Option<u64>,
-    /// Whether the least recently used sample is evicted, instead of none ever. This is the baseline, for comparison.
+    /// `true` if the least recently used sample is evicted, instead of none ever. This is the baseline, for comparison.
     pub lru: bool,
     /// Number of times that a prepared sample is used before it is made anew; 0 for no limit.
     pub reuse: u32,
@@ -153,24 +153,24 @@ pub struct Attach {
     pub seed: Option<u64>,
     /// Seed for a new stream if `seed` is `None`: the one that the job had before its coordinator ended.
     pub seed_hint: Option<u64>,
-    /// Whether the order is random. Otherwise ids ascend.
+    /// `true` if the order is random. Otherwise ids ascend.
     pub shuffle: bool,
     /// Set if an epoch consists of independent draws, instead of each sample once. `shuffle` is ignored then.
     pub draws: Option<DrawsRequest>,
-    /// Whether the samples of each epoch, and their order, are told when it begins, by the first member of the cohort
+    /// `true` if the samples of each epoch, and their order, are told when it begins, by the first member of the cohort
     /// to begin it: see [`Request::TellOrder`]. Only for a job of one rank in a cohort; `shuffle` is ignored then.
     /// Positions in that order stand for ids, as the numbers of [`draws`](Self::draws) do.
     pub is_told: bool,
     /// Set if this client was already handed the order ([`Reply::Order`]) of the epoch of `resume`, or else of the
     /// first one. It is the number of that epoch, whose order the client tells again as soon as it is attached.
     pub knows_order_of: Option<u64>,
-    /// Whether a sample that takes long may come in a later minibatch of its epoch.
+    /// `true` if a sample that takes long may come in a later minibatch of its epoch.
     pub relaxed: bool,
     /// Form and size of the cache.
     pub cache: CacheRequest,
     /// Samples of one batch of this job. With several ranks, it is the batch of one rank.
     pub batch_size: u32,
-    /// Whether the last batch is left out if it is short.
+    /// `true` if the last batch is left out if it is short.
     pub drop_last: bool,
     /// Rank of this consumer.
     pub rank: u32,
@@ -187,7 +187,7 @@ pub struct Attach {
     pub dataset_samples: Option<u32>,
     /// Cohort of jobs that start together and get one reproducible sequence.
     pub cohort: Option<CohortRequest>,
-    /// Whether a sample that fails is counted and replaced instead of raised.
+    /// `true` if a sample that fails is counted and replaced instead of raised.
     pub skip_errors: bool,
     /// Jobs that this rank belonged to before it lost its connection, by [`Attached::token`]: the one in which it was
     /// last given a batch, and a later one if it has attached since. Empty if it was given nothing.
@@ -197,8 +197,8 @@ pub struct Attach {
     pub told: Option<u128>,
     /// Ranks of that job that have left it in an orderly way, as far as this rank was told.
     pub departed: Vec<Departure>,
-    /// Whether the job had begun before this client lost its connection: the client was given a batch, or one lay ready
-    /// for it.
+    /// `true` if the job had begun before this client lost its connection: the client was given a batch, or one lay
+    /// ready for it.
     pub has_begun: bool,
 }
 
@@ -268,7 +268,7 @@ pub struct ResumePoint {
     /// Batches that this rank was given in the epoch since the user began or resumed the job. The coordinator levels
     /// ranks that come back from different steps.
     pub batches: u64,
-    /// Whether this rank was given all of its part of the epoch. The remaining samples are for the other ranks.
+    /// `true` if this rank was given all of its part of the epoch. The remaining samples are for the other ranks.
     pub is_done: bool,
     /// Samples that are left out of the job's epochs, as the job was told, as a serialised Roaring bitmap. Empty if
     /// there are none.
@@ -513,7 +513,7 @@ pub struct WarmProgress {
     pub failed: u64,
     /// Text of the first failure.
     pub first_failure: Option<String>,
-    /// Whether the cache is full. The other samples are prepared as they are needed.
+    /// `true` if the cache is full. The other samples are prepared as they are needed.
     pub full: bool,
     /// Form of the cache.
     pub form: Option<CacheForm>,
@@ -590,7 +590,7 @@ pub struct CacheStatus {
     /// Operators that were applied before the samples were cached, readable. Empty for user code, and for files as they
     /// are.
     pub pipeline: String,
-    /// Whether the cache was filled by [`Request::Warm`].
+    /// `true` if the cache was filled by [`Request::Warm`].
     pub warmed: bool,
     /// Eviction policy, `no-eviction` or `lru`.
     pub policy: String,
@@ -678,7 +678,7 @@ pub struct StreamStatus {
     pub seed: u64,
     /// Form of the cache.
     pub cache: CacheForm,
-    /// Whether slow samples may come later in their epoch.
+    /// `true` if slow samples may come later in their epoch.
     pub relaxed: bool,
     /// Costs of the stream's samples.
     pub costs: CostStatus,

@@ -43,7 +43,7 @@ impl Outgoing {
         HEADER + self.body.len()
     }
 
-    /// Sends as many bytes as the socket takes now, without blocking. Returns whether everything has been sent.
+    /// Sends as many bytes as the socket takes now, without blocking. Returns `true` if everything has been sent.
     ///
     /// # Errors
     /// When the other side is gone.

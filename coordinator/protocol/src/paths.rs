@@ -147,7 +147,7 @@ fn user() -> u32 {
     nix::unistd::geteuid().as_raw()
 }
 
-/// Returns whether an open failed because a link, a folder, a socket or another user's file is there.
+/// Returns `true` if an open failed because a link, a folder, a socket or another user's file is there.
 fn is_of_another_kind(e: &io::Error, path: &Path) -> bool {
     use nix::errno::Errno;
     match e.raw_os_error().map(Errno::from_raw) {

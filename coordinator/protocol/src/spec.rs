@@ -34,12 +34,12 @@ pub struct UserDataset {
     pub dataset: Vec<IdentityPart>,
     /// Identity of the rest: the random transform and the collation.
     pub rest: Vec<IdentityPart>,
-    /// Whether there is a deterministic part that may be cached apart from the rest.
+    /// `true` if there is a deterministic part that may be cached apart from the rest.
     pub split: bool,
-    /// Whether the jobs make the samples themselves. They are then given ids, and the visit numbers that determine
+    /// `true` if the jobs make the samples themselves. They are then given ids, and the visit numbers that determine
     /// their random numbers.
     pub in_job: bool,
-    /// Whether the dataset can only be iterated. One worker, the reader, iterates it anew in each epoch. Each batch
+    /// `true` if the dataset can only be iterated. One worker, the reader, iterates it anew in each epoch. Each batch
     /// that it yields is a sample, and the ids count these samples. The reader reports the end of the epoch
     /// ([`Raised::END`](crate::code::Raised::END)). Such a dataset is for jobs of one rank in a cohort, with batches of
     /// one such sample.
@@ -94,12 +94,12 @@ pub enum ResizeTo {
 pub enum Op {
     /// Decodes the file to 8-bit RGB. Must be the first operator.
     Decode {
-        /// Whether to turn the image as its EXIF tag says. Off by default, as in torchvision.
+        /// `true` if the image is turned as its EXIF tag says. Off by default, as in torchvision.
         apply_exif_orientation: bool,
         /// Largest number of pixels of a file. A larger image is refused, as a decompression bomb.
         max_pixels: u64,
-        /// Whether the JPEG decoder may scale by 1/2, 1/4 or 1/8 where the sample will be made smaller anyway. This is
-        /// faster, but pixels differ slightly from decoding in full and resizing.
+        /// `true` if the JPEG decoder may scale by 1/2, 1/4 or 1/8 where the sample will be made smaller anyway. This
+        /// is faster, but pixels differ slightly from decoding in full and resizing.
         scaled: bool,
     },
     /// Resizes the image. Deterministic.
@@ -144,8 +144,8 @@ pub enum Op {
 }
 
 impl Op {
-    /// Returns whether the operator draws random numbers. The result of everything before the first random operator may
-    /// be cached as the *decoded* form.
+    /// Returns `true` if the operator draws random numbers. The result of everything before the first random operator
+    /// may be cached as the *decoded* form.
     #[must_use]
     pub fn is_random(&self) -> bool {
         matches!(

@@ -174,34 +174,30 @@ mod tests {
 
     #[test]
     fn samples_that_change_places_are_each_dealt_where_the_other_was() {
-        let mut ledger = DeliveryLog::new(0);
-        ledger.add(0, 0, 0, &[1, 2], true);
-        ledger.add(1, 0, 1, &[3, 4], true);
-        ledger.add(2, 1, 0, &[2, 3], true);
-        ledger.exchange(0, 2, 3);
-        assert_eq!(ids(ledger.since(0, 0)), [1, 2, 3, 4], "none is lost");
-        assert_eq!(ids(ledger.since(0, 1)), [2, 4]);
-        assert_eq!(
-            ids(ledger.since(1, 0)),
-            [2, 3],
-            "another epoch is as it was"
-        );
-        ledger.exchange(0, 2, 3);
-        assert_eq!(ids(ledger.since(0, 1)), [3, 4]);
+        let mut log = DeliveryLog::new(0);
+        log.add(0, 0, 0, &[1, 2], true);
+        log.add(1, 0, 1, &[3, 4], true);
+        log.add(2, 1, 0, &[2, 3], true);
+        log.exchange(0, 2, 3);
+        assert_eq!(ids(log.since(0, 0)), [1, 2, 3, 4], "none is lost");
+        assert_eq!(ids(log.since(0, 1)), [2, 4]);
+        assert_eq!(ids(log.since(1, 0)), [2, 3], "another epoch is as it was");
+        log.exchange(0, 2, 3);
+        assert_eq!(ids(log.since(0, 1)), [3, 4]);
     }
 
     #[test]
     fn what_is_taken_back_was_never_dealt() {
-        let mut ledger = DeliveryLog::new(0);
-        ledger.add(0, 0, 0, &[1, 2], true);
-        ledger.add(1, 0, 1, &[3], false);
-        ledger.add(2, 0, 1, &[4], true);
-        ledger.close(0, 2, &[9].into_iter().collect(), &Arc::default());
-        ledger.add(2, 1, 0, &[1], true);
-        assert_eq!(ids(Some(ledger.take_back(2, 0))), [4]);
-        assert_eq!(ids(ledger.reopen(0)), [9]);
-        assert_eq!(ledger.reopen(0), None);
-        assert_eq!(ids(ledger.since(0, 1)), [3]);
-        assert_eq!(ids(ledger.since(1, 0)), [0; 0]);
+        let mut log = DeliveryLog::new(0);
+        log.add(0, 0, 0, &[1, 2], true);
+        log.add(1, 0, 1, &[3], false);
+        log.add(2, 0, 1, &[4], true);
+        log.close(0, 2, &[9].into_iter().collect(), &Arc::default());
+        log.add(2, 1, 0, &[1], true);
+        assert_eq!(ids(Some(log.take_back(2, 0))), [4]);
+        assert_eq!(ids(log.reopen(0)), [9]);
+        assert_eq!(log.reopen(0), None);
+        assert_eq!(ids(log.since(0, 1)), [3]);
+        assert_eq!(ids(log.since(1, 0)), [0; 0]);
     }
 }

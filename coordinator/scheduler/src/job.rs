@@ -65,7 +65,7 @@ pub(crate) struct Job {
     /// The samples of the epoch that the job was given before, as long as the length of the epoch has not been told.
     /// `None` once it has been told.
     untold: Option<RoaringBitmap>,
-    /// Whether the end of the epoch is unknown. The set and the need of an open epoch grow as it is dealt.
+    /// `true` if the end of the epoch is unknown. The set and the need of an open epoch grow as it is dealt.
     is_open: bool,
     /// The latest epoch that a rank has begun.
     begun: Option<u64>,
@@ -87,10 +87,10 @@ pub(crate) struct Job {
     started: Vec<u64>,
     /// Samples of an epoch that may be drawn for this job's sake before a rank begins the epoch.
     ahead: u64,
-    ledger: DeliveryLog,
+    log: DeliveryLog,
     /// The state of the job before each minibatch from which nothing is taken yet, in order.
     marks: VecDeque<Mark>,
-    /// Whether the job does not read at present. Nothing is made for an absent job.
+    /// `true` if the job does not read at present. Nothing is made for an absent job.
     pub(crate) is_absent: bool,
 }
 
@@ -139,7 +139,7 @@ impl Job {
             caught_up: (epoch, 0),
             started: vec![epoch; spec.world_size as usize],
             ahead: u64::MAX,
-            ledger: DeliveryLog::new(epoch),
+            log: DeliveryLog::new(epoch),
             marks: VecDeque::new(),
             is_absent: false,
         };
@@ -196,7 +196,7 @@ impl Job {
 
     // Epochs.
 
-    /// Returns whether samples that are known to be bad leave the job's need.
+    /// Returns `true` if samples that are known to be bad leave the job's need.
     ///
     /// Members of a cohort keep them. The time at which a sample is found bad differs from run to run. Members that are
     /// not level, because one pauses or has come back, would therefore be dealt different batches. Instead the samples
@@ -268,7 +268,7 @@ impl Job {
 
     fn next_epoch(&mut self, known: &Known) {
         let rounds = self.batcher.rounds();
-        self.ledger
+        self.log
             .close(self.epoch, rounds, self.need.ids(), &self.set);
         self.epoch += 1;
         self.batcher.begin_epoch();
@@ -357,7 +357,7 @@ impl Job {
         self.queues.fill(Queue::default());
         self.marks.clear();
         self.is_absent = false;
-        self.ledger = DeliveryLog::new(self.epoch);
+        self.log = DeliveryLog::new(self.epoch);
         self.fill(known);
         // A rank that asks for this is in the next epoch as soon as it is answered.
         let epoch = self.epoch;
@@ -380,7 +380,7 @@ impl Job {
         self.started.iter().copied().min().unwrap_or(0)
     }
 
-    /// Returns whether a rank that has not left has begun `epoch`, or a later one.
+    /// Returns `true` if a rank that has not left has begun `epoch`, or a later one.
     pub(crate) fn has_begun(&self, epoch: u64) -> bool {
         let here = self.started.iter().filter(|&&started| started < u64::MAX);
         here.max().is_some_and(|&latest| epoch <= latest)
@@ -391,8 +391,8 @@ impl Job {
         self.ahead = samples;
     }
 
-    /// Returns whether the next minibatch, of at most `slots` samples, may be drawn for this job's sake even if no rank
-    /// has begun the epoch.
+    /// Returns `true` if the next minibatch, of at most `slots` samples, may be drawn for this job's sake even if no
+    /// rank has begun the epoch.
     pub(crate) fn may_be_ahead(&self, slots: u32) -> bool {
         let next = self.deliverable().min(u64::from(slots));
         self.position().saturating_add(next) <= self.ahead
@@ -410,7 +410,7 @@ impl Job {
 
     // Queues.
 
-    /// Returns whether one more minibatch may be queued, with at most `bound` in the queue.
+    /// Returns `true` if one more minibatch may be queued, with at most `bound` in the queue.
     ///
     /// A low bound shows that buffers are scarce. In that case only as many of the queued minibatches as the low-water
     /// mark may be minibatches that nobody else waits for, because a job that falls behind would pin their buffers for
@@ -447,7 +447,7 @@ impl Job {
         self.queues.iter().filter(|q| q.minibatches() == 0).count() as u32
     }
 
-    /// Returns whether a rank is about to run out, or misses a part of its next batch.
+    /// Returns `true` if a rank is about to run out, or misses a part of its next batch.
     pub(crate) fn starves(&self, config: &Config) -> bool {
         let low = u64::from(config.low_water) * u64::from(config.slots);
         self.queues
@@ -455,7 +455,7 @@ impl Job {
             .any(|q| q.samples() <= low || q.whole_batches() == 0)
     }
 
-    /// Returns whether the next rank to be dealt to has no whole batch of an epoch that was begun, and could be dealt
+    /// Returns `true` if the next rank to be dealt to has no whole batch of an epoch that was begun, and could be dealt
     /// one if there were buffers.
     pub(crate) fn is_out_of_batches(&self, config: &Config) -> bool {
         let queue = &self.queues[self.batcher.next_rank() as usize];
@@ -473,7 +473,7 @@ impl Job {
             self.keep(minibatch);
         }
         let waiting: u32 = self.queues.iter().map(Queue::len).sum();
-        self.ledger.forget(waiting as usize, self.queues.len());
+        self.log.forget(waiting as usize, self.queues.len());
     }
 
     // Taking back.
@@ -507,8 +507,8 @@ impl Job {
             return vec![0; self.queues.len()];
         };
         self.marks.clear();
-        let dealt = self.ledger.take_back(mark.minibatch, mark.epoch);
-        let left = self.ledger.reopen(mark.epoch);
+        let dealt = self.log.take_back(mark.minibatch, mark.epoch);
+        let left = self.log.reopen(mark.epoch);
         let left = left.unwrap_or_else(|| (**self.need.ids()).clone());
         self.need = Need::new(left | dealt);
         (self.epoch, self.whole, self.batcher) = (mark.epoch, mark.whole, mark.batcher);
@@ -570,7 +570,7 @@ impl Job {
         let mut deliveries = Vec::new();
         for slice in self.batcher.deal(before, ids.len() as u32) {
             let dealt = &ids[start as usize..(start + slice.len) as usize];
-            self.ledger
+            self.log
                 .add(minibatch, epoch, slice.step, dealt, slice.ends_batch);
             self.queues[slice.rank as usize].push(minibatch, slice.len, slice.ends_batch);
             deliveries.push(Delivery {
@@ -592,7 +592,7 @@ impl Job {
         deliveries
     }
 
-    /// Returns whether one sample may leave the need without being dealt.
+    /// Returns `true` if one sample may leave the need without being dealt.
     pub(crate) fn can_lose_one(&self) -> bool {
         self.batcher.can_lose_one(self.need.len())
     }
@@ -608,12 +608,12 @@ impl Job {
 
     /// Records that `other` takes the place of `bad`.
     pub(crate) fn replaced(&mut self, bad: u32, other: u32) {
-        self.ledger.replaced(bad, other);
+        self.log.replaced(bad, other);
     }
 
     /// Records that samples `one` and `other` exchange their places.
     pub(crate) fn exchange(&mut self, epoch: u64, one: u32, other: u32) {
-        self.ledger.exchange(epoch, one, other);
+        self.log.exchange(epoch, one, other);
     }
 
     /// Returns the samples that the job was given once every rank has taken `batches` batches of `epoch`, or `None` if
@@ -626,11 +626,11 @@ impl Job {
             } else {
                 0
             };
-        let to_come = self.ledger.since(epoch, batches)?;
+        let to_come = self.log.since(epoch, batches)?;
         let (left, set): (&RoaringBitmap, &RoaringBitmap) = if epoch == self.epoch {
             (self.need.ids(), &self.set)
         } else {
-            self.ledger.left_by(epoch, batches)?
+            self.log.left_by(epoch, batches)?
         };
         let delivered = match &self.untold {
             Some(given) if epoch == self.epoch => given.clone(),

@@ -37,7 +37,7 @@ struct Members {
     size: u32,
     /// Members that have attached and have not left.
     here: Vec<JobId>,
-    /// Whether all members were attached once, or the cohort was begun without the others.
+    /// `true` if all members were attached once, or the cohort was begun without the others.
     complete: bool,
 }
 
@@ -46,7 +46,7 @@ struct Members {
 struct Unit {
     members: Vec<JobId>,
     is_cohort: bool,
-    /// Whether a minibatch may be made for the sake of this unit: a rank has begun the epoch, or is expected to.
+    /// `true` if a minibatch may be made for the sake of this unit: a rank has begun the epoch, or is expected to.
     /// Otherwise the unit only takes part in minibatches that are made for others.
     may_lead: bool,
     starves: bool,
@@ -460,7 +460,7 @@ impl Scheduler {
         self.jobs.get(&id).map(Job::view)
     }
 
-    /// Returns whether a job reads, has no whole batch of its epoch, and waits for nothing but a staging buffer.
+    /// Returns `true` if a job reads, has no whole batch of its epoch, and waits for nothing but a staging buffer.
     #[must_use]
     pub fn lacks_buffers(&self) -> bool {
         let mut jobs = self.jobs.iter();
@@ -469,7 +469,7 @@ impl Scheduler {
         })
     }
 
-    /// Returns whether [`take_back`](Self::take_back) would take anything back.
+    /// Returns `true` if [`take_back`](Self::take_back) would take anything back.
     #[must_use]
     pub fn can_take_back(&self, id: JobId) -> bool {
         self.jobs.get(&id).is_some_and(Job::can_be_taken_back)
@@ -521,10 +521,10 @@ impl Scheduler {
         if !all_have_room && !units.iter().any(|u| u.starves) {
             return None;
         }
-        let patience = self.jobs.len() as u32;
+        let most_passed_over = self.jobs.len() as u32;
         // Rules 3 and 5. A unit that may not lead comes last, whatever its need.
         units.sort_by_key(|u| {
-            let overdue = if u.starves && u.passed_over > patience {
+            let overdue = if u.starves && u.passed_over > most_passed_over {
                 u.passed_over
             } else {
                 0

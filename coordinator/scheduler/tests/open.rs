@@ -243,7 +243,7 @@ impl World {
         true
     }
 
-    /// A member begins its epoch, or takes an item that is made. Returns whether it did either.
+    /// A member begins its epoch, or takes an item that is made. Returns `true` if it did either.
     fn step(&mut self, id: JobId) -> bool {
         let member = self.members.get_mut(&id).unwrap();
         if !member.has_begun {

@@ -23,10 +23,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 use coprep_protocol::frame::FrameError;
+use coprep_protocol::lock::{lock, unpoisoned};
 use coprep_protocol::message::{Reply, SampleError};
 use coprep_protocol::outgoing::Outgoing;
 use fail::fail_point;
@@ -94,7 +95,7 @@ impl ReplyQueue {
     }
 
     fn queue(&self) -> MutexGuard<'_, PendingReplies> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.queue)
     }
 
     // Called by the session's own thread.
@@ -127,7 +128,7 @@ impl ReplyQueue {
     pub(crate) fn wait_for_room(&self, limit: Duration) -> bool {
         let full = |queue: &mut PendingReplies| !queue.is_closed && queue.bytes >= MOST_QUEUED;
         let waited = self.room.wait_timeout_while(self.queue(), limit, full);
-        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+        !unpoisoned(waited).1.timed_out()
     }
 
     /// Returns `true` if the client has been sent everything.
@@ -406,7 +407,7 @@ impl Writer {
     }
 
     fn coming(&self) -> MutexGuard<'_, Vec<Arc<ReplyQueue>>> {
-        self.coming.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.coming)
     }
 
     fn run(&self) {
@@ -474,7 +475,7 @@ mod tests {
     fn session() -> (ReplyWriter, Arc<ReplyQueue>, UnixStream) {
         let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
         let writer = ReplyWriter::start().expect("a thread");
-        let reply_queue = ReplyQueue::new(&ours, &writer).expect("an outbox");
+        let reply_queue = ReplyQueue::new(&ours, &writer).expect("a queue");
         (writer, reply_queue, theirs)
     }
 

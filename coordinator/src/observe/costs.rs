@@ -4,10 +4,11 @@
 //! measures never waits for the lock between them, because a single measurement does not matter.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use coprep_cache::sample_cache::Form;
 use coprep_costs::{CostRecorder, CostTable, Features, Summary};
+use coprep_protocol::lock::lock;
 use crossbeam::utils::CachePadded;
 
 use crate::observe::preparation_cost::PreparationCost;
@@ -23,7 +24,7 @@ pub(crate) struct Costs {
     /// The recorder's budget, readable without its lock: seconds as bits of an `f32`, and NaN until there is one.
     budget: AtomicU32,
     /// Padded, so that locking it does not invalidate the cache line of threads that read the table.
-    ledger: CachePadded<Mutex<CostRecorder>>,
+    recorder: CachePadded<Mutex<CostRecorder>>,
 }
 
 impl Costs {
@@ -32,25 +33,25 @@ impl Costs {
             is_on,
             table: CostTable::new(if is_on { samples } else { 0 }),
             budget: AtomicU32::new(f32::NAN.to_bits()),
-            ledger: CachePadded::new(Mutex::new(CostRecorder::new())),
+            recorder: CachePadded::new(Mutex::new(CostRecorder::new())),
         }
     }
 
     /// Locks the recorder, which has only the measurements that were entered until now.
-    fn ledger(&self) -> MutexGuard<'_, CostRecorder> {
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    fn recorder(&self) -> MutexGuard<'_, CostRecorder> {
+        lock(&self.recorder)
     }
 
     /// Locks the recorder after all measurements until now were entered in it and in the table.
     fn settled(&self) -> MutexGuard<'_, CostRecorder> {
-        let mut ledger = self.ledger();
-        ledger.settle(&self.table);
-        self.tell_budget(&mut ledger);
-        ledger
+        let mut recorder = self.recorder();
+        recorder.settle(&self.table);
+        self.tell_budget(&mut recorder);
+        recorder
     }
 
-    fn tell_budget(&self, ledger: &mut CostRecorder) {
-        let bits = ledger.budget().seconds().unwrap_or(f32::NAN).to_bits();
+    fn tell_budget(&self, recorder: &mut CostRecorder) {
+        let bits = recorder.budget().seconds().unwrap_or(f32::NAN).to_bits();
         if bits != self.budget.load(Ordering::Relaxed) {
             self.budget.store(bits, Ordering::Relaxed);
         }
@@ -65,14 +66,14 @@ impl Costs {
         if !self.is_on {
             return;
         }
-        let measured = cost.measured();
+        let measured = cost.times;
         // Only a preparation from the file tells what caching saves, and user code gives no features of its samples.
         let is_from_file = measured.decode.is_some() && !cost.in_full;
         let features = Some(cost.features).filter(|f| is_from_file && *f != Features::UNKNOWN);
-        match self.ledger.try_lock() {
-            Ok(mut ledger) => {
-                if ledger.enter(&self.table, id, measured, features) {
-                    self.tell_budget(&mut ledger);
+        match self.recorder.try_lock() {
+            Ok(mut recorder) => {
+                if recorder.enter(&self.table, id, measured, features) {
+                    self.tell_budget(&mut recorder);
                 }
             }
             // Another worker holds the lock: this measurement reaches only the table.
@@ -82,7 +83,7 @@ impl Costs {
 
     /// Returns the expected cost of each stage of a sample by its header, or `None` if too little is known.
     pub(crate) fn predict(&self, features: Features) -> Option<coprep_costs::ExpectedCost> {
-        self.ledger().predict(features)
+        self.recorder().predict(features)
     }
 
     /// Returns the seconds that a sample will take a worker if it is cached in `form`. Returns `None` if it was never
@@ -142,10 +143,7 @@ impl AllCosts {
 
     /// Returns the costs of one pipeline, which are created if they are missing.
     pub(crate) fn of(&self, pipeline: u128, samples: u32) -> Arc<Costs> {
-        let mut all = self
-            .by_pipeline
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.by_pipeline);
         if let Some((_, costs)) = all.iter().find(|(key, _)| *key == (pipeline, samples)) {
             return costs.clone();
         }

@@ -7,6 +7,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use coprep_costs::MeasuredTimes;
 use coprep_protocol::item::StallSplit;
 
 /// Time since the pool was made, by the resource that the pool lacked.
@@ -85,9 +86,9 @@ impl FetchWeight {
         f32::from_bits(self.0.load(Ordering::Relaxed))
     }
 
-    pub(crate) fn set(&self, price: f32) {
+    pub(crate) fn set(&self, weight: f32) {
         self.0
-            .store(price.clamp(0.0, 1.0).to_bits(), Ordering::Relaxed);
+            .store(weight.clamp(0.0, 1.0).to_bits(), Ordering::Relaxed);
     }
 }
 
@@ -118,7 +119,7 @@ impl BusyClock {
 
     /// Records that a worker has become busy, or has nothing more to do.
     pub(crate) fn turns(&mut self, now: Instant, is_busy: bool) {
-        self.look(now);
+        self.advance_clock(now);
         self.busy = if is_busy {
             self.busy + 1
         } else {
@@ -131,13 +132,13 @@ impl BusyClock {
         self.busy
     }
 
-    /// Records the time of one task.
-    pub(crate) fn took(&mut self, fetch: Duration, prep: Duration) {
-        self.fetch_us += NEWS * (fetch.as_secs_f64() * 1e6 - self.fetch_us);
-        self.prep_us += NEWS * (prep.as_secs_f64() * 1e6 - self.prep_us);
+    /// Records the times of one task.
+    pub(crate) fn took(&mut self, times: &MeasuredTimes) {
+        self.fetch_us += NEWS * (f64::from(times.fetch_seconds()) * 1e6 - self.fetch_us);
+        self.prep_us += NEWS * (f64::from(times.prep()) * 1e6 - self.prep_us);
     }
 
-    pub(crate) fn look(&mut self, now: Instant) -> StallClock {
+    pub(crate) fn advance_clock(&mut self, now: Instant) -> StallClock {
         let time = now.saturating_duration_since(self.until);
         self.until = now;
         match self.busy {
@@ -191,12 +192,17 @@ mod tests {
         let mut clock = BusyClock::new(start);
         clock.turns(start + SECOND, true);
         clock.turns(start + SECOND, true);
+        let times = MeasuredTimes {
+            fetch: Some(3.0),
+            random: Some(1.0),
+            ..MeasuredTimes::default()
+        };
         for _ in 0..1000 {
-            clock.took(SECOND * 3, SECOND);
+            clock.took(&times);
         }
         clock.turns(start + 5 * SECOND, false);
         clock.turns(start + 5 * SECOND, false);
-        let stall_clock = clock.look(start + 6 * SECOND);
+        let stall_clock = clock.advance_clock(start + 6 * SECOND);
         let seconds = |d: Duration| d.as_secs_f64().round();
         assert_eq!(seconds(stall_clock.fetch), 3.0);
         assert_eq!(seconds(stall_clock.prep), 1.0);

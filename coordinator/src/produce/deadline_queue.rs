@@ -2,8 +2,10 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
+
+use coprep_protocol::lock::{lock, unpoisoned};
 
 /// A time in nanoseconds since the first call of [`Deadline::now`] in this process.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
@@ -127,7 +129,7 @@ impl<T> DeadlineQueue<T> {
             let waited = self
                 .more
                 .wait_timeout_while(state, wait, |s| s.waiting.is_empty() && !s.is_closed);
-            (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            (state, _) = unpoisoned(waited);
             state.idle -= 1;
         }
         state.waiting.pop()
@@ -138,7 +140,7 @@ impl<T> DeadlineQueue<T> {
     }
 
     fn state(&self) -> MutexGuard<'_, QueueState<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

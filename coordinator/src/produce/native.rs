@@ -4,49 +4,40 @@
 //! cached in its encoded form is read straight into the cache, and a decoded sample is decoded there. Where the form is
 //! chosen by price ([`coprep_costs::forms`]), the file is read first, and copied if its encoded form is chosen.
 
-use std::cell::Cell;
+mod thread_usage;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coprep_cache::sample_cache::{Form, Meta};
-use coprep_costs::Features;
+use coprep_costs::{ExpectedCost, Features, MeasuredTimes};
 use coprep_pipeline::{
-    Dataset, DecodedShape, DecodedView, Pipeline, SampleKey, Scratch, StageDurations,
+    Dataset, DecodedShape, DecodedView, Pipeline, PipelineRun, SampleKey, Scratch,
 };
-use coprep_protocol::message::{CacheForm, SampleError};
-use nix::sys::resource::{UsageWho, getrusage};
-use nix::time::{ClockId, clock_gettime};
+use coprep_protocol::message::CacheForm;
 
 use crate::caches::DatasetCache;
 use crate::observe::costs::Costs;
 use crate::observe::preparation_cost::PreparationCost;
 use crate::observe::stalls::FetchWeight;
+use crate::produce::failure::Failure;
+use crate::produce::native::thread_usage::{ThreadUsage, cpu_since_last, thread_cpu};
 
 /// Everything that is needed to prepare the samples of a stream.
-#[derive(Clone)]
 pub(crate) struct Recipe {
     pub(crate) dataset: Arc<Dataset>,
     pub(crate) pipeline: Arc<Pipeline>,
     pub(crate) cache: Option<Arc<DatasetCache>>,
     pub(crate) costs: Arc<Costs>,
     /// Weight of the time of waiting for storage.
-    pub(crate) price: Arc<FetchWeight>,
+    pub(crate) fetch_weight: Arc<FetchWeight>,
 }
 
 /// The slot that a sample is written to. It is asked for only when the last step is about to write.
+///
+/// It is a trait because this layer does not know the streams, which own the slots.
 pub(crate) trait SlotWriter {
     fn bytes(&mut self) -> &mut [u8];
-}
-
-/// Memory and state that a worker thread keeps from one sample to the next.
-#[derive(Default)]
-pub(crate) struct WorkerScratch {
-    /// Reused for every sample.
-    scratch: Scratch,
-    /// The file as it was read, for this sample only; see [`allocator`](coprep_cache::allocator).
-    file: Vec<u8>,
-    /// If the next sample was fetched before: the cost of fetching it, and its place.
-    fetched: Option<(PreparationCost, FetchedAt)>,
 }
 
 /// The place of a fetched sample.
@@ -58,11 +49,13 @@ enum FetchedAt {
 
 /// A sample that was fetched and not yet prepared.
 pub(crate) struct Fetched {
+    /// The file as it was read, for this preparation only; see [`allocator`](coprep_cache::allocator). Empty if it was
+    /// read into the cache.
     file: Vec<u8>,
     fetched_at: FetchedAt,
     pub(crate) cost: PreparationCost,
-    /// The part of the fetching time in which the thread did not wait.
-    pub(crate) at_work: Duration,
+    /// The seconds of fetching in which the thread did not wait.
+    pub(crate) at_work: f32,
     /// Seconds that preparing it will take, by its header, or `None` if too little is known or `is_looking` was false.
     pub(crate) expected: Option<f32>,
 }
@@ -73,52 +66,40 @@ struct HeaderInfo {
     decoded: DecodedShape,
 }
 
-/// The stage in which a preparation failed, and the reason.
-#[derive(Clone, Debug)]
-pub(crate) struct Failure {
-    pub(crate) stage: &'static str,
-    pub(crate) message: String,
-    /// For user code: the worker, in words for people. Empty otherwise.
-    pub(crate) worker: String,
-    /// For user code: the exception, packed for the job. Empty otherwise.
-    pub(crate) exception: Vec<u8>,
-}
-
 type Prepared = Result<PreparationCost, Failure>;
 
-impl WorkerScratch {
-    /// Takes over a sample that was fetched before.
-    pub(crate) fn take_over(&mut self, fetched: Fetched) {
-        self.file = fetched.file;
-        self.fetched = Some((fetched.cost, fetched.fetched_at));
-    }
-
-    /// Forgets the sample, which is finished.
-    fn clear(&mut self) {
-        self.file = Vec::new();
-        self.fetched = None;
+impl Fetched {
+    /// Returns a sample that was fetched into memory, by the thread that goes on with it.
+    fn in_memory(file: Vec<u8>, cost: PreparationCost) -> Self {
+        Fetched {
+            file,
+            fetched_at: FetchedAt::InMemory,
+            cost,
+            at_work: 0.0,
+            expected: None,
+        }
     }
 }
 
 impl Recipe {
-    /// Prepares sample `key.id` into `slot`, and caches it if there is room.
+    /// Prepares sample `key.id` into `slot`, and caches it if there is room. `fetched` is the sample if it was fetched
+    /// before.
     ///
     /// A panic of an operator is a failure of that sample, not of the coordinator.
     pub(crate) fn prepare(
         &self,
         key: SampleKey,
-        worker_scratch: &mut WorkerScratch,
+        fetched: Option<Fetched>,
+        scratch: &mut Scratch,
         slot: &mut dyn SlotWriter,
     ) -> Prepared {
-        let prepared = guarded(
-            worker_scratch,
-            self.costs.is_on(),
-            |worker_scratch| match &self.cache {
-                None => self.prepare_from_storage(key, worker_scratch, slot),
-                Some(cache) => self.prepare_cached(cache, key, worker_scratch, slot),
-            },
-        );
-        worker_scratch.clear();
+        let ahead = fetch_seconds(fetched.as_ref());
+        let prepared = guarded(ahead, scratch, self.costs.is_on(), |scratch| {
+            match &self.cache {
+                None => self.prepare_from_storage(key, fetched, scratch, slot),
+                Some(cache) => self.prepare_cached(cache, key, fetched, scratch, slot),
+            }
+        });
         if let Ok(cost) = &prepared {
             self.costs.record(key.id, cost);
         }
@@ -134,18 +115,24 @@ impl Recipe {
             Some(cost) => (cost, FetchedAt::InCache),
             None => (self.fetch_file(id, &mut file)?, FetchedAt::InMemory),
         };
-        let (cpu, at_work) = before.spent(cost.fetch);
-        let mut expected = self.costs.expected(id, self.cached_as(id));
+        let (cpu, at_work) = before.spent(cost.times.fetch_seconds());
+        let mut expected = self.expected(id);
         if expected.is_none() && is_looking && fetched_at == FetchedAt::InMemory {
             // A broken file is reported when it is decoded.
-            let header_info = self.look(&file).ok();
+            let header_info = self.inspect_header(&file).ok();
             let predicted = header_info.and_then(|picture| self.costs.predict(picture.features));
             expected = predicted.map(|cost| cost.prep());
         }
         Ok(Fetched {
             file,
             fetched_at,
-            cost: PreparationCost { cpu, ..cost },
+            cost: PreparationCost {
+                times: MeasuredTimes {
+                    cpu: Some(cpu).filter(|cpu| *cpu > 0.0),
+                    ..cost.times
+                },
+                ..cost
+            },
             at_work,
             expected,
         })
@@ -166,21 +153,31 @@ impl Recipe {
         self.cache.as_ref()?.store.form(id)
     }
 
+    /// Returns the seconds that a sample will take a worker, as it is cached now, or `None` if it was never prepared.
+    pub(crate) fn expected(&self, id: u32) -> Option<f32> {
+        self.costs.expected(id, self.cached_as(id))
+    }
+
     /// Brings sample `id` into the cache, if it is not there and there is room. Prepares nothing else.
-    pub(crate) fn admit(&self, id: u32, worker_scratch: &mut WorkerScratch) -> Prepared {
-        let fetched = worker_scratch.fetched.map(|(cost, _)| cost);
+    /// `fetched` is the sample if it was fetched before.
+    pub(crate) fn admit(
+        &self,
+        id: u32,
+        fetched: Option<Fetched>,
+        scratch: &mut Scratch,
+    ) -> Prepared {
         let Some(cache) = self.cache.as_ref().filter(|_| self.is_to_admit(id)) else {
             // Nothing to admit, for example because a job has cached the sample meanwhile. The fetch still counts.
-            worker_scratch.clear();
-            if let Some(cost) = &fetched {
-                self.costs.record(id, cost);
-            }
-            return Ok(fetched.unwrap_or_default());
+            let Some(fetched) = fetched else {
+                return Ok(PreparationCost::default());
+            };
+            self.costs.record(id, &fetched.cost);
+            return Ok(fetched.cost);
         };
-        let cost = guarded(worker_scratch, self.costs.is_on(), |worker_scratch| {
-            self.admit_to(cache, id, worker_scratch)
+        let ahead = fetch_seconds(fetched.as_ref());
+        let cost = guarded(ahead, scratch, self.costs.is_on(), |scratch| {
+            self.admit_to(cache, id, fetched, scratch)
         });
-        worker_scratch.clear();
         if let Ok(cost) = &cost {
             self.costs.record(id, cost);
         }
@@ -193,7 +190,7 @@ impl Recipe {
         cache.is_some_and(|cache| !cache.store.has(id) && cache.may_admit(id))
     }
 
-    fn look(&self, file: &[u8]) -> Result<HeaderInfo, Failure> {
+    fn inspect_header(&self, file: &[u8]) -> Result<HeaderInfo, Failure> {
         let picture = self.pipeline.look(file).map_err(Failure::decode)?;
         Ok(HeaderInfo {
             features: Features {
@@ -207,94 +204,103 @@ impl Recipe {
     fn prepare_from_storage(
         &self,
         key: SampleKey,
-        worker_scratch: &mut WorkerScratch,
+        fetched: Option<Fetched>,
+        scratch: &mut Scratch,
         slot: &mut dyn SlotWriter,
     ) -> Prepared {
-        let fetched = self.fetch(key.id, worker_scratch)?;
-        Ok(fetched.plus(self.prepare_fetched(key, worker_scratch, slot)?))
+        let fetched = self.fetch(key.id, fetched)?;
+        let prepared = self.prepare_fetched(&fetched, key, scratch, slot)?;
+        Ok(fetched.cost.plus(prepared))
     }
 
     fn prepare_cached(
         &self,
         cache: &DatasetCache,
         key: SampleKey,
-        worker_scratch: &mut WorkerScratch,
+        fetched: Option<Fetched>,
+        scratch: &mut Scratch,
         slot: &mut dyn SlotWriter,
     ) -> Prepared {
-        let fetched = match worker_scratch.fetched {
-            Some((cost, FetchedAt::InCache)) => Some(cost),
-            _ => None,
-        };
-        if let Some(cost) = self.prepare_hit(cache, key, worker_scratch, slot)? {
-            // A sample that was fetched into the cache for this preparation counts as a miss.
-            let Some(fetched) = fetched else {
-                cache.count_hit();
-                return Ok(cost);
-            };
-            cache.count_miss();
-            return Ok(fetched.plus(cost));
+        if let Some(cost) = self.prepare_hit(cache, key, scratch, slot)? {
+            return Ok(match fetched {
+                // A sample that was fetched into the cache for this preparation counts as a miss.
+                Some(fetched) if fetched.fetched_at == FetchedAt::InCache => {
+                    cache.count_miss();
+                    fetched.cost.plus(cost)
+                }
+                _ => {
+                    cache.count_hit();
+                    cost
+                }
+            });
         }
         cache.count_miss();
-        if cache.forms.is_some() {
-            return if cache.may_admit(key.id) {
-                self.prepare_by_price(cache, key, worker_scratch, slot)
-            } else {
-                self.prepare_from_storage(key, worker_scratch, slot)
-            };
-        }
-        let admitted = self.admit_to(cache, key.id, worker_scratch)?;
-        let finished = match self.prepare_hit(cache, key, worker_scratch, slot)? {
-            Some(cost) => cost,
-            // The sample was not admitted. In the encoded form the file was then not read; in the decoded form it was,
-            // to learn the size.
-            None if cache.form == CacheForm::Encoded => {
-                self.prepare_from_storage(key, worker_scratch, slot)?
+        match cache.form {
+            CacheForm::Auto if cache.may_admit(key.id) => {
+                self.prepare_in_best_form(cache, key, fetched, scratch, slot)
             }
-            None => self.prepare_fetched(key, worker_scratch, slot)?,
-        };
-        Ok(admitted.plus(finished))
+            CacheForm::Auto => self.prepare_from_storage(key, fetched, scratch, slot),
+            CacheForm::Encoded => {
+                self.count_from_here();
+                let admitted = self.admit_encoded(cache, key.id)?;
+                let finished = match self.prepare_hit(cache, key, scratch, slot)? {
+                    Some(cost) => cost,
+                    // The sample was not admitted, and its file was not read.
+                    None => self.prepare_from_storage(key, fetched, scratch, slot)?,
+                };
+                Ok(admitted.plus(finished))
+            }
+            _ => {
+                let fetched = self.fetch(key.id, fetched)?;
+                let admitted = self.decode_into_cache(cache, key.id, &fetched, scratch)?;
+                let finished = match self.prepare_hit(cache, key, scratch, slot)? {
+                    Some(cost) => cost,
+                    None => self.prepare_fetched(&fetched, key, scratch, slot)?,
+                };
+                Ok(fetched.cost.plus(admitted).plus(finished))
+            }
+        }
     }
 
     /// Caches the sample in the form that is worth most, or not at all.
-    fn prepare_by_price(
+    fn prepare_in_best_form(
         &self,
         cache: &DatasetCache,
         key: SampleKey,
-        worker_scratch: &mut WorkerScratch,
+        fetched: Option<Fetched>,
+        scratch: &mut Scratch,
         slot: &mut dyn SlotWriter,
     ) -> Prepared {
-        let fetched = self.fetch(key.id, worker_scratch)?;
-        let picture = self.look(&worker_scratch.file)?;
+        let fetched = self.fetch(key.id, fetched)?;
+        let picture = self.inspect_header(&fetched.file)?;
         let (mut done, stages) = match self.costs.predict(picture.features) {
             Some(expected) => (None, expected),
             // Until costs can be predicted, a sample is measured before its form is chosen.
             None => {
-                let cost = self.prepare_fetched(key, worker_scratch, slot)?;
-                (Some(cost), cost.seconds())
+                let cost = self.prepare_fetched(&fetched, key, scratch, slot)?;
+                (Some(cost), cost.times.into())
             }
         };
-        let form = self.choose(cache, key.id, &fetched, &stages, &picture);
+        let form = self.choose(cache, key.id, &fetched.cost, &stages, &picture);
         let mut admitted = PreparationCost::default();
         match form {
-            Some(Form::Encoded) => {
-                cache.keep(key.id, Meta::of(Form::Encoded), &worker_scratch.file)
-            }
+            Some(Form::Encoded) => cache.keep(key.id, Meta::of(Form::Encoded), &fetched.file),
             Some(Form::Decoded) => {
-                admitted = self.decode_into_cache(cache, key.id, worker_scratch)?;
+                admitted = self.decode_into_cache(cache, key.id, &fetched, scratch)?;
                 if done.is_none() {
-                    done = self.prepare_hit(cache, key, worker_scratch, slot)?;
+                    done = self.prepare_hit(cache, key, scratch, slot)?;
                 }
             }
             _ => {}
         }
         let done = match done {
             Some(done) => done,
-            None => self.prepare_fetched(key, worker_scratch, slot)?,
+            None => self.prepare_fetched(&fetched, key, scratch, slot)?,
         };
         if form == Some(Form::Prepared) {
             cache.keep(key.id, Meta::of(Form::Prepared), slot.bytes());
         }
-        Ok(fetched.plus(admitted).plus(done))
+        Ok(fetched.cost.plus(admitted).plus(done))
     }
 
     fn choose(
@@ -302,13 +308,13 @@ impl Recipe {
         cache: &DatasetCache,
         id: u32,
         fetched: &PreparationCost,
-        stages: &coprep_costs::ExpectedCost,
+        stages: &ExpectedCost,
         picture: &HeaderInfo,
     ) -> Option<Form> {
-        let fetch = usual(fetched.fetch.as_secs_f32(), stages.fetch);
+        let fetch = usual(fetched.times.fetch_seconds(), stages.fetch);
         // Caching always saves the CPU time of fetching. Waiting counts by its weight.
-        let at_work = fetched.cpu.as_secs_f32().min(fetch);
-        let fetch = at_work + self.price.get() * (fetch - at_work);
+        let at_work = fetched.times.cpu.unwrap_or(0.0).min(fetch);
+        let fetch = at_work + self.fetch_weight.get() * (fetch - at_work);
         let mut offers = vec![
             (Form::Encoded, picture.features.bytes as usize, fetch),
             (
@@ -329,14 +335,14 @@ impl Recipe {
         &self,
         cache: &DatasetCache,
         key: SampleKey,
-        worker_scratch: &mut WorkerScratch,
+        scratch: &mut Scratch,
         slot: &mut dyn SlotWriter,
     ) -> Result<Option<PreparationCost>, Failure> {
         let Some(hit) = cache.store.get(key.id) else {
             return Ok(None);
         };
         let meta = hit.meta();
-        let stages = match meta.form {
+        let run = match meta.form {
             Form::Decoded => {
                 let view = DecodedView {
                     width: meta.width,
@@ -344,7 +350,7 @@ impl Recipe {
                     pixels: &hit,
                 };
                 self.pipeline
-                    .prepare_decoded(view, key, &mut worker_scratch.scratch, || slot.bytes())
+                    .prepare_decoded(view, key, scratch, || slot.bytes())
             }
             Form::Prepared => {
                 let out = slot.bytes();
@@ -352,39 +358,39 @@ impl Recipe {
                     return Ok(None);
                 }
                 out.copy_from_slice(&hit);
-                Ok(StageDurations::default())
+                Ok(PipelineRun::default())
             }
-            Form::Encoded => {
-                self.pipeline
-                    .prepare_encoded(&hit, key, &mut worker_scratch.scratch, || slot.bytes())
-            }
+            Form::Encoded => self
+                .pipeline
+                .prepare_encoded(&hit, key, scratch, || slot.bytes()),
         };
-        let stages = stages.map_err(Failure::decode)?;
-        Ok(Some(PreparationCost::of(&stages, hit.len())))
+        let run = run.map_err(Failure::decode)?;
+        Ok(Some(PreparationCost::of(&run, hit.len())))
     }
 
     fn prepare_fetched(
         &self,
+        fetched: &Fetched,
         key: SampleKey,
-        worker_scratch: &mut WorkerScratch,
+        scratch: &mut Scratch,
         slot: &mut dyn SlotWriter,
     ) -> Prepared {
-        let WorkerScratch { scratch, file, .. } = worker_scratch;
-        let stages = self
+        let run = self
             .pipeline
-            .prepare_encoded(file, key, scratch, || slot.bytes())
+            .prepare_encoded(&fetched.file, key, scratch, || slot.bytes())
             .map_err(Failure::decode)?;
-        Ok(PreparationCost::of(&stages, file.len()))
+        Ok(PreparationCost::of(&run, fetched.file.len()))
     }
 
-    fn fetch(&self, id: u32, worker_scratch: &mut WorkerScratch) -> Prepared {
-        match worker_scratch.fetched.take() {
-            Some((cost, FetchedAt::InMemory)) => Ok(cost),
-            _ => {
-                self.count_from_here();
-                self.fetch_file(id, &mut worker_scratch.file)
-            }
+    /// Fetches a sample into memory, unless it was before.
+    fn fetch(&self, id: u32, fetched: Option<Fetched>) -> Result<Fetched, Failure> {
+        if let Some(fetched) = fetched.filter(|f| f.fetched_at == FetchedAt::InMemory) {
+            return Ok(fetched);
         }
+        self.count_from_here();
+        let mut file = Vec::new();
+        let cost = self.fetch_file(id, &mut file)?;
+        Ok(Fetched::in_memory(file, cost))
     }
 
     /// Restarts the thread's CPU clock before a fetch. A thread that waits for storage uses less CPU time than its
@@ -399,9 +405,8 @@ impl Recipe {
         let start = Instant::now();
         self.dataset.fetch(id, into).map_err(Failure::fetch)?;
         Ok(PreparationCost {
-            fetch: start.elapsed(),
             fetched_bytes: into.len() as u64,
-            ..PreparationCost::default()
+            ..fetch_time(start.elapsed()).into()
         })
     }
 
@@ -409,47 +414,53 @@ impl Recipe {
         &self,
         cache: &DatasetCache,
         id: u32,
-        worker_scratch: &mut WorkerScratch,
+        fetched: Option<Fetched>,
+        scratch: &mut Scratch,
     ) -> Prepared {
         match cache.form {
             CacheForm::Encoded => {
                 self.count_from_here();
                 self.admit_encoded(cache, id)
             }
-            CacheForm::Auto => self.admit_by_price(cache, id, worker_scratch),
+            CacheForm::Auto => self.admit_in_best_form(cache, id, fetched, scratch),
             _ => {
-                let fetched = self.fetch(id, worker_scratch)?;
-                Ok(fetched.plus(self.decode_into_cache(cache, id, worker_scratch)?))
+                let fetched = self.fetch(id, fetched)?;
+                let decoded = self.decode_into_cache(cache, id, &fetched, scratch)?;
+                Ok(fetched.cost.plus(decoded))
             }
         }
     }
 
     /// Admits a sample in the form that is worth most, for a warm-up, which prepares nothing.
-    fn admit_by_price(
+    fn admit_in_best_form(
         &self,
         cache: &DatasetCache,
         id: u32,
-        worker_scratch: &mut WorkerScratch,
+        fetched: Option<Fetched>,
+        scratch: &mut Scratch,
     ) -> Prepared {
-        let mut cost = self.fetch(id, worker_scratch)?;
-        let picture = self.look(&worker_scratch.file)?;
-        cost.features = picture.features;
+        let fetched = self.fetch(id, fetched)?;
+        let picture = self.inspect_header(&fetched.file)?;
+        let mut cost = PreparationCost {
+            features: picture.features,
+            ..fetched.cost
+        };
         if let Some(stages) = self.costs.predict(cost.features) {
             let form = self.choose(cache, id, &cost, &stages, &picture);
             return Ok(match form {
                 Some(Form::Encoded) => {
-                    cache.keep(id, Meta::of(Form::Encoded), &worker_scratch.file);
+                    cache.keep(id, Meta::of(Form::Encoded), &fetched.file);
                     cost
                 }
-                Some(_) => cost.plus(self.decode_into_cache(cache, id, worker_scratch)?),
+                Some(_) => cost.plus(self.decode_into_cache(cache, id, &fetched, scratch)?),
                 None => cost,
             });
         }
         // Until costs can be predicted, a sample is measured before its form is chosen.
-        let (decoded, pixels) = self.decode(worker_scratch)?;
+        let (decoded, pixels) = self.decode(&fetched, scratch)?;
         cost = cost.plus(decoded);
-        match self.choose(cache, id, &cost, &cost.seconds(), &picture) {
-            Some(Form::Encoded) => cache.keep(id, Meta::of(Form::Encoded), &worker_scratch.file),
+        match self.choose(cache, id, &cost, &cost.times.into(), &picture) {
+            Some(Form::Encoded) => cache.keep(id, Meta::of(Form::Encoded), &fetched.file),
             Some(_) => cache.keep(id, pixels.0, &pixels.1),
             None => {}
         }
@@ -458,19 +469,17 @@ impl Recipe {
 
     fn decode(
         &self,
-        worker_scratch: &mut WorkerScratch,
+        fetched: &Fetched,
+        scratch: &mut Scratch,
     ) -> Result<(PreparationCost, (Meta, Vec<u8>)), Failure> {
         let start = Instant::now();
-        let WorkerScratch { scratch, file, .. } = worker_scratch;
+        let file = &fetched.file;
         let shape = self.pipeline.decoded_size(file).map_err(Failure::decode)?;
         let mut pixels = vec![0; shape.bytes()];
         self.pipeline
             .decode_into(file, scratch, &mut pixels)
             .map_err(Failure::decode)?;
-        let cost = PreparationCost {
-            decode: start.elapsed(),
-            ..PreparationCost::default()
-        };
+        let cost = decode_time(start.elapsed()).into();
         Ok((cost, (decoded_as(shape), pixels)))
     }
 
@@ -487,9 +496,8 @@ impl Recipe {
             .map_err(Failure::fetch)?;
         place.commit();
         Ok(PreparationCost {
-            fetch: start.elapsed(),
             fetched_bytes: length,
-            ..PreparationCost::default()
+            ..fetch_time(start.elapsed()).into()
         })
     }
 
@@ -498,10 +506,11 @@ impl Recipe {
         &self,
         cache: &DatasetCache,
         id: u32,
-        worker_scratch: &mut WorkerScratch,
+        fetched: &Fetched,
+        scratch: &mut Scratch,
     ) -> Prepared {
         let start = Instant::now();
-        let WorkerScratch { scratch, file, .. } = worker_scratch;
+        let file = &fetched.file;
         let shape = self.pipeline.decoded_size(file).map_err(Failure::decode)?;
         let meta = decoded_as(shape);
         let Some(mut place) = cache.store.reserve(id, shape.bytes(), meta) else {
@@ -512,10 +521,23 @@ impl Recipe {
             .map_err(Failure::decode)?;
         place.commit();
         Ok(PreparationCost {
-            decode: start.elapsed(),
             in_full: true,
-            ..PreparationCost::default()
+            ..decode_time(start.elapsed()).into()
         })
+    }
+}
+
+fn fetch_time(time: Duration) -> MeasuredTimes {
+    MeasuredTimes {
+        fetch: MeasuredTimes::stage(time),
+        ..MeasuredTimes::default()
+    }
+}
+
+fn decode_time(time: Duration) -> MeasuredTimes {
+    MeasuredTimes {
+        decode: MeasuredTimes::stage(time),
+        ..MeasuredTimes::default()
     }
 }
 
@@ -537,18 +559,23 @@ fn decoded_as(shape: DecodedShape) -> Meta {
     }
 }
 
+/// Returns the seconds that were spent on a sample before its preparation.
+fn fetch_seconds(fetched: Option<&Fetched>) -> f32 {
+    fetched.map_or(0.0, |fetched| fetched.cost.times.fetch_seconds())
+}
+
+/// Runs a preparation, and adds its CPU time if `is_measured`. `ahead` are the seconds of its cost that were spent
+/// before.
 fn guarded(
-    worker_scratch: &mut WorkerScratch,
+    ahead: f32,
+    scratch: &mut Scratch,
     is_measured: bool,
-    run: impl FnOnce(&mut WorkerScratch) -> Prepared,
+    run: impl FnOnce(&mut Scratch) -> Prepared,
 ) -> Prepared {
-    let ahead = worker_scratch
-        .fetched
-        .map_or(Duration::ZERO, |(cost, _)| cost.fetch);
-    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(worker_scratch)));
+    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(scratch)));
     let prepared = caught.unwrap_or_else(|_| {
         // The panic may have left it half changed.
-        *worker_scratch = WorkerScratch::default();
+        *scratch = Scratch::default();
         Err(Failure::new(
             "prepare",
             "an operator panicked: a defect of coprep, please report it".into(),
@@ -558,98 +585,11 @@ fn guarded(
         return Ok(prepared);
     }
     // A sample that was fetched before brings the CPU time of fetching in its own cost.
-    let wall = prepared.total().saturating_sub(ahead);
-    Ok(PreparationCost {
-        cpu: prepared.cpu + cpu_since_last().min(wall),
-        ..prepared
-    })
-}
-
-/// CPU time and waits of this thread so far.
-struct ThreadUsage {
-    cpu: Duration,
-    /// Number of times that it gave up its processor to wait for something.
-    waits: Option<i64>,
-}
-
-impl ThreadUsage {
-    fn now() -> Self {
-        let usage = getrusage(UsageWho::RUSAGE_THREAD).ok();
-        ThreadUsage {
-            cpu: thread_cpu(),
-            waits: usage.map(|usage| usage.voluntary_context_switches()),
-        }
-    }
-
-    /// Returns the CPU time since then, and the part of `wall` in which the thread did not wait for storage. If it
-    /// never gave up its processor, that is all of `wall`, including time in which it waited for a processor.
-    fn spent(&self, wall: Duration) -> (Duration, Duration) {
-        let now = ThreadUsage::now();
-        let cpu = now.cpu.saturating_sub(self.cpu);
-        if now.waits == self.waits {
-            (cpu, wall)
-        } else {
-            (cpu, cpu.min(wall))
-        }
-    }
-}
-
-thread_local! {
-    /// CPU time of this thread when it was last read.
-    static LAST_CPU: Cell<Duration> = const { Cell::new(Duration::ZERO) };
-}
-
-/// Returns the CPU time of this thread, by a system call.
-fn thread_cpu() -> Duration {
-    let now =
-        clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from);
-    LAST_CPU.set(now);
-    now
-}
-
-/// Returns the CPU time of this thread since it was last read. It covers one sample and the time between the previous
-/// sample and this one; callers cap it at the time of the stages. So each sample needs one reading of the clock and not
-/// two, because a system call drives data out of the processor's caches, which costs more than the call.
-fn cpu_since_last() -> Duration {
-    let last = LAST_CPU.get();
-    thread_cpu().saturating_sub(last)
-}
-
-impl Failure {
-    pub(crate) fn new(stage: &'static str, message: String) -> Self {
-        Failure {
-            stage,
-            message,
-            worker: String::new(),
-            exception: Vec::new(),
-        }
-    }
-
-    /// Returns the failure of a sample over which a thread panicked.
-    pub(crate) fn defect() -> Self {
-        let message = "a thread of the coordinator panicked over it: a defect of coprep, please report it with the \
-                       coordinator's log";
-        Failure::new("prepare", message.into())
-    }
-
-    /// Converts it into the error that jobs are sent.
-    pub(crate) fn of_sample(self, tag: u64, id: u32, path: String) -> SampleError {
-        SampleError {
-            tag,
-            id,
-            path,
-            stage: self.stage.into(),
-            message: self.message,
-            worker: self.worker,
-            exception: self.exception,
-        }
-    }
-
-    fn fetch(error: coprep_pipeline::Error) -> Self {
-        Failure::new("fetch", error.to_string())
-    }
-
-    fn decode(error: coprep_pipeline::Error) -> Self {
-        Failure::new("decode", error.to_string())
-    }
+    let wall = (prepared.times.total() - ahead).max(0.0);
+    let cpu = cpu_since_last().as_secs_f32().min(wall);
+    let used = MeasuredTimes {
+        cpu: Some(cpu).filter(|cpu| *cpu > 0.0),
+        ..MeasuredTimes::default()
+    };
+    Ok(prepared.plus(used.into()))
 }

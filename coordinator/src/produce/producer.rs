@@ -14,7 +14,7 @@ use crate::produce::threads::ThreadPool;
 /// Producer of a stream's samples.
 pub(crate) enum Producer {
     /// Threads of the coordinator, by a pipeline of the coordinator's own.
-    Native(Recipe),
+    Native(Arc<Recipe>),
     /// Processes of the jobs' own code.
     ProcessPool {
         process_pool: Arc<ProcessPool>,
@@ -22,14 +22,37 @@ pub(crate) enum Producer {
         /// The fields that the workers write, without the index.
         fields: Vec<Field>,
         structure: Vec<u8>,
-        /// Cache of samples as the workers write them to a slot.
-        prepared: Option<Arc<DatasetCache>>,
-        /// Cache of values before the random part.
-        kept: Option<Arc<DatasetCache>>,
-        costs: Arc<Costs>,
+        store: Arc<UserCodeStore>,
     },
     /// The jobs themselves, which are given ids and visits.
     Jobs { samples: u32 },
+}
+
+/// The caches and the costs of the samples of user code. At most one of the caches is in use.
+pub(crate) struct UserCodeStore {
+    /// Cache of samples as the workers write them to a slot.
+    pub(crate) prepared: Option<Arc<DatasetCache>>,
+    /// Cache of values before the random part.
+    pub(crate) kept: Option<Arc<DatasetCache>>,
+    pub(crate) costs: Arc<Costs>,
+}
+
+impl UserCodeStore {
+    pub(crate) fn cache(&self) -> Option<&Arc<DatasetCache>> {
+        self.prepared.as_ref().or(self.kept.as_ref())
+    }
+
+    /// Returns the seconds that a sample will take a worker, as it is cached now, or `None` if it was never prepared.
+    pub(crate) fn expected(&self, id: u32) -> Option<f32> {
+        let form = self.cache().and_then(|cache| cache.store.form(id));
+        self.costs.expected(id, form)
+    }
+
+    /// Returns `true` if the sample is cached as a worker wrote it.
+    pub(crate) fn has_prepared(&self, id: u32) -> bool {
+        let prepared = self.prepared.as_ref();
+        prepared.is_some_and(|cache| cache.store.has(id))
+    }
 }
 
 /// Name of the field that keys the random numbers of a sample that a job prepares itself.
@@ -103,7 +126,7 @@ impl Producer {
     pub(crate) fn costs(&self) -> Option<&Arc<Costs>> {
         match self {
             Producer::Native(recipe) => Some(&recipe.costs),
-            Producer::ProcessPool { costs, .. } => Some(costs),
+            Producer::ProcessPool { store, .. } => Some(&store.costs),
             Producer::Jobs { .. } => None,
         }
     }
@@ -111,16 +134,8 @@ impl Producer {
     /// Returns the seconds that a sample will take a worker, as it is cached now, or `None` if it was never prepared.
     pub(crate) fn expected(&self, id: u32) -> Option<f32> {
         match self {
-            Producer::Native(recipe) => recipe.costs.expected(id, recipe.cached_as(id)),
-            Producer::ProcessPool {
-                costs,
-                prepared,
-                kept,
-                ..
-            } => {
-                let cache = prepared.as_ref().or(kept.as_ref());
-                costs.expected(id, cache.and_then(|c| c.store.form(id)))
-            }
+            Producer::Native(recipe) => recipe.expected(id),
+            Producer::ProcessPool { store, .. } => store.expected(id),
             Producer::Jobs { .. } => Some(0.0),
         }
     }
@@ -128,7 +143,7 @@ impl Producer {
     pub(crate) fn cache(&self) -> Option<&Arc<DatasetCache>> {
         match self {
             Producer::Native(recipe) => recipe.cache.as_ref(),
-            Producer::ProcessPool { prepared, kept, .. } => prepared.as_ref().or(kept.as_ref()),
+            Producer::ProcessPool { store, .. } => store.cache(),
             Producer::Jobs { .. } => None,
         }
     }
@@ -138,12 +153,16 @@ impl Producer {
         match self {
             Producer::ProcessPool {
                 process_pool,
-                prepared: None,
+                store,
                 ..
-            } => process_pool.stall_clock(),
-            // The coordinator's threads copy samples that are cached as they are delivered, without the process pool.
-            Producer::ProcessPool { process_pool, .. } => {
-                process_pool.stall_clock().with(workers.stall_clock())
+            } => {
+                let stall_clock = process_pool.stall_clock();
+                if store.prepared.is_none() {
+                    return stall_clock;
+                }
+                // The coordinator's threads copy samples that are cached as they are delivered, without the process
+                // pool.
+                stall_clock.with(workers.stall_clock())
             }
             Producer::Native(_) | Producer::Jobs { .. } => workers.stall_clock(),
         }

@@ -1,9 +1,10 @@
 //! Departures: the ranks that left their job in order, kept for its ranks that attach later.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use coprep_protocol::lock::lock;
 use coprep_protocol::message::{Attach, Departure};
 
 use crate::Result;
@@ -21,7 +22,7 @@ pub(crate) struct Departures(Mutex<VecDeque<(Instant, Departure)>>);
 
 impl Departures {
     fn kept(&self) -> MutexGuard<'_, VecDeque<(Instant, Departure)>> {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = lock(&self.0);
         kept.retain(|(since, _)| since.elapsed() < KEPT);
         kept
     }

@@ -10,8 +10,10 @@
 //!
 //! **Locks.** The state of a flight is locked for moments, alone or within the registry's lock, never around it.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
+
+use coprep_protocol::lock::{lock, unpoisoned};
 
 use crate::{Error, Result};
 
@@ -63,7 +65,7 @@ struct FlightState<T> {
 
 impl<T: Clone> Flight<T> {
     fn state(&self) -> MutexGuard<'_, FlightState<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Sets the step that is being done now.
@@ -144,7 +146,7 @@ impl<T: Clone> Waiter<T> {
                 }
             } else if state.outcome.is_none() {
                 let waited = flight.landed.wait_timeout(state, TICK);
-                state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                state = unpoisoned(waited).0;
             }
         }
     }

@@ -107,9 +107,9 @@ pub(super) fn differs(one: &Arc<Stream>, other: &Arc<Stream>) -> Option<String> 
     Some(format!("stream {}: {}", b.id, parts.join(", ")))
 }
 
-/// Returns whether a person may expect two streams to be one. That is so if their datasets have one name. It is also so
-/// if they apply the same operators to as many samples of another folder, which may be a copy, or the same folder under
-/// another mount.
+/// Returns `true` if a person may expect two streams to be one. That is so if their datasets have one name. It is also
+/// so if they apply the same operators to as many samples of another folder, which may be a copy, or the same folder
+/// under another mount.
 fn look_alike(a: &StreamConfig, b: &StreamConfig) -> bool {
     let same_work = match (&a.spec, &b.spec) {
         (Some(x), Some(y)) => x.ops == y.ops && a.producer.samples() == b.producer.samples(),

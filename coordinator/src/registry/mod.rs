@@ -21,16 +21,19 @@ mod warmth;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use coprep_cache::allocator;
 use coprep_cache::staging::StagingPool;
 use coprep_pipeline::{Dataset, Pipeline, ReadThrottle};
+use coprep_protocol::lock::{lock, unpoisoned};
 use coprep_protocol::message::{Attach, CacheForm, CacheRequest, StreamStatus};
 use coprep_protocol::spec::{PipelineSpec, Source};
 
-use crate::caches::{CacheKey, CacheOptions, DatasetCache, Origin, Pin, SampleBytes, check_form};
+use crate::caches::{
+    CacheKey, CacheOptions, CachedPipeline, DatasetCache, Pin, SampleBytes, check_form,
+};
 use crate::observe::costs::AllCosts;
 use crate::produce::native::Recipe;
 use crate::produce::producer::Producer;
@@ -106,7 +109,7 @@ struct Wanted {
     samples: u32,
     dataset_name: String,
     /// Source of the samples, for native pipelines.
-    origin: Option<Origin>,
+    cached_pipeline: Option<CachedPipeline>,
     /// Bytes that the job asked for.
     bytes: Option<u64>,
     reduces: bool,
@@ -130,7 +133,7 @@ impl Registry {
     }
 
     fn open(&self) -> MutexGuard<'_, Open> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.open)
     }
 
     pub(crate) fn streams(&self) -> Vec<Arc<Stream>> {
@@ -215,7 +218,7 @@ impl Registry {
             return;
         }
         if let Some(idle) = stream.end() {
-            self.user_code.rest(stream.config.code_key, idle);
+            self.user_code.keep_idle(stream.config.code_key, idle);
         }
         // The fork server is idle by now. A job that waits for it finds it.
         let mut open = self.open();
@@ -251,7 +254,7 @@ impl Registry {
         let waited = self
             .closed
             .wait_timeout_while(open, CLOSING, |o| is_closing(o));
-        let mut open = waited.unwrap_or_else(PoisonError::into_inner).0;
+        let mut open = unpoisoned(waited).0;
         if let Some(stream) = open.stream(&key, request) {
             return Found::Stream(stream);
         }
@@ -259,7 +262,7 @@ impl Registry {
             return Found::Opening(waiter);
         }
         let needs_code = runs_code(request).is_some() && dataset.is_none();
-        if needs_code && !self.user_code.is_resting(code_key(request)) {
+        if needs_code && !self.user_code.has_idle(code_key(request)) {
             return Found::WantCode;
         }
         let name = source_name(&request.pipeline.source);
@@ -474,7 +477,7 @@ impl Registry {
         spec: &PipelineSpec,
         request: &CacheRequest,
         party: &dyn FlightParty,
-    ) -> Result<(Recipe, Option<Pin>)> {
+    ) -> Result<(Arc<Recipe>, Option<Pin>)> {
         let form = self.form_of(request);
         check_form(form, request.bytes)?;
         if form == CacheForm::Prepared || request.reuse > 0 {
@@ -507,9 +510,9 @@ impl Registry {
             pipeline,
             cache,
             costs,
-            price: self.workers.price(),
+            fetch_weight: self.workers.fetch_weight(),
         };
-        Ok((recipe, pin))
+        Ok((Arc::new(recipe), pin))
     }
 
     /// Lists a dataset. Jobs that ask for the same one meanwhile are given the same list.
@@ -578,7 +581,7 @@ impl Registry {
             },
             samples: dataset.len(),
             dataset_name: source_name(&spec.source),
-            origin: Some(Origin::of(spec, form)),
+            cached_pipeline: Some(CachedPipeline::of(spec, form)),
             bytes: request.bytes,
             reduces: pipeline.reduces(),
         };
@@ -647,7 +650,7 @@ impl Registry {
             key: wanted.key,
             samples: wanted.samples,
             dataset_name: &wanted.dataset_name,
-            origin: wanted.origin.clone(),
+            cached_pipeline: wanted.cached_pipeline.clone(),
             sizes,
             capacity,
             segment: self.settings.cache_name.as_deref(),
@@ -727,7 +730,7 @@ impl Open {
     }
 }
 
-/// Returns whether a job can take part in a stream. `key` is the job's key.
+/// Returns `true` if a job can take part in a stream. `key` is the job's key.
 fn serves(stream: &Stream, key: &StreamKey, request: &Attach) -> bool {
     let config = &stream.config;
     // A job that names no form takes that of the jobs before it, whichever cache was warm when those came.

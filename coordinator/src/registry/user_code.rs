@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use coprep_cache::staging::StagingPool;
 use coprep_protocol::id_set;
+use coprep_protocol::lock::lock;
 use coprep_protocol::message::{Attach, CacheForm, UserCode};
 use coprep_protocol::spec::{Source, UserDataset};
 use roaring::RoaringBitmap;
@@ -18,13 +19,13 @@ use crate::caches::{CacheKey, Pin, SampleBytes, check_form};
 use crate::produce::processes::{
     IdleForkServer, Loaded, Probing, ProcessPool, SampleShape, Trouble, Zygote,
 };
-use crate::produce::producer::{Producer, naming_fields};
+use crate::produce::producer::{Producer, UserCodeStore, naming_fields};
 use crate::stream::{Numbers, Stream, layout, most_blob};
 use crate::{Error, Result};
 
 /// Time for which an idle fork server is kept for the next job, and the largest number of them.
-const REST: Duration = Duration::from_secs(60);
-const MOST_RESTING: usize = 4;
+const IDLE_TIME: Duration = Duration::from_secs(60);
+const MOST_IDLE: usize = 4;
 /// Number of attempts to load a dataset whose fork server is killed meanwhile, and the pause before the second attempt.
 const ATTEMPTS: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(200);
@@ -76,7 +77,7 @@ struct OpeningEnd {
 
 impl Ends {
     fn lock(&self) -> MutexGuard<'_, HashMap<u128, OpeningEnd>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// Records the end of a fork server. `is_of_use`: the stream had handed something over.
@@ -163,13 +164,13 @@ impl Registry {
                 loaded.map(process_pool).transpose()
             });
             match opened {
-                Err(Error::HostKilled { how, doing, .. }) if attempts < ATTEMPTS => {
+                Err(Error::ForkServerKilled { how, doing, .. }) if attempts < ATTEMPTS => {
                     tracing::warn!(how, doing, attempts, "a host of user code is started anew");
                     // The process that took the memory may be gone after the pause.
                     std::thread::sleep(PAUSE * attempts);
                 }
-                Err(Error::HostKilled { how, doing, .. }) => {
-                    return Err(Error::HostKilled {
+                Err(Error::ForkServerKilled { how, doing, .. }) => {
+                    return Err(Error::ForkServerKilled {
                         how,
                         doing,
                         attempts,
@@ -189,9 +190,9 @@ impl Registry {
         is_awaited: impl Fn() -> bool,
         probing: Probing<impl FnOnce(u32) -> Vec<u32>>,
     ) -> Result<Option<Loaded>> {
-        let idle = self.user_code.take_resting(code_key(request));
+        let idle = self.user_code.take_idle(code_key(request));
         let loaded = match (idle, dataset) {
-            (Some(idle), _) => Loaded::again(idle, code, probing)?,
+            (Some(idle), _) => Loaded::from_idle(idle, code, probing)?,
             (None, Some(dataset)) => {
                 let zygote = self.user_code.zygote(code, &user.name)?;
                 Loaded::load(&zygote, code, dataset, anew, is_awaited, probing)?
@@ -269,11 +270,11 @@ impl Registry {
             0 => self.workers.cpus(),
             asked => asked.min(MOST_CODE_WORKERS),
         };
-        let patience = Duration::from_millis(code.map_or(0, |c| c.patience_ms));
+        let timeout = Duration::from_millis(code.map_or(0, |c| c.patience_ms));
         let process_pool = ProcessPool::start(
             loaded,
             workers,
-            patience,
+            timeout,
             kept.clone(),
             self.settings.attribution,
         )?;
@@ -282,9 +283,11 @@ impl Registry {
             samples,
             fields: shape.fields,
             structure: shape.structure,
-            prepared,
-            kept,
-            costs: self.costs.of(request.pipeline.fingerprint(), samples),
+            store: Arc::new(UserCodeStore {
+                prepared,
+                kept,
+                costs: self.costs.of(request.pipeline.fingerprint(), samples),
+            }),
         };
         Ok((producer, pool, pin))
     }
@@ -323,7 +326,7 @@ impl Registry {
             key,
             samples,
             dataset_name: cached.name.into(),
-            origin: None,
+            cached_pipeline: None,
             bytes: request.cache.bytes,
             reduces: false,
         };
@@ -359,7 +362,7 @@ impl Registry {
 
 impl UserCodes {
     fn zygotes(&self) -> MutexGuard<'_, Vec<KnownZygote>> {
-        self.zygotes.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.zygotes)
     }
 
     /// Finds the process that forks the fork servers of this code, or starts one.
@@ -384,7 +387,7 @@ impl UserCodes {
         Ok(zygote)
     }
 
-    /// Returns whether a process that another program started forks fork servers for a dataset of this name.
+    /// Returns `true` if a process that another program started forks fork servers for a dataset of this name.
     fn is_others(&self, code: &UserCode, dataset: &str) -> bool {
         let key = zygote_key(code);
         let all = self.zygotes();
@@ -393,28 +396,28 @@ impl UserCodes {
     }
 
     fn idle(&self) -> MutexGuard<'_, Vec<(u128, IdleForkServer)>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.idle)
     }
 
-    /// Keeps an idle fork server for the next job. Beyond [`MOST_RESTING`], the oldest ones are ended.
-    pub(super) fn rest(&self, key: u128, idle: IdleForkServer) {
+    /// Keeps an idle fork server for the next job. Beyond [`MOST_IDLE`], the oldest ones are ended.
+    pub(super) fn keep_idle(&self, key: u128, idle: IdleForkServer) {
         let mut all = self.idle();
         all.push((key, idle));
-        let surplus = all.len().saturating_sub(MOST_RESTING);
+        let surplus = all.len().saturating_sub(MOST_IDLE);
         let ended: Vec<_> = all.drain(..surplus).collect();
         // They are ended without the lock, since that may take a while.
         drop(all);
         drop(ended);
     }
 
-    /// Returns whether there is an idle fork server that has loaded this code.
-    pub(super) fn is_resting(&self, key: u128) -> bool {
+    /// Returns `true` if there is an idle fork server that has loaded this code.
+    pub(super) fn has_idle(&self, key: u128) -> bool {
         let all = self.idle();
         all.iter().any(|(k, idle)| *k == key && idle.is_alive())
     }
 
     /// Takes an idle fork server that has loaded this code.
-    fn take_resting(&self, key: u128) -> Option<IdleForkServer> {
+    fn take_idle(&self, key: u128) -> Option<IdleForkServer> {
         let mut all = self.idle();
         let at = all
             .iter()
@@ -424,13 +427,13 @@ impl UserCodes {
 
     /// Returns the time until the next fork server has been idle for long.
     pub(super) fn next_tidy(&self) -> Option<Duration> {
-        let left = |(_, idle): &(u128, IdleForkServer)| REST.saturating_sub(idle.time());
+        let left = |(_, idle): &(u128, IdleForkServer)| IDLE_TIME.saturating_sub(idle.time());
         self.idle().iter().map(left).min()
     }
 
     /// Ends fork servers that have died, or have been idle for long.
     pub(super) fn maintain(&self) {
-        let is_old = |idle: &IdleForkServer| !idle.is_alive() || idle.time() >= REST;
+        let is_old = |idle: &IdleForkServer| !idle.is_alive() || idle.time() >= IDLE_TIME;
         let ended: Vec<_> = self
             .idle()
             .extract_if(.., |(_, idle)| is_old(idle))
@@ -509,7 +512,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_host_that_ends_over_and_over_is_not_started_again() {
+    fn a_fork_server_that_ends_over_and_over_is_not_started_again() {
         let ends = Ends::default();
         for _ in 0..MOST_ENDS {
             assert!(ends.check(1).is_ok());
@@ -525,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_was_of_use_is_started_again() {
+    fn a_fork_server_that_was_of_use_is_started_again() {
         let ends = Ends::default();
         for of_use in [false, false, false, true, false] {
             ends.note(1, "it was killed", of_use);

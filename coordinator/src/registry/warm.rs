@@ -14,11 +14,13 @@ use fail::fail_point;
 
 use crate::caches::DatasetCache;
 use crate::produce::deadline_queue::Deadline;
-use crate::produce::native::{Failure, Fetched, Recipe, WorkerScratch};
+use crate::produce::failure::Failure;
+use crate::produce::native::{Fetched, Recipe};
 use crate::produce::threads::{PoolWork, Ready};
 use crate::registry::{Guest, Registry};
 use crate::stream::{Client, Stream};
 use crate::{Error, Result};
+use coprep_pipeline::Scratch;
 
 /// Interval of the progress reports to the client.
 const REPORT_EVERY: Duration = Duration::from_millis(200);
@@ -26,7 +28,7 @@ const REPORT_EVERY: Duration = Duration::from_millis(200);
 const AHEAD: u32 = 4;
 
 struct Admit {
-    recipe: Recipe,
+    recipe: Arc<Recipe>,
     id: u32,
     fetched: Option<Fetched>,
     /// Receives the result; `None` once it was sent.
@@ -51,21 +53,16 @@ impl PoolWork for Admit {
         let fetched = self.fetched.as_ref();
         Ready {
             due: Deadline::MAX,
-            at_work: fetched.map_or(Duration::ZERO, |f| f.at_work),
+            at_work: fetched.map_or(0.0, |f| f.at_work),
             bytes: fetched.map_or(0, |f| f.cost.fetched_bytes),
         }
     }
 
-    fn run(mut self: Box<Self>, worker_scratch: &mut WorkerScratch) {
+    fn run(mut self: Box<Self>, scratch: &mut Scratch) {
         fail_point!("warm-worker");
-        if let Some(fetched) = self.fetched.take() {
-            worker_scratch.take_over(fetched);
-        }
-        let result = self
-            .recipe
-            .admit(self.id, worker_scratch)
-            .map(|cost| cost.fetched_bytes);
-        self.tell(result);
+        let fetched = self.fetched.take();
+        let admitted = self.recipe.admit(self.id, fetched, scratch);
+        self.tell(admitted.map(|cost| cost.fetched_bytes));
     }
 }
 
@@ -149,7 +146,7 @@ fn with_usage(mut progress: WarmProgress, cache: &DatasetCache) -> WarmProgress 
 
 struct WarmRun<'a> {
     registry: &'a Arc<Registry>,
-    recipe: &'a Recipe,
+    recipe: &'a Arc<Recipe>,
     cache: &'a DatasetCache,
     done: Sender<Admitted>,
     progress: WarmProgress,

@@ -7,7 +7,7 @@ use coprep_protocol::spec::{PipelineSpec, Source};
 
 use super::Registry;
 use super::identity::content;
-use crate::caches::{CacheKey, DatasetCache, Origin};
+use crate::caches::{CacheKey, CachedPipeline, DatasetCache};
 use crate::produce::producer::Producer;
 use crate::stream::{Stream, StreamConfig, StreamKey};
 
@@ -79,14 +79,17 @@ pub(super) fn names_no_form(request: &Attach) -> bool {
 /// Returns the reason why a stream does not use a warmed cache of the same samples, or `None` if the cache holds other
 /// samples.
 fn unused_warmth(config: &StreamConfig, cache: &DatasetCache) -> Option<String> {
-    let (spec, held) = (config.spec.as_ref()?, cache.origin()?);
+    let (spec, held) = (config.spec.as_ref()?, cache.cached_pipeline()?);
     // The stream's own cache knows its source. Computing it from a long list of files takes a while.
-    let own = config.producer.cache().and_then(|cache| cache.origin());
+    let own = config
+        .producer
+        .cache()
+        .and_then(|cache| cache.cached_pipeline());
     let source = own.map_or_else(|| spec.source.fingerprint(), |own| own.source);
     if held.source != source {
         return None;
     }
-    let wanted = Origin::ops_of(spec, cache.form);
+    let wanted = CachedPipeline::ops_of(spec, cache.form);
     let form = format!("{:?}", cache.form).to_lowercase();
     let why = if held.ops != wanted {
         format!(

@@ -11,10 +11,11 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use coprep_protocol::frame;
+use coprep_protocol::lock::lock;
 use coprep_protocol::nap::nap;
 use coprep_protocol::paths::{CoordinatorPaths, open_private};
 use fail::fail_point;
@@ -35,7 +36,7 @@ const MAX_CONNECTIONS: usize = 4096;
 /// Interval at which the pool's balance is checked while a client is connected.
 const TIDY: Duration = Duration::from_millis(250);
 /// Longest sleep of the thread when nothing wakes it. Nothing depends on it: see [`nap`].
-const NAP: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Time that sessions get to end when the coordinator stops.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -184,7 +185,7 @@ impl Server {
             self.registry.next_tidy()
         };
         let due = [until_end, until_tidy].into_iter().flatten();
-        due.fold(nap(NAP), Duration::min)
+        due.fold(nap(POLL_INTERVAL), Duration::min)
     }
 
     /// Waits a bounded time for an event, and handles it.
@@ -346,7 +347,7 @@ impl Connections {
     /// Returns the time since when no client is connected.
     fn idle_since(&self) -> Option<Instant> {
         let is_empty = self.count() == 0;
-        is_empty.then(|| *self.emptied.lock().unwrap_or_else(PoisonError::into_inner))
+        is_empty.then(|| *lock(&self.emptied))
     }
 
     fn count(&self) -> usize {
@@ -354,7 +355,7 @@ impl Connections {
     }
 
     fn sockets(&self) -> std::sync::MutexGuard<'_, Vec<(u64, UnixStream)>> {
-        self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.sockets)
     }
 
     fn add(&self, socket: &UnixStream) -> io::Result<u64> {
@@ -366,7 +367,7 @@ impl Connections {
 
     fn remove(&self, number: u64) {
         self.sockets().retain(|(n, _)| *n != number);
-        *self.emptied.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        *lock(&self.emptied) = Instant::now();
         self.count.fetch_sub(1, Ordering::AcqRel);
         let _ = self.ended.write(1);
     }

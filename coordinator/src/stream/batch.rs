@@ -1,10 +1,11 @@
 //! A minibatch during its preparation.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
 use coprep_cache::staging::{Lease, Unfinished};
+use coprep_protocol::lock::lock;
 use coprep_scheduler::{JobId, Target};
 
 /// A minibatch, from its draw until its last slot is written.
@@ -61,7 +62,7 @@ impl PendingBatch {
     }
 
     fn lock_targets(&self) -> MutexGuard<'_, Vec<Target>> {
-        self.targets.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.targets)
     }
 
     /// Removes a job from the targets, because the minibatch was taken back from it. The job may be given the samples
@@ -88,10 +89,7 @@ impl PendingBatch {
     }
 
     pub(crate) fn mark_bad(&self, slot: u32) {
-        self.bad
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(slot);
+        lock(&self.bad).push(slot);
     }
 
     /// Counts a slot as written. Returns `true` for the last one.
@@ -105,15 +103,11 @@ impl PendingBatch {
     /// Closes the gaps that failed samples left, and makes the minibatch ready. Called once, by the thread that wrote
     /// the last slot.
     pub(crate) fn finish(&self) {
-        let unfinished = self
-            .unfinished
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let unfinished = lock(&self.unfinished).take();
         let Some(mut unfinished) = unfinished else {
             return;
         };
-        let mut bad = std::mem::take(&mut *self.bad.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut bad = std::mem::take(&mut *lock(&self.bad));
         // Slots fail in any order, and `place` bisects.
         bad.sort_unstable();
         close_gaps(&mut unfinished, &bad);

@@ -114,7 +114,7 @@ pub(crate) struct ProtocolViolation(pub(crate) String);
 /// Bounds of the time after which a consumer counts as absent while others lack buffers. It is absent if it leaves an
 /// item unread for three times as long as it usually does, and at least for the first of these. The second one bounds
 /// the time that is taken to be usual.
-const PATIENCE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(1));
+const UNREAD_LIMITS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(1));
 
 impl Consumer {
     pub(crate) fn new(pid: u32, reply_queue: Arc<ReplyQueue>, sender: Sender, bell: Bell) -> Self {
@@ -249,7 +249,7 @@ impl Consumer {
         let next = (!self.published.is_empty()).then_some(now);
         if let Some(since) = std::mem::replace(&mut self.unread_since, next) {
             // A long pause must not count as usual.
-            let unread = now.duration_since(since).min(PATIENCE.1);
+            let unread = now.duration_since(since).min(UNREAD_LIMITS.1);
             self.usually_unread = (self.usually_unread * 7 + unread) / 8;
         }
     }
@@ -270,10 +270,10 @@ impl Consumer {
 
     /// Returns how much longer something may lie unread until the consumer counts as absent, or `None` if nothing lies
     /// unread.
-    pub(crate) fn patience_left(&self) -> Option<Duration> {
+    pub(crate) fn time_until_absent(&self) -> Option<Duration> {
         let unread = self.unread_since?.elapsed();
-        let patience = (self.usually_unread * 3).clamp(PATIENCE.0, PATIENCE.1 * 3);
-        Some(patience.saturating_sub(unread))
+        let limit = (self.usually_unread * 3).clamp(UNREAD_LIMITS.0, UNREAD_LIMITS.1 * 3);
+        Some(limit.saturating_sub(unread))
     }
 
     /// Takes back all items that are published and not taken, and puts them first in `pending`. Returns the progress

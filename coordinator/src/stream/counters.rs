@@ -1,8 +1,9 @@
 //! Counters of a stream's work since it was opened.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
+use coprep_protocol::lock::lock;
 use coprep_protocol::message::Totals;
 
 use crate::observe::preparation_cost::PreparationCost;
@@ -19,6 +20,10 @@ pub(super) struct Counters {
     fetched_by_visit: Mutex<Vec<u64>>,
 }
 
+fn nanoseconds(seconds: f32) -> u64 {
+    (f64::from(seconds) * 1e9).round() as u64
+}
+
 /// See [`Totals::fetched_by_visit`].
 const VISITS_COUNTED: u64 = 256;
 
@@ -30,9 +35,9 @@ impl Counters {
         self.fetched_bytes
             .fetch_add(cost.fetched_bytes, Ordering::Relaxed);
         self.fetch_ns
-            .fetch_add(cost.fetch.as_nanos() as u64, Ordering::Relaxed);
+            .fetch_add(nanoseconds(cost.times.fetch_seconds()), Ordering::Relaxed);
         self.prep_ns
-            .fetch_add(cost.prep().as_nanos() as u64, Ordering::Relaxed);
+            .fetch_add(nanoseconds(cost.times.prep()), Ordering::Relaxed);
         if visit < VISITS_COUNTED {
             self.count_visit(visit as usize, cost.fetched_bytes);
         }
@@ -47,9 +52,7 @@ impl Counters {
     }
 
     fn visits(&self) -> MutexGuard<'_, Vec<u64>> {
-        self.fetched_by_visit
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        lock(&self.fetched_by_visit)
     }
 
     fn count_visit(&self, visit: usize, bytes: u64) {

@@ -99,7 +99,7 @@ impl Numbers {
         }
     }
 
-    /// Returns whether numbers are ids.
+    /// Returns `true` if numbers are ids.
     pub(crate) fn are_ids(&self) -> bool {
         matches!(self, Numbers::Ids)
     }

@@ -11,10 +11,12 @@
 //! sample is tried again after [`RETRY_AFTER`], with one worker.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use crate::produce::native::Failure;
+use coprep_protocol::lock::lock;
+
+use crate::produce::failure::Failure;
 
 /// Time for which a sample that ended its workers fails at once. A lost worker a minute is no noticeable cost for a
 /// stream.
@@ -76,7 +78,7 @@ impl DeadlySamples {
     }
 
     fn by_id(&self) -> MutexGuard<'_, HashMap<u32, Deadly>> {
-        self.by_id.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.by_id)
     }
 }
 

@@ -8,11 +8,12 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use coprep_cache::staging::Layout;
 use coprep_protocol::code::{self, Channel, ForkServerEvent, ForkServerRequest};
+use coprep_protocol::lock::{lock, unpoisoned};
 use coprep_protocol::message::UserCode;
 use coprep_protocol::nap::nap;
 use fail::fail_point;
@@ -27,7 +28,7 @@ const NOW_AND_THEN: Duration = Duration::from_millis(500);
 /// Longest time for any other request.
 const PROMPT: Duration = Duration::from_secs(60);
 /// Longest sleep of the thread when nothing wakes it. Nothing depends on it: see [`nap`].
-const NAP: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// A running fork server.
 pub(super) struct ForkServer {
@@ -62,8 +63,8 @@ struct ForkServerState {
 #[derive(Default)]
 struct WorkerState {
     pid: u32,
-    /// Whether the worker makes samples. The worker that inspects the first samples does not, and nobody waits for its
-    /// end.
+    /// `true` if the worker makes samples. The worker that inspects the first samples does not, and nobody waits for
+    /// its end.
     makes_samples: bool,
     socket: Option<UnixStream>,
     exited: Option<String>,
@@ -94,17 +95,17 @@ impl ForkServer {
         let receiving = ours
             .try_clone()
             .map_err(|e| Error::io("cannot copy a socket", e))?;
-        let host = Arc::new(ForkServer {
+        let fork_server = Arc::new(ForkServer {
             channel: Channel::new(ours),
             asking: Mutex::default(),
             state: Mutex::default(),
             changed: Condvar::new(),
             closing: AtomicBool::new(false),
         });
-        let (zygote, hearer) = (zygote.clone(), host.clone());
+        let (zygote, hearer) = (zygote.clone(), fork_server.clone());
         let prelude = code.prelude.clone();
         let hear = move || {
-            let number = zygote.start_host(&prelude, anew, &theirs);
+            let number = zygote.start_fork_server(&prelude, anew, &theirs);
             // Closed here, so that the fork server's death closes the socket.
             drop(theirs);
             hearer.run(&zygote, number, receiving);
@@ -113,31 +114,31 @@ impl ForkServer {
             .name("code-host".into())
             .spawn(hear)
             .map_err(|e| Error::io("cannot start a thread", e))?;
-        let look = |s: &mut ForkServerState| match s.samples {
+        let find = |s: &mut ForkServerState| match s.samples {
             None if !is_awaited() => Some(Err(Error::Code(
                 "the job left while its dataset was loaded".into(),
             ))),
             samples => samples.map(Ok),
         };
-        let loaded = host
+        let loaded = fork_server
             .ask(&ForkServerRequest::Load, &[dataset.as_raw_fd()])
-            .and_then(|()| host.wait("to load the dataset", LOADING, look))
-            .and_then(|looked| looked);
+            .and_then(|()| fork_server.wait("to load the dataset", LOADING, find))
+            .and_then(|loaded| loaded);
         match loaded {
-            Ok(samples) => Ok((host, samples)),
+            Ok(samples) => Ok((fork_server, samples)),
             Err(e) => {
-                host.close();
+                fork_server.close();
                 Err(e)
             }
         }
     }
 
     fn state(&self) -> MutexGuard<'_, ForkServerState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn asking(&self) -> MutexGuard<'_, ()> {
-        self.asking.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.asking)
     }
 
     fn ask(&self, request: &ForkServerRequest, descriptors: &[RawFd]) -> Result<()> {
@@ -147,17 +148,17 @@ impl ForkServer {
         Ok(())
     }
 
-    /// Waits until `look` finds something. It looks after every change, and every 500 ms.
+    /// Waits until `find` finds something. It looks after every change, and every 500 ms.
     fn wait<T>(
         &self,
         what: &str,
         limit: Duration,
-        mut look: impl FnMut(&mut ForkServerState) -> Option<T>,
+        mut find: impl FnMut(&mut ForkServerState) -> Option<T>,
     ) -> Result<T> {
         let end = Instant::now() + limit;
         let mut state = self.state();
         loop {
-            if let Some(found) = look(&mut state) {
+            if let Some(found) = find(&mut state) {
                 return Ok(found);
             }
             // Taken, so that a later request does not report the same failure.
@@ -173,11 +174,8 @@ impl ForkServer {
                     "the process that runs the dataset's code takes longer than {limit:?} {what}"
                 )));
             }
-            state = self
-                .changed
-                .wait_timeout(state, left.min(NOW_AND_THEN))
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            let waited = self.changed.wait_timeout(state, left.min(NOW_AND_THEN));
+            state = unpoisoned(waited).0;
         }
     }
 
@@ -251,7 +249,7 @@ impl ForkServer {
     }
 
     /// Ends all workers and unmaps the staging area, so that only the dataset stays in memory.
-    pub(super) fn rest(&self) {
+    pub(super) fn become_idle(&self) {
         let running =
             |(number, w): (usize, &WorkerState)| w.exited.is_none().then_some(number as u32);
         let _asking = self.asking();
@@ -281,8 +279,8 @@ impl ForkServer {
 
     /// Waits until a worker is gone. Returns how it ended, or `None` if it is still there after `limit`.
     pub(super) fn exited(&self, worker: u32, limit: Duration) -> Option<String> {
-        let look = |s: &mut ForkServerState| s.workers.get(worker as usize)?.exited.clone();
-        self.wait("to end a worker", limit, look).ok()
+        let find = |s: &mut ForkServerState| s.workers.get(worker as usize)?.exited.clone();
+        self.wait("to end a worker", limit, find).ok()
     }
 
     /// Returns how the fork server ended, or `None` if it is running.
@@ -331,7 +329,7 @@ impl ForkServer {
     /// Reads messages until the fork server has ended. Returns `Some` with a reason if it must be ended.
     fn hear(&self, mut channel: Channel) -> Option<String> {
         loop {
-            match channel.receive(nap(NAP)) {
+            match channel.receive(nap(POLL_INTERVAL)) {
                 Ok(Some(message)) => {
                     fail_point!("host-listener");
                     if let Err(why) = self.heard(&message, &mut channel) {

@@ -3,6 +3,8 @@
 //! * [`zygote`]: the process that has imported the modules that a program's datasets need, and that forks fork servers.
 //! * [`fork_server`]: the process that has loaded the dataset and forks workers.
 //! * [`worker`]: a thread per worker process, which keeps it busy and replaces it when it ends.
+//! * [`loading`]: a dataset that is loaded, and the inspection of its first samples.
+//! * [`task`]: the contract between a pool and the samples that it makes.
 //! * [`deadly`]: the samples that end their workers.
 //!
 //! The coordinator knows the command that starts that code, and the protocol of the processes that it starts
@@ -13,103 +15,29 @@
 
 mod deadly;
 mod fork_server;
+mod loading;
+mod task;
 mod worker;
 mod zygote;
 
-use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
-use coprep_cache::staging::Layout;
-use coprep_cache::task_table::TaskHandle;
-use coprep_protocol::code::{self, Channel, Probed, Raised, SampleRequest, WorkerReport};
-use coprep_protocol::message::UserCode;
-use coprep_protocol::spec::{BLOB, Dtype, Field};
+use coprep_costs::MeasuredTimes;
+use coprep_protocol::lock::lock;
 use crossbeam::utils::CachePadded;
 
 use crate::caches::DatasetCache;
-use crate::observe::preparation_cost::PreparationCost;
 use crate::observe::stalls::{BusyClock, StallClock};
 use crate::produce::deadline_queue::{Deadline, DeadlineQueue};
-use crate::produce::native::Failure;
 use crate::produce::processes::deadly::DeadlySamples;
-use crate::produce::processes::fork_server::{ForkServer, Forked};
+use crate::produce::processes::fork_server::ForkServer;
+pub(crate) use crate::produce::processes::loading::{Loaded, Probing, SampleShape};
+pub(crate) use crate::produce::processes::task::{Begin, LargeRoom, Outlook, Task, TaskOutcome};
 use crate::produce::processes::worker::{PoolTask, Worker};
 pub(crate) use crate::produce::processes::zygote::Zygote;
 use crate::{Error, Result};
-
-/// One sample that is to be made.
-pub(crate) trait Task: Send {
-    /// Tells the task that a worker is about to make it.
-    fn begin(&mut self) -> Begin;
-    /// Returns the sample to make, and its slot if that is known before the sample is made.
-    fn order(&self) -> SampleRequest;
-    /// Returns the sample if this id means the same sample whenever it is drawn. Returns `None` if the id counts the
-    /// batches of an iteration, which are others in each epoch.
-    fn lasting_id(&self) -> Option<u32>;
-    /// Returns the expected effort, as far as it is known now.
-    fn outlook(&self) -> Outlook;
-    /// Tells the task that a worker has it and will begin it. Returns the buffer and slot as long as the slot is
-    /// offered. Returns `None` if the slot is known already, or is better decided when the sample is made.
-    fn offer(&mut self, given: &TaskHandle) -> Option<(u32, u32)>;
-    /// Tells the task that no worker has it any more, so that it waits again.
-    fn put_back(&mut self);
-    /// Returns the buffer and slot, and decides on them now if that was not done before. `is_about_to_write`: the
-    /// sample is made.
-    fn bind(&mut self, is_about_to_write: bool) -> (u32, u32);
-    /// Reserves `bytes` bytes for a sample that is larger than its slot, or waits a moment for them.
-    fn room(&mut self, bytes: u64) -> LargeRoom;
-    /// Ends the task.
-    fn finish(self: Box<Self>, outcome: TaskOutcome);
-}
-
-/// The effort that a task is expected to take.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Outlook {
-    /// Expected time of a worker, or `None` if nothing is known.
-    pub(crate) seconds: Option<f32>,
-    /// Whether the expected time is known and no longer than that of most samples.
-    pub(crate) is_quick: bool,
-    /// Whether the sample may be cached.
-    pub(crate) is_kept: bool,
-}
-
-/// Answer of a task that a worker is about to begin.
-pub(crate) enum Begin {
-    /// The worker makes it.
-    Make,
-    /// There is nothing to make, because the task has this outcome already.
-    Over(TaskOutcome),
-}
-
-/// Place for a sample that is larger than its slot.
-pub(crate) enum LargeRoom {
-    /// The sample is written from this byte of the staging area on.
-    At(u64),
-    /// The sample waits until others have released some bytes.
-    Wait,
-    /// Nobody wants the sample any more.
-    Unwanted,
-    /// No bytes can be reserved.
-    Failed(Failure),
-}
-
-/// Outcome of a task.
-pub(crate) enum TaskOutcome {
-    /// A worker has written the sample to its slot. `blob` counts the bytes of its parts that have no fixed size.
-    Made { cost: PreparationCost, blob: u64 },
-    /// The sample was found, and lies in its slot.
-    Found(PreparationCost),
-    /// The sample cannot be made.
-    Failed(Failure),
-    /// The task has ended the largest allowed number of workers.
-    EndedWorkers(Failure),
-    /// Nobody wants the sample.
-    Unwanted,
-    /// Nobody makes the sample, because the process pool has ended.
-    Dropped,
-}
 
 /// Reason why a process pool ended before its stream.
 #[derive(Clone, Debug)]
@@ -131,274 +59,10 @@ impl std::fmt::Display for Trouble {
     }
 }
 
-/// User code that is loaded, but makes nothing yet.
-pub(crate) struct Loaded {
-    host: Arc<ForkServer>,
-    pub(crate) samples: u32,
-    /// Fields and sizes of its samples.
-    pub(crate) shape: SampleShape,
-}
-
-/// Fields and sizes of the samples of a dataset.
-#[derive(Clone, Debug)]
-pub(crate) struct SampleShape {
-    /// Fields, the blob among them, without the index.
-    pub(crate) fields: Vec<Field>,
-    /// Bytes that the parts without a fixed size take in most samples.
-    typical_blob: u64,
-    /// Bytes of the packed deterministic part.
-    pub(crate) kept: u64,
-    /// How the job makes batches of the fields.
-    pub(crate) structure: Vec<u8>,
-}
-
-impl SampleShape {
-    /// Returns the room in a slot for the parts of a sample that have no fixed size.
-    fn blob(&self) -> u64 {
-        let blob = self.fields.iter().find(|f| f.name == BLOB);
-        blob.map_or(0, |f| f.sample_bytes() as u64)
-    }
-
-    /// Returns whether samples have parts without a fixed size.
-    pub(crate) fn is_uneven(&self) -> bool {
-        self.blob() > 0
-    }
-
-    /// Returns the bytes of a sample in a slot that are the same for all samples.
-    pub(crate) fn fixed_bytes(&self) -> u64 {
-        let fixed = self.fields.iter().filter(|f| f.name != BLOB);
-        fixed.map(|f| f.sample_bytes() as u64).sum()
-    }
-
-    /// Returns the bytes that most samples take in the cache in their prepared form.
-    pub(crate) fn prepared_bytes(&self) -> u64 {
-        self.fixed_bytes() + self.typical_blob.max(self.blob())
-    }
-}
-
-/// Factor by which the room for a blob in a slot exceeds the bytes of a typical blob.
-const BLOB_MARGIN: u64 = 2;
-/// Least room for a blob. If the blob is too large for the slot, this room says where the blob lies.
-const LEAST_BLOB: u64 = 64;
-/// Largest packed exception that is passed on. Longer ones are passed on as text.
-const MOST_EXCEPTION: usize = 1 << 20;
-
-/// The samples of a dataset that are inspected when it is loaded, and the purpose.
-pub(crate) struct Probing<F> {
-    /// Returns the ids of the samples to inspect, given the number of samples.
-    pub(crate) ids: F,
-    /// Whether there is a deterministic part to be cached.
-    pub(crate) split: bool,
-    /// Most room that a slot may have for a blob.
-    pub(crate) most_blob: u64,
-}
-
-impl Loaded {
-    /// Loads a dataset, as long as somebody waits for it, and inspects some of its samples. `anew`: the process has
-    /// imported nothing before.
-    pub(crate) fn load(
-        zygote: &Arc<Zygote>,
-        code: &UserCode,
-        dataset: &OwnedFd,
-        anew: bool,
-        is_awaited: impl Fn() -> bool,
-        probing: Probing<impl FnOnce(u32) -> Vec<u32>>,
-    ) -> Result<Loaded> {
-        let (host, _) = ForkServer::start(zygote, code, dataset, anew, is_awaited)?;
-        Self::look(host, code, probing)
-    }
-
-    /// Does the same with a fork server that has loaded the dataset before.
-    pub(crate) fn again(
-        mut idle: IdleForkServer,
-        code: &UserCode,
-        probing: Probing<impl FnOnce(u32) -> Vec<u32>>,
-    ) -> Result<Loaded> {
-        let host = idle.host.take();
-        let host = host.ok_or_else(|| Error::Code("the dataset's process is gone".into()))?;
-        Self::look(host, code, probing)
-    }
-
-    fn look(
-        host: Arc<ForkServer>,
-        code: &UserCode,
-        probing: Probing<impl FnOnce(u32) -> Vec<u32>>,
-    ) -> Result<Loaded> {
-        let Probing {
-            ids,
-            split,
-            most_blob,
-        } = probing;
-        let samples = host.samples().unwrap_or(0);
-        let patience = Duration::from_millis(code.patience_ms);
-        let looked = u32::try_from(samples)
-            .map_err(|_| Error::Invalid(format!("{samples} samples are more than 4,294,967,295")))
-            .and_then(|samples| Ok((samples, look(&host, &ids(samples), split, patience)?)))
-            .and_then(|(samples, probed)| Ok((samples, shape(probed, most_blob)?)));
-        match looked {
-            Ok((samples, shape)) => Ok(Loaded {
-                host,
-                samples,
-                shape,
-            }),
-            Err(e) => {
-                host.close();
-                Err(e)
-            }
-        }
-    }
-
-    /// Gives the staging area to the workers that are forked later.
-    pub(crate) fn map(&self, layout: &Layout, seed: u64, file: BorrowedFd<'_>) -> Result<()> {
-        self.host.map(layout, &self.shape, seed, file)
-    }
-
-    /// Ends the fork server of a dataset that nobody uses.
-    pub(crate) fn discard(self) {
-        self.host.close();
-    }
-}
-
-/// Number of samples that are inspected where there is a deterministic part to be cached. Its size is estimated from
-/// them.
-const SPLIT_LOOKS: u8 = 4;
-/// Number of workers that may end on the first samples.
-const LOOKERS: usize = 4;
-
-/// Asks a worker of its own about the fields and sizes of a sample. User code never runs in the fork server.
-fn look(host: &ForkServer, ids: &[u32], split: bool, patience: Duration) -> Result<Probed> {
-    let enough = if split { SPLIT_LOOKS } else { 1 };
-    let looked = look_once(host, ids, split, enough, true, patience);
-    // A sample that ends its worker, or takes for ever, is reported when it is due. Another sample shows the fields of
-    // the others. It is inspected alone, because with several it is unknown which one ended the worker.
-    for skipped in 1..LOOKERS.min(ids.len()) {
-        if !matches!(looked, Err(Error::Code(_))) {
-            break;
-        }
-        match look_once(host, &ids[skipped..], split, 1, false, patience) {
-            // The first worker's error is the one that is reported.
-            Err(Error::Code(_)) => {}
-            // A fork server that was killed meanwhile is started anew.
-            other => return other,
-        }
-    }
-    looked
-}
-
-/// Inspects `enough` of the samples `ids`: the first ones that do not fail. Inspects a few more if that is allowed, the
-/// samples have no fixed size, and they are quick.
-fn look_once(
-    host: &ForkServer,
-    ids: &[u32],
-    split: bool,
-    enough: u8,
-    may_look_at_more: bool,
-    patience: Duration,
-) -> Result<Probed> {
-    let Forked { number, socket, .. } = host.fork(0, 1, None, &[])?;
-    let mut channel = Channel::new(socket);
-    let gone = |e: std::io::Error| {
-        let how = host.exited(number, Duration::from_secs(2));
-        // Workers end with their fork server. Its end may become known before or after that of its workers.
-        if let Some(killed) = host.ended_while("to make the first samples") {
-            return killed;
-        }
-        match how {
-            Some(how) => Error::Code(format!(
-                "the worker that made the first samples {how}: run with num_workers=0 to see what it does"
-            )),
-            None => Error::io("the first worker does not answer", e),
-        }
-    };
-    channel
-        .send(&code::probe(ids, enough, split, may_look_at_more), &[])
-        .map_err(gone)?;
-    let limit = patience.saturating_mul(enough.into());
-    let message = channel.receive(limit).map_err(gone)?.ok_or_else(|| {
-        host.kill(number);
-        Error::Code(format!(
-            "the first samples took longer than {} s: give a longer timeout, or run with num_workers=0 to see why",
-            limit.as_secs_f64()
-        ))
-    })?;
-    match WorkerReport::parse(&message).map_err(Error::Code)? {
-        WorkerReport::Probed(probed) => Ok(*probed),
-        other => Err(Error::Code(format!("the first worker said {other:?}"))),
-    }
-}
-
-fn shape(probed: Probed, most_blob: u64) -> Result<SampleShape> {
-    if let Some(raised) = probed.raised {
-        let id = raised.id;
-        let failure = failure(raised, "0".into()).map_err(Error::Code)?;
-        return Err(Error::Sample(Box::new(failure.of_sample(
-            0,
-            id,
-            String::new(),
-        ))));
-    }
-    let field = |(name, dtype, shape): (String, String, Vec<u32>)| {
-        let dtype = Dtype::of_name(&dtype)
-            .ok_or_else(|| Error::Code(format!("a field of the unknown type {dtype}")))?;
-        Ok(Field { name, dtype, shape })
-    };
-    let mut fields = probed
-        .fields
-        .into_iter()
-        .map(field)
-        .collect::<Result<Vec<_>>>()?;
-    if probed.blob > 0 {
-        fields.push(Field {
-            name: BLOB.into(),
-            dtype: Dtype::U8,
-            shape: vec![blob_room(probed.blob, most_blob)],
-        });
-    }
-    Ok(SampleShape {
-        fields,
-        typical_blob: probed.blob,
-        kept: probed.kept,
-        structure: code::unhex(&probed.structure).map_err(Error::Code)?,
-    })
-}
-
-/// Returns the room that slots have for blobs, most of which take `typical` bytes. If that is more than a slot may
-/// have, all blobs lie elsewhere, and room for them in slots would be of no use.
-fn blob_room(typical: u64, most: u64) -> u32 {
-    let most = most.min(u64::from(u32::MAX / 2));
-    let room = if typical > most {
-        0
-    } else {
-        typical.saturating_mul(BLOB_MARGIN).min(most)
-    };
-    room.max(LEAST_BLOB).next_multiple_of(LEAST_BLOB) as u32
-}
-
-/// Converts the exception of a sample.
-///
-/// # Errors
-/// If its hexadecimal text is malformed.
-fn failure(raised: Raised, worker: String) -> std::result::Result<Failure, String> {
-    let mut exception = code::unhex(&raised.exception)?;
-    if exception.len() > MOST_EXCEPTION {
-        exception.clear();
-    }
-    let stage = match raised.stage.as_str() {
-        "transform" => "transform",
-        Raised::END => Raised::END,
-        _ => "dataset",
-    };
-    Ok(Failure {
-        worker,
-        exception,
-        ..Failure::new(stage, raised.message)
-    })
-}
-
 /// A fork server that has loaded a dataset and has nothing to do.
 pub(crate) struct IdleForkServer {
     /// The fork server, or `None` once it was taken.
-    host: Option<Arc<ForkServer>>,
+    fork_server: Option<Arc<ForkServer>>,
     since: Instant,
 }
 
@@ -409,26 +73,26 @@ impl IdleForkServer {
     }
 
     pub(crate) fn is_alive(&self) -> bool {
-        self.host
+        self.fork_server
             .as_ref()
-            .is_some_and(|host| host.ended().is_none())
+            .is_some_and(|fork_server| fork_server.ended().is_none())
     }
 }
 
 impl Drop for IdleForkServer {
     fn drop(&mut self) {
-        if let Some(host) = &self.host {
-            host.close();
+        if let Some(fork_server) = &self.fork_server {
+            fork_server.close();
         }
     }
 }
 
 /// The worker processes of a stream.
 pub(crate) struct ProcessPool {
-    host: Arc<ForkServer>,
+    fork_server: Arc<ForkServer>,
     workers: u32,
     /// Longest time without a message from a worker that has something to do.
-    patience: Duration,
+    timeout: Duration,
     /// Cache of the deterministic parts.
     cache: Option<Arc<DatasetCache>>,
     queue: DeadlineQueue<PoolTask>,
@@ -452,14 +116,14 @@ impl ProcessPool {
     pub(crate) fn start(
         loaded: Loaded,
         workers: u32,
-        patience: Duration,
+        timeout: Duration,
         cache: Option<Arc<DatasetCache>>,
         attributes: bool,
     ) -> Result<Arc<ProcessPool>> {
         let process_pool = Arc::new(ProcessPool {
-            host: loaded.host,
+            fork_server: loaded.fork_server,
             workers,
-            patience,
+            timeout,
             cache,
             queue: DeadlineQueue::new(),
             stuck: AtomicU32::new(0),
@@ -511,12 +175,14 @@ impl ProcessPool {
     /// Returns the stalls until now.
     pub(crate) fn stall_clock(&self) -> StallClock {
         let clock = self.clock();
-        clock.map_or_else(StallClock::default, |mut clock| clock.look(Instant::now()))
+        clock.map_or_else(StallClock::default, |mut clock| {
+            clock.advance_clock(Instant::now())
+        })
     }
 
     fn clock(&self) -> Option<MutexGuard<'_, BusyClock>> {
         let clock = self.clock.as_ref()?;
-        Some(clock.lock().unwrap_or_else(PoisonError::into_inner))
+        Some(lock(clock))
     }
 
     /// Returns how many workers have a sample to make.
@@ -525,21 +191,21 @@ impl ProcessPool {
     }
 
     pub(crate) fn pids(&self) -> Vec<u32> {
-        self.host.pids()
+        self.fork_server.pids()
     }
 
     /// Ends threads and workers. Returns the fork server, which has the dataset in memory, unless the pool had failed.
     pub(crate) fn dismiss(&self) -> Option<IdleForkServer> {
         // This fails if the pool has ended by itself, or its fork server has.
-        let well = self.over.set(None).is_ok() && self.host.ended().is_none();
+        let well = self.over.set(None).is_ok() && self.fork_server.ended().is_none();
         self.drain();
         if !well {
-            self.host.close();
+            self.fork_server.close();
             return None;
         }
-        self.host.rest();
+        self.fork_server.become_idle();
         Some(IdleForkServer {
-            host: Some(self.host.clone()),
+            fork_server: Some(self.fork_server.clone()),
             since: Instant::now(),
         })
     }
@@ -549,7 +215,7 @@ impl ProcessPool {
         if self.over.set(Some(trouble.clone())).is_err() {
             return;
         }
-        self.host.close();
+        self.fork_server.close();
         self.drain();
         if let Some(tell) = self.on_trouble.get() {
             tell(trouble);
@@ -564,7 +230,7 @@ impl ProcessPool {
     fn drain(&self) {
         self.queue.close();
         let queued = std::iter::from_fn(|| self.queue.try_pop());
-        queued.for_each(|job| job.task.finish(TaskOutcome::Dropped));
+        queued.for_each(|task| task.work.finish(TaskOutcome::Dropped));
     }
 
     // For the workers' threads.
@@ -574,16 +240,16 @@ impl ProcessPool {
     }
 
     /// Puts back a sample that any worker may make, behind the samples that are due before it.
-    fn in_turn(&self, job: PoolTask) {
-        self.queue.push(job.due, job);
+    fn requeue(&self, task: PoolTask) {
+        self.queue.push(task.due, task);
         if self.is_over() {
             self.drain();
         }
     }
 
     /// Puts back a sample before all others, because its minibatch has waited longest.
-    fn again(&self, job: PoolTask) {
-        self.queue.push(Deadline::default(), job);
+    fn requeue_first(&self, task: PoolTask) {
+        self.queue.push(Deadline::default(), task);
         if self.is_over() {
             self.drain();
         }
@@ -603,7 +269,7 @@ impl ProcessPool {
         }
     }
 
-    /// Returns whether every worker waits for memory.
+    /// Returns `true` if every worker waits for memory.
     pub(crate) fn is_stuck(&self) -> bool {
         self.stuck() >= self.workers
     }
@@ -625,11 +291,11 @@ impl ProcessPool {
         }
     }
 
-    fn took(&self, cost: &PreparationCost) {
+    fn took(&self, times: &MeasuredTimes) {
         if let Some(mut clock) = self.clock() {
-            clock.took(cost.fetch, cost.prep());
+            clock.took(times);
         }
-        self.typical.observe(cost.total().as_secs_f32());
+        self.typical.observe(times.total());
     }
 }
 
@@ -684,12 +350,6 @@ mod tests {
         assert!((typical.seconds().unwrap() - 0.02).abs() < 1e-4);
         typical.observe(0.0);
         assert!(typical.seconds().unwrap().is_finite());
-    }
-
-    #[test]
-    fn slots_have_room_for_most_blobs_or_for_none() {
-        let rooms = [1, 100, 3000, 5000, 6001, u64::MAX].map(|typical| blob_room(typical, 6000));
-        assert_eq!(rooms, [64, 256, 6016, 6016, 64, 64]);
     }
 
     #[test]

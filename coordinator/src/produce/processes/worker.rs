@@ -11,7 +11,13 @@
 //! A sample on which a worker ended is given to another worker once, alone. If that one ends too, the sample has
 //! failed, and fails at once when it is drawn again ([`deadly`](super::deadly)). Samples that the process had not begun
 //! go back without a mark.
+//!
+//! * [`reports`]: the process's messages, and the samples that it has written.
+//! * [`room`]: memory for samples that are larger than their slots.
+//! * [`ending`]: the end of the process, and the samples that it leaves.
 
+mod ending;
+mod reports;
 mod room;
 
 use std::collections::VecDeque;
@@ -22,23 +28,20 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coprep_cache::sample_cache::{Form, Meta};
-use coprep_cache::task_table::{TaskHandle, TaskTable, Written};
+use coprep_cache::task_table::{TaskHandle, TaskTable};
 use coprep_protocol::code::{
-    self, CHUNKS, Channel, ENTRIES, MOST, Raised, SampleRequest, WorkerProgress, WorkerReport,
+    self, CHUNKS, Channel, ChunkRequest, ENTRIES, MOST, SampleRequest, WorkerReport,
 };
 use coprep_protocol::nap::nap;
 use fail::fail_point;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use crate::caches::DatasetCache;
-use crate::observe::preparation_cost::PreparationCost;
 use crate::produce::deadline_queue::Deadline;
-use crate::produce::native::Failure;
 use crate::produce::processes::deadly::Verdict;
 use crate::produce::processes::fork_server::Forked;
 use crate::produce::processes::worker::room::Want;
-use crate::produce::processes::{Begin, Outlook, ProcessPool, Task, TaskOutcome, Trouble, failure};
+use crate::produce::processes::{Begin, Outlook, ProcessPool, Task, TaskOutcome, Trouble};
 use crate::{Error, Result};
 
 /// Longest expected time of a chunk. If a sample takes longer than this, the samples behind it are withdrawn.
@@ -50,13 +53,11 @@ const UNKNOWN: f32 = 4.0;
 /// while it is under way makes it again.
 const TO_BE_KEPT: Duration = Duration::from_millis(2);
 /// Time without a message after which the thread checks whether a sample takes longer than expected.
-const LOOK: Duration = Duration::from_millis(18);
+const SLOW_CHECK_INTERVAL: Duration = Duration::from_millis(18);
 /// Longest sleep of a thread when nothing wakes it. Nothing depends on it: see [`nap`].
-const NAP: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// First and longest pause before a worker that ended is replaced.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(2));
-/// Time of a stage that ran without measurable time. It must not be zero, which means that the stage did not run.
-const LEAST_WAIT: Duration = Duration::from_nanos(1);
 /// Number of workers that may end on one sample before the sample fails.
 const ATTEMPTS: u32 = 2;
 const PANICKED: &str =
@@ -72,7 +73,7 @@ pub(super) fn chunk(seconds: f32) -> usize {
 
 /// A sample to make, with its history.
 pub(super) struct PoolTask {
-    pub(super) task: Box<dyn Task>,
+    pub(super) work: Box<dyn Task>,
     /// Time at which it was planned to begin.
     pub(super) due: Deadline,
     /// Number of workers that ended while they made it.
@@ -84,9 +85,9 @@ pub(super) struct PoolTask {
 }
 
 impl PoolTask {
-    pub(super) fn new(task: Box<dyn Task>, due: Deadline) -> Self {
+    pub(super) fn new(work: Box<dyn Task>, due: Deadline) -> Self {
         PoolTask {
-            task,
+            work,
             due,
             attempts: 0,
             alone: false,
@@ -138,7 +139,7 @@ struct WorkerProcess {
 struct Chunk {
     number: u32,
     /// The chunk's samples. An entry is `None` once the sample has ended or was withdrawn.
-    jobs: Vec<Option<PoolTask>>,
+    tasks: Vec<Option<PoolTask>>,
     left: usize,
     /// A handle of each sample, once the process has been given the chunk.
     hands: Vec<Hand>,
@@ -207,9 +208,9 @@ impl Worker {
             return self.make_room();
         }
         if self.chunks.len() < self.ahead() {
-            let jobs = self.take();
-            if !jobs.is_empty() {
-                return self.give(jobs);
+            let tasks = self.take();
+            if !tasks.is_empty() {
+                return self.give(tasks);
             }
         }
         if self.chunks.is_empty() {
@@ -220,23 +221,27 @@ impl Worker {
         let Some(process) = &mut self.process else {
             return Err("is gone".into());
         };
-        let patience = self
+        let time_left = self
             .process_pool
-            .patience
+            .timeout
             .saturating_sub(self.heard.elapsed());
         // Samples behind a slow one must be found soon. A sample that is alone is only waited for.
-        let wait = if given > 1 { LOOK } else { nap(NAP) };
-        match process.channel.receive(wait.min(patience)) {
+        let wait = if given > 1 {
+            SLOW_CHECK_INTERVAL
+        } else {
+            nap(POLL_INTERVAL)
+        };
+        match process.channel.receive(wait.min(time_left)) {
             Ok(Some(message)) => {
                 self.heard = Instant::now();
                 self.report(WorkerReport::parse(&message)?)
             }
             Ok(None) => {
-                self.look()?;
-                if self.heard.elapsed() >= self.process_pool.patience {
+                self.check_slow_sample()?;
+                if self.heard.elapsed() >= self.process_pool.timeout {
                     Err(format!(
                         "took longer than {} s",
-                        self.process_pool.patience.as_secs_f64()
+                        self.process_pool.timeout.as_secs_f64()
                     ))
                 } else {
                     Ok(())
@@ -258,28 +263,28 @@ impl Worker {
     /// Takes the next samples to make. Waits for the first if no chunk is under way.
     fn take(&mut self) -> Vec<PoolTask> {
         let wait = if self.chunks.is_empty() {
-            nap(NAP)
+            nap(POLL_INTERVAL)
         } else {
             Duration::ZERO
         };
         let first = self.process_pool.next(wait);
-        let jobs = first.map_or_else(Vec::new, |first| self.gather(first));
-        let mut to_make = Vec::with_capacity(jobs.len());
-        for mut job in jobs {
+        let tasks = first.map_or_else(Vec::new, |first| self.gather(first));
+        let mut to_make = Vec::with_capacity(tasks.len());
+        for mut task in tasks {
             let begun = catch_unwind(AssertUnwindSafe(|| {
                 fail_point!("pool-begin");
-                job.task.begin()
+                task.work.begin()
             }));
             match begun {
-                Ok(Begin::Make) => match self.verdict(&job) {
-                    Verdict::Try => to_make.push(job),
+                Ok(Begin::Make) => match self.verdict(&task) {
+                    Verdict::Try => to_make.push(task),
                     Verdict::TryOnce => {
-                        job.attempts = job.attempts.max(ATTEMPTS - 1);
-                        to_make.push(job);
+                        task.attempts = task.attempts.max(ATTEMPTS - 1);
+                        to_make.push(task);
                     }
-                    Verdict::Fail(failure) => job.task.finish(TaskOutcome::Failed(failure)),
+                    Verdict::Fail(failure) => task.work.finish(TaskOutcome::Failed(failure)),
                 },
-                Ok(Begin::Over(outcome)) => job.task.finish(outcome),
+                Ok(Begin::Over(outcome)) => task.work.finish(outcome),
                 // A task that is dropped reports its own failure. The others of the chunk go on.
                 Err(_) => tracing::error!("{PANICKED}"),
             }
@@ -287,19 +292,19 @@ impl Worker {
         to_make
     }
 
-    fn verdict(&self, job: &PoolTask) -> Verdict {
-        let id = job.task.lasting_id();
+    fn verdict(&self, task: &PoolTask) -> Verdict {
+        let id = task.work.lasting_id();
         id.map_or(Verdict::Try, |id| self.process_pool.deadly.verdict(id))
     }
 
     /// Collects a chunk from the waiting samples, beginning with `first`.
     fn gather(&self, mut first: PoolTask) -> Vec<PoolTask> {
         let typical = self.process_pool.typical.seconds();
-        let seconds = |job: &PoolTask| {
-            let unknown = typical.filter(|&s| UNKNOWN * s <= job.longest().as_secs_f32());
-            job.outlook.seconds.or(unknown)
+        let seconds = |task: &PoolTask| {
+            let unknown = typical.filter(|&s| UNKNOWN * s <= task.longest().as_secs_f32());
+            task.outlook.seconds.or(unknown)
         };
-        first.outlook = first.task.outlook();
+        first.outlook = first.work.outlook();
         let most = first.longest().as_secs_f32();
         let share = if first.alone {
             1
@@ -307,35 +312,35 @@ impl Worker {
             self.process_pool.share()
         };
         let mut together = seconds(&first);
-        let mut jobs = vec![first];
-        while jobs.len() < share.min(MOST as usize)
+        let mut tasks = vec![first];
+        while tasks.len() < share.min(MOST as usize)
             && let Some(so_far) = together.filter(|&sum| sum < most)
-            && let Some(mut job) = self.process_pool.next(Duration::ZERO)
+            && let Some(mut task) = self.process_pool.next(Duration::ZERO)
         {
-            job.outlook = job.task.outlook();
-            together = seconds(&job).map(|more| so_far + more);
-            if job.alone || together.is_none_or(|sum| sum > most) {
+            task.outlook = task.work.outlook();
+            together = seconds(&task).map(|more| so_far + more);
+            if task.alone || together.is_none_or(|sum| sum > most) {
                 // Put back and not kept, so that the first free worker can have it.
-                self.process_pool.in_turn(job);
+                self.process_pool.requeue(task);
                 break;
             }
-            jobs.push(job);
+            tasks.push(task);
         }
-        jobs
+        tasks
     }
 
-    fn give(&mut self, jobs: Vec<PoolTask>) -> std::result::Result<(), String> {
+    fn give(&mut self, tasks: Vec<PoolTask>) -> std::result::Result<(), String> {
         let typical = self.process_pool.typical.seconds();
-        let is_quick = |job: &PoolTask| match job.outlook.seconds {
-            Some(_) => job.outlook.is_quick,
-            None => typical.is_some_and(|s| UNKNOWN * s <= job.longest().as_secs_f32()),
+        let is_quick = |task: &PoolTask| match task.outlook.seconds {
+            Some(_) => task.outlook.is_quick,
+            None => typical.is_some_and(|s| UNKNOWN * s <= task.longest().as_secs_f32()),
         };
         // Recorded before anything can fail, so that the samples are given to another worker if this one is lost.
         self.chunks.push_back(Chunk {
             number: 0,
-            is_quick: jobs.iter().all(is_quick),
-            left: jobs.len(),
-            jobs: jobs.into_iter().map(Some).collect(),
+            is_quick: tasks.iter().all(is_quick),
+            left: tasks.len(),
+            tasks: tasks.into_iter().map(Some).collect(),
             hands: Vec::new(),
         });
         let idle = self.chunks.len() == 1;
@@ -364,15 +369,15 @@ impl Worker {
         };
         chunk.number = process.next_chunk;
         process.next_chunk = (process.next_chunk + 1) % CHUNKS;
-        for (job, index) in chunk.jobs.iter_mut().flatten().zip(0..) {
+        for (task, index) in chunk.tasks.iter_mut().flatten().zip(0..) {
             let given = TaskHandle::new(&process.task_table, code::entry(chunk.number, index));
-            let offered = if job.outlook.is_quick {
+            let offered = if task.outlook.is_quick {
                 // A quick sample is bound at once, because no other can be ready before it.
 
-                job.task.bind(true);
+                task.work.bind(true);
                 None
             } else {
-                job.task.offer(&given)
+                task.work.offer(&given)
             };
             chunk.hands.push(Hand {
                 given,
@@ -380,10 +385,10 @@ impl Worker {
                 is_told: false,
             });
         }
-        let message = process.orders(chunk, self.process_pool.cache.as_deref())?;
+        let request = process.request(chunk, self.process_pool.cache.as_deref())?;
         process
             .channel
-            .send(&message, &[])
+            .send(request.as_bytes(), &[])
             .map_err(|_| String::new())
     }
 
@@ -394,12 +399,12 @@ impl Worker {
         };
         let descriptors: Vec<RawFd> = scratch.iter().map(File::as_raw_fd).collect();
         let task_table = TaskTable::create(ENTRIES)?;
-        let (host, workers) = (&self.process_pool.host, self.process_pool.workers);
+        let (fork_server, workers) = (&self.process_pool.fork_server, self.process_pool.workers);
         let Forked {
             number,
             pid,
             socket,
-        } = host.fork(self.id, workers, Some(task_table.as_fd()), &descriptors)?;
+        } = fork_server.fork(self.id, workers, Some(task_table.as_fd()), &descriptors)?;
         tracing::debug!(worker = self.id, pid, "a worker of user code starts");
         Ok(WorkerProcess {
             number,
@@ -410,349 +415,48 @@ impl Worker {
             next_chunk: 0,
         })
     }
-
-    // The process's messages.
-
-    fn report(&mut self, report: WorkerReport) -> std::result::Result<(), String> {
-        self.pause = PAUSES.0;
-        match report {
-            WorkerReport::Written(progress) => self.advanced(progress)?,
-            WorkerReport::Ready(index) => self.tell_where(index)?,
-            WorkerReport::Raised(index, raised) => self.raised(index, raised)?,
-            WorkerReport::TooLarge(index, bytes) => self.wants_room(index, bytes)?,
-            WorkerReport::Probed(_) => return Err("said what it was not asked".into()),
-        }
-        Ok(())
-    }
-
-    fn advanced(&mut self, progress: WorkerProgress) -> std::result::Result<(), String> {
-        self.waits = progress.waited_for_nothing();
-        self.take_written()?;
-        if progress.ends_chunk {
-            // Popped only now, because the process may look at the chunk's entries until it has reported the end.
-            match self.chunks.pop_front() {
-                Some(chunk) if chunk.left == 0 => {}
-                Some(chunk) => {
-                    self.chunks.push_front(chunk);
-                    return Err("ended a chunk before all of its samples".into());
-                }
-                None => return Err(NOT_GIVEN.into()),
-            }
-        }
-        Ok(())
-    }
-
-    /// Finishes the samples that the process has written.
-    fn take_written(&mut self) -> std::result::Result<(), String> {
-        let hands = self.chunks.front().map_or(0, |chunk| chunk.hands.len());
-        for index in 0..hands {
-            let chunk = self.chunks.front();
-            let is_there = chunk.is_some_and(|c| c.jobs[index].is_some());
-            let written = chunk.and_then(|c| c.hands[index].given.written());
-            if let Some(written) = written.filter(|_| is_there) {
-                self.written(index as u32, &written)?;
-                self.heard = Instant::now();
-            }
-        }
-        Ok(())
-    }
-
-    /// Called when the process was silent for a while. Withdraws the samples behind one that takes long, for another
-    /// worker.
-    fn look(&mut self) -> std::result::Result<(), String> {
-        self.take_written()?;
-        let Some(chunk) = self.chunks.front() else {
-            return Ok(());
-        };
-        let mut left = (chunk.jobs.iter().zip(&chunk.hands)).filter(|(job, _)| job.is_some());
-        let age = left.find_map(|(_, hand)| hand.given.age());
-        if age.is_none_or(|age| age < TOGETHER) {
-            return Ok(());
-        }
-        let process_pool = self.process_pool.clone();
-        self.withdraw(|job| process_pool.again(job));
-        Ok(())
-    }
-
-    /// Withdraws the samples that the process has not begun, and passes each to `another`.
-    fn withdraw(&mut self, another: impl Fn(PoolTask)) {
-        // A chunk that is not quick also keeps the process from being given more.
-        if let Some(chunk) = self.chunks.front_mut() {
-            chunk.is_quick = false;
-        }
-        for chunk in &mut self.chunks {
-            for (place, hand) in chunk.jobs.iter_mut().zip(&chunk.hands) {
-                if let Some(mut job) = place.take_if(|_| hand.given.withdraw()) {
-                    chunk.left -= 1;
-                    job.task.put_back();
-                    another(job);
-                }
-            }
-        }
-    }
-
-    /// Takes a sample out of the oldest chunk. The caller must finish it. Samples left in the chunk are given to
-    /// another worker if this one fails.
-    fn job(&mut self, index: u32) -> std::result::Result<PoolTask, String> {
-        let chunk = self.chunks.front_mut();
-        let place = chunk.and_then(|c| {
-            c.left = c.left.saturating_sub(1);
-            c.jobs.get_mut(index as usize)
-        });
-        place.and_then(Option::take).ok_or_else(|| NOT_GIVEN.into())
-    }
-
-    /// Tells the process where to write a sample that is ready.
-    fn tell_where(&mut self, index: u32) -> std::result::Result<(), String> {
-        let chunk = self.chunks.front_mut();
-        let job = chunk.and_then(|c| c.jobs.get_mut(index as usize)?.as_mut());
-        let (Some(job), Some(process)) = (job, &mut self.process) else {
-            return Err(NOT_GIVEN.into());
-        };
-        let (buffer, slot) = job.task.bind(true);
-        let message = code::place(buffer, slot);
-        let told = process.channel.send(&message, &[]);
-        if let Some(chunk) = self.chunks.front_mut() {
-            // The chunk is nearly done, so the next one can be given without waiting for its end.
-            chunk.is_quick |= chunk.left == 1;
-            if let Some(hand) = chunk.hands.get_mut(index as usize) {
-                hand.is_told = true;
-            }
-        }
-        told.map_err(|_| String::new())
-    }
-
-    fn written(&mut self, index: u32, written: &Written) -> std::result::Result<(), String> {
-        let wall = Duration::from_nanos(written.wall_ns);
-        let cpu = Duration::from_nanos(written.cpu_ns).min(wall);
-        let dataset = Duration::from_nanos(written.dataset_ns).min(wall);
-        self.check_taken(index, "wrote to a place that it did not take")?;
-        if written.kept.1 > 0 {
-            self.keep(index, written.kept, dataset)?;
-        }
-        let job = self.job(index)?;
-        // Time off the processor without waiting for one is taken to be the dataset's time of reading.
-        let fetch = (wall - cpu).mul_f64(self.waits).min(dataset);
-        let cost = PreparationCost {
-            // Zero waiting was measured, too. A zero here would leave an older, longer measurement in place.
-            fetch: fetch.max(LEAST_WAIT),
-            decode: dataset - fetch,
-            random: wall - dataset,
-            cpu,
-            ..PreparationCost::default()
-        };
-        self.process_pool.took(&cost);
-        let blob = written.blob;
-        job.task.finish(TaskOutcome::Made { cost, blob });
-        Ok(())
-    }
-
-    /// Returns an error if the process was offered a slot for the sample and has not taken it.
-    fn check_taken(&self, index: u32, what: &str) -> std::result::Result<(), String> {
-        let chunk = self.chunks.front();
-        let hand = chunk.and_then(|c| c.hands.get(index as usize));
-        if hand.is_some_and(|h| h.offered.is_some() && !h.is_told && !h.given.is_taken()) {
-            return Err(what.into());
-        }
-        Ok(())
-    }
-
-    /// Admits the value of a deterministic part to the cache. This copy is the only way into the cache, so that no
-    /// process of user code can write there.
-    fn keep(
-        &self,
-        index: u32,
-        (at, len): (u64, u64),
-        dataset: Duration,
-    ) -> std::result::Result<(), String> {
-        let scratch = self.chunks.front().zip(self.process.as_ref());
-        let (Some((chunk, process)), Some(cache)) = (scratch, &self.process_pool.cache) else {
-            return Ok(());
-        };
-        let Some(Some(job)) = chunk.jobs.get(index as usize) else {
-            return Err(NOT_GIVEN.into());
-        };
-        let id = job.task.order().id;
-        let Some(file) = process.scratch.get(chunk.number as usize) else {
-            return Ok(());
-        };
-        let form = Form::Decoded;
-        // Checked before room is reserved, because the length is only the process's claim.
-        let there = file.metadata().map_err(|e| e.to_string())?.len();
-        if at.checked_add(len).is_none_or(|end| end > there) {
-            return Err("said where a value lies, and it is not there".into());
-        }
-        let len = usize::try_from(len).map_err(|e| e.to_string())?;
-        let offer = [(form, len, dataset.as_secs_f32())];
-        if cache.forms.is_some() && cache.choose(id, &offer).is_none() {
-            return Ok(());
-        }
-        if let Some(mut place) = cache.store.reserve(id, len, Meta::of(form)) {
-            file.read_exact_at(place.as_mut_slice(), at)
-                .map_err(|e| format!("said where a value lies, and it is not there: {e}"))?;
-            place.commit();
-        }
-        Ok(())
-    }
-
-    fn raised(&mut self, index: u32, raised: Raised) -> std::result::Result<(), String> {
-        let failure = failure(raised, self.name())?;
-        let job = self.job(index)?;
-        job.task.finish(TaskOutcome::Failed(failure));
-        Ok(())
-    }
-
-    fn name(&self) -> String {
-        let pid = self.process.as_ref().map_or(0, |process| process.pid);
-        format!("{} (process {pid})", self.id)
-    }
-
-    // The end of the process.
-
-    /// Replaces the process. `why` is empty if it ended by itself.
-    fn lost(&mut self, why: &str) {
-        self.forget_want();
-        if self.process_pool.is_over() {
-            return;
-        }
-        let name = self.name();
-        let Some(WorkerProcess { number, pid, .. }) = self.process.take() else {
-            return self.blame(&name, why);
-        };
-        let Some(exited) = self.reap(number, why) else {
-            return self.end_pool();
-        };
-        let how = if why.is_empty() { exited } else { why.into() };
-        tracing::warn!(
-            worker = self.id,
-            pid,
-            how,
-            "a worker of user code is replaced"
-        );
-        self.blame(&name, &how);
-        if !self.process_pool.is_over() {
-            std::thread::sleep(self.pause);
-        }
-        self.pause = (self.pause * 2).min(PAUSES.1);
-    }
-
-    /// Ends a process, and returns how it ended once it is gone. `why` is empty if it ends by itself. Returns `None` if
-    /// the fork server is gone.
-    ///
-    /// The process must be gone before its slots are given to anybody else, because it may still be writing them. Nor
-    /// may an iterable dataset be iterated twice at the same time: its stream has one worker, whose next process is
-    /// started after this. PyTorch's workers of the former process are gone as well. They hold its socket too, so the
-    /// socket is not lost before they have ended. If the process is killed here, the kernel sends them SIGKILL
-    /// (`end_with_parent` in `_worker.py`) before it reports that their parent has ended.
-    fn reap(&self, number: u32, why: &str) -> Option<String> {
-        let host = &self.process_pool.host;
-        let exited = match why {
-            "" => host.exited(number, Duration::from_secs(2)),
-            _ => None,
-        };
-        exited.or_else(|| host.kill(number))
-    }
-
-    /// Ends the pool, because its fork server is gone.
-    fn end_pool(&mut self) {
-        self.give_back();
-        let why = self.process_pool.host.ended().unwrap_or_default();
-        self.process_pool
-            .end(Trouble::ForkServer(format!("it {why}")));
-    }
-
-    /// Blames the sample that the process was making, or the oldest if it had begun none.
-    fn blame(&mut self, name: &str, how: &str) {
-        // The process is gone, so its written samples are complete. An error here changes nothing.
-        let _ = self.take_written();
-        let is_at = |chunk: &Chunk, index: usize| {
-            let age = chunk.hands.get(index).map(|hand| hand.given.age());
-            chunk.jobs[index].is_some() && age.flatten().is_some()
-        };
-        let begun = self.chunks.front().and_then(|chunk| {
-            let mut indices = 0..chunk.jobs.len();
-            indices.find(|&index| is_at(chunk, index))
-        });
-        let mut jobs: Vec<Option<PoolTask>> = std::mem::take(&mut self.chunks)
-            .into_iter()
-            .flat_map(|chunk| chunk.jobs)
-            .collect();
-        let at_fault = begun.or_else(|| jobs.iter().position(Option::is_some));
-        if let Some(mut job) = at_fault.and_then(|index| jobs[index].take()) {
-            job.attempts += 1;
-            job.alone = true;
-            if job.attempts >= ATTEMPTS {
-                let message = format!(
-                    "the worker that made it {how}, and so did another before: run it in the job with num_workers=0 \
-                     to see what it does"
-                );
-                let failure = Failure {
-                    worker: name.into(),
-                    ..Failure::new("dataset", message)
-                };
-                if let Some(id) = job.task.lasting_id() {
-                    self.process_pool.deadly.add(id, failure.clone());
-                }
-                job.task.finish(TaskOutcome::EndedWorkers(failure));
-            } else {
-                job.task.put_back();
-                self.process_pool.again(job);
-            }
-        }
-        for mut job in jobs.into_iter().flatten() {
-            job.task.put_back();
-            self.process_pool.again(job);
-        }
-    }
-
-    /// Drops the remaining samples, because the process pool has ended and nobody will make them.
-    fn give_back(&mut self) {
-        let chunks = std::mem::take(&mut self.chunks);
-        let jobs = chunks.into_iter().flat_map(|c| c.jobs).flatten();
-        jobs.for_each(|job| job.task.finish(TaskOutcome::Dropped));
-    }
 }
 
 impl WorkerProcess {
     /// Builds the message for a chunk. Cached values are copied to the scratch file.
-    fn orders(
+    fn request(
         &self,
         chunk: &Chunk,
         cache: Option<&DatasetCache>,
-    ) -> std::result::Result<Vec<u8>, String> {
+    ) -> std::result::Result<ChunkRequest, String> {
         let mut at = 0;
-        let mut orders = Vec::with_capacity(chunk.jobs.len());
-        for (job, hand) in chunk.jobs.iter().flatten().zip(&chunk.hands) {
-            let mut order = job.task.order();
+        let mut request = ChunkRequest::new(chunk.number, chunk.tasks.len());
+        for (task, hand) in chunk.tasks.iter().flatten().zip(&chunk.hands) {
+            let mut sample = task.work.request();
             if hand.offered.is_some() {
-                (order.place, order.is_offered) = (hand.offered, true);
+                (sample.place, sample.is_offered) = (hand.offered, true);
             }
             if let (Some(cache), Some(file)) = (cache, self.scratch.get(chunk.number as usize)) {
-                fill(&mut order, cache, file, &mut at).map_err(|e| e.to_string())?;
+                fill(&mut sample, cache, file, &mut at).map_err(|e| e.to_string())?;
             }
-            orders.push(order);
+            request.push(&sample);
         }
-        Ok(code::orders(chunk.number, &orders))
+        Ok(request)
     }
 }
 
 /// Copies the cached value of a sample to the scratch file, or asks the process to return the value.
 fn fill(
-    order: &mut SampleRequest,
+    sample: &mut SampleRequest,
     cache: &DatasetCache,
     file: &File,
     at: &mut u64,
 ) -> std::io::Result<()> {
-    match cache.store.get(order.id) {
+    match cache.store.get(sample.id) {
         Some(hit) => {
             cache.count_hit();
             file.write_all_at(&hit, *at)?;
-            order.cached = (*at, hit.len() as u64);
+            sample.cached = (*at, hit.len() as u64);
             *at = (*at + hit.len() as u64).next_multiple_of(64);
         }
         None => {
             cache.count_miss();
-            order.keep = cache.may_admit(order.id);
+            sample.keep = cache.may_admit(sample.id);
         }
     }
     Ok(())

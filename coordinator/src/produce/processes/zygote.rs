@@ -18,10 +18,11 @@ use std::os::unix::process::ExitStatusExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use coprep_protocol::code::{Channel, ZygoteEvent, ZygoteRequest};
+use coprep_protocol::lock::{lock, unpoisoned};
 use coprep_protocol::message::UserCode;
 use coprep_protocol::nap::nap;
 use fail::fail_point;
@@ -34,7 +35,7 @@ const GRACE: Duration = Duration::from_secs(2);
 const LONGEST_IMPORT: Duration = Duration::from_secs(600);
 const NOW_AND_THEN: Duration = Duration::from_millis(500);
 /// Longest sleep of the thread when nothing wakes it. Nothing depends on it: see [`nap`].
-const NAP: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// A running zygote. It ends when this is dropped.
 pub(crate) struct Zygote(Arc<ZygoteShared>);
@@ -53,7 +54,7 @@ struct ZygoteShared {
 #[derive(Default)]
 struct ZygoteState {
     /// Number of fork servers that were asked for so far.
-    hosts: u32,
+    fork_servers: u32,
     /// Fork servers that have ended, until somebody asks how.
     exited: HashMap<u32, Ended>,
     /// How the zygote ended, once it has.
@@ -95,7 +96,7 @@ impl Ended {
     pub(super) fn error(&self, what: &str) -> Error {
         let how = self.how.clone();
         if self.is_killed {
-            return Error::HostKilled {
+            return Error::ForkServerKilled {
                 how,
                 doing: what.to_owned(),
                 attempts: 1,
@@ -143,28 +144,28 @@ impl Zygote {
     /// could not be started; [`reap`](Self::reap) then says why.
     ///
     /// With `anew`, the fork server imports everything it needs by itself.
-    pub(super) fn start_host(&self, prelude: &str, anew: bool, socket: &UnixStream) -> u32 {
-        let host = {
+    pub(super) fn start_fork_server(&self, prelude: &str, anew: bool, socket: &UnixStream) -> u32 {
+        let number = {
             let mut state = self.0.state();
-            state.hosts += 1;
-            state.hosts - 1
+            state.fork_servers += 1;
+            state.fork_servers - 1
         };
-        let request = ZygoteRequest::Host {
-            host,
+        let request = ZygoteRequest::ForkServer {
+            number,
             prelude,
             anew,
         };
         self.0.ask(&request, &[socket.as_raw_fd()]);
-        host
+        number
     }
 
     /// Waits for a fork server whose connection has ended, and returns how it ended.
-    pub(super) fn reap(self: &Arc<Self>, host: u32) -> Ended {
+    pub(super) fn reap(self: &Arc<Self>, number: u32) -> Ended {
         let began = Instant::now();
         let mut is_asked = false;
         let mut state = self.0.state();
         loop {
-            if let Some(ended) = state.exited.remove(&host) {
+            if let Some(ended) = state.exited.remove(&number) {
                 return ended;
             }
             // A fork server ends with its zygote.
@@ -175,7 +176,7 @@ impl Zygote {
                 drop(state);
                 if !is_asked {
                     is_asked = true;
-                    self.0.ask(&ZygoteRequest::Kill { host }, &[]);
+                    self.0.ask(&ZygoteRequest::Kill { number }, &[]);
                 }
                 // A zygote that is still importing for nobody does not read the request, so it is ended itself.
                 if Arc::strong_count(self) == 1 || began.elapsed() >= LONGEST_IMPORT {
@@ -184,7 +185,7 @@ impl Zygote {
                 state = self.0.state();
             }
             let waited = self.0.changed.wait_timeout(state, NOW_AND_THEN);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            state = unpoisoned(waited).0;
         }
     }
 }
@@ -197,13 +198,13 @@ impl Drop for Zygote {
 
 impl ZygoteShared {
     fn state(&self) -> MutexGuard<'_, ZygoteState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn ask(&self, request: &ZygoteRequest<'_>, descriptors: &[RawFd]) {
         // Numbers and strings can always be written as JSON.
         let message = serde_json::to_vec(request).unwrap_or_default();
-        let _asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        let _asking = lock(&self.asking);
         // If the zygote is gone, its state says why, so this error is ignored.
         let _ = self.channel.send(&message, descriptors);
     }
@@ -248,7 +249,7 @@ impl ZygoteShared {
     /// Reads messages until the zygote has ended. Returns `Some` with a reason if it must be ended.
     fn hear(&self, mut channel: Channel) -> Option<String> {
         loop {
-            match channel.receive(nap(NAP)) {
+            match channel.receive(nap(POLL_INTERVAL)) {
                 Ok(Some(message)) => {
                     fail_point!("zygote-listener");
                     match serde_json::from_slice(&message) {
@@ -264,16 +265,18 @@ impl ZygoteShared {
     }
 
     fn heard(&self, event: ZygoteEvent) {
-        let (host, ended) = match event {
-            ZygoteEvent::Exited { host, status } => (host, Ended::of(ExitStatus::from_raw(status))),
-            ZygoteEvent::Failed { host, message } => {
+        let (number, ended) = match event {
+            ZygoteEvent::Exited { number, status } => {
+                (number, Ended::of(ExitStatus::from_raw(status)))
+            }
+            ZygoteEvent::Failed { number, message } => {
                 let how = format!("cannot be started: {message}");
-                (host, Ended::by_itself(how))
+                (number, Ended::by_itself(how))
             }
         };
         let mut state = self.state();
-        if host < state.hosts {
-            state.exited.insert(host, ended);
+        if number < state.fork_servers {
+            state.exited.insert(number, ended);
         }
         drop(state);
         self.changed.notify_all();
@@ -328,16 +331,16 @@ mod tests {
 
     fn reaped(zygote: &Arc<Zygote>) -> Ended {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let host = zygote.start_host("{}", false, &theirs);
+        let number = zygote.start_fork_server("{}", false, &theirs);
         drop(theirs);
         let mut channel = Channel::new(ours);
         let end = channel.receive(Duration::from_secs(60)).unwrap_err();
         assert_eq!(end.kind(), std::io::ErrorKind::UnexpectedEof);
-        zygote.reap(host)
+        zygote.reap(number)
     }
 
     #[test]
-    fn a_host_whose_zygote_cannot_be_started_says_why() {
+    fn a_fork_server_whose_zygote_cannot_be_started_says_why() {
         let ended = reaped(&Zygote::start(&code("/nowhere")).unwrap());
         assert!(
             ended.how.contains("cannot be started (/nowhere)"),
@@ -347,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_ends_as_its_zygote_did() {
+    fn a_fork_server_ends_as_its_zygote_did() {
         let zygote = Zygote::start(&code("/bin/false")).unwrap();
         assert!(reaped(&zygote).how.contains("exit status: 1"));
         assert!(!zygote.is_alive());

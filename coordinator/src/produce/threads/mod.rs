@@ -8,30 +8,36 @@ mod pass;
 mod stages;
 
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use coprep_costs::Balance;
+use coprep_protocol::lock::{lock, unpoisoned};
 use coprep_protocol::message::PoolStatus;
 use coprep_protocol::nap::nap;
 use fail::fail_point;
 
 use crate::observe::stalls::{FetchWeight, StallClock};
 use crate::produce::deadline_queue::Deadline;
-use crate::produce::native::WorkerScratch;
 pub use crate::produce::threads::pass::pass;
 use crate::produce::threads::stages::{CompletedTask, StageQueues, ThreadTask};
 use crate::{Error, Result};
+use coprep_pipeline::Scratch;
 
 /// A task of the pool.
 pub(crate) trait PoolWork: Send {
     /// Returns `true` if the task reads from storage before it is run.
-    fn needs_fetch(&self) -> bool;
-    /// Reads from storage, and keeps the data until the task is run.
-    fn fetch(&mut self) -> Ready;
+    fn needs_fetch(&self) -> bool {
+        false
+    }
+    /// Reads from storage, and keeps the data until the task is run. Called only if [`needs_fetch`](Self::needs_fetch)
+    /// returned `true`.
+    fn fetch(&mut self) -> Ready {
+        Ready::default()
+    }
     /// Does the rest of the task, or all of it if nothing was fetched.
-    fn run(self: Box<Self>, worker_scratch: &mut WorkerScratch);
+    fn run(self: Box<Self>, scratch: &mut Scratch);
 }
 
 /// Panic payload that unwinds from a task that nobody waits for any more.
@@ -49,8 +55,8 @@ impl GivenUp {
 pub(crate) struct Ready {
     /// Time at which the task is to be run.
     pub(crate) due: Deadline,
-    /// The part of the fetching time in which the thread did not wait for storage.
-    pub(crate) at_work: Duration,
+    /// The seconds of fetching in which the thread did not wait for storage.
+    pub(crate) at_work: f32,
     pub(crate) bytes: u64,
 }
 
@@ -65,7 +71,7 @@ pub(crate) struct ThreadPool {
 }
 
 struct SharedPool {
-    price: Arc<FetchWeight>,
+    fetch_weight: Arc<FetchWeight>,
     state: Mutex<PoolState>,
     more: Condvar,
 }
@@ -91,7 +97,7 @@ const SELDOM: f64 = 2.0;
 /// Number of fetched samples from which an interval is representative.
 const ENOUGH: u64 = 32;
 /// Longest sleep of a worker when nothing wakes it. Nothing depends on it: see [`nap`].
-const NAP: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 impl ThreadPool {
     /// Starts a thread for each processor that may be used, `cap` at most. `attributes` switches
@@ -108,7 +114,7 @@ impl ThreadPool {
         };
         let workers = ThreadPool {
             pool: Arc::new(SharedPool {
-                price: Arc::new(FetchWeight::new()),
+                fetch_weight: Arc::new(FetchWeight::new()),
                 state: Mutex::new(state),
                 more: Condvar::new(),
             }),
@@ -121,7 +127,7 @@ impl ThreadPool {
     }
 
     fn start_threads(&self, wanted: u32) -> Result<()> {
-        let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut started = lock(&self.started);
         for number in started.len()..wanted as usize {
             let pool = self.pool.clone();
             let builder = std::thread::Builder::new().name(format!("worker-{number}"));
@@ -144,8 +150,8 @@ impl ThreadPool {
     }
 
     /// Returns the weight of the time of waiting for storage.
-    pub(crate) fn price(&self) -> Arc<FetchWeight> {
-        self.pool.price.clone()
+    pub(crate) fn fetch_weight(&self) -> Arc<FetchWeight> {
+        self.pool.fetch_weight.clone()
     }
 
     /// Adds a task to begin at `due`, or as soon as a thread is free.
@@ -159,7 +165,7 @@ impl ThreadPool {
     /// Returns the stall clock until now. All zero for a pool that does not attribute.
     pub(crate) fn stall_clock(&self) -> StallClock {
         let mut state = self.pool.state();
-        state.stages.look(Instant::now());
+        state.stages.advance_clock(Instant::now());
         state.stages.stall_clock()
     }
 
@@ -172,7 +178,7 @@ impl ThreadPool {
             return Err(Error::Defect("a worker thread panicked"));
         }
         let wanted = self.pool.rebalance(self.cap);
-        let mut is_short = self.is_short.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut is_short = lock(&self.is_short);
         if let Some(wanted) = wanted.filter(|_| !*is_short)
             && let Err(e) = self.start_threads(wanted)
         {
@@ -184,7 +190,7 @@ impl ThreadPool {
 
     pub(crate) fn status(&self) -> PoolStatus {
         let mut state = self.pool.state();
-        state.stages.look(Instant::now());
+        state.stages.advance_clock(Instant::now());
         let (now, sums) = (state.stages.now(), state.stages.sums());
         PoolStatus {
             cpus: now.cpus,
@@ -210,7 +216,7 @@ fn usable(cap: Option<u32>) -> u32 {
 
 impl SharedPool {
     fn state(&self) -> MutexGuard<'_, PoolState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn wake(&self, state: MutexGuard<'_, PoolState>) {
@@ -225,12 +231,12 @@ impl SharedPool {
     fn rebalance(&self, cap: Option<u32>) -> Option<u32> {
         let now = Instant::now();
         let mut state = self.state();
-        state.stages.look(now);
+        state.stages.advance_clock(now);
         let (time, fetched) = state.stages.lately();
         if time < OFTEN || (fetched < ENOUGH && time < SELDOM) {
             return None;
         }
-        let seen = state.stages.turn();
+        let seen = state.stages.start_interval();
         let cpus = usable(cap);
         let threads = state.balance.observe(cpus, &seen);
         state.stages.limit(cpus, threads);
@@ -244,7 +250,7 @@ impl SharedPool {
             1.0
         };
         // Smoothed, because one interval is short.
-        self.price.set((self.price.get() + now) / 2.0);
+        self.fetch_weight.set((self.fetch_weight.get() + now) / 2.0);
         self.more.notify_all();
         Some(threads)
     }
@@ -254,10 +260,12 @@ impl SharedPool {
     fn next(&self, mut state: MutexGuard<'_, PoolState>) -> Option<ThreadTask<Box<dyn PoolWork>>> {
         if !state.stages.has_step() {
             state.idle += 1;
-            let waited = self.more.wait_timeout_while(state, nap(NAP), |state| {
-                !state.stop && !state.stages.has_step()
-            });
-            (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            let waited = self
+                .more
+                .wait_timeout_while(state, nap(POLL_INTERVAL), |state| {
+                    !state.stop && !state.stages.has_step()
+                });
+            (state, _) = unpoisoned(waited);
             state.idle -= 1;
         }
         let step = state.stages.next(Instant::now());
@@ -272,11 +280,7 @@ impl Drop for ThreadPool {
         self.pool.state().stop = true;
         self.pool.more.notify_all();
         let this = std::thread::current().id();
-        let started = std::mem::take(
-            self.started
-                .get_mut()
-                .unwrap_or_else(PoisonError::into_inner),
-        );
+        let started = std::mem::take(unpoisoned(self.started.get_mut()));
         // The last owner may be a task, and a thread cannot wait for itself.
         for thread in started.into_iter().filter(|t| t.thread().id() != this) {
             let _ = thread.join();
@@ -316,15 +320,15 @@ fn carry_out(step: ThreadTask<Box<dyn PoolWork>>) -> CompletedTask<Box<dyn PoolW
             let ready = fetched.unwrap_or_default();
             CompletedTask::Fetched(work, ready)
         }
-        ThreadTask::Prepare(work, mut worker_scratch) => {
-            let ran = std::panic::catch_unwind(AssertUnwindSafe(|| work.run(&mut worker_scratch)));
+        ThreadTask::Prepare(work, mut scratch) => {
+            let ran = std::panic::catch_unwind(AssertUnwindSafe(|| work.run(&mut scratch)));
             if let Err(panic) = ran {
                 if !panic.is::<GivenUp>() {
                     tracing::error!("a worker panicked: a defect of coprep, please report it");
                 }
-                *worker_scratch = WorkerScratch::default();
+                *scratch = Scratch::default();
             }
-            CompletedTask::Prepared(worker_scratch)
+            CompletedTask::Prepared(scratch)
         }
     }
 }

@@ -23,9 +23,7 @@ pub fn pass(attributes: bool, samples: u32) -> Duration {
         for _ in 0..2 {
             let done = match stages.next(Instant::now()) {
                 Some(ThreadTask::Fetch(id)) => CompletedTask::Fetched(id, Ready::default()),
-                Some(ThreadTask::Prepare(_, worker_scratch)) => {
-                    CompletedTask::Prepared(worker_scratch)
-                }
+                Some(ThreadTask::Prepare(_, scratch)) => CompletedTask::Prepared(scratch),
                 None => break,
             };
             stages.done(Instant::now(), done);

@@ -13,19 +13,19 @@ use coprep_costs::Interval;
 
 use crate::observe::stalls::StallClock;
 use crate::produce::deadline_queue::{Deadline, DeadlineHeap};
-use crate::produce::native::WorkerScratch;
 use crate::produce::threads::Ready;
+use coprep_pipeline::Scratch;
 
 /// A task for a thread.
 pub(super) enum ThreadTask<W> {
     Fetch(W),
-    Prepare(W, Box<WorkerScratch>),
+    Prepare(W, Box<Scratch>),
 }
 
 /// A task that a thread has done.
 pub(super) enum CompletedTask<W> {
     Fetched(W, Ready),
-    Prepared(Box<WorkerScratch>),
+    Prepared(Box<Scratch>),
 }
 
 /// The tasks of the pool; see the module.
@@ -38,11 +38,11 @@ pub(super) struct StageQueues<W> {
     threads: u32,
     /// Memory that is reused.
     #[expect(clippy::vec_box, reason = "boxes pass from hand to hand")]
-    worker_scratch: Vec<Box<WorkerScratch>>,
+    scratch: Vec<Box<Scratch>>,
     /// Time up to which the sums are complete.
     until: Instant,
     sums: Sums,
-    /// The sums at the last call of [`turn`](Self::turn).
+    /// The sums at the last call of [`turn`](Self::start_interval).
     recent: Sums,
     stall_clock: Option<StallClock>,
 }
@@ -82,7 +82,7 @@ impl<W> StageQueues<W> {
             preparing: 0,
             cpus,
             threads: cpus,
-            worker_scratch: Vec::new(),
+            scratch: Vec::new(),
             until: now,
             sums: Sums::default(),
             recent: Sums::default(),
@@ -95,7 +95,7 @@ impl<W> StageQueues<W> {
     }
 
     pub(super) fn submit(&mut self, now: Instant, due: Deadline, is_to_fetch: bool, work: W) {
-        self.look(now);
+        self.advance_clock(now);
         if is_to_fetch {
             self.to_fetch.push(due, work)
         } else {
@@ -104,20 +104,20 @@ impl<W> StageQueues<W> {
     }
 
     pub(super) fn done(&mut self, now: Instant, done: CompletedTask<W>) {
-        self.look(now);
+        self.advance_clock(now);
         match done {
             CompletedTask::Fetched(work, ready) => {
                 self.fetching -= 1;
                 // A fetch of 0 bytes does not count: the sample may have been cached meanwhile.
                 self.sums.fetched += u64::from(ready.bytes > 0);
                 self.sums.fetched_bytes += ready.bytes;
-                self.sums.fetch_cpu_s += ready.at_work.as_secs_f64();
+                self.sums.fetch_cpu_s += f64::from(ready.at_work);
                 self.to_prepare.push(ready.due, work);
             }
-            CompletedTask::Prepared(worker_scratch) => {
+            CompletedTask::Prepared(scratch) => {
                 self.preparing -= 1;
                 self.sums.prepared += 1;
-                self.worker_scratch.push(worker_scratch);
+                self.scratch.push(scratch);
             }
         }
     }
@@ -128,7 +128,7 @@ impl<W> StageQueues<W> {
     }
 
     pub(super) fn next(&mut self, now: Instant) -> Option<ThreadTask<W>> {
-        self.look(now);
+        self.advance_clock(now);
         match (self.may_prepare(), self.may_fetch()) {
             (true, true) if self.is_fetching_first() => self.fetch(),
             (true, _) => self.prepare(),
@@ -142,7 +142,7 @@ impl<W> StageQueues<W> {
         self.preparing += 1;
         Some(ThreadTask::Prepare(
             work,
-            self.worker_scratch.pop().unwrap_or_default(),
+            self.scratch.pop().unwrap_or_default(),
         ))
     }
 
@@ -186,7 +186,7 @@ impl<W> StageQueues<W> {
     }
 
     /// Adds up the time since the last change.
-    pub(super) fn look(&mut self, now: Instant) {
+    pub(super) fn advance_clock(&mut self, now: Instant) {
         let time = now.saturating_duration_since(self.until);
         self.until = now;
         if let Some(mut stall_clock) = self.stall_clock.take() {
@@ -231,14 +231,14 @@ impl<W> StageQueues<W> {
         }
     }
 
-    /// Returns the seconds and the number of fetched samples since the last [`turn`](Self::turn).
+    /// Returns the seconds and the number of fetched samples since the last [`turn`](Self::start_interval).
     pub(super) fn lately(&self) -> (f64, u64) {
         let (now, then) = (&self.sums, &self.recent);
         (now.seconds - then.seconds, now.fetched - then.fetched)
     }
 
     /// Starts a new interval for [`lately`](Self::lately). Returns the work of the interval that ends.
-    pub(super) fn turn(&mut self) -> Interval {
+    pub(super) fn start_interval(&mut self) -> Interval {
         let before = std::mem::replace(&mut self.recent, self.sums);
         self.sums.since(&before)
     }
@@ -312,7 +312,7 @@ mod tests {
     fn fetched(stages: &mut StageQueues<char>, name: char, due: f64) {
         let ready = Ready {
             due: Deadline::at(due),
-            at_work: Duration::ZERO,
+            at_work: 0.0,
             bytes: 1,
         };
         let done = CompletedTask::Fetched(name, ready);
@@ -379,20 +379,20 @@ mod tests {
     #[test]
     fn what_is_lacking_is_what_the_threads_wait_for() {
         let second = Duration::from_secs(1);
-        let lacks_of = |mut stages: StageQueues<char>, starts: usize| {
+        let stalls_of = |mut stages: StageQueues<char>, starts: usize| {
             for _ in 0..starts {
                 stages.next(stages.until);
             }
             let before = stages.stall_clock();
-            stages.look(stages.until + second);
+            stages.advance_clock(stages.until + second);
             let shares = stages.stall_clock().since(&before, Duration::ZERO);
             (shares.fetch >> 14, shares.prep >> 14)
         };
         // Compared in quarters.
-        assert_eq!(lacks_of(pool(2, 2, "", ""), 0), (0, 0));
-        assert_eq!(lacks_of(pool(2, 2, "", "xy"), 2), (0, 4));
-        assert_eq!(lacks_of(pool(2, 2, "a", "x"), 2), (2, 2));
-        assert_eq!(lacks_of(pool(2, 6, "abcd", "x"), 5), (4, 0));
-        assert_eq!(lacks_of(pool(2, 6, "abcd", "xyz"), 5), (0, 4));
+        assert_eq!(stalls_of(pool(2, 2, "", ""), 0), (0, 0));
+        assert_eq!(stalls_of(pool(2, 2, "", "xy"), 2), (0, 4));
+        assert_eq!(stalls_of(pool(2, 2, "a", "x"), 2), (2, 2));
+        assert_eq!(stalls_of(pool(2, 6, "abcd", "x"), 5), (4, 0));
+        assert_eq!(stalls_of(pool(2, 6, "abcd", "xyz"), 5), (0, 4));
     }
 }

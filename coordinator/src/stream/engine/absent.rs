@@ -17,20 +17,20 @@ const AGAIN: Duration = Duration::from_millis(500);
 
 impl Engine {
     /// If a job lacks buffers, takes back the untaken items of the job that has not read for longest. Returns `true` if
-    /// it did. If not, [`look_again`](Self::look_again) is set.
+    /// it did. If not, [`next_check`](Self::next_check) is set.
     ///
     /// Nothing is taken from a job that reads, that waits, or that has only the batches it holds: a batch that is held
     /// stays where it is.
     pub(crate) fn make_room(&mut self) -> bool {
-        self.look_again = None;
+        self.next_check = None;
         if !self.scheduler.lacks_buffers() {
             return false;
         }
         let scheduler = &self.scheduler;
         let jobs = self.jobs.iter();
         let jobs = jobs.filter(|(id, _)| scheduler.can_take_back(JobId(**id)));
-        let patience = jobs.filter_map(|(&id, job)| Some((job.patience_left()?, id)));
-        let (due, later): (Vec<_>, Vec<_>) = patience.partition(|(left, _)| left.is_zero());
+        let left = jobs.filter_map(|(&id, job)| Some((job.time_until_absent()?, id)));
+        let (due, later): (Vec<_>, Vec<_>) = left.partition(|(left, _)| left.is_zero());
         let idle = |id: &u64| self.jobs.get(id).and_then(AttachedJob::last_taken);
         if let Some(id) = due.into_iter().map(|(_, id)| id).min_by_key(idle) {
             self.take_back(id);
@@ -38,7 +38,7 @@ impl Engine {
         }
         let soonest = later.into_iter().map(|(left, _)| left).min();
         let wait = soonest.unwrap_or(AGAIN).max(SOON);
-        self.look_again = Some(Instant::now() + wait);
+        self.next_check = Some(Instant::now() + wait);
         false
     }
 
@@ -51,7 +51,7 @@ impl Engine {
             let Some(consumer) = consumer else { continue };
             match consumer.take_back() {
                 Ok(progress) => note_taken(&mut self.scheduler, id, rank, &progress),
-                Err(misbehaved) => end(consumer, &misbehaved),
+                Err(violation) => end(consumer, &violation),
             }
         }
         let void = self.scheduler.take_back(JobId(id));
@@ -90,13 +90,13 @@ impl Engine {
 
 impl AttachedJob {
     /// Returns how much longer the job may leave its items unread, or `None` if it reads or waits.
-    fn patience_left(&self) -> Option<Duration> {
+    fn time_until_absent(&self) -> Option<Duration> {
         let ranks = || self.ranks.iter().flatten();
         let waits = |c: &Consumer| c.sender.is_absent() || c.waits();
         if self.forming.is_some() || ranks().any(waits) {
             return None;
         }
-        ranks().filter_map(Consumer::patience_left).max()
+        ranks().filter_map(Consumer::time_until_absent).max()
     }
 
     /// Returns the time when a rank last took something.

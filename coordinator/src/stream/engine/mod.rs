@@ -29,7 +29,7 @@ use roaring::RoaringBitmap;
 
 use crate::connection::reply_queue;
 use crate::observe::stalls::StallClock;
-use crate::produce::native::Failure;
+use crate::produce::failure::Failure;
 use crate::stream::batch::PendingBatch;
 use crate::stream::consumer::{Consumer, ConsumerProgress, Pending, ProtocolViolation};
 use crate::stream::engine::departed::{Leaver, Roll};
@@ -55,8 +55,8 @@ pub(crate) struct Engine {
     pub(crate) in_preparation: Vec<Arc<PendingBatch>>,
     /// For relaxed order: the samples that are not bound to a slot.
     pub(crate) late_binding: SlotBinder,
-    /// Number of samples that were overtaken.
-    pub(crate) overtaken: u64,
+    /// Number of exchanges of slots between two samples.
+    pub(crate) slot_swaps: u64,
     /// Number of minibatches drawn.
     pub(crate) drawn: u64,
     /// Number of minibatches that are drawn ahead, because some samples are slow.
@@ -65,7 +65,7 @@ pub(crate) struct Engine {
     /// [`Deadline`](crate::produce::deadline_queue::Deadline)'s seconds.
     pub(crate) plan: StartPlan,
     /// Time of the next check whether a job that others wait for reads.
-    pub(crate) look_again: Option<Instant>,
+    pub(crate) next_check: Option<Instant>,
     /// `true` if consumers may hold less, because some hold more than their share.
     pub(super) is_share_short: bool,
     next_job: u64,
@@ -127,11 +127,11 @@ impl Engine {
             jobs: BTreeMap::new(),
             in_preparation: Vec::new(),
             late_binding: SlotBinder::default(),
-            overtaken: 0,
+            slot_swaps: 0,
             drawn: 0,
             window: 0,
             plan: StartPlan::new(),
-            look_again: None,
+            next_check: None,
             is_share_short: false,
             next_job: 1,
             stalls_of_gone: Stalls::default(),
@@ -440,7 +440,7 @@ impl Engine {
                         // A job that counted as absent is back as soon as one rank takes something or waits.
                         reads |= c.sender.is_absent() && (p.took || c.sender.is_waiting());
                     }
-                    Err(misbehaved) => end(c, &misbehaved),
+                    Err(violation) => end(c, &violation),
                 }
             }
             if reads {
@@ -471,7 +471,7 @@ impl Engine {
                         job.delivered += samples;
                         delivered += samples;
                     }
-                    Err(misbehaved) => end(consumer, &misbehaved),
+                    Err(violation) => end(consumer, &violation),
                 }
             }
         }
@@ -529,7 +529,7 @@ impl Engine {
     ) -> Option<BoundSlot> {
         let (bound_slot, slot_swap) = self.late_binding.claim(binding, budget)?;
         if let Some(o) = slot_swap {
-            self.overtaken += 1;
+            self.slot_swaps += 1;
             self.scheduler
                 .exchange(&bound_slot.batch.targets(), o.slow, o.ready);
         }

@@ -147,7 +147,8 @@ impl Engine {
         self.scheduler.told_length(epoch)
     }
 
-    /// Settles the proposals for which no member that may still come could know another order. Returns whether it did.
+    /// Settles the proposals for which no member that may still come could know another order. Returns `true` if it
+    /// did.
     pub(in crate::stream) fn settle_orders(&mut self) -> bool {
         let is_waiting =
             self.orders.proposed.is_empty() || self.scheduler.incomplete_cohorts().next().is_some();

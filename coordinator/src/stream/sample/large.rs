@@ -31,21 +31,21 @@
 
 use std::time::{Duration, Instant};
 
-use crate::produce::native::Failure;
+use crate::produce::failure::Failure;
 use crate::produce::processes::LargeRoom;
 use crate::stream::late_binding::BoundSlot;
-use crate::stream::sample::{At, SampleWork};
+use crate::stream::sample::{Destination, PendingSample};
 
 /// Time that a sample waits at once for others to release memory.
 const A_MOMENT: Duration = Duration::from_millis(10);
 /// Time for which the kernel may refuse memory that a sample must have, before the sample fails.
 const MOST_SHORT: Duration = Duration::from_secs(10);
 
-impl SampleWork {
+impl PendingSample {
     /// Reserves `bytes` bytes for the sample, or waits for a moment.
     pub(super) fn room_for(&mut self, bytes: u64) -> LargeRoom {
-        let stream = self.stream.clone();
-        let BoundSlot { batch, slot, .. } = self.bound_slot();
+        let stream = &self.stream;
+        let BoundSlot { batch, slot, .. } = self.destination.bound_slot(stream);
         if !batch.is_wanted() || stream.pool.is_retired() {
             return LargeRoom::Unwanted;
         }
@@ -88,7 +88,7 @@ impl SampleWork {
 
     /// Gives up the memory that was reserved for the sample. Nobody writes there any more.
     pub(super) fn forget_large(&mut self) {
-        if let At::Bound(bound_slot) = &mut self.at {
+        if let Destination::Bound(bound_slot) = &mut self.destination {
             bound_slot.slot.forget_large();
         }
     }

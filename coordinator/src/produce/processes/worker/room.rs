@@ -36,15 +36,15 @@ impl Worker {
             return Ok(());
         };
         let chunk = self.chunks.front_mut();
-        let job = chunk.and_then(|c| c.jobs.get_mut(want.index as usize)?.as_mut());
-        let (Some(job), Some(process)) = (job, &self.process) else {
+        let task = chunk.and_then(|c| c.tasks.get_mut(want.index as usize)?.as_mut());
+        let (Some(task), Some(process)) = (task, &self.process) else {
             return Err(NOT_GIVEN.into());
         };
         // A process that waits for room sends nothing, but it may end.
         if process.channel.is_lost() {
             return Err(String::new());
         }
-        let outcome = match job.task.room(want.bytes) {
+        let outcome = match task.work.room(want.bytes) {
             LargeRoom::At(at) => return self.answer_want(Some(at)),
             LargeRoom::Wait => {
                 self.note_stuck(want);
@@ -54,8 +54,8 @@ impl Worker {
             LargeRoom::Failed(failure) => TaskOutcome::Failed(failure),
         };
         self.answer_want(None)?;
-        let job = self.job(want.index)?;
-        job.task.finish(outcome);
+        let task = self.take_task(want.index)?;
+        task.work.finish(outcome);
         Ok(())
     }
 
@@ -81,7 +81,7 @@ impl Worker {
             self.process_pool.waits_for_room(true);
             // Samples of earlier minibatches go first: they free the memory that this one waits for.
             let process_pool = self.process_pool.clone();
-            self.withdraw(|job| process_pool.in_turn(job));
+            self.withdraw(|task| process_pool.requeue(task));
         }
     }
 

@@ -1,0 +1,53 @@
+//! The failure of one sample.
+
+use coprep_protocol::message::SampleError;
+
+/// The stage in which a preparation failed, and the reason.
+#[derive(Clone, Debug)]
+pub(crate) struct Failure {
+    pub(crate) stage: &'static str,
+    pub(crate) message: String,
+    /// For user code: the worker, in words for people. Empty otherwise.
+    pub(crate) worker: String,
+    /// For user code: the exception, packed for the job. Empty otherwise.
+    pub(crate) exception: Vec<u8>,
+}
+
+impl Failure {
+    pub(crate) fn new(stage: &'static str, message: String) -> Self {
+        Failure {
+            stage,
+            message,
+            worker: String::new(),
+            exception: Vec::new(),
+        }
+    }
+
+    /// Returns the failure of a sample over which a thread panicked.
+    pub(crate) fn defect() -> Self {
+        let message = "a thread of the coordinator panicked over it: a defect of coprep, please report it with the \
+                       coordinator's log";
+        Failure::new("prepare", message.into())
+    }
+
+    /// Converts it into the error that jobs are sent.
+    pub(crate) fn of_sample(self, tag: u64, id: u32, path: String) -> SampleError {
+        SampleError {
+            tag,
+            id,
+            path,
+            stage: self.stage.into(),
+            message: self.message,
+            worker: self.worker,
+            exception: self.exception,
+        }
+    }
+
+    pub(super) fn fetch(error: coprep_pipeline::Error) -> Self {
+        Failure::new("fetch", error.to_string())
+    }
+
+    pub(super) fn decode(error: coprep_pipeline::Error) -> Self {
+        Failure::new("decode", error.to_string())
+    }
+}

@@ -1,0 +1,302 @@
+//! Loading a dataset of user code, and the inspection of its first samples.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use coprep_cache::staging::Layout;
+use coprep_protocol::code::{self, Channel, Probed, Raised, WorkerReport};
+use coprep_protocol::message::UserCode;
+use coprep_protocol::spec::{BLOB, Dtype, Field};
+
+use crate::produce::failure::Failure;
+use crate::produce::processes::IdleForkServer;
+use crate::produce::processes::fork_server::{ForkServer, Forked};
+use crate::produce::processes::zygote::Zygote;
+use crate::{Error, Result};
+
+/// User code that is loaded, but makes nothing yet.
+pub(crate) struct Loaded {
+    pub(super) fork_server: Arc<ForkServer>,
+    pub(crate) samples: u32,
+    /// Fields and sizes of its samples.
+    pub(crate) shape: SampleShape,
+}
+
+/// Fields and sizes of the samples of a dataset.
+#[derive(Clone, Debug)]
+pub(crate) struct SampleShape {
+    /// Fields, the blob among them, without the index.
+    pub(crate) fields: Vec<Field>,
+    /// Bytes that the parts without a fixed size take in most samples.
+    typical_blob: u64,
+    /// Bytes of the packed deterministic part.
+    pub(crate) kept: u64,
+    /// How the job makes batches of the fields.
+    pub(crate) structure: Vec<u8>,
+}
+
+impl SampleShape {
+    /// Returns the room in a slot for the parts of a sample that have no fixed size.
+    pub(super) fn blob(&self) -> u64 {
+        let blob = self.fields.iter().find(|f| f.name == BLOB);
+        blob.map_or(0, |f| f.sample_bytes() as u64)
+    }
+
+    /// Returns `true` if samples have parts without a fixed size.
+    pub(crate) fn is_uneven(&self) -> bool {
+        self.blob() > 0
+    }
+
+    /// Returns the bytes of a sample in a slot that are the same for all samples.
+    pub(crate) fn fixed_bytes(&self) -> u64 {
+        let fixed = self.fields.iter().filter(|f| f.name != BLOB);
+        fixed.map(|f| f.sample_bytes() as u64).sum()
+    }
+
+    /// Returns the bytes that most samples take in the cache in their prepared form.
+    pub(crate) fn prepared_bytes(&self) -> u64 {
+        self.fixed_bytes() + self.typical_blob.max(self.blob())
+    }
+}
+
+/// Factor by which the room for a blob in a slot exceeds the bytes of a typical blob.
+const BLOB_MARGIN: u64 = 2;
+/// Least room for a blob. If the blob is too large for the slot, this room says where the blob lies.
+const LEAST_BLOB: u64 = 64;
+/// Largest packed exception that is passed on. Longer ones are passed on as text.
+const MOST_EXCEPTION: usize = 1 << 20;
+
+/// The samples of a dataset that are inspected when it is loaded, and the purpose.
+pub(crate) struct Probing<F> {
+    /// Returns the ids of the samples to inspect, given the number of samples.
+    pub(crate) ids: F,
+    /// `true` if there is a deterministic part to be cached.
+    pub(crate) split: bool,
+    /// Most room that a slot may have for a blob.
+    pub(crate) most_blob: u64,
+}
+
+impl Loaded {
+    /// Loads a dataset, as long as somebody waits for it, and inspects some of its samples. `anew`: the process has
+    /// imported nothing before.
+    pub(crate) fn load(
+        zygote: &Arc<Zygote>,
+        code: &UserCode,
+        dataset: &OwnedFd,
+        anew: bool,
+        is_awaited: impl Fn() -> bool,
+        probing: Probing<impl FnOnce(u32) -> Vec<u32>>,
+    ) -> Result<Loaded> {
+        let (fork_server, _) = ForkServer::start(zygote, code, dataset, anew, is_awaited)?;
+        Self::inspect(fork_server, code, probing)
+    }
+
+    /// Does the same with a fork server that has loaded the dataset before.
+    pub(crate) fn from_idle(
+        mut idle: IdleForkServer,
+        code: &UserCode,
+        probing: Probing<impl FnOnce(u32) -> Vec<u32>>,
+    ) -> Result<Loaded> {
+        let fork_server = idle.fork_server.take();
+        let fork_server =
+            fork_server.ok_or_else(|| Error::Code("the dataset's process is gone".into()))?;
+        Self::inspect(fork_server, code, probing)
+    }
+
+    fn inspect(
+        fork_server: Arc<ForkServer>,
+        code: &UserCode,
+        probing: Probing<impl FnOnce(u32) -> Vec<u32>>,
+    ) -> Result<Loaded> {
+        let Probing {
+            ids,
+            split,
+            most_blob,
+        } = probing;
+        let samples = fork_server.samples().unwrap_or(0);
+        let timeout = Duration::from_millis(code.patience_ms);
+        let inspected = u32::try_from(samples)
+            .map_err(|_| Error::Invalid(format!("{samples} samples are more than 4,294,967,295")))
+            .and_then(|samples| {
+                Ok((
+                    samples,
+                    inspect(&fork_server, &ids(samples), split, timeout)?,
+                ))
+            })
+            .and_then(|(samples, probed)| Ok((samples, shape(probed, most_blob)?)));
+        match inspected {
+            Ok((samples, shape)) => Ok(Loaded {
+                fork_server,
+                samples,
+                shape,
+            }),
+            Err(e) => {
+                fork_server.close();
+                Err(e)
+            }
+        }
+    }
+
+    /// Gives the staging area to the workers that are forked later.
+    pub(crate) fn map(&self, layout: &Layout, seed: u64, file: BorrowedFd<'_>) -> Result<()> {
+        self.fork_server.map(layout, &self.shape, seed, file)
+    }
+
+    /// Ends the fork server of a dataset that nobody uses.
+    pub(crate) fn discard(self) {
+        self.fork_server.close();
+    }
+}
+
+/// Number of samples that are inspected where there is a deterministic part to be cached. Its size is estimated from
+/// them.
+const SPLIT_INSPECTED: u8 = 4;
+/// Number of workers that may end on the first samples.
+const MOST_INSPECTORS: usize = 4;
+
+/// Asks a worker of its own about the fields and sizes of a sample. User code never runs in the fork server.
+fn inspect(
+    fork_server: &ForkServer,
+    ids: &[u32],
+    split: bool,
+    timeout: Duration,
+) -> Result<Probed> {
+    let enough = if split { SPLIT_INSPECTED } else { 1 };
+    let inspected = inspect_once(fork_server, ids, split, enough, true, timeout);
+    // A sample that ends its worker, or takes for ever, is reported when it is due. Another sample shows the fields of
+    // the others. It is inspected alone, because with several it is unknown which one ended the worker.
+    for skipped in 1..MOST_INSPECTORS.min(ids.len()) {
+        if !matches!(inspected, Err(Error::Code(_))) {
+            break;
+        }
+        match inspect_once(fork_server, &ids[skipped..], split, 1, false, timeout) {
+            // The first worker's error is the one that is reported.
+            Err(Error::Code(_)) => {}
+            // A fork server that was killed meanwhile is started anew.
+            other => return other,
+        }
+    }
+    inspected
+}
+
+/// Inspects `enough` of the samples `ids`: the first ones that do not fail. Inspects a few more if that is allowed, the
+/// samples have no fixed size, and they are quick.
+fn inspect_once(
+    fork_server: &ForkServer,
+    ids: &[u32],
+    split: bool,
+    enough: u8,
+    may_inspect_more: bool,
+    timeout: Duration,
+) -> Result<Probed> {
+    let Forked { number, socket, .. } = fork_server.fork(0, 1, None, &[])?;
+    let mut channel = Channel::new(socket);
+    let gone = |e: std::io::Error| {
+        let how = fork_server.exited(number, Duration::from_secs(2));
+        // Workers end with their fork server. Its end may become known before or after that of its workers.
+        if let Some(killed) = fork_server.ended_while("to make the first samples") {
+            return killed;
+        }
+        match how {
+            Some(how) => Error::Code(format!(
+                "the worker that made the first samples {how}: run with num_workers=0 to see what it does"
+            )),
+            None => Error::io("the first worker does not answer", e),
+        }
+    };
+    channel
+        .send(&code::probe(ids, enough, split, may_inspect_more), &[])
+        .map_err(gone)?;
+    let limit = timeout.saturating_mul(enough.into());
+    let message = channel.receive(limit).map_err(gone)?.ok_or_else(|| {
+        fork_server.kill(number);
+        Error::Code(format!(
+            "the first samples took longer than {} s: give a longer timeout, or run with num_workers=0 to see why",
+            limit.as_secs_f64()
+        ))
+    })?;
+    match WorkerReport::parse(&message).map_err(Error::Code)? {
+        WorkerReport::Probed(probed) => Ok(*probed),
+        other => Err(Error::Code(format!("the first worker said {other:?}"))),
+    }
+}
+
+fn shape(probed: Probed, most_blob: u64) -> Result<SampleShape> {
+    if let Some(raised) = probed.raised {
+        let id = raised.id;
+        let failure = failure(raised, "0".into()).map_err(Error::Code)?;
+        return Err(Error::Sample(Box::new(failure.of_sample(
+            0,
+            id,
+            String::new(),
+        ))));
+    }
+    let field = |(name, dtype, shape): (String, String, Vec<u32>)| {
+        let dtype = Dtype::of_name(&dtype)
+            .ok_or_else(|| Error::Code(format!("a field of the unknown type {dtype}")))?;
+        Ok(Field { name, dtype, shape })
+    };
+    let mut fields = probed
+        .fields
+        .into_iter()
+        .map(field)
+        .collect::<Result<Vec<_>>>()?;
+    if probed.blob > 0 {
+        fields.push(Field {
+            name: BLOB.into(),
+            dtype: Dtype::U8,
+            shape: vec![blob_room(probed.blob, most_blob)],
+        });
+    }
+    Ok(SampleShape {
+        fields,
+        typical_blob: probed.blob,
+        kept: probed.kept,
+        structure: code::unhex(&probed.structure).map_err(Error::Code)?,
+    })
+}
+
+/// Returns the room that slots have for blobs, most of which take `typical` bytes. If that is more than a slot may
+/// have, all blobs lie elsewhere, and room for them in slots would be of no use.
+fn blob_room(typical: u64, most: u64) -> u32 {
+    let most = most.min(u64::from(u32::MAX / 2));
+    let room = if typical > most {
+        0
+    } else {
+        typical.saturating_mul(BLOB_MARGIN).min(most)
+    };
+    room.max(LEAST_BLOB).next_multiple_of(LEAST_BLOB) as u32
+}
+
+/// Converts the exception of a sample.
+///
+/// # Errors
+/// If its hexadecimal text is malformed.
+pub(super) fn failure(raised: Raised, worker: String) -> std::result::Result<Failure, String> {
+    let mut exception = code::unhex(&raised.exception)?;
+    if exception.len() > MOST_EXCEPTION {
+        exception.clear();
+    }
+    let stage = match raised.stage.as_str() {
+        "transform" => "transform",
+        Raised::END => Raised::END,
+        _ => "dataset",
+    };
+    Ok(Failure {
+        worker,
+        exception,
+        ..Failure::new(stage, raised.message)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_have_room_for_most_blobs_or_for_none() {
+        let rooms = [1, 100, 3000, 5000, 6001, u64::MAX].map(|typical| blob_room(typical, 6000));
+        assert_eq!(rooms, [64, 256, 6016, 6016, 64, 64]);
+    }
+}

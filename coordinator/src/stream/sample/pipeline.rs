@@ -1,0 +1,105 @@
+//! Samples that a pipeline of the coordinator's own prepares.
+
+use std::sync::Arc;
+
+use coprep_pipeline::SampleKey;
+
+use crate::observe::preparation_cost::PreparationCost;
+use crate::produce::deadline_queue::Deadline;
+use crate::produce::failure::Failure;
+use crate::produce::native::{Fetched, Recipe};
+use crate::produce::threads::{PoolWork, Ready};
+use crate::stream::Stream;
+use crate::stream::sample::PendingSample;
+use coprep_pipeline::Scratch;
+
+/// The work of fetching and preparing one sample.
+pub(super) struct PipelineWork {
+    sample: PendingSample,
+    recipe: Arc<Recipe>,
+    fetched: Option<Fetched>,
+}
+
+impl PipelineWork {
+    pub(super) fn new(sample: PendingSample, recipe: Arc<Recipe>) -> Self {
+        PipelineWork {
+            sample,
+            recipe,
+            fetched: None,
+        }
+    }
+
+    /// Returns when to begin a sample whose data has been read. A sample of unknown cost was drawn to be begun at once.
+    /// Now its cost is known, and it gets its planned start.
+    fn start_when_fetched(&self, expected: Option<f32>) -> Deadline {
+        let PendingSample { plan, draw, .. } = &self.sample;
+        let was_known = self.recipe.expected(draw.id).is_some();
+        match plan.due.filter(|_| !was_known) {
+            Some(due) => Stream::start_of_one(due, expected),
+            None => plan.start,
+        }
+    }
+
+    /// Prepares the sample, or the one that replaces it, or leaves a gap.
+    fn fill(&mut self, scratch: &mut Scratch) {
+        loop {
+            match self.prepare(scratch) {
+                Ok(cost) => return self.sample.prepared(&cost),
+                Err(failure) => {
+                    if !self.sample.replace(failure) {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    fn prepare(&mut self, scratch: &mut Scratch) -> Result<PreparationCost, Failure> {
+        let fetched = self.fetched.take();
+        let PipelineWork { sample, recipe, .. } = self;
+        let key = SampleKey {
+            seed: sample.stream.config.seed,
+            id: sample.draw.id,
+            visit: sample.draw.key,
+        };
+        let cost = recipe.prepare(key, fetched, scratch, sample)?;
+        let label = recipe.dataset.label(key.id);
+        sample
+            .slot()
+            .field_mut(1)
+            .copy_from_slice(&label.to_ne_bytes());
+        Ok(cost)
+    }
+}
+
+impl PoolWork for PipelineWork {
+    fn needs_fetch(&self) -> bool {
+        self.recipe.cached_as(self.sample.draw.id).is_none()
+    }
+
+    fn fetch(&mut self) -> Ready {
+        // The sample may have been cached since the work was submitted.
+        if self.needs_fetch() && self.sample.drawn_for.is_wanted() {
+            self.sample.time_runs(true);
+            let is_looking = self.sample.plan.due.is_some();
+            let fetched = self.recipe.fetch_ahead(self.sample.draw.id, is_looking);
+            // A failed read is repeated when the sample's turn comes, and reported then.
+            self.fetched = fetched.ok();
+            self.sample.time_runs(false);
+        }
+        let fetched = self.fetched.as_ref();
+        let expected = fetched.and_then(|f| f.expected);
+        Ready {
+            due: self.start_when_fetched(expected),
+            at_work: fetched.map_or(0.0, |f| f.at_work),
+            bytes: fetched.map_or(0, |f| f.cost.fetched_bytes),
+        }
+    }
+
+    fn run(mut self: Box<Self>, scratch: &mut Scratch) {
+        if self.sample.start() {
+            self.fill(scratch);
+        }
+        self.sample.end();
+    }
+}

@@ -1,0 +1,88 @@
+//! The state of a stream, for people.
+
+use coprep_protocol::message::{Awaited, CostStatus, SampleCost, StreamStatus};
+
+use crate::stream::{RankId, Stream, engine};
+
+impl Stream {
+    pub(crate) fn explain(&self, rank_id: RankId) -> String {
+        let text =
+            engine::explain::explain(&self.engine(), rank_id, self.pool.free(), &self.config);
+        let stuck = self
+            .config
+            .producer
+            .process_pool()
+            .map_or(0, |process_pool| process_pool.stuck());
+        if stuck == 0 {
+            return text;
+        }
+        format!(
+            "{text}; {stuck} workers wait for memory, because what is prepared or held takes most of the {} KiB that \
+             samples may take which are larger than most (--staging, COPREP_STAGING)",
+            self.pool.layout().large_limit() >> 10
+        )
+    }
+
+    /// Returns whom a consumer waits for, if it waits for somebody else and not for its samples.
+    pub(crate) fn who_is_awaited(&self, rank_id: RankId) -> Option<Awaited> {
+        engine::explain::who_is_awaited(&self.engine(), rank_id)
+    }
+
+    pub(crate) fn status(&self, slow: u32) -> StreamStatus {
+        let layout = self.pool.layout();
+        let costs = self.cost_status(slow);
+        let engine = self.engine();
+        StreamStatus {
+            id: self.config.id,
+            dataset: self.config.dataset_name.clone(),
+            samples: self.config.producer.samples(),
+            pipeline: self.config.pipeline_text.clone(),
+            seed: self.config.seed,
+            cache: self.config.key.cache,
+            relaxed: self.config.key.relaxed,
+            costs,
+            worker_pids: self
+                .config
+                .producer
+                .process_pool()
+                .map_or(Vec::new(), |c| c.pids()),
+            busy_workers: self.config.producer.process_pool().map_or(0, |c| c.busy()),
+            differs: Vec::new(),
+            notes: Vec::new(),
+            slots: layout.slots,
+            buffers: layout.buffers,
+            buffers_free: self.pool.free(),
+            staging_bytes: self.pool.reserved_bytes(),
+            totals: self.counters.totals(),
+            stalls: engine.stalls(),
+            jobs: engine.status(),
+        }
+    }
+
+    fn cost_status(&self, slow: u32) -> CostStatus {
+        let Some(costs) = self.config.producer.costs() else {
+            return CostStatus::default();
+        };
+        let sample = |(id, cost): (u32, coprep_costs::ExpectedCost)| SampleCost {
+            id,
+            path: self.config.producer.path(id),
+            fetch_s: cost.fetch,
+            decode_s: cost.decode,
+            fixed_s: cost.fixed,
+            random_s: cost.random,
+            cpu_s: cost.cpu,
+        };
+        let slowest = costs.slowest(slow as usize);
+        let (measured, bytes) = costs.size();
+        let engine = self.engine();
+        CostStatus {
+            measured,
+            bytes: bytes as u64,
+            mean_s: costs.lately().map_or(0.0, |lately| lately.mean),
+            budget_s: costs.budget(),
+            window: engine.window,
+            overtaken: engine.slot_swaps,
+            slowest: slowest.into_iter().map(sample).collect(),
+        }
+    }
+}
